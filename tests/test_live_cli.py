@@ -429,7 +429,7 @@ def examined(monkeypatch: pytest.MonkeyPatch, installed: dict[str, str], apart: 
     stated = ["numpy>=1.26", "flwr==1.41.0; extra == 'live'", 'pytest>=8; extra == "dev"']
     stated += [f"{name}>=0.1 ; extra == 'live'" for name in LIVE if name != "flwr"]
     monkeypatch.setattr(doctor.metadata, "requires", lambda name: stated)
-    monkeypatch.setattr(doctor, "_version", installed.get)
+    monkeypatch.setattr(doctor, "_find_version", installed.get)
     monkeypatch.setattr("tacita.live.processes.find_user_problem", lambda name: apart)
     return {one["what"]: f"{one['state']}: {one['detail']}" for one in doctor._check_live()}
 
@@ -479,12 +479,11 @@ def test_the_doctor_tries_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_doctor_never_loads_flower() -> None:
+    script = (
+        "import sys; from tacita.doctor import check_installation as check; check(None); print('flwr' in sys.modules)"
+    )
     done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import sys; from tacita import doctor; doctor.check_installation(None); print('flwr' in sys.modules)",
-        ],
+        [sys.executable, "-c", script],
         capture_output=True,
         text=True,
         check=True,

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import http.server
+import inspect
 import os
 import pwd
 import signal
@@ -27,10 +28,13 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed; pip install tacita[live]")
 
 import httpx
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from tacita.core.errors import TacitaError
 from tacita.live import tls_certificates
 from tacita.live.engine import connection_limits, gateway, unix_socket
+from tacita.live.engine.connection_limits import Connection
 from tacita.live.processes import ChildProcess, exit_on_signals, find_user_problem, stop_on_signals
 
 # Certificates
@@ -458,6 +462,34 @@ def test_who_is_silent_before_or_after_tls_is_dropped_in_time(
         assert still_open(many) == 3  # the key has so many places
         for each in many:
             each.close()
+
+
+def test_uvicorn_has_the_methods_that_a_connection_overrides() -> None:
+    """uvicorn's protocol is no public interface: a version that renames a method would switch the limits off."""
+    functions = {name for name, value in vars(Connection).items() if inspect.isfunction(value)}
+    overridden = {"connection_made", "data_received", "on_response_complete", "connection_lost"}
+    assert functions - overridden == {"__init__", "drop", "_wait_for_head", "_start_timer"}
+    for name in overridden:
+        assert name in vars(H11Protocol), name
+        parameters = inspect.signature(getattr(Connection, name)).parameters
+        assert list(inspect.signature(getattr(H11Protocol, name)).parameters) == list(parameters)
+    assert list(inspect.signature(H11Protocol).parameters)[:3] == ["config", "server_state", "app_state"]
+
+
+def test_uvicorn_has_the_attributes_that_a_connection_reads() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        pass
+
+    config = uvicorn.Config(app, http="h11", ws="none", lifespan="off", log_config=None)
+    config.load()
+    loop = asyncio.new_event_loop()
+    try:
+        protocol = H11Protocol(config, uvicorn.server.ServerState(), {}, loop)
+    finally:
+        loop.close()
+    assert {"app", "conn", "cycle", "transport"} <= vars(protocol).keys()
+    assert protocol.conn.trailing_data[0] == b""
+    assert "response_complete" in RequestResponseCycle.__init__.__code__.co_names
 
 
 # The socket

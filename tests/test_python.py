@@ -20,7 +20,7 @@ from polars.testing import assert_frame_equal
 
 import tacita
 import tacita as tc
-from tacita.cli import console, main
+from tacita.cli import main, result_tables
 from tacita.core.draws import derive_keys
 from tacita.core.errors import DiskFull
 from tacita.core.python_messages import translate_errors, translate_message
@@ -679,7 +679,7 @@ def test_what_tally_sends_is_told_by_block_and_not_divided_by_what_validation_tr
     assert tc.compare([rows])["bytes up"][0] == rows.result["bytes"]["up_per_client_and_round"]
     per = {"tries": "per client and block", "rows": "per client and round"}
     for name, words in per.items():
-        console._show_verdict(tc.load(name))
+        result_tables.show_verdict(tc.load(name))
         assert f"Sent {words}:" in capsys.readouterr().err
         page = Path(name, "report.html").read_text(encoding="utf-8")
         assert [one for one in per.values() if one in page] == [words]

@@ -1,18 +1,20 @@
-"""The verbs of those who doubt: attacks on what is released, on what is left of withdrawn data, on the budgets."""
+"""The verbs of auditors: attacks on releases, on the traces of withdrawn data, and on budgets."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tacita.cli import console
+from tacita.cli import console, result_tables
 from tacita.cli.options import AsJson, Columns, DataDir, Quiet, Sets, Threads, merge_settings, parse_columns
 from tacita.core.errors import TacitaError
 
 if TYPE_CHECKING:
     from tacita.core.config import RunConfig
+    from tacita.core.types import BlockStream
     from tacita.runs.assembly import Machine
 
 audit_app = typer.Typer(no_args_is_help=True, help="Attacks: what a release gives away, beside controls.")
@@ -54,32 +56,48 @@ def audit_tally(
     from tacita.runs import assembly
 
     config = _load_config(run, {"data": data, "backbone.name": "tally"}, sets, columns)
-    budgets = epsilon or ([] if config.privacy.epsilon is None else [config.privacy.epsilon])
+    machine = assembly.Machine(threads, data_dir=data_dir)
+    budgets = _list_budgets(config, epsilon)
     if budgets:
-        _audit_budgets(config, assembly.Machine(threads, data_dir=data_dir), budgets, out, as_json, quiet)
+        _audit_budgets(config, machine, budgets, out, as_json, quiet)
         return
     with console.show_progress("attacks", quiet) as tell:
-        on_data = None if quiet else console.print_data_notes
-        found = audit.audit_tally(config, assembly.Machine(threads, data_dir=data_dir), brief, tell, on_data)
+        result = audit.audit_tally(config, machine, brief, tell, _data_printer(quiet))
     if out is not None:
-        stem = report_audit.write_audit(found, out)
+        stem = report_audit.write_audit(result, out)
         console.print_note(f"wrote {stem}.csv and .png")
     if as_json:
-        console.print_json(found)
+        console.print_json(result)
         return
-    _show_audit(found)
+    _show_audit(result)
+
+
+def _list_budgets(config: RunConfig, epsilon: list[float] | None) -> list[float]:
+    """The budgets to audit: those of the options, or else that of the run."""
+    if epsilon:
+        return epsilon
+    return [] if config.privacy.epsilon is None else [config.privacy.epsilon]
+
+
+def _data_printer(quiet: bool) -> Callable[[BlockStream], None] | None:
+    return None if quiet else console.print_data_notes
+
+
+def _select_facts(result: dict[str, Any], *names: str) -> dict[str, str]:
+    return {name: str(result[name]) for name in names}
 
 
 def _load_config(run: Path | None, flags: dict[str, Any], sets: list[str] | None, columns: str) -> RunConfig:
-    """The settings that are audited: those of a run folder, or what the options say of a dataset."""
+    """The settings to audit: those of a run folder, or the options for a dataset."""
     from tacita.methods import resolve_config
     from tacita.runs.serving import open_run
 
     if (run is None) == (flags["data"] is None):
         raise TacitaError("say what to audit: either --run FOLDER or --data NAME.")
     if run is None:
-        told = parse_columns(columns) or None
-        return resolve_config(merge_settings(None, {**flags, "columns": told}, sets or []), "the options")
+        roles = parse_columns(columns) or None
+        settings = merge_settings(None, {**flags, "columns": roles}, sets or [])
+        return resolve_config(settings, "the options")
     if sets or columns:
         raise TacitaError("--set and --columns go with --data: a run folder has its own settings.")
     return open_run(run).config
@@ -101,18 +119,19 @@ def _audit_budgets(
     readers = budget_order.READERS if order else budget.READERS
     audit_budget = budget_order.audit_order_budget if order else budget.audit_budget
 
-    for one in budgets:
-        validate_model(PrivacyConfig, {"epsilon": one}, "--epsilon")
+    for epsilon in budgets:
+        validate_model(PrivacyConfig, {"epsilon": epsilon}, "--epsilon")
     with console.show_progress("draws of people", quiet) as tell:
-        found = audit_budget(config, machine, budgets, tell, None if quiet else console.print_data_notes)
+        result = audit_budget(config, machine, budgets, tell, _data_printer(quiet))
     if out is not None:
-        stem = budget_audit.write_audit(found, readers, out)
+        stem = budget_audit.write_audit(result, readers, out)
         console.print_note(f"wrote {stem}.md and .csv")
     if as_json:
-        console.print_json(found)
+        console.print_json(result)
         return
-    facts = {name: str(found[name]) for name in ("data", "people", "delta")}
-    console.show_bench({**facts, "rows": budget_audit.make_rows(found, readers)}, False)
+    facts = _select_facts(result, "data", "people", "delta")
+    rows = budget_audit.make_rows(result, readers)
+    result_tables.show_bench({**facts, "rows": rows}, False)
     for line in budget_audit.NOTES:
         console.print_note(line)
 
@@ -149,29 +168,38 @@ def audit_order(
     from tacita.runs import assembly
 
     config = _load_config(run, {"data": data, "backbone.name": "tally-order"}, sets, columns)
-    budgets = epsilon or ([] if config.privacy.epsilon is None else [config.privacy.epsilon])
+    machine = assembly.Machine(threads, data_dir=data_dir)
+    budgets = _list_budgets(config, epsilon)
     if budgets:
-        machine = assembly.Machine(threads, data_dir=data_dir)
         _audit_budgets(config, machine, budgets, out, as_json, quiet, order=True)
         return
     if out is not None:
         raise TacitaError("--out goes with --epsilon: without a budget there are two figures and no table.")
     with console.show_progress("attacks", quiet) as tell:
-        on_data = None if quiet else console.print_data_notes
-        found = audit(config, assembly.Machine(threads, data_dir=data_dir), tell, on_data)
+        result = audit(config, machine, tell, _data_printer(quiet))
     if as_json:
-        console.print_json(found)
+        console.print_json(result)
         return
-    named = {"membership": "took part, 90 % of the line known (AUC)", "canary": "planted line's last item, named"}
-    rows = []
-    for name, one in found["attacks"].items():
-        shown = [
-            "–" if v is None else f"{v:.3f}" if name == "membership" else f"{round(v * n)} of {n}"
-            for v, n in ((one["found"], one["of"]), (one["control"], one["of_control"]))
-        ]
-        rows.append({"attack": named[name], "found": shown[0], "control": shown[1]})
-    console.show_table(f"B' of {found['data']}, {found['people']:,} people", rows, left_aligned=("attack",))
+    rows = [_format_attack(name, attack) for name, attack in result["attacks"].items()]
+    title = f"B' of {result['data']}, {result['people']:,} people"
+    result_tables.show_table(title, rows, left_aligned=("attack",))
     console.print_note("A smaller figure is no protection: these are two readers; another may find more. No epsilon.")
+
+
+def _format_attack(name: str, attack: dict[str, Any]) -> dict[str, str]:
+    labels = {"membership": "took part, 90 % of the line known (AUC)", "canary": "planted line's last item, named"}
+    return {
+        "attack": labels[name],
+        "found": _format_figure(name, attack["found"], attack["of"]),
+        "control": _format_figure(name, attack["control"], attack["of_control"]),
+    }
+
+
+def _format_figure(name: str, value: float | None, n: int) -> str:
+    """An AUC, or the share of planted lines as a count."""
+    if value is None:
+        return "–"
+    return f"{value:.3f}" if name == "membership" else f"{round(value * n)} of {n}"
 
 
 @audit_app.command("scores")
@@ -207,19 +235,20 @@ def audit_scores(
     if run is not None and method is not None:
         raise TacitaError("--method goes with --data: a run folder has its own.")
     config = _load_config(run, {"data": data, "method": method or "fedkdrec"}, sets, columns)
+    machine = Machine(threads, data_dir=data_dir)
     with console.show_progress("settings", quiet) as tell:
-        on_data = None if quiet else console.print_data_notes
-        found = curious_server.audit_scores(config, Machine(threads, data_dir=data_dir), rounds, tell, on_data)
+        result = curious_server.audit_scores(config, machine, rounds, tell, _data_printer(quiet))
     if out is not None:
-        stem = score_audit.write_audit(found, curious_server.ATTACKS, out)
+        stem = score_audit.write_audit(result, curious_server.ATTACKS, out)
         console.print_note(f"wrote {stem}.md and .csv")
     if as_json:
-        console.print_json(found)
+        console.print_json(result)
         return
-    facts = {name: str(found[name]) for name in ("data", "method", "backbone", "rounds", "seed")}
-    console.show_bench({**facts, "rows": score_audit.make_rows(found, curious_server.ATTACKS)}, False)
+    facts = _select_facts(result, "data", "method", "backbone", "rounds", "seed")
+    rows = score_audit.make_rows(result, curious_server.ATTACKS)
+    result_tables.show_bench({**facts, "rows": rows}, False)
     console.print_note("In brackets the control: the same attack on scores shuffled within every upload.")
-    console.print_note(found["note"])
+    console.print_note(result["note"])
 
 
 @audit_app.command("forget")
@@ -251,44 +280,52 @@ def audit_forget(
 
     with console.show_progress("models", quiet) as tell:
         machine = Machine(threads, data_dir=data_dir)
-        found = forgetting.audit_forgetting(run, requests, not brief, machine, tell)
+        result = forgetting.audit_forgetting(run, requests, not brief, machine, tell)
     if out is not None:
-        stem = forgetting_audit.write_audit(found, forgetting.MODELS, out)
+        stem = forgetting_audit.write_audit(result, forgetting.MODELS, out)
         console.print_note(f"wrote {stem}.md and .csv")
     if as_json:
-        console.print_json(found)
+        console.print_json(result)
         return
-    console.print_note(forgetting_audit.describe_audit(found))
-    console.show_bench({"rows": forgetting_audit.make_rows(found, forgetting.MODELS)}, False)
-    console.print_note("; ".join(f"{name}: {words}" for name, words in forgetting.MODELS.items()) + ".")
-    for line in forgetting_audit.list_notes(found):
+    console.print_note(forgetting_audit.describe_audit(result))
+    rows = forgetting_audit.make_rows(result, forgetting.MODELS)
+    result_tables.show_bench({"rows": rows}, False)
+    models = [f"{name}: {description}" for name, description in forgetting.MODELS.items()]
+    console.print_note("; ".join(models) + ".")
+    for line in forgetting_audit.list_notes(result):
         console.print_note(line)
 
 
 def _show_audit(result: dict[str, Any]) -> None:
     from tacita.report import tally_audit as report_audit
 
-    rows = [{"setting": report_audit.name_setting(result, row)} | _format_row(row) for row in result["rows"]]
-    console.show_bench({"data": result["data"], "users in each block": str(result["users"]), "rows": rows}, False)
+    rows = []
     for row in result["rows"]:
-        table = [
-            {
-                "attack": words,
-                "found": report_audit.format_figure(name, row["attacks"][name]),
-                "control": report_audit.format_figure(name, row["attacks"][name], "control"),
-            }
-            for name, words in report_audit.ATTACKS.items()
-        ]
-        console.show_bench({"setting": report_audit.name_setting(result, row), "rows": table}, False)
+        setting = report_audit.name_setting(result, row)
+        rows.append({"setting": setting, **_format_row(row)})
+    result_tables.show_bench({"data": result["data"], "users in each block": str(result["users"]), "rows": rows}, False)
+    for row in result["rows"]:
+        setting = report_audit.name_setting(result, row)
+        result_tables.show_bench({"setting": setting, "rows": _list_attacks(row["attacks"])}, False)
     console.print_note("Control: the same attack where the person, or the answer, is not in the release.")
-    console.print_note(
-        f"Up per client: {result['bytes_up_readable']:,.0f} bytes as a readable list, "
-        f"{result['bytes_up_maskable'] / 1e6:.2f} MB in a form that can be masked."
-    )
+    readable = f"{result['bytes_up_readable']:,.0f} bytes as a readable list"
+    maskable = f"{result['bytes_up_maskable'] / 1e6:.2f} MB in a form that can be masked"
+    console.print_note(f"Up per client: {readable}, {maskable}.")
+
+
+def _list_attacks(attacks: dict[str, Any]) -> list[dict[str, str]]:
+    from tacita.report import tally_audit as report_audit
+
+    rows = []
+    for name, label in report_audit.ATTACKS.items():
+        success = report_audit.format_figure(name, attacks[name])
+        control = report_audit.format_figure(name, attacks[name], "control")
+        rows.append({"attack": label, "found": success, "control": control})
+    return rows
 
 
 def _format_row(row: dict[str, Any]) -> dict[str, str]:
-    """What a setting costs, and whom peeling reads in each block."""
+    """The cost of a setting, and how many people peeling reads in each block."""
     from tacita.report.tally_audit import find_metric
 
     metric = find_metric(row)
@@ -322,16 +359,17 @@ def audit_canary(
     from tacita.research.audit.canaries.mechanism_audit import audit_canaries
 
     with console.show_progress("mechanisms", quiet) as tell:
-        found = audit_canaries(seed, on_done=tell, only=only)
+        result = audit_canaries(seed, on_done=tell, only=only)
     if out is not None:
-        console.print_note(f"wrote {canary_audit.write_audit(found, out)}.md and .json")
+        stem = canary_audit.write_audit(result, out)
+        console.print_note(f"wrote {stem}.md and .json")
     if as_json:
-        console.print_json(found)
+        console.print_json(result)
     else:
-        console.show_bench({"rows": canary_audit.make_rows(found)}, False)
-        for line in (canary_audit.state_verdict(found), *canary_audit.NOTES):
+        result_tables.show_bench({"rows": canary_audit.make_rows(result)}, False)
+        for line in (canary_audit.state_verdict(result), *canary_audit.NOTES):
             console.print_note(line)
-    if not found["holds"]:
+    if not result["holds"]:
         raise typer.Exit(1)
 
 
@@ -367,14 +405,17 @@ def audit_uploads(
         raise TacitaError("--epsilon must be a number above 0.")
     settings = {"data": data, "backbone": {"name": backbone}, "split": {"kind": "random"}, "seed": seed}
     with console.show_progress("settings", quiet) as tell:
-        machine, on_data = Machine(threads, data_dir=data_dir), None if quiet else console.print_data_notes
-        found = uploads.audit_uploads(resolve_config(settings, "the options"), machine, budgets, tell, on_data)
+        machine = Machine(threads, data_dir=data_dir)
+        config = resolve_config(settings, "the options")
+        result = uploads.audit_uploads(config, machine, budgets, tell, _data_printer(quiet))
     if out is not None:
-        console.print_note(f"wrote {upload_audit.write_audit(found, uploads.READERS, out)}.md and .json")
+        stem = upload_audit.write_audit(result, uploads.READERS, out)
+        console.print_note(f"wrote {stem}.md and .json")
     if as_json:
-        console.print_json(found)
+        console.print_json(result)
         return
-    facts = {name: str(found[name]) for name in ("data", "backbone", "people", "seed")}
-    console.show_bench({**facts, "rows": upload_audit.make_rows(found, uploads.READERS)}, False)
+    facts = _select_facts(result, "data", "backbone", "people", "seed")
+    rows = upload_audit.make_rows(result, uploads.READERS)
+    result_tables.show_bench({**facts, "rows": rows}, False)
     for line in upload_audit.NOTES:
         console.print_note(line)

@@ -1,4 +1,4 @@
-"""The verbs that measure: a round, growth with the number of users, evaluation, what a promise costs."""
+"""The verbs of benchmarks: a round, growth with the number of users, evaluation, the cost of a promise."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tacita.cli import console
+from tacita.cli import console, result_tables
 from tacita.cli.options import AsJson, DataDir, Threads
 from tacita.core.errors import TacitaError
 
@@ -53,23 +53,24 @@ def bench_rounds(
     from tacita.research.bench import harness
     from tacita.runs import assembly
 
+    machine = assembly.Machine(threads, data_dir=data_dir)
     if method is not None:
         if against is not None:
             raise TacitaError("--against times rounds of the default method; leave out --method.")
-        _bench_method(data, backbone, method, repeats, assembly.Machine(threads, data_dir=data_dir), as_json)
+        _bench_method(data, backbone, method, repeats, machine, as_json)
         return
     backbone = backbone or "mf"
     if against is not None:
+        spec = harness.BenchmarkSpec(data, backbone, threads, data_dir)
         with console.show_clock("timing rounds of both checkouts", quiet=as_json):
-            found = harness.compare_rounds(against, harness.BenchmarkSpec(data, backbone, threads, data_dir), repeats)
-        console.show_bench(found, as_json)
+            result = harness.compare_rounds(against, spec, repeats)
+        result_tables.show_bench(result, as_json)
         return
     with console.show_clock("timing the fast round and the naive loop", quiet=as_json):
-        fed = assembly.assemble(
-            RunConfig(data=data, backbone={"name": backbone}), assembly.Machine(threads, data_dir=data_dir)
-        )
-        found = harness.bench_rounds(fed, repeats)
-    console.show_bench(found, as_json)
+        config = RunConfig(data=data, backbone={"name": backbone})
+        federation = assembly.assemble(config, machine)
+        result = harness.bench_rounds(federation, repeats)
+    result_tables.show_bench(result, as_json)
 
 
 def _bench_method(data: str, backbone: str | None, method: str, repeats: int, machine: Machine, as_json: bool) -> None:
@@ -79,21 +80,19 @@ def _bench_method(data: str, backbone: str | None, method: str, repeats: int, ma
     from tacita.runs.assembly import assemble
 
     shares = any(part["name"] == "sharing" for part in preset_parts(method))
-    values: dict[str, Any] = {
-        "data": data,
-        "method": method,
-        "split": {"kind": "random" if shares else "leave-one-out"},
-    }
+    split = "random" if shares else "leave-one-out"
+    bench = bench_sharing if shares else bench_scores
+    values: dict[str, Any] = {"data": data, "method": method, "split": {"kind": split}}
     if backbone is not None:
         values["backbone"] = {"name": backbone}
     with console.show_clock("timing the fast round and the naive loop", quiet=as_json):
-        fed = assemble(resolve_config(values, "the command line"), machine)
-        if not shares and fed.learner.name != "scores":
+        federation = assemble(resolve_config(values, "the command line"), machine)
+        if not shares and federation.learner.name != "scores":
             raise TacitaError(
                 f"--method {method} has no naive loop; use fedkdrec, ptf-fedrec or fedshare, or leave it out."
             )
-        found = (bench_sharing if shares else bench_scores)(fed, repeats)
-    console.show_bench(found, as_json)
+        result = bench(federation, repeats)
+    result_tables.show_bench(result, as_json)
 
 
 @app.command("scale")
@@ -122,10 +121,12 @@ def bench_scale(
     assembly.use_threads(threads)
     with console.show_progress("sizes", quiet=as_json) as tell:
         tell(0, len(sizes))
-        found = harness.bench_scale(
-            sizes, items, per_user, participants, repeats, lambda n: tell(sizes.index(n) + 1, len(sizes))
-        )
-    console.show_bench(found, as_json)
+
+        def on_size(n_users: int) -> None:
+            tell(sizes.index(n_users) + 1, len(sizes))
+
+        result = harness.bench_scale(sizes, items, per_user, participants, repeats, on_size)
+    result_tables.show_bench(result, as_json)
 
 
 @app.command("evaluate")
@@ -146,9 +147,9 @@ def bench_evaluate(
 
     with console.show_clock("timing evaluation", quiet=as_json):
         config = RunConfig(data=data, split=SplitConfig(kind="random"))
-        fed = assembly.assemble(config, assembly.Machine(threads, data_dir=data_dir))
-        found = harness.bench_evaluate(fed, repeats)
-    console.show_bench(found, as_json)
+        federation = assembly.assemble(config, assembly.Machine(threads, data_dir=data_dir))
+        result = harness.bench_evaluate(federation, repeats)
+    result_tables.show_bench(result, as_json)
 
 
 @app.command("noise")
@@ -172,17 +173,19 @@ def bench_noise(
     from tacita.round.registry import resolve_config
     from tacita.runs.assembly import Machine, assemble
 
+    is_tally = backbone == "tally"
     values: dict[str, Any] = {"data": data, "backbone": {"name": backbone}, "split": {"kind": "random"}}
-    more: dict[str, Any] = {"privacy": {"epsilon": epsilon}} if backbone == "tally" else {"method": method}
+    noise: dict[str, Any] = {"privacy": {"epsilon": epsilon}} if is_tally else {"method": method}
     if method == "dp-fedavg":
         values["train"] = {"aggregation": "fixed"}
-        more["train"] = {"aggregation": "fixed", "participation": {"kind": "poisson", "rate": 1.0}}
+        noise["train"] = {"aggregation": "fixed", "participation": {"kind": "poisson", "rate": 1.0}}
+    bench = bench_exchange if is_tally else bench_noise
     with console.show_clock("timing rounds with and without noise", quiet=as_json):
         machine = Machine(threads, data_dir=data_dir)
         plain = assemble(resolve_config(values, "the command line"), machine)
-        private = assemble(resolve_config({**values, **more}, "the command line"), machine)
-        found = (bench_exchange if backbone == "tally" else bench_noise)(plain, private, repeats)
-    console.show_bench(found, as_json)
+        private = assemble(resolve_config({**values, **noise}, "the command line"), machine)
+        result = bench(plain, private, repeats)
+    result_tables.show_bench(result, as_json)
 
 
 @app.command("epoch")
@@ -205,6 +208,7 @@ def bench_epoch(
     split = {"kind": "random", "min_rating": 4.0}
     values: dict[str, Any] = {"data": data, "method": method, "split": split, "train": {"local_epochs": 1}}
     with console.show_clock("timing a local epoch", quiet=as_json):
-        fed = assemble(resolve_config(values, "the command line"), Machine(threads, data_dir=data_dir))
-        found = bench_epoch(fed, repeats)
-    console.show_bench(found, as_json)
+        config = resolve_config(values, "the command line")
+        federation = assemble(config, Machine(threads, data_dir=data_dir))
+        result = bench_epoch(federation, repeats)
+    result_tables.show_bench(result, as_json)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from tacita.cli import console
+from tacita.cli import console, result_tables
 from tacita.cli.options import AsJson, Columns, DataDir, DateFormat, Decimal, check_decimal, parse_columns
 from tacita.core.errors import TacitaError
 
@@ -30,7 +30,7 @@ def data_list(as_json: AsJson = False) -> None:
     if as_json:
         console.print_json({name: vars(info) for name, info in DATASETS.items()})
     else:
-        console.show_datasets(DATASETS)
+        result_tables.show_datasets(DATASETS)
 
 
 @app.command("get")
@@ -56,7 +56,8 @@ def _load(
 ) -> Interactions:
     from tacita.data.sources import load
 
-    roles, mark = parse_columns(columns) or None, check_decimal(decimal)
+    roles = parse_columns(columns) or None
+    mark = check_decimal(decimal)
     return load(source, data_dir=data_dir, columns=roles, date_format=date_format, decimal=mark)
 
 
@@ -87,10 +88,11 @@ def data_describe(
     if as_json:
         console.print_json(facts)
         return
-    dates, notes = facts.pop("dates"), cast(list[str], facts.pop("notes"))
-    told = ("columns", "unused columns")  # in the sentence of what was guessed
-    facts = {key: value for key, value in facts.items() if key not in told}
-    console.show_facts({**facts, "time range": dates or facts["time range"]})
+    dates = facts.pop("dates")
+    notes = cast(list[str], facts.pop("notes"))
+    for key in ("columns", "unused columns"):  # the sentence about the guess has them
+        facts.pop(key, None)
+    result_tables.show_facts({**facts, "time range": dates or facts["time range"]})
     for note in notes:
         console.print_note(note)
 
@@ -117,9 +119,8 @@ def data_import(
         table = _load(source, columns, date_format, decimal, data_dir)
         save_csv(table, out)
     if as_json:
-        console.print_json(
-            {"out": str(out), "rows": len(table.user), "guessed": table.format_note, "notes": table.notes}
-        )
+        n_rows = len(table.user)
+        console.print_json({"out": str(out), "rows": n_rows, "guessed": table.format_note, "notes": table.notes})
         return
     console.print_note("\n".join([table.format_note, *table.notes]))
     console.print_note(f"wrote {len(table.user):,} interactions to {out}")

@@ -1,4 +1,4 @@
-"""The verb that tells the whole story: in the lab, or live with a server and three nodes on this machine."""
+"""The verb of the demo: in the lab, or live with a server and three nodes on this machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tacita.cli import console
+from tacita.cli import console, result_tables
 from tacita.cli.options import DataDir, Quiet, RunOut, Threads
 from tacita.cli.server import watch
 from tacita.cli.train import show_run_progress
@@ -45,7 +45,9 @@ def demo(
     Example: `tacita demo --out runs/demo`
     """
     if live:
-        _run_live_demo(user, data_dir, out, quiet, HOUR * sys.stdout.isatty() if stay is None else stay)
+        if stay is None:
+            stay = HOUR if sys.stdout.isatty() else 0.0
+        _run_live_demo(user, data_dir, out, quiet, stay)
         return
     from tacita.runs import assembly, demo_script
 
@@ -57,22 +59,21 @@ def demo(
     )
     machine = assembly.Machine(threads, data_dir=data_dir)
     best, published = demo_script.train_demo("ml-100k", folder, machine, partial(show_run_progress, quiet=quiet))
-    console.show_result(best.run, brief=True)
-    console.show_table(
-        "Which is which", [one.table_row() for one in (best, published)], left_aligned=("model", "which is", "privacy")
-    )
+    result_tables.show_result(best.run, brief=True)
+    rows = [best.table_row(), published.table_row()]
+    result_tables.show_table("Which is which", rows, left_aligned=("model", "which is", "privacy"))
     console.print_note(
         "No epsilon: neither has noise with a budget. What tally-order releases gives people away; a budget is "
         "--set privacy.epsilon=8 (docs/privacy.md)."
     )
-    console.show_recommendations(user, best.run.recommend(user, 10).to_dicts())
+    result_tables.show_recommendations(user, best.run.recommend(user, 10).to_dicts())
     console.print_note(f"Both runs: {folder} (open {folder / demo_script.PAGE} in a browser)")
     console.print_note(f"Go on with: tacita recommend --run {best.run.folder} --user {user} -k 20")
     console.print_note(f"One picture of both: {folder / demo_script.PICTURE}")
 
 
 def _run_live_demo(user: str, data_dir: Path | None, out: Path | None, quiet: bool, stay: float) -> None:
-    """Two blocks of MovieLens-100K over three nodes, recommendations on one of them, and both pages."""
+    """Train two blocks of MovieLens-100K over three nodes; show recommendations on a node, and both pages."""
     from tacita.live.processes import exit_on_signals
     from tacita.live.running.demo import make_demo_folder
 
@@ -82,8 +83,8 @@ def _run_live_demo(user: str, data_dir: Path | None, out: Path | None, quiet: bo
             _run_demo_script(folder, user, data_dir, quiet, stay)
         console.print_note(f"All processes are stopped; {time.monotonic() - began:.0f} s in all.")
         if out is not None:
-            again = "start them again with `tacita server up` and `tacita node run`"
-            console.print_note(f"Server and nodes are in {out}; {again}.")
+            remedy = "start them again with `tacita server up` and `tacita node run`"
+            console.print_note(f"Server and nodes are in {out}; {remedy}.")
 
 
 def _run_demo_script(folder: Path, user: str, data_dir: Path | None, quiet: bool, stay: float) -> None:
@@ -103,36 +104,36 @@ def _run_demo_script(folder: Path, user: str, data_dir: Path | None, quiet: bool
     home = people.home_of(user)
     with console.show_clock("making keys, a server and three nodes", quiet):
         make_site(folder, people)
-    with ExitStack() as until_told:
+    with ExitStack() as processes:
         with console.show_clock("starting the server and the nodes", quiet):
-            server = until_told.enter_context(run_site(folder))
+            server = processes.enter_context(run_site(folder))
         begin_run(folder)
         _show_block(server, quiet)
         with console.show_clock("new interactions arrive on the nodes", quiet):
             import_block(folder, people, block=1)
         open_next_block(folder)
         _show_block(server, quiet)
-        console.print_markup(
-            f"What node '{home}' says of itself: {node_client.ask_node(folder / home, 'status')['server sees']}"
-        )
-        found = node_client.ask_node(folder / home, "recommend", user=user)
+        status = node_client.ask_node(folder / home, "status")
+        console.print_markup(f"What node '{home}' says of itself: {status['server sees']}")
+        recommendations = node_client.ask_node(folder / home, "recommend", user=user)
         console.print_markup(f"On node '{home}', without asking anybody:")
-        console.show_recommendations(user, found)
+        result_tables.show_recommendations(user, recommendations)
         if stay:
             _show_pages(folder, people, user, stay)
 
 
 def _show_pages(folder: Path, people: Any, user: str, stay: float) -> None:
-    """Both pages, until Ctrl-C; everybody else is played."""
+    """Serve both pages until Ctrl-C; actors play everybody else."""
     from tacita.live.pages.demo_access import make_demo_access
     from tacita.live.processes import stop_on_signals
     from tacita.live.running.demo_actors import DemoActors
 
-    home, stopping = folder / people.home_of(user), threading.Event()
-    made = make_demo_access(folder / "server", home, user)
+    home = folder / people.home_of(user)
+    stopping = threading.Event()
+    access = make_demo_access(folder / "server", home, user)
     console.print_note("")
-    console.print_answer(f"Page of person {user}: {made.person_link}")
-    console.print_answer(f"Page of the operator: {made.operator_url} (password: {made.password})")
+    console.print_answer(f"Page of person {user}: {access.person_link}")
+    console.print_answer(f"Page of the operator: {access.operator_url} (password: {access.password})")
     console.print_note(
         "Open both in a browser on this machine. Take one film back on the first: its certificate comes to the top of "
         "that page, and the operator's page shows that somebody asked, not who. The link works once; "
@@ -145,8 +146,9 @@ def _show_pages(folder: Path, people: Any, user: str, stay: float) -> None:
 def _show_block(server: Path, quiet: bool) -> None:
     from tacita.live.running.demo import BLOCK_TIMEOUT, RUN
 
-    last: dict[str, Any] = watch(server, RUN, quiet, BLOCK_TIMEOUT)[-1]
+    result: dict[str, Any] = watch(server, RUN, quiet, BLOCK_TIMEOUT)[-1]
+    score = f"NDCG@20 {result['ndcg@20']:.4f} over {result['users']:,} people"
     console.print_markup(
-        f"Block {last['block']}: learned in one exchange of sums; NDCG@20 {last['ndcg@20']:.4f} over "
-        f"{last['users']:,} people, of which the server got the sum and the count."
+        f"Block {result['block']}: learned in one exchange of sums; {score}, of which the server got the sum and the "
+        "count."
     )

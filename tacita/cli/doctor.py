@@ -1,10 +1,10 @@
-"""The verb that looks at the installation."""
+"""The verb that checks the installation."""
 
 from __future__ import annotations
 
 import typer
 
-from tacita.cli import console
+from tacita.cli import console, result_tables
 from tacita.cli.options import AsJson, DataDir
 
 
@@ -19,6 +19,6 @@ def doctor(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     if as_json:
         console.print_json(checks)
     else:
-        console.show_checks(checks)
-    if any(c["state"] == "fails" for c in checks):
+        result_tables.show_checks(checks)
+    if any(check["state"] == "fails" for check in checks):
         raise typer.Exit(1)

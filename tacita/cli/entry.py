@@ -1,4 +1,4 @@
-"""The program: its verbs put together, and every mistake told in one sentence."""
+"""The program: its verbs put together, and every error as a single sentence."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def version(
 
 
 # typer stands on click or, in newer versions, on a copy of it; what it raises for a wrong call is in its own family.
-CallError: type[Any] = next(one for one in typer.BadParameter.__mro__ if one.__name__ == "ClickException")
+CallError: type[Any] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -68,24 +68,32 @@ def main(arguments: list[str] | None = None) -> None:
         sys.stdout.flush()
         if code == 130:  # typer's way of passing on Ctrl-C
             raise KeyboardInterrupt
-    except TacitaError as error:
-        code = _print_error(str(error))
     except CallError as error:
         code = _explain_usage(error)
     except (typer.Abort, KeyboardInterrupt):
         code = _print_error("stopped; a run that had begun goes on with --resume.", 130)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # whoever read our output has left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nobody reads our output any more
         code = 0
-    except OSError as error:
-        full = error.errno == errno.ENOSPC and not error.filename  # a file of ours would have been named
-        said = str(DiskFull("the output")) if full else f"{error.filename or 'the system'}: {error.strerror or error}."
-        code = _print_error(said)
-    except MemoryError:
-        code = _print_error("not enough memory; use a smaller dataset, backbone.dim or --chunk.")
-    except ModuleNotFoundError as error:
-        code = _print_error(f"the package {error.name} is not installed; `tacita doctor` shows what is missing.")
+    except (TacitaError, OSError, MemoryError, ModuleNotFoundError) as error:
+        code = _print_error(_explain_error(error))
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _explain_error(error: Exception) -> str:
+    """An error that a user can mend, as a sentence."""
+    if isinstance(error, TacitaError):
+        return str(error)
+    if isinstance(error, MemoryError):
+        return "not enough memory; use a smaller dataset, backbone.dim or --chunk."
+    if isinstance(error, ModuleNotFoundError):
+        return f"the package {error.name} is not installed; `tacita doctor` shows what is missing."
+    assert isinstance(error, OSError)
+    is_output_full = error.errno == errno.ENOSPC and not error.filename  # an error about a file of ours names it
+    if is_output_full:
+        return str(DiskFull("the output"))
+    place = error.filename or "the system"
+    return f"{place}: {error.strerror or error}."
 
 
 def _explain_usage(error: Any) -> int:
@@ -94,21 +102,26 @@ def _explain_usage(error: Any) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
         return 2
-    said = _unify_wording(" ".join(error.format_message().split()).rstrip("."), error.__cause__)
-    said, *hints = re.split(r"\.? \(?(?=Did you mean)", said)
-    where = context.command_path if context is not None else "tacita"
-    hint = f"d{hints[0][1:].rstrip(')')}" if hints else f"see `{where} --help`."
-    return _print_error(f"{said[:1].lower()}{said[1:]}; {hint}")
+    message = " ".join(error.format_message().split()).rstrip(".")
+    message = _unify_wording(message, error.__cause__)
+    problem, *suggestions = re.split(r"\.? \(?(?=Did you mean)", message)
+    if suggestions:
+        hint = f"d{suggestions[0][1:].rstrip(')')}"
+    else:
+        command = context.command_path if context is not None else "tacita"
+        hint = f"see `{command} --help`."
+    return _print_error(f"{problem[:1].lower()}{problem[1:]}; {hint}")
 
 
-def _unify_wording(said: str, cause: Any) -> str:
-    """What versions of typer say differently: options like an unknown one, and a value that cannot be read."""
-    said = re.sub(r"^No such option: ([^\s.]+)", r"No such option '\1'", said)
-    near = re.search(r"\(Possible options: (.*)\)$", said)
-    if near:
-        said = f"{said[: near.start()]}Did you mean one of: {', '.join(repr(one) for one in near[1].split(', '))}?"
-    given = cause.errors()[0].get("input") if hasattr(cause, "errors") else None
-    return said if given is None else said.replace("Input should", f"'{given}' should", 1)
+def _unify_wording(message: str, cause: Any) -> str:
+    """Even out messages that differ between versions of typer: unknown options, and values that cannot be read."""
+    message = re.sub(r"^No such option: ([^\s.]+)", r"No such option '\1'", message)
+    match = re.search(r"\(Possible options: (.*)\)$", message)
+    if match:
+        options = ", ".join(repr(option) for option in match[1].split(", "))
+        message = f"{message[: match.start()]}Did you mean one of: {options}?"
+    value = cause.errors()[0].get("input") if hasattr(cause, "errors") else None
+    return message if value is None else message.replace("Input should", f"'{value}' should", 1)
 
 
 def _print_error(sentence: str, code: int = 2) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tacita.cli import console
+from tacita.cli import console, result_tables
 from tacita.cli.options import AsJson, Columns, DataDir, Quiet, Sets, merge_settings, parse_columns
 from tacita.core.errors import TacitaError
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from tacita.research.experiments.tally_tuning import TallyTrial
     from tacita.runs.assembly import Machine
 
-TABLES, STUDIES = Path("docs/reproduction"), Path("runs/tune")
+TABLES = Path("docs/reproduction")
+STUDIES = Path("runs/tune")
 
 
 def reproduce(
@@ -57,17 +58,21 @@ def reproduce(
     if table == "list":
         console.print_answer("\n".join(experiment_spec.experiment_names()))
         return
-    wanted = reproducing.plan_table(table, only or [], seeds, quick, out)
-    wanted = reproducing.keep_finished(wanted, out) if finished else wanted
+    plan = reproducing.plan_table(table, only or [], seeds, quick, out)
+    if finished:
+        plan = reproducing.keep_finished(plan, out)
     with console.show_progress("cells", quiet) as tell:
-        found = reproducing.reproduce_table(wanted, out, data_dir, workers, tell)
+        result = reproducing.reproduce_table(plan, out, data_dir, workers, tell)
     if as_json:
-        console.print_json([vars(one) for one in found.entries])
+        console.print_json([vars(entry) for entry in result.entries])
         return
-    experiment = wanted.experiment
-    console.show_entries(experiment.title, found.entries, {k: v.label for k, v in experiment.variants.items()})
-    counted = ", ".join(f"{n} {mark}" for mark, n in tables.count_verdicts(found.entries).items() if n)
-    console.print_note(f"against the paper: {counted or 'nothing published'}; wrote {found.path}.md, .csv and .html")
+    experiment = plan.experiment
+    labels = {name: variant.label for name, variant in experiment.variants.items()}
+    result_tables.show_entries(experiment.title, result.entries, labels)
+    verdicts = tables.count_verdicts(result.entries)
+    counts = [f"{n} {verdict}" for verdict, n in verdicts.items() if n]
+    summary = ", ".join(counts) or "nothing published"
+    console.print_note(f"against the paper: {summary}; wrote {result.path}.md, .csv and .html")
 
 
 def tune(
@@ -116,70 +121,89 @@ def tune(
 
     `tacita tune --data my.csv --columns user=customer,item=sku --set train.rounds=30 --json`
     """
-    from tacita.research.experiments.search_callbacks import SearchCallbacks
     from tacita.research.experiments.tuning import build_tuning_config
     from tacita.runs.assembly import Machine
 
+    hides_notes = quiet or as_json
     if paper:
         if sets or columns:
             raise TacitaError("--set and --columns are not for --paper: its tables say every setting.")
-        told = _tune_paper(paper, only or [], TuningBudget(trials, rounds, workers), out, data_dir, quiet or as_json)
+        budget = TuningBudget(trials, rounds, workers)
+        outcome = _tune_paper(paper, only or [], budget, out, data_dir, hides_notes)
     else:
-        names, machine = data or ["ml-100k"], Machine(data_dir=data_dir)
-        more = merge_settings(None, {"columns": parse_columns(columns) or None}, sets or [])
-        config = build_tuning_config(names, backbone, method, seed, more)
-        watcher = SearchCallbacks(
-            partial(console.show_progress, quiet=quiet), None if quiet or as_json else console.print_data_notes
-        )
+        names = data or ["ml-100k"]
+        machine = Machine(data_dir=data_dir)
+        settings = merge_settings(None, {"columns": parse_columns(columns) or None}, sets or [])
+        config = build_tuning_config(names, backbone, method, seed, settings)
+        callbacks = _make_callbacks(quiet, hides_notes)
         if backbone == "tally":
-            told = _tune_tally(config, names, machine, watcher, as_json)
+            outcome = _tune_tally(config, names, machine, callbacks, as_json)
         else:
-            told = _tune_method(config, method, trials, out or STUDIES, machine, watcher)
+            outcome = _tune_method(config, method, trials, out or STUDIES, machine, callbacks)
     if as_json:
-        console.print_json(told.data)
-        return
-    for line in told.lines:
-        console.print_answer(line)
-    if told.note:
-        console.print_note(told.note)
+        console.print_json(outcome.data)
+    else:
+        _show_outcome(outcome)
+
+
+def _make_callbacks(quiet: bool, hides_notes: bool) -> SearchCallbacks:
+    from tacita.research.experiments.search_callbacks import SearchCallbacks
+
+    on_data = None if hides_notes else console.print_data_notes
+    return SearchCallbacks(partial(console.show_progress, quiet=quiet), on_data)
 
 
 @dataclass(frozen=True)
 class TuningOutcome:
-    """What a search comes to: for machines, and for people line by line."""
+    """The result of a search: for machines, and for people line by line."""
 
     data: dict[str, Any]
     lines: list[str]
     note: str = ""
 
 
+def _show_outcome(outcome: TuningOutcome) -> None:
+    for line in outcome.lines:
+        console.print_answer(line)
+    if outcome.note:
+        console.print_note(outcome.note)
+
+
 def _tune_method(
-    config: RunConfig, method: str, trials: int, out: Path, machine: Machine, watcher: SearchCallbacks
+    config: RunConfig, method: str, trials: int, out: Path, machine: Machine, callbacks: SearchCallbacks
 ) -> TuningOutcome:
     from tacita.research.experiments import tuning
 
-    base, found = tuning.tune(config, method, trials, out, machine, watcher)
+    base, best = tuning.tune(config, method, trials, out, machine, callbacks)
     lines = []
     for lr, score in base.tried.items():
-        lines.append(f"learning rate {lr}: block-0 validation {score:.4f}{', chosen' if lr == base.lr else ''}")
-    for lr, why in base.failed.items():
-        lines.append(f"learning rate {lr}: no score, {why}")
-    for options, why in found.failed.items():
-        lines.append(f"options {options}: no score, {why}")
-    count = f"{found.trials} trial{'s' if found.trials != 1 else ''}"
-    told = (
-        f"after {count}" if tuning.list_open_options(method) else f"the one trial: method '{method}' has none to choose"
-    )
-    lines.append(f"options {json.dumps(found.options)}: validation {found.valid:.4f} {told}")
+        mark = ", chosen" if lr == base.lr else ""
+        lines.append(f"learning rate {lr}: block-0 validation {score:.4f}{mark}")
+    for lr, reason in base.failed.items():
+        lines.append(f"learning rate {lr}: no score, {reason}")
+    for options, reason in best.failed.items():
+        lines.append(f"options {options}: no score, {reason}")
+    if tuning.list_open_options(method):
+        effort = "after 1 trial" if best.trials == 1 else f"after {best.trials} trials"
+    else:
+        effort = f"the one trial: method '{method}' has none to choose"
+    lines.append(f"options {json.dumps(best.options)}: validation {best.valid:.4f} {effort}")
     rates: dict[float, Any] = {**base.tried, **base.failed}
-    data = {"lr": base.lr, "rates": {str(lr): said for lr, said in rates.items()}, "failed": found.failed}
-    data |= {"options": found.options, "valid": found.valid, "trials": found.trials, "folder": str(found.folder)}
-    return TuningOutcome(data, lines, f"runs of the trials: {found.folder}")
+    data = {
+        "lr": base.lr,
+        "rates": {str(lr): result for lr, result in rates.items()},
+        "failed": best.failed,
+        "options": best.options,
+        "valid": best.valid,
+        "trials": best.trials,
+        "folder": str(best.folder),
+    }
+    return TuningOutcome(data, lines, f"runs of the trials: {best.folder}")
 
 
 @dataclass(frozen=True)
 class TuningBudget:
-    """What a paper's tuning may cost."""
+    """Bounds on the cost of a paper's tuning."""
 
     trials: int
     rounds: int | None
@@ -194,14 +218,15 @@ def _tune_paper(
 
     results = out or TABLES
     if load_main_table(paper).tune:
-        told = _tune_rates(paper, only, budget, results, data_dir, quiet)
+        outcome = _tune_rates(paper, only, budget, results, data_dir, quiet)
     else:
         jobs = list_paper_jobs(paper, only, budget.trials, out or STUDIES, data_dir, budget.rounds)
         with console.show_progress("dataset-backbone pairs", quiet) as tell:
             _, failed = tune_paper(paper, jobs, results, tell, budget.workers)
-        told = TuningOutcome({"failed": failed}, [f"no score: {one}" for one in failed])
+        outcome = TuningOutcome({"failed": failed}, [f"no score: {reason}" for reason in failed])
     path = settings_path(paper, results)
-    return TuningOutcome({**told.data, "settings": str(path)}, told.lines, f"stored the choices in {path}")
+    data = {**outcome.data, "settings": str(path)}
+    return TuningOutcome(data, outcome.lines, f"stored the choices in {path}")
 
 
 def _tune_rates(
@@ -214,43 +239,47 @@ def _tune_rates(
 
     experiment = load_main_table(paper)
     entries = list_tuning_entries(experiment, only, budget.trials, budget.rounds)
-    kept = CellFile(results / "trials", paper)
-    search = RateSearch(paper, results, kept, data_dir, budget.workers, budget.trials, budget.rounds)
+    cells = CellFile(results / "trials", paper)
+    search = RateSearch(paper, results, cells, data_dir, budget.workers, budget.trials, budget.rounds)
     with console.show_progress("trials", quiet) as tell:
-        chosen, failed = tune_rates(search, experiment, entries, tell)
+        choices, failed = tune_rates(search, experiment, entries, tell)
     lines = []
-    for name, one in chosen.items():
-        edge = ", next to an end of the range" if is_at_range_end(experiment, one) else ""
-        lines.append(f"{name}: {describe_choice(one)}: validation {one.valid:.4f}, best of {one.trials}{edge}")
-    lines += [f"no score: {why}" for why in failed]
-    said = {
-        name: {"chosen": describe_choice(one), "valid": one.valid, "trials": one.trials} for name, one in chosen.items()
-    }
-    return TuningOutcome({"chosen": said, "failed": failed}, lines)
+    rows = {}
+    for name, choice in choices.items():
+        text = describe_choice(choice)
+        edge = ", next to an end of the range" if is_at_range_end(experiment, choice) else ""
+        lines.append(f"{name}: {text}: validation {choice.valid:.4f}, best of {choice.trials}{edge}")
+        rows[name] = {"chosen": text, "valid": choice.valid, "trials": choice.trials}
+    lines += [f"no score: {reason}" for reason in failed]
+    return TuningOutcome({"chosen": rows, "failed": failed}, lines)
 
 
 def _tune_tally(
-    config: RunConfig, names: list[str], machine: Machine, watcher: SearchCallbacks, as_json: bool
+    config: RunConfig, names: list[str], machine: Machine, callbacks: SearchCallbacks, as_json: bool
 ) -> TuningOutcome:
-    """The grid; what is found on a dataset is told as soon as it is known, unless all is told at once."""
+    """Try the whole grid; for people, the trials of a dataset are printed as soon as they end."""
     from tacita.research.experiments import tally_tuning
 
-    on_tried = (lambda name, tried: None) if as_json else _show_trials
-    tried = tally_tuning.try_datasets(config, names, machine, watcher, on_tried)
-    data: dict[str, Any] = {"datasets": {name: [vars(one) for one in found] for name, found in tried.items()}}
-    data["chosen"] = {name: tally_tuning.choose_trial(found).options for name, found in tried.items()}
-    if len(tried) == 1:
+    on_tried = (lambda name, trials: None) if as_json else _show_trials
+    trials_by_dataset = tally_tuning.try_datasets(config, names, machine, callbacks, on_tried)
+    datasets = {}
+    chosen = {}
+    for name, trials in trials_by_dataset.items():
+        datasets[name] = [vars(trial) for trial in trials]
+        chosen[name] = tally_tuning.choose_trial(trials).options
+    data: dict[str, Any] = {"datasets": datasets, "chosen": chosen}
+    if len(trials_by_dataset) == 1:
         return TuningOutcome(data, [])
-    together = tally_tuning.choose_common_options(tried)
+    together = tally_tuning.choose_common_options(trials_by_dataset)
     return TuningOutcome({**data, "together": together}, [f"together: options {json.dumps(together)}"])
 
 
-def _show_trials(name: str, tried: list[TallyTrial]) -> None:
+def _show_trials(dataset: str, trials: list[TallyTrial]) -> None:
     from tacita.research.experiments.tally_tuning import choose_trial
 
-    for one in tried:
-        said = f"no score, {one.failed}" if one.failed else f"validation {one.valid:.4f}"
-        console.print_answer(f"{name}: options {json.dumps(one.options)}: {said}")
-    best = choose_trial(tried)
-    told = f"validation {best.valid:.4f}, test {json.dumps(best.test)}"
-    console.print_answer(f"{name}: chosen {json.dumps(best.options)}: {told}")
+    for trial in trials:
+        result = f"no score, {trial.failed}" if trial.failed else f"validation {trial.valid:.4f}"
+        console.print_answer(f"{dataset}: options {json.dumps(trial.options)}: {result}")
+    best = choose_trial(trials)
+    result = f"validation {best.valid:.4f}, test {json.dumps(best.test)}"
+    console.print_answer(f"{dataset}: chosen {json.dumps(best.options)}: {result}")

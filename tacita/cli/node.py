@@ -1,4 +1,4 @@
-"""The verbs of a node's owner: make it, feed it, run it, ask it, take everything back."""
+"""The verbs of a node's owner: make it, import data, run it, query it, erase people from it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tacita.cli import console
+from tacita.cli import console, result_tables
 from tacita.cli.options import AsJson, DateFormat, Decimal, HowMany, NodeColumns, Quiet, check_decimal, parse_columns
 from tacita.core.errors import TacitaError
 
@@ -63,13 +63,13 @@ def init(
         "insecure_single_user_uploads": insecure,
         "run_as": run_as,
     }
-    made = make_node(folder, values, ca)
+    node = make_node(folder, values, ca)
     if as_json:
-        console.print_json(made)
+        console.print_json(node)
         return
-    console.print_answer(f"Node '{made['name']}' is in {folder}.")
-    console.print_answer(f"Hand {made['public key']} to the operator of {server}, who enrols it; its fingerprint is")
-    console.print_answer(f"  {made['fingerprint']}")
+    console.print_answer(f"Node '{node['name']}' is in {folder}.")
+    console.print_answer(f"Hand {node['public key']} to the operator of {server}, who enrols it; its fingerprint is")
+    console.print_answer(f"  {node['fingerprint']}")
     console.print_note(f"Then: tacita node import FILE --folder {folder}, and tacita node run --folder {folder}")
 
 
@@ -87,21 +87,30 @@ def import_(
 
     Example: `tacita node import visits.csv --columns user=patient,item=article`
     """
-    where = str(Path(file).absolute()) if file and Path(file).exists() else file
-    said = {"columns": parse_columns(columns), "date_format": date_format, "decimal": check_decimal(decimal)}
-    found = _call_node(folder, "import", f"importing {file}", quiet or as_json, file=where, **said)
-    if as_json:
-        console.print_json(found)
-        return
-    console.print_note(found["guessed"])
-    console.print_answer(
-        f"{found['new interactions']:,} new interactions of {found['rows']:,} rows; {found['new users']:,} new users."
+    source = str(Path(file).absolute()) if file and Path(file).exists() else file
+    result = _call_node(
+        folder,
+        "import",
+        f"importing {file}",
+        quiet or as_json,
+        file=source,
+        columns=parse_columns(columns),
+        date_format=date_format,
+        decimal=check_decimal(decimal),
     )
-    if not found["catalogue"]:
+    if as_json:
+        console.print_json(result)
+        return
+    console.print_note(result["guessed"])
+    n_new = result["new interactions"]
+    n_new_users = result["new users"]
+    console.print_answer(f"{n_new:,} new interactions of {result['rows']:,} rows; {n_new_users:,} new users.")
+    n_unknown = result["items not in the catalogue"]
+    if not result["catalogue"]:
         console.print_note("The server's catalogue has not come yet; items outside it will stay on this node.")
-    elif found["items not in the catalogue"]:
+    elif n_unknown:
         console.print_note(
-            f"{found['items not in the catalogue']:,} of {found['items']:,} items are not in the catalogue: "
+            f"{n_unknown:,} of {result['items']:,} items are not in the catalogue: "
             "they stay on this node, and nothing is learned from them."
         )
 
@@ -130,29 +139,32 @@ def status(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
 
     Example: `tacita node status --json`
     """
-    found = {"running": False, **_call_node(folder, "status", quiet=as_json)}
+    facts = {"running": False, **_call_node(folder, "status", quiet=as_json)}
     if as_json:
-        console.print_json(found)
+        console.print_json(facts)
         return
-    if found["last release"] is not None:
-        found["last release"] = f"{datetime.fromtimestamp(found['last release']):%Y-%m-%d %H:%M:%S}"
-    found["running"] = "yes" if found["running"] else f"no; `tacita node run --folder {folder}` starts it"
-    found["kept"] = f"{found['kept']:,} interactions that never leave"
-    found["catalogue"] = found["catalogue"] or "not here yet; it comes with the server's first message"
-    found["serving"] = found["serving"] or "no model yet; it comes with the server's first round"
-    requests = found.pop("requests")
-    console.show_facts(found)
-    for one in requests:
-        _show_request(one)
+    if facts["last release"] is not None:
+        released = datetime.fromtimestamp(facts["last release"])
+        facts["last release"] = f"{released:%Y-%m-%d %H:%M:%S}"
+    facts["running"] = "yes" if facts["running"] else f"no; `tacita node run --folder {folder}` starts it"
+    facts["kept"] = f"{facts['kept']:,} interactions that never leave"
+    facts["catalogue"] = facts["catalogue"] or "not here yet; it comes with the server's first message"
+    facts["serving"] = facts["serving"] or "no model yet; it comes with the server's first round"
+    requests = facts.pop("requests")
+    result_tables.show_facts(facts)
+    for request in requests:
+        _show_request(request)
 
 
 def _show_request(request: dict[str, Any]) -> None:
     from tacita.live.formatting import format_age
 
-    what = f"{request['kind']} {request['items']:,} items" if request["items"] else str(request["kind"])
+    subject = str(request["kind"])
+    if request["items"]:
+        subject += f" {request['items']:,} items"
     age = "" if request["age"] is None else f" (asked {format_age(request['age'])} ago)"
     console.print_answer(
-        f"request {request['request']}: {what} of user {request['user']}, "
+        f"request {request['request']}: {subject} of user {request['user']}, "
         f"run {request['run']}: {request['state']}{age}."
     )
     if request["effect"]:
@@ -162,7 +174,7 @@ def _show_request(request: dict[str, Any]) -> None:
 @app.command()
 def page(
     user: Annotated[str | None, typer.Argument(metavar="USER", help="Raw user id.")] = None,
-    everybody: Annotated[bool, typer.Option("--all", help="A link for everybody on this node.")] = False,
+    all_users: Annotated[bool, typer.Option("--all", help="A link for everybody on this node.")] = False,
     owner: Annotated[bool, typer.Option("--owner", help="A list of people, from which links can be made.")] = False,
     folder: Folder = DEFAULT_FOLDER,
     as_json: AsJson = False,
@@ -177,18 +189,23 @@ def page(
     """
     from tacita.live.running import node_client
 
-    if (user is not None) + everybody + owner != 1:
+    if (user is not None) + all_users + owner != 1:
         raise TacitaError("say whose page: USER, --all or --owner.")
     if not (folder / node_client.CONTROL_SOCKET).exists():
         raise TacitaError(f"the node is not running; `tacita node run --folder {folder}` serves its pages.")
-    found = node_client.ask_daemon(
-        folder, "pages" if everybody else "page", **({} if everybody or owner else {"user": user})
-    )
+    if all_users:
+        answer = node_client.ask_daemon(folder, "pages")
+    elif owner:
+        answer = node_client.ask_daemon(folder, "page")
+    else:
+        answer = node_client.ask_daemon(folder, "page", user=user)
     if as_json:
-        console.print_json(found)
-        return
-    for one in found if everybody else [found]:
-        console.print_answer(f"{one['user']}\t{one['link']}" if everybody else one["link"])
+        console.print_json(answer)
+    elif all_users:
+        for row in answer:
+            console.print_answer(f"{row['user']}\t{row['link']}")
+    else:
+        console.print_answer(answer["link"])
 
 
 @app.command()
@@ -202,14 +219,15 @@ def recommend(
 
     Example: `tacita node recommend 196 -k 10`
     """
-    found = _call_node(folder, "recommend", quiet=as_json, user=user, k=k)
+    items = _call_node(folder, "recommend", quiet=as_json, user=user, k=k)
     if as_json:
-        console.print_json(found)
+        console.print_json(items)
         return
-    console.show_recommendations(user, found)
-    if len(found) < k:
-        console.print_note(f"Only {len(found)} items are left that user {user} does not have.")
-    console.print_note(f"What this cost user {user}: {_call_node(folder, 'epsilon', user=user)}.")
+    result_tables.show_recommendations(user, items)
+    if len(items) < k:
+        console.print_note(f"Only {len(items)} items are left that user {user} does not have.")
+    cost = _call_node(folder, "epsilon", user=user)
+    console.print_note(f"What this cost user {user}: {cost}.")
 
 
 @app.command()
@@ -231,19 +249,19 @@ def ledger(
     from tacita.live.node import release_log
     from tacita.runs.ledger import describe_ledger
 
-    found = _call_node(folder, "ledger", quiet=as_json, user=user)
+    log = _call_node(folder, "ledger", quiet=as_json, user=user)
     if as_json:
-        console.print_json(found)
+        console.print_json(log)
         return
-    for line in release_log.describe_log(found):
+    for line in release_log.describe_log(log):
         console.print_answer(line)
     if user is None:
         return
-    if not found["runs"]:
+    if not log["runs"]:
         console.print_note(f"No run has heard anything of user {user}.")
-    for run, told in found["runs"].items():
+    for run, account in log["runs"].items():
         console.print_answer(f"Run {run}:")
-        for line in describe_ledger(told):
+        for line in describe_ledger(account):
             console.print_answer(line)
 
 
@@ -262,12 +280,12 @@ def budget(
 
     Example: `tacita node budget 196 1.0`
     """
-    found = _call_node(folder, "budget", quiet=as_json, user=user, epsilon=epsilon, run=run)
+    result = _call_node(folder, "budget", quiet=as_json, user=user, epsilon=epsilon, run=run)
     if as_json:
-        console.print_json(found)
+        console.print_json(result)
         return
-    where = f"run {run}" if run else "every run that counts"
-    console.print_answer(f"User {user} spends at most epsilon {epsilon:g} in {where}, from the next answer on.")
+    scope = f"run {run}" if run else "every run that counts"
+    console.print_answer(f"User {user} spends at most epsilon {epsilon:g} in {scope}, from the next answer on.")
     console.print_note(f"`tacita node ledger {user}` shows what is spent and what is left.")
 
 
@@ -287,13 +305,18 @@ def consent(
     """
     if len(words) not in (2, 3):
         raise TacitaError("say whose and what: `tacita node consent USER [ITEM] learn|keep`.")
+    user = words[0]
     item = words[1] if len(words) == 3 else None
-    found = _call_node(folder, "consent", quiet=as_json, user=words[0], item=item, level=words[-1])
+    level = words[-1]
+    result = _call_node(folder, "consent", quiet=as_json, user=user, item=item, level=level)
     if as_json:
-        console.print_json(found)
+        console.print_json(result)
         return
-    what = "everything not marked 'keep'" if item is None and words[-1] == "learn" else "everything"
-    console.print_note(f"{what if item is None else f'item {item}'} of user {words[0]}: {found['means']}.")
+    if item is not None:
+        subject = f"item {item}"
+    else:
+        subject = "everything not marked 'keep'" if level == "learn" else "everything"
+    console.print_note(f"{subject} of user {user}: {result['means']}.")
 
 
 User = Annotated[str, typer.Argument(metavar="USER", help="Raw user id.")]
@@ -303,12 +326,12 @@ Run = Annotated[str | None, typer.Option("--run", help="Only this run; default: 
 def _submit_request(
     kind: str, folder: Path, user: str, items: list[str] | None, run: str | None, as_json: bool
 ) -> None:
-    found = _call_node(folder, "request", quiet=as_json, kind=kind, user=user, items=items or [], run=run)
+    receipt = _call_node(folder, "request", quiet=as_json, kind=kind, user=user, items=items or [], run=run)
     if as_json:
-        console.print_json(found)
+        console.print_json(receipt)
         return
-    for one in found["requests"]:
-        _show_request(one)
+    for request in receipt["requests"]:
+        _show_request(request)
     console.print_note("It leaves with the node's next answer; `tacita node status` shows how far it has come.")
 
 
@@ -379,17 +402,17 @@ def export(
 
     Example: `tacita node export mine.jsonl`
     """
-    found = _call_node(folder, "export", quiet=as_json, file=str(file.absolute()), user=user)
+    result = _call_node(folder, "export", quiet=as_json, file=str(file.absolute()), user=user)
     if as_json:
-        console.print_json(found)
+        console.print_json(result)
     else:
-        console.print_note(f"wrote {found['lines']:,} lines to {file}")
+        console.print_note(f"wrote {result['lines']:,} lines to {file}")
 
 
 @app.command()
 def erase(
     user: Annotated[str | None, typer.Argument(metavar="USER", help="Raw user id.")] = None,
-    everybody: Annotated[bool, typer.Option("--all", help="Everybody on this node.")] = False,
+    all_users: Annotated[bool, typer.Option("--all", help="Everybody on this node.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="With --all: do not ask.")] = False,
     folder: Folder = DEFAULT_FOLDER,
     as_json: AsJson = False,
@@ -407,14 +430,14 @@ def erase(
 
     Example: `tacita node erase 196`
     """
-    if (user is None) != everybody:
+    if (user is None) != all_users:
         raise TacitaError("say whom to erase: either USER or --all.")
-    if everybody and not yes and sys.stdin.isatty() and not typer.confirm(f"Erase everybody in {folder} for good?"):
+    must_ask = all_users and not yes and sys.stdin.isatty()
+    if must_ask and not typer.confirm(f"Erase everybody in {folder} for good?"):
         raise TacitaError("nothing was erased; --yes erases without asking.")
-    found = _call_node(folder, "erase", quiet=as_json, user=user, everybody=everybody)
+    receipt = _call_node(folder, "erase", quiet=as_json, user=user, everybody=all_users)
     if as_json:
-        console.print_json(found)
-    else:
-        console.print_note(
-            f"{found['interactions']:,} interactions are gone from this node; users gone: {found['users']:,}."
-        )
+        console.print_json(receipt)
+        return
+    n_rows = receipt["interactions"]
+    console.print_note(f"{n_rows:,} interactions are gone from this node; users gone: {receipt['users']:,}.")

@@ -1,4 +1,4 @@
-"""Options that several verbs share, each defined once, and what their texts say."""
+"""Options that several verbs share, each defined once, and the parsers of their texts."""
 
 from __future__ import annotations
 
@@ -41,19 +41,25 @@ HowMany = Annotated[int, typer.Option("-k", help="How many.")]
 
 
 def split_run_argument(run: Path | None, words: list[str | None], example: str) -> tuple[Path, str | None]:
-    """A run folder, named by --run or as the first argument, and the argument beside it, if there is one."""
-    given = [one for one in words if one is not None]
-    if run is None and given:
-        run = Path(given.pop(0))
-    if run is None or len(given) > 1:
+    """A run folder, named by --run or as the first argument, and the argument after it, if there is one."""
+    arguments = [word for word in words if word is not None]
+    if run is None and arguments:
+        run = Path(arguments.pop(0))
+    if run is None or len(arguments) > 1:
         raise TacitaError(f"name one run folder, as an argument or with --run, as in `{example}`.")
-    return run, next(iter(given), None)
+    return run, arguments[0] if arguments else None
+
+
+def split_list(text: str) -> list[str]:
+    """The parts of a comma-separated list, without empty ones."""
+    parts = [part.strip() for part in text.split(",")]
+    return [part for part in parts if part]
 
 
 def parse_columns(text: str) -> dict[str, str]:
-    """What --columns says: role -> name."""
+    """The value of --columns: role -> name."""
     roles: dict[str, str] = {}
-    for pair in filter(None, (one.strip() for one in text.split(","))):
+    for pair in split_list(text):
         role, equals, name = (piece.strip() for piece in pair.partition("="))
         if not (equals and role and name):
             raise TacitaError(f"--columns '{pair}' is not role=name, for example user=customer,item=sku.")
@@ -79,41 +85,56 @@ def merge_settings(config: Path | None, flags: dict[str, Any], sets: list[str]) 
     for dotted, value in flags.items():
         if value is not None:
             _merge(values, dotted, value)
-    for one in sets:
-        key, equals, text = (piece.strip() for piece in one.partition("="))
-        if not equals or not all(key.split(".")):
-            raise TacitaError(f"--set '{one}' is not key=value, for example train.rounds=50.")
-        if key.startswith("parts."):
-            raise TacitaError(f"cannot set {key}: an option of a part is set by the part's name, as in dpps.clip=1.")
-        if not _merge_part(values, key, _parse_value(key, text)):
-            _merge(values, key, _parse_value(key, text))
+    for assignment in sets:
+        _apply_assignment(values, assignment)
     return values
 
 
-def _merge_part(values: dict[str, Any], dotted: str, value: Any) -> bool:
-    """An option of a part by the part's name, as in prediction-transfer.alpha=0.3; False: it is no part's."""
+def _apply_assignment(values: dict[str, Any], assignment: str) -> None:
+    """Apply the text of a --set."""
+    key, equals, text = (piece.strip() for piece in assignment.partition("="))
+    if not equals or not all(key.split(".")):
+        raise TacitaError(f"--set '{assignment}' is not key=value, for example train.rounds=50.")
+    if key.startswith("parts."):
+        raise TacitaError(f"cannot set {key}: an option of a part is set by the part's name, as in dpps.clip=1.")
+    value = _parse_value(key, text)
+    if _names_part(key):
+        _merge_part(values, key, value)
+    else:
+        _merge(values, key, value)
+
+
+def _names_part(dotted: str) -> bool:
+    """Whether a key is an option of a part, as in prediction-transfer.alpha."""
     from tacita.round.registry import part_names
 
     name, _, option = dotted.partition(".")
-    if not option or name not in part_names():
-        return False
+    return bool(option) and name in part_names()
+
+
+def _merge_part(values: dict[str, Any], dotted: str, value: Any) -> None:
+    """Set an option of a part in the part's entry of `parts`, which may be new."""
+    name, _, option = dotted.partition(".")
     parts = values.setdefault("parts", [])
     if not isinstance(parts, list):
         raise TacitaError(f"cannot set {dotted}: 'parts' must be a list of tables.")
-    mine = next((one for one in parts if isinstance(one, dict) and one.get("name") == name), None)
-    if mine is None:
-        parts.append(mine := {"name": name})
-    _merge(mine, option, value)
-    return True
+    for part in parts:
+        if isinstance(part, dict) and part.get("name") == name:
+            _merge(part, option, value)
+            return
+    new_part: dict[str, Any] = {"name": name}
+    parts.append(new_part)
+    _merge(new_part, option, value)
 
 
-def _merge(into: dict[str, Any], dotted: str, value: Any) -> None:
-    *path, last = dotted.split(".")
-    for key in path:
-        into = into.setdefault(key, {})
-        if not isinstance(into, dict):
+def _merge(values: dict[str, Any], dotted: str, value: Any) -> None:
+    *tables, last = dotted.split(".")
+    table = values
+    for key in tables:
+        table = table.setdefault(key, {})
+        if not isinstance(table, dict):
             raise TacitaError(f"cannot set {dotted}: '{key}' is a single value here, not a table.")
-    into[last] = value
+    table[last] = value
 
 
 def _parse_value(key: str, text: str) -> Any:

@@ -1,4 +1,4 @@
-"""The verbs of people who want to know, or to take back, what they gave: share, unshare, forget and ledger."""
+"""The verbs of people about their own data: share, unshare, forget and ledger."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tacita.cli import console
-from tacita.cli.options import AsJson, DataDir, RunOption, Threads, split_run_argument
+from tacita.cli.options import AsJson, DataDir, RunOption, Threads, split_list, split_run_argument
 from tacita.core.errors import TacitaError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def forget(
         typer.Option("--calibrate", min=1, help="Before anybody leaves by retraction: let so many leave for trial."),
     ] = None,
     now: Annotated[bool, typer.Option("--now", help="Do not wait for others where retractions are held.")] = False,
-    again: RetrainFlag = False,
+    retrain: RetrainFlag = False,
     verify: Verify = False,
     data_dir: DataDir = None,
     threads: Threads = 0,
@@ -57,20 +57,32 @@ def forget(
     from tacita.runs.assembly import Machine
     from tacita.runs.forgetting.request_service import submit_request
 
+    machine = Machine(threads, data_dir=data_dir)
     if calibrate is not None:
-        given = {"--user": user, "--items": items, "--all": everything, "--from": requests, "--now": now,
-                 "--again": again, "--verify": verify}  # fmt: skip
-        wrong = [name for name, value in given.items() if value not in (None, False)]
-        if wrong:
-            raise TacitaError(
-                f"--calibrate is asked for by itself, before anybody leaves; leave out {' and '.join(wrong)}."
-            )
-        _calibrate(run, calibrate, Machine(threads, data_dir=data_dir), as_json)
+        other_options = {
+            "--user": user,
+            "--items": items,
+            "--all": everything,
+            "--from": requests,
+            "--now": now,
+            "--again": retrain,
+            "--verify": verify,
+        }
+        _check_calibrates_alone(other_options)
+        _calibrate(run, calibrate, machine, as_json)
         return
-    wish = replace(_parse_request("forget", user, items, everything, requests), alone=now, retrain=again)
+    request = replace(_parse_request("forget", user, items, everything, requests), alone=now, retrain=retrain)
     with console.show_clock("taking it back", quiet=as_json):
-        granted = submit_request(run, wish, verify, Machine(threads, data_dir=data_dir))
-    _show_outcome(granted, as_json)
+        result = submit_request(run, request, verify, machine)
+    _show_outcome(result, as_json)
+
+
+def _check_calibrates_alone(other_options: dict[str, Any]) -> None:
+    conflicts = [name for name, value in other_options.items() if value not in (None, False)]
+    if conflicts:
+        raise TacitaError(
+            f"--calibrate is asked for by itself, before anybody leaves; leave out {' and '.join(conflicts)}."
+        )
 
 
 def unshare(
@@ -79,7 +91,7 @@ def unshare(
     items: Items = None,
     everything: Everything = False,
     requests: FromFile = None,
-    again: RetrainFlag = False,
+    retrain: RetrainFlag = False,
     verify: Verify = False,
     data_dir: DataDir = None,
     threads: Threads = 0,
@@ -96,10 +108,10 @@ def unshare(
     from tacita.runs.assembly import Machine
     from tacita.runs.forgetting.request_service import submit_request
 
-    wish = replace(_parse_request("unshare", user, items, everything, requests), retrain=again)
+    request = replace(_parse_request("unshare", user, items, everything, requests), retrain=retrain)
     with console.show_clock("taking it back", quiet=as_json):
-        granted = submit_request(run, wish, verify, Machine(threads, data_dir=data_dir))
-    _show_outcome(granted, as_json)
+        result = submit_request(run, request, verify, Machine(threads, data_dir=data_dir))
+    _show_outcome(result, as_json)
 
 
 def share(
@@ -121,22 +133,22 @@ def share(
     from tacita.runs.assembly import Machine
     from tacita.runs.forgetting.request_service import submit_request
 
-    wish = _parse_request("share", user, items, everything, requests)
+    request = _parse_request("share", user, items, everything, requests)
     with console.show_clock("sharing", quiet=as_json):
-        granted = submit_request(run, wish, False, Machine(threads, data_dir=data_dir))
-    _show_outcome(granted, as_json)
+        result = submit_request(run, request, False, Machine(threads, data_dir=data_dir))
+    _show_outcome(result, as_json)
 
 
 def _calibrate(run: Path, leavers: int, machine: Machine, as_json: bool) -> None:
-    """What retractions of a run leave of those who leave for trial."""
+    """Measure what retractions of a run leave behind, with people who leave for trial."""
     from tacita.runs.forgetting.run_calibration import calibrate_run
 
     with console.show_clock("letting people leave for trial", quiet=as_json):
-        found, said = calibrate_run(run, leavers, machine)
+        calibration, sentence = calibrate_run(run, leavers, machine)
     if as_json:
-        console.print_json(found.model_dump())
+        console.print_json(calibration.model_dump())
         return
-    console.print_markup(said[:1].upper() + said[1:])
+    console.print_markup(_capitalize(sentence))
 
 
 def ledger(
@@ -167,20 +179,20 @@ def ledger(
     if person is not None and user is not None:
         raise TacitaError("a user is named twice; leave out --user.")
     user = person if user is None else user
-    told = read_run_ledger(run, user)
+    account = read_run_ledger(run, user)
     if as_json:
-        console.print_json(told)
+        console.print_json(account)
         return
     if user is not None:
         console.print_note("From the clients file of the run, which stands for the person's own device.")
-    for line in describe_ledger(told):
+    for line in describe_ledger(account):
         console.print_answer(line)
 
 
 def _parse_request(
     kind: RequestKind, user: str | None, items: str | None, everything: bool, requests: Path | None
 ) -> RawRequest:
-    """What the options ask for."""
+    """The request that the options state."""
     from tacita.runs.forgetting.requests import RawRequest, read_request_file
 
     if (user is None) == (requests is None):
@@ -191,68 +203,94 @@ def _parse_request(
         return read_request_file(requests, kind)
     if everything == (items is not None):
         raise TacitaError(f"say what to {kind}: either --items a,b or --all.")
-    named = None if items is None else [one.strip() for one in items.split(",") if one.strip()]
-    return RawRequest(kind, {user or "": named})
+    named_items = None if items is None else split_list(items)
+    return RawRequest(kind, {user or "": named_items})
 
 
-def _show_outcome(granted: RunRequestResult, as_json: bool) -> None:
-    """What came of a wish, for people."""
-    from tacita.runs.forgetting.certificate import ROUNDING, SENT_ALONE
-
-    found = granted.certificate
+def _show_outcome(result: RunRequestResult, as_json: bool) -> None:
+    """Print what became of a request, for people or machines."""
+    certificate = result.certificate
     if as_json:
-        console.print_json(found or {"said": granted.message, "items": granted.n_items, "people": granted.n_people})
-        _report_verdict(found)
-        return
-    if found is None:
-        console.print_markup(granted.message[:1].upper() + granted.message[1:])
-        if granted.n_items:
-            console.print_markup(
-                f"{_format_count(granted.n_items, 'item')} of {_format_count(granted.n_people, 'user')} are shared now."
-            )
-        return
-    if SENT_ALONE in found["residual_risk"]:
+        counts = {"said": result.message, "items": result.n_items, "people": result.n_people}
+        console.print_json(certificate or counts)
+    elif certificate is None:
+        _show_sharing(result)
+    else:
+        _show_certificate(certificate, result)
+    if certificate is not None:
+        _report_verdict(str(certificate["verdict"]))
+
+
+def _show_sharing(result: RunRequestResult) -> None:
+    console.print_markup(_capitalize(result.message))
+    if result.n_items:
+        items = _format_count(result.n_items, "item")
+        people = _format_count(result.n_people, "user")
+        console.print_markup(f"{items} of {people} are shared now.")
+
+
+def _show_certificate(certificate: dict[str, Any], result: RunRequestResult) -> None:
+    from tacita.runs.forgetting.certificate import SENT_ALONE
+
+    if SENT_ALONE in certificate["residual_risk"]:
         console.print_note(f"Note: {SENT_ALONE}")
-    request, cost, method = found["request"], found["cost"], found["method"]
+    request = certificate["request"]
+    method = certificate["method"]
     people = _format_count(len(request["subjects"]), "user")
-    console.print_markup(f"{method['why'][:1].upper()}{method['why'][1:]}")
+    seconds = certificate["cost"]["seconds_request"]
+    console.print_markup(_capitalize(method["why"]))
     console.print_markup(
-        f"{request['n_items']} items of {people} are taken back; {method['name']}: {method['mode']}, "
-        f"{cost['seconds_request']:.2f} s."
+        f"{request['n_items']} items of {people} are taken back; {method['name']}: {method['mode']}, {seconds:.2f} s."
     )
-    if granted.cost_message:
-        console.print_answer(granted.cost_message)
-    difference, audit = found["guarantee"]["max_score_difference"], found["audit"]
-    if isinstance(difference, float):
-        people = _format_count(found["guarantee"]["people_compared"], "user")
-        console.print_markup(
-            f"Against training again ({cost['seconds_retrain']:.2f} s): largest difference of a score {difference:.1g} "
-            f"({people} compared)."
-        )
-        console.print_markup(f"Pair membership AUC: {_format_aucs(audit['auc_pairs'])}.")
-    elif found["guarantee"]["type"] == ROUNDING:
-        console.print_markup("That is equal to training again up to rounding, by construction; --verify checks it.")
+    if result.cost_message:
+        console.print_answer(result.cost_message)
+    _show_comparison(certificate)
     if method["leaves"]:
         console.print_markup(method["leaves"])
-    console.print_note(f"Certificate: {granted.path}")
-    _report_verdict(found)
+    console.print_note(f"Certificate: {result.path}")
+
+
+def _show_comparison(certificate: dict[str, Any]) -> None:
+    """Print how far the model is from training again, if that was measured or is known."""
+    from tacita.runs.forgetting.certificate import ROUNDING
+
+    guarantee = certificate["guarantee"]
+    difference = guarantee["max_score_difference"]
+    if isinstance(difference, float):
+        people = _format_count(guarantee["people_compared"], "user")
+        seconds = certificate["cost"]["seconds_retrain"]
+        aucs = _format_aucs(certificate["audit"]["auc_pairs"])
+        console.print_markup(
+            f"Against training again ({seconds:.2f} s): largest difference of a score {difference:.1g} "
+            f"({people} compared)."
+        )
+        console.print_markup(f"Pair membership AUC: {aucs}.")
+    elif guarantee["type"] == ROUNDING:
+        console.print_markup("That is equal to training again up to rounding, by construction; --verify checks it.")
 
 
 def _format_aucs(aucs: dict[str, Any]) -> str:
-    words = {"before": "before", "after": "after", "retrain": "trained again"}
-    if all(aucs[name] is None for name in words):
+    times = {"before": "before", "after": "after", "retrain": "trained again"}
+    if all(aucs[name] is None for name in times):
         return "not measurable: what these people still have scores withdrawn items and others alike"
-    said = {name: "not measurable" if aucs[name] is None else f"{aucs[name]:.3f}" for name in words}
-    return ", ".join(f"{said[name]} {when}" for name, when in words.items())
+    parts = []
+    for name, time in times.items():
+        value = "not measurable" if aucs[name] is None else f"{aucs[name]:.3f}"
+        parts.append(f"{value} {time}")
+    return ", ".join(parts)
 
 
-def _format_count(n: int, what: str) -> str:
-    return f"{n:,} {what}" + "s" * (n != 1)
+def _format_count(n: int, noun: str) -> str:
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
 
 
-def _report_verdict(certificate: dict[str, Any] | None) -> None:
-    """Say the verdict; who calls this from a script must not take a failure for a success."""
-    if certificate is not None:
-        console.print_note(f"Verdict: {certificate['verdict']}.")
-        if str(certificate["verdict"]).startswith("fail"):
-            raise typer.Exit(1)
+def _capitalize(sentence: str) -> str:
+    """A capital for the first letter; the others stay."""
+    return sentence[:1].upper() + sentence[1:]
+
+
+def _report_verdict(verdict: str) -> None:
+    """Print the verdict; a failure ends the program with an error code, so that a script notices it."""
+    console.print_note(f"Verdict: {verdict}.")
+    if verdict.startswith("fail"):
+        raise typer.Exit(1)

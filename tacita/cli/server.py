@@ -97,9 +97,11 @@ def password(folder: Folder = DEFAULT_FOLDER) -> None:
     from tacita.live.running.server import read_config
 
     read_config(folder)
-    typed = sys.stdin.isatty()
-    given = typer.prompt("Password", hide_input=True, confirmation_prompt=True) if typed else sys.stdin.readline()
-    OperatorCredentials(folder).set_password(given.rstrip("\n"))
+    if sys.stdin.isatty():
+        text = typer.prompt("Password", hide_input=True, confirmation_prompt=True)
+    else:
+        text = sys.stdin.readline()
+    OperatorCredentials(folder).set_password(text.rstrip("\n"))
     console.print_answer("The password is set; it is kept hashed.")
 
 
@@ -123,14 +125,13 @@ def renew(folder: Folder = DEFAULT_FOLDER) -> None:
     Example: `tacita server renew`
     """
     from tacita.live.running.server import read_config
-    from tacita.live.tls_certificates import SERVER_CERT, read_expiry
-    from tacita.live.tls_certificates import renew_server_certificate as make_new
+    from tacita.live.tls_certificates import SERVER_CERT, read_expiry, renew_server_certificate
 
     read_config(folder)
-    make_new(folder)
-    console.print_answer(
-        f"{folder / SERVER_CERT} is valid until {read_expiry(folder / SERVER_CERT):%Y-%m-%d}; start the server again."
-    )
+    renew_server_certificate(folder)
+    certificate = folder / SERVER_CERT
+    expiry = read_expiry(certificate)
+    console.print_answer(f"{certificate} is valid until {expiry:%Y-%m-%d}; start the server again.")
 
 
 @app.command()
@@ -143,11 +144,11 @@ def enroll(
 
     Example: `tacita server enroll clinic-7.pub --name clinic-7`
     """
-    from tacita.live.running.server import enroll_node as let_in
+    from tacita.live.running.server import enroll_node
 
-    found = let_in(folder, key, name)
+    fingerprint = enroll_node(folder, key, name)
     console.print_answer(
-        f"Node '{name}' is enrolled; `tacita node init` showed its owner the same fingerprint:\n  {found}"
+        f"Node '{name}' is enrolled; `tacita node init` showed its owner the same fingerprint:\n  {fingerprint}"
     )
 
 
@@ -181,11 +182,11 @@ def catalogue_add(
 
     with open_store(folder) as store:
         with console.show_clock(f"reading {file}"):
-            items, guessed = read_items(file, parse_columns(columns))
-            added = store.add_items(items)
-        console.print_note(guessed)
-        new = "1 new item" if added == 1 else f"{added:,} new items"
-        console.print_answer(f"{new}; the catalogue has {len(store.catalogue()):,}.")
+            items, format_note = read_items(file, parse_columns(columns))
+            n_new = store.add_items(items)
+        console.print_note(format_note)
+        added = "1 new item" if n_new == 1 else f"{n_new:,} new items"
+        console.print_answer(f"{added}; the catalogue has {len(store.catalogue()):,}.")
 
 
 @app.command()
@@ -210,11 +211,11 @@ def train(
     from tacita.live.running.orders import RunTerms, begin_run
     from tacita.methods import resolve_config
 
-    given = read_toml(config)
-    settings = resolve_config(given, str(config))
+    values = read_toml(config)
+    settings = resolve_config(values, str(config))
     run = name or config.stem
     begin_run(folder, run, settings, RunTerms(_parse_quorum(quorum), timeout, give_up))
-    if "data" in given and not as_json:
+    if "data" in values and not as_json:
         console.print_note(f"'data' in {config} is not used: every node brings its own.")
     _show_run(folder, run, detach, as_json, quiet)
 
@@ -253,42 +254,57 @@ def status(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
 
     Example: `tacita server status`
     """
-    from tacita.live.formatting import format_age
-    from tacita.live.running.server import read_status as look
+    from tacita.live.running.server import read_status
 
-    found = look(folder)
+    facts = read_status(folder)
     if as_json:
-        console.print_json(found)
+        console.print_json(facts)
         return
-    state = "up" if found["up"] else f"not up; start it with `tacita server up --folder {folder}`"
-    console.print_answer(f"The server on {found['address']} is {state}.")
-    console.print_answer(f"Catalogue: {found['catalogue']:,} items. It sees {found['sees']}.")
-    if not found["nodes"]:
+    state = "up" if facts["up"] else f"not up; start it with `tacita server up --folder {folder}`"
+    console.print_answer(f"The server on {facts['address']} is {state}.")
+    console.print_answer(f"Catalogue: {facts['catalogue']:,} items. It sees {facts['sees']}.")
+    if not facts["nodes"]:
         console.print_answer("Nodes: none; `tacita server enroll KEY.pub --name NAME` lets one in.")
-    for node in found["nodes"]:
-        known = {None: "", True: ", online", False: ", offline"}[node["online"]]
-        states = {"waiting": "enrolled; let in when the server is up", "enrolled": f"enrolled{known}"}
-        last = node["last answer"]
-        when = f", last answer {datetime.fromtimestamp(last):%Y-%m-%d %H:%M:%S}" if last else ""
-        console.print_answer(f"Node '{node['name']}': {states.get(node['state'], node['state'])}{when}")
-    for run in found["runs"]:
-        console.print_answer(f"Run '{run['name']}': {run['standing']}{_format_scores(run['results'])}")
-        for one in run["requests"]:
-            tried = f", tried in vain {one['tries']} times: {one['said']}" if one["tries"] else ""
-            console.print_answer(
-                f"  request {one['request']} of node '{one['node']}', open for {format_age(one['age'])}{tried}"
-            )
-        if run["stopped"]:
-            console.print_answer(f"  stopped: {run['stopped']}")
+    for node in facts["nodes"]:
+        _show_node(node)
+    for run in facts["runs"]:
+        _show_run_status(run)
+
+
+def _show_node(node: dict[str, Any]) -> None:
+    online = {None: "", True: ", online", False: ", offline"}[node["online"]]
+    states = {"waiting": "enrolled; let in when the server is up", "enrolled": f"enrolled{online}"}
+    state = states.get(node["state"], node["state"])
+    last_answer = ""
+    if node["last answer"]:
+        answered = datetime.fromtimestamp(node["last answer"])
+        last_answer = f", last answer {answered:%Y-%m-%d %H:%M:%S}"
+    console.print_answer(f"Node '{node['name']}': {state}{last_answer}")
+
+
+def _show_run_status(run: dict[str, Any]) -> None:
+    from tacita.live.formatting import format_age
+
+    console.print_answer(f"Run '{run['name']}': {run['standing']}{_format_scores(run['results'])}")
+    for request in run["requests"]:
+        age = format_age(request["age"])
+        attempts = f", tried in vain {request['tries']} times: {request['said']}" if request["tries"] else ""
+        console.print_answer(f"  request {request['request']} of node '{request['node']}', open for {age}{attempts}")
+    if run["stopped"]:
+        console.print_answer(f"  stopped: {run['stopped']}")
 
 
 def _format_scores(results: list[dict[str, Any]]) -> str:
-    shown = []
-    for one in results:
-        metric = next((k for k in one if k.startswith("ndcg@")), next((k for k in one if "@" in k), None))
-        if metric is not None:
-            shown.append(f"{metric} of block {one['block']} {one[metric]:.4f}")
-    return "; " + ", ".join(shown) if shown else ""
+    """The main score of each block, or nothing where no block has one."""
+    scores = []
+    for result in results:
+        ranked = [name for name in result if "@" in name]
+        preferred = [name for name in ranked if name.startswith("ndcg@")]
+        metrics = preferred or ranked
+        if metrics:
+            metric = metrics[0]
+            scores.append(f"{metric} of block {result['block']} {result[metric]:.4f}")
+    return "; " + ", ".join(scores) if scores else ""
 
 
 def _parse_quorum(text: str) -> int | str:
@@ -300,21 +316,20 @@ def _parse_quorum(text: str) -> int | str:
 
 
 def _show_run(folder: Path, run: str, detach: bool, as_json: bool, quiet: bool) -> None:
-    """Show how a run goes until all its open blocks are done."""
+    """Show the progress of a run until all its open blocks are done."""
     if detach:
         console.print_note(f"Run '{run}' goes on in the server; `tacita server status --folder {folder}` tells how.")
         return
     try:
-        result = watch(folder, run, quiet or as_json)
+        results = watch(folder, run, quiet or as_json)
     except KeyboardInterrupt:
         console.print_note(f"Run '{run}' goes on in the server; `tacita server resume {run}` watches it again.")
         raise SystemExit(130) from None
     if as_json:
-        console.print_json(result)
+        console.print_json(results)
         return
-    console.print_answer(
-        f"Run '{run}': {len(result)} block{'s' if len(result) != 1 else ''} done{_format_scores(result)}"
-    )
+    n_blocks = "1 block" if len(results) == 1 else f"{len(results)} blocks"
+    console.print_answer(f"Run '{run}': {n_blocks} done{_format_scores(results)}")
 
 
 def watch(folder: Path, run: str, quiet: bool = False, most: float = float("inf")) -> list[dict[str, Any]]:
@@ -322,41 +337,45 @@ def watch(folder: Path, run: str, quiet: bool = False, most: float = float("inf"
     from tacita.live.running.run_progress import RunProgress, follow_run
 
     with console.show_progress(f"run '{run}'", quiet) as tell:
-        news = _EventPrinter(quiet=True)  # what was before we came is not told again
+        printer = _EventPrinter(quiet=True)  # events from before this command are not printed
 
-        def hear(look: RunProgress) -> None:
-            for event in look.events:
-                news.handle_event(event, look.node_names)
-            news.quiet = quiet
-            tell(news.rounds, look.rounds, news.note)
+        def on_progress(progress: RunProgress) -> None:
+            for event in progress.events:
+                printer.handle_event(event, progress.node_names)
+            printer.quiet = quiet
+            tell(printer.rounds, progress.rounds, printer.note)
 
-        return follow_run(folder, run, hear, most)
+        return follow_run(folder, run, on_progress, most)
 
 
 class _EventPrinter:
-    """What people want to hear of a run's events, each thing once."""
+    """Prints a run's events that matter to people, each once."""
 
     def __init__(self, quiet: bool) -> None:
-        self.quiet, self.rounds, self.note = quiet, 0, ""
+        self.quiet = quiet
+        self.rounds = 0
+        self.note = ""
         self._printed: set[str] = set()
 
     def handle_event(self, event: dict[str, Any], names: dict[str, str]) -> None:
         kind = event["event"]
+        number = event.get("node")
+        node = names.get(str(number), number)
         if kind == "waiting":
             self.note = f"{event['answered']} of {event['needed']} nodes answered"
             self._print_once(f"Waiting for nodes: {self.note}; `tacita server status` shows who is online.")
         elif kind == "refused":
-            self._print_once(f"Node '{names.get(str(event['node']), event['node'])}' sends nothing: {event['said']}")
+            self._print_once(f"Node '{node}' sends nothing: {event['said']}")
         elif kind == "request stuck":
-            node = names.get(str(event["node"]), event["node"])
             self._print_once(
                 f"A request of somebody on node '{node}' was tried in vain {event['tries']} times and stays open: "
                 f"{event['said']} See that the node runs and answers; `tacita server status` shows what is open."
             )
         elif kind == "bad reply":
-            self._print_once(f"Node '{names.get(str(event['node']), event['node'])}': {event['said']}")
+            self._print_once(f"Node '{node}': {event['said']}")
         elif kind in ("round", "block", "block done"):
-            self.note, self.rounds = "", event["round"] if kind == "round" else 0
+            self.note = ""
+            self.rounds = event["round"] if kind == "round" else 0
 
     def _print_once(self, line: str) -> None:
         if not self.quiet and line not in self._printed:

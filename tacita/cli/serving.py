@@ -1,4 +1,4 @@
-"""The verbs that ask a run: what its people get, and which of its items are alike."""
+"""The verbs that query a run: recommendations for its people, and items that are alike."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tacita.cli import console
-from tacita.cli.options import AsJson, HowMany, RunOption, split_run_argument
+from tacita.cli import console, result_tables
+from tacita.cli.options import AsJson, HowMany, RunOption, split_list, split_run_argument
 from tacita.core.errors import TacitaError
 
 if TYPE_CHECKING:
     from tacita.data.frames import Frame
+    from tacita.runs.serving import Run
 
 MOST_ROWS = 1000  # that are printed for people
 
@@ -20,13 +21,13 @@ MOST_ROWS = 1000  # that are printed for people
 def recommend(
     run: Annotated[Path, typer.Option("--run", help="Run folder.")],
     user: Annotated[list[str] | None, typer.Option("--user", help="Raw user id; repeat for more.")] = None,
-    everybody: Annotated[bool, typer.Option("--all", help="Everybody in the run.")] = False,
+    all_users: Annotated[bool, typer.Option("--all", help="Everybody in the run.")] = False,
     history: Annotated[
         str | None,
         typer.Option("--history", metavar="A,B,...", help="Somebody the run never saw: items, oldest first."),
     ] = None,
     k: HowMany = 10,
-    seen: Annotated[bool, typer.Option("--seen", help="Also items the user already knows.")] = False,
+    include_seen: Annotated[bool, typer.Option("--seen", help="Also items the user already knows.")] = False,
     exclude: Annotated[str, typer.Option(metavar="A,B,...", help="Items that nobody gets.")] = "",
     include: Annotated[str, typer.Option(metavar="A,B,...", help="Only these items.")] = "",
     out: Annotated[Path | None, typer.Option("--out", help="Write the table to a .parquet or .csv file.")] = None,
@@ -43,37 +44,60 @@ def recommend(
     `tacita recommend --run runs/first --history 50,181,172 --exclude 1`
     """
     from tacita.data.frames import check_ending
-    from tacita.report.promises import summarise_privacy
     from tacita.runs import loaded_run, serving
 
-    user = [one.strip() for one in user or ()]
-    asked_for = {"--user": bool(user), "--all": everybody, "--history": history is not None}
-    if sum(asked_for.values()) != 1:
-        both = " and ".join(name for name, given in asked_for.items() if given)
-        raise TacitaError(
-            f"say for whom: either --user ID, --all, or --history ITEM,ITEM,...{f', not {both} together.' * bool(both)}"
-        )
+    users = [text.strip() for text in user or ()]
+    _check_audience(bool(users), all_users, history is not None)
     if out is not None:
         check_ending(out)
-    opened, models = serving.open_run(run), loaded_run.load_run(run)
-    wish = serving.build_query(models, k, seen, _split_ids(exclude), _split_ids(include) if include else None)
+    opened = serving.open_run(run)
+    models = loaded_run.load_run(run)
+    included = split_list(include) if include else None
+    query = serving.build_query(models, k, include_seen, split_list(exclude), included)
     if history is not None:
-        found = serving.fold_in_history(models, _split_ids(history), serving.count_rounds(opened.result), wish)
-        for line in serving.describe_unknown_items(models, _split_ids(history)):
+        items = split_list(history)
+        table = serving.fold_in_history(models, items, serving.count_rounds(opened.result), query)
+        for line in serving.describe_unknown_items(models, items):
             console.print_note(f"Note: {line}")
-        _output_table(found, out, as_json, "for somebody with this history")
-    elif everybody or out is not None:
-        asked = models.users if everybody else list(dict.fromkeys(user))
-        if out is None and not as_json and len(asked) * k > MOST_ROWS:
-            raise TacitaError(
-                f"{len(asked) * k:,} rows are too many to read; name a file, as in --out recs.parquet, or say --json."
-            )
-        _output_table(serving.build_recommendations(models, asked, wish), out, as_json, f"for {len(asked):,} users")
+        _output_table(table, out, as_json, "for somebody with this history")
+    elif all_users or out is not None:
+        selected = models.users if all_users else list(dict.fromkeys(users))
+        if out is None and not as_json:
+            _check_readable(len(selected) * k)
+        table = serving.build_recommendations(models, selected, query)
+        _output_table(table, out, as_json, f"for {len(selected):,} users")
     else:
-        _show_users(serving.list_recommendations(models, user, wish), k, as_json)
+        _show_users(serving.list_recommendations(models, users, query), k, as_json)
     if not as_json:
-        tell = console.print_answer if out is None else console.print_note
-        tell(summarise_privacy(opened.config, opened.result))
+        _print_privacy(opened, out)
+
+
+def _check_audience(has_users: bool, all_users: bool, has_history: bool) -> None:
+    """Recommendations are for named users, for all of them, or for a history."""
+    audiences = {"--user": has_users, "--all": all_users, "--history": has_history}
+    chosen = [name for name, is_chosen in audiences.items() if is_chosen]
+    if len(chosen) == 1:
+        return
+    conflict = f", not {' and '.join(chosen)} together." if chosen else ""
+    raise TacitaError(f"say for whom: either --user ID, --all, or --history ITEM,ITEM,...{conflict}")
+
+
+def _check_readable(n_rows: int) -> None:
+    if n_rows > MOST_ROWS:
+        raise TacitaError(
+            f"{n_rows:,} rows are too many to read; name a file, as in --out recs.parquet, or say --json."
+        )
+
+
+def _print_privacy(run: Run, out: Path | None) -> None:
+    """What the run promises, beside the answer or as a note."""
+    from tacita.report.promises import summarise_privacy
+
+    sentence = summarise_privacy(run.config, run.result)
+    if out is None:
+        console.print_answer(sentence)
+    else:
+        console.print_note(sentence)
 
 
 def similar(
@@ -93,7 +117,6 @@ def similar(
     `tacita similar --run runs/first 50`
     """
     from tacita.data.frames import check_ending
-    from tacita.report.promises import summarise_privacy
     from tacita.runs import loaded_run, serving
 
     run, item = split_run_argument(named, [folder, word], "tacita similar runs/first 50")
@@ -102,28 +125,29 @@ def similar(
     item = item.strip()
     if out is not None:
         check_ending(out)
-    opened, models = serving.open_run(run), loaded_run.load_run(run)
-    found = serving.find_similar_items(models, item, k)
-    if not found.height and not as_json:
-        why = "" if opened.config.privacy.epsilon is None else "; under a budget only popular items are told of"
-        console.print_answer(f"Nothing is known of what is like item {item}{why}.")
-    if found.height or as_json or out is not None:
-        _output_table(found, out, as_json, f"like item {item}")
+    opened = serving.open_run(run)
+    table = serving.find_similar_items(loaded_run.load_run(run), item, k)
+    is_empty = not table.height
+    if is_empty and not as_json:
+        has_budget = opened.config.privacy.epsilon is not None
+        reason = "; under a budget only popular items are told of" if has_budget else ""
+        console.print_answer(f"Nothing is known of what is like item {item}{reason}.")
+    if not is_empty or as_json or out is not None:
+        _output_table(table, out, as_json, f"like item {item}")
     if not as_json:
-        tell = console.print_answer if out is None else console.print_note
-        tell(summarise_privacy(opened.config, opened.result))
+        _print_privacy(opened, out)
 
 
 def _show_users(recommendations: dict[str, list[dict[str, Any]]], k: int, as_json: bool) -> None:
     if as_json:
         console.print_json(recommendations)
         return
-    for one, items in recommendations.items():
-        console.show_recommendations(one, items, k)
+    for user, items in recommendations.items():
+        result_tables.show_recommendations(user, items, k)
 
 
 def _output_table(table: Frame, out: Path | None, as_json: bool, title: str) -> None:
-    """A table into a file, or to people or machines."""
+    """Write a table to a file, or print it for people or machines."""
     from tacita.data.frames import has_formula_text, write_frame
 
     if out is not None:
@@ -137,8 +161,4 @@ def _output_table(table: Frame, out: Path | None, as_json: bool, title: str) -> 
     if as_json:
         console.print_json(table.to_dicts())
     elif out is None:
-        console.show_table(title, table.to_dicts(), ("user", "item", "title", "basis"))
-
-
-def _split_ids(text: str) -> list[str]:
-    return [one.strip() for one in text.split(",") if one.strip()]
+        result_tables.show_table(title, table.to_dicts(), ("user", "item", "title", "basis"))

@@ -1,4 +1,4 @@
-"""The verb that says what can be set."""
+"""The verb that lists settings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tacita.cli import console
+from tacita.cli import console, result_tables
 from tacita.cli.options import AsJson
 
 
@@ -31,8 +31,8 @@ def settings(
     """
     from tacita.runs.settings_reference import find_settings
 
-    found = find_settings(key)
+    matches = find_settings(key)
     if as_json:
-        console.print_json([vars(one) for one in found])
+        console.print_json([vars(setting) for setting in matches])
         return
-    console.show_settings(found)
+    result_tables.show_settings(matches)

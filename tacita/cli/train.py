@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tacita.cli import console
+from tacita.cli import console, result_tables
 from tacita.cli.options import (
     AsJson,
     Columns,
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def show_run_progress(folder: Path, quiet: bool) -> Iterator[TrainingCallbacks]:
-    """Show how a run goes; if the disk fills up after it began, say how it goes on."""
+    """Show the progress of a run; if the disk fills up after it began, explain how to go on."""
     try:
-        with console.show_training(quiet) as watcher:
-            yield watcher
+        with console.show_training(quiet) as callbacks:
+            yield callbacks
     except DiskFull as error:
         if not folder.is_dir():
             raise
@@ -109,15 +109,23 @@ def train(
         raise TacitaError(f"--chunk {chunk}: at least one client must be trained at a time.")
     machine = assembly.Machine(threads, chunk, data_dir)
     if resume:
-        if out is None:
-            raise TacitaError("--resume needs --out FOLDER, the run to go on with.")
-        if config is not None or sets or any(value is not None for value in flags.values()):
-            raise TacitaError(f"--resume goes on with the settings in {out / 'config.toml'}; leave out all others.")
-        run = _resume_run(out, machine, controls, quiet)
+        has_flags = any(value is not None for value in flags.values())
+        has_settings = config is not None or bool(sets) or has_flags
+        run = _resume_run(_check_resumable(out, has_settings), machine, controls, quiet)
     else:
         flags["evaluate.controls"] = None if controls else False
-        run = _train_run(merge_settings(config, flags, sets or []), str(config or "the settings"), out, machine, quiet)
+        settings = merge_settings(config, flags, sets or [])
+        run = _train_run(settings, str(config or "the settings"), out, machine, quiet)
     _show_run(run, as_json, quiet)
+
+
+def _check_resumable(folder: Path | None, has_settings: bool) -> Path:
+    """A run goes on in its own folder, with its own settings."""
+    if folder is None:
+        raise TacitaError("--resume needs --out FOLDER, the run to go on with.")
+    if has_settings:
+        raise TacitaError(f"--resume goes on with the settings in {folder / 'config.toml'}; leave out all others.")
+    return folder
 
 
 def _train_run(settings: dict[str, Any], source: str, out: Path | None, machine: Machine, quiet: bool) -> Run:
@@ -125,20 +133,20 @@ def _train_run(settings: dict[str, Any], source: str, out: Path | None, machine:
     from tacita.runs import training
     from tacita.runs.run_folder import find_free_folder
 
-    checked = resolve_config(settings, source)
-    folder = out if out is not None else find_free_folder(checked)
-    with show_run_progress(folder, quiet) as watcher:
-        return training.train(checked, folder, machine, watcher)
+    config = resolve_config(settings, source)
+    folder = out if out is not None else find_free_folder(config)
+    with show_run_progress(folder, quiet) as callbacks:
+        return training.train(config, folder, machine, callbacks)
 
 
 def _resume_run(folder: Path, machine: Machine, controls: bool, quiet: bool) -> Run:
     from tacita.runs import training
     from tacita.runs.run_folder import is_finished
 
-    finished = is_finished(folder)
-    with show_run_progress(folder, quiet) as watcher:
-        run = training.resume(folder, machine, watcher, controls)
-    if finished and not quiet:
+    was_finished = is_finished(folder)
+    with show_run_progress(folder, quiet) as callbacks:
+        run = training.resume(folder, machine, callbacks, controls)
+    if was_finished and not quiet:
         console.print_note(f"{folder} was finished before: nothing was left to do.")
     return run
 
@@ -147,9 +155,9 @@ def _show_run(run: Run, as_json: bool, quiet: bool) -> None:
     if as_json:
         console.print_json(run.result)
         return
-    console.show_result(run, brief=quiet)
     from tacita.report.promises import describe_leaks, privacy_lines
 
+    result_tables.show_result(run, brief=quiet)
     for line in privacy_lines(run.config, run.result):
         console.print_answer(line)
     if "privacy" in run.result and not quiet:
@@ -186,34 +194,50 @@ def report(
 
     `tacita report docs/audit/accuracy.csv --out accuracy.png`: accuracy against epsilon, from a table of figures.
     """
-    from tacita.report.pages import write_report
-    from tacita.report.seeds import label_groups, make_rows, read_groups, write_tables
+    sources = [*(folders or ()), *(named or ())]
+    _check_report(sources, svg)
+    if any(source.suffix.lower() == ".csv" for source in sources):
+        _draw_accuracy(sources, svg or out)
+        return
+    has_other_kind = as_csv or svg or latex or as_json
+    if out is None and not has_other_kind:
+        out = Path("report.html")
+    _write_reports(sources, [out, svg], {"csv": as_csv, "latex": latex})
+    _show_groups(sources, as_json)
+    for path in (out, as_csv, svg, latex):
+        if path is not None:
+            console.print_note(f"wrote {path}")
 
-    folders = [*(folders or ()), *(named or ())]
-    if not folders:
+
+def _check_report(sources: list[Path], svg: Path | None) -> None:
+    if not sources:
         raise TacitaError("name one run folder or more, as in `tacita report runs/a runs/b`.")
     if svg is not None and svg.suffix.lower() != ".svg":
         raise TacitaError(f"--svg {svg}: a picture of this kind goes to a .svg file; choose that ending.")
-    if any(one.suffix.lower() == ".csv" for one in folders):
-        _draw_accuracy(folders, svg or out)
-        return
-    if out is None and not (as_csv or svg or latex or as_json):
-        out = Path("report.html")
-    tables = {path: kind for path, kind in ((as_csv, "csv"), (latex, "latex")) if path is not None}
-    if tables:
-        write_tables(folders, tables)
-    for page in (out, svg):
+
+
+def _write_reports(folders: list[Path], pages: list[Path | None], tables: dict[str, Path | None]) -> None:
+    from tacita.report.pages import write_report
+    from tacita.report.seeds import write_tables
+
+    kinds = {path: kind for kind, path in tables.items() if path is not None}
+    if kinds:
+        write_tables(folders, kinds)
+    for page in pages:
         if page is not None:
             write_report(folders, page)
+
+
+def _show_groups(folders: list[Path], as_json: bool) -> None:
+    """Print the rows of the table for machines, and the notes of groups for people."""
+    from tacita.report.seeds import label_groups, make_rows, read_groups
+
     groups = read_groups(folders)
     if as_json:
         console.print_json(make_rows(groups))
     for label, group in zip(label_groups(groups), groups, strict=True):
         if group.note:
             console.print_note(f"Note, {label}: {group.note}.")
-    for written in (out, as_csv, svg, latex):
-        if written is not None:
-            console.print_note(f"wrote {written}")
 
 
 def _draw_accuracy(tables: list[Path], picture: Path | None) -> None:

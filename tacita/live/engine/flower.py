@@ -29,6 +29,7 @@ Response = TypeVar("Response")
 
 log = logging.getLogger(__name__)
 
+_NODE_VARIABLES = {"LANG", "LC_ALL", "LC_CTYPE", "TZ", "HTTPS_PROXY", "https_proxy", "LD_LIBRARY_PATH"}
 _APP = {
     "pyproject.toml": """[project]
 name = "tacita-live"
@@ -54,7 +55,7 @@ run = ""
 
 
 def write_app(folder: Path) -> Path:
-    """The Flower app: two files that import from here; what Flower delivers to nodes holds no logic."""
+    """Write the Flower app: two files that import from this package, so Flower delivers no logic to nodes."""
     for name, text in _APP.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,15 +69,16 @@ def make_environment(home: Path, whole: bool = False) -> dict[str, str]:
 
     A node's process gets only what it needs; the server's, which runs our own code, gets the `whole` environment.
     """
-    kept = {"LANG", "LC_ALL", "LC_CTYPE", "TZ", "HTTPS_PROXY", "https_proxy", "LD_LIBRARY_PATH"}
-    found = {k: v for k, v in os.environ.items() if whole or k in kept}
+    environment = {name: value for name, value in os.environ.items() if whole or name in _NODE_VARIABLES}
     for name in ("NO_PROXY", "no_proxy"):
-        found[name] = ",".join(filter(None, [found.get(name, ""), "127.0.0.1,localhost"]))
-    programs = os.path.dirname(sys.executable)
+        hosts = [environment.get(name, ""), "127.0.0.1,localhost"]
+        environment[name] = ",".join(filter(None, hosts))
     if not whole:
-        found |= {"HOME": str(home), "TMPDIR": str(home / "tmp")}
-    return found | {
-        "PATH": os.pathsep.join([programs, os.environ.get("PATH", os.defpath)]),
+        environment |= {"HOME": str(home), "TMPDIR": str(home / "tmp")}
+    programs = os.path.dirname(sys.executable)
+    search_path = os.environ.get("PATH", os.defpath)
+    return environment | {
+        "PATH": os.pathsep.join([programs, search_path]),
         "FLWR_HOME": str(home / "flwr"),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -92,11 +94,13 @@ class SuperLinkClient:
     """The operator's calls to a SuperLink on this machine; `ca` is None for a link without TLS."""
 
     def __init__(self, port: int, ca: Path | None) -> None:
-        self.port, self.ca = port, ca
+        self.port = port
+        self.ca = ca
 
     @property
     def url(self) -> str:
-        return f"{'http' if self.ca is None else 'https'}://127.0.0.1:{self.port}"
+        scheme = "http" if self.ca is None else "https"
+        return f"{scheme}://127.0.0.1:{self.port}"
 
     def register(self, public_key: Path, name: str) -> int:
         """Enrol a node's public key; the number under which the SuperLink knows the node."""
@@ -105,17 +109,21 @@ class SuperLinkClient:
         except OSError as error:
             raise TacitaError(f"cannot read {public_key}: {error.strerror or error}.") from None
         request = control_pb2.RegisterNodeRequest(public_key=pem, name=name)
-        return int(self._call("register-node", request, control_pb2.RegisterNodeResponse).node_id)
+        response = self._call("register-node", request, control_pb2.RegisterNodeResponse)
+        return int(response.node_id)
 
     def unregister(self, node: int) -> None:
-        self._call(
-            "unregister-node", control_pb2.UnregisterNodeRequest(node_id=node), control_pb2.UnregisterNodeResponse
-        )
+        request = control_pb2.UnregisterNodeRequest(node_id=node)
+        self._call("unregister-node", request, control_pb2.UnregisterNodeResponse)
 
     def nodes(self) -> dict[int, str]:
         """The nodes that are enrolled: number -> registered, online or offline."""
-        found = self._call("list-nodes", control_pb2.ListNodesRequest(), control_pb2.ListNodesResponse)
-        return {int(one.node_id): str(one.status) for one in found.nodes_info if one.status != "unregistered"}
+        response = self._call("list-nodes", control_pb2.ListNodesRequest(), control_pb2.ListNodesResponse)
+        states = {}
+        for node in response.nodes_info:
+            if node.status != "unregistered":
+                states[int(node.node_id)] = str(node.status)
+        return states
 
     def submit(self, run_config: Mapping[str, str | int | float | bool], app: Path) -> int:
         """Start the app of a folder (see `write_app`); the number of the run in Flower."""
@@ -125,18 +133,18 @@ class SuperLinkClient:
 
         content = build_fab_from_disk(app)
         fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
-        request = control_pb2.StartRunRequest(
-            fab=fab_to_proto(fab), override_config=user_config_to_proto(dict(run_config)), federation=""
-        )
-        found = self._call("start-run", request, control_pb2.StartRunResponse)
-        if not found.HasField("run_id"):
+        settings = user_config_to_proto(dict(run_config))
+        request = control_pb2.StartRunRequest(fab=fab_to_proto(fab), override_config=settings, federation="")
+        response = self._call("start-run", request, control_pb2.StartRunResponse)
+        if not response.HasField("run_id"):
             raise TacitaError("the SuperLink did not start the run; its log says why.")
-        return int(found.run_id)
+        return int(response.run_id)
 
     def run_state(self, run: int) -> str:
         """pending, starting, running, or finished:completed, finished:failed, finished:stopped."""
-        found = self._call("list-runs", control_pb2.ListRunsRequest(run_id=run), control_pb2.ListRunsResponse)
-        status = found.run_dict[run].status
+        request = control_pb2.ListRunsRequest(run_id=run)
+        response = self._call("list-runs", request, control_pb2.ListRunsResponse)
+        status = response.run_dict[run].status
         return ":".join(filter(None, [status.status, status.sub_status]))
 
     def stop_run(self, run: int) -> None:
@@ -148,16 +156,16 @@ class SuperLinkClient:
         try:
             with httpx.Client(verify=verify, timeout=30.0, trust_env=False) as client:
                 content = request.SerializeToString()
-                got = client.post(f"{self.url}/v1/control/{name}", content=content, headers=headers)
+                reply = client.post(f"{self.url}/v1/control/{name}", content=content, headers=headers)
         except httpx.TransportError as error:
             raise TacitaError(
                 f"the SuperLink does not answer on port {self.port} ({error}); is the server up?"
             ) from None
-        if got.status_code != 200:
-            raise TacitaError(f"the SuperLink refused {name}: {_read_error(got)}.")
-        found: Any = response()
-        found.ParseFromString(got.content)
-        return cast(Response, found)
+        if reply.status_code != 200:
+            raise TacitaError(f"the SuperLink refused {name}: {_read_error(reply)}.")
+        parsed: Any = response()
+        parsed.ParseFromString(reply.content)
+        return cast(Response, parsed)
 
 
 def _make_tls_context(ca: Path) -> Any:
@@ -166,13 +174,13 @@ def _make_tls_context(ca: Path) -> Any:
     return ssl.create_default_context(cafile=str(ca))
 
 
-def _read_error(got: httpx.Response) -> str:
+def _read_error(reply: httpx.Response) -> str:
     with contextlib.suppress(ValueError, AttributeError, TypeError):
-        told = json.loads(got.text)
-        said = [told[k] for k in ("message", "public_details", "detail") if told.get(k)]
-        if said:
-            return " ".join(map(str, said)).rstrip(".")
-    return f"{got.status_code} {got.text[:200]}".strip()
+        problem = json.loads(reply.text)
+        sentences = [problem[name] for name in ("message", "public_details", "detail") if problem.get(name)]
+        if sentences:
+            return " ".join(map(str, sentences)).rstrip(".")
+    return f"{reply.status_code} {reply.text[:200]}".strip()
 
 
 class SuperLink(SuperLinkClient):
@@ -181,25 +189,20 @@ class SuperLink(SuperLinkClient):
     def __init__(self, home: Path, port: int, keys: ServerKeys | None = None, insecure: bool = False) -> None:
         if not insecure and keys is None:
             raise TacitaError("a SuperLink needs an authority, a certificate and a key.")
-        super().__init__(port, None if insecure or keys is None else keys.ca)
+        tls_keys = None if insecure else keys
+        super().__init__(port, None if tls_keys is None else tls_keys.ca)
         self.home = home
-        self._keys = None if insecure else keys
+        self._keys = tls_keys
         self._child: ChildProcess | None = None
 
     def start(self, timeout: float = 90.0) -> None:
         """Start it and wait until it answers."""
         (self.home / "flwr").mkdir(parents=True, exist_ok=True, mode=0o700)
         bind_listener("127.0.0.1", self.port).close()
-        command = [_find_program("flower-superlink"), "--host", "127.0.0.1", "--port", str(self.port)]
-        command += ["--database", str(self.home / "link.db"), "--disable-runtime-dependency-installation"]
-        if self._keys is None:
-            command.append("--insecure")
-        else:
-            self._keys.check_validity()
-            command += ["--ssl-ca-certfile", str(self._keys.ca), "--ssl-certfile", str(self._keys.certificate)]
-            command += ["--ssl-keyfile", str(self._keys.key), "--enable-supernode-auth"]
-        env = make_environment(self.home, whole=True)
-        self._child = ChildProcess(command, self.home, self.home / "superlink.log", env, None)
+        command = self._make_command()
+        environment = make_environment(self.home, whole=True)
+        log_path = self.home / "superlink.log"
+        self._child = ChildProcess(command, self.home, log_path, environment, None)
         end = time.monotonic() + timeout
         while True:
             with contextlib.suppress(TacitaError):
@@ -207,8 +210,18 @@ class SuperLink(SuperLinkClient):
                 return
             if not self.is_alive or time.monotonic() > end:
                 self.stop()
-                raise TacitaError(f"the SuperLink did not start; {self.home / 'superlink.log'} says why.")
+                raise TacitaError(f"the SuperLink did not start; {log_path} says why.")
             time.sleep(0.2)
+
+    def _make_command(self) -> list[str]:
+        command = [_find_program("flower-superlink"), "--host", "127.0.0.1", "--port", str(self.port)]
+        command += ["--database", str(self.home / "link.db"), "--disable-runtime-dependency-installation"]
+        if self._keys is None:
+            return [*command, "--insecure"]
+        self._keys.check_validity()
+        command += ["--ssl-ca-certfile", str(self._keys.ca), "--ssl-certfile", str(self._keys.certificate)]
+        command += ["--ssl-keyfile", str(self._keys.key), "--enable-supernode-auth"]
+        return command
 
     @property
     def is_alive(self) -> bool:
@@ -232,23 +245,23 @@ class SuperLink(SuperLinkClient):
 
 
 def _find_program(name: str) -> str:
-    """A program of the installation we run in."""
-    beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if not found:
+    """A program of the installation that this process runs in."""
+    path = Path(sys.executable).parent / name
+    program = str(path) if path.exists() else shutil.which(name)
+    if not program:
         raise TacitaError(f"{name} is missing; install Flower with `pip install tacita[live]`.")
-    return found
+    return program
 
 
 # The node
 
 
 class Supernode:
-    """The node's connection to the server, kept alive: restarted with patience when it ends.
+    """The node's connection to the server, restarted after a pause when it ends.
 
     It runs our own client (`flower_client`), which fetches messages as a SuperNode does but executes nothing that comes
-    from the server. With a `port` of its own on loopback Flower's `flower-supernode` is run instead, which executes the
-    app it is sent and starts a process per message.
+    from the server. With a `port` on loopback it runs Flower's `flower-supernode` instead. That one executes the app
+    that the server sends, and starts a process per message.
     """
 
     def __init__(
@@ -263,8 +276,12 @@ class Supernode:
     ) -> None:
         if not insecure and keys is None:
             raise TacitaError("a node needs the server's authority file and its own key.")
-        self.home, self.server, self.socket = home, server, socket
-        self._keys, self._user, self._port = None if insecure else keys, user, port
+        self.home = home
+        self.server = server
+        self.socket = socket
+        self._keys = None if insecure else keys
+        self._user = user
+        self._port = port
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._child: ChildProcess | None = None
@@ -272,7 +289,7 @@ class Supernode:
         self.reason = ""  # why it is not online, in one sentence
 
     def start(self) -> None:
-        """Begin to connect; `state` tells how it goes."""
+        """Begin to connect; `state` says how far it is."""
         command = self._prepare()
         self._stopping.clear()
         self._thread = threading.Thread(target=self._keep_connected, args=(command,), name="supernode", daemon=True)
@@ -297,12 +314,10 @@ class Supernode:
     @property
     def node_id(self) -> int | None:
         child = self._child
-        found = (
-            re.search(r"SuperNode ID: (\d+)", child.read_head())
-            if child is not None and child.exit_code is None
-            else None
-        )
-        return int(found[1]) if found else None
+        if child is None or child.exit_code is not None:
+            return None
+        match = re.search(r"SuperNode ID: (\d+)", child.read_head())
+        return int(match[1]) if match else None
 
     @property
     def pid(self) -> int | None:
@@ -316,10 +331,8 @@ class Supernode:
         self.stop()
 
     def _prepare(self) -> list[str]:
-        """Files the client may read, in a folder of its own, and the command that starts it."""
-        if self._user is not None and (why := find_user_problem(self._user)) is not None:
-            raise TacitaError(why)
-        owner = pwd.getpwnam(self._user).pw_uid if self._user is not None else -1
+        """Put the files that the client may read into a folder of its own; returns the command that starts it."""
+        owner = self._find_owner()
         for folder in (self.home, self.home / "tmp", self.home / "flwr"):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             os.chown(folder, owner, -1)
@@ -334,19 +347,29 @@ class Supernode:
             key_option = "--auth-supernode-private-key"
         if self._keys is None:
             return [*command, "--insecure"]
-        ca, key = self.home / "ca.pem", self.home / "node.key"
+        ca = self.home / "ca.pem"
+        key = self.home / "node.key"
         _copy_private(self._keys.ca, ca, owner)
         _copy_private(self._keys.key, key, owner)
         check_validity(self._keys.ca)
         return [*command, "--root-certificates", str(ca), key_option, str(key)]
 
+    def _find_owner(self) -> int:
+        """The user id under which the client runs; -1: this process's own."""
+        if self._user is None:
+            return -1
+        problem = find_user_problem(self._user)
+        if problem is not None:
+            raise TacitaError(problem)
+        return pwd.getpwnam(self._user).pw_uid
+
     def _keep_connected(self, command: list[str]) -> None:
         pause = 1.0
-        env = make_environment(self.home)
+        environment = make_environment(self.home)
         while not self._stopping.is_set():
             began = time.monotonic()
             try:
-                self._child = ChildProcess(command, self.home, self.home / "client.log", env, self._user)
+                self._child = ChildProcess(command, self.home, self.home / "client.log", environment, self._user)
             except TacitaError as error:
                 self.reason = str(error)
             else:
@@ -366,7 +389,7 @@ class Supernode:
 
 
 def _explain_end(text: str) -> str:
-    """What the client's last words mean."""
+    """Why a client ended, by the end of its log."""
     if "refuses the key" in text:
         return "the server does not know this node's key; ask its operator to enrol it (if revoked: make a new node)."
     if "Failed to activate SuperNode" in text:
@@ -379,15 +402,15 @@ def _explain_end(text: str) -> str:
 
 
 def _copy_private(source: Path, target: Path, owner: int) -> None:
-    """A copy that only its owner reads, replaced atomically: the owner may be another user."""
+    """Copy a file so that only its owner reads it, replaced atomically; the owner may be another user."""
     try:
         content = source.read_bytes()
         side = target.with_name(f".{target.name}.{os.getpid()}")
         side.unlink(missing_ok=True)
-        held = os.open(side, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        with open(held, "wb") as out:
+        descriptor = os.open(side, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with open(descriptor, "wb") as out:
             out.write(content)
-            os.fchown(held, owner, -1)
+            os.fchown(descriptor, owner, -1)
         os.replace(side, target)
     except OSError as error:
         raise TacitaError(f"cannot copy {source} to {target}: {error.strerror or error}.") from None

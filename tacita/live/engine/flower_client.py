@@ -1,4 +1,4 @@
-"""The node's side of Flower: fetch messages, hand their bodies to the node's daemon, send back what it answers.
+"""The node's side of Flower: fetch messages, hand their bodies to the node's daemon, send its answers back.
 
 `main` is a process that stays: it speaks to the SuperLink as a SuperNode does, but runs no code that comes from the
 server and costs no process start per message. `make_app` is the same as a Flower app, for a plain SuperNode.
@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
 MESSAGE_TYPE = "query"  # one type for Flower; the body says what it is
 SMALL_BODY_BYTES = 2**16  # up to here one record, above an array, which Flower sends in pieces
 ERROR_CODE = 1000  # Flower's own codes end far below
-_QUICK, _SLOW, _QUICK_FOR = 0.5, 3.0, 60.0  # seconds between polls, and for how long after a message
+_QUICK_POLL_SECONDS = 0.5
+_SLOW_POLL_SECONDS = 3.0
+_QUICK_FOR_SECONDS = 60.0  # after a message, polls are quick for so long
 _OFFLINE_SECONDS = 3.0  # longer than a round waits between two looks
 
 log = logging.getLogger("tacita.live")
@@ -59,9 +62,10 @@ def unpack(content: RecordDict) -> bytes:
 
 
 def answer_message(message: Message, socket_path: str) -> Message:
-    """What the daemon says to a message; a failure goes back without its reason, which may name files."""
+    """The daemon's answer to a message; a failure goes back without its reason, which may name files."""
     try:
-        return Message(pack(unix_socket.ask(socket_path, unpack(message.content))), reply_to=message)
+        body = unix_socket.ask(socket_path, unpack(message.content))
+        return Message(pack(body), reply_to=message)
     except (TacitaError, ValueError, OSError) as error:
         log.error("a message was not answered: %s", error)
         return Message(Error(ERROR_CODE, "the node did not answer"), reply_to=message)
@@ -81,7 +85,7 @@ def make_app() -> ClientApp:
 
 
 class RetryLogFilter(logging.Filter):
-    """One line a minute about a server that is away, which Flower reports with every try."""
+    """Passes one line a minute about a server that is away; Flower reports it with every try."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,7 +109,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--key", type=Path)
     parser.add_argument("--memory", type=Path, help="where the number of an open connection is kept")
     parser.add_argument("--insecure", action="store_true")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     logging.getLogger("flwr").propagate = False  # it writes by itself
@@ -116,7 +120,12 @@ def main(arguments: list[str] | None = None) -> int:
 
     signal.signal(signal.SIGTERM, stop)
     try:
-        _serve_messages(given.superlink, given.socket, given.root_certificates, given.key, given.memory, given.insecure)
+        keys = _load_keys(options.key)
+        roots = None
+        if options.root_certificates is not None and not options.insecure:
+            roots = options.root_certificates.read_bytes()
+        link = _Link(options.superlink, options.insecure, roots, keys)
+        _serve_messages(link, options.socket, options.memory)
     except KeyboardInterrupt:  # how Flower's client reacts to 401
         log.error("the server refuses the key of this node")
         return 3
@@ -126,23 +135,35 @@ def main(arguments: list[str] | None = None) -> int:
     return 1
 
 
-def _serve_messages(
-    server: str, socket_path: str, ca: Path | None, key: Path | None, memory: Path | None, insecure: bool
-) -> None:
+@dataclass(frozen=True)
+class _Link:
+    """How to reach the SuperLink."""
+
+    server: str
+    insecure: bool
+    roots: bytes | None
+    keys: tuple[Any, Any] | None  # private and public
+
+
+def _load_keys(path: Path | None) -> tuple[Any, Any] | None:
+    from tacita.live.tls_certificates import load_node_key
+
+    if path is None:
+        return None
+    private_key = load_node_key(path)
+    return private_key, private_key.public_key()
+
+
+def _serve_messages(link: _Link, socket_path: str, memory: Path | None) -> None:
     from flwr.supercore.run import RunNotRunningException
     from flwr.supernode.fleet_http_connection import http_request_response
 
-    from tacita.live.tls_certificates import load_node_key
-
-    private = None if key is None else load_node_key(key)
-    keys = None if private is None else (private, private.public_key())
-    roots = None if ca is None or insecure else ca.read_bytes()
-    if memory is not None and keys is not None and memory.exists():
-        _close_last_connection(server, roots, keys, memory)
+    if memory is not None and link.keys is not None and memory.exists():
+        _close_last_connection(link, link.keys, memory)
     with contextlib.ExitStack() as stack:
         if memory is not None:
             stack.callback(memory.unlink, missing_ok=True)  # after the connection below is closed
-        connection = http_request_response(server, insecure, roots, keys)
+        connection = http_request_response(link.server, link.insecure, link.roots, link.keys)
         node, receive, send, _, _, pull, push, confirm = stack.enter_context(connection)
         if memory is not None:
             memory.write_text(str(node))
@@ -150,25 +171,27 @@ def _serve_messages(
         last = time.monotonic()
         while True:
             try:
-                got = receive()
-                if got is None:
-                    time.sleep(_QUICK if time.monotonic() - last < _QUICK_FOR else _SLOW)
+                received = receive()
+                if received is None:
+                    is_recent = time.monotonic() - last < _QUICK_FOR_SECONDS
+                    time.sleep(_QUICK_POLL_SECONDS if is_recent else _SLOW_POLL_SECONDS)
                     continue
-                message, tree = got
-                run = message.metadata.run_id
+                head, tree = received
+                run = head.metadata.run_id
                 began = time.monotonic()
                 message = _fetch_message(tree, functools.partial(pull, run), functools.partial(confirm, run))
-                _send_reply(answer_message(message, socket_path), began, send, push)
+                reply = answer_message(message, socket_path)
+                _send_reply(reply, began, send, push)
             except RunNotRunningException:
                 log.info("the run has ended; its message is dropped")
-                time.sleep(_QUICK)
+                time.sleep(_QUICK_POLL_SECONDS)
             last = time.monotonic()
 
 
-def _close_last_connection(server: str, roots: bytes | None, keys: tuple[Any, Any], memory: Path) -> None:
+def _close_last_connection(link: _Link, keys: tuple[Any, Any], memory: Path) -> None:
     """Close the connection of a client that was killed, which the server would hold for a minute.
 
-    Then wait until a round that runs has seen the node gone: what the killed client was asked is lost, and the round
+    Then wait until a running round notices that the node is gone. The killed client's message is lost, and the round
     should not wait for it.
     """
     import httpx
@@ -178,7 +201,8 @@ def _close_last_connection(server: str, roots: bytes | None, keys: tuple[Any, An
 
     try:
         node = int(memory.read_text())
-        with FleetHttpClient.from_server_address(server, False, roots, [NodeAuthHttpInterceptor(*keys)]) as client:
+        interceptors = [NodeAuthHttpInterceptor(*keys)]
+        with FleetHttpClient.from_server_address(link.server, False, link.roots, interceptors) as client:
             client.DeactivateNode(DeactivateNodeRequest(node_id=node))
     except (ValueError, httpx.HTTPError) as error:  # gone already, or the server will say more
         log.info("the last connection could not be closed: %s", error)
@@ -211,9 +235,10 @@ def _send_reply(
 
     with no_object_id_recompute():
         reply.metadata.__dict__["_message_id"] = reply.object_id
-        wanted, session = send(reply, get_object_tree(reply), time.monotonic() - began)
-        pushed = functools.partial(push, reply.metadata.run_id, session)
-        push_objects(get_all_nested_objects(reply), pushed, object_ids_to_push=wanted)
+        seconds = time.monotonic() - began
+        missing_ids, session = send(reply, get_object_tree(reply), seconds)
+        push_object = functools.partial(push, reply.metadata.run_id, session)
+        push_objects(get_all_nested_objects(reply), push_object, object_ids_to_push=missing_ids)
 
 
 if __name__ == "__main__":

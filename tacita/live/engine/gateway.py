@@ -1,4 +1,4 @@
-"""What nodes dial: a TLS proxy that passes to the SuperLink only the calls a node makes, from keys that are enrolled.
+"""The TLS proxy that nodes dial: it passes to the SuperLink only calls that nodes make, from keys that are enrolled.
 
 The SuperLink itself listens on loopback, because whoever reaches its port may submit code (it has no operator login).
 A call is matched by the bytes of its path, before any decoding, so there is nothing to normalise.
@@ -46,9 +46,13 @@ CALLS = (
 PATHS = frozenset(f"/v1/fleet/{call}".encode() for call in CALLS)
 KEY_HEADER = "flwr-public-key"
 HEADERS = frozenset({"content-type", "accept", "content-length"})  # and all that begin with flwr-
-CLOSE_HEADERS = {"connection": "close"}  # who is refused does not stay
+RETURNED_HEADERS = frozenset(
+    {"content-type", "content-length", "content-encoding", "flwr-version-incompatibility-message"}
+)
+CLOSE_HEADERS = {"connection": "close"}  # a caller that is refused does not stay
 MOST_BYTES = 16 * 2**20  # Flower cuts arrays into objects of 5 MiB, one per call
-_BETWEEN_PIECES, _WHOLE_CALL = 30.0, 300.0  # seconds
+_PIECE_SECONDS = 30.0  # between two pieces of a body
+_CALL_SECONDS = 300.0  # for a whole body
 
 log = logging.getLogger(__name__)
 
@@ -63,20 +67,23 @@ def find_refusal(method: str, raw_path: bytes, query: bytes) -> str | None:
 
 
 def make_proxy_app(upstream: httpx.AsyncClient, allowed: Callable[[str], bool], most: int = MOST_BYTES) -> ASGIApp:
-    """The proxy as an ASGI application; `allowed` is asked for every call with the fingerprint of the caller's key."""
+    """The proxy as an ASGI application; `allowed` decides on every call, by the fingerprint of the caller's key."""
 
     async def answer(request: Request) -> Response:
-        why = find_refusal(request.method, request.scope.get("raw_path") or b"", request.scope["query_string"])
-        if why is not None:
-            return PlainTextResponse(why, 403, CLOSE_HEADERS)
-        who = _read_caller_key(request)
+        raw_path = request.scope.get("raw_path") or b""
+        refusal = find_refusal(request.method, raw_path, request.scope["query_string"])
+        if refusal is not None:
+            return PlainTextResponse(refusal, 403, CLOSE_HEADERS)
+        key = _read_caller_key(request)
         # 401 and not 403: Flower's node stops on 401, but takes 403 for the end of a run and goes on asking.
-        if who is None or not await asyncio.to_thread(allowed, who):
+        if key is None or not await asyncio.to_thread(allowed, key):
             return PlainTextResponse("this key is not enrolled", 401, CLOSE_HEADERS)
-        if recognise := request.scope.get("state", {}).get("recognise"):
-            recognise(who)
+        recognise = request.scope.get("state", {}).get("recognise")
+        if recognise is not None:
+            recognise(key)
         size = request.headers.get("content-length", "")
-        if "transfer-encoding" in request.headers or not (size.isascii() and size.isdigit()):
+        has_size = size.isascii() and size.isdigit()
+        if "transfer-encoding" in request.headers or not has_size:
             return PlainTextResponse("say the length of the body", 411)
         if int(size) > most:
             return PlainTextResponse(f"a body may have {most} bytes", 413)
@@ -99,30 +106,22 @@ def make_proxy_app(upstream: httpx.AsyncClient, allowed: Callable[[str], bool], 
 
 
 def _read_caller_key(request: Request) -> str | None:
-    given = request.headers.getlist(KEY_HEADER)
-    if len(given) != 1 or len(given[0]) > 4096:
+    values = request.headers.getlist(KEY_HEADER)
+    if len(values) != 1 or len(values[0]) > 4096:
         return None
     try:
-        return fingerprint(base64.b64decode(given[0], validate=True))
+        public_key = base64.b64decode(values[0], validate=True)
+        return fingerprint(public_key)
     except (TacitaError, binascii.Error, ValueError):
         return None
 
 
 async def _forward_call(upstream: httpx.AsyncClient, request: Request) -> Response:
-    async def body() -> AsyncIterator[bytes]:
-        end = time.monotonic() + _WHOLE_CALL
-        pieces = aiter(request.stream())
-        while True:
-            async with asyncio.timeout(min(_BETWEEN_PIECES, end - time.monotonic())):
-                piece = await anext(pieces, None)
-            if piece is None:
-                return
-            yield piece
-
-    headers = [(k, v) for k, v in request.headers.items() if k in HEADERS or k.startswith("flwr-")]
+    headers = [(name, value) for name, value in request.headers.items() if _passes_on(name)]
     path = request.scope["raw_path"].decode("ascii")
+    forwarded = upstream.build_request("POST", path, headers=headers, content=_read_body(request))
     try:
-        got = await upstream.send(upstream.build_request("POST", path, headers=headers, content=body()), stream=True)
+        reply = await upstream.send(forwarded, stream=True)
     except TimeoutError:
         return PlainTextResponse("the body came too slowly", 408)
     except httpx.TimeoutException:
@@ -130,15 +129,32 @@ async def _forward_call(upstream: httpx.AsyncClient, request: Request) -> Respon
     except httpx.TransportError:
         return PlainTextResponse("the server is not ready", 503)  # Flower's node tries again on 503
 
-    async def back() -> AsyncIterator[bytes]:
+    async def stream_back() -> AsyncIterator[bytes]:
         try:
-            async for piece in got.aiter_raw():
+            async for piece in reply.aiter_raw():
                 yield piece
         finally:
-            await got.aclose()
+            await reply.aclose()
 
-    kept = {"content-type", "content-length", "content-encoding", "flwr-version-incompatibility-message"}
-    return StreamingResponse(back(), got.status_code, {k: v for k, v in got.headers.items() if k in kept})
+    returned = {name: value for name, value in reply.headers.items() if name in RETURNED_HEADERS}
+    return StreamingResponse(stream_back(), reply.status_code, returned)
+
+
+def _passes_on(header: str) -> bool:
+    return header in HEADERS or header.startswith("flwr-")
+
+
+async def _read_body(request: Request) -> AsyncIterator[bytes]:
+    """The pieces of a body; TimeoutError if they come too slowly."""
+    end = time.monotonic() + _CALL_SECONDS
+    pieces = aiter(request.stream())
+    while True:
+        remaining = end - time.monotonic()
+        async with asyncio.timeout(min(_PIECE_SECONDS, remaining)):
+            piece = await anext(pieces, None)
+        if piece is None:
+            return
+        yield piece
 
 
 class Gateway:
@@ -153,9 +169,12 @@ class Gateway:
         allowed: Callable[[str], bool],
         most: int = MOST_BYTES,
     ) -> None:
-        self.host, self.port = host, port
-        self._upstream, self._keys = upstream, keys
-        self._allowed, self._most = allowed, most
+        self.host = host
+        self.port = port
+        self._upstream = upstream
+        self._keys = keys
+        self._allowed = allowed
+        self._most = most
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
 
@@ -164,14 +183,38 @@ class Gateway:
         self._keys.check_validity()
         listener = bind_listener(self.host, self.port)
         self.port = listener.getsockname()[1]
-        client = httpx.AsyncClient(
+        client = self._make_client()
+        config = self._make_config(client)
+        try:
+            config.load()
+        except (OSError, ssl.SSLError) as error:
+            listener.close()
+            raise TacitaError(
+                f"the gateway cannot use {self._keys.certificate} with {self._keys.key}: {error}."
+            ) from None
+        server = uvicorn.Server(config)
+        serving = _serve(server, client, listener)
+        self._server = server
+        self._thread = threading.Thread(target=asyncio.run, args=(serving,), name="gateway", daemon=True)
+        self._thread.start()
+        end = time.monotonic() + 10
+        while not server.started:
+            if not self._thread.is_alive() or time.monotonic() > end:
+                raise TacitaError(f"the gateway did not start on {self.host}:{self.port}; the log says why.")
+            time.sleep(0.02)
+
+    def _make_client(self) -> httpx.AsyncClient:
+        """The client that calls the SuperLink."""
+        return httpx.AsyncClient(
             base_url=self._upstream,
             verify=ssl.create_default_context(cafile=str(self._keys.ca)),
             timeout=httpx.Timeout(60.0, connect=5.0),
             limits=httpx.Limits(max_connections=64, max_keepalive_connections=16),
             trust_env=False,  # loopback: no proxy of the environment in between
         )
-        config = uvicorn.Config(
+
+    def _make_config(self, client: httpx.AsyncClient) -> uvicorn.Config:
+        return uvicorn.Config(
             make_proxy_app(client, self._allowed, self._most),
             http="h11",
             ws="none",
@@ -185,34 +228,6 @@ class Gateway:
             ssl_certfile=str(self._keys.certificate),
             ssl_keyfile=str(self._keys.key),
         )
-        try:
-            config.load()
-        except (OSError, ssl.SSLError) as error:
-            listener.close()
-            raise TacitaError(
-                f"the gateway cannot use {self._keys.certificate} with {self._keys.key}: {error}."
-            ) from None
-        server = self._server = uvicorn.Server(config)
-
-        async def run() -> None:
-            door, tls = ConnectionLimiter(), config.ssl
-            assert tls is not None
-            async with client:
-                make = functools.partial(Connection, door, config, server.server_state)
-                accepting = asyncio.create_task(door.accept(listener, make, tls))
-                try:
-                    await server.serve(sockets=[])
-                finally:
-                    accepting.cancel()
-                    listener.close()
-
-        self._thread = threading.Thread(target=lambda: asyncio.run(run()), name="gateway", daemon=True)
-        self._thread.start()
-        end = time.monotonic() + 10
-        while not server.started:
-            if not self._thread.is_alive() or time.monotonic() > end:
-                raise TacitaError(f"the gateway did not start on {self.host}:{self.port}; the log says why.")
-            time.sleep(0.02)
 
     @property
     def is_alive(self) -> bool:
@@ -232,6 +247,21 @@ class Gateway:
         self.stop()
 
 
+async def _serve(server: uvicorn.Server, client: httpx.AsyncClient, listener: socket.socket) -> None:
+    """Serve until the server is told to exit; connections come in through a limiter, not through uvicorn."""
+    limiter = ConnectionLimiter()
+    tls = server.config.ssl
+    assert tls is not None
+    async with client:
+        make = functools.partial(Connection, limiter, server.config, server.server_state)
+        accepting = asyncio.create_task(limiter.accept(listener, make, tls))
+        try:
+            await server.serve(sockets=[])
+        finally:
+            accepting.cancel()
+            listener.close()
+
+
 def bind_listener(host: str, port: int) -> socket.socket:
     """A listening address, or one sentence why not."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -243,7 +273,8 @@ def bind_listener(host: str, port: int) -> socket.socket:
         listener.listen(256)
     except (OSError, OverflowError) as error:
         listener.close()
-        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+        is_in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+        if is_in_use:
             raise TacitaError(
                 f"port {port} is in use; stop the program that holds it or choose another (a server's ports are in "
                 "server.toml)."

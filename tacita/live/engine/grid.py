@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,32 @@ from tacita.live.engine.flower_client import MESSAGE_TYPE, pack, unpack
 from tacita.live.processes import configure_logging
 
 log = logging.getLogger(__name__)
+
+
+MOST_PULLERS = 32
+
+
+@dataclass
+class _Replies:
+    """Replies to the messages of one exchange, collected by several threads until it is over."""
+
+    node_by_message: Mapping[str, int]
+    poll_seconds: float
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    is_over: threading.Event = field(default_factory=threading.Event)
+    bodies: dict[int, bytes] = field(default_factory=dict)
+
+    def add(self, reply: Message) -> None:
+        node = self.node_by_message[reply.metadata.reply_to_message_id]
+        try:
+            if reply.has_error():
+                raise ValueError(f"error {reply.error.code}, {reply.error.reason}")
+            body = unpack(reply.content)
+        except ValueError as error:
+            log.warning("node %s did not answer: %s", node, error)
+            return
+        with self.lock:
+            self.bodies[node] = body
 
 
 class GridTransport:
@@ -34,73 +61,66 @@ class GridTransport:
         if not requests:
             return {}
         end = time.monotonic() + timeout
-        packed = {id(body): pack(body) for body in requests.values()}  # the same body is packed and sent once
-        order = list(requests)
-        messages = [
-            Message(packed[id(requests[node])], dst_node_id=node, message_type=MESSAGE_TYPE, ttl=timeout + 60.0)
-            for node in order
-        ]
-        sent = dict(zip(list(self._grid.push_messages(messages)), order, strict=False))
-        del messages, packed
-        waiting = {message: node for message, node in sent.items() if message}
-        for node in set(order) - set(waiting.values()):
+        node_by_message = self._push(requests, timeout)
+        for node in set(requests) - set(node_by_message.values()):
             log.warning("node %s could not be addressed", node)
-        answers: dict[int, bytes] = {}
-        lock, over = threading.Lock(), threading.Event()
-        # Flower claims a reply first and then waits for its bytes: a node that stalls or sends rubbish would hold up
-        # all that are fetched with it. So each is fetched by itself, up to a number, and the deadline waits for none.
-        count = min(_PULLERS, len(waiting))
-        pause = max(0.2, 0.05 * count)
-        parts = [set(list(waiting)[k::count]) for k in range(count)]
-        threads = [
-            threading.Thread(target=self._pull, args=(ids, waiting, answers, lock, over, pause), daemon=True)
-            for ids in parts
-        ]
-        for one in threads:
-            one.start()
-        for one in threads:
-            one.join(max(0.0, end - time.monotonic()))
-        over.set()
-        with lock:
-            got = dict(answers)
-        if missing := [node for node in order if node not in got]:
-            log.warning("no answer from %d of %d nodes: %s", len(missing), len(order), missing[:20])
-        return got
+        bodies = self._collect(node_by_message, end)
+        missing = [node for node in requests if node not in bodies]
+        if missing:
+            log.warning("no answer from %d of %d nodes: %s", len(missing), len(requests), missing[:20])
+        return bodies
 
-    def _pull(
-        self,
-        ids: set[str],
-        node_of: Mapping[str, int],
-        answers: dict[int, bytes],
-        lock: threading.Lock,
-        over: threading.Event,
-        pause: float,
-    ) -> None:
-        """Fetch the replies to some messages until all are there or it is over."""
+    def _push(self, requests: Mapping[int, bytes], timeout: float) -> dict[str, int]:
+        """Send each node its body; returns the node of each message that could be sent."""
+        packed = {id(body): pack(body) for body in requests.values()}  # the same body is packed and sent once
+        ttl = timeout + 60.0
+        messages = []
+        for node, body in requests.items():
+            message = Message(packed[id(body)], dst_node_id=node, message_type=MESSAGE_TYPE, ttl=ttl)
+            messages.append(message)
+        message_ids = list(self._grid.push_messages(messages))
+        sent = zip(message_ids, requests, strict=False)
+        return {message_id: node for message_id, node in sent if message_id}
+
+    def _collect(self, node_by_message: Mapping[str, int], end: float) -> dict[int, bytes]:
+        """Fetch replies until a time.
+
+        Flower claims a reply first and then waits for its bytes: a node that stalls or sends rubbish would hold up
+        all that are fetched with it. So each is fetched by itself, up to a number, and the deadline waits for none.
+        """
+        n_pullers = min(MOST_PULLERS, len(node_by_message))
+        replies = _Replies(node_by_message, poll_seconds=max(0.2, 0.05 * n_pullers))
+        message_ids = list(node_by_message)
+        threads = []
+        for k in range(n_pullers):
+            part = set(message_ids[k::n_pullers])
+            threads.append(threading.Thread(target=self._pull, args=(part, replies), daemon=True))
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            remaining = end - time.monotonic()
+            thread.join(max(0.0, remaining))
+        replies.is_over.set()
+        with replies.lock:
+            return dict(replies.bodies)
+
+    def _pull(self, message_ids: set[str], replies: _Replies) -> None:
+        """Fetch the replies to some messages until all are there or the exchange is over."""
         began = time.monotonic()
-        while ids and not over.is_set():
+        while message_ids and not replies.is_over.is_set():
             try:
-                replies = list(self._grid.pull_messages(ids))
-            except Exception as error:  # whatever a node made of its reply, the others count
-                log.warning("the answers of nodes %s could not be fetched: %s", [node_of[one] for one in ids], error)
+                fetched = list(self._grid.pull_messages(message_ids))
+            except Exception as error:  # whatever a node sent as its reply, the others count
+                nodes = [replies.node_by_message[message_id] for message_id in message_ids]
+                log.warning("the answers of nodes %s could not be fetched: %s", nodes, error)
                 return
-            for reply in replies:
-                to = reply.metadata.reply_to_message_id
-                ids.discard(to)
-                try:
-                    if reply.has_error():
-                        raise ValueError(f"error {reply.error.code}, {reply.error.reason}")
-                    body = unpack(reply.content)
-                except ValueError as error:
-                    log.warning("node %s did not answer: %s", node_of[to], error)
-                    continue
-                with lock:
-                    answers[node_of[to]] = body
-            if ids:  # long rounds are looked at less often
-                over.wait(min(max(pause, 2.0), max(pause, (time.monotonic() - began) / 20)))
-
-
-_PULLERS = 32
+            for reply in fetched:
+                message_ids.discard(reply.metadata.reply_to_message_id)
+                replies.add(reply)
+            if message_ids:
+                pause = replies.poll_seconds
+                longer = (time.monotonic() - began) / 20  # long rounds are polled less often
+                replies.is_over.wait(min(max(pause, 2.0), max(pause, longer)))
 
 
 def make_server_app() -> ServerApp:
@@ -142,4 +162,5 @@ def _continue_run(transport: GridTransport, settings: dict[str, Any]) -> None:
     from tacita.live.server.coordinator import continue_run
 
     folder = Path(settings["store"])
-    continue_run(folder, settings["run"], transport, lambda: vacuum(folder / "flower" / "link.db"))
+    link_database = folder / "flower" / "link.db"
+    continue_run(folder, settings["run"], transport, lambda: vacuum(link_database))

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 def ask(socket_path: str | Path, body: bytes, timeout: float = 3600.0, most: int = MOST_BYTES) -> bytes:
-    """Send a body to whoever serves the socket and wait for the answer; the timeout is for the whole exchange."""
+    """Send a body to the process that serves the socket, and wait for its answer; the timeout is for both."""
     deadline = time.monotonic() + timeout
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
         try:
@@ -37,8 +37,8 @@ def ask(socket_path: str | Path, body: bytes, timeout: float = 3600.0, most: int
                 line.settimeout(min(5.0, timeout))
                 line.connect(address)
         except OSError as error:
-            why = error.strerror or error
-            raise TacitaError(f"nothing answers at {socket_path} ({why}); is the node running?") from None
+            reason = error.strerror or error
+            raise TacitaError(f"nothing answers at {socket_path} ({reason}); is the node running?") from None
         try:
             _send(line, body, deadline, most)
             answer = _receive(line, deadline, most)
@@ -58,7 +58,10 @@ class SocketServer:
         self, path: Path, handle: Callable[[bytes, int], bytes], listener: socket.socket, most: int, timeout: float
     ) -> None:
         self.path = path
-        self._handle, self._listener, self._most, self._timeout = handle, listener, most, timeout
+        self._handle = handle
+        self._listener = listener
+        self._most = most
+        self._timeout = timeout
         self._inode = os.stat(path).st_ino
         self._stopping = threading.Event()
         self._slots = threading.BoundedSemaphore(16)  # questions at a time; more wait in the listen queue
@@ -66,7 +69,7 @@ class SocketServer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Take no more questions and remove the socket; one that is being answered is left to finish."""
+        """Take no more questions and remove the socket; a question that is being answered may finish."""
         if self._stopping.is_set():
             return
         self._stopping.set()
@@ -150,7 +153,8 @@ def find_peer_user(line: socket.socket) -> int:
     if not hasattr(socket, "SO_PEERCRED"):
         return -1
     size = struct.calcsize("3i")
-    _, uid, _ = struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    credentials = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    _, uid, _ = struct.unpack("3i", credentials)
     return int(uid)
 
 
@@ -180,8 +184,9 @@ def _open_address(path: Path) -> Iterator[str]:
     if len(os.fsencode(address)) <= LONGEST_PATH:
         yield address
         return
-    short = len(os.fsencode(path.name)) <= 64
-    if not (sys.platform == "linux" and short and os.path.isdir("/proc/self/fd")):
+    has_short_name = len(os.fsencode(path.name)) <= 64
+    can_open_folder = sys.platform == "linux" and os.path.isdir("/proc/self/fd")
+    if not (has_short_name and can_open_folder):
         size = len(os.fsencode(address))
         raise TacitaError(
             f"the socket path {path} has {size} bytes but the system allows {LONGEST_PATH}; choose a shorter folder."
@@ -212,14 +217,14 @@ def _receive(line: socket.socket, deadline: float, most: int) -> bytes | None:
     head = _read(line, _LENGTH.size, deadline)
     if head is None:
         return None
-    (size,) = _LENGTH.unpack(head)
+    size = _LENGTH.unpack(head)[0]
     if size > most:
         raise TacitaError(f"a message of {size:,} bytes is larger than the {most:,} that are allowed.")
     return _read(line, size, deadline)
 
 
 def _read(line: socket.socket, size: int, deadline: float) -> bytes | None:
-    parts: list[bytes] = []  # grows with what arrives, so a false length allocates nothing
+    parts: list[bytes] = []  # grows as bytes arrive, so a false length allocates nothing
     missing = size
     while missing:
         line.settimeout(_remaining_seconds(deadline))
@@ -232,7 +237,7 @@ def _read(line: socket.socket, size: int, deadline: float) -> bytes | None:
 
 
 def _remaining_seconds(deadline: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
+    remaining = deadline - time.monotonic()
+    if remaining <= 0:
         raise TimeoutError
-    return left
+    return remaining

@@ -8,7 +8,7 @@ and everything but the way in needs a session.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tacita.live.pages.rendering import is_htmx, render_page
+from tacita.live.pages.rendering import is_htmx, render_word
 from tacita.live.pages.tokens import Principal
 
 MOST_BODY = 2**20
@@ -40,19 +40,22 @@ Authenticator = Callable[[Request], Principal | None]
 
 @dataclass(frozen=True)
 class SignInPrompt:
-    """What somebody without a session is told, and what they are shown in a browser."""
+    """The answer to a request without a session: a sentence for a call, a page for a browser."""
 
     message: str
     make_page: Callable[[], Response]
 
 
 class RequestGuard:
-    """An ASGI application before another one."""
+    """An ASGI application in front of another one."""
 
     def __init__(
-        self, app: ASGIApp, who: Authenticator, is_open: Callable[[str, str], bool], door: SignInPrompt
+        self, app: ASGIApp, authenticate: Authenticator, is_open: Callable[[str, str], bool], sign_in: SignInPrompt
     ) -> None:
-        self.app, self._authenticate, self._is_open, self._sign_in = app, who, is_open, door
+        self.app = app
+        self._authenticate = authenticate
+        self._is_open = is_open
+        self._sign_in = sign_in
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -61,72 +64,100 @@ class RequestGuard:
             return
         request = Request(scope)
 
-        async def answer(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                kept = [(k, v) for k, v in message["headers"] if k.decode() not in HEADERS]
-                message["headers"] = kept + [(k.encode(), v.encode()) for k, v in HEADERS.items()]
+                message["headers"] = _replace_headers(message["headers"])
             await send(message)
 
-        refused = self._find_refusal(request)
-        if refused is not None:
-            await refused(scope, receive, answer)
+        refusal = self._find_refusal(request)
+        if refusal is not None:
+            await refusal(scope, receive, send_with_headers)
             return
-        await self.app(scope, limit_body(receive), answer)
+        await self.app(scope, limit_body(receive), send_with_headers)
 
     def _find_refusal(self, request: Request) -> Response | None:
+        """The first reason not to pass a request on; None: it may pass."""
         if not _is_local_host(request.headers.getlist("host")):
             return _make_error(request, 421, "this page answers to names of this machine only.")
         if _is_cross_site(request):
             return _make_error(request, 403, "this call comes from another site.")
-        size = request.headers.get("content-length", "0")
-        if not size.isdecimal() or len(size) > 20 or int(size) > MOST_BODY:
+        if _is_too_long(request.headers.get("content-length", "0")):
             return _make_error(request, 413, TOO_LONG)
-        found = self._authenticate(request)
-        request.scope["state"] = {**request.scope.get("state", {}), "who": found}
+        principal = self._authenticate(request)
+        request.scope["state"] = {**request.scope.get("state", {}), "principal": principal}
         if self._is_open(request.method, request.url.path):
             return None
-        if found is None:
-            return _make_error(request, 401, self._sign_in.message) if _is_call(request) else self._sign_in.make_page()
-        if not found.may_change and request.method not in ("GET", "HEAD"):
+        if principal is None:
+            return self._ask_to_sign_in(request)
+        if not principal.may_change and not _only_reads(request):
             return _make_error(request, 403, "this token may only read.")
         return None
 
+    def _ask_to_sign_in(self, request: Request) -> Response:
+        if _is_call(request):
+            return _make_error(request, 401, self._sign_in.message)
+        return self._sign_in.make_page()
+
+
+def _replace_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """The headers of an answer, with those of every page in place of its own of the same name."""
+    other = [(name, value) for name, value in headers if name.decode() not in HEADERS]
+    fixed = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+    return other + fixed
+
 
 def limit_body(receive: Receive) -> Receive:
-    """A body of unknown length ends, too."""
-    seen = 0
+    """Bound a body whose length no header states."""
+    n_bytes = 0
 
-    async def take() -> Message:
-        nonlocal seen
+    async def receive_bounded() -> Message:
+        nonlocal n_bytes
         message = await receive()
-        seen += len(message.get("body", b""))
-        return message if seen <= MOST_BODY else {"type": "http.disconnect"}
+        n_bytes += len(message.get("body", b""))
+        return message if n_bytes <= MOST_BODY else {"type": "http.disconnect"}
 
-    return take
+    return receive_bounded
+
+
+def _is_too_long(content_length: str) -> bool:
+    """Whether a body is announced as too long, or its length is no number."""
+    is_number = content_length.isdecimal() and len(content_length) <= 20
+    return not is_number or int(content_length) > MOST_BODY
 
 
 def _is_local_host(hosts: list[str]) -> bool:
-    found = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
-    return found is not None and found[1].lower() in LOCAL_HOSTS
+    if len(hosts) != 1:
+        return False
+    match = _HOST.fullmatch(hosts[0])
+    return match is not None and match[1].lower() in LOCAL_HOSTS
+
+
+def _only_reads(request: Request) -> bool:
+    return request.method in ("GET", "HEAD")
 
 
 def _is_cross_site(request: Request) -> bool:
     """Another site, or another port of this machine, reads and changes nothing; a link to a page may be followed."""
-    headers, reads = request.headers, request.method in ("GET", "HEAD")
-    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    headers = request.headers
+    site = headers.get("sec-fetch-site")
+    origin = headers.get("origin")
     if origin is not None and _parse_site(origin) != headers.get("host"):
         return True
     if site is not None and site not in ("same-origin", "none"):
-        follows = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
-        return not (reads and follows)
-    if reads or "authorization" in headers:  # no site can make a browser send that one unasked
+        return not (_only_reads(request) and _follows_link(request))
+    if _only_reads(request) or "authorization" in headers:  # no other site can make a browser send that header
         return False
     return site is None and origin is None
 
 
+def _follows_link(request: Request) -> bool:
+    headers = request.headers
+    return headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+
+
 def _is_call(request: Request) -> bool:
-    """Not somebody who opens a page."""
-    return request.url.path.startswith("/v1/") or request.method not in ("GET", "HEAD") or is_htmx(request)
+    """Whether a program calls, and not a browser that opens a page."""
+    return request.url.path.startswith("/v1/") or not _only_reads(request) or is_htmx(request)
 
 
 def _parse_site(origin: str) -> str | None:
@@ -137,7 +168,7 @@ def _parse_site(origin: str) -> str | None:
         return None
 
 
-def _make_error(request: Request, status: int, said: str) -> Response:
+def _make_error(request: Request, status: int, sentence: str) -> Response:
     if request.url.path.startswith("/v1/"):
-        return JSONResponse({"error": said}, status)
-    return render_page("word.html", status, title="Not from here", brand="tacita", kind="note", said=said, back=False)
+        return JSONResponse({"error": sentence}, status)
+    return render_word("Not from here", sentence, "tacita", status)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query
 from fastapi.responses import PlainTextResponse
@@ -12,6 +12,7 @@ from tacita import __version__
 from tacita.live.pages import response_models
 from tacita.live.pages.operator_service import OperatorService
 from tacita.live.pages.person_api import ApiBody, Limit, Offset, Text
+from tacita.live.pages.response_models import JsonObject
 
 Name = Annotated[str, Path(max_length=200, pattern=r"^[^\x00]+$")]
 Search = Annotated[str, Query(max_length=200)]
@@ -39,68 +40,69 @@ class PublishBody(ApiBody):
     items: list[ItemBody] = Field(max_length=100_000)
 
 
-def make_routes(room: OperatorService) -> APIRouter:
+def make_routes(service: OperatorService) -> APIRouter:
     api = APIRouter(prefix="/v1")
-    _add_view_routes(api, room)
-    _add_order_routes(api, room)
+    _add_view_routes(api, service)
+    _add_order_routes(api, service)
     return api
 
 
-def _add_view_routes(api: APIRouter, room: OperatorService) -> None:
+def _add_view_routes(api: APIRouter, service: OperatorService) -> None:
     @api.get("/health", response_model=response_models.Health)
-    def health() -> dict[str, Any]:
-        return {**room.health(), "version": __version__}
+    def health() -> JsonObject:
+        return {**service.health(), "version": __version__}
 
     @api.get("/metrics", response_class=PlainTextResponse)
     def metrics() -> PlainTextResponse:
-        return PlainTextResponse(room.metrics(), media_type="text/plain; version=0.0.4")
+        return PlainTextResponse(service.metrics(), media_type="text/plain; version=0.0.4")
 
     @api.get("/overview", response_model=response_models.OverviewResponse)
-    def overview() -> dict[str, Any]:
-        return room.overview()
+    def overview() -> JsonObject:
+        return service.overview()
 
     @api.get("/alerts", response_model=response_models.Alerts)
-    def alerts() -> dict[str, Any]:
-        return room.alerts()
+    def alerts() -> JsonObject:
+        return service.alerts()
 
     @api.get("/runs", response_model=response_models.Runs)
-    def runs() -> dict[str, Any]:
-        return room.runs()
+    def runs() -> JsonObject:
+        return service.runs()
 
     @api.get("/runs/{run}/rounds", response_model=response_models.RoundPage)
-    def rounds(run: Name, offset: Offset = 0, limit: Limit = 25) -> dict[str, Any]:
-        return room.rounds(run, offset, limit)
+    def rounds(run: Name, offset: Offset = 0, limit: Limit = 25) -> JsonObject:
+        return service.rounds(run, offset, limit)
 
     @api.get("/runs/{run}/budgets", response_model=response_models.RunSpending)
-    def budgets(run: Name) -> dict[str, Any]:
-        return room.budgets(run)
+    def budgets(run: Name) -> JsonObject:
+        return service.budgets(run)
 
     @api.get("/nodes", response_model=response_models.NodePage)
-    def nodes(search: Search = "", offset: Offset = 0, limit: Limit = 25) -> dict[str, Any]:
-        return room.nodes(search, offset, limit)
+    def nodes(search: Search = "", offset: Offset = 0, limit: Limit = 25) -> JsonObject:
+        return service.nodes(search, offset, limit)
 
     @api.get("/requests", response_model=response_models.ServerRequestPage)
-    def requests(offset: Offset = 0, limit: Limit = 25) -> dict[str, Any]:
-        return room.requests(offset, limit)
+    def requests(offset: Offset = 0, limit: Limit = 25) -> JsonObject:
+        return service.requests(offset, limit)
 
 
-def _add_order_routes(api: APIRouter, room: OperatorService) -> None:
+def _add_order_routes(api: APIRouter, service: OperatorService) -> None:
     @api.post("/runs", response_model=response_models.RunReceipt)
-    def begin(asked: StartRunBody) -> dict[str, Any]:
-        return room.begin_run(asked.run, asked.settings, asked.quorum, asked.timeout)
+    def begin(body: StartRunBody) -> JsonObject:
+        return service.begin_run(body.run, body.settings, body.quorum, body.timeout)
 
     @api.post("/runs/{run}/{order}", response_model=response_models.OrderReceipt)
-    def order(run: Name, order: Order) -> dict[str, Any]:
-        return room.order_run(run, order)
+    def order(run: Name, order: Order) -> JsonObject:
+        return service.order_run(run, order)
 
     @api.post("/nodes", response_model=response_models.EnrolmentReceipt)
-    def enroll(asked: EnrolBody) -> dict[str, Any]:
-        return room.enroll_node(asked.name, asked.public_key)
+    def enroll(body: EnrolBody) -> JsonObject:
+        return service.enroll_node(body.name, body.public_key)
 
     @api.post("/nodes/{name}/revoke", response_model=response_models.NodeReceipt)
-    def revoke(name: Name) -> dict[str, Any]:
-        return room.revoke_node(name)
+    def revoke(name: Name) -> JsonObject:
+        return service.revoke_node(name)
 
     @api.post("/catalogue", response_model=response_models.PublishReceipt)
-    def publish(asked: PublishBody) -> dict[str, Any]:
-        return room.publish_items([(one.item, one.title) for one in asked.items])
+    def publish(body: PublishBody) -> JsonObject:
+        items = [(row.item, row.title) for row in body.items]
+        return service.publish_items(items)

@@ -1,4 +1,4 @@
-"""A server's page: login, the application with everything that stands before it, and how it runs beside the server."""
+"""A server's page: its login, its application behind a guard, and how it is served beside the server."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from starlette.types import ASGIApp
 
 from tacita.core.errors import TacitaError
 from tacita.core.files import write_bytes
+from tacita.live.pages.forms import read_form
 from tacita.live.pages.guard import RequestGuard, SignInPrompt
 from tacita.live.pages.operator_api import make_routes
 from tacita.live.pages.operator_page import BRAND, make_order_routes, make_view_routes
 from tacita.live.pages.operator_service import OperatorService
 from tacita.live.pages.page_server import PageServer
 from tacita.live.pages.person_api import make_api
-from tacita.live.pages.person_page import read_form
 from tacita.live.pages.rendering import STATIC, redirect_to, render_page, static_routes
 from tacita.live.pages.tokens import SESSION_SECONDS, OperatorCredentials, Principal, Tokens, make_cookie_name
 from tacita.live.running.server import LiveServer, is_up, online_nodes
@@ -33,73 +33,84 @@ log = logging.getLogger(__name__)
 
 def make_operator_app(folder: Path, tokens: Tokens, online: Callable[[], dict[int, str]] = dict) -> ASGIApp:
     """The API and page of a server."""
-    room, keys, app = OperatorService(folder, online), OperatorCredentials(folder), make_api("tacita server")
+    service = OperatorService(folder, online)
+    credentials = OperatorCredentials(folder)
+    app = make_api("tacita server")
     cookie = make_cookie_name("operator")
-    for one in (make_routes(room), make_view_routes(room), make_order_routes(room)):
-        app.include_router(one)
+    for routes in (make_routes(service), make_view_routes(service), make_order_routes(service)):
+        app.include_router(routes)
     app.router.routes.extend(static_routes())
-    _add_login_routes(app, keys, tokens, cookie)
+    _add_login_routes(app, credentials, tokens, cookie)
 
-    def who(request: Request) -> Principal | None:
+    def authenticate(request: Request) -> Principal | None:
         kind, _, bearer = request.headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer":
-            return Principal("reader") if keys.is_reader_token(bearer.strip()) else None
-        given = request.cookies.get(cookie)
-        return None if given is None else tokens.find_principal(given)
+            is_reader = credentials.is_reader_token(bearer.strip())
+            return Principal("reader") if is_reader else None
+        session = request.cookies.get(cookie)
+        return None if session is None else tokens.find_principal(session)
 
-    def is_open(method: str, path: str) -> bool:
-        return (method in ("GET", "HEAD") and path in STATIC) or (method in ("GET", "POST") and path == "/login")
+    def make_login_page() -> Response:
+        return _render_login(credentials.has_password(), 401)
 
-    def closed() -> Response:
-        return render_page("login.html", 401, title="Log in", brand=BRAND, said="", ready=keys.has_password())
-
-    return RequestGuard(app, who, is_open, SignInPrompt(SIGN_IN, closed))
+    return RequestGuard(app, authenticate, _is_open, SignInPrompt(SIGN_IN, make_login_page))
 
 
-def _add_login_routes(app: FastAPI, keys: OperatorCredentials, tokens: Tokens, cookie: str) -> None:
+def _is_open(method: str, path: str) -> bool:
+    """What is served without a session: the style sheet, the script and the login."""
+    is_static = method in ("GET", "HEAD") and path in STATIC
+    is_login = method in ("GET", "POST") and path == "/login"
+    return is_static or is_login
+
+
+def _render_login(has_password: bool, status: int = 200, sentence: str = "") -> Response:
+    return render_page("login.html", status, title="Log in", brand=BRAND, said=sentence, ready=has_password)
+
+
+def _add_login_routes(app: FastAPI, credentials: OperatorCredentials, tokens: Tokens, cookie: str) -> None:
     @app.get("/login", include_in_schema=False)
     def login() -> Response:
-        return render_page("login.html", title="Log in", brand=BRAND, said="", ready=keys.has_password())
+        return _render_login(credentials.has_password())
 
     @app.post("/login", include_in_schema=False)
     async def enter(request: Request) -> Response:
-        given = (await read_form(request)).get("password", "")
+        fields = await read_form(request)
+        password = fields.get("password", "")
         try:
-            right = await run_in_threadpool(keys.is_password, given)
+            is_right = await run_in_threadpool(credentials.is_password, password)
         except TacitaError as error:
-            return render_page(
-                "login.html", 429, title="Log in", brand=BRAND, said=str(error), ready=keys.has_password()
-            )
-        if not right:
-            said = "That is not the password."
-            return render_page("login.html", 401, title="Log in", brand=BRAND, said=said, ready=True)
-        answer = redirect_to("/")
+            return _render_login(credentials.has_password(), 429, str(error))
+        if not is_right:
+            return _render_login(True, 401, "That is not the password.")
+        response = redirect_to("/")
         session = tokens.open_session(Principal("operator"))
-        answer.set_cookie(cookie, session, int(SESSION_SECONDS), httponly=True, samesite="strict", path="/")
-        return answer
+        response.set_cookie(cookie, session, int(SESSION_SECONDS), httponly=True, samesite="strict", path="/")
+        return response
 
     @app.post("/do/bye", include_in_schema=False)
     def bye(request: Request) -> Response:
         tokens.close_session(request.cookies.get(cookie, ""))
-        answer = redirect_to("/login")
-        answer.delete_cookie(cookie)
-        return answer
+        response = redirect_to("/login")
+        response.delete_cookie(cookie)
+        return response
 
 
 @contextlib.contextmanager
 def serve_operator_page(server: LiveServer) -> Iterator[PageServer]:
-    """Serve a running server's page, and say where."""
-    folder, config = server.folder, server.config
+    """Serve a running server's page, and write its address into the server's folder."""
+    folder = server.folder
+    config = server.config
 
     def online() -> dict[int, str]:
         return online_nodes(folder, config)
 
-    with PageServer(make_operator_app(folder, Tokens(), online), config.page_port) as served:
+    app = make_operator_app(folder, Tokens(), online)
+    with PageServer(app, config.page_port) as page_server:
         path = folder / URL_FILE
-        write_bytes(path, f"{served.url}\n".encode())
-        log.info("the operator's page is at %s", served.url)
+        write_bytes(path, f"{page_server.url}\n".encode())
+        log.info("the operator's page is at %s", page_server.url)
         try:
-            yield served
+            yield page_server
         finally:
             path.unlink(missing_ok=True)
 

@@ -3,167 +3,220 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, Response
 
 from tacita.core.errors import TacitaError
+from tacita.live.pages.forms import Fields, parse_number, read_form
 from tacita.live.pages.operator_service import OperatorService
-from tacita.live.pages.person_page import Notice, parse_number, read_form
-from tacita.live.pages.rendering import is_htmx, redirect_to, render, render_page
+from tacita.live.pages.rendering import Notice, is_htmx, redirect_to, render, render_page
+from tacita.live.pages.response_models import JsonObject
 
 BRAND = "tacita · operator"
 ROWS = 25
 ROUNDS = 8  # that are shown as they happen; older ones by the page
+MOST_RUNS = 20
+MOST_METRICS = 6
 CONTROL_NAMES = {"random": "random", "popular": "most popular", "node": "each node alone"}
+ORDER_EFFECTS = {"next-block": "opens its next block", "stop": "stops", "resume": "goes on"}
 EXAMPLE_SETTINGS = 'seed = 1\n[backbone]\nname = "tally"\n'
 
 
 class OperatorPage:
     """Values for the templates of the operator's page."""
 
-    def __init__(self, room: OperatorService) -> None:
-        self.service = room
+    def __init__(self, service: OperatorService) -> None:
+        self.service = service
 
-    def render_whole(self, asked: dict[str, str], may_change: bool) -> Response:
-        shown = {**self.runs(may_change), **self.nodes(asked, may_change), **self.requests(asked)}
-        more: dict[str, Any] = {
-            "overview": self.service.overview(),
-            "notice": None,
-            "oob": False,
-            "first": EXAMPLE_SETTINGS,
-        }
-        title = f"Server {more['overview']['address']}"
-        return render_page("operator.html", title=title, brand=BRAND, **shown, **more)
-
-    def runs(self, may_change: bool) -> dict[str, Any]:
-        runs = self.service.runs()["runs"][:20]
-        for one in runs:
-            one["timeline"] = self.service.rounds(one["run"], 0, ROUNDS)
-            one["budgets"] = self.service.budgets(one["run"])
-            one["beside"] = [
-                _compare_with_controls(*both) for both in zip(one["quality"], one["controls"], strict=True)
-            ]
-            one["metrics"] = [name for name in (one["quality"] or [{}])[-1] if "@" in name or name == "auc"][:6]
-        return {"runs": runs, "alerts": self.service.alerts()["alerts"], "may_change": may_change}
-
-    def nodes(self, asked: dict[str, str], may_change: bool) -> dict[str, Any]:
-        search = asked.get("search", "")[:200]
-        found = self.service.nodes(search, parse_number(asked.get("offset", "")), ROWS)
-        return {"nodes": found, "search": search, "may_change": may_change, "now": self.service.health()["time"]}
-
-    def requests(self, asked: dict[str, str]) -> dict[str, Any]:
-        return {"requests": self.service.requests(parse_number(asked.get("requests", "")), ROWS)}
-
-    def render_changes(self, asked: dict[str, str], notice: Notice) -> Response:
-        """All parts that an order may change."""
-        shown = {**self.runs(True), **self.nodes(asked, True), **self.requests(asked), "notice": notice, "oob": True}
-        names = ("notice", "operator_runs", "operator_nodes", "operator_requests")
-        return HTMLResponse("".join(render(f"{name}.html", **shown) for name in names))
-
-
-def _compare_with_controls(own: dict[str, float], controls: dict[str, dict[str, float]]) -> dict[str, Any]:
-    """A block's scores, the best of its controls by metric, and the controls as they are called here."""
-    found = {CONTROL_NAMES[name]: scores for name, scores in controls.items() if scores and name in CONTROL_NAMES}
-    best = {name: max((one[name] for one in found.values() if name in one), default=0.0) for name in own}
-    return {"own": own, "best": best, "controls": found}
-
-
-def make_view_routes(room: OperatorService) -> APIRouter:
-    """What an operator looks at."""
-    made, shown = APIRouter(include_in_schema=False), OperatorPage(room)
-
-    def may(request: Request) -> bool:
-        return bool(request.state.who.may_change)
-
-    @made.get("/")
-    def whole(request: Request) -> Response:
-        return shown.render_whole(dict(request.query_params), may(request))
-
-    @made.get("/part/runs")
-    def runs(request: Request) -> Response:
-        found = shown.runs(may(request))
-        if len(found["runs"]) != parse_number(request.query_params.get("known", "")):  # one began elsewhere
-            return Response(headers={"hx-refresh": "true"})
-        return render_page("operator_beat.html", **found)  # in pieces: what is unfolded stays so
-
-    @made.get("/part/rounds/{run}")
-    def rounds(request: Request, run: str) -> Response:
-        offset = max(ROUNDS, parse_number(request.query_params.get("offset", "")))
-        return render_page("operator_older.html", run=run, timeline=room.rounds(run, offset, ROUNDS), first=ROUNDS)
-
-    @made.get("/part/nodes")
-    def nodes(request: Request) -> Response:
-        return render_page("operator_nodes.html", oob=False, **shown.nodes(dict(request.query_params), may(request)))
-
-    return made
-
-
-def make_order_routes(room: OperatorService) -> APIRouter:
-    """What an operator orders."""
-    made, shown = APIRouter(include_in_schema=False), OperatorPage(room)
-
-    async def carry_out(request: Request, act: Callable[[dict[str, str]], str]) -> Response:
-        asked = await read_form(request)
-        try:
-            notice = ("good", act(asked))
-        except TacitaError as error:
-            notice = ("bad", str(error))
-        return shown.render_changes(asked, notice) if is_htmx(request) else redirect_to("/")
-
-    @made.post("/do/begin")
-    async def begin(request: Request) -> Response:
-        def act(asked: dict[str, str]) -> str:
-            room.begin_run(
-                asked.get("run", ""), asked.get("settings", ""), _parse_quorum(asked.get("quorum", "")), 300.0
-            )
-            return f"Run '{asked.get('run', '')}' has begun."
-
-        return await carry_out(request, act)
-
-    @made.post("/do/order")
-    async def order(request: Request) -> Response:
-        said = {"next-block": "opens its next block", "stop": "stops", "resume": "goes on"}
-
-        def act(asked: dict[str, str]) -> str:
-            what, run = asked.get("order", ""), asked.get("run", "")
-            if what not in said:
-                raise TacitaError("an order is one of: next-block, stop, resume.")
-            room.order_run(run, what)
-            return f"Run '{run}' {said[what]}."
-
-        return await carry_out(request, act)
-
-    @made.post("/do/enroll")
-    async def enroll(request: Request) -> Response:
-        def act(asked: dict[str, str]) -> str:
-            found = room.enroll_node(asked.get("name", ""), asked.get("public_key", ""))
-            return f"Node '{found['name']}' is enrolled. Compare the fingerprint with its owner: {found['fingerprint']}"
-
-        return await carry_out(request, act)
-
-    @made.post("/do/revoke")
-    async def revoke(request: Request) -> Response:
-        return await carry_out(
-            request, lambda asked: f"Node '{room.revoke_node(asked.get('name', ''))['name']}' is revoked."
+    def render_whole(self, fields: Fields, may_change: bool) -> Response:
+        values = self._collect_values(fields, may_change)
+        overview = self.service.overview()
+        title = f"Server {overview['address']}"
+        return render_page(
+            "operator.html",
+            title=title,
+            brand=BRAND,
+            overview=overview,
+            notice=None,
+            oob=False,
+            first=EXAMPLE_SETTINGS,
+            **values,
         )
 
-    @made.post("/do/publish")
+    def render_changes(self, fields: Fields, notice: Notice) -> Response:
+        """All parts that an order may change."""
+        values = self._collect_values(fields, may_change=True)
+        names = ("notice", "operator_runs", "operator_nodes", "operator_requests")
+        parts = [render(f"{name}.html", notice=notice, oob=True, **values) for name in names]
+        return HTMLResponse("".join(parts))
+
+    def _collect_values(self, fields: Fields, may_change: bool) -> JsonObject:
+        return {**self.runs(may_change), **self.nodes(fields, may_change), **self.requests(fields)}
+
+    def runs(self, may_change: bool) -> JsonObject:
+        runs = self.service.runs()["runs"][:MOST_RUNS]
+        for run in runs:
+            name = run["run"]
+            run["timeline"] = self.service.rounds(name, 0, ROUNDS)
+            run["budgets"] = self.service.budgets(name)
+            run["beside"] = _compare_blocks(run["quality"], run["controls"])
+            run["metrics"] = _select_metrics(run["quality"])
+        return {"runs": runs, "alerts": self.service.alerts()["alerts"], "may_change": may_change}
+
+    def nodes(self, fields: Fields, may_change: bool) -> JsonObject:
+        search = fields.get("search", "")[:200]
+        offset = parse_number(fields.get("offset", ""))
+        page = self.service.nodes(search, offset, ROWS)
+        now = self.service.health()["time"]
+        return {"nodes": page, "search": search, "may_change": may_change, "now": now}
+
+    def requests(self, fields: Fields) -> JsonObject:
+        offset = parse_number(fields.get("requests", ""))
+        return {"requests": self.service.requests(offset, ROWS)}
+
+
+def _compare_blocks(quality: list[dict[str, float]], controls: list[dict[str, dict[str, float]]]) -> list[JsonObject]:
+    """The scores of each block beside those of its controls."""
+    blocks = zip(quality, controls, strict=True)
+    return [_compare_with_controls(scores, control_scores) for scores, control_scores in blocks]
+
+
+def _compare_with_controls(own: dict[str, float], controls: dict[str, dict[str, float]]) -> JsonObject:
+    """A block's scores, the best of its controls by metric, and the controls under the names that the page uses."""
+    named = {}
+    for name, scores in controls.items():
+        if scores and name in CONTROL_NAMES:
+            named[CONTROL_NAMES[name]] = scores
+    best = {}
+    for metric in own:
+        values = [scores[metric] for scores in named.values() if metric in scores]
+        best[metric] = max(values, default=0.0)
+    return {"own": own, "best": best, "controls": named}
+
+
+def _select_metrics(quality: list[dict[str, float]]) -> list[str]:
+    """The columns of the table of quality, by what the last block was measured with."""
+    names = quality[-1] if quality else {}
+    ranked = [name for name in names if "@" in name or name == "auc"]
+    return ranked[:MOST_METRICS]
+
+
+def make_view_routes(service: OperatorService) -> APIRouter:
+    """The routes that show something."""
+    routes = APIRouter(include_in_schema=False)
+    page = OperatorPage(service)
+
+    def may_change(request: Request) -> bool:
+        return bool(request.state.principal.may_change)
+
+    @routes.get("/")
+    def whole(request: Request) -> Response:
+        return page.render_whole(dict(request.query_params), may_change(request))
+
+    @routes.get("/part/runs")
+    def runs(request: Request) -> Response:
+        values = page.runs(may_change(request))
+        n_shown = parse_number(request.query_params.get("known", ""))
+        if len(values["runs"]) != n_shown:  # a run began elsewhere
+            return Response(headers={"hx-refresh": "true"})
+        return render_page("operator_beat.html", **values)  # in pieces, so that unfolded details stay unfolded
+
+    @routes.get("/part/rounds/{run}")
+    def rounds(request: Request, run: str) -> Response:
+        offset = max(ROUNDS, parse_number(request.query_params.get("offset", "")))
+        timeline = service.rounds(run, offset, ROUNDS)
+        return render_page("operator_older.html", run=run, timeline=timeline, first=ROUNDS)
+
+    @routes.get("/part/nodes")
+    def nodes(request: Request) -> Response:
+        values = page.nodes(dict(request.query_params), may_change(request))
+        return render_page("operator_nodes.html", oob=False, **values)
+
+    return routes
+
+
+def make_order_routes(service: OperatorService) -> APIRouter:
+    """The routes that carry out an order."""
+    routes = APIRouter(include_in_schema=False)
+    page = OperatorPage(service)
+
+    async def carry_out(request: Request, order: Callable[[OperatorService, Fields], str]) -> Response:
+        fields = await read_form(request)
+        try:
+            notice = ("good", order(service, fields))
+        except TacitaError as error:
+            notice = ("bad", str(error))
+        return page.render_changes(fields, notice) if is_htmx(request) else redirect_to("/")
+
+    @routes.post("/do/begin")
+    async def begin(request: Request) -> Response:
+        return await carry_out(request, _begin_run)
+
+    @routes.post("/do/order")
+    async def order(request: Request) -> Response:
+        return await carry_out(request, _order_run)
+
+    @routes.post("/do/enroll")
+    async def enroll(request: Request) -> Response:
+        return await carry_out(request, _enroll_node)
+
+    @routes.post("/do/revoke")
+    async def revoke(request: Request) -> Response:
+        return await carry_out(request, _revoke_node)
+
+    @routes.post("/do/publish")
     async def publish(request: Request) -> Response:
-        def act(asked: dict[str, str]) -> str:
-            lines = [line.partition("\t" if "\t" in line else ",") for line in asked.get("items", "").splitlines()]
-            found = room.publish_items([(item.strip(), title.strip()) for item, _, title in lines if item.strip()])
-            return f"{found['new']:,} new items; the catalogue has {found['catalogue']:,}."
+        return await carry_out(request, _publish_items)
 
-        return await carry_out(request, act)
+    return routes
 
-    return made
+
+# Orders: each takes a form's fields, and returns the sentence that the page shows
+
+
+def _begin_run(service: OperatorService, fields: Fields) -> str:
+    run = fields.get("run", "")
+    quorum = _parse_quorum(fields.get("quorum", ""))
+    service.begin_run(run, fields.get("settings", ""), quorum, 300.0)
+    return f"Run '{run}' has begun."
+
+
+def _order_run(service: OperatorService, fields: Fields) -> str:
+    order = fields.get("order", "")
+    run = fields.get("run", "")
+    if order not in ORDER_EFFECTS:
+        raise TacitaError("an order is one of: next-block, stop, resume.")
+    service.order_run(run, order)
+    return f"Run '{run}' {ORDER_EFFECTS[order]}."
+
+
+def _enroll_node(service: OperatorService, fields: Fields) -> str:
+    receipt = service.enroll_node(fields.get("name", ""), fields.get("public_key", ""))
+    name = receipt["name"]
+    return f"Node '{name}' is enrolled. Compare the fingerprint with its owner: {receipt['fingerprint']}"
+
+
+def _revoke_node(service: OperatorService, fields: Fields) -> str:
+    receipt = service.revoke_node(fields.get("name", ""))
+    return f"Node '{receipt['name']}' is revoked."
+
+
+def _publish_items(service: OperatorService, fields: Fields) -> str:
+    items = []
+    for line in fields.get("items", "").splitlines():
+        separator = "\t" if "\t" in line else ","
+        item, _, title = line.partition(separator)
+        if item.strip():
+            items.append((item.strip(), title.strip()))
+    receipt = service.publish_items(items)
+    return f"{receipt['new']:,} new items; the catalogue has {receipt['catalogue']:,}."
 
 
 def _parse_quorum(text: str) -> int | str:
     if text in ("", "all"):
         return "all"
-    if not parse_number(text):
+    n_nodes = parse_number(text)
+    if not n_nodes:
         raise TacitaError("a quorum is 'all' or a number of nodes.")
-    return parse_number(text)
+    return n_nodes

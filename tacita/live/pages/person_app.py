@@ -1,4 +1,4 @@
-"""A node's pages: the application with everything that stands before it, and how it runs beside the node's daemon."""
+"""A node's pages: their application behind a guard, and how it is served beside the node's daemon."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from fastapi import Request
 from fastapi.responses import Response
@@ -28,66 +27,80 @@ from tacita.live.pages.person_page import (
     make_request_routes,
 )
 from tacita.live.pages.person_service import PersonService
-from tacita.live.pages.rendering import STATIC, render_page, static_routes
+from tacita.live.pages.rendering import STATIC, render_page, render_word, static_routes
+from tacita.live.pages.response_models import JsonObject
 from tacita.live.pages.tokens import SESSION_SECONDS, Principal, Tokens, make_cookie_name
 from tacita.live.running.daemon import Daemon
 
 SIGN_IN = "`tacita node page USER` prints a link that opens this page once."
+
+DEAD_LINK = "This link was used already, or is older than ten minutes. `tacita node page` makes a new one."
 
 log = logging.getLogger(__name__)
 
 
 def make_node_app(node: Node, tokens: Tokens) -> ASGIApp:
     """The API and pages of a node."""
-    desk, cookie, app = PersonService(node), make_cookie_name("person"), make_api("tacita node")
-    own = (
-        make_front_routes(desk),
-        make_part_routes(desk),
-        make_choice_routes(desk),
-        make_request_routes(desk),
-        make_exit_routes(desk, tokens, cookie),
+    service = PersonService(node)
+    cookie = make_cookie_name("person")
+    app = make_api("tacita node")
+    routers = (
+        make_routes(service, tokens),
+        make_front_routes(service),
+        make_part_routes(service),
+        make_choice_routes(service),
+        make_request_routes(service),
+        make_exit_routes(service, tokens, cookie),
+        make_owner_routes(service, tokens),
     )
-    for one in (make_routes(desk, tokens), *own, make_owner_routes(desk, tokens)):
-        app.include_router(one)
+    for router in routers:
+        app.include_router(router)
     app.router.routes.extend(static_routes())
+
+    def check(principal: Principal) -> Principal | None:
+        return confirm_identity(node, principal)
 
     @app.get("/enter/{link}", include_in_schema=False)
     def enter(link: str) -> Response:
-        session = tokens.redeem_link(link, known)
+        session = tokens.redeem_link(link, check)
         if session is None:
-            said = "This link was used already, or is older than ten minutes. `tacita node page` makes a new one."
-            return render_page("word.html", 401, title="No entry", brand=BRAND, kind="note", said=said, back=False)
-        answer = render_page("entered.html", title="Welcome", brand=BRAND)
-        answer.set_cookie(cookie, session, int(SESSION_SECONDS), httponly=True, samesite="strict", path="/")
-        return answer
+            return render_word("No entry", DEAD_LINK, BRAND, 401)
+        response = render_page("entered.html", title="Welcome", brand=BRAND)
+        response.set_cookie(cookie, session, int(SESSION_SECONDS), httponly=True, samesite="strict", path="/")
+        return response
 
-    def known(found: Principal | None) -> Principal | None:
-        """Who still is whom they were: an id that was erased and given again is somebody else's."""
-        if found is None or found.role != "person":
-            return found
-        try:
-            number = node.store.find_user(found.user)
-        except TacitaError:
-            return None
-        return replace(found, number=number) if found.number in (0, number) else None
+    def authenticate(request: Request) -> Principal | None:
+        session = request.cookies.get(cookie)
+        principal = None if session is None else tokens.find_principal(session)
+        return None if principal is None else check(principal)
 
-    def who(request: Request) -> Principal | None:
-        given = request.cookies.get(cookie)
-        return None if given is None else known(tokens.find_principal(given))
+    return RequestGuard(app, authenticate, _is_open, SignInPrompt(SIGN_IN, _make_sign_in_page))
 
-    def is_open(method: str, path: str) -> bool:
-        return method in ("GET", "HEAD") and (path in STATIC or path.startswith("/enter/"))
 
-    def closed() -> Response:
-        return render_page(
-            "word.html", 401, title="This page needs a link", brand=BRAND, kind="note", said=SIGN_IN, back=False
-        )
+def confirm_identity(node: Node, principal: Principal) -> Principal | None:
+    """Refuse a person whose id was erased and now belongs to another person."""
+    if principal.role != "person":
+        return principal
+    try:
+        number = node.store.find_user(principal.user)
+    except TacitaError:
+        return None
+    is_same_person = principal.number in (0, number)
+    return replace(principal, number=number) if is_same_person else None
 
-    return RequestGuard(app, who, is_open, SignInPrompt(SIGN_IN, closed))
+
+def _is_open(method: str, path: str) -> bool:
+    """What is served without a session: the style sheet, the script and links that open a session."""
+    is_entry = path in STATIC or path.startswith("/enter/")
+    return method in ("GET", "HEAD") and is_entry
+
+
+def _make_sign_in_page() -> Response:
+    return render_word("This page needs a link", SIGN_IN, BRAND, 401)
 
 
 class PageArguments(StrictModel):
-    """Whose link is asked for; nobody's: the owner's."""
+    """The person whose link is wanted; None: the owner's."""
 
     user: str | None = None
 
@@ -96,16 +109,22 @@ class PageArguments(StrictModel):
 def serve_node_pages(daemon: Daemon) -> Iterator[PageServer]:
     """Serve a running node's pages, and hand out links to them by the owner's socket."""
     tokens = Tokens()
-    with PageServer(make_node_app(daemon.node, tokens), daemon.node.config.page_port) as server:
+    store = daemon.node.store
+    app = make_node_app(daemon.node, tokens)
+    with PageServer(app, daemon.node.config.page_port) as server:
 
-        def link(arguments: dict[str, Any]) -> dict[str, Any]:
+        def make_link(arguments: JsonObject) -> JsonObject:
             user = validate_model(PageArguments, arguments, "'page'").user
-            who = Principal("owner") if user is None else Principal("person", user, daemon.node.store.find_user(user))
-            return {"user": user, "link": f"{server.url}/enter/{tokens.make_link(who)}"}
+            if user is None:
+                principal = Principal("owner")
+            else:
+                principal = Principal("person", user, store.find_user(user))
+            token = tokens.make_link(principal)
+            return {"user": user, "link": f"{server.url}/enter/{token}"}
 
-        def links(arguments: dict[str, Any]) -> list[dict[str, Any]]:
-            return [link({"user": raw}) for raw in daemon.node.store.users()[1]]
+        def make_all_links(arguments: JsonObject) -> list[JsonObject]:
+            return [make_link({"user": user}) for user in store.users()[1]]
 
-        daemon.verbs |= {"page": link, "pages": links}
+        daemon.verbs |= {"page": make_link, "pages": make_all_links}
         log.info("pages are served at %s; `tacita node page USER` prints a link", server.url)
         yield server

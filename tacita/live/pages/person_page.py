@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
-from urllib.parse import parse_qs
-
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, Response
 
 from tacita.core.config import validate_model
 from tacita.core.errors import TacitaError
 from tacita.live.node.user_queries import PRESETS
+from tacita.live.pages.forms import Fields, parse_decimal, parse_number, read_form
 from tacita.live.pages.person_api import BudgetBody, require_person
 from tacita.live.pages.person_service import PersonService
-from tacita.live.pages.rendering import is_htmx, redirect_to, render, render_page
+from tacita.live.pages.rendering import Notice, is_htmx, redirect_to, render, render_page, render_word
+from tacita.live.pages.response_models import JsonObject
 from tacita.live.pages.tokens import Principal, Tokens
 
 BRAND = "tacita · your page"
-ROWS, RELEASES, CHARGES, MOST_FIELDS = 25, 8, 6, 50
-Notice = tuple[str, str] | tuple[str, str, str] | None  # how it looks, what it says, where more of it stands
+RECOMMENDATIONS = 10
+ROWS = 25
+RELEASES = 8
+CHARGES = 6
 QUEUED_NOTICE = (
     "good",
     "Asked. How far it has come stands at the top of this page, and its certificate will.",
@@ -30,43 +31,63 @@ ANSWERED_NOTICE = ("good stays", "The server has answered what you asked for.", 
 class PersonPage:
     """Values for the templates of one person's page."""
 
-    def __init__(self, desk: PersonService) -> None:
-        self.service = desk
+    def __init__(self, service: PersonService) -> None:
+        self.service = service
 
-    def render_whole(self, user: str, asked: dict[str, str]) -> Response:
-        shown, trouble = self._read_stored_values(user, asked), ""
+    def render_whole(self, user: str, fields: Fields) -> Response:
+        values = self._read_stored_values(user, fields)
+        trouble = ""
+        recommended: list[JsonObject] = []
         try:
-            recommended = self.service.recommendations(user, 10)
+            recommended = self.service.recommendations(user, RECOMMENDATIONS)
         except TacitaError as error:
-            recommended, trouble = [], str(error)
-        more: dict[str, Any] = {"recommended": recommended, "trouble": trouble, "notice": None, "oob": False}
-        return render_page("person.html", title="What is known, and what leaves", brand=BRAND, **shown, **more)
+            trouble = str(error)
+        return render_page(
+            "person.html",
+            title="What is known, and what leaves",
+            brand=BRAND,
+            recommended=recommended,
+            trouble=trouble,
+            notice=None,
+            oob=False,
+            **values,
+        )
 
-    def render_changes(self, user: str, asked: dict[str, str], notice: Notice) -> Response:
+    def render_changes(self, user: str, fields: Fields, notice: Notice) -> Response:
         """All parts that a decision may change, each put in its place."""
-        shown = self._read_stored_values(user, asked)
+        values = self._read_stored_values(user, fields)
         names = ("notice", "person_tiles", "person_requests", "person_choice", "person_history", "person_end")
-        return HTMLResponse("".join(render(f"{name}.html", oob=True, notice=notice, **shown) for name in names))
+        parts = [render(f"{name}.html", oob=True, notice=notice, **values) for name in names]
+        return HTMLResponse("".join(parts))
 
-    def respond_to_decision(self, request: Request, asked: dict[str, str], notice: Notice) -> Response:
-        """What is shown when a decision was made, with scripts or without."""
-        return self.render_changes(require_person(request), asked, notice) if is_htmx(request) else redirect_to("/")
+    def respond_to_decision(self, request: Request, fields: Fields, notice: Notice) -> Response:
+        """The response to a decision, for a browser with scripts or without."""
+        if is_htmx(request):
+            return self.render_changes(require_person(request), fields, notice)
+        return redirect_to("/")
 
-    def render_history(self, user: str, asked: dict[str, str]) -> Response:
-        return render_page("person_history.html", oob=False, **self._read_stored_values(user, asked))
+    def render_history(self, user: str, fields: Fields) -> Response:
+        return render_page("person_history.html", oob=False, **self._read_stored_values(user, fields))
 
     def render_budget(self, user: str) -> str:
         """The gauge of every run, with the last releases and what each cost."""
-        found = self.service.budget(user)
-        for one in found["runs"]:
-            one["costs"] = self.service.costs(user, one["run"], 0, CHARGES)
-        return render("person_budget.html", budget=found)
+        budget = self.service.budget(user)
+        for account in budget["runs"]:
+            account["costs"] = self.service.costs(user, account["run"], 0, CHARGES)
+        return render("person_budget.html", budget=budget)
 
-    def _read_stored_values(self, user: str, asked: dict[str, str]) -> dict[str, Any]:
-        """What is read from tables, not from models."""
-        only = asked.get("only") if asked.get("only") in ("all", "part", "kept") else "all"
-        search = asked.get("search", "")[:200]
-        offset = parse_number(asked.get("offset", ""))
+    def render_tiles(self, user: str) -> str:
+        person = self.service.summarize_person(user)
+        releases = self.service.releases(user, 0, 1)
+        return render("person_tiles.html", me=person, left=releases, oob=True)
+
+    def _read_stored_values(self, user: str, fields: Fields) -> JsonObject:
+        """Values from tables; none needs a model."""
+        only = fields.get("only")
+        if only not in ("all", "part", "kept"):
+            only = "all"
+        search = fields.get("search", "")[:200]
+        offset = parse_number(fields.get("offset", ""))
         history = self.service.history(user, search, only, offset, ROWS)  # type: ignore[arg-type]
         if offset and not history["items"]:
             history = self.service.history(user, search, only, 0, ROWS)  # type: ignore[arg-type]
@@ -83,219 +104,215 @@ class PersonPage:
         }
 
 
-def parse_number(text: str) -> int:
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
+def make_part_routes(service: PersonService) -> APIRouter:
+    """The routes that show a part of the page."""
+    routes = APIRouter(include_in_schema=False)
+    page = PersonPage(service)
 
-
-def _parse_decimal(text: str) -> float:
-    """A number as people type it."""
-    try:
-        return float(text.strip().replace(",", ".")) if len(text) < 40 else float("nan")
-    except ValueError:
-        raise TacitaError("a budget is a number such as 1.5; smaller is more private.") from None
-
-
-async def read_form(request: Request) -> dict[str, str]:
-    """The fields of a form; of several of one name the last."""
-    text = (await request.body()).decode("utf-8", "replace")
-    if text.count("&") >= MOST_FIELDS:
-        raise TacitaError(f"a form may have {MOST_FIELDS} fields.")
-    return {name: values[-1] for name, values in parse_qs(text, keep_blank_values=True).items()}
-
-
-def make_part_routes(desk: PersonService) -> APIRouter:
-    """What a person looks at."""
-    pages, made = APIRouter(include_in_schema=False), PersonPage(desk)
-
-    @pages.get("/part/history")
+    @routes.get("/part/history")
     def history(request: Request) -> Response:
-        return made.render_history(require_person(request), dict(request.query_params))
+        return page.render_history(require_person(request), dict(request.query_params))
 
-    @pages.get("/part/why")
+    @routes.get("/part/why")
     def why(request: Request, item: str) -> Response:
-        return render_page("person_why.html", why=desk.explain_item(require_person(request), item))
+        reasons = service.explain_item(require_person(request), item)
+        return render_page("person_why.html", why=reasons)
 
-    @pages.get("/part/preview")
+    @routes.get("/part/preview")
     def preview(request: Request, item: str, without: str) -> Response:
-        return render_page("person_preview.html", preview=desk.preview_without(require_person(request), item, without))
+        comparison = service.preview_without(require_person(request), item, without)
+        return render_page("person_preview.html", preview=comparison)
 
-    @pages.get("/part/requests")
+    @routes.get("/part/requests")
     def requests(request: Request) -> Response:
         user = require_person(request)
-        asked = desk.requests(user)
-        shown = render("person_requests.html", asked=asked, oob=False)
-        if all(one["done"] for one in asked["requests"]):  # what was said when it was asked is over
-            shown += render("notice.html", notice=ANSWERED_NOTICE, oob=True)
-            shown += render(
-                "person_tiles.html", me=desk.summarize_person(user), left=desk.releases(user, 0, 1), oob=True
-            )
-            return HTMLResponse(shown, headers={"hx-trigger": "answered"})  # the rest of the page looks again
-        return HTMLResponse(shown)
+        page_requests = service.requests(user)
+        html = render("person_requests.html", asked=page_requests, oob=False)
+        if not all(row["done"] for row in page_requests["requests"]):
+            return HTMLResponse(html)
+        html += render("notice.html", notice=ANSWERED_NOTICE, oob=True)  # in place of the notice that it was queued
+        html += page.render_tiles(user)
+        return HTMLResponse(html, headers={"hx-trigger": "answered"})  # other parts of the page reload on this
 
-    @pages.get("/part/held")
-    def held(request: Request) -> Response:
-        return render_page("person_held.html", held=desk.describe_holdings(require_person(request)))
+    @routes.get("/part/held")
+    def holdings(request: Request) -> Response:
+        values = service.describe_holdings(require_person(request))
+        return render_page("person_held.html", held=values)
 
-    @pages.get("/part/left")
-    def left(request: Request, offset: str = "0") -> Response:
-        found = desk.releases(require_person(request), parse_number(offset), RELEASES)
-        return render_page("person_left.html", left=found, oob=False)
+    @routes.get("/part/left")
+    def releases(request: Request, offset: str = "0") -> Response:
+        values = service.releases(require_person(request), parse_number(offset), RELEASES)
+        return render_page("person_left.html", left=values, oob=False)
 
-    @pages.get("/part/budget")
+    @routes.get("/part/budget")
     def budget(request: Request) -> Response:
-        return HTMLResponse(made.render_budget(require_person(request)))
+        return HTMLResponse(page.render_budget(require_person(request)))
 
-    @pages.get("/part/costs")
+    @routes.get("/part/costs")
     def costs(request: Request, run: str, offset: str = "0", number: str = "1") -> Response:
-        found = desk.costs(require_person(request), run, parse_number(offset), CHARGES)
-        return render_page("person_costs.html", costs=found, number=parse_number(number), spent=0)
+        values = service.costs(require_person(request), run, parse_number(offset), CHARGES)
+        return render_page("person_costs.html", costs=values, number=parse_number(number), spent=0)
 
-    return pages
+    return routes
 
 
-def make_choice_routes(desk: PersonService) -> APIRouter:
-    """What a person decides of what takes part."""
-    pages, made = APIRouter(include_in_schema=False), PersonPage(desk)
+def make_choice_routes(service: PersonService) -> APIRouter:
+    """The routes by which a person decides what takes part."""
+    routes = APIRouter(include_in_schema=False)
+    page = PersonPage(service)
 
-    @pages.post("/do/choice")
+    @routes.post("/do/choice")
     async def choice(request: Request) -> Response:
-        user, asked = require_person(request), await read_form(request)
-        preset = asked.get("preset", "")
+        user = require_person(request)
+        fields = await read_form(request)
+        preset = fields.get("preset", "")
         if preset not in PRESETS:
             raise TacitaError("choose one of: nothing, some, everything.")
-        desk.set_preset(user, preset)  # type: ignore[arg-type]
-        return made.respond_to_decision(request, asked, ("good", f"{preset.capitalize()}: {PRESETS[preset]}"))
+        service.set_preset(user, preset)  # type: ignore[arg-type]
+        sentence = f"{preset.capitalize()}: {PRESETS[preset]}"
+        return page.respond_to_decision(request, fields, ("good", sentence))
 
-    @pages.post("/do/switch")
+    @routes.post("/do/switch")
     async def switch(request: Request) -> Response:
-        asked = await read_form(request)
-        desk.set_item_consent(require_person(request), asked.get("item", ""), "takes_part" in asked)
-        return made.respond_to_decision(request, asked, None)
+        fields = await read_form(request)
+        takes_part = "takes_part" in fields
+        service.set_item_consent(require_person(request), fields.get("item", ""), takes_part)
+        return page.respond_to_decision(request, fields, None)
 
-    @pages.post("/do/pause")
+    @routes.post("/do/pause")
     async def pause(request: Request) -> Response:
-        asked = await read_form(request)
-        desk.set_pause(require_person(request), asked.get("paused") == "yes")
-        said = "You take a pause: nothing of yours leaves." if asked.get("paused") == "yes" else "You take part again."
-        return made.respond_to_decision(request, asked, ("good", said))
+        fields = await read_form(request)
+        paused = fields.get("paused") == "yes"
+        service.set_pause(require_person(request), paused)
+        sentence = "You take a pause: nothing of yours leaves." if paused else "You take part again."
+        return page.respond_to_decision(request, fields, ("good", sentence))
 
-    return pages
+    return routes
 
 
-def make_request_routes(desk: PersonService) -> APIRouter:
-    """What a person asks for, and what they are willing to spend."""
-    pages, made = APIRouter(include_in_schema=False), PersonPage(desk)
+def make_request_routes(service: PersonService) -> APIRouter:
+    """The routes for a person's requests, and for the budget that they declare."""
+    routes = APIRouter(include_in_schema=False)
+    page = PersonPage(service)
 
-    @pages.post("/do/budget")
+    @routes.post("/do/budget")
     async def budget(request: Request) -> Response:
-        user, asked = require_person(request), await read_form(request)
+        user = require_person(request)
+        fields = await read_form(request)
         try:
-            given = validate_model(BudgetBody, {"epsilon": _parse_decimal(asked.get("epsilon", ""))}, "the budget")
-            desk.declare_budget(user, given.epsilon)
+            epsilon = _parse_budget(fields.get("epsilon", ""))
+            service.declare_budget(user, epsilon)
         except TacitaError as error:
-            said = ("note", str(error))
+            notice = ("note", str(error))
         else:
-            said = ("good", f"From the next message on, at most {given.epsilon:g} of your budget is spent in a run.")
+            notice = ("good", f"From the next message on, at most {epsilon:g} of your budget is spent in a run.")
         if not is_htmx(request):
             return redirect_to("/")
-        return HTMLResponse(made.render_budget(user) + render("notice.html", notice=said, oob=True))
+        html = page.render_budget(user) + render("notice.html", notice=notice, oob=True)
+        return HTMLResponse(html)
 
-    @pages.post("/do/ask")
+    @routes.post("/do/ask")
     async def ask(request: Request) -> Response:
-        asked = await read_form(request)
+        fields = await read_form(request)
+        items = [fields["item"]] if "item" in fields else []
         try:
-            desk.submit_request(
-                require_person(request), asked.get("kind", ""), [asked["item"]] if "item" in asked else []
-            )
+            service.submit_request(require_person(request), fields.get("kind", ""), items)
         except TacitaError as error:
-            return made.respond_to_decision(request, asked, ("note", str(error)))
-        return made.respond_to_decision(request, asked, QUEUED_NOTICE)
+            return page.respond_to_decision(request, fields, ("note", str(error)))
+        return page.respond_to_decision(request, fields, QUEUED_NOTICE)
 
-    return pages
+    return routes
 
 
-def make_exit_routes(desk: PersonService, tokens: Tokens, cookie: str) -> APIRouter:
-    """How a person leaves the device, or the page."""
-    pages = APIRouter(include_in_schema=False)
+def _parse_budget(text: str) -> float:
+    values = {"epsilon": parse_decimal(text)}
+    return validate_model(BudgetBody, values, "the budget").epsilon
 
-    @pages.post("/do/erase")
+
+def make_exit_routes(service: PersonService, tokens: Tokens, cookie: str) -> APIRouter:
+    """The routes by which a person leaves the device, or the page."""
+    routes = APIRouter(include_in_schema=False)
+
+    @routes.post("/do/erase")
     async def erase(request: Request) -> Response:
-        user, asked = require_person(request), await read_form(request)
+        user = require_person(request)
+        fields = await read_form(request)
         try:
-            gone = desk.erase_user(user, asked.get("confirm", ""))
+            receipt = service.erase_user(user, fields.get("confirm", ""))
         except TacitaError as error:
-            return render_page(
-                "word.html", 400, title="Nothing was erased", brand=BRAND, kind="note", said=error, back=True
-            )
+            return render_word("Nothing was erased", str(error), BRAND, status=400, back=True)
         tokens.close_user_sessions(user)
-        said = (
-            f"{gone['interactions']:,} rows are gone from this device, and so are your choices and requests. If you "
+        sentence = (
+            f"{receipt['interactions']:,} rows are gone from this device, and so are your choices and requests. If you "
             "spent anything of a privacy budget, one number stays, without your name: how much."
         )
-        done = render_page("word.html", title="Erased", brand=BRAND, kind="good", said=said, back=False)
-        done.delete_cookie(cookie)
-        return done
+        response = render_word("Erased", sentence, BRAND, kind="good")
+        response.delete_cookie(cookie)
+        return response
 
-    @pages.post("/do/bye")
+    @routes.post("/do/bye")
     def bye(request: Request) -> Response:
         tokens.close_session(request.cookies.get(cookie, ""))
-        said = "This page is closed. `tacita node page` makes a new link."
-        done = render_page("word.html", title="Closed", brand=BRAND, kind="good", said=said, back=False)
-        done.delete_cookie(cookie)
-        return done
+        sentence = "This page is closed. `tacita node page` makes a new link."
+        response = render_word("Closed", sentence, BRAND, kind="good")
+        response.delete_cookie(cookie)
+        return response
 
-    return pages
+    return routes
 
 
-def make_owner_routes(desk: PersonService, tokens: Tokens) -> APIRouter:
-    """An owner's list of people."""
-    pages = APIRouter(include_in_schema=False)
+def make_owner_routes(service: PersonService, tokens: Tokens) -> APIRouter:
+    """The routes of an owner's list of people."""
+    routes = APIRouter(include_in_schema=False)
 
-    @pages.get("/part/people")
+    @routes.get("/part/people")
     def people(request: Request) -> Response:
-        return _render_people(desk, request, "people_list.html")
+        return _render_people(service, request, "people_list.html")
 
-    @pages.post("/do/link")
+    @routes.post("/do/link")
     async def link(request: Request) -> Response:
         _require_owner(request)
-        user = (await read_form(request)).get("user", "")
-        where = (
-            f"{request.base_url}enter/{tokens.make_link(Principal('person', user, desk.node.store.find_user(user)))}"
-        )
-        return render_page(
-            "notice.html", notice=("good", f"For {user}, once, within ten minutes: `{where}`"), oob=False
-        )
+        fields = await read_form(request)
+        user = fields.get("user", "")
+        principal = Principal("person", user, service.node.store.find_user(user))
+        url = f"{request.base_url}enter/{tokens.make_link(principal)}"
+        notice = ("good", f"For {user}, once, within ten minutes: `{url}`")
+        return render_page("notice.html", notice=notice, oob=False)
 
-    return pages
+    return routes
 
 
 def _require_owner(request: Request) -> None:
-    if request.state.who.role != "owner":
+    if request.state.principal.role != "owner":
         raise TacitaError("this is for the owner of the node.")
 
 
-def _render_people(desk: PersonService, request: Request, template: str) -> Response:
+def _render_people(service: PersonService, request: Request, template: str) -> Response:
     _require_owner(request)
     search = request.query_params.get("search", "")[:200]
-    found = desk.list_people(search, parse_number(request.query_params.get("offset", "")), ROWS)
-    about: dict[str, Any] = {
-        "title": "People",
-        "brand": "tacita · owner",
-        "node": desk.node.config.name,
-        "notice": None,
-        "oob": False,
-    }
-    return render_page(template, found=found, search=search, **about)
+    offset = parse_number(request.query_params.get("offset", ""))
+    people = service.list_people(search, offset, ROWS)
+    return render_page(
+        template,
+        title="People",
+        brand="tacita · owner",
+        node=service.node.config.name,
+        notice=None,
+        oob=False,
+        found=people,
+        search=search,
+    )
 
 
-def make_front_routes(desk: PersonService) -> APIRouter:
-    """The page itself, by who looks at it."""
-    pages, made = APIRouter(include_in_schema=False), PersonPage(desk)
+def make_front_routes(service: PersonService) -> APIRouter:
+    """The page itself: a person's own, or the owner's list of people."""
+    routes = APIRouter(include_in_schema=False)
+    page = PersonPage(service)
 
-    @pages.get("/")
+    @routes.get("/")
     def whole(request: Request) -> Response:
-        if request.state.who.role == "owner":
-            return _render_people(desk, request, "people.html")
-        return made.render_whole(require_person(request), dict(request.query_params))
+        if request.state.principal.role == "owner":
+            return _render_people(service, request, "people.html")
+        return page.render_whole(require_person(request), dict(request.query_params))
 
-    return pages
+    return routes

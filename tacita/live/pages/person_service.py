@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from tacita.core.errors import TacitaError
 from tacita.live.node import explanations, user_queries
 from tacita.live.node import store_file as node_file
 from tacita.live.node.budgets import declared_budget, read_user_accounts, set_budget
 from tacita.live.node.node import Node
-from tacita.live.node.request_queue import WITHDRAWALS
+from tacita.live.node.request_queue import QueuedRequest
 from tacita.live.node.user_queries import ItemQuery, ItemSet, Preset
 from tacita.live.node.user_requests import allowed_kinds, list_request_states, read_request_options, submit_request
+from tacita.live.pages.holdings import collect_removals, describe_holdings, join_run_names
+from tacita.live.pages.response_models import JsonObject
 from tacita.runs.ledger import describe_ledger
 
 KINDS = {
@@ -24,230 +25,210 @@ KINDS = {
     "forget": "take back",
     "leave": "leave, and take everything back",
 }
+MOST_NAMED_ITEMS = 20  # of a request, with their titles
 
 
 class PersonService:
-    """A node, asked by one person at a time."""
+    """A node that serves one person at a time."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self._titles: tuple[int, dict[str, str], list[tuple[str, str]]] = (-1, {}, [])
-        self._kinds: dict[str, list[str]] = {}  # what a run's settings allow to ask for
+        self._titles_version = -1
+        self._titles: dict[str, str] = {}
+        self._search_texts: list[tuple[str, str]] = []
+        self._kinds: dict[str, list[str]] = {}  # by run: the kinds of request that its settings allow
         self._lock = threading.Lock()
 
-    # What is there
+    # Views
 
-    def summarize_person(self, user: str) -> dict[str, Any]:
-        found = user_queries.summarise_user(self.node.store, user)
-        return {"user": user, "node": self.node.config.name, **found}
+    def summarize_person(self, user: str) -> JsonObject:
+        summary = user_queries.summarise_user(self.node.store, user)
+        return {"user": user, "node": self.node.config.name, **summary}
 
-    def recommendations(self, user: str, k: int) -> list[dict[str, Any]]:
-        return self.node.recommend(user, min(k, max(1, len(self.node.snapshot.items))))
+    def recommendations(self, user: str, k: int) -> list[JsonObject]:
+        n_items = len(self.node.snapshot.items)
+        return self.node.recommend(user, min(k, max(1, n_items)))
 
-    def explain_item(self, user: str, item: str) -> dict[str, Any]:
+    def explain_item(self, user: str, item: str) -> JsonObject:
         return explanations.explain_item(self.node.snapshot, user, item)
 
-    def preview_without(self, user: str, item: str, without: str) -> dict[str, Any]:
+    def preview_without(self, user: str, item: str, without: str) -> JsonObject:
         return explanations.preview_removal(self.node.snapshot, user, item, without)
 
-    def history(self, user: str, search: str, only: ItemSet, offset: int, limit: int) -> dict[str, Any]:
+    def history(self, user: str, search: str, only: ItemSet, offset: int, limit: int) -> JsonObject:
         """A page of a person's items; a search finds words of titles and ids."""
-        look = ItemQuery(self._match_items(search), only, offset, limit)
-        total, rows = user_queries.list_items(self.node.store, user, look)
+        query = ItemQuery(self._match_items(search), only, offset, limit)
+        total, rows = user_queries.list_items(self.node.store, user, query)
         return {"total": total, "offset": offset, "limit": limit, "items": self._add_titles(rows)}
 
-    def releases(self, user: str, offset: int, limit: int) -> dict[str, Any]:
+    def releases(self, user: str, offset: int, limit: int) -> JsonObject:
         total, rows = user_queries.list_releases(self.node.store, user, offset, limit)
         return {"total": total, "offset": offset, "limit": limit, "releases": rows}
 
-    def describe_holdings(self, user: str) -> dict[str, Any]:
+    def describe_holdings(self, user: str) -> JsonObject:
         """What the server has of a person, as far as this node knows."""
-        may = read_request_options(self.node, user)
-        n, runs = user_queries.count_released_items(self.node.store, user)
-        names, _ = self._catalogue()
-        shared = sorted({item for items in may["shared"].values() for item in items})
+        options = read_request_options(self.node, user)
+        n_released, runs = user_queries.count_released_items(self.node.store, user)
+        shared: set[str] = set()
+        for items in options["shared"].values():
+            shared.update(items)
+        removals = collect_removals(self._list_own_requests(user))
         return {
-            "shown items": [{"item": item, "title": names.get(item, "")} for item in shared],
-            "items in sums": n,
+            "shown items": self._name_items(sorted(shared)),
+            "items in sums": n_released,
             "runs": runs,
-            "left runs": may["left"],
-            "said": _describe_in_words(len(shared), n, runs, self._find_removals(user)),
+            "left runs": options["left"],
+            "said": describe_holdings(len(shared), n_released, runs, removals),
             "server sees": self.node.describe_exposure(),
         }
 
-    def _find_removals(self, user: str) -> CertifiedRemovals:
-        """What servers certified as taken back."""
-        one = self.node.store.find_user(user)
-        mine = [want for want in self.node.store.list_requests() if want.user == one]
-        done = [want for want in mine if want.outcome is not None and want.outcome.state == "done"]
-        items: dict[str, set[str]] = {}
-        for item, run in ((item, want.run) for want in done if want.kind == "forget" for item in want.items):
-            items.setdefault(item, set()).add(run)
-        back = [(want.run, want.outcome.certificate) for want in done if want.outcome and want.kind in WITHDRAWALS]
-        kept = {run for run, said in back if "not unlearned" in str(said.get("verdict", ""))}
-        return CertifiedRemovals(items, {want.run for want in done if want.kind == "leave"}, kept)
+    def _list_own_requests(self, user: str) -> list[QueuedRequest]:
+        user_number = self.node.store.find_user(user)
+        requests = self.node.store.list_requests()
+        return [request for request in requests if request.user == user_number]
 
-    def budget(self, user: str) -> dict[str, Any]:
+    def budget(self, user: str) -> JsonObject:
         """What a person spent in each run, by kind of release, and what they said that they are willing to spend."""
-        runs, declared = read_user_accounts(self.node, user)["runs"], declared_budget(self.node, user)
-        told = [
-            {"run": run, "counts": "spent" in one, **one, "words": describe_ledger(one)} for run, one in runs.items()
-        ]
-        return {"declared": declared, "runs": told}
+        accounts = read_user_accounts(self.node, user)["runs"]
+        declared = declared_budget(self.node, user)
+        rows = []
+        for run, account in accounts.items():
+            counts = "spent" in account
+            rows.append({"run": run, "counts": counts, **account, "words": describe_ledger(account)})
+        return {"declared": declared, "runs": rows}
 
-    def costs(self, user: str, run: str, offset: int, limit: int) -> dict[str, Any]:
+    def costs(self, user: str, run: str, offset: int, limit: int) -> JsonObject:
         """What each release of a run cost a person."""
         total, rows = user_queries.list_costs(self.node.store, user, run, offset, limit)
         return {"run": run, "total": total, "offset": offset, "limit": limit, "costs": rows}
 
     def allowed_kinds(self, user: str) -> list[str]:
         """What a person may ask for in the runs they are in."""
-        return sorted({kind for kinds in self._kinds_by_run(user).values() for kind in kinds})
+        allowed: set[str] = set()
+        for kinds in self._kinds_by_run(user).values():
+            allowed.update(kinds)
+        return sorted(allowed)
 
     def runs_without_forget(self, user: str) -> list[str]:
         """Runs that a person is in and that cannot take single items out of what they learned."""
-        return sorted(run for run, kinds in self._kinds_by_run(user).items() if "forget" not in kinds)
+        kinds_by_run = self._kinds_by_run(user)
+        return sorted(run for run, kinds in kinds_by_run.items() if "forget" not in kinds)
 
     def _kinds_by_run(self, user: str) -> dict[str, list[str]]:
         store = self.node.store
-        one = store.find_user(user)
-        gone = (
-            want for want in store.list_requests() if want.user == one and want.kind == "leave" and not want.is_refused
-        )
-        left = {want.run for want in gone}
-        runs = (set(store.list_user_runs(one)) & set(store.runs())) - left
-        self._kinds |= {run: allowed_kinds(self.node, run) for run in runs - self._kinds.keys()}
+        user_number = store.find_user(user)
+        left_runs = set()
+        for request in self._list_own_requests(user):
+            if request.kind == "leave" and not request.is_refused:
+                left_runs.add(request.run)
+        known_runs = set(store.list_user_runs(user_number)) & set(store.runs())
+        runs = known_runs - left_runs
+        for run in runs - self._kinds.keys():
+            self._kinds[run] = allowed_kinds(self.node, run)
         return {run: self._kinds[run] for run in runs}
 
     def forget_states(self, user: str) -> dict[str, str]:
         """Items that a person has asked to be forgotten, and whether they are."""
-        one, done = self.node.store.find_user(user), self._find_removals(user).items
-        mine = [want for want in self.node.store.list_requests() if want.user == one and want.kind == "forget"]
-        asked = {item for want in mine if want.outcome is None or not want.outcome.is_final for item in want.items}
-        back = {item: f"taken back from {_join_names(runs)}" for item, runs in done.items()}
-        return back | dict.fromkeys(asked, "asked back")
+        requests = self._list_own_requests(user)
+        states = {}
+        for item, runs in collect_removals(requests).items.items():
+            states[item] = f"taken back from {join_run_names(runs)}"
+        for request in requests:
+            if request.kind == "forget" and not request.is_final:
+                states |= dict.fromkeys(request.items, "asked back")
+        return states
 
-    def requests(self, user: str) -> dict[str, Any]:
+    def requests(self, user: str) -> JsonObject:
         """What a person asked of servers, newest first, with certificates."""
-        names, _ = self._catalogue()
-        wants = {one.id: one for one in self.node.store.list_requests()}
-        found = []
-        for one in reversed(list_request_states(self.node, user)) if wants else ():
-            want = wants.get(one["request"])
-            items = [] if want is None else want.items
-            listed = [{"item": item, "title": names.get(item, "")} for item in items[:20]]
-            made = None if want is None else want.created
-            found.append({**one, "asks": KINDS[one["kind"]], "created": made, "named": listed})
-        return {"requests": found}
+        queued = {request.id: request for request in self.node.store.list_requests()}
+        if not queued:
+            return {"requests": []}
+        rows = []
+        for state in reversed(list_request_states(self.node, user)):
+            request = queued.get(state["request"])
+            created = None if request is None else request.created
+            items = [] if request is None else request.items
+            named = self._name_items(items[:MOST_NAMED_ITEMS])
+            rows.append({**state, "asks": KINDS[state["kind"]], "created": created, "named": named})
+        return {"requests": rows}
 
-    # What is decided
+    # Decisions
 
-    def set_preset(self, user: str, preset: Preset) -> dict[str, Any]:
+    def set_preset(self, user: str, preset: Preset) -> JsonObject:
         user_queries.apply_preset(self.node.store, user, preset)
         return self.summarize_person(user)
 
-    def set_item_consent(self, user: str, item: str, takes_part: bool) -> dict[str, Any]:
+    def set_item_consent(self, user: str, item: str, takes_part: bool) -> JsonObject:
         user_queries.check_has_item(self.node.store, user, item)
         self.node.set_consent(user, item, "learn" if takes_part else "keep")
         return self.summarize_person(user)
 
-    def set_pause(self, user: str, paused: bool) -> dict[str, Any]:
+    def set_pause(self, user: str, paused: bool) -> JsonObject:
         user_queries.set_pause(self.node.store, user, paused)
         return self.summarize_person(user)
 
-    def declare_budget(self, user: str, epsilon: float) -> dict[str, Any]:
+    def declare_budget(self, user: str, epsilon: float) -> JsonObject:
         set_budget(self.node, user, epsilon)
         return self.budget(user)
 
-    def submit_request(self, user: str, kind: str, items: Sequence[str]) -> dict[str, Any]:
-        """Ask servers for something; what is taken back stays here from now on, in later runs as well."""
-        found = submit_request(self.node, kind, user, items)
-        for item in items if kind == "forget" else ():
-            self.node.set_consent(user, item, "keep")
-        return {"requests": found["requests"]}
+    def submit_request(self, user: str, kind: str, items: Sequence[str]) -> JsonObject:
+        """Queue a request to the servers. Forgotten items stay on this node from now on, in later runs as well."""
+        receipt = submit_request(self.node, kind, user, items)
+        if kind == "forget":
+            for item in items:
+                self.node.set_consent(user, item, "keep")
+        return {"requests": receipt["requests"]}
 
     def export_user(self, user: str) -> bytes:
         """Everything of a person as JSON lines."""
-        store, one = self.node.store, self.node.store.find_user(user)
-        lines = store.run_query(
-            lambda db: [json.dumps(line, ensure_ascii=False) for line in node_file.iter_lines(db, one)]
-        )
-        return ("\n".join(lines) + "\n").encode("utf-8", "replace")
+        store = self.node.store
+        user_number = store.find_user(user)
 
-    def erase_user(self, user: str, confirm: str) -> dict[str, Any]:
+        def read_lines(db: sqlite3.Connection) -> list[str]:
+            lines = node_file.iter_lines(db, user_number)
+            return [json.dumps(line, ensure_ascii=False) for line in lines]
+
+        text = "\n".join(store.run_query(read_lines)) + "\n"
+        return text.encode("utf-8", "replace")
+
+    def erase_user(self, user: str, confirm: str) -> JsonObject:
         if confirm != user:
             raise TacitaError("nothing was erased: type your id exactly as it stands on this page.")
         return self.node.erase(user)
 
     # The owner of a silo
 
-    def list_people(self, search: str, offset: int, limit: int) -> dict[str, Any]:
+    def list_people(self, search: str, offset: int, limit: int) -> JsonObject:
         total, rows = user_queries.list_users(self.node.store, search, offset, limit)
         return {"total": total, "offset": offset, "limit": limit, "people": rows}
 
     # Titles
 
     def _catalogue(self) -> tuple[dict[str, str], list[tuple[str, str]]]:
-        """Titles by item, and what a search looks through; read again when the node's data changed."""
-        changes = self.node.store.changes
+        """Titles by item, and the texts that a search looks through; both follow the node's data."""
+        version = self.node.store.changes
         with self._lock:
-            if self._titles[0] != changes:
-                listed = self.node.store.catalogue()
-                self._titles = (changes, dict(listed), [(item, f"{title} {item}".casefold()) for item, title in listed])
-            return self._titles[1], self._titles[2]
+            if self._titles_version != version:
+                catalogue = self.node.store.catalogue()
+                self._titles = dict(catalogue)
+                self._search_texts = [(item, f"{title} {item}".casefold()) for item, title in catalogue]
+                self._titles_version = version
+            return self._titles, self._search_texts
 
     def _match_items(self, search: str) -> list[str] | None:
         words = search.casefold().split()
         if not words:
             return None
-        names, texts = self._catalogue()
-        found = [item for item, text in texts if all(word in text for word in words)]
-        return found if search in names or found else [search]  # an item that the catalogue does not know
+        titles, texts = self._catalogue()
+        matches = [item for item, text in texts if all(word in text for word in words)]
+        if matches or search in titles:
+            return matches
+        return [search]  # an item that the catalogue does not know
 
-    def _add_titles(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        names, _ = self._catalogue()
-        return [{**row, "title": names.get(row["item"], "")} for row in rows]
+    def _name_items(self, items: Sequence[str]) -> list[JsonObject]:
+        titles, _ = self._catalogue()
+        return [{"item": item, "title": titles.get(item, "")} for item in items]
 
-
-@dataclass(frozen=True)
-class CertifiedRemovals:
-    """What servers certified: items by the runs that are meant, runs that were left, and runs whose model keeps it."""
-
-    items: dict[str, set[str]]
-    left_runs: set[str]
-    retaining_runs: set[str]  # it is out of the record there, and not unlearned
-
-
-def _join_names(names: set[str]) -> str:
-    return ", ".join(sorted(names))
-
-
-def _describe_in_words(shown: int, n: int, runs: list[str], out: CertifiedRemovals) -> list[str]:
-    """Sentences that promise no more than is so."""
-    said = []
-    if shown:
-        items = "1 item that you showed it" if shown == 1 else f"{shown:,} items that you showed it"
-        said.append(f"{items}, together under a made-up name: who knows some of them finds the others.")
-    else:
-        said.append("No item of yours by itself: you have shown it none.")
-    if n:
-        what = "1 item of yours is" if n == 1 else f"{n:,} items of yours are"
-        said.append(
-            f"{what} part of sums over many people that it was sent ({', '.join(runs)}). It was told neither your name "
-            "nor your list; a server that compares many sums can still work out much of what one person did."
-        )
-    else:
-        said.append("No sum that left this device had anything of yours in it.")
-    gone = {item: those - out.retaining_runs for item, those in out.items.items() if those - out.retaining_runs}
-    left = out.left_runs - out.retaining_runs
-    if gone:
-        some = "1 item of yours is" if len(gone) == 1 else f"{len(gone):,} items of yours are"
-        where = _join_names({run for those in gone.values() for run in those})
-        said.append(f"It has certified since that {some} taken out of its record and its model ({where}).")
-    if left:
-        said.append(f"It has certified that you left {_join_names(left)}, with everything.")
-    if out.retaining_runs:
-        where = _join_names(out.retaining_runs)
-        said.append(f"It has taken what you took back out of its record of {where}; what that model learned stays.")
-    said.append("The model that it learned from everybody's sums.")
-    return said
+    def _add_titles(self, rows: list[JsonObject]) -> list[JsonObject]:
+        titles, _ = self._catalogue()
+        return [{**row, "title": titles.get(row["item"], "")} for row in rows]

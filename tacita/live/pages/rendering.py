@@ -21,36 +21,50 @@ from tacita.report.drawing import COLOURS
 
 HTMX = {"includeIndicatorStyles": False, "allowEval": False, "selfRequestsOnly": True, "historyCacheSize": 0}
 _CODE = re.compile(r"`([^`]+)`")
+Notice = tuple[str, str] | tuple[str, str, str] | None
+"""How a notice looks, its text, and where on the page there is more."""
 STATIC = {"/htmx.js": "application/javascript", "/style.css": "text/css"}
 
 
 @cache
 def _load_templates() -> Environment:
-    loader = ChoiceLoader(
-        [PackageLoader("tacita.live.pages", "templates"), PackageLoader("tacita.report", "templates")]
+    packages = [PackageLoader("tacita.live.pages", "templates"), PackageLoader("tacita.report", "templates")]
+    environment = Environment(
+        loader=ChoiceLoader(packages),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    found = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    found.globals |= {"colours": COLOURS, "version": __version__, "htmx": json.dumps(HTMX), "style": style_name()}
-    found.filters |= {
+    environment.globals |= {
+        "colours": COLOURS,
+        "version": __version__,
+        "htmx": json.dumps(HTMX),
+        "style": style_name(),
+    }
+    environment.filters |= {
         "when": format_time,
         "size": format_bytes,
         "ago": format_age,
         "span": format_duration,
         "plural": format_count,
         "sentence": format_sentence,
+        "odds": format_odds,
     }
-    found.filters |= {"odds": format_odds}
-    return found
+    return environment
 
 
 def format_sentence(text: object) -> Markup:
-    """A sentence of an error or an alert as a page shows it: with a capital, and what is in backticks as code."""
-    said = str(text)
-    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(said[:1].upper() + said[1:]))))
+    """A sentence of an error or an alert as a page shows it: with a capital, and text in backticks as code."""
+    sentence = str(text)
+    escaped = str(escape(sentence[:1].upper() + sentence[1:]))
+    return Markup(_CODE.sub(r"<code>\1</code>", escaped))
 
 
 def style_name() -> str:
-    return hashlib.sha256(b"".join(one.read_bytes() for one in _sheets())).hexdigest()[:8]
+    """A name that changes with the style sheets."""
+    content = b"".join(sheet.read_bytes() for sheet in _sheets())
+    return hashlib.sha256(content).hexdigest()[:8]
 
 
 def _sheets() -> list[Any]:
@@ -60,12 +74,19 @@ def _sheets() -> list[Any]:
     ]
 
 
-def render(template: str, **shown: Any) -> str:
-    return _load_templates().get_template(template).render(**shown)
+def render(template: str, **values: Any) -> str:
+    return _load_templates().get_template(template).render(**values)
 
 
-def render_page(template: str, status: int = 200, **shown: Any) -> HTMLResponse:
-    return HTMLResponse(render(template, **shown), status)
+def render_page(template: str, status: int = 200, **values: Any) -> HTMLResponse:
+    return HTMLResponse(render(template, **values), status)
+
+
+def render_word(
+    title: str, sentence: str, brand: str, status: int = 200, kind: str = "note", back: bool = False
+) -> HTMLResponse:
+    """A page with a single sentence."""
+    return render_page("word.html", status, title=title, brand=brand, kind=kind, said=sentence, back=back)
 
 
 def is_htmx(request: Request) -> bool:
@@ -73,18 +94,19 @@ def is_htmx(request: Request) -> bool:
 
 
 def redirect_to(path: str) -> Response:
-    """After a change that was made without scripts: the page anew."""
+    """After a change that was made without scripts, the browser loads the page again."""
     return RedirectResponse(path, 303)
 
 
 def static_routes() -> list[Route]:
-    """The one script and the one style sheet, both from this machine."""
+    """The script and the style sheet, both from this machine."""
     script = (files("tacita.live.pages") / "static" / "htmx.min.js").read_bytes()
 
     async def htmx(request: Request) -> Response:
         return Response(script, media_type="application/javascript")
 
     async def style(request: Request) -> Response:
-        return Response(render("page.css") + render("pages.css"), media_type="text/css")
+        sheet = render("page.css") + render("pages.css")
+        return Response(sheet, media_type="text/css")
 
     return [Route("/htmx.js", htmx), Route("/style.css", style)]

@@ -1,10 +1,13 @@
-"""What the calls of both APIs answer, as their description tells it: nothing more, and nothing less, is ever sent."""
+"""The answers of both APIs, as their OpenAPI description states them; nothing more and nothing less is ever sent."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+JsonObject = dict[str, Any]
+"""What a service answers, before it is checked against one of these models."""
 
 
 class ApiResponse(BaseModel):

@@ -1,6 +1,6 @@
 """Who may see a page: links that work once, sessions behind them, and an operator's password and read-only token.
 
-Links and sessions live in memory, as digests: they end with the process, and no file can be read for them.
+Links and sessions live in memory, as digests. They end with the process, and no file holds them.
 """
 
 from __future__ import annotations
@@ -31,69 +31,93 @@ Role = Literal["person", "owner", "operator", "reader"]
 
 @dataclass(frozen=True)
 class Principal:
-    """Somebody who showed a token."""
+    """The holder of a token."""
 
     role: Role
     user: str = ""  # of a person
-    number: int = 0  # of a person on this node, never given twice; 0: known when they enter
+    number: int = 0  # of a person on this node, never used for another person; 0: known when they enter
 
     @property
     def may_change(self) -> bool:
         return self.role != "reader"
 
 
-def make_cookie_name(whose: str) -> str:
-    """Browsers do not tell ports apart when they send cookies: every page server that is started has its own name."""
-    return f"tacita-{whose}-{secrets.token_hex(6)}"
+Expiring = dict[str, tuple[Principal, float]]
+"""Principals by the digest of their token, each with the time at which it ends."""
+
+
+def make_cookie_name(role: str) -> str:
+    """Browsers send cookies to every port of a host, so each page server that starts has a name of its own."""
+    return f"tacita-{role}-{secrets.token_hex(6)}"
+
+
+def _accept(principal: Principal) -> Principal | None:
+    return principal
 
 
 class Tokens:
-    """Links that were handed out and sessions that are open."""
+    """Links that wait to be used, and sessions that are open."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self._now, self._lock = now, threading.Lock()
-        self._links: dict[str, tuple[Principal, float]] = {}
-        self._sessions: dict[str, tuple[Principal, float]] = {}
+        self._now = now
+        self._lock = threading.Lock()
+        self._links: Expiring = {}
+        self._sessions: Expiring = {}
 
-    def make_link(self, who: Principal) -> str:
+    def make_link(self, principal: Principal) -> str:
         """A token that opens one session, soon."""
-        return self._store_token(self._links, who, LINK_SECONDS)
+        return self._store_token(self._links, principal, LINK_SECONDS)
 
-    def redeem_link(self, link: str, known: Callable[[Principal], Principal | None] = lambda who: who) -> str | None:
-        """The token of a new session; the link is used up. None: it was, is too old, or `known` knows nobody of it."""
+    def redeem_link(self, link: str, check: Callable[[Principal], Principal | None] = _accept) -> str | None:
+        """The token of a new session; the link is used up. None: it was used, is too old, or `check` refuses it."""
         with self._lock:
-            found = self._links.pop(_digest(link), None)
-        who = None if found is None or found[1] < self._now() else known(found[0])
-        return None if who is None else self.open_session(who)
+            entry = self._links.pop(_digest(link), None)
+        principal = self._unless_expired(entry)
+        if principal is not None:
+            principal = check(principal)
+        return None if principal is None else self.open_session(principal)
 
-    def open_session(self, who: Principal) -> str:
-        return self._store_token(self._sessions, who, SESSION_SECONDS)
+    def open_session(self, principal: Principal) -> str:
+        return self._store_token(self._sessions, principal, SESSION_SECONDS)
 
     def find_principal(self, session: str) -> Principal | None:
         with self._lock:
-            found = self._sessions.get(_digest(session))
-        return None if found is None or found[1] < self._now() else found[0]
+            entry = self._sessions.get(_digest(session))
+        return self._unless_expired(entry)
+
+    def _unless_expired(self, entry: tuple[Principal, float] | None) -> Principal | None:
+        if entry is None:
+            return None
+        principal, end = entry
+        return None if end < self._now() else principal
 
     def close_session(self, session: str) -> None:
         with self._lock:
             self._sessions.pop(_digest(session), None)
 
     def close_user_sessions(self, user: str) -> None:
-        """Somebody is gone from the node: so are their sessions and links."""
+        """End all sessions and links of a person who is gone from the node."""
         with self._lock:
-            for held in (self._links, self._sessions):
-                for key in [key for key, (who, _) in held.items() if who.user == user and who.role == "person"]:
-                    del held[key]
+            for table in (self._links, self._sessions):
+                for digest, (principal, _) in list(table.items()):
+                    if principal.role == "person" and principal.user == user:
+                        del table[digest]
 
-    def _store_token(self, held: dict[str, tuple[Principal, float]], who: Principal, seconds: float) -> str:
-        made, now = secrets.token_urlsafe(32), self._now()
+    def _store_token(self, table: Expiring, principal: Principal, seconds: float) -> str:
+        token = secrets.token_urlsafe(32)
+        now = self._now()
         with self._lock:
-            for key in [key for key, (_, end) in held.items() if end < now]:
-                del held[key]
-            if len(held) >= MOST_LINKS:
+            _drop_expired(table, now)
+            if len(table) >= MOST_LINKS:
                 raise TacitaError("too many links are waiting to be used; try again in ten minutes.")
-            held[_digest(made)] = (who, now + seconds)
-        return made
+            table[_digest(token)] = (principal, now + seconds)
+        return token
+
+
+def _drop_expired(table: Expiring, now: float) -> None:
+    for digest, (_, end) in list(table.items()):
+        if end < now:
+            del table[digest]
 
 
 def _digest(token: str) -> str:
@@ -106,20 +130,21 @@ class OperatorCredentials:
     def __init__(self, folder: Path) -> None:
         self._path = folder / "operator.json"
         self._lock = threading.Lock()
-        self._misses, self._not_before = 0, 0.0
+        self._misses = 0
+        self._not_before = 0.0
 
     def set_password(self, password: str) -> None:
         if len(password) < LEAST_PASSWORD:
             raise TacitaError(f"a password has at least {LEAST_PASSWORD} characters.")
         salt = secrets.token_bytes(16)
-        made = hashlib.scrypt(password.encode(), salt=salt, **_COST)
-        self._write({**self._read(), "salt": salt.hex(), "scrypt": made.hex()})
+        key = hashlib.scrypt(password.encode(), salt=salt, **_COST)
+        self._write({**self._read(), "salt": salt.hex(), "scrypt": key.hex()})
 
     def make_reader_token(self) -> str:
         """A new read-only token; the one before it does not work any more."""
-        made = secrets.token_urlsafe(32)
-        self._write({**self._read(), "reader": _digest(made)})
-        return made
+        token = secrets.token_urlsafe(32)
+        self._write({**self._read(), "reader": _digest(token)})
+        return token
 
     def has_password(self) -> bool:
         return "scrypt" in self._read()
@@ -129,25 +154,31 @@ class OperatorCredentials:
         with self._lock:
             if time.monotonic() < self._not_before:
                 raise TacitaError("too many wrong passwords; wait a minute and try again.")
-            held = self._read()
-            if "scrypt" not in held:
+            stored = self._read()
+            if "scrypt" not in stored:
                 raise TacitaError("no password is set; `tacita server password` sets one.")
-            tried = hashlib.scrypt(password.encode("utf-8", "replace"), salt=bytes.fromhex(held["salt"]), **_COST)
-            right = hmac.compare_digest(tried.hex(), held["scrypt"])
-            self._misses = 0 if right else self._misses + 1
-            if self._misses >= 5:
-                self._not_before = time.monotonic() + min(60.0, 2.0 ** (self._misses - 4))
-            return right
+            salt = bytes.fromhex(stored["salt"])
+            key = hashlib.scrypt(password.encode("utf-8", "replace"), salt=salt, **_COST)
+            is_right = hmac.compare_digest(key.hex(), stored["scrypt"])
+            self._count_attempt(is_right)
+            return is_right
+
+    def _count_attempt(self, is_right: bool) -> None:
+        self._misses = 0 if is_right else self._misses + 1
+        if self._misses >= 5:
+            pause = min(60.0, 2.0 ** (self._misses - 4))
+            self._not_before = time.monotonic() + pause
 
     def is_reader_token(self, token: str) -> bool:
-        held = self._read().get("reader", "")
-        return bool(held) and hmac.compare_digest(_digest(token), held)
+        digest = self._read().get("reader", "")
+        return bool(digest) and hmac.compare_digest(_digest(token), digest)
 
     def _read(self) -> dict[str, Any]:
         return dict(read_json(self._path)) if self._path.exists() else {}
 
     def _write(self, values: dict[str, Any]) -> None:
         side = temporary_path(self._path)
-        with open(os.open(side, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "w", encoding="utf-8") as out:
+        descriptor = os.open(side, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
+        with open(descriptor, "w", encoding="utf-8") as out:
             json.dump(values, out)
         os.replace(side, self._path)

@@ -23,18 +23,18 @@ from tacita.data.sources import load
 RUN = "demo"
 NODES = ("library", "cinema", "school")
 BLOCK_TIMEOUT = 240.0  # seconds for one block
-CUTS = (0.7, 0.8, 0.87, 0.94)  # two blocks for the story, three for what people ask for on their pages
+CUTS = (0.7, 0.8, 0.87, 0.94)  # two blocks for the script, three for requests from the pages
 SETTINGS = {"seed": 1, "backbone": {"name": "tally", "recency": 20.0}}  # learns a block in one exchange
 
 
 @dataclass(frozen=True)
 class DemoData:
-    """Who lives on which node, what each node's people did in each block, and the items with their titles."""
+    """The people of each node, their interactions in each block, and the items with their titles."""
 
-    files: dict[str, list[Path]]
+    files: dict[str, list[Path]]  # by node, a file for each block
     items: list[tuple[str, str]]
-    home: dict[str, str]
-    first_block_items: dict[str, list[str]]  # what each person did in the first block
+    home: dict[str, str]  # node by person
+    first_block_items: dict[str, list[str]]  # of each person
 
     def home_of(self, user: str) -> str:
         if user not in self.home:
@@ -44,7 +44,7 @@ class DemoData:
 
 @contextlib.contextmanager
 def make_demo_folder(out: Path | None) -> Iterator[Path]:
-    """A new folder for the demo; without a name it is gone afterwards."""
+    """Make a folder for the demo; without a name it is removed afterwards."""
     if find_spec("flwr") is None:
         raise TacitaError("the live mode needs Flower; install it with `pip install tacita[live]`.")
     if out is not None:
@@ -61,32 +61,35 @@ def make_demo_folder(out: Path | None) -> Iterator[Path]:
 
 
 def make_site(folder: Path, people: DemoData) -> None:
-    """Keys, a server with a catalogue, and three enrolled nodes that hold their first block."""
+    """Make keys, a server with a catalogue, and three enrolled nodes that hold their first block."""
     from tacita.live.running.node_setup import make_node  # late, as below: these need what tacita[live] brings
     from tacita.live.running.server import ServerConfig, create_server, enroll_node, open_store
 
-    server, port, link = folder / "server", _find_free_port(), _find_free_port()
-    create_server(server, ServerConfig(host="127.0.0.1", port=port, link_port=link), [])
+    server = folder / "server"
+    port = _find_free_port()
+    config = ServerConfig(host="127.0.0.1", port=port, link_port=_find_free_port())
+    create_server(server, config, [])
     with open_store(server) as store:
         store.add_items(people.items)
     for name in NODES:
         values = {"name": name, "server": f"127.0.0.1:{port}"}
-        made = make_node(folder / name, values, server / "ca.pem")
-        enroll_node(server, Path(made["public key"]), name)
+        node = make_node(folder / name, values, server / "ca.pem")
+        enroll_node(server, Path(node["public key"]), name)
     import_block(folder, people, block=0)
 
 
 def import_block(folder: Path, people: DemoData, block: int) -> None:
-    """Import what each node's people did in a block."""
+    """Import the interactions of each node's people in a block."""
     from tacita.live.running import node_client
 
     for name in NODES:
-        node_client.ask_node(folder / name, "import", file=str(people.files[name][block].absolute()))
+        path = people.files[name][block].absolute()
+        node_client.ask_node(folder / name, "import", file=str(path))
 
 
 @contextlib.contextmanager
 def run_site(folder: Path) -> Iterator[Path]:
-    """The server and the nodes, until this is left; gives the server's folder."""
+    """Run the server and the nodes while the context is open; yields the server's folder."""
     from tacita.live.running.server import is_up
 
     server = folder / "server"
@@ -103,8 +106,9 @@ def begin_run(folder: Path) -> None:
     from tacita.live.running import orders
     from tacita.methods import resolve_config
 
+    config = resolve_config(SETTINGS, "the demo")
     terms = orders.RunTerms("all", timeout=60.0, give_up=3600.0)
-    orders.begin_run(folder / "server", RUN, resolve_config(SETTINGS, "the demo"), terms)
+    orders.begin_run(folder / "server", RUN, config, terms)
 
 
 def open_next_block(folder: Path) -> None:
@@ -118,30 +122,39 @@ def split_data(folder: Path, data_dir: Path | None) -> DemoData:
     table = load("ml-100k", data_dir=data_dir)
     assert table.timestamp is not None
     home = {raw: NODES[n % len(NODES)] for n, raw in enumerate(table.user_ids)}
-    in_time = sorted(table.timestamp.tolist())
-    ends = [in_time[int(share * len(in_time))] for share in CUTS]
-    files = {name: [folder / f"{name}-{block}.csv" for block in range(len(CUTS) + 1)] for name in NODES}
-    lines: dict[Path, list[str]] = {path: ["user,item,timestamp"] for some in files.values() for path in some}
-    first: dict[str, list[str]] = {}
-    for user, item, at in zip(table.user.tolist(), table.item.tolist(), table.timestamp.tolist(), strict=True):
-        raw, block = table.user_ids[user], bisect_left(ends, at)
-        lines[files[home[raw]][block]].append(f"{raw},{table.item_ids[item]},{at}")
+    times = table.timestamp.tolist()
+    sorted_times = sorted(times)
+    block_ends = [sorted_times[int(share * len(times))] for share in CUTS]
+    files = {name: _list_block_files(folder, name) for name in NODES}
+    lines: dict[Path, list[str]] = {}
+    for paths in files.values():
+        lines |= {path: ["user,item,timestamp"] for path in paths}
+    first_block_items: dict[str, list[str]] = {}
+    for user_row, item_row, at in zip(table.user.tolist(), table.item.tolist(), times, strict=True):
+        user = table.user_ids[user_row]
+        item = table.item_ids[item_row]
+        block = bisect_left(block_ends, at)
+        path = files[home[user]][block]
+        lines[path].append(f"{user},{item},{at}")
         if block == 0:
-            first.setdefault(raw, []).append(table.item_ids[item])
-    for path, text in lines.items():
-        path.write_text("\n".join(text) + "\n", encoding="utf-8")
-    return DemoData(files, [(item, table.titles.get(item, "")) for item in table.item_ids], home, first)
+            first_block_items.setdefault(user, []).append(item)
+    for path, texts in lines.items():
+        path.write_text("\n".join(texts) + "\n", encoding="utf-8")
+    items = [(item, table.titles.get(item, "")) for item in table.item_ids]
+    return DemoData(files, items, home, first_block_items)
 
 
-def _make_command(*words: object) -> list[str]:
-    return [sys.executable, "-m", "tacita", *map(str, words)]
+def _list_block_files(folder: Path, node: str) -> list[Path]:
+    n_blocks = len(CUTS) + 1
+    return [folder / f"{node}-{block}.csv" for block in range(n_blocks)]
 
 
 @contextlib.contextmanager
 def _run_process(log: Path, *words: object) -> Iterator[None]:
-    """A server or node in the background, stopped at the end as Ctrl-C would."""
-    with open(log, "wb") as held:
-        child = subprocess.Popen(_make_command(*words), stdout=held, stderr=held, start_new_session=True)
+    """Run a server or node in the background; at the end it stops as Ctrl-C would stop it."""
+    command = [sys.executable, "-m", "tacita", *map(str, words)]
+    with open(log, "wb") as output:
+        child = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
     try:
         time.sleep(0.2)
         if child.poll() is not None:
@@ -157,11 +170,11 @@ def _run_process(log: Path, *words: object) -> Iterator[None]:
             child.wait(10)
 
 
-def _wait_until(done: Callable[[], bool], what: str, most: float = 90.0) -> None:
+def _wait_until(is_done: Callable[[], bool], subject: str, most: float = 90.0) -> None:
     end = time.monotonic() + most
-    while not done():
+    while not is_done():
         if time.monotonic() > end:
-            raise TacitaError(f"{what} did not start within {most:.0f} s.")
+            raise TacitaError(f"{subject} did not start within {most:.0f} s.")
         time.sleep(0.5)
 
 

@@ -1,4 +1,4 @@
-"""Asking a node, running or not: through its daemon's socket if one has the store open, else directly."""
+"""Verbs of a node, running or not: through its daemon's socket if one has the store open, else directly."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def ask_node(folder: Path, verb: str, **arguments: Any) -> Any:
 
 
 def ask_daemon(folder: Path, verb: str, **arguments: Any) -> Any:
-    said = unix_socket.ask(folder / CONTROL_SOCKET, json.dumps({"verb": verb, **arguments}).encode(), most=MOST_BYTES)
-    found = json.loads(said)
-    if "error" in found:
-        raise TacitaError(found["error"])
-    return found["ok"]
+    question = json.dumps({"verb": verb, **arguments}).encode()
+    answer = json.loads(unix_socket.ask(folder / CONTROL_SOCKET, question, most=MOST_BYTES))
+    if "error" in answer:
+        raise TacitaError(answer["error"])
+    return answer["ok"]
 
 
 def _ask_directly(folder: Path, verb: str, arguments: dict[str, Any]) -> Any:
@@ -43,9 +43,8 @@ def _ask_directly(folder: Path, verb: str, arguments: dict[str, Any]) -> Any:
     except DamagedFile:
         if verb != "export" or arguments.get("user") is not None:
             raise
-        return {
-            "lines": node_file.salvage_lines(folder / STORE_FILE, Path(arguments["file"])),
-            "file": arguments["file"],
-        }
+        file = arguments["file"]
+        n_lines = node_file.salvage_lines(folder / STORE_FILE, Path(file))
+        return {"lines": n_lines, "file": file}
     with node:
         return perform_verb(node, verb, arguments)

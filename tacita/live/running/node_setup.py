@@ -11,10 +11,10 @@ from tacita.live.tls_certificates import check_authority, fingerprint, make_node
 
 
 def make_node(folder: Path, values: dict[str, Any], ca: Path) -> dict[str, str]:
-    """A new node; returns where it is, what it is called, and its public key with the fingerprint to compare."""
+    """Make a new node; returns its folder, its name, and its public key with the fingerprint to compare."""
     config = validate_model(NodeConfig, values, "the options")
     check_authority(ca)
-    Node.create(folder, config, ca, also=lambda made: make_node_key(made / config.key))
+    Node.create(folder, config, ca, also=lambda new_folder: make_node_key(new_folder / config.key))
     public = folder / f"{config.key}.pub"
     return {
         "folder": str(folder),

@@ -1,4 +1,4 @@
-"""What an operator orders of a server: runs and blocks. Orders lie in the store, where the server looks for them."""
+"""Orders of an operator to a server: runs and blocks. They are written to the store, where the server reads them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tacita.live.server.store import ServerStore
 
 @dataclass(frozen=True)
 class RunTerms:
-    """When a round goes on, and when a run ends, though nodes are silent."""
+    """When a round goes on, and when a run ends, although nodes are silent."""
 
     quorum: int | str  # nodes that a round needs, or "all"
     timeout: float  # seconds that a round waits for answers
@@ -21,8 +21,8 @@ class RunTerms:
 
 
 def begin_run(folder: Path, run: str, settings: RunConfig, terms: RunTerms) -> None:
-    """A new run with its first block open."""
-    from tacita.live.server.coordinator import check_run  # brings all that trains, which the other orders do without
+    """Begin a new run with its first block open."""
+    from tacita.live.server.coordinator import check_run  # late: it brings the trainer, which other orders do not need
 
     with open_store(folder) as store:
         check_run(settings, store.count_items())
@@ -33,7 +33,7 @@ def begin_run(folder: Path, run: str, settings: RunConfig, terms: RunTerms) -> N
 
 
 def open_block(folder: Path, run: str) -> None:
-    """The run's next block."""
+    """Open the run's next block."""
     with open_store(folder) as store:
         store.load_run(run)
         _check_up(folder)
@@ -41,7 +41,7 @@ def open_block(folder: Path, run: str) -> None:
 
 
 def resume_run(folder: Path, run: str) -> None:
-    """Let a run that stopped try again; one that is under way is left alone."""
+    """Let a run that stopped try again; a run that is under way does not change."""
     with open_store(folder) as store:
         store.load_run(run)
         _check_up(folder)
@@ -51,7 +51,7 @@ def resume_run(folder: Path, run: str) -> None:
 
 
 def stop_run(folder: Path, run: str) -> None:
-    """Let a run stop after what it has committed; `resume_run` goes on from there."""
+    """Let a run stop after its last commit; `resume_run` goes on from there."""
     with open_store(folder) as store:
         store.load_run(run)
         store.set_halted(run, True)
@@ -63,10 +63,10 @@ def _check_up(folder: Path) -> None:
 
 
 def _check_nodes(store: ServerStore, quorum: int | str) -> None:
-    enrolled = sum(row.revoked is None for row in store.nodes())
-    if enrolled == 0:
+    n_enrolled = sum(row.revoked is None for row in store.nodes())
+    if n_enrolled == 0:
         raise TacitaError("no node is enrolled; `tacita server enroll KEY.pub --name NAME` lets one in.")
-    if isinstance(quorum, int) and quorum > enrolled:
+    if isinstance(quorum, int) and quorum > n_enrolled:
         raise TacitaError(
-            f"--quorum {quorum} is more than the number of enrolled nodes, {enrolled}; enrol more or lower it."
+            f"--quorum {quorum} is more than the number of enrolled nodes, {n_enrolled}; enrol more or lower it."
         )

@@ -1,4 +1,4 @@
-"""Follow a run from beside the server: look at its store until the open blocks are done."""
+"""Follow a run from outside the server: poll its store until the open blocks are done."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 
 from tacita.core.errors import TacitaError
 from tacita.live.running.server import find_stop_reason, is_up, open_store
-from tacita.live.server.store import count_done_blocks
+from tacita.live.server.store import RunRow, ServerStore, count_done_blocks
 from tacita.runs.assembly import build_plan
 
-POLL_SECONDS = 0.3  # seconds between two looks
+POLL_SECONDS = 0.3  # between two looks at the store
 
 
 @dataclass(frozen=True)
 class RunProgress:
-    """What one look found: the events since the last one, the nodes' names by number, rounds planned in a block."""
+    """The events since the last poll, the nodes' names by number, and the rounds planned in a block."""
 
     events: list[dict[str, Any]]
     node_names: dict[str, str]
@@ -27,29 +27,43 @@ class RunProgress:
 
 def follow_run(folder: Path, run: str, on_progress: Callable[[RunProgress], None], most: float) -> list[dict[str, Any]]:
     """Wait until a run's open blocks are done; returns the results of its blocks."""
-    end, seen = time.monotonic() + most, 0
+    end = time.monotonic() + most
+    last_event_id = 0
     with open_store(folder) as store:
         rounds = build_plan(store.load_run(run).config).learner.rounds
         while True:
-            row, events = store.load_run(run), store.events(run, seen)
-            seen = events[-1][0] if events else seen
-            names = {str(one.number): one.name for one in store.nodes()} if events else {}
-            on_progress(RunProgress([event for _, _, event in events], names, rounds))
+            row = store.load_run(run)
+            rows = store.events(run, last_event_id)
+            node_names = {}
+            if rows:
+                last_event_id = rows[-1][0]
+                node_names = {str(node.number): node.name for node in store.nodes()}
+            events = [event for _, _, event in rows]
+            on_progress(RunProgress(events, node_names, rounds))
             if count_done_blocks(row) == row.opened:
-                assert row.note is not None
-                results: list[dict[str, Any]] = row.note["plain"]["results"]
-                return results
-            said = find_stop_reason(store, run)
-            if said is not None:
-                raise TacitaError(f"run '{run}' stopped: {said.rstrip('.')}{_suggest_remedy(run, said)}.")
-            if not is_up(folder):
-                raise TacitaError(f"the server went down; `tacita server up` goes on with run '{run}'.")
+                return _list_results(row)
+            _check_goes_on(folder, store, run)
             if time.monotonic() > end:
                 raise TacitaError(f"run '{run}' did not end within {most:.0f} s; `tacita server status` tells more.")
             time.sleep(POLL_SECONDS)
 
 
-def _suggest_remedy(run: str, said: str) -> str:
-    if "every node refused" in said:
+def _list_results(row: RunRow) -> list[dict[str, Any]]:
+    assert row.note is not None
+    results: list[dict[str, Any]] = row.note["plain"]["results"]
+    return results
+
+
+def _check_goes_on(folder: Path, store: ServerStore, run: str) -> None:
+    stop_reason = find_stop_reason(store, run)
+    if stop_reason is not None:
+        remedy = _suggest_remedy(run, stop_reason)
+        raise TacitaError(f"run '{run}' stopped: {stop_reason.rstrip('.')}{remedy}.")
+    if not is_up(folder):
+        raise TacitaError(f"the server went down; `tacita server up` goes on with run '{run}'.")
+
+
+def _suggest_remedy(run: str, stop_reason: str) -> str:
+    if "every node refused" in stop_reason:
         return f"; when more people have something new, `tacita server resume {run}` asks again"
-    return "" if "resume" in said else f"; `tacita server resume {run}` tries again"
+    return "" if "resume" in stop_reason else f"; `tacita server resume {run}` tries again"

@@ -1,7 +1,7 @@
 """A server: a folder with its settings, keys and store, and the processes that serve nodes.
 
-The operator's verbs write to the store; the running server looks there every second and acts: it registers and
-unregisters nodes with the engine and keeps a coordinator at work on every run that has an open block.
+The operator's verbs write to the store. The running server polls it and acts: it registers and unregisters nodes
+with the engine, and keeps a coordinator at work on every run that has an open block.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tacita.live.tls_certificates import CA, ServerKeys, convert_to_pem, fingerp
 
 VERSION = 1
 ServerExtension = Callable[["LiveServer"], contextlib.AbstractContextManager[Any]]
-POLL_SECONDS = 0.5  # seconds between two looks at the store
+POLL_SECONDS = 0.5  # between two looks at the store
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class ServerConfig(StrictModel):
 
 
 def create_server(folder: Path, config: ServerConfig, names: list[str]) -> None:
-    """A new folder that appears whole or not at all; `names` are the hosts and addresses that nodes will dial."""
+    """Make a folder that appears whole or not at all; `names` are the hosts and addresses that nodes will dial."""
     if folder.exists() or folder.is_symlink():
         raise TacitaError(f"{folder} exists; a server is made in a new folder, `tacita server init FOLDER`.")
     side = temporary_path(folder)
@@ -72,16 +72,16 @@ def open_store(folder: Path) -> ServerStore:
 
 
 def enroll_node(folder: Path, public_key: Path, name: str) -> str:
-    """Let a node in by its public key; returns the key's fingerprint, to compare with what the node's owner says."""
+    """Enrol a node by its public key; returns the key's fingerprint, to compare with its owner."""
     try:
-        given = public_key.read_bytes()
+        key = public_key.read_bytes()
     except OSError as error:
         raise TacitaError(f"cannot read {public_key}: {error.strerror or error}.") from None
-    return enroll_key(folder, given, name)
+    return enroll_key(folder, key, name)
 
 
 def enroll_key(folder: Path, public_key: bytes, name: str) -> str:
-    """The same with the key itself."""
+    """Enrol a node by the bytes of its public key."""
     pem = convert_to_pem(public_key)
     with open_store(folder) as store:
         store.add_node(name, pem.decode())
@@ -89,10 +89,10 @@ def enroll_key(folder: Path, public_key: bytes, name: str) -> str:
 
 
 def is_up(folder: Path) -> bool:
-    """Whether a process serves this folder. Those who look share the lock, so they do not take each other for it."""
+    """Whether a process serves this folder. Callers share the lock, so none takes another for the server."""
     try:
-        with open(folder / "up.lock", "rb") as held:
-            fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with open(folder / "up.lock", "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except FileNotFoundError:
@@ -102,12 +102,12 @@ def is_up(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def _hold_server_lock(folder: Path) -> Iterator[None]:
-    held = os.open(folder / "up.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    lock = os.open(folder / "up.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        end = time.monotonic() + 1.0  # somebody may be looking just now
+        end = time.monotonic() + 1.0  # a caller of `is_up` may hold it for a moment
         while True:
             try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 if time.monotonic() > end:
@@ -115,7 +115,7 @@ def _hold_server_lock(folder: Path) -> Iterator[None]:
                 time.sleep(0.02)
         yield
     finally:
-        os.close(held)
+        os.close(lock)
 
 
 class LiveServer:
@@ -126,8 +126,9 @@ class LiveServer:
         self.config = read_config(folder)
         self.stopping = threading.Event()
         self._flower_runs: dict[str, int] = {}  # run -> Flower's run that is at work on it
-        self._failures: dict[str, tuple[int, float]] = {}  # run -> failures in a row, not before
-        self._enrolled_keys: tuple[float, frozenset[str]] = (0.0, frozenset())
+        self._failures: dict[str, tuple[int, float]] = {}  # run -> failures in a row, time of the next attempt
+        self._enrolled_keys: frozenset[str] = frozenset()
+        self._enrolment_read_at = 0.0
         self._enrolment_lock = threading.Lock()
 
     def serve(
@@ -136,34 +137,30 @@ class LiveServer:
         insecure_run_as_root: bool = False,
         extension: ServerExtension | None = None,
     ) -> None:
-        """Serve until told to stop; `beside` is what else is served meanwhile, such as the operator's page."""
-        if os.geteuid() == 0 and not insecure_run_as_root:
-            raise TacitaError(
-                "a server that runs as root gives every account on this machine root, because whoever reaches Flower's "
-                "port on loopback can run code as the server's user; start it as a user of its own, or with "
-                "--insecure-run-as-root."
-            )
+        """Serve until it is stopped; `extension` serves something else meanwhile, such as the operator's page."""
+        if not insecure_run_as_root:
+            _refuse_root()
         from tacita.live.engine.flower import SuperLink, write_app  # late: Flower takes a second to load
         from tacita.live.engine.gateway import Gateway, bind_listener
 
-        with contextlib.ExitStack() as held:
-            held.enter_context(_hold_server_lock(self.folder))
-            self.store = held.enter_context(ServerStore(self.folder / STORE_FILE))
-            self._enrolment_store = held.enter_context(ServerStore(self.folder / STORE_FILE))
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_hold_server_lock(self.folder))
+            self.store = stack.enter_context(ServerStore(self.folder / STORE_FILE))
+            self._enrolment_store = stack.enter_context(ServerStore(self.folder / STORE_FILE))
             keys = ServerKeys.in_folder(self.folder)
             keys.check_validity()
             bind_listener(self.config.host, self.config.port).close()  # before anything is started
             log.info("starting Flower's SuperLink")
             app = write_app(self.folder / "app")
             self.link = SuperLink(self.folder / "flower", self.config.link_port, keys)
-            held.enter_context(self.link)
+            stack.enter_context(self.link)
             self._sync_nodes()
             gateway = Gateway(self.config.host, self.config.port, self.link.url, keys, self.is_enrolled)
-            held.enter_context(gateway)
-            held.enter_context(stop_on_signals(self.stopping))
+            stack.enter_context(gateway)
+            stack.enter_context(stop_on_signals(self.stopping))
             log.info("serving nodes on %s:%d; Ctrl-C stops", self.config.host, gateway.port)
             if extension is not None:
-                held.enter_context(extension(self))
+                stack.enter_context(extension(self))
             ready(self)
             while not self.stopping.wait(POLL_SECONDS):
                 self._poll_store(app)
@@ -176,15 +173,14 @@ class LiveServer:
     def is_enrolled(self, key: str) -> bool:
         """Whether a key's fingerprint may speak; a revoked one may not from the next second on."""
         with self._enrolment_lock:
-            at, keys = self._enrolled_keys
-            if time.monotonic() - at > POLL_SECONDS:
-                rows = self._enrolment_store.nodes()
-                keys = frozenset(fingerprint(one.public_key.encode()) for one in rows if one.revoked is None)
-                self._enrolled_keys = (time.monotonic(), keys)
-            return key in keys
+            if time.monotonic() - self._enrolment_read_at > POLL_SECONDS:
+                enrolled = [row for row in self._enrolment_store.nodes() if row.revoked is None]
+                self._enrolled_keys = frozenset(fingerprint(row.public_key.encode()) for row in enrolled)
+                self._enrolment_read_at = time.monotonic()
+            return key in self._enrolled_keys
 
     def _poll_store(self, app: Path) -> None:
-        """One look at the store: nodes that came or left, runs that need a coordinator."""
+        """Read the store once: nodes that came or left, runs that need a coordinator."""
         try:
             if not self.link.is_alive:
                 log.warning("the SuperLink ended and is started again")
@@ -220,32 +216,55 @@ class LiveServer:
 
     def _sync_run(self, row: RunRow, app: Path) -> None:
         """Keep a coordinator at work on a run with an open block, unless it stopped for a reason."""
-        flower = self._flower_runs.get(row.name)
-        halted = self.store.is_halted(row.name)
-        if flower is not None:
-            if halted:
-                with contextlib.suppress(TacitaError):  # it may have ended just now
-                    self.link.stop_run(flower)
-            state = self.link.run_state(flower)
-            if not state.startswith("finished"):
-                return
-            del self._flower_runs[row.name]
-            if state == "finished:completed" or halted:
-                self._failures.pop(row.name, None)
-            else:
-                failures = self._failures.get(row.name, (0, 0.0))[0] + 1
-                self._failures[row.name] = (failures, time.monotonic() + min(60.0, 2.0**failures))
-                log.warning("the coordinator of run '%s' ended: %s", row.name, state)
+        if self._is_at_work(row.name):
+            return
         if row.opened == count_done_blocks(row) or find_stop_reason(self.store, row.name) is not None:
             return
-        if time.monotonic() >= self._failures.get(row.name, (0, 0.0))[1]:
+        _, not_before = self._failures.get(row.name, (0, 0.0))
+        if time.monotonic() >= not_before:
             self._flower_runs[row.name] = self.link.submit({"store": str(self.folder), "run": row.name}, app)
             log.info("run '%s': block %d is under way", row.name, count_done_blocks(row))
 
+    def _is_at_work(self, run: str) -> bool:
+        """Whether a coordinator still works on a run; its end is noted, and a halted run is stopped."""
+        halted = self.store.is_halted(run)
+        flower_run = self._flower_runs.get(run)
+        if flower_run is None:
+            return False
+        if halted:
+            with contextlib.suppress(TacitaError):  # it may have ended just now
+                self.link.stop_run(flower_run)
+        state = self.link.run_state(flower_run)
+        if not state.startswith("finished"):
+            return True
+        del self._flower_runs[run]
+        if state == "finished:completed" or halted:
+            self._failures.pop(run, None)
+        else:
+            self._note_failure(run)
+            log.warning("the coordinator of run '%s' ended: %s", run, state)
+        return False
+
+    def _note_failure(self, run: str) -> None:
+        """Count a failure, and wait longer after each before the next attempt."""
+        n_before, _ = self._failures.get(run, (0, 0.0))
+        n_failures = n_before + 1
+        pause = min(60.0, 2.0**n_failures)
+        self._failures[run] = (n_failures, time.monotonic() + pause)
+
     def _stop_runs(self) -> None:
-        for flower in self._flower_runs.values():
+        for flower_run in self._flower_runs.values():
             with contextlib.suppress(TacitaError):
-                self.link.stop_run(flower)
+                self.link.stop_run(flower_run)
+
+
+def _refuse_root() -> None:
+    if os.geteuid() == 0:
+        raise TacitaError(
+            "a server that runs as root gives every account on this machine root, because whoever reaches Flower's "
+            "port on loopback can run code as the server's user; start it as a user of its own, or with "
+            "--insecure-run-as-root."
+        )
 
 
 def find_stop_reason(store: ServerStore, run: str) -> str | None:
@@ -257,30 +276,13 @@ def find_stop_reason(store: ServerStore, run: str) -> str | None:
 
 
 def read_status(folder: Path) -> dict[str, Any]:
-    """Where the server stands, for people and machines."""
-    config, up = read_config(folder), is_up(folder)
+    """The state of the server, its nodes and its runs, for people and machines."""
+    config = read_config(folder)
+    up = is_up(folder)
     with ServerStore(folder / STORE_FILE) as store:
         online = online_nodes(folder, config) if up else {}
-        nodes = [
-            {
-                "name": row.name,
-                "state": "revoked" if row.revoked is not None else "enrolled" if row.number is not None else "waiting",
-                "online": None if row.number is None or row.number not in online else online[row.number] == "online",
-                "fingerprint": fingerprint(row.public_key.encode()),
-                "last answer": store.last_answer(row.number),
-            }
-            for row in store.nodes()
-        ]
-        runs = [
-            {
-                "name": row.name,
-                "standing": describe_run(row),
-                "stopped": find_stop_reason(store, row.name),
-                "requests": store.list_pending(row.name),
-                "results": [] if row.note is None else row.note["plain"]["results"],
-            }
-            for row in store.runs()
-        ]
+        nodes = [_describe_node(store, row, online) for row in store.nodes()]
+        runs = [_describe_run(store, row) for row in store.runs()]
         return {
             "up": up,
             "address": f"{config.host}:{config.port}",
@@ -293,8 +295,35 @@ def read_status(folder: Path) -> dict[str, Any]:
         }
 
 
+def _describe_node(store: ServerStore, row: NodeRow, online: dict[int, str]) -> dict[str, Any]:
+    if row.revoked is not None:
+        state = "revoked"
+    else:
+        state = "waiting" if row.number is None else "enrolled"
+    is_online = None
+    if row.number is not None and row.number in online:
+        is_online = online[row.number] == "online"
+    return {
+        "name": row.name,
+        "state": state,
+        "online": is_online,
+        "fingerprint": fingerprint(row.public_key.encode()),
+        "last answer": store.last_answer(row.number),
+    }
+
+
+def _describe_run(store: ServerStore, row: RunRow) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "standing": describe_run(row),
+        "stopped": find_stop_reason(store, row.name),
+        "requests": store.list_pending(row.name),
+        "results": [] if row.note is None else row.note["plain"]["results"],
+    }
+
+
 def online_nodes(folder: Path, config: ServerConfig) -> dict[int, str]:
-    """What the engine says of the nodes it knows; nothing while it starts."""
+    """The state of each node that the engine knows; empty while it starts."""
     from tacita.live.engine.flower import SuperLinkClient
 
     with contextlib.suppress(TacitaError):
