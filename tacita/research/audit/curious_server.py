@@ -47,9 +47,9 @@ class RecordingDevices(LocalDevices):
     uploads: list[tuple[Keys, Ragged]] = field(default_factory=list)  # a round each: the senders, and their scores
 
     def exchange(
-        self, fed: Federation, server: ServerState, down: Broadcast, question: str, chosen: Keys | None = None
+        self, federation: Federation, server: ServerState, broadcast: Broadcast, question: str, chosen: Keys | None = None
     ) -> RoundReply:
-        reply = super().exchange(fed, server, down, question, chosen)
+        reply = super().exchange(federation, server, broadcast, question, chosen)
         if SCORES in reply.total.each:
             sent = reply.total.each[SCORES]
             assert isinstance(sent.value, SparseRows)
