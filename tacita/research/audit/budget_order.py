@@ -169,9 +169,7 @@ def _set_budget(config: RunConfig, epsilon: float, delta: float) -> RunConfig:
     return config.model_copy(update={"privacy": privacy, "backbone": backbone})
 
 
-def _load_first_block(
-    federation: Federation, model: OrderedTally | PrivateOrderedTally
-) -> tuple[AttackTarget, Ragged]:
+def _load_first_block(federation: Federation, model: OrderedTally | PrivateOrderedTally) -> tuple[AttackTarget, Ragged]:
     """The people of the first block, and what they have in its order, row by row."""
     progress = start_run(federation)
     begin_block(federation, progress, 0)

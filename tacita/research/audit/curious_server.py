@@ -47,7 +47,12 @@ class RecordingDevices(LocalDevices):
     uploads: list[tuple[Keys, Ragged]] = field(default_factory=list)  # a round each: the senders, and their scores
 
     def exchange(
-        self, federation: Federation, server: ServerState, broadcast: Broadcast, question: str, chosen: Keys | None = None
+        self,
+        federation: Federation,
+        server: ServerState,
+        broadcast: Broadcast,
+        question: str,
+        chosen: Keys | None = None,
     ) -> RoundReply:
         reply = super().exchange(federation, server, broadcast, question, chosen)
         if SCORES in reply.total.each:
