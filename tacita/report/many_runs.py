@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 from tacita.report import charts
 from tacita.report.charts import Series, SeriesStyle
-from tacita.report.data import RunData, format_bytes, format_metric, format_score
+from tacita.report.formats import format_bytes, format_metric, format_score
+from tacita.report.run_data import RunData
 from tacita.report.elements import Figure, PageTable, RunComparison, TableCell, cells
 from tacita.report.one_run import CONTROL_STYLES, describe_series
 from tacita.report.seeds import format_interval, group_seeds

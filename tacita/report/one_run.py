@@ -7,17 +7,10 @@ from collections.abc import Sequence
 
 from tacita.report import charts
 from tacita.report.charts import GREY, MOST_CELLS, Segment, Series, SeriesStyle
-from tacita.report.data import (
-    Curve,
-    RunData,
-    control_name,
-    format_bytes,
-    format_change,
-    format_metric,
-    format_score,
-    judge_run,
-)
 from tacita.report.elements import Fact, Figure, PageTable, RunBody, TableCell, Tile, cells, plain_table
+from tacita.report.formats import format_bytes, format_change, format_metric, format_score
+from tacita.report.judgement import judge_run
+from tacita.report.run_data import Curve, RunData, control_name
 
 METHOD_STYLE, UNKNOWN_STYLE = SeriesStyle(0), SeriesStyle(4, 1, 0)
 CONTROL_STYLES = {

@@ -14,7 +14,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from tacita.core.errors import TacitaError
 from tacita.core.files import write_bytes
 from tacita.report.charts import Dot, Picture, draw_dot_picture, draw_picture
-from tacita.report.data import RunData, format_metric, read_run
+from tacita.report.data import read_run
+from tacita.report.formats import format_metric
+from tacita.report.run_data import RunData
 from tacita.report.drawing import COLOURS
 from tacita.report.many_runs import compare_runs, label_runs
 from tacita.report.one_run import build_run_body, describe_size, quality_series, split_segments

@@ -18,7 +18,9 @@ from typing import Any
 from tacita.core.errors import TacitaError
 from tacita.core.files import write_bytes
 from tacita.metrics import confidence_interval
-from tacita.report.data import RunData, format_metric, format_score, read_run
+from tacita.report.data import read_run
+from tacita.report.formats import format_metric, format_score
+from tacita.report.run_data import RunData
 
 CONTINUAL = ("la", "ra", "hm")
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
