@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from tacita.core.files import write_bytes
-from tacita.report.text_tables import csv_text, figure_columns, figure_values, markdown_table
+from tacita.report.text_tables import (
+    AuditResult,
+    ColumnTitles,
+    TextRow,
+    csv_text,
+    figure_columns,
+    figure_values,
+    markdown_table,
+)
 
 KINDS = ("found", "control")
 NOTES = (
@@ -16,11 +22,11 @@ NOTES = (
 )
 
 
-def make_rows(result: Mapping[str, Any], readers: Mapping[str, str]) -> list[dict[str, str]]:
+def make_rows(result: AuditResult, readers: ColumnTitles) -> list[TextRow]:
     return [_make_row(row, readers) for row in result["rows"]]
 
 
-def _make_row(row: Mapping[str, Any], readers: Mapping[str, str]) -> dict[str, str]:
+def _make_row(row: AuditResult, readers: ColumnTitles) -> TextRow:
     cells = {
         "setting": row["setting"],
         "items told of": str(row["items"]),
@@ -31,13 +37,13 @@ def _make_row(row: Mapping[str, Any], readers: Mapping[str, str]) -> dict[str, s
     return cells
 
 
-def _format_figure(figure: Mapping[str, float | None]) -> str:
+def _format_figure(figure: AuditResult) -> str:
     if figure["found"] is None:
         return "-"
     return f"{figure['found']:.3f} ({figure['control']:.3f})"
 
 
-def to_markdown(result: Mapping[str, Any], readers: Mapping[str, str]) -> str:
+def to_markdown(result: AuditResult, readers: ColumnTitles) -> str:
     table = markdown_table(make_rows(result, readers))
     about = (
         f"{result['data']}, first block, {result['people']} people, delta {result['delta']:g}: "
@@ -47,7 +53,7 @@ def to_markdown(result: Mapping[str, Any], readers: Mapping[str, str]) -> str:
     return "\n".join([about, "", *table, "", *NOTES]) + "\n"
 
 
-def to_csv(result: Mapping[str, Any], readers: Mapping[str, str]) -> str:
+def to_csv(result: AuditResult, readers: ColumnTitles) -> str:
     rows = []
     for row in result["rows"]:
         values = [row["valid"], *figure_values(row["readers"], readers, KINDS)]
@@ -56,7 +62,7 @@ def to_csv(result: Mapping[str, Any], readers: Mapping[str, str]) -> str:
     return csv_text(["setting", "items", "valid", *figure_columns(readers, KINDS)], rows)
 
 
-def write_audit(result: Mapping[str, Any], readers: Mapping[str, str], folder: Path) -> Path:
+def write_audit(result: AuditResult, readers: ColumnTitles, folder: Path) -> Path:
     """budget-DATA.md and .csv, or of another stem, in a folder that may be new; the path without its ending."""
     folder.mkdir(parents=True, exist_ok=True)
     prefix = result.get("stem", "budget")

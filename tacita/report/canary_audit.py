@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from tacita.core.files import write_bytes
-from tacita.report.text_tables import markdown_table
+from tacita.report.text_tables import AuditResult, TextRow, markdown_table
 
 COMMON_BUGS = ("half the noise", "no clip")
 NOTES = (
@@ -21,11 +19,11 @@ NOTES = (
 )
 
 
-def make_rows(result: Mapping[str, Any]) -> list[dict[str, str]]:
+def make_rows(result: AuditResult) -> list[TextRow]:
     return [_make_row(row) for row in result["rows"]]
 
 
-def _make_row(row: Mapping[str, Any]) -> dict[str, str]:
+def _make_row(row: AuditResult) -> TextRow:
     cells = {
         "mechanism": row["mechanism"],
         "whom": row["unit"],
@@ -41,13 +39,13 @@ def _make_row(row: Mapping[str, Any]) -> dict[str, str]:
     return cells
 
 
-def _format_bug(row: Mapping[str, Any], bug: str) -> str:
+def _format_bug(row: AuditResult, bug: str) -> str:
     if bug not in row["bugs"]:
         return "-"
     return f"{row['bugs'][bug]:.2f}"
 
 
-def _format_own_bugs(row: Mapping[str, Any]) -> str:
+def _format_own_bugs(row: AuditResult) -> str:
     """Bugs that only this mechanism can have, and what its ledgers would say then."""
     own_bugs = []
     for bug, bound in row["bugs"].items():
@@ -61,7 +59,7 @@ def _format_own_bugs(row: Mapping[str, Any]) -> str:
     return "; ".join(own_bugs) or "-"
 
 
-def state_verdict(result: Mapping[str, Any]) -> str:
+def state_verdict(result: AuditResult) -> str:
     """Whether all claims stand, and whether the bugs were seen."""
     broken = [row["mechanism"] for row in result["rows"] if not row["holds"]]
     missed = [row["mechanism"] for row in result["rows"] if not row["caught"]]
@@ -74,13 +72,13 @@ def state_verdict(result: Mapping[str, Any]) -> str:
     return f"{claims} {bugs}"
 
 
-def to_markdown(result: Mapping[str, Any]) -> str:
+def to_markdown(result: AuditResult) -> str:
     table = markdown_table(make_rows(result))
     title = f"Canaries, seed {result['seed']}. {state_verdict(result)}"
     return "\n".join([title, "", *table, "", *NOTES]) + "\n"
 
 
-def write_audit(result: Mapping[str, Any], folder: Path) -> Path:
+def write_audit(result: AuditResult, folder: Path) -> Path:
     """canaries.md and .json in a folder that may be new; the path without its ending."""
     folder.mkdir(parents=True, exist_ok=True)
     stem = folder / "canaries"

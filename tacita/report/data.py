@@ -47,6 +47,9 @@ __all__ = [
     "refuse_changed",
 ]
 
+Json = dict[str, Any]
+Curves = dict[str, Curve]
+
 PROTOCOL_DEFAULTS = {
     "select_by": None,
     "mask": None,
@@ -80,7 +83,7 @@ def _parse_number(value: Any) -> float:
     return float(value)
 
 
-def _parse_scores(values: dict[str, Any]) -> Scores:
+def _parse_scores(values: Json) -> Scores:
     scores = Scores()
     for name, value in values.items():
         is_metric = "@" in name or name == "auc"
@@ -89,7 +92,7 @@ def _parse_scores(values: dict[str, Any]) -> Scores:
     return scores
 
 
-def _parse_tested(raw: dict[str, Any]) -> Scores:
+def _parse_tested(raw: Json) -> Scores:
     """The scores of a block; a mean over nobody is written as 0 and is no score."""
     scores = _parse_scores(raw)
     was_tested = raw.get("users", 1)
@@ -98,7 +101,7 @@ def _parse_tested(raw: dict[str, Any]) -> Scores:
     return Scores(dict.fromkeys(scores, math.nan))
 
 
-def _parse_mean(raw: dict[str, Any], blocks: list[dict[str, Any]]) -> Scores:
+def _parse_mean(raw: Json, blocks: list[Json]) -> Scores:
     """The mean over blocks 1.. (or the only one), where somebody was tested in any of them."""
     later_blocks = blocks[1:] or blocks
     was_tested = any(block.get("users", 1) for block in later_blocks)
@@ -108,7 +111,7 @@ def _parse_mean(raw: dict[str, Any], blocks: list[dict[str, Any]]) -> Scores:
 # Blocks
 
 
-def _parse_blocks(raw: dict[str, Any], mask: str, is_once: bool) -> list[BlockData]:
+def _parse_blocks(raw: Json, mask: str, is_once: bool) -> list[BlockData]:
     """All blocks; each must have been tested on itself and all before it."""
     untested = {number for number, block in enumerate(raw["blocks"]) if not block["users"]}
     blocks = []
@@ -122,7 +125,7 @@ def _parse_blocks(raw: dict[str, Any], mask: str, is_once: bool) -> list[BlockDa
     return blocks
 
 
-def _parse_block(raw: dict[str, Any], second_mask: str, untested: set[int], exchanges: int) -> BlockData:
+def _parse_block(raw: Json, second_mask: str, untested: set[int], exchanges: int) -> BlockData:
     """`exchanges`: what bytes per round are multiplied with."""
     groups = {}
     for name in ("new", "returning"):
@@ -151,7 +154,7 @@ def _parse_block(raw: dict[str, Any], second_mask: str, untested: set[int], exch
 # Controls
 
 
-def _parse_controls(raw: dict[str, Any], n_blocks: int) -> tuple[list[ControlResult], dict[str, str]]:
+def _parse_controls(raw: Json, n_blocks: int) -> tuple[list[ControlResult], dict[str, str]]:
     """The controls with numbers, and why others have none."""
     all_controls = raw["controls"]
     unknown = sorted(set(all_controls) - set(CONTROLS))
@@ -170,7 +173,7 @@ def _parse_controls(raw: dict[str, Any], n_blocks: int) -> tuple[list[ControlRes
     return controls, skipped
 
 
-def _parse_control(key: str, raw: dict[str, Any]) -> ControlResult:
+def _parse_control(key: str, raw: Json) -> ControlResult:
     raw_blocks = raw["blocks"]
     blocks = [_parse_tested(block) for block in raw_blocks]
     return ControlResult(key, blocks, _parse_mean(raw["mean"], raw_blocks))
@@ -179,7 +182,7 @@ def _parse_control(key: str, raw: dict[str, Any]) -> ControlResult:
 # Settings
 
 
-def parse_removals(raw: list[dict[str, Any]]) -> list[FilterEffect]:
+def parse_removals(raw: list[Json]) -> list[FilterEffect]:
     """What filtering took, as result.json has it."""
     effects = []
     for step in raw:
@@ -198,14 +201,14 @@ def _parse_before_after(values: list[Any]) -> tuple[int, int]:
     return int(before), int(after)
 
 
-def _describe_removals(data: dict[str, Any]) -> str:
+def _describe_removals(data: Json) -> str:
     effects = parse_removals(data.get("removed") or [])
     if not effects:
         return ""
     return format_removals(effects)
 
 
-def method_name(backbone: str, method: str, parts: list[dict[str, Any]] | None) -> str:
+def method_name(backbone: str, method: str, parts: list[Json] | None) -> str:
     """What a run is called: its method or parts, or the backbone where that is all there is."""
     is_known = backbone in backbone_names()
     trains_rows = not is_known or backbone_class(backbone).learner == "rows"
@@ -214,14 +217,14 @@ def method_name(backbone: str, method: str, parts: list[dict[str, Any]] | None) 
     return backbone
 
 
-def find_read_mode(result: dict[str, Any]) -> str | None:
+def find_read_mode(result: Json) -> str | None:
     """What its tests read of people's items; an older folder may name what nothing read."""
     setting = result["config"]["evaluate"].get("read", "train")
     mode = result.get("read", setting)
     return mode if mode in ("train", "known") else None
 
 
-def _make_recipe(config: dict[str, Any], data: dict[str, Any]) -> str:
+def _make_recipe(config: Json, data: Json) -> str:
     """All that makes a run but its seeds, its split's seed and its controls."""
     split = {name: value for name, value in config.get("split", {}).items() if name != "seed"}
     evaluation = {name: value for name, value in config["evaluate"].items() if name != "controls"}
@@ -230,20 +233,20 @@ def _make_recipe(config: dict[str, Any], data: dict[str, Any]) -> str:
     return json.dumps(recipe, sort_keys=True)
 
 
-def _make_protocol(evaluation: dict[str, Any], fingerprint: str) -> tuple[str, ...]:
+def _make_protocol(evaluation: Json, fingerprint: str) -> tuple[str, ...]:
     """What runs must share to be compared."""
     values = [str(evaluation.get(name, default)) for name, default in PROTOCOL_DEFAULTS.items()]
     return (fingerprint, *values)
 
 
-def _describe_ranking(evaluation: dict[str, Any]) -> str:
+def _describe_ranking(evaluation: Json) -> str:
     n_sampled = int(evaluation.get("sampled_negatives", 0))
     if n_sampled:
         return f"against {n_sampled} sampled items"
     return "of all items"
 
 
-def _mean_bytes(raw: dict[str, Any], blocks: list[BlockData], is_once: bool) -> tuple[float, float]:
+def _mean_bytes(raw: Json, blocks: list[BlockData], is_once: bool) -> tuple[float, float]:
     """Up and down for each client, per block where a model sends once a block, else per round."""
     if is_once:
         up = statistics.fmean([block.up for block in blocks])
@@ -255,7 +258,7 @@ def _mean_bytes(raw: dict[str, Any], blocks: list[BlockData], is_once: bool) -> 
     return up, down
 
 
-def _parse_run(folder: Path, raw: dict[str, Any], settings: str, events: dict[str, Curve]) -> RunData:
+def _parse_run(folder: Path, raw: Json, settings: str, events: Curves) -> RunData:
     config = raw["config"]
     data = raw["data"]
     evaluation = config["evaluate"]
@@ -310,9 +313,9 @@ def _read_text(path: Path) -> str:
         raise TacitaError(f"{path} is missing or unreadable; is {path.parent} a finished run folder?") from None
 
 
-def _read_events(path: Path) -> dict[str, Curve]:
+def _read_events(path: Path) -> Curves:
     """Validation scores ("valid") and what parts noted, by block and round, without unreadable lines."""
-    curves: dict[str, Curve] = {"valid": {}}
+    curves: Curves = {"valid": {}}
     for line in _read_text(path).splitlines():
         try:
             _add_event(curves, json.loads(line))
@@ -321,7 +324,7 @@ def _read_events(path: Path) -> dict[str, Curve]:
     return curves
 
 
-def _add_event(curves: dict[str, Curve], event: dict[str, Any]) -> None:
+def _add_event(curves: Curves, event: Json) -> None:
     place = (int(event["block"]), int(event["round"]))
     values = {"valid": event["valid"], **event.get("notes", {})}
     for name, value in values.items():

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tacita.core.files import disk_error, write_bytes
-from tacita.report.text_tables import csv_text, markdown_table
+from tacita.report.text_tables import AuditResult, ColumnTitles, TextRow, csv_text, markdown_table
 
 ATTACKS = {
     "auc_pairs": "pairs (AUC)",
@@ -22,7 +22,7 @@ ATTACKS = {
 }
 
 
-def make_rows(result: dict[str, Any], models: dict[str, str]) -> list[dict[str, str]]:
+def make_rows(result: AuditResult, models: ColumnTitles) -> list[TextRow]:
     """A row for each attack, a column for each model."""
     rows = []
     for attack, words in ATTACKS.items():
@@ -43,7 +43,7 @@ def _format_figure(value: Any) -> str:
     return f"{value:.3f}"
 
 
-def describe_audit(result: dict[str, Any]) -> str:
+def describe_audit(result: AuditResult) -> str:
     model = "canaries planted and people held out" if result["planted"] else "the run's own model"
     run = f"{result['data']}, {result['method']}, {result['backbone']}, seed {result['seed']}, {model}"
     request = f"{result['people']} people withdraw {result['withdrawn']} interactions"
@@ -52,7 +52,7 @@ def describe_audit(result: dict[str, Any]) -> str:
     return f"{run}: {request}, carried out by {route} in {result['seconds']:.2f} s ({retraining})."
 
 
-def list_notes(result: dict[str, Any]) -> list[str]:
+def list_notes(result: AuditResult) -> list[str]:
     """What does not fit into the table."""
     places_before = _count_places(result["artefacts"]["O"])
     places_after = _count_places(result["artefacts"]["X"])
@@ -67,18 +67,18 @@ def list_notes(result: dict[str, Any]) -> list[str]:
     ]
 
 
-def _count_places(artefacts: dict[str, Any]) -> int:
+def _count_places(artefacts: AuditResult) -> int:
     return int(artefacts["pairs"] + artefacts["people"])
 
 
-def to_markdown(result: dict[str, Any], models: dict[str, str]) -> str:
+def to_markdown(result: AuditResult, models: ColumnTitles) -> str:
     table = markdown_table(make_rows(result, models))
     names = "; ".join(f"{name}: {words}" for name, words in models.items())
     notes = [f"{note}\n" for note in list_notes(result)]
     return "\n".join([describe_audit(result), "", *table, "", f"{names}.\n", *notes])
 
 
-def to_csv(result: dict[str, Any], models: dict[str, str]) -> str:
+def to_csv(result: AuditResult, models: ColumnTitles) -> str:
     rows = []
     for model in models:
         figures = result["rows"][model]
@@ -95,7 +95,7 @@ def _format_cell(value: Any) -> str:
     return " ".join(f"{number:.6f}" for number in numbers)
 
 
-def write_audit(result: dict[str, Any], models: dict[str, str], folder: Path) -> Path:
+def write_audit(result: AuditResult, models: ColumnTitles, folder: Path) -> Path:
     """forget-DATA-METHOD.md and .csv in a folder; the name without its ending."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

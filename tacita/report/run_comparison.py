@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tacita.report.charts import BOTTOM_MARGIN, Series, SeriesStyle, draw_lines, shorten_text
-from tacita.report.formats import format_bytes, format_metric
-from tacita.report.run_data import RunData
 from tacita.report.drawing import LIGHT, open_sheet
+from tacita.report.formats import format_bytes, format_metric
 from tacita.report.one_run import CONTROL_STYLES, UNKNOWN_STYLE
+from tacita.report.run_data import RunData
 
 SHOWN_CONTROLS = ("popular", "linear")  # controls, where a run has them
 

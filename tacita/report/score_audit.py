@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from tacita.core.files import disk_error, write_bytes
-from tacita.report.text_tables import csv_text, figure_columns, figure_values, format_csv_number, markdown_table
+from tacita.report.text_tables import (
+    AuditResult,
+    ColumnTitles,
+    TextRow,
+    csv_text,
+    figure_columns,
+    figure_values,
+    format_csv_number,
+    markdown_table,
+)
 
 KINDS = ("found", "control", "of", "of_control")
 
 
-def make_rows(result: dict[str, Any], names: dict[str, str]) -> list[dict[str, str]]:
+def make_rows(result: AuditResult, names: ColumnTitles) -> list[TextRow]:
     """A row for each setting: every attack with its control behind it."""
     return [_make_row(row, names) for row in result["rows"]]
 
 
-def _make_row(row: dict[str, Any], names: dict[str, str]) -> dict[str, str]:
+def _make_row(row: AuditResult, names: ColumnTitles) -> TextRow:
     cells = {
         "alpha": f"{row['alpha']:g}",
         "swap": f"{row['swap']:g}" if row["swap"] else "off",
@@ -34,7 +42,7 @@ def _format_number(value: float | None) -> str:
     return f"{value:.3f}"
 
 
-def describe_audit(result: dict[str, Any]) -> str:
+def describe_audit(result: AuditResult) -> str:
     run = (
         f"{result['data']}, {result['method']}, {result['backbone']}, {result['rounds']} rounds, seed {result['seed']}"
     )
@@ -44,12 +52,12 @@ def describe_audit(result: dict[str, Any]) -> str:
     )
 
 
-def to_markdown(result: dict[str, Any], names: dict[str, str]) -> str:
+def to_markdown(result: AuditResult, names: ColumnTitles) -> str:
     table = markdown_table(make_rows(result, names))
     return "\n".join([describe_audit(result), "", *table, "", result["note"]]) + "\n"
 
 
-def to_csv(result: dict[str, Any], names: dict[str, str]) -> str:
+def to_csv(result: AuditResult, names: ColumnTitles) -> str:
     rows = []
     for row in result["rows"]:
         values = figure_values(row["attacks"], names, KINDS)
@@ -59,7 +67,7 @@ def to_csv(result: dict[str, Any], names: dict[str, str]) -> str:
     return csv_text(header, rows)
 
 
-def write_audit(result: dict[str, Any], names: dict[str, str], folder: Path) -> Path:
+def write_audit(result: AuditResult, names: ColumnTitles, folder: Path) -> Path:
     """scores-DATA.md and .csv in a folder; the name without its ending."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from tacita.core.files import write_bytes
 from tacita.report.drawing import LIGHT, open_sheet
-from tacita.report.text_tables import csv_text, figure_columns, figure_values, format_csv_number
+from tacita.report.text_tables import AuditResult, csv_text, figure_columns, figure_values, format_csv_number
 
 ATTACKS = {
     "membership": "took part, 90 % known (AUC)",
@@ -25,12 +25,12 @@ CUTS = ("min_item", "min_pair", "keep")
 CHART_ATTACKS = ("membership", "half_nearly", "leaver_nearly")
 
 
-def find_metric(row: dict[str, Any]) -> str:
+def find_metric(row: AuditResult) -> str:
     """The name of the metric in a row."""
     return next(name for name in row if "@" in name)
 
 
-def format_figure(attack: str, figure: dict[str, Any], which: str = "found") -> str:
+def format_figure(attack: str, figure: AuditResult, which: str = "found") -> str:
     """A figure as people read it: an AUC, or how many of how many."""
     value = figure[which]
     if value is None:
@@ -41,7 +41,7 @@ def format_figure(attack: str, figure: dict[str, Any], which: str = "found") -> 
     return f"{round(value * people)} of {people}"
 
 
-def to_csv(result: dict[str, Any]) -> str:
+def to_csv(result: AuditResult) -> str:
     """One line a setting; each figure has its control and the number of people with it."""
     metric = find_metric(result["rows"][0])
     peeled = [f"peeled_{block}" for block in range(len(result["users"]))]
@@ -61,7 +61,7 @@ def to_csv(result: dict[str, Any]) -> str:
     return csv_text(header, rows)
 
 
-def name_setting(result: dict[str, Any], row: dict[str, Any]) -> str:
+def name_setting(result: AuditResult, row: AuditResult) -> str:
     """A setting's name; the run's own with what it is."""
     settings = result["settings"]
     cuts = [f"{name} {settings[name]}" for name in CUTS if settings[name]]
@@ -69,7 +69,7 @@ def name_setting(result: dict[str, Any], row: dict[str, Any]) -> str:
     return str(row["setting"]).replace("as set", f"as set: {own}")
 
 
-def draw_chart(result: dict[str, Any]) -> bytes:
+def draw_chart(result: AuditResult) -> bytes:
     """Quality at the side; what three attacks find, filled, and their controls, hollow; as PNG."""
     rows = result["rows"][::-1]
     names = [name_setting(result, row) for row in rows]
@@ -90,7 +90,7 @@ def draw_chart(result: dict[str, Any]) -> bytes:
         return page.save("png")
 
 
-def _draw_quality(axes: Any, rows: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
+def _draw_quality(axes: Any, rows: Sequence[AuditResult], names: Sequence[str]) -> None:
     metric = find_metric(rows[0])
     scores = [row[metric] for row in rows]
     best = max(1e-3, *scores, 0.0)
@@ -102,7 +102,7 @@ def _draw_quality(axes: Any, rows: Sequence[dict[str, Any]], names: Sequence[str
     axes.locator_params(axis="x", nbins=5)
 
 
-def _draw_attack(axes: Any, rows: Sequence[dict[str, Any]], attack: str, number: int) -> None:
+def _draw_attack(axes: Any, rows: Sequence[AuditResult], attack: str, number: int) -> None:
     """What an attack finds under each setting, and what its control finds."""
     colour = LIGHT[f"s{number}"]
     lift = 0.2 * (1 - number)
@@ -119,7 +119,7 @@ def _draw_attack(axes: Any, rows: Sequence[dict[str, Any]], attack: str, number:
         axes.scatter(values, places, c=fill, edgecolors=colour, label=label)
 
 
-def write_audit(result: dict[str, Any], folder: Path) -> Path:
+def write_audit(result: AuditResult, folder: Path) -> Path:
     """`<data>.csv` and `<data>.png` in a folder that may be new; returns the path without its ending."""
     folder.mkdir(parents=True, exist_ok=True)
     stem = folder / Path(result["data"]).stem

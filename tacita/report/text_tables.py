@@ -7,8 +7,15 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+AuditResult = Mapping[str, Any]
+"""An audit, or a row of it, as its JSON file has it."""
+ColumnTitles = Mapping[str, str]
+"""Key of a column -> its words in a table."""
+TextRow = dict[str, str]
+"""Title of a column -> text of the cell."""
 
-def markdown_table(rows: Sequence[Mapping[str, str]]) -> list[str]:
+
+def markdown_table(rows: Sequence[TextRow]) -> list[str]:
     """The lines of a table whose first row names its columns."""
     header = list(rows[0])
     lines = [_join_cells(header), "|" + "---|" * len(header)]
@@ -48,7 +55,7 @@ def figure_columns(names: Iterable[str], kinds: Sequence[str]) -> list[str]:
     return columns
 
 
-def figure_values(figures: Mapping[str, Mapping[str, Any]], names: Iterable[str], kinds: Sequence[str]) -> list[Any]:
+def figure_values(figures: AuditResult, names: Iterable[str], kinds: Sequence[str]) -> list[Any]:
     """The numbers of a row, in the order of `figure_columns`."""
     values = []
     for name in names:

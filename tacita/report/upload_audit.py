@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from tacita.core.files import write_bytes
-from tacita.report.text_tables import markdown_table
+from tacita.report.text_tables import AuditResult, ColumnTitles, TextRow, markdown_table
 
 NOTES = (
     "AUC: 0.5 is a guess, 1 reads everything. In brackets the control: the same guess where the answer is not in what "
@@ -19,7 +17,7 @@ NOTES = (
 )
 
 
-def make_rows(result: Mapping[str, Any], readers: Mapping[str, str]) -> list[dict[str, str]]:
+def make_rows(result: AuditResult, readers: ColumnTitles) -> list[TextRow]:
     rows = []
     for row in result["rows"]:
         cells = {"setting": row["setting"]}
@@ -29,12 +27,12 @@ def make_rows(result: Mapping[str, Any], readers: Mapping[str, str]) -> list[dic
     return rows
 
 
-def _format_figure(figure: Mapping[str, float]) -> str:
+def _format_figure(figure: AuditResult) -> str:
     controls = [f"{figure[name]:.3f}" for name in ("control", "chance") if name in figure]
     return f"{figure['found']:.3f} ({', '.join(controls)})"
 
 
-def to_markdown(result: Mapping[str, Any], readers: Mapping[str, str]) -> str:
+def to_markdown(result: AuditResult, readers: ColumnTitles) -> str:
     table = markdown_table(make_rows(result, readers))
     about = (
         f"{result['data']}, {result['backbone']}, the first round, {result['people']} people, "
@@ -44,7 +42,7 @@ def to_markdown(result: Mapping[str, Any], readers: Mapping[str, str]) -> str:
     return "\n".join([about, "", *table, "", *NOTES]) + "\n"
 
 
-def write_audit(result: Mapping[str, Any], readers: Mapping[str, str], folder: Path) -> Path:
+def write_audit(result: AuditResult, readers: ColumnTitles, folder: Path) -> Path:
     """uploads-DATA.md and .json in a folder that may be new; the path without its ending."""
     folder.mkdir(parents=True, exist_ok=True)
     data = Path(result["data"]).stem
