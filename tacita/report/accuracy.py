@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tacita.core.errors import TacitaError
 from tacita.core.files import write_bytes
-from tacita.report.drawing import LIGHT, open_sheet
+from tacita.report.drawing import LIGHT, SERIES, open_sheet
+from tacita.report.text_tables import csv_text
 
 COLUMNS = ("data", "model", "epsilon", "mean", "deviation")
 KINDS = (".svg", ".png")
@@ -29,65 +32,92 @@ class AccuracyPoint:
 
 def read_points(path: Path) -> list[AccuracyPoint]:
     try:
-        rows = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
+        text = path.read_text(encoding="utf-8")
+        rows = list(csv.DictReader(io.StringIO(text)))
     except (OSError, UnicodeDecodeError) as error:
         raise TacitaError(f"{path} cannot be read as a table of figures: {error}.") from None
     if not rows or set(COLUMNS) - rows[0].keys():
         raise TacitaError(f"{path} must be CSV with the columns {', '.join(COLUMNS)}; an empty epsilon is no budget.")
-    out = []
+    points = []
     for line, row in enumerate(rows, 2):
         try:
-            epsilon = float(row["epsilon"]) if row["epsilon"] else None
-            out.append(
-                AccuracyPoint(row["data"], row["model"], epsilon, float(row["mean"]), float(row["deviation"] or 0))
-            )
+            points.append(_parse_point(row))
         except (TypeError, ValueError):
             raise TacitaError(f"{path}, line {line}: epsilon, mean and deviation must be numbers or empty.") from None
-    return out
+    return points
+
+
+def _parse_point(row: dict[str, str]) -> AccuracyPoint:
+    epsilon = float(row["epsilon"]) if row["epsilon"] else None
+    return AccuracyPoint(
+        data=row["data"],
+        model=row["model"],
+        epsilon=epsilon,
+        mean=float(row["mean"]),
+        deviation=float(row["deviation"] or 0),
+    )
 
 
 def to_csv(points: list[AccuracyPoint]) -> str:
-    """The table that `read` reads."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for one in points:
-        epsilon = "" if one.epsilon is None else f"{one.epsilon:g}"
-        deviation = f"{one.deviation:.4f}" if one.deviation else ""  # of one draw there is none
-        writer.writerow([one.data, one.model, epsilon, f"{one.mean:.4f}", deviation])
-    return out.getvalue()
+    """The table that `read_points` reads."""
+    rows = []
+    for point in points:
+        epsilon = "" if point.epsilon is None else f"{point.epsilon:g}"
+        deviation = f"{point.deviation:.4f}" if point.deviation else ""  # a single draw has none
+        rows.append([point.data, point.model, epsilon, f"{point.mean:.4f}", deviation])
+    return csv_text(COLUMNS, rows)
 
 
 def draw_points(points: list[AccuracyPoint], kind: str) -> bytes:
     """A panel for each dataset; a colour for each model, wherever it stands; bars are one standard deviation."""
-    names = list(dict.fromkeys(one.data for one in points))
-    models = list(dict.fromkeys(one.model for one in points))
-    colour = {model: LIGHT[f"s{n % 9}"] for n, model in enumerate(models)}
-    ticks = sorted({one.epsilon for one in points if one.epsilon is not None})
-    with open_sheet(60 + 360 * len(names), 340) as page:
+    datasets = list(dict.fromkeys(point.data for point in points))
+    models = list(dict.fromkeys(point.model for point in points))
+    epsilons = sorted({point.epsilon for point in points if point.epsilon is not None})
+    with open_sheet(60 + 360 * len(datasets), 340) as page:
         page.figure.set_layout_engine("constrained")
         page.figure.patch.set_visible(True)
-        panels = page.figure.subplots(1, len(names), squeeze=False)[0]
-        for axes, name in zip(panels, names, strict=True):
-            for model in models:
-                own = [one for one in points if (one.data, one.model) == (name, model)]
-                spent = sorted((one.epsilon, one.mean, one.deviation) for one in own if one.epsilon is not None)
-                if spent:
-                    axes.errorbar(*zip(*spent, strict=True), color=colour[model], marker="o", capsize=3, label=model)
-                for one in own:
-                    if one.epsilon is None:
-                        axes.axhline(one.mean, color=colour[model], linestyle="--", label=model)
-            axes.set_xscale("log", base=2)
-            axes.set_xticks(ticks, [f"{one:g}" for one in ticks])
-            axes.set(xlabel="epsilon (smaller is stricter)", title=name, ylabel="NDCG@20", ylim=(0, None))
-            axes.grid(axis="y")
-        keys = {word: key for axes in panels for key, word in zip(*axes.get_legend_handles_labels())}
-        shown = [model for model in models if model in keys]
-        page.figure.legend([keys[one] for one in shown], shown, loc="outside lower center", ncols=3, fontsize=10)
+        panels = page.figure.subplots(1, len(datasets), squeeze=False)[0]
+        for axes, dataset in zip(panels, datasets, strict=True):
+            for number, model in enumerate(models):
+                own_points = [point for point in points if point.data == dataset and point.model == model]
+                _draw_model(axes, model, own_points, LIGHT[f"s{number % SERIES}"])
+            _scale_panel(axes, dataset, epsilons)
+        handles = _collect_handles(panels)
+        shown = [model for model in models if model in handles]
+        shown_handles = [handles[model] for model in shown]
+        page.figure.legend(shown_handles, shown, loc="outside lower center", ncols=3, fontsize=10)
         return page.save(kind)
 
 
+def _draw_model(axes: Any, model: str, points: Sequence[AccuracyPoint], colour: str) -> None:
+    """A curve over epsilon, and a line across for what has no budget."""
+    private = [(point.epsilon, point.mean, point.deviation) for point in points if point.epsilon is not None]
+    if private:
+        epsilons, means, deviations = zip(*sorted(private), strict=True)
+        axes.errorbar(epsilons, means, deviations, color=colour, marker="o", capsize=3, label=model)
+    for point in points:
+        if point.epsilon is None:
+            axes.axhline(point.mean, color=colour, linestyle="--", label=model)
+
+
+def _scale_panel(axes: Any, dataset: str, epsilons: Sequence[float]) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
+    axes.set(xlabel="epsilon (smaller is stricter)", title=dataset, ylabel="NDCG@20", ylim=(0, None))
+    axes.grid(axis="y")
+
+
+def _collect_handles(panels: Sequence[Any]) -> dict[str, Any]:
+    """The last handle of each model over all panels."""
+    by_model = {}
+    for axes in panels:
+        handles, labels = axes.get_legend_handles_labels()
+        by_model.update(zip(labels, handles))
+    return by_model
+
+
 def write_picture(table: Path, picture: Path) -> None:
-    if picture.suffix.lower() not in KINDS:
+    suffix = picture.suffix.lower()
+    if suffix not in KINDS:
         raise TacitaError(f"{picture}: a picture goes to a .svg or .png file; choose one of these endings.")
-    write_bytes(picture, draw_points(read_points(table), picture.suffix.lower()[1:]))
+    write_bytes(picture, draw_points(read_points(table), suffix[1:]))

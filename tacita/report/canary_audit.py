@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from tacita.core.files import write_bytes
+from tacita.report.text_tables import AuditResult, TextRow, markdown_table
 
 COMMON_BUGS = ("half the noise", "no clip")
 NOTES = (
@@ -20,53 +19,70 @@ NOTES = (
 )
 
 
-def make_rows(result: Mapping[str, Any]) -> list[dict[str, str]]:
-    return [
-        {
-            "mechanism": row["mechanism"],
-            "whom": row["unit"],
-            "against": row["against"],
-            "claimed": f"{row['epsilon']:.3g}",
-            "canaries": f"{row['canaries']:,}",
-            "at least, by guesses": f"{row['one_run']:.2f}",
-            "at least, by its law": f"{row['within_law']:.2f}",
-            **{f"with {bug}": _format_bug(row, bug) for bug in COMMON_BUGS},
-            "with a bug of its own": _format_own_bugs(row),
-        }
-        for row in result["rows"]
-    ]
+def make_rows(result: AuditResult) -> list[TextRow]:
+    return [_make_row(row) for row in result["rows"]]
 
 
-def _format_bug(row: Mapping[str, Any], bug: str) -> str:
-    return f"{row['bugs'][bug]:.2f}" if bug in row["bugs"] else "-"
+def _make_row(row: AuditResult) -> TextRow:
+    cells = {
+        "mechanism": row["mechanism"],
+        "whom": row["unit"],
+        "against": row["against"],
+        "claimed": f"{row['epsilon']:.3g}",
+        "canaries": f"{row['canaries']:,}",
+        "at least, by guesses": f"{row['one_run']:.2f}",
+        "at least, by its law": f"{row['within_law']:.2f}",
+    }
+    for bug in COMMON_BUGS:
+        cells[f"with {bug}"] = _format_bug(row, bug)
+    cells["with a bug of its own"] = _format_own_bugs(row)
+    return cells
 
 
-def _format_own_bugs(row: Mapping[str, Any]) -> str:
+def _format_bug(row: AuditResult, bug: str) -> str:
+    if bug not in row["bugs"]:
+        return "-"
+    return f"{row['bugs'][bug]:.2f}"
+
+
+def _format_own_bugs(row: AuditResult) -> str:
     """Bugs that only this mechanism can have, and what its ledgers would say then."""
-    own, said = [bug for bug in row["bugs"] if bug not in COMMON_BUGS], row["said_with_bugs"]
-    less = {bug: f" (ledgers say {said[bug]:.3g})" if said[bug] < 0.99 * row["epsilon"] else "" for bug in own}
-    return "; ".join(f"{row['bugs'][bug]:.2f}: {bug}{less[bug]}" for bug in own) or "-"
+    own_bugs = []
+    for bug, bound in row["bugs"].items():
+        if bug in COMMON_BUGS:
+            continue
+        ledger_epsilon = row["said_with_bugs"][bug]
+        words = f"{bound:.2f}: {bug}"
+        if ledger_epsilon < 0.99 * row["epsilon"]:
+            words += f" (ledgers say {ledger_epsilon:.3g})"
+        own_bugs.append(words)
+    return "; ".join(own_bugs) or "-"
 
 
-def state_verdict(result: Mapping[str, Any]) -> str:
+def state_verdict(result: AuditResult) -> str:
     """Whether all claims stand, and whether the bugs were seen."""
     broken = [row["mechanism"] for row in result["rows"] if not row["holds"]]
     missed = [row["mechanism"] for row in result["rows"] if not row["caught"]]
-    said = f"BROKEN: {', '.join(broken)}." if broken else "No bound is above its claim."
-    return f"{said} " + (f"Not seen: a bug in {', '.join(missed)}." if missed else "Every planted bug is caught.")
+    claims = "No bound is above its claim."
+    if broken:
+        claims = f"BROKEN: {', '.join(broken)}."
+    bugs = "Every planted bug is caught."
+    if missed:
+        bugs = f"Not seen: a bug in {', '.join(missed)}."
+    return f"{claims} {bugs}"
 
 
-def to_markdown(result: Mapping[str, Any]) -> str:
-    rows = make_rows(result)
-    lines = ["|" + "|".join(f" {one} " for one in row) + "|" for row in (list(rows[0]), *(r.values() for r in rows))]
-    lines.insert(1, "|" + "---|" * len(rows[0]))
-    return "\n".join([f"Canaries, seed {result['seed']}. {state_verdict(result)}", "", *lines, "", *NOTES]) + "\n"
+def to_markdown(result: AuditResult) -> str:
+    table = markdown_table(make_rows(result))
+    title = f"Canaries, seed {result['seed']}. {state_verdict(result)}"
+    return "\n".join([title, "", *table, "", *NOTES]) + "\n"
 
 
-def write_audit(result: Mapping[str, Any], folder: Path) -> Path:
+def write_audit(result: AuditResult, folder: Path) -> Path:
     """canaries.md and .json in a folder that may be new; the path without its ending."""
     folder.mkdir(parents=True, exist_ok=True)
     stem = folder / "canaries"
+    json_text = json.dumps(result, indent=1) + "\n"
     write_bytes(stem.with_suffix(".md"), to_markdown(result).encode())
-    write_bytes(stem.with_suffix(".json"), (json.dumps(result, indent=1) + "\n").encode())
+    write_bytes(stem.with_suffix(".json"), json_text.encode())
     return stem

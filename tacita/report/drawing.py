@@ -1,6 +1,6 @@
 """Sheets to draw on, through matplotlib: inline SVG that follows a page's colours, or a picture file.
 
-The same drawing gives the same bytes: the machine's own matplotlib settings are left out, and so are dates.
+The same drawing gives the same bytes: neither the machine's own matplotlib settings nor dates are in it.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ COLOURS = {
 LIGHT = {name: light for name, (light, _) in COLOURS.items()}
 ON_PAGE = {light: f"var(--{name})" for name, light in LIGHT.items()}
 TEXT = 12.0  # pixels
+DPI = 72  # to the inch: a point is a pixel
+PNG_DPI = 150
 RULES: dict[Any, Any] = {
     "svg.hashsalt": "tacita",
     "svg.fonttype": "none",  # letters stay letters, in the page's font
@@ -66,15 +68,20 @@ class Sheet:
     def __init__(self, wide: float, high: float) -> None:
         from matplotlib.figure import Figure
 
-        self.wide, self.high = wide, high
-        self.figure = Figure(figsize=(wide / 72, high / 72), dpi=72)  # 72 to the inch: a point is a pixel
+        self.wide = wide
+        self.high = high
+        inches = (wide / DPI, high / DPI)
+        self.figure = Figure(figsize=inches, dpi=DPI)
         self.figure.patch.set_visible(False)
         self._tips: dict[str, Sequence[str]] = {}
 
-    def axes(self, left: float, top: float, right: float, bottom: float) -> Axes:
+    def axes(self, left_margin: float, top_margin: float, right_margin: float, bottom_margin: float) -> Axes:
         """Axes inside these margins."""
-        wide, high = self.wide - left - right, self.high - top - bottom
-        axes = self.figure.add_axes((left / self.wide, bottom / self.high, wide / self.wide, high / self.high))
+        wide = self.wide - left_margin - right_margin
+        high = self.high - top_margin - bottom_margin
+        x = left_margin / self.wide
+        y = bottom_margin / self.high
+        axes = self.figure.add_axes((x, y, wide / self.wide, high / self.high))
         axes.patch.set_visible(False)
         return axes
 
@@ -97,24 +104,21 @@ class Sheet:
     def to_svg(self, alt: str) -> str:
         """An element for a page: colours are the page's, nothing refers to anything, `alt` says it in words."""
         root = ElementTree.fromstring(self.save("svg"))
-        shapes = {f"#{one.get('id')}": one for one in root.iter(f"{SVG}path") if one.get("id")}
+        shapes = _list_shapes(root)
         for group in root.iter(f"{SVG}g"):
             words = self._tips.get(group.get("id", ""), [])
-            marks = list(group.iter(f"{SVG}use")) or list(group.iter(f"{SVG}path"))
-            if len(words) == len(
-                marks
-            ):  # matplotlib leaves out marks beyond the sheet: better no word than a wrong one
-                for mark, said in zip(marks, words, strict=True):
-                    ElementTree.SubElement(mark, f"{SVG}title").text = said
-        inside = "".join(_serialise_element(one, shapes) for one in root)
+            _write_tips(group, words)
+        inside = "".join(_serialise_element(element, shapes) for element in root)
         box = f"0 0 {_format_number(self.wide)} {_format_number(self.high)}"
         return f'<svg viewBox="{box}" role="img" aria-label="{escape(alt)}">{inside}</svg>'
 
     def save(self, kind: str) -> bytes:
         """A file of its own, "svg" or "png"."""
+        is_svg = kind == "svg"
+        metadata = {"Date": None, "Creator": None} if is_svg else {"Software": None}
+        dpi = DPI if is_svg else PNG_DPI
         page = io.BytesIO()
-        metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
-        self.figure.savefig(page, format=kind, dpi=72 if kind == "svg" else 150, metadata=metadata)
+        self.figure.savefig(page, format=kind, dpi=dpi, metadata=metadata)
         return page.getvalue()
 
 
@@ -130,6 +134,29 @@ def open_sheet(wide: float, high: float) -> Iterator[Sheet]:
         yield Sheet(wide, high)
 
 
+def _list_shapes(root: ElementTree.Element) -> dict[str, ElementTree.Element]:
+    """The paths that others refer to, by reference."""
+    shapes = {}
+    for path in root.iter(f"{SVG}path"):
+        name = path.get("id")
+        if name:
+            shapes[f"#{name}"] = path
+    return shapes
+
+
+def _write_tips(group: ElementTree.Element, words: Sequence[str]) -> None:
+    """Put the words into a group's marks, if there are as many.
+
+    matplotlib omits marks beyond the sheet: better no word than a wrong one.
+    """
+    marks = list(group.iter(f"{SVG}use")) or list(group.iter(f"{SVG}path"))
+    if len(words) != len(marks):
+        return
+    for mark, tip in zip(marks, words, strict=True):
+        title = ElementTree.SubElement(mark, f"{SVG}title")
+        title.text = tip
+
+
 def _serialise_element(element: ElementTree.Element, shapes: dict[str, ElementTree.Element]) -> str:
     """An element without names, links and clips, so that many drawings share a page; groups dissolve."""
     tag = element.tag.removeprefix(SVG)
@@ -140,32 +167,57 @@ def _serialise_element(element: ElementTree.Element, shapes: dict[str, ElementTr
         return inside
     if tag in ("text", "title"):
         inside = escape(element.text or "", quote=False)
-    kept = {name: _shorten_numbers(element.get(name, "")) for name in ("d", "x", "y") if element.get(name)}
-    style = element.get("style", "")
+    attributes = _list_places(element)
     if tag == "use":
-        tag, kept = _place_marker(shapes[element.get(LINK, "")].get("d", ""), kept["x"], kept["y"])
+        shape = shapes[element.get(LINK, "")]
+        tag, attributes = _place_marker(shape.get("d", ""), attributes["x"], attributes["y"])
     turn = element.get("transform", "")
-    if turn and not turn.startswith("rotate(-0 "):
-        kept["transform"] = _shorten_numbers(turn)
-    if style := _clean_style(style):
-        kept["style"] = style
-    told = "".join(f' {name}="{escape(value)}"' for name, value in kept.items())
-    return f"<{tag}{told}>{inside}</{tag}>" if inside else f"<{tag}{told}/>"
+    is_turned = turn and not turn.startswith("rotate(-0 ")
+    if is_turned:
+        attributes["transform"] = _shorten_numbers(turn)
+    style = _clean_style(element.get("style", ""))
+    if style:
+        attributes["style"] = style
+    return _format_element(tag, attributes, inside)
+
+
+def _list_places(element: ElementTree.Element) -> dict[str, str]:
+    """The path or the coordinates of an element."""
+    places = {}
+    for name in ("d", "x", "y"):
+        value = element.get(name)
+        if value:
+            places[name] = _shorten_numbers(value)
+    return places
+
+
+def _format_element(tag: str, attributes: dict[str, str], inside: str) -> str:
+    text = "".join(f' {name}="{escape(value)}"' for name, value in attributes.items())
+    if not inside:
+        return f"<{tag}{text}/>"
+    return f"<{tag}{text}>{inside}</{tag}>"
 
 
 def _place_marker(path: str, x: str, y: str) -> tuple[str, dict[str, str]]:
     """A marker at its place; curves are circles, which say so in fewer bytes."""
-    if "C" in path:
-        return "circle", {"cx": x, "cy": y, "r": _shorten_numbers(path.split()[2])}  # the path begins at (0, r)
+    is_circle = "C" in path
+    if is_circle:
+        radius = path.split()[2]  # the path begins at (0, r)
+        return "circle", {"cx": x, "cy": y, "r": _shorten_numbers(radius)}
     return "path", {"d": _shorten_numbers(path), "transform": f"translate({x} {y})"}
 
 
 def _clean_style(text: str) -> str:
-    pairs = dict(one.split(": ", 1) for one in text.split("; ") if one)
-    pairs.pop("font-family", None)
-    if pairs.get("font-size") == f"{TEXT:.0f}px":
-        del pairs["font-size"]
-    return ";".join(f"{name}:{ON_PAGE.get(value, value)}" for name, value in pairs.items())
+    """Styles in the page's colours, without what the page has by itself."""
+    styles = []
+    for pair in text.split("; "):
+        if not pair:
+            continue
+        name, value = pair.split(": ", 1)
+        is_page_size = name == "font-size" and value == f"{TEXT:.0f}px"
+        if name != "font-family" and not is_page_size:
+            styles.append(f"{name}:{ON_PAGE.get(value, value)}")
+    return ";".join(styles)
 
 
 def _format_number(value: float) -> str:
@@ -174,4 +226,9 @@ def _format_number(value: float) -> str:
 
 def _shorten_numbers(text: str) -> str:
     """The same with at most two decimals and no needless spaces."""
-    return re.sub(r"-?\d+\.\d+", lambda found: _format_number(float(found[0])), " ".join(text.split()))
+
+    def shorten(match: re.Match[str]) -> str:
+        return _format_number(float(match[0]))
+
+    one_spaced = " ".join(text.split())
+    return re.sub(r"-?\d+\.\d+", shorten, one_spaced)

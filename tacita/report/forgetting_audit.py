@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from pathlib import Path
 from typing import Any
 
 from tacita.core.files import disk_error, write_bytes
+from tacita.report.text_tables import AuditResult, ColumnTitles, TextRow, csv_text, markdown_table
 
 ATTACKS = {
     "auc_pairs": "pairs (AUC)",
@@ -23,71 +22,87 @@ ATTACKS = {
 }
 
 
-def make_rows(result: dict[str, Any], models: dict[str, str]) -> list[dict[str, str]]:
+def make_rows(result: AuditResult, models: ColumnTitles) -> list[TextRow]:
     """A row for each attack, a column for each model."""
-    return [
-        {"attack": words, **{name: _format_figure(result["rows"][name][attack]) for name in models}}
-        for attack, words in ATTACKS.items()
-    ]
+    rows = []
+    for attack, words in ATTACKS.items():
+        row = {"attack": words}
+        for model in models:
+            figure = result["rows"][model][attack]
+            row[model] = _format_figure(figure)
+        rows.append(row)
+    return rows
 
 
 def _format_figure(value: Any) -> str:
+    if value is None:
+        return "-"
     if isinstance(value, list):
-        return f"{value[0]:.3f} to {value[1]:.3f}"
-    return "-" if value is None else f"{value:.3f}"
+        low, high = value
+        return f"{low:.3f} to {high:.3f}"
+    return f"{value:.3f}"
 
 
-def describe_audit(result: dict[str, Any]) -> str:
-    what = "canaries planted and people held out" if result["planted"] else "the run's own model"
-    return (
-        f"{result['data']}, {result['method']}, {result['backbone']}, seed {result['seed']}, {what}: "
-        f"{result['people']} people withdraw {result['withdrawn']} interactions, carried out by "
-        f"{' and '.join(result['by'])} in {result['seconds']:.2f} s (training again {result['seconds_retrain']:.2f} s)."
-    )
+def describe_audit(result: AuditResult) -> str:
+    model = "canaries planted and people held out" if result["planted"] else "the run's own model"
+    run = f"{result['data']}, {result['method']}, {result['backbone']}, seed {result['seed']}, {model}"
+    request = f"{result['people']} people withdraw {result['withdrawn']} interactions"
+    route = " and ".join(result["by"])
+    retraining = f"training again {result['seconds_retrain']:.2f} s"
+    return f"{run}: {request}, carried out by {route} in {result['seconds']:.2f} s ({retraining})."
 
 
-def list_notes(result: dict[str, Any]) -> list[str]:
+def list_notes(result: AuditResult) -> list[str]:
     """What does not fit into the table."""
-    search = {name: one["pairs"] + one["people"] for name, one in result["artefacts"].items()}
+    places_before = _count_places(result["artefacts"]["O"])
+    places_after = _count_places(result["artefacts"]["X"])
     rows = result["artefacts"]["X"]["rows"]
-    floor = result["noise_floor"]
+    floor = _format_figure(result["noise_floor"])
     return [
-        f"Search of the run folder: withdrawn pairs in {search['O']} places before, {search['X']} after; rows as "
+        f"Search of the run folder: withdrawn pairs in {places_before} places before, {places_after} after; rows as "
         f"withdrawn items had them in {rows} places outside the model.",
-        f"Another seed alone is {'-' if floor is None else f'{floor:.3f}'} away from R1, where O is 1.",
+        f"Another seed alone is {floor} away from R1, where O is 1.",
         f"Verdict: {result['verdict']}.",
         result["note"],
     ]
 
 
-def to_markdown(result: dict[str, Any], models: dict[str, str]) -> str:
-    rows = make_rows(result, models)
-    lines = ["|" + "|".join(f" {one} " for one in row) + "|" for row in (list(rows[0]), *(r.values() for r in rows))]
-    lines.insert(1, "|" + "---|" * len(rows[0]))
+def _count_places(artefacts: AuditResult) -> int:
+    return int(artefacts["pairs"] + artefacts["people"])
+
+
+def to_markdown(result: AuditResult, models: ColumnTitles) -> str:
+    table = markdown_table(make_rows(result, models))
     names = "; ".join(f"{name}: {words}" for name, words in models.items())
-    return "\n".join(
-        [describe_audit(result), "", *lines, "", f"{names}.\n", *(f"{line}\n" for line in list_notes(result))]
-    )
+    notes = [f"{note}\n" for note in list_notes(result)]
+    return "\n".join([describe_audit(result), "", *table, "", f"{names}.\n", *notes])
 
 
-def to_csv(result: dict[str, Any], models: dict[str, str]) -> str:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["model", *ATTACKS])
-    for name in models:
-        values = [result["rows"][name][one] for one in ATTACKS]
-        told = ["" if v is None else " ".join(f"{x:.6f}" for x in (v if isinstance(v, list) else [v])) for v in values]
-        writer.writerow([name, *told])
-    return out.getvalue()
+def to_csv(result: AuditResult, models: ColumnTitles) -> str:
+    rows = []
+    for model in models:
+        figures = result["rows"][model]
+        cells = [_format_cell(figures[attack]) for attack in ATTACKS]
+        rows.append([model, *cells])
+    return csv_text(["model", *ATTACKS], rows)
 
 
-def write_audit(result: dict[str, Any], models: dict[str, str], folder: Path) -> Path:
+def _format_cell(value: Any) -> str:
+    """A number, the two ends of an interval, or nothing."""
+    if value is None:
+        return ""
+    numbers = value if isinstance(value, list) else [value]
+    return " ".join(f"{number:.6f}" for number in numbers)
+
+
+def write_audit(result: AuditResult, models: ColumnTitles, folder: Path) -> Path:
     """forget-DATA-METHOD.md and .csv in a folder; the name without its ending."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise disk_error(folder, error) from None
-    stem = folder / f"forget-{Path(result['data']).stem}-{result['method']}"
-    for suffix, text in (("md", to_markdown(result, models)), ("csv", to_csv(result, models))):
-        write_bytes(stem.with_name(f"{stem.name}.{suffix}"), text.encode())
+    data = Path(result["data"]).stem
+    stem = folder / f"forget-{data}-{result['method']}"
+    write_bytes(stem.with_name(f"{stem.name}.md"), to_markdown(result, models).encode())
+    write_bytes(stem.with_name(f"{stem.name}.csv"), to_csv(result, models).encode())
     return stem

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from tacita.report import charts
 from tacita.report.charts import Series, SeriesStyle
-from tacita.report.data import RunData, format_bytes, format_metric, format_score
 from tacita.report.elements import Figure, PageTable, RunComparison, TableCell, cells
+from tacita.report.formats import format_bytes, format_metric, format_score
+from tacita.report.labels import label_by_fields
 from tacita.report.one_run import CONTROL_STYLES, describe_series
-from tacita.report.seeds import format_interval, group_seeds
+from tacita.report.run_data import ControlResult, RunData
+from tacita.report.seeds import CONTINUAL, SeedGroup, format_interval, group_seeds, list_metrics
 
 MOST_LINES = 16  # runs in one chart
 NOT_COMPARABLE = "These runs differ in data, split, mask or metric: compare only those that agree in these."
@@ -19,83 +21,170 @@ NO_COMMON_METRIC = "The runs report no metric in common, so there is no common c
 
 def label_runs(runs: Sequence[RunData]) -> list[str]:
     """The shortest names that tell the runs apart: method, and what else differs; at last the folder."""
-    fields: list[Callable[[RunData], str]] = [
-        lambda r: r.method,
-        lambda r: r.backbone,
-        lambda r: charts.shorten_text(r.data, 30),
-        lambda r: f"seed {r.seed}",
-        lambda r: f"split {r.split_seed}",
+    fields = [
+        [run.method for run in runs],
+        [run.backbone for run in runs],
+        [charts.shorten_text(run.data, 30) for run in runs],
+        [f"seed {run.seed}" for run in runs],
+        [f"split {run.split_seed}" for run in runs],
     ]
-    used = [f for n, f in enumerate(fields) if n == 0 or len({f(r) for r in runs}) > 1]
-    labels = [" · ".join(dict.fromkeys(f(r) for f in used)) for r in runs]
-    return [x if labels.count(x) == 1 else f"{x} · {r.folder}" for x, r in zip(labels, runs, strict=True)]
+    return label_by_fields(fields, [run.folder for run in runs])
 
 
 def compare_runs(runs: Sequence[RunData], labels: Sequence[str]) -> RunComparison:
-    fair = len({r.protocol for r in runs}) == 1
-    metric = next((m for m in runs[0].metrics if all(m in r.mean for r in runs)), None)
-    figures = _figures(runs, labels, metric, fair) if metric else []
-    warning = " ".join([*([] if fair else [NOT_COMPARABLE]), *([] if metric else [NO_COMMON_METRIC])])
-    return RunComparison(warning, figures, [_means_table(runs, labels, fair), *_seed_tables(runs)])
+    protocols = {run.protocol for run in runs}
+    is_fair = len(protocols) == 1
+    metric = _find_common_metric(runs)
+    warnings = []
+    figures = []
+    if not is_fair:
+        warnings.append(NOT_COMPARABLE)
+    if metric:
+        figures = _draw_figures(runs, labels, metric, is_fair)
+    else:
+        warnings.append(NO_COMMON_METRIC)
+    tables = [_means_table(runs, labels, is_fair), *_seed_tables(runs)]
+    return RunComparison(" ".join(warnings), figures, tables)
 
 
-def _means_table(runs: Sequence[RunData], labels: Sequence[str], fair: bool) -> PageTable:
-    metrics = list(dict.fromkeys(m for r in runs for m in r.metrics))
-    columns = [[r.mean[m] for r in runs] for m in metrics]
-    columns += [[r.continual[k] for r in runs] for k in ("la", "ra", "hm")]
-    best = [max((v for v in column if math.isfinite(v)), default=math.nan) for column in columns]
+def _find_common_metric(runs: Sequence[RunData]) -> str | None:
+    """The first metric of the first run that all runs have."""
+    for metric in runs[0].metrics:
+        if all(metric in run.mean for run in runs):
+            return metric
+    return None
+
+
+# Means
+
+
+def _means_table(runs: Sequence[RunData], labels: Sequence[str], is_fair: bool) -> PageTable:
+    metrics = list_metrics(run.metrics for run in runs)
+    columns = [[run.mean[metric] for run in runs] for metric in metrics]
+    columns += [[run.continual[name] for run in runs] for name in CONTINUAL]
+    marked_columns = [_mark_best(column, is_fair) for column in columns]
     rows = []
-    for n, run in enumerate(runs):
-        numbers = [(column[n], top) for column, top in zip(columns, best, strict=True)]
-        told = [TableCell(format_score(v), "strong" if fair and v == top else "") for v, top in numbers]
-        names = ", ".join(c.name for c in run.better_controls)
-        flag = TableCell(names, "beats list") if names else TableCell("none" if run.controls else "not run")
-        rows.append(
-            [TableCell(labels[n], note=run.folder), *told, *cells(format_bytes(run.up), format_bytes(run.down)), flag]
-        )
-    head = ["run", *map(format_metric, metrics), "LA", "RA", "HM", "up", "down", "controls that are better"]
-    per = {run.exchange_unit for run in runs}
-    sent = per.pop() if len(per) == 1 else "round, or block where that is one exchange"
-    said = f"Means over blocks 1 and later (LA, RA and HM: over all); bytes per client and {sent}"
-    return PageTable(said, cells(*head), rows)
+    for number, run in enumerate(runs):
+        scores = [column[number] for column in marked_columns]
+        sent = cells(format_bytes(run.up), format_bytes(run.down))
+        name = TableCell(labels[number], note=run.folder)
+        rows.append([name, *scores, *sent, _list_better_controls(run)])
+    titles = [format_metric(metric) for metric in metrics]
+    head = ["run", *titles, "LA", "RA", "HM", "up", "down", "controls that are better"]
+    unit = _describe_exchange(runs)
+    caption = f"Means over blocks 1 and later (LA, RA and HM: over all); bytes per client and {unit}"
+    return PageTable(caption, cells(*head), rows)
+
+
+def _mark_best(column: Sequence[float], is_fair: bool) -> list[TableCell]:
+    """A column's scores; the best stand out where runs can be compared."""
+    finite = [value for value in column if math.isfinite(value)]
+    best = max(finite, default=math.nan)
+    marked = []
+    for value in column:
+        kind = "strong" if is_fair and value == best else ""
+        marked.append(TableCell(format_score(value), kind))
+    return marked
+
+
+def _list_better_controls(run: RunData) -> TableCell:
+    names = [control.name for control in run.better_controls]
+    if names:
+        return TableCell(", ".join(names), "beats list")
+    return TableCell("none" if run.controls else "not run")
+
+
+def _describe_exchange(runs: Sequence[RunData]) -> str:
+    """What bytes are counted per."""
+    units = {run.exchange_unit for run in runs}
+    if len(units) == 1:
+        return units.pop()
+    return "round, or block where that is one exchange"
+
+
+# Seeds
 
 
 def _seed_tables(runs: Sequence[RunData]) -> list[PageTable]:
     """Mean, interval and range where the same thing was run with several seeds or splits."""
-    rows, groups = [], group_seeds(runs)
-    for one in groups:
-        for metric in one.runs[0].metrics if len(one.runs) > 1 else ():
-            mean, half = one.means[metric]
-            values = [run.mean[metric] for run in one.runs]
-            told = [format_interval(mean, half), *map(format_score, (min(values), max(values)))]
-            named = TableCell(" · ".join(dict.fromkeys([one.method, one.backbone])), note=one.data)
-            rows.append([named, *cells(format_metric(metric), str(one.n_distinct), *told)])
+    groups = group_seeds(runs)
+    rows = []
+    for group in groups:
+        if len(group.runs) > 1:
+            rows += [_seed_row(group, metric) for metric in group.runs[0].metrics]
+    if not rows:
+        return []
     head = cells("what", "metric", "runs", "mean ± 95 %", "lowest", "highest")
-    said = "Over seeds and splits: runs that differ in nothing else; after ± the half-width of the 95 % interval"
-    said = ". ".join([f"{said} of the mean", *(f"{one.method}: {one.note}" for one in groups if one.note)])
-    return [PageTable(said, head, rows)] if rows else []
+    caption = (
+        "Over seeds and splits: runs that differ in nothing else; after ± the half-width of the 95 % interval "
+        "of the mean"
+    )
+    notes = [f"{group.method}: {group.note}" for group in groups if group.note]
+    return [PageTable(". ".join([caption, *notes]), head, rows)]
 
 
-def _figures(runs: Sequence[RunData], labels: Sequence[str], metric: str, fair: bool) -> list[Figure]:
+def _seed_row(group: SeedGroup, metric: str) -> list[TableCell]:
+    mean, half = group.means[metric]
+    values = [run.mean[metric] for run in group.runs]
+    names = dict.fromkeys([group.method, group.backbone])
+    title = TableCell(" · ".join(names), note=group.data)
+    texts = [
+        format_metric(metric),
+        str(group.n_distinct),
+        format_interval(mean, half),
+        format_score(min(values)),
+        format_score(max(values)),
+    ]
+    return [title, *cells(*texts)]
+
+
+# Figures
+
+
+def _draw_figures(runs: Sequence[RunData], labels: Sequence[str], metric: str, is_fair: bool) -> list[Figure]:
     """Quality per block, and on the mean, for all."""
-    chosen = sorted(sorted(range(len(runs)), key=lambda n: -runs[n].mean[metric])[:MOST_LINES])
-    longest = max(len(runs[n].blocks) for n in chosen)
+    chosen = _choose_runs(runs, metric)
+    n_blocks = max(len(runs[number].blocks) for number in chosen)
     series = []
-    for place, n in enumerate(chosen):
-        values = [b.scores[metric] for b in runs[n].blocks]
-        series.append(Series(labels[n], values + [math.nan] * (longest - len(values)), SeriesStyle.nth(place)))
-    few = f"The best {MOST_LINES} of {len(runs)} runs. " if len(runs) > MOST_LINES else ""
-    means = [Series(s.name, [runs[n].mean[metric]], s.style) for s, n in zip(series, chosen, strict=True)]
-    if fair and (popular := runs[0].popular):
-        series.append(Series("most popular", [b[metric] for b in popular.blocks], CONTROL_STYLES["random"]))
-        means.append(Series("most popular", [popular.mean[metric]], CONTROL_STYLES["random"]))
-    means.sort(key=lambda s: -s.values[0])
-    level = charts.draw_level_bars(means, format_metric(metric), describe_series(means))
-    out = [Figure("Mean test quality", level, f"{few}Longer is better.")]
-    if longest > 1:
-        how = f"{few}Higher is better. Blocks are comparable only between runs on the same data and split."
-        drawing = charts.draw_line_chart(
-            series, [str(n) for n in range(longest)], format_metric(metric), describe_series(series)
-        )
-        out.insert(0, Figure("Test quality per block", drawing, how))
-    return out
+    means = []
+    for place, number in enumerate(chosen):
+        run = runs[number]
+        style = SeriesStyle.nth(place)
+        scores = [block.scores[metric] for block in run.blocks]
+        missing = [math.nan] * (n_blocks - len(scores))
+        series.append(Series(labels[number], scores + missing, style))
+        means.append(Series(labels[number], [run.mean[metric]], style))
+    popular = runs[0].popular
+    if is_fair and popular:
+        series.append(_popular_series(popular, [scores[metric] for scores in popular.blocks]))
+        means.append(_popular_series(popular, [popular.mean[metric]]))
+    remark = ""
+    if len(runs) > MOST_LINES:
+        remark = f"The best {MOST_LINES} of {len(runs)} runs. "
+    figures = [_draw_means(means, metric, remark)]
+    if n_blocks > 1:
+        figures.insert(0, _draw_blocks(series, metric, n_blocks, remark))
+    return figures
+
+
+def _choose_runs(runs: Sequence[RunData], metric: str) -> list[int]:
+    """The best runs, as many as a chart shows, in their order."""
+    by_score = sorted(range(len(runs)), key=lambda number: -runs[number].mean[metric])
+    return sorted(by_score[:MOST_LINES])
+
+
+def _popular_series(popular: ControlResult, values: list[float]) -> Series:
+    return Series(popular.name, values, CONTROL_STYLES["random"])
+
+
+def _draw_means(means: list[Series], metric: str, remark: str) -> Figure:
+    means.sort(key=lambda series: -series.values[0])
+    drawing = charts.draw_level_bars(means, format_metric(metric), describe_series(means))
+    return Figure("Mean test quality", drawing, f"{remark}Longer is better.")
+
+
+def _draw_blocks(series: Sequence[Series], metric: str, n_blocks: int, remark: str) -> Figure:
+    names = [str(number) for number in range(n_blocks)]
+    drawing = charts.draw_line_chart(series, names, format_metric(metric), describe_series(series))
+    how = f"{remark}Higher is better. Blocks are comparable only between runs on the same data and split."
+    return Figure("Test quality per block", drawing, how)

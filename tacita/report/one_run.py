@@ -1,4 +1,4 @@
-"""What a page says of one run: its numbers beside their controls, pictures, and where they came from."""
+"""What a page says of one run: its numbers and those of its controls, pictures, and where they came from."""
 
 from __future__ import annotations
 
@@ -7,19 +7,13 @@ from collections.abc import Sequence
 
 from tacita.report import charts
 from tacita.report.charts import GREY, MOST_CELLS, Segment, Series, SeriesStyle
-from tacita.report.data import (
-    Curve,
-    RunData,
-    control_name,
-    format_bytes,
-    format_change,
-    format_metric,
-    format_score,
-    judge_run,
-)
 from tacita.report.elements import Fact, Figure, PageTable, RunBody, TableCell, Tile, cells, plain_table
+from tacita.report.formats import format_bytes, format_change, format_metric, format_score
+from tacita.report.judgement import judge_run
+from tacita.report.run_data import Curve, RunData, control_name
 
-METHOD_STYLE, UNKNOWN_STYLE = SeriesStyle(0), SeriesStyle(4, 1, 0)
+METHOD_STYLE = SeriesStyle(0)
+UNKNOWN_STYLE = SeriesStyle(4, 1, 0)
 CONTROL_STYLES = {
     "popular": SeriesStyle(1, 1, 1),
     "alone": SeriesStyle(3, 2, 2),
@@ -35,6 +29,7 @@ MEANING = {
     "mrr": "1 / rank of the first hit",
     "auc": "share of (wanted, other) pairs in the right order",
 }
+MOST_DESCRIBED = 12  # numbers of a chart that are read out
 NOTES = {
     "replayed": ("Items replayed per returning client", "Falls as people's rankings move away from the last block's."),
     "gamma": ("Weight of an item's earlier row", "Mean over known items; near the upper end, items hardly move."),
@@ -43,114 +38,170 @@ NOTES = {
 
 def quality_series(run: RunData) -> list[Series]:
     """The method, then its controls, per block in the main metric."""
-    out = [Series(run.method, [b.scores[run.main_metric] for b in run.blocks], METHOD_STYLE)]
-    for c in run.controls:
-        out.append(Series(c.name, [b[run.main_metric] for b in c.blocks], CONTROL_STYLES.get(c.key, UNKNOWN_STYLE)))
-    return out
+    metric = run.main_metric
+    own_scores = [block.scores[metric] for block in run.blocks]
+    series = [Series(run.method, own_scores, METHOD_STYLE)]
+    for control in run.controls:
+        scores = [block[metric] for block in control.blocks]
+        style = CONTROL_STYLES.get(control.key, UNKNOWN_STYLE)
+        series.append(Series(control.name, scores, style))
+    return series
 
 
-def _group_series(run: RunData) -> list[Series]:
-    """New and returning users per block; a group with nobody in it has no value."""
-
-    def values(group: str) -> list[float]:
-        counted = [b.groups[group] for b in run.blocks]
-        return [scores[run.main_metric] if users else math.nan for users, scores in counted]
-
-    return [
-        Series("new users", values("new"), SeriesStyle(1)),
-        Series("returning users", values("returning"), SeriesStyle(0)),
-    ]
+def _group_scores(run: RunData, group: str) -> list[float]:
+    """New or returning users per block; a group with nobody in it has no value."""
+    values = []
+    for block in run.blocks:
+        users, scores = block.groups[group]
+        values.append(scores[run.main_metric] if users else math.nan)
+    return values
 
 
 def split_segments(run: RunData, values: Curve, mark_best: bool = True) -> list[Segment]:
     """A curve cut into blocks, rounds counted over the whole run."""
-    out, start = [], 0
-    for n, block in enumerate(run.blocks):
-        points = sorted((start + r, v) for (b, r), v in values.items() if b == n and math.isfinite(v))
+    ordered = sorted(values.items())
+    segments = []
+    start = 0
+    for number, block in enumerate(run.blocks):
         end = start + max(block.rounds, 1)
-        score = run.valid.get((n, block.best_round), block.valid)
-        kept = mark_best and 0 < block.best_round <= block.rounds and math.isfinite(score)
-        best = (start + block.best_round, score) if kept else None
-        out.append(Segment(f"block {n}", start, end, [p for p in points if p[0] <= end], best))
+        points = []
+        for (in_block, in_round), value in ordered:
+            place = start + in_round
+            if in_block == number and math.isfinite(value) and place <= end:
+                points.append((place, value))
+        best = _find_best(run, number, start) if mark_best else None
+        segments.append(Segment(f"block {number}", start, end, points, best))
         start = end
-    return out
+    return segments
+
+
+def _find_best(run: RunData, number: int, start: int) -> tuple[int, float] | None:
+    """The best round of a block and its score, if it was reached and measured."""
+    block = run.blocks[number]
+    score = run.valid.get((number, block.best_round), block.valid)
+    was_reached = 0 < block.best_round <= block.rounds
+    if not was_reached or not math.isfinite(score):
+        return None
+    return start + block.best_round, score
 
 
 def describe_series(series: Sequence[Series]) -> str:
     """A chart for those who do not see it."""
-    return "; ".join(f"{s.name}: {', '.join(map(format_score, s.values[:12]))}" for s in series)
+    descriptions = []
+    for line in series:
+        scores = [format_score(value) for value in line.values[:MOST_DESCRIBED]]
+        descriptions.append(f"{line.name}: {', '.join(scores)}")
+    return "; ".join(descriptions)
+
+
+# Numbers
 
 
 def _tiles(run: RunData) -> list[Tile]:
-    popular = run.popular.mean[run.main_metric] if run.popular else math.nan
-    against = Tile(format_change(run.score, popular), "against most popular", f"which reaches {format_score(popular)}")
-    return [
-        Tile(format_score(run.score), format_metric(run.main_metric), run.mean_label),
-        *([against] if run.popular else []),
+    exchange = f"per client and {run.exchange_unit}"
+    tiles = [Tile(format_score(run.score), format_metric(run.main_metric), run.mean_label)]
+    if run.popular:
+        popular = run.popular.mean[run.main_metric]
+        change = format_change(run.score, popular)
+        tiles.append(Tile(change, "against most popular", f"which reaches {format_score(popular)}"))
+    tiles += [
         Tile(format_score(run.continual["la"]), "LA, learned", "mean on each block just after it"),
         Tile(format_score(run.continual["ra"]), "RA, retained", "mean on all blocks at the end"),
         Tile(format_score(run.continual["hm"]), "HM", "harmonic mean of LA and RA"),
-        Tile(format_bytes(run.up), "up", f"per client and {run.exchange_unit}"),
-        Tile(format_bytes(run.down), "down", f"per client and {run.exchange_unit}"),
+        Tile(format_bytes(run.up), "up", exchange),
+        Tile(format_bytes(run.down), "down", exchange),
     ]
+    return tiles
 
 
 def _quality_table(run: RunData, metric: str) -> PageTable:
-    """One row a block, the method beside its controls; what beats the method is marked."""
+    """One row a block, the method and its controls; what beats the method is marked."""
     rows = []
-    for n, block in enumerate(run.blocks):
-        theirs = [c.blocks[n][metric] for c in run.controls]
-        row = _quality_row(block.scores[metric], theirs, block.other_mask_scores[metric])
-        rows.append([*cells(str(n), f"{block.users:,}"), *row])
+    for number, block in enumerate(run.blocks):
+        control_scores = [control.blocks[number][metric] for control in run.controls]
+        row = _quality_row(block.scores[metric], control_scores, block.other_mask_scores[metric])
+        rows.append([*cells(str(number), f"{block.users:,}"), *row])
     if len(run.blocks) > 1:
-        second = [b.other_mask_scores[metric] for b in run.blocks[1:] if b.users] or [math.nan]
-        row = _quality_row(run.mean[metric], [c.mean[metric] for c in run.controls], sum(second) / len(second))
-        whole = 1 < len(second) == len(run.blocks) - 1
-        rows.append([*cells(f"mean 1–{len(second)}" if whole else "mean", ""), *row])
-    names = cells(*(c.name for c in run.controls), f"{run.method}, {run.other_mask} mask")
-    head = [*cells("block", "users"), TableCell(run.method, "strong"), *names]
-    return PageTable(f"{format_metric(metric)}: {MEANING.get(metric.partition('@')[0], '')}", head, rows)
+        rows.append(_mean_row(run, metric))
+    control_names = [control.name for control in run.controls]
+    other_columns = cells(*control_names, f"{run.method}, {run.other_mask} mask")
+    head = [*cells("block", "users"), TableCell(run.method, "strong"), *other_columns]
+    kind, _, _ = metric.partition("@")
+    meaning = MEANING.get(kind, "")
+    return PageTable(f"{format_metric(metric)}: {meaning}", head, rows)
 
 
-def _quality_row(score: float, control_scores: Sequence[float], second: float) -> list[TableCell]:
-    marked = [
-        TableCell(f"▲ {format_score(v)}", "beats") if v > score else TableCell(format_score(v)) for v in control_scores
-    ]
-    return [TableCell(format_score(score), "strong"), *marked, TableCell(format_score(second))]
+def _mean_row(run: RunData, metric: str) -> list[TableCell]:
+    """Means over blocks after the first in which somebody was tested."""
+    later_blocks = run.blocks[1:]
+    other_scores = [block.other_mask_scores[metric] for block in later_blocks if block.users] or [math.nan]
+    other_mean = sum(other_scores) / len(other_scores)
+    control_means = [control.mean[metric] for control in run.controls]
+    row = _quality_row(run.mean[metric], control_means, other_mean)
+    name = "mean"
+    is_over_all = len(other_scores) == len(later_blocks)
+    if is_over_all and len(other_scores) > 1:
+        name = f"mean 1–{len(other_scores)}"
+    return [*cells(name, ""), *row]
+
+
+def _quality_row(score: float, control_scores: Sequence[float], other_mask_score: float) -> list[TableCell]:
+    row = [TableCell(format_score(score), "strong")]
+    for control_score in control_scores:
+        text = format_score(control_score)
+        is_better = control_score > score
+        row.append(TableCell(f"▲ {text}", "beats") if is_better else TableCell(text))
+    row.append(TableCell(format_score(other_mask_score)))
+    return row
 
 
 def _rounds_table(run: RunData) -> PageTable:
-    new, back = (series.values for series in _group_series(run))
+    new_scores = _group_scores(run, "new")
+    returning_scores = _group_scores(run, "returning")
     rows = []
-    for n, b in enumerate(run.blocks):
-        groups = [f"{format_score(v[n])} ({b.groups[g][0]:,})" for v, g in ((new, "new"), (back, "returning"))]
-        spent = [f"{b.rounds:,}", f"{b.best_round:,}", format_score(b.valid), format_bytes(b.up), format_bytes(b.down)]
-        rows.append([str(n), *groups, *spent])
+    for number, block in enumerate(run.blocks):
+        n_new, _ = block.groups["new"]
+        n_returning, _ = block.groups["returning"]
+        row = [
+            str(number),
+            f"{format_score(new_scores[number])} ({n_new:,})",
+            f"{format_score(returning_scores[number])} ({n_returning:,})",
+            f"{block.rounds:,}",
+            f"{block.best_round:,}",
+            format_score(block.valid),
+            format_bytes(block.up),
+            format_bytes(block.down),
+        ]
+        rows.append(row)
     head = ["block", "new (users)", "returning (users)", "rounds", "best round", "validation", "up", "down"]
-    return plain_table(
-        f"{format_metric(run.main_metric)} by kind of user; rounds; bytes per client and {run.exchange_unit}",
-        head,
-        rows,
-    )
+    metric = format_metric(run.main_metric)
+    caption = f"{metric} by kind of user; rounds; bytes per client and {run.exchange_unit}"
+    return plain_table(caption, head, rows)
+
+
+# Figures
 
 
 def _quality_figure(run: RunData) -> Figure:
-    series, metric = quality_series(run), format_metric(run.main_metric)
+    series = quality_series(run)
+    metric = format_metric(run.main_metric)
+    description = describe_series(series)
     if len(run.blocks) == 1:
-        return Figure(
-            "Test quality", charts.draw_level_bars(series, metric, describe_series(series)), "Longer is better."
-        )
+        drawing = charts.draw_level_bars(series, metric, description)
+        return Figure("Test quality", drawing, "Longer is better.")
+    drawing = charts.draw_line_chart(series, run.block_names, metric, description)
     how = "Higher is better. A method worth having stands above the controls in every block."
-    drawing = charts.draw_line_chart(series, run.block_names, metric, describe_series(series))
     return Figure("Test quality per block", drawing, how)
 
 
 def _curve_figures(run: RunData) -> list[Figure]:
-    found = split_segments(run, run.valid)
-    if not any(s.points for s in found):
+    segments = split_segments(run, run.valid)
+    if not any(segment.points for segment in segments):
         return []
-    best = ", ".join(f"block {n} round {b.best_round}" for n, b in enumerate(run.blocks[:12]))
-    drawing = charts.draw_curve_chart(found, f"Validation over rounds; best: {best}")
+    best_rounds = []
+    for number, block in enumerate(run.blocks[:MOST_DESCRIBED]):
+        best_rounds.append(f"block {number} round {block.best_round}")
+    drawing = charts.draw_curve_chart(segments, f"Validation over rounds; best: {', '.join(best_rounds)}")
     how = "The line should rise within a block. A ring marks the round that was kept and tested."
     return [Figure(f"Validation {format_metric(run.select_by)} over rounds", drawing, how)]
 
@@ -158,9 +209,10 @@ def _curve_figures(run: RunData) -> list[Figure]:
 def _memory_figures(run: RunData) -> list[Figure]:
     if len(run.blocks) == 1:
         return []
-    matrix = [b.on_blocks for b in run.blocks]
-    last = ", ".join(map(format_score, matrix[-1][:12]))
-    drawing = charts.draw_heat_map(matrix, f"Quality on each block after each block; after the last: {last}")
+    matrix = [block.on_blocks for block in run.blocks]
+    last_scores = [format_score(value) for value in matrix[-1][:MOST_DESCRIBED]]
+    alt = f"Quality on each block after each block; after the last: {', '.join(last_scores)}"
+    drawing = charts.draw_heat_map(matrix, alt)
     how = f"Read down a column: {format_metric(run.select_by)} on one block's test as later blocks are learned, with "
     how += "the change since that block was new. Fainter further down means forgetting."
     if len(matrix) > MOST_CELLS:
@@ -169,57 +221,75 @@ def _memory_figures(run: RunData) -> list[Figure]:
 
 
 def _groups_figure(run: RunData) -> Figure:
-    groups = _group_series(run)
+    groups = [
+        Series("new users", _group_scores(run, "new"), SeriesStyle(1)),
+        Series("returning users", _group_scores(run, "returning"), SeriesStyle(0)),
+    ]
+    metric = format_metric(run.main_metric)
+    drawing = charts.draw_bar_chart(groups, run.block_names, metric, describe_series(groups))
     how = "New users are seen for the first time in the block. A dash: nobody of that kind was tested."
-    return Figure(
-        "New and returning users",
-        charts.draw_bar_chart(groups, run.block_names, format_metric(run.main_metric), describe_series(groups)),
-        how,
-    )
+    return Figure("New and returning users", drawing, how)
 
 
 def _notes_figures(run: RunData) -> list[Figure]:
     """What the method's parts noted in each round."""
-    out = []
+    figures = []
     for name, values in run.notes.items():
         title, how = NOTES.get(name, (name, "As noted by the method in each round."))
-        drawing = charts.draw_curve_chart(split_segments(run, values, mark_best=False), f"{title} over rounds")
-        out.append(Figure(title, drawing, how))
-    return out
+        segments = split_segments(run, values, mark_best=False)
+        drawing = charts.draw_curve_chart(segments, f"{title} over rounds")
+        figures.append(Figure(title, drawing, how))
+    return figures
+
+
+# The whole
 
 
 def describe_size(run: RunData) -> str:
-    n = len(run.blocks)
-    return f"{run.users:,} users, {run.items:,} items, {n} block{'s' if n > 1 else ''}"
+    n_blocks = len(run.blocks)
+    plural = "s" if n_blocks > 1 else ""
+    return f"{run.users:,} users, {run.items:,} items, {n_blocks} block{plural}"
 
 
 def _facts(run: RunData) -> list[Fact]:
-    read = f", read '{run.read}'" if run.read else ""
-    how = f"selected by {format_metric(run.select_by)} on validation, ranking {run.ranking}, mask '{run.mask}'{read}"
-    return [
-        Fact("data", run.data),
-        Fact("size", describe_size(run)),
-        *([Fact("filtering", run.removed)] if run.removed else []),
-        Fact("fingerprint", "of data and split together", code=run.fingerprint),
-        Fact("protocol", how),
-        *([Fact("privacy", " ".join(run.privacy))] if run.privacy else []),
-        Fact("folder", run.folder),
-    ]
+    protocol = f"selected by {format_metric(run.select_by)} on validation, ranking {run.ranking}, mask '{run.mask}'"
+    if run.read:
+        protocol += f", read '{run.read}'"
+    facts = [Fact("data", run.data), Fact("size", describe_size(run))]
+    if run.removed:
+        facts.append(Fact("filtering", run.removed))
+    facts.append(Fact("fingerprint", "of data and split together", code=run.fingerprint))
+    facts.append(Fact("protocol", protocol))
+    if run.privacy:
+        facts.append(Fact("privacy", " ".join(run.privacy)))
+    facts.append(Fact("folder", run.folder))
+    return facts
+
+
+def _describe_tables(run: RunData) -> str:
+    note = f"Last column: the same model with the mask '{run.other_mask}' instead of '{run.mask}'. "
+    note += "▲: the control beats the method. One run is one seed: small differences may be chance. "
+    for key, reason in run.skipped.items():
+        note += f"Not run: {control_name(key)} ({reason}). "
+    return note
 
 
 def build_run_body(run: RunData, label: str = "") -> RunBody:
-    note = f"Last column: the same model with the mask '{run.other_mask}' instead of '{run.mask}'. "
-    note += "▲: the control beats the method. One run is one seed: small differences may be chance. "
-    note += "".join(f"Not run: {control_name(key)} ({why}). " for key, why in run.skipped.items())
-    figures = [_quality_figure(run), *_curve_figures(run), *_memory_figures(run), _groups_figure(run)]
+    figures = [
+        _quality_figure(run),
+        *_curve_figures(run),
+        *_memory_figures(run),
+        _groups_figure(run),
+        *_notes_figures(run),
+    ]
     return RunBody(
         label=label,
         folder=run.folder,
         callouts=judge_run(run),
         tiles=_tiles(run),
-        figures=[*figures, *_notes_figures(run)],
+        figures=figures,
         tables=[_quality_table(run, metric) for metric in run.metrics],
-        note=note,
+        note=_describe_tables(run),
         rounds=_rounds_table(run),
         facts=_facts(run),
         settings=run.settings,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +19,35 @@ AGAINST = {
 REHEARSAL = (
     "The lab draws noise from the run's seed: whoever knows it can take the noise off, so a lab run is a rehearsal."
 )
-
-
 _TUNED_DEFAULTS = {"order_share": 0.5, "recency": "learn", "mix": "learn"}
 """Settings of order under a budget whose defaults were chosen on people's data, where nobody sets them."""
+_EPSILON_KEYS = ("epsilon_planned", "epsilon_most")
+
+Promise = Mapping[str, Any]
+"""What a model or a part promises, as result.json has it."""
+RunResult = Mapping[str, Any]
+"""The content of result.json."""
 
 
-def privacy_lines(config: RunConfig, result: Mapping[str, Any]) -> list[str]:
+def privacy_lines(config: RunConfig, result: RunResult) -> list[str]:
     """Of a run, from what its last block promises."""
-    promised, model = _read_promises(result), _model_name(config)
-    lines = _describe_budget(config, promised[model]) if "epsilon_planned" in promised.get(model, {}) else []
-    of_parts = [_describe_part(name, said) for name, said in promised.items() if name != model and _has_epsilon(said)]
-    lines += [*describe_overspending(result), *of_parts, *([REHEARSAL] if of_parts and not lines else [])]
-    deltas = [float(said["delta"]) for said in promised.values() if "delta" in said]
-    return [*lines, *warn_large_delta(max(deltas, default=0.0), result.get("data", {}).get("users", 0))] or [NO_EPSILON]
+    promises = _read_promises(result)
+    model = _model_name(config)
+    model_promise = promises.get(model, {})
+    budget_lines = []
+    if "epsilon_planned" in model_promise:
+        budget_lines = _describe_budget(config, model_promise)
+    part_lines = []
+    for name, promise in promises.items():
+        if name != model and _has_epsilon(promise):
+            part_lines.append(_describe_part(name, promise))
+    lines = [*budget_lines, *describe_overspending(result), *part_lines]
+    if part_lines and not budget_lines:
+        lines.append(REHEARSAL)
+    deltas = [float(promise["delta"]) for promise in promises.values() if "delta" in promise]
+    n_users = result.get("data", {}).get("users", 0)
+    lines += warn_large_delta(max(deltas, default=0.0), n_users)
+    return lines or [NO_EPSILON]
 
 
 def describe_leaks(config: RunConfig, folder: Path) -> list[str]:
@@ -43,7 +58,8 @@ def describe_leaks(config: RunConfig, folder: Path) -> list[str]:
         f"`tacita audit order --run {folder}` of the matrix of what follows what",
     }
     model = _model_name(config)
-    if model not in audits or config.privacy.epsilon is not None:
+    has_budget = config.privacy.epsilon is not None
+    if model not in audits or has_budget:
         return []
     return [f"what {model} releases gives people away: {audits[model]}."]
 
@@ -58,108 +74,174 @@ def warn_large_delta(delta: float, people: int) -> list[str]:
     ]
 
 
-def summarise_privacy(config: RunConfig, result: Mapping[str, Any]) -> str:
-    """One line beside what a run serves."""
-    promised, model = _read_promises(result), _model_name(config)
-    said, most = promised.get(model, {}), largest_spent(result)
-    if "epsilon_planned" in said:
-        under = f"a planned epsilon {said['epsilon_planned']:g}, delta {said['delta']:g} for each person"
-        return " ".join([f"Privacy: the model was made under {under}.", *describe_overspending(result)])
-    lines = [_describe_part(name, one) for name, one in promised.items() if _has_epsilon(one)]
+def summarise_privacy(config: RunConfig, result: RunResult) -> str:
+    """One line next to what a run serves."""
+    promises = _read_promises(result)
+    model_promise = promises.get(_model_name(config), {})
+    if "epsilon_planned" in model_promise:
+        epsilon = f"epsilon {model_promise['epsilon_planned']:g}"
+        delta = f"delta {model_promise['delta']:g}"
+        sentence = f"Privacy: the model was made under a planned {epsilon}, {delta} for each person."
+        return " ".join([sentence, *describe_overspending(result)])
+    lines = [_describe_part(name, promise) for name, promise in promises.items() if _has_epsilon(promise)]
+    most = largest_spent(result)
     if lines and most is not None:
         lines.append(f"At most epsilon {most:.4g} is spent so far.")
     return " ".join(lines) or NO_EPSILON
 
 
-def describe_overspending(result: Mapping[str, Any]) -> list[str]:
+def describe_overspending(result: RunResult) -> list[str]:
     """That somebody spent more than was planned: to take something back is never refused."""
-    planned = [float(one["epsilon_planned"]) for one in _read_promises(result).values() if "epsilon_planned" in one]
+    planned = _list_epsilons(result, ["epsilon_planned"])
     most = largest_spent(result)
-    if not planned or most is None or most <= planned[0] + 1e-6:
+    if not planned or most is None:
+        return []
+    is_within_plan = most <= planned[0] + 1e-6
+    if is_within_plan:
         return []
     return [f"Who took something back spent more than was planned, up to epsilon {most:.4g}."]
 
 
-def largest_spent(result: Mapping[str, Any]) -> float | None:
+def largest_spent(result: RunResult) -> float | None:
     """The most that anybody has spent; None: nothing is counted, or no epsilon can be stated."""
-    found = result.get("privacy", {}).get("epsilon", {}).get("most")
-    return None if found is None else float(found)
+    epsilons = result.get("privacy", {}).get("epsilon", {})
+    most = epsilons.get("most")
+    if most is None:
+        return None
+    return float(most)
 
 
-def find_largest_epsilon(result: Mapping[str, Any]) -> float | None:
+def find_largest_epsilon(result: RunResult) -> float | None:
     """The epsilon that one person has spent at most, or is promised where that is more; None: there is none."""
-    promised = _read_promises(result)
-    planned = [float(one[name]) for one in promised.values() for name in _EPSILON_KEYS if name in one]
+    epsilons = _list_epsilons(result, _EPSILON_KEYS)
     spent = largest_spent(result)
-    return max([*planned, *([] if spent is None else [spent])], default=None)
+    if spent is not None:
+        epsilons.append(spent)
+    return max(epsilons, default=None)
 
 
-_EPSILON_KEYS = ("epsilon_planned", "epsilon_most")
+def _list_epsilons(result: RunResult, keys: Sequence[str]) -> list[float]:
+    """Every promised epsilon under one of these keys."""
+    epsilons = []
+    for promise in _read_promises(result).values():
+        epsilons += [float(promise[key]) for key in keys if key in promise]
+    return epsilons
 
 
-def _read_promises(result: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+def _read_promises(result: RunResult) -> dict[str, Promise]:
     blocks = result.get("blocks") or [{}]
-    return dict(blocks[-1].get("promises", {}))
+    last_block = blocks[-1]
+    return dict(last_block.get("promises", {}))
 
 
 def _model_name(config: RunConfig) -> str:
     return str(config.backbone.get("name", "mf"))
 
 
-def _has_epsilon(said: Mapping[str, Any]) -> bool:
-    return "noise" in said or any(name.startswith("epsilon") for name in said)
+def _has_epsilon(promise: Promise) -> bool:
+    return "noise" in promise or any(name.startswith("epsilon") for name in promise)
 
 
-def _describe_part(name: str, said: Mapping[str, Any]) -> str:
+# Parts
+
+
+def _describe_part(name: str, promise: Promise) -> str:
     """What a part promises, whom it protects and from whom."""
-    if "epsilon_per_item" in said:
-        return (
-            f"Privacy (part '{name}'): epsilon {said['epsilon_per_item']:.4g} for each item that somebody shares, and "
-            f"{said['epsilon_per_person_most']:.4g} at most ({said['epsilon_per_person_mean']:.4g} on average) for all "
-            "that one person shared. What leaves devices beside that has no epsilon."
-        )
-    really = {key.split("_")[1]: value for key, value in said.items() if key.endswith("_really") and "delta" not in key}
-    if really:
-        told = ", ".join(f"{tier} is really {value:,.4g}" for tier, value in really.items())
-        budget = f"noise as printed, which no budget holds: of the advertised epsilons {told}"
-    elif "epsilon_of_a_release" in said:
-        budget = f"epsilon {said['epsilon_of_a_release']:.4g} for each release, and releases add up,"
-    elif "epsilon_most" in said:
-        most = float(said["epsilon_most"])
-        least = float(said.get("epsilon_least", most))
-        budget = f"a budget of epsilon {most:.4g}" if least == most else f"budgets of epsilon {least:.4g} to {most:.4g}"
-    else:
-        budget = f"noise of {said['noise']:.4g} times what one person can change, without a limit,"
+    if "epsilon_per_item" in promise:
+        return _describe_items(name, promise)
+    budget = _describe_part_budget(promise)
+    reader = AGAINST[str(promise["threat"])]
     return (
-        f"Privacy (part '{name}'): {budget} at delta {said['delta']:g} for all that one {said['unit']} has, against "
-        f"{AGAINST[str(said['threat'])]}."
+        f"Privacy (part '{name}'): {budget} at delta {promise['delta']:g} for all that one {promise['unit']} has, "
+        f"against {reader}."
     )
 
 
-def _describe_budget(config: RunConfig, said: Mapping[str, float]) -> list[str]:
-    blocks, draws = int(said["blocks_planned"]), int(said["noise_draws_in_a_sum"])
-    over = "one release" if blocks == 1 else f"{blocks} planned blocks, a release each"
-    lines = [
-        f"Privacy: epsilon {said['epsilon_planned']:.4g} at delta {said['delta']:.1g} for all that one person told "
-        f"(with them or without them), over {over}; who told in every block so far has spent {said['epsilon']:.4g}.",
-        "It holds against whoever gets the model, where the sum and its noise are made by somebody trusted. "
-        f"{REHEARSAL}",
-    ]
-    if draws > 1:
-        lines[1:] = [
-            f"It holds against the server, too: each of {draws} nodes put the whole noise into its own sum, so the sum "
-            f"carries {draws**0.5:.2f} times as much as a secure sum would need."
-        ]
-    backbone = config.backbone
-    ordered = "order_share" in said
-    fixed = [name for name in ("recency", "repeat")[ordered:] if backbone.get(name) == "learn"]
-    held = f"{' and '.join(fixed)} {'are' if len(fixed) > 1 else 'is'} fixed at 0, " if fixed else ""
-    if ordered:
-        ours = [name for name, own in _TUNED_DEFAULTS.items() if backbone.get(name, own) == own]
-        chosen = f" (the defaults of {', '.join(ours)} were chosen on validation of MovieLens-1M)" if ours else ""
-        held = f"{held}order has {said['order_share']:.0%} of a person's length, squared{chosen}, "
-    lines.append(
+def _describe_items(name: str, promise: Promise) -> str:
+    """Of a part that shares items in place of others."""
+    per_item = f"{promise['epsilon_per_item']:.4g}"
+    most = f"{promise['epsilon_per_person_most']:.4g}"
+    mean = f"{promise['epsilon_per_person_mean']:.4g}"
+    return (
+        f"Privacy (part '{name}'): epsilon {per_item} for each item that somebody shares, and {most} at most "
+        f"({mean} on average) for all that one person shared. What leaves devices beside that has no epsilon."
+    )
+
+
+def _describe_part_budget(promise: Promise) -> str:
+    real_epsilons = _describe_real_epsilons(promise)
+    if real_epsilons:
+        return f"noise as printed, which no budget holds: of the advertised epsilons {real_epsilons}"
+    if "epsilon_of_a_release" in promise:
+        return f"epsilon {promise['epsilon_of_a_release']:.4g} for each release, and releases add up,"
+    if "epsilon_most" not in promise:
+        return f"noise of {promise['noise']:.4g} times what one person can change, without a limit,"
+    most = float(promise["epsilon_most"])
+    least = float(promise.get("epsilon_least", most))
+    if least == most:
+        return f"a budget of epsilon {most:.4g}"
+    return f"budgets of epsilon {least:.4g} to {most:.4g}"
+
+
+def _describe_real_epsilons(promise: Promise) -> str:
+    """What each advertised epsilon really is, where a part says so."""
+    words = []
+    for key, value in promise.items():
+        is_real_epsilon = key.endswith("_really") and "delta" not in key
+        if is_real_epsilon:
+            tier = key.split("_")[1]
+            words.append(f"{tier} is really {value:,.4g}")
+    return ", ".join(words)
+
+
+# The model
+
+
+def _describe_budget(config: RunConfig, promise: Promise) -> list[str]:
+    blocks = int(promise["blocks_planned"])
+    releases = "one release" if blocks == 1 else f"{blocks} planned blocks, a release each"
+    fixed = _describe_fixed_settings(config, promise) + _describe_order(config, promise)
+    return [
+        f"Privacy: epsilon {promise['epsilon_planned']:.4g} at delta {promise['delta']:.1g} for all that one person "
+        f"told (with them or without them), over {releases}; who told in every block so far has spent "
+        f"{promise['epsilon']:.4g}.",
+        _describe_reader(int(promise["noise_draws_in_a_sum"])),
         f"Outside of the budget: scores on validation and test items, how many people took part, and a digest of the "
-        f"data (`fingerprint`) are told as they are; {held}and validation chooses nothing."
+        f"data (`fingerprint`) are told as they are; {fixed}and validation chooses nothing.",
+    ]
+
+
+def _describe_reader(draws: int) -> str:
+    """Whom the budget holds against, by how many nodes put noise into a sum."""
+    if draws <= 1:
+        return (
+            "It holds against whoever gets the model, where the sum and its noise are made by somebody trusted. "
+            f"{REHEARSAL}"
+        )
+    factor = draws**0.5
+    return (
+        f"It holds against the server, too: each of {draws} nodes put the whole noise into its own sum, so the sum "
+        f"carries {factor:.2f} times as much as a secure sum would need."
     )
-    return lines
+
+
+def _describe_fixed_settings(config: RunConfig, promise: Promise) -> str:
+    """Settings that would be learned without a budget."""
+    is_ordered = "order_share" in promise
+    candidates = ["repeat"] if is_ordered else ["recency", "repeat"]
+    fixed = [name for name in candidates if config.backbone.get(name) == "learn"]
+    if not fixed:
+        return ""
+    verb = "are" if len(fixed) > 1 else "is"
+    return f"{' and '.join(fixed)} {verb} fixed at 0, "
+
+
+def _describe_order(config: RunConfig, promise: Promise) -> str:
+    """The share of order, and which defaults were chosen on people's data."""
+    if "order_share" not in promise:
+        return ""
+    tuned = [name for name, default in _TUNED_DEFAULTS.items() if config.backbone.get(name, default) == default]
+    remark = ""
+    if tuned:
+        remark = f" (the defaults of {', '.join(tuned)} were chosen on validation of MovieLens-1M)"
+    return f"order has {promise['order_share']:.0%} of a person's length, squared{remark}, "

@@ -1,16 +1,21 @@
-"""One picture of several runs on the same blocks: quality of each block beside what a person's device sent and got."""
+"""One picture of several runs on the same blocks: quality of each block, and what a person's device sent and got."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tacita.report.charts import BOTTOM_MARGIN, Series, SeriesStyle, draw_lines, shorten_text
-from tacita.report.data import RunData, format_bytes, format_metric
 from tacita.report.drawing import LIGHT, open_sheet
+from tacita.report.formats import format_bytes, format_metric
 from tacita.report.one_run import CONTROL_STYLES, UNKNOWN_STYLE
+from tacita.report.run_data import RunData
 
 SHOWN_CONTROLS = ("popular", "linear")  # controls, where a run has them
+
+
+RUN_STYLES = [SeriesStyle(colour, 0, colour % 4) for colour in (0, 4, 5, 6, 7)]
 
 
 @dataclass(frozen=True)
@@ -25,32 +30,51 @@ class ComparedRun:
 
 def draw_comparison(runs: Sequence[ComparedRun], title: str, kind: str) -> bytes:
     """A "png" or "svg" file."""
-    looks = [SeriesStyle(n, 0, n % 4) for n in (0, 4, 5, 6, 7)]
-    metric, names = runs[0].run.main_metric, runs[0].run.block_names
+    first = runs[0].run
+    metric = first.main_metric
     with open_sheet(760, 320) as page:
         page.figure.patch.set_visible(True)
         page.text(380, 22, shorten_text(title, 100), ha="center", weight="bold", size=13)
-        left, right = page.axes(58, 66, 330, BOTTOM_MARGIN), page.axes(480, 66, 72, BOTTOM_MARGIN)
-        series = [
-            Series(one.name, [b.scores[metric] for b in one.run.blocks], look)
-            for one, look in zip(runs, looks, strict=False)
-        ]
-        controls = next((one.run.controls for one in runs if one.run.controls), [])
-        for control in controls:
-            if control.key in SHOWN_CONTROLS:
-                values = [b[metric] for b in control.blocks]
-                series.append(Series(control.name, values, CONTROL_STYLES.get(control.key, UNKNOWN_STYLE)))
-        draw_lines(page, left, series, names)
-        left.grid(axis="y", lw=1)
-        left.set_xlabel("block")
-        left.set_ylabel(format_metric(metric))
-        left.set_title("Test quality per block", size=12, pad=14)
-        left.legend(fontsize=10)
-        for n, one in enumerate(runs):
-            right.barh(n, one.up + one.down, 0.42, color=looks[n % len(looks)].hex)
-            right.text(0, n - 0.26, shorten_text(one.name, 36))
-            right.text(0, n + 0.38, f"{format_bytes(one.up)} up, {format_bytes(one.down)} down", color=LIGHT["soft"])
-        right.set(ylim=(len(runs) - 0.4, -0.6), yticks=[], xticks=[])
-        right.spines[["left", "bottom"]].set_visible(False)
-        right.set_title("What a person's device sent and got, in all", size=12, pad=14)
+        quality_axes = page.axes(58, 66, 330, BOTTOM_MARGIN)
+        bytes_axes = page.axes(480, 66, 72, BOTTOM_MARGIN)
+        series = _list_run_series(runs, metric) + _list_control_series(runs, metric)
+        draw_lines(page, quality_axes, series, first.block_names)
+        quality_axes.grid(axis="y", lw=1)
+        quality_axes.set_xlabel("block")
+        quality_axes.set_ylabel(format_metric(metric))
+        quality_axes.set_title("Test quality per block", size=12, pad=14)
+        quality_axes.legend(fontsize=10)
+        _draw_bytes(bytes_axes, runs)
         return page.save(kind)
+
+
+def _list_run_series(runs: Sequence[ComparedRun], metric: str) -> list[Series]:
+    series = []
+    for compared, style in zip(runs, RUN_STYLES, strict=False):
+        values = [block.scores[metric] for block in compared.run.blocks]
+        series.append(Series(compared.name, values, style))
+    return series
+
+
+def _list_control_series(runs: Sequence[ComparedRun], metric: str) -> list[Series]:
+    """The controls of the first run that has any."""
+    controls = next((compared.run.controls for compared in runs if compared.run.controls), [])
+    series = []
+    for control in controls:
+        if control.key in SHOWN_CONTROLS:
+            values = [scores[metric] for scores in control.blocks]
+            style = CONTROL_STYLES.get(control.key, UNKNOWN_STYLE)
+            series.append(Series(control.name, values, style))
+    return series
+
+
+def _draw_bytes(axes: Any, runs: Sequence[ComparedRun]) -> None:
+    for place, compared in enumerate(runs):
+        style = RUN_STYLES[place % len(RUN_STYLES)]
+        words = f"{format_bytes(compared.up)} up, {format_bytes(compared.down)} down"
+        axes.barh(place, compared.up + compared.down, 0.42, color=style.hex)
+        axes.text(0, place - 0.26, shorten_text(compared.name, 36))
+        axes.text(0, place + 0.38, words, color=LIGHT["soft"])
+    axes.set(ylim=(len(runs) - 0.4, -0.6), yticks=[], xticks=[])
+    axes.spines[["left", "bottom"]].set_visible(False)
+    axes.set_title("What a person's device sent and got, in all", size=12, pad=14)

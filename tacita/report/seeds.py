@@ -1,8 +1,8 @@
-"""Runs that differ in nothing but seeds, of the run or of its split, taken together: each mean and how sure it is.
+"""Runs that differ in nothing but seeds, of the run or of its split, as one group: each mean and how sure it is.
 
-The interval is over these runs: how much chance in the start, in the draws and, where splits differ, in who is asked
-for what moves the mean. It says nothing of other people or other data. Runs that have the same numbers throughout
-drew nothing apart, and count once.
+The interval is over these runs. It shows how much chance moves the mean: in the start, in the draws and, where splits
+differ, in what is held out of whom. It says nothing of other people or other data. Runs that have the same numbers
+throughout drew nothing apart, and count once.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,10 @@ from typing import Any
 from tacita.core.errors import TacitaError
 from tacita.core.files import write_bytes
 from tacita.metrics import confidence_interval
-from tacita.report.data import RunData, format_metric, format_score, read_run
+from tacita.report.data import read_run
+from tacita.report.formats import format_metric, format_score
+from tacita.report.labels import label_by_fields
+from tacita.report.run_data import RunData
 
 CONTINUAL = ("la", "ra", "hm")
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
@@ -65,40 +68,64 @@ class SeedGroup:
     @property
     def note(self) -> str:
         """Where some runs are no second try: which, and what would be."""
-        n = len(self.runs)
-        if self.n_distinct == n:
+        n_runs = len(self.runs)
+        n_repeats = n_runs - self.n_distinct
+        if n_repeats == 0:
             return ""
-        remedy = "vary split.seed" if len(self.splits) < n else "nothing in them is drawn"
+        can_vary_split = len(self.splits) < n_runs
+        remedy = "vary split.seed" if can_vary_split else "nothing in them is drawn"
         if self.n_distinct == 1:
-            return f"these {n} runs are the same numbers: {remedy}"
-        return f"{n - self.n_distinct} of these {n} runs have the numbers of another and count once: {remedy}"
+            return f"these {n_runs} runs are the same numbers: {remedy}"
+        return f"{n_repeats} of these {n_runs} runs have the numbers of another and count once: {remedy}"
+
+    def interval(self, metric: str) -> tuple[float, float]:
+        """Mean and half-width; NaN where the metric was not measured."""
+        return self.means.get(metric, (math.nan, math.nan))
 
 
 def group_seeds(runs: Sequence[RunData]) -> list[SeedGroup]:
     """The runs by recipe, in the order in which recipes come; what is there twice counts once."""
-    groups: dict[str, dict[tuple[int, int], RunData]] = {}
+    recipes: dict[str, dict[tuple[int, int], RunData]] = {}
     for run in runs:
-        groups.setdefault(run.recipe, {}).setdefault((run.seed, run.split_seed), run)
-    out = []
-    for by_seed in groups.values():
-        same = list(by_seed.values())
-        tries = list({run.numbers: run for run in same}.values())
-        means = {metric: confidence_interval([run.mean[metric] for run in tries]) for metric in same[0].metrics}
-        means |= {name: confidence_interval([run.continual[name] for run in tries]) for name in CONTINUAL}
-        out.append(SeedGroup(same, len(tries), means))
-    return out
+        by_seed = recipes.setdefault(run.recipe, {})
+        by_seed.setdefault((run.seed, run.split_seed), run)
+    return [_make_group(list(by_seed.values())) for by_seed in recipes.values()]
+
+
+def _make_group(runs: list[RunData]) -> SeedGroup:
+    """One recipe; intervals are over runs with numbers of their own."""
+    by_numbers = {run.numbers: run for run in runs}
+    distinct = list(by_numbers.values())
+    means = {}
+    for metric in runs[0].metrics:
+        means[metric] = confidence_interval([run.mean[metric] for run in distinct])
+    for name in CONTINUAL:
+        means[name] = confidence_interval([run.continual[name] for run in distinct])
+    return SeedGroup(runs, len(distinct), means)
 
 
 def format_interval(mean: float, half: float) -> str:
-    return f"{format_score(mean)} ± {half:.4f}" if math.isfinite(half) else format_score(mean)
+    if not math.isfinite(half):
+        return format_score(mean)
+    return f"{format_score(mean)} ± {half:.4f}"
+
+
+def list_metrics(metrics: Iterable[Iterable[str]]) -> list[str]:
+    """The metrics of several runs or groups, each once, in the order in which they come."""
+    distinct: dict[str, None] = {}
+    for names in metrics:
+        distinct |= dict.fromkeys(names)
+    return list(distinct)
 
 
 def label_groups(groups: Sequence[SeedGroup]) -> list[str]:
     """The shortest names that tell recipes apart: the method, and what else differs; at last a folder."""
-    fields = [[one.method for one in groups], [one.backbone for one in groups], [one.data for one in groups]]
-    used = [field for n, field in enumerate(fields) if n == 0 or len(set(field)) > 1]
-    labels = [" · ".join(dict.fromkeys(said)) for said in zip(*used, strict=True)]
-    return [x if labels.count(x) == 1 else f"{x} · {one.runs[0].folder}" for x, one in zip(labels, groups, strict=True)]
+    fields = [
+        [group.method for group in groups],
+        [group.backbone for group in groups],
+        [group.data for group in groups],
+    ]
+    return label_by_fields(fields, [group.runs[0].folder for group in groups])
 
 
 def make_rows(groups: Sequence[SeedGroup]) -> list[dict[str, Any]]:
@@ -108,19 +135,29 @@ def make_rows(groups: Sequence[SeedGroup]) -> list[dict[str, Any]]:
     Rows of one `protocol` share data, splits, mask and metric, and can be compared. `read`: what of a block was read in
     tests, where the model reads histories. `runs`: those with numbers of their own; `note` is about the others.
     """
-    metrics = list(dict.fromkeys(metric for one in groups for metric in one.means))
-    protocols = list(dict.fromkeys(one.protocol for one in groups))
+    metrics = list_metrics(group.means for group in groups)
+    protocols = list(dict.fromkeys(group.protocol for group in groups))
     rows = []
-    for name, one in zip(label_groups(groups), groups, strict=True):
-        row: dict[str, Any] = {"name": name, "method": one.method, "backbone": one.backbone, "data": one.data}
-        row |= {"read": one.read, "seeds": " ".join(map(str, one.seeds)), "splits": " ".join(map(str, one.splits))}
-        row["runs"] = one.n_distinct
+    for name, group in zip(label_groups(groups), groups, strict=True):
+        row: dict[str, Any] = {
+            "name": name,
+            "method": group.method,
+            "backbone": group.backbone,
+            "data": group.data,
+            "read": group.read,
+            "seeds": " ".join(map(str, group.seeds)),
+            "splits": " ".join(map(str, group.splits)),
+            "runs": group.n_distinct,
+        }
         for metric in metrics:
-            mean, half = one.means.get(metric, (math.nan, math.nan))
-            row |= {metric: _finite_or_none(mean), f"{metric} half-width 95": _finite_or_none(half)}
-        stated = [run.epsilon for run in one.runs if run.epsilon is not None]
-        row |= {"epsilon": max(stated, default=None), "protocol": protocols.index(one.protocol)}
-        rows.append(row | {"note": one.note})
+            mean, half = group.interval(metric)
+            row[metric] = _finite_or_none(mean)
+            row[f"{metric} half-width 95"] = _finite_or_none(half)
+        epsilons = [run.epsilon for run in group.runs if run.epsilon is not None]
+        row["epsilon"] = max(epsilons, default=None)
+        row["protocol"] = protocols.index(group.protocol)
+        row["note"] = group.note
+        rows.append(row)
     return rows
 
 
@@ -129,38 +166,76 @@ def _finite_or_none(value: float) -> float | None:
 
 
 def as_csv(groups: Sequence[SeedGroup]) -> str:
-    rows, out = make_rows(groups), io.StringIO()
-    written = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
-    written.writeheader()
-    written.writerows(rows)
-    return out.getvalue()
+    rows = make_rows(groups)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 def as_latex(groups: Sequence[SeedGroup]) -> str:
     """A tabular with the rules of booktabs; the best of a column is bold where all rows can be compared."""
-    metrics = [m for m in dict.fromkeys(m for one in groups for m in one.means) if m not in CONTINUAL]
-    alike = len({one.protocol for one in groups}) == 1
-    fair, reading = alike and len(groups) > 1, any(one.read for one in groups)
-    best = {m: max((one.means[m][0] for one in groups if m in one.means), default=math.nan) for m in metrics}
+    all_metrics = list_metrics(group.means for group in groups)
+    metrics = [metric for metric in all_metrics if metric not in CONTINUAL]
+    protocols = {group.protocol for group in groups}
+    is_comparable = len(protocols) == 1
+    has_reading = any(group.read for group in groups)
+    best: dict[str, float] = {}
+    if is_comparable and len(groups) > 1:
+        best = {metric: _best_mean(groups, metric) for metric in metrics}
     labels = label_groups(groups)
-    heads = ["", *(["read"] if reading else []), "runs", *(escape_latex(format_metric(m)) for m in metrics)]
-    lines = [
-        f"% means over runs; after ± the half-width of the 95 % interval{'' if alike else '; not all comparable'}",
-        *(f"% {_join_lines(label)}: {one.note}" for label, one in zip(labels, groups, strict=True) if one.note),
-        rf"\begin{{tabular}}{{l{'l' * reading}{'r' * (len(metrics) + 1)}}}",
+    lines = _latex_head(groups, labels, metrics, is_comparable, has_reading)
+    for label, group in zip(labels, groups, strict=True):
+        row = [escape_latex(label)]
+        if has_reading:
+            row.append(group.read or "--")
+        row.append(str(group.n_distinct))
+        row += [_latex_interval(group, metric, best) for metric in metrics]
+        lines.append(_join_latex_row(row))
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+
+
+def _best_mean(groups: Sequence[SeedGroup], metric: str) -> float:
+    means = [group.means[metric][0] for group in groups if metric in group.means]
+    return max(means, default=math.nan)
+
+
+def _latex_head(
+    groups: Sequence[SeedGroup], labels: Sequence[str], metrics: Sequence[str], is_comparable: bool, has_reading: bool
+) -> list[str]:
+    """Comments, columns and their titles."""
+    warning = "" if is_comparable else "; not all comparable"
+    lines = [f"% means over runs; after ± the half-width of the 95 % interval{warning}"]
+    for label, group in zip(labels, groups, strict=True):
+        if group.note:
+            lines.append(f"% {_join_lines(label)}: {group.note}")
+    texts = "ll" if has_reading else "l"
+    numbers = "r" * (len(metrics) + 1)
+    titles = ["", "read", "runs"] if has_reading else ["", "runs"]
+    titles += [escape_latex(format_metric(metric)) for metric in metrics]
+    lines += [
+        rf"\begin{{tabular}}{{{texts}{numbers}}}",
         r"\toprule",
-        " & ".join(heads) + r" \\",
+        _join_latex_row(titles),
         r"\midrule",
     ]
-    for label, one in zip(labels, groups, strict=True):
-        cells = [escape_latex(label), *([one.read or "--"] if reading else []), str(one.n_distinct)]
-        for metric in metrics:
-            mean, half = one.means.get(metric, (math.nan, math.nan))
-            words = format_score(mean).replace("–", "--")
-            words = rf"\textbf{{{words}}}" if fair and mean == best[metric] else words
-            cells.append(words + (rf" $\pm$ {half:.4f}" if math.isfinite(half) else ""))
-        lines.append(" & ".join(cells) + r" \\")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+    return lines
+
+
+def _latex_interval(group: SeedGroup, metric: str, best: dict[str, float]) -> str:
+    """A mean, bold where it is the best, and the half-width of its interval."""
+    mean, half = group.interval(metric)
+    words = format_score(mean).replace("–", "--")
+    if mean == best.get(metric):
+        words = rf"\textbf{{{words}}}"
+    if math.isfinite(half):
+        words += rf" $\pm$ {half:.4f}"
+    return words
+
+
+def _join_latex_row(row: Sequence[str]) -> str:
+    return " & ".join(row) + r" \\"
 
 
 def _join_lines(text: str) -> str:
@@ -182,4 +257,5 @@ def write_tables(folders: Sequence[Path], as_text: dict[Path, str]) -> None:
     """The table of some runs as files: path -> "csv" or "latex"."""
     groups = read_groups(folders)
     for path, kind in as_text.items():
-        write_bytes(path, (as_csv if kind == "csv" else as_latex)(groups).encode())
+        text = as_csv(groups) if kind == "csv" else as_latex(groups)
+        write_bytes(path, text.encode())

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tacita.core.files import write_bytes
 from tacita.report.drawing import LIGHT, open_sheet
+from tacita.report.text_tables import AuditResult, csv_text, figure_columns, figure_values, format_csv_number
 
 ATTACKS = {
     "membership": "took part, 90 % known (AUC)",
@@ -20,78 +20,106 @@ ATTACKS = {
     "item": "one item taken back, named",
     "canary": "canary's last item, named",
 }
+KINDS = ("found", "control", "of", "of_control")
+CUTS = ("min_item", "min_pair", "keep")
 CHART_ATTACKS = ("membership", "half_nearly", "leaver_nearly")
 
 
-def find_metric(row: dict[str, Any]) -> str:
+def find_metric(row: AuditResult) -> str:
     """The name of the metric in a row."""
     return next(name for name in row if "@" in name)
 
 
-def format_figure(attack: str, figure: dict[str, Any], which: str = "found") -> str:
+def format_figure(attack: str, figure: AuditResult, which: str = "found") -> str:
     """A figure as people read it: an AUC, or how many of how many."""
-    value, of = figure[which], figure["of_control" if which == "control" else "of"]
+    value = figure[which]
     if value is None:
         return "-"
-    return f"{value:.3f}" if attack == "membership" else f"{round(value * of)} of {of}"
+    if attack == "membership":
+        return f"{value:.3f}"
+    people = figure["of_control" if which == "control" else "of"]
+    return f"{round(value * people)} of {people}"
 
 
-def to_csv(result: dict[str, Any]) -> str:
-    """One line a setting; each figure has its control and the number of people beside it."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
+def to_csv(result: AuditResult) -> str:
+    """One line a setting; each figure has its control and the number of people with it."""
     metric = find_metric(result["rows"][0])
-    blocks = range(len(result["users"]))
-    kinds = ("found", "control", "of", "of_control")
-    figures = [name if kind == "found" else f"{name}_{kind}" for name in ATTACKS for kind in kinds]
-    writer.writerow(["setting", metric, "valid", *figures, *(f"peeled_{b}" for b in blocks), "bytes_down"])
+    peeled = [f"peeled_{block}" for block in range(len(result["users"]))]
+    header = ["setting", metric, "valid", *figure_columns(ATTACKS, KINDS), *peeled, "bytes_down"]
+    rows = []
     for row in result["rows"]:
-        values = [row["attacks"][name][kind] for name in ATTACKS for kind in kinds]
-        told = ["" if one is None else one if isinstance(one, int) else f"{one:.4f}" for one in values]
-        valid = "" if row["valid"] is None else f"{row['valid']:.6f}"
-        name = name_setting(result, row)
-        writer.writerow([name, f"{row[metric]:.6f}", valid, *told, *row["peeled"], f"{row['bytes_down']:.0f}"])
-    return out.getvalue()
+        values = figure_values(row["attacks"], ATTACKS, KINDS)
+        cells = [
+            name_setting(result, row),
+            f"{row[metric]:.6f}",
+            "" if row["valid"] is None else f"{row['valid']:.6f}",
+            *(format_csv_number(value, 4) for value in values),
+            *row["peeled"],
+            f"{row['bytes_down']:.0f}",
+        ]
+        rows.append(cells)
+    return csv_text(header, rows)
 
 
-def name_setting(result: dict[str, Any], row: dict[str, Any]) -> str:
+def name_setting(result: AuditResult, row: AuditResult) -> str:
     """A setting's name; the run's own with what it is."""
-    own = ", ".join(f"{k} {result['settings'][k]}" for k in ("min_item", "min_pair", "keep") if result["settings"][k])
-    return str(row["setting"]).replace("as set", f"as set: {own or 'none'}")
+    settings = result["settings"]
+    cuts = [f"{name} {settings[name]}" for name in CUTS if settings[name]]
+    own = ", ".join(cuts) or "none"
+    return str(row["setting"]).replace("as set", f"as set: {own}")
 
 
-def draw_chart(result: dict[str, Any]) -> bytes:
-    """Quality on the left; on the right what three attacks find, filled, and their controls, hollow; as PNG."""
+def draw_chart(result: AuditResult) -> bytes:
+    """Quality at the side; what three attacks find, filled, and their controls, hollow; as PNG."""
     rows = result["rows"][::-1]
-    metric, names = find_metric(rows[0]), [name_setting(result, row) for row in rows]
+    names = [name_setting(result, row) for row in rows]
     with open_sheet(800, 150 + 30 * len(rows)) as page:
         page.figure.set_layout_engine("constrained")
         page.figure.patch.set_visible(True)
-        left, right = page.figure.subplots(1, 2, sharey=True)
-        best = max(1e-3, *(row[metric] for row in rows), 0.0)
-        left.plot([row[metric] for row in rows], range(len(rows)), "o", color=LIGHT["s0"])
-        left.set(xlabel=f"{metric}, mean of the blocks after the first", xlim=(0, 1.1 * best))
-        left.set(ylim=(-0.6, len(rows) - 0.4))
-        left.set_yticks(range(len(rows)), names)
-        left.locator_params(axis="x", nbins=5)
-        for k, name in enumerate(CHART_ATTACKS):
-            colour = LIGHT[f"s{k}"]
-            for kind, fill in (("found", colour), ("control", LIGHT["card"])):
-                spots = [(row["attacks"][name][kind], n) for n, row in enumerate(rows)]
-                told = [(x, n + 0.2 * (1 - k)) for x, n in spots if x is not None]
-                label = ATTACKS[name] if kind == "found" else None
-                right.scatter(*zip(*told, strict=True) if told else ([], []), c=fill, edgecolors=colour, label=label)
-        right.set(xlabel="AUC, or share of people; hollow: control", xlim=(-0.03, 1.03))
-        keys = right.get_legend_handles_labels()
-        page.figure.legend(*keys, loc="outside lower right", ncols=3, fontsize=10)
-        for axes in (left, right):
-            axes.grid(axis="x")
+        quality_axes, attack_axes = page.figure.subplots(1, 2, sharey=True)
+        _draw_quality(quality_axes, rows, names)
+        for number, attack in enumerate(CHART_ATTACKS):
+            _draw_attack(attack_axes, rows, attack, number)
+        attack_axes.set(xlabel="AUC, or share of people; hollow: control", xlim=(-0.03, 1.03))
+        handles, labels = attack_axes.get_legend_handles_labels()
+        page.figure.legend(handles, labels, loc="outside lower right", ncols=3, fontsize=10)
+        quality_axes.grid(axis="x")
+        attack_axes.grid(axis="x")
         title = f"tally on {result['data']}: what each setting costs, and what attacks find under it"
         page.figure.suptitle(title, fontsize=13)
         return page.save("png")
 
 
-def write_audit(result: dict[str, Any], folder: Path) -> Path:
+def _draw_quality(axes: Any, rows: Sequence[AuditResult], names: Sequence[str]) -> None:
+    metric = find_metric(rows[0])
+    scores = [row[metric] for row in rows]
+    best = max(1e-3, *scores, 0.0)
+    places = range(len(rows))
+    axes.plot(scores, places, "o", color=LIGHT["s0"])
+    axes.set(xlabel=f"{metric}, mean of the blocks after the first", xlim=(0, 1.1 * best))
+    axes.set(ylim=(-0.6, len(rows) - 0.4))
+    axes.set_yticks(places, names)
+    axes.locator_params(axis="x", nbins=5)
+
+
+def _draw_attack(axes: Any, rows: Sequence[AuditResult], attack: str, number: int) -> None:
+    """What an attack finds under each setting, and what its control finds."""
+    colour = LIGHT[f"s{number}"]
+    lift = 0.2 * (1 - number)
+    fills = {"found": colour, "control": LIGHT["card"]}
+    for kind, fill in fills.items():
+        values = []
+        places = []
+        for place, row in enumerate(rows):
+            value = row["attacks"][attack][kind]
+            if value is not None:
+                values.append(value)
+                places.append(place + lift)
+        label = ATTACKS[attack] if kind == "found" else None
+        axes.scatter(values, places, c=fill, edgecolors=colour, label=label)
+
+
+def write_audit(result: AuditResult, folder: Path) -> Path:
     """`<data>.csv` and `<data>.png` in a folder that may be new; returns the path without its ending."""
     folder.mkdir(parents=True, exist_ok=True)
     stem = folder / Path(result["data"]).stem

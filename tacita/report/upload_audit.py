@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from tacita.core.files import write_bytes
+from tacita.report.text_tables import AuditResult, ColumnTitles, TextRow, markdown_table
 
 NOTES = (
     "AUC: 0.5 is a guess, 1 reads everything. In brackets the control: the same guess where the answer is not in what "
@@ -18,34 +17,37 @@ NOTES = (
 )
 
 
-def make_rows(result: Mapping[str, Any], readers: Mapping[str, str]) -> list[dict[str, str]]:
-    return [
-        {"setting": row["setting"], **{words: _format_figure(row["readers"][name]) for name, words in readers.items()}}
-        for row in result["rows"]
-    ]
+def make_rows(result: AuditResult, readers: ColumnTitles) -> list[TextRow]:
+    rows = []
+    for row in result["rows"]:
+        cells = {"setting": row["setting"]}
+        for name, words in readers.items():
+            cells[words] = _format_figure(row["readers"][name])
+        rows.append(cells)
+    return rows
 
 
-def _format_figure(figure: Mapping[str, float]) -> str:
-    beside = ", ".join(f"{figure[name]:.3f}" for name in ("control", "chance") if name in figure)
-    return f"{figure['found']:.3f} ({beside})"
+def _format_figure(figure: AuditResult) -> str:
+    controls = [f"{figure[name]:.3f}" for name in ("control", "chance") if name in figure]
+    return f"{figure['found']:.3f} ({', '.join(controls)})"
 
 
-def to_markdown(result: Mapping[str, Any], readers: Mapping[str, str]) -> str:
-    rows = make_rows(result, readers)
-    lines = ["|" + "|".join(f" {one} " for one in row) + "|" for row in (list(rows[0]), *(r.values() for r in rows))]
-    lines.insert(1, "|" + "---|" * len(rows[0]))
+def to_markdown(result: AuditResult, readers: ColumnTitles) -> str:
+    table = markdown_table(make_rows(result, readers))
     about = (
         f"{result['data']}, {result['backbone']}, the first round, {result['people']} people, "
         f"seed {result['seed']}; the "
         "whole budget lies on this round."
     )
-    return "\n".join([about, "", *lines, "", *NOTES]) + "\n"
+    return "\n".join([about, "", *table, "", *NOTES]) + "\n"
 
 
-def write_audit(result: Mapping[str, Any], readers: Mapping[str, str], folder: Path) -> Path:
+def write_audit(result: AuditResult, readers: ColumnTitles, folder: Path) -> Path:
     """uploads-DATA.md and .json in a folder that may be new; the path without its ending."""
     folder.mkdir(parents=True, exist_ok=True)
-    stem = folder / f"uploads-{Path(result['data']).stem}"
+    data = Path(result["data"]).stem
+    stem = folder / f"uploads-{data}"
+    json_text = json.dumps(result, indent=1) + "\n"
     write_bytes(stem.with_suffix(".md"), to_markdown(result, readers).encode())
-    write_bytes(stem.with_suffix(".json"), (json.dumps(result, indent=1) + "\n").encode())
+    write_bytes(stem.with_suffix(".json"), json_text.encode())
     return stem

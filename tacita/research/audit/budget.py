@@ -1,9 +1,9 @@
 """Who took part, read from what tally releases under a budget; the same attacks without noise and without a budget.
 
-The first block is told with the whole budget. Tenths of the people stay in or are left out, as in trials.py, and every
-release has noise of its own. Three readers of a history of which 90 % is known: the null-space reader of B; the energy
-of the history in the matrix that B gives back, without a projector; and the server's, which has the noised sum itself
-and looks how much of the history's own term is in it.
+The first block is released with the whole budget. Tenths of the people stay in or are left out, as in
+tally_attacks.py, and every release has noise of its own. Three readers know 90 % of a history. The first is the
+null-space reader of B. The second takes the energy of the history in the matrix that B gives back, without a projector.
+The third is the server, which has the noised sum itself and measures how much of the history's own term is in it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tacita.federation.rounds import begin_block, run_block, start_run
 from tacita.models.tally.model import STATE, require_tally
 from tacita.models.tally.private_math import unit_vectors
 from tacita.models.tally.private_tally import PrivateTally, read_axes
-from tacita.research.audit.null_space import NullSpace, auc
+from tacita.research.audit.null_space import AucSamples, NullSpace
 from tacita.research.audit.reconstruction import as_lists, rebuild_inverse
 from tacita.research.audit.tally_attacks import AttackTarget, attack_membership, count_draws, sample_items
 from tacita.round.plan import Federation
@@ -45,39 +45,45 @@ class ReaderScores:
 
     @staticmethod
     def compute(server: ServerState, known: Bools) -> ReaderScores:
-        axes, gram = read_axes(server.heads), server.parts[STATE]["gram"]
-        inside = known[:, axes.inputs]
+        axes = read_axes(server.heads)
+        gram = server.parts[STATE]["gram"]
         release = rebuild_inverse(server.heads["weights"])
+        known_inputs = known[:, axes.inputs]
+        known_released = known_inputs[:, release.items]
+        null_space = NullSpace.of(release)
+        whole_space = NullSpace(release.inverse)
         vectors = unit_vectors(as_lists(known), axes.inputs, axes.scale, axes.centre)
-        read = inside[:, release.items]
-        whole = NullSpace(release.inverse)
-        return ReaderScores(
-            {
-                "null_space": -NullSpace.of(release).energy(read),
-                "energy": -whole.energy(read),
-                "server": np.einsum("uk,uk->u", vectors @ gram, vectors),
-            }
-        )
+        server_scores = np.einsum("uk,uk->u", vectors @ gram, vectors)
+        scores = {
+            "null_space": -null_space.energy(known_released),
+            "energy": -whole_space.energy(known_released),
+            "server": server_scores,
+        }
+        return ReaderScores(scores)
 
 
 def measure_membership(
-    scene: AttackTarget, backbone: PrivateTally, tell: Callable[[], None]
+    target: AttackTarget, backbone: PrivateTally, advance: Callable[[], None]
 ) -> dict[str, dict[str, float]]:
     """AUC of every reader: those inside against those absent; control: the same people and a release without both."""
-    found: dict[str, dict[str, list[float]]] = {name: {"found": [], "control": []} for name in READERS}
-    for draw, (inside, absent) in enumerate(scene.draw_groups()):
-        known = [sample_items(scene.histories[one], 0.9, scene.seed) for one in (inside, absent)]
+    aucs = {reader: AucSamples("found", "control") for reader in READERS}
+    for draw, (inside, absent) in enumerate(target.draw_groups()):
+        known_inside = sample_items(target.histories[inside], 0.9, target.seed)
+        known_absent = sample_items(target.histories[absent], 0.9, target.seed)
+        histories = {
+            "found": target.drop_groups(absent),
+            "control": target.drop_groups(inside, absent),
+        }
         for noise in range(NOISE_DRAWS):
-            for n, (kind, gone) in enumerate((("found", (absent,)), ("control", (inside, absent)))):
-                sets = scene.drop_groups(*gone)
-                draws = Draws(scene.seed, f"audit {draw} {noise} {n}")
-                server = backbone.simulate_release(scene.server, as_lists(sets), draws)
-                both = [ReaderScores.compute(server, one).by_reader for one in known]
-                for name in READERS:
-                    one = auc(both[0][name], both[1][name])
-                    found[name][kind] += [] if one is None else [one]
-        tell()
-    return {name: {kind: float(np.mean(values)) for kind, values in both.items()} for name, both in found.items()}
+            for number, (kind, sets) in enumerate(histories.items()):
+                draws = Draws(target.seed, f"audit {draw} {noise} {number}")
+                server = backbone.simulate_release(target.server, as_lists(sets), draws)
+                inside_scores = ReaderScores.compute(server, known_inside).by_reader
+                absent_scores = ReaderScores.compute(server, known_absent).by_reader
+                for reader in READERS:
+                    aucs[reader].add(kind, inside_scores[reader], absent_scores[reader])
+        advance()
+    return {reader: samples.means() for reader, samples in aucs.items()}
 
 
 def audit_budget(
@@ -89,28 +95,50 @@ def audit_budget(
 ) -> dict[str, Any]:
     """A row for tally as it is, one without noise among as many items, and one for every epsilon."""
     delta = config.privacy.delta
-    plain = config.model_copy(update={"privacy": PrivacyConfig()})
-    fed = assemble(plain, machine)
+    plain_config = config.model_copy(update={"privacy": PrivacyConfig()})
+    federation = assemble(plain_config, machine)
     if on_data:
-        on_data(fed.stream)
-    people = int((fed.stream.blocks[0].train.counts() > 0).sum())
-    steps = [0, 2 * count_draws(people) + count_draws(people) * (len(epsilons) + 1)]
+        on_data(federation.stream)
+    n_users = count_active_users(federation)
+    n_draws = count_draws(n_users)
+    total = 2 * n_draws + n_draws * (len(epsilons) + 1)
+    done = 0
 
-    def tell() -> None:
-        steps[0] += 1
+    def advance() -> None:
+        nonlocal done
+        done += 1
         if on_done:
-            on_done(min(steps), steps[1])
+            on_done(min(done, total), total)
 
-    rows = [_make_plain_row(fed, tell)]
+    rows = [_make_plain_row(federation, advance)]
     for epsilon in [NO_NOISE, *sorted(epsilons, reverse=True)]:
-        privacy = PrivacyConfig(epsilon=epsilon, delta=delta, blocks=1)
-        changed = plain.model_copy(update={"privacy": privacy, "backbone": {"name": "tally"}})
-        backbone = build_components(changed)[0]
+        private_config = _set_budget(plain_config, epsilon, delta)
+        backbone = build_components(private_config)[0]
         assert isinstance(backbone, PrivateTally)
         if epsilon == NO_NOISE:
             backbone = _match_inputs(backbone, max(epsilons), delta)
-        rows.append(_make_row(replace(fed, config=changed, backbone=backbone), backbone, epsilon, tell))
-    return {"data": fed.stream.name, "people": people, "delta": delta, "noise_draws": NOISE_DRAWS, "rows": rows}
+        private_federation = replace(federation, config=private_config, backbone=backbone)
+        rows.append(_make_row(private_federation, backbone, epsilon, advance))
+    return {
+        "data": federation.stream.name,
+        "people": n_users,
+        "delta": delta,
+        "noise_draws": NOISE_DRAWS,
+        "rows": rows,
+    }
+
+
+def count_active_users(federation: Federation) -> int:
+    """How many have items in the first block."""
+    counts = federation.stream.blocks[0].train.counts()
+    return int((counts > 0).sum())
+
+
+def _set_budget(config: RunConfig, epsilon: float, delta: float) -> RunConfig:
+    """Plain tally with one budget for the first block."""
+    privacy = PrivacyConfig(epsilon=epsilon, delta=delta, blocks=1)
+    changes = {"privacy": privacy, "backbone": {"name": "tally"}}
+    return config.model_copy(update=changes)
 
 
 class _MatchedInputsTally(PrivateTally):
@@ -119,46 +147,64 @@ class _MatchedInputsTally(PrivateTally):
     reference: PrivateTally
 
     def term_deviation(self, server: ServerState, question: str) -> float:
-        return (
-            super().term_deviation(server, question)
-            if len(server.heads["inputs"])
-            else self.reference.term_deviation(server, question)
-        )
+        has_inputs = len(server.heads["inputs"]) > 0
+        if has_inputs:
+            return super().term_deviation(server, question)
+        return self.reference.term_deviation(server, question)
 
 
 def _match_inputs(backbone: PrivateTally, epsilon: float, delta: float) -> PrivateTally:
-    made = _MatchedInputsTally(backbone.config, backbone.privacy)
-    made.reference = PrivateTally(backbone.config, PrivacyConfig(epsilon=epsilon, delta=delta, blocks=1))
-    return made
+    privacy = PrivacyConfig(epsilon=epsilon, delta=delta, blocks=1)
+    matched = _MatchedInputsTally(backbone.config, backbone.privacy)
+    matched.reference = PrivateTally(backbone.config, privacy)
+    return matched
 
 
-def _build_target(fed: Federation) -> AttackTarget:
-    progress = start_run(fed)
-    begin_block(fed, progress, 0)
-    return AttackTarget.of(require_tally(fed.backbone), progress.server, fed.stream.blocks[0].train, fed.config.seed)
+def _build_target(federation: Federation) -> AttackTarget:
+    progress = start_run(federation)
+    begin_block(federation, progress, 0)
+    backbone = require_tally(federation.backbone)
+    train = federation.stream.blocks[0].train
+    return AttackTarget.of(backbone, progress.server, train, federation.config.seed)
 
 
-def _measure_quality(fed: Federation) -> float | None:
+def _measure_quality(federation: Federation) -> float | None:
     """The selecting metric on the first block's validation items."""
-    progress = start_run(fed)
-    begin_block(fed, progress, 0)
-    run_block(fed, progress, lambda report, now: None)
-    return progress.best_score if progress.best_score >= 0 else None
+    progress = start_run(federation)
+    begin_block(federation, progress, 0)
+    run_block(federation, progress, lambda report, now: None)
+    if progress.best_score < 0:
+        return None
+    return progress.best_score
 
 
-def _make_plain_row(fed: Federation, tell: Callable[[], None]) -> dict[str, Any]:
-    found = attack_membership(_build_target(fed), tell)
-    if found["found"] is None:
+def _make_plain_row(federation: Federation, advance: Callable[[], None]) -> dict[str, Any]:
+    figure = attack_membership(_build_target(federation), advance)
+    if figure["found"] is None:
         raise TacitaError("too few people have five items or more in the first block, so there is nothing to audit.")
-    none = {"found": None, "control": None}
-    first = {"found": found["found"], "control": found["control"]}
-    return {"setting": "no budget", "items": int(fed.stream.blocks[0].n_items), "valid": _measure_quality(fed),
-            "readers": {"null_space": first, "energy": none, "server": none}}  # fmt: skip
+    not_measured = {"found": None, "control": None}
+    null_space = {"found": figure["found"], "control": figure["control"]}
+    return {
+        "setting": "no budget",
+        "items": int(federation.stream.blocks[0].n_items),
+        "valid": _measure_quality(federation),
+        "readers": {"null_space": null_space, "energy": not_measured, "server": not_measured},
+    }
 
 
-def _make_row(fed: Federation, backbone: PrivateTally, epsilon: float, tell: Callable[[], None]) -> dict[str, Any]:
-    scene = _build_target(fed)
-    server = backbone.simulate_release(scene.server, as_lists(scene.histories), Draws(scene.seed))
-    name = "as many items, practically no noise" if epsilon == NO_NOISE else f"epsilon {epsilon:g}"
-    readers = measure_membership(scene, backbone, tell)
-    return {"setting": name, "items": len(server.heads["inputs"]), "valid": _measure_quality(fed), "readers": readers}
+def _make_row(
+    federation: Federation, backbone: PrivateTally, epsilon: float, advance: Callable[[], None]
+) -> dict[str, Any]:
+    target = _build_target(federation)
+    lists = as_lists(target.histories)
+    server = backbone.simulate_release(target.server, lists, Draws(target.seed))
+    name = f"epsilon {epsilon:g}"
+    if epsilon == NO_NOISE:
+        name = "as many items, practically no noise"
+    readers = measure_membership(target, backbone, advance)
+    return {
+        "setting": name,
+        "items": len(server.heads["inputs"]),
+        "valid": _measure_quality(federation),
+        "readers": readers,
+    }

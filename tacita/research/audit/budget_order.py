@@ -1,9 +1,9 @@
 """Who took part, read from what tally-order releases under a budget: B, B' and the server's two sums, with controls.
 
-As in budget.py: the first block is told with the whole budget, tenths of the people stay in or are left out, and every
-release has noise of its own; 90 % of a person's line is known, in its order. The readers: the null space of B; how
-well B' foresees each item of the line from those before it; both scores together, each standardised over the people
-asked about; and the server's, which looks how much of the line's own term and of its own T is in the noised sums.
+As in budget.py, the first block is released with the whole budget, tenths of the people stay in or are left out, and
+every release has noise of its own. The readers know 90 % of a person's history, in its order. One uses the null space
+of B. One measures how well B' predicts each item of the history from those before it. One adds both scores, each
+standardised over the people in question. The server measures how much of the history's own terms is in its noised sums.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from tacita.core.config import PrivacyConfig, RunConfig
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.sparse import matrix_of_rows
-from tacita.core.types import Arrays, BlockStream, Doubles, Longs, Ragged, ServerState
+from tacita.core.types import Arrays, BlockStream, Bools, Doubles, Longs, Ragged, ServerState
 from tacita.federation.rounds import begin_block, start_run
 from tacita.models.tally.model import STATE
 from tacita.models.tally.order import OrderedTally
 from tacita.models.tally.private_order import FOLLOWING, FOLLOWING_VARIANCE, PrivateOrderedTally, map_to_inputs
-from tacita.research.audit.budget import NOISE_DRAWS, ReaderScores
+from tacita.research.audit.budget import NOISE_DRAWS, ReaderScores, count_active_users
 from tacita.research.audit.canaries.sums import compute_order_terms
-from tacita.research.audit.null_space import auc
+from tacita.research.audit.null_space import AucSamples
 from tacita.research.audit.order import OrderedHistories, attack_membership
 from tacita.research.audit.tally_attacks import AttackTarget, count_draws, sample_items
 from tacita.research.audit.tally_attacks import attack_membership as read_from_b
@@ -39,63 +39,86 @@ READERS = {
     "server": "the server's own sums",
 }
 RELEASE_SETTINGS = ("name", "order_share", "order_fold", "order_window")  # settings of a release under a budget
+TINY = 1e-12
 
 
-def score_next_items(heads: Arrays, fall: Doubles, known: Ragged) -> Doubles:
-    """How well B' knows each line: the mean over its places of how far the item there stands above all others."""
-    line = map_to_inputs(known, heads["inputs"])
-    place = np.arange(len(line.ids)) - np.repeat(line.ptr[:-1], line.counts())
-    before = np.minimum(place, len(fall))  # how many items are looked back at
-    ptr = np.append(0, np.cumsum(before))
-    back = np.arange(ptr[-1]) - np.repeat(ptr[:-1], before) + 1
-    items = line.ids[np.repeat(np.arange(len(place)), before) - back]
-    weights = fall[back - 1].astype(np.float64)
-    scores = np.asarray(matrix_of_rows(ptr, items, weights, len(heads["inputs"])) @ heads["order_weights"])
-    own = scores[np.arange(len(place)), line.ids] - scores.mean(axis=1)
-    standing = np.where(before > 0, own / np.maximum(scores.std(axis=1), 1e-12), 0.0)
-    total = np.bincount(line.rows(), weights=standing, minlength=len(line))
-    return np.asarray(total / np.maximum(1, line.counts() - 1))
+def score_next_items(heads: Arrays, age_weights: Doubles, known: Ragged) -> Doubles:
+    """How well B' knows each history: the mean over its places of how far the item there stands above all others."""
+    n_inputs = len(heads["inputs"])
+    history = map_to_inputs(known, heads["inputs"])
+    place = np.arange(len(history.ids)) - np.repeat(history.ptr[:-1], history.counts())
+    n_before = np.minimum(place, len(age_weights))  # how many earlier items count
+    ptr = np.append(0, np.cumsum(n_before))
+    age = np.arange(ptr[-1]) - np.repeat(ptr[:-1], n_before) + 1
+    entry = np.repeat(np.arange(len(place)), n_before)
+    earlier_items = history.ids[entry - age]
+    weights = age_weights[age - 1].astype(np.float64)
+    before = matrix_of_rows(ptr, earlier_items, weights, n_inputs)
+    scores = np.asarray(before @ heads["order_weights"])
+    entries = np.arange(len(place))
+    lead = scores[entries, history.ids] - scores.mean(axis=1)
+    spread = np.maximum(scores.std(axis=1), TINY)
+    standing = np.where(n_before > 0, lead / spread, 0.0)
+    total = np.bincount(history.rows(), weights=standing, minlength=len(history))
+    n_predicted = np.maximum(1, history.counts() - 1)
+    return np.asarray(total / n_predicted)
 
 
 def compute_reader_scores(
-    model: PrivateOrderedTally, server: ServerState, sets: Any, lines: Ragged
+    model: PrivateOrderedTally, server: ServerState, sets: Bools, histories: Ragged
 ) -> dict[str, Doubles]:
-    """How much each known line looks like one that took part, by every reader."""
-    found, held = ReaderScores.compute(server, sets).by_reader, server.parts[STATE]
-    order = score_next_items(server.heads, model.age_weights, lines)
-    ordered = compute_order_terms(model, lines, server.heads) @ held[FOLLOWING].ravel()
+    """How much each known history looks like one that took part, by every reader."""
+    by_reader = ReaderScores.compute(server, sets).by_reader
+    state = server.parts[STATE]
+    order = score_next_items(server.heads, model.age_weights, histories)
+    order_terms = compute_order_terms(model, histories, server.heads)
+    order_overlap = order_terms @ state[FOLLOWING].ravel()
+    pair_score = by_reader["server"] / (2 * state["variance"][0])
+    order_score = order_overlap / state[FOLLOWING_VARIANCE][0]
+    null_space = by_reader["null_space"]
     return {
-        "null_space": found["null_space"],
+        "null_space": null_space,
         "order": order,
-        "both": _standardise(found["null_space"]) + _standardise(order),
-        "server": found["server"] / (2 * held["variance"][0]) + ordered / held[FOLLOWING_VARIANCE][0],
+        "both": _standardise(null_space) + _standardise(order),
+        "server": pair_score + order_score,
     }
 
 
 def _standardise(values: Doubles) -> Doubles:
-    return np.asarray((values - values.mean()) / max(float(values.std()), 1e-12))
+    spread = max(float(values.std()), TINY)
+    return np.asarray((values - values.mean()) / spread)
 
 
 def measure_membership(
-    people: AttackTarget, lists: Ragged, model: PrivateOrderedTally, tell: Callable[[], None]
+    target: AttackTarget, lists: Ragged, model: PrivateOrderedTally, advance: Callable[[], None]
 ) -> dict[str, dict[str, float]]:
     """AUC of every reader: those inside against those absent; control: the same people and a release without both."""
-    found: dict[str, dict[str, list[float]]] = {name: {"found": [], "control": []} for name in READERS}
-    for draw, (inside, absent) in enumerate(people.draw_groups()):
-        asked: Longs = np.concatenate([inside, absent])
-        sets = np.concatenate([sample_items(people.histories[one], 0.9, people.seed) for one in (inside, absent)])
-        own = lists.take(asked)
-        known = own.filter_entries(sets[own.rows(), own.ids])
+    aucs = {reader: AucSamples("found", "control") for reader in READERS}
+    for draw, (inside, absent) in enumerate(target.draw_groups()):
+        n_inside = len(inside)
+        both_groups: Longs = np.concatenate([inside, absent])
+        sets, known = _sample_known(target, lists, inside, absent)
+        left_out = {"found": absent, "control": both_groups}
         for noise in range(NOISE_DRAWS):
-            for n, (kind, gone) in enumerate((("found", absent), ("control", asked))):
-                others = lists.take(np.setdiff1d(np.arange(len(lists)), gone))
-                draws = Draws(people.seed, f"audit order {draw} {noise} {n}")
-                server = model.simulate_release(people.server, others, draws)
-                for name, score in compute_reader_scores(model, server, sets, known).items():
-                    one = auc(score[: len(inside)], score[len(inside) :])
-                    found[name][kind] += [] if one is None else [one]
-        tell()
-    return {name: {kind: float(np.mean(values)) for kind, values in both.items()} for name, both in found.items()}
+            for number, (kind, users) in enumerate(left_out.items()):
+                others = np.setdiff1d(np.arange(len(lists)), users)
+                draws = Draws(target.seed, f"audit order {draw} {noise} {number}")
+                server = model.simulate_release(target.server, lists.take(others), draws)
+                scores = compute_reader_scores(model, server, sets, known)
+                for reader, score in scores.items():
+                    aucs[reader].add(kind, score[:n_inside], score[n_inside:])
+        advance()
+    return {reader: samples.means() for reader, samples in aucs.items()}
+
+
+def _sample_known(target: AttackTarget, lists: Ragged, inside: Longs, absent: Longs) -> tuple[Bools, Ragged]:
+    """What a reader knows of two groups: the sets, and the same items in their order."""
+    inside_sets = sample_items(target.histories[inside], 0.9, target.seed)
+    absent_sets = sample_items(target.histories[absent], 0.9, target.seed)
+    sets = np.concatenate([inside_sets, absent_sets])
+    histories = lists.take(np.concatenate([inside, absent]))
+    is_known = sets[histories.rows(), histories.ids]
+    return sets, histories.filter_entries(is_known)
 
 
 def audit_order_budget(
@@ -106,56 +129,85 @@ def audit_order_budget(
     on_data: Callable[[BlockStream], None] | None = None,
 ) -> dict[str, Any]:
     """A row for tally-order without a budget, and one for every epsilon."""
-    plain = config.model_copy(update={"privacy": PrivacyConfig()})
-    fed = assemble(plain, machine)
+    plain_config = config.model_copy(update={"privacy": PrivacyConfig()})
+    federation = assemble(plain_config, machine)
     if on_data:
-        on_data(fed.stream)
-    if not isinstance(fed.backbone, OrderedTally):
+        on_data(federation.stream)
+    if not isinstance(federation.backbone, OrderedTally):
         raise TacitaError("what follows what is told by backbone 'tally-order' alone; use a run of it.")
-    people = int((fed.stream.blocks[0].train.counts() > 0).sum())
-    steps, total = 0, count_draws(people) * (4 + len(epsilons))
+    n_users = count_active_users(federation)
+    total = count_draws(n_users) * (4 + len(epsilons))
+    done = 0
 
-    def tell() -> None:
-        nonlocal steps
-        steps += 1
+    def advance() -> None:
+        nonlocal done
+        done += 1
         if on_done:
-            on_done(min(steps, total), total)
+            on_done(min(done, total), total)
 
-    rows = [_make_plain_row(fed, fed.backbone, tell)]
+    rows = [_make_plain_row(federation, federation.backbone, advance)]
     for epsilon in sorted(epsilons, reverse=True):
-        privacy = PrivacyConfig(epsilon=epsilon, delta=config.privacy.delta, blocks=1)
-        own = {
-            name: value for name, value in plain.backbone.items() if name in RELEASE_SETTINGS
-        }  # cuts have no meaning there
-        changed = plain.model_copy(update={"privacy": privacy, "backbone": own})
-        model = build_components(changed)[0]
+        private_config = _set_budget(plain_config, epsilon, config.privacy.delta)
+        model = build_components(private_config)[0]
         assert isinstance(model, PrivateOrderedTally)
-        rows.append(_make_row(replace(fed, config=changed, backbone=model), model, epsilon, tell))
-    about = {"data": fed.stream.name, "people": people, "delta": config.privacy.delta, "noise_draws": NOISE_DRAWS}
-    return {**about, "stem": "budget-order", "rows": rows}
+        private_federation = replace(federation, config=private_config, backbone=model)
+        rows.append(_make_row(private_federation, model, epsilon, advance))
+    return {
+        "data": federation.stream.name,
+        "people": n_users,
+        "delta": config.privacy.delta,
+        "noise_draws": NOISE_DRAWS,
+        "stem": "budget-order",
+        "rows": rows,
+    }
 
 
-def _load_first_block(fed: Federation, model: OrderedTally | PrivateOrderedTally) -> tuple[AttackTarget, Ragged]:
+def _set_budget(config: RunConfig, epsilon: float, delta: float) -> RunConfig:
+    """One budget for the first block; cuts have no meaning under it, so their settings go."""
+    privacy = PrivacyConfig(epsilon=epsilon, delta=delta, blocks=1)
+    backbone = {name: value for name, value in config.backbone.items() if name in RELEASE_SETTINGS}
+    return config.model_copy(update={"privacy": privacy, "backbone": backbone})
+
+
+def _load_first_block(federation: Federation, model: OrderedTally | PrivateOrderedTally) -> tuple[AttackTarget, Ragged]:
     """The people of the first block, and what they have in its order, row by row."""
-    progress, train = start_run(fed), fed.stream.blocks[0].train
-    begin_block(fed, progress, 0)
-    lists = train.take(np.flatnonzero(train.counts() > 0))
-    return AttackTarget.of(model, progress.server, lists, fed.config.seed), Ragged(lists.ptr, lists.ids)
+    progress = start_run(federation)
+    begin_block(federation, progress, 0)
+    train = federation.stream.blocks[0].train
+    active = np.flatnonzero(train.counts() > 0)
+    lists = train.take(active)
+    target = AttackTarget.of(model, progress.server, lists, federation.config.seed)
+    return target, Ragged(lists.ptr, lists.ids)
 
 
-def _make_plain_row(fed: Federation, model: OrderedTally, tell: Callable[[], None]) -> dict[str, Any]:
-    people, lists = _load_first_block(fed, model)
-    order = attack_membership(OrderedHistories(model, people.server, lists, people), tell)
-    found = {"null_space": read_from_b(people, tell), "order": order}
-    if found["null_space"]["found"] is None:
+def _make_plain_row(federation: Federation, model: OrderedTally, advance: Callable[[], None]) -> dict[str, Any]:
+    target, lists = _load_first_block(federation, model)
+    histories = OrderedHistories(model, target.server, lists, target)
+    order = attack_membership(histories, advance)
+    null_space = read_from_b(target, advance)
+    if null_space["found"] is None:
         raise TacitaError("too few people have five items or more in the first block, so there is nothing to audit.")
-    none = {"found": None, "control": None}
-    readers = {name: found.get(name, none) for name in READERS}
-    return {"setting": "no budget", "items": int(fed.stream.blocks[0].n_items), "valid": None, "readers": readers}
+    not_measured = {"found": None, "control": None}
+    readers = dict.fromkeys(READERS, not_measured)
+    readers["null_space"] = null_space
+    readers["order"] = order
+    return {
+        "setting": "no budget",
+        "items": int(federation.stream.blocks[0].n_items),
+        "valid": None,
+        "readers": readers,
+    }
 
 
-def _make_row(fed: Federation, model: PrivateOrderedTally, epsilon: float, tell: Callable[[], None]) -> dict[str, Any]:
-    people, lists = _load_first_block(fed, model)
-    told = model.simulate_release(people.server, lists, Draws(people.seed))
-    readers = measure_membership(people, lists, model, tell)
-    return {"setting": f"epsilon {epsilon:g}", "items": len(told.heads["inputs"]), "valid": None, "readers": readers}
+def _make_row(
+    federation: Federation, model: PrivateOrderedTally, epsilon: float, advance: Callable[[], None]
+) -> dict[str, Any]:
+    target, lists = _load_first_block(federation, model)
+    server = model.simulate_release(target.server, lists, Draws(target.seed))
+    readers = measure_membership(target, lists, model, advance)
+    return {
+        "setting": f"epsilon {epsilon:g}",
+        "items": len(server.heads["inputs"]),
+        "valid": None,
+        "readers": readers,
+    }

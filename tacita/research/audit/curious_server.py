@@ -1,9 +1,9 @@
-"""Short runs of prediction transfer with a curious server: what the attacks of `scores` read from the uploads it gets.
+"""Short runs of prediction transfer with a curious server: what the attacks of `score_attacks` read from uploads.
 
-Each setting (how much of the hard label is mixed in, with and without swaps) is trained by itself for a few rounds, and
-what every client told last, and the time before, is attacked. The threshold is a half throughout: at alpha 0.5 it parts
-liked from other items. It took the place of alpha itself, which read less at alpha 0.3 on ml-100k; the AUC depends on
-no such choice.
+Each setting (how much of the hard label is mixed in, with and without swaps) is trained by itself for a few rounds. The
+attacks read what every client uploaded last, and the time before. The threshold is a half throughout: at alpha 0.5 it
+parts liked from other items. It took the place of alpha itself, which read less at alpha 0.3 on ml-100k; the AUC
+depends on no such choice.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from tacita.core.config import RunConfig
 from tacita.core.errors import TacitaError
-from tacita.core.types import BlockStream, Broadcast, Keys, Ragged, ServerState
+from tacita.core.types import BlockStream, Broadcast, Keys, Longs, Ragged, ServerState
 from tacita.federation.devices import LocalDevices, RoundReply, empty_local_devices
 from tacita.federation.rounds import begin_block, run_round, start_run
 from tacita.learn.scores import SCORES
@@ -44,26 +44,35 @@ NO_BUDGET = "No epsilon is claimed: sampling, mixing and swapping are no mechani
 class RecordingDevices(LocalDevices):
     """Devices in this process, and every upload that the server could read."""
 
-    uploads: list[tuple[Keys, Ragged]] = field(default_factory=list)  # a round each: who, and what they told
+    uploads: list[tuple[Keys, Ragged]] = field(default_factory=list)  # a round each: the senders, and their scores
 
     def exchange(
-        self, fed: Federation, server: ServerState, down: Broadcast, question: str, chosen: Keys | None = None
+        self,
+        federation: Federation,
+        server: ServerState,
+        broadcast: Broadcast,
+        question: str,
+        chosen: Keys | None = None,
     ) -> RoundReply:
-        told = super().exchange(fed, server, down, question, chosen)
-        if SCORES in told.total.each:
-            sent = told.total.each[SCORES]
+        reply = super().exchange(federation, server, broadcast, question, chosen)
+        if SCORES in reply.total.each:
+            sent = reply.total.each[SCORES]
             assert isinstance(sent.value, SparseRows)
             columns = {"score": sent.value.value.astype(np.float32)}
             lists = Ragged.from_pairs(sent.value.client, sent.value.item, len(sent.sender), columns)
             self.uploads.append((sent.sender, lists))
-        return told
+        return reply
 
 
 def list_settings(part: Transfer) -> list[dict[str, Any]]:
     """Options of every row; PTF-FedRec mixes nothing, so only its swap is switched."""
     swap = part.config.swap or SWAP
     alphas = ALPHAS if part.config.scheme == "mix" else (0.0,)
-    return [{"alpha": alpha, "swap": share} for alpha in alphas for share in (0.0, swap)]
+    settings = []
+    for alpha in alphas:
+        settings.append({"alpha": alpha, "swap": 0.0})
+        settings.append({"alpha": alpha, "swap": swap})
+    return settings
 
 
 def audit_scores(
@@ -73,29 +82,25 @@ def audit_scores(
     on_done: Callable[[int, int], None] | None = None,
     on_data: Callable[[BlockStream], None] | None = None,
 ) -> dict[str, Any]:
-    """What the server reads under each setting, beside controls."""
-    fed = assemble(config, machine)
-    part = next((one for one in fed.parts if isinstance(one, Transfer)), None)
-    if part is None:
-        raise TacitaError(
-            f"method '{config.method}' sends no scores, so there are none to read; audit one such as fedkdrec."
-        )
+    """What the server reads under each setting, with controls."""
+    federation = assemble(config, machine)
+    part = _require_transfer(federation, config)
     if on_data:
-        on_data(fed.stream)
-    settings, rows = list_settings(part), []
+        on_data(federation.stream)
+    settings = list_settings(part)
+    rows = []
     for done, options in enumerate(settings):
         if on_done:
             on_done(done, len(settings))
-        changed = [{**one, **options} if one["name"] == part.name else one for one in fed.config.parts or []]
-        rows.append(
-            {**options, **audit_setting(with_parts(fed, fed.config.model_copy(update={"parts": changed})), rounds)}
-        )
+        changed = _change_part(federation, part, options)
+        findings = audit_setting(changed, rounds)
+        rows.append({**options, **findings})
     if on_done:
         on_done(len(settings), len(settings))
     return {
-        "data": fed.stream.name,
+        "data": federation.stream.name,
         "method": config.method,
-        "backbone": fed.backbone.name,
+        "backbone": federation.backbone.name,
         "rounds": rounds,
         "seed": config.seed,
         "rows": rows,
@@ -103,40 +108,76 @@ def audit_scores(
     }
 
 
-def audit_setting(fed: Federation, rounds: int) -> dict[str, Any]:
-    """A few rounds of the first block, then every attack on what each client told last."""
-    devices = RecordingDevices(empty_local_devices(fed).clients)
-    progress = start_run(fed, devices)
-    begin_block(fed, progress, 0)
+def _require_transfer(federation: Federation, config: RunConfig) -> Transfer:
+    """The part that sends scores; a method without one is refused."""
+    for part in federation.parts:
+        if isinstance(part, Transfer):
+            return part
+    raise TacitaError(
+        f"method '{config.method}' sends no scores, so there are none to read; audit one such as fedkdrec."
+    )
+
+
+def _change_part(federation: Federation, part: Transfer, options: dict[str, Any]) -> Federation:
+    """The federation with other options of one part."""
+    specs = []
+    for spec in federation.config.parts or []:
+        if spec["name"] == part.name:
+            spec = {**spec, **options}
+        specs.append(spec)
+    config = federation.config.model_copy(update={"parts": specs})
+    return with_parts(federation, config)
+
+
+def audit_setting(federation: Federation, rounds: int) -> dict[str, Any]:
+    """A few rounds of the first block, then every attack on what each client uploaded last."""
+    devices = RecordingDevices(empty_local_devices(federation).clients)
+    progress = start_run(federation, devices)
+    begin_block(federation, progress, 0)
     for _ in range(rounds):
-        progress.server, _ = run_round(fed, progress.server, devices)
-    block = fed.stream.blocks[0]
+        progress.server, _ = run_round(federation, progress.server, devices)
     clients, last, before = collect_last_uploads(devices.uploads)
-    at = np.argsort(fed.stream.user_keys)
-    users = at[np.searchsorted(fed.stream.user_keys, clients, sorter=at)]
-    dice = RoundDraws(fed.draws, clients, 0, rounds, public=True)
-    found = attack_scores(last, block.train.take(users), dice, AttackOptions(THRESHOLD), before)
-    return {"threshold": THRESHOLD, "clients": len(clients), "attacks": {name: found[name] for name in ATTACKS}}
+    users = _find_users(federation, clients)
+    liked = federation.stream.blocks[0].train.take(users)
+    dice = RoundDraws(federation.draws, clients, 0, rounds, public=True)
+    options = AttackOptions(THRESHOLD)
+    figures = attack_scores(last, liked, dice, options, before)
+    shown = {name: figures[name] for name in ATTACKS}
+    return {"threshold": THRESHOLD, "clients": len(clients), "attacks": shown}
+
+
+def _find_users(federation: Federation, clients: Keys) -> Longs:
+    """The user that each client key belongs to."""
+    keys = federation.stream.user_keys
+    order = np.argsort(keys)
+    place = np.searchsorted(keys, clients, sorter=order)
+    return order[place]
 
 
 def collect_last_uploads(uploads: list[tuple[Keys, Ragged]]) -> tuple[Keys, Ragged, Ragged]:
-    """Everybody who told something, what each told last, and the time before: nothing, where that was the first."""
-    clients = np.unique(np.concatenate([who for who, _ in uploads])) if uploads else np.zeros(0, np.uint64)
-    last = before = _empty_uploads(len(clients))
-    for who, told in uploads:
-        at = np.searchsorted(clients, who)
-        before = _replace_lists(before, at, last.take(at))
-        last = _replace_lists(last, at, told)
+    """All who uploaded, what each uploaded last, and the time before: nothing, where that was the first."""
+    clients = np.zeros(0, np.uint64)
+    if uploads:
+        senders = [keys for keys, _ in uploads]
+        clients = np.unique(np.concatenate(senders))
+    last = _empty_uploads(len(clients))
+    before = last
+    for keys, lists in uploads:
+        place = np.searchsorted(clients, keys)
+        before = _replace_lists(before, place, last.take(place))
+        last = _replace_lists(last, place, lists)
     return clients, last, before
 
 
 def _empty_uploads(n: int) -> Ragged:
-    return replace(Ragged.empty(n), values={"score": np.zeros(0, np.float32)})
+    no_scores = {"score": np.zeros(0, np.float32)}
+    return replace(Ragged.empty(n), values=no_scores)
 
 
-def _replace_lists(lists: Ragged, at: Any, replacement: Ragged) -> Ragged:
+def _replace_lists(lists: Ragged, places: Any, replacement: Ragged) -> Ragged:
     """The same lists with some of them replaced."""
-    stays = ~np.isin(lists.rows(), at)
-    rows = np.concatenate([lists.rows()[stays], at[replacement.rows()]])
+    stays = ~np.isin(lists.rows(), places)
+    rows = np.concatenate([lists.rows()[stays], places[replacement.rows()]])
+    ids = np.concatenate([lists.ids[stays], replacement.ids])
     score = np.concatenate([lists.values["score"][stays], replacement.values["score"]])
-    return Ragged.from_pairs(rows, np.concatenate([lists.ids[stays], replacement.ids]), len(lists), {"score": score})
+    return Ragged.from_pairs(rows, ids, len(lists), {"score": score})

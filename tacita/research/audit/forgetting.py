@@ -1,8 +1,8 @@
 """What withdrawn data still shows of itself: the attacks of sharing spec D.4 on four models.
 
 O is the run, X the run after a withdrawal, R1 a run that was trained again without the data, R2 the same with another
-seed. A method forgets well where X looks like R1, not where it looks like nothing: who still likes similar items is
-told from their likes. X below R1 is a failure as well, for it marks the data.
+seed. A method forgets well where X looks like R1, not where it looks like nothing: the likes of similar people still
+show in R1. X below R1 is a failure as well, for it marks the data.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ MODELS = {
     "R1": "trained again without the data",
     "R2": "the same, another seed",
 }
+MAX_PEERS = 200  # people that excess losses are compared with
 NOTE = (
     "No attack here proves that nothing is left; each says what it finds, and training again is what to compare with."
 )
@@ -55,9 +56,17 @@ class AuditedWithdrawal:
     def remaining(self) -> Federation:
         return self.done.remaining
 
+    @property
+    def has_item_table(self) -> bool:
+        """Whether devices score with item rows at all."""
+        return self.item_table("O").shape[1] > 0
+
     def item_table(self, name: str) -> Floats:
         """The item rows that devices score with."""
         return traces.item_table(self.remaining, self.models[name])
+
+    def distance(self, first: str, second: str) -> float | None:
+        return traces.model_distance(self.remaining, self.models[first], self.models[second])
 
 
 def audit_forgetting(
@@ -67,163 +76,233 @@ def audit_forgetting(
     machine: Machine = ALL_CORES,
     tell: Callable[[int, int], None] = lambda done, of: None,
 ) -> dict[str, Any]:
-    """Let some people of a run withdraw what they gave, and attack what is left of it. The folder stays as it is."""
+    """Let some people of a run withdraw their data, and attack what remains of it. The folder stays as it is."""
     run = reopen_run(folder, machine)
-    scene = plant_canaries(run) if planted else wrap_run(run)
+    scenario = plant_canaries(run) if planted else wrap_run(run)
     tell(1, 4)
-    asked = draw_requests(scene, share)
-    way = scene.run.choose_route(asked)
-    done = apply_request(scene.run.federation, scene.run.progress, asked, way)
+    request = draw_requests(scenario, share)
+    route = scenario.run.choose_route(request)
+    applied = apply_request(scenario.run.federation, scenario.run.progress, request, route)
     tell(2, 4)
-    began = time.perf_counter()
-    models = {"O": done.before, "X": done.after, "R1": retrain_reference(done)}
-    seconds = time.perf_counter() - began
+    start = time.perf_counter()
+    retrained = retrain_reference(applied)
+    seconds_retrain = time.perf_counter() - start
     tell(3, 4)
     seed = run.saved.config.seed
-    models["R2"] = retrain_run(done.remaining, done.after, seed + 1)
-    found = run_attacks(AuditedWithdrawal(scene, done, models, seed))
+    models = {
+        "O": applied.before,
+        "X": applied.after,
+        "R1": retrained,
+        "R2": retrain_run(applied.remaining, applied.after, seed + 1),
+    }
+    findings = run_attacks(AuditedWithdrawal(scenario, applied, models, seed))
     tell(4, 4)
     return {
         "data": run.federation.stream.name,
         "method": run.saved.config.method,
         "backbone": run.federation.backbone.name,
-        "by": list(way.by),
-        "why": way.reason,
-        "people": len(asked.users),
-        "withdrawn": len(asked.items.ids),
+        "by": list(route.by),
+        "why": route.reason,
+        "people": len(request.users),
+        "withdrawn": len(request.items.ids),
         "share": share,
         "planted": planted,
         "seed": seed,
-        "seconds": done.seconds,
-        "seconds_retrain": seconds,
-        **found,
+        "seconds": applied.seconds,
+        "seconds_retrain": seconds_retrain,
+        **findings,
         "note": NOTE,
     }
 
 
-def run_attacks(judged: AuditedWithdrawal) -> dict[str, Any]:
+def run_attacks(withdrawal: AuditedWithdrawal) -> dict[str, Any]:
     """Every attack on every model."""
-    done, models = judged.done, judged.models
-    history = done.federation.stream.history(len(done.federation.stream.blocks))
-    real = done.withdrawn_items.filter_entries(~np.isin(done.withdrawn_items.rows(), judged.scenario.canaries))
-    pairs = traces.match_pairs(judged.remaining, real, history)
-    seen = {name: traces.score_pairs(judged.remaining, one, pairs) for name, one in models.items()}
-    items, floor = (
-        traces.sample_items(judged.remaining),
-        traces.model_distance(judged.remaining, models["R1"], models["R2"]),
-    )
-    far = traces.model_distance(judged.remaining, models["O"], models["R1"])
-    canaries, people, again = measure_exposure(judged), attack_users(judged), measure_relearning(judged, pairs)
+    pairs = _match_withdrawn_pairs(withdrawal)
+    scores = {}
+    for name, model in withdrawal.models.items():
+        scores[name] = traces.score_pairs(withdrawal.remaining, model, pairs)
+    items = traces.sample_items(withdrawal.remaining)
+    floor = withdrawal.distance("R1", "R2")
+    far = withdrawal.distance("O", "R1")
+    exposure = measure_exposure(withdrawal)
+    user_aucs = attack_users(withdrawal)
+    relearning = measure_relearning(withdrawal, pairs)
+    reference_scores = scores["R1"]
+    reference_table = withdrawal.item_table("R1")
     rows: dict[str, dict[str, Any]] = {}
-    for name, one in models.items():
-        away = traces.model_distance(judged.remaining, one, models["R1"])
+    for name in withdrawal.models:
+        own_scores = scores[name]
+        distance = withdrawal.distance(name, "R1")
         rows[name] = {
-            "auc_pairs": traces.pair_auc(seen[name]),
-            "auc_pairs_ci": traces.pair_interval(seen[name], pairs.owner, judged.seed),
-            "auc_from_r1": traces.paired_interval(seen[name], seen["R1"], pairs.owner, judged.seed),
-            "auc_difference": traces.difference_auc(seen["O"], seen[name]),
-            "auc_user": people.get(name),
-            "distance_ratio": away / far if away is not None and far else None,
-            "gram_distance": traces.gram_distance(judged.item_table(name), judged.item_table("R1"), items),
-            "rank_percentile": seen[name].mean_rank,
-            "jaccard20": traces.jaccard(seen[name], seen["R1"]),
-            "relearn_ratio": again.get(name),
-            "canary_exposure": canaries.get(name),
+            "auc_pairs": traces.pair_auc(own_scores),
+            "auc_pairs_ci": traces.pair_interval(own_scores, pairs.owner, withdrawal.seed),
+            "auc_from_r1": traces.paired_interval(own_scores, reference_scores, pairs.owner, withdrawal.seed),
+            "auc_difference": traces.difference_auc(scores["O"], own_scores),
+            "auc_user": user_aucs.get(name),
+            "distance_ratio": _ratio(distance, far),
+            "gram_distance": traces.gram_distance(withdrawal.item_table(name), reference_table, items),
+            "rank_percentile": own_scores.mean_rank,
+            "jaccard20": traces.jaccard(own_scores, reference_scores),
+            "relearn_ratio": relearning.get(name),
+            "canary_exposure": exposure.get(name),
         }
-    return {
-        "pairs": len(pairs.members.ids),
-        "rows": rows,
-        **summarise_attacks(rows, floor, far, search_artefacts(judged)),
-    }
+    artefacts = search_artefacts(withdrawal)
+    summary = summarise_attacks(rows, floor, far, artefacts)
+    return {"pairs": len(pairs.members.ids), "rows": rows, **summary}
+
+
+def _match_withdrawn_pairs(withdrawal: AuditedWithdrawal) -> traces.MatchedPairs:
+    """What real people withdrew, each item with one that is as popular and was never theirs."""
+    stream = withdrawal.done.federation.stream
+    history = stream.history(len(stream.blocks))
+    withdrawn = withdrawal.done.withdrawn_items
+    is_planted = np.isin(withdrawn.rows(), withdrawal.scenario.canaries)
+    real = withdrawn.filter_entries(~is_planted)
+    return traces.match_pairs(withdrawal.remaining, real, history)
+
+
+def _ratio(distance: float | None, far: float | None) -> float | None:
+    if distance is None or not far:
+        return None
+    return distance / far
 
 
 def summarise_attacks(
-    rows: dict[str, dict[str, Any]], floor: float | None, far: float | None, traces_found: dict[str, Any]
+    rows: dict[str, dict[str, Any]], floor: float | None, far: float | None, artefacts: dict[str, Any]
 ) -> dict[str, Any]:
     """What the attacks come to: every check, the names of those that failed, and a sentence."""
     gap = auc_gap(rows["X"]["auc_pairs"], rows["R1"]["auc_pairs"])
-    noise = floor / far if floor is not None and far else None
-    places = {kind: traces_found["X"][kind] for kind in ("pairs", "people", "rows")}
-    checks = run_checks(gap, rows["X"]["distance_ratio"], noise, places)
+    noise_floor = _ratio(floor, far)
+    after = artefacts["X"]
+    trace_counts = {kind: after[kind] for kind in ("pairs", "people", "rows")}
+    checks = run_checks(gap, rows["X"]["distance_ratio"], noise_floor, trace_counts)
     return {
-        "noise_floor": noise,
-        "artefacts": traces_found,
+        "noise_floor": noise_floor,
+        "artefacts": artefacts,
         "auc_gap": gap,
-        "checks": {one.name: one.passed for one in checks},
-        "failed": [one.name for one in checks if one.passed is False],
+        "checks": {check.name: check.passed for check in checks},
+        "failed": [check.name for check in checks if check.passed is False],
         "verdict": summarise_checks(checks),
     }
 
 
-def measure_exposure(judged: AuditedWithdrawal) -> dict[str, float]:
-    """Mean exposure of the canaries' pairs: log2 of the catalogue over the rank of the one for who has the other."""
-    scene, left = judged.scenario, judged.remaining
-    if len(scene.canaries) == 0:
+def measure_exposure(withdrawal: AuditedWithdrawal) -> dict[str, float]:
+    """Mean exposure of the canaries' pairs: log2 of the catalogue over the rank of one item for an owner of the other."""
+    scenario = withdrawal.scenario
+    if len(scenario.canaries) == 0:
         return {}
-    block = left.stream.blocks[-1]
-    mine = Ragged.from_pairs(scene.canaries, scene.known, block.n_users)
-    others = block.train.filter_entries(~np.isin(block.train.rows(), scene.canaries))
-    shown = replace(block, train=Ragged(others.ptr, others.ids).join_rows(mine))
-    fed = replace(left, stream=replace(left.stream, blocks=(*left.stream.blocks[:-1], shown)))
-    out = {}
-    for name, one in judged.models.items():
-        scores = traces.build_scorer(fed, one)(scene.canaries).astype(np.float64)
-        at = scores[np.arange(len(scores)), scene.partner]
-        rank = 1 + (scores > at[:, None]).sum(1) + ((scores == at[:, None]).sum(1) - 1) / 2
-        out[name] = float(np.log2(scores.shape[1] / rank).mean())
-    return out
+    federation = _show_known_items(withdrawal)
+    canary_rows = np.arange(len(scenario.canaries))
+    exposure = {}
+    for name, model in withdrawal.models.items():
+        score_users = traces.build_scorer(federation, model)
+        scores = score_users(scenario.canaries).astype(np.float64)
+        partner_score = scores[canary_rows, scenario.partner][:, None]
+        n_above = (scores > partner_score).sum(1)
+        n_equal = (scores == partner_score).sum(1)
+        rank = 1 + n_above + (n_equal - 1) / 2
+        n_items = scores.shape[1]
+        exposure[name] = float(np.log2(n_items / rank).mean())
+    return exposure
 
 
-def attack_users(judged: AuditedWithdrawal) -> dict[str, float]:
+def _show_known_items(withdrawal: AuditedWithdrawal) -> Federation:
+    """The remaining federation, in which every canary has its known item and no other."""
+    scenario = withdrawal.scenario
+    federation = withdrawal.remaining
+    stream = federation.stream
+    block = stream.blocks[-1]
+    is_canary = np.isin(block.train.rows(), scenario.canaries)
+    others = block.train.filter_entries(~is_canary)
+    known = Ragged.from_pairs(scenario.canaries, scenario.known, block.n_users)
+    train = Ragged(others.ptr, others.ids).join_rows(known)
+    shown_block = replace(block, train=train)
+    shown_stream = replace(stream, blocks=(*stream.blocks[:-1], shown_block))
+    return replace(federation, stream=shown_stream)
+
+
+def attack_users(withdrawal: AuditedWithdrawal) -> dict[str, float]:
     """AUC of telling those who withdrew from those who were never learned from, by how well they are fitted."""
-    held = judged.scenario.held_out
-    held = held.take(np.flatnonzero(held.counts() > 1))
-    gone = judged.done.withdrawn_items
-    users = np.setdiff1d(np.flatnonzero(gone.counts() > 1), judged.scenario.canaries)
-    trained = judged.remaining.stream.train_items(len(judged.remaining.stream.blocks) - 1)
-    all_of = judged.done.federation.stream.train_items(len(judged.done.federation.stream.blocks) - 1)
-    others = np.setdiff1d(np.flatnonzero(trained.counts() > 1), users)[:200]
-    if not len(held) or not len(users) or judged.item_table("O").shape[1] == 0:
+    held_out = withdrawal.scenario.held_out
+    strangers = held_out.take(np.flatnonzero(held_out.counts() > 1))
+    withdrawn = withdrawal.done.withdrawn_items
+    users = np.setdiff1d(np.flatnonzero(withdrawn.counts() > 1), withdrawal.scenario.canaries)
+    if not len(strangers) or not len(users) or not withdrawal.has_item_table:
         return {}
-    key, out = judged.remaining.draws.public("user-level"), {}
-    for name in judged.models:
-        table = judged.item_table(name)
-        inside, outside = (
-            membership.compute_excess_loss(table, lists, owned, trained.take(others), key)
-            for lists, owned in ((gone.take(users), all_of.take(users)), (held, held))
-        )
-        out[name] = traces.compute_auc(-inside, -outside)
-    return out
+    remaining = _list_trained_items(withdrawal.remaining)
+    owned = _list_trained_items(withdrawal.done.federation).take(users)
+    others = np.setdiff1d(np.flatnonzero(remaining.counts() > 1), users)
+    peers = remaining.take(others[:MAX_PEERS])
+    key = withdrawal.remaining.draws.public("user-level")
+    aucs = {}
+    for name in withdrawal.models:
+        table = withdrawal.item_table(name)
+        inside = membership.compute_excess_loss(table, withdrawn.take(users), owned, peers, key)
+        outside = membership.compute_excess_loss(table, strangers, strangers, peers, key)
+        aucs[name] = traces.compute_auc(-inside, -outside)
+    return aucs
 
 
-def measure_relearning(judged: AuditedWithdrawal, pairs: traces.MatchedPairs) -> dict[str, float | None]:
+def _list_trained_items(federation: Federation) -> Ragged:
+    n_blocks = len(federation.stream.blocks)
+    return federation.stream.train_items(n_blocks - 1)
+
+
+def measure_relearning(withdrawal: AuditedWithdrawal, pairs: traces.MatchedPairs) -> dict[str, float | None]:
     """Steps until withdrawn pairs are fitted as well as in the run, over those that R1 needs; below 1: sooner.
 
-    Who never gets there has none. Where R1 does not, the most steps tried stand for its own.
+    A model that never gets there has none. Where R1 does not, the most steps tried stand for its own.
     """
-    if judged.item_table("O").shape[1] == 0 or not len(pairs.members.ids):
+    if not withdrawal.has_item_table or not len(pairs.members.ids):
         return {}
     samples = membership.PairSamples(pairs.owner, pairs.members.ids, pairs.others.ids, len(pairs.users))
-    goal = membership.fit_vectors(judged.item_table("O"), samples).losses[-1]
-    steps = {name: membership.count_steps_to(judged.item_table(name), samples, goal) for name in judged.models}
-    most = steps["R1"] if steps["R1"] is not None else membership.MAX_STEPS
-    return {name: None if n is None else n / max(1, most) for name, n in steps.items()}
+    fitted = membership.fit_vectors(withdrawal.item_table("O"), samples)
+    goal = fitted.losses[-1]
+    steps = {}
+    for name in withdrawal.models:
+        steps[name] = membership.count_steps_to(withdrawal.item_table(name), samples, goal)
+    reference_steps = steps["R1"]
+    if reference_steps is None:
+        reference_steps = membership.MAX_STEPS
+    ratios: dict[str, float | None] = {}
+    for name, n_steps in steps.items():
+        ratios[name] = None if n_steps is None else n_steps / max(1, reference_steps)
+    return ratios
 
 
-def search_artefacts(judged: AuditedWithdrawal) -> dict[str, Any]:
+def search_artefacts(withdrawal: AuditedWithdrawal) -> dict[str, Any]:
     """What a search finds of withdrawn data in a folder of the run before and after, every file of it."""
-    done, stream = judged.done, judged.done.federation.stream
-    rows = done.before.server.items[np.unique(done.withdrawn_items.ids)]
-    needles = ScanTargets(
-        done.removed_items, done.withdrawn_items, stream.user_keys, stream.user_ids, stream.item_ids, rows=rows
+    applied = withdrawal.done
+    targets = _list_scan_targets(applied)
+    targets_after = targets
+    if applied.route.is_retraining:
+        targets_after = replace(targets, persistent=applied.remaining.persistent_names)
+    return {
+        "O": _search_run(applied.federation, applied.before, targets),
+        "X": _search_run(applied.remaining, applied.after, targets_after),
+    }
+
+
+def _list_scan_targets(applied: AppliedRequest) -> ScanTargets:
+    stream = applied.federation.stream
+    withdrawn_ids = np.unique(applied.withdrawn_items.ids)
+    return ScanTargets(
+        applied.removed_items,
+        applied.withdrawn_items,
+        stream.user_keys,
+        stream.user_ids,
+        stream.item_ids,
+        rows=applied.before.server.items[withdrawn_ids],
+        persistent=None,
     )
-    out: dict[str, Any] = {}
-    for name, fed, one in (("O", done.federation, done.before), ("X", done.remaining, done.after)):
-        needles = replace(
-            needles, persistent=fed.persistent_names if done.route.is_retraining and name == "X" else None
-        )
-        with tempfile.TemporaryDirectory() as place:
-            write_models(fed, Progress(one.server, LocalDevices(one.clients), one.server), Path(place))
-            found = find_traces(Path(place), needles)
-        out[name] = {"clean": is_clean(found), **{kind: len(where) for kind, where in found.items()}}
-    return out
+
+
+def _search_run(federation: Federation, state: TrainedState, targets: ScanTargets) -> dict[str, Any]:
+    """Write a model's files to an empty folder and count what a search finds in them."""
+    progress = Progress(state.server, LocalDevices(state.clients), state.server)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_models(federation, progress, folder)
+        places = find_traces(folder, targets)
+    counts: dict[str, Any] = {kind: len(files) for kind, files in places.items()}
+    return {"clean": is_clean(places), **counts}

@@ -1,9 +1,9 @@
 """The null-space reader: a history that took part is nearly orthogonal to what nobody's history spans.
 
 Where there are fewer people than items, P = (G + ridge)^-1 has its largest eigenvalues where no history reaches. N
-projects there, so N x is nearly 0 for everybody who took part, and a set of items is the more likely a history of the
-data the smaller its energy x^T N x / sum of N_ii x_i is (about 1 for a set that has nothing to do with the data). One
-release and nothing else is needed; cut entries blur N but leave enough of it.
+projects there, so N x is nearly 0 for everybody who took part. The smaller the energy x^T N x / sum of N_ii x_i of a
+set, the more likely it is a history of the data; a set that has nothing to do with the data has about 1. The reader
+needs one release and nothing else; cut entries blur N but leave enough of it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from tacita.core.types import Bools, Doubles, Floats, Longs
 from tacita.research.audit.reconstruction import RebuiltInverse
 
 QUIET_SHARE = 0.5  # share of the eigenvectors, from below, that histories are taken to span
-STEPS, MAX_GROWTH = 20, 2.5  # growth of a history of which a part is known: to so many times the part, in so many steps
+STEPS = 20  # in which a partly known history grows
+MAX_GROWTH = 2.5  # how many times the known part it grows to
 EXTRA_STEPS = 5  # rankings at the full size
 PARTNERS = 2  # strongest partners of each item that a history from nothing starts with
 MAX_HISTORY = 150  # items that a history from nothing grows to
 FLIPS = 100  # items put in or left out in the end, at most
+TINY = 1e-9
 
 
 @dataclass(frozen=True)
@@ -31,101 +33,148 @@ class NullSpace:
     @staticmethod
     def of(rebuilt: RebuiltInverse, quiet: float = QUIET_SHARE) -> NullSpace:
         _, vectors = scipy.linalg.eigh(rebuilt.inverse, check_finite=False)
-        loud = vectors[:, int(quiet * len(vectors)) :]
+        n_quiet = int(quiet * len(vectors))
+        loud = vectors[:, n_quiet:]
         return NullSpace(loud @ loud.T)
 
     @property
     def diagonal(self) -> Doubles:
-        return np.maximum(np.diag(self.projector), 1e-9)
+        return np.maximum(np.diag(self.projector), TINY)
 
     def energy(self, sets: Bools) -> Doubles:
         """x^T N x / sum of N_ii x_i of each set; 1 for an empty one."""
         x = sets.astype(np.float64)
-        above, below = np.einsum("ui,ui->u", x @ self.projector, x), x @ self.diagonal
-        return np.asarray(np.where(below > 0, above / np.where(below > 0, below, 1.0), 1.0))
+        projected = x @ self.projector
+        above = np.einsum("ui,ui->u", projected, x)
+        below = x @ self.diagonal
+        is_empty = ~(below > 0)
+        ratio = above / np.where(is_empty, 1.0, below)
+        return np.asarray(np.where(is_empty, 1.0, ratio))
 
     def rank_items(self, known: Bools) -> Doubles:
         """How well each item goes with a person's known ones: - sum of N_ij / N_jj over them, an item itself apart."""
-        return np.asarray(-(self.projector @ known.astype(np.float64)) / self.diagonal + known)
+        pull = self.projector @ known.astype(np.float64)
+        return np.asarray(-pull / self.diagonal + known)
 
     def guess_last_item(self, known: Bools) -> int:
-        """The one item that is missing; the root of N_jj makes all items' pulls of a size."""
-        pull = self.projector @ known.astype(np.float64) / np.sqrt(self.diagonal)
-        return int(np.where(known, np.inf, pull).argmin())
+        """The one item that is missing; the root of N_jj brings all items' pulls to one scale."""
+        root = np.sqrt(self.diagonal)
+        pull = self.projector @ known.astype(np.float64) / root
+        unknown_pull = np.where(known, np.inf, pull)
+        return int(unknown_pull.argmin())
 
     def complete_history(self, known: Bools) -> Bools:
-        """The rest of a history: grown by ranking again and again, cut where the energy is lowest, then polished."""
-        guess, n_known = known, int(known.sum())
+        """The rest of a history: grown by repeated ranking, cut where the energy is lowest, then polished."""
+        n_known = int(known.sum())
+        guess = known
         for step in range(STEPS + EXTRA_STEPS):
-            room = 2 + int(np.ceil(n_known * (1 + (MAX_GROWTH - 1) * min(1.0, (step + 1) / STEPS))))
-            score = self.rank_items(guess)
-            score[known] = np.inf
-            order = np.argsort(-score, kind="stable")[:room]
-            inner = self.projector[np.ix_(order, order)]
-            above = np.cumsum(2 * np.tril(inner, -1).sum(axis=1) + np.diag(inner))
-            size = n_known + int((above / np.cumsum(self.diagonal[order]))[n_known - 1 :].argmin())
-            last, guess = guess, np.zeros_like(known)
-            guess[order[:size]] = True
-            if step >= STEPS and (last == guess).all():
+            progress = min(1.0, (step + 1) / STEPS)
+            growth = 1 + (MAX_GROWTH - 1) * progress
+            room = 2 + int(np.ceil(n_known * growth))
+            last_guess = guess
+            guess = self._rank_and_cut(guess, known, room)
+            is_stable = (last_guess == guess).all()
+            if step >= STEPS and is_stable:
                 break
         return self.polish_guess(guess, known)
 
+    def _rank_and_cut(self, guess: Bools, known: Bools, room: int) -> Bools:
+        """The known items and the best others, at most `room` items, cut where the energy is lowest."""
+        score = self.rank_items(guess)
+        score[known] = np.inf
+        order = np.argsort(-score, kind="stable")[:room]
+        inner = self.projector[np.ix_(order, order)]
+        off_diagonal = np.tril(inner, -1).sum(axis=1)
+        above = np.cumsum(2 * off_diagonal + np.diag(inner))
+        below = np.cumsum(self.diagonal[order])
+        energy = above / below
+        n_known = int(known.sum())
+        size = n_known + int(energy[n_known - 1 :].argmin())
+        grown = np.zeros_like(known)
+        grown[order[:size]] = True
+        return grown
+
     def polish_guess(self, guess: Bools, known: Bools) -> Bools:
-        """Flip the item that lowers the energy most, again and again; what is known stays."""
+        """Flip the item that lowers the energy most, until none does; what is known stays."""
         guess = guess.copy()
-        pull, own = self.projector @ guess.astype(np.float64), self.diagonal
-        above, below = pull[guess].sum(), own[guess].sum()
+        pull = self.projector @ guess.astype(np.float64)
+        own = self.diagonal
+        above = pull[guess].sum()
+        below = own[guess].sum()
         for _ in range(FLIPS):
             sign = np.where(guess, -1.0, 1.0)
-            energy = (above + 2 * sign * pull + own) / np.maximum(below + sign * own, 1e-9)
-            energy[known | (below + sign * own < 1e-6)] = np.inf
+            flipped_above = above + 2 * sign * pull + own
+            flipped_below = below + sign * own
+            energy = flipped_above / np.maximum(flipped_below, TINY)
+            may_not_flip = known | (flipped_below < 1e-6)
+            energy[may_not_flip] = np.inf
             best = int(energy.argmin())
-            if energy[best] >= above / max(below, 1e-9) - 1e-12:
+            current = above / max(below, TINY)
+            if energy[best] >= current - 1e-12:
                 break
-            above, below = above + 2 * sign[best] * pull[best] + own[best], below + sign[best] * own[best]
+            above = flipped_above[best]
+            below = flipped_below[best]
             pull += sign[best] * self.projector[best]
             guess[best] = not guess[best]
         return guess
 
     def guess_histories(self) -> Bools:
         """Histories without knowing anybody: grown from the strongest pairs; lowest energy first, no set twice."""
-        nobody = np.zeros(len(self.projector), bool)
-        if len(nobody) == 0:  # nothing is out
+        n_items = len(self.projector)
+        if n_items == 0:
             return np.zeros((0, 0), bool)
-        found = [self.polish_guess(self._grow_pair(pair), nobody) for pair in self._find_strong_pairs()]
-        sets = np.unique(np.array(found, bool).reshape(-1, len(nobody)), axis=0)
-        return np.asarray(sets[np.argsort(self.energy(sets), kind="stable")])
+        nothing = np.zeros(n_items, bool)
+        guesses = []
+        for pair in self._find_strong_pairs():
+            grown = self._grow_pair(pair)
+            guesses.append(self.polish_guess(grown, nothing))
+        table = np.array(guesses, bool).reshape(-1, n_items)
+        sets = np.unique(table, axis=0)
+        order = np.argsort(self.energy(sets), kind="stable")
+        return np.asarray(sets[order])
 
     def _find_strong_pairs(self) -> Longs:
         root = np.sqrt(self.diagonal)
         together = self.projector / root[:, None] / root[None, :]
         np.fill_diagonal(together, np.inf)
-        partner = np.argsort(together, axis=1, kind="stable")[:, :PARTNERS].ravel()
+        closest = np.argsort(together, axis=1, kind="stable")
+        partner = closest[:, :PARTNERS].ravel()
         item = np.repeat(np.arange(len(root)), PARTNERS)[: len(partner)]
-        return np.unique(np.stack([np.minimum(item, partner), np.maximum(item, partner)], axis=1), axis=0)
+        lower = np.minimum(item, partner)
+        upper = np.maximum(item, partner)
+        pairs = np.stack([lower, upper], axis=1)
+        return np.unique(pairs, axis=0)
 
     def _grow_pair(self, pair: Longs) -> Bools:
         """Add the item that makes the energy lowest until it rises; the set of the lowest energy on the way."""
-        own, order = self.diagonal, list(pair)
-        taken = np.zeros(len(own), bool)
-        taken[pair] = True
+        own = self.diagonal
+        order = list(pair)
+        is_member = np.zeros(len(own), bool)
+        is_member[pair] = True
         pull = self.projector[pair].sum(axis=0)
-        above, below = pull[pair].sum(), own[pair].sum()
-        lowest, size = above / below, len(order)
-        for _ in range(min(MAX_HISTORY, len(own)) - len(order)):
-            energy = (above + 2 * pull + own) / (below + own)
-            energy[taken] = np.inf
+        above = pull[pair].sum()
+        below = own[pair].sum()
+        lowest = above / below
+        best_size = len(order)
+        max_size = min(MAX_HISTORY, len(own))
+        for _ in range(max_size - len(order)):
+            grown_above = above + 2 * pull + own
+            grown_below = below + own
+            energy = grown_above / grown_below
+            energy[is_member] = np.inf
             best = int(energy.argmin())
-            above, below = above + 2 * pull[best] + own[best], below + own[best]
+            above = grown_above[best]
+            below = grown_below[best]
             pull += self.projector[best]
-            taken[best] = True
+            is_member[best] = True
             order.append(best)
             if energy[best] < lowest:
-                lowest, size = energy[best], len(order)
+                lowest = energy[best]
+                best_size = len(order)
             elif energy[best] > 1.3 * lowest + 0.02:
                 break
         guess = np.zeros(len(own), bool)
-        guess[order[:size]] = True
+        guess[order[:best_size]] = True
         return guess
 
 
@@ -134,5 +183,23 @@ def auc(inside: Doubles | Floats, outside: Doubles | Floats) -> float | None:
     if len(inside) == 0 or len(outside) == 0:
         return None
     order = np.sort(outside)
-    lower, upper = (np.searchsorted(order, inside, side=side) for side in ("left", "right"))
-    return float((lower + upper).mean() / 2 / len(outside))
+    lower = np.searchsorted(order, inside, side="left")
+    upper = np.searchsorted(order, inside, side="right")
+    wins = (lower + upper).mean() / 2
+    return float(wins / len(outside))
+
+
+class AucSamples:
+    """AUCs of repeated draws, apart for each kind of release."""
+
+    def __init__(self, *kinds: str) -> None:
+        self.values: dict[str, list[float]] = {kind: [] for kind in kinds}
+
+    def add(self, kind: str, inside: Doubles | Floats, outside: Doubles | Floats) -> None:
+        """Add one AUC, unless there is nobody to compare."""
+        value = auc(inside, outside)
+        if value is not None:
+            self.values[kind].append(value)
+
+    def means(self) -> dict[str, float]:
+        return {kind: float(np.mean(values)) for kind, values in self.values.items()}

@@ -1,14 +1,14 @@
-"""What B', the matrix of what follows what, gives away by itself: two readers of the first block, beside controls.
+"""What B', the matrix of what follows what, gives away by itself: two readers of the first block, with controls.
 
-A line is what a person has, oldest first. The reader knows how devices score: h B' foresees what comes next, h what
-came before. How far above the other items the next one stands, on average over a line, is how well B' knows the line.
+A history is what a person has, oldest first. The reader knows how devices score: h B' predicts what comes next, h is
+what came before. How far the next item stands above the others, on average over a history, is how well B' knows it.
 
-membership: 90 % of a line is known; the AUC of how well B' knows it, people inside the sums against people left out of
-them. Control: the same two groups and a release without both.
+membership: 90 % of a history is known; the AUC of how well B' knows it, people inside the sums against people left out
+of them. Control: the same two groups and a release without both.
 canary: people with random items in a random order are added; all but the last is known, and the best guess is that
 one. Control: the same question to a release without them.
 
-What two releases show of somebody who left is not asked of B' here; it is asked of B (trials.py).
+What two releases show of a leaver is not asked of B' here; tally_attacks.py asks it of B.
 """
 
 from __future__ import annotations
@@ -22,22 +22,25 @@ import numpy as np
 from tacita.core.config import RunConfig
 from tacita.core.errors import TacitaError
 from tacita.core.sparse import matrix_of_rows
-from tacita.core.types import BlockStream, Doubles, Floats, Longs, Ragged, ServerState
+from tacita.core.types import BlockStream, Bools, Doubles, Floats, Ints, Longs, Ragged, ServerState
 from tacita.federation.rounds import begin_block, start_run
 from tacita.models.tally.order import OrderedTally, select_order_matrix
 from tacita.models.tally.order_sums import select_latest_entries
 from tacita.models.tally.sums import PairShape
 from tacita.models.tally.weights import unpack_dense_weights
-from tacita.research.audit.null_space import auc
+from tacita.research.audit.null_space import AucSamples
 from tacita.research.audit.tally_attacks import (
     CANARIES,
     CANARY_ITEMS,
+    Advance,
+    AttackFigure,
     AttackTarget,
     count_draws,
-    make_figure,
+    make_auc_figure,
     make_share_figure,
     sample_items,
 )
+from tacita.round.plan import Federation
 from tacita.runs.assembly import Machine, assemble
 
 
@@ -48,78 +51,122 @@ class OrderedHistories:
     backbone: OrderedTally
     server: ServerState
     lists: Ragged
-    target: AttackTarget  # who is asked about; its sets are those of the lists, row by row
+    target: AttackTarget  # people under attack; its sets are those of the lists, row by row
 
     @staticmethod
     def of(backbone: OrderedTally, server: ServerState, train: Ragged, seed: int) -> OrderedHistories:
-        lists = train.take(np.flatnonzero(train.counts() > 0))
-        return OrderedHistories(
-            backbone, server, Ragged(lists.ptr, lists.ids), AttackTarget.of(backbone, server, lists, seed)
-        )
+        active = np.flatnonzero(train.counts() > 0)
+        lists = train.take(active)
+        target = AttackTarget.of(backbone, server, lists, seed)
+        plain_lists = Ragged(lists.ptr, lists.ids)
+        return OrderedHistories(backbone, server, plain_lists, target)
+
+    @property
+    def window(self) -> int:
+        """How many earlier items count for the next."""
+        return len(self.backbone.age_weights)
 
     def release_matrix(self, lists: Ragged) -> Floats:
-        """B' after these people and no others told their lines."""
-        total = self.backbone.sum_statistic(lists, None, PairShape(len(self.server.items)))
+        """B' after these people and no others contributed their histories."""
+        shape = PairShape(len(self.server.items))
+        total = self.backbone.sum_statistic(lists, None, shape)
         heads = self.backbone.learn(self.server, total, "statistic").heads
-        return unpack_dense_weights({**heads, **select_order_matrix(heads)})
+        order_heads = select_order_matrix(heads)
+        return unpack_dense_weights({**heads, **order_heads})
 
     def drop_groups(self, *groups: Longs) -> Ragged:
-        return self.lists.take(np.setdiff1d(np.arange(len(self.lists)), np.concatenate(groups)))
+        others = np.setdiff1d(np.arange(len(self.lists)), np.concatenate(groups))
+        return self.lists.take(others)
 
     def score_next_items(self, matrix: Floats, known: Ragged) -> Doubles:
-        """How well a matrix knows each line: the mean over its places of how far the next item stands above others."""
-        out = np.zeros(len(known))
+        """How well a matrix knows each history: the mean over its places of the next item's lead over all items."""
+        means = np.zeros(len(known))
         for row in range(len(known)):
-            line = known.row(row)
-            places = [line[:place][-len(self.backbone.age_weights) :] for place in range(1, len(line))]
-            if not places:
-                continue
-            scores = self.scores(matrix, Ragged.from_lists([one.tolist() for one in places]))
-            own = scores[np.arange(len(places)), line[1:]]
-            spread = np.maximum(scores.std(axis=1), 1e-12)
-            out[row] = float(((own - scores.mean(axis=1)) / spread).mean())
-        return out
+            history = known.row(row)
+            if len(history) > 1:
+                means[row] = self._mean_lead(matrix, history)
+        return means
+
+    def _mean_lead(self, matrix: Floats, history: Ints) -> float:
+        next_items = history[1:]
+        earlier_items = []
+        for place in range(1, len(history)):
+            recent = history[:place][-self.window :]
+            earlier_items.append(recent.tolist())
+        scores = self.scores(matrix, Ragged.from_lists(earlier_items))
+        places = np.arange(len(next_items))
+        lead = scores[places, next_items] - scores.mean(axis=1)
+        spread = np.maximum(scores.std(axis=1), 1e-12)
+        return float((lead / spread).mean())
 
     def scores(self, matrix: Floats, before: Ragged) -> Doubles:
         """h B' of what came before."""
-        last = select_latest_entries(before, len(self.backbone.age_weights))
-        weight = self.backbone.weigh_by_age(last)
-        return np.asarray(matrix_of_rows(last.ptr, last.ids, weight, len(matrix)) @ matrix, np.float64)
+        recent = select_latest_entries(before, self.window)
+        weight = self.backbone.weigh_by_age(recent)
+        histories = matrix_of_rows(recent.ptr, recent.ids, weight, len(matrix))
+        return np.asarray(histories @ matrix, np.float64)
 
 
-def attack_membership(lines: OrderedHistories, tell: Callable[[], None]) -> dict[str, Any]:
-    found: dict[str, list[float]] = {"inside": [], "absent": []}
-    n, sets = 0, lines.target.histories
-    for inside, absent in lines.target.draw_groups():
-        known = []
-        for group in (inside, absent):
-            kept, own = sample_items(sets[group], 0.9, lines.target.seed), lines.lists.take(group)
-            known.append(own.filter_entries(kept[own.rows(), own.ids]))
-        n += len(inside)
-        for name, gone in (("inside", (absent,)), ("absent", (inside, absent))):
-            matrix = lines.release_matrix(lines.drop_groups(*gone))
-            one = auc(*(lines.score_next_items(matrix, group) for group in known))
-            found[name] += [] if one is None else [one]
-            tell()
-    mean = {name: float(np.mean(values)) if values else None for name, values in found.items()}
-    return make_figure(mean["inside"], mean["absent"], n, n)
+def attack_membership(histories: OrderedHistories, advance: Advance) -> AttackFigure:
+    aucs = AucSamples("inside", "absent")
+    n_inside = 0
+    for inside, absent in histories.target.draw_groups():
+        known_inside = _sample_history(histories, inside)
+        known_absent = _sample_history(histories, absent)
+        n_inside += len(inside)
+        contributions = {
+            "inside": histories.drop_groups(absent),
+            "absent": histories.drop_groups(inside, absent),
+        }
+        for kind, lists in contributions.items():
+            matrix = histories.release_matrix(lists)
+            inside_scores = histories.score_next_items(matrix, known_inside)
+            absent_scores = histories.score_next_items(matrix, known_absent)
+            aucs.add(kind, inside_scores, absent_scores)
+            advance()
+    return make_auc_figure(aucs, n_inside)
 
 
-def attack_canaries(lines: OrderedHistories, tell: Callable[[], None]) -> dict[str, Any]:
-    out = np.flatnonzero(lines.target.released_items)
-    draws = np.random.default_rng([lines.target.seed, CANARIES])
-    size = min(CANARY_ITEMS, len(out) // 4)
-    planted = Ragged.from_lists([draws.permutation(out)[:size].tolist() for _ in range(CANARIES)])
-    alone = Ragged.from_lists([planted.row(k)[:-1].tolist() for k in range(CANARIES)])
-    told = lines.lists
-    both = Ragged(np.append(told.ptr, told.ptr[-1] + planted.ptr[1:]), np.append(told.ids, planted.ids))
-    found = []
-    for lists in (both, told):
-        scores = lines.scores(lines.release_matrix(lists), alone)
-        scores[alone.rows(), alone.ids] = -np.inf
-        found.append(scores.argmax(axis=1) == planted.ids[planted.ptr[1:] - 1] if size > 1 else np.zeros(0, bool))
-        tell()
-    return make_share_figure(*found)
+def _sample_history(histories: OrderedHistories, group: Longs) -> Ragged:
+    """What a reader knows of a group: 90 % of each history, in its order."""
+    target = histories.target
+    known_sets = sample_items(target.histories[group], 0.9, target.seed)
+    lists = histories.lists.take(group)
+    is_known = known_sets[lists.rows(), lists.ids]
+    return lists.filter_entries(is_known)
+
+
+def attack_canaries(histories: OrderedHistories, advance: Advance) -> AttackFigure:
+    released = np.flatnonzero(histories.target.released_items)
+    draws = np.random.default_rng([histories.target.seed, CANARIES])
+    size = min(CANARY_ITEMS, len(released) // 4)
+    canary_items = [draws.permutation(released)[:size].tolist() for _ in range(CANARIES)]
+    canaries = Ragged.from_lists(canary_items)
+    with_canaries = _append_lists(histories.lists, canaries)
+    hits = _guess_last_items(histories, with_canaries, canaries)
+    advance()
+    control_hits = _guess_last_items(histories, histories.lists, canaries)
+    advance()
+    return make_share_figure(hits, control_hits)
+
+
+def _append_lists(lists: Ragged, more: Ragged) -> Ragged:
+    last_end = lists.ptr[-1]
+    ptr = np.append(lists.ptr, last_end + more.ptr[1:])
+    ids = np.append(lists.ids, more.ids)
+    return Ragged(ptr, ids)
+
+
+def _guess_last_items(histories: OrderedHistories, lists: Ragged, canaries: Ragged) -> Bools:
+    """Whether a release of these lists names each canary's last item; empty where canaries have one item or none."""
+    known_items = [canaries.row(canary)[:-1].tolist() for canary in range(len(canaries))]
+    known = Ragged.from_lists(known_items)
+    scores = histories.scores(histories.release_matrix(lists), known)
+    scores[known.rows(), known.ids] = -np.inf
+    if len(canaries.row(0)) <= 1:
+        return np.zeros(0, bool)
+    last_entries = canaries.ptr[1:] - 1
+    return np.asarray(scores.argmax(axis=1) == canaries.ids[last_entries])
 
 
 def audit_order(
@@ -129,24 +176,36 @@ def audit_order(
     on_data: Callable[[BlockStream], None] | None = None,
 ) -> dict[str, Any]:
     """What the first release of B' shows of people, under the settings of a run."""
-    fed = assemble(config, machine)
+    federation = assemble(config, machine)
     if on_data:
-        on_data(fed.stream)
-    if not isinstance(fed.backbone, OrderedTally):
-        raise TacitaError(
-            "this audit reads the matrix of what follows what, released without a budget; use a run of backbone "
-            "'tally-order' without privacy.epsilon."
-        )
-    progress, block = start_run(fed), fed.stream.blocks[0]
-    begin_block(fed, progress, 0)
-    lines = OrderedHistories.of(fed.backbone, progress.server, block.train, config.seed)
-    done, total = 0, 2 * count_draws(len(lines.lists)) + 2
+        on_data(federation.stream)
+    backbone = _require_order(federation)
+    progress = start_run(federation)
+    begin_block(federation, progress, 0)
+    train = federation.stream.blocks[0].train
+    histories = OrderedHistories.of(backbone, progress.server, train, config.seed)
+    n_users = len(histories.lists)
+    total = 2 * count_draws(n_users) + 2
+    done = 0
 
-    def tell() -> None:
+    def advance() -> None:
         nonlocal done
         done += 1
         if on_done:
             on_done(min(done, total), total)
 
-    attacks = {"membership": attack_membership(lines, tell), "canary": attack_canaries(lines, tell)}
-    return {"data": fed.stream.name, "people": len(lines.lists), "attacks": attacks}
+    attacks = {
+        "membership": attack_membership(histories, advance),
+        "canary": attack_canaries(histories, advance),
+    }
+    return {"data": federation.stream.name, "people": n_users, "attacks": attacks}
+
+
+def _require_order(federation: Federation) -> OrderedTally:
+    """The backbone that releases B' without a budget; every other is refused."""
+    if not isinstance(federation.backbone, OrderedTally):
+        raise TacitaError(
+            "this audit reads the matrix of what follows what, released without a budget; use a run of backbone "
+            "'tally-order' without privacy.epsilon."
+        )
+    return federation.backbone

@@ -1,7 +1,7 @@
 """P and G as a reader of B rebuilds them, and how well guesses fit histories.
 
-P is symmetric and B = I - P / diag(P), so B_ji / B_ij gives diag(P) up to one factor, along a tree of entries that were
-kept on both sides; then P follows wherever one side was kept, and is taken for zero elsewhere.
+P is symmetric and B = I - P / diag(P), so B_ji / B_ij gives diag(P) up to one factor, along a tree of entries that
+survive on both sides. Then P follows wherever one side survives, and counts as zero elsewhere.
 """
 
 from __future__ import annotations
@@ -33,62 +33,83 @@ class RebuiltInverse:
 
 
 def mark_two_sided(weights: Floats) -> Bools:
-    """Entries that were kept on both sides: these tell the scale."""
-    return np.asarray((weights != 0) & (weights.T != 0))
+    """Entries that survive on both sides: these tell the scale."""
+    is_released = weights != 0
+    return np.asarray(is_released & is_released.T)
 
 
 def rebuild_inverse(weights: Floats, scaled: Bools | None = None) -> RebuiltInverse:
     """P from B as it was sent; scaled: the entries that may tell the scale, all by default."""
-    out = np.asarray((weights != 0).any(axis=0))
-    if not out.any():
-        return RebuiltInverse(np.zeros(0, np.int64), np.zeros((0, 0)), np.zeros((0, 0), bool), out)
-    items = np.flatnonzero(out)
-    given = weights[np.ix_(items, items)].astype(np.float64)
-    row, col = np.nonzero((mark_two_sided(weights) if scaled is None else scaled)[np.ix_(items, items)])
-    both = np.abs(given[row, col] * given[col, row])
-    graph = matrix_of_cells(row, col, 1 / both, given.shape)  # of strong entries: they are exact
-    tree = scipy.sparse.csgraph.minimum_spanning_tree(graph)
-    root = int(np.bincount(row, both, minlength=1).argmax())
-    order, parent = scipy.sparse.csgraph.breadth_first_order(tree, root, directed=False)
-    diagonal = np.zeros(len(given))  # of P, up to a factor
-    diagonal[root] = 1.0
-    for child in order[1:]:
-        up = parent[child]
-        diagonal[child] = diagonal[up] * given[child, up] / given[up, child]
-    diagonal[diagonal == 0] = diagonal.max()  # not reached: cut because it is rare, where P is 1 / ridge or little less
-    inverse = -given * diagonal[None, :]
-    sides = (given != 0) + (given.T != 0).astype(float)  # an entry that was cut on one side is known from the other
+    released = np.asarray((weights != 0).any(axis=0))
+    if not released.any():
+        no_items = np.zeros(0, np.int64)
+        no_entries = np.zeros((0, 0))
+        return RebuiltInverse(no_items, no_entries, no_entries.astype(bool), released)
+    items = np.flatnonzero(released)
+    inner = np.ix_(items, items)
+    matrix = weights[inner].astype(np.float64)
+    if scaled is None:
+        scaled = mark_two_sided(weights)
+    diagonal = _rebuild_diagonal(matrix, scaled[inner])
+    is_released = matrix != 0
+    sides = is_released + is_released.T.astype(float)  # an entry that was cut on one side is known from the other
+    inverse = -matrix * diagonal[None, :]
     inverse = (inverse + inverse.T) / np.maximum(sides, 1)
     inverse[np.diag_indices(len(items))] = diagonal
-    told = sides > 0
-    np.fill_diagonal(told, True)
-    return RebuiltInverse(items, inverse, told, out)
+    known = sides > 0
+    np.fill_diagonal(known, True)
+    return RebuiltInverse(items, inverse, known, released)
+
+
+def _rebuild_diagonal(matrix: Doubles, scaled: Bools) -> Doubles:
+    """The diagonal of P up to a factor, along the tree of the strongest entries, which are exact."""
+    row, col = np.nonzero(scaled)
+    strength = np.abs(matrix[row, col] * matrix[col, row])
+    graph = matrix_of_cells(row, col, 1 / strength, matrix.shape)
+    tree = scipy.sparse.csgraph.minimum_spanning_tree(graph)
+    root = int(np.bincount(row, strength, minlength=1).argmax())
+    order, parents = scipy.sparse.csgraph.breadth_first_order(tree, root, directed=False)
+    diagonal = np.zeros(len(matrix))
+    diagonal[root] = 1.0
+    for child in order[1:]:
+        parent = parents[child]
+        diagonal[child] = diagonal[parent] * matrix[child, parent] / matrix[parent, child]
+    # an item that the tree does not reach was cut because it is rare: its P is 1 / ridge or little less
+    diagonal[diagonal == 0] = diagonal.max()
+    return diagonal
 
 
 def rebuild_gram(weights: Floats, ridge: float, most_popular: float) -> Doubles:
     """G over the catalogue, for a reader who knows the ridge and the largest count."""
-    found = rebuild_inverse(weights)
-    regular = np.linalg.inv(found.inverse)
-    regular *= (most_popular + ridge) / regular.diagonal().max(initial=1e-300)
-    gram = np.zeros((found.n_items, found.n_items))  # what is not in B has the ridge alone
-    gram[np.ix_(found.items, found.items)] = regular - ridge * np.eye(len(regular))
+    rebuilt = rebuild_inverse(weights)
+    regular = np.linalg.inv(rebuilt.inverse)
+    largest = regular.diagonal().max(initial=1e-300)
+    regular *= (most_popular + ridge) / largest
+    gram = np.zeros((rebuilt.n_items, rebuilt.n_items))  # what is not in B has the ridge alone
+    inner = np.ix_(rebuilt.items, rebuilt.items)
+    gram[inner] = regular - ridge * np.eye(len(regular))
     return gram
 
 
 def compute_row_overlap(guesses: Bools, histories: Bools) -> Doubles:
     """Jaccard overlap of each guess with the history in the same row."""
+    common = (guesses & histories).sum(axis=1)
     either = (guesses | histories).sum(axis=1)
-    return np.asarray((guesses & histories).sum(axis=1) / np.maximum(either, 1))
+    return np.asarray(common / np.maximum(either, 1))
 
 
 def compute_best_overlap(guesses: Bools, histories: Bools) -> Doubles:
     """How well each history that is not empty is guessed: its best overlap (Jaccard) with any guess."""
-    histories = histories[histories.any(axis=1)]
+    has_items = histories.any(axis=1)
+    histories = histories[has_items]
     if len(guesses) == 0:
         return np.zeros(len(histories))
     common = histories.astype(np.float32) @ guesses.astype(np.float32).T
-    either = histories.sum(axis=1)[:, None] + guesses.sum(axis=1)[None, :] - common
-    return np.asarray((common / either).max(axis=1), np.float64)
+    history_size = histories.sum(axis=1)[:, None]
+    guess_size = guesses.sum(axis=1)[None, :]
+    either = history_size + guess_size - common
+    overlap = common / either
+    return np.asarray(overlap.max(axis=1), np.float64)
 
 
 def as_sets(lists: Ragged, n_items: int) -> Bools:

@@ -1,9 +1,8 @@
 """The retraction reader: what one person took back, from the releases before and after it.
 
-Who leaves takes x x^T out of G, so P changes by a matrix of rank one, (P x)(P x)^T up to a factor; one item taken back
+A leaver takes x x^T out of G, so P changes by a matrix of rank one, (P x)(P x)^T up to a factor; one item taken back
 changes it by rank two. The reader fits such a matrix to the entries that are known in both releases, which completes
-the cut ones, and solves with P: that gives x. An item that is no longer out at all lost a contributor: it is named by
-that alone.
+the cut ones, and solves with P: that gives x. An item that is no longer out lost a contributor: that alone names it.
 """
 
 from __future__ import annotations
@@ -15,12 +14,13 @@ import scipy.linalg
 import scipy.sparse.linalg
 
 from tacita.core.types import Bools, Doubles, Floats, Longs
-from tacita.research.audit.reconstruction import mark_two_sided, rebuild_inverse
+from tacita.research.audit.reconstruction import RebuiltInverse, mark_two_sided, rebuild_inverse
 
 SWEEPS = 30  # of fitting a matrix of low rank
-MAX_FALLS = 10  # falls that are looked at, by size and by ratio
+MAX_FALLS = 10  # falls that the reader tries, by size and by ratio
 FLOOR = 0.02  # of the largest entry: what is less counts as this
 JITTER = 1e-9  # added to P, relative to its largest entry, so that it can be solved with
+TINY = 1e-300
 
 
 @dataclass(frozen=True)
@@ -36,75 +36,121 @@ class InverseChange:
     @staticmethod
     def of(weights: Floats, later: Floats) -> InverseChange:
         """From B before and after; the same entries tell the scale of both, or scales would seem to move."""
-        out, still = ((one != 0).any(axis=0) for one in (weights, later))
-        place = np.flatnonzero(out)
-        weights, later = weights[np.ix_(place, place)], later[np.ix_(place, place)]
-        lost = ~still[place]
-        sure = mark_two_sided(weights)
-        common = sure & mark_two_sided(later)
-        before = rebuild_inverse(weights, common | (sure & (lost[:, None] | lost[None, :])))
-        after = rebuild_inverse(later, common)
-        items, one, other = np.intersect1d(before.items, after.items, return_indices=True)
-        first, last = before.inverse[np.ix_(one, one)], after.inverse[np.ix_(other, other)]
-        if lost.any():  # P over fewer items is a Schur complement
-            away = np.flatnonzero(lost[before.items])
-            across, inner = before.inverse[np.ix_(away, one)], before.inverse[np.ix_(away, away)]
-            first = first - across.T @ np.linalg.lstsq(inner, across, rcond=None)[0]
-        known = before.known[np.ix_(one, one)] & after.known[np.ix_(other, other)]
+        is_out = (weights != 0).any(axis=0)
+        stays_out = (later != 0).any(axis=0)
+        catalogue_items = np.flatnonzero(is_out)
+        inner = np.ix_(catalogue_items, catalogue_items)
+        is_lost = ~stays_out[catalogue_items]
+        before, after = _rebuild_both(weights[inner], later[inner], is_lost)
+        items, place_before, place_after = np.intersect1d(before.items, after.items, return_indices=True)
+        inner_before = np.ix_(place_before, place_before)
+        inner_after = np.ix_(place_after, place_after)
+        first = before.inverse[inner_before]
+        last = after.inverse[inner_after]
+        if is_lost.any():
+            first = _remove_lost_items(before, place_before, is_lost)
+        known = before.known[inner_before] & after.known[inner_after]
         scale = float(np.median(np.diag(first) / np.diag(last)))  # most diagonals hardly move
-        return InverseChange(place[items], first, np.where(known, last * scale - first, 0.0), known, out & ~still)
+        difference = last * scale - first
+        return InverseChange(
+            items=catalogue_items[items],
+            before=first,
+            moved=np.where(known, difference, 0.0),
+            known=known,
+            gone=is_out & ~stays_out,
+        )
 
     def solve(self, columns: Doubles) -> Doubles:
         """P^-1 times columns."""
-        regular = self.before + JITTER * self.before.max() * np.eye(len(self.before))
+        jitter = JITTER * self.before.max()
+        regular = self.before + jitter * np.eye(len(self.before))
         return np.asarray(scipy.linalg.solve(regular, columns, check_finite=False))
+
+    @property
+    def is_still(self) -> bool:
+        return not self.moved.any()
+
+
+def _rebuild_both(weights: Floats, later: Floats, is_lost: Bools) -> tuple[RebuiltInverse, RebuiltInverse]:
+    """P of both releases, with scales from common entries; those of lost items are in the first release alone."""
+    two_sided = mark_two_sided(weights)
+    common = two_sided & mark_two_sided(later)
+    of_lost = is_lost[:, None] | is_lost[None, :]
+    before = rebuild_inverse(weights, common | (two_sided & of_lost))
+    after = rebuild_inverse(later, common)
+    return before, after
+
+
+def _remove_lost_items(release: RebuiltInverse, places: Longs, is_lost: Bools) -> Doubles:
+    """P over fewer items is a Schur complement."""
+    lost = np.flatnonzero(is_lost[release.items])
+    inner = release.inverse[np.ix_(lost, lost)]
+    across = release.inverse[np.ix_(lost, places)]
+    solution = np.linalg.lstsq(inner, across, rcond=None)[0]
+    remaining = release.inverse[np.ix_(places, places)]
+    return np.asarray(remaining - across.T @ solution)
 
 
 def fit_low_rank(change: InverseChange, rank: int) -> tuple[Doubles, Doubles]:
     """Two thin matrices whose product is the change wherever it is known (alternating least squares)."""
     start = np.random.default_rng(0).normal(size=len(change.moved))
-    _, right = scipy.sparse.linalg.eigsh(change.moved, k=rank, which="LM", v0=start)
-    known, left = change.known.astype(np.float64), right
+    _, columns = scipy.sparse.linalg.eigsh(change.moved, k=rank, which="LM", v0=start)
+    known = change.known.astype(np.float64)
+    rows = columns
     for _ in range(SWEEPS):
-        left = _least_squares(change.moved, known, right)
-        right = _least_squares(change.moved, known, left)
-    return left, right
+        rows = _least_squares(change.moved, known, columns)
+        columns = _least_squares(change.moved, known, rows)
+    return rows, columns
 
 
-def _least_squares(moved: Doubles, known: Doubles, other: Doubles) -> Doubles:
-    """Each row of one side, given the other, from the entries of the row that are known."""
-    rank = other.shape[1]
-    products = (other[:, :, None] * other[:, None, :]).reshape(len(other), -1)
+def _least_squares(moved: Doubles, known: Doubles, fixed: Doubles) -> Doubles:
+    """Each row of one factor while the other is fixed, from the entries of the row that are known."""
+    rank = fixed.shape[1]
+    outer = fixed[:, :, None] * fixed[:, None, :]
+    products = outer.reshape(len(fixed), -1)
     normal = (known @ products).reshape(-1, rank, rank)
     size = np.trace(normal, axis1=1, axis2=2).max()
-    normal += 1e-12 * max(size, 1e-300) * np.eye(rank)
-    return np.asarray(np.linalg.solve(normal, (moved @ other)[:, :, None])[:, :, 0])
+    normal += 1e-12 * max(size, TINY) * np.eye(rank)
+    target = (moved @ fixed)[:, :, None]
+    solution = np.linalg.solve(normal, target)
+    return np.asarray(solution[:, :, 0])
 
 
 def read_leaver(weights: Floats, later: Floats) -> Bools:
     """The history of one who left between two releases: all above one of the largest falls, which fits best."""
     change = InverseChange.of(weights, later)
     guess = change.gone.copy()
-    if len(change.items) < 3 or not change.moved.any():
+    if len(change.items) < 3 or change.is_still:
         return guess
-    left, _ = fit_low_rank(change, 1)
-    x = change.solve(left)[:, 0]
-    x = x if x.sum() > 0 else -x
+    factor, _ = fit_low_rank(change, 1)
+    x = change.solve(factor)[:, 0]
+    if not x.sum() > 0:
+        x = -x
     order = np.argsort(-x, kind="stable")
-    half = max(1, len(order) // 2)
-    size = np.maximum(x[order[: half + 1]], FLOOR * x[order[0]])
-    falls = size[:-1] - size[1:], size[:-1] / size[1:]
-    ends = np.unique(np.concatenate([np.argsort(-fall, kind="stable")[:MAX_FALLS] + 1 for fall in falls]))
-    end = min(ends, key=lambda end: _misfit(change, order[:end]))
-    guess[change.items[order[:end]]] = True
+    best_size = min(_candidate_sizes(x[order]), key=lambda size: _misfit(change, order[:size]))
+    guess[change.items[order[:best_size]]] = True
     return guess
 
 
+def _candidate_sizes(falling: Doubles) -> Longs:
+    """Where a falling sequence of entries falls most, by difference and by ratio, within its first half."""
+    half = max(1, len(falling) // 2)
+    entries = np.maximum(falling[: half + 1], FLOOR * falling[0])
+    upper = entries[:-1]
+    lower = entries[1:]
+    by_difference = np.argsort(-(upper - lower), kind="stable")
+    by_ratio = np.argsort(-(upper / lower), kind="stable")
+    ends = np.concatenate([by_difference[:MAX_FALLS], by_ratio[:MAX_FALLS]])
+    return np.unique(ends + 1)
+
+
 def _misfit(change: InverseChange, chosen: Longs) -> float:
-    """What a history leaves of the change, where it is known: (P x)(P x)^T with the best factor is taken away."""
-    made = change.before[:, chosen].sum(axis=1)
-    square = float((made**2) @ (change.known @ made**2))
-    return -(float(made @ change.moved @ made) ** 2) / max(square, 1e-300)
+    """What a history leaves of the change, where it is known, after (P x)(P x)^T with the best factor is subtracted."""
+    product = change.before[:, chosen].sum(axis=1)
+    squares = product**2
+    norm = float(squares @ (change.known @ squares))
+    overlap = float(product @ change.moved @ product)
+    return -(overlap**2) / max(norm, TINY)
 
 
 def read_item(weights: Floats, later: Floats) -> int:
@@ -112,8 +158,11 @@ def read_item(weights: Floats, later: Floats) -> int:
     change = InverseChange.of(weights, later)
     if change.gone.any():
         return int(np.flatnonzero(change.gone)[0])
-    if len(change.items) < 4 or not change.moved.any():
+    if len(change.items) < 4 or change.is_still:
         return -1
-    left, right = (change.solve(side) for side in fit_low_rank(change, 2))
-    weight = np.einsum("ir,rs,is->i", left, right.T @ right, left)  # of each row of the change of G
-    return int(change.items[int(weight.argmax())])
+    row_factor, column_factor = fit_low_rank(change, 2)
+    rows = change.solve(row_factor)
+    columns = change.solve(column_factor)
+    row_weights = np.einsum("ir,rs,is->i", rows, columns.T @ columns, rows)  # of each row of the change of G
+    strongest = int(row_weights.argmax())
+    return int(change.items[strongest])

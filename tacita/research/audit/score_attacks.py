@@ -1,13 +1,13 @@
-"""What a curious server reads from uploaded scores: which of the told items a person liked (spec F.5, E.6).
+"""What a curious server reads from uploaded scores: which of the uploaded items a person liked (spec F.5, E.6).
 
-auc: how often a liked item's score is above another's; needs no guess of how many are liked. threshold: every score of
-at least alpha is called liked; of what was told, all but the swapped share where alpha is 0.5 or more. top guess: the
-best fifth is called liked (without a defence as many as there are), and what is found is compared with everything the
-person liked. order: items that rise from one upload to the next are called liked. Figures are means over clients; each
-stands beside the same attack on scores shuffled within every upload, which tell nothing of single items.
+auc: how often a liked item's score is above another's; it needs no guess of how many are liked. threshold: every score
+of at least alpha is called liked; where alpha is 0.5 or more, that reads all of an upload but the swapped share. top
+guess: the best fifth is called liked (without a defence as many as there are), and compared with everything the person
+liked. order: items that rise from one upload to the next are called liked. Figures are means over clients. The control
+of each is the same attack on scores shuffled within every upload, which tell nothing of single items.
 
-Top guess and order are rebuilt from released code. What it ranks where two uploads have different items is not known;
-by default we rank the items that are in both.
+Top guess and order are rebuilt from released code. It is not known what that code ranks where two uploads have
+different items; by default we rank the items that are in both.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ class GuessQuality:
     f1: Doubles
 
     def means(self) -> dict[str, float | None]:
-        return {name: mean_of_known(getattr(self, name)) for name in ("precision", "recall", "f1")}
+        return {
+            "precision": mean_of_known(self.precision),
+            "recall": mean_of_known(self.recall),
+            "f1": mean_of_known(self.f1),
+        }
 
 
 @dataclass(frozen=True)
@@ -42,78 +46,123 @@ class AttackOptions:
 
 def mean_of_known(values: Doubles) -> float | None:
     known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else None
+    if len(known) == 0:
+        return None
+    return float(known.mean())
+
+
+def count_known(values: AnyArray) -> int:
+    return int((~np.isnan(values)).sum())
 
 
 def deduplicate_items(upload: Ragged) -> Ragged:
-    """Every told item once, with its highest score, by id."""
-    rows, ids, score = upload.rows(), upload.ids, upload.values["score"]
-    pair = rows.astype(np.int64) * (1 + int(ids.max(initial=0))) + ids
-    if (np.diff(pair) > 0).all():  # as devices send it
+    """Every uploaded item once, with its highest score, by id."""
+    rows = upload.rows()
+    score = upload.values["score"]
+    n_ids = 1 + int(upload.ids.max(initial=0))
+    code = rows.astype(np.int64) * n_ids + upload.ids
+    is_sorted = (np.diff(code) > 0).all()  # as devices send it
+    if is_sorted:
         return upload
-    order = np.lexsort((-score, pair))
-    kept = order[np.diff(pair[order], prepend=-1) > 0]
-    return Ragged.from_pairs(rows[kept], ids[kept], len(upload), {"score": score[kept]})
+    order = np.lexsort((-score, code))
+    is_first = np.diff(code[order], prepend=-1) > 0
+    best = order[is_first]
+    columns = {"score": score[best]}
+    return Ragged.from_pairs(rows[best], upload.ids[best], len(upload), columns)
 
 
 def shuffle_scores(upload: Ragged, dice: RoundDraws, purpose: str = "control") -> Ragged:
-    """The control: each client's scores dealt anew among the items it told."""
-    rows, score = upload.rows(), upload.values["score"]
-    dealt = np.lexsort((dice.hash_entries(purpose, rows, rank_in_rows(rows)), rows))
-    return Ragged(upload.ptr, upload.ids, {"score": score[dealt]})
+    """The control: each client's scores shuffled among the items it uploaded."""
+    rows = upload.rows()
+    hashes = dice.hash_entries(purpose, rows, rank_in_rows(rows))
+    order = np.lexsort((hashes, rows))
+    shuffled = upload.values["score"][order]
+    return Ragged(upload.ptr, upload.ids, {"score": shuffled})
 
 
 def auc_per_client(upload: Ragged, positives: Ragged) -> Doubles:
     """Share of (liked, other) pairs of an upload in the right order, a tie half; nan where one kind is missing."""
-    rows, score, n = upload.rows(), upload.values["score"], len(upload)
-    liked = positives.holds(rows, upload.ids)
+    n_clients = len(upload)
+    rows = upload.rows()
+    score = upload.values["score"]
+    is_liked = positives.holds(rows, upload.ids)
     order = np.lexsort((score, rows))
-    r, s, y = rows[order], score[order], liked[order]
-    others = np.concatenate([[0], np.cumsum(~y)])  # before each place, over all rows
-    edge = np.flatnonzero(np.concatenate([[True], (np.diff(r) != 0) | (np.diff(s) != 0)])) if len(r) else r
-    size = np.diff(np.append(edge, len(r)))
-    low, high = np.repeat(others[edge], size), np.repeat(others[edge + size], size)
-    below = (low + high) / 2 - others[upload.ptr[:-1]][r]
-    won = np.bincount(r, weights=below * y, minlength=n)
-    n_liked = np.bincount(rows[liked], minlength=n)
-    pairs = n_liked * (upload.counts() - n_liked)
-    return np.where(pairs > 0, won / np.maximum(pairs, 1), np.nan)
+    client = rows[order]
+    liked = is_liked[order]
+    n_others = np.concatenate([[0], np.cumsum(~liked)])  # before each place, over all rows
+    lower, upper = _tie_bounds(client, score[order])
+    before_client = n_others[upload.ptr[:-1]][client]
+    n_below = (n_others[lower] + n_others[upper]) / 2 - before_client
+    wins = np.bincount(client, weights=n_below * liked, minlength=n_clients)
+    n_liked = np.bincount(rows[is_liked], minlength=n_clients)
+    n_pairs = n_liked * (upload.counts() - n_liked)
+    share = wins / np.maximum(n_pairs, 1)
+    return np.where(n_pairs > 0, share, np.nan)
+
+
+def _tie_bounds(client: AnyArray, score: AnyArray) -> tuple[Longs, Longs]:
+    """For every entry of sorted scores, where its client's entries with the same score begin and end."""
+    if len(client) == 0:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    is_new_client = np.diff(client) != 0
+    is_new_score = np.diff(score) != 0
+    is_start = np.concatenate([[True], is_new_client | is_new_score])
+    start = np.flatnonzero(is_start)
+    end = np.append(start[1:], len(client))
+    size = end - start
+    return np.repeat(start, size), np.repeat(end, size)
 
 
 def judge_guess(
     upload: Ragged, guessed: Bools, positives: Ragged, of: Literal["all", "upload"] = "all"
 ) -> GuessQuality:
-    """Compare marked entries with what each client liked: `of` everything, or only what it told."""
-    rows, n = upload.rows(), len(upload)
-    liked = positives.holds(rows, upload.ids)
-    hits, named = (np.bincount(rows[which], minlength=n) for which in (guessed & liked, guessed))
-    there = positives.counts() if of == "all" else np.bincount(rows[liked], minlength=n)
-    asked = (upload.counts() > 0) & (there > 0)
-    precision, recall = hits / np.maximum(named, 1), hits / np.maximum(there, 1)
+    """Compare marked entries with what each client liked: `of` everything, or only what it uploaded."""
+    n_clients = len(upload)
+    rows = upload.rows()
+    is_liked = positives.holds(rows, upload.ids)
+    n_hits = np.bincount(rows[guessed & is_liked], minlength=n_clients)
+    n_guessed = np.bincount(rows[guessed], minlength=n_clients)
+    if of == "all":
+        n_liked = positives.counts()
+    else:
+        n_liked = np.bincount(rows[is_liked], minlength=n_clients)
+    precision = n_hits / np.maximum(n_guessed, 1)
+    recall = n_hits / np.maximum(n_liked, 1)
     both = precision + recall
     f1 = 2 * precision * recall / np.where(both > 0, both, 1)
-    return GuessQuality(*(np.where(asked, one, np.nan) for one in (precision, recall, f1)))
+    has_answer = (upload.counts() > 0) & (n_liked > 0)
+    return GuessQuality(
+        precision=np.where(has_answer, precision, np.nan),
+        recall=np.where(has_answer, recall, np.nan),
+        f1=np.where(has_answer, f1, np.nan),
+    )
 
 
 def guess_by_threshold(
     upload: Ragged, positives: Ragged, alpha: float, of: Literal["all", "upload"] = "upload"
 ) -> GuessQuality:
-    told = deduplicate_items(upload)
-    return judge_guess(told, told.values["score"] >= np.float32(alpha), positives, of)
+    distinct = deduplicate_items(upload)
+    is_guessed = distinct.values["score"] >= np.float32(alpha)
+    return judge_guess(distinct, is_guessed, positives, of)
 
 
 def guess_by_top(upload: Ragged, positives: Ragged, dice: RoundDraws, share: float | None = 0.2) -> GuessQuality:
     """Call the best `share` of each upload liked, at least one item; None: as many as the client liked."""
-    told = deduplicate_items(upload)
-    rows = told.rows()
-    named = positives.counts() if share is None else np.maximum(1, floor_share(share, told.counts()))
-    return judge_guess(told, rank_by_score(told, dice) < named[rows], positives)
+    distinct = deduplicate_items(upload)
+    if share is None:
+        n_guessed = positives.counts()
+    else:
+        n_guessed = np.maximum(1, floor_share(share, distinct.counts()))
+    rank = rank_by_score(distinct, dice)
+    is_guessed = rank < n_guessed[distinct.rows()]
+    return judge_guess(distinct, is_guessed, positives)
 
 
 def rank_by_score(upload: Ragged, dice: RoundDraws) -> Longs:
     """Place of every entry by score; ties by a hash, so that equal scores are guessed as by chance."""
     rows = upload.rows()
-    return rank_in_rows(rows, -upload.values["score"], dice.hash_entries("ties", rows, upload.ids))
+    ties = dice.hash_entries("ties", rows, upload.ids)
+    return rank_in_rows(rows, -upload.values["score"], ties)
 
 
 def guess_by_order(
@@ -123,43 +172,51 @@ def guess_by_order(
 
     Ranks are `among` the items that both uploads have, or among all that each has.
     """
-    earlier, later = deduplicate_items(before), deduplicate_items(upload)
-    in_later, in_earlier = later.holds(earlier.rows(), earlier.ids), earlier.holds(later.rows(), later.ids)
+    earlier = deduplicate_items(before)
+    later = deduplicate_items(upload)
+    stays = later.holds(earlier.rows(), earlier.ids)
+    was_before = earlier.holds(later.rows(), later.ids)
+    common_earlier = select_entries(earlier, stays)
+    common_later = select_entries(later, was_before)
     if among == "both":
-        earlier, later = select_entries(earlier, in_later), select_entries(later, in_earlier)
-        in_later, in_earlier = np.ones(len(earlier.ids), bool), np.ones(len(later.ids), bool)
-    place = rank_by_score(later, dice)[in_earlier]
-    rise = rank_by_score(earlier, dice)[in_later] - place
-    shared = select_entries(later, in_earlier)
-    rows = shared.rows()
-    guessed = (rise > 0) & (rank_in_rows(rows, -rise, place) < positives.counts()[rows])
-    return judge_guess(shared, guessed, positives)
+        rank_before = rank_by_score(common_earlier, dice)
+        rank_after = rank_by_score(common_later, dice)
+    else:
+        rank_before = rank_by_score(earlier, dice)[stays]
+        rank_after = rank_by_score(later, dice)[was_before]
+    rise = rank_before - rank_after
+    rows = common_later.rows()
+    n_guessed = positives.counts()[rows]
+    is_among_first = rank_in_rows(rows, -rise, rank_after) < n_guessed
+    return judge_guess(common_later, (rise > 0) & is_among_first, positives)
 
 
 def select_entries(upload: Ragged, mask: Bools) -> Ragged:
     """The marked entries."""
-    return Ragged.from_pairs(
-        upload.rows()[mask], upload.ids[mask], len(upload), {"score": upload.values["score"][mask]}
-    )
+    columns = {"score": upload.values["score"][mask]}
+    return Ragged.from_pairs(upload.rows()[mask], upload.ids[mask], len(upload), columns)
 
 
 def attack_scores(
     upload: Ragged, positives: Ragged, dice: RoundDraws, how: AttackOptions, before: Ragged | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Every attack on a round's uploads beside its control; `before`: each client's previous upload."""
-    found = read_uploads(upload, positives, dice, how, before)
-    earlier = None if before is None else shuffle_scores(before, dice, "control-before")
-    control = read_uploads(shuffle_scores(upload, dice), positives, dice, how, earlier)
-    return {
-        name: make_figure(
-            mean_of_known(values), mean_of_known(control[name]), count_known(values), count_known(control[name])
+    """Every attack on a round's uploads with its control; `before`: each client's previous upload."""
+    by_attack = read_uploads(upload, positives, dice, how, before)
+    shuffled = shuffle_scores(upload, dice)
+    shuffled_before = None
+    if before is not None:
+        shuffled_before = shuffle_scores(before, dice, "control-before")
+    controls = read_uploads(shuffled, positives, dice, how, shuffled_before)
+    figures = {}
+    for name, values in by_attack.items():
+        control = controls[name]
+        figures[name] = make_figure(
+            value=mean_of_known(values),
+            control=mean_of_known(control),
+            of=count_known(values),
+            of_control=count_known(control),
         )
-        for name, values in found.items()
-    }
-
-
-def count_known(values: AnyArray) -> int:
-    return int((~np.isnan(values)).sum())
+    return figures
 
 
 def read_uploads(
@@ -172,7 +229,10 @@ def read_uploads(
     }
     if before is not None:
         guesses["order"] = guess_by_order(before, upload, positives, dice)
-    out = {"auc": auc_per_client(deduplicate_items(upload), positives)}
+    distinct = deduplicate_items(upload)
+    figures = {"auc": auc_per_client(distinct, positives)}
     for name, guess in guesses.items():
-        out |= {f"{name}_precision": guess.precision, f"{name}_recall": guess.recall, f"{name}_f1": guess.f1}
-    return out
+        figures[f"{name}_precision"] = guess.precision
+        figures[f"{name}_recall"] = guess.recall
+        figures[f"{name}_f1"] = guess.f1
+    return figures

@@ -1,7 +1,7 @@
 """Each attack on one setting of tally, beside its control: the same question where the answer is not in the release.
 
-Everything is asked of the first block, of people with some items that are out in it. Tenths of the people are drawn
-at random: some stay in the sums (inside), some are left out and the release is made without them (absent).
+Every attack is on the first block and on people with some items that are out in it. Tenths of the people are drawn at
+random: some stay in the sums (inside); the release leaves others out (absent).
 
 membership: 90 % of a history is known; the AUC of its energy, inside against absent, mean of the draws. Control: the
 same two groups against a release without both.
@@ -15,17 +15,17 @@ same question to a release without them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tacita.core.types import Bools, Floats, Longs, Ragged, ServerState
+from tacita.core.types import Bools, Doubles, Floats, Longs, Ragged, ServerState
 from tacita.models.tally.model import Tally
 from tacita.models.tally.sums import PairShape
 from tacita.models.tally.weights import unpack_dense_weights
-from tacita.research.audit.null_space import NullSpace, auc
+from tacita.research.audit.null_space import AucSamples, NullSpace
 from tacita.research.audit.reconstruction import (
     NEARLY_READ,
     RebuiltInverse,
@@ -36,11 +36,20 @@ from tacita.research.audit.reconstruction import (
 )
 from tacita.research.audit.retraction import read_item, read_leaver
 
-MIN_ITEMS = 5  # items that are out, of people who are asked about; twice as many where half of them are known
-DRAWS, ENOUGH_INSIDE = 5, 250  # draws of two tenths of the people: at most, and until so many were inside
+MIN_ITEMS = 5  # items that are out, of people under attack; twice as many where half of them are known
+DRAWS = 5  # draws of two tenths of the people, at most
+ENOUGH_INSIDE = 250  # people inside after which no more tenths are drawn
 MAX_HALF_KNOWN = 100  # people of a group whose half is completed, at most
 LEAVERS = 10
-CANARIES, CANARY_ITEMS = 20, 30  # planted people, and their items
+CANARIES = 20  # planted people
+CANARY_ITEMS = 30  # items of each
+
+AttackFigure = dict[str, Any]
+Advance = Callable[[], None]
+
+
+def ignore_progress() -> None:
+    """Nobody watches."""
 
 
 @dataclass(frozen=True)
@@ -54,167 +63,231 @@ class AttackTarget:
 
     @staticmethod
     def of(backbone: Tally, server: ServerState, train: Ragged, seed: int) -> AttackTarget:
-        chosen, _ = backbone.build_user_terms(train, len(server.items))
-        sets = chosen.toarray() > 0
-        return AttackTarget(backbone, server, sets[sets.any(axis=1)], seed)
+        terms, _ = backbone.build_user_terms(train, len(server.items))
+        sets = terms.toarray() > 0
+        has_items = sets.any(axis=1)
+        return AttackTarget(backbone, server, sets[has_items], seed)
 
     def learn_from(self, sets: Bools) -> ServerState:
-        """The server after it was told these histories and no others."""
-        lists, shape = as_lists(sets), PairShape.from_inputs(len(self.server.items), self.server.heads["inputs"])
-        return self.backbone.learn(self.server, self.backbone.sum_statistic(lists, None, shape), "statistic")
+        """The server after it learned from these histories and no others."""
+        n_items = len(self.server.items)
+        shape = PairShape.from_inputs(n_items, self.server.heads["inputs"])
+        total = self.backbone.sum_statistic(as_lists(sets), None, shape)
+        return self.backbone.learn(self.server, total, "statistic")
 
     def rebuild_release(self, sets: Bools) -> RebuiltInverse:
-        return rebuild_inverse(unpack_dense_weights(self.learn_from(sets).heads))
+        server = self.learn_from(sets)
+        return rebuild_inverse(unpack_dense_weights(server.heads))
 
     @property
     def released_items(self) -> Bools:
         """Items that are out when everybody takes part."""
-        least = max(1, self.backbone.config.min_item, self.backbone.config.min_pair)
-        return np.asarray(self.histories.sum(axis=0) >= least)
+        config = self.backbone.config
+        least = max(1, config.min_item, config.min_pair)
+        counts = self.histories.sum(axis=0)
+        return np.asarray(counts >= least)
 
     def select_people(self, fewest: int = MIN_ITEMS) -> Longs:
         """Those with so many items that are out, in a random order."""
-        found = np.flatnonzero((self.histories & self.released_items).sum(axis=1) >= fewest)
-        return np.random.default_rng([self.seed, fewest]).permutation(found)
+        released = self.histories & self.released_items
+        people = np.flatnonzero(released.sum(axis=1) >= fewest)
+        rng = np.random.default_rng([self.seed, fewest])
+        return rng.permutation(people)
 
     def draw_groups(self) -> Iterator[tuple[Longs, Longs]]:
         """Two tenths of the people at a time, those inside and those absent, nobody twice."""
         order = self.select_people()
         tenth = max(1, len(order) // 10)
-        for k in range(count_draws(len(self.histories))):
-            pair = order[2 * k * tenth : 2 * (k + 1) * tenth]
-            if len(pair) == 2 * tenth:
-                yield pair[:tenth], pair[tenth:]
+        n_draws = count_draws(len(self.histories))
+        for draw in range(n_draws):
+            start = 2 * draw * tenth
+            group = order[start : start + 2 * tenth]
+            if len(group) == 2 * tenth:
+                yield group[:tenth], group[tenth:]
 
     def drop_groups(self, *groups: Longs) -> Bools:
         return np.delete(self.histories, np.concatenate(groups), axis=0)
 
 
 def count_draws(n_people: int) -> int:
-    return min(DRAWS, max(1, -(-ENOUGH_INSIDE // max(1, n_people // 10))))
+    tenth = max(1, n_people // 10)
+    enough = -(-ENOUGH_INSIDE // tenth)  # rounded up
+    return min(DRAWS, max(1, enough))
 
 
 def count_steps(n_people: int) -> int:
-    """How often `attack` tells that it got on."""
+    """How often `run_attacks` reports a step."""
     return 2 * count_draws(n_people) + 3 + 2 * LEAVERS + 1
 
 
 def sample_items(sets: Bools, share: float, seed: int) -> Bools:
     """A random part of each set, at least one item of it."""
-    draws = np.where(sets, np.random.default_rng([seed, len(sets)]).random(sets.shape), np.inf)
-    place = draws.argsort(axis=1, kind="stable").argsort(axis=1, kind="stable")
-    return np.asarray(place < np.maximum(1, np.round(share * sets.sum(axis=1)))[:, None]) & sets
+    rng = np.random.default_rng([seed, len(sets)])
+    draws = np.where(sets, rng.random(sets.shape), np.inf)
+    order = draws.argsort(axis=1, kind="stable")
+    place = order.argsort(axis=1, kind="stable")
+    sizes = np.round(share * sets.sum(axis=1))
+    at_least_one = np.maximum(1, sizes)[:, None]
+    return np.asarray(place < at_least_one) & sets
 
 
-def make_figure(value: float | None, control: float | None, of: int, of_control: int) -> dict[str, Any]:
-    """What an attack found and what it finds where there is nothing: AUCs, or shares of so many."""
+def make_figure(value: float | None, control: float | None, of: int, of_control: int) -> AttackFigure:
+    """What an attack finds, and what it finds where there is nothing: AUCs, or shares of so many."""
     return {"found": value, "control": control, "of": of, "of_control": of_control}
 
 
-def make_share_figure(hits: Bools | list[bool], control: Bools | list[bool]) -> dict[str, Any]:
+def make_share_figure(hits: Bools | list[bool], control: Bools | list[bool]) -> AttackFigure:
     return make_figure(_mean(hits), _mean(control), len(hits), len(control))
 
 
+def make_auc_figure(aucs: AucSamples, n_inside: int) -> AttackFigure:
+    """The mean AUC of a release with those inside, and of one without them."""
+    value = _mean(aucs.values["inside"])
+    control = _mean(aucs.values["absent"])
+    return make_figure(value, control, n_inside, n_inside)
+
+
 def _mean(values: Any) -> float | None:
-    return float(np.mean(values)) if len(values) else None
+    if len(values) == 0:
+        return None
+    return float(np.mean(values))
 
 
-def run_attacks(scene: AttackTarget, tell: Callable[[], None]) -> dict[str, dict[str, Any]]:
+def run_attacks(target: AttackTarget, advance: Advance) -> dict[str, AttackFigure]:
     """All attacks on one setting."""
     return {
-        "membership": attack_membership(scene, tell),
-        **attack_one_release(scene, tell),
-        **attack_retractions(scene, tell),
-        "canary": attack_canaries(scene, tell),
+        "membership": attack_membership(target, advance),
+        **attack_one_release(target, advance),
+        **attack_retractions(target, advance),
+        "canary": attack_canaries(target, advance),
     }
 
 
-def attack_membership(scene: AttackTarget, tell: Callable[[], None] = lambda: None) -> dict[str, Any]:
-    found: dict[str, list[float]] = {"inside": [], "absent": []}
-    n = 0
-    for inside, absent in scene.draw_groups():
-        known = [sample_items(scene.histories[one], 0.9, scene.seed) for one in (inside, absent)]
-        n += len(inside)
-        for name, gone in (("inside", (absent,)), ("absent", (inside, absent))):
-            release = scene.rebuild_release(scene.drop_groups(*gone))
+def attack_membership(target: AttackTarget, advance: Advance = ignore_progress) -> AttackFigure:
+    aucs = AucSamples("inside", "absent")
+    n_inside = 0
+    for inside, absent in target.draw_groups():
+        known_inside = sample_items(target.histories[inside], 0.9, target.seed)
+        known_absent = sample_items(target.histories[absent], 0.9, target.seed)
+        n_inside += len(inside)
+        histories = {
+            "inside": target.drop_groups(absent),
+            "absent": target.drop_groups(inside, absent),
+        }
+        for kind, sets in histories.items():
+            release = target.rebuild_release(sets)
             reader = NullSpace.of(release)
-            one = auc(*(-reader.energy(sets[:, release.items]) for sets in known))
-            found[name] += [] if one is None else [one]
-            tell()
-    return make_figure(_mean(found["inside"]), _mean(found["absent"]), n, n)
+            inside_energy = reader.energy(known_inside[:, release.items])
+            absent_energy = reader.energy(known_absent[:, release.items])
+            aucs.add(kind, -inside_energy, -absent_energy)
+            advance()
+    return make_auc_figure(aucs, n_inside)
 
 
-def attack_one_release(scene: AttackTarget, tell: Callable[[], None] = lambda: None) -> dict[str, dict[str, Any]]:
+def attack_one_release(target: AttackTarget, advance: Advance = ignore_progress) -> dict[str, AttackFigure]:
     """What one release shows of people inside it: with half of a history known, and with nothing."""
-    inside, absent = next(scene.draw_groups(), (np.zeros(0, np.int64), np.zeros(0, np.int64)))
-    release = scene.rebuild_release(scene.drop_groups(absent))
-    reader, histories = NullSpace.of(release), scene.histories[:, release.items]
-    read = []
-    for group in (inside, absent):
-        own = histories[group]
-        own = own[own.sum(axis=1) >= 2 * MIN_ITEMS][:MAX_HALF_KNOWN]
-        grown = [reader.complete_history(known) for known in sample_items(own, 0.5, scene.seed)]
-        read.append(compute_row_overlap(np.array(grown, bool).reshape(own.shape), own))
-        tell()
+    nobody = np.zeros(0, np.int64)
+    inside, absent = next(target.draw_groups(), (nobody, nobody))
+    release = target.rebuild_release(target.drop_groups(absent))
+    reader = NullSpace.of(release)
+    histories = target.histories[:, release.items]
+    half_inside = _complete_halves(reader, histories[inside], target.seed)
+    advance()
+    half_absent = _complete_halves(reader, histories[absent], target.seed)
+    advance()
     guesses = reader.guess_histories()
-    enough = histories.sum(axis=1) >= MIN_ITEMS
-    took_part = ~np.isin(np.arange(len(histories)), absent)
-    alone = [compute_best_overlap(guesses, histories[enough & one]) for one in (took_part, ~took_part)]
-    tell()
+    has_enough = histories.sum(axis=1) >= MIN_ITEMS
+    is_absent = np.isin(np.arange(len(histories)), absent)
+    guessed_inside = compute_best_overlap(guesses, histories[has_enough & ~is_absent])
+    guessed_absent = compute_best_overlap(guesses, histories[has_enough & is_absent])
+    advance()
     return {
-        "half_nearly": make_share_figure(*(one >= NEARLY_READ for one in read)),
-        "half_exactly": make_share_figure(*(one == 1 for one in read)),
-        "nothing_exactly": make_share_figure(*(one == 1 for one in alone)),
+        "half_nearly": make_share_figure(half_inside >= NEARLY_READ, half_absent >= NEARLY_READ),
+        "half_exactly": make_share_figure(half_inside == 1, half_absent == 1),
+        "nothing_exactly": make_share_figure(guessed_inside == 1, guessed_absent == 1),
     }
 
 
-def attack_retractions(scene: AttackTarget, tell: Callable[[], None] = lambda: None) -> dict[str, dict[str, Any]]:
+def _complete_halves(reader: NullSpace, histories: Bools, seed: int) -> Doubles:
+    """How well each history is read whose half is known."""
+    has_enough = histories.sum(axis=1) >= 2 * MIN_ITEMS
+    histories = histories[has_enough][:MAX_HALF_KNOWN]
+    halves = sample_items(histories, 0.5, seed)
+    grown = [reader.complete_history(known) for known in halves]
+    guesses = np.array(grown, bool).reshape(histories.shape)
+    return compute_row_overlap(guesses, histories)
+
+
+def attack_retractions(target: AttackTarget, advance: Advance = ignore_progress) -> dict[str, AttackFigure]:
     """What the releases before and after show of one who left, and of one item taken back."""
-    server = scene.learn_from(scene.histories)
+    server = target.learn_from(target.histories)
     before = unpack_dense_weights(server.heads)
-    # of the histories what is out: nothing else is in the sums to be read
-    out = scene.histories & (before != 0).any(axis=0)
-    people = [one for one in scene.select_people() if out[one].any()][:LEAVERS]
-    histories = out[people]
-    draws = np.random.default_rng([scene.seed, LEAVERS])
-    items = [int(draws.choice(np.flatnonzero(one))) for one in histories]
-    left, named = [], []
-    for own, item in zip(scene.histories[people], items, strict=True):
-        rest = own.copy()
-        rest[item] = False
-        left.append(read_leaver(before, _replace_history(scene, server, own, rest & False)))
-        tell()
-        named.append(read_item(before, _replace_history(scene, server, own, rest)))
-        tell()
-    guesses = np.array(left, bool).reshape(histories.shape)
-    read, other = compute_row_overlap(guesses, histories), compute_row_overlap(guesses, np.roll(histories, -1, axis=0))
-    others = items[1:] + items[:1]
+    is_out = (before != 0).any(axis=0)
+    released = target.histories & is_out  # nothing else is in the sums to be read
+    people = [person for person in target.select_people() if released[person].any()][:LEAVERS]
+    histories = released[people]
+    draws = np.random.default_rng([target.seed, LEAVERS])
+    items = [int(draws.choice(np.flatnonzero(history))) for history in histories]
+    leaver_guesses = []
+    item_guesses = []
+    for history, item in zip(target.histories[people], items, strict=True):
+        nothing = np.zeros_like(history)
+        after_leaving = _replace_history(target, server, history, nothing)
+        leaver_guesses.append(read_leaver(before, after_leaving))
+        advance()
+        without_item = history.copy()
+        without_item[item] = False
+        after_item = _replace_history(target, server, history, without_item)
+        item_guesses.append(read_item(before, after_item))
+        advance()
+    guesses = np.array(leaver_guesses, bool).reshape(histories.shape)
+    next_histories = np.roll(histories, -1, axis=0)
+    own_overlap = compute_row_overlap(guesses, histories)
+    next_overlap = compute_row_overlap(guesses, next_histories)
+    next_items = items[1:] + items[:1]
     return {
-        "leaver_nearly": make_share_figure(read >= NEARLY_READ, other >= NEARLY_READ),
-        "leaver_exactly": make_share_figure(read == 1, other == 1),
-        "item": make_share_figure(*([a == b for a, b in zip(named, truth, strict=True)] for truth in (items, others))),
+        "leaver_nearly": make_share_figure(own_overlap >= NEARLY_READ, next_overlap >= NEARLY_READ),
+        "leaver_exactly": make_share_figure(own_overlap == 1, next_overlap == 1),
+        "item": make_share_figure(_mark_equal(item_guesses, items), _mark_equal(item_guesses, next_items)),
     }
 
 
-def _replace_history(scene: AttackTarget, server: ServerState, history: Bools, remaining: Bools) -> Floats:
-    """B after one person replaced what they told."""
-    lists = [[as_lists(one[None])] for one in (history, remaining)]
-    return unpack_dense_weights(scene.backbone.replace_lists(server, *lists)[0].heads)
+def _mark_equal(guesses: Sequence[int], items: Sequence[int]) -> list[bool]:
+    return [guess == item for guess, item in zip(guesses, items, strict=True)]
 
 
-def attack_canaries(scene: AttackTarget, tell: Callable[[], None] = lambda: None) -> dict[str, Any]:
-    out = np.flatnonzero(scene.released_items)
-    draws = np.random.default_rng([scene.seed, CANARIES])
-    planted = np.zeros((CANARIES, scene.histories.shape[1]), bool)
-    for one in planted:
-        one[draws.permutation(out)[: min(CANARY_ITEMS, len(out) // 4)]] = True
-    found = []
-    for sets in (np.concatenate([scene.histories, planted]), scene.histories):
-        release = scene.rebuild_release(sets)
-        reader = NullSpace.of(release)
-        found.append([_finds_last_item(reader, one) for one in planted[:, release.items] if one.sum() > 1])
-    tell()
-    return make_share_figure(*found)
+def _replace_history(target: AttackTarget, server: ServerState, history: Bools, remaining: Bools) -> Floats:
+    """B after one person replaced their history."""
+    old_lists = [as_lists(history[None])]
+    new_lists = [as_lists(remaining[None])]
+    later, *_ = target.backbone.replace_lists(server, old_lists, new_lists)
+    return unpack_dense_weights(later.heads)
+
+
+def attack_canaries(target: AttackTarget, advance: Advance = ignore_progress) -> AttackFigure:
+    released = np.flatnonzero(target.released_items)
+    draws = np.random.default_rng([target.seed, CANARIES])
+    n_items = target.histories.shape[1]
+    size = min(CANARY_ITEMS, len(released) // 4)
+    canaries = np.zeros((CANARIES, n_items), bool)
+    for canary in canaries:
+        canary[draws.permutation(released)[:size]] = True
+    with_canaries = np.concatenate([target.histories, canaries])
+    hits = _guess_last_items(target, with_canaries, canaries)
+    control_hits = _guess_last_items(target, target.histories, canaries)
+    advance()
+    return make_share_figure(hits, control_hits)
+
+
+def _guess_last_items(target: AttackTarget, sets: Bools, canaries: Bools) -> list[bool]:
+    """Whether a release of these sets names the last item of each canary with two items or more."""
+    release = target.rebuild_release(sets)
+    reader = NullSpace.of(release)
+    hits = []
+    for canary in canaries[:, release.items]:
+        if canary.sum() > 1:
+            hits.append(_finds_last_item(reader, canary))
+    return hits
 
 
 def _finds_last_item(reader: NullSpace, history: Bools) -> bool:

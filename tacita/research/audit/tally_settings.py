@@ -1,4 +1,4 @@
-"""Settings of tally side by side: what each costs in quality and bytes, and what the attacks find in spite of it."""
+"""Settings of tally side by side: what each costs in quality and bytes, and what attacks still find."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from tacita.core.config import RunConfig
 from tacita.core.errors import TacitaError
-from tacita.core.types import BlockStream, Doubles, ServerState
+from tacita.core.types import Block, BlockStream, Doubles, ServerState
 from tacita.federation.rounds import begin_block, end_block, run_block, start_run
 from tacita.messages import wire_bytes
 from tacita.models.tally.model import STATE, Tally, TallyConfig, require_tally
@@ -37,17 +37,29 @@ SETTINGS: list[dict[str, int]] = [
 
 def build_settings(options: dict[str, Any], brief: bool) -> dict[str, dict[str, Any]]:
     """Nothing cut, each cut alone, some together, and the run's own; brief: the run's own only."""
-    own = {k: options[k] for k in OFF}
-    tried = [] if brief else [one for one in ({}, *SETTINGS) if {**OFF, **one} != own]
-    named = {", ".join(f"{k} {v}" for k, v in one.items()) or "none": {**OFF, **one} for one in tried}
-    return {**named, "as set": own}
+    own = {name: options[name] for name in OFF}
+    settings: dict[str, dict[str, Any]] = {}
+    tried: list[dict[str, int]] = [] if brief else [{}, *SETTINGS]
+    for cuts in tried:
+        cut_options = {**OFF, **cuts}
+        if cut_options != own:
+            settings[_name_cuts(cuts)] = cut_options
+    settings["as set"] = own
+    return settings
+
+
+def _name_cuts(cuts: dict[str, int]) -> str:
+    words = [f"{name} {value}" for name, value in cuts.items()]
+    return ", ".join(words) or "none"
 
 
 class ProgressCounter:
-    """Counts what is done and tells it."""
+    """Counts steps and reports each."""
 
     def __init__(self, total: int, on_done: Callable[[int, int], None] | None) -> None:
-        self.done, self.total, self.on_done = 0, total, on_done
+        self.done = 0
+        self.total = total
+        self.on_done = on_done
         self.reach(0)
 
     def reach(self, done: int) -> None:
@@ -66,82 +78,136 @@ def audit_tally(
     on_done: Callable[[int, int], None] | None = None,
     on_data: Callable[[BlockStream], None] | None = None,
 ) -> dict[str, Any]:
-    """Who can be read under each setting, beside controls, and what the setting costs."""
-    fed = assemble(config, machine)
+    """Who can be read under each setting, with controls, and what the setting costs."""
+    federation = assemble(config, machine)
+    stream = federation.stream
     if on_data:
-        on_data(fed.stream)
-    asked = require_tally(fed.backbone)
-    own = asked.config
-    if own.ridge_popularity or own.length_power or fed.stream.blocks[0].n_items > own.most_inputs:
-        raise TacitaError(
-            "the audit rebuilds G of plain sums: ridge_popularity and length_power must be 0, and the catalogue no "
-            "larger than most_inputs."
-        )
+        on_data(stream)
+    model = require_tally(federation.backbone)
+    refuse_other_sums(model.config, stream)
+    settings = build_settings(model.config.model_dump(), brief)
+    users = [_count_active(block) for block in stream.blocks]
+    steps_each = len(users) + count_steps(users[0])
+    steps = ProgressCounter(steps_each * len(settings), on_done)
     rows = []
-    settings = build_settings(own.model_dump(), brief)
-    users = [int((b.train.counts() > 0).sum()) for b in fed.stream.blocks]
-    each = len(users) + count_steps(users[0])
-    steps = ProgressCounter(each * len(settings), on_done)
     for done, (name, options) in enumerate(settings.items()):
-        steps.reach(done * each)
-        plain = {k: v for k, v in config.backbone.items() if k in TallyConfig.model_fields}  # of tally-order, B alone
-        changed = config.model_copy(update={"backbone": {**plain, "name": "tally", **options}})
-        backbone = require_tally(build_components(changed)[0])
-        rows.append(
-            {"setting": name, **audit_setting(replace(fed, config=changed, backbone=backbone), backbone, steps.advance)}
-        )
+        steps.reach(done * steps_each)
+        cut_federation = _apply_cuts(federation, config, options)
+        findings = audit_setting(cut_federation, require_tally(cut_federation.backbone), steps.advance)
+        rows.append({"setting": name, **findings})
     steps.reach(steps.total)
-    counts = np.concatenate([b.train.counts() for b in fed.stream.blocks])
     return {
-        "data": fed.stream.name,
-        "settings": own.model_dump(mode="json"),
+        "data": stream.name,
+        "settings": model.config.model_dump(mode="json"),
         "users": users,
-        "bytes_up_readable": 4.0 * float(counts[counts > 0].mean()),
-        "bytes_up_maskable": asked.upload_bytes(fed.stream.n_items),
+        "bytes_up_readable": _readable_bytes(stream),
+        "bytes_up_maskable": model.upload_bytes(stream.n_items),
         "rows": rows,
     }
 
 
-def audit_setting(fed: Federation, backbone: Tally, tell: Callable[[], None]) -> dict[str, Any]:
-    """One stream: its quality, what it sends, whom peeling reads in each block, what attacks find in the first."""
-    progress, before = start_run(fed), np.zeros((0, 0))
-    found: list[Doubles] = []
-    attacks: dict[str, Any] = {}
-    for block in fed.stream.blocks:
-        begin_block(fed, progress, block.index)
-        if block.index == 0:
-            attacks = run_attacks(AttackTarget.of(backbone, progress.server, block.train, fed.config.seed), tell)
-        run_block(fed, progress, lambda report, now: None)
-        end_block(fed, progress)
-        now = rebuild_server_gram(backbone, progress.server)
-        added = now.copy()
-        added[: len(before), : len(before)] -= backbone.config.decay * before
-        before = now
-        guesses = np.concatenate(
-            [peel_histories(added), guess_from_columns(unpack_dense_weights(progress.server.heads))]
+def refuse_other_sums(config: TallyConfig, stream: BlockStream) -> None:
+    """G can be rebuilt from plain sums over the whole catalogue alone."""
+    is_plain = not config.ridge_popularity and not config.length_power
+    is_whole = stream.blocks[0].n_items <= config.most_inputs
+    if not is_plain or not is_whole:
+        raise TacitaError(
+            "the audit rebuilds G of plain sums: ridge_popularity and length_power must be 0, and the catalogue no "
+            "larger than most_inputs."
         )
-        chosen, _ = backbone.build_user_terms(block.train, block.n_items)
-        found.append(compute_best_overlap(guesses, chosen.toarray() > 0))
-        tell()
-    mean = average_blocks(progress.results)
-    valid = [one["valid"] for one in progress.results[1:] or progress.results]
+
+
+def _apply_cuts(federation: Federation, config: RunConfig, options: dict[str, Any]) -> Federation:
+    """The federation with tally under other cuts; of tally-order, B alone."""
+    tally_options = {name: value for name, value in config.backbone.items() if name in TallyConfig.model_fields}
+    backbone_config = {**tally_options, "name": "tally", **options}
+    cut_config = config.model_copy(update={"backbone": backbone_config})
+    backbone = build_components(cut_config)[0]
+    return replace(federation, config=cut_config, backbone=backbone)
+
+
+def _count_active(block: Block) -> int:
+    return int((block.train.counts() > 0).sum())
+
+
+def _readable_bytes(stream: BlockStream) -> float:
+    """What a person sends on average where lists of items can be read."""
+    counts = np.concatenate([block.train.counts() for block in stream.blocks])
+    active_counts = counts[counts > 0]
+    return 4.0 * float(active_counts.mean())
+
+
+def audit_setting(federation: Federation, backbone: Tally, advance: Callable[[], None]) -> dict[str, Any]:
+    """One stream: its quality, what it sends, whom peeling reads in each block, what attacks find in the first."""
+    progress = start_run(federation)
+    gram_before = np.zeros((0, 0))
+    overlaps: list[Doubles] = []
+    attacks: dict[str, Any] = {}
+    for block in federation.stream.blocks:
+        begin_block(federation, progress, block.index)
+        if block.index == 0:
+            target = AttackTarget.of(backbone, progress.server, block.train, federation.config.seed)
+            attacks = run_attacks(target, advance)
+        run_block(federation, progress, lambda report, now: None)
+        end_block(federation, progress)
+        gram = rebuild_server_gram(backbone, progress.server)
+        added = _subtract_faded(gram, gram_before, backbone.config.decay)
+        gram_before = gram
+        peeled = peel_histories(added)
+        from_columns = guess_from_columns(unpack_dense_weights(progress.server.heads))
+        guesses = np.concatenate([peeled, from_columns])
+        terms, _ = backbone.build_user_terms(block.train, block.n_items)
+        overlaps.append(compute_best_overlap(guesses, terms.toarray() > 0))
+        advance()
     return {
-        **{name: mean[name] for name in list(mean)[:1]},
-        "valid": None if None in valid else float(np.mean(valid)),
+        **_first_metric(progress.results),
+        "valid": _mean_validation(progress.results),
         "attacks": attacks,
-        "peeled": [int((one == 1).sum()) for one in found],
-        "peeled_nearly": [int((one >= NEARLY_READ).sum()) for one in found],
-        "bytes_down": float(sum(wire_bytes(a) for a in progress.server.heads.values())),
+        "peeled": [int((overlap == 1).sum()) for overlap in overlaps],
+        "peeled_nearly": [int((overlap >= NEARLY_READ).sum()) for overlap in overlaps],
+        "bytes_down": _broadcast_bytes(progress.server),
     }
 
 
+def _subtract_faded(gram: Doubles, before: Doubles, decay: float) -> Doubles:
+    """What a block added to G."""
+    n_before = len(before)
+    added = gram.copy()
+    added[:n_before, :n_before] -= decay * before
+    return added
+
+
+def _first_metric(results: list[dict[str, Any]]) -> dict[str, Any]:
+    means = average_blocks(results)
+    first_names = list(means)[:1]
+    return {name: means[name] for name in first_names}
+
+
+def _mean_validation(results: list[dict[str, Any]]) -> float | None:
+    """The mean validation score after the first block, or of the first where there is no other."""
+    later_results = results[1:] or results
+    scores = [result["valid"] for result in later_results]
+    if None in scores:
+        return None
+    return float(np.mean(scores))
+
+
+def _broadcast_bytes(server: ServerState) -> float:
+    sizes = [wire_bytes(array) for array in server.heads.values()]
+    return float(sum(sizes))
+
+
 def largest_count(backbone: Tally, server: ServerState) -> float:
-    """How many have the most popular item, faded like G: what the peeling reader is given."""
-    n = len(server.items)
-    shape = PairShape.from_inputs(n, server.heads["inputs"])
-    own = np.arange(n, dtype=np.int64)
-    return float(backbone.compute_gram(PairSums.from_arrays(server.parts[STATE]), shape, own * (own + 3) // 2).max())
+    """How many have the most popular item, faded like G; the peeling reader knows it."""
+    n_items = len(server.items)
+    shape = PairShape.from_inputs(n_items, server.heads["inputs"])
+    item = np.arange(n_items, dtype=np.int64)
+    diagonal_places = item * (item + 3) // 2
+    sums = PairSums.from_arrays(server.parts[STATE])
+    counts = backbone.compute_gram(sums, shape, diagonal_places)
+    return float(counts.max())
 
 
 def rebuild_server_gram(backbone: Tally, server: ServerState) -> Doubles:
-    return rebuild_gram(unpack_dense_weights(server.heads), backbone.config.ridge, largest_count(backbone, server))
+    weights = unpack_dense_weights(server.heads)
+    return rebuild_gram(weights, backbone.config.ridge, largest_count(backbone, server))

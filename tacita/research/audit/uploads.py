@@ -1,11 +1,11 @@
 """What one round's parameter uploads show, without a defence and under budgets: who took part, what they like.
 
-The round is the first, and the whole budget lies on it: the least noise that the budget allows. Who reads has what the
-setting leaves to be seen (`Seen`): each upload, sums of cohorts under masks, or the noised sum of everybody. `likes`:
-AUC of a person's items against all others, by how far rows go towards the liked side (sign-split); the guesses of
-`liked` name sets of items. `sum`: whoever sees the sum of a round and knows exactly what a person would have sent; AUC
-of those in it against those who are not, by how much of that is in it. Controls: the same guess against what somebody
-else likes; the same people and a sum without any of them.
+The round is the first, and the whole budget lies on it: the least noise that the budget allows. The defence decides
+what a reader observes (`Defence.sees`): each upload, sums of cohorts under masks, or the noised sum of everybody.
+`likes`: AUC of a person's items against all others, by how far rows go towards the liked side (sign-split); the guesses
+of `guess_liked` name sets of items. `sum`: a reader sees the sum of a round and knows exactly what a person would have
+sent; AUC of those in it against those who are not, by how much of that is in it. Controls: the same guess against what
+another person likes; the same people and a sum without any of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tacita.core.config import RunConfig
 from tacita.core.errors import TacitaError
 from tacita.core.types import BlockStream, Doubles, Floats, Keys, Longs
 from tacita.federation.rounds import Progress, begin_block, start_run
-from tacita.research.audit.null_space import auc
+from tacita.research.audit.null_space import AucSamples
 from tacita.research.audit.preference_attacks import (
     GUESSES,
     ObservedUploads,
@@ -29,7 +29,7 @@ from tacita.research.audit.preference_attacks import (
     mean_f1,
     sign_split,
 )
-from tacita.round.plan import Federation
+from tacita.round.plan import Federation, prepare_serving
 from tacita.runs.assembly import Machine, assemble, build_components
 
 READERS = {
@@ -54,19 +54,24 @@ class Defence:
 
     def apply_to(self, config: RunConfig, all_at_once: bool = False) -> RunConfig:
         """`all_at_once`: more people than masks are played for; exact sums are the same numbers."""
-        changed = {**self.train, "aggregator": "ideal"} if all_at_once and self.sees == "cohorts" else self.train
-        train = config.train.model_copy(update=changed)
+        changes = self.train
+        if all_at_once and self.sees == "cohorts":
+            changes = {**self.train, "aggregator": "ideal"}
+        train = config.train.model_copy(update=changes)
         return config.model_copy(update={"parts": self.parts, "train": train})
 
 
 def list_defences(epsilons: list[float]) -> list[Defence]:
-    one: dict[str, Any] = {"name": "dpps", "shares": [1.0], "releases": 1, "between": 0.0}
-    found = [Defence("no defence", [], {}), Defence(SECURE, [], {"aggregator": "secure"}, "cohorts")]
+    no_defence = Defence("no defence", [], {})
+    secure_sums = Defence(SECURE, [], {"aggregator": "secure"}, "cohorts")
+    defences = [no_defence, secure_sums]
     for epsilon in sorted(epsilons, reverse=True):
-        found.append(Defence(f"DPPS, epsilon {epsilon:g}", [{**one, "tiers": [epsilon]}], {}))
-        averaged = {"name": "dp-fedavg", "epsilon": epsilon, "releases": 1}
-        found.append(Defence(f"DP-FedAvg, epsilon {epsilon:g}", [averaged], {"aggregation": "fixed"}, "everybody"))
-    return found
+        dpps = {"name": "dpps", "shares": [1.0], "releases": 1, "between": 0.0, "tiers": [epsilon]}
+        defences.append(Defence(f"DPPS, epsilon {epsilon:g}", [dpps], {}))
+        fedavg = {"name": "dp-fedavg", "epsilon": epsilon, "releases": 1}
+        fixed = {"aggregation": "fixed"}
+        defences.append(Defence(f"DP-FedAvg, epsilon {epsilon:g}", [fedavg], fixed, "everybody"))
+    return defences
 
 
 def audit_uploads(
@@ -77,110 +82,155 @@ def audit_uploads(
     on_data: Callable[[BlockStream], None] | None = None,
 ) -> dict[str, Any]:
     """A row without a defence, and one for each mechanism and epsilon."""
-    fed = assemble(config.model_copy(update={"parts": []}), machine)
-    if fed.learner.name != "rows" or fed.config.train.silos:
-        raise TacitaError("this audit reads rows that people upload; use a backbone such as mf, and train.silos = 0.")
+    plain_config = config.model_copy(update={"parts": []})
+    federation = assemble(plain_config, machine)
+    refuse_other_uploads(federation)
     if on_data:
-        on_data(fed.stream)
-    settings, rows = list_defences(epsilons), []
-    plain, people = _start_first_block(fed), _draw_people(fed)
+        on_data(federation.stream)
+    people = _draw_people(federation)
     if len(people) < 4:
         raise TacitaError("too few people have items in the first block, so there is nothing to audit.")
-    own = _compute_single_updates(fed, plain, people[: 2 * _group_size(people)])
-    for n, setting in enumerate(settings):
+    progress = _start_first_block(federation)
+    attacked = people[: 2 * _group_size(people)]
+    single_updates = _compute_single_updates(federation, progress, attacked)
+    defences = list_defences(epsilons)
+    rows = []
+    for done, defence in enumerate(defences):
         if on_done:
-            on_done(n, len(settings))
-        seen, plain_sums = (_apply_config(fed, setting.apply_to(fed.config, sums)) for sums in (False, True))
-        likes = _attack_likes(seen, observe_uploads(seen, setting, people))
-        rows.append({"setting": setting.name, "readers": {**likes, "sum": _attack_sum(plain_sums, people, own)}})
+            on_done(done, len(defences))
+        readers = _attack_defence(federation, defence, people, single_updates)
+        rows.append({"setting": defence.name, "readers": readers})
     if on_done:
-        on_done(len(settings), len(settings))
+        on_done(len(defences), len(defences))
     return {
-        "data": fed.stream.name,
-        "backbone": fed.backbone.name,
+        "data": federation.stream.name,
+        "backbone": federation.backbone.name,
         "people": len(people),
         "seed": config.seed,
         "rows": rows,
     }
 
 
-def _apply_config(fed: Federation, config: RunConfig) -> Federation:
+def refuse_other_uploads(federation: Federation) -> None:
+    """The attacks read rows of single people."""
+    uploads_rows = federation.learner.name == "rows"
+    has_silos = bool(federation.config.train.silos)
+    if not uploads_rows or has_silos:
+        raise TacitaError("this audit reads rows that people upload; use a backbone such as mf, and train.silos = 0.")
+
+
+def _attack_defence(
+    federation: Federation, defence: Defence, people: Longs, single_updates: Floats
+) -> dict[str, dict[str, float]]:
+    """Every attack on what a defence leaves to be seen."""
+    defended = _apply_config(federation, defence.apply_to(federation.config))
+    uploads = observe_uploads(defended, defence, people)
+    findings = _attack_likes(defended, uploads)
+    exact_config = defence.apply_to(federation.config, all_at_once=True)
+    summed = _apply_config(federation, exact_config)
+    findings["sum"] = _attack_sum(summed, people, single_updates)
+    return findings
+
+
+def _apply_config(federation: Federation, config: RunConfig) -> Federation:
     backbone, parts, draws = build_components(config)
-    return replace(fed, backbone=backbone, parts=parts, draws=draws, config=config)
+    return replace(federation, backbone=backbone, parts=parts, draws=draws, config=config)
 
 
-def observe_uploads(fed: Federation, setting: Defence, people: Longs) -> ObservedUploads:
-    """All that whoever reads gets to see of some people's uploads."""
-    read = people[:MAX_READ]
-    if setting.sees == "each":
-        groups, group = [people[[n]] for n in range(len(read))], np.arange(len(read))
-    elif setting.sees == "cohorts":
-        read = read[: max(COHORT, len(read) // COHORT * COHORT)]
-        groups, group = list(read.reshape(-1, min(COHORT, len(read)))), np.arange(len(read)) // COHORT
+def observe_uploads(federation: Federation, defence: Defence, people: Longs) -> ObservedUploads:
+    """All that a reader gets to see of some people's uploads."""
+    observed = people[:MAX_READ]
+    if defence.sees == "each":
+        groups = [people[[place]] for place in range(len(observed))]
+        group = np.arange(len(observed))
+    elif defence.sees == "cohorts":
+        whole_cohorts = len(observed) // COHORT * COHORT
+        observed = observed[: max(COHORT, whole_cohorts)]
+        cohort_size = min(COHORT, len(observed))
+        groups = list(observed.reshape(-1, cohort_size))
+        group = np.arange(len(observed)) // COHORT
     else:
-        groups, group = [people], np.zeros(len(read), np.int64)
-    progress = _start_first_block(fed)
-    tables = [_sum_updates(fed, progress, _user_keys(fed, one)).astype(np.float32) for one in groups]
-    return ObservedUploads(np.stack(tables), group, read)
+        groups = [people]
+        group = np.zeros(len(observed), np.int64)
+    progress = _start_first_block(federation)
+    tables = []
+    for members in groups:
+        total = _sum_updates(federation, progress, _user_keys(federation, members))
+        tables.append(total.astype(np.float32))
+    return ObservedUploads(np.stack(tables), group, observed)
 
 
-def _attack_likes(fed: Federation, uploads: ObservedUploads) -> dict[str, dict[str, float]]:
-    train = fed.stream.blocks[0].train
-    counts = np.bincount(train.ids, minlength=uploads.tables.shape[1]).astype(np.float64)
-    scores = [sign_split(table, counts, liked_share(fed)) for table in uploads.tables]
-    aucs: dict[str, list[float]] = {"found": [], "control": []}
-    for n, group in enumerate(uploads.group):
-        for kind, whose in (("found", uploads.people[n]), ("control", uploads.people[(n + 1) % len(uploads.people)])):
-            liked = np.zeros(len(counts), bool)
-            liked[train.row(int(whose))] = True
-            one = auc(scores[group][liked], scores[group][~liked])
-            aucs[kind] += [] if one is None else [one]
-    found = {"likes": {kind: float(np.mean(values)) for kind, values in aucs.items()}}
-    said = guess_liked(fed, _start_first_block(fed), uploads)
-    return found | {name: mean_f1(uploads, said[name], train) for name in GUESSES}
+def _attack_likes(federation: Federation, uploads: ObservedUploads) -> dict[str, dict[str, float]]:
+    train = federation.stream.blocks[0].train
+    n_items = uploads.tables.shape[1]
+    counts = np.bincount(train.ids, minlength=n_items).astype(np.float64)
+    share = liked_share(federation)
+    scores = [sign_split(table, counts, share) for table in uploads.tables]
+    aucs = AucSamples("found", "control")
+    for place, group in enumerate(uploads.group):
+        for kind, person in uploads.pair_with_next(place).items():
+            liked = np.zeros(n_items, bool)
+            liked[train.row(person)] = True
+            score = scores[group]
+            aucs.add(kind, score[liked], score[~liked])
+    progress = _start_first_block(federation)
+    guesses = guess_liked(federation, progress, uploads)
+    findings = {"likes": aucs.means()}
+    for name in GUESSES:
+        findings[name] = mean_f1(uploads, guesses[name], train)
+    return findings
 
 
-def _attack_sum(fed: Federation, people: Longs, own: Floats) -> dict[str, float]:
+def _attack_sum(federation: Federation, people: Longs, single_updates: Floats) -> dict[str, float]:
     """Of a fifth of the people one half is in a round; everybody else is, always."""
-    aucs: dict[str, list[float]] = {"found": [], "control": []}
-    others = people[len(own) :]
+    n_attacked = len(single_updates)
+    others = people[n_attacked:]
+    aucs = AucSamples("found", "control")
     for draw in range(DRAWS):
-        order = np.random.default_rng([fed.config.seed, draw]).permutation(len(own))
-        inside, absent = np.split(order, 2)
-        for kind, there in (("found", np.concatenate([people[inside], others])), ("control", others)):
-            total = _sum_updates(fed, _start_first_block(fed), _user_keys(fed, there))
-            score = own @ total.reshape(-1).astype(np.float32)
-            one = auc(score[inside], score[absent])
-            aucs[kind] += [] if one is None else [one]
-    return {kind: float(np.mean(values)) for kind, values in aucs.items()}
+        rng = np.random.default_rng([federation.config.seed, draw])
+        inside, absent = np.split(rng.permutation(n_attacked), 2)
+        with_inside = np.concatenate([people[inside], others])
+        participants = {"found": with_inside, "control": others}
+        for kind, users in participants.items():
+            progress = _start_first_block(federation)
+            total = _sum_updates(federation, progress, _user_keys(federation, users))
+            score = single_updates @ total.reshape(-1).astype(np.float32)
+            aucs.add(kind, score[inside], score[absent])
+    return aucs.means()
 
 
 def _group_size(people: Longs) -> int:
-    return max(1, min(MAX_READ, len(people) // 10))
+    tenth = len(people) // 10
+    return max(1, min(MAX_READ, tenth))
 
 
-def _compute_single_updates(fed: Federation, progress: Progress, people: Longs) -> Floats:
+def _compute_single_updates(federation: Federation, progress: Progress, people: Longs) -> Floats:
     """(people, numbers) what a round of one person alone gives."""
-    each = (_sum_updates(fed, progress, _user_keys(fed, people[[n]])).reshape(-1) for n in range(len(people)))
-    return np.stack([one.astype(np.float32) for one in each])
+    updates = []
+    for key in _user_keys(federation, people):
+        total = _sum_updates(federation, progress, np.array([key]))
+        updates.append(total.reshape(-1).astype(np.float32))
+    return np.stack(updates)
 
 
-def _sum_updates(fed: Federation, progress: Progress, chosen: Keys) -> Doubles:
-    down = fed.broadcast_serving(progress.server)
-    return np.asarray(progress.devices.exchange(fed, progress.server, down, "round", chosen).total["rows"])
+def _sum_updates(federation: Federation, progress: Progress, chosen: Keys) -> Doubles:
+    broadcast = prepare_serving(federation, progress.server)
+    reply = progress.devices.exchange(federation, progress.server, broadcast, "round", chosen)
+    return np.asarray(reply.total["rows"])
 
 
-def _start_first_block(fed: Federation) -> Progress:
-    progress = start_run(fed)
-    begin_block(fed, progress, 0)
+def _start_first_block(federation: Federation) -> Progress:
+    progress = start_run(federation)
+    begin_block(federation, progress, 0)
     return progress
 
 
-def _user_keys(fed: Federation, people: Longs) -> Keys:
-    return fed.stream.user_keys[people]
+def _user_keys(federation: Federation, people: Longs) -> Keys:
+    return federation.stream.user_keys[people]
 
 
-def _draw_people(fed: Federation) -> Longs:
+def _draw_people(federation: Federation) -> Longs:
     """People with items in the first block, in a random order."""
-    some = np.flatnonzero(fed.stream.blocks[0].train.counts() > 0)
-    return np.random.default_rng(fed.config.seed).permutation(some)
+    counts = federation.stream.blocks[0].train.counts()
+    active = np.flatnonzero(counts > 0)
+    return np.random.default_rng(federation.config.seed).permutation(active)

@@ -1,10 +1,10 @@
 """What guesses about canaries prove of epsilon: at least so much, in 95 of 100 audits or more.
 
-A canary was inside of what was released or not (where data is replaced: had one of two values), by a coin of its own.
-Two bounds. `one_run` counts right guesses and assumes nothing of the mechanism (Steinke, Nasr, Jagielski 2023).
-`within_law` also believes that noise has the law that is claimed, and asks how much of it there can be at most, given
-how often a threshold was wrong (Clopper and Pearson 1934): it sees a few per cent of noise that are missing where the
-first sees a half. What to guess and where the threshold lies follows the claim, never the scores.
+A coin of its own decides whether a canary was inside of a release (where data is replaced: which of two values it had).
+There are two bounds. `one_run` counts right guesses and assumes nothing of the mechanism (Steinke, Nasr, Jagielski
+2023). `within_law` also believes that noise has the law that is claimed. It asks how much noise there can be at most,
+by how often a threshold was wrong (Clopper and Pearson 1934). It sees that a few per cent of noise are missing where
+the first sees a half. What to guess and where the threshold lies follows the claim, never the scores.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tacita.privacy.calibration import epsilon_of_mu
 
 DOUBT = 0.05  # how often a bound may be wrong
 MAX_EPSILON = 30.0  # no audit of this size shows a larger epsilon
+GUESSED_SHARES = (1.0, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02)
 _TINY = 1e-15
 
 
@@ -32,7 +33,7 @@ class Trials:
 
     score: Doubles
     inside: Bools
-    ledger_epsilon: float | None = None  # the epsilon on their own ledgers, where they keep some
+    ledger_epsilon: float | None = None  # the epsilon on their own ledgers, where they have some
 
     def __len__(self) -> int:
         return len(self.score)
@@ -42,8 +43,8 @@ class Trials:
 class Claim:
     """What is promised, and how scores are spread if it is true.
 
-    gaussian: deviation 1 around 0 outside, around mu inside, there with a chance of `rate`. pure: no canary is more
-    than e^epsilon times as likely to score `threshold` inside as outside.
+    gaussian: deviation 1 around 0 outside, around mu inside; a canary takes part with a chance of `rate`. pure: no
+    canary is more than e^epsilon times as likely to score `threshold` inside as outside.
     """
 
     epsilon: float
@@ -54,21 +55,38 @@ class Claim:
     releases: int = 1  # like the one that a score is about; epsilon is of all of them together
     threshold: float = 0.0
 
+    @property
+    def is_pure(self) -> bool:
+        return self.law == "pure"
+
+    def chance_inside(self, chance_outside: Doubles, chance_present: Doubles) -> Doubles:
+        """A chance for those inside, who take part at `rate` and else look like those outside."""
+        return (1 - self.rate) * chance_outside + self.rate * chance_present
+
 
 def bound_within_law(trials: Trials, claim: Claim) -> float:
     """The least epsilon with which a threshold is wrong as seldom as it was, if noise has the law of the claim."""
-    threshold = claim.threshold if claim.law == "pure" else choose_threshold(claim, len(trials) // 2)
-    false, true = _bound_rates(trials, threshold)
-    if claim.law == "pure":
-        either = (true / false, (1 - false) / (1 - true))
-        return max(0.0, min(MAX_EPSILON, math.log(max(*either, _TINY))))
-    return epsilon_from_mu(infer_mu(false, true, claim.rate), claim)
+    if claim.is_pure:
+        threshold = claim.threshold
+    else:
+        threshold = choose_threshold(claim, len(trials) // 2)
+    false_rate, true_rate = _bound_rates(trials, threshold)
+    if not claim.is_pure:
+        mu = infer_mu(false_rate, true_rate, claim.rate)
+        return epsilon_from_mu(mu, claim)
+    passed_ratio = true_rate / false_rate
+    missed_ratio = (1 - false_rate) / (1 - true_rate)
+    largest_ratio = max(passed_ratio, missed_ratio, _TINY)
+    return max(0.0, min(MAX_EPSILON, math.log(largest_ratio)))
 
 
-def infer_mu(false: float, true: float, rate: float) -> float:
-    """mu of the noise that a threshold with these chances belongs to; who is there by chance is there more seldom."""
-    there = np.clip((true - (1 - rate) * false) / rate, _TINY, 1 - _TINY)
-    return max(0.0, float(ndtri(there) - ndtri(np.clip(false, _TINY, 1 - _TINY))))
+def infer_mu(false_rate: float, true_rate: float, rate: float) -> float:
+    """mu of the noise that a threshold with these chances belongs to; sampled canaries take part more seldom."""
+    present_rate = (true_rate - (1 - rate) * false_rate) / rate
+    present_rate = np.clip(present_rate, _TINY, 1 - _TINY)
+    absent_rate = np.clip(false_rate, _TINY, 1 - _TINY)
+    distance = ndtri(present_rate) - ndtri(absent_rate)
+    return max(0.0, float(distance))
 
 
 def epsilon_from_mu(mu: float, claim: Claim) -> float:
@@ -76,41 +94,58 @@ def epsilon_from_mu(mu: float, claim: Claim) -> float:
     if mu <= 0:
         return 0.0
     if claim.rate == 1:
-        return float(epsilon_of_mu(np.array([mu * math.sqrt(claim.releases)]), claim.delta)[0])
+        total_mu = mu * math.sqrt(claim.releases)
+        return float(epsilon_of_mu(np.array([total_mu]), claim.delta)[0])
     event = Event("canary", "gaussian", mu, 1.0, "person", "central", claim.rate, "poisson")
     return compute_epsilon([(event, claim.releases)], claim.delta)
 
 
 def choose_threshold(claim: Claim, each: int) -> float:
     """Where, with so many canaries inside and outside, the claim itself would be bounded best."""
-    tried = np.linspace(-1.0, claim.mu + 3.0, 81)
-    false = ndtr(-tried)
-    true = (1 - claim.rate) * false + claim.rate * ndtr(claim.mu - tried)
-    found = [
-        infer_mu(_upper_bound(a * each, each), 1 - _upper_bound((1 - b) * each, each), claim.rate)
-        for a, b in zip(false, true)
-    ]
-    return float(tried[int(np.argmax(found))])
+    thresholds = np.linspace(-1.0, claim.mu + 3.0, 81)
+    false_rates = ndtr(-thresholds)
+    true_rates = claim.chance_inside(false_rates, ndtr(claim.mu - thresholds))
+    bounds = []
+    for false_rate, true_rate in zip(false_rates, true_rates):
+        most_false = _upper_bound(false_rate * each, each)
+        least_true = 1 - _upper_bound((1 - true_rate) * each, each)
+        bounds.append(infer_mu(most_false, least_true, claim.rate))
+    best = int(np.argmax(bounds))
+    return float(thresholds[best])
 
 
 def bound_one_run(trials: Trials, claim: Claim) -> float:
     """The least epsilon with which so many guesses come right by chance; the surest at both ends are guessed."""
-    order = np.argsort(trials.score, kind="stable")
-    if claim.law == "pure":
-        guessed = trials.score >= claim.threshold
-        n, right = int(guessed.sum()), int((guessed & trials.inside).sum())
-    else:
-        half = max(1, int(choose_share(claim, len(trials)) * len(trials) / 2))
-        n, right = 2 * half, int(trials.inside[order[-half:]].sum() + (~trials.inside[order[:half]]).sum())
-    if bound_guess_chance(len(trials), n, right, 0.0, claim.delta) > DOUBT:
+    n_guesses, n_right = _count_right_guesses(trials, claim)
+
+    def is_too_unlikely(epsilon: float) -> bool:
+        return bound_guess_chance(len(trials), n_guesses, n_right, epsilon, claim.delta) <= DOUBT
+
+    if not is_too_unlikely(0.0):
         return 0.0
-    low, high = 0.0, MAX_EPSILON
+    low = 0.0
+    high = MAX_EPSILON
     for _ in range(40):
         middle = (low + high) / 2
-        low, high = (
-            (low, middle) if bound_guess_chance(len(trials), n, right, middle, claim.delta) > DOUBT else (middle, high)
-        )
+        if is_too_unlikely(middle):
+            low = middle
+        else:
+            high = middle
     return low
+
+
+def _count_right_guesses(trials: Trials, claim: Claim) -> tuple[int, int]:
+    """How many canaries are guessed, and how many of these guesses are right."""
+    if claim.is_pure:
+        is_guessed = trials.score >= claim.threshold
+        is_right = is_guessed & trials.inside
+        return int(is_guessed.sum()), int(is_right.sum())
+    share = choose_share(claim, len(trials))
+    half = max(1, int(share * len(trials) / 2))
+    order = np.argsort(trials.score, kind="stable")
+    right_inside = trials.inside[order[-half:]].sum()
+    right_outside = (~trials.inside[order[:half]]).sum()
+    return 2 * half, int(right_inside + right_outside)
 
 
 def bound_guess_chance(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
@@ -118,27 +153,43 @@ def bound_guess_chance(canaries: int, guesses: int, right: int, epsilon: float, 
     if guesses == 0:
         return 1.0
     law = stats.binom(guesses, expit(epsilon))
-    whole = float(law.sf(right - 1))
+    pure_chance = float(law.sf(right - 1))
     if delta == 0 or right == 0:
-        return whole
-    below = np.cumsum(law.pmf(np.arange(right - 1, -1, -1)))  # of up to so many right guesses less
-    return min(1.0, whole + 2 * canaries * delta * float((below / np.arange(1, right + 1)).max()))
+        return pure_chance
+    fewer_right = np.arange(right - 1, -1, -1)
+    below = np.cumsum(law.pmf(fewer_right))  # the chance of up to so many right guesses less
+    n_fewer = np.arange(1, right + 1)
+    largest = float((below / n_fewer).max())
+    return min(1.0, pure_chance + 2 * canaries * delta * largest)
 
 
 def choose_share(claim: Claim, canaries: int) -> float:
     """The share of the canaries to guess at which the claim itself would be bounded best."""
-    shares = np.array([1.0, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02])
     grid = np.linspace(-8.0, claim.mu + 8.0, 4001)
     outside = ndtr(grid)
-    inside = (1 - claim.rate) * outside + claim.rate * ndtr(grid - claim.mu)
-    both, best = (inside + outside) / 2, (0.0, 1.0)
-    for share in shares:
-        high, low = np.searchsorted(both, 1 - share / 2), np.searchsorted(both, share / 2)
-        right = ((1 - inside[high]) / 2 + outside[low] / 2) / share
-        n = max(2, int(share * canaries))
-        least = _bound_right_share(n, right)
-        best = max(best, (math.log(least / (1 - least)) if least > 0.5 else 0.0, share))
-    return best[1]
+    inside = claim.chance_inside(outside, ndtr(grid - claim.mu))
+    either = (inside + outside) / 2
+    best_bound = 0.0
+    best_share = 1.0
+    for share in GUESSED_SHARES:
+        high = np.searchsorted(either, 1 - share / 2)
+        low = np.searchsorted(either, share / 2)
+        right_inside = (1 - inside[high]) / 2
+        right_outside = outside[low] / 2
+        right_share = (right_inside + right_outside) / share
+        n_guesses = max(2, int(share * canaries))
+        bound = _log_odds(_bound_right_share(n_guesses, right_share))
+        if bound > best_bound:
+            best_bound = bound
+            best_share = share
+    return best_share
+
+
+def _log_odds(share: float) -> float:
+    """0 where a share is no better than a coin."""
+    if share <= 0.5:
+        return 0.0
+    return math.log(share / (1 - share))
 
 
 def _bound_right_share(n: int, right: float) -> float:
@@ -147,16 +198,17 @@ def _bound_right_share(n: int, right: float) -> float:
 
 def _bound_rates(trials: Trials, threshold: float) -> tuple[float, float]:
     """How often the threshold is passed: outside at most, inside at least."""
-    passed = trials.score >= threshold
-    inside, outside = int(trials.inside.sum()), int((~trials.inside).sum())
-    return (
-        _upper_bound(float(passed[~trials.inside].sum()), outside),
-        1 - _upper_bound(float((~passed[trials.inside]).sum()), inside),
-    )
+    is_passed = trials.score >= threshold
+    is_outside = ~trials.inside
+    false_passes = float(is_passed[is_outside].sum())
+    false_misses = float((~is_passed[trials.inside]).sum())
+    most_false = _upper_bound(false_passes, int(is_outside.sum()))
+    most_missed = _upper_bound(false_misses, int(trials.inside.sum()))
+    return most_false, 1 - most_missed
 
 
-def _upper_bound(seen: float, of: int) -> float:
+def _upper_bound(count: float, of: int) -> float:
     """The largest chance that shows so seldom; half of the doubt is for each of two such bounds."""
-    if seen >= of:
+    if count >= of:
         return 1.0
-    return float(betaincinv(seen + 1, of - seen, 1 - DOUBT / 2))
+    return float(betaincinv(count + 1, of - count, 1 - DOUBT / 2))

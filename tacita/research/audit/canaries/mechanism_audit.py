@@ -1,7 +1,7 @@
 """Every mechanism that claims an epsilon, and what canaries show of it: the bounds, the claim, and planted bugs.
 
-A bound above its claim says that a promise is broken. The bugs are the control: were they not seen, a bound below the
-claim would say nothing.
+A bound above its claim says that a promise is broken. The bugs are the control: if canaries missed them, a bound below
+the claim would say nothing.
 """
 
 from __future__ import annotations
@@ -16,11 +16,18 @@ from tacita.core.errors import TacitaError
 from tacita.research.audit.canaries import items, rounds, streams, sums
 from tacita.research.audit.canaries.bounds import Claim, Trials, bound_one_run, bound_within_law
 
-HALF_NOISE_BUG, NO_CLIP_BUG, UNNOISED_SCALARS_BUG = "half the noise", "no clip", "no noise on it"
+HALF_NOISE_BUG = "half the noise"
+NO_CLIP_BUG = "no clip"
+UNNOISED_SCALARS_BUG = "no noise on it"
+COMMON_BUGS = (HALF_NOISE_BUG, NO_CLIP_BUG)
+MIN_CANARIES = 20
 _DPPS_ONE_RELEASE = {"name": "dpps", "tiers": [5.0], "shares": [1.0], "releases": 1, "between": 0.0}
 _DPPS_TWO_TIERS = {"name": "dpps", "tiers": [1.0, 5.0], "shares": [1.0, 1.0], "releases": 2, "threat": "central"}
 _DPPS_DEFAULT = {"name": "dpps", "tiers": [5.0], "shares": [1.0], "releases": 1}  # a length goes along with each update
+_FEDAVG = {"name": "dp-fedavg", "epsilon": 2.0}
 _LAPLACE = {"name": "laplace-noise", "mode": "ldp", "epsilon": 2.0}
+
+RunTrials = Callable[[int, int, str | None], Trials]  # canaries, seed, bug
 
 
 @dataclass(frozen=True)
@@ -30,24 +37,28 @@ class MechanismAudit:
     name: str
     unit: str
     against: str
-    make_claim: Callable[[], Claim]  # worked out when a row is made: noise for sampled rounds takes seconds to find
-    run_trials: Callable[[int, int, str | None], Trials]
+    make_claim: Callable[[], Claim]  # called when a row is made: to calibrate noise of sampled rounds takes seconds
+    run_trials: RunTrials
     canaries: int
-    bugs: tuple[str, ...] = (HALF_NOISE_BUG, NO_CLIP_BUG)
+    bugs: tuple[str, ...] = COMMON_BUGS
 
     @cached_property
     def claim(self) -> Claim:
         return self.make_claim()
 
     def make_row(self, seed: int, share: float) -> dict[str, Any]:
-        """What canaries show of it, and of it with a bug, by a fifth of them at least."""
-        began = time.perf_counter()
-        trials = self.run_trials(max(20, int(share * self.canaries)), seed, None)
-        found = {"one_run": bound_one_run(trials, self.claim), "within_law": bound_within_law(trials, self.claim)}
-        fewer = max(20, int(share * self.canaries) // 2)
-        played = {bug: self.run_trials(fewer, seed, bug) for bug in self.bugs}
-        caught = {bug: _largest_bound(one, self.claim) for bug, one in played.items()}
-        told = {bug: self._stated_epsilon(one) for bug, one in played.items()}
+        """What canaries show of it, and half as many of it with a bug."""
+        start = time.perf_counter()
+        n_canaries = int(share * self.canaries)
+        trials = self.run_trials(max(MIN_CANARIES, n_canaries), seed, None)
+        one_run = bound_one_run(trials, self.claim)
+        within_law = bound_within_law(trials, self.claim)
+        bug_bounds = {}
+        bug_epsilons = {}
+        for bug in self.bugs:
+            bug_trials = self.run_trials(max(MIN_CANARIES, n_canaries // 2), seed, bug)
+            bug_bounds[bug] = _largest_bound(bug_trials, self.claim)
+            bug_epsilons[bug] = self._stated_epsilon(bug_trials)
         return {
             "mechanism": self.name,
             "unit": self.unit,
@@ -55,115 +66,198 @@ class MechanismAudit:
             "epsilon": self.claim.epsilon,
             "delta": self.claim.delta,
             "canaries": len(trials),
-            **found,
-            "bugs": caught,
-            "said_with_bugs": told,
-            "holds": max(found.values()) <= self._stated_epsilon(trials),
-            "caught": all(caught[bug] > told[bug] for bug in self.bugs),
-            "seconds": time.perf_counter() - began,
+            "one_run": one_run,
+            "within_law": within_law,
+            "bugs": bug_bounds,
+            "said_with_bugs": bug_epsilons,
+            "holds": max(one_run, within_law) <= self._stated_epsilon(trials),
+            "caught": all(bug_bounds[bug] > bug_epsilons[bug] for bug in self.bugs),
+            "seconds": time.perf_counter() - start,
         }
 
     def _stated_epsilon(self, trials: Trials) -> float:
-        """The epsilon that stands: what the devices' ledgers say, where they keep some, and never more than claimed."""
-        return self.claim.epsilon if trials.ledger_epsilon is None else min(self.claim.epsilon, trials.ledger_epsilon)
+        """The epsilon on the devices' ledgers, where they have some, and never more than claimed."""
+        if trials.ledger_epsilon is None:
+            return self.claim.epsilon
+        return min(self.claim.epsilon, trials.ledger_epsilon)
 
 
 def _largest_bound(trials: Trials, claim: Claim) -> float:
-    return max(bound_one_run(trials, claim), bound_within_law(trials, claim))
+    one_run = bound_one_run(trials, claim)
+    within_law = bound_within_law(trials, claim)
+    return max(one_run, within_law)
 
 
 def _audit_rounds(setting: rounds.RoundScenario, canaries: int) -> MechanismAudit:
-    against = "who sees models" if setting.threat == "central" else "the server"
-    bugs = (HALF_NOISE_BUG, NO_CLIP_BUG) if setting.reads == "rows" else (UNNOISED_SCALARS_BUG,)
+    def run_trials(n: int, seed: int, bug: str | None) -> Trials:
+        return rounds.run_trials(setting, n, seed, bug)
+
+    reads_rows = setting.reads == "rows"
     return MechanismAudit(
-        setting.name,
-        setting.unit,
-        against,
-        setting.claim,
-        lambda n, seed, bug: rounds.run_trials(setting, n, seed, bug),
-        canaries,
-        bugs,
+        name=setting.name,
+        unit=setting.unit,
+        against="who sees models" if setting.threat == "central" else "the server",
+        make_claim=setting.claim,
+        run_trials=run_trials,
+        canaries=canaries,
+        bugs=COMMON_BUGS if reads_rows else (UNNOISED_SCALARS_BUG,),
     )
 
 
 def _audit_items(setting: items.ItemScenario) -> MechanismAudit:
-    what = "one item" if setting.items == 1 else f"person, {setting.items} items"
-    name = f"PDC-FRS, {'randomised response' if setting.mechanism == 'krr' else setting.mechanism}"
-    play = lambda n, seed, bug: items.run_trials(setting, n, seed, bug)  # noqa: E731
-    return MechanismAudit(name, what, "the server", setting.claim, play, 100_000, (HALF_NOISE_BUG,))
+    def run_trials(n: int, seed: int, bug: str | None) -> Trials:
+        return items.run_trials(setting, n, seed, bug)
+
+    mechanism = "randomised response" if setting.mechanism == "krr" else setting.mechanism
+    return MechanismAudit(
+        name=f"PDC-FRS, {mechanism}",
+        unit="one item" if setting.items == 1 else f"person, {setting.items} items",
+        against="the server",
+        make_claim=setting.claim,
+        run_trials=run_trials,
+        canaries=100_000,
+        bugs=(HALF_NOISE_BUG,),
+    )
 
 
 def _audit_sums(name: str, setting: sums.SumScenario, canaries: int) -> MechanismAudit:
-    against = "the server" if setting.node else "who sees the sum"
-    play = lambda n, seed, bug: sums.run_trials(setting, n, seed, bug)  # noqa: E731
-    bugs = (HALF_NOISE_BUG, NO_CLIP_BUG, *([sums.SEPARATE_CLIPS_BUG] if setting.order and setting.one_release else []))
-    return MechanismAudit(name, "person", against, setting.claim, play, canaries, bugs)
+    def run_trials(n: int, seed: int, bug: str | None) -> Trials:
+        return sums.run_trials(setting, n, seed, bug)
+
+    bugs = COMMON_BUGS
+    if setting.order and setting.one_release:
+        bugs = (*COMMON_BUGS, sums.SEPARATE_CLIPS_BUG)
+    return MechanismAudit(
+        name=name,
+        unit="person",
+        against="the server" if setting.node else "who sees the sum",
+        make_claim=setting.claim,
+        run_trials=run_trials,
+        canaries=canaries,
+        bugs=bugs,
+    )
 
 
 def _audit_streams(name: str, setting: streams.StreamScenario, bugs: tuple[str, ...]) -> MechanismAudit:
-    play = lambda n, seed, bug: streams.run_trials(setting, n, seed, bug)  # noqa: E731
-    return MechanismAudit(name, "person", "who sees the sums", setting.claim, play, 2000, bugs)
+    def run_trials(n: int, seed: int, bug: str | None) -> Trials:
+        return streams.run_trials(setting, n, seed, bug)
+
+    return MechanismAudit(
+        name=name,
+        unit="person",
+        against="who sees the sums",
+        make_claim=setting.claim,
+        run_trials=run_trials,
+        canaries=2000,
+        bugs=bugs,
+    )
 
 
 def _list_dpps_audits() -> list[MechanismAudit]:
-    """As it is by default, each number that goes along by itself, and one silo's sum."""
-    played, told = rounds.RoundScenario, "DPPS by default, "
-    silo, alone = {**_DPPS_DEFAULT, "threat": "silo"}, {"silos": 1, "in_silos": "apart"}
+    """One release with one number, as it is by default, and over two releases."""
+    scenario = rounds.RoundScenario
+    per_silo = {**_DPPS_ONE_RELEASE, "unit": "silo"}
+    one_release = scenario("DPPS, one release", _DPPS_ONE_RELEASE, 5.0, "local")
+    silo_release = scenario("DPPS, one release", per_silo, 5.0, "local", "silo")
+    smaller_tier = scenario("DPPS, 2 releases, smaller tier", _DPPS_TWO_TIERS, 1.0, releases=2)
+    larger_tier = scenario("DPPS, 2 releases, larger tier", _DPPS_TWO_TIERS, 5.0, releases=2, tier=1)
     return [
-        _audit_rounds(played(told + "one release", _DPPS_DEFAULT, 5.0, "local"), 1000),
-        _audit_rounds(
-            played(told + "the length that goes along", _DPPS_DEFAULT, 5.0, "local", reads="dpps.length"), 500
-        ),
-        _audit_rounds(
-            played(
-                told + "the weight that goes along",
-                _DPPS_DEFAULT,
-                5.0,
-                "local",
-                reads="dpps.mass",
-                other_part="interest",
-            ),
-            500,
-        ),
-        _audit_rounds(played("DPPS, a silo's sum, one release", silo, 5.0, "silo", train=alone), 20_000),
+        _audit_rounds(one_release, 1000),
+        _audit_rounds(silo_release, 1200),
+        *_list_default_dpps_audits(),
+        _audit_rounds(smaller_tier, 20_000),
+        _audit_rounds(larger_tier, 20_000),
+    ]
+
+
+def _list_default_dpps_audits() -> list[MechanismAudit]:
+    """As it is by default, each number that goes along by itself, and one silo's sum."""
+    scenario = rounds.RoundScenario
+    whole = scenario("DPPS by default, one release", _DPPS_DEFAULT, 5.0, "local")
+    length = scenario(
+        "DPPS by default, the length that goes along",
+        _DPPS_DEFAULT,
+        5.0,
+        "local",
+        reads="dpps.length",
+    )
+    weight = scenario(
+        "DPPS by default, the weight that goes along",
+        _DPPS_DEFAULT,
+        5.0,
+        "local",
+        reads="dpps.mass",
+        other_part="interest",
+    )
+    silo_part = {**_DPPS_DEFAULT, "threat": "silo"}
+    one_silo = {"silos": 1, "in_silos": "apart"}
+    silo_sum = scenario("DPPS, a silo's sum, one release", silo_part, 5.0, "silo", train=one_silo)
+    return [
+        _audit_rounds(whole, 1000),
+        _audit_rounds(length, 500),
+        _audit_rounds(weight, 500),
+        _audit_rounds(silo_sum, 20_000),
+    ]
+
+
+def _list_round_audits() -> list[MechanismAudit]:
+    """Mechanisms with one noise for everybody, and Laplace noise."""
+    scenario = rounds.RoundScenario
+    two_rounds = {**_FEDAVG, "releases": 2}
+    four_rounds = {**_FEDAVG, "releases": 4}
+    everybody_drawn = scenario("DP-FedAvg, 2 rounds of everybody", two_rounds, 2.0, releases=2)
+    quarter_drawn = scenario("DP-FedAvg, 4 rounds, a quarter drawn", four_rounds, 2.0, releases=4, rate=0.25)
+    laplace = scenario("Laplace noise, one release", _LAPLACE, 2.0, "local")
+    return [
+        _audit_rounds(everybody_drawn, 20_000),
+        _audit_rounds(quarter_drawn, 20_000),
+        _audit_rounds(laplace, 1000),
+    ]
+
+
+def _list_item_audits() -> list[MechanismAudit]:
+    audits = []
+    for mechanism in ("krr", "exponential"):
+        for n_items in (1, 2):
+            setting = items.ItemScenario(mechanism, 1.0, n_items)
+            audits.append(_audit_items(setting))
+    return audits
+
+
+def _list_sum_audits() -> list[MechanismAudit]:
+    scenario = sums.SumScenario
+    node_terms = scenario(4.0, node=True, one_release=True)
+    order_terms = scenario(4.0, one_release=True, order=True)
+    return [
+        _audit_sums("tally, all of a first block", scenario(4.0), 1000),
+        _audit_sums("tally, terms of one release", scenario(4.0, one_release=True), 2000),
+        _audit_sums("tally, a node's own sum", scenario(4.0, node=True), 1000),
+        _audit_sums("tally, terms of a node's own sum", node_terms, 2000),
+        _audit_sums("tally-order, all of a first block", scenario(4.0, order=True), 1000),
+        _audit_sums("tally-order, terms and order of one release", order_terms, 2000),
+    ]
+
+
+def _list_stream_audits() -> list[MechanismAudit]:
+    scenario = streams.StreamScenario
+    difference = scenario(2.0, 3, reader="changes")
+    retractions = scenario(3.0, 1, 4)
+    retraction_bugs = (HALF_NOISE_BUG, streams.FREE_RETRACTIONS_BUG)
+    return [
+        _audit_streams("tally, 3 blocks together", scenario(4.0, 3), COMMON_BUGS),
+        _audit_streams("tally, what two blocks differ by", difference, (streams.SAME_NOISE_BUG,)),
+        _audit_streams("tally, a block and 4 retractions", retractions, retraction_bugs),
     ]
 
 
 def list_mechanisms() -> list[MechanismAudit]:
     """In the order of the table."""
-    played = rounds.RoundScenario
-    drawn = {"name": "dp-fedavg", "epsilon": 2.0}
     return [
-        _audit_rounds(played("DPPS, one release", _DPPS_ONE_RELEASE, 5.0, "local"), 1000),
-        _audit_rounds(played("DPPS, one release", {**_DPPS_ONE_RELEASE, "unit": "silo"}, 5.0, "local", "silo"), 1200),
         *_list_dpps_audits(),
-        _audit_rounds(played("DPPS, 2 releases, smaller tier", _DPPS_TWO_TIERS, 1.0, releases=2), 20_000),
-        _audit_rounds(played("DPPS, 2 releases, larger tier", _DPPS_TWO_TIERS, 5.0, releases=2, tier=1), 20_000),
-        _audit_rounds(played("DP-FedAvg, 2 rounds of everybody", {**drawn, "releases": 2}, 2.0, releases=2), 20_000),
-        _audit_rounds(
-            played("DP-FedAvg, 4 rounds, a quarter drawn", {**drawn, "releases": 4}, 2.0, releases=4, rate=0.25), 20_000
-        ),
-        _audit_rounds(played("Laplace noise, one release", _LAPLACE, 2.0, "local"), 1000),
-        *(_audit_items(items.ItemScenario(how, 1.0, n)) for how in ("krr", "exponential") for n in (1, 2)),
-        _audit_sums("tally, all of a first block", sums.SumScenario(4.0), 1000),
-        _audit_sums("tally, terms of one release", sums.SumScenario(4.0, one_release=True), 2000),
-        _audit_sums("tally, a node's own sum", sums.SumScenario(4.0, node=True), 1000),
-        _audit_sums("tally, terms of a node's own sum", sums.SumScenario(4.0, node=True, one_release=True), 2000),
-        _audit_sums("tally-order, all of a first block", sums.SumScenario(4.0, order=True), 1000),
-        _audit_sums(
-            "tally-order, terms and order of one release", sums.SumScenario(4.0, one_release=True, order=True), 2000
-        ),
-        _audit_streams("tally, 3 blocks together", streams.StreamScenario(4.0, 3), (HALF_NOISE_BUG, NO_CLIP_BUG)),
-        _audit_streams(
-            "tally, what two blocks differ by",
-            streams.StreamScenario(2.0, 3, reader="changes"),
-            (streams.SAME_NOISE_BUG,),
-        ),
-        _audit_streams(
-            "tally, a block and 4 retractions",
-            streams.StreamScenario(3.0, 1, 4),
-            (HALF_NOISE_BUG, streams.FREE_RETRACTIONS_BUG),
-        ),
+        *_list_round_audits(),
+        *_list_item_audits(),
+        *_list_sum_audits(),
+        *_list_stream_audits(),
     ]
 
 
@@ -171,15 +265,19 @@ def audit_canaries(
     seed: int = 1, share: float = 1.0, on_done: Callable[[int, int], None] | None = None, only: str = ""
 ) -> dict[str, Any]:
     """A row for every mechanism; `share`: of the canaries, where it has to be quick."""
-    chosen = [one for one in list_mechanisms() if only.lower() in one.name.lower()]
+    chosen = [audit for audit in list_mechanisms() if only.lower() in audit.name.lower()]
     if not chosen:
         raise TacitaError(f"--only {only}: no mechanism has that in its name; leave it out to see all.")
     rows = []
-    for n, one in enumerate(chosen):
+    for done, audit in enumerate(chosen):
         if on_done:
-            on_done(n, len(chosen))
-        rows.append(one.make_row(seed, share))
+            on_done(done, len(chosen))
+        rows.append(audit.make_row(seed, share))
     if on_done:
         on_done(len(chosen), len(chosen))
-    held = all(row["holds"] for row in rows)
-    return {"seed": seed, "rows": rows, "holds": held, "caught": all(row["caught"] for row in rows)}
+    return {
+        "seed": seed,
+        "rows": rows,
+        "holds": all(row["holds"] for row in rows),
+        "caught": all(row["caught"] for row in rows),
+    }

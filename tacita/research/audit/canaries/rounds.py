@@ -1,7 +1,7 @@
 """Canaries in rounds: crafted updates through the clip, the draw of participants, the noise and the ledger of a run.
 
-Every client is a canary with a row of its own, far longer than the clip. Everything else is the run's own code: what
-`Here.exchange` returns is what a server, or whoever sees the noised sum, would read.
+Every client is a canary with a row of its own, far longer than the clip. Everything else is the run's own code: the
+reply of `LocalDevices.exchange` is what a server, or another reader of the noised sum, would read.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from typing import Any
 import numpy as np
 
 from tacita.core.config import RunConfig, validate_model
-from tacita.core.draws import Draws, derive_keys
+from tacita.core.draws import Draws
 from tacita.core.types import (
+    AnyArray,
     Arrays,
-    Block,
     BlockStream,
     Bools,
     CohortView,
     Doubles,
     Ints,
+    Longs,
     Ragged,
     ServerState,
     StateUpdate,
@@ -34,10 +35,11 @@ from tacita.models import backbone_class
 from tacita.privacy.accounting import calibrate_sampled_noise
 from tacita.privacy.calibration import mu_of
 from tacita.research.audit.canaries.bounds import Claim, Trials
-from tacita.round.part import Part, PartConfig
-from tacita.round.plan import Federation
+from tacita.research.audit.canaries.canary_stream import make_block, make_stream, name_canaries
+from tacita.round.parts import Part, PartConfig
+from tacita.round.plan import Federation, prepare_serving
 
-CANARY_LENGTH = 3.0  # times the clip: what a canary would send if nobody shortened it
+CANARY_LENGTH = 3.0  # times the clip: what a canary sends before it is clipped
 DELTA = 1e-5
 
 
@@ -54,7 +56,7 @@ class RoundScenario:
     rate: float = 1.0
     tier: int = 0
     train: dict[str, Any] = field(default_factory=dict)
-    reads: str = "rows"  # the field that tells: a canary's own row, or one number that goes along with it
+    reads: str = "rows"  # the field that is read: a canary's own row, or one number that goes along with it
     other_part: str = ""  # another part that weighs clients, as the run would have one
 
     @property
@@ -63,30 +65,46 @@ class RoundScenario:
 
     @property
     def clip(self) -> float:
-        """Of the tier: where one noise is for all, people with smaller budgets are shortened more."""
-        tiers = self.part.get("tiers", [self.epsilon])
-        if self.threat == "local":
+        """Of the tier: where one noise is for all, people with smaller budgets have smaller clips."""
+        if self.is_local:
             return 1.0
-        return mu_of(self.epsilon, DELTA) / mu_of(tiers[-1], DELTA)
+        tiers = self.part.get("tiers", [self.epsilon])
+        largest_epsilon = tiers[-1]
+        return mu_of(self.epsilon, DELTA) / mu_of(largest_epsilon, DELTA)
 
     @property
     def signal(self) -> float:
         """How far a number that goes along tells who is inside, without noise."""
-        return {"dpps.length": LENGTH_SHARE, "dpps.mass": WEIGHT_SHARE}[self.reads] * self.clip
+        shares = {"dpps.length": LENGTH_SHARE, "dpps.mass": WEIGHT_SHARE}
+        return shares[self.reads] * self.clip
+
+    @property
+    def is_local(self) -> bool:
+        """Whether each client's own release is read."""
+        return self.threat == "local"
+
+    @property
+    def is_sampled(self) -> bool:
+        return self.rate < 1
+
+    @property
+    def rounds_read(self) -> int:
+        """A sampled round is read by itself, as the law of its score is known."""
+        return 1 if self.is_sampled else self.releases
 
     def claim(self) -> Claim:
         if self.is_pure:
             return Claim(self.epsilon, 0.0, "pure", threshold=1.0)
-        if self.rate < 1:
-            mu = 1 / calibrate_sampled_noise(self.epsilon, DELTA, self.rate, self.releases)
-            return Claim(self.epsilon, DELTA, mu=mu, rate=self.rate, releases=self.releases)
+        if self.is_sampled:
+            noise = calibrate_sampled_noise(self.epsilon, DELTA, self.rate, self.releases)
+            return Claim(self.epsilon, DELTA, mu=1 / noise, rate=self.rate, releases=self.releases)
         return Claim(self.epsilon, DELTA, mu=mu_of(self.epsilon, DELTA))
 
 
 class CanaryPart(Part):
     """Everybody is a canary: one who is inside sends a long row, others its opposite, or nothing at all.
 
-    Where a number goes along, others send a row of zeros, or count next to nothing, so that the number tells.
+    Where the reader reads a number that goes along, others send a row of zeros, or have next to no weight.
     """
 
     name = "canary"
@@ -95,46 +113,59 @@ class CanaryPart(Part):
     reads: str = "rows"
 
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
-        own = view.user[view.user_ptr[:-1]]
+        users = view.user[view.user_ptr[:-1]]
         if self.reads != "rows":
-            return self._encode_number(view, upload, own), {}
-        sign = np.where(self.inside[own], 1.0, -1.0 if self.replaced else 0.0)
-        value = np.zeros((len(own), view.items.shape[1]), np.float32)
-        value[:, 0] = CANARY_LENGTH * sign
-        rows = SparseRows(np.arange(len(own), dtype=np.int32), own.astype(np.int32), value)
-        return replace(upload.with_value("rows", rows), weight=np.where(sign != 0, upload.weight, 0.0)), {}
+            return self._encode_number(view, upload, users), {}
+        outside_sign = -1.0 if self.replaced else 0.0
+        sign = np.where(self.inside[users], 1.0, outside_sign)
+        weight = np.where(sign != 0, upload.weight, 0.0)
+        planted = upload.with_value("rows", _make_rows(view, users, sign))
+        return replace(planted, weight=weight), {}
 
-    def _encode_number(self, view: CohortView, upload: Upload, own: Ints) -> Upload:
-        there = self.inside[own]
-        value = np.zeros((len(own), view.items.shape[1]), np.float32)
-        value[:, 0] = CANARY_LENGTH * there
-        weight = np.where(there, 1.0, 1e-6) if self.reads == "dpps.mass" else 1.0
-        rows = SparseRows(np.arange(len(own), dtype=np.int32), own.astype(np.int32), value)
-        return replace(upload.with_value("rows", rows), weight=upload.weight * weight)
+    def _encode_number(self, view: CohortView, upload: Upload, users: Ints) -> Upload:
+        is_inside = self.inside[users]
+        planted = upload.with_value("rows", _make_rows(view, users, is_inside))
+        weight: Any = 1.0
+        if self.reads == "dpps.mass":
+            weight = np.where(is_inside, 1.0, 1e-6)
+        return replace(planted, weight=upload.weight * weight)
+
+
+def _make_rows(view: CohortView, users: Ints, sign: AnyArray) -> SparseRows:
+    """One row for every client, as long as a canary is, in its own place."""
+    n_clients = len(users)
+    width = view.items.shape[1]
+    value = np.zeros((n_clients, width), np.float32)
+    value[:, 0] = CANARY_LENGTH * sign
+    clients = np.arange(n_clients, dtype=np.int32)
+    return SparseRows(clients, users.astype(np.int32), value)
 
 
 class HalfNoisePart(Part):
     """A planted bug."""
 
     def encode_sum(self, server: ServerState, total: Total) -> Total:
-        made = super().encode_sum(server, total)
-        return made.with_sums({name: (value + total[name]) / 2 for name, value in made.sums.items()})
+        encoded = super().encode_sum(server, total)
+        sums = {name: (value + total[name]) / 2 for name, value in encoded.sums.items()}
+        return encoded.with_sums(sums)
 
 
 class UnclippedPart(Part):
     """A planted bug."""
 
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, StateUpdate]:
-        made, kept = super().encode(view, upload)
-        return made.with_value("rows", upload.values["rows"]), kept
+        encoded, state_update = super().encode(view, upload)
+        unclipped = encoded.with_value("rows", upload.values["rows"])
+        return unclipped, state_update
 
 
 class UnnoisedScalarsPart(Part):
     """A planted bug: what goes along with rows gets no noise."""
 
     def encode_sum(self, server: ServerState, total: Total) -> Total:
-        made = super().encode_sum(server, total)
-        return made.with_sums({name: value for name, value in total.sums.items() if name.startswith("dpps.")})
+        encoded = super().encode_sum(server, total)
+        sums = {name: value for name, value in total.sums.items() if name.startswith("dpps.")}
+        return encoded.with_sums(sums)
 
 
 BUGS: dict[str, type[Part]] = {
@@ -147,41 +178,60 @@ BUGS: dict[str, type[Part]] = {
 def plant_bug(part: Part, bug: str | None) -> Part:
     if bug is None:
         return part
-    made: type[Part] = type(f"{bug} in {part.name}", (BUGS[bug], type(part)), {})
-    return made(part.config, part.context)
+    bases = (BUGS[bug], type(part))
+    buggy_class: type[Part] = type(f"{bug} in {part.name}", bases, {})
+    return buggy_class(part.config, part.context)
 
 
 def run_trials(setting: RoundScenario, canaries: int, seed: int, bug: str | None = None) -> Trials:
     """One run: all planned rounds, and what each canary's row shows after them."""
-    people = canaries * (2 if setting.unit == "silo" else 1)
-    inside = np.random.default_rng([seed, 1]).random(people) < 0.5
-    fed = _make_federation(setting, people, inside, seed, bug)
-    progress = start_run(fed)
-    begin_block(fed, progress, 0)
-    living = progress.local_devices.current_membership(fed, progress.server)
-    own = living.users.take(living.active)
-    first = own.ids[own.ptr[:-1]]
-    if setting.part["name"] == "dpps" and len(setting.part["tiers"]) > 1:
-        first = first[progress.clients.parts["dpps"]["tier"][first] == setting.tier]
+    people = canaries
+    if setting.unit == "silo":
+        people = 2 * canaries
+    rng = np.random.default_rng([seed, 1])
+    inside = rng.random(people) < 0.5
+    federation = _make_federation(setting, people, inside, seed, bug)
+    progress = start_run(federation)
+    begin_block(federation, progress, 0)
+    judged = _choose_judged(setting, federation, progress)
     score = np.zeros(people)
-    for _ in range(setting.releases if setting.rate == 1 else 1):
-        score += _read_rows(setting, fed, progress)
-        progress.server = replace(progress.server, round=progress.server.round + 1)
-    return Trials(_scale_scores(setting, score[first]), inside[first])
+    for _ in range(setting.rounds_read):
+        score += _read_rows(setting, federation, progress)
+        next_round = progress.server.round + 1
+        progress.server = replace(progress.server, round=next_round)
+    return Trials(_scale_scores(setting, score[judged]), inside[judged])
 
 
-def _read_rows(setting: RoundScenario, fed: Federation, progress: Progress) -> Doubles:
+def _choose_judged(setting: RoundScenario, federation: Federation, progress: Progress) -> Longs:
+    """The first user of every client, of the setting's tier where there are several."""
+    membership = progress.local_devices.current_membership(federation, progress.server)
+    users = membership.users.take(membership.active)
+    first_users = users.ids[users.ptr[:-1]]
+    has_tiers = setting.part["name"] == "dpps" and len(setting.part["tiers"]) > 1
+    if has_tiers:
+        tiers = progress.clients.parts["dpps"]["tier"][first_users]
+        first_users = first_users[tiers == setting.tier]
+    return np.asarray(first_users)
+
+
+def _read_rows(setting: RoundScenario, federation: Federation, progress: Progress) -> Doubles:
     """The first number of every row after one exchange; with threat = local, of every client's release by itself."""
-    down, devices = fed.broadcast_serving(progress.server), progress.devices
-    if setting.threat != "local":
-        return np.array(devices.exchange(fed, progress.server, down, "round").total["rows"][:, 0])
-    living = progress.local_devices.current_membership(fed, progress.server)
-    out = np.zeros(fed.stream.n_items)
-    for client in living.active:
-        total = devices.exchange(fed, progress.server, down, "round", living.keys[[client]]).total
-        own = living.users.row(int(client))[0]
-        out[own] = total["rows"][own, 0] if setting.reads == "rows" else total[setting.reads][0]
-    return out
+    broadcast = prepare_serving(federation, progress.server)
+    devices = progress.devices
+    if not setting.is_local:
+        reply = devices.exchange(federation, progress.server, broadcast, "round")
+        return np.array(reply.total["rows"][:, 0])
+    membership = progress.local_devices.current_membership(federation, progress.server)
+    numbers = np.zeros(federation.stream.n_items)
+    for client in membership.active:
+        key = membership.keys[[client]]
+        total = devices.exchange(federation, progress.server, broadcast, "round", key).total
+        user = membership.users.row(int(client))[0]
+        if setting.reads == "rows":
+            numbers[user] = total["rows"][user, 0]
+        else:
+            numbers[user] = total[setting.reads][0]
+    return numbers
 
 
 def _scale_scores(setting: RoundScenario, score: Doubles) -> Doubles:
@@ -191,41 +241,53 @@ def _scale_scores(setting: RoundScenario, score: Doubles) -> Doubles:
         return score / setting.clip
     if setting.reads != "rows":  # a threshold between the two is all that is read
         return score * claim.mu / setting.signal
-    apart = 2 * setting.clip if setting.threat == "local" else setting.clip
-    released = claim.mu / math.sqrt(setting.releases) if setting.rate == 1 else claim.mu
-    score = score * released / apart / math.sqrt(setting.releases if setting.rate == 1 else 1)
-    return score + claim.mu / 2 if setting.threat == "local" else score
+    root = math.sqrt(setting.rounds_read)
+    mu_each = claim.mu / root
+    if not setting.is_local:
+        return score * mu_each / setting.clip / root
+    distance = 2 * setting.clip
+    return score * mu_each / distance / root + claim.mu / 2
 
 
 def _make_federation(setting: RoundScenario, people: int, inside: Bools, seed: int, bug: str | None) -> Federation:
+    config = _make_config(setting, people, seed)
+    model = backbone_class("mf")
+    options = model.Config.model_validate({"dim": 2})
+    backbone = model(options)
+    draws = Draws(seed)
+    part = _make_part(setting, RunContext(backbone, draws, config.train))
+    part.check(people)
+    planted = CanaryPart(PartConfig(), part.context)
+    planted.inside = inside
+    planted.replaced = setting.is_local
+    planted.reads = setting.reads
+    parts = (planted, plant_bug(part, bug))
+    return Federation(backbone, parts, config, draws, 1024, stream=make_canary_stream(people))
+
+
+def _make_config(setting: RoundScenario, people: int, seed: int) -> RunConfig:
     train: dict[str, Any] = {"rounds": 8, "batch_size": 8, **setting.train}
-    if setting.threat != "local":
+    if not setting.is_local:
         train["aggregation"] = "fixed"
-    if setting.rate < 1:
+    if setting.is_sampled:
         train["participation"] = {"kind": "poisson", "rate": setting.rate}
     if setting.unit == "silo":
         train["silos"] = people // 2
-    config = validate_model(RunConfig, {"seed": seed, "train": train}, "the audit")
-    model = backbone_class("mf")
-    backbone, draws = model(model.Config.model_validate({"dim": 2})), Draws(seed)
-    world = RunContext(backbone, draws, config.train)
-    (counted,) = build_parts([setting.part], world)
-    if setting.other_part:
-        counted = type(counted)(
-            counted.config, replace(counted.context, part_specs=({"name": setting.other_part}, setting.part))
-        )
-    planted = CanaryPart(PartConfig(), counted.context)
-    planted.inside, planted.replaced, planted.reads = inside, setting.threat == "local", setting.reads
-    counted.check(people)
-    return Federation(
-        backbone, (planted, plant_bug(counted, bug)), config, draws, 1024, stream=make_canary_stream(people)
-    )
+    return validate_model(RunConfig, {"seed": seed, "train": train}, "the audit")
+
+
+def _make_part(setting: RoundScenario, context: RunContext) -> Part:
+    """The part that is audited, which knows of another part that weighs clients, if the setting has one."""
+    (part,) = build_parts([setting.part], context)
+    if not setting.other_part:
+        return part
+    specs = ({"name": setting.other_part}, setting.part)
+    return type(part)(part.config, replace(part.context, part_specs=specs))
 
 
 def make_canary_stream(people: int) -> BlockStream:
     """As many items as people; everybody has one of their own."""
-    each = Ragged(np.arange(people + 1, dtype=np.int64), np.arange(people, dtype=np.int32))
-    names = tuple(f"canary {n}" for n in range(people))
-    nothing = Ragged.empty(people)
-    block = Block(0, people, people, each, nothing, nothing, np.ones(people, bool), people)
-    return BlockStream("canaries", (block,), names, names, derive_keys(names), derive_keys(names), {}, "canaries")
+    ptr = np.arange(people + 1, dtype=np.int64)
+    ids = np.arange(people, dtype=np.int32)
+    block = make_block(Ragged(ptr, ids), people)
+    return make_stream([block], name_canaries(people))

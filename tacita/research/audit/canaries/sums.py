@@ -1,10 +1,11 @@
-"""Canaries in tally's noised sums: by somebody who knows everybody else, and many in one release.
+"""Canaries in tally's noised sums: with a reader who knows everybody else, and many canaries in one release.
 
-`whole`: the first block is told again and again, with one canary or without it, by everything that a server gets:
-popularity, the number of people, the terms. The reader knows all others, so that what is left is the canary's own part
-and noise. `in_one`: one release of terms with many canaries, each there by a coin; their terms hardly overlap.
+`run_repeated_block`: the first block is released many times, with one canary or without it, and the reader gets all
+that a server gets: popularity, the number of people, the terms. The reader knows all others, so only the canary's own
+part and noise remain. `run_one_release`: one release of terms with many canaries, each inside by a coin; their terms
+hardly overlap.
 
-With `order` the model also tells what follows what, and every reader reads both fields of the release.
+With `order` the model also releases what follows what, and every reader reads both fields of the release.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tacita.core.config import PrivacyConfig, RunConfig
-from tacita.core.draws import Draws, derive_keys
-from tacita.core.types import Arrays, Block, BlockStream, Doubles, Longs, Ragged, ServerState
+from tacita.core.draws import Draws
+from tacita.core.types import Arrays, Doubles, Longs, Ragged, ServerState
 from tacita.federation.rounds import begin_block, start_run
 from tacita.messages import Form, OuterProducts, SequenceTerms, SparseRows, Total
 from tacita.models.tally.model import STATE, STATISTIC, SURVEY, TallyConfig
@@ -26,12 +27,14 @@ from tacita.models.tally.private_order import FOLLOWING, FOLLOWING_VARIANCE, Pri
 from tacita.models.tally.private_tally import PrivateTally, read_axes
 from tacita.privacy.calibration import mu_of
 from tacita.research.audit.canaries.bounds import Claim, Trials
-from tacita.round.plan import Federation
+from tacita.research.audit.canaries.canary_stream import make_block, make_stream
+from tacita.round.plan import Federation, prepare_serving
 
 DELTA = 1e-5
-OTHERS, ITEMS = 30, 8  # around the one canary
+OTHERS = 30  # people around the one canary
+ITEMS = 8  # of theirs
 MANY_ITEMS = 100  # items of many canaries
-EXCESS_LENGTH = 2.0  # what is told is longer by, where nobody makes it length 1
+EXCESS_LENGTH = 2.0  # how many times too long an unclipped upload is
 SEPARATE_CLIPS_BUG = "order outside of the length"
 
 
@@ -50,40 +53,36 @@ class SumScenario:
     def build_model(self, bug: str | None) -> PrivateTally:
         privacy = PrivacyConfig(epsilon=self.epsilon, delta=DELTA, blocks=1)
         if self.order:
-            bugs = {
-                None: PrivateOrderedTally,
-                "half the noise": HalfNoiseOrder,
-                "no clip": UnclippedOrder,
-                SEPARATE_CLIPS_BUG: SeparateClipOrder,
-            }
-            return bugs[bug](OrderConfig(), privacy)
-        return {None: PrivateTally, "half the noise": HalfNoiseTally, "no clip": UnclippedTally}[bug](
-            TallyConfig(), privacy
-        )
+            return ORDER_MODELS[bug](OrderConfig(), privacy)
+        return TALLY_MODELS[bug](TallyConfig(), privacy)
 
 
 class HalfNoiseTally(PrivateTally):
     """A planted bug."""
 
-    def add_noise(self, server: ServerState, total: Total, question: str, draws: Draws) -> Total:
-        made = super().add_noise(server, total, question, draws)
-        half = {name: (value + total[name]) / 2 for name, value in made.sums.items() if name != "draws"}
-        return made.with_sums(half)
+    def noised(self, server: ServerState, total: Total, question: str, draws: Draws) -> Total:
+        release = super().noised(server, total, question, draws)
+        sums = {name: (value + total[name]) / 2 for name, value in release.sums.items() if name != "draws"}
+        return release.with_sums(sums)
 
 
 class UnclippedTally(PrivateTally):
-    """A planted bug: what people tell is not made length 1."""
+    """A planted bug: what people upload is not scaled to length 1."""
 
     def encode_lists(self, lists: Ragged, user_ptr: Longs, heads: Arrays, question: str) -> dict[str, Form]:
-        told = super().encode_lists(lists, user_ptr, heads, question)
-        for name, value in told.items():
-            if isinstance(value, OuterProducts):
-                told[name] = replace(value, vector=EXCESS_LENGTH**0.5 * value.vector)
-            elif isinstance(value, SparseRows):
-                told[name] = replace(value, value=EXCESS_LENGTH * value.value)
-            elif isinstance(value, SequenceTerms):
-                told[name] = replace(value, factor=EXCESS_LENGTH * value.factor)
-        return told
+        fields = super().encode_lists(lists, user_ptr, heads, question)
+        return {name: _lengthen(form) for name, form in fields.items()}
+
+
+def _lengthen(form: Form) -> Form:
+    """The same field, EXCESS_LENGTH times as long."""
+    if isinstance(form, OuterProducts):
+        return replace(form, vector=EXCESS_LENGTH**0.5 * form.vector)
+    if isinstance(form, SparseRows):
+        return replace(form, value=EXCESS_LENGTH * form.value)
+    if isinstance(form, SequenceTerms):
+        return replace(form, factor=EXCESS_LENGTH * form.factor)
+    return form
 
 
 class HalfNoiseOrder(HalfNoiseTally, PrivateOrderedTally):
@@ -91,7 +90,7 @@ class HalfNoiseOrder(HalfNoiseTally, PrivateOrderedTally):
 
 
 class UnclippedOrder(UnclippedTally, PrivateOrderedTally):
-    """A planted bug: neither terms nor order are made length 1."""
+    """A planted bug: neither terms nor order have length 1."""
 
 
 class SeparateClipOrder(PrivateOrderedTally):
@@ -102,102 +101,214 @@ class SeparateClipOrder(PrivateOrderedTally):
         return 1.0
 
     def order_deviation(self, server: ServerState, question: str) -> float:
-        return self.budget.deviation(
-            self.release_share(server.heads, question), self.bound_term_length(server, question)
-        )
+        share = self.release_share(server.heads, question)
+        length = self.bound_term_length(server, question)
+        return self.budget.deviation(share, length)
+
+
+TALLY_MODELS = {
+    None: PrivateTally,
+    "half the noise": HalfNoiseTally,
+    "no clip": UnclippedTally,
+}
+ORDER_MODELS = {
+    None: PrivateOrderedTally,
+    "half the noise": HalfNoiseOrder,
+    "no clip": UnclippedOrder,
+    SEPARATE_CLIPS_BUG: SeparateClipOrder,
+}
 
 
 def run_trials(setting: SumScenario, canaries: int, seed: int, bug: str | None = None) -> Trials:
-    return (run_one_release if setting.one_release else run_repeated_block)(setting, canaries, seed, bug)
+    if setting.one_release:
+        return run_one_release(setting, canaries, seed, bug)
+    return run_repeated_block(setting, canaries, seed, bug)
+
+
+# One canary, many releases
 
 
 def run_repeated_block(setting: SumScenario, runs: int, seed: int, bug: str | None) -> Trials:
-    model, rng = setting.build_model(bug), np.random.default_rng([seed, 3])
-    others = [np.flatnonzero(rng.random(ITEMS) < 0.5).tolist() or [0] for _ in range(OTHERS)]
+    model = setting.build_model(bug)
+    rng = np.random.default_rng([seed, 3])
+    others = _draw_others(rng)
     canary = [5, 0, 2] if setting.order else [0, 2, 5]
-    known, own = Ragged.from_lists(others), Ragged.from_lists([canary])
-    lists = {True: Ragged.from_lists([*others, canary]), False: known}
-    empty = ServerState(np.zeros((ITEMS, 0), np.float32), model.init_heads(Draws(0)))
+    known = Ragged.from_lists(others)
+    with_canary = Ragged.from_lists([*others, canary])
+    canary_list = Ragged.from_lists([canary])
+    no_items = np.zeros((ITEMS, 0), np.float32)
+    empty_server = ServerState(no_items, model.init_heads(Draws(0)))
     inside = rng.random(runs) < 0.5
     score = np.zeros(runs)
     for run in range(runs):
-        draws = Draws(seed, f"node {run}") if setting.node else Draws(seed + (run << 20))
-        server = model.simulate_release(empty, lists[bool(inside[run])], draws)
-        score[run] = _score_release(model, server, known, own)
+        lists = with_canary if inside[run] else known
+        server = model.simulate_release(empty_server, lists, _make_draws(setting, seed, run))
+        score[run] = _score_release(model, server, known, canary_list)
     return Trials(score, inside)
 
 
-def _score_release(model: PrivateTally, server: ServerState, known: Ragged, own: Ragged) -> float:
+def _draw_others(rng: np.random.Generator) -> list[list[int]]:
+    """About half of the items for everybody, at least one."""
+    lists = []
+    for _ in range(OTHERS):
+        items = np.flatnonzero(rng.random(ITEMS) < 0.5).tolist()
+        lists.append(items or [0])
+    return lists
+
+
+def _make_draws(setting: SumScenario, seed: int, run: int) -> Draws:
+    """Noise of its own for every run."""
+    if setting.node:
+        return Draws(seed, f"node {run}")
+    return Draws(seed + (run << 20))
+
+
+def _score_release(model: PrivateTally, server: ServerState, known: Ragged, canary: Ragged) -> float:
     """How much of the canary is in all that was released, each part weighed by how little noise it has."""
-    held, axes, of = server.parts[STATE], read_axes(server.heads), model.budget.deviation
-    likes, vectors = _compute_known_terms(model, known, server.heads)
-    vector, first = unit_vectors(own, axes.inputs, axes.scale, axes.centre)[0], model.budget.term_share(first=True)
-    sizes = [of(POPULARITY_SHARE), of(PEOPLE_SHARE), of(model.term_share * first)]  # of the noise along the canary
-    parts = [
-        unit_likes(own) @ (held["liked"] - likes)[own.ids],
-        float(held["people"][0]) - len(known),
-        float(vector @ (held["gram"] - vectors.T @ vectors) @ vector),
+    state = server.parts[STATE]
+    first_share = model.budget.term_share(first=True)
+    deviations = [  # of the noise along the canary
+        model.budget.deviation(POPULARITY_SHARE),
+        model.budget.deviation(PEOPLE_SHARE),
+        model.budget.deviation(model.term_share * first_share),
+    ]
+    known_likes, known_vectors = _compute_known_terms(model, known, server.heads)
+    vector = _canary_vectors(canary, server.heads)[0]
+    remaining_likes = state["liked"] - known_likes
+    remaining_terms = state["gram"] - known_vectors.T @ known_vectors
+    overlaps = [
+        unit_likes(canary) @ remaining_likes[canary.ids],
+        float(state["people"][0]) - len(known),
+        float(vector @ remaining_terms @ vector),
     ]
     if isinstance(model, PrivateOrderedTally):
-        mine, theirs = (compute_order_terms(model, one, server.heads) for one in (own, known))
-        sizes.append(held[FOLLOWING_VARIANCE][0] ** 0.5)
-        parts.append(float((mine.sum(axis=0) * (held[FOLLOWING].ravel() - theirs.sum(axis=0))).sum()))
-    return float((np.array(parts) / np.square(sizes)).sum() / np.linalg.norm(1 / np.array(sizes)))
+        own_order = compute_order_terms(model, canary, server.heads).sum(axis=0)
+        known_order = compute_order_terms(model, known, server.heads).sum(axis=0)
+        remaining_order = state[FOLLOWING].ravel() - known_order
+        deviations.append(state[FOLLOWING_VARIANCE][0] ** 0.5)
+        overlaps.append(float((own_order * remaining_order).sum()))
+    weighed = np.array(overlaps) / np.square(deviations)
+    scale = np.linalg.norm(1 / np.array(deviations))
+    return float(weighed.sum() / scale)
+
+
+def _canary_vectors(lists: Ragged, heads: Arrays) -> Doubles:
+    axes = read_axes(heads)
+    return unit_vectors(lists, axes.inputs, axes.scale, axes.centre)
 
 
 def compute_order_terms(model: PrivateOrderedTally, lists: Ragged, heads: Arrays) -> Doubles:
-    """(lists, k k) what each tells of order, by the model's own word."""
-    told = model.encode_lists(lists, np.arange(len(lists) + 1, dtype=np.int64), heads, STATISTIC)[NEXT]
-    assert isinstance(told, SequenceTerms)
-    out = np.zeros((len(lists), told.n_items, told.n_items))
-    for n, one in enumerate(out):
-        alone = np.array([n])
-        own = {"client": told.client[:1], "start": told.start[alone], "factor": told.factor[alone]}
-        replace(told, lists=told.lists.take(alone), **own).add_to(one, np.zeros(0), np.ones(1))
-    return out.reshape(len(lists), -1)
+    """(lists, k k) what each uploads of order, as the model itself encodes it."""
+    terms = model.encode_lists(lists, _one_list_each(lists), heads, STATISTIC)[NEXT]
+    assert isinstance(terms, SequenceTerms)
+    tables = np.zeros((len(lists), terms.n_items, terms.n_items))
+    for number, table in enumerate(tables):
+        own = np.array([number])
+        own_terms = replace(
+            terms,
+            lists=terms.lists.take(own),
+            client=terms.client[:1],
+            start=terms.start[own],
+            factor=terms.factor[own],
+        )
+        own_terms.add_to(table, np.zeros(0), np.ones(1))
+    return tables.reshape(len(lists), -1)
+
+
+def _one_list_each(lists: Ragged) -> Longs:
+    """The pointer of users who have one list each."""
+    return np.arange(len(lists) + 1, dtype=np.int64)
 
 
 def _compute_known_terms(model: PrivateTally, lists: Ragged, heads: Arrays) -> tuple[Doubles, Doubles]:
-    """What others tell, which the reader knows: their likes together, and the vector of each."""
-    ptr = np.arange(len(lists) + 1, dtype=np.int64)
-    liked, terms = (model.encode_lists(lists, ptr, heads, one) for one in (SURVEY, STATISTIC))
-    rows, squares = liked["liked"], terms["terms"]
-    assert isinstance(rows, SparseRows)
-    assert isinstance(squares, OuterProducts)
-    return np.bincount(rows.item, rows.value, ITEMS).astype(np.float64), squares.vector
+    """What others upload, which the reader knows: their likes together, and the vector of each."""
+    user_ptr = _one_list_each(lists)
+    liked = model.encode_lists(lists, user_ptr, heads, SURVEY)["liked"]
+    terms = model.encode_lists(lists, user_ptr, heads, STATISTIC)["terms"]
+    assert isinstance(liked, SparseRows)
+    assert isinstance(terms, OuterProducts)
+    likes = np.bincount(liked.item, liked.value, ITEMS)
+    return likes.astype(np.float64), terms.vector
+
+
+# Many canaries, one release
+
+
+@dataclass(frozen=True)
+class OneRelease:
+    """What a server gets of many canaries at once, and the noise in it."""
+
+    server: ServerState  # as it was when terms were asked for
+    total: Total
+    term_deviation: float
+    order_deviation: float  # 0 where the model releases no order
 
 
 def run_one_release(setting: SumScenario, canaries: int, seed: int, bug: str | None) -> Trials:
     """Everybody has a random half of the items, or nothing."""
-    model, rng = setting.build_model(bug), np.random.default_rng([seed, 4])
+    model = setting.build_model(bug)
+    rng = np.random.default_rng([seed, 4])
     inside = rng.random(canaries) < 0.5
-    halves = [np.flatnonzero(one) for one in rng.random((canaries, MANY_ITEMS)) < 0.5]
-    all_of = Ragged.from_lists([rng.permutation(one).tolist() if setting.order else one.tolist() for one in halves])
-    told = all_of.filter_entries(inside[all_of.rows()])
-    names, items = tuple(f"canary {n}" for n in range(canaries)), tuple(str(n) for n in range(MANY_ITEMS))
-    nothing = Ragged.empty(canaries)
-    block = Block(0, canaries, MANY_ITEMS, told, nothing, nothing, np.ones(canaries, bool), len(told.ids))
-    stream = BlockStream("canaries", (block,), names, items, derive_keys(names), derive_keys(items), {}, "canaries")
+    lists = _draw_halves(setting, rng, canaries)
+    contributed = lists.filter_entries(inside[lists.rows()])
+    stream = make_stream([make_block(contributed, MANY_ITEMS)])
     draws = Draws(seed, "a node's secret") if setting.node else Draws(seed)
-    fed = Federation(model, (), RunConfig(seed=seed, backbone={"name": "tally"}), draws, 1024, stream=stream)
-    progress = start_run(fed)
-    begin_block(fed, progress, 0)
-    server, s, deviation = progress.server, 0.0, 0.0
-    for question in (SURVEY, STATISTIC):
-        s = model.term_deviation(server, STATISTIC)
-        deviation = model.order_deviation(server, STATISTIC) if isinstance(model, PrivateOrderedTally) else 0.0
-        total = progress.devices.exchange(fed, server, fed.broadcast_serving(server), question).total
-        if question == SURVEY:
-            server = fed.learner.learn(server, total, question, float(canaries))
-    axes = read_axes(server.heads)
-    vectors = unit_vectors(all_of, axes.inputs, axes.scale, axes.centre)
-    overlap = (vectors @ _compute_known_terms(model, all_of, server.heads)[1].T) ** 2
-    np.fill_diagonal(overlap, 0.0)
-    found = np.einsum("uk,uk->u", vectors @ total["terms"], vectors) - overlap.sum(axis=1) / 2
+    config = RunConfig(seed=seed, backbone={"name": "tally"})
+    federation = Federation(model, (), config, draws, 1024, stream=stream)
+    release = _release_terms(federation, model)
+    term_score = _score_terms(model, lists, release)
     if not isinstance(model, PrivateOrderedTally):
-        return Trials(found / (SQUARE_ROOT_2 * s), inside)
-    following = compute_order_terms(model, all_of, server.heads)
-    others = following @ following.sum(axis=0) - (following**2).sum(axis=1)
-    ordered = following @ total[NEXT].ravel() - others / 2
-    both = found / (2 * s**2) + ordered / deviation**2  # each weighed by how little noise it has
-    return Trials(both / np.sqrt(1 / (2 * s**2) + 1 / deviation**2), inside)
+        return Trials(term_score / (SQUARE_ROOT_2 * release.term_deviation), inside)
+    order_score = _score_order(model, lists, release)
+    term_variance = 2 * release.term_deviation**2
+    order_variance = release.order_deviation**2
+    both = term_score / term_variance + order_score / order_variance  # each weighed by how little noise it has
+    scale = np.sqrt(1 / term_variance + 1 / order_variance)
+    return Trials(both / scale, inside)
+
+
+def _draw_halves(setting: SumScenario, rng: np.random.Generator, people: int) -> Ragged:
+    """A random half of the items for everybody, in a random order where order counts."""
+    lists = []
+    for is_chosen in rng.random((people, MANY_ITEMS)) < 0.5:
+        lists.append(np.flatnonzero(is_chosen))
+    if setting.order:
+        lists = [rng.permutation(items) for items in lists]
+    return Ragged.from_lists([items.tolist() for items in lists])
+
+
+def _release_terms(federation: Federation, model: PrivateTally) -> OneRelease:
+    """Play the first block up to the release of terms."""
+    progress = start_run(federation)
+    begin_block(federation, progress, 0)
+    server = progress.server
+    broadcast = prepare_serving(federation, server)
+    likes = progress.devices.exchange(federation, server, broadcast, SURVEY).total
+    n_users = float(federation.stream.n_users)
+    server = federation.learner.learn(server, likes, SURVEY, n_users)
+    broadcast = prepare_serving(federation, server)
+    terms = progress.devices.exchange(federation, server, broadcast, STATISTIC).total
+    order_deviation = 0.0
+    if isinstance(model, PrivateOrderedTally):
+        order_deviation = model.order_deviation(server, STATISTIC)
+    return OneRelease(server, terms, model.term_deviation(server, STATISTIC), order_deviation)
+
+
+def _score_terms(model: PrivateTally, lists: Ragged, release: OneRelease) -> Doubles:
+    """How much of each canary's term is in the sum, less what the others put there on average."""
+    vectors = _canary_vectors(lists, release.server.heads)
+    _, uploaded_vectors = _compute_known_terms(model, lists, release.server.heads)
+    overlap = (vectors @ uploaded_vectors.T) ** 2
+    np.fill_diagonal(overlap, 0.0)
+    projected = vectors @ release.total["terms"]
+    own = np.einsum("uk,uk->u", projected, vectors)
+    return np.asarray(own - overlap.sum(axis=1) / 2)
+
+
+def _score_order(model: PrivateOrderedTally, lists: Ragged, release: OneRelease) -> Doubles:
+    """How much of each canary's order is in the sum, less what the others put there on average."""
+    terms = compute_order_terms(model, lists, release.server.heads)
+    all_overlap = terms @ terms.sum(axis=0)
+    own_overlap = (terms**2).sum(axis=1)
+    others_overlap = all_overlap - own_overlap
+    return np.asarray(terms @ release.total[NEXT].ravel() - others_overlap / 2)

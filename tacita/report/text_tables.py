@@ -1,0 +1,64 @@
+"""Tables as Markdown and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+AuditResult = Mapping[str, Any]
+"""An audit, or a row of it, as its JSON file has it."""
+ColumnTitles = Mapping[str, str]
+"""Key of a column -> its words in a table."""
+TextRow = dict[str, str]
+"""Title of a column -> text of the cell."""
+
+
+def markdown_table(rows: Sequence[TextRow]) -> list[str]:
+    """The lines of a table whose first row names its columns."""
+    header = list(rows[0])
+    lines = [_join_cells(header), "|" + "---|" * len(header)]
+    for row in rows:
+        lines.append(_join_cells(row.values()))
+    return lines
+
+
+def _join_cells(cells: Iterable[str]) -> str:
+    padded = [f" {cell} " for cell in cells]
+    return "|" + "|".join(padded) + "|"
+
+
+def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def format_csv_number(value: Any, digits: int) -> Any:
+    """Nothing for None, whole numbers as they are, others with so many digits."""
+    if value is None:
+        return ""
+    if isinstance(value, int):
+        return value
+    return f"{value:.{digits}f}"
+
+
+def figure_columns(names: Iterable[str], kinds: Sequence[str]) -> list[str]:
+    """A column for every kind of number of every figure; what was found has the figure's own name."""
+    columns = []
+    for name in names:
+        for kind in kinds:
+            columns.append(name if kind == "found" else f"{name}_{kind}")
+    return columns
+
+
+def figure_values(figures: AuditResult, names: Iterable[str], kinds: Sequence[str]) -> list[Any]:
+    """The numbers of a row, in the order of `figure_columns`."""
+    values = []
+    for name in names:
+        figure = figures[name]
+        values += [figure[kind] for kind in kinds]
+    return values
