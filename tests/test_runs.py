@@ -299,10 +299,10 @@ from pathlib import Path
 
 from tacita.core import files
 from tacita.runs import training
-from tacita.core.config import RunConfig, validated
+from tacita.core.config import RunConfig, validate_model
 
 training.CHECKPOINT_SECONDS, training.CHECKPOINT_SHARE = 0.0, math.inf
-config = validated(RunConfig, json.loads(sys.argv[1]), "the test")
+config = validate_model(RunConfig, json.loads(sys.argv[1]), "the test")
 rng = random.Random(int(sys.argv[2]))
 until = time.monotonic() + float(sys.argv[3])
 count = 0
@@ -331,7 +331,7 @@ def deadly(real, last):
     return call
 
 
-write, fsync, replace, rename, unlink = files.Lines.add, os.fsync, os.replace, Path.rename, Path.unlink
+write, fsync, replace, rename, unlink = files.JsonLinesWriter.add, os.fsync, os.replace, Path.rename, Path.unlink
 
 
 def child(work, last):
@@ -339,7 +339,7 @@ def child(work, last):
     if pid:
         return pid
     try:
-        files.Lines.add, os.fsync, os.replace = deadly(write, last), deadly(fsync, last), deadly(replace, last)
+        files.JsonLinesWriter.add, os.fsync, os.replace = deadly(write, last), deadly(fsync, last), deadly(replace, last)
         Path.rename, Path.unlink = deadly(rename, last), deadly(unlink, last)
         work()
         Path("calls").write_text(str(count))
