@@ -45,18 +45,26 @@ def measure_preference_shift(federation: Federation, base: Progress) -> tuple[Lo
     private = progress.clients.private[users]
     scores = score_all(grouping.backbone, private, server.heads, server.items)
     length = lists.shape[1]
-    ptr = np.arange(len(users) + 1, dtype=np.int64) * length
-    listed = np.ascontiguousarray(lists[users].reshape(-1))
-    ranks = list_ranks(scores, ptr, listed).reshape(-1, length)
+    ptr = _even_bounds(len(users), length)
+    listed = lists[users].reshape(-1)
+    ranks = list_ranks(scores, ptr, np.ascontiguousarray(listed))
+    ranks = ranks.reshape(-1, length)
     old_ranks = np.arange(1, length + 1)
-    return users, np.abs(ranks - old_ranks).sum(1)
+    shifts = np.abs(ranks - old_ranks)
+    return users, shifts.sum(1)
+
+
+def _even_bounds(n_lists: int, length: int) -> Longs:
+    """Where lists of the same length begin and end."""
+    return np.arange(n_lists + 1, dtype=np.int64) * length
 
 
 def _build_grouping(federation: Federation) -> Federation:
     """F3CRec as tuned: it makes one grouping of users, whatever method is looked at."""
-    choices = load_settings("f3crec").chosen
-    tuned = choices.get(federation.stream.name, {}).get(federation.backbone.name, {})
-    options = tuned["f3crec"].options if "f3crec" in tuned else {}
+    settings = load_settings("f3crec")
+    backbones = settings.chosen.get(federation.stream.name, {})
+    methods = backbones.get(federation.backbone.name, {})
+    options = methods["f3crec"].options if "f3crec" in methods else {}
     parts = []
     for name in ("replay", "temporal-mean"):
         parts.append({"name": name, **options.get(name, {})})
@@ -97,11 +105,8 @@ def measure_forgetting(federation: Federation, base: Progress) -> dict[str, Any]
         values["degradation, released mask"].append(_degradation(mean_before, mean_released))
         values["ndcg@20 on block 0"].append(round(mean_after, 6))
         values["ndcg@20 on block 0, released mask"].append(round(mean_released, 6))
-        groups[name] = {
-            "users": len(group),
-            "a00": round(mean_before, 6),
-            "activity": float(activity[group].mean()),
-        }
+        mean_activity = float(activity[group].mean())
+        groups[name] = {"users": len(group), "a00": round(mean_before, 6), "activity": mean_activity}
     return {"values": values, "groups": groups}
 
 
@@ -136,8 +141,9 @@ def measure_rank_changes(federation: Federation, base: Progress) -> dict[str, An
         known_items = after.items[:n_known]
         absent = _find_absent(federation, number)
         private = progress.clients.private[absent]
-        distances = ((known_items - before.items) ** 2).sum(1)
-        moved = distances / np.sqrt(before.items.shape[1])
+        squares = (known_items - before.items) ** 2
+        width = before.items.shape[1]
+        moved = squares.sum(1) / np.sqrt(width)
         least_moved, most_moved = split_fifths(moved.astype(np.float64))
         for items, changes in ((least_moved, static), (most_moved, dynamic)):
             old = _rank_listed(federation, private, before.heads, before.items, items)
@@ -161,7 +167,9 @@ def _find_absent(federation: Federation, number: int) -> Longs:
 def _rank_listed(federation: Federation, private: Floats, heads: Arrays, items: Floats, listed: Longs) -> Doubles:
     """The ranks of the same items for every user."""
     n_users = len(private)
-    scores = score_all(federation.backbone, private, heads, np.ascontiguousarray(items))
-    ptr = np.arange(n_users + 1, dtype=np.int64) * len(listed)
+    items = np.ascontiguousarray(items)
+    scores = score_all(federation.backbone, private, heads, items)
+    ptr = _even_bounds(n_users, len(listed))
     items_of_users = np.tile(listed.astype(np.int32), n_users)
-    return list_ranks(scores, ptr, items_of_users).astype(np.float64)
+    ranks = list_ranks(scores, ptr, items_of_users)
+    return ranks.astype(np.float64)

@@ -7,6 +7,7 @@ where it has the setting.
 
 from __future__ import annotations
 
+import copy
 import math
 from itertools import product
 from typing import Any
@@ -25,7 +26,8 @@ Value = float | str
 def restrict_axis(axis: Axis, config: RunConfig) -> Axis:
     """The same axis in the places that a run has, and reads: pFedMe's steps take the place of a model's rate."""
     backbone, parts, _ = build_components(config)
-    models: dict[str, type[BaseModel]] = {TRAIN: type(config.train)}
+    models: dict[str, type[BaseModel]] = {}
+    models[TRAIN] = type(config.train)
     for part in parts:
         models[part.name] = type(part.config)
     if config.train.optimiser == "pfedme":
@@ -44,7 +46,7 @@ def with_value(chosen: TunedChoice, axis: Axis, value: Value) -> TunedChoice:
     places = [(place, axis.option) for place in axis.of]
     places += axis.also.items()
     train = dict(chosen.train)
-    options = {part: dict(own) for part, own in chosen.options.items()}
+    options = copy.deepcopy(chosen.options)
     update: dict[str, Any] = {"options": options, "train": train}
     for place, option in places:
         if place == BACKBONE:

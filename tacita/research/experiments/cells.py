@@ -19,7 +19,7 @@ from tacita.core.files import disk_error, write_bytes
 from tacita.federation.rounds import Progress
 from tacita.research.experiments.analyses import measure_forgetting, measure_rank_changes
 from tacita.research.experiments.choice_measures import measure_choice
-from tacita.research.experiments.experiment_spec import WITHDRAWAL, ExperimentCell
+from tacita.research.experiments.experiment_spec import WITHDRAWAL, Cells, ExperimentCell
 from tacita.research.experiments.process_pool import run_in_processes
 from tacita.research.experiments.search_callbacks import OnDone
 from tacita.research.experiments.shared_base import continue_run, train_base, with_parts
@@ -202,7 +202,7 @@ def _read_lines(path: Path) -> CellLines:
 
 
 def run_cells(
-    cells: list[ExperimentCell],
+    cells: Cells,
     cell_file: CellFile,
     data_dir: Path | None,
     workers: int = 0,
@@ -226,7 +226,7 @@ def run_cells(
     return finished
 
 
-def _group_jobs(cells: list[ExperimentCell], data_dir: Path | None) -> list[CellJob]:
+def _group_jobs(cells: Cells, data_dir: Path | None) -> list[CellJob]:
     """A job for all cells that share a base; a cell that is wanted twice is run once."""
     groups: dict[str, dict[str, ExperimentCell]] = defaultdict(dict)
     for cell in cells:

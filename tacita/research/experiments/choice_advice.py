@@ -50,14 +50,16 @@ def _answer_need(need: Need, tables: DatasetRows, excluded: set[str]) -> list[st
     answers = []
     for dataset, rows in tables.items():
         popular = _popular_quality(rows)
-        fitting = [row for row in rows if row.name not in excluded and need.fits(row, popular)]
+        candidates = [row for row in rows if row.name not in excluded]
+        fitting = [row for row in candidates if need.fits(row, popular)]
         if not fitting:
             continue
         best = fitting[0]
         if need.least:
             best = min(fitting, key=lambda row: row.mean(need.least))
         quality = best.format_interval()
-        answers.append(f"on {dataset} **{best.label}** (NDCG@10 {quality}, {need.describe(best)})")
+        description = need.describe(best)
+        answers.append(f"on {dataset} **{best.label}** (NDCG@10 {quality}, {description})")
     return [f"{need.condition}: {'; '.join(answers)}."] if answers else []
 
 
@@ -76,7 +78,10 @@ def _list_below_popular(dataset: str, rows: list[ChoiceRow], aside: set[str]) ->
         return []
     popular = measured[0]
     floor = popular.mean(QUALITY)
-    below = [row.label for row in rows if row.mean(QUALITY) < floor and row.name not in aside]
+    below = []
+    for row in rows:
+        if row.mean(QUALITY) < floor and row.name not in aside:
+            below.append(row.label)
     names = "; ".join(below) or "none"
     return [f"Below most popular ({popular.format_interval()}) on {dataset}: {names}."]
 

@@ -12,8 +12,8 @@ from tacita.research.experiments.choice_rows import (
     format_epsilon,
     format_forgetting,
 )
-from tacita.research.experiments.experiment_spec import Experiment, ExperimentCell
-from tacita.research.experiments.single_block import CellLines
+from tacita.research.experiments.experiment_spec import Cells, Experiment
+from tacita.research.experiments.single_block import CellLines, Line
 
 HEAD = ("method", "NDCG@10", "HR@10", "up", "down", "seconds", "epsilon", "forgetting one person", "sees")
 OTHERS = "Others"
@@ -22,9 +22,9 @@ Letters = dict[str, str]
 """What the server sees -> the letter that stands for it."""
 
 
-def render_choice_page(experiment: Experiment, cells: list[ExperimentCell], lines: CellLines) -> str:
+def render_choice_page(experiment: Experiment, cells: Cells, lines: CellLines) -> str:
     """What to use for what, and all that was measured."""
-    cells_of: dict[str, list[ExperimentCell]] = {}
+    cells_of: dict[str, Cells] = {}
     for cell in cells:
         cells_of.setdefault(cell.dataset, []).append(cell)
     rows_of = {}
@@ -76,7 +76,8 @@ def _format_tables(experiment: Experiment, rows: list[ChoiceRow], letters: Lette
     in_group: set[str] = set()
     for names in groups.values():
         in_group.update(names)
-    groups[OTHERS] = [row.name for row in rows if row.name not in in_group]
+    names_of_rows = [row.name for row in rows]
+    groups[OTHERS] = [name for name in names_of_rows if name not in in_group]
     text = []
     for title, names in groups.items():
         members = [row for row in rows if row.name in names]
@@ -131,20 +132,32 @@ def _find_letter(sees: str, letters: Letters) -> str:
 # What is missing
 
 
-def _list_missing(experiment: Experiment, dataset: str, cells: list[ExperimentCell], lines: CellLines) -> list[str]:
+def _find_failure(lines: list[Line]) -> str:
+    """Why the first seed that failed did; empty: none failed."""
+    for line in lines:
+        if "failed" in line:
+            return str(line["failed"])
+    return ""
+
+
+def _list_missing(experiment: Experiment, dataset: str, cells: Cells, lines: CellLines) -> list[str]:
     """What has no figure, and why."""
     most_seeds = max((cell.seed for cell in cells), default=0)
     failed: dict[str, str] = {}
     unfinished = []
-    for name in dict.fromkeys(cell.variant for cell in cells):
+    lines_of: dict[str, list[Line]] = {}
+    for cell in cells:
+        own_lines = lines_of.setdefault(cell.variant, [])
+        own_lines.append(lines.get(cell.key, {}))
+    for name, own_lines in lines_of.items():
         label = experiment.variants[name].label
-        own_lines = [lines.get(cell.key, {}) for cell in cells if cell.variant == name]
+        n_planned = len(own_lines)
         n_done = sum("values" in line for line in own_lines)
-        reasons = [str(line["failed"]) for line in own_lines if "failed" in line]
-        if reasons and reasons[0] and not n_done:
-            failed[label] = reasons[0]
-        elif n_done < min(most_seeds, len(own_lines)):
-            unfinished.append(f"{label} ({n_done} of {len(own_lines)} seeds)" if n_done else label)
+        reason = _find_failure(own_lines)
+        if reason and not n_done:
+            failed[label] = reason
+        elif n_done < min(most_seeds, n_planned):
+            unfinished.append(f"{label} ({n_done} of {n_planned} seeds)" if n_done else label)
     text = [f"{label} failed: {reason}" for label, reason in failed.items()]
     if unfinished:
         text.append(f"Not run, or not all of it: {'; '.join(unfinished)}.")

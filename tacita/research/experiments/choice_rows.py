@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tacita.metrics import confidence_interval
-from tacita.research.experiments.experiment_spec import Experiment, ExperimentCell
+from tacita.research.experiments.experiment_spec import Cells, Experiment
 from tacita.research.experiments.single_block import CellLines, Line
 
 QUALITY, UP, DOWN, PRICE = "ndcg@10", "KB up, a person", "KB down, a person", "forgetting, CPU seconds"
@@ -64,26 +63,29 @@ class ChoiceRow:
         """Rows that agree in this are one run."""
         seeds = []
         for line in self.lines:
-            quality = tuple(line["values"].get(QUALITY, ()))
-            traffic = tuple(line["values"].get(UP, ()))
+            measured = line["values"]
+            quality = tuple(measured.get(QUALITY, ()))
+            traffic = tuple(measured.get(UP, ()))
             seeds.append((line["seed"], quality, traffic))
         return (*sorted(seeds), self.word("forgets"), self.word("sees"))
 
     def _values(self, metric: str) -> list[float]:
         values = []
         for line in self.lines:
-            if metric in line["values"]:
-                values.append(line["values"][metric][0])
+            measured = line["values"]
+            if metric in measured:
+                values.append(measured[metric][0])
         return values
 
 
-def build_rows(experiment: Experiment, cells: list[ExperimentCell], lines: CellLines) -> list[ChoiceRow]:
+def build_rows(experiment: Experiment, cells: Cells, lines: CellLines) -> list[ChoiceRow]:
     """Best first; a method that is the same run as another stands with it."""
-    groups: dict[tuple[str, str], list[Line]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[Line]] = {}
     for cell in cells:
         line = lines.get(cell.key, {})
         if "values" in line:
-            groups[cell.variant, cell.backbone].append(line)
+            finished = groups.setdefault((cell.variant, cell.backbone), [])
+            finished.append(line)
     rows: dict[tuple[object, ...], ChoiceRow] = {}
     for (name, backbone), finished in groups.items():
         label = experiment.variants[name].label

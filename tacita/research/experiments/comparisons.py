@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +11,20 @@ from scipy import stats
 
 from tacita.core.types import Doubles
 from tacita.metrics import confidence_interval, summarise_continual
-from tacita.research.experiments.experiment_spec import Experiment, ExperimentCell
+from tacita.research.experiments.experiment_spec import Cells, Experiment
 from tacita.research.experiments.single_block import CellLines, Line, unpack_scores
 from tacita.research.experiments.tables import Labels, group_lines
 
 Method = tuple[str, str]
 """Backbone and variant."""
+
+MethodRuns = dict[Method, list[Doubles]]
+"""Method -> the users' scores of each seed."""
+
+MethodScores = dict[Method, Doubles]
+"""Method -> the users' mean scores."""
+
+Rows = list[list[str]]
 
 SeedScores = dict[str, dict[int, float]]
 """Variant -> seed -> score."""
@@ -41,10 +49,12 @@ class PairedComparison:
     def describe_other(self, labels: Labels) -> str:
         """What it is compared with, in words."""
         label = labels[self.against]
-        return label if self.its_backbone == self.backbone else f"{label} ({self.its_backbone})"
+        if self.its_backbone == self.backbone:
+            return label
+        return f"{label} ({self.its_backbone})"
 
 
-def compare_variants(experiment: Experiment, cells: list[ExperimentCell], lines: CellLines) -> list[PairedComparison]:
+def compare_variants(experiment: Experiment, cells: Cells, lines: CellLines) -> list[PairedComparison]:
     """Pairs are (block, user), each averaged over the seeds first: seeds are not new people.
 
     Where seeds tested different people, as when hidden items leave somebody nothing to ask for, there are no pairs.
@@ -61,20 +71,20 @@ def compare_variants(experiment: Experiment, cells: list[ExperimentCell], lines:
     return comparisons
 
 
-def _collect_user_scores(cells: list[ExperimentCell], lines: CellLines) -> dict[str, dict[Method, list[Doubles]]]:
-    """Dataset -> method -> the users' scores of each seed."""
-    scores: dict[str, dict[Method, list[Doubles]]] = {}
+def _collect_user_scores(cells: Cells, lines: CellLines) -> dict[str, MethodRuns]:
+    """The users' scores on each dataset."""
+    scores: dict[str, MethodRuns] = {}
     for cell in cells:
         line = lines.get(cell.key, {})
         if "users" not in line:
             continue
         methods = scores.setdefault(cell.dataset, {})
-        method = (cell.backbone, cell.variant)
-        methods.setdefault(method, []).append(unpack_scores(line["users"]))
+        runs = methods.setdefault((cell.backbone, cell.variant), [])
+        runs.append(unpack_scores(line["users"]))
     return scores
 
 
-def _average_seeds(runs_of: dict[Method, list[Doubles]]) -> dict[Method, Doubles]:
+def _average_seeds(runs_of: MethodRuns) -> MethodScores:
     """The users' mean scores over seeds; nothing where runs tested different people."""
     sizes: set[int] = set()
     for runs in runs_of.values():
@@ -84,12 +94,10 @@ def _average_seeds(runs_of: dict[Method, list[Doubles]]) -> dict[Method, Doubles
     return {method: np.mean(runs, axis=0) for method, runs in runs_of.items()}
 
 
-def _compare_with_best(
-    dataset: str, method: Method, means: dict[Method, Doubles], across: bool
-) -> PairedComparison | None:
+def _compare_with_best(dataset: str, method: Method, means: MethodScores, across: bool) -> PairedComparison | None:
     """The test against the best other variant, of the same backbone or, `across`, of the others."""
     backbone, variant = method
-    others: dict[Method, Doubles] = {}
+    others: MethodScores = {}
     for other, scores in means.items():
         other_backbone, other_variant = other
         is_across = other_backbone != backbone
@@ -119,14 +127,16 @@ def _paired_p(scores: Doubles, others: Doubles) -> float:
     return float(stats.ttest_rel(scores, others).pvalue)
 
 
-def summarise_streams(experiment: Experiment, cells: list[ExperimentCell], lines: CellLines) -> list[list[str]]:
+def summarise_streams(experiment: Experiment, cells: Cells, lines: CellLines) -> Rows:
     """Further measures of a stream as rows: means over blocks 1.. and seeds, and LA, RA, HM over all blocks."""
     rows = []
     for place, finished in group_lines("blocks", cells, lines).items():
         dataset, backbone, variant = place
         means = _average_later_blocks(finished) + _average_continual(finished)
-        label = experiment.variants[variant].label
-        rows.append([dataset, backbone, label, *(f"{mean:.4f}" for mean in means)])
+        row = [dataset, backbone, experiment.variants[variant].label]
+        for mean in means:
+            row.append(f"{mean:.4f}")
+        rows.append(row)
     return rows
 
 
@@ -134,7 +144,7 @@ def _average_later_blocks(finished: list[Line]) -> list[float]:
     later: list[dict[str, Any]] = []
     for line in finished:
         later += line["blocks"][1:]
-    return [float(np.mean([block[name] for block in later])) for name in MEANS]
+    return [_mean_of(name, later) for name in MEANS]
 
 
 def _average_continual(finished: list[Line]) -> list[float]:
@@ -144,13 +154,19 @@ def _average_continual(finished: list[Line]) -> list[float]:
         scores = [block["on_blocks"] for block in blocks]
         users = [block["users"] for block in blocks]
         measures.append(summarise_continual(scores, users))
-    return [float(np.mean([measure[name] for measure in measures])) for name in CONTINUAL]
+    return [_mean_of(name, measures) for name in CONTINUAL]
 
 
-def seed_differences(experiment: Experiment, cells: list[ExperimentCell], lines: CellLines) -> list[list[str]]:
+def _mean_of(name: str, records: Sequence[Mapping[str, float]]) -> float:
+    values = [record[name] for record in records]
+    return float(np.mean(values))
+
+
+def seed_differences(experiment: Experiment, cells: Cells, lines: CellLines) -> Rows:
     """The first metric (of a stream: its mean) minus the baseline's of the same seed, as rows: a seed is a split."""
     rows = []
-    for (dataset, backbone), scores in _collect_seed_scores(experiment.metrics[0], cells, lines).items():
+    all_scores = _collect_seed_scores(experiment.metrics[0], cells, lines)
+    for (dataset, backbone), scores in all_scores.items():
         baseline = scores.get(experiment.baseline, {})
         for name, variant in experiment.variants.items():
             own = scores.get(name, {})
@@ -159,21 +175,21 @@ def seed_differences(experiment: Experiment, cells: list[ExperimentCell], lines:
                 continue
             differences = [own[seed] - baseline[seed] for seed in seeds]
             mean, half = confidence_interval(differences)
-            verdict = _judge_difference(mean, half)
-            rows.append([dataset, backbone, variant.label, f"{mean:+.4f} ± {half:.4f}", verdict])
+            interval = f"{mean:+.4f} ± {half:.4f}"
+            rows.append([dataset, backbone, variant.label, interval, _judge_difference(mean, half)])
     return rows
 
 
-def _collect_seed_scores(
-    metric: str, cells: list[ExperimentCell], lines: CellLines
-) -> dict[tuple[str, str], SeedScores]:
+def _collect_seed_scores(metric: str, cells: Cells, lines: CellLines) -> dict[tuple[str, str], SeedScores]:
     """(dataset, backbone) -> the last value of a metric in every finished cell."""
-    scores: dict[tuple[str, str], SeedScores] = defaultdict(lambda: defaultdict(dict))
+    scores: dict[tuple[str, str], SeedScores] = {}
     for cell in cells:
         values = lines.get(cell.key, {}).get("values", {})
         row = values.get(metric)
         if row:
-            scores[cell.dataset, cell.backbone][cell.variant][cell.seed] = row[-1]
+            own = scores.setdefault((cell.dataset, cell.backbone), {})
+            seeds = own.setdefault(cell.variant, {})
+            seeds[cell.seed] = row[-1]
     return scores
 
 

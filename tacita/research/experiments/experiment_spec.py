@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -98,7 +98,8 @@ class Scope(StrictModel):
     seeds: int = Field(ge=1)
 
 
-PublishedValues = dict[str, dict[str, list[float | None]]]
+PublishedRow = list[float | None]
+PublishedValues = dict[str, dict[str, PublishedRow]]
 """Metric -> variant -> values."""
 
 
@@ -153,7 +154,8 @@ class TunedChoice(StrictModel):
     trials: int | None = None
 
 
-Choices = dict[str, dict[str, dict[str, TunedChoice]]]
+MethodChoices = dict[str, TunedChoice]
+Choices = dict[str, dict[str, MethodChoices]]
 """Dataset -> backbone -> method -> what was chosen."""
 
 
@@ -198,6 +200,11 @@ class ExperimentCell:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+Cells = list[ExperimentCell]
+Place = tuple[str, str, str]
+"""Dataset, backbone and variant."""
+
+
 def experiment_names() -> list[str]:
     paths = [path for path in ROOT.glob("*/*.toml") if path.stem != "settings"]
     return sorted(f"{path.parent.name}/{path.stem}" for path in paths)
@@ -236,7 +243,7 @@ def join_settings(papers: list[str], results: Path | None = None) -> Settings:
     return Settings(chosen=chosen, elsewhere=elsewhere)
 
 
-def _with_rates(methods: dict[str, TunedChoice], lr: float | None) -> dict[str, TunedChoice]:
+def _with_rates(methods: MethodChoices, lr: float | None) -> MethodChoices:
     """The same choices, with a rate for those that have none of their own."""
     complete = {}
     for name, choice in methods.items():
@@ -278,7 +285,9 @@ def build_run_config(
     source = f"variant '{variant.label}'"
     tuned = settings.find_choice(dataset, backbone, variant.source)
     backbone_options: Options = {"name": backbone}
-    lr = settings.lr.get(dataset, {}).get(backbone) if tuned.lr is None else tuned.lr
+    lr = tuned.lr
+    if lr is None:
+        lr = settings.lr.get(dataset, {}).get(backbone)
     if lr is not None:
         backbone_options["lr"] = lr
     backbone_options |= variant.backbone
@@ -331,7 +340,7 @@ def list_cells(
     backbones: list[str],
     seeds: int,
     only: Sequence[str] = (),
-) -> list[ExperimentCell]:
+) -> Cells:
     """Every cell, or those of some variants; seeds first so that an interrupted run covers all columns evenly."""
     cells = []
     for seed in range(1, seeds + 1):
@@ -355,7 +364,7 @@ def _list_variants(experiment: Experiment, backbone: str, only: Sequence[str]) -
     return names
 
 
-def _build_cell(experiment: Experiment, settings: Settings, place: tuple[str, str, str], seed: int) -> ExperimentCell:
+def _build_cell(experiment: Experiment, settings: Settings, place: Place, seed: int) -> ExperimentCell:
     """The cell of a variant at (dataset, backbone, variant), and the one that it has to wait for."""
     dataset, backbone, name = place
     variant = experiment.variants[name]
@@ -367,16 +376,30 @@ def _build_cell(experiment: Experiment, settings: Settings, place: tuple[str, st
     return ExperimentCell(dataset, backbone, name, seed, config, kind, variant.withdraws, follows)
 
 
-def narrow_experiment(experiment: Experiment, only: list[str]) -> tuple[list[str], list[str], list[str]]:
-    """Datasets, backbones and variants left by `--only` words; a table with its variants unnarrowed names none."""
+class Narrowed(NamedTuple):
+    """What `--only` words leave of a table."""
+
+    datasets: list[str]
+    backbones: list[str]
+    variants: list[str]  # empty: all
+
+
+def narrow_experiment(experiment: Experiment, only: list[str]) -> Narrowed:
+    """Datasets, backbones and variants that the words name; all of those of which they name none."""
     known = {*experiment.datasets, *experiment.backbones, *experiment.variants}
     for word in only:
         if word not in known:
             raise unknown_name_error("dataset, backbone or variant of this table", word, known)
-    datasets = [name for name in experiment.datasets if name in only] or experiment.datasets
-    backbones = [name for name in experiment.backbones if name in only] or experiment.backbones
-    variants = []
-    for name in experiment.variants:
-        if name in only and name not in experiment.backbones:
-            variants.append(name)
-    return datasets, backbones, variants
+    datasets = _select_named(experiment.datasets, only)
+    backbones = _select_named(experiment.backbones, only)
+    variants = _select_named(experiment.variants, only)
+    variants = [name for name in variants if name not in experiment.backbones]
+    return Narrowed(
+        datasets=datasets or experiment.datasets,
+        backbones=backbones or experiment.backbones,
+        variants=variants,
+    )
+
+
+def _select_named(names: Iterable[str], words: list[str]) -> list[str]:
+    return [name for name in names if name in words]

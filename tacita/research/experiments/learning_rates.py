@@ -17,8 +17,10 @@ from tacita.methods.distillation.transfer import Transfer
 from tacita.models.base import Backbone, TrainedConfig
 from tacita.research.experiments.axes import list_combinations, sample_around
 from tacita.research.experiments.experiment_spec import (
+    Cells,
     Experiment,
     ExperimentCell,
+    Place,
     Settings,
     TunedChoice,
     Tuning,
@@ -29,9 +31,6 @@ from tacita.research.experiments.experiment_spec import (
 from tacita.research.experiments.low_discrepancy import spread_points
 from tacita.research.experiments.single_block import CellLines
 from tacita.runs.assembly import build_components
-
-Place = tuple[str, str, str]
-"""Dataset, backbone and variant."""
 
 
 @dataclass(frozen=True)
@@ -81,12 +80,14 @@ def _has_own_rates(variant: Variant) -> bool:
     return not borrows_settings and not has_no_rates
 
 
-def interleave_cells(entries: list[TuningEntry]) -> list[ExperimentCell]:
+def interleave_cells(entries: list[TuningEntry]) -> Cells:
     """The first trial of every method, then the second: a search that is interrupted was fair so far."""
     most_trials = max(len(entry.cells) for entry in entries)
     cells = []
     for turn in range(most_trials):
-        cells += [entry.cells[turn] for entry in entries if turn < len(entry.cells)]
+        for entry in entries:
+            if turn < len(entry.cells):
+                cells.append(entry.cells[turn])
     return cells
 
 
@@ -150,7 +151,8 @@ def _add_trials(experiment: Experiment, tuning: Tuning, entry: TuningEntry, choi
     for choice in choices:
         config = _trial_config(experiment, tuning, entry.place, choice)
         cells.append(ExperimentCell(*entry.place, tuning.seed, config, kind))
-    return replace(entry, trials=(*entry.trials, *choices), cells=tuple(cells))
+    trials = (*entry.trials, *choices)
+    return replace(entry, trials=trials, cells=tuple(cells))
 
 
 def add_second_step(
@@ -187,8 +189,11 @@ def _trial_config(experiment: Experiment, tuning: Tuning, place: Place, rates: T
 
 def _default_rates(config: RunConfig) -> TunedChoice:
     backbone, parts, _ = build_components(config)
-    server_rates = [_backbone_rate(part.server_backbone) for part in parts if isinstance(part, Transfer)]
-    server_lr = server_rates[0] if server_rates else None
+    server_lr = None
+    for part in parts:
+        if isinstance(part, Transfer):
+            server_lr = _backbone_rate(part.server_backbone)
+            break
     return TunedChoice(lr=_backbone_rate(backbone), server_lr=server_lr)
 
 

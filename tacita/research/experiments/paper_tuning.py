@@ -64,14 +64,17 @@ def tune_pair(job: PairJob) -> tuple[PairJob, PairResult]:
     base = tune_lr(config, Machine(threads=1, data_dir=job.data_dir))
     folder = job.folder / f"{job.dataset}-{job.backbone}"
     chosen = {}
-    failed = [f"learning rate {lr}: {reason}" for lr, reason in base.failed.items()]
+    failed = []
+    for lr, reason in base.failed.items():
+        failed.append(f"learning rate {lr}: {reason}")
     for method in job.methods:
         try:
             result = tune_method(base.federation, base.progress, method, job.trials, folder)
         except TacitaError as error:
             failed.append(str(error))
             continue
-        failed += [f"{method} {options}: {reason}" for options, reason in result.failed.items()]
+        for options, reason in result.failed.items():
+            failed.append(f"{method} {options}: {reason}")
         valid = round(result.valid, 6)
         chosen[method] = TunedChoice(options=result.options, valid=valid, trials=result.trials)
     sentences = [f"{job.dataset}, {job.backbone}, {failure}" for failure in failed]
@@ -188,7 +191,8 @@ def describe_choice(rates: TunedChoice) -> str:
     for name, value in rates.train.items():
         words.append(f"{name} {value}")
     for part, options in rates.options.items():
-        words += [f"{part}.{name} {value}" for name, value in options.items()]
+        for name, value in options.items():
+            words.append(f"{part}.{name} {value}")
     return ", ".join(words)
 
 

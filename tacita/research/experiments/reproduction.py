@@ -14,8 +14,8 @@ from tacita.research.experiments.choice_page import render_choice_page
 from tacita.research.experiments.comparisons import compare_variants, seed_differences, summarise_streams
 from tacita.research.experiments.curves import collect_points
 from tacita.research.experiments.experiment_spec import (
+    Cells,
     Experiment,
-    ExperimentCell,
     list_cells,
     load_experiment,
     narrow_experiment,
@@ -32,7 +32,7 @@ class TablePlan:
     """A table, or the part of it that is wanted."""
 
     experiment: Experiment
-    cells: list[ExperimentCell]
+    cells: Cells
     paper: str
     stem: str  # of the files; a narrowed table does not overwrite the whole one
     planned: TablePlan | None = None  # the same with the cells that are not finished, where these were left out

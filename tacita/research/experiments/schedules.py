@@ -8,11 +8,11 @@ import numpy as np
 
 from tacita.core.errors import TacitaError
 from tacita.methods.distillation.presets import TRANSFER
-from tacita.research.experiments.experiment_spec import ExperimentCell
+from tacita.research.experiments.experiment_spec import Cells, ExperimentCell
 from tacita.research.experiments.single_block import CellLines, Line
 
 
-def check_schedules(cells: list[ExperimentCell], lines: CellLines) -> None:
+def check_schedules(cells: Cells, lines: CellLines) -> None:
     """Refuse, before anything is run, cells whose agent is neither finished nor among them."""
     planned = {cell.key for cell in cells if cell.follows is None}
     for cell in cells:
@@ -25,7 +25,7 @@ def check_schedules(cells: list[ExperimentCell], lines: CellLines) -> None:
         )
 
 
-def with_schedules(cells: list[ExperimentCell], lines: CellLines) -> list[ExperimentCell]:
+def with_schedules(cells: Cells, lines: CellLines) -> Cells:
     """The same cells, those that follow an agent with the number of items that it sent."""
     scheduled = []
     for cell in cells:

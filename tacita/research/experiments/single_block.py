@@ -68,8 +68,9 @@ def train_once(federation: Federation) -> Line:
     values |= round_values(_evaluate_clients(federation, progress, block), "client ")
     values |= round_values(_measure_traffic(federation, progress.server, result))
     values |= course
-    unmasked = {name: value for name, value in result.items() if name.startswith(UNMASKED)}
-    values |= round_values(unmasked)
+    for name, value in result.items():
+        if name.startswith(UNMASKED):
+            values |= round_values({name: value})
     values |= round_values(find_epsilon(result))
     if federation.homes:
         values |= round_values({"divergence": federation.homes.divergence})
@@ -161,7 +162,10 @@ def first_metric(federation: Federation) -> str:
 
 
 def round_values(values: Values, prefix: str = "") -> dict[str, list[float]]:
-    return {f"{prefix}{name}": [round(value, 6)] for name, value in values.items()}
+    rounded = {}
+    for name, value in values.items():
+        rounded[f"{prefix}{name}"] = [round(value, 6)]
+    return rounded
 
 
 def _rank_catalogue(federation: Federation) -> Federation:

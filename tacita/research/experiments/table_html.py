@@ -17,17 +17,27 @@ from tacita.research.experiments.tables import (
     variant_labels,
 )
 
+FigurePlace = tuple[str, str, str, str]
+"""Metric, dataset, backbone and column."""
+
+VariantRows = dict[str, dict[str, TableEntry]]
+"""Variant -> column -> entry."""
+
 
 def to_html(experiment: Experiment, entries: list[TableEntry], tests: list[PairedComparison]) -> str:
     from tacita.report.pages import render
 
     labels = variant_labels(experiment)
     verdicts = count_verdicts(entries)
-    counts = ", ".join(f"{verdict} {count}" for verdict, count in verdicts.items() if count)
+    counts = []
+    for verdict, count in verdicts.items():
+        if count:
+            counts.append(f"{verdict} {count}")
     about = ""
     reading = explain_reading(experiment, entries, "below it")
     if counts:
-        about = f"Against {sum(verdicts.values())} published values: {counts}"
+        n_published = sum(verdicts.values())
+        about = f"Against {n_published} published values: {', '.join(counts)}"
     else:
         reading = reading.partition(";")[0] + "."
     page_tables = _value_tables(experiment, entries, labels)
@@ -47,7 +57,7 @@ def to_html(experiment: Experiment, entries: list[TableEntry], tests: list[Paire
 
 def _draw_figures(experiment: Experiment, entries: list[TableEntry], labels: Labels) -> list[Figure]:
     """Per metric, dataset, backbone and column (of a stream: the mean) every variant as a dot."""
-    places: dict[tuple[str, str, str, str], list[TableEntry]] = {}
+    places: dict[FigurePlace, list[TableEntry]] = {}
     for entry in entries:
         if _is_drawn(experiment, entry):
             place = (entry.metric, entry.dataset, entry.backbone, entry.column)
@@ -62,12 +72,12 @@ def _draw_figures(experiment: Experiment, entries: list[TableEntry], labels: Lab
 
 def _is_drawn(experiment: Experiment, entry: TableEntry) -> bool:
     """Of many metrics the first two are drawn, and of a stream the means."""
-    is_main_metric = experiment.rows == "blocks" or entry.metric in experiment.metrics[:2]
-    is_main_column = experiment.kind != "stream" or entry.column == "mean"
-    return is_main_metric and is_main_column
+    if experiment.rows == "methods" and entry.metric not in experiment.metrics[:2]:
+        return False
+    return experiment.kind != "stream" or entry.column == "mean"
 
 
-def _draw_figure(place: tuple[str, str, str, str], entries: list[TableEntry], labels: Labels) -> Figure:
+def _draw_figure(place: FigurePlace, entries: list[TableEntry], labels: Labels) -> Figure:
     metric, dataset, backbone, column = place
     title = f"{dataset}, {backbone}: {metric}, {column}"
     dots = []
@@ -86,7 +96,7 @@ def _draw_figure(place: tuple[str, str, str, str], entries: list[TableEntry], la
 def _value_tables(experiment: Experiment, entries: list[TableEntry], labels: Labels) -> list[PageTable]:
     """Rows are variants; a dataset has a table of its own, unless it fills one column only."""
     is_split = len({entry.column for entry in entries}) > 1
-    places: dict[tuple[str, str, str], dict[str, dict[str, TableEntry]]] = {}
+    places: dict[tuple[str, str, str], VariantRows] = {}
     for entry in entries:
         dataset = entry.dataset if is_split else ""
         column = entry.column if is_split else entry.dataset
@@ -101,7 +111,7 @@ def _value_tables(experiment: Experiment, entries: list[TableEntry], labels: Lab
     return page_tables
 
 
-def _build_table(title: str, variants: dict[str, dict[str, TableEntry]], labels: Labels) -> PageTable:
+def _build_table(title: str, variants: VariantRows, labels: Labels) -> PageTable:
     """A table with a row for each variant, in the order of the experiment."""
     columns: dict[str, None] = {}
     for row in variants.values():
@@ -117,7 +127,9 @@ def _build_table(title: str, variants: dict[str, dict[str, TableEntry]], labels:
 def _build_cell(entry: TableEntry | None) -> TableCell:
     if entry is None:
         return TableCell("–")
-    note = "" if entry.published is None else f"{entry.published:.4f} {entry.verdict}"
+    note = ""
+    if entry.published is not None:
+        note = f"{entry.published:.4f} {entry.verdict}"
     return TableCell(format_entry(entry), note=note, note_kind=entry.verdict)
 
 

@@ -11,6 +11,9 @@ from tacita.research.experiments.experiment_spec import Experiment
 from tacita.research.experiments.tables import Labels, TableEntry, explain_reading, format_entry, variant_labels
 
 Rows = Sequence[Sequence[str]]
+TextRows = list[list[str]]
+EntryRow = dict[str, TableEntry]
+"""Entries by variant, or by metric."""
 
 TEST_HEAD = ["dataset", "backbone", "method", "best other", "relative difference", "p", "pairs"]
 STREAM_HEAD = ["dataset", "backbone", "method", "history mask", "new users", "returning users", "LA", "RA", "HM"]
@@ -53,8 +56,10 @@ def _format_grid(head: Sequence[str], rows: Rows) -> list[str]:
 
 
 def _format_line(cells: Sequence[str]) -> str:
-    padded = [f" {cell} " if cell else " " for cell in cells]
-    return "|" + "|".join(padded) + "|"
+    line = "|"
+    for cell in cells:
+        line += f" {cell} |" if cell else " |"
+    return line
 
 
 # Ours and the published values
@@ -67,25 +72,28 @@ def _block_tables(experiment: Experiment, entries: list[TableEntry], labels: Lab
     text = []
     for metric in experiment.metrics:
         for backbone in backbones:
-            rows = [entry for entry in entries if (entry.metric, entry.backbone) == (metric, backbone)]
-            measured = {entry.variant for entry in rows}
-            variants = [name for name in experiment.variants if name in measured]
-            if not variants:
-                continue
-            head = ["dataset", block_title]
-            head += [labels[name] for name in variants]
-            text += [f"**{metric}, {backbone}**", ""]
-            text += _format_grid(head, _build_block_rows(rows, variants))
+            own = [entry for entry in entries if entry.metric == metric and entry.backbone == backbone]
+            if own:
+                text += [f"**{metric}, {backbone}**", ""]
+                text += _block_table(own, labels, block_title)
     return text
 
 
-def _build_block_rows(entries: list[TableEntry], variants: list[str]) -> list[list[str]]:
+def _block_table(entries: list[TableEntry], labels: Labels, block_title: str) -> list[str]:
+    measured = {entry.variant for entry in entries}
+    variants = [name for name in labels if name in measured]
+    head = ["dataset", block_title]
+    head += [labels[name] for name in variants]
+    return _format_grid(head, _build_block_rows(entries, variants))
+
+
+def _build_block_rows(entries: list[TableEntry], variants: list[str]) -> TextRows:
     """A row for each dataset and block: ours, and the published value below it."""
-    table: dict[tuple[str, str], dict[str, TableEntry]] = {}
+    table: dict[tuple[str, str], EntryRow] = {}
     for entry in entries:
         row = table.setdefault((entry.dataset, entry.column), {})
         row[entry.variant] = entry
-    rows = []
+    rows: TextRows = []
     for (dataset, column), row in table.items():
         cells = [_format_block_cell(row.get(name)) for name in variants]
         rows.append([dataset, column, *cells])
@@ -119,10 +127,11 @@ def _method_tables(experiment: Experiment, entries: list[TableEntry], labels: La
     return text
 
 
-def _build_method_rows(entries: list[TableEntry], metrics: list[str], labels: Labels) -> list[list[str]]:
-    variants: dict[str, dict[str, TableEntry]] = {}
+def _build_method_rows(entries: list[TableEntry], metrics: list[str], labels: Labels) -> TextRows:
+    variants: dict[str, EntryRow] = {}
     for entry in entries:
-        variants.setdefault(entry.variant, {})[entry.metric] = entry
+        own = variants.setdefault(entry.variant, {})
+        own[entry.metric] = entry
     rows = []
     for name, by_metric in variants.items():
         row = [labels[name]]
@@ -141,9 +150,10 @@ def format_cell(entry: TableEntry) -> str:
         digits = 4
     else:
         digits = 1 if size < 1000 else 0
-    mean = f"{entry.mean:,.{digits}f}"
-    half = "" if np.isnan(entry.half) else f" ± {entry.half:,.{digits}f}"
-    return mean + half + _format_published(entry)
+    text = f"{entry.mean:,.{digits}f}"
+    if not np.isnan(entry.half):
+        text += f" ± {entry.half:,.{digits}f}"
+    return text + _format_published(entry)
 
 
 # What else was measured

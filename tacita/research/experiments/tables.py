@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from tacita.metrics import confidence_interval
-from tacita.research.experiments.experiment_spec import Experiment, ExperimentCell
+from tacita.research.experiments.experiment_spec import Cells, Experiment, Place, PublishedRow
 from tacita.research.experiments.single_block import CellLines, Line
 
 VERDICTS = ("agrees", "higher", "lower", "unclear")
 ROUND_PREFIX = "round "  # of columns that are rounds of a run
 
-Place = tuple[str, str, str]
-"""Dataset, backbone and variant."""
-
 Labels = dict[str, str]
 """Variant -> its name in tables."""
+
+SeedRows = list[list[float]]
+"""The values of a metric, a list for each seed."""
+
+PlaceLines = dict[Place, list[Line]]
+"""Place -> the lines of its finished seeds."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +70,9 @@ def variant_labels(experiment: Experiment) -> Labels:
     return {name: variant.label for name, variant in experiment.variants.items()}
 
 
-def group_lines(field: str, cells: Iterable[ExperimentCell], lines: CellLines) -> dict[Place, list[Line]]:
+def group_lines(field: str, cells: Cells, lines: CellLines) -> PlaceLines:
     """The lines of finished seeds that have a field, by place."""
-    groups: dict[Place, list[Line]] = {}
+    groups: PlaceLines = {}
     for cell in cells:
         line = lines.get(cell.key, {})
         if field in line:
@@ -79,19 +81,20 @@ def group_lines(field: str, cells: Iterable[ExperimentCell], lines: CellLines) -
     return groups
 
 
-def build_entries(experiment: Experiment, cells: list[ExperimentCell], lines: CellLines) -> list[TableEntry]:
+def build_entries(experiment: Experiment, cells: Cells, lines: CellLines) -> list[TableEntry]:
     """Every (dataset, backbone, metric, variant, block) with all finished seeds, and the mean over blocks."""
     entries = []
     for place, finished in group_lines("values", cells, lines).items():
         for metric in experiment.metrics:
-            rows = [line["values"][metric] for line in finished if metric in line["values"]]
+            values = [line["values"] for line in finished]
+            rows = [own[metric] for own in values if metric in own]
             if rows:  # a central model sends nothing
                 entries += _build_row(experiment, place, metric, rows)
     return entries
 
 
-def _build_row(experiment: Experiment, place: Place, metric: str, rows: list[list[float]]) -> list[TableEntry]:
-    """The entries of a variant for a metric; `rows` has a list for each seed."""
+def _build_row(experiment: Experiment, place: Place, metric: str, rows: SeedRows) -> list[TableEntry]:
+    """The entries of a variant for a metric."""
     dataset, backbone, variant = place
     published_metrics = experiment.published.get(dataset, {}).get(backbone, {})
     published_row = published_metrics.get(metric, {}).get(variant, [])
@@ -114,7 +117,7 @@ def _build_row(experiment: Experiment, place: Place, metric: str, rows: list[lis
     return entries
 
 
-def _split_columns(experiment: Experiment, published_row: list[float | None], rows: list[list[float]]) -> list[Column]:
+def _split_columns(experiment: Experiment, published_row: PublishedRow, rows: SeedRows) -> list[Column]:
     """The columns of a variant; a stream's last value is its mean."""
     names = list(experiment.published_columns)
     padded = [*published_row, *[None] * len(names)]
@@ -134,7 +137,7 @@ def _split_columns(experiment: Experiment, published_row: list[float | None], ro
     return columns
 
 
-def _average_published(published: list[float | None]) -> float | None:
+def _average_published(published: PublishedRow) -> float | None:
     """The mean of the published values, if all were published."""
     known = [value for value in published if value is not None]
     if len(known) < len(published):
@@ -142,25 +145,27 @@ def _average_published(published: list[float | None]) -> float | None:
     return round(float(np.mean(known)), 4)
 
 
-def _split_rounds(names: list[str], published: list[float | None], rows: list[list[float]]) -> list[Column]:
+def _split_rounds(names: list[str], published: PublishedRow, rows: SeedRows) -> list[Column]:
     """Columns that are rounds of a run; a round that no seed reached is left out."""
     columns = []
     for name, value in zip(names, published, strict=True):
         number = int(name.removeprefix(ROUND_PREFIX))
-        values = [row[number - 1] for row in rows if len(row) >= number]
+        reached = [row for row in rows if len(row) >= number]
+        values = [row[number - 1] for row in reached]
         if values:
             columns.append(Column(name, value, values))
     return columns
 
 
-def failed_cells(cells: list[ExperimentCell], lines: CellLines) -> list[str]:
+def failed_cells(cells: Cells, lines: CellLines) -> list[str]:
     """One sentence per run that could not be finished."""
     sentences = []
     for cell in cells:
         line = lines.get(cell.key, {})
         if "failed" in line:
+            place = f"{cell.dataset}, {cell.backbone}, {cell.variant}"
             reason = line["failed"]
-            sentences.append(f"{cell.dataset}, {cell.backbone}, {cell.variant}, seed {cell.seed}: {reason}")
+            sentences.append(f"{place}, seed {cell.seed}: {reason}")
     return sentences
 
 

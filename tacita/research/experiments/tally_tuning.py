@@ -46,7 +46,9 @@ def try_grid(
     federation = assemble(config, machine)
     if on_data:
         on_data(federation.stream)
-    grid = [dict(zip(GRID, values, strict=True)) for values in product(*GRID.values())]
+    grid = []
+    for values in product(*GRID.values()):
+        grid.append(dict(zip(GRID, values, strict=True)))
     trials = []
     for n_done, options in enumerate(grid):
         if on_done:

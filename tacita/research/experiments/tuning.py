@@ -37,7 +37,8 @@ Options = dict[str, dict[str, Any]]
 Params = dict[str, Any]
 """'part.option' -> value."""
 
-Space = dict[str, dict[str, dict[str, list[Any]]]]
+OptionChoices = dict[str, list[Any]]
+Space = dict[str, dict[str, OptionChoices]]
 """'parts' or 'backbones' -> name -> option -> values to try."""
 
 
@@ -46,7 +47,7 @@ def search_space() -> Space:
     return space
 
 
-def list_open_options(method: str) -> dict[str, list[Any]]:
+def list_open_options(method: str) -> OptionChoices:
     """'part.option' -> choices, for every option the preset does not fix."""
     space = search_space()["parts"]
     open_options = {}
@@ -192,7 +193,10 @@ def _run_trial(
 
 
 def _list_reasons(reasons: Mapping[Any, str]) -> str:
-    return "; ".join(f"{name}: {reason.rstrip('.')}" for name, reason in reasons.items())
+    listed = []
+    for name, reason in reasons.items():
+        listed.append(f"{name}: {reason.rstrip('.')}")
+    return "; ".join(listed)
 
 
 def _study_name(federation: Federation, method: str) -> str:
