@@ -27,7 +27,9 @@ def split_fifths(order_by: Doubles) -> tuple[Longs, Longs]:
     """Positions of the lowest and the highest fifth, ties by position."""
     n = int(len(order_by) * GROUP_SHARE)
     order = np.argsort(order_by, kind="stable")
-    return order[:n], order[len(order) - n :]
+    lowest = order[:n]
+    highest = order[len(order) - n :]
+    return lowest, highest
 
 
 def measure_preference_shift(federation: Federation, base: Progress) -> tuple[Longs, Longs]:
@@ -38,7 +40,8 @@ def measure_preference_shift(federation: Federation, base: Progress) -> tuple[Lo
     block = grouping.stream.blocks[1]
     progress.server, _ = run_round(grouping, progress.server, progress.devices)
     server = progress.server
-    lists = progress.clients.parts[Replay.name]["list"]
+    replay_arrays = progress.clients.parts[Replay.name]
+    lists = replay_arrays["list"]
     is_active = block.train.counts() > 0
     has_list = lists[:, 0] >= 0
     users = np.flatnonzero(is_active & has_list)
@@ -148,7 +151,8 @@ def measure_rank_changes(federation: Federation, base: Progress) -> dict[str, An
         for items, changes in ((least_moved, static), (most_moved, dynamic)):
             old = _rank_listed(federation, private, before.heads, before.items, items)
             new = _rank_listed(federation, private, after.heads, known_items, items)
-            relative_change = np.abs(old - new) / old
+            distance = np.abs(old - new)
+            relative_change = distance / old
             changes.append(float(relative_change.mean()))
     static_mean = float(np.mean(static))
     dynamic_mean = float(np.mean(dynamic))

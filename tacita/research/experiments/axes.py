@@ -36,7 +36,9 @@ def restrict_axis(axis: Axis, config: RunConfig) -> Axis:
         models[BACKBONE] = type(backbone.config)
     places = []
     for place in axis.of:
-        if place in models and axis.option in models[place].model_fields:
+        if place not in models:
+            continue
+        if axis.option in models[place].model_fields:
             places.append(place)
     return axis.model_copy(update={"of": places})
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -228,7 +227,11 @@ def run_cells(
 
 def _group_jobs(cells: Cells, data_dir: Path | None) -> list[CellJob]:
     """A job for all cells that share a base; a cell that is wanted twice is run once."""
-    groups: dict[str, dict[str, ExperimentCell]] = defaultdict(dict)
+    groups: dict[str, dict[str, ExperimentCell]] = {}
     for cell in cells:
-        groups[_job_key(cell)].setdefault(cell.key, cell)
-    return [CellJob(tuple(group.values()), data_dir) for group in groups.values()]
+        group = groups.setdefault(_job_key(cell), {})
+        group.setdefault(cell.key, cell)
+    jobs = []
+    for group in groups.values():
+        jobs.append(CellJob(tuple(group.values()), data_dir))
+    return jobs

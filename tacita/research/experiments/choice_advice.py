@@ -60,7 +60,10 @@ def _answer_need(need: Need, tables: DatasetRows, excluded: set[str]) -> list[st
         quality = best.format_interval()
         description = need.describe(best)
         answers.append(f"on {dataset} **{best.label}** (NDCG@10 {quality}, {description})")
-    return [f"{need.condition}: {'; '.join(answers)}."] if answers else []
+    if not answers:
+        return []
+    listed = "; ".join(answers)
+    return [f"{need.condition}: {listed}."]
 
 
 def _popular_quality(rows: list[ChoiceRow]) -> float:

@@ -146,5 +146,8 @@ def _takes_back_sums(federation: Federation) -> bool:
 
 def _reports_exactness(applied: AppliedRequest) -> bool:
     """Whether some part says that what it did is exact, and none that it is not."""
-    claims = [bool(report["exact"]) for report in applied.part_reports.values() if "exact" in report]
+    claims = []
+    for report in applied.part_reports.values():
+        if "exact" in report:
+            claims.append(bool(report["exact"]))
     return len(claims) > 0 and all(claims)

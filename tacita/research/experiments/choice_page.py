@@ -157,8 +157,11 @@ def _list_missing(experiment: Experiment, dataset: str, cells: Cells, lines: Cel
         if reason and not n_done:
             failed[label] = reason
         elif n_done < min(most_seeds, n_planned):
-            unfinished.append(f"{label} ({n_done} of {n_planned} seeds)" if n_done else label)
-    text = [f"{label} failed: {reason}" for label, reason in failed.items()]
+            progress = f" ({n_done} of {n_planned} seeds)" if n_done else ""
+            unfinished.append(label + progress)
+    text = []
+    for label, reason in failed.items():
+        text.append(f"{label} failed: {reason}")
     if unfinished:
         text.append(f"Not run, or not all of it: {'; '.join(unfinished)}.")
     if text and dataset in experiment.missing:

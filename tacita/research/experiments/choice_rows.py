@@ -93,7 +93,8 @@ def build_rows(experiment: Experiment, cells: Cells, lines: CellLines) -> list[C
         outcome = row.outcome
         if outcome in rows:
             first = rows[outcome]
-            row = replace(first, same_runs=(*first.same_runs, label))
+            same_runs = (*first.same_runs, label)
+            row = replace(first, same_runs=same_runs)
         rows[outcome] = row
     return sorted(rows.values(), key=lambda row: -row.mean(QUALITY))
 

@@ -91,7 +91,10 @@ def _average_seeds(runs_of: MethodRuns) -> MethodScores:
         sizes.update(len(run) for run in runs)
     if len(sizes) > 1:
         return {}
-    return {method: np.mean(runs, axis=0) for method, runs in runs_of.items()}
+    means = {}
+    for method, runs in runs_of.items():
+        means[method] = np.mean(runs, axis=0)
+    return means
 
 
 def _compare_with_best(dataset: str, method: Method, means: MethodScores, across: bool) -> PairedComparison | None:
@@ -100,12 +103,15 @@ def _compare_with_best(dataset: str, method: Method, means: MethodScores, across
     others: MethodScores = {}
     for other, scores in means.items():
         other_backbone, other_variant = other
+        if other_variant == variant:
+            continue
         is_across = other_backbone != backbone
-        if other_variant != variant and is_across == across:
+        if is_across == across:
             others[other] = scores
     if not others:
         return None
-    best = max(others, key=lambda other: float(others[other].mean()))
+    means_of_others = {other: float(scores.mean()) for other, scores in others.items()}
+    best = max(others, key=lambda other: means_of_others[other])
     best_backbone, best_variant = best
     own_scores = means[method]
     best_scores = others[best]
@@ -176,7 +182,8 @@ def seed_differences(experiment: Experiment, cells: Cells, lines: CellLines) -> 
             differences = [own[seed] - baseline[seed] for seed in seeds]
             mean, half = confidence_interval(differences)
             interval = f"{mean:+.4f} ± {half:.4f}"
-            rows.append([dataset, backbone, variant.label, interval, _judge_difference(mean, half)])
+            verdict = _judge_difference(mean, half)
+            rows.append([dataset, backbone, variant.label, interval, verdict])
     return rows
 
 

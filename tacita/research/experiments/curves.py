@@ -21,11 +21,13 @@ def collect_points(experiment: Experiment, cells: Cells, lines: CellLines) -> li
 
     The epsilon is the one that the run itself promised, never the one that its settings asked for.
     """
-    datasets: dict[str, VariantSeeds] = {name: {} for name in experiment.datasets}
+    datasets: dict[str, VariantSeeds] = {}
+    for dataset in experiment.datasets:
+        datasets[dataset] = {}
     for cell in cells:
         line = lines.get(cell.key, {})
-        is_on_curve = experiment.variants[cell.variant].curve != ""
-        if is_on_curve and "values" in line:
+        variant = experiment.variants[cell.variant]
+        if variant.curve and "values" in line:
             seeds = datasets[cell.dataset].setdefault(cell.variant, [])
             seeds.append(line["values"])
     points = []

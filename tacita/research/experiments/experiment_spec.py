@@ -169,10 +169,15 @@ class Settings(StrictModel):
 
     def find_choice(self, dataset: str, backbone: str, source: str) -> TunedChoice:
         for place in (dataset, self.elsewhere or ""):
-            choice = self.chosen.get(place, {}).get(backbone, {}).get(source)
-            if choice:
-                return choice
+            methods = self.chosen.get(place, {}).get(backbone, {})
+            if source in methods:
+                return methods[source]
         return TunedChoice()
+
+    def choices_of(self, dataset: str, backbone: str) -> MethodChoices:
+        """The choices for methods on a dataset and backbone, to be changed in place."""
+        backbones = self.chosen.setdefault(dataset, {})
+        return backbones.setdefault(backbone, {})
 
 
 @dataclass(frozen=True)
@@ -206,8 +211,11 @@ Place = tuple[str, str, str]
 
 
 def experiment_names() -> list[str]:
-    paths = [path for path in ROOT.glob("*/*.toml") if path.stem != "settings"]
-    return sorted(f"{path.parent.name}/{path.stem}" for path in paths)
+    names = []
+    for path in ROOT.glob("*/*.toml"):
+        if path.stem != "settings":
+            names.append(f"{path.parent.name}/{path.stem}")
+    return sorted(names)
 
 
 def load_experiment(name: str, results: Path | None = None) -> tuple[Experiment, Settings]:
@@ -231,16 +239,15 @@ def join_settings(papers: list[str], results: Path | None = None) -> Settings:
     settings_list = [load_settings(paper, results) for paper in papers]
     if len(settings_list) == 1:
         return settings_list[0]
-    chosen: Choices = {}
+    joined = Settings(chosen={})
     elsewhere = None
     for settings in settings_list:
         elsewhere = elsewhere or settings.elsewhere or None
         for dataset, backbones in settings.chosen.items():
             for backbone, methods in backbones.items():
                 shared_lr = settings.lr.get(dataset, {}).get(backbone)
-                place = chosen.setdefault(dataset, {}).setdefault(backbone, {})
-                place |= _with_rates(methods, shared_lr)
-    return Settings(chosen=chosen, elsewhere=elsewhere)
+                joined.choices_of(dataset, backbone).update(_with_rates(methods, shared_lr))
+    return joined.model_copy(update={"elsewhere": elsewhere})
 
 
 def _with_rates(methods: MethodChoices, lr: float | None) -> MethodChoices:
@@ -284,10 +291,10 @@ def build_run_config(
     """The effective config of a cell: preset, tuned options, the variant's own on top."""
     source = f"variant '{variant.label}'"
     tuned = settings.find_choice(dataset, backbone, variant.source)
-    backbone_options: Options = {"name": backbone}
     lr = tuned.lr
     if lr is None:
         lr = settings.lr.get(dataset, {}).get(backbone)
+    backbone_options: Options = {"name": backbone}
     if lr is not None:
         backbone_options["lr"] = lr
     backbone_options |= variant.backbone
@@ -296,9 +303,13 @@ def build_run_config(
         train["rounds"] = experiment.rounds[dataset]
     train |= tuned.train
     train |= variant.train
-    split = {**experiment.split, **experiment.splits.get(dataset, {}), **variant.split}
-    split = {"seed": seed, **split}  # tied times leave the cut open: every seed draws its own
-    evaluate = {"controls": False, **experiment.evaluate, **variant.evaluate}
+    split: Options = {"seed": seed}  # tied times leave the cut open: every seed draws its own
+    split |= experiment.split
+    split |= experiment.splits.get(dataset, {})
+    split |= variant.split
+    evaluate: Options = {"controls": False}
+    evaluate |= experiment.evaluate
+    evaluate |= variant.evaluate
     config: Options = {
         "data": dataset,
         "backbone": backbone_options,
@@ -320,7 +331,8 @@ def _list_parts(variant: Variant, tuned: TunedChoice) -> list[Options]:
     parts: list[Options] = []
     for spec in preset_parts(variant.method):
         name = spec["name"]
-        part = {"name": name, **tuned.options.get(name, {}), **spec}
+        options = tuned.options.get(name, {})
+        part = {"name": name, **options, **spec}
         if name == TRANSFER and tuned.server_lr is not None:
             part["server"] = {**spec.get("server", {}), "lr": tuned.server_lr}
         parts.append(part)
@@ -349,7 +361,8 @@ def list_cells(
                 continue
             for backbone in backbones:
                 for name in _list_variants(experiment, backbone, only):
-                    cells.append(_build_cell(experiment, settings, (dataset, backbone, name), seed))
+                    place = (dataset, backbone, name)
+                    cells.append(_build_cell(experiment, settings, place, seed))
     return cells
 
 

@@ -115,8 +115,12 @@ def is_at_range_end(experiment: Experiment, chosen: TunedChoice) -> bool:
     tenth = (tuning.highest / tuning.lowest) ** 0.1
     low_end = tuning.lowest * tenth
     high_end = tuning.highest / tenth
-    rates = [rate for rate in (chosen.lr, chosen.server_lr) if rate is not None]
-    return any(rate < low_end or rate > high_end for rate in rates)
+    for rate in (chosen.lr, chosen.server_lr):
+        if rate is None:
+            continue
+        if rate < low_end or rate > high_end:
+            return True
+    return False
 
 
 def _require_tuning(experiment: Experiment, rounds: int | None = None) -> Tuning:
@@ -163,7 +167,8 @@ def add_second_step(
     extended = []
     for entry in entries:
         n_remaining = trials - len(entry.trials)
-        has_score = any("failed" not in lines[cell.key] for cell in entry.cells)
+        own_lines = [lines[cell.key] for cell in entry.cells]
+        has_score = any("failed" not in line for line in own_lines)
         if tuning.then and n_remaining > 0 and has_score:
             best = choose_rates(entry, lines)
             default_config = _trial_config(experiment, tuning, entry.place, TunedChoice())

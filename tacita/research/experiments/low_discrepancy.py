@@ -18,7 +18,7 @@ ROOTS = {1: 1.618033988749895, 2: 1.324717957244746}  # finished trials were mad
 def spread_points(n: int, dimensions: int) -> list[list[float]]:
     """n points in the unit interval, square or cube, as even as those of any smaller n."""
     root = ROOTS.get(dimensions) or _solve_root(dimensions)
-    steps = [root ** -(axis + 1) for axis in range(dimensions)]
+    steps = [root**-power for power in range(1, dimensions + 1)]
     points = []
     for number in range(1, n + 1):
         point = [(0.5 + number * step) % 1.0 for step in steps]

@@ -77,7 +77,8 @@ def tune_pair(job: PairJob) -> tuple[PairJob, PairResult]:
             failed.append(f"{method} {options}: {reason}")
         valid = round(result.valid, 6)
         chosen[method] = TunedChoice(options=result.options, valid=valid, trials=result.trials)
-    sentences = [f"{job.dataset}, {job.backbone}, {failure}" for failure in failed]
+    place = f"{job.dataset}, {job.backbone}"
+    sentences = [f"{place}, {failure}" for failure in failed]
     base_valid = round(base.tried[base.lr], 6)
     return job, PairResult(base.lr, base_valid, chosen, sentences)
 
@@ -97,7 +98,16 @@ def list_paper_jobs(
     for dataset in datasets:
         n_rounds = rounds or experiment.rounds.get(dataset, 100)
         for backbone in backbones:
-            jobs.append(PairJob(dataset, backbone, tuple(methods), n_rounds, trials, folder, data_dir))
+            job = PairJob(
+                dataset,
+                backbone,
+                methods=tuple(methods),
+                rounds=n_rounds,
+                trials=trials,
+                folder=folder,
+                data_dir=data_dir,
+            )
+            jobs.append(job)
     return jobs
 
 
@@ -112,16 +122,24 @@ def tune_paper(
     failed: list[str] = []
     if on_done:
         on_done(0, len(jobs))
-    for n_done, (job, result) in enumerate(run_in_processes(tune_pair, jobs, workers), 1):
-        settings.lr.setdefault(job.dataset, {})[job.backbone] = result.lr
-        settings.lr_valid.setdefault(job.dataset, {})[job.backbone] = result.valid
-        choices = settings.chosen.setdefault(job.dataset, {}).setdefault(job.backbone, {})
-        choices.update(result.chosen)
+    finished = run_in_processes(tune_pair, jobs, workers)
+    for n_done, (job, result) in enumerate(finished, 1):
+        _note_result(settings, job, result)
         store_settings(paper, settings, results)
         failed += result.failed
         if on_done:
             on_done(n_done, len(jobs))
     return settings_path(paper, results), failed
+
+
+def _note_result(settings: Settings, job: PairJob, result: PairResult) -> None:
+    """Put the choices of a job in the settings."""
+    rates = settings.lr.setdefault(job.dataset, {})
+    rates[job.backbone] = result.lr
+    scores = settings.lr_valid.setdefault(job.dataset, {})
+    scores[job.backbone] = result.valid
+    choices = settings.choices_of(job.dataset, job.backbone)
+    choices.update(result.chosen)
 
 
 @dataclass(frozen=True)
@@ -157,7 +175,7 @@ def tune_rates(
         except TacitaError:
             continue
         chosen[entry.name] = best
-        choices = settings.chosen.setdefault(entry.dataset, {}).setdefault(entry.backbone, {})
+        choices = settings.choices_of(entry.dataset, entry.backbone)
         choices[entry.source] = best
     elsewhere = experiment.tune.datasets[0] if experiment.tune else None
     settings = settings.model_copy(update={"elsewhere": elsewhere})
@@ -176,7 +194,8 @@ def _describe_failures(entry: TuningEntry, lines: CellLines) -> list[str]:
     for trial, cell in zip(entry.trials, entry.cells, strict=True):
         reason = lines[cell.key].get("failed")
         if reason:
-            sentences.append(f"{entry.name}, {describe_choice(trial)}: {reason}")
+            choice = describe_choice(trial)
+            sentences.append(f"{entry.name}, {choice}: {reason}")
     return sentences
 
 

@@ -63,7 +63,8 @@ def plan_table(table: str, only: list[str], seeds: int | None, quick: bool, resu
     if quick:
         stem += "-quick"
     elif only:
-        stem += "".join(f"-{word}" for word in dict.fromkeys(only))
+        words = dict.fromkeys(only)
+        stem = "-".join([stem, *words])
     elif n_seeds < experiment.seeds:
         stem += "-part"
     return TablePlan(experiment, cells, paper, stem)
@@ -135,7 +136,8 @@ def _write_pages(plan: TablePlan, lines: CellLines, entries: list[tables.TableEn
         "html": to_html(experiment, entries, tests),
     }
     for suffix, text in pages.items():
-        write_bytes(path.with_name(f"{path.name}.{suffix}"), text.encode())
+        page_path = path.with_name(f"{path.name}.{suffix}")
+        write_bytes(page_path, text.encode())
     points = collect_points(experiment, plan.cells, lines)
     if points:
         points_path = path.with_name(f"{path.name}-points.csv")

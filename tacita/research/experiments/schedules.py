@@ -17,7 +17,9 @@ def check_schedules(cells: Cells, lines: CellLines) -> None:
     planned = {cell.key for cell in cells if cell.follows is None}
     for cell in cells:
         agent = cell.follows
-        if agent is None or agent.key in lines or agent.key in planned:
+        if agent is None:
+            continue
+        if agent.key in lines or agent.key in planned:
             continue
         raise TacitaError(
             f"variant '{cell.variant}' sends as many items as '{agent.variant}', whose cell on {cell.dataset}, "

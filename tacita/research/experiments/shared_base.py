@@ -78,12 +78,15 @@ def adopt_base(federation: Federation, base: Progress) -> Progress:
 def _adopt_devices(federation: Federation, clients: DeviceState) -> DeviceState:
     """A copy of devices with the arrays of the federation's parts and of no others."""
     copied = clients.copy()
-    names = {part.name for part in federation.parts}
-    parts = {name: arrays for name, arrays in copied.parts.items() if name in names}
-    arrays = DeviceState.from_private(copied.private, parts, copied.took_part).arrays
+    earlier = {}
+    initial = {}
+    for part in federation.parts:
+        initial[part.name] = part.device_arrays(copied.n_users)
+        if part.name in copied.parts:
+            earlier[part.name] = copied.parts[part.name]
+    arrays = DeviceState.from_private(copied.private, earlier, copied.took_part).arrays
     adopted = DeviceState(arrays, copied.lists, copied.common)
-    new_arrays = {part.name: part.device_arrays(copied.n_users) for part in federation.parts}
-    adopted.grow(flatten_parts(new_arrays, PARTS))
+    adopted.grow(flatten_parts(initial, PARTS))
     return adopted
 
 

@@ -91,8 +91,10 @@ def train_pooled(federation: Federation) -> Line:
     scorer = trained.scorer()
     evaluation = evaluate_scorer(federation, block, scorer)
     full = evaluate_scorer(_rank_catalogue(federation), block, scorer)
+    values = round_values(evaluation.mean())
+    values |= round_values(full.mean(), "full ")
     return {
-        "values": round_values(evaluation.mean()) | round_values(full.mean(), "full "),
+        "values": values,
         "rounds": trained.epochs,
         "best_round": trained.best_epoch,
         "valid": trained.valid,
@@ -111,8 +113,10 @@ def rank_popular(federation: Federation) -> Line:
         unmasked = evaluate_scorer(federation, block, scorer, mask="none")
         scores = scores | unmasked_means(unmasked)
     full = evaluate_scorer(_rank_catalogue(federation), block, scorer)
+    values = round_values(scores)
+    values |= round_values(full.mean(), "full ")
     return {
-        "values": round_values(scores) | round_values(full.mean(), "full "),
+        "values": values,
         "rounds": 0,
         "best_round": 0,
         "valid": None,
@@ -188,7 +192,9 @@ def _evaluate_clients(federation: Federation, progress: Progress, block: Block) 
         return {}
     parts = []
     for spec in federation.config.parts or []:
-        parts.append({**spec, "answers": "client"} if "answers" in spec else spec)
+        if "answers" in spec:
+            spec = {**spec, "answers": "client"}
+        parts.append(spec)
     config = federation.config.model_copy(update={"parts": parts})
     answering = with_parts(federation, config)
     trained = TrainedState(progress.server, progress.clients)
@@ -210,14 +216,17 @@ def find_epsilon(result: dict[str, Any]) -> Values:
 def _measure_traffic(federation: Federation, server: ServerState, result: dict[str, Any]) -> Values:
     """Per client and round in 1,024 bytes, what travels once before the first, and down in the paper's unit."""
     down = result["bytes_down"]
-    traffic = {"KB up": result["bytes_up"] / KILOBYTE, "KB down": down / KILOBYTE}
+    traffic: Values = {}
+    traffic["KB up"] = result["bytes_up"] / KILOBYTE
+    traffic["KB down"] = down / KILOBYTE
     if federation.learner.name != SCORES:
         traffic["KB once"] = 0.0
         traffic["down, paper's KB"] = down / MEGABYTE * 1000
         return traffic
     head_bytes = sum(head.nbytes for head in server.heads.values())
+    model_bytes = server.items.nbytes + head_bytes
     n_samples = down / PAIR_BYTES
-    traffic["KB once"] = (server.items.nbytes + head_bytes) / KILOBYTE
+    traffic["KB once"] = model_bytes / KILOBYTE
     traffic["samples down"] = n_samples
     traffic["down, paper's KB"] = paper_units(n_samples)
     return traffic

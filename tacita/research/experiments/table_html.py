@@ -118,9 +118,11 @@ def _build_table(title: str, variants: VariantRows, labels: Labels) -> PageTable
         columns |= dict.fromkeys(row)
     rows = []
     for name, label in labels.items():
-        if name in variants:
-            cells = [_build_cell(variants[name].get(column)) for column in columns]
-            rows.append([TableCell(label), *cells])
+        if name not in variants:
+            continue
+        row = variants[name]
+        cells = [_build_cell(row.get(column)) for column in columns]
+        rows.append([TableCell(label), *cells])
     return PageTable(title, elements.cells("", *columns), rows)
 
 

@@ -51,8 +51,10 @@ def to_markdown(
 def _format_grid(head: Sequence[str], rows: Rows) -> list[str]:
     """A table in Markdown, a line each row, with an empty line below."""
     ruler = "|" + "---|" * len(head)
-    lines = [_format_line(row) for row in rows]
-    return [_format_line(head), ruler, *lines, ""]
+    lines = [_format_line(head), ruler]
+    lines += [_format_line(row) for row in rows]
+    lines.append("")
+    return lines
 
 
 def _format_line(cells: Sequence[str]) -> str:
@@ -71,8 +73,9 @@ def _block_tables(experiment: Experiment, entries: list[TableEntry], labels: Lab
     block_title = "" if experiment.kind in ("once", "choose") else "block"
     text = []
     for metric in experiment.metrics:
+        measured = [entry for entry in entries if entry.metric == metric]
         for backbone in backbones:
-            own = [entry for entry in entries if entry.metric == metric and entry.backbone == backbone]
+            own = [entry for entry in measured if entry.backbone == backbone]
             if own:
                 text += [f"**{metric}, {backbone}**", ""]
                 text += _block_table(own, labels, block_title)
@@ -116,7 +119,8 @@ def _method_tables(experiment: Experiment, entries: list[TableEntry], labels: La
     """A table for each dataset and backbone: methods below each other, their metrics side by side."""
     places: dict[tuple[str, str], list[TableEntry]] = {}
     for entry in entries:
-        places.setdefault((entry.dataset, entry.backbone), []).append(entry)
+        own = places.setdefault((entry.dataset, entry.backbone), [])
+        own.append(entry)
     text = []
     for (dataset, backbone), own in places.items():
         measured = {entry.metric for entry in own}
@@ -136,7 +140,8 @@ def _build_method_rows(entries: list[TableEntry], metrics: list[str], labels: La
     for name, by_metric in variants.items():
         row = [labels[name]]
         for metric in metrics:
-            row.append(format_cell(by_metric[metric]) if metric in by_metric else "–")
+            cell = format_cell(by_metric[metric]) if metric in by_metric else "–"
+            row.append(cell)
         seeds = max(entry.seeds for entry in by_metric.values())
         row.append(str(seeds))
         rows.append(row)
@@ -167,7 +172,8 @@ def _format_differences(experiment: Experiment, rows: Rows) -> list[str]:
     measure = f"mean {metric} of blocks 1.." if experiment.kind == "stream" else metric
     title = f"**Against {name}, seed by seed** ({measure}, 95 % interval of the paired difference)"
     head = ["dataset", "backbone", "method", f"minus {name}", ""]
-    return [title, "", *_format_grid(head, rows)]
+    grid = _format_grid(head, rows)
+    return [title, "", *grid]
 
 
 def _format_streams(rows: Rows) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -62,7 +63,8 @@ def list_open_options(method: str) -> OptionChoices:
 def served_validation(progress: Progress) -> float:
     """Mean validation of the incremental blocks, corrections included; of block 0 where it is the only one."""
     blocks = progress.results[1:] or progress.results
-    scores = [block["valid_served"] for block in blocks if block["valid_served"] is not None]
+    scores = [block["valid_served"] for block in blocks]
+    scores = [score for score in scores if score is not None]
     if not scores:
         raise TacitaError("nobody could be validated, so there is nothing to choose by; the blocks are too small.")
     return float(np.mean(scores))
@@ -93,7 +95,8 @@ class Study:
     @staticmethod
     def open(name: str, folder: Path, seed: int, trials: int) -> Study:
         """A study as it stands in its file; a new one if there is none."""
-        sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=max(4, trials // 2))
+        n_startup = max(4, trials // 2)
+        sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=n_startup)
         study = optuna.create_study(
             storage=f"sqlite:///{folder / 'study.db'}",
             study_name=name,
@@ -145,12 +148,14 @@ def tune_method(
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     folder.mkdir(parents=True, exist_ok=True)
     study = Study.open(name, folder, federation.config.seed, trials)
-    n_combinations = int(np.prod([len(values) for values in choices.values()]))  # 1 where there is nothing to choose
+    n_combinations = math.prod(len(values) for values in choices.values())  # 1 where there is nothing to choose
     for _ in range(10 * trials):  # the sampler may come back to earlier params
         if study.n_tried >= min(trials, n_combinations):
             break
         trial = study.study.ask()
-        params = {option: trial.suggest_categorical(option, values) for option, values in choices.items()}
+        params: Params = {}
+        for option, values in choices.items():
+            params[option] = trial.suggest_categorical(option, values)
         key = _freeze_params(params)
         if key not in study.scores and key not in study.failed:
             variant = partial(_build_variant, federation, method, _group_options(params))
@@ -223,7 +228,10 @@ def _group_options(params: Params) -> Options:
 
 
 def _build_variant(federation: Federation, method: str, options: Options) -> Federation:
-    parts = [{**spec, **options.get(spec["name"], {})} for spec in preset_parts(method)]
+    parts = []
+    for spec in preset_parts(method):
+        own = options.get(spec["name"], {})
+        parts.append({**spec, **own})
     config = federation.config.model_copy(update={"method": method, "parts": parts})
     return with_parts(federation, config)
 

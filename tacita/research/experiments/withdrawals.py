@@ -58,8 +58,8 @@ def learning_config(config: RunConfig) -> RunConfig:
     retrains = any(spec["name"] == RetrainPart.name for spec in specs)
     parts = []
     for spec in specs:
-        keeps_no_snapshots = spec["name"] == GRAPH and not spec.get("snapshots", 1)
-        if retrains and keeps_no_snapshots:
+        is_graph = spec["name"] == GRAPH
+        if retrains and is_graph and not spec.get("snapshots", 1):
             spec.pop("snapshots")
         if spec["name"] not in _IDLE_PARTS:
             parts.append(spec)
@@ -159,7 +159,9 @@ class WithdrawalJob:
 
 def _build_line(base: TrainedBase, applied: AppliedRequest, reference: RetrainedReference, device_bytes: float) -> Line:
     models = {"before": applied.before, "after": applied.after, "retrain": reference.learned}
-    evaluations = {name: _evaluate_model(applied, model) for name, model in models.items()}
+    evaluations = {}
+    for name, model in models.items():
+        evaluations[name] = _evaluate_model(applied, model)
     comparison = compare_models(applied, models)
     auc = comparison["auc_pairs"]
     report = applied.part_reports[applied.route.by[0]]
@@ -180,7 +182,10 @@ def _build_line(base: TrainedBase, applied: AppliedRequest, reference: Retrained
         "MB on the server": report["storage_server"] / 1e6,
         "kB on a device": device_bytes / 1e3,
     }
-    measured = {name: value for name, value in values.items() if value is not None}
+    measured: Values = {}
+    for metric, score in values.items():
+        if score is not None:
+            measured[metric] = score
     run = base.results[-1]
     user_scores = after.masked.values[first_metric(applied.federation)]
     return {
