@@ -17,11 +17,13 @@ from tacita.core.config import EvaluateConfig, RunConfig, SplitConfig, TrainConf
 from tacita.core.errors import TacitaError
 from tacita.federation.rounds import Progress, run_stream, start_run
 from tacita.methods import part_class, preset_parts
+from tacita.metrics import confidence_interval
 from tacita.models import backbone_names
 from tacita.models.tally.model import TallyConfig
 from tacita.research.experiments import (
     analyses,
     cells,
+    comparisons,
     experiment_spec,
     learning_rates,
     low_discrepancy,
@@ -29,6 +31,8 @@ from tacita.research.experiments import (
     reproduction,
     schedules,
     single_block,
+    table_html,
+    table_markdown,
     tables,
     tuning,
 )
@@ -214,10 +218,10 @@ def test_per_user_scores_survive_packing_to_three_digits() -> None:
 
 
 def test_interval_is_the_t_interval_by_hand() -> None:
-    mean, half = tables.confidence_interval([1.0, 2.0, 3.0])
+    mean, half = confidence_interval([1.0, 2.0, 3.0])
     assert mean == 2.0
     assert half == pytest.approx(4.302653 * 1.0 / math.sqrt(3), rel=1e-5)
-    assert math.isnan(tables.confidence_interval([1.0])[1])
+    assert math.isnan(confidence_interval([1.0])[1])
 
 
 @pytest.mark.parametrize(
@@ -278,7 +282,7 @@ def test_entries_hold_means_published_values_and_verdicts() -> None:
 
 def test_the_paired_test_sees_a_small_lift_for_everybody() -> None:
     experiment, wanted, lines = fabricated()
-    (test,) = tables.compare_variants(experiment, wanted, lines)
+    (test,) = comparisons.compare_variants(experiment, wanted, lines)
     assert (test.variant, test.against, test.pairs) == ("b", "a", 50)
     assert test.gain == pytest.approx(0.1, rel=0.05)
     assert test.p < 1e-6
@@ -288,7 +292,7 @@ def test_seeds_that_tested_different_people_are_not_paired() -> None:
     experiment, wanted, lines = fabricated()
     one = lines[wanted[0].key]
     one["users"] = single_block.pack_scores(single_block.unpack_scores(one["users"])[:-3])
-    assert tables.compare_variants(experiment, wanted, lines) == []
+    assert comparisons.compare_variants(experiment, wanted, lines) == []
 
 
 def test_a_variant_may_have_backbones_of_its_own_and_is_compared_across() -> None:
@@ -302,7 +306,7 @@ def test_a_variant_may_have_backbones_of_its_own_and_is_compared_across() -> Non
     lines = {
         c.key: {"users": single_block.pack_scores(np.arange(4.0) ** 2 * level.get(c.variant, 0.05))} for c in found
     }
-    tests = tables.compare_variants(experiment, found, lines)
+    tests = comparisons.compare_variants(experiment, found, lines)
     assert {(t.variant, t.describe_other({"f3crec": "F3CRec"})) for t in tests} == {
         ("tally", "F3CRec (mf)"),
         ("open", "F3CRec (mf)"),
@@ -320,12 +324,12 @@ def test_the_written_settings_of_tally_are_its_defaults() -> None:
 def test_pages_name_every_cell_and_escape_titles() -> None:
     experiment, wanted, lines = fabricated()
     found = tables.build_entries(experiment, wanted, lines)
-    tests = tables.compare_variants(experiment, wanted, lines)
-    text = tables.to_markdown(experiment, found, tests, ["tiny failed"])
+    tests = comparisons.compare_variants(experiment, wanted, lines)
+    text = table_markdown.to_markdown(experiment, found, tests, ["tiny failed"])
     assert "0.1020 ± " in text
     assert "(0.3000 lower)" in text
     assert "- tiny failed" in text
-    page = tables.to_html(experiment, found, tests)
+    page = table_html.to_html(experiment, found, tests)
     assert "A &lt;table&gt;" in page
     for one in found:
         assert f"{one.mean:.4f}" in page
@@ -673,15 +677,17 @@ def test_a_table_of_such_runs_compares_seeds_and_people(
     assert {(e.variant, e.column) for e in entries} == {("central", "test"), ("ours", "test"), ("tally", "test")}
     [ours] = [e for e in entries if e.variant == "ours" and e.metric == "ndcg@10"]
     assert (ours.seeds, ours.published) == (2, 0.4)
-    tests = tables.compare_variants(experiment, found, lines)
+    tests = comparisons.compare_variants(experiment, found, lines)
     assert [(t.variant, t.pairs) for t in tests] == [("ours", 60)]
-    apart = tables.seed_differences(experiment, found, lines)
+    apart = comparisons.seed_differences(experiment, found, lines)
     assert [row[2] for row in apart] == ["FedKDRec", "tally"]
-    page = tables.to_markdown(experiment, entries, tests, [], tables.summarise_streams(experiment, found, lines), apart)
+    page = table_markdown.to_markdown(
+        experiment, entries, tests, [], comparisons.summarise_streams(experiment, found, lines), apart
+    )
     assert "**Against centralised, seed by seed** (ndcg@10, 95 %" in page
     assert "(ndcg@10; pairs are users, averaged over seeds; two-sided t)" in page
     assert "LA" not in page
-    assert "Once" in tables.to_html(experiment, entries, tests)
+    assert "Once" in table_html.to_html(experiment, entries, tests)
 
 
 def test_a_course_is_shown_at_the_rounds_that_are_asked_for(

@@ -22,6 +22,7 @@ from tacita.research.experiments import (
     low_discrepancy,
     reproduction,
     single_block,
+    table_markdown,
     tables,
     withdrawals,
 )
@@ -207,10 +208,10 @@ def test_the_page_has_a_line_for_every_method_and_a_column_for_every_metric(tabl
 
 def test_large_numbers_have_fewer_digits() -> None:
     entry = tables.TableEntry("d", "b", "m", "v", "test", 12345.678, float("nan"), 1, None, "")
-    assert tables._format_cell(entry) == "12,346"
-    assert tables._format_cell(replace(entry, mean=45.678, half=1.26)) == "45.7 ± 1.3"
+    assert table_markdown.format_cell(entry) == "12,346"
+    assert table_markdown.format_cell(replace(entry, mean=45.678, half=1.26)) == "45.7 ± 1.3"
     assert (
-        tables._format_cell(replace(entry, mean=0.45678, published=0.4, verdict="higher"))
+        table_markdown.format_cell(replace(entry, mean=0.45678, published=0.4, verdict="higher"))
         == "0.4568<br>(0.4000 higher)"
     )
 

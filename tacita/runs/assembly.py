@@ -6,16 +6,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tacita.core.config import RunConfig, validate_model
+from pydantic import BaseModel
+
+from tacita.core.config import RunConfig, TrainConfig, validate_model
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
+from tacita.core.types import BlockStream
 from tacita.data.frames import Frame, read_frame
+from tacita.data.interaction_table import Interactions
 from tacita.data.sources import load
 from tacita.data.splits import resolve_split, split
 from tacita.federation.evaluation import selection_metric
 from tacita.kernels.threads import max_threads, set_threads
 from tacita.methods import Part, RunContext, build_parts, part_class, resolve_parts
-from tacita.round.registry import wrap_run
 from tacita.models import backbone_class
 from tacita.models.base import Backbone, apply_budget, apply_form
 from tacita.privacy.secure_sum import check_installed, check_size
@@ -48,22 +51,14 @@ def use_threads(threads: int) -> None:
 def assemble(config: RunConfig, machine: Machine, frame: Frame | None = None) -> Federation:
     """Load, split and check everything, so that bad input is refused before anything is written.
 
-    `given`: a table in memory, where that is what the run learns from.
+    `frame`: a table in memory, where the run learns from one.
     """
     backbone, parts, draws = build_components(config)
     check_settings(config, backbone)
     use_threads(machine.threads)
-    if frame is not None:
-        table = read_frame(frame, config.columns, config.date_format, config.decimal)
-    else:
-        table = load(
-            config.data,
-            data_dir=machine.data_dir,
-            columns=config.columns or None,
-            date_format=config.date_format,
-            decimal=config.decimal,
-        )
-    config = expand_config(config.model_copy(update={"split": resolve_split(table, config.split)}), backbone, parts)
+    table = _load_table(config, machine, frame)
+    split_config = resolve_split(table, config.split)
+    config = expand_config(config.model_copy(update={"split": split_config}), backbone, parts)
     stream = split(table, config.split)
     if backbone.reads_order and table.timestamp is None:
         stream = replace(stream, notes=(*stream.notes, NO_TIMES))
@@ -71,22 +66,46 @@ def assemble(config: RunConfig, machine: Machine, frame: Frame | None = None) ->
         planned_blocks = config.privacy.model_copy(update={"blocks": len(stream.blocks)})
         config = config.model_copy(update={"privacy": planned_blocks})
         backbone, parts, draws = build_components(config)
-    smallest = stream.blocks[0].n_items
-    check_cutoffs(config, smallest)
-    backbone.check(smallest, stream.n_items)
-    for part in parts:
-        part.check(smallest)
-    fed = Federation(backbone, parts, config, draws, machine.chunk, stream=stream)
+    _check_catalogue(config, backbone, parts, stream)
+    federation = Federation(backbone, parts, config, draws, machine.chunk, stream=stream)
     if config.train.aggregator == "secure":
-        check_masks(fed)
-    return wrap_run(with_silos(with_features(with_side_rows(fed))))
+        check_masks(federation)
+    federation = with_side_rows(federation)
+    federation = with_features(federation)
+    return with_silos(federation)
+
+
+def _load_table(config: RunConfig, machine: Machine, frame: Frame | None) -> Interactions:
+    """The rows that a run learns from: of a table in memory, or of its dataset."""
+    if frame is not None:
+        return read_frame(frame, config.columns, config.date_format, config.decimal)
+    return load(
+        config.data,
+        data_dir=machine.data_dir,
+        columns=config.columns or None,
+        date_format=config.date_format,
+        decimal=config.decimal,
+    )
+
+
+def _check_catalogue(config: RunConfig, backbone: Backbone, parts: tuple[Part, ...], stream: BlockStream) -> None:
+    """Refuse settings that ask for more items than the first block has."""
+    n_items = stream.blocks[0].n_items
+    check_cutoffs(config, n_items)
+    backbone.check(n_items, stream.n_items)
+    for part in parts:
+        part.check(n_items)
 
 
 def expand_config(config: RunConfig, backbone: Backbone, parts: tuple[Part, ...]) -> RunConfig:
     """The same run with the value of every setting of its model and parts written out."""
-    model = {"name": backbone.name, **backbone.config.model_dump(mode="json", exclude_none=True)}
-    listed = [{"name": p.name, **p.config.model_dump(mode="json", exclude_none=True)} for p in parts]
-    return config.model_copy(update={"backbone": model, "parts": listed})
+    model_table = _expand_options(backbone.name, backbone.config)
+    part_tables = [_expand_options(part.name, part.config) for part in parts]
+    return config.model_copy(update={"backbone": model_table, "parts": part_tables})
+
+
+def _expand_options(name: str, options: BaseModel) -> dict[str, Any]:
+    return {"name": name, **options.model_dump(mode="json", exclude_none=True)}
 
 
 def build_components(config: RunConfig, secret: str = "") -> tuple[Backbone, tuple[Part, ...], Draws]:
@@ -99,22 +118,26 @@ def build_components(config: RunConfig, secret: str = "") -> tuple[Backbone, tup
     specs = resolve_parts(config.method, config.parts)
     if config.privacy.epsilon is not None:
         _refuse_other_budgets(specs)
-    backbone = apply_budget(apply_form(cls(validate_model(cls.Config, options, f"backbone '{name}'"))), config.privacy)
+    backbone_config = validate_model(cls.Config, options, f"backbone '{name}'")
+    backbone = apply_form(cls(backbone_config))
+    backbone = apply_budget(backbone, config.privacy)
     draws = Draws(config.seed, secret)
-    world = RunContext(backbone, draws, config.train)
-    parts = build_parts(specs, world)
-    build_learner(world, parts).check()
+    context = RunContext(backbone, draws, config.train)
+    parts = build_parts(specs, context)
+    build_learner(context, parts).check()
     return backbone, parts, draws
 
 
 def _refuse_other_budgets(specs: list[dict[str, Any]]) -> None:
-    """Say where the budget of a part is set, for who looked for it among the settings of sums."""
+    """Refuse a budget for sums beside a part that has its own, and name the setting of the part."""
     for spec in specs:
         cls = part_class(spec["name"])
-        key = next((one for one in ("tiers", "budget", "epsilon") if one in cls.Config.model_fields), None)
-        if cls.ledger is not Part.ledger and key is not None:
+        budget_keys = [key for key in ("tiers", "budget", "epsilon") if key in cls.Config.model_fields]
+        counts_releases = cls.ledger is not Part.ledger
+        if counts_releases and budget_keys:
             raise TacitaError(
-                f"part '{cls.name}' has budgets of its own: `{key}` of part {cls.name}; leave privacy.epsilon out."
+                f"part '{cls.name}' has budgets of its own: `{budget_keys[0]}` of part {cls.name}; "
+                "leave privacy.epsilon out."
             )
 
 
@@ -126,23 +149,12 @@ def build_plan(config: RunConfig, secret: str = "") -> Plan:
 
 def check_settings(config: RunConfig, backbone: Backbone) -> None:
     """Refuse what cannot be trained on any data."""
-    plan = config.train
     selection_metric(config)
-    if plan.aggregator == "secure":
+    if config.train.aggregator == "secure":
         check_installed()
-        if plan.silos and not plan.n_joint_silos:
-            raise TacitaError(
-                "train.aggregator = 'secure' masks what clients send, and with train.in_silos = 'apart' silos add up "
-                "what each of their people sends; use 'ideal', or in_silos = 'together'."
-            )
-    if config.evaluate.item_table == "personal" and (
-        plan.silos or backbone.learner != "rows" or plan.participation.kind != "all"
-    ):
-        raise TacitaError(
-            "evaluate.item_table = 'personal' is for users who are clients, train item rows and take part in every "
-            f"round; use 'global' with train.silos = {plan.silos}, train.participation.kind = "
-            f"'{plan.participation.kind}' and backbone '{backbone.name}'."
-        )
+        _refuse_masks_in_silos(config.train)
+    if config.evaluate.item_table == "personal":
+        _check_personal_tables(config.train, backbone)
     if config.evaluate.mask == "history" and config.evaluate.old_block_mask == "current":
         raise TacitaError(
             "evaluate.old_block_mask = 'current' with evaluate.mask = 'history' would hide an old block's own test "
@@ -150,19 +162,45 @@ def check_settings(config: RunConfig, backbone: Backbone) -> None:
         )
 
 
-def check_masks(fed: Federation) -> None:
-    """Refuse more clients than masks are played for, where everybody takes part; else rounds say it."""
-    plan = fed.config.train
-    for block in fed.stream.blocks if plan.participation.kind == "all" else ():
-        people = int((block.train.counts() > 0).sum())
-        if people:
-            check_size(min(plan.silos, people) if plan.silos else people)
+def _refuse_masks_in_silos(settings: TrainConfig) -> None:
+    """Masks hide what each client sends, and silos that train apart see it."""
+    if settings.silos and not settings.n_joint_silos:
+        raise TacitaError(
+            "train.aggregator = 'secure' masks what clients send, and with train.in_silos = 'apart' silos add up "
+            "what each of their people sends; use 'ideal', or in_silos = 'together'."
+        )
+
+
+def _check_personal_tables(settings: TrainConfig, backbone: Backbone) -> None:
+    """Refuse scores from a client's own table where users have none of each round."""
+    takes_part_always = settings.participation.kind == "all"
+    has_own_rows = not settings.silos and backbone.learner == "rows"
+    if not has_own_rows or not takes_part_always:
+        raise TacitaError(
+            "evaluate.item_table = 'personal' is for users who are clients, train item rows and take part in every "
+            f"round; use 'global' with train.silos = {settings.silos}, train.participation.kind = "
+            f"'{settings.participation.kind}' and backbone '{backbone.name}'."
+        )
+
+
+def check_masks(federation: Federation) -> None:
+    """Refuse more clients than masks are simulated for, if all take part; otherwise each round checks it."""
+    settings = federation.config.train
+    if settings.participation.kind != "all":
+        return
+    for block in federation.stream.blocks:
+        n_people = int((block.train.counts() > 0).sum())
+        n_clients = min(settings.silos, n_people) if settings.silos else n_people
+        if n_people:
+            check_size(n_clients)
 
 
 def check_cutoffs(config: RunConfig, n_items: int) -> None:
-    asked = {f"evaluate.k = {k}": k for k in config.evaluate.k}
-    asked[f"evaluate.select_by = '{config.evaluate.select_by}'"] = selection_metric(config)[1]
-    for setting, k in asked.items():
+    """Refuse lists that are longer than the catalogue."""
+    cutoffs = {f"evaluate.k = {k}": k for k in config.evaluate.k}
+    _, selecting_k = selection_metric(config)
+    cutoffs[f"evaluate.select_by = '{config.evaluate.select_by}'"] = selecting_k
+    for setting, k in cutoffs.items():
         if k < 1:
             raise TacitaError(f"{setting} makes no sense; a cut-off is a number from 1.")
         if k > n_items:

@@ -1,8 +1,8 @@
 """Find the damping with which people's retractions come closest to retraining (sharing spec D.2).
 
-Some people leave for trial: the run is trained with them and, round by round the same, without them. What they added is
-known in the lab, so every damping can be tried on the two tables. What is left of their distance is the ratio that part
-`retraction` asks for.
+Some people leave for trial: the run is trained with them and, round by round the same, without them. The lab knows what
+they added, so every damping can be tried on the two tables. The share of their distance that remains is the ratio that
+part `retraction` asks for.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from tacita.core.config import validate_model
 from tacita.core.errors import TacitaError
 from tacita.core.files import read_json
-from tacita.core.types import CohortView, Doubles, Floats, Keys, StateUpdate
+from tacita.core.types import Bools, CohortView, Doubles, Floats, Keys, StateUpdate
 from tacita.federation.rounds import begin_block, run_round, start_run
 from tacita.kernels.hashing import hash_owners
-from tacita.messages import Upload
+from tacita.messages import SparseRows, Upload
 from tacita.methods import Part
 from tacita.methods.sharing.accumulators import accumulate_retraction
 from tacita.methods.sharing.update_log import as_rows
@@ -31,10 +31,11 @@ from tacita.round.plan import Federation
 ALPHAS = tuple(round(0.01 * k, 2) for k in range(51))
 FILE = "calibration.json"
 RETRACTION = "retraction"
+WITHDRAWING_PARTS = (RETRACTION, "withdrawal")
 
 
 class CalibrationRecord(BaseModel):
-    """What was found for a run: of the damping that its devices carried their sums with, and of the best one."""
+    """The calibration of a run: of the damping that its devices used for their sums, and of the best one."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -47,20 +48,26 @@ class CalibrationRecord(BaseModel):
     rounds: int = Field(ge=1)
 
 
-def apply_calibration(fed: Federation, folder: Path) -> Federation:
-    """A run that knows what was found for it: its part `retraction` takes that ratio, where nobody set one."""
+def apply_calibration(federation: Federation, folder: Path) -> Federation:
+    """A run with the ratio of its calibration: part `retraction` takes it, unless a ratio was set."""
     path = folder / FILE
     if not path.is_file():
-        return fed
-    found = validate_model(CalibrationRecord, read_json(path), str(path))
+        return federation
+    record = validate_model(CalibrationRecord, read_json(path), str(path))
+    parts = tuple(_set_ratio(part, record) for part in federation.parts)
+    return replace(federation, parts=parts)
 
-    def with_ratio(part: Part) -> Part:
-        options = part.config.model_dump()
-        if part.name != RETRACTION or options["ratio"] is not None or options["alpha"] != found.alpha:
-            return part
-        return type(part)(part.config.model_copy(update={"ratio": found.ratio}), part.context)
 
-    return replace(fed, parts=tuple(with_ratio(part) for part in fed.parts))
+def _set_ratio(part: Part, record: CalibrationRecord) -> Part:
+    """Part `retraction` with a measured ratio; every other part, and one that has a ratio, stays as it is."""
+    if part.name != RETRACTION:
+        return part
+    options = part.config.model_dump()
+    was_measured_for_it = options["alpha"] == record.alpha
+    if options["ratio"] is not None or not was_measured_for_it:
+        return part
+    config = part.config.model_copy(update={"ratio": record.ratio})
+    return type(part)(config, part.context)
 
 
 @dataclass(frozen=True)
@@ -80,27 +87,47 @@ class Calibration:
 
 
 def calibrate(
-    fed: Federation, leavers: int = 20, groups: int = 1, rounds: int | None = None, alphas: Sequence[float] = ALPHAS
+    federation: Federation,
+    leavers: int = 20,
+    groups: int = 1,
+    rounds: int | None = None,
+    alphas: Sequence[float] = ALPHAS,
 ) -> Calibration:
     """Train once with everybody and once without each group of leavers; block 0 only."""
-    if fed.config.train.aggregation != "fixed":
+    if federation.config.train.aggregation != "fixed":
         raise TacitaError("retractions need train.aggregation = 'fixed'; there is nothing to calibrate.")
-    block = fed.stream.blocks[0]
-    people = fed.stream.user_keys[: block.n_users][block.train.counts() > 0]
-    if not 1 <= leavers * groups < len(people):
-        raise TacitaError(f"{groups} groups of {leavers} leavers out of {len(people)} people leave nobody; take fewer.")
-    drawn = hash_owners(fed.draws.public("leavers"), people)
-    chosen = people[np.argsort(drawn, kind="stable")[: leavers * groups]].reshape(groups, leavers)
-    n_rounds = rounds or fed.config.train.rounds
-    whole = train_rounds(fed, n_rounds, np.zeros(0, np.uint64), chosen)
-    found: list[list[float]] = []
-    for k, group in enumerate(chosen):
-        without = train_rounds(fed, n_rounds, group)
-        found.append([distance_ratio(whole, without.table, k, alpha) for alpha in alphas])
-    median = np.median(np.array(found), axis=0)
+    leaver_groups = _draw_leavers(federation, leavers, groups)
+    n_rounds = rounds or federation.config.train.rounds
+    nobody = np.zeros(0, np.uint64)
+    with_everybody = train_rounds(federation, n_rounds, nobody, leaver_groups)
+    group_ratios: list[list[float]] = []
+    for number, group in enumerate(leaver_groups):
+        without = train_rounds(federation, n_rounds, group)
+        ratios = [distance_ratio(with_everybody, without.table, number, alpha) for alpha in alphas]
+        group_ratios.append(ratios)
+    median = np.median(np.array(group_ratios), axis=0)
     best = int(median.argmin())
-    ratios = dict(zip(alphas, median.tolist(), strict=True))
-    return Calibration(alphas[best], float(median[best]), float(median[0]), ratios, leavers * groups, n_rounds)
+    return Calibration(
+        alpha=alphas[best],
+        ratio=float(median[best]),
+        plain=float(median[0]),
+        ratios=dict(zip(alphas, median.tolist(), strict=True)),
+        leavers=leavers * groups,
+        rounds=n_rounds,
+    )
+
+
+def _draw_leavers(federation: Federation, leavers: int, groups: int) -> Keys:
+    """The keys (groups, leavers) of people with data in block 0 who leave for trial."""
+    block = federation.stream.blocks[0]
+    keys = federation.stream.user_keys[: block.n_users]
+    people = keys[block.train.counts() > 0]
+    n_leavers = leavers * groups
+    if not 1 <= n_leavers < len(people):
+        raise TacitaError(f"{groups} groups of {leavers} leavers out of {len(people)} people leave nobody; take fewer.")
+    hashes = hash_owners(federation.draws.public("leavers"), people)
+    first = np.argsort(hashes, kind="stable")[:n_leavers]
+    return people[first].reshape(groups, leavers)
 
 
 @dataclass(frozen=True)
@@ -109,71 +136,118 @@ class CalibrationTraining:
 
     table: Floats
     additions: list[list[Doubles]]  # group -> round -> (items, width)
-    other_weights: list[list[float]]  # group -> round -> what all but one of it weighed
+    other_weights: list[list[float]]  # group -> round -> the weight of all but one of its people
 
 
-def distance_ratio(whole: CalibrationTraining, without: Floats, group: int, alpha: float) -> float:
+def distance_ratio(with_group: CalibrationTraining, without: Floats, group: int, alpha: float) -> float:
     """The distance to the table that never saw a group, after its retraction, over that before."""
-    damping = [max(1e-3, 1 - alpha * others) for others in whole.other_weights[group]]
-    after = whole.table + accumulate_retraction(whole.additions[group], damping)
-    before = float(np.linalg.norm(whole.table.astype(np.float64) - without))
-    return float(np.linalg.norm(after - without)) / max(before, 1e-300)
+    other_weights = with_group.other_weights[group]
+    damping = [max(1e-3, 1 - alpha * weight) for weight in other_weights]
+    retraction = accumulate_retraction(with_group.additions[group], damping)
+    before = with_group.table.astype(np.float64)
+    after = with_group.table + retraction
+    distance_before = float(np.linalg.norm(before - without))
+    distance_after = float(np.linalg.norm(after - without))
+    return distance_after / max(distance_before, 1e-300)
 
 
-def train_rounds(fed: Federation, rounds: int, away: Keys, watched: Any = ()) -> CalibrationTraining:
+@dataclass(frozen=True)
+class WatchedUpload:
+    """An upload of a round: all senders and weights, and the rows of the watched senders."""
+
+    sender: Keys
+    weight: Doubles
+    rows: SparseRows
+
+
+class UploadWatcher(Part):
+    """Notes the uploads of a round, with the rows of some senders."""
+
+    name = "watches"
+    watched: Keys
+    uploads: list[WatchedUpload]
+
+    def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, StateUpdate]:
+        rows = as_rows(upload.values["rows"])
+        is_watched = np.isin(upload.sender, self.watched)
+        watched_upload = WatchedUpload(
+            sender=upload.sender.copy(),
+            weight=upload.weight.copy(),
+            rows=_select_rows(rows, is_watched[rows.client]),
+        )
+        self.uploads.append(watched_upload)
+        return upload, {}
+
+
+def _select_rows(rows: SparseRows, selection: Bools) -> SparseRows:
+    """A copy of some rows."""
+    client = rows.client[selection]
+    item = rows.item[selection].copy()
+    value = rows.value[selection].copy()
+    return SparseRows(client, item, value)
+
+
+def train_rounds(federation: Federation, rounds: int, away: Keys, watched: Any = ()) -> CalibrationTraining:
     """Rounds of block 0 without some people; `watched`: groups whose additions are kept, (groups, people)."""
-    parts = tuple(part for part in fed.parts if part.name not in (RETRACTION, "withdrawal"))
-    seen: list[tuple[int, Keys, Doubles, Any]] = []
-
-    class Watches(Part):
-        name = "watches"
-
-        def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, StateUpdate]:
-            seen.append((view.round, upload.sender.copy(), upload.weight.copy(), as_rows(upload.values["rows"])))
-            _keep_watched(seen, np.asarray(watched).reshape(-1))
-            return upload, {}
-
-    plan = replace(fed, parts=(*parts, Watches(PartConfig(), fed.learner.context)) if len(watched) else parts)
-    progress = start_run(plan)
-    begin_block(plan, progress, 0)
-    denominator = fed.config.train.denominator or float(len(progress.devices.choose_clients(plan, progress.server)))
-    plan = _fix_denominator(plan, denominator)
-    train, pieces, other_weights = fed.config.train, [[] for _ in watched], [[] for _ in watched]  # type: ignore[var-annotated]
+    parts = tuple(part for part in federation.parts if part.name not in WITHDRAWING_PARTS)
+    uploads: list[WatchedUpload] = []
+    if len(watched):
+        parts = (*parts, _build_watcher(federation, watched, uploads))
+    federation = replace(federation, parts=parts)
+    progress = start_run(federation)
+    begin_block(federation, progress, 0)
+    settings = federation.config.train
+    server_lr = settings.server_lr
+    n_clients = len(progress.devices.choose_clients(federation, progress.server))
+    denominator = settings.denominator or float(n_clients)
+    federation = _fix_denominator(federation, denominator)
+    additions: list[list[Doubles]] = [[] for _ in watched]
+    other_weights: list[list[float]] = [[] for _ in watched]
     for _ in range(rounds):
-        everybody = progress.devices.choose_clients(plan, progress.server)
-        seen.clear()
+        uploads.clear()
         server = progress.server
-        stay = everybody[~np.isin(everybody, away)]
-        after, _ = run_round(plan, server, progress.devices, stay)
-        weight = sum(float(one.sum()) for _, _, one, _ in seen)
-        for k, group in enumerate(watched):
-            piece, own = _sum_additions(seen, group, server.items.shape)
-            pieces[k].append(train.server_lr * piece / denominator)
-            other_weights[k].append(train.server_lr * (weight - own) / denominator)
+        clients = progress.devices.choose_clients(federation, server)
+        staying = clients[~np.isin(clients, away)]
+        after, _ = run_round(federation, server, progress.devices, staying)
+        total_weight = sum(float(upload.weight.sum()) for upload in uploads)
+        for number, group in enumerate(watched):
+            addition, own_weight = _sum_additions(uploads, group, server.items.shape)
+            other_weight = total_weight - own_weight
+            additions[number].append(server_lr * addition / denominator)
+            other_weights[number].append(server_lr * other_weight / denominator)
         progress.server = after
-    return CalibrationTraining(progress.server.items, pieces, other_weights)
+    return CalibrationTraining(progress.server.items, additions, other_weights)
 
 
-def _fix_denominator(plan: Federation, denominator: float) -> Federation:
+def _build_watcher(federation: Federation, watched: Any, uploads: list[WatchedUpload]) -> UploadWatcher:
+    watcher = UploadWatcher(PartConfig(), federation.learner.context)
+    watcher.watched = np.asarray(watched).reshape(-1)
+    watcher.uploads = uploads
+    return watcher
+
+
+def _fix_denominator(federation: Federation, denominator: float) -> Federation:
     """The same run over the denominator that the round has with everybody."""
-    train = plan.config.train.model_copy(update={"denominator": denominator})
-    return replace(plan, config=plan.config.model_copy(update={"train": train}))
+    settings = federation.config.train.model_copy(update={"denominator": denominator})
+    config = federation.config.model_copy(update={"train": settings})
+    return replace(federation, config=config)
 
 
-def _keep_watched(seen: list[Any], watched: Keys) -> None:
-    """Rows of others are not needed, only what they weigh."""
-    number, sender, weight, rows = seen[-1]
-    mine = np.isin(sender, watched)[rows.client]
-    kept = type(rows)(rows.client[mine], rows.item[mine].copy(), rows.value[mine].copy())
-    seen[-1] = (number, sender, weight, kept)
-
-
-def _sum_additions(seen: list[Any], group: Keys, shape: tuple[int, ...]) -> tuple[Doubles, float]:
-    """What a group added to the sum of a round, and what one of it weighed who took part."""
-    total, weighed, n = np.zeros(shape), 0.0, 0
-    for _, sender, weight, rows in seen:
-        inside = np.isin(sender, group)
-        weighed, n = weighed + float(weight[inside].sum()), n + int((weight[inside] > 0).sum())
-        mine = inside[rows.client]
-        np.add.at(total, rows.item[mine], weight[rows.client[mine], None] * rows.value[mine])
-    return total, weighed / max(1, n)
+def _sum_additions(uploads: Sequence[WatchedUpload], group: Keys, shape: Sequence[int]) -> tuple[Doubles, float]:
+    """What a group added to the sum of a round, and the mean weight of those of it who took part."""
+    total = np.zeros(shape)
+    group_weight = 0.0
+    n_participants = 0
+    for upload in uploads:
+        is_member = np.isin(upload.sender, group)
+        member_weights = upload.weight[is_member]
+        group_weight = group_weight + float(member_weights.sum())
+        n_participants = n_participants + int((member_weights > 0).sum())
+        rows = upload.rows
+        is_members = is_member[rows.client]
+        clients = rows.client[is_members]
+        items = rows.item[is_members]
+        values = rows.value[is_members]
+        weights = upload.weight[clients, None]
+        np.add.at(total, items, weights * values)
+    return total, group_weight / max(1, n_participants)

@@ -13,31 +13,73 @@ from tacita.report.data import RunData, read_run
 from tacita.report.seeds import CONTINUAL, group_seeds, make_rows
 from tacita.runs.serving import Run
 
+SingleRun = Run | str | Path
+"""A run, or its folder."""
 
-def compare(runs: Iterable[Run | str | Path], over: str | None = None) -> Frame:
+TEXT_COLUMNS = frozenset(
+    ("name", "method", "backbone", "data", "run", "read", "seed", "seeds", "splits", "runs", "protocol", "note")
+)
+"""Columns that are passed on as they are; all others hold numbers."""
+
+Row = dict[str, Any]
+"""A row of the table, by column."""
+
+
+def compare(runs: Iterable[SingleRun], over: str | None = None) -> Frame:
     """Runs beside each other; over = "seeds": those that differ in nothing but seeds (`seed`, `split.seed`)."""
-    if not isinstance(runs, Iterable) or isinstance(runs, Run | str | Path):
+    if not isinstance(runs, Iterable) or isinstance(runs, SingleRun):
         runs = [runs]
-    found = [read_run(one.folder if isinstance(one, Run) else parse_folder(one)) for one in runs]
-    if not found:
+    read_runs = [read_run(_find_folder(run)) for run in runs]
+    if not read_runs:
         raise TacitaError("no run to compare; give one or more.")
     if over not in (None, "seeds"):
         raise TacitaError(f"over = {over!r} is unknown; runs can be taken together over 'seeds'.")
-    rows = make_rows(group_seeds(found)) if over else _build_rows(found)
-    kinds = ("name", "method", "backbone", "data", "run", "read", "seed", "seeds", "splits", "runs", "protocol", "note")
-    plain = {name: [row[name] for row in rows] for name in rows[0]}
-    return make_frame({name: values if name in kinds else number_column(values) for name, values in plain.items()})
+    rows = make_rows(group_seeds(read_runs)) if over else _build_rows(read_runs)
+    columns: dict[str, Any] = {}
+    for name in rows[0]:
+        values = [row[name] for row in rows]
+        columns[name] = values if name in TEXT_COLUMNS else number_column(values)
+    return make_frame(columns)
 
 
-def _build_rows(runs: list[RunData]) -> list[dict[str, Any]]:
-    metrics = list(dict.fromkeys(metric for one in runs for metric in one.metrics))
-    protocols = list(dict.fromkeys(one.protocol for one in runs))
-    out = []
-    for one in runs:
-        row: dict[str, Any] = {"run": one.folder, "method": one.method, "backbone": one.backbone, "data": one.data}
-        row |= {"read": one.read or "", "seed": one.seed}
-        told = {metric: one.mean[metric] for metric in metrics} | {name: one.continual[name] for name in CONTINUAL}
-        told |= {"bytes up": one.up, "bytes down": one.down}
-        row |= {name: value if value == value else None for name, value in told.items()}
-        out.append(row | {"epsilon": one.epsilon, "protocol": protocols.index(one.protocol)})
-    return out
+def _find_folder(run: SingleRun) -> Path:
+    return run.folder if isinstance(run, Run) else parse_folder(run)
+
+
+def _build_rows(runs: list[RunData]) -> list[Row]:
+    metrics: dict[str, None] = {}  # in the order in which runs name them
+    for run in runs:
+        metrics |= dict.fromkeys(run.metrics)
+    protocols = list(dict.fromkeys(run.protocol for run in runs))
+    rows = []
+    for run in runs:
+        row = _describe_run(run)
+        row |= _list_numbers(run, list(metrics))
+        row["epsilon"] = run.epsilon
+        row["protocol"] = protocols.index(run.protocol)
+        rows.append(row)
+    return rows
+
+
+def _describe_run(run: RunData) -> Row:
+    return {
+        "run": run.folder,
+        "method": run.method,
+        "backbone": run.backbone,
+        "data": run.data,
+        "read": run.read or "",
+        "seed": run.seed,
+    }
+
+
+def _list_numbers(run: RunData, metrics: list[str]) -> Row:
+    """Quality and traffic of a run; None: it is not a number."""
+    numbers = {metric: run.mean[metric] for metric in metrics}
+    numbers |= {name: run.continual[name] for name in CONTINUAL}
+    numbers["bytes up"] = run.up
+    numbers["bytes down"] = run.down
+    row: Row = {}
+    for name, value in numbers.items():
+        is_number = value == value
+        row[name] = value if is_number else None
+    return row

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,46 +17,47 @@ from tacita.kernels.pairs import dense_products
 from tacita.learn.training import train_cohort
 from tacita.messages import CooccurrenceTerms
 from tacita.metrics import ScoreUsers
+from tacita.models.base import Backbone
 from tacita.models.scoring import score_with_own_rows
 from tacita.models.tally.solver import available_memory, bytes_to_solve, invert_in_place, solve_zero_diagonal
-from tacita.round.task import CohortTask
 from tacita.round.plan import Federation
 from tacita.runs.central_training import evaluate_scorer
+from tacita.runs.file_schemas import ScoreRow
 
 RIDGE = 200.0  # of the linear control, on every dataset
 MOST_LINEAR_ITEMS = 20_000
 ALONE_EPOCHS = 30
 
 
-def random_scorer(fed: Federation, block: Block) -> ScoreUsers:
-    key = fed.draws.public("random-control", block.index)
-    return lambda users: uniforms(key, fed.stream.user_keys[users], block.n_items)
+def random_scorer(federation: Federation, block: Block) -> ScoreUsers:
+    key = federation.draws.public("random-control", block.index)
+    user_keys = federation.stream.user_keys
+    return lambda users: uniforms(key, user_keys[users], block.n_items)
 
 
-def popular_scorer(fed: Federation, block: Block) -> ScoreUsers:
+def popular_scorer(federation: Federation, block: Block) -> ScoreUsers:
     """How many users have the item among their training items so far."""
-    counts = build_choice_matrix(fed.stream.train_items(block.index), block.n_items).sum(axis=0).astype(np.float32)
+    train = federation.stream.train_items(block.index)
+    chosen = build_choice_matrix(train, block.n_items)
+    counts = chosen.sum(axis=0).astype(np.float32)
     return lambda users: np.repeat(counts[None], len(users), axis=0)
 
 
-def alone_scorer(fed: Federation, block: Block) -> ScoreUsers:
+def alone_scorer(federation: Federation, block: Block) -> ScoreUsers:
     """Every client by itself: its own copy of the initial table, its own data so far, nothing exchanged.
 
     The item rate is divided by the number of clients, as averaging would have done to each client's step.
     """
-    n_clients = max(1, int((block.train.counts() > 0).sum()))
-    scale = fed.scorer.item_scale(block.n_items) / n_clients
-    config = fed.scorer.config.model_copy(update={"item_lr_scale": scale})
-    backbone = type(fed.scorer)(config)
-    plan = fed.config.train.model_copy(update={"local_epochs": ALONE_EPOCHS, "silos": 0})
-    items = fed.initial_rows(0, block.n_items)
-    heads = backbone.init_heads(fed.draws)
-    data = fed.stream.train_items(block.index)
-    read = build_test_block(fed, replace(block, train=data)).train
+    backbone = _build_lone_backbone(federation, block)
+    settings = federation.config.train.model_copy(update={"local_epochs": ALONE_EPOCHS, "silos": 0})
+    items = federation.initial_rows(0, block.n_items)
+    heads = backbone.init_heads(federation.draws)
+    data = federation.stream.train_items(block.index)
+    test_data = build_test_block(federation, replace(block, train=data)).train
 
     def score_users(users: Ints) -> Floats:
-        keys = fed.stream.user_keys[users]
-        mine = data.take(users)
+        keys = federation.stream.user_keys[users]
+        histories = data.take(users)
         view = CohortView(
             block=block.index,
             round=0,
@@ -65,20 +66,30 @@ def alone_scorer(fed: Federation, block: Block) -> ScoreUsers:
             user=users,
             user_keys=keys,
             client_keys=keys,
-            train=mine,
-            exclude=mine,
-            private=backbone.init_private(fed.draws, keys),
+            train=histories,
+            exclude=histories,
+            private=backbone.init_private(federation.draws, keys),
             parts={},
             items=items,
             heads=heads,
             received={},
         )
-        local = train_cohort(CohortTask(view), backbone, (), plan, fed.draws).local
-        own = Ragged(local.row_start, local.row_item, {"moved": local.rows})
-        tested = replace(view, train=read.take(users))
-        return score_with_own_rows(backbone, local.private, heads, items, own, backbone.context(tested))
+        local = train_cohort(view, backbone, (), settings, federation.draws).local
+        own_rows = Ragged(local.row_start, local.row_item, {"moved": local.rows})
+        test_view = replace(view, train=test_data.take(users))
+        context = backbone.context(test_view)
+        return score_with_own_rows(backbone, local.private, heads, items, own_rows, context)
 
     return score_users
+
+
+def _build_lone_backbone(federation: Federation, block: Block) -> Backbone:
+    """The run's model with the item rate of a client that trains alone."""
+    has_data = block.train.counts() > 0
+    n_clients = max(1, int(has_data.sum()))
+    scale = federation.backbone.item_scale(block.n_items) / n_clients
+    config = federation.backbone.config.model_copy(update={"item_lr_scale": scale})
+    return type(federation.backbone)(config)
 
 
 def build_choice_matrix(train: Ragged, n_items: int) -> scipy.sparse.csr_array:
@@ -91,10 +102,14 @@ def build_choice_matrix(train: Ragged, n_items: int) -> scipy.sparse.csr_array:
 
 def item_gram(train: Ragged, n_items: int) -> Doubles:
     """How often each pair of items has been chosen by the same user."""
-    chosen, gram = build_choice_matrix(train, n_items), np.zeros((n_items, n_items))
-    ptr, item = chosen.indptr.astype(np.int64), chosen.indices.astype(np.int32)
-    client, ones = np.arange(len(train), dtype=np.int32), np.ones(len(train))
-    CooccurrenceTerms(client, ptr, item, ones, n_items).add_to(gram, np.zeros(0), ones)
+    chosen = build_choice_matrix(train, n_items)
+    ptr = chosen.indptr.astype(np.int64)
+    item = chosen.indices.astype(np.int32)
+    client = np.arange(len(train), dtype=np.int32)
+    weight = np.ones(len(train))
+    gram = np.zeros((n_items, n_items))
+    terms = CooccurrenceTerms(client, ptr, item, weight, n_items)
+    terms.add_to(gram, np.zeros(0), weight)
     return gram
 
 
@@ -106,22 +121,32 @@ def linear_weights(gram: Doubles, ridge: float) -> Floats:
     return solve_zero_diagonal(inverse)
 
 
-def linear_scorer(fed: Federation, block: Block) -> ScoreUsers:
+def linear_scorer(federation: Federation, block: Block) -> ScoreUsers:
     """A linear item-item model on everybody's pooled training data; scores with what the run reads of the block."""
-    gram = item_gram(fed.stream.train_items(block.index), block.n_items)
-    weights, read = linear_weights(gram, RIDGE), build_test_block(fed, block).train
+    train = federation.stream.train_items(block.index)
+    weights = linear_weights(item_gram(train, block.n_items), RIDGE)
+    test_data = build_test_block(federation, block).train
+    all_items = np.arange(block.n_items, dtype=np.int32)
 
     def score_users(users: Ints) -> Floats:
-        mine = read.take(users)
-        scores = np.zeros((len(users), block.n_items), np.float32)
-        every = np.arange(block.n_items, dtype=np.int32)
-        dense_products(mine.ptr, mine.ids, np.ones(len(mine.ids), np.float32), every, weights, scores)
+        histories = test_data.take(users)
+        values = np.ones(len(histories.ids), np.float32)
+        shape = (len(users), block.n_items)
+        scores = np.zeros(shape, np.float32)
+        dense_products(histories.ptr, histories.ids, values, all_items, weights, scores)
         return scores
 
     return score_users
 
 
-CONTROLS: dict[str, Callable[[Federation, Block], ScoreUsers]] = {
+MakeScorer = Callable[[Federation, Block], ScoreUsers]
+OnBlock = Callable[[str, int], None]
+"""Called with the name of a control and a block after it."""
+
+ControlScores = dict[str, Any]
+"""What result.json holds of a control: its blocks and their mean, or why it was skipped."""
+
+CONTROLS: dict[str, MakeScorer] = {
     "random": random_scorer,
     "popular": popular_scorer,
     "alone": alone_scorer,
@@ -129,46 +154,70 @@ CONTROLS: dict[str, Callable[[Federation, Block], ScoreUsers]] = {
 }
 
 
-def find_skip_reason(name: str, fed: Federation) -> str | None:
-    if name == "linear" and fed.stream.n_items > MOST_LINEAR_ITEMS:
+def find_skip_reason(name: str, federation: Federation) -> str | None:
+    """Why a control cannot be computed for a run; None: it can."""
+    if name == "linear":
+        return _find_linear_obstacle(federation.stream.n_items)
+    if name == "alone":
+        return _find_alone_obstacle(federation)
+    return None
+
+
+def _find_linear_obstacle(n_items: int) -> str | None:
+    if n_items > MOST_LINEAR_ITEMS:
         return f"more than {MOST_LINEAR_ITEMS:,} items"
-    if name == "linear" and bytes_to_solve(fed.stream.n_items) > available_memory():
-        return f"{bytes_to_solve(fed.stream.n_items) / 1e9:.0f} GB of free memory are needed for it"
-    if name == "alone" and fed.learner.name != "rows":
-        return f"backbone '{fed.backbone.name}' does not train item rows"
-    if name == "alone" and fed.backbone.shared():
+    needed = bytes_to_solve(n_items)
+    if needed > available_memory():
+        return f"{needed / 1e9:.0f} GB of free memory are needed for it"
+    return None
+
+
+def _find_alone_obstacle(federation: Federation) -> str | None:
+    if federation.learner.name != "rows":
+        return f"backbone '{federation.backbone.name}' does not train item rows"
+    if federation.backbone.shared():
         return "parameters other than item rows are shared, and alone nobody shares"
     return None
 
 
 def run_controls(
-    fed: Federation, on_each: Callable[[str, int], None] | None = None, without: tuple[str, ...] = ()
-) -> Iterator[tuple[str, dict[str, Any]]]:
+    federation: Federation, on_each: OnBlock | None = None, without: Sequence[str] = ()
+) -> Iterator[tuple[str, ControlScores]]:
     """Every control on every block's test items, with the run's own masks and metrics, one after the other."""
-    for name, make in CONTROLS.items():
+    for name, make_scorer in CONTROLS.items():
         if name in without:
             continue
-        reason = find_skip_reason(name, fed)
-        if reason is not None:
-            yield name, {"skipped": reason}
+        skip_reason = find_skip_reason(name, federation)
+        if skip_reason is not None:
+            yield name, {"skipped": skip_reason}
             continue
         blocks = []
-        for block in fed.stream.blocks:
-            blocks.append(_evaluate_control(fed, block, make(fed, block)))
+        for block in federation.stream.blocks:
+            scorer = make_scorer(federation, block)
+            blocks.append(_evaluate_control(federation, block, scorer))
             if on_each:
                 on_each(name, block.index)
         yield name, {"blocks": blocks, "mean": average_blocks(blocks)}
 
 
-def _evaluate_control(fed: Federation, block: Block, scorer: ScoreUsers) -> dict[str, Any]:
-    found = evaluate_scorer(fed, block, scorer)
-    more = unmasked_means(evaluate_scorer(fed, block, scorer, mask="none")) if fed.config.evaluate.unmasked else {}
-    return {"users": len(found.users), **found.mean(), **more}
+def _evaluate_control(federation: Federation, block: Block, scorer: ScoreUsers) -> ScoreRow:
+    evaluation = evaluate_scorer(federation, block, scorer)
+    scores: ScoreRow = {"users": len(evaluation.users)}
+    scores |= evaluation.mean()
+    if federation.config.evaluate.unmasked:
+        unmasked = evaluate_scorer(federation, block, scorer, mask="none")
+        scores |= unmasked_means(unmasked)
+    return scores
 
 
-def average_blocks(blocks: list[dict[str, Any]]) -> dict[str, float]:
+def average_blocks(blocks: list[ScoreRow]) -> dict[str, float]:
     """Means over the incremental blocks (1..) in which somebody was tested, or of the only block there is."""
     later = blocks[1:] or blocks
-    counted = [b for b in later if b["users"]] or later
-    names = [k for k, v in counted[0].items() if isinstance(v, float) and ("@" in k or k == "auc")]
-    return {k: float(np.mean([b[k] for b in counted])) for k in names}
+    tested = [block for block in later if block["users"]] or later
+    means = {}
+    for name, value in tested[0].items():
+        is_metric = "@" in name or name == "auc"
+        if is_metric and isinstance(value, float):
+            values = [block[name] for block in tested]
+            means[name] = float(np.mean(values))
+    return means

@@ -1,4 +1,4 @@
-"""What `tacita demo` tells: the best model of this project beside a published method, on the same blocks of time."""
+"""The script of `tacita demo`: the best model of this project beside a published method, on the same blocks of time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCORE = 8  # bytes of a validation score alone
 
 @dataclass(frozen=True)
 class DemoRunSpec:
-    """One of the runs that are told of."""
+    """One of the runs of the demo."""
 
     folder: str
     name: str
@@ -69,31 +69,53 @@ class DemoResult:
 
 def choose_folder(out: Path | None) -> Path:
     """Where both runs go: a new folder."""
-    if out is not None and out.exists():
+    if out is None:
+        return find_free_name("demo")
+    if out.exists():
         raise TacitaError(f"{out} exists; choose another --out.")
-    return find_free_name("demo") if out is None else out
+    return out
 
 
 def train_demo(
     data: str, folder: Path, machine: Machine, watching: Callable[[Path], AbstractContextManager[TrainingCallbacks]]
 ) -> list[DemoResult]:
     """Train all of them, one after the other; then one page and one picture of both."""
-    found = []
-    for part in DEMO_RUNS:
-        config = resolve_config({"data": data, **part.options}, "the demo")
-        with watching(folder / part.folder) as watcher:
-            run = train(config, folder / part.folder, machine, watcher)
-        found.append(DemoResult(part, run, *_measure_traffic(run)))
-    beside = [ComparedRun(one.spec.name, read_run(one.run.folder), one.up, one.down) for one in found]
-    title = f"{found[0].run.result['data']['name']}: {' beside '.join(one.name for one in beside)}, no epsilon"
-    write_bytes(folder / PICTURE, draw_comparison(beside, title, "png"))
-    write_report([one.run.folder for one in found], folder / PAGE)
-    return found
+    results = []
+    for spec in DEMO_RUNS:
+        config = resolve_config({"data": data, **spec.options}, "the demo")
+        run_folder = folder / spec.folder
+        with watching(run_folder) as watcher:
+            run = train(config, run_folder, machine, watcher)
+        up, down, exchanges = _measure_traffic(run)
+        results.append(DemoResult(spec, run, up, down, exchanges))
+    _write_pages(folder, results)
+    return results
+
+
+def _write_pages(folder: Path, results: list[DemoResult]) -> None:
+    """The picture that compares the runs, and their report."""
+    compared = []
+    for result in results:
+        run_data = read_run(result.run.folder)
+        compared.append(ComparedRun(result.spec.name, run_data, result.up, result.down))
+    dataset = results[0].run.result["data"]["name"]
+    names = " beside ".join(result.spec.name for result in results)
+    title = f"{dataset}: {names}, no epsilon"
+    write_bytes(folder / PICTURE, draw_comparison(compared, title, "png"))
+    write_report([result.run.folder for result in results], folder / PAGE)
 
 
 def _measure_traffic(run: Run) -> tuple[float, float, int]:
     """Bytes up and down of an average person over the run, and how often people sent more than a score."""
-    rounds = [json.loads(line) for line in (run.folder / "events.jsonl").read_text().splitlines()]
-    people = len(json.loads((run.folder / "ids.json").read_text())["users"])
-    up, down = (sum(one["clients"] * one[way] for one in rounds) / people for way in ("bytes_up", "bytes_down"))
-    return up, down, sum(one["bytes_up"] > SCORE for one in rounds)
+    events_text = (run.folder / "events.jsonl").read_text()
+    rounds = [json.loads(line) for line in events_text.splitlines()]
+    ids = json.loads((run.folder / "ids.json").read_text())
+    n_people = len(ids["users"])
+    total_up = 0
+    total_down = 0
+    exchanges = 0
+    for event in rounds:
+        total_up += event["clients"] * event["bytes_up"]
+        total_down += event["clients"] * event["bytes_down"]
+        exchanges += event["bytes_up"] > SCORE
+    return total_up / n_people, total_down / n_people, exchanges

@@ -1,4 +1,4 @@
-"""What ids.json and result.json of a run folder must look like: what is damaged or forged is refused, not half used."""
+"""What ids.json and result.json of a run folder must look like, so that damaged or forged files are refused."""
 
 from __future__ import annotations
 
@@ -8,6 +8,16 @@ from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, Stric
 
 Number = StrictInt | StrictFloat | None
 Count = Annotated[int, Field(strict=True, ge=0)]
+Promise = dict[str, StrictInt | StrictFloat | StrictStr]
+
+RunResult = dict[str, Any]
+"""What result.json holds."""
+
+ScoreRow = dict[str, Any]
+"""Metrics of a scorer in a block, or their means, by name."""
+
+RunIds = dict[str, Any]
+"""What ids.json holds."""
 
 
 class _LenientModel(BaseModel):
@@ -28,7 +38,7 @@ class _BlockSchema(_LenientModel):
     rounds: Count
     best_round: Count
     on_blocks: list[Number]
-    promises: dict[str, dict[str, StrictInt | StrictFloat | StrictStr]] = {}
+    promises: dict[str, Promise] = {}
 
 
 class _PrivacySchema(_LenientModel):
@@ -57,28 +67,53 @@ def is_result(value: Any) -> bool:
     """Whether it is the result of a run, with every metric a number in every block."""
     if not _fits(_ResultSchema, value):
         return False
-    scored = [value, *(one for one in value["controls"].values() if "skipped" not in one)]
-    for one in scored:
-        blocks, mean = one.get("blocks"), one.get("mean")
-        if not isinstance(mean, dict) or not isinstance(blocks, list) or len(blocks) != len(value["blocks"]):
+    metrics = list(value["mean"])
+    n_blocks = len(value["blocks"])
+    if not _has_metrics(value, metrics, n_blocks):
+        return False
+    for control in value["controls"].values():
+        was_skipped = "skipped" in control
+        if not was_skipped and not _has_metrics(control, metrics, n_blocks):
             return False
-        rows = [mean, *blocks]
-        if not all(isinstance(row, dict) and _is_number(row.get(metric)) for row in rows for metric in value["mean"]):
+    return True
+
+
+def _has_metrics(scored: ScoreRow, metrics: list[str], n_blocks: int) -> bool:
+    """Whether a run or control has every metric in its mean and in each of so many blocks."""
+    blocks = scored.get("blocks")
+    mean = scored.get("mean")
+    if not isinstance(mean, dict) or not isinstance(blocks, list):
+        return False
+    if len(blocks) != n_blocks:
+        return False
+    for row in (mean, *blocks):
+        if not isinstance(row, dict):
+            return False
+        if not all(_is_number(row.get(metric)) for metric in metrics):
             return False
     return True
 
 
 def are_ids(value: Any) -> bool:
-    return _fits(_IdsSchema, value) and all(len(set(value[name])) == len(value[name]) for name in ("users", "items"))
+    """Whether it is a table of ids, each once."""
+    if not _fits(_IdsSchema, value):
+        return False
+    return _are_distinct(value["users"]) and _are_distinct(value["items"])
+
+
+def _are_distinct(ids: list[str]) -> bool:
+    return len(set(ids)) == len(ids)
 
 
 def _is_number(value: Any) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+    if isinstance(value, bool):
+        return False
+    return value is None or isinstance(value, int | float)
 
 
-def _fits(model: type[BaseModel], found: Any) -> bool:
+def _fits(model: type[BaseModel], value: Any) -> bool:
     try:
-        model.model_validate(found)
+        model.model_validate(value)
     except ValidationError:
         return False
     return True

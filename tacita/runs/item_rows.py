@@ -6,39 +6,45 @@ from dataclasses import replace
 
 from tacita.core.errors import TacitaError
 from tacita.data.features import load_stream_features
-from tacita.models.scorer import Scorer
 from tacita.models.side import build_side_rows, list_sources
 from tacita.models.tally.features import encode_item_features
 from tacita.models.tally.private_tally import PrivateTally
 from tacita.round.plan import Federation
 
 
-def with_side_rows(fed: Federation) -> Federation:
+def with_side_rows(federation: Federation) -> Federation:
     """The same run from the rows that its settings ask for; a note of the stream says what they are made of.
 
-    All items of the stream are coded together, those of later blocks too: what is said of items is public.
+    All items of the stream are coded together, those of later blocks too: side information of items is public.
     """
-    asked, backbone, stream = fed.config.item_rows, fed.backbone, fed.stream
-    if asked == "random":
-        return fed
-    if not isinstance(backbone, Scorer):
+    source = federation.config.item_rows
+    backbone = federation.backbone
+    stream = federation.stream
+    if source == "random":
+        return federation
+    if backbone.learner != "rows":
         raise TacitaError(
-            f"item_rows = '{asked}': backbone '{backbone.name}' trains no item rows that could start from side "
+            f"item_rows = '{source}': backbone '{backbone.name}' trains no item rows that could start from side "
             "information; use 'random'."
         )
-    told, sentences = load_stream_features(stream), asked == "sentences"
-    codes = build_side_rows(told, stream.item_ids, backbone.code_width, fed.draws, sentences)
-    known = sum(item in told.by_item for item in stream.item_ids)
-    sources = ", ".join(list_sources(told, sentences))
-    note = f"item rows start from {sources}: known of {known:,} of {stream.n_items:,} items."
-    return replace(fed, rows=backbone.rows_of_codes(codes), stream=replace(stream, notes=(*stream.notes, note)))
+    features = load_stream_features(stream)
+    use_sentences = source == "sentences"
+    codes = build_side_rows(features, stream.item_ids, backbone.code_width, federation.draws, use_sentences)
+    n_known = sum(item in features.by_item for item in stream.item_ids)
+    sources = ", ".join(list_sources(features, use_sentences))
+    note = f"item rows start from {sources}: known of {n_known:,} of {stream.n_items:,} items."
+    noted_stream = replace(stream, notes=(*stream.notes, note))
+    return replace(federation, rows=backbone.rows_of_codes(codes), stream=noted_stream)
 
 
-def with_features(fed: Federation) -> Federation:
-    """The same run with what is public of items at hand for noised sums, where the settings ask for that."""
-    backbone, stream = fed.backbone, fed.stream
+def with_features(federation: Federation) -> Federation:
+    """The same run with public features of items for noised sums, where the settings ask for that."""
+    backbone = federation.backbone
+    stream = federation.stream
     if not isinstance(backbone, PrivateTally) or not backbone.wants_features:
-        return fed
-    codes = encode_item_features(load_stream_features(stream), stream.item_ids)
+        return federation
+    features = load_stream_features(stream)
+    codes = encode_item_features(features, stream.item_ids)
     note = f"noised sums are read along {codes.shape[1]} public features of items (genres, spans of years)."
-    return replace(fed, backbone=backbone.with_features(codes), stream=replace(stream, notes=(*stream.notes, note)))
+    noted_stream = replace(stream, notes=(*stream.notes, note))
+    return replace(federation, backbone=backbone.with_features(codes), stream=noted_stream)

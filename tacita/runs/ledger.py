@@ -16,16 +16,24 @@ from tacita.learn.statistic import CONTRIBUTION_LOG, StatisticLearner
 from tacita.privacy.ledger import ACCOUNT_ARRAYS, MICRO, NO_LIMIT, Ledger, join_ledgers
 from tacita.report.promises import AGAINST
 from tacita.round.device_state import PARTS, read_devices
-from tacita.round.learner import Learner, ledger_of
-from tacita.round.part import Part
+from tacita.round.learner import Learner
+from tacita.round.parts import Part
 from tacita.round.plan import Plan
 from tacita.runs.assembly import build_plan
 from tacita.runs.run_folder import SavedRun, open_saved
 
+CountedParts = Sequence[Part | Learner]
+PartArrays = dict[str, Arrays]  # part -> its arrays
+JoinedLedger = tuple[Ledger, Arrays]
+LedgerSummary = dict[str, Any]
+"""A ledger, an account or an event of one for display: JSON by name."""
+
 NO_EPSILON = "no epsilon: nothing that leaves devices in this run is both bounded and noised, so no bound can be stated"
-NOT_COUNTED = "Not in it: {wishes}, who takes part and who has stopped, scores on validation and test items{chosen}."
+NOT_COUNTED = (
+    "Not in it: {requests}, who takes part and who has stopped, scores on validation and test items{selection}."
+)
 NOT_COUNTED_LIVE = (
-    "Not in it: {wishes}, who takes part and who has stopped, and how many people here spent how much, in rounded "
+    "Not in it: {requests}, who takes part and who has stopped, and how many people here spent how much, in rounded "
     "numbers. No scores leave in this run."
 )
 SUM_PREFIX = "statistic: "  # what releases of a private sum are called in a ledger; validation chooses nothing there
@@ -38,81 +46,112 @@ NOT_ADDITIVE = (
 )
 
 
-def join_accounts(parts: Sequence[Part | Learner], held: dict[str, Arrays]) -> tuple[Ledger, Arrays] | None:
-    """The ledgers of a run's parts, and of what travels, as one, with what devices hold; None: nothing is counted."""
-    found = []
+def join_accounts(parts: CountedParts, arrays: PartArrays) -> JoinedLedger | None:
+    """The ledgers of a run's parts and learner as one, with the devices' accounts; None: nothing is counted."""
+    accounts = []
     for part in parts:
-        ledger, mine = ledger_of(part), held.get(part.name, {})
-        if ledger is not None and all(name in mine for name in ACCOUNT_ARRAYS):
-            found.append((part.name, ledger, {name: mine[name] for name in ACCOUNT_ARRAYS}))
-    return join_ledgers(found) if found else None
+        ledger = part.ledger()
+        own_arrays = arrays.get(part.name, {})
+        has_account = all(name in own_arrays for name in ACCOUNT_ARRAYS)
+        if ledger is not None and has_account:
+            account = {name: own_arrays[name] for name in ACCOUNT_ARRAYS}
+            accounts.append((part.name, ledger, account))
+    return join_ledgers(accounts) if accounts else None
 
 
-def summarise_spending(ledger: Ledger, account: Arrays) -> dict[str, Any]:
+def summarise_spending(ledger: Ledger, account: Arrays) -> LedgerSummary:
     """What an operator may see: how spending is spread over people, and nobody's own."""
-    told = account["times"].any(axis=1)
+    has_released = account["times"].any(axis=1)
     spent = ledger.epsilon(account)
-    events = {
-        event.what: {
-            "unit": event.unit,
-            "threat": event.threat,
-            "mechanism": event.mechanism,
-            "people": int((account["times"][:, k] > 0).sum()),
-            "releases": int(account["times"][:, k].sum()),
-        }
-        for k, event in enumerate(ledger.events)
-        if account["times"][:, k].any() or not event.once
-    }
+    remaining = ledger.remaining_budget(account)
+    exhausted = ledger.is_exhausted(account)
     return {
         "delta": ledger.delta,
         "people": len(spent),
-        "released_something": int(told.sum()),
-        "silent_by_budget": int(ledger.is_exhausted(account).sum()),
+        "released_something": int(has_released.sum()),
+        "silent_by_budget": int(exhausted.sum()),
         "budget": _budget_range(account["budget"]),
-        "epsilon": _compute_quantiles(spent[told]),
-        "left": _compute_quantiles(ledger.remaining_budget(account)[told]),
-        "events": events,
+        "epsilon": _compute_quantiles(spent[has_released]),
+        "left": _compute_quantiles(remaining[has_released]),
+        "events": _summarise_events(ledger, account["times"]),
     }
 
 
+def _summarise_events(ledger: Ledger, times: AnyArray) -> dict[str, LedgerSummary]:
+    """How many people made each kind of release, and how often; `times` is (people, kinds)."""
+    summaries = {}
+    for column, event in enumerate(ledger.events):
+        counts = times[:, column]
+        if event.once and not counts.any():
+            continue
+        summaries[event.what] = {
+            "unit": event.unit,
+            "threat": event.threat,
+            "mechanism": event.mechanism,
+            "people": int((counts > 0).sum()),
+            "releases": int(counts.sum()),
+        }
+    return summaries
+
+
 def _budget_range(budget: AnyArray) -> dict[str, float | None]:
-    """The smallest and the largest that anybody has; None: no limit."""
-    some = budget[budget != NO_LIMIT] * MICRO
-    if not len(some):
+    """The smallest and the largest budget; None: no limit."""
+    limits = budget[budget != NO_LIMIT] * MICRO
+    if not len(limits):
         return {}
-    return {"least": float(some.min()), "most": float(some.max()) if len(some) == len(budget) else None}
+    everybody_limited = len(limits) == len(budget)
+    most = float(limits.max()) if everybody_limited else None
+    return {"least": float(limits.min()), "most": most}
 
 
 def _compute_quantiles(values: Doubles) -> dict[str, float | None]:
     """None: infinite, which no JSON file can hold; of an epsilon, that none can be stated."""
     if not len(values):
         return {}
-    found = {name: float(np.quantile(values, q, method="higher")) for name, q in _QUANTILES.items()}
-    return {name: value if math.isfinite(value) else None for name, value in found.items()}
+    quantiles = {}
+    for name, share in _QUANTILES.items():
+        quantile = float(np.quantile(values, share, method="higher"))
+        quantiles[name] = _finite_or_none(quantile)
+    return quantiles
 
 
 _QUANTILES = {"least": 0.0, "median": 0.5, "nine in ten at most": 0.9, "most": 1.0}
 
 
-def describe_account(ledger: Ledger, account: Arrays, row: int) -> dict[str, Any]:
+def describe_account(ledger: Ledger, account: Arrays, row: int) -> LedgerSummary:
     """A person's own account; only their own device may show it."""
-    own = {name: value[[row]] for name, value in account.items()}
-    spent, left = float(ledger.epsilon(own)[0]), float(ledger.remaining_budget(own)[0])
-    limited = own["budget"][0] != NO_LIMIT
+    own = _take_rows(account, [row])
+    spent = float(ledger.epsilon(own)[0])
+    remaining = float(ledger.remaining_budget(own)[0])
+    budget = own["budget"][0]
+    is_limited = budget != NO_LIMIT
+    times = own["times"][0]
+    units = set()
+    for event, count in zip(ledger.events, times, strict=True):
+        if count:
+            units.add(event.unit)
     return {
         "delta": ledger.delta,
-        "spent": spent if math.isfinite(spent) else None,
+        "spent": _finite_or_none(spent),
         "spent_composed": _finite_or_none(ledger.tight_epsilon(own, 0)),
-        "budget": float(own["budget"][0]) * 1e-6 if limited else None,
-        "left": left if limited else None,
+        "budget": float(budget) * 1e-6 if is_limited else None,
+        "left": remaining if is_limited else None,
         "silent": bool(ledger.is_exhausted(own)[0]),
-        "units": sorted({event.unit for k, event in enumerate(ledger.events) if own["times"][0, k]}),
-        "events": {
-            event.what: {"times": int(own["times"][0, k]), "epsilon": _price_release(ledger, own, k)}
-            for k, event in enumerate(ledger.events)
-            if own["times"][0, k] or not event.once
-        },
+        "units": sorted(units),
+        "events": _price_events(ledger, own),
     }
+
+
+def _price_events(ledger: Ledger, own: Arrays) -> dict[str, LedgerSummary]:
+    """How often a person made each kind of release, and what it would have cost by itself."""
+    times = own["times"][0]
+    prices = {}
+    for column, event in enumerate(ledger.events):
+        if event.once and not times[column]:
+            continue
+        epsilon = _price_release(ledger, own, column)
+        prices[event.what] = {"times": int(times[column]), "epsilon": epsilon}
+    return prices
 
 
 def _finite_or_none(value: float) -> float | None:
@@ -121,122 +160,163 @@ def _finite_or_none(value: float) -> float | None:
 
 def _price_release(ledger: Ledger, own: Arrays, column: int) -> float | None:
     """What one kind of release would have cost by itself; together they cost less than the sum of these."""
-    others = np.arange(len(ledger.events)) != column
-    spent: AnyArray = np.where(others, 0, own["spent"])
-    return _finite_or_none(float(ledger.epsilon({**own, "spent": spent})[0]))
+    is_other = np.arange(len(ledger.events)) != column
+    spent: AnyArray = np.where(is_other, 0, own["spent"])
+    epsilon = ledger.epsilon({**own, "spent": spent})
+    return _finite_or_none(float(epsilon[0]))
 
 
-def describe_cost(
-    parts: Sequence[Part | Learner], before: dict[str, Arrays], after: dict[str, Arrays], rows: AnyArray
-) -> str:
-    """What a request cost those who asked, and what they have spent then, in a sentence; nothing where it was free."""
-    was, now = join_accounts(parts, before), join_accounts(parts, after)
-    if was is None or now is None:
+def describe_cost(parts: CountedParts, before: PartArrays, after: PartArrays, rows: AnyArray) -> str:
+    """What a request cost those who asked, and their spending after it, in a sentence; empty if it was free."""
+    joined_before = join_accounts(parts, before)
+    joined_after = join_accounts(parts, after)
+    if joined_before is None or joined_after is None:
         return ""
-    had, have = (kept.epsilon({name: value[rows] for name, value in account.items()}) for kept, account in (was, now))
-    if not (have > had).any():
+    ledger_before, account_before = joined_before
+    ledger_after, account_after = joined_after
+    own = _take_rows(account_after, rows)
+    spent_before = ledger_before.epsilon(_take_rows(account_before, rows))
+    spent_after = ledger_after.epsilon(own)
+    costs = spent_after - spent_before
+    if not (spent_after > spent_before).any():
         return ""
-    budget = _budget_range(now[1]["budget"][rows]).get("most")
+    cost = _format_epsilon(float(costs.max()), "epsilon")
+    spent = _format_epsilon(float(spent_after.max()), "epsilon").removeprefix("epsilon ")
+    budget = _budget_range(own["budget"]).get("most")
     limit = "" if budget is None else f" of {budget:g}"
-    whom, who, most = ("you", "you have", "") if len(rows) == 1 else ("each of them", "they have", "at most ")
-    cost, spent = (_format_epsilon(float(one.max()), "epsilon") for one in (have - had, have))
-    return f"This costs {whom} {most}{cost}; {who} then spent {most}{spent.removeprefix('epsilon ')}{limit}."
+    if len(rows) == 1:
+        return f"This costs you {cost}; you have then spent {spent}{limit}."
+    return f"This costs each of them at most {cost}; they have then spent at most {spent}{limit}."
 
 
-def read_run_ledger(folder: Path, user: str | None = None) -> dict[str, Any]:
+def _take_rows(account: Arrays, rows: AnyArray | list[int]) -> Arrays:
+    """The accounts of the people of some rows."""
+    return {name: array[rows] for name, array in account.items()}
+
+
+def read_run_ledger(folder: Path, user: str | None = None) -> LedgerSummary:
     """Of a run folder: the spread, or one person's account, for which the clients' own file is opened."""
     saved = open_saved(folder)
     plan = build_plan(saved.config)
-    found = join_accounts((*plan.parts, plan.learner), nest_parts(saved.client_arrays, PARTS))
-    number = (
-        None if user is None else int(saved.user_numbers([user])[0])
-    )  # who is not known is told so, whatever is counted
-    if found is None:
+    counted: CountedParts = (*plan.parts, plan.learner)
+    joined = join_accounts(counted, nest_parts(saved.client_arrays, PARTS))
+    row = None
+    if user is not None:
+        row = int(saved.user_numbers([user])[0])  # an unknown user is refused even if nothing is counted
+    if joined is None:
         return {"no_epsilon": NO_EPSILON}
-    if number is None:
-        return {**summarise_spending(*found), "lab": True}
-    told = {"user": user, "lab": True, **describe_account(*found, number)}
-    return {**told, **_project_withdrawal(saved, plan, number)}
+    ledger, account = joined
+    if row is None:
+        return {**summarise_spending(ledger, account), "lab": True}
+    description = describe_account(ledger, account, row)
+    projection = _project_withdrawal(saved, plan, row)
+    return {"user": user, "lab": True, **description, **projection}
 
 
 def _project_withdrawal(saved: SavedRun, plan: Plan, row: int) -> dict[str, float]:
-    """What a person will have spent who takes something back now: told before they do, where it costs something."""
+    """The spending of a person after a withdrawal; empty where a withdrawal costs nothing."""
     learner = plan.learner
     ledger = learner.ledger()
-    if not isinstance(learner, StatisticLearner) or ledger is None or not learner.takes_back:
+    if not isinstance(learner, StatisticLearner) or not learner.takes_back:
         return {}
-    held = nest_parts(saved.client_arrays, PARTS)[learner.name]
-    own = {name: held[name][[row]] for name in ACCOUNT_ARRAYS}
-    if not len(
-        read_devices(saved.client_arrays, "")
-        .read_list(f"{PARTS}{learner.name}/{CONTRIBUTION_LOG}", np.array([row]))
-        .ids
-    ):
-        return {}  # nothing that was told is left to take back
-    heads = read_server(saved.server_arrays, saved.server_note).heads
-    after, _ = learner.charge_retraction(heads, own, np.ones(1, bool))
-    return {"if_taken_back": float(ledger.epsilon(after)[0])}
+    if ledger is None:
+        return {}
+    contribution_log = f"{PARTS}{learner.name}/{CONTRIBUTION_LOG}"
+    devices = read_devices(saved.client_arrays, "")
+    contributions = devices.read_list(contribution_log, np.array([row]))
+    if not len(contributions.ids):
+        return {}
+    arrays = nest_parts(saved.client_arrays, PARTS)[learner.name]
+    own = {name: arrays[name][[row]] for name in ACCOUNT_ARRAYS}
+    server = read_server(saved.server_arrays, saved.server_note)
+    withdraws = np.ones(1, bool)
+    after, _ = learner.charge_retraction(server.heads, own, withdraws)
+    epsilon = float(ledger.epsilon(after)[0])
+    return {"if_taken_back": epsilon}
 
 
-def describe_ledger(ledger: dict[str, Any]) -> list[str]:
+def describe_ledger(ledger: LedgerSummary) -> list[str]:
     """A ledger as sentences."""
     if "no_epsilon" in ledger:
-        return [f"{ledger['no_epsilon'][:1].upper()}{ledger['no_epsilon'][1:]}."]
+        reason = ledger["no_epsilon"]
+        initial = reason[:1].upper()
+        return [f"{initial}{reason[1:]}."]
     return _describe_person(ledger) if "spent" in ledger else _describe_spread(ledger)
 
 
-def _describe_spread(told: dict[str, Any]) -> list[str]:
+def _describe_spread(summary: LedgerSummary) -> list[str]:
     lines = [
-        f"{told['released_something']:,} of {told['people']:,} people have released something; "
-        f"{told['silent_by_budget']:,} of them have no budget left for more, and go on being served."
+        f"{summary['released_something']:,} of {summary['people']:,} people have released something; "
+        f"{summary['silent_by_budget']:,} of them have no budget left for more, and go on being served."
     ]
-    for name, one in told["events"].items():
-        if not one["releases"]:
-            continue
-        n = f"{one['releases']:,} release{'s' * (one['releases'] != 1)}"
-        lines.append(
-            f"{name}: {n} ({one['mechanism']} noise); protects a {one['unit']} against {AGAINST[one['threat']]}."
-        )
-    budget = told.get("budget")
+    for name, event in summary["events"].items():
+        if event["releases"]:
+            lines.append(_describe_event(name, event))
+    delta = summary["delta"]
+    budget = summary.get("budget")
     if budget:
-        least, most = _format_epsilon(budget["least"], "left"), _format_epsilon(budget["most"], "left")
-        lines.append(f"Budget of each person: {least if least == most else f'{least} to {most}'}.")
-    for what in ("epsilon", "left"):
-        if told[what]:
-            said = ", ".join(f"{name} {_format_epsilon(value, what)}" for name, value in told[what].items())
-            lines.append(f"{'Spent' if what == 'epsilon' else 'Left'} at delta {told['delta']:g}: {said}.")
-    return [*lines, *_describe_exclusions(told)]
+        least = _format_epsilon(budget["least"], "left")
+        most = _format_epsilon(budget["most"], "left")
+        span = least if least == most else f"{least} to {most}"
+        lines.append(f"Budget of each person: {span}.")
+    for key, word in (("epsilon", "Spent"), ("left", "Left")):
+        quantiles = summary[key]
+        if quantiles:
+            listed = []
+            for name, value in quantiles.items():
+                epsilon = _format_epsilon(value, key)
+                listed.append(f"{name} {epsilon}")
+            lines.append(f"{word} at delta {delta:g}: {', '.join(listed)}.")
+    return [*lines, *_describe_exclusions(summary)]
 
 
-def _describe_person(told: dict[str, Any]) -> list[str]:
-    spent, budget = _format_epsilon(told["spent"], "epsilon"), told["budget"]
-    limit = (
-        "no limit was set"
-        if budget is None
-        else f"of a budget of {budget:g}, {_drop_rounding(told['left']):.4g} is left"
+def _describe_event(name: str, event: LedgerSummary) -> str:
+    count = event["releases"]
+    plural = "" if count == 1 else "s"
+    threat = AGAINST[event["threat"]]
+    return (
+        f"{name}: {count:,} release{plural} ({event['mechanism']} noise); protects a {event['unit']} against {threat}."
     )
-    lines = [f"Spent so far: {spent} at delta {told['delta']:g}; {limit}."]
-    made = {name: one for name, one in told["events"].items() if one["times"]}
-    for name, one in made.items():
-        times = "once" if one["times"] == 1 else f"{one['times']:,} times"
-        lines.append(f"{name}: {times}, by itself {_format_epsilon(one['epsilon'], 'epsilon')}.")
-    if len(made) > 1:
+
+
+def _describe_person(account: LedgerSummary) -> list[str]:
+    lines = [_describe_spent(account)]
+    n_kinds = 0
+    for name, event in account["events"].items():
+        count = event["times"]
+        if not count:
+            continue
+        n_kinds += 1
+        times = "once" if count == 1 else f"{count:,} times"
+        cost = _format_epsilon(event["epsilon"], "epsilon")
+        lines.append(f"{name}: {times}, by itself {cost}.")
+    if n_kinds > 1:
         lines.append(NOT_ADDITIVE)
-    if "if_taken_back" in told:
-        more = told["if_taken_back"] - told["spent"]
+    if "if_taken_back" in account:
+        total = account["if_taken_back"]
+        more = _format_epsilon(total - account["spent"], "epsilon")
         lines.append(
-            f"To take something back costs {_format_epsilon(more, 'epsilon')} more, "
-            f"{told['if_taken_back']:.4g} in all, "
-            "however much it is; it is never refused."
+            f"To take something back costs {more} more, {total:.4g} in all, however much it is; it is never refused."
         )
-    if told["silent"]:
+    if account["silent"]:
         lines.append("What is left does not pay for another release: the device stays silent and goes on serving you.")
-    return [*lines, *_describe_exclusions(told)]
+    return [*lines, *_describe_exclusions(account)]
 
 
-def _format_epsilon(value: float | None, what: str) -> str:
+def _describe_spent(account: LedgerSummary) -> str:
+    spent = _format_epsilon(account["spent"], "epsilon")
+    budget = account["budget"]
+    if budget is None:
+        limit = "no limit was set"
+    else:
+        remaining = _drop_rounding(account["left"])
+        limit = f"of a budget of {budget:g}, {remaining:.4g} is left"
+    return f"Spent so far: {spent} at delta {account['delta']:g}; {limit}."
+
+
+def _format_epsilon(value: float | None, key: str) -> str:
     if value is None:
-        return "no epsilon" if what == "epsilon" else "no limit"
+        return "no epsilon" if key == "epsilon" else "no limit"
     return f"epsilon {_drop_rounding(value):.4g}"
 
 
@@ -245,11 +325,15 @@ def _drop_rounding(value: float) -> float:
     return 0.0 if abs(value) < MICRO else value
 
 
-def _describe_exclusions(told: dict[str, Any]) -> list[str]:
-    """What no budget is about, and what else a lab run tells."""
-    sums = any(name.startswith(SUM_PREFIX) for name in told["events"])
-    wishes = "that somebody asked to take something back" if sums else "what people share or withdraw by request"
-    if not told.get("lab"):
-        return [NOT_COUNTED_LIVE.format(wishes=wishes)]
-    chosen = "" if sums else ", and which round is the best, which is chosen on private validation items"
-    return [NOT_COUNTED.format(wishes=wishes, chosen=chosen), REHEARSAL]
+def _describe_exclusions(ledger: LedgerSummary) -> list[str]:
+    """What no budget is about, and what else a lab run reveals."""
+    has_sums = any(name.startswith(SUM_PREFIX) for name in ledger["events"])
+    if has_sums:
+        requests = "that somebody asked to take something back"
+        selection = ""
+    else:
+        requests = "what people share or withdraw by request"
+        selection = ", and which round is the best, which is chosen on private validation items"
+    if not ledger.get("lab"):
+        return [NOT_COUNTED_LIVE.format(requests=requests)]
+    return [NOT_COUNTED.format(requests=requests, selection=selection), REHEARSAL]

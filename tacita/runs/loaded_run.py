@@ -1,9 +1,9 @@
-"""The models of a finished run in memory: who its people are, what they score, and the best of it, for many at once."""
+"""The models of a finished run in memory: its users, their scores, and the best items of many users at once."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 
@@ -18,8 +18,8 @@ from tacita.kernels.ranking import best_items
 from tacita.metrics import ScoreUsers
 from tacita.models.base import Backbone
 from tacita.round.device_state import DeviceState, read_devices
-
-from tacita.round.plan import Plan
+from tacita.round.parts import find_deciding_part
+from tacita.round.plan import Plan, prepare_serving
 from tacita.runs.assembly import build_plan
 from tacita.runs.run_folder import NEXT, SavedRun, open_saved, read_lists
 
@@ -28,10 +28,10 @@ MAX_SCORES = 2**24  # scores that are in memory together
 
 @dataclass(frozen=True)
 class RecommendationQuery:
-    """What somebody wants to have recommended: how many, and from which items."""
+    """What is to be recommended: how many items, and from which."""
 
     k: int = 10
-    seen: bool = False  # also items that a person knows
+    include_seen: bool = False  # also items that a person knows
     exclude: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
     include: Ints | None = None  # from these alone, ascending; None: from all
 
@@ -40,17 +40,19 @@ class RecommendationQuery:
 class RankedItems:
     """The best items of some people, flat: a row for each item of each person, best first."""
 
-    user: Ints  # place among those who were asked for
+    user: Ints  # place among the requested users
     rank: Ints  # from 1
     item: Ints
     score: Floats
-    popular: Bools  # what is popular, because nothing is known of the person
+    popular: Bools  # a popular item, because nothing is known of the person
 
     @staticmethod
-    def concatenate(some: Sequence[RankedItems]) -> RankedItems:
-        return RankedItems(
-            *(np.concatenate([getattr(one, name) for one in some]) for name in RankedItems.__dataclass_fields__)
-        )
+    def concatenate(rankings: Sequence[RankedItems]) -> RankedItems:
+        columns = {}
+        for column in fields(RankedItems):
+            values = [getattr(ranking, column.name) for ranking in rankings]
+            columns[column.name] = np.concatenate(values)
+        return RankedItems(**columns)
 
 
 def check_list_length(k: object, n_items: int, what: str = "recommend {} items") -> None:
@@ -80,13 +82,13 @@ class LoadedRun:
 
     @cached_property
     def titles(self) -> list[str | None]:
-        """Of every item; None where nobody said it."""
-        known = self.saved.ids["titles"]
-        return [known.get(item) or None for item in self.saved.ids["items"]]
+        """Of every item; None where it has none."""
+        titles = self.saved.ids["titles"]
+        return [titles.get(item) or None for item in self.items]
 
     @cached_property
     def _item_number(self) -> dict[str, int]:
-        return {raw: n for n, raw in enumerate(self.saved.ids["items"])}
+        return {item: number for number, item in enumerate(self.items)}
 
     def item_numbers(self, items: Sequence[str]) -> Ints:
         """The rows of raw item ids."""
@@ -97,16 +99,18 @@ class LoadedRun:
 
     def known_items(self, items: Sequence[str]) -> Ints:
         """The rows of those raw item ids that the run knows."""
-        known = self._item_number
-        return np.array([known[one] for one in items if one in known], np.int32)
+        numbers = self._item_number
+        known = [numbers[item] for item in items if item in numbers]
+        return np.array(known, np.int32)
 
     def unknown_items(self, items: Sequence[str]) -> list[str]:
         """Those raw item ids that it does not know, each once."""
-        return [one for one in dict.fromkeys(items) if one not in self._item_number]
+        numbers = self._item_number
+        return [item for item in dict.fromkeys(items) if item not in numbers]
 
     @cached_property
-    def seen(self) -> Ragged:
-        """All that everybody did, in whatever part of the data."""
+    def histories(self) -> Ragged:
+        """All items of each user, in whatever part of the data."""
         return read_lists(self.saved.client_arrays, "history")
 
     @cached_property
@@ -116,60 +120,99 @@ class LoadedRun:
     @cached_property
     def scorer(self) -> DeviceScorer:
         """Scores as people's own devices would compute them, from saved state alone, without the dataset."""
-        held, server, n = self.saved.client_arrays, self.server, self.clients.n_users
-        current, none = read_lists(held, "current"), Ragged.empty(n)
-        block = Block(server.block, n, len(server.items), current, none, none, np.zeros(n, bool), len(current.ids))
-        past = read_lists(held, "past") if "past/ptr" in held else None
-        keys, down = derive_keys(self.saved.ids["users"]), self.plan.broadcast_serving(server)
-        return DeviceScorer(self.plan, server, self.clients, block, keys, down, "serve", past)
+        arrays = self.saved.client_arrays
+        past = read_lists(arrays, "past") if "past/ptr" in arrays else None
+        return DeviceScorer(
+            self.plan,
+            self.server,
+            self.clients,
+            self._last_block(),
+            derive_keys(self.saved.ids["users"]),
+            prepare_serving(self.plan, self.server),
+            "serve",
+            past,
+        )
+
+    def _last_block(self) -> Block:
+        """The block after which the run ended, with what devices read of it and nothing to test."""
+        n_users = self.clients.n_users
+        current = read_lists(self.saved.client_arrays, "current")
+        no_items = Ragged.empty(n_users)
+        return Block(
+            self.server.block,
+            n_users,
+            len(self.server.items),
+            train=current,
+            valid=no_items,
+            test=no_items,
+            new_users=np.zeros(n_users, bool),
+            n_rows=len(current.ids),
+        )
 
     def recommend(self, users: Ints, query: RecommendationQuery) -> Iterator[RankedItems]:
         """The best items of these people, some people at a time."""
         check_list_length(query.k, len(self.saved.ids["items"]))
-        at_once = max(1, MAX_SCORES // max(1, len(self.server.items)))
-        for lo in range(0, len(users), at_once):
-            some = users[lo : lo + at_once]
-            yield rank_items(self.scorer, some, self.seen.take(some), query, self.popularity, lo)
+        n_items = max(1, len(self.server.items))
+        chunk = max(1, MAX_SCORES // n_items)
+        for start in range(0, len(users), chunk):
+            chunk_users = users[start : start + chunk]
+            histories = self.histories.take(chunk_users)
+            yield rank_items(self.scorer, chunk_users, histories, query, self.popularity, start)
 
 
 def rank_similar(loaded: LoadedRun, item: int, k: int) -> tuple[Ints, Floats]:
-    """The items that are most like one of them, best first, and how much; see `Backbone.likeness`."""
+    """The items that are most like another, best first, and how much; see `Backbone.likeness`."""
     check_list_length(k, len(loaded.saved.ids["items"]) - 1, "find {} similar items")
-    answering = loaded.plan.serving_owner("scores")
-    if answering is not None:
+    override = find_deciding_part(loaded.plan.parts, "answers")
+    if override is not None:
         raise TacitaError(
-            f"items of a run with part '{answering.name}' cannot be compared: its item rows are not what answers there."
+            f"items of a run with part '{override.name}' cannot be compared: its item rows are not what answers there."
         )
-    like = loaded.plan.backbone.likeness(loaded.server, loaded.scorer.item_table(), item).astype(np.float32)
-    like[item] = -np.inf
-    top, value = best_items(np.where(like == 0, -np.inf, like)[None].astype(np.float32), k)
-    found = np.isfinite(value[0])
-    return top[0][found], value[0][found]
+    backbone = loaded.plan.backbone
+    item_table = loaded.scorer.item_table()
+    likeness = backbone.likeness(loaded.server, item_table, item)
+    likeness = likeness.astype(np.float32)
+    likeness[item] = -np.inf
+    scores = np.where(likeness == 0, -np.inf, likeness)
+    scores = scores[None].astype(np.float32)
+    top, values = best_items(scores, k)
+    is_listed = np.isfinite(values[0])
+    return top[0][is_listed], values[0][is_listed]
 
 
 def rank_items(
-    score: ScoreUsers, users: Ints, seen: Ragged, query: RecommendationQuery, popularity: Floats, first: int = 0
+    score: ScoreUsers, users: Ints, histories: Ragged, query: RecommendationQuery, popularity: Floats, first: int = 0
 ) -> RankedItems:
-    """The best items of some people by their scores; who has none gets what is popular: zeros are no taste.
+    """The best items of some people by their scores; a person with none gets popular items: zeros are no taste.
 
-    `first`: the place of the first of them among all who were asked for.
+    `first`: the place of the first of them among all requested users.
     """
-    scores, row = score(users), seen.rows()
-    if not query.seen:
-        scores[row, seen.ids] = 0
-    unknown = ~(scores != 0).any(axis=1)
-    if unknown.any():
-        scores[unknown] = popularity
-    if not query.seen:
-        scores[row, seen.ids] = -np.inf
+    scores = score(users)
+    rows = histories.rows()
+    if not query.include_seen:
+        scores[rows, histories.ids] = 0
+    is_unknown = ~(scores != 0).any(axis=1)
+    if is_unknown.any():
+        scores[is_unknown] = popularity
+    if not query.include_seen:
+        scores[rows, histories.ids] = -np.inf
     scores[:, query.exclude] = -np.inf
     if query.include is not None:
         scores = np.ascontiguousarray(scores[:, query.include])
-    top, value = best_items(scores, min(query.k, scores.shape[1]))
-    found = np.isfinite(value)
-    user, place = np.nonzero(found)
-    item = top[found] if query.include is None else query.include[top[found]]
-    return RankedItems((user + first).astype(np.int32), (place + 1).astype(np.int32), item, value[found], unknown[user])
+    n_candidates = scores.shape[1]
+    top, values = best_items(scores, min(query.k, n_candidates))
+    is_listed = np.isfinite(values)
+    row, place = np.nonzero(is_listed)
+    item = top[is_listed]
+    if query.include is not None:
+        item = query.include[item]
+    return RankedItems(
+        user=(row + first).astype(np.int32),
+        rank=(place + 1).astype(np.int32),
+        item=item,
+        score=values[is_listed],
+        popular=is_unknown[row],
+    )
 
 
 def load_run(folder: Path) -> LoadedRun:
@@ -179,13 +222,16 @@ def load_run(folder: Path) -> LoadedRun:
 
 def load_saved(saved: SavedRun) -> LoadedRun:
     plan = build_plan(saved.config)
-    return LoadedRun(saved, plan, read_server_state(saved, plan.backbone), read_devices(saved.client_arrays, ""))
+    server = read_server_state(saved, plan.backbone)
+    clients = read_devices(saved.client_arrays, "")
+    return LoadedRun(saved, plan, server, clients)
 
 
 def read_server_state(saved: SavedRun, backbone: Backbone) -> ServerState:
-    """What the server holds; a model that lacks what this version scores with is refused."""
+    """The state of the server; a model that lacks an array that this version scores with is refused."""
     server = read_server(saved.server_arrays, saved.server_note)
-    missing = sorted(backbone.init_heads(Draws(0)).keys() - server.heads.keys())
+    expected = backbone.init_heads(Draws(0))
+    missing = sorted(expected.keys() - server.heads.keys())
     if missing:
         raise TacitaError(
             f"{saved.folder} was trained by an earlier version of tacita, whose '{backbone.name}' had no {missing[0]}; "
@@ -195,10 +241,14 @@ def read_server_state(saved: SavedRun, backbone: Backbone) -> ServerState:
 
 
 def read_stamp(folder: Path) -> tuple[object, ...]:
-    """What changes when a run folder does: somebody may have asked it to forget meanwhile."""
+    """What changes when a run folder does: a request may have made it forget meanwhile."""
     names = ("ids.json", "result.json", "server.safetensors", "clients.safetensors")
     try:
-        told = [(folder / name).stat() for name in names]
+        stats = [(folder / name).stat() for name in names]
     except OSError:
         return ()
-    return (*((one.st_ino, one.st_size, one.st_mtime_ns) for one in told), (folder / NEXT).exists())
+    stamps = []
+    for stat in stats:
+        stamps.append((stat.st_ino, stat.st_size, stat.st_mtime_ns))
+    is_changing = (folder / NEXT).exists()
+    return (*stamps, is_changing)

@@ -1,4 +1,4 @@
-"""A run folder on disk: made whole or not at all, and read back with every doubt about it said in one sentence.
+"""A run folder on disk: it is made whole or not at all, and a damaged one is refused with one sentence.
 
 It holds config.toml, events.jsonl, result.json, server.safetensors, clients.safetensors, ids.json and report.html.
 """
@@ -14,7 +14,6 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -26,9 +25,9 @@ from tacita.federation.rounds import Progress
 from tacita.federation.state_arrays import pack_server, server_note
 from tacita.report.data import damaged_ids_error, method_name, missing_run_error, refuse_changed
 from tacita.round.device_state import stream_devices
-
+from tacita.round.parts import find_deciding_part
 from tacita.round.plan import Federation
-from tacita.runs.file_schemas import are_ids, is_result
+from tacita.runs.file_schemas import RunIds, RunResult, are_ids, is_result
 
 UNFINISHED = "unfinished"  # says in result.json what a run still has to do
 
@@ -37,14 +36,19 @@ def find_free_folder(config: RunConfig) -> Path:
     """A new name under runs/ that says what is in it."""
     data = Path(config.data.partition(":")[0]).stem
     backbone = str(config.backbone.get("name", "mf"))
-    named = dict.fromkeys([backbone, method_name(backbone, config.method, None)])
-    return find_free_name("-".join([data, *named, str(config.seed)]))
+    method = method_name(backbone, config.method, None)
+    names = [data, backbone]
+    if method != backbone:
+        names.append(method)
+    names.append(str(config.seed))
+    return find_free_name("-".join(names))
 
 
 def find_free_name(stem: str) -> Path:
     """A new name under runs/."""
-    for n in range(1, 10_000):
-        path = Path("runs") / (stem if n == 1 else f"{stem}-{n}")
+    for number in range(1, 10_000):
+        name = stem if number == 1 else f"{stem}-{number}"
+        path = Path("runs") / name
         if not path.exists():
             return path
     raise TacitaError("runs/ holds ten thousand runs of this name; choose one with --out.")
@@ -52,67 +56,99 @@ def find_free_name(stem: str) -> Path:
 
 def make_folder(out: Path, config: RunConfig, stream: BlockStream) -> None:
     """A run folder appears whole, with its config and ids, or not at all."""
-    side, settings = temporary_path(out), to_toml(config).encode()
+    side = temporary_path(out)
+    settings = to_toml(config).encode()
+    ids = _build_ids(stream)
+    ids["settings"] = hashlib.sha256(settings).hexdigest()
     try:
         side.mkdir(parents=True)
         write_bytes(side / "config.toml", settings)
-        write_json(side / "ids.json", {**_build_ids(stream), "settings": hashlib.sha256(settings).hexdigest()})
+        write_json(side / "ids.json", ids)
         side.rename(out)
     except OSError as error:
-        if error.errno in (errno.EEXIST, errno.ENOTEMPTY) and out.exists():
+        is_taken = error.errno in (errno.EEXIST, errno.ENOTEMPTY)
+        if is_taken and out.exists():
             raise TacitaError(f"another process has just made {out}; choose another --out.") from None
         raise disk_error(out, error) from None
     finally:
         shutil.rmtree(side, ignore_errors=True)
 
 
-def _build_ids(stream: BlockStream) -> dict[str, Any]:
+def _build_ids(stream: BlockStream) -> RunIds:
+    titles = {}
+    for item in stream.item_ids:
+        if item in stream.titles:
+            titles[item] = stream.titles[item]
     return {
         "data": stream.name,
         "fingerprint": stream.fingerprint,
         "users": list(stream.user_ids),
         "items": list(stream.item_ids),
-        "titles": {i: stream.titles[i] for i in stream.item_ids if i in stream.titles},
+        "titles": titles,
     }
 
 
-def write_models(fed: Federation, progress: Progress, out: Path) -> None:
-    """What each side holds at the end, kept apart; the devices' file includes their own histories."""
-    server, clients = progress.server, progress.clients
-    origin = {"config": fed.config.model_dump_json(), "fingerprint": fed.stream.fingerprint}
-    write_arrays(out / "server.safetensors", pack_server(server), {**server_note(server), **origin})
-    history = fed.stream.history(len(fed.stream.blocks))
-    current = fed.stream.blocks[-1].train
-    if fed.backbone.reads_order:
-        current = current.join_rows(fed.stream.blocks[-1].valid).join_rows(fed.stream.blocks[-1].test).sort_by_time()
+def write_models(federation: Federation, progress: Progress, out: Path) -> None:
+    """What each side holds at the end, in separate files; the devices' file includes their own histories."""
+    server = progress.server
+    origin = {
+        "config": federation.config.model_dump_json(),
+        "fingerprint": federation.stream.fingerprint,
+    }
+    note = {**server_note(server), **origin}
+    write_arrays(out / "server.safetensors", pack_server(server), note)
+    devices = stream_devices(progress.clients, "")
+    lists = _build_lists(federation)
+    write_arrays(out / "clients.safetensors", {**devices, **lists}, origin)
+
+
+def _build_lists(federation: Federation) -> Arrays:
+    """The lists that devices score with after the last block."""
+    stream = federation.stream
+    backbone = federation.backbone
+    history = stream.history(len(stream.blocks))
+    current = _read_last_block(federation)
     lists: Arrays = {
         "history/ptr": history.ptr,
         "history/ids": history.ids,
         "current/ptr": current.ptr,
         "current/ids": current.ids,
     }
-    if fed.backbone.reads_context or fed.serving_owner("personal_scores"):  # such devices read times and ratings, too
-        lists |= {f"current/{name}": column for name, column in current.values.items()}
-    if fed.backbone.reads_history:  # it scores what was done in earlier blocks, too
-        past = fed.stream.history(len(fed.stream.blocks) - 1)
-        past = past.sort_by_time() if fed.backbone.reads_order else past
-        lists |= {"past/ptr": past.ptr, "past/ids": past.ids}
-    write_arrays(out / "clients.safetensors", {**stream_devices(clients, ""), **lists}, origin)
+    override = find_deciding_part(federation.parts, "predict_anew")
+    if backbone.reads_context or override:  # such devices read times and ratings, too
+        for name, column in current.values.items():
+            lists[f"current/{name}"] = column
+    if backbone.reads_history:  # it scores items of earlier blocks, too
+        past = stream.history(len(stream.blocks) - 1)
+        if backbone.reads_order:
+            past = past.sort_by_time()
+        lists["past/ptr"] = past.ptr
+        lists["past/ids"] = past.ids
+    return lists
+
+
+def _read_last_block(federation: Federation) -> Ragged:
+    """What devices read of the last block: its training items, or, if order matters, all of it in order."""
+    block = federation.stream.blocks[-1]
+    if not federation.backbone.reads_order:
+        return block.train
+    whole = block.train.join_rows(block.valid).join_rows(block.test)
+    return whole.sort_by_time()
 
 
 NEXT = "next"
-"""A folder in a run folder whose files are about to take the place of those beside it."""
+"""A folder in a run folder whose files are about to replace the run's own."""
 
 
 def finish_change(folder: Path) -> None:
-    """Put in place what a change had prepared and decided on when a kill came; the report is made of it again."""
+    """Put the files of a change in place that was decided on before a kill; the report is made again from them."""
     ready = folder / NEXT
     if not ready.is_dir():
         return
     (folder / "report.html").unlink(missing_ok=True)
-    for one in sorted(ready.iterdir()):
+    for path in sorted(ready.iterdir()):
         with contextlib.suppress(FileNotFoundError):  # another reader of the folder was faster
-            os.replace(one, folder / one.name)
+            os.replace(path, folder / path.name)
     with contextlib.suppress(OSError):
         ready.rmdir()
 
@@ -135,10 +171,11 @@ def replace_files(folder: Path) -> Iterator[Path]:
 
 
 def is_finished(out: Path) -> bool:
-    return (out / "result.json").is_file() and UNFINISHED not in read_result(out)
+    has_result = (out / "result.json").is_file()
+    return has_result and UNFINISHED not in read_result(out)
 
 
-def read_result(folder: Path) -> dict[str, Any]:
+def read_result(folder: Path) -> RunResult:
     """The numbers of a finished run."""
     if not folder.is_dir():
         raise missing_run_error(folder)
@@ -147,7 +184,7 @@ def read_result(folder: Path) -> dict[str, Any]:
         raise TacitaError(f"{folder} is not a run folder: it has no config.toml.")
     if not (folder / "result.json").is_file():
         raise TacitaError(f"{folder} is not finished; go on with `tacita train --out {folder} --resume`.")
-    result: dict[str, Any] = read_json(folder / "result.json")
+    result: RunResult = read_json(folder / "result.json")
     if not is_result(result):
         raise TacitaError(f"{folder / 'result.json'} is damaged: not the result of a run; train again.")
     return result
@@ -159,7 +196,7 @@ def read_config(folder: Path) -> RunConfig:
     return validate_model(RunConfig, read_toml(path), str(path))
 
 
-def read_ids(folder: Path) -> dict[str, Any]:
+def read_ids(folder: Path) -> RunIds:
     ids = read_json(folder / "ids.json")
     if not are_ids(ids):
         raise damaged_ids_error(folder)
@@ -168,7 +205,8 @@ def read_ids(folder: Path) -> dict[str, Any]:
 
 def matches_config(note: dict[str, str], config: RunConfig) -> bool:
     """Whether a file was written under these settings; settings it does not know have their defaults."""
-    return validate_model(RunConfig, json.loads(note["config"]), "the settings of the run") == config
+    settings = json.loads(note["config"])
+    return validate_model(RunConfig, settings, "the settings of the run") == config
 
 
 @dataclass(frozen=True)
@@ -177,7 +215,7 @@ class SavedRun:
 
     folder: Path
     config: RunConfig
-    ids: dict[str, Any]
+    ids: RunIds
     server_arrays: Arrays
     server_note: dict[str, str]
     client_arrays: Arrays
@@ -185,53 +223,84 @@ class SavedRun:
 
     def user_numbers(self, users: list[str]) -> Ints:
         """The rows of raw user ids."""
-        number = {raw: n for n, raw in enumerate(self.ids["users"])}
-        missing = [u for u in users if u not in number]
+        user_ids = self.ids["users"]
+        number_of = {user: number for number, user in enumerate(user_ids)}
+        missing = [user for user in users if user not in number_of]
         if missing:
             raise self.unknown_ids_error("user", missing)
-        return np.array([number[u] for u in users], np.int32)
+        numbers = [number_of[user] for user in users]
+        return np.array(numbers, np.int32)
 
     def unknown_ids_error(self, what: str, missing: Sequence[str]) -> TacitaError:
         """That the run does not know some users or items, with what its own ids are like."""
-        known, many = self.ids[f"{what}s"], len(set(missing)) > 1
+        ids = self.ids[f"{what}s"]
+        listed = abbreviate_ids(missing, 5)
+        is_single = len(set(missing)) == 1
+        subject = f"{what} {listed} is" if is_single else f"{what}s {listed} are"
         return TacitaError(
-            f"{what}{'s' * many} {abbreviate_ids(missing, 5)} {'are' if many else 'is'} not in {self.folder}; its "
-            f"{len(known):,} {what}s have ids such as '{known[0]}' (see ids.json){self.filter_note(what)}."
+            f"{subject} not in {self.folder}; its {len(ids):,} {what}s have ids such as '{ids[0]}' (see ids.json)"
+            f"{self.filter_note(what)}."
         )
 
     def filter_note(self, what: str) -> str:
         """That users or items of the data may be missing because of a filter, if the run had one."""
         split = self.config.split
-        used = {"k_core": (split.k_core or 0) > 1, "min_user": split.min_user > 1, "min_rating": split.min_rating}
-        named = [f"split.{name} = {getattr(split, name):g}" for name, given in used.items() if given]
-        few = "that have few items" if what == "user" else "that few people have"
-        why = few if used["k_core"] or used["min_user"] else "without such ratings"
-        return f"; its filters ({', '.join(named)}) leave out {what}s {why}" if named else ""
+        filters = []
+        if split.k_core and split.k_core > 1:
+            filters.append(f"split.k_core = {split.k_core:g}")
+        if split.min_user > 1:
+            filters.append(f"split.min_user = {split.min_user:g}")
+        drops_few = len(filters) > 0
+        if split.min_rating:
+            filters.append(f"split.min_rating = {split.min_rating:g}")
+        if not filters:
+            return ""
+        if not drops_few:
+            reason = "without such ratings"
+        elif what == "user":
+            reason = "that have few items"
+        else:
+            reason = "that few people have"
+        return f"; its filters ({', '.join(filters)}) leave out {what}s {reason}"
 
 
 def abbreviate_ids(ids: Sequence[str], most: int) -> str:
-    """The first few ids of a list, each once, and how many there are beside them."""
-    each = list(dict.fromkeys(ids))
-    told = ", ".join(f"'{one}'" for one in each[:most])
-    return told + (f" and {len(each) - most:,} more" if len(each) > most else "")
+    """The first few ids of a list, each once, and how many more there are."""
+    distinct = list(dict.fromkeys(ids))
+    listed = ", ".join(f"'{raw_id}'" for raw_id in distinct[:most])
+    n_more = len(distinct) - most
+    return f"{listed} and {n_more:,} more" if n_more > 0 else listed
 
 
 def open_saved(folder: Path) -> SavedRun:
-    read_result(folder)  # without one there is no run to speak of
-    config, ids = read_config(folder), read_ids(folder)
-    (served, note), (held, origin) = (read_arrays(folder / f"{side}.safetensors") for side in ("server", "clients"))
-    for name, made in (("server", note), ("clients", origin)):
-        if made["fingerprint"] != ids["fingerprint"] or not matches_config(made, config):
+    read_result(folder)  # without one the run is not finished
+    config = read_config(folder)
+    ids = read_ids(folder)
+    server_arrays, server_note = read_arrays(folder / "server.safetensors")
+    client_arrays, client_note = read_arrays(folder / "clients.safetensors")
+    for name, note in (("server", server_note), ("clients", client_note)):
+        same_data = note["fingerprint"] == ids["fingerprint"]
+        if not same_data or not matches_config(note, config):
             raise TacitaError(
                 f"{folder / name}.safetensors belongs to another dataset or run than the ids.json and config.toml "
                 "beside it; train again."
             )
-    if len(held["history/ptr"]) != len(ids["users"]) + 1 or len(served["items"]) != len(ids["items"]):
+    n_users = len(client_arrays["history/ptr"]) - 1
+    n_items = len(server_arrays["items"])
+    has_all_users = n_users == len(ids["users"])
+    has_all_items = n_items == len(ids["items"])
+    if not has_all_users or not has_all_items:
         raise damaged_ids_error(folder)
-    return SavedRun(folder, config, ids, served, note, held, origin)
+    return SavedRun(folder, config, ids, server_arrays, server_note, client_arrays, client_note)
 
 
-def read_lists(held: Arrays, name: str) -> Ragged:
+def read_lists(arrays: Arrays, name: str) -> Ragged:
     """One of the lists that devices hold, per user."""
-    columns = {key.removeprefix(f"{name}/"): v for key, v in held.items() if key.startswith(f"{name}/")}
-    return Ragged(columns.pop("ptr"), columns.pop("ids"), columns)
+    prefix = f"{name}/"
+    columns = {}
+    for key, column in arrays.items():
+        if key.startswith(prefix):
+            columns[key.removeprefix(prefix)] = column
+    ptr = columns.pop("ptr")
+    ids = columns.pop("ids")
+    return Ragged(ptr, ids, columns)

@@ -15,33 +15,49 @@ SHARES = "what the person shares, item by item"
 
 
 def describe_server_view(plan: Plan) -> str:
-    """Of one person, by what travels: what they shared, then what every round tells."""
-    named = {part.name for part in plan.parts}
-    said = []
-    if Contribution.name in named:
-        said.append("items drawn in place of the shared ones")
-    elif Sharing.name in named:
-        said.append(SHARES)
-    return "; ".join([*said, _describe_uploads(plan, named)])
+    """What the server sees of one person: what they shared, then what every round shows."""
+    part_names = {part.name for part in plan.parts}
+    uploads = _describe_uploads(plan, part_names)
+    if Contribution.name in part_names:
+        return f"items drawn in place of the shared ones; {uploads}"
+    if Sharing.name in part_names:
+        return f"{SHARES}; {uploads}"
+    return uploads
 
 
-def _describe_uploads(plan: Plan, named: set[str]) -> str:
-    if plan.learner.unlearning is not None:
-        order = " and what follows what" if plan.backbone.reads_order else ""
-        many = f"which items everybody has together{order}, as one sum"
-        return many + (", with noise" if plan.ledgers else ", which gives people away")
+def _describe_uploads(plan: Plan, part_names: set[str]) -> str:
+    if plan.learner.takes_back:
+        return _describe_statistic(plan)
     if plan.learner.name == SCORES:
         return "which items the person was asked about or has, and mixed scores that show most labels"
-    whose = "silo's" if plan.config.train.silos else "person's"
-    threat = next((part.config.threat for part in plan.parts if isinstance(part, DPPS)), None)
+    sender = "silo's" if plan.config.train.silos else "person's"
+    return _describe_row_updates(plan, part_names, sender)
+
+
+def _describe_statistic(plan: Plan) -> str:
+    order = " and what follows what" if plan.backbone.reads_order else ""
+    protection = ", with noise" if plan.ledgers else ", which gives people away"
+    return f"which items everybody has together{order}, as one sum{protection}"
+
+
+def _find_threat(plan: Plan) -> str | None:
+    """What part `dpps` protects against; None: the run has no such part."""
+    for part in plan.parts:
+        if isinstance(part, DPPS):
+            return part.config.threat
+    return None
+
+
+def _describe_row_updates(plan: Plan, part_names: set[str], sender: str) -> str:
+    threat = _find_threat(plan)
     if threat == "local":
-        return f"each {whose} update, with noise on all of it"
+        return f"each {sender} update, with noise on all of it"
     if threat == "silo":
         return "each silo's sum of clipped updates, with one noise on it"
-    if threat == "central" or DPFedAvg.name in named:
-        return f"each {whose} clipped update; the model that others get has noise"
+    if threat == "central" or DPFedAvg.name in part_names:
+        return f"each {sender} clipped update; the model that others get has noise"
     if plan.config.train.aggregator in ("ideal", "secure"):
         return SUM_ALONE
-    if LaplaceNoise.name in named:
-        return f"which rows each {whose} update moves, and by how much, with noise"
-    return f"which rows each {whose} update moves, and by how much: it separates what they have from what was sampled"
+    if LaplaceNoise.name in part_names:
+        return f"which rows each {sender} update moves, and by how much, with noise"
+    return f"which rows each {sender} update moves, and by how much: it separates what they have from what was sampled"

@@ -1,4 +1,4 @@
-"""What a finished run is for: its numbers as tables, and recommendations from what its devices hold."""
+"""A finished run in use: its numbers as tables, and recommendations from the state of its devices."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from tacita.data.filters import format_data_notes
 from tacita.data.frames import Frame, integer_column, lookup_names, make_frame, number_column, to_raw_ids
 from tacita.report.data import control_name, method_name, parse_removals
 from tacita.report.promises import NO_EPSILON, describe_leaks, privacy_lines, summarise_privacy
+from tacita.runs.file_schemas import RunResult, ScoreRow
 from tacita.runs.fold_in import recommend_newcomer
 from tacita.runs.loaded_run import (
     LoadedRun,
@@ -39,6 +40,13 @@ Id = str | int
 Ids = Id | Iterable[Id] | Frame
 """One of them, several, or a table with a column of them."""
 
+Columns = dict[str, Any]
+"""Columns of a table, by name."""
+
+Recommendation = dict[str, Any]
+RecommendationLists = dict[str, list[Recommendation]]
+"""user -> [{rank, item, score, title, basis}], best first."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -57,7 +65,7 @@ class Run:
 
     folder: Path
     config: RunConfig
-    result: dict[str, Any]
+    result: RunResult
     _cache: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __repr__(self) -> str:
@@ -67,7 +75,11 @@ class Run:
         return f"Run('{self.folder}', backbone '{self._backbone_name}', {people}, {privacy})"
 
     def __str__(self) -> str:
-        return "\n".join([repr(self), *(f"- {one}" for one in _list_notes(self.config, self.result, self.folder))])
+        notes = _list_notes(self.config, self.result, self.folder)
+        lines = [repr(self)]
+        for note in notes:
+            lines.append(f"- {note}")
+        return "\n".join(lines)
 
     def _load_models(self) -> LoadedRun:
         """Its models, read once and kept until the folder changes."""
@@ -101,8 +113,7 @@ class Run:
 
     @property
     def notes(self) -> list[str]:
-        """What one should know of the run, a sentence each: how its data was read, what was left out of it, and what is
-        said of privacy, as it stands now.
+        """Notes on the run, a sentence each: how its data was read, what was left out, and what holds of privacy now.
 
         >>> print(*run.notes, sep="\\n")
         Privacy: no epsilon. Nothing that this run releases has noise with a budget.
@@ -141,8 +152,9 @@ class Run:
         """
         with translate_errors():
             models = self._load_models()
-            asked = models.users if users is None else to_raw_ids(users, "user")
-            return build_recommendations(models, asked, build_query(models, k, seen, exclude, include))
+            user_ids = models.users if users is None else to_raw_ids(users, "user")
+            query = build_query(models, k, seen, exclude, include)
+            return build_recommendations(models, user_ids, query)
 
     def scores(self, user: Id, items: Ids | None = None) -> Frame:
         """What a person's device thinks of some items, or of all, in the order they are given: item, score, title.
@@ -154,10 +166,12 @@ class Run:
         """
         with translate_errors():
             models = self._load_models()
-            (person,) = _parse_single_id(user, "user")
-            wanted = models.item_numbers(models.items if items is None else to_raw_ids(items, "item"))
-            found = models.scorer(models.saved.user_numbers([person]))[0]
-            return make_frame(_item_columns(models, wanted, found[wanted]))
+            user_id = _parse_single_id(user, "user")
+            item_ids = models.items if items is None else to_raw_ids(items, "item")
+            item_numbers = models.item_numbers(item_ids)
+            user_numbers = models.saved.user_numbers([user_id])
+            scores = models.scorer(user_numbers)[0]
+            return make_frame(_item_columns(models, item_numbers, scores[item_numbers]))
 
     def similar(self, item: Id, k: int = 10) -> Frame:
         """The k items that are most like one of them: rank, item, score, title.
@@ -172,8 +186,7 @@ class Run:
         """
         with translate_errors():
             models = self._load_models()
-            (one,) = _parse_single_id(item, "item")
-            return find_similar_items(models, one, k)
+            return find_similar_items(models, _parse_single_id(item, "item"), k)
 
     def fold_in(
         self,
@@ -184,14 +197,12 @@ class Run:
         include: Ids | None = None,
         seen: bool = False,
     ) -> Frame:
-        """The k best items for somebody whom the run never saw, from a history alone, oldest first: rank, item, score,
-        title.
+        """The k best items for a newcomer, from a history alone, oldest first: rank, item, score, title.
 
-        It is computed as the person's own device would, and nothing is kept or told to anybody. Backbone `tally` reads
-        the history: the scores are those that a person of the run with the same history has. Models with private
-        vectors train one on it, with item rows and shared parameters as they are, in as many rounds as the run took;
-        the same history gives the same answer. Methods whose devices score with more than that (prediction transfer,
-        sharing) refuse.
+        It is computed as the person's own device would, and nothing is stored or sent. Backbone `tally` reads the
+        history: the scores are those of a person of the run with the same history. Models with private vectors train
+        one on it, with item rows and shared parameters as they are, in as many rounds as the run took. The same history
+        gives the same answer. Methods whose devices score with more than that (prediction transfer, sharing) refuse.
 
         Items that the run does not know are left out of the history with a warning; if it knows none, that is an error.
 
@@ -199,12 +210,14 @@ class Run:
         [1, 2, 3, 4]
         """
         with translate_errors():
-            models, items = self._load_models(), to_raw_ids(history, "item")
-            wish = build_query(models, k, seen, exclude, include)
-            found = fold_in_history(models, items, count_rounds(read_result(self.folder)), wish)
+            models = self._load_models()
+            items = to_raw_ids(history, "item")
+            query = build_query(models, k, seen, exclude, include)
+            rounds = count_rounds(read_result(self.folder))
+            recommended = fold_in_history(models, items, rounds, query)
             for line in describe_unknown_items(models, items):
                 warnings.warn(translate_message(line), stacklevel=2)
-            return found
+            return recommended
 
     def metrics(self) -> Frame:
         """Test quality of the run and of its controls: scorer, block (null: the mean), users, a column a metric.
@@ -216,7 +229,8 @@ class Run:
         """
         with translate_errors():
             result = read_result(self.folder)
-            return _build_metrics(result, method_name(self._backbone_name, self.config.method, self.config.parts))
+            method = method_name(self._backbone_name, self.config.method, self.config.parts)
+            return _build_metrics(result, method)
 
     @property
     def _backbone_name(self) -> str:
@@ -229,16 +243,18 @@ def open_run(folder: Path) -> Run:
 
 
 def build_query(
-    models: LoadedRun, k: int, seen: bool, exclude: Ids | None = (), include: Ids | None = None
+    models: LoadedRun, k: int, include_seen: bool, exclude: Ids | None = (), include: Ids | None = None
 ) -> RecommendationQuery:
-    """What is wanted, with items by their number."""
-    without = models.known_items([] if exclude is None else to_raw_ids(exclude, "item"))
+    """A query with items by their number."""
+    excluded_ids = [] if exclude is None else to_raw_ids(exclude, "item")
+    excluded = models.known_items(excluded_ids)
     if include is None:
-        return RecommendationQuery(k, seen, without)
-    wanted = to_raw_ids(include, "item")
-    if not wanted:
+        return RecommendationQuery(k, include_seen, excluded)
+    included_ids = to_raw_ids(include, "item")
+    if not included_ids:
         raise TacitaError("the list of items to choose from is empty; give some, or leave it out.")
-    return RecommendationQuery(k, seen, without, np.unique(_find_known_items(models, wanted)))
+    included = np.unique(_find_known_items(models, included_ids))
+    return RecommendationQuery(k, include_seen, excluded, included)
 
 
 def describe_unknown_items(models: LoadedRun, history: Sequence[str]) -> list[str]:
@@ -246,131 +262,176 @@ def describe_unknown_items(models: LoadedRun, history: Sequence[str]) -> list[st
     missing = models.unknown_items(history)
     if not missing:
         return []
-    saved, n = models.saved, len(set(history))
+    saved = models.saved
+    n_items = len(set(history))
+    listed = abbreviate_ids(missing, 3)
     return [
-        f"{len(missing):,} of {n:,} items of the history left out: {abbreviate_ids(missing, 3)} not in {saved.folder}"
+        f"{len(missing):,} of {n_items:,} items of the history left out: {listed} not in {saved.folder}"
         f"{saved.filter_note('item')}."
     ]
 
 
 def _find_known_items(models: LoadedRun, items: Sequence[str]) -> Ints:
     """The rows of the items that the run knows; none at all is a mistake."""
-    found = models.known_items(items)
-    return found if len(found) else models.item_numbers(items)
+    known = models.known_items(items)
+    return known if len(known) else models.item_numbers(items)
 
 
-def count_rounds(result: dict[str, Any]) -> int:
+def count_rounds(result: RunResult) -> int:
     """How many rounds the run's own people had, up to the models that are served."""
-    return max(1, sum(int(block["best_round"]) for block in result["blocks"]))
+    rounds = [int(block["best_round"]) for block in result["blocks"]]
+    return max(1, sum(rounds))
 
 
 def build_recommendations(models: LoadedRun, users: Sequence[str], query: RecommendationQuery) -> Frame:
     """The best items of some people: user, rank, item, score, title, basis."""
-    found = RankedItems.concatenate(
-        [*models.recommend(models.saved.user_numbers(list(users)), query)] or [_empty_ranking()]
-    )
-    who = {"user": lookup_names(users, found.user), "rank": found.rank.astype(np.int64)}
-    basis = lookup_names(["history", "popularity"], found.popular)
-    return make_frame({**who, **_item_columns(models, found.item, found.score), "basis": basis})
+    numbers = models.saved.user_numbers(list(users))
+    rankings = list(models.recommend(numbers, query))
+    ranked = RankedItems.concatenate(rankings or [_empty_ranking()])
+    columns: Columns = {}
+    columns["user"] = lookup_names(users, ranked.user)
+    columns["rank"] = ranked.rank.astype(np.int64)
+    columns |= _item_columns(models, ranked.item, ranked.score)
+    columns["basis"] = lookup_names(["history", "popularity"], ranked.popular)
+    return make_frame(columns)
 
 
 def fold_in_history(models: LoadedRun, history: Sequence[str], rounds: int, query: RecommendationQuery) -> Frame:
-    """The best items for somebody with this history: rank, item, score, title.
+    """The best items for a newcomer with this history: rank, item, score, title.
 
-    A repeated item counts once, and one that the run does not know not at all (see `left_out`).
+    A repeated item counts once; an item that the run does not know is left out (see `describe_unknown_items`).
     """
-    found = recommend_newcomer(models, _find_known_items(models, list(dict.fromkeys(history))), rounds, query)
-    return make_frame({"rank": found.rank.astype(np.int64), **_item_columns(models, found.item, found.score)})
+    items = _find_known_items(models, list(dict.fromkeys(history)))
+    ranked = recommend_newcomer(models, items, rounds, query)
+    rank = ranked.rank.astype(np.int64)
+    item_columns = _item_columns(models, ranked.item, ranked.score)
+    return make_frame({"rank": rank, **item_columns})
 
 
 def find_similar_items(models: LoadedRun, item: str, k: int) -> Frame:
-    """The items that are most like one of them: rank, item, score, title."""
-    top, score = rank_similar(models, int(models.item_numbers([item])[0]), k)
-    return make_frame({"rank": np.arange(1, len(top) + 1), **_item_columns(models, top, score)})
+    """The items that are most like another: rank, item, score, title."""
+    number = int(models.item_numbers([item])[0])
+    top, scores = rank_similar(models, number, k)
+    rank = np.arange(1, len(top) + 1)
+    item_columns = _item_columns(models, top, scores)
+    return make_frame({"rank": rank, **item_columns})
 
 
-def recommend(
-    folder: Path, users: list[str], k: int = 10, exclude_seen: bool = True
-) -> dict[str, list[dict[str, Any]]]:
+def recommend(folder: Path, users: list[str], k: int = 10, exclude_seen: bool = True) -> RecommendationLists:
     """Top k items for raw user ids, scored as their own devices would, or popular ones where nothing is known."""
     models = load_run(folder)
-    return list_recommendations(models, users, RecommendationQuery(k, seen=not exclude_seen))
+    query = RecommendationQuery(k, include_seen=not exclude_seen)
+    return list_recommendations(models, users, query)
 
 
-def list_recommendations(
-    models: LoadedRun, users: Sequence[str], query: RecommendationQuery
-) -> dict[str, list[dict[str, Any]]]:
+def list_recommendations(models: LoadedRun, users: Sequence[str], query: RecommendationQuery) -> RecommendationLists:
     """The best items of some people as plain lists: user -> [{rank, item, score, title, basis}], best first."""
     users = list(dict.fromkeys(users))
-    out: dict[str, list[dict[str, Any]]] = {user: [] for user in users}
-    items, titles = models.items, models.titles
-    for best in models.recommend(models.saved.user_numbers(users), query):
-        rows = zip(best.user.tolist(), best.item.tolist(), best.score.tolist(), best.popular.tolist(), strict=True)
-        for user, item, score, popular in rows:
-            basis = "popularity" if popular else "history"
-            mine = out[users[user]]
-            told = {"rank": len(mine) + 1, "item": items[item], "score": score, "title": titles[item], "basis": basis}
-            mine.append(told)
-    return out
+    lists: RecommendationLists = {user: [] for user in users}
+    items = models.items
+    titles = models.titles
+    user_numbers = models.saved.user_numbers(users)
+    for ranked in models.recommend(user_numbers, query):
+        for row, item in enumerate(ranked.item.tolist()):
+            user = users[ranked.user[row]]
+            is_popular = bool(ranked.popular[row])
+            entry = {
+                "rank": len(lists[user]) + 1,
+                "item": items[item],
+                "score": float(ranked.score[row]),
+                "title": titles[item],
+                "basis": "popularity" if is_popular else "history",
+            }
+            lists[user].append(entry)
+    return lists
 
 
 def score_users(saved: SavedRun, users: Ints) -> Floats:
-    """Scores of the given users from saved state alone, without the dataset."""
+    """Scores of some users from saved state alone, without the dataset."""
     return load_saved(saved).scorer(users)
 
 
-def _parse_single_id(given: Any, what: str) -> list[str]:
-    found = to_raw_ids(given, what)
-    if len(found) != 1:
-        raise TacitaError(f"one {what} is asked for, not {len(found)}; ask for each by itself.")
-    return found
+def _parse_single_id(value: Any, what: str) -> str:
+    ids = to_raw_ids(value, what)
+    if len(ids) != 1:
+        raise TacitaError(f"one {what} is asked for, not {len(ids)}; ask for each by itself.")
+    return ids[0]
 
 
 def _empty_ranking() -> RankedItems:
-    none = np.zeros(0, np.int32)
-    return RankedItems(none, none, none, none.astype(np.float32), none.astype(bool))
+    no_numbers = np.zeros(0, np.int32)
+    no_scores = np.zeros(0, np.float32)
+    no_flags = np.zeros(0, bool)
+    return RankedItems(no_numbers, no_numbers, no_numbers, no_scores, no_flags)
 
 
-def _item_columns(models: LoadedRun, item: Ints, score: Floats) -> dict[str, Any]:
-    return {"item": lookup_names(models.items, item), "score": score, "title": lookup_names(models.titles, item)}
+def _item_columns(models: LoadedRun, item: Ints, score: Floats) -> Columns:
+    item_ids = lookup_names(models.items, item)
+    titles = lookup_names(models.titles, item)
+    return {"item": item_ids, "score": score, "title": titles}
 
 
-def _list_notes(config: RunConfig, result: dict[str, Any], folder: Path) -> list[str]:
+def _list_notes(config: RunConfig, result: RunResult, folder: Path) -> list[str]:
     """What the command line says of a run, in Python's words."""
-    data, parts = result["data"], [str(part["name"]) for part in config.parts or ()]
-    told = format_data_notes(
-        data.get("notes", ()), parse_removals(data.get("removed") or []), len(result["blocks"]), parts
-    )
-    said = [*told, *privacy_lines(config, result), *describe_leaks(config, folder)]
-    return [translate_message(one) for one in said]
+    data = result["data"]
+    n_blocks = len(result["blocks"])
+    removals = parse_removals(data.get("removed") or [])
+    parts = [str(part["name"]) for part in config.parts or ()]
+    data_notes = format_data_notes(data.get("notes", ()), removals, n_blocks, parts)
+    notes = list(data_notes)
+    notes += privacy_lines(config, result)
+    notes += describe_leaks(config, folder)
+    return [translate_message(note) for note in notes]
 
 
-def _describe_privacy(config: RunConfig, result: dict[str, Any]) -> str:
+def _describe_privacy(config: RunConfig, result: RunResult) -> str:
     """What is promised, in the fewest words that promise no more than that."""
     if summarise_privacy(config, result) != NO_EPSILON:
         return "privacy: see notes"
-    return "no epsilon" + (": what it releases gives people away" if describe_leaks(config, Path()) else "")
+    if describe_leaks(config, Path()):
+        return "no epsilon: what it releases gives people away"
+    return "no epsilon"
 
 
-def _build_metrics(result: dict[str, Any], method: str) -> Frame:
+def _build_metrics(result: RunResult, method: str) -> Frame:
     """Rows of the method, then of its controls; each block, then the mean."""
-    scored = {method: result} | {
-        control_name(name): one for name, one in result["controls"].items() if "skipped" not in one
-    }
-    tested = [int(block["users"]) for block in result["blocks"]]
-    counted = sum(tested[1:] or tested)
-    columns: dict[str, list[Any]] = {name: [] for name in ("scorer", "block", "users", *result["mean"])}
-    for name, one in scored.items():
-        rows = [*((n, tested[n], block) for n, block in enumerate(one["blocks"])), (None, counted, one["mean"])]
-        for block, users, found in rows:
-            columns["scorer"].append(name)
-            columns["block"].append(block)
-            columns["users"].append(users)
-            for metric in result["mean"]:
-                columns[metric].append(found.get(metric) if users else None)
-    plain = {
-        "scorer": columns.pop("scorer"),
-        "block": integer_column(columns.pop("block")),
-        "users": columns.pop("users"),
-    }
-    return make_frame({**plain, **{name: number_column(values) for name, values in columns.items()}})
+    scored = {method: result}
+    for name, control in result["controls"].items():
+        if "skipped" not in control:
+            scored[control_name(name)] = control
+    n_tested = [int(block["users"]) for block in result["blocks"]]
+    n_counted = sum(n_tested[1:] or n_tested)
+    table = _MetricsTable(list(result["mean"]))
+    for scorer, scores in scored.items():
+        for number, block in enumerate(scores["blocks"]):
+            table.add(scorer, number, n_tested[number], block)
+        table.add(scorer, None, n_counted, scores["mean"])
+    return table.to_frame()
+
+
+class _MetricsTable:
+    """Rows of metrics, gathered by column."""
+
+    def __init__(self, metrics: list[str]) -> None:
+        self.scorers: list[str] = []
+        self.blocks: list[int | None] = []
+        self.users: list[int] = []
+        self.values: dict[str, list[Any]] = {}
+        for metric in metrics:
+            self.values[metric] = []
+
+    def add(self, scorer: str, block: int | None, users: int, scores: ScoreRow) -> None:
+        """Add a row; what was measured of nobody is empty."""
+        self.scorers.append(scorer)
+        self.blocks.append(block)
+        self.users.append(users)
+        for metric, values in self.values.items():
+            value = scores.get(metric) if users else None
+            values.append(value)
+
+    def to_frame(self) -> Frame:
+        blocks = integer_column(self.blocks)
+        columns: Columns = {"scorer": self.scorers, "block": blocks, "users": self.users}
+        for metric, values in self.values.items():
+            columns[metric] = number_column(values)
+        return make_frame(columns)

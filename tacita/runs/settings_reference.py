@@ -34,12 +34,12 @@ class Setting:
 
 def list_settings() -> list[Setting]:
     """Of runs, then of backbones, then of parts."""
-    found = [*_walk_settings(RunConfig, "run")]
+    settings = list(_walk_settings(RunConfig, "run"))
     for name in backbone_names():
-        found += _walk_settings(backbone_class(name).Config, f"backbone {name}", "backbone.")
+        settings += _walk_settings(backbone_class(name).Config, f"backbone {name}", "backbone.")
     for name in part_names():
-        found += _walk_settings(part_class(name).Config, f"part {name}")
-    return found
+        settings += _walk_settings(part_class(name).Config, f"part {name}")
+    return settings
 
 
 def find_settings(word: str | None) -> list[Setting]:
@@ -47,44 +47,84 @@ def find_settings(word: str | None) -> list[Setting]:
 
     A key may lack its table (`rounds`), and an option stand behind the name it belongs to (`tally.ridge`).
     """
-    every = list_settings()
+    settings = list_settings()
     if word is None:
-        return every
-    of = {f"backbone {word}", f"part {word}"}
+        return settings
+    matches = _match_word(settings, word)
+    if matches:
+        return matches
+    if word in preset_names():  # a method without parts
+        return [setting for setting in settings if setting.key == "method"]
+    raise _unknown_word_error(settings, word)
+
+
+def _match_word(settings: list[Setting], word: str) -> list[Setting]:
+    """Settings whose owner or whole name is the word; else those of a table; else those whose key ends with it."""
+    owners = _list_owners(word)
+    by_name = []
+    by_table = []
+    by_key = []
+    for setting in settings:
+        names = _list_names(setting)
+        if setting.owner in owners or word in names:
+            by_name.append(setting)
+        if any(name.startswith(f"{word}.") for name in names):
+            by_table.append(setting)
+        if _last_word(setting.key, ".") == word:
+            by_key.append(setting)
+    return by_name or by_table or by_key
+
+
+def _list_owners(word: str) -> set[str]:
+    """Whose settings a word stands for, if it is the name of a backbone, a part or a method."""
+    owners = {f"backbone {word}", f"part {word}"}
     if word in preset_names():
-        of |= {f"part {part['name']}" for part in resolve_parts(word, None)}
-    whole = [one for one in every if one.owner in of or word in _list_names(one)]
-    found = whole or [one for one in every if any(name.startswith(f"{word}.") for name in _list_names(one))]
-    found = found or [one for one in every if one.key.rpartition(".")[2] == word]
-    if not found and word in preset_names():
-        return [one for one in every if one.key == "method"]  # a method without parts
-    if not found:
-        names = {name for one in every for name in (*_list_names(one), one.owner.rpartition(" ")[2])}
-        tables = {name.rpartition(".")[0] for name in names}
-        error = unknown_name_error("setting", word, {*names, *tables, *preset_names()} - {"", "run"})
-        if "did you mean" in str(error):
-            raise error
-        raise TacitaError(f"unknown setting '{word}', and none is near; `tacita settings` lists them all.")
-    return found
+        for part in resolve_parts(word, None):
+            owners.add(f"part {part['name']}")
+    return owners
 
 
-def _list_names(one: Setting) -> tuple[str, ...]:
-    """What a setting may be called: by its key, and by whose it is."""
-    kind, _, owner = one.owner.partition(" ")
-    return (
-        (one.key,)
-        if kind == "run"
-        else (f"{owner}.{one.key.removeprefix('backbone.')}",) + ((one.key,) if kind == "backbone" else ())
-    )
+def _last_word(text: str, separator: str) -> str:
+    return text.rpartition(separator)[2]
 
 
-def _walk_settings(model: type[BaseModel], of: str, prefix: str = "") -> Iterator[Setting]:
+def _unknown_word_error(settings: list[Setting], word: str) -> TacitaError:
+    """That no setting is called so, with the nearest name where one is near."""
+    names: set[str] = set()
+    for setting in settings:
+        names.update(_list_names(setting))
+        names.add(_last_word(setting.owner, " "))
+    tables = {name.rpartition(".")[0] for name in names}
+    candidates = {*names, *tables, *preset_names()} - {"", "run"}
+    error = unknown_name_error("setting", word, candidates)
+    if "did you mean" in str(error):
+        return error
+    return TacitaError(f"unknown setting '{word}', and none is near; `tacita settings` lists them all.")
+
+
+def _list_names(setting: Setting) -> tuple[str, ...]:
+    """What a setting may be called: by its key, and by its owner."""
+    kind, _, owner = setting.owner.partition(" ")
+    if kind == "run":
+        return (setting.key,)
+    option = setting.key.removeprefix("backbone.")
+    owned_name = f"{owner}.{option}"
+    return (owned_name, setting.key) if kind == "backbone" else (owned_name,)
+
+
+def _walk_settings(model: type[BaseModel], owner: str, prefix: str = "") -> Iterator[Setting]:
     for name, info in model.model_fields.items():
         kind = info.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from _walk_settings(kind, of, f"{prefix}{name}.")
+            yield from _walk_settings(kind, owner, f"{prefix}{name}.")
             continue
-        yield Setting(of, prefix + name, _describe_kind(info), _format_default(info), info.description or "")
+        yield Setting(
+            owner=owner,
+            key=prefix + name,
+            kind=_describe_kind(info),
+            default=_format_default(info),
+            about=info.description or "",
+        )
 
 
 def _format_default(info: FieldInfo) -> str:
@@ -95,24 +135,28 @@ def _format_default(info: FieldInfo) -> str:
 
 
 def _describe_kind(info: FieldInfo) -> str:
-    limits = [
-        f"{words} {getattr(one, name):g}"
-        for one in info.metadata
-        for name, words in _LIMITS.items()
-        if isinstance(getattr(one, name, None), int | float)
-    ]
-    return ", ".join([_describe_type(info.annotation), *limits])
+    words = [_describe_type(info.annotation)]
+    for constraint in info.metadata:
+        for name, relation in _LIMITS.items():
+            limit = getattr(constraint, name, None)
+            if isinstance(limit, int | float):
+                words.append(f"{relation} {limit:g}")
+    return ", ".join(words)
 
 
 def _describe_type(kind: Any) -> str:
     """A type in plain words."""
-    origin, inside = get_origin(kind), get_args(kind)
+    origin = get_origin(kind)
+    arguments = get_args(kind)
     if origin is Literal:
-        return ", ".join(json.dumps(one) for one in inside)
+        return ", ".join(json.dumps(value) for value in arguments)
     if origin in (Union, types.UnionType):
-        return " or ".join(_describe_type(one) for one in inside)
+        return " or ".join(_describe_type(member) for member in arguments)
     if origin is Annotated:
-        return _describe_type(inside[0])
+        return _describe_type(arguments[0])
     if origin in (list, tuple):
-        return f"list of: {_describe_type(inside[0])}"
-    return "table" if origin is dict or kind is dict else _KINDS.get(kind, str(getattr(kind, "__name__", kind)))
+        return f"list of: {_describe_type(arguments[0])}"
+    if origin is dict or kind is dict:
+        return "table"
+    name = getattr(kind, "__name__", kind)
+    return _KINDS.get(kind, str(name))

@@ -8,14 +8,16 @@ from tacita.data.silos import assign_silos
 from tacita.round.plan import Federation
 
 
-def with_silos(fed: Federation) -> Federation:
+def with_silos(federation: Federation) -> Federation:
     """The same run with the silos that its settings ask for; a note of the stream says how much they differ."""
-    train, stream = fed.config.train, fed.stream
-    if train.skew == "none":
-        return fed
-    homes = assign_silos(stream, train.silos, train.skew, fed.draws)
+    settings = federation.config.train
+    stream = federation.stream
+    if settings.skew == "none":
+        return federation
+    homes = assign_silos(stream, settings.silos, settings.skew, federation.draws)
     note = (
-        f"{train.silos} silos of people by {homes.by} (train.skew = {train.skew}): their labels are "
+        f"{settings.silos} silos of people by {homes.by} (train.skew = {settings.skew}): their labels are "
         f"{homes.divergence:.3f} bits from everybody's (Jensen-Shannon divergence, the mean over silos)."
     )
-    return replace(fed, homes=homes, stream=replace(stream, notes=(*stream.notes, note)))
+    noted_stream = replace(stream, notes=(*stream.notes, note))
+    return replace(federation, homes=homes, stream=noted_stream)

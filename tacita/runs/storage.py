@@ -1,4 +1,4 @@
-"""What is kept only so that something can be forgotten: bytes on the server and on devices, as they are written."""
+"""Bytes that a part keeps on the server and on devices so that something can be forgotten, as they are written."""
 
 from __future__ import annotations
 
@@ -22,13 +22,17 @@ class StoredBytes:
 
 def measure_storage(part: str, server: ServerState, clients: DeviceState) -> StoredBytes:
     """What one part keeps on both sides; a device's lists are its numbers and ids."""
-    held: Arrays = server.parts.get(part, {})
+    prefix = f"{PARTS}{part}/"
     sizes = np.zeros(clients.n_users)
     for name, array in clients.arrays.items():
-        if name.startswith(f"{PARTS}{part}/"):
+        if name.startswith(prefix):
             sizes += array.nbytes / max(1, clients.n_users)
     for name, lists in clients.lists.items():
-        if name.startswith(f"{PARTS}{part}/"):
-            width = sum(column[:1].nbytes for column in lists.columns.values())
-            sizes += lists.count * width
-    return StoredBytes(len(pack(held)) if held else 0, float(sizes.mean()), float(sizes.max(initial=0)))
+        if name.startswith(prefix):
+            columns = lists.columns.values()
+            entry_bytes = sum(column[:1].nbytes for column in columns)
+            sizes += lists.count * entry_bytes
+    server_arrays: Arrays = server.parts.get(part, {})
+    server_bytes = len(pack(server_arrays)) if server_arrays else 0
+    largest = float(sizes.max(initial=0))
+    return StoredBytes(server_bytes, float(sizes.mean()), largest)

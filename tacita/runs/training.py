@@ -39,7 +39,8 @@ from tacita.report.promises import PRIVACY_KEY, privacy_lines
 from tacita.round.plan import Federation
 from tacita.runs.assembly import ALL_CORES, Machine, assemble
 from tacita.runs.controls import CONTROLS, average_blocks, run_controls
-from tacita.runs.ledger import join_accounts, summarise_spending
+from tacita.runs.file_schemas import RunIds, RunResult, ScoreRow
+from tacita.runs.ledger import CountedParts, join_accounts, summarise_spending
 from tacita.runs.run_folder import (
     UNFINISHED,
     is_finished,
@@ -54,15 +55,16 @@ from tacita.runs.serving import Run, open_run
 
 CHECKPOINT_SECONDS = 10.0  # at least this long between two checkpoints
 CHECKPOINT_SHARE = 0.05  # of the time, at most, goes into writing them
+CHECKPOINT = "checkpoint.safetensors"
 
 
 @dataclass(frozen=True)
 class TrainingCallbacks:
-    """Who wants to know how a run is going."""
+    """Functions that are called while a run goes on."""
 
-    on_start: Callable[[Federation, Progress], None] = lambda fed, progress: None
+    on_start: Callable[[Federation, Progress], None] = lambda federation, progress: None
     on_round: Callable[[RoundReport], None] = lambda report: None
-    on_controls: Callable[[Federation], None] = lambda fed: None  # the run is trained, its controls begin
+    on_controls: Callable[[Federation], None] = lambda federation: None  # the run is trained, its controls begin
     on_control: Callable[[str, int], None] = lambda name, block: None
 
 
@@ -76,25 +78,29 @@ def train(
     watcher: TrainingCallbacks = NO_CALLBACKS,
     frame: Frame | None = None,
 ) -> Run:
-    """A new run in a new folder; what fails before its first round leaves no folder.
+    """A new run in a new folder; a failure before its first round leaves no folder.
 
-    `given`: the table it learns from, where that is in memory.
+    `frame`: the table it learns from, where that is in memory.
     """
     if out.exists() or out.is_symlink():
-        begun = (out / "config.toml").is_file()
-        told = f"exists; go on with `tacita train --out {out} --resume`, or" if begun else "exists and holds no run;"
-        raise TacitaError(f"{out} {told} choose another --out.")
-    fed = assemble(config, machine, frame)
-    make_folder(out, fed.config, fed.stream)
+        raise _folder_exists_error(out)
+    federation = assemble(config, machine, frame)
+    make_folder(out, federation.config, federation.stream)
     with lock_folder(out):
         try:
-            _train_to_end(fed, start_run(fed), out, watcher)
+            _train_to_end(federation, start_run(federation), out, watcher)
         except (TacitaError, MemoryError):
             events = out / "events.jsonl"
             if not events.is_file() or events.stat().st_size == 0:
                 shutil.rmtree(out, ignore_errors=True)
             raise
-        return _run_missing_controls(fed, out, watcher)
+        return _run_missing_controls(federation, out, watcher)
+
+
+def _folder_exists_error(out: Path) -> TacitaError:
+    if (out / "config.toml").is_file():
+        return TacitaError(f"{out} exists; go on with `tacita train --out {out} --resume`, or choose another --out.")
+    return TacitaError(f"{out} exists and holds no run; choose another --out.")
 
 
 def resume(
@@ -108,92 +114,136 @@ def resume(
 
     A run that was only killed in its controls does not train again; without `controls` it ends without the rest.
     """
-    if not (out / "config.toml").is_file() or not (out / "ids.json").is_file():
-        remedy = "leave out --resume and choose another --out" if out.exists() else "leave out --resume"
-        raise TacitaError(f"{out} holds no run to go on with; {remedy} to start one.")
-    saved = out / "checkpoint.safetensors"
+    _refuse_missing_run(out)
     with lock_folder(out):
         remove_temporary_files(out)
-        config, ids = read_config(out), read_ids(out)
+        config = read_config(out)
+        ids = read_ids(out)
         if is_finished(out):
-            if frame is not None and ids["fingerprint"] != assemble(config, machine, frame).stream.fingerprint:
-                raise TacitaError(f"{out} is finished, and learned from other data than this table; start a new run.")
+            if frame is not None:
+                fingerprint = assemble(config, machine, frame).stream.fingerprint
+                _refuse_other_table(out, ids, fingerprint)
             return _publish_run(out)
-        if "settings" not in ids:
-            raise TacitaError(f"{out} was begun by an earlier version of tacita; start a new run with this one.")
-        if config.data == IN_MEMORY and frame is None:
-            raise TacitaError(
-                f"{out} learned from a table in memory, which is not kept; give it again in Python, as in "
-                f"tacita.train(table, out={str(out)!r}, resume=True)."
-            )
-        fed = assemble(config, machine, frame)
-        if ids["fingerprint"] != fed.stream.fingerprint:
+        _refuse_unresumable(out, config, ids, frame)
+        federation = assemble(config, machine, frame)
+        if ids["fingerprint"] != federation.stream.fingerprint:
             raise TacitaError(f"{out} was trained on other data than '{config.data}' holds now; start a new run.")
         if not (out / "result.json").is_file():
-            progress = _read_checkpoint(saved, config) if saved.is_file() else start_run(fed)
+            checkpoint = out / CHECKPOINT
+            progress = _read_checkpoint(checkpoint, config) if checkpoint.is_file() else start_run(federation)
             spent = _trim_events(out / "events.jsonl", progress)
-            _train_to_end(fed, progress, out, watcher, spent)
-        return _run_missing_controls(fed, out, watcher, controls)
+            _train_to_end(federation, progress, out, watcher, spent)
+        return _run_missing_controls(federation, out, watcher, controls)
+
+
+def _refuse_missing_run(out: Path) -> None:
+    if (out / "config.toml").is_file() and (out / "ids.json").is_file():
+        return
+    remedy = "leave out --resume and choose another --out" if out.exists() else "leave out --resume"
+    raise TacitaError(f"{out} holds no run to go on with; {remedy} to start one.")
+
+
+def _refuse_other_table(out: Path, ids: RunIds, fingerprint: str) -> None:
+    if ids["fingerprint"] != fingerprint:
+        raise TacitaError(f"{out} is finished, and learned from other data than this table; start a new run.")
+
+
+def _refuse_unresumable(out: Path, config: RunConfig, ids: RunIds, frame: Frame | None) -> None:
+    """Refuse a run of an earlier version, and one whose table is gone."""
+    if "settings" not in ids:
+        raise TacitaError(f"{out} was begun by an earlier version of tacita; start a new run with this one.")
+    if config.data == IN_MEMORY and frame is None:
+        raise TacitaError(
+            f"{out} learned from a table in memory, which is not kept; give it again in Python, as in "
+            f"tacita.train(table, out={str(out)!r}, resume=True)."
+        )
+
+
+class CheckpointWriter:
+    """Writes checkpoints of a run, so seldom that they take a small share of its time."""
+
+    def __init__(self, federation: Federation, path: Path) -> None:
+        self.federation = federation
+        self.path = path
+        self.due = time.monotonic() + CHECKPOINT_SECONDS
+
+    def is_due(self, now: float) -> bool:
+        return now >= self.due
+
+    def write(self, progress: Progress, now: float) -> None:
+        arrays, note = pack_progress(progress)
+        note["config"] = self.federation.config.model_dump_json()
+        write_arrays(self.path, arrays, note)
+        cost = time.monotonic() - now
+        pause = max(CHECKPOINT_SECONDS, cost / CHECKPOINT_SHARE)
+        self.due = now + cost + pause
 
 
 def _train_to_end(
-    fed: Federation, progress: Progress, out: Path, watcher: TrainingCallbacks, spent: float = 0.0
+    federation: Federation, progress: Progress, out: Path, watcher: TrainingCallbacks, spent: float = 0.0
 ) -> None:
-    """All rounds, then models and numbers on disk: what comes after cannot lose them."""
-    watcher.on_start(fed, progress)
+    """All rounds, then models and numbers on disk, before anything else can fail."""
+    watcher.on_start(federation, progress)
     began = time.monotonic() - spent
-    due = time.monotonic() + CHECKPOINT_SECONDS
+    checkpoints = CheckpointWriter(federation, out / CHECKPOINT)
     with JsonLinesWriter(out / "events.jsonl") as events:
 
-        def on_round(report: RoundReport, now: Progress) -> None:
-            nonlocal due
-            ended = time.monotonic()
-            events.add({**asdict(report), "seconds": round(ended - began, 3)})
-            if ended >= due:
+        def on_round(report: RoundReport, progress: Progress) -> None:
+            now = time.monotonic()
+            seconds = round(now - began, 3)
+            events.add({**asdict(report), "seconds": seconds})
+            if checkpoints.is_due(now):
                 events.sync()
-                arrays, note = pack_progress(now)
-                note["config"] = fed.config.model_dump_json()
-                write_arrays(out / "checkpoint.safetensors", arrays, note)
-                cost = time.monotonic() - ended
-                due = ended + cost + max(CHECKPOINT_SECONDS, cost / CHECKPOINT_SHARE)
+                checkpoints.write(progress, now)
             watcher.on_round(report)
 
-        run_stream(fed, progress, on_round)
-    write_models(fed, progress, out)
-    pending = {UNFINISHED: "controls"} if fed.config.evaluate.controls else {}
-    write_json(out / "result.json", {**_build_result(fed, progress), **pending})
-    (out / "checkpoint.safetensors").unlink(missing_ok=True)
+        run_stream(federation, progress, on_round)
+    write_models(federation, progress, out)
+    result = _build_result(federation, progress)
+    if federation.config.evaluate.controls:
+        result[UNFINISHED] = "controls"
+    write_json(out / "result.json", result)
+    (out / CHECKPOINT).unlink(missing_ok=True)
 
 
-def _run_missing_controls(fed: Federation, out: Path, watcher: TrainingCallbacks, wanted: bool = True) -> Run:
-    """The controls that are still missing, each on disk as soon as it is there."""
+def _run_missing_controls(
+    federation: Federation, out: Path, watcher: TrainingCallbacks, wants_controls: bool = True
+) -> Run:
+    """The controls that are still missing, each on disk as soon as it is computed."""
     result = read_result(out)
     if result.pop(UNFINISHED, None):
-        (out / "report.html").unlink(missing_ok=True)  # somebody may have looked before the controls were there
-        if wanted:
-            watcher.on_controls(fed)
-            try:
-                for name, found in run_controls(fed, watcher.on_control, without=tuple(result["controls"])):
-                    result["controls"][name] = found
-                    write_json(out / "result.json", {**result, UNFINISHED: "controls"})
-            except MemoryError:
-                raise TacitaError(
-                    f"not enough memory for a control; the run itself is in {out}: end it without the rest with "
-                    f"`tacita train --out {out} --resume --no-controls`."
-                ) from None
-        result["controls"] = {name: {"skipped": "switched off"} for name in CONTROLS} | result["controls"]
+        (out / "report.html").unlink(missing_ok=True)  # it may have been opened before the controls were there
+        if wants_controls:
+            watcher.on_controls(federation)
+            _write_controls(federation, out, watcher, result)
+        skipped = {name: {"skipped": "switched off"} for name in CONTROLS}
+        result["controls"] = skipped | result["controls"]
         write_json(out / "result.json", result)
     return _publish_run(out)
 
 
-def save_run(fed: Federation, progress: Progress, out: Path) -> None:
+def _write_controls(federation: Federation, out: Path, watcher: TrainingCallbacks, result: RunResult) -> None:
+    """Compute the missing controls into `result`, and write it after each of them."""
+    done = tuple(result["controls"])
+    try:
+        for name, scores in run_controls(federation, watcher.on_control, without=done):
+            result["controls"][name] = scores
+            write_json(out / "result.json", {**result, UNFINISHED: "controls"})
+    except MemoryError:
+        raise TacitaError(
+            f"not enough memory for a control; the run itself is in {out}: end it without the rest with "
+            f"`tacita train --out {out} --resume --no-controls`."
+        ) from None
+
+
+def save_run(federation: Federation, progress: Progress, out: Path) -> None:
     """A run that was trained elsewhere (a trial) as a finished folder, without controls."""
     if out.exists():
         return
-    make_folder(out, fed.config, fed.stream)
+    make_folder(out, federation.config, federation.stream)
     write_bytes(out / "events.jsonl", b"")
-    write_models(fed, progress, out)
-    write_json(out / "result.json", _build_result(fed, progress))
+    write_models(federation, progress, out)
+    write_json(out / "result.json", _build_result(federation, progress))
 
 
 def _publish_run(out: Path) -> Run:
@@ -203,46 +253,65 @@ def _publish_run(out: Path) -> Run:
     run = open_run(out)
     if not (out / "report.html").is_file():
         write_report([out], out / "report.html")
-    if (out / "checkpoint.safetensors").is_file():
-        (out / "checkpoint.safetensors").unlink()
+    (out / CHECKPOINT).unlink(missing_ok=True)
     return run
 
 
-def _build_result(fed: Federation, progress: Progress) -> dict[str, Any]:
+def _build_result(federation: Federation, progress: Progress) -> RunResult:
     blocks = progress.results
-    kept = summarise_continual([b["on_blocks"] for b in blocks], [b["users"] for b in blocks])
-    counted = join_accounts((*fed.parts, fed.learner), progress.clients.parts)
+    counted: CountedParts = (*federation.parts, federation.learner)
+    joined = join_accounts(counted, progress.clients.parts)
+    bytes_up = [block["bytes_up"] for block in blocks]
+    bytes_down = [block["bytes_down"] for block in blocks]
     result = {
         "tacita": tacita.__version__,
-        "config": fed.config.model_dump(mode="json"),
-        "read": resolve_read_setting(fed),
-        "data": {
-            "name": fed.stream.name,
-            "fingerprint": fed.stream.fingerprint,
-            "source": fed.stream.source,
-            "users": fed.stream.n_users,
-            "items": fed.stream.n_items,
-            "removed": [asdict(one) for one in fed.stream.removed],
-            "notes": list(fed.stream.notes),
-            **({"silos": _describe_silos(fed.homes)} if fed.homes else {}),
-        },
+        "config": federation.config.model_dump(mode="json"),
+        "read": resolve_read_setting(federation),
+        "data": _describe_data(federation),
         "blocks": blocks,
         "mean": average_blocks(blocks),
-        "continual": {name: None if math.isnan(value) else value for name, value in kept.items()},
+        "continual": _measure_continual(blocks),
         "controls": {},
         "bytes": {
-            "up_per_client_and_round": float(np.mean([b["bytes_up"] for b in blocks])),
-            "down_per_client_and_round": float(np.mean([b["bytes_down"] for b in blocks])),
+            "up_per_client_and_round": float(np.mean(bytes_up)),
+            "down_per_client_and_round": float(np.mean(bytes_down)),
         },
-        **({} if counted is None else {"privacy": summarise_spending(*counted)}),
     }
-    return {**result, PRIVACY_KEY: privacy_lines(fed.config, result)}
+    if joined is not None:
+        result["privacy"] = summarise_spending(*joined)
+    return {**result, PRIVACY_KEY: privacy_lines(federation.config, result)}
+
+
+def _measure_continual(blocks: list[ScoreRow]) -> ScoreRow:
+    """How well the run learned new blocks and kept earlier ones; None: there is nothing to measure."""
+    scores = [block["on_blocks"] for block in blocks]
+    users = [block["users"] for block in blocks]
+    measures: ScoreRow = {}
+    for name, value in summarise_continual(scores, users).items():
+        measures[name] = None if math.isnan(value) else value
+    return measures
+
+
+def _describe_data(federation: Federation) -> dict[str, Any]:
+    stream = federation.stream
+    description = {
+        "name": stream.name,
+        "fingerprint": stream.fingerprint,
+        "source": stream.source,
+        "users": stream.n_users,
+        "items": stream.n_items,
+        "removed": [asdict(removal) for removal in stream.removed],
+        "notes": list(stream.notes),
+    }
+    if federation.homes:
+        description["silos"] = _describe_silos(federation.homes)
+    return description
 
 
 def _describe_silos(homes: SiloAssignment) -> dict[str, Any]:
     """How many people live in silos, and how much silos differ."""
-    people = np.bincount(homes.silo)
-    sizes = {"fewest": int(people.min()), "most": int(people.max())}
+    n_people = np.bincount(homes.silo)
+    sizes = {"fewest": int(n_people.min()), "most": int(n_people.max())}
     return {"by": homes.by, "people": sizes, "divergence_bits": homes.divergence}
 
 
@@ -254,18 +323,21 @@ def _read_checkpoint(path: Path, config: RunConfig) -> Progress:
 
 
 def _trim_events(path: Path, progress: Progress) -> float:
-    """Forget events after the checkpoint, whose rounds are about to be run again; returns the time spent before."""
+    """Drop events after the checkpoint, whose rounds are about to be run again; returns the time spent before."""
     if not path.is_file():
         return 0.0
-    reached = (progress.server.block, progress.server.round) if progress.in_block else (len(progress.results), 0)
-    kept, spent = [], 0.0
+    reached = (len(progress.results), 0)
+    if progress.in_block:
+        reached = (progress.server.block, progress.server.round)
+    lines = []
+    spent = 0.0
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             event = json.loads(line)
             if (event["block"], event["round"]) <= reached:
-                kept.append(line + "\n")
+                lines.append(line + "\n")
                 spent = float(event["seconds"])
         except (ValueError, TypeError, LookupError):
             break  # the line that was being written when the run was killed
-    write_bytes(path, "".join(kept).encode())
+    write_bytes(path, "".join(lines).encode())
     return spent

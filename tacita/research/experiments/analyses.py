@@ -1,6 +1,6 @@
 """The F3CRec paper's analyses of who forgets and which items move (spec D.2 and D.3).
 
-Both evaluations of an old block hide that block's own known items; the released code hides the current block's
+Both evaluations of an old block hide that block's own known items. The released code hides the current block's
 instead, which by itself looks like forgetting, so it stands in a column of its own.
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tacita.core.types import Doubles, Longs
+from tacita.core.types import Arrays, Doubles, Floats, Longs, Ragged
 from tacita.federation.evaluation import TrainedState, build_mask, build_rules, evaluate_devices
 from tacita.federation.rounds import Progress, begin_block, end_block, run_block, run_round
 from tacita.kernels.ranking import list_ranks
@@ -27,98 +27,153 @@ def split_fifths(order_by: Doubles) -> tuple[Longs, Longs]:
     """Positions of the lowest and the highest fifth, ties by position."""
     n = int(len(order_by) * GROUP_SHARE)
     order = np.argsort(order_by, kind="stable")
-    return order[:n], order[len(order) - n :]
+    lowest = order[:n]
+    highest = order[len(order) - n :]
+    return lowest, highest
 
 
-def measure_preference_shift(fed: Federation, base: Progress) -> tuple[Longs, Longs]:
+def measure_preference_shift(federation: Federation, base: Progress) -> tuple[Longs, Longs]:
     """Users of both block 0 and block 1, and how far their remembered items moved in one round of block 1."""
-    tuned = load_settings("f3crec").chosen.get(fed.stream.name, {}).get(fed.backbone.name, {})
-    options = tuned["f3crec"].options if "f3crec" in tuned else {}
-    parts = [{"name": name, **options.get(name, {})} for name in ("replay", "temporal-mean")]
-    config = fed.config.model_copy(update={"method": "fedavg", "parts": parts})
-    grouping = with_parts(fed, config)  # one grouping, from F3CRec as tuned, whatever method is looked at
+    grouping = _build_grouping(federation)
     progress = adopt_base(grouping, base)
     begin_block(grouping, progress, 1)
     block = grouping.stream.blocks[1]
     progress.server, _ = run_round(grouping, progress.server, progress.devices)
     server = progress.server
-    lists = progress.clients.parts[Replay.name]["list"]
-    both = np.flatnonzero((block.train.counts() > 0) & (lists[:, 0] >= 0))
-    scores = score_all(grouping.scorer, progress.clients.private[both], server.heads, server.items)
-    n = lists.shape[1]
-    ptr = np.arange(len(both) + 1, dtype=np.int64) * n
-    ranks = list_ranks(scores, ptr, np.ascontiguousarray(lists[both].reshape(-1))).reshape(-1, n)
-    return both, np.abs(ranks - np.arange(1, n + 1)).sum(1)
+    replay_arrays = progress.clients.parts[Replay.name]
+    lists = replay_arrays["list"]
+    is_active = block.train.counts() > 0
+    has_list = lists[:, 0] >= 0
+    users = np.flatnonzero(is_active & has_list)
+    private = progress.clients.private[users]
+    scores = score_all(grouping.backbone, private, server.heads, server.items)
+    length = lists.shape[1]
+    ptr = _even_bounds(len(users), length)
+    listed = lists[users].reshape(-1)
+    ranks = list_ranks(scores, ptr, np.ascontiguousarray(listed))
+    ranks = ranks.reshape(-1, length)
+    old_ranks = np.arange(1, length + 1)
+    shifts = np.abs(ranks - old_ranks)
+    return users, shifts.sum(1)
 
 
-def measure_forgetting(fed: Federation, base: Progress) -> dict[str, Any]:
+def _even_bounds(n_lists: int, length: int) -> Longs:
+    """Where lists of the same length begin and end."""
+    return np.arange(n_lists + 1, dtype=np.int64) * length
+
+
+def _build_grouping(federation: Federation) -> Federation:
+    """F3CRec as tuned: it makes one grouping of users, whatever method is looked at."""
+    settings = load_settings("f3crec")
+    backbones = settings.chosen.get(federation.stream.name, {})
+    methods = backbones.get(federation.backbone.name, {})
+    options = methods["f3crec"].options if "f3crec" in methods else {}
+    parts = []
+    for name in ("replay", "temporal-mean"):
+        parts.append({"name": name, **options.get(name, {})})
+    config = federation.config.model_copy(update={"method": "fedavg", "parts": parts})
+    return with_parts(federation, config)
+
+
+def measure_forgetting(federation: Federation, base: Progress) -> dict[str, Any]:
     """Tables 4 and 5: block-0 quality before and after block 1, for users whose taste moved little and much."""
-    both, shift = measure_preference_shift(fed, base)
-    progress = adopt_base(fed, base)
-    first = fed.stream.blocks[0]
-    own = build_mask(fed, first, "test", "block")
-    before = _score_users(fed, progress, own)
-    begin_block(fed, progress, 1)
-    run_block(fed, progress, ignore_round)
-    end_block(fed, progress)
-    after = _score_users(fed, progress, own)
-    released = _score_users(fed, progress, build_mask(fed, fed.stream.blocks[1], "test", "block"))
-    activity = fed.stream.blocks[1].train.counts()
-    told = ~np.isnan(before) & ~np.isnan(after) & ~np.isnan(released)  # Last.fm: a mask may hide all of a user's test
-    rate, quality, rate_released, quality_released = [], [], [], []
-    groups = {}
-    for name, positions in zip(("static", "dynamic"), split_fifths(shift.astype(np.float64)), strict=True):
-        users = both[positions]
-        users = users[told[users]]
-        a00, a10, a10_released = (float(np.mean(v[users])) for v in (before, after, released))
-        rate.append(round(1 - a10 / a00, 6) if a00 > 0 else 0.0)
-        rate_released.append(round(1 - a10_released / a00, 6) if a00 > 0 else 0.0)
-        quality.append(round(a10, 6))
-        quality_released.append(round(a10_released, 6))
-        groups[name] = {"users": len(users), "a00": round(a00, 6), "activity": float(activity[users].mean())}
-    values = {
-        "degradation": rate,
-        "degradation, released mask": rate_released,
-        "ndcg@20 on block 0": quality,
-        "ndcg@20 on block 0, released mask": quality_released,
+    users, shift = measure_preference_shift(federation, base)
+    first_block, second_block = federation.stream.blocks[:2]
+    own_mask = build_mask(federation, first_block, "test", "block")
+    released_mask = build_mask(federation, second_block, "test", "block")
+    progress = adopt_base(federation, base)
+    before = _score_users(federation, progress, own_mask)
+    begin_block(federation, progress, 1)
+    run_block(federation, progress, ignore_round)
+    end_block(federation, progress)
+    after = _score_users(federation, progress, own_mask)
+    released = _score_users(federation, progress, released_mask)
+    activity = second_block.train.counts()
+    is_scored = ~np.isnan(before + after + released)  # Last.fm: a mask may hide all of a user's test
+    values: dict[str, list[float]] = {
+        "degradation": [],
+        "degradation, released mask": [],
+        "ndcg@20 on block 0": [],
+        "ndcg@20 on block 0, released mask": [],
     }
+    groups = {}
+    fifths = split_fifths(shift.astype(np.float64))
+    for name, positions in zip(("static", "dynamic"), fifths, strict=True):
+        group = users[positions]
+        group = group[is_scored[group]]
+        mean_before = float(np.mean(before[group]))
+        mean_after = float(np.mean(after[group]))
+        mean_released = float(np.mean(released[group]))
+        values["degradation"].append(_degradation(mean_before, mean_after))
+        values["degradation, released mask"].append(_degradation(mean_before, mean_released))
+        values["ndcg@20 on block 0"].append(round(mean_after, 6))
+        values["ndcg@20 on block 0, released mask"].append(round(mean_released, 6))
+        mean_activity = float(activity[group].mean())
+        groups[name] = {"users": len(group), "a00": round(mean_before, 6), "activity": mean_activity}
     return {"values": values, "groups": groups}
 
 
-def _score_users(fed: Federation, progress: Progress, mask: Any) -> Doubles:
+def _degradation(before: float, after: float) -> float:
+    """The share of quality that is lost."""
+    return round(1 - after / before, 6) if before > 0 else 0.0
+
+
+def _score_users(federation: Federation, progress: Progress, mask: Ragged) -> Doubles:
     """NDCG@20 on block 0's test items per user; nan where a user has none."""
-    block, learned = fed.stream.blocks[0], TrainedState(progress.server, progress.clients)
-    found = evaluate_devices(fed, learned, block, "test", mask, build_rules(fed, block, ["ndcg"], [20]))
-    out = np.full(fed.stream.n_users, np.nan)
-    out[found.users] = found.values["ndcg@20"]
-    return out
+    block = federation.stream.blocks[0]
+    trained = TrainedState(progress.server, progress.clients)
+    rules = build_rules(federation, block, ["ndcg"], [20])
+    evaluation = evaluate_devices(federation, trained, block, "test", mask, rules)
+    scores = np.full(federation.stream.n_users, np.nan)
+    scores[evaluation.users] = evaluation.values["ndcg@20"]
+    return scores
 
 
-def measure_rank_changes(fed: Federation, base: Progress) -> dict[str, Any]:
+def measure_rank_changes(federation: Federation, base: Progress) -> dict[str, Any]:
     """Table 7: how much rankings of absent users change for items that moved little and much."""
-    progress = adopt_base(fed, base)
+    progress = adopt_base(federation, base)
     static: list[float] = []
     dynamic: list[float] = []
-    for t in range(1, len(fed.stream.blocks)):
+    for number in range(1, len(federation.stream.blocks)):
         before = progress.server
-        begin_block(fed, progress, t)
-        run_block(fed, progress, ignore_round)
-        end_block(fed, progress)
-        known = len(before.items)
-        moved = ((progress.server.items[:known] - before.items) ** 2).sum(1) / np.sqrt(before.items.shape[1])
-        earlier, now = fed.stream.blocks[t - 1].train.counts() > 0, fed.stream.blocks[t].train.counts() > 0
-        absent = np.flatnonzero(earlier & ~now[: len(earlier)])
+        begin_block(federation, progress, number)
+        run_block(federation, progress, ignore_round)
+        end_block(federation, progress)
+        after = progress.server
+        n_known = len(before.items)
+        known_items = after.items[:n_known]
+        absent = _find_absent(federation, number)
         private = progress.clients.private[absent]
-        low, high = split_fifths(moved.astype(np.float64))
-        for items, kept in ((low, static), (high, dynamic)):
-            old = _rank_listed(fed, private, before.heads, before.items, items)
-            new = _rank_listed(fed, private, progress.server.heads, progress.server.items[:known], items)
-            kept.append(float((np.abs(old - new) / old).mean()))
-    calm, lively = float(np.mean(static)), float(np.mean(dynamic))
-    return {"values": {"rank change": [round(calm, 6), round(lively, 6), round(lively - calm, 6)]}}
+        squares = (known_items - before.items) ** 2
+        width = before.items.shape[1]
+        moved = squares.sum(1) / np.sqrt(width)
+        least_moved, most_moved = split_fifths(moved.astype(np.float64))
+        for items, changes in ((least_moved, static), (most_moved, dynamic)):
+            old = _rank_listed(federation, private, before.heads, before.items, items)
+            new = _rank_listed(federation, private, after.heads, known_items, items)
+            distance = np.abs(old - new)
+            relative_change = distance / old
+            changes.append(float(relative_change.mean()))
+    static_mean = float(np.mean(static))
+    dynamic_mean = float(np.mean(dynamic))
+    means = [static_mean, dynamic_mean, dynamic_mean - static_mean]
+    return {"values": {"rank change": [round(mean, 6) for mean in means]}}
 
 
-def _rank_listed(fed: Federation, private: Any, heads: Any, items: Any, listed: Longs) -> Doubles:
-    scores = score_all(fed.scorer, private, heads, np.ascontiguousarray(items))
-    ptr = np.arange(len(private) + 1, dtype=np.int64) * len(listed)
-    return list_ranks(scores, ptr, np.tile(listed.astype(np.int32), len(private))).astype(np.float64)
+def _find_absent(federation: Federation, number: int) -> Longs:
+    """Users who were active in the block before and are not in this one."""
+    blocks = federation.stream.blocks
+    was_active = blocks[number - 1].train.counts() > 0
+    is_active = blocks[number].train.counts() > 0
+    return np.flatnonzero(was_active & ~is_active[: len(was_active)])
+
+
+def _rank_listed(federation: Federation, private: Floats, heads: Arrays, items: Floats, listed: Longs) -> Doubles:
+    """The ranks of the same items for every user."""
+    n_users = len(private)
+    items = np.ascontiguousarray(items)
+    scores = score_all(federation.backbone, private, heads, items)
+    ptr = _even_bounds(n_users, len(listed))
+    items_of_users = np.tile(listed.astype(np.int32), n_users)
+    ranks = list_ranks(scores, ptr, items_of_users)
+    return ranks.astype(np.float64)

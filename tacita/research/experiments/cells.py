@@ -1,10 +1,9 @@
-"""Run cells on all cores and keep each finished one as a line of JSON, so that an interrupted table goes on."""
+"""Run cells on all cores and store each finished one as a line of JSON, so that an interrupted table goes on."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +18,12 @@ from tacita.core.files import disk_error, write_bytes
 from tacita.federation.rounds import Progress
 from tacita.research.experiments.analyses import measure_forgetting, measure_rank_changes
 from tacita.research.experiments.choice_measures import measure_choice
-from tacita.research.experiments.experiment_spec import WITHDRAWAL, ExperimentCell
+from tacita.research.experiments.experiment_spec import WITHDRAWAL, Cells, ExperimentCell
 from tacita.research.experiments.process_pool import run_in_processes
 from tacita.research.experiments.search_callbacks import OnDone
 from tacita.research.experiments.shared_base import continue_run, train_base, with_parts
 from tacita.research.experiments.single_block import (
+    CellLines,
     Line,
     pack_scores,
     rank_popular,
@@ -39,63 +39,79 @@ from tacita.runs.assembly import Machine, assemble
 
 @dataclass(frozen=True)
 class CellJob:
-    """All wanted cells that share data, backbone, seed and what is trained first: block 0, or a run before requests."""
+    """All wanted cells that share data, backbone, seed and a base: block 0, or a run before requests."""
 
     cells: tuple[ExperimentCell, ...]
     data_dir: Path | None
 
 
+MeasureCell = Callable[[ExperimentCell], Line]
+
+
 def run_job(job: CellJob) -> list[Line]:
-    """What cells share once, then each of them; or a run by itself. In a process of its own, on one core."""
-    fed = assemble(job.cells[0].config, Machine(threads=1, data_dir=job.data_dir))
-    tell, lines = _choose_runner(fed, job.cells[0].kind), []
+    """The base of the cells once, then each of them; or a run by itself. In a process of its own, on one core."""
+    first = job.cells[0]
+    machine = Machine(threads=1, data_dir=job.data_dir)
+    federation = assemble(first.config, machine)
+    measure = _choose_measure(federation, first.kind)
+    lines = []
     for cell in job.cells:
         began = time.perf_counter()
         try:
-            found = tell(cell)
-        except TacitaError as error:  # a run that diverges is a finding, not the end of the table
-            found = {"failed": str(error)}
-        about = {
-            "key": cell.key,
-            "kind": cell.kind,
-            "dataset": cell.dataset,
-            "backbone": cell.backbone,
-            "variant": cell.variant,
-            "seed": cell.seed,
-            "tacita": tacita.__version__,
-            "seconds": round(time.perf_counter() - began, 2),
-            "parts": cell.config.parts,
-            "lr": cell.config.backbone.get("lr"),
-        }
-        lines.append({**about, **found})
+            measured = measure(cell)
+        except TacitaError as error:  # a run that diverges is a result, not the end of the table
+            measured = {"failed": str(error)}
+        seconds = time.perf_counter() - began
+        lines.append({**_describe_cell(cell, seconds), **measured})
     return lines
 
 
-def _choose_runner(fed: Federation, kind: str) -> Callable[[ExperimentCell], Line]:
-    """What finds the line of every cell of a job."""
+def _describe_cell(cell: ExperimentCell, seconds: float) -> Line:
+    return {
+        "key": cell.key,
+        "kind": cell.kind,
+        "dataset": cell.dataset,
+        "backbone": cell.backbone,
+        "variant": cell.variant,
+        "seed": cell.seed,
+        "tacita": tacita.__version__,
+        "seconds": round(seconds, 2),
+        "parts": cell.config.parts,
+        "lr": cell.config.backbone.get("lr"),
+    }
+
+
+def _choose_measure(federation: Federation, kind: str) -> MeasureCell:
+    """The function that measures every cell of a job."""
     if kind in _SINGLE_BLOCK:
-        return lambda cell: _SINGLE_BLOCK[cell.kind](fed)
+        return lambda cell: _SINGLE_BLOCK[cell.kind](federation)
     if kind == WITHDRAWAL:
-        return WithdrawalJob(fed).measure_cell
-    base = train_base(fed)
-    return lambda cell: _MEASURES[cell.kind](with_parts(fed, cell.config), base)
+        return WithdrawalJob(federation).measure_cell
+    base = train_base(federation)
+    return lambda cell: _MEASURES[cell.kind](with_parts(federation, cell.config), base)
 
 
-def _measure_stream(fed: Federation, base: Progress) -> Line:
+BLOCK_VALUES = ("ndcg@20", "recall@20", "rounds", "best_round", "valid", "valid_served", "users", "on_blocks")
+USER_GROUPS = ("new", "returning", "mask_history")
+
+
+def _measure_stream(federation: Federation, base: Progress) -> Line:
     """Quality of every block after training on it, and every user's for paired tests."""
-    progress = continue_run(fed, base)
-    kept = ("ndcg@20", "recall@20", "rounds", "best_round", "valid", "valid_served", "users", "on_blocks")
+    progress = continue_run(federation, base)
     blocks = []
     for result in progress.results:
-        row = {k: _round_values(result[k]) for k in kept}
-        row["new"] = _round_values(result["new"]["ndcg@20"])
-        row["returning"] = _round_values(result["returning"]["ndcg@20"])
-        row["mask_history"] = _round_values(result["mask_history"]["ndcg@20"])
+        row = {name: _round_values(result[name]) for name in BLOCK_VALUES}
+        for group in USER_GROUPS:
+            row[group] = _round_values(result[group]["ndcg@20"])
         blocks.append(row)
-    scores = np.concatenate([found.values["ndcg@20"] for found in progress.evaluations[1:]])
-    metrics = {m: [b[m] for b in blocks[1:]] for m in ("ndcg@20", "recall@20")}
-    values = {m: [*row, round(float(np.mean(row)), 6)] for m, row in metrics.items()}
-    return {"values": values, "blocks": blocks, "users": pack_scores(scores)}
+    values = {}
+    for metric in ("ndcg@20", "recall@20"):
+        scores = [row[metric] for row in blocks[1:]]
+        mean = round(float(np.mean(scores)), 6)
+        values[metric] = [*scores, mean]
+    later = progress.evaluations[1:]
+    user_scores = np.concatenate([evaluation.values["ndcg@20"] for evaluation in later])
+    return {"values": values, "blocks": blocks, "users": pack_scores(user_scores)}
 
 
 _MEASURES: dict[str, Callable[[Federation, Progress], Line]] = {
@@ -117,11 +133,13 @@ _SINGLE_BLOCK: dict[str, Callable[[Federation], Line]] = {
 def _round_values(value: Any) -> Any:
     if isinstance(value, float):
         return round(value, 6)
-    return [round(v, 6) for v in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [round(number, 6) for number in value]
+    return value
 
 
 def _job_key(cell: ExperimentCell) -> str:
-    """Cells with the same text here are one job."""
+    """Cells with the same key are one job."""
     if cell.kind == WITHDRAWAL:
         return job_key(cell.config)
     return cell.key if cell.kind in _SINGLE_BLOCK else _base_key(cell.config)
@@ -129,8 +147,9 @@ def _job_key(cell: ExperimentCell) -> str:
 
 def _base_key(config: RunConfig) -> str:
     train = config.train.model_dump_json(exclude={"resume_from", "reset_private_each_block"})
-    how = config.evaluate.model_dump_json()  # validation picks the round
-    return json.dumps([config.data, config.backbone, config.seed, train, config.split.model_dump_json(), how])
+    split = config.split.model_dump_json()
+    evaluate = config.evaluate.model_dump_json()  # validation picks the round
+    return json.dumps([config.data, config.backbone, config.seed, train, split, evaluate])
 
 
 class CellFile:
@@ -143,23 +162,14 @@ class CellFile:
     def _path(self, dataset: str, backbone: str) -> Path:
         return self.folder / f"{self.paper}-{dataset}-{backbone}.jsonl"
 
-    def read(self, cells: Iterable[ExperimentCell]) -> dict[str, Line]:
-        found: dict[str, Line] = {}
-        for dataset, backbone in sorted({(c.dataset, c.backbone) for c in cells}):
+    def read(self, cells: Iterable[ExperimentCell]) -> CellLines:
+        lines: CellLines = {}
+        places = {(cell.dataset, cell.backbone) for cell in cells}
+        for dataset, backbone in sorted(places):
             path = self._path(dataset, backbone)
-            if not path.is_file():
-                continue
-            whole = path.read_text(encoding="utf-8")
-            for number, text in enumerate(whole.splitlines(keepends=True), 1):
-                try:
-                    line = json.loads(text)
-                    found[line["key"]] = line
-                except (ValueError, KeyError, TypeError):
-                    if not text.endswith("\n"):  # cut off by a kill: as if it had not been begun
-                        write_bytes(path, whole[: len(whole) - len(text)].encode())
-                        break
-                    raise TacitaError(f"{path}, line {number}: not a finished cell; delete that line.") from None
-        return found
+            if path.is_file():
+                lines |= _read_lines(path)
+        return lines
 
     def append(self, lines: list[Line]) -> None:
         for line in lines:
@@ -172,26 +182,56 @@ class CellFile:
                 raise disk_error(path, error) from None
 
 
+def _read_lines(path: Path) -> CellLines:
+    """The cells of a file; a last line that a kill cut off is removed, as if it had not been begun."""
+    lines: CellLines = {}
+    whole = path.read_text(encoding="utf-8")
+    for number, text in enumerate(whole.splitlines(keepends=True), 1):
+        try:
+            line = json.loads(text)
+            lines[line["key"]] = line
+        except (ValueError, KeyError, TypeError):
+            is_cut_off = not text.endswith("\n")
+            if not is_cut_off:
+                raise TacitaError(f"{path}, line {number}: not a finished cell; delete that line.") from None
+            finished = whole[: len(whole) - len(text)]
+            write_bytes(path, finished.encode())
+            break
+    return lines
+
+
 def run_cells(
-    cells: list[ExperimentCell],
+    cells: Cells,
     cell_file: CellFile,
     data_dir: Path | None,
     workers: int = 0,
     on_done: OnDone | None = None,
-) -> dict[str, Line]:
+) -> CellLines:
     """All cells, from the file where finished, run and appended where not."""
-    found = cell_file.read(cells)
-    groups: dict[str, dict[str, ExperimentCell]] = defaultdict(dict)
-    for cell in cells:
-        if cell.key not in found:
-            groups[_job_key(cell)].setdefault(cell.key, cell)
-    jobs = [CellJob(tuple(group.values()), data_dir) for group in groups.values()]
-    wanted = {c.key for c in cells}
-    if on_done:
-        on_done(len(wanted & found.keys()), len(wanted))
-    for lines in run_in_processes(run_job, jobs, workers):
-        cell_file.append(lines)
-        found |= {line["key"]: line for line in lines}
+    finished = cell_file.read(cells)
+    wanted = {cell.key for cell in cells}
+
+    def report_progress() -> None:
         if on_done:
-            on_done(len(wanted & found.keys()), len(wanted))
-    return found
+            on_done(len(wanted & finished.keys()), len(wanted))
+
+    unfinished = [cell for cell in cells if cell.key not in finished]
+    report_progress()
+    for lines in run_in_processes(run_job, _group_jobs(unfinished, data_dir), workers):
+        cell_file.append(lines)
+        for line in lines:
+            finished[line["key"]] = line
+        report_progress()
+    return finished
+
+
+def _group_jobs(cells: Cells, data_dir: Path | None) -> list[CellJob]:
+    """A job for all cells that share a base; a cell that is wanted twice is run once."""
+    groups: dict[str, dict[str, ExperimentCell]] = {}
+    for cell in cells:
+        group = groups.setdefault(_job_key(cell), {})
+        group.setdefault(cell.key, cell)
+    jobs = []
+    for group in groups.values():
+        jobs.append(CellJob(tuple(group.values()), data_dir))
+    return jobs

@@ -1,7 +1,7 @@
-"""What people choose by: quality, bytes of a person, seconds, epsilon, what forgetting one person costs, what is seen.
+"""Measures to choose a method by: quality, a person's traffic, seconds, epsilon, the cost of forgetting a person.
 
-One person, the same in every run of a seed, leaves with everything, by the way that the run's own door takes. Where
-that way is to train again, the training itself is the price and is not paid a second time.
+One person, the same in every run of a seed, leaves with everything, by the route of the run's own request service.
+Where that route is retraining, the training itself is the price and is not paid a second time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from tacita.core.types import RequestBatch
 from tacita.federation.evaluation import TrainedState
 from tacita.federation.rounds import Progress, RoundReport, run_stream, start_run
 from tacita.methods.distillation.traffic import KILOBYTE
-from tacita.models.statistic_model import StatisticModel
 from tacita.research.experiments.single_block import (
     Line,
     find_epsilon,
@@ -41,76 +40,114 @@ _PROTECTED_FROM = {
 }
 
 
-def measure_choice(fed: Federation) -> Line:
+def measure_choice(federation: Federation) -> Line:
     """A run from its first round to its last, and one person's leaving."""
-    require_single_block(fed)
-    sent = np.zeros(2)
+    require_single_block(federation)
+    traffic = np.zeros(2)  # bytes up and down
 
-    def on_round(report: RoundReport, now: Progress) -> None:
-        sent[:] += report.clients * np.array([report.bytes_up, report.bytes_down])
+    def on_round(report: RoundReport, progress: Progress) -> None:
+        per_client = np.array([report.bytes_up, report.bytes_down])
+        traffic[:] += report.clients * per_client
 
-    progress, began = start_run(fed), time.process_time()
-    run_stream(fed, progress, on_round)
+    progress = start_run(federation)
+    began = time.process_time()
+    run_stream(federation, progress, on_round)
     seconds = time.process_time() - began
-    result, found = progress.results[-1], progress.evaluations[-1]
-    up, down = sent / KILOBYTE / fed.stream.n_users
-    values = found.mean() | find_epsilon(result)
-    values |= {"KB up, a person": up, "KB down, a person": down, "CPU seconds": seconds}
-    kept = {name: result[name] for name in ("rounds", "best_round", "valid")}
-    forgets, price = _measure_leaving(fed, progress, seconds)
-    words = {"forgets": forgets, "sees": describe_server_view(fed), "promise": describe_promise(result)}
+    result = progress.results[-1]
+    evaluation = progress.evaluations[-1]
+    up, down = traffic / KILOBYTE / federation.stream.n_users
+    values = evaluation.mean() | find_epsilon(result)
+    values["KB up, a person"] = up
+    values["KB down, a person"] = down
+    values["CPU seconds"] = seconds
+    outcome, price = _measure_leaving(federation, progress, seconds)
     values["forgetting, CPU seconds"] = price
+    user_scores = evaluation.values[first_metric(federation)]
     return {
         "values": round_values(values),
-        **kept,
-        "words": words,
-        "users": pack_scores(found.values[first_metric(fed)]),
+        "rounds": result["rounds"],
+        "best_round": result["best_round"],
+        "valid": result["valid"],
+        "words": {
+            "forgets": outcome,
+            "sees": describe_server_view(federation),
+            "promise": describe_promise(result),
+        },
+        "users": pack_scores(user_scores),
     }
 
 
 def describe_promise(result: dict[str, Any]) -> str:
     """Whom the largest epsilon of a run is about, and from whom it protects; nothing where there is none."""
-    said = [
-        (v, made) for made in result.get("promises", {}).values() for k, v in made.items() if k.startswith("epsilon")
-    ]
-    if not said:
+    largest = float("-inf")
+    strongest: dict[str, Any] | None = None
+    for promise in result.get("promises", {}).values():
+        for name, value in promise.items():
+            if name.startswith("epsilon") and float(value) > largest:
+                largest = float(value)
+                strongest = promise
+    if strongest is None:
         return ""
-    made = max(said, key=lambda one: float(one[0]))[1]
-    if "epsilon_per_person_most" in made:
+    if "epsilon_per_person_most" in strongest:
         return "who told most"
-    return f"a {made.get('unit', 'person')}, {_PROTECTED_FROM[made.get('threat', '')]}"
+    unit = strongest.get("unit", "person")
+    threat = strongest.get("threat", "")
+    return f"a {unit}, {_PROTECTED_FROM[threat]}"
 
 
-def draw_leaver(fed: Federation, progress: Progress) -> tuple[ResolvedRequest, UnlearningRoute]:
-    """One drawn person who leaves with everything that was learned from, and the way that this goes.
+def draw_leaver(federation: Federation, progress: Progress) -> tuple[ResolvedRequest, UnlearningRoute]:
+    """One drawn person who leaves with all training data, and the route that this takes.
 
     Where people share, it is one who shares all of it: for whom the method was made.
     """
-    trained, keys = fed.stream.train_items(len(fed.stream.blocks) - 1), fed.stream.user_keys
-    shares = collect_shares(fed, TrainedState(progress.server, progress.clients))
-    has, all_shared = trained.counts() > 0, shares.shared.counts() >= trained.counts()
-    able = has & all_shared if (has & all_shared).any() else has
-    user = sample_requesters(np.flatnonzero(able), keys, fed.draws, 0.0)  # at least one is drawn
-    items = trained.take(user)
-    told = RequestBatch("leave", keys[user], items.filter_entries(np.zeros(len(items.ids), bool)), is_immediate=True)
-    asked = ResolvedRequest(told, user.astype(np.int32), items, whole=True)
-    return asked, choose_route(fed, asked, shares.take(user))
+    last_block = len(federation.stream.blocks) - 1
+    trained = federation.stream.train_items(last_block)
+    keys = federation.stream.user_keys
+    state = TrainedState(progress.server, progress.clients)
+    shares = collect_shares(federation, state)
+    has_data = trained.counts() > 0
+    shares_all = has_data & (shares.shared.counts() >= trained.counts())
+    candidates = shares_all if shares_all.any() else has_data
+    users = sample_requesters(np.flatnonzero(candidates), keys, federation.draws, 0.0)  # at least one is drawn
+    items = trained.take(users)
+    named_items = items.filter_entries(np.zeros(len(items.ids), bool))
+    batch = RequestBatch("leave", keys[users], named_items, is_immediate=True)
+    request = ResolvedRequest(batch, users.astype(np.int32), items, whole=True)
+    route = choose_route(federation, request, shares.take(users))
+    return request, route
 
 
-def _measure_leaving(fed: Federation, progress: Progress, training: float) -> tuple[str, float]:
-    """How a person is forgotten, in words, and the seconds it took the processor."""
-    asked, way = draw_leaver(fed, progress)
-    if way.is_retraining:
-        return f"{RETRAINS}: exact", training
-    done = apply_request(fed, progress, asked, way)
-    return _describe_outcome(done), done.seconds_cpu
+def _measure_leaving(federation: Federation, progress: Progress, training_seconds: float) -> tuple[str, float]:
+    """How a person is forgotten, in words, and the processor's seconds for it."""
+    request, route = draw_leaver(federation, progress)
+    if route.is_retraining:
+        return f"{RETRAINS}: exact", training_seconds
+    applied = apply_request(federation, progress, request, route)
+    return _describe_outcome(applied), applied.seconds_cpu
 
 
-def _describe_outcome(done: AppliedRequest) -> str:
-    if done.is_waiting:
+def _describe_outcome(applied: AppliedRequest) -> str:
+    if applied.is_waiting:
         return "waits until others leave, too; --again trains again"
-    model = done.federation.backbone
-    said = [bool(one["exact"]) for one in done.part_reports.values() if "exact" in one]
-    sums = done.federation.learner.unlearning is not None and isinstance(model, StatisticModel) and model.retracts_exactly
-    exact = "exact" if (sums or (said and all(said))) and not done.route.residue else "not exact"
-    return f"{' and '.join(done.route.by)}: {exact}" + (", of what was shared only" if done.route.residue else "")
+    parts = " and ".join(applied.route.by)
+    if applied.route.residue:
+        return f"{parts}: not exact, of what was shared only"
+    is_exact = _takes_back_sums(applied.federation) or _reports_exactness(applied)
+    return f"{parts}: exact" if is_exact else f"{parts}: not exact"
+
+
+def _takes_back_sums(federation: Federation) -> bool:
+    """Whether the model is a sum that a person can be subtracted from exactly."""
+    retraction = federation.backbone.retracts
+    if retraction is None or not retraction.retracts_exactly:
+        return False
+    return bool(federation.learner.takes_back)
+
+
+def _reports_exactness(applied: AppliedRequest) -> bool:
+    """Whether some part says that what it did is exact, and none that it is not."""
+    claims = []
+    for report in applied.part_reports.values():
+        if "exact" in report:
+            claims.append(bool(report["exact"]))
+    return len(claims) > 0 and all(claims)

@@ -5,28 +5,48 @@ from __future__ import annotations
 import statistics
 
 from tacita.report.accuracy import AccuracyPoint
-from tacita.research.experiments.experiment_spec import Experiment, ExperimentCell
-from tacita.research.experiments.single_block import Line
+from tacita.research.experiments.experiment_spec import Cells, Experiment
+from tacita.research.experiments.single_block import CellLines
 
 EPSILON = "epsilon"
+SeedValues = dict[str, list[float]]
+"""Metric -> its values in a cell."""
+
+VariantSeeds = dict[str, list[SeedValues]]
+"""Variant -> the values of each seed."""
 
 
-def collect_points(experiment: Experiment, cells: list[ExperimentCell], lines: dict[str, Line]) -> list[AccuracyPoint]:
+def collect_points(experiment: Experiment, cells: Cells, lines: CellLines) -> list[AccuracyPoint]:
     """The variants that belong to a curve, by the table's first metric: mean and standard deviation over seeds.
 
     The epsilon is the one that the run itself promised, never the one that its settings asked for.
     """
-    metric, found = experiment.metrics[0], dict[tuple[str, str], list[dict[str, list[float]]]]()
+    datasets: dict[str, VariantSeeds] = {}
+    for dataset in experiment.datasets:
+        datasets[dataset] = {}
     for cell in cells:
         line = lines.get(cell.key, {})
-        if experiment.variants[cell.variant].curve and "values" in line:
-            found.setdefault((cell.dataset, cell.variant), []).append(line["values"])
-    out = []
-    for (dataset, name), seeds in sorted(found.items(), key=lambda one: experiment.datasets.index(one[0][0])):
-        values = [one[metric][0] for one in seeds]
-        promised = {one[EPSILON][0] if EPSILON in one else None for one in seeds}
-        assert len(promised) == 1, f"seeds of {name} promise different budgets"
-        spread = statistics.stdev(values) if len(values) > 1 else 0.0
-        curve = experiment.variants[name].curve
-        out.append(AccuracyPoint(dataset, curve, promised.pop(), statistics.fmean(values), spread))
-    return out
+        variant = experiment.variants[cell.variant]
+        if variant.curve and "values" in line:
+            seeds = datasets[cell.dataset].setdefault(cell.variant, [])
+            seeds.append(line["values"])
+    points = []
+    for dataset, variants in datasets.items():
+        for name, seeds in variants.items():
+            points.append(_build_point(experiment, dataset, name, seeds))
+    return points
+
+
+def _find_promise(values: SeedValues) -> float | None:
+    return values[EPSILON][0] if EPSILON in values else None
+
+
+def _build_point(experiment: Experiment, dataset: str, name: str, seeds: list[SeedValues]) -> AccuracyPoint:
+    metric = experiment.metrics[0]
+    scores = [values[metric][0] for values in seeds]
+    budgets = {_find_promise(values) for values in seeds}
+    assert len(budgets) == 1, f"seeds of {name} promise different budgets"
+    mean = statistics.fmean(scores)
+    spread = statistics.stdev(scores) if len(scores) > 1 else 0.0
+    curve = experiment.variants[name].curve
+    return AccuracyPoint(dataset, curve, budgets.pop(), mean, spread)

@@ -1,19 +1,19 @@
 """An experiment is one TOML file: datasets, backbones, variants, seeds, the published cells and the tolerance.
 
 Settings chosen by tuning lie beside it in settings.toml, with the validation scores they were chosen by. That file is
-part of the package and nobody's to write: `tacita tune --paper` writes PAPER/settings.toml among the results, which is
-read first; copied here, and no longer there, it is what everybody gets.
+part of the package, and no command writes it. `tacita tune --paper` writes PAPER/settings.toml among the results, which
+is read first. Copied into the package, and deleted from the results, it is what everybody gets.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -31,6 +31,9 @@ from tacita.core.errors import unknown_name_error
 from tacita.methods import preset_parts, resolve_config
 from tacita.methods.distillation.presets import TRANSFER
 
+Options = dict[str, Any]
+"""Settings by name."""
+
 ROOT = Path(str(resources.files("tacita.research.experiments")))
 WITHDRAWAL = "withdrawal"  # the kind of a cell in which people take back what they shared
 CELL_VERSION = 1  # raise it when a change makes earlier cells incomparable
@@ -43,12 +46,12 @@ class Variant(StrictModel):
     method: str = Field(description="preset whose parts are run")
     settings_of: str | None = Field(None, description="preset whose tuned settings are taken (default: its own)")
     tuned_as: str | None = Field(None, description="name that its own are stored under (default: its preset's)")
-    options: dict[str, dict[str, Any]] = Field({}, description="part -> options on top")
-    train: dict[str, Any] = {}
-    backbone: dict[str, Any] = {}
-    privacy: dict[str, Any] = {}
-    split: dict[str, Any] = {}
-    evaluate: dict[str, Any] = {}
+    options: dict[str, Options] = Field({}, description="part -> options on top")
+    train: Options = {}
+    backbone: Options = {}
+    privacy: Options = {}
+    split: Options = {}
+    evaluate: Options = {}
     backbones: list[str] = Field([], description="the only backbones it is run with; none named: all")
     kind: Literal["central", "popular"] | None = Field(
         None, description="central: its model on pooled data; popular: most popular items; default: the table's"
@@ -95,6 +98,11 @@ class Scope(StrictModel):
     seeds: int = Field(ge=1)
 
 
+PublishedRow = list[float | None]
+PublishedValues = dict[str, dict[str, PublishedRow]]
+"""Metric -> variant -> values."""
+
+
 class Experiment(StrictModel):
     title: str
     kind: Literal["stream", "users", "items", "once", "choose"] = Field(
@@ -110,10 +118,10 @@ class Experiment(StrictModel):
     metrics: list[str] = ["ndcg@20", "recall@20"]
     tolerance: float = Field(0.1, description="relative difference that still counts as agreement")
     rounds: dict[str, int] = Field({}, description="dataset -> most rounds in a block")
-    train: dict[str, Any] = Field({}, description="settings of all variants; their own come on top")
-    split: dict[str, Any] = {}
-    splits: dict[str, dict[str, Any]] = Field({}, description="dataset -> what is split otherwise")
-    evaluate: dict[str, Any] = {}
+    train: Options = Field({}, description="settings of all variants; their own come on top")
+    split: Options = {}
+    splits: dict[str, Options] = Field({}, description="dataset -> what is split otherwise")
+    evaluate: Options = {}
     item_rows: Literal["random", "side", "sentences"] = "random"
     compare: list[str] = Field([], description="variant tested per user against the best of the others")
     across: bool = Field(False, description="the others are those of all backbones")
@@ -122,7 +130,7 @@ class Experiment(StrictModel):
     tune: Tuning | None = Field(None, description="in a paper's main table: its variants are tuned this way")
     settings_from: list[str] = Field([], description="papers whose tuned settings hold here; default: its own")
     tuned: bool = Field(True, description="false: every method at its default rates and options")
-    published: dict[str, dict[str, dict[str, dict[str, list[float | None]]]]] = Field(
+    published: dict[str, dict[str, PublishedValues]] = Field(
         {}, description="dataset -> backbone -> metric -> variant -> one value per column of the paper"
     )
     published_columns: list[str] = ["D1", "D2", "D3"]
@@ -140,10 +148,15 @@ class TunedChoice(StrictModel):
 
     lr: float | None = Field(None, description="of the clients' model, or of the centralised one")
     server_lr: float | None = Field(None, description="of the server's model, where predictions are sent")
-    options: dict[str, dict[str, Any]] = {}
-    train: dict[str, Any] = {}
+    options: dict[str, Options] = {}
+    train: Options = {}
     valid: float | None = None
     trials: int | None = None
+
+
+MethodChoices = dict[str, TunedChoice]
+Choices = dict[str, dict[str, MethodChoices]]
+"""Dataset -> backbone -> method -> what was chosen."""
 
 
 class Settings(StrictModel):
@@ -151,12 +164,20 @@ class Settings(StrictModel):
 
     lr: dict[str, dict[str, float]] = {}
     lr_valid: dict[str, dict[str, float]] = {}
-    chosen: dict[str, dict[str, dict[str, TunedChoice]]] = {}
+    chosen: Choices = {}
     elsewhere: str | None = Field(None, description="dataset whose choices hold where none were made")
 
     def find_choice(self, dataset: str, backbone: str, source: str) -> TunedChoice:
-        places = [self.chosen.get(name or "", {}).get(backbone, {}).get(source) for name in (dataset, self.elsewhere)]
-        return next((one for one in places if one), TunedChoice())
+        for place in (dataset, self.elsewhere or ""):
+            methods = self.chosen.get(place, {}).get(backbone, {})
+            if source in methods:
+                return methods[source]
+        return TunedChoice()
+
+    def choices_of(self, dataset: str, backbone: str) -> MethodChoices:
+        """The choices for methods on a dataset and backbone, to be changed in place."""
+        backbones = self.chosen.setdefault(dataset, {})
+        return backbones.setdefault(backbone, {})
 
 
 @dataclass(frozen=True)
@@ -170,67 +191,96 @@ class ExperimentCell:
     config: RunConfig
     kind: str = "stream"
     withdraws: float = 0.0
-    follows: ExperimentCell | None = (
-        None  # it has to be finished first: how many items it sent completes this one's config
-    )
+    follows: ExperimentCell | None = None  # finished first: the items that it sent complete this one's config
 
     @property
     def key(self) -> str:
         """Cells with the same effective config are the same cell, whichever table asks for them."""
-        what = self.config.model_dump(mode="json", exclude={"method": True, **find_later_defaults(self.config)})
-        said = [CELL_VERSION, self.kind, what, *([self.withdraws] if self.withdraws else [])]
-        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
+        later_defaults = find_later_defaults(self.config)
+        config = self.config.model_dump(mode="json", exclude={"method": True, **later_defaults})
+        identity = [CELL_VERSION, self.kind, config]
+        if self.withdraws:
+            identity.append(self.withdraws)
+        text = json.dumps(identity, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+Cells = list[ExperimentCell]
+Place = tuple[str, str, str]
+"""Dataset, backbone and variant."""
 
 
 def experiment_names() -> list[str]:
-    return sorted(f"{p.parent.name}/{p.stem}" for p in ROOT.glob("*/*.toml") if p.stem != "settings")
+    names = []
+    for path in ROOT.glob("*/*.toml"):
+        if path.stem != "settings":
+            names.append(f"{path.parent.name}/{path.stem}")
+    return sorted(names)
 
 
 def load_experiment(name: str, results: Path | None = None) -> tuple[Experiment, Settings]:
     """PAPER/TABLE, or a paper that is one table of its own name; settings as `load_settings` finds them."""
-    if f"{name}/{name}" in experiment_names():
-        name = f"{name}/{name}"
-    if name not in experiment_names():
-        raise unknown_name_error("experiment", name, experiment_names())
+    names = experiment_names()
+    own_table = f"{name}/{name}"
+    if own_table in names:
+        name = own_table
+    if name not in names:
+        raise unknown_name_error("experiment", name, names)
     path = ROOT / f"{name}.toml"
     experiment = validate_model(Experiment, read_toml(path), name)
+    if not experiment.tuned:
+        return experiment, Settings()
     papers = experiment.settings_from or [name.partition("/")[0]]
-    return experiment, join_settings(papers, results) if experiment.tuned else Settings()
+    return experiment, join_settings(papers, results)
 
 
 def join_settings(papers: list[str], results: Path | None = None) -> Settings:
-    """What was chosen for the methods of several papers; a rate that all of a paper share becomes each one's own."""
-    found = [load_settings(paper, results) for paper in papers]
-    if len(found) == 1:
-        return found[0]
-    chosen: dict[str, dict[str, dict[str, TunedChoice]]] = {}
-    for one in found:
-        for dataset, backbones in one.chosen.items():
+    """The choices for the methods of several papers; a rate that all of a paper share becomes each method's own."""
+    settings_list = [load_settings(paper, results) for paper in papers]
+    if len(settings_list) == 1:
+        return settings_list[0]
+    joined = Settings(chosen={})
+    elsewhere = None
+    for settings in settings_list:
+        elsewhere = elsewhere or settings.elsewhere or None
+        for dataset, backbones in settings.chosen.items():
             for backbone, methods in backbones.items():
-                shared = {"lr": one.lr.get(dataset, {}).get(backbone)}
-                place = chosen.setdefault(dataset, {}).setdefault(backbone, {})
-                place |= {k: v if v.lr is not None else v.model_copy(update=shared) for k, v in methods.items()}
-    return Settings(chosen=chosen, elsewhere=next((one.elsewhere for one in found if one.elsewhere), None))
+                shared_lr = settings.lr.get(dataset, {}).get(backbone)
+                joined.choices_of(dataset, backbone).update(_with_rates(methods, shared_lr))
+    return joined.model_copy(update={"elsewhere": elsewhere})
+
+
+def _with_rates(methods: MethodChoices, lr: float | None) -> MethodChoices:
+    """The same choices, with a rate for those that have none of their own."""
+    complete = {}
+    for name, choice in methods.items():
+        has_rate = choice.lr is not None
+        complete[name] = choice if has_rate else choice.model_copy(update={"lr": lr})
+    return complete
 
 
 def load_main_table(paper: str) -> Experiment:
     """The table whose variants are tuned: the one that says how, or the second."""
     for name in experiment_names():
-        if name.startswith(f"{paper}/") and (found := load_experiment(name)[0]).tune:
-            return found
-    return load_experiment(f"{paper}/table2")[0]
+        if name.startswith(f"{paper}/"):
+            experiment, _ = load_experiment(name)
+            if experiment.tune:
+                return experiment
+    second, _ = load_experiment(f"{paper}/table2")
+    return second
 
 
 def settings_path(paper: str, results: Path) -> Path:
-    """Where tuning writes what it chose: among the results."""
+    """Where tuning writes its choices: among the results."""
     return results / paper / "settings.toml"
 
 
 def load_settings(paper: str, results: Path | None = None) -> Settings:
-    """What was chosen for a paper: as tuned among some results, else as the package brings it."""
-    for folder in (results, ROOT):
-        path = None if folder is None else settings_path(paper, folder)
-        if path is not None and path.is_file():
+    """The choices for a paper: as tuned among some results, else as the package brings them."""
+    folders = [ROOT] if results is None else [results, ROOT]
+    for folder in folders:
+        path = settings_path(paper, folder)
+        if path.is_file():
             return validate_model(Settings, read_toml(path), str(path.name))
     return Settings()
 
@@ -239,39 +289,60 @@ def build_run_config(
     experiment: Experiment, settings: Settings, dataset: str, backbone: str, variant: Variant, seed: int
 ) -> RunConfig:
     """The effective config of a cell: preset, tuned options, the variant's own on top."""
+    source = f"variant '{variant.label}'"
     tuned = settings.find_choice(dataset, backbone, variant.source)
-    parts = []
+    lr = tuned.lr
+    if lr is None:
+        lr = settings.lr.get(dataset, {}).get(backbone)
+    backbone_options: Options = {"name": backbone}
+    if lr is not None:
+        backbone_options["lr"] = lr
+    backbone_options |= variant.backbone
+    train = dict(experiment.train)
+    if dataset in experiment.rounds:
+        train["rounds"] = experiment.rounds[dataset]
+    train |= tuned.train
+    train |= variant.train
+    split: Options = {"seed": seed}  # tied times leave the cut open: every seed draws its own
+    split |= experiment.split
+    split |= experiment.splits.get(dataset, {})
+    split |= variant.split
+    evaluate: Options = {"controls": False}
+    evaluate |= experiment.evaluate
+    evaluate |= variant.evaluate
+    config: Options = {
+        "data": dataset,
+        "backbone": backbone_options,
+        "method": variant.method,
+        "parts": _list_parts(variant, tuned),
+        "seed": seed,
+        "privacy": variant.privacy,
+        "item_rows": variant.item_rows or experiment.item_rows,
+        "split": validate_model(SplitConfig, split, source).model_dump(),
+        "train": train,
+        "evaluate": validate_model(EvaluateConfig, evaluate, source).model_dump(),
+    }
+    validate_model(TrainConfig, train, source)
+    return resolve_config(config, source)
+
+
+def _list_parts(variant: Variant, tuned: TunedChoice) -> list[Options]:
+    """The parts of a variant's preset with tuned options, then its own options on top."""
+    parts: list[Options] = []
     for spec in preset_parts(variant.method):
-        fixed = {k: v for k, v in spec.items() if k != "name"}
-        parts.append({"name": spec["name"], **tuned.options.get(spec["name"], {}), **fixed})
-        if spec["name"] == TRANSFER and tuned.server_lr is not None:
-            parts[-1]["server"] = {**fixed.get("server", {}), "lr": tuned.server_lr}
+        name = spec["name"]
+        options = tuned.options.get(name, {})
+        part = {"name": name, **options, **spec}
+        if name == TRANSFER and tuned.server_lr is not None:
+            part["server"] = {**spec.get("server", {}), "lr": tuned.server_lr}
+        parts.append(part)
     for name, options in variant.options.items():
-        matching = [p for p in parts if p["name"] == name]
+        matching = [part for part in parts if part["name"] == name]
         if matching:
             matching[0].update(options)
         else:
             parts.append({"name": name, **options})
-    lr = settings.lr.get(dataset, {}).get(backbone) if tuned.lr is None else tuned.lr
-    where = f"variant '{variant.label}'"
-    rounds = {"rounds": experiment.rounds[dataset]} if dataset in experiment.rounds else {}
-    split = {**experiment.split, **experiment.splits.get(dataset, {}), **variant.split}
-    evaluate = {"controls": False, **experiment.evaluate, **variant.evaluate}
-    said: dict[str, Any] = {
-        "data": dataset,
-        "backbone": {"name": backbone, **({"lr": lr} if lr is not None else {}), **variant.backbone},
-        "method": variant.method,
-        "parts": parts,
-        "seed": seed,
-        "privacy": variant.privacy,
-        "item_rows": variant.item_rows or experiment.item_rows,
-        # Tied times leave the cut open: every seed draws its own.
-        "split": validate_model(SplitConfig, {"seed": seed, **split}, where).model_dump(),
-        "train": {**experiment.train, **rounds, **tuned.train, **variant.train},
-        "evaluate": validate_model(EvaluateConfig, evaluate, where).model_dump(),
-    }
-    validate_model(TrainConfig, said["train"], where)
-    return resolve_config(said, where)
+    return parts
 
 
 def list_cells(
@@ -281,33 +352,67 @@ def list_cells(
     backbones: list[str],
     seeds: int,
     only: Sequence[str] = (),
-) -> list[ExperimentCell]:
+) -> Cells:
     """Every cell, or those of some variants; seeds first so that an interrupted run covers all columns evenly."""
-
-    def cell(dataset: str, backbone: str, name: str, seed: int) -> ExperimentCell:
-        variant = experiment.variants[name]
-        config = build_run_config(experiment, settings, dataset, backbone, variant, seed)
-        follows = cell(dataset, backbone, variant.sends_as, seed) if variant.sends_as else None
-        kind = WITHDRAWAL if variant.withdraws else variant.kind or experiment.kind
-        return ExperimentCell(dataset, backbone, name, seed, config, kind, variant.withdraws, follows)
-
-    return [
-        cell(dataset, backbone, name, seed)
-        for seed in range(1, seeds + 1)
-        for dataset in datasets
-        if seed <= experiment.seeds_on.get(dataset, seeds)
-        for backbone in backbones
-        for name, variant in experiment.variants.items()
-        if (not variant.backbones or backbone in variant.backbones) and (not only or name in only)
-    ]
+    cells = []
+    for seed in range(1, seeds + 1):
+        for dataset in datasets:
+            if seed > experiment.seeds_on.get(dataset, seeds):
+                continue
+            for backbone in backbones:
+                for name in _list_variants(experiment, backbone, only):
+                    place = (dataset, backbone, name)
+                    cells.append(_build_cell(experiment, settings, place, seed))
+    return cells
 
 
-def narrow_experiment(experiment: Experiment, only: list[str]) -> tuple[list[str], list[str], list[str]]:
-    """Datasets, backbones and variants left by `--only` words; a table with its variants unnarrowed names none."""
+def _list_variants(experiment: Experiment, backbone: str, only: Sequence[str]) -> list[str]:
+    """The variants that are run with a backbone, of some or of all."""
+    names = []
+    for name, variant in experiment.variants.items():
+        has_backbone = not variant.backbones or backbone in variant.backbones
+        is_wanted = not only or name in only
+        if has_backbone and is_wanted:
+            names.append(name)
+    return names
+
+
+def _build_cell(experiment: Experiment, settings: Settings, place: Place, seed: int) -> ExperimentCell:
+    """The cell of a variant at (dataset, backbone, variant), and the one that it has to wait for."""
+    dataset, backbone, name = place
+    variant = experiment.variants[name]
+    config = build_run_config(experiment, settings, dataset, backbone, variant, seed)
+    follows = None
+    if variant.sends_as:
+        follows = _build_cell(experiment, settings, (dataset, backbone, variant.sends_as), seed)
+    kind = WITHDRAWAL if variant.withdraws else variant.kind or experiment.kind
+    return ExperimentCell(dataset, backbone, name, seed, config, kind, variant.withdraws, follows)
+
+
+class Narrowed(NamedTuple):
+    """What `--only` words leave of a table."""
+
+    datasets: list[str]
+    backbones: list[str]
+    variants: list[str]  # empty: all
+
+
+def narrow_experiment(experiment: Experiment, only: list[str]) -> Narrowed:
+    """Datasets, backbones and variants that the words name; all of those of which they name none."""
     known = {*experiment.datasets, *experiment.backbones, *experiment.variants}
     for word in only:
         if word not in known:
             raise unknown_name_error("dataset, backbone or variant of this table", word, known)
-    datasets = [d for d in experiment.datasets if d in only] or experiment.datasets
-    backbones = [b for b in experiment.backbones if b in only] or experiment.backbones
-    return datasets, backbones, [v for v in experiment.variants if v in only and v not in experiment.backbones]
+    datasets = _select_named(experiment.datasets, only)
+    backbones = _select_named(experiment.backbones, only)
+    variants = _select_named(experiment.variants, only)
+    variants = [name for name in variants if name not in experiment.backbones]
+    return Narrowed(
+        datasets=datasets or experiment.datasets,
+        backbones=backbones or experiment.backbones,
+        variants=variants,
+    )
+
+
+def _select_named(names: Iterable[str], words: list[str]) -> list[str]:
+    return [name for name in names if name in words]

@@ -17,8 +17,10 @@ from tacita.methods.distillation.transfer import Transfer
 from tacita.models.base import Backbone, TrainedConfig
 from tacita.research.experiments.axes import list_combinations, sample_around
 from tacita.research.experiments.experiment_spec import (
+    Cells,
     Experiment,
     ExperimentCell,
+    Place,
     Settings,
     TunedChoice,
     Tuning,
@@ -27,7 +29,7 @@ from tacita.research.experiments.experiment_spec import (
     narrow_experiment,
 )
 from tacita.research.experiments.low_discrepancy import spread_points
-from tacita.research.experiments.single_block import Line
+from tacita.research.experiments.single_block import CellLines
 from tacita.runs.assembly import build_components
 
 
@@ -46,117 +48,158 @@ class TuningEntry:
     def name(self) -> str:
         return f"{self.dataset}, {self.backbone}, {self.source}"
 
+    @property
+    def place(self) -> Place:
+        return self.dataset, self.backbone, self.variant
+
 
 def list_tuning_entries(
     experiment: Experiment, only: list[str], trials: int, rounds: int | None = None
 ) -> list[TuningEntry]:
     """Every method with rates of its own that the words leave; `rounds`: another budget than the table's."""
-    tuning = _require_tuning(experiment)
-    if rounds:
-        tuning = tuning.model_copy(update={"rounds": rounds})
-    datasets, backbones, named = narrow_experiment(experiment, only)
-    found = []
-    for dataset in [one for one in tuning.datasets if one in datasets]:
+    tuning = _require_tuning(experiment, rounds)
+    datasets, backbones, names = narrow_experiment(experiment, only)
+    entries = []
+    for dataset in tuning.datasets:
+        if dataset not in datasets:
+            continue
         for backbone in backbones:
-            for name, variant in experiment.variants.items():
-                wanted = not named or name in named
-                own = not (variant.settings_of or variant.withdraws or variant.kind == "popular")
-                if wanted and own and backbone in (variant.backbones or backbones):
-                    found += _build_entry(experiment, tuning, (dataset, backbone, name), trials)
-    if not found:
+            for name in names or experiment.variants:
+                variant = experiment.variants[name]
+                has_backbone = backbone in (variant.backbones or backbones)
+                if has_backbone and _has_own_rates(variant):
+                    entries += _build_entry(experiment, tuning, (dataset, backbone, name), trials)
+    if not entries:
         raise TacitaError(f"--only {' --only '.join(only)} leaves no method with rates of its own; leave one out.")
-    return found
+    return entries
 
 
-def interleave_cells(entries: list[TuningEntry]) -> list[ExperimentCell]:
+def _has_own_rates(variant: Variant) -> bool:
+    borrows_settings = bool(variant.settings_of)
+    has_no_rates = variant.kind == "popular" or variant.withdraws > 0
+    return not borrows_settings and not has_no_rates
+
+
+def interleave_cells(entries: list[TuningEntry]) -> Cells:
     """The first trial of every method, then the second: a search that is interrupted was fair so far."""
-    turns = range(max(len(one.cells) for one in entries))
-    return [entry.cells[k] for k in turns for entry in entries if k < len(entry.cells)]
+    most_trials = max(len(entry.cells) for entry in entries)
+    cells = []
+    for turn in range(most_trials):
+        for entry in entries:
+            if turn < len(entry.cells):
+                cells.append(entry.cells[turn])
+    return cells
 
 
-def choose_rates(entry: TuningEntry, lines: dict[str, Line]) -> TunedChoice:
+def choose_rates(entry: TuningEntry, lines: CellLines) -> TunedChoice:
     """The rates that validate best; the first of equals."""
-    tried = [(one, lines[cell.key]) for one, cell in zip(entry.trials, entry.cells, strict=True)]
-    scored = [(one, float(line["valid"])) for one, line in tried if "failed" not in line]
-    if not scored:
-        raise TacitaError(f"{entry.name}: no trial has a score; the first one: {tried[0][1]['failed']}")
-    best, valid = max(scored, key=lambda pair: pair[1])
-    return best.model_copy(update={"valid": valid, "trials": len(tried)})
+    best = None
+    best_valid = 0.0
+    for trial, cell in zip(entry.trials, entry.cells, strict=True):
+        line = lines[cell.key]
+        if "failed" in line:
+            continue
+        valid = float(line["valid"])
+        if best is None or valid > best_valid:
+            best = trial
+            best_valid = valid
+    if best is None:
+        reason = lines[entry.cells[0].key]["failed"]
+        raise TacitaError(f"{entry.name}: no trial has a score; the first one: {reason}")
+    return best.model_copy(update={"valid": best_valid, "trials": len(entry.trials)})
 
 
 def is_at_range_end(experiment: Experiment, chosen: TunedChoice) -> bool:
     """Whether a rate is next to an end of the range: a better one may lie outside."""
     tuning = _require_tuning(experiment)
     tenth = (tuning.highest / tuning.lowest) ** 0.1
-    rates = [one for one in (chosen.lr, chosen.server_lr) if one is not None]
-    return any(one < tuning.lowest * tenth or one > tuning.highest / tenth for one in rates)
+    low_end = tuning.lowest * tenth
+    high_end = tuning.highest / tenth
+    for rate in (chosen.lr, chosen.server_lr):
+        if rate is None:
+            continue
+        if rate < low_end or rate > high_end:
+            return True
+    return False
 
 
-def _require_tuning(experiment: Experiment) -> Tuning:
+def _require_tuning(experiment: Experiment, rounds: int | None = None) -> Tuning:
+    """How a table's methods are tuned; `rounds`: another budget than the table's."""
     assert experiment.tune is not None
+    if rounds:
+        return experiment.tune.model_copy(update={"rounds": rounds})
     return experiment.tune
 
 
-def _build_entry(experiment: Experiment, tuning: Tuning, where: tuple[str, str, str], trials: int) -> list[TuningEntry]:
+def _build_entry(experiment: Experiment, tuning: Tuning, place: Place, trials: int) -> list[TuningEntry]:
     """The trials of one method; none where nothing has a rate."""
-    dataset, backbone, name = where
-    variant = experiment.variants[name]
-    first = _default_rates(_trial_config(experiment, tuning, where, TunedChoice()))
+    dataset, backbone, name = place
+    default_config = _trial_config(experiment, tuning, place, TunedChoice())
+    first = _default_rates(default_config)
     if first.lr is None:
         return []
     if tuning.first:
-        tried = list_combinations(tuning, _trial_config(experiment, tuning, where, TunedChoice()))[:trials]
+        choices = list_combinations(tuning, default_config)[:trials]
     else:
-        tried = [first, *_spread_rates(tuning, first, trials - 1)]
-    return [_add_trials(experiment, tuning, TuningEntry(dataset, backbone, variant.source, (), (), name), tried)]
+        choices = [first, *_spread_rates(tuning, first, trials - 1)]
+    source = experiment.variants[name].source
+    empty = TuningEntry(dataset, backbone, source, (), (), name)
+    return [_add_trials(experiment, tuning, empty, choices)]
 
 
-def _add_trials(experiment: Experiment, tuning: Tuning, entry: TuningEntry, more: list[TunedChoice]) -> TuningEntry:
+def _add_trials(experiment: Experiment, tuning: Tuning, entry: TuningEntry, choices: list[TunedChoice]) -> TuningEntry:
     """The same method with more trials."""
-    where, kind = (
-        (entry.dataset, entry.backbone, entry.variant),
-        _trial_kind(experiment, experiment.variants[entry.variant]),
-    )
-    made = tuple(
-        ExperimentCell(*where, tuning.seed, _trial_config(experiment, tuning, where, one), kind) for one in more
-    )
-    return replace(entry, trials=(*entry.trials, *more), cells=(*entry.cells, *made))
+    variant = experiment.variants[entry.variant]
+    kind = _trial_kind(experiment, variant)
+    cells = list(entry.cells)
+    for choice in choices:
+        config = _trial_config(experiment, tuning, entry.place, choice)
+        cells.append(ExperimentCell(*entry.place, tuning.seed, config, kind))
+    trials = (*entry.trials, *choices)
+    return replace(entry, trials=trials, cells=tuple(cells))
 
 
 def add_second_step(
-    experiment: Experiment, entries: list[TuningEntry], lines: dict[str, Line], trials: int, rounds: int | None = None
+    experiment: Experiment, entries: list[TuningEntry], lines: CellLines, trials: int, rounds: int | None = None
 ) -> list[TuningEntry]:
-    """The trials of the second step beside those of the first; who has no score in the first has no second."""
-    tuning, out = _require_tuning(experiment), []
-    if rounds:
-        tuning = tuning.model_copy(update={"rounds": rounds})
+    """The trials of the second step beside those of the first; a method without a score in the first has no second."""
+    tuning = _require_tuning(experiment, rounds)
+    extended = []
     for entry in entries:
-        left = trials - len(entry.trials)
-        if tuning.then and left > 0 and any("failed" not in lines[cell.key] for cell in entry.cells):
-            where, best = (entry.dataset, entry.backbone, entry.variant), choose_rates(entry, lines)
-            more = sample_around(tuning, _trial_config(experiment, tuning, where, TunedChoice()), best, left)
-            entry = _add_trials(experiment, tuning, entry, more)
-        out.append(entry)
-    return out
+        n_remaining = trials - len(entry.trials)
+        own_lines = [lines[cell.key] for cell in entry.cells]
+        has_score = any("failed" not in line for line in own_lines)
+        if tuning.then and n_remaining > 0 and has_score:
+            best = choose_rates(entry, lines)
+            default_config = _trial_config(experiment, tuning, entry.place, TunedChoice())
+            choices = sample_around(tuning, default_config, best, n_remaining)
+            entry = _add_trials(experiment, tuning, entry, choices)
+        extended.append(entry)
+    return extended
 
 
 def _trial_kind(experiment: Experiment, variant: Variant) -> str:
     return f"{variant.kind or experiment.kind}, tried"
 
 
-def _trial_config(experiment: Experiment, tuning: Tuning, where: tuple[str, str, str], rates: TunedChoice) -> RunConfig:
-    dataset, backbone, name = where
+def _trial_config(experiment: Experiment, tuning: Tuning, place: Place, rates: TunedChoice) -> RunConfig:
+    dataset, backbone, name = place
     variant = experiment.variants[name]
     settings = Settings(chosen={dataset: {backbone: {variant.source: rates}}})
     config = build_run_config(experiment, settings, dataset, backbone, variant, tuning.seed)
-    fewer = config.train.model_copy(update={"rounds": min(tuning.rounds, config.train.rounds)})
-    return config.model_copy(update={"train": fewer})
+    rounds = min(tuning.rounds, config.train.rounds)
+    train = config.train.model_copy(update={"rounds": rounds})
+    return config.model_copy(update={"train": train})
 
 
 def _default_rates(config: RunConfig) -> TunedChoice:
     backbone, parts, _ = build_components(config)
-    server = [_backbone_rate(part.server_backbone) for part in parts if isinstance(part, Transfer)]
-    return TunedChoice(lr=_backbone_rate(backbone), server_lr=server[0] if server else None)
+    server_lr = None
+    for part in parts:
+        if isinstance(part, Transfer):
+            server_lr = _backbone_rate(part.server_backbone)
+            break
+    return TunedChoice(lr=_backbone_rate(backbone), server_lr=server_lr)
 
 
 def _backbone_rate(backbone: Backbone) -> float | None:
@@ -164,11 +207,15 @@ def _backbone_rate(backbone: Backbone) -> float | None:
 
 
 def _spread_rates(tuning: Tuning, first: TunedChoice, n: int) -> list[TunedChoice]:
-    wide = math.log(tuning.highest / tuning.lowest)
+    width = math.log(tuning.highest / tuning.lowest)
 
     def rate(share: float) -> float:
-        return float(f"{tuning.lowest * math.exp(share * wide):.2g}")
+        value = tuning.lowest * math.exp(share * width)
+        return float(f"{value:.2g}")
 
     if first.server_lr is None:
-        return [TunedChoice(lr=rate(one)) for (one,) in spread_points(n, 1)]
-    return [TunedChoice(lr=rate(one), server_lr=rate(other)) for one, other in spread_points(n, 2)]
+        return [TunedChoice(lr=rate(share)) for (share,) in spread_points(n, 1)]
+    choices = []
+    for share, server_share in spread_points(n, 2):
+        choices.append(TunedChoice(lr=rate(share), server_lr=rate(server_share)))
+    return choices

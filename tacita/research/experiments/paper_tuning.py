@@ -1,6 +1,6 @@
-"""Tune every method of a paper's main table and store what was chosen among the results, where tables read it.
+"""Tune every method of a paper's main table and store the choices among the results, where tables read them.
 
-Streams of blocks have a core for each dataset and backbone; runs of one block (`rates.py`) one for each trial.
+Streams of blocks have a core for each dataset and backbone; runs of one block (`learning_rates.py`) one for each trial.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from tacita.research.experiments.experiment_spec import (
 from tacita.research.experiments.learning_rates import TuningEntry, add_second_step, choose_rates, interleave_cells
 from tacita.research.experiments.process_pool import run_in_processes
 from tacita.research.experiments.search_callbacks import OnDone
+from tacita.research.experiments.single_block import CellLines
 from tacita.research.experiments.tuning import tune_lr, tune_method
 from tacita.runs.assembly import Machine
 
@@ -61,18 +62,25 @@ def tune_pair(job: PairJob) -> tuple[PairJob, PairResult]:
         evaluate=EvaluateConfig(controls=False),
     )
     base = tune_lr(config, Machine(threads=1, data_dir=job.data_dir))
-    chosen, failed = {}, [f"learning rate {lr}: {why}" for lr, why in base.failed.items()]
+    folder = job.folder / f"{job.dataset}-{job.backbone}"
+    chosen = {}
+    failed = []
+    for lr, reason in base.failed.items():
+        failed.append(f"learning rate {lr}: {reason}")
     for method in job.methods:
-        folder = job.folder / f"{job.dataset}-{job.backbone}"
         try:
-            found = tune_method(base.federation, base.progress, method, job.trials, folder)
+            result = tune_method(base.federation, base.progress, method, job.trials, folder)
         except TacitaError as error:
             failed.append(str(error))
             continue
-        failed += [f"{method} {options}: {why}" for options, why in found.failed.items()]
-        chosen[method] = TunedChoice(options=found.options, valid=round(found.valid, 6), trials=found.trials)
-    told = [f"{job.dataset}, {job.backbone}, {one}" for one in failed]
-    return job, PairResult(base.lr, round(base.tried[base.lr], 6), chosen, told)
+        for options, reason in result.failed.items():
+            failed.append(f"{method} {options}: {reason}")
+        valid = round(result.valid, 6)
+        chosen[method] = TunedChoice(options=result.options, valid=valid, trials=result.trials)
+    place = f"{job.dataset}, {job.backbone}"
+    sentences = [f"{place}, {failure}" for failure in failed]
+    base_valid = round(base.tried[base.lr], 6)
+    return job, PairResult(base.lr, base_valid, chosen, sentences)
 
 
 def list_paper_jobs(
@@ -80,20 +88,33 @@ def list_paper_jobs(
 ) -> list[PairJob]:
     """A job for each dataset and backbone of the paper's main table that the words leave."""
     experiment = load_main_table(paper)
-    datasets, backbones, named = narrow_experiment(experiment, only)
-    asked = [v for name, v in experiment.variants.items() if not named or name in named]
-    methods = tuple(v.method for v in asked if v.settings_of is None)
-    return [
-        PairJob(dataset, backbone, methods, rounds or experiment.rounds.get(dataset, 100), trials, folder, data_dir)
-        for dataset in datasets
-        for backbone in backbones
-    ]
+    datasets, backbones, names = narrow_experiment(experiment, only)
+    methods = []
+    for name in names or experiment.variants:
+        variant = experiment.variants[name]
+        if variant.settings_of is None:
+            methods.append(variant.method)
+    jobs = []
+    for dataset in datasets:
+        n_rounds = rounds or experiment.rounds.get(dataset, 100)
+        for backbone in backbones:
+            job = PairJob(
+                dataset,
+                backbone,
+                methods=tuple(methods),
+                rounds=n_rounds,
+                trials=trials,
+                folder=folder,
+                data_dir=data_dir,
+            )
+            jobs.append(job)
+    return jobs
 
 
 def tune_paper(
     paper: str, jobs: list[PairJob], results: Path, on_done: OnDone | None = None, workers: int = 0
 ) -> tuple[Path, list[str]]:
-    """Tune every (dataset, backbone) on its own core and store what was chosen among the results.
+    """Tune every (dataset, backbone) on its own core and store the choices among the results.
 
     Returns the file of choices and a sentence for everything that could not be tried.
     """
@@ -101,20 +122,29 @@ def tune_paper(
     failed: list[str] = []
     if on_done:
         on_done(0, len(jobs))
-    for done, (job, found) in enumerate(run_in_processes(tune_pair, jobs, workers), 1):
-        settings.lr.setdefault(job.dataset, {})[job.backbone] = found.lr
-        settings.lr_valid.setdefault(job.dataset, {})[job.backbone] = found.valid
-        settings.chosen.setdefault(job.dataset, {}).setdefault(job.backbone, {}).update(found.chosen)
+    finished = run_in_processes(tune_pair, jobs, workers)
+    for n_done, (job, result) in enumerate(finished, 1):
+        _note_result(settings, job, result)
         store_settings(paper, settings, results)
-        failed += found.failed
+        failed += result.failed
         if on_done:
-            on_done(done, len(jobs))
+            on_done(n_done, len(jobs))
     return settings_path(paper, results), failed
+
+
+def _note_result(settings: Settings, job: PairJob, result: PairResult) -> None:
+    """Put the choices of a job in the settings."""
+    rates = settings.lr.setdefault(job.dataset, {})
+    rates[job.backbone] = result.lr
+    scores = settings.lr_valid.setdefault(job.dataset, {})
+    scores[job.backbone] = result.valid
+    choices = settings.choices_of(job.dataset, job.backbone)
+    choices.update(result.chosen)
 
 
 @dataclass(frozen=True)
 class RateSearch:
-    """Where the trials of a paper are kept, and how they are run."""
+    """Where the trials of a paper are stored, and how they are run."""
 
     paper: str
     results: Path
@@ -128,46 +158,69 @@ class RateSearch:
 def tune_rates(
     search: RateSearch, experiment: Experiment, entries: list[TuningEntry], on_done: OnDone | None = None
 ) -> tuple[dict[str, TunedChoice], list[str]]:
-    """Run the trials that are not kept yet and store the best rates of every method.
+    """Run the trials that are not stored yet and store the best rates of every method.
 
-    Returns what was chosen, by the entry's name, and a sentence for every trial and method without a score.
+    Returns the choices, by the entry's name, and a sentence for every trial and method without a score.
     """
-    lines = run_cells(interleave_cells(entries), search.cell_file, search.data_dir, search.workers, on_done)
+    lines = _run_trials(search, entries, on_done)
     entries = add_second_step(experiment, entries, lines, search.trials, search.rounds)
-    lines |= run_cells(interleave_cells(entries), search.cell_file, search.data_dir, search.workers, on_done)
+    lines |= _run_trials(search, entries, on_done)
     chosen: dict[str, TunedChoice] = {}
     failed: list[str] = []
-    # only now: another process may have stored its own meanwhile
-    settings = load_settings(search.paper, search.results)
+    settings = load_settings(search.paper, search.results)  # only now: another process may have stored its own
     for entry in entries:
-        rates = zip(entry.trials, entry.cells, strict=True)
-        told = [(one, lines[cell.key].get("failed")) for one, cell in rates]
-        failed += [f"{entry.name}, {describe_choice(one)}: {why}" for one, why in told if why]
+        failed += _describe_failures(entry, lines)
         try:
             best = choose_rates(entry, lines)
         except TacitaError:
             continue
         chosen[entry.name] = best
-        settings.chosen.setdefault(entry.dataset, {}).setdefault(entry.backbone, {})[entry.source] = best
-    first = experiment.tune.datasets[0] if experiment.tune else None
-    store_settings(search.paper, settings.model_copy(update={"elsewhere": first}), search.results)
+        choices = settings.choices_of(entry.dataset, entry.backbone)
+        choices[entry.source] = best
+    elsewhere = experiment.tune.datasets[0] if experiment.tune else None
+    settings = settings.model_copy(update={"elsewhere": elsewhere})
+    store_settings(search.paper, settings, search.results)
     return chosen, failed
+
+
+def _run_trials(search: RateSearch, entries: list[TuningEntry], on_done: OnDone | None) -> CellLines:
+    cells = interleave_cells(entries)
+    return run_cells(cells, search.cell_file, search.data_dir, search.workers, on_done)
+
+
+def _describe_failures(entry: TuningEntry, lines: CellLines) -> list[str]:
+    """A sentence for every trial without a score."""
+    sentences = []
+    for trial, cell in zip(entry.trials, entry.cells, strict=True):
+        reason = lines[cell.key].get("failed")
+        if reason:
+            choice = describe_choice(trial)
+            sentences.append(f"{entry.name}, {choice}: {reason}")
+    return sentences
 
 
 def describe_choice(rates: TunedChoice) -> str:
     """A choice in one line."""
-    told = [] if rates.lr is None and (rates.train or rates.options) else [f"learning rate {rates.lr}"]
-    told += [] if rates.server_lr is None else [f"server {rates.server_lr}"]
-    told += [f"{name} {value}" for name, value in rates.train.items()]
-    told += [f"{part}.{name} {value}" for part, own in rates.options.items() for name, value in own.items()]
-    return ", ".join(told)
+    words = []
+    has_other_settings = bool(rates.train or rates.options)
+    if rates.lr is not None or not has_other_settings:
+        words.append(f"learning rate {rates.lr}")
+    if rates.server_lr is not None:
+        words.append(f"server {rates.server_lr}")
+    for name, value in rates.train.items():
+        words.append(f"{name} {value}")
+    for part, options in rates.options.items():
+        for name, value in options.items():
+            words.append(f"{part}.{name} {value}")
+    return ", ".join(words)
 
 
 def store_settings(paper: str, settings: Settings, results: Path) -> None:
-    text = "# Chosen on validation by `tacita tune --paper`: one seed, the same budget for every method.\n"
+    comment = "# Chosen on validation by `tacita tune --paper`: one seed, the same budget for every method.\n"
     path = settings_path(paper, results)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise disk_error(path.parent, error) from None
-    write_bytes(path, (text + tomli_w.dumps(settings.model_dump(exclude_none=True))).encode())
+    text = comment + tomli_w.dumps(settings.model_dump(exclude_none=True))
+    write_bytes(path, text.encode())

@@ -13,7 +13,7 @@ Result = TypeVar("Result")
 
 
 def run_in_processes(work: Callable[[Job], Result], jobs: list[Job], workers: int = 0) -> Iterator[Result]:
-    """What the jobs come to, finished ones first; a single worker is this process."""
+    """The results of the jobs, finished ones first; a single worker is this process."""
     if not jobs:
         return
     n = min(workers or os.cpu_count() or 1, len(jobs))
@@ -21,10 +21,10 @@ def run_in_processes(work: Callable[[Job], Result], jobs: list[Job], workers: in
         yield from map(work, jobs)
         return
     with ProcessPoolExecutor(n, mp_context=get_context("spawn")) as pool:
-        pending = [pool.submit(work, job) for job in jobs]
+        futures = [pool.submit(work, job) for job in jobs]
         try:
-            for done in as_completed(pending):
-                yield done.result()
+            for future in as_completed(futures):
+                yield future.result()
         finally:
-            for one in pending:
-                one.cancel()
+            for future in futures:
+                future.cancel()

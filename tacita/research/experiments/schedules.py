@@ -8,24 +8,33 @@ import numpy as np
 
 from tacita.core.errors import TacitaError
 from tacita.methods.distillation.presets import TRANSFER
-from tacita.research.experiments.experiment_spec import ExperimentCell
-from tacita.research.experiments.single_block import Line
+from tacita.research.experiments.experiment_spec import Cells, ExperimentCell
+from tacita.research.experiments.single_block import CellLines, Line
 
 
-def check_schedules(cells: list[ExperimentCell], known: dict[str, Line]) -> None:
+def check_schedules(cells: Cells, lines: CellLines) -> None:
     """Refuse, before anything is run, cells whose agent is neither finished nor among them."""
-    asked = {one.key for one in cells if one.follows is None}
-    for one in cells:
-        if one.follows and one.follows.key not in known.keys() | asked:
-            raise TacitaError(
-                f"variant '{one.variant}' sends as many items as '{one.follows.variant}', whose cell on {one.dataset}, "
-                f"{one.backbone}, seed {one.seed} is not there; add --only {one.follows.variant}."
-            )
+    planned = {cell.key for cell in cells if cell.follows is None}
+    for cell in cells:
+        agent = cell.follows
+        if agent is None:
+            continue
+        if agent.key in lines or agent.key in planned:
+            continue
+        raise TacitaError(
+            f"variant '{cell.variant}' sends as many items as '{agent.variant}', whose cell on {cell.dataset}, "
+            f"{cell.backbone}, seed {cell.seed} is not there; add --only {agent.variant}."
+        )
 
 
-def with_schedules(cells: list[ExperimentCell], lines: dict[str, Line]) -> list[ExperimentCell]:
+def with_schedules(cells: Cells, lines: CellLines) -> Cells:
     """The same cells, those that follow an agent with the number of items that it sent."""
-    return [_set_schedule(one, lines[one.follows.key]) if one.follows else one for one in cells]
+    scheduled = []
+    for cell in cells:
+        if cell.follows:
+            cell = _set_schedule(cell, lines[cell.follows.key])
+        scheduled.append(cell)
+    return scheduled
 
 
 def _set_schedule(cell: ExperimentCell, agent: Line) -> ExperimentCell:
@@ -34,6 +43,11 @@ def _set_schedule(cell: ExperimentCell, agent: Line) -> ExperimentCell:
             f"variant '{cell.variant}' sends as many items as '{agent['variant']}', whose cell on {cell.dataset}, "
             f"{cell.backbone}, seed {cell.seed} failed: {agent['failed']}"
         )
-    sent = round(float(np.mean(agent["values"]["picked"][1:])), 3)  # in the first round nobody can send anything
-    parts = [{**one, "scheduled": sent} if one["name"] == TRANSFER else one for one in cell.config.parts or []]
-    return replace(cell, config=cell.config.model_copy(update={"parts": parts}), follows=None)
+    picked = agent["values"]["picked"]
+    n_sent = round(float(np.mean(picked[1:])), 3)  # in the first round nobody can send anything
+    parts = []
+    for spec in cell.config.parts or []:
+        is_transfer = spec["name"] == TRANSFER
+        parts.append({**spec, "scheduled": n_sent} if is_transfer else spec)
+    config = cell.config.model_copy(update={"parts": parts})
+    return replace(cell, config=config, follows=None)

@@ -1,4 +1,4 @@
-"""How a search tells whoever watches where it stands."""
+"""Callbacks of a search, for progress displays."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ def _count_silently(what: str) -> Iterator[OnDone]:
 class SearchCallbacks:
     """What to call during a search that counts one thing after another; by default nobody watches."""
 
-    counting: Callable[[str], AbstractContextManager[OnDone]] = _count_silently  # given what is counted
+    counting: Callable[[str], AbstractContextManager[OnDone]] = _count_silently  # called with what is counted
     on_data: Callable[[BlockStream], None] | None = None

@@ -22,63 +22,76 @@ from tacita.round.device_state import PARTS, DeviceState
 from tacita.round.plan import Federation
 
 _OBSERVING_PARTS = ("error-memory",)
-"""Parts that keep notes during block 0 without changing it: they are on for everybody."""
+"""Parts that observe block 0 without changing it: they are on for every method."""
 
 
 def ignore_round(report: RoundReport, progress: Progress) -> None:
     return None
 
 
-def with_parts(fed: Federation, config: RunConfig) -> Federation:
+def with_parts(federation: Federation, config: RunConfig) -> Federation:
     """The same data and backbone under another method."""
     specs = resolve_parts(config.method, config.parts)
-    parts = build_parts(specs, RunContext(fed.backbone, fed.draws, config.train))
+    context = RunContext(federation.backbone, federation.draws, config.train)
+    parts = build_parts(specs, context)
     for part in parts:
-        part.check(fed.stream.blocks[0].n_items)
-    return replace(fed, parts=parts, config=config)
+        part.check(federation.stream.blocks[0].n_items)
+    return replace(federation, parts=parts, config=config)
 
 
-def train_base(fed: Federation, on_round: OnRound = ignore_round) -> Progress:
+def train_base(federation: Federation, on_round: OnRound = ignore_round) -> Progress:
     """Block 0 to its best round, not yet ended."""
-    watchers = [{"name": name} for name in _OBSERVING_PARTS if fed.learner.name == "rows"]
-    noting = with_parts(fed, fed.config.model_copy(update={"method": "fedavg", "parts": watchers}))
-    progress = start_run(noting)
-    begin_block(noting, progress, 0)
-    run_block(noting, progress, on_round)
+    observers = []
+    if federation.learner.name == "rows":
+        observers = [{"name": name} for name in _OBSERVING_PARTS]
+    config = federation.config.model_copy(update={"method": "fedavg", "parts": observers})
+    observed = with_parts(federation, config)
+    progress = start_run(observed)
+    begin_block(observed, progress, 0)
+    run_block(observed, progress, on_round)
     return progress
 
 
-def adopt_base(fed: Federation, base: Progress) -> Progress:
-    """A run of `fed`'s method that has just ended block 0; the base is left as it is."""
-    wanted = {p.name for p in fed.parts}
-
-    def adopt(clients: DeviceState) -> DeviceState:
-        mine = clients.copy()
-        kept = {name: arrays for name, arrays in mine.parts.items() if name in wanted}
-        adopted = DeviceState(
-            DeviceState.from_private(mine.private, kept, mine.took_part).arrays, mine.lists, mine.common
-        )
-        adopted.grow(flatten_parts({p.name: p.device_arrays(mine.n_users) for p in fed.parts}, PARTS))
-        return adopted
-
-    server, best = base.server, base.best_server
-    for part in fed.parts:
-        server = server.with_part(part.name, part.server_begin_block(fed.visible_state(part.party, server)))
-        best = best.with_part(part.name, part.server_begin_block(fed.visible_state(part.party, best)))
+def adopt_base(federation: Federation, base: Progress) -> Progress:
+    """A run of the federation's method that has just ended block 0; the base is left as it is."""
+    server = base.server
+    best = base.best_server
+    for part in federation.parts:
+        server_arrays = part.server_begin_block(federation.visible_state(part.party, server))
+        server = server.with_part(part.name, server_arrays)
+        best_arrays = part.server_begin_block(federation.visible_state(part.party, best))
+        best = best.with_part(part.name, best_arrays)
+    clients = _adopt_devices(federation, base.clients)
+    best_clients = _adopt_devices(federation, base.best_clients)
     progress = replace(
         base,
         server=server,
-        devices=LocalDevices(adopt(base.clients).with_snapshot(adopt(base.best_clients))),
+        devices=LocalDevices(clients.with_snapshot(best_clients)),
         best_server=best,
         results=[],
         evaluations=[],
     )
-    end_block(fed, progress)
+    end_block(federation, progress)
     return progress
 
 
-def continue_run(fed: Federation, base: Progress, on_round: OnRound = ignore_round) -> Progress:
-    """A run of `fed`'s method from a trained block 0 to the end."""
-    progress = adopt_base(fed, base)
-    run_stream(fed, progress, on_round)
+def _adopt_devices(federation: Federation, clients: DeviceState) -> DeviceState:
+    """A copy of devices with the arrays of the federation's parts and of no others."""
+    copied = clients.copy()
+    earlier = {}
+    initial = {}
+    for part in federation.parts:
+        initial[part.name] = part.device_arrays(copied.n_users)
+        if part.name in copied.parts:
+            earlier[part.name] = copied.parts[part.name]
+    arrays = DeviceState.from_private(copied.private, earlier, copied.took_part).arrays
+    adopted = DeviceState(arrays, copied.lists, copied.common)
+    adopted.grow(flatten_parts(initial, PARTS))
+    return adopted
+
+
+def continue_run(federation: Federation, base: Progress, on_round: OnRound = ignore_round) -> Progress:
+    """A run of the federation's method from a trained block 0 to the end."""
+    progress = adopt_base(federation, base)
+    run_stream(federation, progress, on_round)
     return progress

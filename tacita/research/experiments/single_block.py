@@ -1,6 +1,6 @@
-"""What is told of a run on one block (tables of FedKDRec and FedShare): quality, traffic, how it went, and controls.
+"""Measures of a run on one block (tables of FedKDRec and FedShare): quality, traffic, its course, and controls.
 
-The columns of the paper are those of the run's own protocol; a full ranking and, where predictions travel, the clients'
+The columns of the paper are those of the run's own protocol. A full ranking and, where predictions travel, the clients'
 own models stand beside them. They are measured at the end only: neither chooses a round.
 """
 
@@ -18,99 +18,133 @@ from tacita.federation.evaluation import UNMASKED, TrainedState, build_mask, eva
 from tacita.federation.rounds import Progress, RoundReport, begin_block, run_block, run_stream, start_run
 from tacita.learn.scores import SCORES
 from tacita.methods.distillation.traffic import KILOBYTE, MEGABYTE, PAIR_BYTES, paper_units
+from tacita.metrics import Evaluation
 from tacita.research.experiments.shared_base import ignore_round, with_parts
 from tacita.round.plan import Federation
 from tacita.runs.central_training import evaluate_scorer, train_centrally
 from tacita.runs.controls import popular_scorer
 
 Line = dict[str, Any]
-ROUND_NOTES = ("picked", "server_loss", "loss")  # notes of a round that are kept, round by round
+"""A finished cell as it is stored."""
+
+CellLines = dict[str, Line]
+"""Finished cells, by key."""
+
+Values = dict[str, float]
+"""Metrics by name."""
+
+ROUND_NOTES = ("picked", "server_loss", "loss")  # notes that are stored round by round
 
 
 def pack_scores(values: Doubles) -> str:
     """Per-user scores in half precision: enough for a paired test, small enough to keep."""
-    return base64.b64encode(values.astype(np.float16).tobytes()).decode()
+    packed = values.astype(np.float16).tobytes()
+    return base64.b64encode(packed).decode()
 
 
 def unpack_scores(text: str) -> Doubles:
-    return np.frombuffer(base64.b64decode(text), np.float16).astype(np.float64)
+    packed = base64.b64decode(text)
+    return np.frombuffer(packed, np.float16).astype(np.float64)
 
 
-def train_once(fed: Federation) -> Line:
+def train_once(federation: Federation) -> Line:
     """The run's method from its first round to its last."""
-    block = require_single_block(fed)
+    block = require_single_block(federation)
     course: dict[str, list[float]] = {}
 
-    def on_round(report: RoundReport, now: Progress) -> None:
+    def on_round(report: RoundReport, progress: Progress) -> None:
         for name in ROUND_NOTES:
             if name in report.notes:
-                told = course.setdefault(name, [0.0] * (report.round - 1))  # before the first upload nothing is picked
-                told.append(round(report.notes[name], 4))
+                earlier = [0.0] * (report.round - 1)  # nothing is picked before the first upload
+                values = course.setdefault(name, earlier)
+                values.append(round(report.notes[name], 4))
 
-    progress = start_run(fed)
-    run_stream(fed, progress, on_round)
-    result, found = progress.results[-1], progress.evaluations[-1]
-    values = round_values(found.mean()) | round_values(_evaluate_full(fed, progress, block), "full ")
-    values |= round_values(_evaluate_clients(fed, progress, block), "client ")
-    values |= round_values(_measure_traffic(fed, progress.server, result)) | course
-    values |= round_values({name: value for name, value in result.items() if name.startswith(UNMASKED)})
+    progress = start_run(federation)
+    run_stream(federation, progress, on_round)
+    result = progress.results[-1]
+    evaluation = progress.evaluations[-1]
+    values = round_values(evaluation.mean())
+    values |= round_values(_evaluate_full(federation, progress, block), "full ")
+    values |= round_values(_evaluate_clients(federation, progress, block), "client ")
+    values |= round_values(_measure_traffic(federation, progress.server, result))
+    values |= course
+    for name, value in result.items():
+        if name.startswith(UNMASKED):
+            values |= round_values({name: value})
     values |= round_values(find_epsilon(result))
-    values |= round_values({"divergence": fed.homes.divergence}) if fed.homes else {}
-    kept = {name: result[name] for name in ("rounds", "best_round", "valid")}
+    if federation.homes:
+        values |= round_values({"divergence": federation.homes.divergence})
     return {
         "values": values,
-        **kept,
-        "notes": list(fed.stream.notes),
-        "users": pack_scores(found.values[first_metric(fed)]),
+        "rounds": result["rounds"],
+        "best_round": result["best_round"],
+        "valid": result["valid"],
+        "notes": list(federation.stream.notes),
+        "users": _pack_users(federation, evaluation),
     }
 
 
-def train_pooled(fed: Federation) -> Line:
+def train_pooled(federation: Federation) -> Line:
     """The run's model, trained on everybody's data in one place."""
-    block = require_single_block(fed)
-    trained = train_centrally(fed, block)
-    found = evaluate_scorer(fed, block, trained.scorer())
-    full = evaluate_scorer(_rank_catalogue(fed), block, trained.scorer())
+    block = require_single_block(federation)
+    trained = train_centrally(federation, block)
+    scorer = trained.scorer()
+    evaluation = evaluate_scorer(federation, block, scorer)
+    full = evaluate_scorer(_rank_catalogue(federation), block, scorer)
+    values = round_values(evaluation.mean())
+    values |= round_values(full.mean(), "full ")
     return {
-        "values": round_values(found.mean()) | round_values(full.mean(), "full "),
+        "values": values,
         "rounds": trained.epochs,
         "best_round": trained.best_epoch,
         "valid": trained.valid,
-        "notes": list(fed.stream.notes),
-        "users": pack_scores(found.values[first_metric(fed)]),
+        "notes": list(federation.stream.notes),
+        "users": _pack_users(federation, evaluation),
     }
 
 
-def rank_popular(fed: Federation) -> Line:
-    """What everybody would get who got what most people have, under the run's protocol."""
-    block = require_single_block(fed)
-    scorer = popular_scorer(fed, block)
-    found = evaluate_scorer(fed, block, scorer)
-    values = found.mean() | (
-        unmasked_means(evaluate_scorer(fed, block, scorer, mask="none")) if fed.config.evaluate.unmasked else {}
-    )
-    full = evaluate_scorer(_rank_catalogue(fed), block, scorer).mean()
-    kept: Line = {"rounds": 0, "best_round": 0, "valid": None, "notes": list(fed.stream.notes)}
+def rank_popular(federation: Federation) -> Line:
+    """The most popular items for everybody, under the run's protocol."""
+    block = require_single_block(federation)
+    scorer = popular_scorer(federation, block)
+    evaluation = evaluate_scorer(federation, block, scorer)
+    scores = evaluation.mean()
+    if federation.config.evaluate.unmasked:
+        unmasked = evaluate_scorer(federation, block, scorer, mask="none")
+        scores = scores | unmasked_means(unmasked)
+    full = evaluate_scorer(_rank_catalogue(federation), block, scorer)
+    values = round_values(scores)
+    values |= round_values(full.mean(), "full ")
     return {
-        "values": round_values(values) | round_values(full, "full "),
-        **kept,
-        "users": pack_scores(found.values[first_metric(fed)]),
+        "values": values,
+        "rounds": 0,
+        "best_round": 0,
+        "valid": None,
+        "notes": list(federation.stream.notes),
+        "users": _pack_users(federation, evaluation),
     }
 
 
-def try_once(fed: Federation) -> Line:
+def _pack_users(federation: Federation, evaluation: Evaluation) -> str:
+    scores = evaluation.values[first_metric(federation)]
+    return pack_scores(scores)
+
+
+def try_once(federation: Federation) -> Line:
     """The run's method, looked at on validation only."""
-    require_single_block(fed)
-    progress = start_run(fed)
-    begin_block(fed, progress, 0)
-    run_block(fed, progress, ignore_round)
+    require_single_block(federation)
+    progress = start_run(federation)
+    begin_block(federation, progress, 0)
+    run_block(federation, progress, ignore_round)
     return _validation_line(progress.best_score, progress.server.round, progress.best_round)
 
 
-def try_pooled(fed: Federation) -> Line:
+def try_pooled(federation: Federation) -> Line:
     """The run's model on everybody's data, looked at on validation only."""
-    trained = train_centrally(fed, require_single_block(fed))
-    return _validation_line(-1.0 if trained.valid is None else trained.valid, trained.epochs, trained.best_epoch)
+    block = require_single_block(federation)
+    trained = train_centrally(federation, block)
+    score = -1.0 if trained.valid is None else trained.valid
+    return _validation_line(score, trained.epochs, trained.best_epoch)
 
 
 def _validation_line(score: float, rounds: int, best_round: int) -> Line:
@@ -119,56 +153,80 @@ def _validation_line(score: float, rounds: int, best_round: int) -> Line:
     return {"valid": round(score, 6), "rounds": rounds, "best_round": best_round}
 
 
-def require_single_block(fed: Federation) -> Block:
-    if len(fed.stream.blocks) > 1:
+def require_single_block(federation: Federation) -> Block:
+    if len(federation.stream.blocks) > 1:
         raise TacitaError("a table of kind 'once' wants one block; use split.kind = 'leave-one-out' or 'random'.")
-    return fed.stream.blocks[0]
+    return federation.stream.blocks[0]
 
 
-def first_metric(fed: Federation) -> str:
+def first_metric(federation: Federation) -> str:
     """The metric that people are compared by."""
-    return f"{fed.config.evaluate.metrics[0]}@{fed.config.evaluate.k[0]}"
+    evaluate = federation.config.evaluate
+    return f"{evaluate.metrics[0]}@{evaluate.k[0]}"
 
 
-def round_values(values: dict[str, float], prefix: str = "") -> dict[str, list[float]]:
-    return {f"{prefix}{name}": [round(value, 6)] for name, value in values.items()}
+def round_values(values: Values, prefix: str = "") -> dict[str, list[float]]:
+    rounded = {}
+    for name, value in values.items():
+        rounded[f"{prefix}{name}"] = [round(value, 6)]
+    return rounded
 
 
-def _rank_catalogue(fed: Federation) -> Federation:
+def _rank_catalogue(federation: Federation) -> Federation:
     """The same run that ranks the whole catalogue."""
-    evaluate = fed.config.evaluate.model_copy(update={"sampled_negatives": 0})
-    return replace(fed, config=fed.config.model_copy(update={"evaluate": evaluate}))
+    evaluate = federation.config.evaluate.model_copy(update={"sampled_negatives": 0})
+    config = federation.config.model_copy(update={"evaluate": evaluate})
+    return replace(federation, config=config)
 
 
-def _evaluate_full(fed: Federation, progress: Progress, block: Block) -> dict[str, float]:
-    mask = build_mask(fed, block, "test", fed.config.evaluate.mask)
-    return evaluate_devices(
-        _rank_catalogue(fed), TrainedState(progress.server, progress.clients), block, "test", mask
-    ).mean()
+def _evaluate_full(federation: Federation, progress: Progress, block: Block) -> Values:
+    trained = TrainedState(progress.server, progress.clients)
+    mask = build_mask(federation, block, "test", federation.config.evaluate.mask)
+    evaluation = evaluate_devices(_rank_catalogue(federation), trained, block, "test", mask)
+    return evaluation.mean()
 
 
-def _evaluate_clients(fed: Federation, progress: Progress, block: Block) -> dict[str, float]:
-    """The clients' own models under the run's protocol, where the server's answers."""
-    if fed.learner.name != SCORES:
+def _evaluate_clients(federation: Federation, progress: Progress, block: Block) -> Values:
+    """The clients' own models under the run's protocol, where the server's model answers."""
+    if federation.learner.name != SCORES:
         return {}
-    parts = [{**one, "answers": "client"} if "answers" in one else one for one in fed.config.parts or []]
-    asking = with_parts(fed, fed.config.model_copy(update={"parts": parts}))
-    mask = build_mask(fed, block, "test", fed.config.evaluate.mask)
-    return evaluate_devices(asking, TrainedState(progress.server, progress.clients), block, "test", mask).mean()
+    parts = []
+    for spec in federation.config.parts or []:
+        if "answers" in spec:
+            spec = {**spec, "answers": "client"}
+        parts.append(spec)
+    config = federation.config.model_copy(update={"parts": parts})
+    answering = with_parts(federation, config)
+    trained = TrainedState(progress.server, progress.clients)
+    mask = build_mask(federation, block, "test", federation.config.evaluate.mask)
+    evaluation = evaluate_devices(answering, trained, block, "test", mask)
+    return evaluation.mean()
 
 
-def find_epsilon(result: dict[str, Any]) -> dict[str, float]:
+def find_epsilon(result: dict[str, Any]) -> Values:
     """The largest epsilon that a part of the run states, if any does."""
-    said = [v for one in result.get("promises", {}).values() for k, v in one.items() if k.startswith("epsilon")]
-    return {"epsilon": max(float(one) for one in said)} if said else {}
+    budgets = []
+    for promise in result.get("promises", {}).values():
+        for name, value in promise.items():
+            if name.startswith("epsilon"):
+                budgets.append(float(value))
+    return {"epsilon": max(budgets)} if budgets else {}
 
 
-def _measure_traffic(fed: Federation, server: ServerState, result: dict[str, Any]) -> dict[str, float]:
+def _measure_traffic(federation: Federation, server: ServerState, result: dict[str, Any]) -> Values:
     """Per client and round in 1,024 bytes, what travels once before the first, and down in the paper's unit."""
-    up, down = result["bytes_up"], result["bytes_down"]
-    out = {"KB up": up / KILOBYTE, "KB down": down / KILOBYTE}
-    if fed.learner.name != SCORES:
-        return {**out, "KB once": 0.0, "down, paper's KB": down / MEGABYTE * 1000}
-    once = server.items.nbytes + sum(v.nbytes for v in server.heads.values())
-    sent = down / PAIR_BYTES
-    return {**out, "KB once": once / KILOBYTE, "samples down": sent, "down, paper's KB": paper_units(sent)}
+    down = result["bytes_down"]
+    traffic: Values = {}
+    traffic["KB up"] = result["bytes_up"] / KILOBYTE
+    traffic["KB down"] = down / KILOBYTE
+    if federation.learner.name != SCORES:
+        traffic["KB once"] = 0.0
+        traffic["down, paper's KB"] = down / MEGABYTE * 1000
+        return traffic
+    head_bytes = sum(head.nbytes for head in server.heads.values())
+    model_bytes = server.items.nbytes + head_bytes
+    n_samples = down / PAIR_BYTES
+    traffic["KB once"] = model_bytes / KILOBYTE
+    traffic["samples down"] = n_samples
+    traffic["down, paper's KB"] = paper_units(n_samples)
+    return traffic

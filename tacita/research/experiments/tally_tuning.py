@@ -1,7 +1,7 @@
 """Settings of `tally` chosen on validation: the same small grid and the same rule for every dataset.
 
-What depends on the data at hand is learned inside a run (recency on each block's validation, repeat from how often
-people come back); the grid is over what is left. The rule: the highest mean validation of the blocks after the first.
+A run itself learns what depends on its data (recency on each block's validation, repeat from how often people come
+back); the grid is over the rest. The rule: the highest mean validation of the blocks after the first.
 The defaults are the setting whose validation, relative to each dataset's best, is highest on average.
 """
 
@@ -19,7 +19,9 @@ from tacita.core.errors import TacitaError
 from tacita.core.types import BlockStream
 from tacita.federation.rounds import run_stream, start_run
 from tacita.research.experiments.search_callbacks import OnDone, SearchCallbacks
+from tacita.research.experiments.shared_base import ignore_round
 from tacita.research.experiments.tuning import served_validation
+from tacita.round.plan import Federation
 from tacita.runs.assembly import Machine, assemble, build_components
 from tacita.runs.controls import average_blocks
 
@@ -41,25 +43,30 @@ def try_grid(
     on_data: Callable[[BlockStream], None] | None = None,
 ) -> list[TallyTrial]:
     """Every setting of the grid on one dataset; other options as in the config."""
-    fed = assemble(config, machine)
+    federation = assemble(config, machine)
     if on_data:
-        on_data(fed.stream)
-    grid = [dict(zip(GRID, values, strict=True)) for values in product(*GRID.values())]
-    found = []
-    for done, options in enumerate(grid):
+        on_data(federation.stream)
+    grid = []
+    for values in product(*GRID.values()):
+        grid.append(dict(zip(GRID, values, strict=True)))
+    trials = []
+    for n_done, options in enumerate(grid):
         if on_done:
-            on_done(done, len(grid))
-        changed: dict[str, Any] = {**config.backbone, **options}
-        tried = config.model_copy(update={"backbone": changed})
-        progress = start_run(fed)
+            on_done(n_done, len(grid))
         try:
-            run_stream(
-                replace(fed, config=tried, backbone=build_components(tried)[0]), progress, lambda report, now: None
-            )
-            found.append(TallyTrial(options, served_validation(progress), average_blocks(progress.results)))
+            trials.append(_try_options(federation, config, options))
         except TacitaError as error:
-            found.append(TallyTrial(options, float("nan"), {}, str(error)))
-    return found
+            trials.append(TallyTrial(options, float("nan"), {}, str(error)))
+    return trials
+
+
+def _try_options(federation: Federation, config: RunConfig, options: dict[str, float]) -> TallyTrial:
+    backbone_options: dict[str, Any] = {**config.backbone, **options}
+    changed = config.model_copy(update={"backbone": backbone_options})
+    progress = start_run(federation)
+    backbone, _, _ = build_components(changed)
+    run_stream(replace(federation, config=changed, backbone=backbone), progress, ignore_round)
+    return TallyTrial(options, served_validation(progress), average_blocks(progress.results))
 
 
 def try_datasets(
@@ -69,25 +76,31 @@ def try_datasets(
     watcher: SearchCallbacks,
     on_tried: Callable[[str, list[TallyTrial]], None],
 ) -> dict[str, list[TallyTrial]]:
-    """The grid on one dataset after the other; `on_tried` hears of each when it is done."""
-    tried = {}
+    """The grid on one dataset after the other; `on_tried` is called after each."""
+    trials = {}
     for name in names:
-        with watcher.counting(f"settings, {name}") as tell:
-            tried[name] = try_grid(config.model_copy(update={"data": name}), machine, tell, watcher.on_data)
-        on_tried(name, tried[name])
-    return tried
+        dataset_config = config.model_copy(update={"data": name})
+        with watcher.counting(f"settings, {name}") as on_done:
+            trials[name] = try_grid(dataset_config, machine, on_done, watcher.on_data)
+        on_tried(name, trials[name])
+    return trials
 
 
 def choose_trial(trials: list[TallyTrial]) -> TallyTrial:
-    scored = [one for one in trials if not one.failed]
+    scored = [trial for trial in trials if not trial.failed]
     if not scored:
         raise TacitaError(f"no setting could be tried; the first one: {trials[0].failed}")
-    return max(scored, key=lambda one: one.valid)
+    return max(scored, key=lambda trial: trial.valid)
 
 
 def choose_common_options(trials: dict[str, list[TallyTrial]]) -> dict[str, float]:
     """The setting that serves all datasets; one that failed on any of them does not."""
-    relative = np.mean([[one.valid / choose_trial(tried).valid for one in tried] for tried in trials.values()], axis=0)
-    if np.isnan(relative).all():
+    relative = []
+    for own in trials.values():
+        best = choose_trial(own).valid
+        relative.append([trial.valid / best for trial in own])
+    means = np.mean(relative, axis=0)
+    if np.isnan(means).all():
         raise TacitaError("no setting could be tried on all of the datasets; tune them one by one.")
-    return next(iter(trials.values()))[int(np.nanargmax(relative))].options
+    any_trials = next(iter(trials.values()))
+    return any_trials[int(np.nanargmax(means))].options

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,28 +33,38 @@ from tacita.runs.assembly import Machine, assemble
 from tacita.runs.training import save_run
 
 Options = dict[str, dict[str, Any]]
+"""Part -> option -> value."""
+
+Params = dict[str, Any]
+"""'part.option' -> value."""
+
+OptionChoices = dict[str, list[Any]]
+Space = dict[str, dict[str, OptionChoices]]
+"""'parts' or 'backbones' -> name -> option -> values to try."""
 
 
-def search_space() -> dict[str, dict[str, dict[str, list[Any]]]]:
-    space: dict[str, dict[str, dict[str, list[Any]]]] = read_toml(ROOT / "space.toml")
+def search_space() -> Space:
+    space: Space = read_toml(ROOT / "space.toml")
     return space
 
 
-def list_open_options(method: str) -> dict[str, list[Any]]:
+def list_open_options(method: str) -> OptionChoices:
     """'part.option' -> choices, for every option the preset does not fix."""
     space = search_space()["parts"]
-    out = {}
+    open_options = {}
     for spec in preset_parts(method):
-        for option, choices in space.get(spec["name"], {}).items():
+        name = spec["name"]
+        for option, choices in space.get(name, {}).items():
             if option not in spec:
-                out[f"{spec['name']}.{option}"] = choices
-    return out
+                open_options[f"{name}.{option}"] = choices
+    return open_options
 
 
 def served_validation(progress: Progress) -> float:
     """Mean validation of the incremental blocks, corrections included; of block 0 where it is the only one."""
     blocks = progress.results[1:] or progress.results
-    scores = [b["valid_served"] for b in blocks if b["valid_served"] is not None]
+    scores = [block["valid_served"] for block in blocks]
+    scores = [score for score in scores if score is not None]
     if not scores:
         raise TacitaError("nobody could be validated, so there is nothing to choose by; the blocks are too small.")
     return float(np.mean(scores))
@@ -69,8 +81,61 @@ class TuningResult:
     folder: Path  # of the trials' runs
 
 
+ParamsKey = tuple[tuple[str, Any], ...]
+
+
+@dataclass
+class Study:
+    """The trials of a method: those with a score, and those that failed with a reason."""
+
+    study: optuna.Study
+    scores: dict[ParamsKey, float]
+    failed: dict[ParamsKey, str]
+
+    @staticmethod
+    def open(name: str, folder: Path, seed: int, trials: int) -> Study:
+        """A study as it stands in its file; a new one if there is none."""
+        n_startup = max(4, trials // 2)
+        sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=n_startup)
+        study = optuna.create_study(
+            storage=f"sqlite:///{folder / 'study.db'}",
+            study_name=name,
+            load_if_exists=True,
+            direction="maximize",
+            sampler=sampler,
+        )
+        scores = {}
+        failed = {}
+        for trial in study.trials:
+            key = _freeze_params(trial.params)
+            if trial.value is not None:
+                scores[key] = trial.value
+            if "why" in trial.user_attrs:
+                failed[key] = str(trial.user_attrs["why"])
+        return Study(study, scores, failed)
+
+    @property
+    def n_tried(self) -> int:
+        return len(self.scores) + len(self.failed)
+
+    def report(self, trial: optuna.Trial, key: ParamsKey) -> None:
+        """Tell the sampler what a trial came to."""
+        if key in self.scores:
+            self.study.tell(trial, self.scores[key])
+        else:
+            self.study.tell(trial, state=optuna.trial.TrialState.FAIL)
+
+    def failure_reasons(self) -> dict[str, str]:
+        """Options, as JSON -> why they have no score."""
+        reasons = {}
+        for key, reason in self.failed.items():
+            options = _group_options(dict(key))
+            reasons[json.dumps(options)] = reason
+        return reasons
+
+
 def tune_method(
-    fed: Federation,
+    federation: Federation,
     base: Progress,
     method: str,
     trials: int,
@@ -78,79 +143,102 @@ def tune_method(
     on_trial: Callable[[int, float | None], None] | None = None,
 ) -> TuningResult:
     """Search a method's options from one trained block 0; going on with an interrupted study."""
-    choices, name = list_open_options(method), _study_name(fed, method)
+    choices = list_open_options(method)
+    name = _study_name(federation, method)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     folder.mkdir(parents=True, exist_ok=True)
-    study = optuna.create_study(
-        storage=f"sqlite:///{folder / 'study.db'}",
-        study_name=name,
-        load_if_exists=True,
-        direction="maximize",
-        sampler=optuna.samplers.TPESampler(seed=fed.config.seed, n_startup_trials=max(4, trials // 2)),
-    )
-    most = int(np.prod([len(values) for values in choices.values()]))  # 1 where there is nothing to choose
-    seen = {_freeze_params(t.params): t.value for t in study.trials if t.value is not None}
-    failed = {_freeze_params(t.params): str(t.user_attrs["why"]) for t in study.trials if "why" in t.user_attrs}
-
-    for _ in range(10 * trials):  # the sampler may come back to what it has seen
-        if len(seen) + len(failed) >= min(trials, most):
+    study = Study.open(name, folder, federation.config.seed, trials)
+    n_combinations = math.prod(len(values) for values in choices.values())  # 1 where there is nothing to choose
+    for _ in range(10 * trials):  # the sampler may come back to earlier params
+        if study.n_tried >= min(trials, n_combinations):
             break
-        trial = study.ask()
-        picked = {option: trial.suggest_categorical(option, values) for option, values in choices.items()}
-        key = _freeze_params(picked)
-        if key not in seen and key not in failed:
-            try:
-                tried = _build_variant(fed, method, _group_options(picked))
-                progress = continue_run(tried, base)
-                score = served_validation(progress)
-            except TacitaError as error:  # diverged, or too large for the catalogue: no score, and not tried again
-                failed[key] = str(error)
-                trial.set_user_attr("why", str(error))
-            else:
-                save_run(tried, progress, folder / name / f"trial-{trial.number:03d}")
-                seen[key] = score
+        trial = study.study.ask()
+        params: Params = {}
+        for option, values in choices.items():
+            params[option] = trial.suggest_categorical(option, values)
+        key = _freeze_params(params)
+        if key not in study.scores and key not in study.failed:
+            variant = partial(_build_variant, federation, method, _group_options(params))
+            _run_trial(study, trial, key, variant, base, folder / name)
             if on_trial:
-                on_trial(len(seen) + len(failed), seen.get(key))
-        if key in seen:
-            study.tell(trial, seen[key])
-        else:
-            study.tell(trial, state=optuna.trial.TrialState.FAIL)
-    why = {json.dumps(_group_options(dict(key))): said for key, said in failed.items()}
-    if not seen:
-        told = "; ".join(f"{options}: {said.rstrip('.')}" for options, said in why.items())
-        raise TacitaError(f"no trial of method '{method}' could be run: {told}.")
+                on_trial(study.n_tried, study.scores.get(key))
+        study.report(trial, key)
+    reasons = study.failure_reasons()
+    if not study.scores:
+        listed = _list_reasons(reasons)
+        raise TacitaError(f"no trial of method '{method}' could be run: {listed}.")
     return TuningResult(
-        _group_options(study.best_params), float(study.best_value), len(seen) + len(failed), why, folder / name
+        options=_group_options(study.study.best_params),
+        valid=float(study.study.best_value),
+        trials=study.n_tried,
+        failed=reasons,
+        folder=folder / name,
     )
 
 
-def _study_name(fed: Federation, method: str) -> str:
+def _run_trial(
+    study: Study,
+    trial: optuna.Trial,
+    key: ParamsKey,
+    build_variant: Callable[[], Federation],
+    base: Progress,
+    folder: Path,
+) -> None:
+    """A run from block 0 to its end; its score, or why it has none, is noted in the study."""
+    try:
+        variant = build_variant()
+        progress = continue_run(variant, base)
+        score = served_validation(progress)
+    except TacitaError as error:  # diverged, or too large for the catalogue: no score, and not tried again
+        study.failed[key] = str(error)
+        trial.set_user_attr("why", str(error))
+        return
+    save_run(variant, progress, folder / f"trial-{trial.number:03d}")
+    study.scores[key] = score
+
+
+def _list_reasons(reasons: Mapping[Any, str]) -> str:
+    listed = []
+    for name, reason in reasons.items():
+        listed.append(f"{name}: {reason.rstrip('.')}")
+    return "; ".join(listed)
+
+
+def _study_name(federation: Federation, method: str) -> str:
     """A study is about one method on one base: other data, settings or code make another."""
-    base = fed.config.model_dump_json(exclude={"method": True, "parts": True, **find_later_defaults(fed.config)})
-    mark = hashlib.sha256(f"{CELL_VERSION}{fed.stream.fingerprint}{base}".encode()).hexdigest()[:8]
-    return f"{fed.stream.name}-{fed.backbone.name}-{method}-{mark}"
+    config = federation.config
+    stream = federation.stream
+    later_defaults = find_later_defaults(config)
+    base = config.model_dump_json(exclude={"method": True, "parts": True, **later_defaults})
+    identity = f"{CELL_VERSION}{stream.fingerprint}{base}"
+    mark = hashlib.sha256(identity.encode()).hexdigest()[:8]
+    return f"{stream.name}-{federation.backbone.name}-{method}-{mark}"
 
 
-def _freeze_params(params: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+def _freeze_params(params: Params) -> ParamsKey:
     return tuple(sorted(params.items()))
 
 
-def _group_options(picked: dict[str, Any]) -> Options:
-    out: Options = {}
-    for dotted, value in picked.items():
+def _group_options(params: Params) -> Options:
+    options: Options = {}
+    for dotted, value in params.items():
         part, _, option = dotted.partition(".")
-        out.setdefault(part, {})[option] = value
-    return out
+        options.setdefault(part, {})[option] = value
+    return options
 
 
-def _build_variant(fed: Federation, method: str, options: Options) -> Federation:
-    parts = [{**spec, **options.get(spec["name"], {})} for spec in preset_parts(method)]
-    return with_parts(fed, fed.config.model_copy(update={"method": method, "parts": parts}))
+def _build_variant(federation: Federation, method: str, options: Options) -> Federation:
+    parts = []
+    for spec in preset_parts(method):
+        own = options.get(spec["name"], {})
+        parts.append({**spec, **own})
+    config = federation.config.model_copy(update={"method": method, "parts": parts})
+    return with_parts(federation, config)
 
 
 @dataclass(frozen=True)
 class TunedBase:
-    """Block 0, trained with the learning rate that validates best, and what the others came to."""
+    """Block 0, trained with the learning rate that validates best, and the scores of the others."""
 
     federation: Federation
     progress: Progress
@@ -166,43 +254,62 @@ def tune_lr(
     on_data: Callable[[BlockStream], None] | None = None,
 ) -> TunedBase:
     """The learning rate with the best block-0 validation, with its trained block 0."""
-    name = config.backbone["name"]
-    rates = search_space()["backbones"].get(name, {}).get("lr", [])
-    if not rates:
-        backbone_class(name)  # a misspelt one is told so
-        known = ", ".join(sorted(search_space()["backbones"]))
-        raise TacitaError(f"tune has no rates to try for backbone '{name}' (it knows {known}); give train --lr.")
-    tried: dict[float, float] = {}
+    rates = _list_rates(config.backbone["name"])
+    scores: dict[float, float] = {}
     failed: dict[float, str] = {}
-    best: tuple[Federation, Progress, float] | None = None
-    for done, lr in enumerate(rates):
+    best: TunedBase | None = None
+    for number, lr in enumerate(rates):
         if on_done:
-            on_done(done, len(rates))
-        fed = assemble(config.model_copy(update={"backbone": {**config.backbone, "lr": lr}}), machine)
-        if on_data and done == 0:
-            on_data(fed.stream)
+            on_done(number, len(rates))
+        rate_config = config.model_copy(update={"backbone": {**config.backbone, "lr": lr}})
+        federation = assemble(rate_config, machine)
+        if on_data and number == 0:
+            on_data(federation.stream)
         try:
-            base = train_base(fed)
+            base = train_base(federation)
         except TacitaError as error:
             failed[lr] = str(error)
             continue
         if base.best_score < 0:
             failed[lr] = "nobody could be validated in block 0."
             continue
-        tried[lr] = base.best_score
-        if best is None or base.best_score > tried[best[2]]:
-            best = (fed, base, lr)
+        scores[lr] = base.best_score
+        if best is None or base.best_score > scores[best.lr]:
+            best = TunedBase(federation, base, lr, scores, failed)
     if best is None:
-        told = "; ".join(f"{lr}: {said.rstrip('.')}" for lr, said in failed.items())
-        raise TacitaError(f"backbone '{name}' could be trained with no learning rate: {told}.")
-    return TunedBase(*best, tried, failed)
+        listed = _list_reasons(failed)
+        raise TacitaError(f"backbone '{config.backbone['name']}' could be trained with no learning rate: {listed}.")
+    return best
+
+
+def _list_rates(backbone: str) -> list[float]:
+    """The learning rates to try for a backbone."""
+    space = search_space()["backbones"]
+    rates = space.get(backbone, {}).get("lr", [])
+    if not rates:
+        backbone_class(backbone)  # refuses a misspelt name
+        known = ", ".join(sorted(space))
+        raise TacitaError(f"tune has no rates to try for backbone '{backbone}' (it knows {known}); give train --lr.")
+    return rates
 
 
 def build_tuning_config(
-    names: list[str], backbone: str, method: str, seed: int, more: dict[str, Any] | None = None
+    names: list[str], backbone: str, method: str, seed: int, more: Params | None = None
 ) -> RunConfig:
-    """What is tuned, on the first dataset, with `more` settings; refuses what cannot be."""
-    preset_parts(method)
+    """The config of a search on the first dataset, with `more` settings; refuses what cannot be tuned."""
+    more = more or {}
+    _refuse_untunable(names, backbone, method, more)
+    config = {**more, "data": names[0], "seed": seed}
+    fixed: Options = {"backbone": {"name": backbone}, "evaluate": {"controls": False}}
+    for table, options in fixed.items():
+        own = more.get(table, {})
+        config[table] = {**own, **options} if isinstance(own, dict) else own
+    return validate_model(RunConfig, config, "the options")
+
+
+def _refuse_untunable(names: list[str], backbone: str, method: str, more: Params) -> None:
+    """Refuse a method, a number of datasets or settings that this search is not for."""
+    preset_parts(method)  # refuses an unknown method
     if len(names) > 1 and backbone != "tally":
         raise TacitaError(
             "several --data are for --backbone tally; the other models are tuned on one dataset at a time."
@@ -212,27 +319,22 @@ def build_tuning_config(
             f"method '{method}' brings the settings of its paper along, and this search is for methods on time blocks; "
             "tune it with --paper, which see `tacita tune --help`."
         )
-    more = more or {}
     for name in ("data", "method", "parts", "seed"):
         if name in more:
             raise TacitaError(f"--set {name} is not for tune; it has an option for that, or searches it itself.")
-    said = {**more, "data": names[0], "seed": seed}
-    settled: dict[str, dict[str, Any]] = {"backbone": {"name": backbone}, "evaluate": {"controls": False}}
-    for table, own in settled.items():
-        given = more.get(table, {})
-        said[table] = {**given, **own} if isinstance(given, dict) else given
-    return validate_model(RunConfig, said, "the options")
 
 
 def tune(
     config: RunConfig, method: str, trials: int, folder: Path, machine: Machine, watcher: SearchCallbacks
 ) -> tuple[TunedBase, TuningResult]:
     """The learning rate first, then the method's options from the block 0 it gave."""
-    with watcher.counting("learning rates") as tell:
-        base = tune_lr(config, machine, tell, watcher.on_data)
-    with watcher.counting("trials") as tell:
-        tell(0, trials)
-        found = tune_method(
-            base.federation, base.progress, method, trials, folder, lambda n, score: tell(min(n, trials), trials)
-        )
-    return base, found
+    with watcher.counting("learning rates") as on_done:
+        base = tune_lr(config, machine, on_done, watcher.on_data)
+    with watcher.counting("trials") as on_done:
+        on_done(0, trials)
+
+        def on_trial(n_tried: int, score: float | None) -> None:
+            on_done(min(n_tried, trials), trials)
+
+        result = tune_method(base.federation, base.progress, method, trials, folder, on_trial)
+    return base, result

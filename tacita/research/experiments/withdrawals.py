@@ -1,9 +1,9 @@
-"""What is told of taking back (FedShare's Table III): a trained run, a request through the door, the run played anew.
+"""Measures of withdrawals (FedShare's Table III): a trained run, a request to its service, and a retrained run.
 
-All ways of unlearning get the same request: a drawn share of those who share take everything back. The reference is
-the method itself from its first round on, with the same people, draws and number of rounds, of whom some never had what
-was withdrawn. Cells that learn alike share the trained run and the reference. Times are of the processor: wall clocks
-tell who else was using the machine.
+All routes of unlearning get the same request: a drawn share of those who share take everything back. The reference is
+the method itself from its first round on, with the same people, draws and number of rounds; it never had what was
+withdrawn. Cells that learn alike share the trained run and the reference. Times are of the processor, because wall
+clocks depend on who else uses the machine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,14 @@ from tacita.methods.sharing.shared_graph_part import NAME as GRAPH
 from tacita.metrics import Evaluation
 from tacita.research.experiments.experiment_spec import ExperimentCell
 from tacita.research.experiments.shared_base import ignore_round, with_parts
-from tacita.research.experiments.single_block import Line, first_metric, pack_scores, require_single_block, round_values
+from tacita.research.experiments.single_block import (
+    Line,
+    Values,
+    first_metric,
+    pack_scores,
+    require_single_block,
+    round_values,
+)
 from tacita.round.device_state import DeviceState, deep_copy_devices
 from tacita.round.plan import Federation
 from tacita.runs.forgetting.request_service import apply_request
@@ -38,28 +45,36 @@ from tacita.runs.forgetting.verdict import auc_gap
 from tacita.runs.forgetting.verification import AppliedRequest, compare_models
 from tacita.runs.storage import measure_storage
 
-_IDLE = (ContrastiveUnlearning.name, RetrainPart.name)
+_IDLE_PARTS = (ContrastiveUnlearning.name, RetrainPart.name)
 """Parts that change nothing before a request comes."""
+
+RUN_VALUES = ("rounds", "best_round", "valid")
+REPORT_VALUES = ("turns", "stopped", "exact", "shards", "segments", "skipped")
 
 
 def learning_config(config: RunConfig) -> RunConfig:
-    """The same run without what only a request needs; who retrains keeps the tables that others learn with."""
-    parts = [dict(one) for one in resolve_parts(config.method, config.parts)]
-    if any(one["name"] == RetrainPart.name for one in parts):
-        for one in parts:
-            if one["name"] == GRAPH and not one.get("snapshots", 1):
-                one.pop("snapshots")
-    return config.model_copy(update={"method": "fedavg", "parts": [one for one in parts if one["name"] not in _IDLE]})
+    """The same run without what only a request needs; a retraining run keeps the tables that others learn with."""
+    specs = [dict(spec) for spec in resolve_parts(config.method, config.parts)]
+    retrains = any(spec["name"] == RetrainPart.name for spec in specs)
+    parts = []
+    for spec in specs:
+        is_graph = spec["name"] == GRAPH
+        if retrains and is_graph and not spec.get("snapshots", 1):
+            spec.pop("snapshots")
+        if spec["name"] not in _IDLE_PARTS:
+            parts.append(spec)
+    return config.model_copy(update={"method": "fedavg", "parts": parts})
 
 
 def job_key(config: RunConfig) -> str:
     """Cells with the same text share a trained run."""
-    return json.dumps(["withdrawal", learning_config(config).model_dump(mode="json")], sort_keys=True)
+    learning = learning_config(config)
+    return json.dumps(["withdrawal", learning.model_dump(mode="json")], sort_keys=True)
 
 
 @dataclass(frozen=True)
 class TrainedBase:
-    """A trained run, from which requests start again and again; it is never changed."""
+    """A trained run, from which every request starts; it is never changed."""
 
     federation: Federation
     server: ServerState
@@ -67,22 +82,24 @@ class TrainedBase:
     results: list[dict[str, Any]]
 
     @staticmethod
-    def train(fed: Federation) -> TrainedBase:
-        """The run to its best round; beside its own parts one counts rounds, for those who retrain."""
-        learning = learning_config(fed.config)
-        counting = learning.model_copy(update={"parts": [*(learning.parts or []), {"name": RetrainPart.name}]})
-        fed = with_parts(fed, counting)
-        require_single_block(fed)
-        progress = start_run(fed)
-        run_stream(fed, progress, ignore_round)
-        return TrainedBase(fed, progress.server, progress.clients, progress.results)
+    def train(federation: Federation) -> TrainedBase:
+        """The run to its best round; beside its own parts one counts rounds, for methods that retrain."""
+        learning = learning_config(federation.config)
+        parts = [*(learning.parts or []), {"name": RetrainPart.name}]
+        counting = learning.model_copy(update={"parts": parts})
+        federation = with_parts(federation, counting)
+        require_single_block(federation)
+        progress = start_run(federation)
+        run_stream(federation, progress, ignore_round)
+        return TrainedBase(federation, progress.server, progress.clients, progress.results)
 
-    def restore_progress(self, fed: Federation) -> Progress:
-        """The run as a request finds it, under the parts of `fed`."""
+    def restore_progress(self, federation: Federation) -> Progress:
+        """The run before a request, under the parts of a federation."""
         clients = deep_copy_devices(self.clients)
-        clients.persistent = fed.persistent_names
+        clients.persistent = federation.persistent_names
         clients.take_snapshot()
-        return Progress(self.server, LocalDevices(clients), self.server, in_block=True, results=list(self.results))
+        devices = LocalDevices(clients)
+        return Progress(self.server, devices, self.server, in_block=True, results=list(self.results))
 
 
 @dataclass(frozen=True)
@@ -95,15 +112,18 @@ class RetrainedReference:
 
 def replay_run(base: TrainedBase, request: ResolvedRequest) -> RetrainedReference:
     """As many rounds as the run took, with the same participants and draws."""
-    progress, fed = base.restore_progress(base.federation), base.federation
+    federation = base.federation
+    progress = base.restore_progress(federation)
     began = time.process_time()
-    progress.devices.apply_requests(fed, progress.server, request.requests)
-    server = replace(progress.server, shared=update_shared_record(progress.server.shared, request.requests))
-    play = RequestRounds(fed, progress, server)
-    server = play.restart_block(server, 0)
+    progress.devices.apply_requests(federation, progress.server, request.requests)
+    shared = update_shared_record(progress.server.shared, request.requests)
+    server = replace(progress.server, shared=shared)
+    play_round = RequestRounds(federation, progress, server)
+    server = play_round.restart_block(server, 0)
     for _ in range(base.server.round):
-        server = play(server, None)
-    return RetrainedReference(TrainedState(server, progress.clients), time.process_time() - began)
+        server = play_round(server, None)
+    trained = TrainedState(server, progress.clients)
+    return RetrainedReference(trained, time.process_time() - began)
 
 
 @dataclass
@@ -118,55 +138,86 @@ class WithdrawalJob:
         return TrainedBase.train(self.federation)
 
     def measure_cell(self, cell: ExperimentCell) -> Line:
-        """What became of the request in one cell's way."""
-        fed, share = with_parts(self.federation, cell.config), cell.withdraws
-        progress = self.base.restore_progress(fed)
-        shares = collect_shares(fed, TrainedState(progress.server, progress.clients))
-        asked = draw_unshare_request(shares.shared, fed.stream.user_keys, fed.draws, share)
-        way = choose_route(fed, asked, shares.take(asked.users))
-        device = measure_storage(way.by[0], progress.server, progress.clients).device_mean
-        done = apply_request(fed, progress, asked, way)
+        """The outcome of the request by one cell's route."""
+        federation = with_parts(self.federation, cell.config)
+        progress = self.base.restore_progress(federation)
+        state = TrainedState(progress.server, progress.clients)
+        shares = collect_shares(federation, state)
+        user_keys = federation.stream.user_keys
+        request = draw_unshare_request(shares.shared, user_keys, federation.draws, cell.withdraws)
+        route = choose_route(federation, request, shares.take(request.users))
+        storage = measure_storage(route.by[0], progress.server, progress.clients)
+        applied = apply_request(federation, progress, request, route)
+        reference = self._find_reference(cell.withdraws, request)
+        return _build_line(self.base, applied, reference, storage.device_mean)
+
+    def _find_reference(self, share: float, request: ResolvedRequest) -> RetrainedReference:
         if share not in self.references:
-            self.references[share] = replay_run(self.base, asked)
-        return _build_line(self.base, done, self.references[share], device)
+            self.references[share] = replay_run(self.base, request)
+        return self.references[share]
 
 
-def _build_line(base: TrainedBase, done: AppliedRequest, anew: RetrainedReference, device: float) -> Line:
-    models = {"before": done.before, "after": done.after, "retrain": anew.learned}
-    useful = {name: _evaluate_model(done, one) for name, one in models.items()}
-    found, (after, bare) = compare_models(done, models), useful["after"]
-    auc, said = found["auc_pairs"], done.part_reports[done.route.by[0]]
-    values: dict[str, float | None] = {**after.mean(), **bare}
+def _build_line(base: TrainedBase, applied: AppliedRequest, reference: RetrainedReference, device_bytes: float) -> Line:
+    models = {"before": applied.before, "after": applied.after, "retrain": reference.learned}
+    evaluations = {}
+    for name, model in models.items():
+        evaluations[name] = _evaluate_model(applied, model)
+    comparison = compare_models(applied, models)
+    auc = comparison["auc_pairs"]
+    report = applied.part_reports[applied.route.by[0]]
+    after = evaluations["after"]
+    values: dict[str, float | None] = dict(after.means())
     for name, prefix in (("before", "before "), ("retrain", "retrained ")):
-        values |= {f"{prefix}{metric}": value for metric, value in (useful[name][0].mean() | useful[name][1]).items()}
+        for metric, value in evaluations[name].means().items():
+            values[f"{prefix}{metric}"] = value
     values |= {
         "pair AUC before": auc["before"],
         "pair AUC": auc["after"],
         "pair AUC retrained": auc["retrain"],
         "pair AUC gap": auc_gap(auc["after"], auc["retrain"]),
-        "distance": found["param_distance_ratio"],
-        "CPU seconds": done.seconds_cpu,
-        "of retraining": done.seconds_cpu / max(anew.seconds, 1e-9),
-        "clients asked": float(said["clients_asked"]),
-        "MB on the server": said["storage_server"] / 1e6,
-        "kB on a device": device / 1e3,
+        "distance": comparison["param_distance_ratio"],
+        "CPU seconds": applied.seconds_cpu,
+        "of retraining": applied.seconds_cpu / max(reference.seconds, 1e-9),
+        "clients asked": float(report["clients_asked"]),
+        "MB on the server": report["storage_server"] / 1e6,
+        "kB on a device": device_bytes / 1e3,
     }
-    run, told = base.results[-1], ("turns", "stopped", "exact", "shards", "segments", "skipped")
+    measured: Values = {}
+    for metric, score in values.items():
+        if score is not None:
+            measured[metric] = score
+    run = base.results[-1]
+    user_scores = after.masked.values[first_metric(applied.federation)]
     return {
-        "values": round_values({name: value for name, value in values.items() if value is not None}),
-        **{name: run[name] for name in ("rounds", "best_round", "valid")},
-        "withdraw": {"people": len(done.request.users), "edges": len(done.request.items.ids)},
+        "values": round_values(measured),
+        **{name: run[name] for name in RUN_VALUES},
+        "withdraw": {"people": len(applied.request.users), "edges": len(applied.request.items.ids)},
         "auc": auc["ci"],
-        "said": {name: said[name] for name in told if name in said},
-        "notes": list(done.federation.stream.notes),
-        "users": pack_scores(after.values[first_metric(done.federation)]),
+        "said": {name: report[name] for name in REPORT_VALUES if name in report},
+        "notes": list(applied.federation.stream.notes),
+        "users": pack_scores(user_scores),
     }
 
 
-def _evaluate_model(done: AppliedRequest, learned: TrainedState) -> tuple[Evaluation, dict[str, float]]:
-    """On the test items, by what devices have now; what was withdrawn stays hidden, so that all rank the same."""
-    left, block = done.remaining, done.remaining.stream.blocks[-1]
-    mask = build_mask(done.federation, done.federation.stream.blocks[-1], "test", done.federation.config.evaluate.mask)
-    nothing = build_mask(done.federation, done.federation.stream.blocks[-1], "test", "none")
-    bare = unmasked_means(evaluate_devices(left, learned, block, "test", nothing))
-    return evaluate_devices(left, learned, block, "test", mask), bare
+@dataclass(frozen=True)
+class ModelEvaluation:
+    """A model on the test items under the run's mask, and its means without any."""
+
+    masked: Evaluation
+    unmasked: Values
+
+    def means(self) -> Values:
+        return self.masked.mean() | self.unmasked
+
+
+def _evaluate_model(applied: AppliedRequest, trained: TrainedState) -> ModelEvaluation:
+    """With the items that devices still have; withdrawn items stay masked, so that all models rank the same."""
+    federation = applied.federation
+    last_block = federation.stream.blocks[-1]
+    mask = build_mask(federation, last_block, "test", federation.config.evaluate.mask)
+    no_mask = build_mask(federation, last_block, "test", "none")
+    remaining = applied.remaining
+    block = remaining.stream.blocks[-1]
+    unmasked = evaluate_devices(remaining, trained, block, "test", no_mask)
+    masked = evaluate_devices(remaining, trained, block, "test", mask)
+    return ModelEvaluation(masked, unmasked_means(unmasked))
