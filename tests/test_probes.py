@@ -24,7 +24,6 @@ from tacita.core.types import (
     Keys,
     LocalModels,
     Ragged,
-    Request,
     ServerState,
     SharedRecord,
     StateUpdate,
@@ -45,6 +44,7 @@ from tacita.round import registry as methods_base
 from tacita.round.learner import Learner
 from tacita.round.parts import DeviceQuery, Part, RoundPlayer
 from tacita.round.plan import PerClientLists, prepare_serving
+from tacita.round.request import Request
 from tacita.runs.assembly import Machine, assemble
 
 LISTS = [[0, 1, 2], [2, 3], [4], [0, 4, 5, 6], [1, 6]]

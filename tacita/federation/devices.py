@@ -16,18 +16,7 @@ import numpy as np
 from tacita.core.device_lists import update_lists
 from tacita.core.errors import TacitaError
 from tacita.core.files import nest_parts
-from tacita.core.types import (
-    AnyArray,
-    Bools,
-    Broadcast,
-    CohortView,
-    Keys,
-    Longs,
-    Ragged,
-    RequestBatch,
-    ServerState,
-    StateUpdate,
-)
+from tacita.core.types import AnyArray, Bools, Broadcast, CohortView, Keys, Longs, Ragged, ServerState, StateUpdate
 from tacita.federation.clients import (
     Cohort,
     Membership,
@@ -56,6 +45,7 @@ from tacita.metrics import Evaluation
 from tacita.round.device_state import OWN_ROWS, PARTS, DeviceState
 from tacita.round.parts import SERVER, Part, find_deciding_part, overrides
 from tacita.round.plan import Federation, Plan, parse_replay
+from tacita.round.request import RequestBatch
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import Keys, Ragged, Request, RequestBatch, RoundReplay, ServerState, SharedRecord
+from tacita.core.types import Keys, Ragged, RoundReplay, ServerState, SharedRecord
 from tacita.federation.devices import LocalDevices
 from tacita.federation.evaluation import selection_metric
 from tacita.federation.one_round import Progress, decode_total, open_block, run_round, start_run
@@ -25,6 +25,7 @@ from tacita.round.device_state import DeviceState
 from tacita.round.learner import Learner
 from tacita.round.parts import SERVER, Part, overrides
 from tacita.round.plan import Federation, Plan, prepare_serving
+from tacita.round.request import Request, RequestBatch
 
 
 def handle_requests(plan: Plan, progress: Progress, request: Request | RequestBatch) -> dict[str, Any]:

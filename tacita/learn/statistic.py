@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import Arrays, Bools, CohortView, Ragged, RequestBatch, ServerState, StateUpdate
+from tacita.core.types import Arrays, Bools, CohortView, Ragged, ServerState, StateUpdate
 from tacita.messages import CohortReply, Spec, Total, Upload, wire_bytes
 from tacita.models.base import RetractableModel
 from tacita.privacy.ledger import ACCOUNT_ARRAYS, NO_LIMIT, Ledger
 from tacita.round.device_state import PARTS
 from tacita.round.learner import Learner, collect_extra_fields, register
 from tacita.round.parts import DeviceQuery, RoundPlayer, overrides
+from tacita.round.request import RequestBatch
 
 STATISTIC = "statistic"  # the question whose answer is told for good
 RETRACTION = "statistic/retraction"  # the question that those who withdraw answer

@@ -10,10 +10,11 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from tacita.core.errors import TacitaError, unknown_name_error
-from tacita.core.types import CohortView, Doubles, RequestBatch, ServerState, StateUpdate
+from tacita.core.types import CohortView, Doubles, ServerState, StateUpdate
 from tacita.messages import CohortReply, Spec, Total, wire_bytes
 from tacita.privacy.ledger import Ledger
 from tacita.round.parts import DeviceQuery, Part, RoundPlayer, RunContext
+from tacita.round.request import RequestBatch
 
 
 class Learner(ABC):

@@ -32,8 +32,6 @@ from tacita.core.types import (
     NormPenalty,
     ProximalTerm,
     Ragged,
-    Request,
-    RequestBatch,
     RoundReplay,
     ServerState,
     StateUpdate,
@@ -41,6 +39,7 @@ from tacita.core.types import (
 from tacita.messages import CohortReply, Form, Spec, Total, Upload
 from tacita.models.base import Backbone
 from tacita.privacy.ledger import Ledger
+from tacita.round.request import Request, RequestBatch
 
 Purpose = Literal["valid", "test", "serve"]
 

@@ -19,8 +19,7 @@ import numpy as np
 from tacita import __version__
 from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError
-from tacita.core.types import AnyArray, Arrays, Longs, RequestBatch
-from tacita.core.types import Request as AskedFor
+from tacita.core.types import AnyArray, Arrays, Longs
 from tacita.federation.devices import RoundReply
 from tacita.learn.statistic import CONTRIBUTION_LOG
 from tacita.live.node import min_contributors, noise_replay
@@ -74,6 +73,8 @@ from tacita.messages import Total
 from tacita.round.device_state import PARTS
 from tacita.round.parts import overrides
 from tacita.round.plan import strip_replay
+from tacita.round.request import Request as AskedFor
+from tacita.round.request import RequestBatch
 from tacita.runs.assembly import build_plan, check_settings
 
 log = logging.getLogger(__name__)

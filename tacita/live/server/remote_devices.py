@@ -18,7 +18,7 @@ import numpy as np
 from tacita.core.codec import digest_array
 from tacita.core.errors import TacitaError
 from tacita.core.files import flatten_parts
-from tacita.core.types import Arrays, Broadcast, Keys, RequestBatch, ServerState
+from tacita.core.types import Arrays, Broadcast, Keys, ServerState
 from tacita.federation.devices import RoundReply
 from tacita.federation.evaluation import MetricSums, selection_metric
 from tacita.live.per_client_arrays import CHOSEN, NAMES, ROSTER, TAKES_PART, decode_client_fields, encode_per_client
@@ -42,6 +42,7 @@ from tacita.messages import Spec, merge_totals
 from tacita.metrics import Evaluation
 from tacita.round.parts import overrides
 from tacita.round.plan import Plan, prepare_serving
+from tacita.round.request import RequestBatch
 
 log = logging.getLogger(__name__)
 

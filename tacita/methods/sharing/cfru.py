@@ -29,7 +29,6 @@ from tacita.core.types import (
     Keys,
     Longs,
     Ragged,
-    RequestBatch,
     ServerState,
     StateUpdate,
 )
@@ -38,6 +37,7 @@ from tacita.messages import DenseArrays, SparseRows, Spec, Total, Upload, touche
 from tacita.methods.sharing import update_log as log
 from tacita.round.parts import DeviceQuery, Part, PartConfig, RoundPlayer
 from tacita.round.registry import register, register_preset
+from tacita.round.request import RequestBatch
 
 _UPLOADED_ITEMS = "told"
 _UNTOUCHED = 1e-300  # what a row is divided by that nobody touched

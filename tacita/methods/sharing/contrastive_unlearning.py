@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from tacita.core.types import AnyArray, Floats, Longs, Ragged, RequestBatch, ServerState, SharedRecord
+from tacita.core.types import AnyArray, Floats, Longs, Ragged, ServerState, SharedRecord
 from tacita.kernels.threads import limit_blas_threads, threads_in_use
 from tacita.methods.sharing.contrastive_loss import ContrastiveLoss, ForgottenViews, estimate_background
 from tacita.methods.sharing.graph import SharedGraph
@@ -34,6 +34,7 @@ from tacita.methods.sharing.snapshots import load_tables, snapshot_bytes
 from tacita.methods.sharing.withdrawn_pairs import WithdrawnPairs
 from tacita.round.parts import DeviceQuery, Part, PartConfig, RoundPlayer
 from tacita.round.registry import register
+from tacita.round.request import RequestBatch
 
 MIN_COSINE = 0.5  # mean cosine of forgotten items with what devices left, below which a round took too much
 _AUC_TOLERANCE, _MIN_GAIN = 0.01, 0.005  # a move of the AUC, and a relative gain of the validation metric, that count

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from tacita.core.draws import hash_rows
 from tacita.core.errors import TacitaError
-from tacita.core.types import Arrays, CohortView, Floats, Keys, Longs, Ragged, RequestBatch, ServerState, StateUpdate
+from tacita.core.types import Arrays, CohortView, Floats, Keys, Longs, Ragged, ServerState, StateUpdate
 from tacita.kernels.hashing import choose_distinct, hash_owners, uniforms
 from tacita.kernels.membership import mark_listed
 from tacita.kernels.threads import limit_blas_threads, threads_in_use
@@ -39,6 +39,7 @@ from tacita.methods.sharing.item_perturbation import perturb_items
 from tacita.methods.sharing.sharing import deduplicate_items
 from tacita.round.parts import DeviceQuery, Part, PartConfig, RoundPlayer
 from tacita.round.registry import register
+from tacita.round.request import RequestBatch
 
 _ITEMS, _SENDER, _PEOPLE, _NOTES_KEY = "items", "sender", "people", "said"
 _CONTRIBUTOR_KEY, _RELEASE_KEY = "teller", "told"

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import Field
 
-from tacita.core.types import Arrays, CohortView, Floats, Keys, Longs, RequestBatch, ServerState, SharedRecord
+from tacita.core.types import Arrays, CohortView, Floats, Keys, Longs, ServerState, SharedRecord
 from tacita.kernels.hashing import choose_distinct, hash_owners
 from tacita.messages import Total
 from tacita.methods.sharing.graph import SharedGraph, list_edges
@@ -23,6 +23,7 @@ from tacita.methods.sharing.graph_training import Batch, count_unshared, draw_ne
 from tacita.methods.sharing.shared_graph_part import LearningConfig
 from tacita.round.parts import DeviceQuery, Part, PartConfig, RoundPlayer
 from tacita.round.registry import register
+from tacita.round.request import RequestBatch
 
 _BASE, _RESIDUAL, _ADDED, _SYNCED, _LATE = "base", "residual", "added", "synced", "late"
 

@@ -15,13 +15,14 @@ import numpy as np
 from pydantic import Field
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import Arrays, Floats, RequestBatch, ServerState, SharedRecord
+from tacita.core.types import Arrays, Floats, ServerState, SharedRecord
 from tacita.messages import Total
 from tacita.methods.sharing.contrastive_unlearning import build_withdrawn_record
 from tacita.methods.sharing.shared_graph_part import NAME as GRAPH
 from tacita.methods.sharing.shared_graph_part import SharedGraphPart, purge_learned_state
 from tacita.round.parts import DeviceQuery, Part, PartConfig, RoundPlayer
 from tacita.round.registry import build_parts, register
+from tacita.round.request import RequestBatch
 
 _START, _MOVES, _OPEN, _ROUNDS, _MARK, _ENDS = "start", "moves", "open", "rounds", "mark", "ends"
 _NEVER = float(np.finfo(np.float64).min)

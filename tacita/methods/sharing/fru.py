@@ -19,18 +19,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from tacita.core.types import (
-    Arrays,
-    CohortView,
-    Doubles,
-    Ints,
-    Keys,
-    Longs,
-    RequestBatch,
-    RoundReplay,
-    ServerState,
-    StateUpdate,
-)
+from tacita.core.types import Arrays, CohortView, Doubles, Ints, Keys, Longs, RoundReplay, ServerState, StateUpdate
 from tacita.learn.rows import HEADS, MOST_MOVE, choose_denominator
 from tacita.messages import CohortReply, DenseArrays, Spec, Total, Upload, touched_name
 from tacita.methods.sharing import update_log as log
@@ -38,6 +27,7 @@ from tacita.methods.sharing.negatives import draw_mixed_negatives
 from tacita.methods.sharing.replay_unlearning import ReplayUnlearning, find_leavers
 from tacita.round.parts import DeviceQuery, PartConfig, RoundPlayer
 from tacita.round.registry import register, register_preset
+from tacita.round.request import RequestBatch
 
 _TINY = 1e-12
 _STORED_PATTERN = re.compile("stored-(0|[1-9][0-9]*)-(0|[1-9][0-9]*)")

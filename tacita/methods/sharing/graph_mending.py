@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import Field
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import Arrays, CohortView, Floats, Keys, LocalModels, Longs, Ragged, RequestBatch, ServerState
+from tacita.core.types import Arrays, CohortView, Floats, Keys, LocalModels, Longs, Ragged, ServerState
 from tacita.kernels.membership import mark_listed
 from tacita.learn.training.stepper import CONTEXT
 from tacita.messages import CohortReply, DenseArrays, Spec, Total, Upload
@@ -30,6 +30,7 @@ from tacita.methods.sharing.shared_graph_part import LearningConfig
 from tacita.models.base import Context
 from tacita.round.parts import DeviceQuery, Part, PartConfig, RoundPlayer, RunContext
 from tacita.round.registry import register
+from tacita.round.request import RequestBatch
 
 _PARTIAL, _DENIED, _NOTES_KEY = "partial", "denied", "said"
 _NOBODY = np.zeros(0, np.uint64)

@@ -13,9 +13,10 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from tacita.core.types import Arrays, Keys, Ragged, RequestBatch, ServerState
+from tacita.core.types import Arrays, Keys, Ragged, ServerState
 from tacita.methods.sharing import update_log as log
 from tacita.round.parts import DeviceQuery, Part, RoundPlayer
+from tacita.round.request import RequestBatch
 
 
 class ReplayUnlearning(Part):

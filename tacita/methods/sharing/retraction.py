@@ -21,24 +21,14 @@ import numpy as np
 from pydantic import Field
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import (
-    Arrays,
-    CohortView,
-    Doubles,
-    Floats,
-    Keys,
-    Ragged,
-    RequestBatch,
-    RoundReplay,
-    ServerState,
-    StateUpdate,
-)
+from tacita.core.types import Arrays, CohortView, Doubles, Floats, Keys, Ragged, RoundReplay, ServerState, StateUpdate
 from tacita.learn.rows import MOST_MOVE
 from tacita.messages import CohortReply, DenseArrays, SparseRows, Spec, Total, Upload
 from tacita.methods.sharing import update_log as log
 from tacita.methods.sharing.accumulators import COMMITMENT_SIZE, compute_commitments, gaussian_multiplier, merge_rows
 from tacita.round.parts import DeviceQuery, Part, PartConfig, RoundPlayer
 from tacita.round.registry import register, register_preset
+from tacita.round.request import RequestBatch
 
 _SLACK = 1.001  # of lengths that travelled in single precision
 _UPLOAD_COLUMNS = ("sender", "number", "psi", "commitment")  # of every upload

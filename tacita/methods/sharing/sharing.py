@@ -14,12 +14,13 @@ import numpy as np
 from pydantic import Field
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import Bools, CohortView, Doubles, Floats, Longs, Ragged, RequestBatch, ServerState, StateUpdate
+from tacita.core.types import Bools, CohortView, Doubles, Floats, Longs, Ragged, ServerState, StateUpdate
 from tacita.kernels.hashing import hash_owners
 from tacita.kernels.membership import mark_listed
 from tacita.messages import Upload
 from tacita.round.parts import DeviceQuery, Part, PartConfig, RoundPlayer
 from tacita.round.registry import register
+from tacita.round.request import RequestBatch
 
 SHARE_UNDECIDED, SHARE_NONE, SHARE_SOME, SHARE_ALL = range(4)
 """What a person chose to share, as devices keep it."""

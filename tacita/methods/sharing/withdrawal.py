@@ -10,10 +10,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from tacita.core.types import CohortView, Doubles, Ragged, RequestBatch, StateUpdate
+from tacita.core.types import CohortView, Doubles, Ragged, StateUpdate
 from tacita.messages import Upload
 from tacita.round.parts import Part
 from tacita.round.registry import register
+from tacita.round.request import RequestBatch
 
 
 @register

@@ -13,8 +13,9 @@ import numpy as np
 from tacita.core.draws import derive_keys
 from tacita.core.errors import TacitaError
 from tacita.core.sparse import matrix_of_lists
-from tacita.core.types import Block, BlockStream, Ints, Keys, Longs, Ragged, RequestBatch
+from tacita.core.types import Block, BlockStream, Ints, Keys, Longs, Ragged
 from tacita.kernels.hashing import hash_owners
+from tacita.round.request import RequestBatch
 from tacita.runs.forgetting.request_service import ReopenedRun, restrict_stream
 from tacita.runs.forgetting.requests import ResolvedRequest, sample_requesters
 from tacita.runs.forgetting.retraining import retrain_blocks
@@ -86,7 +87,7 @@ def add_canary_users(stream: BlockStream, known: Ints, partner: Ints) -> BlockSt
     )
     names = tuple(f"canary {k}" for k in range(n))
     block = Block(
-        last.index, last.n_users + n, last.n_items, _extend_columns(train, last.train), 
+        last.index, last.n_users + n, last.n_items, _extend_columns(train, last.train),
         _append_empty_lists(last.valid, n),
         _append_empty_lists(last.test, n), np.append(last.new_users, np.ones(n, bool)), last.n_rows + 2 * n,
     )  # fmt: skip

@@ -14,13 +14,14 @@ import numpy as np
 
 from tacita.core.config import RunConfig, TrainConfig
 from tacita.core.draws import Draws, derive_keys
-from tacita.core.types import Block, BlockStream, CohortView, Floats, Ragged, RequestBatch
+from tacita.core.types import Block, BlockStream, CohortView, Floats, Ragged
 from tacita.federation.rounds import begin_block, start_run
 from tacita.methods import RunContext, build_parts
 from tacita.methods.sharing.contribution import Contribution
 from tacita.models import backbone_class
 from tacita.research.audit.canaries.bounds import Claim, Trials
 from tacita.round.plan import Federation
+from tacita.round.request import RequestBatch
 
 ALIKE_ITEMS = 20  # items that are alike, for the exponential mechanism
 

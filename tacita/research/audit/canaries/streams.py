@@ -18,7 +18,7 @@ import numpy as np
 
 from tacita.core.config import PrivacyConfig, RunConfig
 from tacita.core.draws import Draws, derive_keys
-from tacita.core.types import Arrays, Block, BlockStream, Bools, Doubles, Ragged, RequestBatch, ServerState
+from tacita.core.types import Arrays, Block, BlockStream, Bools, Doubles, Ragged, ServerState
 from tacita.federation.one_round import Progress
 from tacita.federation.requests import handle_requests
 from tacita.federation.rounds import begin_block, run_block, start_run
@@ -32,6 +32,7 @@ from tacita.research.audit.canaries.bounds import Claim, Trials
 from tacita.research.audit.canaries.sums import DELTA, HalfNoiseTally, UnclippedTally
 from tacita.round.device_state import PARTS
 from tacita.round.plan import Federation
+from tacita.round.request import RequestBatch
 
 FREE_RETRACTIONS_BUG, SAME_NOISE_BUG = "retractions that cost nothing", "the noise of the block before"
 CATALOGUE_SIZE = 160  # items of many canaries: the more, the less their terms overlap
