@@ -18,7 +18,7 @@ from tacita.cli import main
 from tacita.core.config import PrivacyConfig, RunConfig, validate_model
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
-from tacita.core.types import Broadcast, Ragged, Request, ServerState
+from tacita.core.types import Broadcast, Ragged, ServerState
 from tacita.data.features import ItemFeature, ItemFeatures
 from tacita.federation.clients import build_user_view
 from tacita.federation.requests import handle_requests
@@ -51,6 +51,7 @@ from tacita.report.promises import NO_EPSILON
 from tacita.research.audit.budget import READERS, audit_budget
 from tacita.round.device_state import PARTS, DeviceState
 from tacita.round.plan import Federation
+from tacita.round.request import Request
 from tacita.runs.assembly import Machine, assemble, build_components
 from tacita.runs.forgetting.request_service import submit_request
 from tacita.runs.forgetting.requests import RawRequest

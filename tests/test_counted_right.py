@@ -13,7 +13,7 @@ from test_dpps import crowd, dpps, with_parts
 
 from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError
-from tacita.core.types import BlockStream, Ragged, RequestBatch
+from tacita.core.types import BlockStream, Ragged
 from tacita.federation import devices
 from tacita.federation.evaluation import TrainedState
 from tacita.federation.requests import handle_requests
@@ -24,6 +24,7 @@ from tacita.models.tally.order_sums import NEXT
 from tacita.models.tally.private_math import GRID
 from tacita.privacy.accounting import compute_epsilon
 from tacita.privacy.calibration import epsilon_of_mu
+from tacita.round.request import RequestBatch
 from tacita.runs.assembly import Machine, assemble
 from tacita.runs.forgetting.retraining import find_shared, retrain_blocks
 

@@ -18,13 +18,13 @@ from tacita.core.config import RunConfig, validate_model
 from tacita.core.draws import derive_keys
 from tacita.core.errors import TacitaError
 from tacita.core.files import read_arrays, write_arrays
-from tacita.core.types import Arrays, CohortView, Ragged, Request, ServerState, StateUpdate
+from tacita.core.types import Arrays, CohortView, Ragged, ServerState, StateUpdate
 from tacita.federation.evaluation import TrainedState
 from tacita.federation.state_arrays import read_server
 from tacita.methods import resolve_config
 from tacita.round import registry
-from tacita.round.capabilities import DeviceQuery, RoundPlayer
-from tacita.round.part import Part
+from tacita.round.parts import DeviceQuery, Part, RoundPlayer
+from tacita.round.request import Request
 from tacita.runs import training
 from tacita.runs.artefacts import ScanTargets, find_traces
 from tacita.runs.forgetting.request_service import reopen_run, restrict_stream, submit_request

@@ -10,7 +10,7 @@ import pytest
 from oracle import cohort, federate, make_backbone, make_block, make_stream, started
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import Block, BlockStream, Keys, Ragged, RequestBatch, RoundReplay, ServerState
+from tacita.core.types import Block, BlockStream, Keys, Ragged, RoundReplay, ServerState
 from tacita.federation.requests import handle_requests
 from tacita.federation.rounds import Progress, begin_block, end_block, run_block, run_round
 from tacita.learn.training.local_models import build_local_models
@@ -20,10 +20,9 @@ from tacita.methods.sharing import update_log as log
 from tacita.methods.sharing.cfru import match_requested_rows
 from tacita.methods.sharing.cufru import blend_directions
 from tacita.methods.sharing.negatives import draw_mixed_negatives
-from tacita.round.capabilities import Unlearning
-from tacita.round.part import Part, PartConfig
-from tacita.round.plan import Federation
-from tacita.round.question import Question
+from tacita.round.parts import Part, PartConfig
+from tacita.round.plan import Federation, mark_replay, parse_replay, strip_replay
+from tacita.round.request import RequestBatch
 from tacita.runs.storage import measure_storage
 
 LISTS = [[0, 1, 2, 7], [2, 3, 8], [4, 9, 1], [0, 4, 5, 6], [1, 6, 8], [3, 5, 9, 2]]

@@ -12,13 +12,13 @@ from test_live_parity import close, close_all, config_of, home, make_site, rows_
 from tacita.core.codec import digest_array
 from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError
-from tacita.core.types import Request as AskedFor
 from tacita.federation.requests import handle_requests
 from tacita.federation.rounds import Progress, begin_block, end_block, run_block, start_run
 from tacita.live.node.question_handler import answer_message as handle_request
 from tacita.live.node.user_requests import submit_request
 from tacita.live.per_client_arrays import CHOSEN, is_valid_client_field
 from tacita.live.wire import RequestOutcome, ServerRequest, decode_reply, decode_request, encode_message
+from tacita.round.request import Request as AskedFor
 from tacita.runs.assembly import Machine, assemble
 
 FIXED: dict[str, Any] = {"aggregation": "fixed", "denominator": 40.0}

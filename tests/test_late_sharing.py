@@ -13,10 +13,11 @@ from test_door import call, forget, items_of, shared_by, train_quickly
 
 from tacita.core.draws import derive_keys
 from tacita.core.errors import TacitaError
-from tacita.core.types import Ragged, Request
+from tacita.core.types import Ragged
 from tacita.federation.evaluation import TrainedState
 from tacita.federation.requests import handle_requests
 from tacita.methods import resolve_config
+from tacita.round.request import Request
 from tacita.runs import training
 from tacita.runs.forgetting import certificate
 from tacita.runs.forgetting.pseudonyms import KEY, pseudonym, read_key

@@ -11,7 +11,7 @@ from oracle import started
 from test_going_back import LISTS, N_ITEMS, federation, forgetting, keys, leaving, played
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import Doubles, Ragged, RequestBatch
+from tacita.core.types import Doubles, Ragged
 from tacita.federation.requests import handle_requests
 from tacita.federation.rounds import Progress, run_round
 from tacita.messages import SparseRows
@@ -23,6 +23,7 @@ from tacita.methods.sharing.accumulators import (
     merge_rows,
 )
 from tacita.round.plan import Federation
+from tacita.round.request import RequestBatch
 from tacita.runs.calibration import calibrate
 
 FIXED: dict[str, Any] = {"aggregation": "fixed", "denominator": 6.0}

@@ -11,7 +11,7 @@ import pytest
 from oracle import federate, make_backbone, make_block, make_stream, started
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import Arrays, Floats, Keys, Ragged, RequestBatch, ServerState
+from tacita.core.types import Arrays, Floats, Keys, Ragged, ServerState
 from tacita.federation.requests import handle_requests
 from tacita.federation.rounds import Progress, begin_block, end_block, run_round
 from tacita.methods import RunContext, build_parts
@@ -20,6 +20,7 @@ from tacita.methods.sharing.delta_replay import DeltaReplay
 from tacita.methods.sharing.graph import SharedGraph
 from tacita.round.broadcast import Audience
 from tacita.round.plan import Federation
+from tacita.round.request import RequestBatch
 
 N_ITEMS = 30
 SHARING = {"name": "sharing", "groups": [1, 2, 1]}

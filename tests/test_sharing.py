@@ -18,7 +18,7 @@ from test_live_parity import close, close_all, config_of, home, lab, make_site, 
 
 from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError
-from tacita.core.types import BlockStream, Ints, Keys, Ragged, Request, RequestBatch, ServerState, SharedRecord
+from tacita.core.types import BlockStream, Ints, Keys, Ragged, ServerState, SharedRecord
 from tacita.federation.clients import build_user_view
 from tacita.federation.requests import handle_requests, update_shared_record
 from tacita.federation.rounds import Progress, begin_block, end_block, run_block, run_round, run_stream, start_run
@@ -26,8 +26,9 @@ from tacita.federation.scoring import DeviceScorer
 from tacita.methods import resolve_config
 from tacita.methods.sharing.sharing import SHARE_ALL, SHARE_NONE, SHARE_SOME, Sharing
 from tacita.research.bench.shared_graph import NaiveSharing, bench_sharing
-from tacita.round.part import RunContext
-from tacita.round.plan import Federation
+from tacita.round.parts import RunContext
+from tacita.round.plan import Federation, prepare_serving
+from tacita.round.request import Request, RequestBatch
 from tacita.runs.assembly import Machine, assemble
 from tacita.runs.controls import _evaluate_control, popular_scorer
 

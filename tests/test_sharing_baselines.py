@@ -17,7 +17,7 @@ from test_shared_graph import given_of, many_edges, table_of
 
 from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError
-from tacita.core.types import BlockStream, CohortView, Floats, Ragged, RequestBatch, ServerState, SharedRecord
+from tacita.core.types import BlockStream, CohortView, Floats, Ragged, ServerState, SharedRecord
 from tacita.federation.requests import handle_requests
 from tacita.federation.rounds import Progress, run_round, run_stream, start_run
 from tacita.kernels.cosine import write_pair_features
@@ -31,9 +31,8 @@ from tacita.methods.sharing.item_perturbation import Mechanism, compute_probabil
 from tacita.methods.sharing.link_prediction import LinkPredictionOptions, LinkScorer, propose_links
 from tacita.methods.sharing.server_client import ServerClient
 from tacita.methods.sharing.sharing import SHARE_SOME
-from tacita.round.broadcast import Audience
-from tacita.round.plan import Federation
-from tacita.round.question import Question
+from tacita.round.plan import Federation, prepare_serving
+from tacita.round.request import RequestBatch
 from tacita.runs.assembly import Machine, assemble
 
 

@@ -12,7 +12,7 @@ import torch
 from oracle import federate, make_backbone, make_block, make_stream, no_total, started
 from test_shared_graph import given_of, many_edges, table_of
 
-from tacita.core.types import Doubles, Floats, Keys, Longs, Ragged, RequestBatch, ServerState
+from tacita.core.types import Doubles, Floats, Keys, Longs, Ragged, ServerState
 from tacita.federation.requests import handle_requests
 from tacita.federation.rounds import Progress, run_round
 from tacita.methods import RunContext, build_parts
@@ -23,6 +23,7 @@ from tacita.methods.sharing.graph_training import UnitRows
 from tacita.methods.sharing.snapshots import snapshot_bytes
 from tacita.methods.sharing.withdrawn_pairs import WithdrawnPairs
 from tacita.round.plan import Federation
+from tacita.round.request import RequestBatch
 
 N_ITEMS = 30
 PARTS = ("sharing", "shared-graph", "contrastive-unlearning")

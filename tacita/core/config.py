@@ -235,34 +235,49 @@ class RunConfig(StrictModel):
     evaluate: EvaluateConfig = EvaluateConfig()
 
 
-_LATER_SETTINGS = {"split.repeats", "evaluate.hidden_items", "evaluate.ties", "date_format", "decimal", "item_rows"}
-_LATER_SETTINGS |= {
-    f"train.{name}" for name in ("redraw", "objective", "bpr_scale", "l2", "weight_decay", "moments", "pfedme")
-}
-_LATER_SETTINGS |= {"train.aggregator", "train.weigh_by", "evaluate.unmasked", "split.min_user", "privacy"}
-_LATER_SETTINGS |= {"evaluate.read", "split.lend"}
-_LATER_SETTINGS |= {"train.held_steps"}
-_LATER_SETTINGS |= {
-    "train.batches",
-    "train.decay",
-    "train.skew",
-    "train.in_silos",
+_LATER_SETTINGS = {
+    "date_format",
+    "decimal",
+    "item_rows",
+    "privacy",
+    "evaluate.hidden_items",
+    "evaluate.read",
+    "evaluate.ties",
+    "evaluate.unmasked",
     "split.held_items",
     "split.least_items",
+    "split.lend",
+    "split.min_user",
+    "split.repeats",
+    "train.aggregator",
+    "train.batches",
+    "train.bpr_scale",
+    "train.decay",
+    "train.held_steps",
+    "train.in_silos",
+    "train.l2",
+    "train.moments",
+    "train.objective",
+    "train.pfedme",
+    "train.redraw",
+    "train.skew",
+    "train.weigh_by",
+    "train.weight_decay",
 }
-"""Settings that came after results had been kept under a hash of their config."""
+"""Settings that are newer than results stored under a hash of their config."""
 
 
 def find_later_defaults(config: BaseModel, prefix: str = "") -> dict[str, Any]:
-    """Later settings at their default, for `exclude`: without them a hash is what it was before they existed."""
-    out: dict[str, Any] = {}
+    """Later settings at their default, for `exclude`: without them a hash stays as before they existed."""
+    excluded: dict[str, Any] = {}
     for name, info in type(config).model_fields.items():
+        key = prefix + name
         value = getattr(config, name)
-        if prefix + name in _LATER_SETTINGS and value == info.default:
-            out[name] = True
+        if key in _LATER_SETTINGS and value == info.default:
+            excluded[name] = True
         elif isinstance(value, BaseModel):
-            out[name] = find_later_defaults(value, f"{prefix}{name}.")
-    return out
+            excluded[name] = find_later_defaults(value, f"{key}.")
+    return excluded
 
 
 def validate_model(model: type[M], values: dict[str, Any], where: str) -> M:
@@ -277,46 +292,75 @@ def _format_error(model: type[BaseModel], error: ValidationError, where: str) ->
     first, *others = error.errors()
     path = _key_path(first)
     if first["type"] == "extra_forbidden":
-        return f"unknown key '{path}' in {where}; {_suggest_key(model, path, dotted='.' in str(first['loc'][-1]))}"
-    given = first.get("input")
-    shown = f", not {given!r}" if isinstance(given, str | int | float | bool) else ""
-    wanted = dict.fromkeys(
-        _describe_expected(one) for one in (first, *others) if _key_path(one) == path
-    )  # each branch of a union
-    return f"'{path}' in {where} must be {' or '.join(wanted)}{shown}."
+        last_key = str(first["loc"][-1])
+        suggestion = _suggest_key(model, path, dotted="." in last_key)
+        return f"unknown key '{path}' in {where}; {suggestion}"
+    value = first.get("input")
+    shown = f", not {value!r}" if isinstance(value, str | int | float | bool) else ""
+    branches = [detail for detail in (first, *others) if _key_path(detail) == path]  # of a union
+    expected = dict.fromkeys(_describe_expected(detail) for detail in branches)
+    listed = " or ".join(expected)
+    return f"'{path}' in {where} must be {listed}{shown}."
 
 
 def _key_path(error: ErrorDetails) -> str:
     """The key that an error is about, without the branches of a union."""
-    keys = [str(one) for one in error["loc"] if "[" not in str(one)]
-    return ".".join(keys[:-1] if len(keys) > 1 and keys[-1] in _BRANCHES else keys)
+    keys = [str(key) for key in error["loc"]]
+    keys = [key for key in keys if "[" not in key]
+    if len(keys) > 1 and keys[-1] in _BRANCHES:
+        keys.pop()
+    return ".".join(keys)
 
 
 def _suggest_key(model: type[BaseModel], path: str, dotted: bool) -> str:
-    """The nearest key or table; for a key that was given with its point, how a table is written."""
+    """The nearest key or table; for a key that was written with its point, how a table is written."""
     keys = _known_keys(model)
-    tables = {".".join(key.split(".")[:n]) for key in keys for n in range(1, key.count(".") + 1)}
-    known = sorted({*keys, *tables})
-    near = difflib.get_close_matches(path, known, n=1) or difflib.get_close_matches(path.split(".")[-1], known, n=1)
-    if dotted and near:
-        *outer, last = (path if path.split(".")[0] in keys else near[0]).split(".")  # a free table, such as backbone
-        if outer:
-            inner = f'{{"{last}": ...}}'
-            for name in reversed(outer[1:]):
-                inner = f'{{"{name}": {inner}}}'
-            return f"in Python write {outer[0]}={inner}, in TOML [{'.'.join(outer)}] and below it {last} = ..."
-    if near:
-        return f"did you mean '{near[0]}'?"
-    tops = sorted({key.partition(".")[0] for key in keys})
-    return f"known at the top: {', '.join(tops)}; `tacita settings` lists every key."
+    nearest = _find_nearest_key(keys, path)
+    if nearest is None:
+        tops = sorted({key.partition(".")[0] for key in keys})
+        listed = ", ".join(tops)
+        return f"known at the top: {listed}; `tacita settings` lists every key."
+    if dotted:
+        is_free_table = path.split(".")[0] in keys  # such as backbone
+        key = path if is_free_table else nearest
+        if "." in key:
+            return _describe_table(key)
+    return f"did you mean '{nearest}'?"
+
+
+def _find_nearest_key(keys: list[str], path: str) -> str | None:
+    """The key or table whose name is nearest to a path, or else to its last part."""
+    known = set(keys)
+    for key in keys:
+        while "." in key:
+            key = key.rpartition(".")[0]
+            known.add(key)
+    names = sorted(known)
+    last = path.rpartition(".")[2]
+    near = difflib.get_close_matches(path, names, n=1) or difflib.get_close_matches(last, names, n=1)
+    return near[0] if near else None
+
+
+def _describe_table(key: str) -> str:
+    """How a key of a table is written in Python and in TOML."""
+    *tables, last = key.split(".")
+    inner = f'{{"{last}": ...}}'
+    for name in reversed(tables[1:]):
+        inner = f'{{"{name}": {inner}}}'
+    table = ".".join(tables)
+    return f"in Python write {tables[0]}={inner}, in TOML [{table}] and below it {last} = ..."
 
 
 def _describe_expected(error: ErrorDetails) -> str:
-    """What pydantic asked for, in plain words."""
-    kind, context = error["type"], error.get("ctx", {})
+    """What pydantic expected, in plain words."""
+    kind = error["type"]
+    context = error.get("ctx", {})
     if kind == "literal_error":
         expected = str(context["expected"])
-        return f"one of {expected.replace(' or ', ', ')}" if " or " in expected else expected
+        if " or " not in expected:
+            return expected
+        listed = expected.replace(" or ", ", ")
+        return f"one of {listed}"
     for word, text in _WORDS.items():
         if kind.startswith(word):
             return text.format(**context)
@@ -359,15 +403,18 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise TacitaError(f"no such config file: {path}.") from None
-    except (ValueError, RecursionError) as error:  # of the second kind what is nested too deep
+    except (ValueError, RecursionError) as error:  # RecursionError: nested too deep
         raise TacitaError(f"{path} is not valid TOML: {error}.") from None
 
 
 def to_toml(config: BaseModel) -> str:
     """Every setting with its value; those that have none are listed at the end, with what they would do."""
-    lines = [f"# {key}: {about}\n" for key, about in _iter_unset(config)]
-    unset = ["\n# Not set:\n", *lines] if lines else []
-    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True)) + "".join(unset)
+    values = config.model_dump(mode="json", exclude_none=True)
+    text = tomli_w.dumps(values)
+    unset = "".join(f"# {key}: {about}\n" for key, about in _iter_unset(config))
+    if unset:
+        text += "\n# Not set:\n" + unset
+    return text
 
 
 def _iter_unset(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, str]]:

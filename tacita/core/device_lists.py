@@ -1,4 +1,4 @@
-"""The lists that a part keeps on some devices, read when somebody asks for them: a long log costs a round nothing."""
+"""The lists that a part stores on some devices, read on demand: a long log costs a round nothing."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from typing import Protocol
 
 from tacita.core.types import AnyArray, Longs, Ragged
 
-ListSlices = tuple[AnyArray, Longs, Longs]  # (pieces,) whose list, where in it a piece starts, and how long it is
+ListSlices = tuple[AnyArray, Longs, Longs]  # (pieces,) the user, where in the list a piece starts, and its length
+Lists = Mapping[str, Ragged]  # name -> a list per user
 
 
 class AppendedLists(Ragged):
-    """Lists that are written after those held under the same name, at the price of what is new."""
+    """Lists that are appended to those of the same name; only the new entries cost anything."""
 
 
 class LazyLists(Protocol):
-    """A list per user that nobody has read yet; whatever is written meanwhile, it stays as it is."""
+    """A list per user that is not read yet; later writes do not change it."""
 
     def read(self, pieces: ListSlices | None = None) -> Ragged:
         """All of it, or a list for each piece."""
@@ -23,16 +24,17 @@ class LazyLists(Protocol):
 
 
 class DeviceLists(Mapping[str, Ragged]):
-    """Name -> a list per user, as they were when this was made."""
+    """Name -> a list per user, as they were at construction."""
 
     def __init__(self, lists: Mapping[str, LazyLists | Ragged]) -> None:
         self._lists = dict(lists)
 
     def __getitem__(self, name: str) -> Ragged:
-        one = self._lists[name]
-        if not isinstance(one, Ragged):
-            one = self._lists[name] = one.read()
-        return one
+        lists = self._lists[name]
+        if not isinstance(lists, Ragged):
+            lists = lists.read()
+            self._lists[name] = lists
+        return lists
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._lists)
@@ -40,43 +42,57 @@ class DeviceLists(Mapping[str, Ragged]):
     def __len__(self) -> int:
         return len(self._lists)
 
-    def __contains__(self, name: object) -> bool:  # what is looked for is not read
+    def __contains__(self, name: object) -> bool:  # does not read them
         return name in self._lists
 
     def read_slices(self, name: str, pieces: ListSlices) -> Ragged:
-        """One list a piece; of what was not read yet, only the pieces are."""
-        one = self._lists[name]
-        return _cut_slices(one, pieces) if isinstance(one, Ragged) else one.read(pieces)
+        """One list a piece; of lists that are not read yet, only the pieces are read."""
+        lists = self._lists[name]
+        if isinstance(lists, Ragged):
+            return _cut_slices(lists, pieces)
+        return lists.read(pieces)
 
-    def with_update(self, renewed: Mapping[str, Ragged]) -> DeviceLists:
-        """The same lists once some of them were replaced, or written on."""
-        return DeviceLists({**self._lists, **_merge_update(self, renewed)})
-
-
-def slice_lists(lists: Mapping[str, Ragged], name: str, pieces: ListSlices) -> Ragged:
-    """Pieces of lists under a name, one list each; the cost grows with what is taken."""
-    return lists.read_slices(name, pieces) if isinstance(lists, DeviceLists) else _cut_slices(lists[name], pieces)
+    def with_update(self, renewed: Lists) -> DeviceLists:
+        """The lists after some of them are replaced, or appended to."""
+        changed = _merge_update(self, renewed)
+        return DeviceLists({**self._lists, **changed})
 
 
-def update_lists(lists: Mapping[str, Ragged], renewed: Mapping[str, Ragged]) -> Mapping[str, Ragged]:
-    """The lists once some of them were replaced, or written on."""
-    return lists.with_update(renewed) if isinstance(lists, DeviceLists) else {**lists, **_merge_update(lists, renewed)}
+def slice_lists(lists: Lists, name: str, pieces: ListSlices) -> Ragged:
+    """Pieces of lists under a name, one list each; the cost grows with the pieces."""
+    if isinstance(lists, DeviceLists):
+        return lists.read_slices(name, pieces)
+    return _cut_slices(lists[name], pieces)
+
+
+def update_lists(lists: Lists, renewed: Lists) -> Lists:
+    """The lists after some of them are replaced, or appended to."""
+    if isinstance(lists, DeviceLists):
+        return lists.with_update(renewed)
+    changed = _merge_update(lists, renewed)
+    return {**lists, **changed}
 
 
 def check_slices(pieces: ListSlices, counts: Longs) -> None:
-    """Refuse a piece that is not all in its list: past its ends lies what somebody else keeps."""
+    """Refuse a piece that is not all in its list: past its ends lie the lists of other users."""
     user, start, count = pieces
-    if (start < 0).any() or (count < 0).any() or (start + count > counts[user]).any():
+    is_negative = (start < 0) | (count < 0)
+    is_too_long = start + count > counts[user]
+    if is_negative.any() or is_too_long.any():
         raise IndexError("a piece reaches past the end of its list")
 
 
-def _cut_slices(whole: Ragged, pieces: ListSlices) -> Ragged:
-    check_slices(pieces, whole.counts())
+def _cut_slices(lists: Ragged, pieces: ListSlices) -> Ragged:
+    check_slices(pieces, lists.counts())
     user, start, count = pieces
-    return whole.slice_entries(whole.ptr[user] + start, count)
+    first_entry = lists.ptr[user] + start
+    return lists.slice_entries(first_entry, count)
 
 
-def _merge_update(lists: Mapping[str, Ragged], renewed: Mapping[str, Ragged]) -> dict[str, Ragged]:
-    return {
-        name: lists[name].join_rows(one) if isinstance(one, AppendedLists) else one for name, one in renewed.items()
-    }
+def _merge_update(lists: Lists, renewed: Lists) -> dict[str, Ragged]:
+    merged = {}
+    for name, update in renewed.items():
+        if isinstance(update, AppendedLists):
+            update = lists[name].join_rows(update)
+        merged[name] = update
+    return merged

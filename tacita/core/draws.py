@@ -1,8 +1,8 @@
 """Named randomness: every draw comes from (seed, purpose, block, round, owner, counter), never from call order.
 
-Public draws (participants, initial tables, server steps) follow the run seed. Draws that protect a person
-(negatives, replay, noise) follow a secret as well; the lab derives it from the seed, a device makes its own, so
-that a server that knows the seed cannot subtract what the device added.
+Public draws (participants, initial tables, server steps) follow the run seed. Draws that protect a user (negatives,
+replay, noise) follow a secret as well. The lab derives it from the seed; a device makes its own, so a server that knows
+the seed cannot subtract the device's noise.
 """
 
 from __future__ import annotations
@@ -17,8 +17,18 @@ from tacita.core.types import Keys
 
 
 def _digest(*fields: object) -> np.uint64:
+    digest = _hash_fields(fields, 8)
+    number = int.from_bytes(digest, "little")
+    return np.uint64(number)
+
+
+def _hash_fields(fields: Iterable[object], size: int) -> bytes:
     text = "\x1f".join(str(field) for field in fields)
-    return np.uint64(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little"))
+    return _hash_bytes(text.encode(), size)
+
+
+def _hash_bytes(content: bytes, size: int, key: bytes = b"") -> bytes:
+    return hashlib.blake2b(content, digest_size=size, key=key).digest()
 
 
 @dataclass(frozen=True)
@@ -36,18 +46,22 @@ class Draws:
 
     def secret_key(self, purpose: str, *ids: int) -> bytes:
         """A private key of 32 bytes, for streams of which others see a part and may not guess the rest."""
-        text = "\x1f".join(str(field) for field in ("sealed", self.seed, self.secret, purpose, *ids))
-        return hashlib.blake2b(text.encode(), digest_size=32).digest()
+        fields = ("sealed", self.seed, self.secret, purpose, *ids)
+        return _hash_fields(fields, 32)
 
 
 def derive_keys(raw_ids: Iterable[str]) -> Keys:
-    """A 64-bit key per raw id: streams follow the person or item, not its number in this run."""
-    made = [hashlib.blake2b(one.encode(), digest_size=8).digest() for one in raw_ids]
-    return np.frombuffer(b"".join(made), dtype=np.uint64).copy()
+    """A 64-bit key per raw id: streams follow the user or item, not its number in this run."""
+    return _join_keys(_hash_bytes(raw_id.encode(), 8) for raw_id in raw_ids)
+
+
+def _join_keys(digests: Iterable[bytes]) -> Keys:
+    content = b"".join(digests)
+    return np.frombuffer(content, np.uint64).copy()
 
 
 def hash_rows(key: bytes, *columns: Keys) -> Keys:
-    """A number of 64 bits for each row of some columns, which says nothing of the row to who has not the key."""
-    rows = np.column_stack(columns).astype("<u8", copy=False) if len(columns) > 1 else columns[0].astype("<u8")[:, None]
-    made = [hashlib.blake2b(one.tobytes(), key=key, digest_size=8).digest() for one in rows]
-    return np.frombuffer(b"".join(made), np.uint64).copy()
+    """A number of 64 bits for each row of some columns; without the key it reveals nothing of the row."""
+    rows = np.column_stack(columns)
+    rows = rows.astype("<u8", copy=False)
+    return _join_keys(_hash_bytes(row.tobytes(), 8, key) for row in rows)

@@ -6,20 +6,28 @@ import difflib
 import unicodedata
 from collections.abc import Iterable
 
-DIRECTION_MARKS = {
-    *"\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
-}  # change the direction of letters
+# These change the direction of letters.
+DIRECTION_MARKS = {*"\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"}
 
 
 def make_printable(text: str) -> str:
-    """A text that shows as it is: what steers a terminal, or turns letters round, becomes a mark."""
+    """A text that shows as it is: characters that steer a terminal, or turn letters round, become a mark."""
     if text.isascii() and text.isprintable():
         return text
-    return "".join(c if c in "\n\t" or not _is_control_character(c) else "\ufffd" for c in text)
+    letters = []
+    for letter in text:
+        if _is_control_character(letter):
+            letter = "\ufffd"
+        letters.append(letter)
+    return "".join(letters)
 
 
 def _is_control_character(letter: str) -> bool:
-    return letter in DIRECTION_MARKS or unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp")
+    if letter in "\n\t":
+        return False
+    if letter in DIRECTION_MARKS:
+        return True
+    return unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp")
 
 
 class TacitaError(Exception):
@@ -27,7 +35,7 @@ class TacitaError(Exception):
 
 
 class DiskFull(TacitaError):
-    """There is no space for a file; what was there before it still is."""
+    """There is no space for a file; the earlier file is still in place."""
 
     def __init__(self, path: object) -> None:
         super().__init__(f"no space left to write {path}; free some and try again.")
@@ -41,7 +49,10 @@ def unknown_name_error(kind: str, name: str, known: Iterable[str]) -> TacitaErro
     """The error for a name that is not in a registry, with the nearest known one."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1)
-    hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names[:MOST_LISTED])}"
-    if not near:
-        hint += f" and {len(names) - MOST_LISTED:,} more." if len(names) > MOST_LISTED else "."
-    return TacitaError(f"unknown {kind} '{name}'; {hint}")
+    if near:
+        return TacitaError(f"unknown {kind} '{name}'; did you mean '{near[0]}'?")
+    listed = ", ".join(names[:MOST_LISTED])
+    n_more = len(names) - MOST_LISTED
+    if n_more > 0:
+        listed += f" and {n_more:,} more"
+    return TacitaError(f"unknown {kind} '{name}'; known: {listed}.")

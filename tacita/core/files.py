@@ -1,4 +1,4 @@
-"""Files that are either whole or not there: arrays and JSON, written to the side, synced, then renamed."""
+"""Files that are either whole or absent: arrays and JSON, written under a hidden name, synced, then renamed."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from tacita.core.errors import DiskFull, TacitaError
 from tacita.core.types import Arrays
 
 V = TypeVar("V")
-_TEMPORARY_NAME = re.compile(r"\..+\.\d+")  # what a write to the side is called
+_TEMPORARY_NAME = re.compile(r"\..+\.\d+")  # of files that `temporary_path` names
 
 
 def parse_folder(value: object, what: str = "a run") -> Path:
-    """Where something is, as people say it: a text or a path."""
+    """A folder that a caller names by a text or a path."""
     if not isinstance(value, str | os.PathLike):
         raise TacitaError(f"{what} is named by its folder, a text or a path, not by {value!r}.")
     return Path(value)
 
 
 def temporary_path(path: Path) -> Path:
-    """The hidden name beside a path under which this process prepares it."""
+    """The hidden name next to a path under which this process prepares it."""
     return path.with_name(f".{path.name}.{os.getpid()}")
 
 
@@ -38,20 +38,21 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_chunks(path: Path, content: Iterable[bytes | memoryview]) -> None:
-    """The same, for what should not be in memory as a whole."""
-    if path.exists() and not (path.is_file() or path.is_dir()):  # to replace a pipe or device would destroy it
+    """The same, for content that should not be in memory as a whole."""
+    is_replaceable = path.is_file() or path.is_dir()
+    if path.exists() and not is_replaceable:  # to replace a pipe or device would destroy it
         raise TacitaError(f"cannot write {path}: it is a pipe or device, not a file.")
-    side = temporary_path(path)
+    temporary = temporary_path(path)
     try:
-        with open(side, "wb") as out:
+        with open(temporary, "wb") as out:
             for piece in content:
                 out.write(piece)
             out.flush()
             os.fsync(out.fileno())
-        os.replace(side, path)
+        os.replace(temporary, path)
     except OSError as error:
         with contextlib.suppress(OSError):
-            side.unlink()
+            temporary.unlink()
         raise disk_error(path, error) from None
 
 
@@ -64,10 +65,10 @@ def disk_error(path: Path, error: OSError) -> TacitaError:
 
 
 def remove_temporary_files(folder: Path) -> None:
-    """Remove what a killed process was preparing in a folder that nobody else is writing to."""
-    for one in folder.iterdir():
-        if one.is_file() and _TEMPORARY_NAME.fullmatch(one.name):
-            one.unlink(missing_ok=True)
+    """Remove the unfinished files of a killed process from a folder that no other process writes to."""
+    for path in folder.iterdir():
+        if path.is_file() and _TEMPORARY_NAME.fullmatch(path.name):
+            path.unlink(missing_ok=True)
 
 
 class JsonLinesWriter:
@@ -87,11 +88,12 @@ class JsonLinesWriter:
         self._file.close()
 
     def add(self, value: Any) -> None:
-        line = (json.dumps(value) + "\n").encode()
+        text = json.dumps(value) + "\n"
+        line = text.encode()
         try:
-            done = 0
-            while done < len(line):
-                done += self._file.write(line[done:]) or 0
+            n_written = 0
+            while n_written < len(line):
+                n_written += self._file.write(line[n_written:]) or 0
         except OSError as error:
             raise disk_error(self.path, error) from None
 
@@ -105,21 +107,22 @@ class JsonLinesWriter:
 @contextlib.contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
     """Keep other processes out of a folder; the lock goes with the process, however it ends."""
-    held = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise TacitaError(f"another process is at work in {folder}; wait until it ends.") from None
         except OSError:
             pass  # a file system without locks
         yield
     finally:
-        os.close(held)
+        os.close(descriptor)
 
 
 def write_json(path: Path, value: Any) -> None:
-    write_bytes(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    write_bytes(path, text.encode())
 
 
 def read_json(path: Path) -> Any:
@@ -135,38 +138,47 @@ def read_json(path: Path) -> Any:
 
 def write_arrays(path: Path, arrays: WritableArrays, note: dict[str, str] | None = None) -> None:
     """Arrays and a note with a checksum over both; equal contents give equal bytes."""
-    kept = {"note": note or {}, "sha256": _checksum(arrays, note or {})}
-    write_chunks(path, iter_packed(arrays, {"tacita": json.dumps(kept, sort_keys=True)}))
+    note = note or {}
+    header = {"note": note, "sha256": _checksum(arrays, note)}
+    metadata = {"tacita": json.dumps(header, sort_keys=True)}
+    write_chunks(path, iter_packed(arrays, metadata))
 
 
 def read_arrays(path: Path, remedy: str = "train again") -> tuple[Arrays, dict[str, str]]:
     if not path.is_file():
         raise TacitaError(f"{path} is missing; is {path.parent} a finished run folder?")
     try:
-        arrays, said = unpack_file(path)
-        kept = json.loads(said["tacita"])
-        note = {str(k): str(v) for k, v in kept["note"].items()}
-        whole = kept["sha256"] == _checksum(arrays, note)
+        arrays, metadata = unpack_file(path)
+        header = json.loads(metadata["tacita"])
+        note = {str(name): str(value) for name, value in header["note"].items()}
+        is_intact = header["sha256"] == _checksum(arrays, note)
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        whole = False
-    if not whole:
+        is_intact = False
+    if not is_intact:
         raise TacitaError(f"{path} is damaged: its contents do not match its checksum; {remedy}.")
     return arrays, note
 
 
 def _checksum(arrays: WritableArrays, note: dict[str, str]) -> str:
-    return digest(arrays, json.dumps(note, sort_keys=True))
+    text = json.dumps(note, sort_keys=True)
+    return digest(arrays, text)
 
 
 def nest_parts(values: Mapping[str, V], prefix: str) -> dict[str, dict[str, V]]:
     """`prefix/part/name` entries as part -> name -> value."""
-    out: dict[str, dict[str, V]] = {}
+    nested: dict[str, dict[str, V]] = {}
     for key, value in values.items():
         if key.startswith(prefix):
-            part, _, name = key[len(prefix) :].partition("/")
-            out.setdefault(part, {})[name] = value
-    return out
+            path = key.removeprefix(prefix)
+            part, _, name = path.partition("/")
+            nested.setdefault(part, {})[name] = value
+    return nested
 
 
 def flatten_parts(parts: Mapping[str, Mapping[str, V]], prefix: str) -> dict[str, V]:
-    return {f"{prefix}{part}/{name}": v for part, held in parts.items() for name, v in held.items()}
+    """Part -> name -> value as `prefix/part/name` entries."""
+    flat = {}
+    for part, values in parts.items():
+        for name, value in values.items():
+            flat[f"{prefix}{part}/{name}"] = value
+    return flat

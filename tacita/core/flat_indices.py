@@ -1,4 +1,4 @@
-"""Places in flat arrays: those of spans one after the other, and those of numbers among ascending ones."""
+"""Places in flat arrays: of consecutive spans, and of numbers among ascending ones."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ AnyArray = NDArray[Any]
 def expand_spans(starts: AnyArray, counts: AnyArray) -> NDArray[np.int64]:
     """start, start + 1, ... of every span, one after the other."""
     ends = np.cumsum(counts)
-    return np.repeat(starts - ends + counts, counts) + np.arange(ends[-1] if len(ends) else 0)
+    total = ends[-1] if len(ends) else 0
+    offsets = starts - ends + counts
+    return np.repeat(offsets, counts) + np.arange(total)
 
 
 def find_in_sorted(places: AnyArray, wanted: AnyArray) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Where each of the wanted numbers belongs in ascending ones, and whether it is there."""
-    at = np.searchsorted(places, wanted.astype(places.dtype))  # of one kind, or all of them are copied
-    there = at < len(places)
-    there[there] = places[at[there]] == wanted[there]
-    return at, there
+    """Where each of the wanted numbers belongs in ascending ones, and whether it is among them."""
+    same_kind = wanted.astype(places.dtype)  # otherwise numpy copies all of `places`
+    at = np.searchsorted(places, same_kind)
+    is_present = at < len(places)
+    present_values = places[at[is_present]]
+    is_present[is_present] = present_values == wanted[is_present]
+    return at, is_present

@@ -1,7 +1,7 @@
 """Sentences for people who call from Python: the options of the command line become keywords of `tacita.train`.
 
-Errors are written once, in the words of the command line. At the border to Python every option in them is put as the
-keyword that does the same, so that nobody is told of a flag that he cannot give.
+Errors are written once, in the words of the command line. At the border to Python every option becomes the keyword that
+does the same, so that no message names a flag that a caller cannot use.
 """
 
 from __future__ import annotations
@@ -19,71 +19,102 @@ _END = r"[.,;:?)'\"]*(?=\s|$)"
 
 @contextmanager
 def translate_errors() -> Iterator[None]:
-    """What goes wrong inside is told in Python's words; the exception and its kind stay the same."""
+    """Put errors in Python's words; the exception and its kind stay the same."""
     try:
         yield
     except TacitaError as error:
-        error.args = (translate_message(str(error)), *error.args[1:])
+        message = translate_message(str(error))
+        error.args = (message, *error.args[1:])
         raise
 
 
 def translate_message(sentence: str) -> str:
-    """The sentence with keywords in place of options; what only the command line can do stays a command."""
+    """The sentence with keywords in place of options; commands that Python lacks stay commands."""
     pieces = re.split(r"(`tacita (?!train )[^`]*`)", sentence)
-    return "".join(piece if n % 2 else _replace_options(piece) for n, piece in enumerate(pieces))
+    pieces[::2] = [_replace_options(text) for text in pieces[::2]]  # between the commands
+    return "".join(pieces)
 
 
 def _replace_options(sentence: str) -> str:
     sentence = re.sub(r"`tacita train((?: --[a-z-]+(?: [^\s`-][^\s`]*)?)+)`", _format_call, sentence)
     sentence = re.sub(r"(?:tacita train )?--set [a-z_]+\.\S+(?: --set [a-z_]+\.\S+)*", _format_settings, sentence)
     sentence = re.sub(rf"\b({_TABLES})\.([a-z_]+) = ('[\w-]+'|\d+(?:\.\d+)?\b)", _format_setting, sentence)
-    sentence = re.sub(rf"--columns ({_PAIRS})", lambda found: _format_columns(found[1]), sentence)
+    sentence = re.sub(rf"--columns ({_PAIRS})", _format_columns, sentence)
     sentence = re.sub(r"--date-format (\"[^\"]*\"|'[^']*')", r"date_format=\1", sentence)
     sentence = re.sub(r"--decimal ([,.])(?= )", r'decimal="\1"', sentence)
     sentence = re.sub(r"--(method|backbone) ([a-z0-9-]+)", r'\1="\2"', sentence)
     sentence = re.sub(r"^('\S+' in .* must be) a table\b", r"\1 a dict", sentence)
     sentence = re.sub(r"\bgive train --lr", "give the rate in backbone={...}", sentence)
     sentence = re.sub(r"--resume\b", "resume=True", sentence)
-    return re.sub(r"(?<![\w-])--([a-z][a-z-]*)", lambda found: found[1].replace("-", "_"), sentence)
+    return re.sub(r"(?<![\w-])--([a-z][a-z-]*)", _format_flag, sentence)
 
 
-def _format_call(found: re.Match[str]) -> str:
+def _format_flag(match: re.Match[str]) -> str:
+    return match[1].replace("-", "_")
+
+
+def _format_call(match: re.Match[str]) -> str:
     """A command that trains, as the call that does the same."""
-    said = []
-    for name, value in re.findall(r"--([a-z-]+)(?: ([^\s`-][^\s`]*))?", found[1]):
-        if name == "no-controls":
-            said.append('evaluate={"controls": False}')
+    keywords = []
+    for flag, value in re.findall(r"--([a-z-]+)(?: ([^\s`-][^\s`]*))?", match[1]):
+        name = flag.replace("-", "_")
+        if flag == "no-controls":
+            keywords.append('evaluate={"controls": False}')
+        elif value:
+            keywords.append(f'{name}="{value}"')
         else:
-            said.append(f'{name.replace("-", "_")}="{value}"' if value else f"{name.replace('-', '_')}=True")
-    return f"tacita.train({', '.join(said)})"
+            keywords.append(f"{name}=True")
+    listed = ", ".join(keywords)
+    return f"tacita.train({listed})"
 
 
-def _format_settings(found: re.Match[str]) -> str:
+def _format_settings(match: re.Match[str]) -> str:
     """Settings of several tables, each table once."""
-    pairs = re.findall(r"--set ([a-z_]+)\.([a-z_.]+)=(\S+)", found[0])
-    ends = re.search(_END, pairs[-1][2]) if pairs else None
-    end = ends[0] if ends else ""
-    named = ['"name": ...']  # a model's options stand beside its name
-    tables: dict[str, list[str]] = {table: named if table == "backbone" else [] for table, _, _ in pairs}
-    for n, (table, key, value) in enumerate(pairs):
-        value = value.removesuffix(end) if n == len(pairs) - 1 else value
-        plain = re.fullmatch(r"[-+0-9.e]+|\[.*\]|\{.*\}", value)
-        tables[table].append(f'"{key}": {value}' if plain else f'"{key}": "{value}"')
-    return ", ".join(f"{name}={{{', '.join(said)}}}" for name, said in tables.items()) + end
+    pairs = re.findall(r"--set ([a-z_]+)\.([a-z_.]+)=(\S+)", match[0])
+    end = ""
+    if pairs:
+        table, key, value = pairs[-1]
+        punctuation = re.search(_END, value)
+        if punctuation:
+            end = punctuation[0]
+        pairs[-1] = (table, key, value.removesuffix(end))
+    tables: dict[str, list[str]] = {}
+    for table, key, value in pairs:
+        if table not in tables:
+            tables[table] = ['"name": ...'] if table == "backbone" else []  # a model's options stand next to its name
+        is_plain = re.fullmatch(r"[-+0-9.e]+|\[.*\]|\{.*\}", value)
+        shown = value if is_plain else quote_name(value)
+        tables[table].append(f'"{key}": {shown}')
+    keywords = []
+    for table, settings in tables.items():
+        listed = ", ".join(settings)
+        keywords.append(f"{table}={{{listed}}}")
+    return ", ".join(keywords) + end
 
 
-def _format_setting(found: re.Match[str]) -> str:
+def _format_setting(match: re.Match[str]) -> str:
     """One setting as a file has it."""
-    table, key, value = found.groups()
-    named = '"name": ..., ' if table == "backbone" and key != "name" else ""
-    return f'{table}={{{named}"{key}": {value}}}'.replace("'", '"')
+    table, key, value = match.groups()
+    needs_name = table == "backbone" and key != "name"
+    name = '"name": ..., ' if needs_name else ""
+    setting = f'{table}={{{name}"{key}": {value}}}'
+    return setting.replace("'", '"')
 
 
-def _format_columns(text: str) -> str:
-    end = re.search(r"(?<!\.)\.$", text)
-    pairs = [one.split("=", 1) for one in text.removesuffix("." if end else "").split(",")]
-    told = ", ".join(f'"{role}": {name if name == "..." else quote_name(name)}' for role, name in pairs)
-    return f"columns={{{told}}}" + ("." if end else "")
+def _format_columns(match: re.Match[str]) -> str:
+    """Roles and names of columns, as a dict."""
+    text = match[1]
+    end = ""
+    if re.search(r"(?<!\.)\.$", text):
+        end = "."
+        text = text.removesuffix(end)
+    pairs = []
+    for pair in text.split(","):
+        role, name = pair.split("=", 1)
+        shown = name if name == "..." else quote_name(name)
+        pairs.append(f'"{role}": {shown}')
+    listed = ", ".join(pairs)
+    return f"columns={{{listed}}}{end}"
 
 
 def quote_name(name: str) -> str:

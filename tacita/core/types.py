@@ -1,121 +1,56 @@
 """Values that cross boundaries: ragged lists, time blocks, what each side holds and sees.
 
-`ServerState` and the totals of `fields` are all the server ever sees. `CohortView` is what a group of clients sees
+`ServerState` and the totals of `messages` are all the server ever sees. `CohortView` is what a group of clients sees
 of itself. Nothing of the former may refer to a history or to a private parameter; a test walks them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tacita.core.flat_indices import expand_spans, find_in_sorted
+from tacita.core.flat_indices import find_in_sorted
+from tacita.core.ragged import AnyArray, Arrays, Bools, Doubles, Floats, Ints, Keys, Longs, Ragged
 
-Floats = NDArray[np.float32]
-Doubles = NDArray[np.float64]
-Ints = NDArray[np.int32]
-Longs = NDArray[np.int64]
-Keys = NDArray[np.uint64]
-Bools = NDArray[np.bool_]
-AnyArray = NDArray[Any]
-Arrays = dict[str, AnyArray]
-
-
-@dataclass(frozen=True)
-class Ragged:
-    """One list of item ids per row, stored flat: row r is `ids[ptr[r]:ptr[r + 1]]`, oldest first."""
-
-    ptr: Longs  # (rows + 1,)
-    ids: Ints  # (entries,)
-    values: Arrays = field(default_factory=dict)  # columns aligned with ids, such as "rating" and "time"
-
-    @staticmethod
-    def from_pairs(rows: AnyArray, ids: AnyArray, n_rows: int, values: Arrays | None = None) -> Ragged:
-        """Group `ids` by row, keeping the given order inside a row."""
-        order = np.argsort(rows, kind="stable")
-        ptr = np.zeros(n_rows + 1, np.int64)
-        np.cumsum(np.bincount(rows, minlength=n_rows), out=ptr[1:])
-        columns = {name: column[order] for name, column in (values or {}).items()}
-        return Ragged(ptr, np.ascontiguousarray(ids[order], np.int32), columns)
-
-    @staticmethod
-    def from_lists(lists: Sequence[Sequence[int]]) -> Ragged:
-        ptr = np.zeros(len(lists) + 1, np.int64)
-        np.cumsum([len(one) for one in lists], out=ptr[1:])
-        flat = [i for one in lists for i in one]
-        return Ragged(ptr, np.asarray(flat, np.int32))
-
-    @staticmethod
-    def empty(n_rows: int) -> Ragged:
-        return Ragged(np.zeros(n_rows + 1, np.int64), np.zeros(0, np.int32))
-
-    def __len__(self) -> int:
-        return len(self.ptr) - 1
-
-    def row(self, r: int) -> Ints:
-        return self.ids[self.ptr[r] : self.ptr[r + 1]]
-
-    def counts(self) -> Longs:
-        return np.diff(self.ptr)
-
-    def rows(self) -> Ints:
-        """The row of every entry."""
-        return np.repeat(np.arange(len(self), dtype=np.int32), self.counts())
-
-    def take(self, rows: AnyArray) -> Ragged:
-        """The lists of the given rows, in that order; cost grows with what is taken."""
-        starts = self.ptr[rows]
-        return self.slice_entries(starts, self.ptr[np.asarray(rows) + 1] - starts)
-
-    def slice_entries(self, starts: Longs, counts: Longs) -> Ragged:
-        """One list for each start: that many of the entries from there on, wherever lists begin and end."""
-        ptr = np.concatenate([[0], np.cumsum(counts)])
-        source = expand_spans(starts, counts)
-        return Ragged(ptr, self.ids[source], {name: column[source] for name, column in self.values.items()})
-
-    def join_rows(self, other: Ragged) -> Ragged:
-        """Row by row, this list followed by the other; a shorter operand counts as empty rows.
-
-        A column stays if all entries have it, so lists without entries take none away.
-        """
-        n = max(len(self), len(other))
-        rows = np.concatenate([self.rows(), other.rows()])
-        filled = [one for one in (self, other) if len(one.ids)]
-        shared = [name for name in filled[0].values if all(name in one.values for one in filled)] if filled else []
-        columns = {name: np.concatenate([one.values[name] for one in filled]) for name in shared}
-        return Ragged.from_pairs(rows, np.concatenate([self.ids, other.ids]), n, columns)
-
-    def filter_entries(self, stays: Bools) -> Ragged:
-        """The same lists with some of their entries only."""
-        ptr = np.append(0, np.cumsum(stays))[self.ptr]
-        return Ragged(ptr, self.ids[stays], {name: column[stays] for name, column in self.values.items()})
-
-    def sort_by_time(self) -> Ragged:
-        """The same lists with their entries in order of time; as they are, where no times are known."""
-        order = np.lexsort((self.values.get("time", np.zeros(len(self.ids))), self.rows()))
-        return Ragged(self.ptr, self.ids[order], {name: column[order] for name, column in self.values.items()})
-
-    def holds(self, rows: AnyArray, ids: AnyArray) -> Bools:
-        """Whether each id is in the list of its row."""
-        width = 1 + max(int(self.ids.max(initial=0)), int(np.max(ids, initial=0)))
-        own = np.sort(self.rows().astype(np.int64) * width + self.ids)  # nearly in order: much faster than hashing
-        return find_in_sorted(own, np.asarray(rows, np.int64) * width + ids)[1]
-
+__all__ = [
+    "AnyArray",
+    "Arrays",
+    "Block",
+    "BlockStream",
+    "Bools",
+    "Broadcast",
+    "CohortView",
+    "Doubles",
+    "ExtraSamples",
+    "FilterEffect",
+    "Floats",
+    "Ints",
+    "Keys",
+    "ListsByPart",
+    "LocalModels",
+    "Longs",
+    "NormPenalty",
+    "ProximalTerm",
+    "Ragged",
+    "RoundReplay",
+    "ServerState",
+    "SharedRecord",
+    "StateUpdate",
+    "make_single_list",
+]
 
 StateUpdate = Mapping[str, AnyArray | Ragged]
-"""What devices keep, by name: an array with a row per user, or a list per user."""
+"""New device state, by name: an array with a row per user, or a list per user."""
 
 
 @dataclass(frozen=True)
 class Block:
     """One slice of time: what each user did in it, split for training and evaluation.
 
-    Rows are users 0..n_users, everybody seen up to and including this block; items likewise.
+    Rows are users 0..n_users, all users up to and including this block; items likewise.
     """
 
     index: int
@@ -130,7 +65,7 @@ class Block:
 
 @dataclass(frozen=True)
 class FilterEffect:
-    """What one filter took from a table: the size before it and after it."""
+    """What one filter removed from a table: the size before it and after it."""
 
     reason: str
     rows: tuple[int, int]
@@ -150,12 +85,10 @@ class BlockStream:
     item_keys: Keys
     titles: dict[str, str]
     fingerprint: str  # of data and split together
-    removed: tuple[FilterEffect, ...] = ()  # what filtering took, in its order
-    notes: tuple[str, ...] = ()  # sentences for people: what was read for what, and what could be
-    items_from: Path | None = None  # the file that may tell more of the items: `data.features` reads it
-    low_rated: Ragged | None = (
-        None  # (users) items that were chosen and rated below `split.min_rating`: never candidates
-    )
+    removed: tuple[FilterEffect, ...] = ()  # by filters, in their order
+    notes: tuple[str, ...] = ()  # sentences for people: which columns were read, and which could be
+    items_from: Path | None = None  # the file that may describe the items: `data.features` reads it
+    low_rated: Ragged | None = None  # (users) items rated below `split.min_rating`: never candidates
     source: str = ""  # fingerprint of the data alone, whatever the split
 
     @property
@@ -170,7 +103,9 @@ class BlockStream:
         """Everything each user did in blocks 0..before-1, every split, oldest block first."""
         past = Ragged.empty(0)
         for block in self.blocks[:before]:
-            past = past.join_rows(block.train).join_rows(block.valid).join_rows(block.test)
+            past = past.join_rows(block.train)
+            past = past.join_rows(block.valid)
+            past = past.join_rows(block.test)
         return past
 
     def train_items(self, up_to: int) -> Ragged:
@@ -183,7 +118,7 @@ class BlockStream:
 
 @dataclass(frozen=True)
 class SharedRecord:
-    """Interactions that people shared, by sender: written by their requests alone, and taken out by them."""
+    """Interactions that users shared, by sender: only their requests write and remove them."""
 
     sender: Keys = field(default_factory=lambda: np.zeros(0, np.uint64))
     item: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
@@ -193,46 +128,60 @@ class SharedRecord:
         return len(self.sender)
 
     def with_shared(self, sender: int, items: AnyArray, time: float) -> SharedRecord:
-        """Some more of one sender; what is there already stays as it was."""
-        return self.with_lists(*_make_single_list(sender, np.unique(items)), time)
+        """With more items of one sender; items that are already shared stay unchanged."""
+        senders, lists = make_single_list(sender, np.unique(items))
+        return self.with_lists(senders, lists, time)
 
     def without_items(self, sender: int, items: AnyArray) -> SharedRecord:
-        return self.without_lists(*_make_single_list(sender, items))
+        senders, lists = make_single_list(sender, items)
+        return self.without_lists(senders, lists)
 
     def with_lists(self, senders: Keys, items: Ragged, time: float) -> SharedRecord:
-        """Some more of several senders, a list each."""
+        """With more items of several senders, a list each."""
         sender = np.repeat(senders, items.counts())
-        known, fresh = self._pair_numbers(sender, items.ids)
-        _, first = np.unique(fresh, return_index=True)
-        new = np.sort(first[~np.isin(fresh[first], known)])
+        own_pairs, pairs = self._pair_numbers(sender, items.ids)
+        _, first = np.unique(pairs, return_index=True)
+        is_known = np.isin(pairs[first], own_pairs)
+        new = np.sort(first[~is_known])
+        new_time = np.full(len(new), time)
+        all_items = np.append(self.item, items.ids[new])
         return SharedRecord(
             np.append(self.sender, sender[new]),
-            np.append(self.item, items.ids[new]).astype(np.int32),
-            np.append(self.time, np.full(len(new), time)),
+            all_items.astype(np.int32),
+            np.append(self.time, new_time),
         )
 
     def without_lists(self, senders: Keys, items: Ragged) -> SharedRecord:
-        known, gone = self._pair_numbers(np.repeat(senders, items.counts()), items.ids)
-        stays = ~np.isin(known, gone)
+        sender = np.repeat(senders, items.counts())
+        own_pairs, pairs = self._pair_numbers(sender, items.ids)
+        stays = ~np.isin(own_pairs, pairs)
         return SharedRecord(self.sender[stays], self.item[stays], self.time[stays])
 
     def _pair_numbers(self, sender: Keys, item: AnyArray) -> tuple[Longs, Longs]:
-        """A number for each pair of sender and item, here and in another list."""
-        _, number = np.unique(np.append(self.sender, sender), return_inverse=True)
-        both = np.append(self.item, item).astype(np.int64)
-        pairs = number * (1 + both.max(initial=0)) + both
-        return pairs[: len(self)], pairs[len(self) :]
+        """A number for each pair of sender and item: of this record, and of another list."""
+        senders = np.append(self.sender, sender)
+        _, number = np.unique(senders, return_inverse=True)
+        items = np.append(self.item, item).astype(np.int64)
+        width = 1 + items.max(initial=0)
+        pairs = number * width + items
+        n_own = len(self)
+        return pairs[:n_own], pairs[n_own:]
 
     def lists_of(self, senders: Keys) -> Ragged:
         """What each of some senders shared, oldest first."""
         order = np.argsort(senders)
-        at, found = find_in_sorted(senders[order], self.sender)
-        rows = order[at[found]]
-        return Ragged.from_pairs(rows, self.item[found], len(senders), {"time": self.time[found]})
+        places, is_wanted = find_in_sorted(senders[order], self.sender)
+        rows = order[places[is_wanted]]
+        columns = {"time": self.time[is_wanted]}
+        return Ragged.from_pairs(rows, self.item[is_wanted], len(senders), columns)
 
 
-def _make_single_list(sender: int, items: AnyArray) -> tuple[Keys, Ragged]:
-    return np.array([sender], np.uint64), Ragged(np.array([0, len(items)]), np.asarray(items, np.int32))
+def make_single_list(sender: int, items: AnyArray) -> tuple[Keys, Ragged]:
+    """One sender and the list of its items, as arrays of one row."""
+    senders = np.array([sender], np.uint64)
+    ptr = np.array([0, len(items)])
+    ids = np.asarray(items, np.int32)
+    return senders, Ragged(ptr, ids)
 
 
 @dataclass(frozen=True)
@@ -250,86 +199,39 @@ class ServerState:
         return replace(self, items=items)
 
     def with_part(self, name: str, arrays: Arrays) -> ServerState:
-        return replace(self, parts={**self.parts, name: arrays})
-
-
-@dataclass(frozen=True)
-class Request:
-    """What a person asks for between rounds: to share items, take them back, have them forgotten, or leave."""
-
-    kind: Literal["share", "unshare", "forget", "leave"]
-    sender: int  # the key of its device
-    items: Ints  # in the catalogue's numbers; of who leaves, nothing
-    time: float = 0.0
-    number: int = 0  # tells two requests of the same round apart
-
-
-@dataclass(frozen=True)
-class RequestBatch:
-    """The same asked for by several people, to be carried out together."""
-
-    kind: Literal["share", "unshare", "forget", "leave"]
-    senders: Keys  # each of them once
-    items: Ragged  # of each
-    time: float = 0.0
-    number: int = 0
-    is_immediate: bool = False  # not to wait for others, where a method would
-    withdrawn_items: Ragged | None = (
-        None  # what of each the server held and holds no longer; filled in as it is carried out
-    )
-
-    @staticmethod
-    def from_request(request: Request | RequestBatch) -> RequestBatch:
-        if isinstance(request, RequestBatch):
-            return request
-        sender, items = _make_single_list(request.sender, request.items)
-        return RequestBatch(request.kind, sender, items, request.time, request.number)
-
-    def to_requests(self) -> list[Request]:
-        lists = (self.items.row(n) for n in range(len(self.senders)))
-        return [
-            Request(self.kind, int(sender), one, self.time, self.number) for sender, one in zip(self.senders, lists)
-        ]
-
-    def concat(self, more: RequestBatch) -> RequestBatch:
-        """These people's, then other people's; both as they were made."""
-        if not len(more.senders):
-            return self
-        items = Ragged(
-            np.concatenate([self.items.ptr, self.items.ptr[-1] + more.items.ptr[1:]]),
-            np.concatenate([self.items.ids, more.items.ids]),
-        )
-        return replace(self, senders=np.concatenate([self.senders, more.senders]), items=items)
-
-    def take(self, which: AnyArray) -> RequestBatch:
-        """Those of some of the people, in that order."""
-        taken = None if self.withdrawn_items is None else self.withdrawn_items.take(which)
-        return replace(self, senders=self.senders[which], items=self.items.take(which), withdrawn_items=taken)
+        parts = {**self.parts, name: arrays}
+        return replace(self, parts=parts)
 
 
 @dataclass(frozen=True)
 class RoundReplay:
-    """A round that is played once more: with the draws of an earlier one, and with a share of its local steps."""
+    """A round that is replayed: with the draws of an earlier one, and with a share of its local steps."""
 
     round: int
     share: float = 1.0
 
 
+ListsByPart = dict[str, Ragged]
+"""Part -> a list for each of some clients."""
+
+
+def _send_no_lists(clients: Keys) -> ListsByPart:
+    return {}
+
+
+def _keep_lists(lists: ListsByPart, n_items: int) -> ListsByPart:
+    return lists
+
+
 @dataclass(frozen=True)
 class Broadcast:
-    """What travels down besides the model: the same for everybody, and for some clients a list of their own."""
+    """What travels down besides the model: the same for all clients, and for some clients a list of their own."""
 
     common: dict[str, Arrays] = field(default_factory=dict)  # part -> what its broadcast carries
-    per_client: Callable[[Keys], dict[str, Ragged]] = (
-        lambda clients: {}
-    )  # keys of clients -> part -> a list for each of them
+    per_client: Callable[[Keys], ListsByPart] = _send_no_lists  # keys of clients -> their lists
     n_bytes: float = 0.0  # on average per client, the model included
-    per_client_items: Callable[[Keys, Ragged], dict[str, Ragged]] | None = (
-        None  # the same about some items of each client only
-    )
-    decode_lists: Callable[[dict[str, Ragged], int], dict[str, Ragged]] = lambda lists, n_items: (
-        lists
-    )  # as devices read them
+    per_client_items: Callable[[Keys, Ragged], ListsByPart] | None = None  # the same about some items of each client
+    decode_lists: Callable[[ListsByPart, int], ListsByPart] = _keep_lists  # as devices read them
 
 
 @dataclass(frozen=True)
@@ -349,16 +251,14 @@ class CohortView:
     train: Ragged  # (users) positives to learn from
     exclude: Ragged  # (users) never drawn as negatives
     private: Floats  # (users, private width)
-    parts: dict[str, Arrays]  # part name -> (users, ...) what the part keeps on the device
+    parts: dict[str, Arrays]  # part name -> (users, ...) what the part stores on the device
     items: Floats  # received: the item table
     heads: Arrays  # received: shared parameters
     received: dict[str, Arrays]  # received: part name -> what its broadcast carried
-    per_client: dict[str, Ragged] = field(
-        default_factory=dict
-    )  # received: part name -> (clients) what is for each alone
-    lists: dict[str, Mapping[str, Ragged]] = field(default_factory=dict)  # like `parts`: lists that a part keeps
+    per_client: dict[str, Ragged] = field(default_factory=dict)  # received: part name -> (clients) a list for each
+    lists: dict[str, Mapping[str, Ragged]] = field(default_factory=dict)  # like `parts`: lists that a part stores
     history: Ragged | None = None  # (users) what each did in earlier blocks, where the model reads it
-    replay: RoundReplay | None = None  # a round that is played once more; `round` is the earlier one
+    replay: RoundReplay | None = None  # a replayed round; `round` is the earlier one
 
     @property
     def n_clients(self) -> int:
@@ -393,24 +293,29 @@ class LocalModels:
     heads: Arrays  # name -> (clients, ...)
     rows_needed: dict[str, tuple[Ragged, Ints]]  # part name -> its lists per user, local row of each entry
     moments: Arrays = field(default_factory=dict)
-    """What lazy-adam goes on from, where it is kept: private.mean, private.square, the same of heads.<name> and rows,
-    rows.steps, and the clients' own steps so far."""
-    n_part_samples: Longs | None = None  # (users,) how many of a user's samples, the last ones, parts gave it
+    """The moments that lazy-adam continues from, where they are stored: private.mean, private.square, the same of
+    heads.<name> and rows, rows.steps, and the clients' own steps so far."""
+    n_part_samples: Longs | None = None  # (users,) how many of a user's last samples come from parts
     weight: Floats | None = None  # (samples,) what a sample's loss, or its pair's, is multiplied by; None: 1
     personal: Arrays = field(default_factory=dict)  # pFedMe: the device's own private, rows and heads.<name>
-    notes: Arrays = field(default_factory=dict)  # name -> (clients,) what parts leave for the lab's log; nan: nothing
-    batch_ptr: Longs | None = None  # (clients + 1,) batches of an epoch, where they hold whole people
+    notes: Arrays = field(default_factory=dict)  # name -> (clients,) values of parts for the lab's log; nan: none
+    batch_ptr: Longs | None = None  # (clients + 1,) batches of an epoch, where they hold whole users
     batch_start: Longs | None = None  # (epochs, batches + 1) the first turn of each, and where the last one ends
-    batches_per_group: Longs | None = None  # (clients,) how many batches after each other are about the same people
+    batches_per_group: Longs | None = None  # (clients,) how many consecutive batches are about the same users
 
     @property
     def owner(self) -> Ints:
         """Which of the cohort's users each sample belongs to."""
-        return np.repeat(np.arange(len(self.user_ptr) - 1, dtype=np.int32), np.diff(self.user_ptr))
+        n_users = len(self.user_ptr) - 1
+        user_numbers = np.arange(n_users, dtype=np.int32)
+        return np.repeat(user_numbers, np.diff(self.user_ptr))
 
     @property
     def steps_per_epoch(self) -> Longs:
-        return -(-np.diff(self.turn_ptr) // self.batch) if self.batch_ptr is None else np.diff(self.batch_ptr)
+        if self.batch_ptr is not None:
+            return np.diff(self.batch_ptr)
+        turns = np.diff(self.turn_ptr)
+        return -(-turns // self.batch)
 
     @property
     def n_steps(self) -> Longs:
@@ -423,14 +328,17 @@ class LocalModels:
         epoch, within = np.divmod(step, self.steps_per_epoch[active])
         if self.batch_ptr is None or self.batch_start is None:
             start = self.turn_ptr[active] + within * self.batch
-            return active, epoch, start, np.minimum(self.batch, self.turn_ptr[active + 1] - start)
-        begin, end = (self.batch_start[epoch, self.batch_ptr[active] + within + k] for k in (0, 1))
-        return active, epoch, begin, end - begin
+            remaining = self.turn_ptr[active + 1] - start
+            return active, epoch, start, np.minimum(self.batch, remaining)
+        batch = self.batch_ptr[active] + within
+        start = self.batch_start[epoch, batch]
+        end = self.batch_start[epoch, batch + 1]
+        return active, epoch, start, end - start
 
 
 @dataclass(frozen=True)
 class ExtraSamples:
-    """Samples with weights of their own that join one step's loss, picked from a part's lists at hand."""
+    """Samples with weights of their own that join one step's loss, picked from the lists that a part needs."""
 
     ptr: Longs  # (clients + 1,)
     pick: Longs  # (samples,) entry of the part's list

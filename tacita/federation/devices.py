@@ -14,18 +14,7 @@ import numpy as np
 
 from tacita.core.errors import TacitaError
 from tacita.core.files import nest_parts
-from tacita.core.types import (
-    AnyArray,
-    Bools,
-    Broadcast,
-    CohortView,
-    Keys,
-    Longs,
-    Ragged,
-    RequestBatch,
-    ServerState,
-    StateUpdate,
-)
+from tacita.core.types import AnyArray, Bools, Broadcast, CohortView, Keys, Longs, Ragged, ServerState, StateUpdate
 from tacita.federation.clients import (
     Cohort,
     Membership,

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import Keys, Ragged, Request, RequestBatch, RoundReplay, ServerState, SharedRecord
+from tacita.core.types import Keys, Ragged, RoundReplay, ServerState, SharedRecord
 from tacita.federation.devices import LocalDevices
 from tacita.federation.evaluation import selection_metric
 from tacita.federation.one_round import Progress, open_block, run_round, start_run

@@ -83,8 +83,8 @@ class SparseRows:
 
     def squared_norms(self, n_clients: int) -> Doubles:
         row_squares = _sum_squares(self.value)
-        squares = np.bincount(self.client, weights=row_squares, minlength=n_clients)
-        squares = squares.astype(np.float64)
+        sums = np.bincount(self.client, weights=row_squares, minlength=n_clients)
+        squares = sums.astype(np.float64)
         if self.factor is None:
             return squares
         return squares * self.factor**2

@@ -38,7 +38,7 @@ _SEED_BYTES = 16
 _PACKAGES = {"cryptography": "cryptography", "Crypto": "pycryptodome"}
 
 SealedMessages = dict[int, bytes]  # from or to a client, by its number
-Share = tuple[int, bytes]  # its index, and its bytes
+Share = tuple[int, bytes]  # its number, and its bytes
 RevealedShares = Mapping[int, Mapping[int, Share]]  # revealing client -> neighbour -> a share of one of its seeds
 
 
@@ -53,7 +53,7 @@ class Keyring:
 class SeedShares(NamedTuple):
     """One neighbour's shares of a client's two seeds."""
 
-    index: int
+    number: int  # of the share
     mask_share: bytes  # of the seed of its own mask
     key_share: bytes  # of the seed of its key
 
@@ -129,9 +129,9 @@ class SecureSumClient:
         key_shares = Shamir.split(least, n, self._key_seed, False)
         sealed = {}
         for place, neighbour in enumerate(sorted(others)):
-            index, mask_share = mask_shares[place]
+            number, mask_share = mask_shares[place]
             _, key_share = key_shares[place]
-            message = bytes([index]) + mask_share + key_share
+            message = bytes([number]) + mask_share + key_share
             key = self._channel_key(neighbour)
             sealed[neighbour] = _seal(key, self.number, neighbour, message)
         return sealed
@@ -167,9 +167,9 @@ class SecureSumClient:
         revealed = {}
         for neighbour, shares in self._received_shares.items():
             if neighbour in answered:
-                revealed[neighbour] = (shares.index, shares.mask_share)
+                revealed[neighbour] = (shares.number, shares.mask_share)
             else:
-                revealed[neighbour] = (shares.index, shares.key_share)
+                revealed[neighbour] = (shares.number, shares.key_share)
         return revealed
 
     def _channel_key(self, neighbour: int) -> bytes:

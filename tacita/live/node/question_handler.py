@@ -19,8 +19,7 @@ import numpy as np
 from tacita import __version__
 from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError
-from tacita.core.types import AnyArray, Arrays, Longs, RequestBatch
-from tacita.core.types import Request as AskedFor
+from tacita.core.types import AnyArray, Arrays, Longs
 from tacita.federation.devices import RoundReply
 from tacita.learn.statistic import CONTRIBUTION_LOG
 from tacita.live.node import min_contributors, noise_replay
@@ -72,8 +71,10 @@ from tacita.live.wire import (
 )
 from tacita.messages import Total
 from tacita.round.device_state import PARTS
-from tacita.round.part import implements
-
+from tacita.round.parts import overrides
+from tacita.round.plan import strip_replay
+from tacita.round.request import Request as AskedFor
+from tacita.round.request import RequestBatch
 from tacita.runs.assembly import build_plan, check_settings
 
 log = logging.getLogger(__name__)
@@ -239,14 +240,14 @@ def _collect_requests(node: Node, standing: NodeRun, asked: ReceivedQuestion, he
 def _batches_withdrawals(node: Node, standing: NodeRun) -> bool:
     """Whether who withdraws is going to be asked what to take back, which nobody here tells alone."""
     fed = standing.federation
-    asks = fed.learner.unlearning is not None or any(implements(part, "answer") for part in fed.parts)
+    asks = fed.learner.takes_back or any(overrides(part, "answer") for part in fed.parts)
     return asks and standing.tags != ALONE_TAGS and not node.config.insecure_single_user_uploads
 
 
 def _find_empty_withdrawals(standing: NodeRun, wants: list[QueuedRequest], number: dict[str, int]) -> set[int]:
     """Withdrawals by which nothing is taken back of what was told in sums: in theirs they hide nobody."""
     fed, clients = standing.federation, standing.devices.clients
-    if fed.learner.unlearning is None:
+    if not fed.learner.takes_back:
         return set()
     place, found = {int(one): n for n, one in enumerate(standing.users[: clients.n_users])}, set[int]()
     for one in wants:
@@ -413,7 +414,7 @@ def _answer_sum(
     except TacitaError:
         asker = None
     kind = strip_replay(head.kind)
-    if kind not in questions and (asker is None or not implements(asker, "answer")):
+    if kind not in questions and (asker is None or not overrides(asker, "answer")):
         raise Refusal(f"this run has no {head.kind} in round {head.round}.")
     fields = fed.fields(server, head.kind)
     if any(one.sparse for one in fields):

@@ -18,7 +18,7 @@ import numpy as np
 from tacita.core.codec import digest_array
 from tacita.core.errors import TacitaError
 from tacita.core.files import flatten_parts
-from tacita.core.types import Arrays, Broadcast, Keys, RequestBatch, ServerState
+from tacita.core.types import Arrays, Broadcast, Keys, ServerState
 from tacita.federation.devices import RoundReply
 from tacita.federation.evaluation import MetricSums, selection_metric
 from tacita.live.per_client_arrays import CHOSEN, NAMES, ROSTER, TAKES_PART, decode_client_fields, encode_per_client
@@ -40,8 +40,9 @@ from tacita.live.wire import (
 )
 from tacita.messages import Spec, merge_totals
 from tacita.metrics import Evaluation
-from tacita.round.part import implements
-from tacita.round.plan import Plan
+from tacita.round.parts import overrides
+from tacita.round.plan import Plan, prepare_serving
+from tacita.round.request import RequestBatch
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +151,7 @@ class RemoteDevices:
                 raise TacitaError("the node's reply names people of another node.")
             self._locations.update(dict.fromkeys((int(name) for name in names), node))
 
-        replies = self.ask_nodes(NodeQuery(ROSTER, plan, server, plan.broadcast_serving(server)), check)
+        replies = self.ask_nodes(NodeQuery(ROSTER, plan, server, prepare_serving(plan, server)), check)
         part = [one.arrays[NAMES][one.arrays[TAKES_PART] > 0] for _, one in sorted(replies.items())]
         if not part:
             raise NoAnswer(f"every node refused to say who takes part; one said: {self._last_refusal}")
@@ -188,16 +189,16 @@ class RemoteDevices:
     def _expected_sum(self, plan: Plan, server: ServerState, fields: tuple[Spec, ...]) -> ExpectedSum:
         """What a reply to a question may hold."""
         inputs = server.heads.get("inputs", np.zeros(0))
-        exact = not any(implements(part, "field_sent") for part in plan.parts)  # noise fits no count of people
+        exact = not any(overrides(part, "field_sent") for part in plan.parts)  # noise fits no count of people
         counted = exact and any(one.name == "touched" for one in fields)
         train = plan.config.train
         most = float(len(server.items)) if train.weighs_data else 1.0
-        alike = not train.weighs_data and not any(implements(p, "weight") for p in plan.parts)
+        alike = not train.weighs_data and not any(overrides(p, "weight") for p in plan.parts)
         return ExpectedSum(
             fields,
             most * plan.max_weight,
             alike,
-            may_drop=any(implements(part, "encode") or implements(part, "weight") for part in plan.parts),
+            may_drop=any(overrides(part, "encode") or overrides(part, "weight") for part in plan.parts),
             is_sampled=train.participation.kind != "all",
             has_item_counts=counted,
             inputs=inputs if len(inputs) else None,

@@ -15,7 +15,7 @@ import numpy as np
 
 from tacita.core.codec import digest
 from tacita.core.errors import TacitaError
-from tacita.core.types import Ragged, Request, RequestBatch, ServerState
+from tacita.core.types import Ragged, ServerState
 from tacita.federation.requests import handle_requests
 from tacita.federation.rounds import Progress
 from tacita.federation.state_arrays import pack_server
@@ -24,6 +24,7 @@ from tacita.live.server.open_requests import ApplyResult, NumberedOutcome, OpenR
 from tacita.live.server.remote_devices import RemoteDevices
 from tacita.live.wire import RequestOutcome, UserRequest
 from tacita.round.plan import Federation
+from tacita.round.request import Request, RequestBatch
 
 log = logging.getLogger(__name__)
 

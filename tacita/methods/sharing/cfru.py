@@ -30,7 +30,6 @@ from tacita.core.types import (
     Keys,
     Longs,
     Ragged,
-    RequestBatch,
     ServerState,
     StateUpdate,
 )

@@ -35,6 +35,7 @@ from tacita.methods.sharing.withdrawn_pairs import WithdrawnPairs
 from tacita.round.capabilities import DeviceQuery, RoundPlayer, Unlearning
 from tacita.round.part import Part, PartConfig
 from tacita.round.registry import register
+from tacita.round.request import RequestBatch
 
 MIN_COSINE = 0.5  # mean cosine of forgotten items with what devices left, below which a round took too much
 _AUC_TOLERANCE = 0.01  # a move of the AUC that counts

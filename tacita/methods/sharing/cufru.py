@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import Field
 
-from tacita.core.types import Arrays, Doubles, Floats, Keys, Longs, RequestBatch, RoundReplay, ServerState
+from tacita.core.types import Arrays, Doubles, Floats, Keys, Longs, RoundReplay, ServerState
 from tacita.kernels.hashing import hash_owners
 from tacita.learn.rows import HEADS, choose_denominator
 from tacita.messages import Total
@@ -27,6 +27,7 @@ from tacita.methods.sharing.replay_unlearning import ReplayUnlearning, find_leav
 from tacita.round.capabilities import DeviceQuery, RoundPlayer
 from tacita.round.part import PartConfig
 from tacita.round.registry import register, register_preset
+from tacita.round.request import RequestBatch
 
 _TINY = 1e-12
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import Field
 
-from tacita.core.types import Arrays, CohortView, Floats, Keys, Longs, RequestBatch, ServerState, SharedRecord
+from tacita.core.types import Arrays, CohortView, Floats, Keys, Longs, ServerState, SharedRecord
 from tacita.kernels.hashing import choose_distinct, hash_owners
 from tacita.messages import Total
 from tacita.methods.sharing.graph import SharedGraph, list_edges

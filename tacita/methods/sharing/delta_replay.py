@@ -22,6 +22,7 @@ from tacita.methods.sharing.shared_graph_part import SharedGraphPart, purge_lear
 from tacita.round.capabilities import DeviceQuery, RoundPlayer, Unlearning
 from tacita.round.part import Part, PartConfig
 from tacita.round.registry import build_parts, register
+from tacita.round.request import RequestBatch
 
 _START = "start"
 _MOVES = "moves"

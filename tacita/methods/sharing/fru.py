@@ -21,18 +21,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from tacita.core.types import (
-    Arrays,
-    CohortView,
-    Doubles,
-    Ints,
-    Keys,
-    Longs,
-    RequestBatch,
-    RoundReplay,
-    ServerState,
-    StateUpdate,
-)
+from tacita.core.types import Arrays, CohortView, Doubles, Ints, Keys, Longs, RoundReplay, ServerState, StateUpdate
 from tacita.learn.rows import HEADS, MOST_MOVE, choose_denominator
 from tacita.messages import CohortReply, DenseArrays, Spec, Total, Upload, touched_name
 from tacita.methods.sharing import update_log as log

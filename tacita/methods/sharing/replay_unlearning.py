@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tacita.core.types import Arrays, Keys, Ragged, RequestBatch, ServerState
+from tacita.core.types import Arrays, Keys, Ragged, ServerState
 from tacita.methods.sharing import update_log as log
 from tacita.round.broadcast import Audience, PartBroadcast
 from tacita.round.capabilities import DeviceQuery, RoundPlayer, Unlearning

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import Arrays, RequestBatch, ServerState
+from tacita.core.types import Arrays, ServerState
 from tacita.messages import Total
 from tacita.methods.sharing import update_log as log
 from tacita.models.statistic_model import StatisticModel
@@ -18,6 +18,7 @@ from tacita.round.capabilities import DeviceQuery, RoundPlayer, Unlearning
 from tacita.round.part import Part
 from tacita.round.plan import RETRAINING_OVER_BUDGET
 from tacita.round.registry import register, register_preset
+from tacita.round.request import RequestBatch
 
 
 @register

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tacita.core.types import CohortView, Doubles, Ragged, RequestBatch, StateUpdate
+from tacita.core.types import CohortView, Doubles, Ragged, StateUpdate
 from tacita.messages import Upload
 from tacita.round.capabilities import Unlearning
 from tacita.round.part import Part

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from tacita.core.types import RequestBatch
 from tacita.federation.evaluation import TrainedState
 from tacita.federation.rounds import Progress, RoundReport, run_stream, start_run
 from tacita.methods.distillation.traffic import KILOBYTE
@@ -24,6 +23,7 @@ from tacita.research.experiments.single_block import (
     round_values,
 )
 from tacita.round.plan import Federation
+from tacita.round.request import RequestBatch
 from tacita.runs.forgetting.request_service import apply_request
 from tacita.runs.forgetting.requests import ResolvedRequest, sample_requesters
 from tacita.runs.forgetting.retraining import collect_shares

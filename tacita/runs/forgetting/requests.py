@@ -16,8 +16,9 @@ import numpy as np
 
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
-from tacita.core.types import AnyArray, Ints, Keys, Longs, Ragged, RequestBatch
+from tacita.core.types import AnyArray, Ints, Keys, Longs, Ragged
 from tacita.kernels.hashing import hash_owners
+from tacita.round.request import RequestBatch
 from tacita.runs.run_folder import SavedRun
 
 RequestKind = Literal["share", "unshare", "forget"]

@@ -1,0 +1,134 @@
+"""Lists of items per row, stored flat, and the names of array types."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tacita.core.flat_indices import expand_spans, find_in_sorted
+
+Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+Ints = NDArray[np.int32]
+Longs = NDArray[np.int64]
+Keys = NDArray[np.uint64]
+Bools = NDArray[np.bool_]
+AnyArray = NDArray[Any]
+Arrays = dict[str, AnyArray]
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """One list of item ids per row, stored flat: row r is `ids[ptr[r]:ptr[r + 1]]`, oldest first."""
+
+    ptr: Longs  # (rows + 1,)
+    ids: Ints  # (entries,)
+    values: Arrays = field(default_factory=dict)  # columns aligned with ids, such as "rating" and "time"
+
+    @staticmethod
+    def from_pairs(rows: AnyArray, ids: AnyArray, n_rows: int, values: Arrays | None = None) -> Ragged:
+        """Group `ids` by row, keeping their order inside a row."""
+        order = np.argsort(rows, kind="stable")
+        counts = np.bincount(rows, minlength=n_rows)
+        ptr = np.zeros(n_rows + 1, np.int64)
+        np.cumsum(counts, out=ptr[1:])
+        ordered_ids = np.ascontiguousarray(ids[order], np.int32)
+        return Ragged(ptr, ordered_ids, _take_columns(values or {}, order))
+
+    @staticmethod
+    def from_lists(lists: Sequence[Sequence[int]]) -> Ragged:
+        ptr = np.zeros(len(lists) + 1, np.int64)
+        np.cumsum([len(items) for items in lists], out=ptr[1:])
+        flat: list[int] = []
+        for items in lists:
+            flat.extend(items)
+        return Ragged(ptr, np.asarray(flat, np.int32))
+
+    @staticmethod
+    def empty(n_rows: int) -> Ragged:
+        ptr = np.zeros(n_rows + 1, np.int64)
+        return Ragged(ptr, np.zeros(0, np.int32))
+
+    def __len__(self) -> int:
+        return len(self.ptr) - 1
+
+    def row(self, r: int) -> Ints:
+        start = self.ptr[r]
+        end = self.ptr[r + 1]
+        return self.ids[start:end]
+
+    def counts(self) -> Longs:
+        return np.diff(self.ptr)
+
+    def rows(self) -> Ints:
+        """The row of every entry."""
+        row_numbers = np.arange(len(self), dtype=np.int32)
+        return np.repeat(row_numbers, self.counts())
+
+    def take(self, rows: AnyArray) -> Ragged:
+        """The lists of some rows, in that order; the cost grows with their entries."""
+        starts = self.ptr[rows]
+        ends = self.ptr[np.asarray(rows) + 1]
+        return self.slice_entries(starts, ends - starts)
+
+    def slice_entries(self, starts: Longs, counts: Longs) -> Ragged:
+        """One list for each start: so many entries from it on, wherever lists begin and end."""
+        ptr = np.concatenate([[0], np.cumsum(counts)])
+        places = expand_spans(starts, counts)
+        columns = _take_columns(self.values, places)
+        return Ragged(ptr, self.ids[places], columns)
+
+    def join_rows(self, other: Ragged) -> Ragged:
+        """Row by row, this list followed by the other; a shorter operand counts as empty rows.
+
+        A column stays if all entries have it, so lists without entries take none away.
+        """
+        n_rows = max(len(self), len(other))
+        rows = np.concatenate([self.rows(), other.rows()])
+        ids = np.concatenate([self.ids, other.ids])
+        return Ragged.from_pairs(rows, ids, n_rows, self._join_columns(other))
+
+    def _join_columns(self, other: Ragged) -> Arrays:
+        """The columns that both lists have; those of one, where the other has no entries."""
+        if not len(self.ids):
+            return other.values if len(other.ids) else {}
+        if not len(other.ids):
+            return self.values
+        columns = {}
+        for name, column in self.values.items():
+            if name in other.values:
+                columns[name] = np.concatenate([column, other.values[name]])
+        return columns
+
+    def filter_entries(self, stays: Bools) -> Ragged:
+        """The same lists with some of their entries only."""
+        n_before = np.append(0, np.cumsum(stays))
+        ptr = n_before[self.ptr]
+        columns = _take_columns(self.values, stays)
+        return Ragged(ptr, self.ids[stays], columns)
+
+    def sort_by_time(self) -> Ragged:
+        """The same lists with their entries in order of time; unchanged where no times are known."""
+        no_time = np.zeros(len(self.ids))
+        time = self.values.get("time", no_time)
+        order = np.lexsort((time, self.rows()))
+        columns = _take_columns(self.values, order)
+        return Ragged(self.ptr, self.ids[order], columns)
+
+    def holds(self, rows: AnyArray, ids: AnyArray) -> Bools:
+        """Whether each id is in the list of its row."""
+        highest = max(int(self.ids.max(initial=0)), int(np.max(ids, initial=0)))
+        width = 1 + highest
+        own_pairs = self.rows().astype(np.int64) * width + self.ids
+        own_pairs = np.sort(own_pairs)  # nearly in order: much faster than hashing
+        wanted_pairs = np.asarray(rows, np.int64) * width + ids
+        _, is_held = find_in_sorted(own_pairs, wanted_pairs)
+        return is_held
+
+
+def _take_columns(columns: Arrays, places: AnyArray) -> Arrays:
+    return {name: column[places] for name, column in columns.items()}
