@@ -18,7 +18,7 @@ from tacita.core.config import PFedMeConfig, TrainConfig
 from tacita.core.errors import TacitaError
 from tacita.core.types import CohortView, Floats, Ragged
 from tacita.learn.training import train_cohort
-from tacita.models.scoring import score_personal
+from tacita.models.personal_scoring import score_personal
 from tacita.round.parts import Part, PartConfig, Purpose
 from tacita.round.registry import register
 
