@@ -51,8 +51,9 @@ from tacita.methods.personal.gates import gate_factors
 from tacita.methods.personal.interest import InterestWeights, bounded_exp, client_loss, normalise_vectors
 from tacita.metrics import EvaluationRules, evaluate
 from tacita.models.interest import GAP, RATING, select_recent_events
-from tacita.models.scoring import score_all, score_personal, score_samples
-from tacita.round.plan import Federation
+from tacita.models.personal_scoring import score_personal
+from tacita.models.scoring import score_all, score_samples
+from tacita.round.plan import Federation, prepare_serving
 from tacita.runs.assembly import Machine, assemble
 
 PEOPLE: dict[str, Any] = {"batches": "people", "optimiser": "lazy-adam"}

@@ -16,7 +16,7 @@ from tacita.core.types import Arrays, CohortView, Floats, Keys, Ragged
 from tacita.kernels.hashing import uniforms
 from tacita.models.base import BackboneConfig, TrainedConfig, register
 from tacita.models.factor import TwoVectorModel
-from tacita.models.scorer import Context
+from tacita.models.scorer import Context, TableReading, Tensors
 
 _TINY = 1e-24  # keeps a cosine with a vector of zeros finite
 
@@ -36,26 +36,39 @@ class EgoModel(TwoVectorModel):
 
     def init_vectors(self, key: np.uint64, owners: Keys) -> Floats:
         """Xavier's uniform start of a single row."""
-        bound = math.sqrt(6 / (1 + self.config.dim))
-        return (bound * (2 * uniforms(key, owners, self.config.dim) - 1)).astype(np.float32)
+        dim = self.config.dim
+        bound = math.sqrt(6 / (1 + dim))
+        drawn = 2 * uniforms(key, owners, dim) - 1
+        vectors = bound * drawn
+        return vectors.astype(np.float32)
 
     def context(self, view: CohortView) -> Ragged:
         return view.train
 
-    def represent(self, private: dict[str, Any], heads: dict[str, Any], context: Context | None) -> dict[str, Any]:
+    def represent(self, private: Tensors, heads: Tensors, context: Context | None) -> Tensors:
         """The user's vector, and what its items take in of it."""
         assert context is not None
         p = private["p"]
-        share = 0.5 / (context.count + (context.count == 0)) ** 0.5
+        is_alone = context.count == 0
+        edge = 0.5 / (context.count + is_alone) ** 0.5
+        share = edge[:, None]
         passed = p if self.config.item_propagation else 0 * p
-        return {"u": 0.5 * p + share[:, None] * context.sum_per_user(context.rows), "passed": share[:, None] * passed}
+        total = context.sum_per_user(context.rows)
+        user = 0.5 * p + share * total
+        return {"u": user, "passed": share * passed}
 
-    def score(self, rep: dict[str, Any], heads: dict[str, Any], rows: Any, inside: Any = None) -> Any:
+    def score(self, rep: Tensors, heads: Tensors, rows: Any, inside: Any = None) -> Any:
+        u = rep["u"]
         v = 0.5 * rows + inside[:, None] * rep["passed"]
-        return (rep["u"] * v).sum(-1) / (_squared_norm(rep["u"]) * _squared_norm(v) + _TINY) ** 0.5
+        product = (u * v).sum(-1)
+        squares = _squared_norm(u) * _squared_norm(v)
+        return product / (squares + _TINY) ** 0.5
 
-    def reading_outside(self, rep: dict[str, Any], heads: Arrays, items: Floats) -> tuple[Floats, Floats, Floats]:
-        return _normalise_rows(rep["u"]), np.zeros(len(rep["u"]), np.float32), _normalise_rows(items)
+    def reading_outside(self, rep: Tensors, heads: Arrays, items: Floats) -> TableReading:
+        users = _normalise_rows(rep["u"])
+        offsets = np.zeros(len(users), np.float32)
+        rows = _normalise_rows(items)
+        return users, offsets, rows
 
 
 def _squared_norm(x: Any) -> Any:
@@ -63,4 +76,6 @@ def _squared_norm(x: Any) -> Any:
 
 
 def _normalise_rows(rows: Floats) -> Floats:
-    return np.asarray(rows / (_squared_norm(rows)[:, None] + _TINY) ** 0.5, np.float32)
+    squares = _squared_norm(rows)[:, None]
+    lengths = (squares + _TINY) ** 0.5
+    return np.asarray(rows / lengths, np.float32)

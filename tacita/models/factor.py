@@ -13,7 +13,7 @@ from tacita.core.types import Arrays, Floats, Keys
 from tacita.kernels import steps
 from tacita.kernels.hashing import normals, uniforms
 from tacita.models.base import BackboneConfig, TrainedConfig, linear_bound, register, repeat_start
-from tacita.models.scorer import Scorer
+from tacita.models.scorer import Reading, Scorer, Tensors
 
 _COMMON_OWNER = np.zeros(1, np.uint64)  # the owner of draws that all clients share
 
@@ -29,7 +29,9 @@ class FactorModel(Scorer):
 
     def item_scale(self, n_items: int) -> float:
         scale = self.config.item_lr_scale
-        return float(n_items) if isinstance(scale, str) else float(scale)
+        if isinstance(scale, str):
+            return float(n_items)
+        return float(scale)
 
 
 class TwoVectorModel(FactorModel):
@@ -44,13 +46,17 @@ class TwoVectorModel(FactorModel):
         """The first vector of each owner."""
 
     def init_items(self, draws: Draws, item_keys: Keys) -> Floats:
-        return self.init_vectors(draws.public("init-items"), item_keys)
+        key = draws.public("init-items")
+        return self.init_vectors(key, item_keys)
 
     def init_private(self, draws: Draws, user_keys: Keys) -> Floats:
-        return self.init_vectors(draws.private("init-private"), user_keys)
+        key = draws.private("init-private")
+        return self.init_vectors(key, user_keys)
 
     def rates(self, n_items: int) -> dict[str, float]:
-        return {"p": self.config.lr, "rows": self.config.lr * self.item_scale(n_items)}
+        lr = self.config.lr
+        item_rate = lr * self.item_scale(n_items)
+        return {"p": lr, "rows": item_rate}
 
 
 class MFConfig(TrainedConfig):
@@ -67,13 +73,16 @@ class MF(TwoVectorModel):
     config: MFConfig
 
     def init_vectors(self, key: np.uint64, owners: Keys) -> Floats:
-        return self.config.init_std * normals(key, owners, self.config.dim)
+        drawn = normals(key, owners, self.config.dim)
+        return self.config.init_std * drawn
 
-    def score(self, rep: dict[str, Any], heads: dict[str, Any], rows: Any, inside: Any = None) -> Any:
-        return (rep["p"] * rows).sum(-1)
+    def score(self, rep: Tensors, heads: Tensors, rows: Any, inside: Any = None) -> Any:
+        products = rep["p"] * rows
+        return products.sum(-1)
 
-    def reading(self, private: Floats, heads: Arrays) -> tuple[Floats, Floats]:
-        return private, np.zeros(len(private), np.float32)
+    def reading(self, private: Floats, heads: Arrays) -> Reading:
+        offsets = np.zeros(len(private), np.float32)
+        return private, offsets
 
 
 class HeadConfig(TrainedConfig):
@@ -96,23 +105,29 @@ class PFedRec(FactorModel):
         return {"w": self.config.dim, "b": 1}
 
     def init_items(self, draws: Draws, item_keys: Keys) -> Floats:
-        return normals(draws.public("init-items"), item_keys, self.config.dim)
+        key = draws.public("init-items")
+        return normals(key, item_keys, self.config.dim)
 
     def init_private(self, draws: Draws, user_keys: Keys) -> Floats:
         bound = linear_bound(self.config.dim)
-        start = bound * (2 * uniforms(draws.public("init-head"), _COMMON_OWNER, self.private_width) - 1)
-        return repeat_start(start.astype(np.float32), len(user_keys))
+        start = _draw_common(draws, bound, self.private_width)
+        return repeat_start(start, len(user_keys))
 
     def rates(self, n_items: int) -> dict[str, float]:
         lr = self.config.lr
-        return {"w": lr, "b": lr, "rows": lr * self.item_scale(n_items) * self.config.lr_eta}
+        item_rate = lr * self.item_scale(n_items) * self.config.lr_eta
+        return {"w": lr, "b": lr, "rows": item_rate}
 
-    def score(self, rep: dict[str, Any], heads: dict[str, Any], rows: Any, inside: Any = None) -> Any:
-        return (rep["w"] * rows).sum(-1) + rep["b"][:, 0]
+    def score(self, rep: Tensors, heads: Tensors, rows: Any, inside: Any = None) -> Any:
+        products = rep["w"] * rows
+        bias = rep["b"][:, 0]
+        return products.sum(-1) + bias
 
-    def reading(self, private: Floats, heads: Arrays) -> tuple[Floats, Floats]:
-        d = self.config.dim
-        return private[:, :d], private[:, d]
+    def reading(self, private: Floats, heads: Arrays) -> Reading:
+        dim = self.config.dim
+        weights = private[:, :dim]
+        bias = private[:, dim]
+        return weights, bias
 
 
 class NCFConfig(HeadConfig):
@@ -134,48 +149,76 @@ class NCF(FactorModel):
 
     @property
     def layout(self) -> dict[str, int]:
-        d = self.config.dim
-        return {"p": d} if self.config.share_mlp else {"p": d, "w": 2 * d, "b": 1}
+        dim = self.config.dim
+        if self.config.share_mlp:
+            return {"p": dim}
+        return {"p": dim, "w": 2 * dim, "b": 1}
 
     def shared(self) -> dict[str, tuple[int, ...]]:
-        return {"w": (2 * self.config.dim,), "b": (1,)} if self.config.share_mlp else {}
+        if not self.config.share_mlp:
+            return {}
+        width = 2 * self.config.dim
+        return {"w": (width,), "b": (1,)}
 
     def init_items(self, draws: Draws, item_keys: Keys) -> Floats:
-        return normals(draws.public("init-items"), item_keys, self.config.dim)
+        key = draws.public("init-items")
+        return normals(key, item_keys, self.config.dim)
 
     def _init_layer(self, draws: Draws) -> Floats:
-        width = 2 * self.config.dim + 1
-        drawn = uniforms(draws.public("init-head"), _COMMON_OWNER, width)
-        return (linear_bound(2 * self.config.dim) * (2 * drawn - 1)).astype(np.float32)
+        width = 2 * self.config.dim
+        bound = linear_bound(width)
+        return _draw_common(draws, bound, width + 1)
 
     def init_private(self, draws: Draws, user_keys: Keys) -> Floats:
-        start = normals(draws.public("init-user"), _COMMON_OWNER, self.config.dim)
+        key = draws.public("init-user")
+        start = normals(key, _COMMON_OWNER, self.config.dim)
         if not self.config.share_mlp:
-            start = np.concatenate([start, self._init_layer(draws)], axis=1)
+            layer = self._init_layer(draws)
+            start = np.concatenate([start, layer], axis=1)
         return repeat_start(start, len(user_keys))
 
     def init_heads(self, draws: Draws) -> Arrays:
         if not self.config.share_mlp:
             return {}
         layer = self._init_layer(draws)[0]
-        return {"w": layer[:-1].copy(), "b": layer[-1:].copy()}
+        weights = layer[:-1].copy()
+        bias = layer[-1:].copy()
+        return {"w": weights, "b": bias}
 
     def rates(self, n_items: int) -> dict[str, float]:
-        lr, eta = self.config.lr, self.config.lr_eta
-        return {"p": lr * eta, "w": lr, "b": lr, "rows": lr * self.item_scale(n_items) * eta}
+        lr = self.config.lr
+        eta = self.config.lr_eta
+        item_rate = lr * self.item_scale(n_items) * eta
+        return {"p": lr * eta, "w": lr, "b": lr, "rows": item_rate}
 
-    def score(self, rep: dict[str, Any], heads: dict[str, Any], rows: Any, inside: Any = None) -> Any:
+    def score(self, rep: Tensors, heads: Tensors, rows: Any, inside: Any = None) -> Any:
         layer = heads if self.config.share_mlp else rep
-        d = self.config.dim
-        user_part = (layer["w"][:, :d] * rep["p"]).sum(-1) + layer["b"][:, 0]
-        return user_part + (layer["w"][:, d:] * rows).sum(-1)
+        dim = self.config.dim
+        user_weights = layer["w"][:, :dim]
+        item_weights = layer["w"][:, dim:]
+        bias = layer["b"][:, 0]
+        user_part = (user_weights * rep["p"]).sum(-1) + bias
+        item_part = (item_weights * rows).sum(-1)
+        return user_part + item_part
 
-    def reading(self, private: Floats, heads: Arrays) -> tuple[Floats, Floats]:
-        d = self.config.dim
-        p = private[:, :d]
+    def reading(self, private: Floats, heads: Arrays) -> Reading:
+        dim = self.config.dim
+        n_users = len(private)
         if self.config.share_mlp:
-            w = repeat_start(heads["w"], len(private))
-            b = np.broadcast_to(heads["b"], (len(private),))
+            weights = repeat_start(heads["w"], n_users)
+            bias = np.broadcast_to(heads["b"], (n_users,))
         else:
-            w, b = private[:, d : 3 * d], private[:, 3 * d]
-        return np.ascontiguousarray(w[:, d:]), (w[:, :d] * p).sum(1) + b
+            weights = private[:, dim : 3 * dim]
+            bias = private[:, 3 * dim]
+        p = private[:, :dim]
+        user_part = (weights[:, :dim] * p).sum(1)
+        item_weights = np.ascontiguousarray(weights[:, dim:])
+        return item_weights, user_part + bias
+
+
+def _draw_common(draws: Draws, bound: float, width: int) -> Floats:
+    """A uniform start within the bound, the same for all clients."""
+    key = draws.public("init-head")
+    drawn = uniforms(key, _COMMON_OWNER, width)
+    start = bound * (2 * drawn - 1)
+    return start.astype(np.float32)

@@ -3,13 +3,12 @@
 Item rows and all matrices are shared, the user's vector is private; vectors of neighbours are constants that part
 `neighbours` brings. A matrix that follows a weighted sum is applied to the sum, and one that precedes an inner product
 to its other side, so no matrix ever meets a single item: the numbers are those of the formulas, at a fraction of the
-cost. The paper's output is linear in [user ; item], under which everybody gets the same ranking, because the user's
-half is one constant for all items; so the logit here is an inner product, and `output = "linear"` is the printed one.
+cost. The paper's output is linear in [user ; item]. Under it all users get the same ranking, because the user's half is
+one constant for all items. So the logit here is an inner product, and `output = "linear"` is the printed one.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -17,19 +16,21 @@ import numpy as np
 from pydantic import Field
 
 from tacita.core.draws import Draws
-from tacita.core.types import Arrays, CohortView, Floats, Keys, Ragged
-from tacita.kernels.hashing import normals, uniforms
+from tacita.core.types import Arrays, CohortView, Floats, Keys, Longs, Ragged
+from tacita.kernels.hashing import normals
 from tacita.models.base import BackboneConfig, TrainedConfig, register
 from tacita.models.factor import TwoVectorModel
-from tacita.models.scorer import Context
+from tacita.models.neural_cf import draw_layer
+from tacita.models.scorer import Context, TableReading, Tensors
 
 NEIGHBOURS = "neighbours"
 """The part whose letters hold vectors of other users, and the column of a context that they become."""
 
 COUNT = "count"
 _SLOPE = 0.2  # of LeakyReLU below 0
-_MASK_PENALTY = 1e30  # below anything that is seen
-_COMMON_OWNER = np.zeros(1, np.uint64)  # the owner of draws that all clients share
+_MASK_PENALTY = 1e30  # below any attention score
+_TALL_MATRICES = ("w3", "w5")  # they take in two vectors, one above the other
+_MATRICES = ("w1", "w2", "w3", "w4", "w5", "w6")
 
 
 class FedPerGNNConfig(TrainedConfig):
@@ -58,132 +59,208 @@ class FedPerGNN(TwoVectorModel):
     config: FedPerGNNConfig
 
     def shared(self) -> dict[str, tuple[int, ...]]:
-        d = self.config.dim
-        wide = {"w3", "w5"}  # take in two vectors, one above the other
-        matrices = {name: (2 * d if name in wide else d, d) for name in ("w1", "w2", "w3", "w4", "w5", "w6")}
-        out = {"out": (2 * d,)} if self.config.output == "linear" else {}
-        return {**matrices, "v": (2 * d,), "w": (2 * d,), **out, "bias": (1,)}
+        dim = self.config.dim
+        shapes: dict[str, tuple[int, ...]] = {}
+        for name in _MATRICES:
+            height = 2 * dim if name in _TALL_MATRICES else dim
+            shapes[name] = (height, dim)
+        shapes["v"] = (2 * dim,)
+        shapes["w"] = (2 * dim,)
+        if self.config.output == "linear":
+            shapes["out"] = (2 * dim,)
+        shapes["bias"] = (1,)
+        return shapes
 
     def init_vectors(self, key: np.uint64, owners: Keys) -> Floats:
-        return self.config.init_std * normals(key, owners, self.config.dim)
+        drawn = normals(key, owners, self.config.dim)
+        return self.config.init_std * drawn
 
     def init_heads(self, draws: Draws) -> Arrays:
         """Xavier's uniform start of everything but the bias."""
-        made: Arrays = {}
+        heads: Arrays = {}
         for name, shape in self.shared().items():
-            drawn = uniforms(draws.public(f"init-{name}"), _COMMON_OWNER, math.prod(shape)).reshape(shape)
-            bound = math.sqrt(6 / (shape[0] + (shape[1] if len(shape) == 2 else 1)))
-            made[name] = (bound * (2 * drawn - 1)).astype(np.float32)
-        return {**made, "bias": np.zeros(1, np.float32)}
+            fan_out = shape[1] if len(shape) == 2 else 1
+            key = draws.public(f"init-{name}")
+            heads[name] = draw_layer(key, shape, shape[0] + fan_out)
+        heads["bias"] = np.zeros(1, np.float32)
+        return heads
 
     def rates(self, n_items: int) -> dict[str, float]:
-        return super().rates(n_items) | dict.fromkeys(self.shared(), self.config.lr)
+        heads_rates = dict.fromkeys(self.shared(), self.config.lr)
+        return super().rates(n_items) | heads_rates
 
     def context(self, view: CohortView) -> Ragged:
-        """The user's items, and where some were sent the vectors of other users who have them."""
-        lists, sent = Ragged(view.train.ptr, view.train.ids), view.per_client.get(NEIGHBOURS)
-        if sent is None or len(sent.ids) == 0:
+        """The user's items, with the vectors of other users who have them, where some were sent."""
+        lists = Ragged(view.train.ptr, view.train.ids)
+        neighbours = view.per_client.get(NEIGHBOURS)
+        if neighbours is None or len(neighbours.ids) == 0:
             return lists
-        return replace(lists, values=_align_neighbours(lists, sent, self.config.most))
+        columns = _align_neighbours(lists, neighbours, self.config.most)
+        return replace(lists, values=columns)
 
-    def represent(self, private: dict[str, Any], heads: dict[str, Any], context: Context | None) -> dict[str, Any]:
+    def represent(self, private: Tensors, heads: Tensors, context: Context | None) -> Tensors:
         """The vector that meets item rows, and what is added to every logit."""
         assert context is not None
-        d, w1, w2, w3 = self.config.dim, heads["w1"], heads["w2"], heads["w3"]
-        mine, rows = _multiply_per_user(private["p"], heads["w4"]), context.rows
+        dim = self.config.dim
+        w5 = heads["w5"]
+        user = _multiply_per_user(private["p"], heads["w4"])
         near = self._attend_neighbours(heads, context)
-        after = heads["w"][:, d:]
-        seen = context.repeat_per_entry((heads["w"][:, :d] * mine).sum(-1))
-        seen = seen + (
-            rows * context.repeat_per_entry(_multiply_transposed(w1, _multiply_transposed(w3[:, d:], after)))
-        ).sum(-1)
-        if near is not None:
-            seen = seen + (
-                near * context.repeat_per_entry(_multiply_transposed(w2, _multiply_transposed(w3[:, :d], after)))
-            ).sum(-1)
-        share = _softmax_per_user(_leaky_relu(seen), context)[:, None]
-        around = _multiply_per_user(_multiply_per_user(context.sum_per_user(share * rows), w1), w3[:, d:])
-        if near is not None:
-            around = around + _multiply_per_user(_multiply_per_user(context.sum_per_user(share * near), w2), w3[:, :d])
-        g = _multiply_per_user(around, heads["w5"][:, :d]) + _multiply_per_user(mine, heads["w5"][:, d:])
-        if self.config.output == "linear":
-            out = heads["out"]
-            return {
-                "u": _multiply_transposed(heads["w6"], out[:, d:]),
-                "added": (out[:, :d] * g).sum(-1) + heads["bias"][:, 0],
-            }
-        return {"u": _multiply_transposed(heads["w6"], g), "added": heads["bias"][:, 0]}
+        share = self._attend_items(heads, context, user, near)
+        around = self._sum_items(heads, context, share, near)
+        from_items = _multiply_per_user(around, w5[:, :dim])
+        from_user = _multiply_per_user(user, w5[:, dim:])
+        g = from_items + from_user
+        bias = heads["bias"][:, 0]
+        if self.config.output == "product":
+            vector = _multiply_transposed(heads["w6"], g)
+            return {"u": vector, "added": bias}
+        out = heads["out"]
+        vector = _multiply_transposed(heads["w6"], out[:, dim:])
+        user_part = (out[:, :dim] * g).sum(-1)
+        return {"u": vector, "added": user_part + bias}
 
-    def _attend_neighbours(self, heads: dict[str, Any], context: Context) -> Any:
+    def _attend_neighbours(self, heads: Tensors, context: Context) -> Any:
         """sum_k a_k n_ik of every item of every user; None where nobody has neighbours."""
         if NEIGHBOURS not in context.values:
             return None
-        d, vectors, count = self.config.dim, context.values[NEIGHBOURS], context.values[COUNT]
-        to_item = context.repeat_per_entry(_multiply_transposed(heads["w1"], heads["v"][:, :d]))
-        to_near = context.repeat_per_entry(_multiply_transposed(heads["w2"], heads["v"][:, d:]))
-        seen = _leaky_relu((context.rows * to_item).sum(-1)[:, None] + (vectors * to_near[:, None]).sum(-1))
-        return (_masked_softmax(seen, count)[:, :, None] * vectors).sum(1)
+        dim = self.config.dim
+        v = heads["v"]
+        vectors = context.values[NEIGHBOURS]
+        count = context.values[COUNT]
+        to_item = _multiply_transposed(heads["w1"], v[:, :dim])
+        to_near = _multiply_transposed(heads["w2"], v[:, dim:])
+        item_direction = context.repeat_per_entry(to_item)
+        near_direction = context.repeat_per_entry(to_near)
+        item_part = (context.rows * item_direction).sum(-1)
+        near_part = (vectors * near_direction[:, None]).sum(-1)
+        attention = _leaky_relu(item_part[:, None] + near_part)
+        weights = _masked_softmax(attention, count)
+        return (weights[:, :, None] * vectors).sum(1)
 
-    def score(self, rep: dict[str, Any], heads: dict[str, Any], rows: Any, inside: Any = None) -> Any:
-        return (rep["u"] * rows).sum(-1) + rep["added"]
+    def _attend_items(self, heads: Tensors, context: Context, user: Any, near: Any) -> Any:
+        """b_i of every item of every user, as a column."""
+        dim = self.config.dim
+        w = heads["w"]
+        w3 = heads["w3"]
+        after = w[:, dim:]
+        user_part = (w[:, :dim] * user).sum(-1)
+        row_side = _multiply_transposed(w3[:, dim:], after)
+        row_direction = context.repeat_per_entry(_multiply_transposed(heads["w1"], row_side))
+        attention = context.repeat_per_entry(user_part)
+        attention = attention + (context.rows * row_direction).sum(-1)
+        if near is not None:
+            near_side = _multiply_transposed(w3[:, :dim], after)
+            near_direction = context.repeat_per_entry(_multiply_transposed(heads["w2"], near_side))
+            attention = attention + (near * near_direction).sum(-1)
+        weights = _softmax_per_user(_leaky_relu(attention), context)
+        return weights[:, None]
 
-    def reading_outside(self, rep: dict[str, Any], heads: Arrays, items: Floats) -> tuple[Floats, Floats, Floats]:
-        return np.asarray(rep["u"], np.float32), np.asarray(rep["added"], np.float32), items
+    def _sum_items(self, heads: Tensors, context: Context, share: Any, near: Any) -> Any:
+        """sum_i b_i z_i of every user."""
+        dim = self.config.dim
+        w3 = heads["w3"]
+        row_sum = context.sum_per_user(share * context.rows)
+        hidden = _multiply_per_user(row_sum, heads["w1"])
+        around = _multiply_per_user(hidden, w3[:, dim:])
+        if near is None:
+            return around
+        near_sum = context.sum_per_user(share * near)
+        hidden = _multiply_per_user(near_sum, heads["w2"])
+        return around + _multiply_per_user(hidden, w3[:, :dim])
+
+    def score(self, rep: Tensors, heads: Tensors, rows: Any, inside: Any = None) -> Any:
+        products = rep["u"] * rows
+        return products.sum(-1) + rep["added"]
+
+    def reading_outside(self, rep: Tensors, heads: Arrays, items: Floats) -> TableReading:
+        vectors = np.asarray(rep["u"], np.float32)
+        offsets = np.asarray(rep["added"], np.float32)
+        return vectors, offsets, items
 
 
-def _align_neighbours(lists: Ragged, sent: Ragged, most: int) -> Arrays:
-    """Vectors that came with items, beside the entries of lists that hold these items: at most so many each."""
-    width = 1 + max(int(lists.ids.max(initial=0)), int(sent.ids.max(initial=0)))
-    of_sent = sent.rows().astype(np.int64) * width + sent.ids  # vectors of one item stand together
-    first = np.flatnonzero(np.diff(of_sent, prepend=-1))
-    number = np.diff(np.append(first, len(of_sent)))
-    held = lists.rows().astype(np.int64) * width + lists.ids
-    order = np.argsort(held, kind="stable")
-    at = np.minimum(np.searchsorted(held, of_sent[first], sorter=order), max(0, len(held) - 1))
-    entry = order[at] if len(held) else np.zeros(len(first), np.int64)
-    found = held[entry] == of_sent[first] if len(held) else np.zeros(len(first), bool)
-    slot = np.arange(len(of_sent)) - np.repeat(first, number)
-    kept = (slot < most) & np.repeat(found, number)
-    vectors = np.zeros((len(held), most, sent.values["vector"].shape[1]), np.float32)
-    vectors[np.repeat(entry, number)[kept], slot[kept]] = sent.values["vector"][kept]
-    count = np.zeros(len(held), np.float32)
-    count[entry[found]] = np.minimum(number[found], most)
+def _align_neighbours(lists: Ragged, neighbours: Ragged, most: int) -> Arrays:
+    """The neighbours' vectors beside the entries of lists that hold their items: at most so many each."""
+    n_entries = len(lists.ids)
+    sent_keys, own_keys = _entry_keys(neighbours, lists)
+    first = np.flatnonzero(np.diff(sent_keys, prepend=-1))  # vectors of one item stand together
+    ends = np.append(first, len(sent_keys))
+    number = np.diff(ends)
+    entry, is_known = _find_keys(own_keys, sent_keys[first])
+    slot = np.arange(len(sent_keys)) - np.repeat(first, number)
+    fits = (slot < most) & np.repeat(is_known, number)
+    vector = neighbours.values["vector"]
+    vectors = np.zeros((n_entries, most, vector.shape[1]), np.float32)
+    entry_of_vector = np.repeat(entry, number)
+    vectors[entry_of_vector[fits], slot[fits]] = vector[fits]
+    count = np.zeros(n_entries, np.float32)
+    count[entry[is_known]] = np.minimum(number[is_known], most)
     return {NEIGHBOURS: vectors, COUNT: count}
+
+
+def _entry_keys(neighbours: Ragged, lists: Ragged) -> tuple[Longs, Longs]:
+    """A number for every (user, item) of either list, the same for the same pair."""
+    largest_sent = int(neighbours.ids.max(initial=0))
+    largest_own = int(lists.ids.max(initial=0))
+    width = 1 + max(largest_own, largest_sent)
+    sent_users = neighbours.rows().astype(np.int64)
+    own_users = lists.rows().astype(np.int64)
+    return sent_users * width + neighbours.ids, own_users * width + lists.ids
+
+
+def _find_keys(keys: Longs, wanted: Longs) -> tuple[Longs, Any]:
+    """The place of every wanted key, and whether it is there."""
+    if len(keys) == 0:
+        nowhere = np.zeros(len(wanted), np.int64)
+        return nowhere, nowhere.astype(bool)
+    order = np.argsort(keys, kind="stable")
+    at = np.searchsorted(keys, wanted, sorter=order)
+    place = order[np.minimum(at, len(keys) - 1)]
+    return place, keys[place] == wanted
 
 
 def _multiply_per_user(x: Any, matrix: Any) -> Any:
     """x W of every user; written out, so that no sum depends on how many users there are."""
-    return (x[:, :, None] * matrix).sum(1)
+    products = x[:, :, None] * matrix
+    return products.sum(1)
 
 
 def _multiply_transposed(matrix: Any, y: Any) -> Any:
     """The vector whose inner product with any x is that of x W with y."""
-    return (matrix * y[:, None]).sum(2)
+    products = matrix * y[:, None]
+    return products.sum(2)
 
 
 def _leaky_relu(x: Any) -> Any:
-    """LeakyReLU."""
-    return (1 + _SLOPE) / 2 * x + (1 - _SLOPE) / 2 * abs(x)
+    straight = (1 + _SLOPE) / 2
+    bent = (1 - _SLOPE) / 2
+    return straight * x + bent * abs(x)
 
 
 def _exp(x: Any) -> Any:
-    return np.exp(x) if isinstance(x, np.ndarray) else x.exp()
+    if isinstance(x, np.ndarray):
+        return np.exp(x)
+    return x.exp()
 
 
-def _softmax_per_user(seen: Any, context: Context) -> Any:
+def _softmax_per_user(attention: Any, context: Context) -> Any:
     """Over the entries of each user."""
-    force = _exp(seen - context.repeat_per_entry(context.max_per_user(seen)))
-    return force / context.repeat_per_entry(context.sum_per_user(force))
+    top = context.repeat_per_entry(context.max_per_user(attention))
+    force = _exp(attention - top)
+    total = context.sum_per_user(force)
+    return force / context.repeat_per_entry(total)
 
 
-def _masked_softmax(seen: Any, count: Any) -> Any:
+def _masked_softmax(attention: Any, count: Any) -> Any:
     """Over the first `count` of each row, 0 elsewhere; all 0 where there are none."""
-    place = np.arange(seen.shape[1], dtype=np.float32)
-    if isinstance(seen, np.ndarray):
-        there = (place < count[:, None]).astype(np.float32)
-        top = (there * seen - _MASK_PENALTY * (1 - there)).max(1)
+    place = np.arange(attention.shape[1], dtype=np.float32)
+    if isinstance(attention, np.ndarray):
+        mask = (place < count[:, None]).astype(np.float32)
+        masked = mask * attention - _MASK_PENALTY * (1 - mask)
+        top = masked.max(1)
     else:
-        there = (count.new_tensor(place) < count[:, None]).to(seen.dtype)
-        top = (there * seen.detach() - _MASK_PENALTY * (1 - there)).amax(1)
-    force = there * _exp(there * (seen - top[:, None]))
-    return force / (force.sum(1) + (count == 0))[:, None]
+        mask = (count.new_tensor(place) < count[:, None]).to(attention.dtype)
+        masked = mask * attention.detach() - _MASK_PENALTY * (1 - mask)
+        top = masked.amax(1)
+    force = mask * _exp(mask * (attention - top[:, None]))
+    total = force.sum(1) + (count == 0)
+    return force / total[:, None]

@@ -1,10 +1,10 @@
-"""interest: a state of what a person did last beside a private vector, under a shared tower (LIPM; spec E.2, E.3).
+"""interest: a state of a user's last interactions beside a private vector, under a shared tower (LIPM; spec E.2, E.3).
 
 The state h_u is that of a GRU over the last interactions of the block's training part, oldest first: the item's row,
 the rating and how long ago the interaction before it was. It begins at 0 in every round, so that no event counts twice.
-The logit is a tower over [p_u ; q_i ; h_u]; people's own loss keeps p_u and h_u close. All but p_u is shared.
+The logit is a tower over [p_u ; q_i ; h_u]; users' own loss keeps p_u and h_u close. All but p_u is shared.
 
-Batches should hold whole people (`train.batches`): then every person's state is worked out once an epoch.
+Batches should hold whole users (`train.batches`): then every user's state is computed once an epoch.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from tacita.core.draws import Draws
 from tacita.core.flat_indices import expand_spans
 from tacita.core.types import AnyArray, Arrays, CohortView, Floats, Ints, Longs, Ragged
 from tacita.models.base import BackboneConfig, register
-from tacita.models.neural_cf import TowerConfig, TowerModel, linear, relu
-from tacita.models.scorer import Context
+from tacita.models.neural_cf import LayerFans, TowerConfig, TowerModel, linear, project, relu
+from tacita.models.scorer import Context, Tensors
 
-RATING, GAP = "rating", "gap"
+RATING = "rating"
+GAP = "gap"
 GAP_BUCKETS = 24
 """Buckets of the time between two interactions: 0 for none before, then one for each doubling of the seconds."""
 
@@ -54,134 +55,184 @@ class InterestModel(TowerModel):
     has_own_loss = True
     config: InterestConfig
 
+    @property
+    def _event_width(self) -> int:
+        """Numbers of an event: row, rating and bucket."""
+        return self.config.dim + 1 + self.config.gap_width
+
     def shared(self) -> dict[str, tuple[int, ...]]:
-        d = self.config.dim
+        dim = self.config.dim
         return {
             **super().shared(),
-            "state_layer": (d, self.config.tower[0]),
+            "state_layer": (dim, self.config.tower[0]),
             "gaps": (GAP_BUCKETS, self.config.gap_width),
-            "event_layer": (d + 1 + self.config.gap_width, d),
-            "event_bias": (d,),
-            "gru_in": (d, 3 * d),
-            "gru_in_bias": (3 * d,),
-            "gru_state": (d, 3 * d),
-            "gru_state_bias": (3 * d,),
+            "event_layer": (self._event_width, dim),
+            "event_bias": (dim,),
+            "gru_in": (dim, 3 * dim),
+            "gru_in_bias": (3 * dim,),
+            "gru_state": (dim, 3 * dim),
+            "gru_state_bias": (3 * dim,),
         }
 
-    def _layer_fans(self) -> dict[str, tuple[int, int]]:
-        d, first = self.config.dim, self.config.tower[0]
-        layer, events = (3 * d, first), (d + 1 + self.config.gap_width, d)
-        below = {"user_layer": layer, "item_layer": layer, "state_layer": layer, "event_layer": events}
-        gates = {"gru_in": (d, d), "gru_state": (d, d)}  # three matrices beside each other
-        return {**super()._layer_fans(), **below, **gates, "gaps": (GAP_BUCKETS, self.config.gap_width)}
+    def _layer_fans(self) -> LayerFans:
+        dim = self.config.dim
+        first = (3 * dim, self.config.tower[0])
+        gate = (dim, dim)  # of three matrices beside each other
+        return {
+            **super()._layer_fans(),
+            "user_layer": first,
+            "item_layer": first,
+            "state_layer": first,
+            "event_layer": (self._event_width, dim),
+            "gru_in": gate,
+            "gru_state": gate,
+            "gaps": (GAP_BUCKETS, self.config.gap_width),
+        }
 
     def init_heads(self, draws: Draws) -> Arrays:
-        made = super().init_heads(draws)
-        return {**made, "state_layer": (self.config.state_scale * made["state_layer"]).astype(np.float32)}
+        heads = super().init_heads(draws)
+        state_layer = self.config.state_scale * heads["state_layer"]
+        heads["state_layer"] = state_layer.astype(np.float32)
+        return heads
 
     def rates(self, n_items: int) -> dict[str, float]:
-        found = super().rates(n_items)
-        return {**found, "state_layer": self.config.state_scale * found["state_layer"]}
+        rates = super().rates(n_items)
+        rates["state_layer"] = self.config.state_scale * rates["state_layer"]
+        return rates
 
-    # what is read
+    # what it reads
 
     def context(self, view: CohortView) -> Ragged:
-        """The last interactions of each user, with what is read of them beside the item's row."""
+        """The last interactions of each user, with ratings and gaps besides the item's row."""
         return select_recent_events(view.train, self.config.last, self.config.most_rating)
 
-    def represent(self, private: dict[str, Any], heads: dict[str, Any], context: Context | None) -> dict[str, Any]:
+    def represent(self, private: Tensors, heads: Tensors, context: Context | None) -> Tensors:
         assert context is not None
-        return {"p": private["p"], "h": self._run_gru(heads, context)}
+        state = self._run_gru(heads, context)
+        return {"p": private["p"], "h": state}
 
-    def _run_gru(self, heads: dict[str, Any], context: Context) -> Any:
+    def _run_gru(self, heads: Tensors, context: Context) -> Any:
         """h_u of every user: users side by side, event after event; who has no more events stands still."""
-        rows, count = context.rows, np.diff(context.ptr)
-        steps = self.config.last  # whatever the longest list is: no shape follows the company
+        rows = context.rows
+        count = np.diff(context.ptr)
         shape = len(count), self.config.dim
-        h: Any = np.zeros(shape, np.float32) if _is_numpy(rows) else rows.new_zeros(shape)
+        state: Any = np.zeros(shape, np.float32) if _is_numpy(rows) else rows.new_zeros(shape)
         if len(rows) == 0:
-            return h
-        place = np.minimum(context.ptr[:-1, None] + np.arange(steps), len(rows) - 1)
-        there = (np.arange(steps) < count[:, None]).astype(np.float32)
-        inputs = linear(self._encode_events(heads, context, place), heads["gru_in"], heads["gru_in_bias"])
-        d = self.config.dim
-        for t in range(int(count.max())):
-            now = inputs[:, t]
-            from_state = linear(h[:, None], heads["gru_state"], heads["gru_state_bias"])[:, 0]
-            gates = _sigmoid(now[:, : 2 * d] + from_state[:, : 2 * d])
-            fresh = _tanh(now[:, 2 * d :] + gates[:, :d] * from_state[:, 2 * d :])
-            keep = gates[:, d:]
-            active = there[:, t, None] if _is_numpy(rows) else rows.new_tensor(there[:, t, None])
-            h = h + active * (1 - keep) * (fresh - h)
-        return h
+            return state
+        steps = np.arange(self.config.last)  # whatever the longest list is: no shape follows the cohort
+        place = np.minimum(context.ptr[:-1, None] + steps, len(rows) - 1)
+        has_event = (steps < count[:, None]).astype(np.float32)
+        events = self._encode_events(heads, context, place)
+        inputs = linear(events, heads["gru_in"], heads["gru_in_bias"])
+        for step in range(int(count.max())):
+            active = has_event[:, step, None]
+            if not _is_numpy(rows):
+                active = rows.new_tensor(active)
+            state = self._step_gru(heads, state, inputs[:, step], active)
+        return state
 
-    def _encode_events(self, heads: dict[str, Any], context: Context, place: Longs) -> Any:
+    def _step_gru(self, heads: Tensors, state: Any, event: Any, active: Any) -> Any:
+        """The states after one event each, where it is `active`."""
+        dim = self.config.dim
+        from_state = linear(state[:, None], heads["gru_state"], heads["gru_state_bias"])[:, 0]
+        gates = _sigmoid(event[:, : 2 * dim] + from_state[:, : 2 * dim])
+        reset = gates[:, :dim]
+        keep = gates[:, dim:]
+        fresh = _tanh(event[:, 2 * dim :] + reset * from_state[:, 2 * dim :])
+        return state + active * (1 - keep) * (fresh - state)
+
+    def _encode_events(self, heads: Tensors, context: Context, place: Longs) -> Any:
         """x of every event, (users, events, dim): one layer over [row ; rating ; bucket]."""
-        n, d = place.shape, self.config.dim
+        shape = place.shape
+        dim = self.config.dim
+        row, rating, gaps = self._read_events(heads, context, place)
+        matrix = heads["event_layer"]
+        x = linear(row.reshape(*shape, dim), matrix[:, :dim], heads["event_bias"])
+        x = x + rating.reshape(*shape, 1) * matrix[:, dim, None]
+        gap_vectors = gaps.reshape(*shape, self.config.gap_width)
+        return x + gap_vectors @ matrix[:, dim + 1 :]
+
+    def _read_events(self, heads: Tensors, context: Context, place: Longs) -> tuple[Any, Any, Any]:
+        """Row, rating and vector of the gap of every event, flat."""
         flat = place.reshape(-1)
-        told = context.values
+        n_users, n_steps = place.shape
+        owner = np.arange(n_users).repeat(n_steps)
+        columns = context.values
         if _is_numpy(context.rows):
             row = context.rows[flat]
-            rating = told[RATING][flat] if RATING in told else np.ones(len(flat), np.float32)
-            gap = told[GAP][flat] if GAP in told else np.zeros(len(flat), np.int64)
-            gaps = heads["gaps"][np.arange(n[0]).repeat(n[1]), gap]
-        else:
-            at = context.user.new_tensor(flat, dtype=context.user.dtype)
-            row = context.rows.index_select(0, at)
-            rating = told[RATING].index_select(0, at) if RATING in told else row.new_ones(len(flat))
-            gap = told[GAP].index_select(0, at) if GAP in told else at * 0
-            owner = at.new_tensor(np.arange(n[0]).repeat(n[1]))
-            table = heads["gaps"].reshape(-1, self.config.gap_width)
-            gaps = table.index_select(0, owner * GAP_BUCKETS + gap)
-        matrix, wide = heads["event_layer"], self.config.gap_width
-        x = linear(row.reshape(*n, d), matrix[:, :d], heads["event_bias"])
-        x = x + rating.reshape(*n, 1) * matrix[:, d, None]
-        return x + gaps.reshape(*n, wide) @ matrix[:, d + 1 :]
+            rating = columns[RATING][flat] if RATING in columns else np.ones(len(flat), np.float32)
+            gap = columns[GAP][flat] if GAP in columns else np.zeros(len(flat), np.int64)
+            return row, rating, heads["gaps"][owner, gap]
+        at = context.user.new_tensor(flat, dtype=context.user.dtype)
+        row = context.rows.index_select(0, at)
+        rating = columns[RATING].index_select(0, at) if RATING in columns else row.new_ones(len(flat))
+        gap = columns[GAP].index_select(0, at) if GAP in columns else at * 0
+        table = heads["gaps"].reshape(-1, self.config.gap_width)
+        first = at.new_tensor(owner) * GAP_BUCKETS
+        return row, rating, table.index_select(0, first + gap)
 
     def interest(self, view: CohortView) -> Floats:
-        """h_u under the model that was received."""
+        """h_u under the received model."""
         lists = self.context(view)
-        heads = {name: np.broadcast_to(v, (len(lists), *v.shape)) for name, v in view.heads.items()}
-        return np.asarray(self._run_gru(heads, Context.from_lists(lists, view.items)), np.float32)
+        n_users = len(lists)
+        heads = {}
+        for name, value in view.heads.items():
+            heads[name] = np.broadcast_to(value, (n_users, *value.shape))
+        context = Context.from_lists(lists, view.items)
+        return np.asarray(self._run_gru(heads, context), np.float32)
 
     # how it scores
 
-    def score_groups(self, private: dict[str, Any], heads: dict[str, Any], rows: Any) -> Any:
-        up = linear(rows, heads["item_layer"], heads["bias_0"])
-        up = relu(up + private["p"] @ heads["user_layer"] + private["h"] @ heads["state_layer"])
-        for k in range(1, len(self.config.tower)):
-            up = relu(linear(up, heads[f"layer_{k}"], heads[f"bias_{k}"]))
-        return (up @ heads["out"][:, :, None])[:, :, 0] + heads["out_bias"]
+    def score_groups(self, private: Tensors, heads: Tensors, rows: Any) -> Any:
+        of_item = linear(rows, heads["item_layer"], heads["bias_0"])
+        of_user = private["p"] @ heads["user_layer"]
+        of_state = private["h"] @ heads["state_layer"]
+        first = relu(of_item + of_user + of_state)
+        hidden = self._climb(first, heads)
+        return project(hidden, heads["out"]) + heads["out_bias"]
 
-    def own_loss(self, rep: dict[str, Any]) -> Any:
-        """mu (1 - cos(p_u, h_u)); what has no length has no direction."""
-        p, h = rep["p"], rep["h"]
-        lengths = [(x * x).sum(-1).clamp(min=_MIN_NORM**2).sqrt() for x in (p, h)]
-        return self.config.mu * (1 - (p * h).sum(-1) / (lengths[0] * lengths[1]))
+    def own_loss(self, rep: Tensors) -> Any:
+        """mu (1 - cos(p_u, h_u)); a vector without length has no direction."""
+        p = rep["p"]
+        h = rep["h"]
+        lengths = _lengths(p) * _lengths(h)
+        cosine = (p * h).sum(-1) / lengths
+        return self.config.mu * (1 - cosine)
+
+
+def _lengths(x: Any) -> Any:
+    squares = (x * x).sum(-1)
+    return squares.clamp(min=_MIN_NORM**2).sqrt()
 
 
 def select_recent_events(train: Ragged, last: int, most_rating: float) -> Ragged:
     """The last entries of every list, with a rating up to 1 and a bucket of the time since the entry before."""
     counts = np.minimum(train.counts(), last)
-    place = expand_spans(train.ptr[1:] - counts, counts)
+    starts = train.ptr[1:] - counts
+    place = expand_spans(starts, counts)
     ptr = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=ptr[1:])
     rating = np.ones(len(place), np.float32)
     if "rating" in train.values:
-        rating = np.clip(train.values["rating"][place] / most_rating, 0, 1).astype(np.float32)
-    return Ragged(ptr, train.ids[place], {RATING: rating, GAP: _bucket_gaps(train)[place]})
+        scaled = train.values["rating"][place] / most_rating
+        rating = np.clip(scaled, 0, 1).astype(np.float32)
+    gap = _bucket_gaps(train)[place]
+    return Ragged(ptr, train.ids[place], {RATING: rating, GAP: gap})
 
 
 def _bucket_gaps(train: Ragged) -> Ints:
     """The bucket of the time between each entry and the one before it."""
-    out = np.zeros(len(train.ids), np.int32)
+    buckets = np.zeros(len(train.ids), np.int32)
     if "time" not in train.values or not len(train.ids):
-        return out
-    since: AnyArray = np.maximum(np.diff(train.values["time"], prepend=train.values["time"][0]), 0)
-    out[:] = np.minimum(1 + np.floor(np.log2(1 + since)), GAP_BUCKETS - 1)
+        return buckets
+    time = train.values["time"]
+    gaps: AnyArray = np.maximum(np.diff(time, prepend=time[0]), 0)
+    doublings = np.floor(np.log2(1 + gaps))
+    buckets[:] = np.minimum(1 + doublings, GAP_BUCKETS - 1)
     starts = train.ptr[:-1]
-    out[starts[starts < len(out)]] = 0
-    return out
+    first_entries = starts[starts < len(buckets)]
+    buckets[first_entries] = 0
+    return buckets
 
 
 def _is_numpy(x: Any) -> bool:
@@ -189,8 +240,12 @@ def _is_numpy(x: Any) -> bool:
 
 
 def _sigmoid(x: Any) -> Any:
-    return 1 / (1 + np.exp(-x)) if _is_numpy(x) else x.sigmoid()
+    if _is_numpy(x):
+        return 1 / (1 + np.exp(-x))
+    return x.sigmoid()
 
 
 def _tanh(x: Any) -> Any:
-    return np.tanh(x) if _is_numpy(x) else x.tanh()
+    if _is_numpy(x):
+        return np.tanh(x)
+    return x.tanh()

@@ -1,8 +1,8 @@
 """LightGCN on a device: its graph is one user and that user's items, a star (He et al. 2020; spec A.6).
 
 On a star with n items the layers repeat. With s = sum b_j / sqrt n, the user's vector is a, s, a, s, ... and that of an
-item b_j, a / sqrt n, s / sqrt n, a / sqrt n, ...; so any number of layers costs one sum. `learn/training/central_model.py`
-has the model on the graph of many users.
+item b_j, a / sqrt n, s / sqrt n, a / sqrt n, ...; so any number of layers costs one sum. The model on the graph of many
+users is in `learn/training/central_model.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tacita.core.types import Arrays, CohortView, Floats, Keys, Ragged
 from tacita.kernels.hashing import normals
 from tacita.models.base import BackboneConfig, TrainedConfig, register
 from tacita.models.factor import TwoVectorModel
-from tacita.models.scorer import Context
+from tacita.models.scorer import Context, TableReading, Tensors
 
 
 class LightGCNConfig(TrainedConfig):
@@ -40,26 +40,36 @@ class LightGCN(TwoVectorModel):
     config: LightGCNConfig
 
     def init_vectors(self, key: np.uint64, owners: Keys) -> Floats:
-        return self.config.init_std * normals(key, owners, self.config.dim)
+        drawn = normals(key, owners, self.config.dim)
+        return self.config.init_std * drawn
 
     def context(self, view: CohortView) -> Ragged:
         return view.train
 
-    def represent(self, private: dict[str, Any], heads: dict[str, Any], context: Context | None) -> dict[str, Any]:
+    def represent(self, private: Tensors, heads: Tensors, context: Context | None) -> Tensors:
         """The user's final vector, and what its items have taken in."""
         assert context is not None
-        layers, p = self.config.layers, private["p"]
-        alone = context.count == 0
-        edge = ((context.count + alone) ** -0.5)[:, None]
+        p = private["p"]
+        layers = self.config.layers
+        odd_layers = (layers + 1) // 2
+        even_layers = layers // 2
+        is_alone = context.count == 0
+        degree = context.count + is_alone
+        edge = (degree**-0.5)[:, None]
         s = edge * context.sum_per_user(context.rows)
-        some = (context.count / (context.count + alone))[:, None]  # 0: without items, a user is itself in one layer
-        own = 1 + layers // 2 * some
-        u = (own * p + (layers + 1) // 2 * s) / (layers + 1)
-        return {"u": u, "passed": edge * ((layers + 1) // 2 * p + layers // 2 * s) / (layers + 1)}
+        has_items = (context.count / degree)[:, None]  # 0: without items, a user is itself in one layer
+        own = 1 + even_layers * has_items
+        u = (own * p + odd_layers * s) / (layers + 1)
+        passed = edge * (odd_layers * p + even_layers * s)
+        return {"u": u, "passed": passed / (layers + 1)}
 
-    def score(self, rep: dict[str, Any], heads: dict[str, Any], rows: Any, inside: Any = None) -> Any:
-        return (rep["u"] * (rows / (self.config.layers + 1) + inside[:, None] * rep["passed"])).sum(-1)
+    def score(self, rep: Tensors, heads: Tensors, rows: Any, inside: Any = None) -> Any:
+        own = rows / (self.config.layers + 1)
+        item = own + inside[:, None] * rep["passed"]
+        return (rep["u"] * item).sum(-1)
 
-    def reading_outside(self, rep: dict[str, Any], heads: Arrays, items: Floats) -> tuple[Floats, Floats, Floats]:
-        reading = np.asarray(rep["u"] / (self.config.layers + 1), np.float32)
-        return reading, np.zeros(len(reading), np.float32), items
+    def reading_outside(self, rep: Tensors, heads: Arrays, items: Floats) -> TableReading:
+        scaled = rep["u"] / (self.config.layers + 1)
+        reading = np.asarray(scaled, np.float32)
+        offsets = np.zeros(len(reading), np.float32)
+        return reading, offsets, items

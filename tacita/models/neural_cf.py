@@ -1,7 +1,7 @@
 """NeuMF and NeuNCF: a tower of layers over a user's and an item's vector (He et al. 2017; spec A.4, A.5).
 
 Item rows and the tower are shared, the user's vector is private. A tower is thousands of numbers that all samples of a
-client use, so models here score groups of samples, with one tower a group, and never copy it for a sample.
+client use, so these models score groups of samples, with one tower a group, and never copy it for a sample.
 """
 
 from __future__ import annotations
@@ -18,8 +18,12 @@ from tacita.core.types import Arrays, Floats, Keys
 from tacita.kernels.hashing import normals, uniforms
 from tacita.models.base import BackboneConfig, TrainedConfig, register
 from tacita.models.factor import FactorModel
+from tacita.models.scorer import Tensors
 
 _COMMON_OWNER = np.zeros(1, np.uint64)  # the owner of draws that all clients share
+
+LayerFans = dict[str, tuple[int, int]]
+"""Numbers into and out of the layer that each matrix belongs to."""
 
 
 class TowerConfig(TrainedConfig):
@@ -36,8 +40,8 @@ class TowerConfig(TrainedConfig):
 class TowerModel(FactorModel):
     """What both share: hidden layers over a user's and an item's vector, then a linear output.
 
-    The first layer is kept as two matrices, one for either vector, so that nothing is concatenated and a catalogue is
-    scored with one product a user and one an item.
+    The first layer is two matrices, one for either vector, so that nothing is concatenated and a catalogue is scored
+    with one product a user and one an item.
     """
 
     Config: ClassVar[type[BackboneConfig]] = TowerConfig
@@ -49,39 +53,63 @@ class TowerModel(FactorModel):
     def layout(self) -> dict[str, int]:
         return {"p": self.config.dim}
 
-    def _layer_fans(self) -> dict[str, tuple[int, int]]:
-        """Numbers into and out of the layer that each matrix belongs to."""
+    def _inner_layers(self) -> LayerFans:
+        """The matrices between hidden layers."""
+        sizes = self.config.tower
+        layers = {}
+        for k, pair in enumerate(pairwise(sizes), start=1):
+            layers[f"layer_{k}"] = pair
+        return layers
+
+    def _layer_fans(self) -> LayerFans:
         sizes = self.config.tower
         first = (2 * self.config.dim, sizes[0])
-        deeper = {f"layer_{k}": pair for k, pair in enumerate(pairwise(sizes), start=1)}
-        return {"user_layer": first, "item_layer": first, **deeper, "out": (sizes[-1], 1)}
+        last = (sizes[-1], 1)
+        inner = self._inner_layers()
+        return {"user_layer": first, "item_layer": first, **inner, "out": last}
 
     def shared(self) -> dict[str, tuple[int, ...]]:
-        dim, sizes = self.config.dim, self.config.tower
-        matrices = {f"layer_{k}": pair for k, pair in enumerate(pairwise(sizes), start=1)}
+        sizes = self.config.tower
+        first = (self.config.dim, sizes[0])
+        inner = self._inner_layers()
         biases = {f"bias_{k}": (size,) for k, size in enumerate(sizes)}
-        first = {"user_layer": (dim, sizes[0]), "item_layer": (dim, sizes[0])}
-        return {**first, **matrices, **biases, "out": (sizes[-1],), "out_bias": (1,)}
+        return {
+            "user_layer": first,
+            "item_layer": first,
+            **inner,
+            **biases,
+            "out": (sizes[-1],),
+            "out_bias": (1,),
+        }
 
     def init_items(self, draws: Draws, item_keys: Keys) -> Floats:
-        return self.config.init_std * normals(draws.public("init-items"), item_keys, self.item_width)
+        key = draws.public("init-items")
+        drawn = normals(key, item_keys, self.item_width)
+        return self.config.init_std * drawn
 
     def init_private(self, draws: Draws, user_keys: Keys) -> Floats:
-        return self.config.init_std * normals(draws.private("init-private"), user_keys, self.private_width)
+        key = draws.private("init-private")
+        drawn = normals(key, user_keys, self.private_width)
+        return self.config.init_std * drawn
 
     def init_heads(self, draws: Draws) -> Arrays:
         """Xavier's uniform start of every layer; biases begin at 0."""
-        fans, made = self._layer_fans(), {}
+        fans = self._layer_fans()
+        heads = {}
         for name, shape in self.shared().items():
-            made[name] = np.zeros(shape, np.float32)
             if name in fans:
-                drawn = uniforms(draws.public(f"init-{name}"), _COMMON_OWNER, math.prod(shape)).reshape(shape)
-                made[name] = (math.sqrt(6 / sum(fans[name])) * (2 * drawn - 1)).astype(np.float32)
-        return made
+                key = draws.public(f"init-{name}")
+                heads[name] = draw_layer(key, shape, sum(fans[name]))
+            else:
+                heads[name] = np.zeros(shape, np.float32)
+        return heads
 
     def rates(self, n_items: int) -> dict[str, float]:
         lr = self.config.lr
-        return {name: lr for name in (*self.layout, *self.shared())} | {"rows": lr * self.item_scale(n_items)}
+        names = (*self.layout, *self.shared())
+        rates = dict.fromkeys(names, lr)
+        rates["rows"] = lr * self.item_scale(n_items)
+        return rates
 
     @property
     def gmf_width(self) -> int:
@@ -89,25 +117,43 @@ class TowerModel(FactorModel):
         return self.item_width - self.config.dim
 
     def flatten_heads(self, heads: Arrays) -> Floats:
-        """All that is shared as one vector each, as compiled loops want it."""
-        return np.concatenate([heads[name].reshape(len(heads[name]), -1) for name in self.shared()], axis=1)
+        """All shared parameters of each client as one vector, as compiled loops want it."""
+        pieces = []
+        for name in self.shared():
+            value = heads[name]
+            pieces.append(value.reshape(len(value), -1))
+        return np.concatenate(pieces, axis=1)
 
     def unflatten_heads(self, flat: Floats) -> Arrays:
-        """What `joined` joined."""
+        """The shared parameters of the vectors that `flatten_heads` makes."""
         shapes = self.shared()
-        ends = np.cumsum([math.prod(shape) for shape in shapes.values()])[:-1]
+        sizes = [math.prod(shape) for shape in shapes.values()]
+        ends = np.cumsum(sizes)[:-1]
         pieces = np.split(flat, ends, axis=1)
-        return {k: v.reshape(-1, *shape) for (k, shape), v in zip(shapes.items(), pieces, strict=True)}
+        heads = {}
+        for (name, shape), piece in zip(shapes.items(), pieces, strict=True):
+            heads[name] = piece.reshape(-1, *shape)
+        return heads
 
-    def score(self, rep: dict[str, Any], heads: dict[str, Any], rows: Any, inside: Any = None) -> Any:
-        return self.score_groups({k: v[:, None] for k, v in rep.items()}, heads, rows[:, None])[:, 0]
+    def score(self, rep: Tensors, heads: Tensors, rows: Any, inside: Any = None) -> Any:
+        groups = {name: value[:, None] for name, value in rep.items()}
+        logits = self.score_groups(groups, heads, rows[:, None])
+        return logits[:, 0]
 
-    def _run_tower(self, user: Any, heads: dict[str, Any], item: Any) -> Any:
+    def _run_tower(self, user: Any, heads: Tensors, item: Any) -> Any:
         """The output of the last hidden layer, (groups, samples, size)."""
-        up = relu(linear(item, heads["item_layer"], heads["bias_0"]) + user @ heads["user_layer"])
-        for k in range(1, len(self.config.tower)):
-            up = relu(linear(up, heads[f"layer_{k}"], heads[f"bias_{k}"]))
-        return up
+        of_item = linear(item, heads["item_layer"], heads["bias_0"])
+        of_user = user @ heads["user_layer"]
+        return self._climb(relu(of_item + of_user), heads)
+
+    def _climb(self, hidden: Any, heads: Tensors) -> Any:
+        """From the first hidden layer to the last."""
+        n_layers = len(self.config.tower)
+        for k in range(1, n_layers):
+            matrix = heads[f"layer_{k}"]
+            bias = heads[f"bias_{k}"]
+            hidden = relu(linear(hidden, matrix, bias))
+        return hidden
 
 
 @register
@@ -116,9 +162,9 @@ class NeuNCF(TowerModel):
 
     name = "neuncf"
 
-    def score_groups(self, private: dict[str, Any], heads: dict[str, Any], rows: Any) -> Any:
-        up = self._run_tower(private["p"], heads, rows)
-        return (up @ heads["out"][:, :, None])[:, :, 0] + heads["out_bias"]
+    def score_groups(self, private: Tensors, heads: Tensors, rows: Any) -> Any:
+        hidden = self._run_tower(private["p"], heads, rows)
+        return project(hidden, heads["out"]) + heads["out_bias"]
 
 
 @register
@@ -141,26 +187,53 @@ class NeuMF(TowerModel):
 
     @property
     def layout(self) -> dict[str, int]:
-        return {"gmf": self.config.dim, "mlp": self.config.dim}
+        dim = self.config.dim
+        return {"gmf": dim, "mlp": dim}
 
-    def _layer_fans(self) -> dict[str, tuple[int, int]]:
-        both = (self.config.dim + self.config.tower[-1], 1)
-        return {**super()._layer_fans(), "out": both, "out_gmf": both}
+    def _layer_fans(self) -> LayerFans:
+        fan_in = self.config.dim + self.config.tower[-1]
+        both = (fan_in, 1)
+        fans = super()._layer_fans()
+        return {**fans, "out": both, "out_gmf": both}
 
     def shared(self) -> dict[str, tuple[int, ...]]:
-        return {**super().shared(), "out_gmf": (self.config.dim,)}
+        shapes = super().shared()
+        return {**shapes, "out_gmf": (self.config.dim,)}
 
-    def score_groups(self, private: dict[str, Any], heads: dict[str, Any], rows: Any) -> Any:
-        d = self.config.dim
-        up = self._run_tower(private["mlp"], heads, rows[..., d:])
-        met = (private["gmf"] * heads["out_gmf"][:, None] * rows[..., :d]).sum(-1)
-        return (up @ heads["out"][:, :, None])[:, :, 0] + met + heads["out_bias"]
+    def score_groups(self, private: Tensors, heads: Tensors, rows: Any) -> Any:
+        dim = self.config.dim
+        gmf_rows = rows[..., :dim]
+        mlp_rows = rows[..., dim:]
+        hidden = self._run_tower(private["mlp"], heads, mlp_rows)
+        gmf_weights = heads["out_gmf"][:, None]
+        gmf = (private["gmf"] * gmf_weights * gmf_rows).sum(-1)
+        return project(hidden, heads["out"]) + gmf + heads["out_bias"]
+
+
+def draw_layer(key: np.uint64, shape: tuple[int, ...], fans: int) -> Floats:
+    """Xavier's uniform start of a layer with so many numbers into and out of it."""
+    size = math.prod(shape)
+    drawn = uniforms(key, _COMMON_OWNER, size).reshape(shape)
+    bound = math.sqrt(6 / fans)
+    start = bound * (2 * drawn - 1)
+    return start.astype(np.float32)
 
 
 def linear(x: Any, matrix: Any, bias: Any) -> Any:
     """x @ matrix + bias in every group; torch adds the bias on the way."""
-    return x @ matrix + bias[:, None] if isinstance(x, np.ndarray) else bias[:, None].baddbmm(x, matrix)
+    offset = bias[:, None]
+    if isinstance(x, np.ndarray):
+        return x @ matrix + offset
+    return offset.baddbmm(x, matrix)
+
+
+def project(hidden: Any, weights: Any) -> Any:
+    """hidden @ weights of every sample in every group."""
+    columns = weights[:, :, None]
+    return (hidden @ columns)[:, :, 0]
 
 
 def relu(x: Any) -> Any:
-    return np.maximum(x, 0) if isinstance(x, np.ndarray) else x.relu()
+    if isinstance(x, np.ndarray):
+        return np.maximum(x, 0)
+    return x.relu()

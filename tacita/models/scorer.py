@@ -15,6 +15,15 @@ from tacita.core.errors import TacitaError
 from tacita.core.types import Arrays, CohortView, Floats, Longs, Ragged, ServerState
 from tacita.models.base import Backbone
 
+Tensors = dict[str, Any]
+"""Arrays by name, all of numpy or all of torch."""
+
+Reading = tuple[Floats, Floats]
+"""(a, c) of users, such that a . row + c is the logit of every item."""
+
+TableReading = tuple[Floats, Floats, Floats]
+"""(a, c, rows): the same with rows of its own."""
+
 
 @dataclass(frozen=True)
 class Context:
@@ -24,17 +33,20 @@ class Context:
     user: Any  # (entries,)
     count: Any  # (users,) entries, as floats
     rows: Any  # (entries, width)
-    values: dict[str, Any]  # columns aligned with the entries, such as "rating" and "time"
+    values: Tensors  # columns aligned with the entries, such as "rating" and "time"
 
     @staticmethod
     def from_lists(lists: Ragged, items: Floats) -> Context:
         """Lists with the rows of one table."""
+        user = lists.rows()
         count = lists.counts().astype(np.float32)
-        return Context(lists.ptr, lists.rows(), count, items[lists.ids], dict(lists.values))
+        rows = items[lists.ids]
+        return Context(lists.ptr, user, count, rows, dict(lists.values))
 
     def sum_per_user(self, entries: Any) -> Any:
         """The sum of each user's entries, added up in their order, so that it does not depend on the cohort."""
-        shape = (len(self.ptr) - 1, *entries.shape[1:])
+        n_users = len(self.ptr) - 1
+        shape = (n_users, *entries.shape[1:])
         if isinstance(entries, np.ndarray):
             out = np.zeros(shape, entries.dtype)
             np.add.at(out, self.user, entries)
@@ -51,11 +63,14 @@ class Context:
         """The largest of each user's entries, as a constant; 0 for a user without entries."""
         n_users = len(self.ptr) - 1
         if isinstance(entries, np.ndarray):
-            out = np.where(self.count > 0, -np.inf, 0).astype(entries.dtype)
+            lowest = np.where(self.count > 0, -np.inf, 0)
+            out = lowest.astype(entries.dtype)
             np.maximum.at(out, self.user, entries)
             return out
         zeros = entries.new_zeros(n_users)
-        return zeros.scatter_reduce(0, self.user.long(), entries.detach(), "amax", include_self=False)
+        owner = self.user.long()
+        constant = entries.detach()
+        return zeros.scatter_reduce(0, owner, constant, "amax", include_self=False)
 
 
 class Scorer(Backbone):
@@ -102,7 +117,7 @@ class Scorer(Backbone):
         """The factor of the item rate over the base rate."""
         return 1.0
 
-    def own_loss(self, rep: dict[str, Any]) -> Any:
+    def own_loss(self, rep: Tensors) -> Any:
         """What each user adds to its client's loss (torch, users from `represent`): a mean over the batch's users."""
         return None
 
@@ -112,34 +127,32 @@ class Scorer(Backbone):
         """Per user, the items whose rows `represent` reads; a client trains and sends these rows like its samples'."""
         return None
 
-    def represent(self, private: dict[str, Any], heads: dict[str, Any], context: Context | None) -> dict[str, Any]:
+    def represent(self, private: Tensors, heads: Tensors, context: Context | None) -> Tensors:
         """What `score` needs of every user: leading dimension users, heads repeated for each."""
         return private
 
-    def score(self, rep: dict[str, Any], heads: dict[str, Any], rows: Any, inside: Any = None) -> Any:
+    def score(self, rep: Tensors, heads: Tensors, rows: Any, inside: Any = None) -> Any:
         """Logits of aligned (user, head, row) triples: leading dimension samples.
 
         `inside` is 1 where the sample's item is in the user's context, else 0; None: the model has no context.
         """
         raise TacitaError(f"backbone '{self.name}' scores whole histories, not single pairs.")
 
-    def heads_to_score(self, heads: dict[str, Any]) -> dict[str, Any]:
+    def heads_to_score(self, heads: Tensors) -> Tensors:
         """Those of the shared parameters that `score` reads."""
         return heads if self.heads_in_score else {}
 
-    def score_groups(self, private: dict[str, Any], heads: dict[str, Any], rows: Any) -> Any:
+    def score_groups(self, private: Tensors, heads: Tensors, rows: Any) -> Any:
         """Logits (groups, samples) of private (groups, samples or 1, width), heads (groups, ...), rows (groups,
         samples, width); a leading 1 serves all groups."""
         raise TacitaError(f"backbone '{self.name}' scores single samples, not groups of them.")
 
-    def reading(self, private: Floats, heads: Arrays) -> tuple[Floats, Floats] | None:
-        """(a, c) with logit a . q + c for every item, where the model is affine in the item row."""
+    def reading(self, private: Floats, heads: Arrays) -> Reading | None:
+        """How to score every item at once, where the model is affine in the item row."""
         return None
 
-    def reading_outside(
-        self, rep: dict[str, Any], heads: Arrays, items: Floats
-    ) -> tuple[Floats, Floats, Floats] | None:
-        """(a, c, rows) with logit a . row + c for every item outside a user's context, where there are such rows."""
+    def reading_outside(self, rep: Tensors, heads: Arrays, items: Floats) -> tuple[Floats, Floats, Floats] | None:
+        """How to score every item outside a user's context at once, where that is affine in some rows."""
         return None
 
     # what it knows of users and items
@@ -147,10 +160,13 @@ class Scorer(Backbone):
     def interest(self, view: CohortView) -> Floats:
         """What each user of a view likes, as one vector under the received model: the mean of its rows."""
         lists = view.train
-        total = np.zeros((len(lists), view.items.shape[1]), np.float64)
-        np.add.at(total, lists.rows(), view.items[lists.ids])
+        width = view.items.shape[1]
+        total = np.zeros((len(lists), width), np.float64)
+        rows = view.items[lists.ids]
+        np.add.at(total, lists.rows(), rows)
         counts = np.maximum(lists.counts(), 1)
-        return np.asarray(total / counts[:, None], np.float32)
+        mean = total / counts[:, None]
+        return np.asarray(mean, np.float32)
 
     @property
     def interest_width(self) -> int:
@@ -158,10 +174,11 @@ class Scorer(Backbone):
 
     def likeness(self, server: ServerState, items: Floats, item: int) -> Floats:
         """The cosine of the items' rows in the table that devices score with."""
-        size = np.sqrt((items.astype(np.float64) ** 2).sum(axis=1))
+        squares = items.astype(np.float64) ** 2
+        size = np.sqrt(squares.sum(axis=1))
         product = items @ items[item]
-        cosine = product / np.maximum(size * size[item], 1e-12)
-        return np.asarray(cosine, np.float32)
+        sizes = np.maximum(size * size[item], 1e-12)
+        return np.asarray(product / sizes, np.float32)
 
 
 def require_scorer(backbone: Backbone) -> Scorer:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 import scipy.special
@@ -12,12 +11,23 @@ import scipy.special
 from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Arrays, Bools, CohortView, Floats, Ints, Longs, Ragged
 from tacita.kernels.steps import add_own_moves, affine_scores
-from tacita.kernels.threads import threads_in_use
-from tacita.models.scorer import Context, Scorer
+from tacita.models.lanes import (
+    TILE,
+    as_one_group,
+    group_lanes,
+    join_arrays,
+    lay_tiles,
+    map_threads,
+    pad_rows,
+    score_tiles,
+    select_users,
+)
+from tacita.models.scorer import Context, Scorer, Tensors
 
 CHUNK = 256  # users scored at once, padded to this shape by models that are not affine in the item row
-_TILE = 512  # items scored at once by such models
-_LANES = 32  # samples of one product in a tower: so small a product stays on one core and costs no waiting
+
+
+# Many users, whole catalogue
 
 
 def score_all(backbone: Scorer, private: Floats, heads: Arrays, items: Floats, context: Ragged | None = None) -> Floats:
@@ -25,17 +35,63 @@ def score_all(backbone: Scorer, private: Floats, heads: Arrays, items: Floats, c
     _check_context(backbone, context)
     reading = backbone.reading(private, heads)
     if reading is not None:
-        a, c = reading
-        return _score_affine(a, c, items)
-    out = np.empty((len(private), len(items)), np.float32)
-    for lo in range(0, len(private), CHUNK):
-        some = np.arange(lo, min(lo + CHUNK, len(private)))
-        lists = None if context is None else context.take(some)
-        rep = _represent_chunk(
-            backbone, private[some], heads, None if lists is None else Context.from_lists(lists, items)
-        )
-        out[some] = _score_chunk(backbone, rep, heads, items, lists)[: len(some)]
-    return out
+        return _score_affine(*reading, items)
+    logits = np.empty((len(private), len(items)), np.float32)
+    for chunk in _chunks(len(private)):
+        lists = None if context is None else context.take(chunk)
+        rows = None if lists is None else Context.from_lists(lists, items)
+        users = _represent_chunk(backbone, private[chunk], heads, rows)
+        padded = users.score_catalogue(items, lists)
+        logits[chunk] = padded[: len(chunk)]
+    return logits
+
+
+def score_samples(backbone: Scorer, view: CohortView, user: AnyArray, item: AnyArray) -> Floats:
+    """Logits of some samples of a view's users, under the model that they received."""
+    context = backbone.context(view)
+    logits = np.empty(len(item), np.float32)
+    for chunk in _chunks(len(view.user)):
+        first = int(chunk[0])
+        is_here = (user >= first) & (user < first + CHUNK)
+        samples = np.flatnonzero(is_here)
+        owner = user[samples] - first
+        listed = item[samples]
+        lists = None if context is None else context.take(chunk)
+        rows = None if lists is None else Context.from_lists(lists, view.items)
+        users = _represent_chunk(backbone, view.private[chunk], view.heads, rows)
+        inside = None if lists is None else _mark_inside(lists, owner, listed)
+        logits[samples] = users.score_pairs(owner, view.items[listed], inside)
+    return logits
+
+
+def score_aligned(backbone: Scorer, private: Floats, heads: Arrays, rows: Floats) -> Floats:
+    """Logits of a private vector and a row each, by a model without context, all with the same heads."""
+    _check_context(backbone, None)
+    users = RepresentedUsers(backbone, backbone.named(private), heads)
+    owner = np.arange(len(rows))
+    return users.score_pairs(owner, rows, None)
+
+
+def score_lists(backbone: Scorer, private: Floats, heads: Arrays, items: Floats, lists: Ints) -> Floats:
+    """Logits (users, listed) of each user for its own list of items, by a model without context."""
+    _check_context(backbone, None)
+    n_users, width = lists.shape
+    owner = np.repeat(np.arange(n_users), width)
+    rows = items[lists.reshape(-1)]
+    users = RepresentedUsers(backbone, backbone.named(private), heads)
+    logits = users.score_pairs(owner, rows, None)
+    return logits.reshape(n_users, width)
+
+
+def sigmoid(scores: Floats) -> Floats:
+    return np.asarray(scipy.special.expit(scores), np.float32)
+
+
+def _chunks(n_users: int) -> Iterator[Longs]:
+    """The users in chunks that are scored at once."""
+    for first in range(0, n_users, CHUNK):
+        end = min(first + CHUNK, n_users)
+        yield np.arange(first, end)
 
 
 def _check_context(backbone: Scorer, context: Ragged | None) -> None:
@@ -44,133 +100,144 @@ def _check_context(backbone: Scorer, context: Ragged | None) -> None:
 
 
 def _score_affine(a: Floats, c: Floats, rows: Floats) -> Floats:
-    return affine_scores(np.ascontiguousarray(a), np.ascontiguousarray(c, np.float32), np.ascontiguousarray(rows.T))
+    vectors = np.ascontiguousarray(a)
+    offsets = np.ascontiguousarray(c, np.float32)
+    columns = np.ascontiguousarray(rows.T)
+    return affine_scores(vectors, offsets, columns)
 
 
-def _score_chunk(backbone: Scorer, rep: dict[str, Any], heads: Arrays, items: Floats, lists: Ragged | None) -> Floats:
-    """Logits of a chunk of represented users; `lists`: which items are in their contexts."""
-    outside = None if lists is None else backbone.reading_outside(rep, heads, items)
-    if outside is not None and lists is not None:
-        scores = _score_affine(*outside)
-        user, item = lists.rows(), lists.ids
-        scores[user, item] = _score_pairs(backbone, rep, heads, user, (items[item], np.ones(len(item), np.float32)))
-        return scores
-    inside = None
-    if lists is not None:
-        inside = np.zeros((CHUNK, len(items)), np.float32)
-        inside[lists.rows(), lists.ids] = 1
-    return _score_tiles(backbone, rep, heads, items, inside)
+def _mark_inside(lists: Ragged, owner: AnyArray, item: AnyArray) -> Floats:
+    """1 where a sample's item is in its user's context, else 0."""
+    is_inside = lists.holds(owner, item)
+    return is_inside.astype(np.float32)
 
 
-def _represent_chunk(backbone: Scorer, private: Floats, heads: Arrays, context: Context | None) -> dict[str, Any]:
-    """The users as the model sees them, padded to a chunk: no shape follows the company."""
-    padded = np.zeros((CHUNK, private.shape[1]), np.float32)
-    padded[: len(private)] = private
+def _represent_chunk(backbone: Scorer, private: Floats, heads: Arrays, context: Context | None) -> RepresentedUsers:
+    """The users as the model represents them, padded to a chunk: no shape follows the cohort."""
+    n_users, width = private.shape
+    padded = np.zeros((CHUNK, width), np.float32)
+    padded[:n_users] = private
     if context is not None:
-        idle = CHUNK - len(private)
-        ptr = np.append(context.ptr, np.full(idle, context.ptr[-1]))
-        context = replace(context, ptr=ptr, count=np.append(context.count, np.zeros(idle, np.float32)))
-    repeated = {k: np.broadcast_to(v, (CHUNK, *v.shape)) for k, v in heads.items()}
-    return backbone.represent(backbone.named(padded), repeated, context)
+        context = _pad_context(context, CHUNK - n_users)
+    repeated = {}
+    for name, value in heads.items():
+        repeated[name] = np.broadcast_to(value, (CHUNK, *value.shape))
+    rep = backbone.represent(backbone.named(padded), repeated, context)
+    return RepresentedUsers(backbone, rep, heads)
 
 
-def _score_tiles(backbone: Scorer, rep: dict[str, Any], heads: Arrays, items: Floats, inside: Floats | None) -> Floats:
-    if backbone.grouped:
-        return _score_towers(backbone, rep, heads, items)
-    n_items = len(items)
-    out = np.empty((CHUNK, n_items), np.float32)
-    users = {k: np.repeat(v, _TILE, axis=0) for k, v in rep.items()}
-    repeated = {k: np.repeat(v[None], CHUNK * _TILE, axis=0) for k, v in backbone.heads_to_score(heads).items()}
-    for at in range(0, n_items, _TILE):
-        width = min(_TILE, n_items - at)
-        tile = np.zeros((_TILE, items.shape[1]), np.float32)
-        tile[:width] = items[at : at + width]
-        among = None
-        if inside is not None:
-            padded = np.zeros((CHUNK, _TILE), np.float32)
-            padded[:, :width] = inside[:, at : at + width]
-            among = padded.reshape(-1)
-        scored = backbone.score(users, repeated, np.tile(tile, (CHUNK, 1)), among)
-        out[:, at : at + width] = scored.reshape(CHUNK, _TILE)[:, :width]
-    return out
+def _pad_context(context: Context, idle: int) -> Context:
+    """A context with so many more users, who have no items."""
+    end = context.ptr[-1]
+    ptr = np.append(context.ptr, np.full(idle, end))
+    count = np.append(context.count, np.zeros(idle, np.float32))
+    return replace(context, ptr=ptr, count=count)
 
 
-def _score_towers(backbone: Scorer, rep: dict[str, Any], heads: Arrays, items: Floats) -> Floats:
-    """A user at a time, users on all cores: neither users nor items are repeated."""
-    shared = {k: v[None] for k, v in heads.items()}
-    rows = np.pad(items, ((0, -len(items) % _TILE), (0, 0)))
-    tiles = rows.reshape(-1, _TILE // _LANES, _LANES, items.shape[1])
+@dataclass(frozen=True)
+class RepresentedUsers:
+    """Users as a model represents them, with the shared parameters that score them."""
 
-    def score_one(user: int) -> Floats:
-        mine = {k: v[None, None, user] for k, v in rep.items()}
-        scored = [backbone.score_groups(mine, shared, tile).reshape(-1) for tile in tiles]
-        return np.concatenate(scored)[: len(items)] if scored else np.zeros(0, np.float32)
+    backbone: Scorer
+    rep: Tensors
+    heads: Arrays
 
-    with ThreadPoolExecutor(threads_in_use()) as pool:
-        return np.stack(list(pool.map(score_one, range(CHUNK)))).astype(np.float32)
+    def score_catalogue(self, items: Floats, lists: Ragged | None) -> Floats:
+        """Logits of a chunk of users; `lists`: which items are in their contexts."""
+        if lists is None:
+            return self._score_tiles(items, None)
+        outside = self.backbone.reading_outside(self.rep, self.heads, items)
+        user = lists.rows()
+        item = lists.ids
+        if outside is None:
+            inside = np.zeros((CHUNK, len(items)), np.float32)
+            inside[user, item] = 1
+            return self._score_tiles(items, inside)
+        scores = _score_affine(*outside)
+        ones = np.ones(len(item), np.float32)
+        scores[user, item] = self.score_pairs(user, items[item], ones)
+        return scores
+
+    def score_pairs(self, user: AnyArray, rows: Floats, inside: Floats | None) -> Floats:
+        """Logits of samples, each of one of the users."""
+        own = select_users(self.rep, user)
+        if self.backbone.grouped:
+            return self._score_in_lanes(own, rows)
+        heads = self._repeat_heads(len(user))
+        logits = self.backbone.score(own, heads, rows, inside)
+        return np.asarray(logits, np.float32)
+
+    def _repeat_heads(self, n_samples: int) -> Tensors:
+        """The shared parameters that `score` reads, once for every sample."""
+        heads = self.backbone.heads_to_score(self.heads)
+        repeated = {}
+        for name, value in heads.items():
+            repeated[name] = np.repeat(value[None], n_samples, axis=0)
+        return repeated
+
+    def _score_tiles(self, items: Floats, inside: Floats | None) -> Floats:
+        """Logits of the catalogue, a tile of items at a time."""
+        if self.backbone.grouped:
+            return self._score_towers(items)
+        n_items, width = items.shape
+        logits = np.empty((CHUNK, n_items), np.float32)
+        users = {}
+        for name, value in self.rep.items():
+            users[name] = np.repeat(value, TILE, axis=0)
+        heads = self._repeat_heads(CHUNK * TILE)
+        for first in range(0, n_items, TILE):
+            span = slice(first, first + TILE)
+            tile = np.zeros((TILE, width), np.float32)
+            tile[: n_items - first] = items[span]
+            rows = np.tile(tile, (CHUNK, 1))
+            marks = None if inside is None else _pad_tile(inside[:, span])
+            scored = self.backbone.score(users, heads, rows, marks)
+            table = scored.reshape(CHUNK, TILE)
+            logits[:, span] = table[:, : n_items - first]
+        return logits
+
+    def _score_towers(self, items: Floats) -> Floats:
+        """A user at a time, users on all cores: neither users nor items are repeated."""
+        heads = as_one_group(self.heads)
+        n_items = len(items)
+        tiles = lay_tiles(pad_rows(items, TILE))
+
+        def score_user(user: int) -> Floats:
+            group = as_one_group(as_one_group(select_users(self.rep, user)))
+            logits = score_tiles(self.backbone, group, heads, tiles)
+            return logits[:n_items]
+
+        logits = map_threads(score_user, range(CHUNK))
+        return np.stack(logits).astype(np.float32)
+
+    def _score_in_lanes(self, own: Tensors, rows: Floats) -> Floats:
+        """Logits of aligned samples in groups of one size: the last is filled up, so that no shape follows them."""
+        heads = as_one_group(self.heads)
+        n_samples = len(rows)
+
+        def score_tile(first: int) -> Floats:
+            span = slice(first, first + TILE)
+            users = {}
+            for name, value in own.items():
+                users[name] = group_lanes(value[span])
+            lanes = group_lanes(rows[span])
+            logits = self.backbone.score_groups(users, heads, lanes)
+            flat = np.asarray(logits, np.float32).reshape(-1)
+            return flat[: n_samples - first]
+
+        starts = range(0, n_samples, TILE)
+        return join_arrays(map_threads(score_tile, starts))
 
 
-def score_aligned(backbone: Scorer, private: Floats, heads: Arrays, rows: Floats) -> Floats:
-    """Logits of a private vector and a row each, by a model without context, all with the same heads."""
-    _check_context(backbone, None)
-    return _score_pairs(backbone, backbone.named(private), heads, np.arange(len(rows)), (rows, None))
+def _pad_tile(inside: Floats) -> Floats:
+    """Marks (users, up to a tile) filled up with zeros to a whole tile, flat."""
+    n_users, width = inside.shape
+    padded = np.zeros((n_users, TILE), np.float32)
+    padded[:, :width] = inside
+    return padded.reshape(-1)
 
 
-def _score_in_lanes(backbone: Scorer, mine: dict[str, Any], heads: Arrays, rows: Floats) -> Floats:
-    """Logits of aligned samples in groups of one size: the last one is filled up, so that no shape follows them."""
-    shared = {k: v[None] for k, v in heads.items()}
-
-    def laid(x: Floats) -> Floats:
-        return np.pad(x, ((0, -len(x) % _LANES), (0, 0))).reshape(-1, _LANES, x.shape[1])
-
-    def score_some(at: int) -> Floats:
-        some = slice(at, at + _TILE)
-        scored = backbone.score_groups({k: laid(v[some]) for k, v in mine.items()}, shared, laid(rows[some]))
-        return np.asarray(scored, np.float32).reshape(-1)[: len(rows) - at]
-
-    with ThreadPoolExecutor(threads_in_use()) as pool:
-        made = list(pool.map(score_some, range(0, len(rows), _TILE)))
-    return np.concatenate(made) if made else np.zeros(0, np.float32)
-
-
-def _score_pairs(
-    backbone: Scorer, rep: dict[str, Any], heads: Arrays, user: AnyArray, sample: tuple[Floats, Floats | None]
-) -> Floats:
-    """Logits of samples (rows, inside), each of one of the users."""
-    rows, inside = sample
-    mine = {k: v[user] for k, v in rep.items()}
-    if backbone.grouped:
-        return _score_in_lanes(backbone, mine, heads, rows)
-    repeated = {k: np.repeat(v[None], len(user), axis=0) for k, v in backbone.heads_to_score(heads).items()}
-    return np.asarray(backbone.score(mine, repeated, rows, inside), np.float32)
-
-
-def score_samples(backbone: Scorer, view: CohortView, user: AnyArray, item: AnyArray) -> Floats:
-    """Logits of some samples of a view's users, under the model that they received."""
-    context, out = backbone.context(view), np.empty(len(item), np.float32)
-    for lo in range(0, len(view.user), CHUNK):
-        some = np.arange(lo, min(lo + CHUNK, len(view.user)))
-        mine = np.flatnonzero((user >= lo) & (user < lo + CHUNK))
-        lists = None if context is None else context.take(some)
-        read = None if lists is None else Context.from_lists(lists, view.items)
-        rep = _represent_chunk(backbone, view.private[some], view.heads, read)
-        inside = None if lists is None else lists.holds(user[mine] - lo, item[mine]).astype(np.float32)
-        out[mine] = _score_pairs(backbone, rep, view.heads, user[mine] - lo, (view.items[item[mine]], inside))
-    return out
-
-
-def score_lists(backbone: Scorer, private: Floats, heads: Arrays, items: Floats, lists: Ints) -> Floats:
-    """Logits (users, listed) of each user for its own list of items, by a model without context."""
-    _check_context(backbone, None)
-    n, width = lists.shape
-    user = np.repeat(np.arange(n), width)
-    return _score_pairs(backbone, backbone.named(private), heads, user, (items[lists.reshape(-1)], None)).reshape(
-        n, width
-    )
-
-
-def sigmoid(scores: Floats) -> Floats:
-    return np.asarray(scipy.special.expit(scores), np.float32)
+# Users who hold their own version of some rows: the table's plus the column "moved"
 
 
 def score_with_own_rows(
@@ -185,84 +252,20 @@ def score_with_own_rows(
     _check_context(backbone, context)
     if context is not None:
         return _score_own_in_context(backbone, private, heads, items, own, context)
+    moved = own.values["moved"]
     reading = backbone.reading(private, heads)
     if reading is None:
         scores = score_all(backbone, private, heads, items)
-        sample = items[own.ids] + own.values["moved"], None
-        scores[own.rows(), own.ids] = _score_pairs(backbone, backbone.named(private), heads, own.rows(), sample)
+        users = RepresentedUsers(backbone, backbone.named(private), heads)
+        owner = own.rows()
+        own_rows = items[own.ids] + moved
+        scores[owner, own.ids] = users.score_pairs(owner, own_rows, None)
         return scores
-    a, c = (np.ascontiguousarray(x, np.float32) for x in reading)
+    a = np.ascontiguousarray(reading[0], np.float32)
+    c = np.ascontiguousarray(reading[1], np.float32)
     scores = _score_affine(a, c, items)
-    add_own_moves(a, own.ptr, own.ids, own.values["moved"], scores)
+    add_own_moves(a, own.ptr, own.ids, moved, scores)
     return scores
-
-
-def score_personal(
-    backbone: Scorer,
-    private: Floats,
-    heads: Arrays,
-    items: Floats,
-    own: Ragged,
-    context: Ragged | None,
-    only: Ragged | None = None,
-) -> Floats:
-    """The same where shared parameters are everybody's own, too: (users, ...); of some items of each alone, flat."""
-    if backbone.grouped and heads:
-        return _score_personal_towers(backbone, private, heads, items, own, context, only)
-    scores = _score_personal_catalogue(backbone, private, heads, items, own, context)
-    return scores if only is None else scores[only.rows(), only.ids]
-
-
-def _score_personal_catalogue(
-    backbone: Scorer, private: Floats, heads: Arrays, items: Floats, own: Ragged, context: Ragged | None
-) -> Floats:
-    if not heads:
-        return score_with_own_rows(backbone, private, {}, items, own, context)
-
-    def one(user: int) -> Floats:
-        some = np.array([user])
-        lists, mine = None if context is None else context.take(some), {k: v[user] for k, v in heads.items()}
-        found: Floats = score_with_own_rows(backbone, private[some], mine, items, own.take(some), lists)[0]
-        return found
-
-    return np.stack([one(user) for user in range(len(private))]) if len(private) else np.zeros((0, len(items)), "f4")
-
-
-def _score_personal_towers(
-    backbone: Scorer,
-    private: Floats,
-    heads: Arrays,
-    items: Floats,
-    own: Ragged,
-    context: Ragged | None,
-    only: Ragged | None,
-) -> Floats:
-    """A user at a time, users on all cores, each with its own tower and its own version of the rows it has."""
-    tile = np.pad(items, ((0, -len(items) % _TILE), (0, 0)))
-
-    def one(user: int) -> Floats:
-        some = np.array([user])
-        mine = own.take(some)
-        table = tile.copy()
-        table[mine.ids] += mine.values["moved"]
-        shared = {name: v[some] for name, v in heads.items()}
-        read = None if context is None else Context.from_lists(context.take(some), table)
-        rep = backbone.represent(backbone.named(private[some]), shared, read)
-        seen = {name: v[:, None] for name, v in rep.items()}
-        if only is not None:
-            listed = only.ids[only.ptr[user] : only.ptr[user + 1]]
-            table = table[np.pad(listed, (0, -len(listed) % _LANES))]
-            found = backbone.score_groups(seen, shared, table.reshape(-1, _LANES, items.shape[1]))
-            return np.asarray(found, np.float32).reshape(-1)[: len(listed)]
-        groups = table.reshape(-1, _TILE // _LANES, _LANES, items.shape[1])
-        scored = [backbone.score_groups(seen, shared, group).reshape(-1) for group in groups]
-        return np.concatenate(scored)[: len(items)]
-
-    with ThreadPoolExecutor(threads_in_use()) as pool:
-        made = list(pool.map(one, range(len(private))))
-    if only is not None:
-        return np.concatenate([np.zeros(0, np.float32), *made]).astype(np.float32)
-    return np.stack(made).astype(np.float32) if made else np.zeros((0, len(items)), np.float32)
 
 
 def _score_own_in_context(
@@ -274,27 +277,39 @@ def _score_own_in_context(
     context: Ragged,
 ) -> Floats:
     """A user reads its own version of its context, and is scored with its own version of every row it has."""
-    out = np.empty((len(private), len(items)), np.float32)
-    for lo in range(0, len(private), CHUNK):
-        some = np.arange(lo, min(lo + CHUNK, len(private)))
-        lists, mine = context.take(some), own.take(some)
-        read = Context.from_lists(lists, items)
-        place, found = _find_entries(mine, lists, len(items))
-        read.rows[found] += mine.values["moved"][place[found]]
-        rep = _represent_chunk(backbone, private[some], heads, read)
-        scores = _score_chunk(backbone, rep, heads, items, lists)
-        user, item = mine.rows(), mine.ids
-        sample = items[item] + mine.values["moved"], lists.holds(user, item).astype(np.float32)
-        scores[user, item] = _score_pairs(backbone, rep, heads, user, sample)
-        out[some] = scores[: len(some)]
-    return out
+    logits = np.empty((len(private), len(items)), np.float32)
+    for chunk in _chunks(len(private)):
+        lists = context.take(chunk)
+        own_rows = own.take(chunk)
+        moved = own_rows.values["moved"]
+        rows = Context.from_lists(lists, items)
+        place, is_own = _find_entries(own_rows, lists, len(items))
+        rows.rows[is_own] += moved[place[is_own]]
+        users = _represent_chunk(backbone, private[chunk], heads, rows)
+        scores = users.score_catalogue(items, lists)
+        owner = own_rows.rows()
+        item = own_rows.ids
+        inside = _mark_inside(lists, owner, item)
+        item_rows = items[item] + moved
+        scores[owner, item] = users.score_pairs(owner, item_rows, inside)
+        logits[chunk] = scores[: len(chunk)]
+    return logits
 
 
-def _find_entries(among: Ragged, wanted: Ragged, n_items: int) -> tuple[Longs, Bools]:
+def _find_entries(lists: Ragged, wanted: Ragged, n_items: int) -> tuple[Longs, Bools]:
     """Where each wanted entry stands in the same row of other lists, and whether it does."""
-    keys = among.rows().astype(np.int64) * n_items + among.ids
+    keys = _entry_keys(lists, n_items)
+    wanted_keys = _entry_keys(wanted, n_items)
+    if len(keys) == 0:
+        nowhere = np.zeros(len(wanted_keys), np.int64)
+        return nowhere, nowhere.astype(bool)
     order = np.argsort(keys)
-    want = wanted.rows().astype(np.int64) * n_items + wanted.ids
-    at = np.minimum(np.searchsorted(keys[order], want), len(keys) - 1)
-    place = order[at] if len(keys) else np.zeros(len(want), np.int64)
-    return place, keys[place] == want if len(keys) else np.zeros(len(want), bool)
+    at = np.searchsorted(keys[order], wanted_keys)
+    place = order[np.minimum(at, len(keys) - 1)]
+    return place, keys[place] == wanted_keys
+
+
+def _entry_keys(lists: Ragged, n_items: int) -> Longs:
+    """A number for every (row, item)."""
+    rows = lists.rows().astype(np.int64)
+    return rows * n_items + lists.ids

@@ -15,7 +15,9 @@ from tacita.core.types import Floats
 from tacita.kernels.hashing import uniforms
 from tacita.models.side.matrix import FeatureMatrix
 
-HIDDEN, EPOCHS, LR = 128, 200, 1e-3
+HIDDEN = 128
+EPOCHS = 200
+LR = 1e-3
 
 
 def encode_matrix(matrix: FeatureMatrix, dim: int, draws: Draws) -> Floats:
@@ -24,35 +26,54 @@ def encode_matrix(matrix: FeatureMatrix, dim: int, draws: Draws) -> Floats:
     A step sees all rows: on ml-100k and ml-latest-small batches of 512 took longer and kept genres less apart.
     """
     torch.set_num_threads(1)  # sums over threads would depend on their number
-    table = torch.from_numpy(np.concatenate([matrix.marks, matrix.numbers], axis=1))
-    n_marks, width = matrix.marks.shape[1], table.shape[1]
+    features = np.concatenate([matrix.marks, matrix.numbers], axis=1)
+    table = torch.from_numpy(features)
+    n_marks = matrix.marks.shape[1]
+    width = table.shape[1]
     weights = _init_weights((width, HIDDEN, dim, HIDDEN, width), draws)
+    encoder = weights[:4]
+    decoder = weights[4:]
     solver = torch.optim.Adam(weights, lr=LR)
     for _ in range(EPOCHS):
-        loss = _loss(_apply_layers(_apply_layers(table, weights[:4]), weights[4:]), table, n_marks)
+        code = _apply_layers(table, encoder)
+        logits = _apply_layers(code, decoder)
+        loss = _loss(logits, table, n_marks)
         solver.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         solver.step()
     with torch.no_grad():
-        return np.asarray(_apply_layers(table, weights[:4]).numpy())
+        code = _apply_layers(table, encoder)
+        return np.asarray(code.numpy())
 
 
 def _init_weights(sizes: tuple[int, ...], draws: Draws) -> list[Tensor]:
     """Weights and offsets of each layer: uniform within 1 / sqrt(inputs), and zero."""
-    made = []
+    weights = []
     for layer, (into, out) in enumerate(pairwise(sizes)):
-        unit = uniforms(draws.public("side-layer", layer), np.arange(into, dtype=np.uint64), out)
-        made += [torch.from_numpy((2 * unit - 1) / np.float32(math.sqrt(into))), torch.zeros(out)]
-    return [one.requires_grad_() for one in made]
+        key = draws.public("side-layer", layer)
+        owners = np.arange(into, dtype=np.uint64)
+        unit = uniforms(key, owners, out)
+        bound = np.float32(math.sqrt(into))
+        matrix = torch.from_numpy((2 * unit - 1) / bound)
+        offsets = torch.zeros(out)
+        weights.append(matrix.requires_grad_())
+        weights.append(offsets.requires_grad_())
+    return weights
 
 
 def _apply_layers(rows: Tensor, weights: list[Tensor]) -> Tensor:
-    """Two layers, the first with ReLU; the second is the code, or what the code says the features are."""
-    return torch.relu(rows @ weights[0] + weights[1]) @ weights[2] + weights[3]
+    """Two layers, the first with ReLU; the second is the code, or the features that the code stands for."""
+    first, first_offsets, second, second_offsets = weights
+    hidden = torch.relu(rows @ first + first_offsets)
+    return hidden @ second + second_offsets
 
 
-def _loss(found: Tensor, wanted: Tensor, n_marks: int) -> Tensor:
+def _loss(logits: Tensor, features: Tensor, n_marks: int) -> Tensor:
     """The mean over all columns: cross-entropy of those that are 0 or 1, squared error of the others."""
-    marks = functional.binary_cross_entropy_with_logits(found[:, :n_marks], wanted[:, :n_marks], reduction="sum")
-    numbers = functional.mse_loss(found[:, n_marks:], wanted[:, n_marks:], reduction="sum")
-    return (marks + numbers) / wanted.numel()
+    mark_logits = logits[:, :n_marks]
+    marks = features[:, :n_marks]
+    mark_loss = functional.binary_cross_entropy_with_logits(mark_logits, marks, reduction="sum")
+    number_logits = logits[:, n_marks:]
+    numbers = features[:, n_marks:]
+    number_loss = functional.mse_loss(number_logits, numbers, reduction="sum")
+    return (mark_loss + number_loss) / features.numel()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from tacita.core.types import Floats
 from tacita.data.features import ItemFeature
-from tacita.models.side.text_terms import compute_tfidf, reduce_rank
+from tacita.models.side.text_terms import compute_tfidf, reduce_rank, select_frequent
 
 MOST_GENRES = 512  # categories of a shop can be thousands; rare ones tell little
 TEXT_WIDTH = 64
@@ -26,17 +26,43 @@ class FeatureMatrix:
 
 def build_feature_matrix(items: Sequence[ItemFeature]) -> FeatureMatrix:
     """The features of the given items, in their order."""
-    spread = Counter(genre for one in items for genre in set(one.genres))
-    genres = sorted(sorted(spread, key=lambda genre: (-spread[genre], genre))[:MOST_GENRES])
-    decades = sorted({one.year // 10 for one in items if one.year is not None})
-    marks = np.zeros((len(items), len(genres) + len(decades)), np.float32)
-    place = {genre: n for n, genre in enumerate(genres)}
-    at_decade = {decade: n for n, decade in enumerate(decades, len(genres))}
-    for row, one in enumerate(items):
-        marks[row, [place[genre] for genre in one.genres if genre in place]] = 1
-        if one.year is not None:
-            marks[row, at_decade[one.year // 10]] = 1
-    return FeatureMatrix(marks, _encode_texts([one.text for one in items]))
+    genres = _mark_genres(items)
+    decades = _mark_decades(items)
+    marks = np.concatenate([genres, decades], axis=1)
+    numbers = _encode_texts([item.text for item in items])
+    return FeatureMatrix(marks, numbers)
+
+
+def _mark_genres(items: Sequence[ItemFeature]) -> Floats:
+    """(items, genres) 1 where an item is of a genre; where there are too many genres, of the most frequent."""
+    spread: Counter[str] = Counter()
+    for item in items:
+        spread.update(set(item.genres))
+    genres = select_frequent(spread, MOST_GENRES)
+    marks = np.zeros((len(items), len(genres)), np.float32)
+    columns = {genre: column for column, genre in enumerate(genres)}
+    for row, item in enumerate(items):
+        known = [columns[genre] for genre in item.genres if genre in columns]
+        marks[row, known] = 1
+    return marks
+
+
+def _mark_decades(items: Sequence[ItemFeature]) -> Floats:
+    """(items, decades) 1 where an item is of a decade."""
+    decades = _list_decades(items)
+    marks = np.zeros((len(items), len(decades)), np.float32)
+    columns = {decade: column for column, decade in enumerate(decades)}
+    for row, item in enumerate(items):
+        if item.year is not None:
+            decade = item.year // 10
+            marks[row, columns[decade]] = 1
+    return marks
+
+
+def _list_decades(items: Iterable[ItemFeature]) -> list[int]:
+    years = {item.year for item in items}
+    decades = {year // 10 for year in years if year is not None}
+    return sorted(decades)
 
 
 def _encode_texts(texts: Sequence[str]) -> Floats:

@@ -3,7 +3,7 @@
 FedKDRec starts from an autoencoder on side information fused with sentence vectors and gives no dimensions. Ours: a
 code of genres, decade and TF-IDF; where a sentence encoder is installed, the mean of the code and the principal
 components of the sentence vectors, both with columns of mean 0 and deviation 1. The rows are a tenth of that, so that
-they are as large as a random start. An item of which nothing is known gets the mean row, which is zero.
+they are as large as a random start. An item without features gets the mean row, which is zero.
 """
 
 from __future__ import annotations
@@ -34,43 +34,58 @@ def build_side_rows(
     known = sorted(item for item in set(item_ids) if item in features.by_item)
     if not known:
         raise missing_features_error(features.source)
-    told = [features.by_item[item] for item in known]
-    code = _standardise_columns(encode_matrix(build_feature_matrix(told), dim, draws).astype(np.float64))
-    if has_encoder() if sentences is None else sentences:
-        code = _standardise_columns(code + _standardise_columns(_compute_components([one.text for one in told], dim)))
+    described = [features.by_item[item] for item in known]
+    matrix = build_feature_matrix(described)
+    code = encode_matrix(matrix, dim, draws)
+    code_columns = _standardise_columns(code.astype(np.float64))
+    if _uses_encoder(sentences):
+        texts = [item.text for item in described]
+        sentence_columns = _standardise_columns(_compute_components(texts, dim))
+        code_columns = _standardise_columns(code_columns + sentence_columns)
     place = {item: n for n, item in enumerate(known)}
     rows = np.zeros((len(item_ids), dim), np.float32)
     for row, item in enumerate(item_ids):
         if item in place:
-            rows[row] = SCALE * code[place[item]]
+            rows[row] = SCALE * code_columns[place[item]]
     return rows
 
 
 def list_sources(features: ItemFeatures, sentences: bool | None = None) -> tuple[str, ...]:
-    """What `side_rows` makes rows from, in words for a result."""
-    told = features.by_item.values()
-    found = {
-        "genres": any(one.genres for one in told),
-        "decade": any(one.year is not None for one in told),
-        "TF-IDF": any(one.text for one in told),
-        ENCODER: any(one.text for one in told) and (has_encoder() if sentences is None else sentences),
+    """What `build_side_rows` makes rows from, in words for a result."""
+    described = features.by_item.values()
+    has_texts = any(item.text for item in described)
+    is_used = {
+        "genres": any(item.genres for item in described),
+        "decade": any(item.year is not None for item in described),
+        "TF-IDF": has_texts,
+        ENCODER: has_texts and _uses_encoder(sentences),
     }
-    return tuple(name for name, used in found.items() if used)
+    return tuple(name for name, used in is_used.items() if used)
+
+
+def _uses_encoder(sentences: bool | None) -> bool:
+    if sentences is None:
+        return has_encoder()
+    return sentences
 
 
 def _compute_components(texts: Sequence[str], dim: int) -> Doubles:
     """Principal components of the sentence vectors, zero without a text and beyond as many as there are."""
-    told = np.array([bool(text) for text in texts])
-    out = np.zeros((len(texts), dim))
-    if told.any():
-        vectors = encode_sentences([text for text in texts if text]).astype(np.float64)
-        found = reduce_rank(vectors - vectors.mean(axis=0), dim)
-        out[told, : found.shape[1]] = found
-    return out
+    components = np.zeros((len(texts), dim))
+    has_text = np.array([bool(text) for text in texts])
+    if not has_text.any():
+        return components
+    sentences = [text for text in texts if text]
+    vectors = encode_sentences(sentences).astype(np.float64)
+    centred = vectors - vectors.mean(axis=0)
+    reduced = reduce_rank(centred, dim)
+    components[has_text, : reduced.shape[1]] = reduced
+    return components
 
 
 def _standardise_columns(columns: Doubles) -> Doubles:
     """Columns with mean 0 and deviation 1; one that does not vary becomes zero."""
     centred = columns - columns.mean(axis=0)
     deviation = centred.std(axis=0)
-    return np.where(deviation > 1e-6, centred / np.maximum(deviation, 1e-6), 0.0)
+    scaled = centred / np.maximum(deviation, 1e-6)
+    return np.where(deviation > 1e-6, scaled, 0.0)

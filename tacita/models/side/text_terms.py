@@ -13,20 +13,33 @@ import scipy.sparse.linalg
 
 from tacita.core.draws import Draws
 from tacita.core.sparse import matrix_of_cells
-from tacita.core.types import Doubles
+from tacita.core.types import Doubles, Longs
 from tacita.kernels.hashing import normals
 
 MOST_TERMS = 20_000
 _WORD = re.compile(r"\w+")
 
+TermCounts = Counter[str]
+
 
 def extract_terms(text: str) -> list[str]:
     """The words of every line, and each two that follow each other in one."""
-    found = []
+    terms = []
     for line in text.lower().splitlines():
         words = _WORD.findall(line)
-        found += words + [f"{a} {b}" for a, b in pairwise(words)]
-    return found
+        pairs = [f"{first} {second}" for first, second in pairwise(words)]
+        terms += words + pairs
+    return terms
+
+
+def select_frequent(spread: TermCounts, most: int) -> list[str]:
+    """At most so many terms, those in most texts, equal ones by the alphabet; in the order of the alphabet."""
+
+    def rank(term: str) -> tuple[int, str]:
+        return -spread[term], term
+
+    by_spread = sorted(spread, key=rank)
+    return sorted(by_spread[:most])
 
 
 def compute_tfidf(texts: Sequence[str], most: int = MOST_TERMS) -> scipy.sparse.csr_array:
@@ -34,16 +47,32 @@ def compute_tfidf(texts: Sequence[str], most: int = MOST_TERMS) -> scipy.sparse.
 
     Where there are more than `most` terms those in most texts stay, equal ones by the alphabet.
     """
+    n_texts = len(texts)
     counts = [Counter(extract_terms(text)) for text in texts]
-    spread = Counter(term for one in counts for term in one)
-    kept = sorted(sorted(spread, key=lambda term: (-spread[term], term))[:most])
-    place = {term: n for n, term in enumerate(kept)}
-    cells = [(row, place[term], n) for row, one in enumerate(counts) for term, n in one.items() if term in place]
-    row, column, n = np.array(cells, np.int64).reshape(-1, 3).T
-    idf = np.log((1 + len(texts)) / (1 + np.array([spread[term] for term in kept], np.float64))) + 1
-    value = n * idf[column]
-    length = np.sqrt(np.bincount(row, weights=value**2, minlength=len(texts)))
-    return matrix_of_cells(row, column, value / length[row], (len(texts), len(kept)))
+    spread: TermCounts = Counter()
+    for terms in counts:
+        spread.update(terms.keys())
+    vocabulary = select_frequent(spread, most)
+    row, column, count = _list_cells(counts, vocabulary)
+    texts_with_term = np.array([spread[term] for term in vocabulary], np.float64)
+    idf = np.log((1 + n_texts) / (1 + texts_with_term)) + 1
+    value = count * idf[column]
+    squares = np.bincount(row, weights=value**2, minlength=n_texts)
+    length = np.sqrt(squares)
+    scaled = value / length[row]
+    return matrix_of_cells(row, column, scaled, (n_texts, len(vocabulary)))
+
+
+def _list_cells(counts: Sequence[TermCounts], vocabulary: list[str]) -> Longs:
+    """(3, cells) text, place of the term and how often it is there."""
+    columns = {term: column for column, term in enumerate(vocabulary)}
+    cells = []
+    for row, terms in enumerate(counts):
+        for term, count in terms.items():
+            if term in columns:
+                cells.append((row, columns[term], count))
+    table = np.array(cells, np.int64)
+    return table.reshape(-1, 3).T
 
 
 def reduce_rank(matrix: scipy.sparse.csr_array | Doubles, width: int) -> Doubles:
@@ -55,12 +84,23 @@ def reduce_rank(matrix: scipy.sparse.csr_array | Doubles, width: int) -> Doubles
     least = min(matrix.shape)
     if least <= width:
         dense = np.asarray(matrix) if isinstance(matrix, np.ndarray) else matrix.toarray()
-        left, size, right = np.linalg.svd(dense, full_matrices=False)
+        row_vectors, size, directions = np.linalg.svd(dense, full_matrices=False)
     else:
-        start = normals(Draws(0).public("svd-start"), np.arange(least, dtype=np.uint64), 1)[:, 0].astype(np.float64)
-        left, size, right = scipy.sparse.linalg.svds(matrix, k=width, v0=start)
+        start = _draw_start(least)
+        row_vectors, size, directions = scipy.sparse.linalg.svds(matrix, k=width, v0=start)
     order = np.argsort(-size, kind="stable")
-    order = order[size[order] > 1e-9 * size.max(initial=0)]
-    largest = np.argmax(np.abs(right[order]), axis=1)
-    sign = np.where(right[order, largest] < 0, -1.0, 1.0)
-    return np.asarray(left[:, order] * (size[order] * sign))
+    is_large = size[order] > 1e-9 * size.max(initial=0)
+    order = order[is_large]
+    largest = np.argmax(np.abs(directions[order]), axis=1)
+    is_negative = directions[order, largest] < 0
+    sign = np.where(is_negative, -1.0, 1.0)
+    scale = size[order] * sign
+    return np.asarray(row_vectors[:, order] * scale)
+
+
+def _draw_start(size: int) -> Doubles:
+    """The fixed start of the iteration."""
+    key = Draws(0).public("svd-start")
+    owners = np.arange(size, dtype=np.uint64)
+    column = normals(key, owners, 1)[:, 0]
+    return column.astype(np.float64)
