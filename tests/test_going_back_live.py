@@ -170,7 +170,7 @@ def test_who_is_erased_is_in_no_difference_of_two_sums(tmp_path: Path) -> None:
     batch = [one.sender for one in server.asks("round", 1).requests]
     assert server.asks("fru/stored-0-0/1.1", 2, batch).clients == 6
     store.erase(raw[people[0]])
-    left = [one.wanted.sender for one in store.wants("r") if one.wanted is not None]
+    left = [one.sent_request.sender for one in store.list_requests("r") if one.sent_request is not None]
     assert len(left) == 5
     assert server.asks("fru/stored-0-0/1.2", 2, left).verdict == "refused"  # the six less these are the one
     assert server.asks("fru/stored-0-1/1.3", 2, left).clients == 5  # nobody has answered this
@@ -185,11 +185,11 @@ def test_who_is_left_of_a_batch_leaves_with_the_next(tmp_path: Path) -> None:
     server.forgets(people[:5])
     assert len(server.asks("round", 1).requests) == 5
     store.erase(raw[people[0]])
-    left = [one.wanted.sender for one in store.wants("r") if one.wanted is not None]
+    left = [one.sent_request.sender for one in store.list_requests("r") if one.sent_request is not None]
     assert server.asks("fru/stored-0-0/1.1", 2, left).verdict == "refused"  # four
     server.forgets(people[5:10])
     assert server.asks("round", 2).verdict == "ok"
-    both = [one.wanted.sender for one in store.wants("r") if one.wanted is not None]
+    both = [one.sent_request.sender for one in store.list_requests("r") if one.sent_request is not None]
     assert len(both) == 9
     assert server.asks("fru/stored-0-0/2.1", 3, [one for one in both if one not in left]).verdict == "refused"
     assert server.asks("fru/stored-0-0/2.2", 3, both).clients == 9
@@ -206,11 +206,13 @@ def test_who_has_nothing_to_take_back_hides_nobody(tmp_path: Path) -> None:
     assert server.asks("fru/stored-0-3/1.1", 2, batch).verdict == "refused"  # a round that nobody has kept
     assert server.asks("fru/stored-0-0/1.2", 2, batch).verdict == "ok"
     raw = store.users()[1][7]
-    late = next(one for one, _ in store.catalogue() if one not in set(store.history([store.user(raw)]).item))
+    late = next(one for one, _ in store.catalogue() if one not in set(store.history([store.find_user(raw)]).item))
     store.add([(raw, late, 1e9, None)])
     with pytest.raises(TacitaError, match="nothing of that was ever learned from"):
         submit_request(server.node, "forget", raw, [late])
-    assert submit_request(server.node, "forget", raw, [late, str(store.history([store.user(raw)]).item[0])])["requests"]
+    assert submit_request(server.node, "forget", raw, [late, str(store.history([store.find_user(raw)]).item[0])])[
+        "requests"
+    ]
 
 
 def test_requests_take_no_more_rounds_than_nodes_play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -403,19 +403,19 @@ def test_a_catalogue_only_grows_at_its_end(store: NodeStore) -> None:
 IMPORTER = """
 import sys
 from pathlib import Path
-from tacita.live.node.answers import Answer, Release, RequestNumber
+from tacita.live.node.answers import AnswerRecord, QuestionNumber, ReleaseRecord
 from tacita.live.node.store import NodeStore
 import numpy as np
 store = NodeStore.open(Path(sys.argv[1]))
-at = len(store.ledger())
+at = len(store.list_releases())
 while True:
     at += 1
-    store.add([(f"u{n}", f"i{at}", float(at), None) for n in range(20)])
+    store.add_interactions([(f"u{n}", f"i{at}", float(at), None) for n in range(20)])
     ids, _ = store.users()
     arrays = {"users": ids, "private": np.full((len(ids), 64), at, np.float32)}
     model = ({}, {"items": (str(at), np.full((500, 64), at, np.float32))})
-    answer = Answer(f"sha{at}", b"r" * at, ({"at": at}, arrays), None, model, Release(20, at, ""))
-    store.commit(RequestNumber("run", 0, at, "train"), answer)
+    answer = AnswerRecord(f"sha{at}", b"r" * at, ({"at": at}, arrays), None, model, ReleaseRecord(20, at, ""))
+    store.commit_answer(QuestionNumber("run", 0, at, "train"), answer)
     print(at, flush=True)
 """
 

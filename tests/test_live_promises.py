@@ -99,7 +99,7 @@ def test_under_a_budget_nobody_is_told_scores_of_any_model(tmp_path: Path, monke
     site = begun(tmp_path, private_tally(0.5))
     server = Hostile(site, "validate")
     n, first = len(server.node.store.catalogue()), server.first.head.round
-    block = server.node.open_runs["r"].fed.stream.blocks[0]
+    block = server.node.open_runs["r"].federation.stream.blocks[0]
     wanted = int(np.bincount(block.valid.ids).argmax())
     pointed = np.zeros((n, n))
     pointed[:, wanted] = 1000.0
@@ -112,7 +112,7 @@ def test_under_a_budget_nobody_is_told_scores_of_any_model(tmp_path: Path, monke
     close_all(site)
     again = begun(tmp_path / "control", private_tally(0.5))
     server = Hostile(again, "validate")
-    monkeypatch.setattr(type(server.node.open_runs["r"].fed), "ledgers", ())
+    monkeypatch.setattr(type(server.node.open_runs["r"].federation), "ledgers", ())
     told = [server.asks(one_entry(n, b), round=first + k) for k, b in enumerate((0 * pointed, pointed))]
     less, more = (next(iter(one.head.sums.values()))[0] for one in told)
     assert more > less
@@ -240,7 +240,7 @@ def test_a_retraction_is_told_again_with_the_same_noise_and_other_ones_are_few(t
 def _kept(node: Any, whose: str = "") -> int:
     """How much is kept of what was told."""
     asked = "SELECT count(*) FROM meta WHERE key GLOB ?"
-    return int(node.store.ask(lambda db: db.execute(asked, (f"retold/{whose}*",)).fetchone())[0])
+    return int(node.store.run_query(lambda db: db.execute(asked, (f"retold/{whose}*",)).fetchone())[0])
 
 
 def test_who_is_named_to_the_server_tells_no_more_either(tmp_path: Path) -> None:

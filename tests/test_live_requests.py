@@ -150,7 +150,7 @@ def play_with_a_leaver(site: Site, node: Any) -> None:
     site.publish(list(fed.stream.item_ids[: fed.stream.blocks[0].n_items]))
     site.collect(rows_of_blocks(site.config)[0])
     person = node.store.users()[1][0]
-    node.store.enqueue_request("forget", "r", user=node.store.user(person))
+    node.store.enqueue_request("forget", "r", user=node.store.find_user(person))
     try:
         site.next_block()
     except TacitaError as error:
@@ -441,8 +441,8 @@ def test_tally_forgets_live_as_if_it_had_never_been_told(tmp_path: Path, kind: s
     gone = {raw: person_of(site, nth=n)[1][:3] for n, raw in enumerate(raws)}
     for raw, items in gone.items():
         node = never.transport.members[1]
-        node.store.enqueue_request(kind, "r", items if kind == "forget" else [], node.store.user(raw))
-    with node.store._writing() as db:  # nothing of it is ever told
+        node.store.enqueue_request(kind, "r", items if kind == "forget" else [], node.store.find_user(raw))
+    with node.store._write_transaction() as db:  # nothing of it is ever told
         db.execute("UPDATE requests SET sent = 1, block = 0, round = 0, question = '', outcome = ?", (ENDED,))
     for one in sites.values():
         one.next_block()

@@ -86,7 +86,7 @@ def test_no_ordinary_answer_can_be_undone_and_no_two_sums_share_noise(
             db.execute("DELETE FROM replies")
         return server.asks(best_round=0)
 
-    monkeypatch.setattr(question_handler, "_advance_run", lambda *_: None)  # nor that the round is over
+    monkeypatch.setattr(question_handler, "advance_run", lambda *_: None)  # nor that the round is over
     second = again()
     assert second.head.verdict == "ok"
     pairs = [(first.arrays[name], second.arrays[name]) for name in first.arrays if name.startswith("terms")]
@@ -191,7 +191,7 @@ def test_a_number_that_a_killed_server_used_is_not_used_again(tmp_path: Path, mo
     commit, deaths, looks = ServerStore.commit_round, list[int](), list[int]()
 
     def kill(store: ServerStore, *given_: Any) -> None:
-        if len(given_) == 7 and given_[-1] is not None and given_[-1].withdrew and not deaths:
+        if len(given_) == 7 and given_[-1] is not None and given_[-1].needs_scrub and not deaths:
             deaths.append(1)
             raise Killed
         commit(store, *given_)

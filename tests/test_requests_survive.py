@@ -134,7 +134,7 @@ def test_kills_between_answer_and_effect_lose_nothing_and_count_nothing_twice(
     commit, sent = ServerStore.commit_round, list[bytes]()
 
     def kill(store: ServerStore, *given_: Any) -> None:
-        if given_[-1] is not None and given_[-1].withdrew and not deaths:
+        if given_[-1] is not None and given_[-1].needs_scrub and not deaths:
             deaths.append("server")
             raise Killed
         commit(store, *given_)

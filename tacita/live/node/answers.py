@@ -14,7 +14,7 @@ from tacita.core.codec import pack, unpack
 from tacita.core.types import AnyArray, Arrays
 from tacita.live.database import put_arrays
 from tacita.live.node import attempt_snapshot
-from tacita.live.wire import UserRequest
+from tacita.live.wire import Reply, RequestHead, UserRequest
 from tacita.round.device_state import LISTS, take_rows
 
 NO_EPSILON = "no epsilon"
@@ -34,6 +34,10 @@ class QuestionNumber:
     kind: str
 
 
+def number_question(head: RequestHead) -> QuestionNumber:
+    return QuestionNumber(head.run, head.block, head.round, head.kind)
+
+
 @dataclass(frozen=True)
 class ReleaseRecord:
     """Something that left the device, as the ledger keeps it."""
@@ -46,6 +50,18 @@ class ReleaseRecord:
     replay_notes: Mapping[str, bytes] = field(
         default_factory=dict
     )  # by which it is told once more as it was (retold.py)
+
+
+@dataclass(frozen=True)
+class NodeAnswer:
+    """A reply that is ready to be sent, and what of people leaves with it."""
+
+    reply: Reply
+    release: ReleaseRecord | None = None
+
+    @property
+    def is_answered(self) -> bool:
+        return self.reply.head.verdict == "ok"
 
 
 @dataclass(frozen=True)
