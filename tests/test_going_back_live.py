@@ -207,12 +207,11 @@ def test_who_has_nothing_to_take_back_hides_nobody(tmp_path: Path) -> None:
     assert server.asks("fru/stored-0-0/1.2", 2, batch).verdict == "ok"
     raw = store.users()[1][7]
     late = next(one for one, _ in store.catalogue() if one not in set(store.history([store.find_user(raw)]).item))
-    store.add([(raw, late, 1e9, None)])
+    store.add_interactions([(raw, late, 1e9, None)])
     with pytest.raises(TacitaError, match="nothing of that was ever learned from"):
         submit_request(server.node, "forget", raw, [late])
-    assert submit_request(server.node, "forget", raw, [late, str(store.history([store.find_user(raw)]).item[0])])[
-        "requests"
-    ]
+    known = str(store.history([store.find_user(raw)]).item[0])
+    assert submit_request(server.node, "forget", raw, [late, known])["requests"]
 
 
 def test_requests_take_no_more_rounds_than_nodes_play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

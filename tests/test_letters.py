@@ -180,7 +180,7 @@ def test_who_takes_part_by_chance_is_about_as_many_as_expected(clients: int, exp
     head = ReplyHead(
         kind="k", run="r", block=0, round=0, verdict="ok", clients=clients, expected=expected, weight=float(clients)
     )
-    asked = replace(ExpectedSum(()), sampled=True)
+    asked = replace(ExpectedSum(()), is_sampled=True)
     if fits:
         check_total(Reply(head), asked)
     else:

@@ -30,8 +30,8 @@ from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError
 from tacita.live.node import user_requests
 from tacita.live.node.node import Node
-from tacita.live.node.request_queue import select_whole_batches
 from tacita.live.node.verbs import perform_verb
+from tacita.live.node.withdrawal_batches import select_whole_batches
 from tacita.live.server import coordinator
 from tacita.live.server.open_requests import OpenRequest
 from tacita.live.server.remote_devices import RemoteDevices

@@ -66,7 +66,7 @@ def test_a_budget_is_the_persons_own_and_chooses_noise_and_limit(site: Site) -> 
     asked = declared_before(site, [5.0, 0.0, 2.5, 0.2])
     play(site)
     part = next(one for one in build_plan(site.config).parts if one.name == "dpps")
-    price = np.ceil((1 / part.multiples()) ** 2 / UNIT)  # type: ignore[attr-defined]
+    price = np.ceil((1 / part.noise_multipliers()) ** 2 / UNIT)  # type: ignore[attr-defined]
     assert len(asked) == 3
     for node, (rich, none, between, careful) in asked.items():
         tier, budget = account(node, "dpps/tier"), account(node, "dpps/budget")

@@ -107,7 +107,7 @@ def test_a_preview_is_what_a_node_without_the_item_recommends(site: Site, node: 
     scorer = node.snapshot.scorer
     place = [raw for raw, _ in node.snapshot.items].index(gone)
     view = scorer.build_view(np.array([row], np.int32))
-    latest = scorer.plan.backbone.latest(view)  # type: ignore[attr-defined]
+    latest = scorer.plan.backbone.select_latest(view)  # type: ignore[attr-defined]
     assert told["can"]
     assert gone not in [one["item"] for one in told["after"]]
     if place in latest.ids:

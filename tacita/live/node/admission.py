@@ -16,7 +16,8 @@ from tacita.core.errors import TacitaError
 from tacita.live.node.node import Node
 from tacita.live.node.node_run import NodeRun, Refusal
 from tacita.live.node.question_reader import ReceivedQuestion, normalise_config
-from tacita.live.node.request_queue import has_conflict, make_answer_marks, select_whole_batches
+from tacita.live.node.request_queue import has_conflict
+from tacita.live.node.withdrawal_batches import make_answer_marks, select_whole_batches
 from tacita.live.settings import check_live_settings
 from tacita.live.wire import MOST_PLAYED, RequestHead
 from tacita.messages import Spec

@@ -10,7 +10,8 @@ from tacita.learn.statistic import CONTRIBUTION_LOG
 from tacita.live.node.node import Node
 from tacita.live.node.node_run import NodeRun
 from tacita.live.node.question_reader import ReceivedQuestion
-from tacita.live.node.request_queue import WITHDRAWALS, QueuedRequest, select_due
+from tacita.live.node.queued_request import QueuedRequest
+from tacita.live.node.withdrawal_batches import select_due
 from tacita.live.wire import RequestHead, UserRequest
 from tacita.round.device_state import PARTS
 from tacita.round.parts import overrides
@@ -72,7 +73,7 @@ def _find_empty_withdrawals(node_run: NodeRun, queue: list[QueuedRequest], item_
     row_of_user = {int(user): row for row, user in enumerate(node_run.users[: clients.n_users])}
     empty_withdrawals = set[int]()
     for queued in queue:
-        if queued.sent is not None or queued.kind not in WITHDRAWALS:
+        if queued.sent is not None or not queued.is_withdrawal:
             continue
         rows = [row_of_user[queued.user]] if queued.user in row_of_user else []
         contributed = clients.read_list(log_name, np.array(rows, np.int64)).ids

@@ -16,8 +16,8 @@ from tacita.federation.clients import empty_device_state, grow_devices
 from tacita.federation.devices import LocalDevices, empty_local_devices
 from tacita.live.node.answers import StoredDevices
 from tacita.live.node.node import Node
-from tacita.live.node.request_queue import collect_withdrawn
 from tacita.live.node.store import InteractionRows, NodeStore
+from tacita.live.node.withdrawal_batches import collect_withdrawn
 from tacita.live.per_client_arrays import derive_pseudonyms, derive_run_secret
 from tacita.round.device_state import DeviceState, flatten_devices, read_devices, take_rows
 from tacita.round.plan import Federation

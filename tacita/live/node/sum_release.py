@@ -23,7 +23,7 @@ from tacita.live.node.node import Node
 from tacita.live.node.node_run import NodeRun
 from tacita.live.node.noise_replay import NoiseSource
 from tacita.live.node.question_reader import ReceivedQuestion
-from tacita.live.node.request_queue import list_batch_digests
+from tacita.live.node.withdrawal_batches import list_batch_digests
 from tacita.live.per_client_arrays import encode_client_fields
 from tacita.live.wire import Reply, encode_total, make_reply_head
 from tacita.messages import Total
