@@ -13,7 +13,8 @@ from test_live_promises import Hostile, begun, private_tally, spent
 from tacita.core.codec import digest_array
 from tacita.core.config import RunConfig, validate_model
 from tacita.live.node import question_handler, verbs
-from tacita.live.node.request_queue import QueuedRequest, select_due
+from tacita.live.node.queued_request import QueuedRequest
+from tacita.live.node.withdrawal_batches import select_due
 from tacita.live.per_client_arrays import CHOSEN
 from tacita.live.wire import Reply, ServerRequest, decode_reply, encode_message
 from tacita.privacy.accounting import Event, compute_epsilon
@@ -83,10 +84,10 @@ def test_who_told_nothing_hides_nobody_who_takes_something_back(tmp_path: Path, 
 def test_withdrawals_leave_once_enough_of_them_take_something_back() -> None:
     wants = [QueuedRequest(n, "r", "leave", [], n, 0.0) for n in range(8)]
     assert select_due(wants, 5, True) == wants
-    assert select_due(wants, 5, True, idle={0, 1, 2}) == wants
-    assert select_due(wants, 5, True, idle={0, 1, 2, 3}) == []
-    assert select_due(wants, 5, True, idle=range(8)) == wants  # nothing is told
-    assert select_due(wants, 5, False, idle={0, 1, 2, 3}) == wants
+    assert select_due(wants, 5, True, empty_withdrawals={0, 1, 2}) == wants
+    assert select_due(wants, 5, True, empty_withdrawals={0, 1, 2, 3}) == []
+    assert select_due(wants, 5, True, empty_withdrawals=range(8)) == wants  # nothing is told
+    assert select_due(wants, 5, False, empty_withdrawals={0, 1, 2, 3}) == wants
 
 
 def drawn_server(folder: Path) -> tuple[Hostile, Site]:

@@ -210,9 +210,8 @@ def test_who_has_nothing_to_take_back_hides_nobody(tmp_path: Path) -> None:
     store.add_interactions([(raw, late, 1e9, None)])
     with pytest.raises(TacitaError, match="nothing of that was ever learned from"):
         submit_request(server.node, "forget", raw, [late])
-    assert submit_request(server.node, "forget", raw, [late, str(store.history([store.find_user(raw)]).item[0])])[
-        "requests"
-    ]
+    known = str(store.history([store.find_user(raw)]).item[0])
+    assert submit_request(server.node, "forget", raw, [late, known])["requests"]
 
 
 def test_requests_take_no_more_rounds_than_nodes_play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,6 +86,7 @@ HOMES: dict[str, tuple[str, ...]] = {
         "live.node.user_queries",
         "live.node.attempt_snapshot",
         "live.node.store",
+        "live.node.store_connection",
         "live.server.overview",
         "live.server.store",
         "live.server.open_requests",

@@ -30,8 +30,8 @@ from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError
 from tacita.live.node import user_requests
 from tacita.live.node.node import Node
-from tacita.live.node.request_queue import select_whole_batches
 from tacita.live.node.verbs import perform_verb
+from tacita.live.node.withdrawal_batches import select_whole_batches
 from tacita.live.server import coordinator
 from tacita.live.server.open_requests import OpenRequest
 from tacita.live.server.remote_devices import RemoteDevices
@@ -552,7 +552,7 @@ def test_people_of_two_nodes_do_not_wait_for_each_other(tmp_path: Path) -> None:
 
 def test_a_sum_without_some_of_those_who_withdraw_takes_nothing_back() -> None:
     remote = RemoteDevices(transport=None, run="r", allowed_nodes=set, catalogue=list)  # type: ignore[arg-type]
-    remote.add_requesters({1: 7, 2: 7, 3: 8})
+    remote.locations.add_requesters({1: 7, 2: 7, 3: 8})
     homes = {7: np.array([1, 2], np.uint64), 8: np.array([3], np.uint64)}
     everybody = np.array([1, 2, 3], np.uint64)
     remote._check_requesters(everybody, homes, {7: None, 8: None})  # type: ignore[dict-item]

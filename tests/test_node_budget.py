@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from tacita.cli.entry import app
 from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError
-from tacita.live.node import budgets, question_handler, verbs
+from tacita.live.node import budgets, charging, verbs
 from tacita.live.node.node import Node
 from tacita.live.wire import decode_reply
 from tacita.privacy.accounting import Event, compute_epsilon, find_max_releases
@@ -106,7 +106,7 @@ def test_who_says_less_while_a_sum_is_made_is_not_in_it(site: Site, monkeypatch:
             late.add(id(node))
             verbs.perform_verb(node, "budget", {"user": node.store.users()[1][0], "epsilon": 0.0})
 
-    monkeypatch.setattr(question_handler, "apply_declared_budgets", declare)
+    monkeypatch.setattr(charging, "apply_declared_budgets", declare)
     play(site)
     for node in site.transport.members.values():
         assert account(node, "dpps/times")[int(node.store.users()[0][0])][0] == 0

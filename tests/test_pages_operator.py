@@ -24,8 +24,8 @@ from tacita.live.pages.operator_service import OperatorService
 from tacita.live.pages.tokens import OperatorCredentials, Tokens
 from tacita.live.running import orders
 from tacita.live.running.server import ServerConfig, create_server, find_stop_reason, open_store
+from tacita.live.server.node_query import AcceptedAnswer
 from tacita.live.server.open_requests import ReceivedRequests
-from tacita.live.server.remote_devices import AcceptedAnswer
 from tacita.live.tls_certificates import make_node_key
 from tacita.live.wire import UserRequest
 

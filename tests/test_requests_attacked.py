@@ -86,7 +86,7 @@ def test_no_ordinary_answer_can_be_undone_and_no_two_sums_share_noise(
             db.execute("DELETE FROM replies")
         return server.asks(best_round=0)
 
-    monkeypatch.setattr(question_handler, "_advance_run", lambda *_: None)  # nor that the round is over
+    monkeypatch.setattr(question_handler, "advance_run", lambda *_: None)  # nor that the round is over
     second = again()
     assert second.head.verdict == "ok"
     pairs = [(first.arrays[name], second.arrays[name]) for name in first.arrays if name.startswith("terms")]

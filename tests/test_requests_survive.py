@@ -20,8 +20,9 @@ from tacita.live.node.release_log import describe_log
 from tacita.live.node.verbs import perform_verb
 from tacita.live.server import coordinator
 from tacita.live.server.attempts import Attempts
+from tacita.live.server.certificates import build_certificate, certify_user
 from tacita.live.server.open_requests import OpenRequest
-from tacita.live.server.request_service import _certify_user, build_certificate, select_due
+from tacita.live.server.request_service import select_due
 from tacita.live.server.store import ServerStore
 from tacita.live.wire import (
     Reply,
@@ -334,7 +335,7 @@ def test_a_part_that_could_unlearn_and_did_not_is_no_certificate() -> None:
     fed = assemble(config, Machine())
     server = start_run(fed).server
     asked = UserRequest(id=1, kind="unshare", items=[1])
-    said = _certify_user(build_certificate([{"people": 1}], (server, server), asked), asked.kind, 0)
+    said = certify_user(build_certificate([{"people": 1}], (server, server), asked.kind), asked.kind, 0)
     assert said["verdict"] == "taken out of the server's record; not unlearned"
     assert said["taken"] == "nothing: the server held none of it"
     assert said["method"] == "the record of what is shared"

@@ -115,6 +115,11 @@ class ReplyHead(StrictModel):
     time: float = Field(0.0, ge=0, le=1e12)  # of the node's clock, then; 0: it was not told
 
 
+def make_reply_head(request: RequestHead, **fields: Any) -> ReplyHead:
+    """The head of a reply to a request; `fields`: what it says."""
+    return ReplyHead(kind=request.kind, run=request.run, block=request.block, round=request.round, **fields)
+
+
 @dataclass(frozen=True)
 class ServerRequest:
     head: RequestHead

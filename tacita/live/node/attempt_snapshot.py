@@ -1,10 +1,10 @@
-"""What devices kept before they answered for a request, until the server says whether that took effect.
+"""Copies of what devices kept before they answered for a request, until the server says whether that took effect.
 
-Who takes something back forgets it in the moment of the answer. If the server never counts that answer, it has to ask
-again, in a later round, and must not hear that there is nothing to take back. So the first answer of an attempt leaves
-a copy of all devices of the run; it goes when the attempt has taken effect, and comes back when it came to nothing.
-What was spent in between stays spent: it did leave. Who came after the copy, or was told that their request is done,
-does not go back.
+Who takes something back forgets it at the moment of the answer. If the server never counts that answer, it has to ask
+again in a later round, and the node must not reply that there is nothing to take back. So the first answer of an
+attempt leaves a copy of all devices of the run. The copy goes when the attempt has taken effect, and comes back when
+it failed. What was spent in between stays spent: it did leave. Users who came after the copy, or whose request the
+server called done, do not go back.
 """
 
 from __future__ import annotations
@@ -23,76 +23,111 @@ from tacita.round.device_state import PARTS, join_rows, take_rows
 SNAPSHOT_PREFIX = "before/"
 _ENDED_PREFIX = "attempt over/"
 
-
 UNKNOWN_BLOCK = -1  # the block of an attempt that an older version began
 
 
+# Attempts
+
+
 def find_open_attempt(db: sqlite3.Connection, run: str) -> int:
-    """The attempt that devices of a run took part in and of which nobody said how it ended; 0: none."""
-    return read_attempt_state(db, run)[0]
+    """The attempt that devices of a run took part in and whose end is not known; 0: none."""
+    attempt, _, _ = read_attempt_state(db, run)
+    return attempt
 
 
 def read_attempt_state(db: sqlite3.Connection, run: str) -> tuple[int, int, int]:
     """That attempt, the block it belongs to, and the last one that is over."""
-    said = "SELECT (SELECT value FROM meta WHERE key = 'attempt/' || ?1), (SELECT value FROM meta WHERE key = ?2 || ?1)"
-    now, over = db.execute(said, (run, _ENDED_PREFIX)).fetchone()
-    attempt, _, block = ("0" if now is None else str(now)).partition(" ")
-    return int(attempt), int(block or UNKNOWN_BLOCK), int(over or 0)
+    sql = "SELECT (SELECT value FROM meta WHERE key = 'attempt/' || ?1), (SELECT value FROM meta WHERE key = ?2 || ?1)"
+    current, last_ended = db.execute(sql, (run, _ENDED_PREFIX)).fetchone()
+    text = "0" if current is None else str(current)
+    attempt, _, block = text.partition(" ")
+    return int(attempt), int(block or UNKNOWN_BLOCK), int(last_ended or 0)
 
 
 def save_snapshot(db: sqlite3.Connection, run: str, attempt: int, block: int) -> None:
-    """A copy of the devices before the first answer of an attempt."""
+    """Copy the devices before the first answer of an attempt."""
     if find_open_attempt(db, run):
         return
-    db.execute("INSERT INTO meta (key, value) VALUES ('attempt/' || ?, ?)", (run, f"{attempt} {block}"))
-    copy = "INSERT OR REPLACE INTO devices (run, tag, note, arrays) SELECT run, ?1 || tag, note, arrays FROM devices "
-    db.execute(copy + "WHERE run = ?2 AND tag NOT LIKE ?1 || '%'", (SNAPSHOT_PREFIX, run))
+    state = f"{attempt} {block}"
+    db.execute("INSERT INTO meta (key, value) VALUES ('attempt/' || ?, ?)", (run, state))
+    db.execute(
+        "INSERT OR REPLACE INTO devices (run, tag, note, arrays) SELECT run, ?1 || tag, note, arrays FROM devices "
+        "WHERE run = ?2 AND tag NOT LIKE ?1 || '%'",
+        (SNAPSHOT_PREFIX, run),
+    )
 
 
 def end_attempt(db: sqlite3.Connection, run: str, failed: bool, where: str) -> None:
     """An attempt is over: its answers hold, or the devices are as they were."""
-    mine = find_open_attempt(db, run)
+    attempt = find_open_attempt(db, run)
     if failed:
-        found = "SELECT tag, note, arrays FROM devices WHERE run = ? AND tag LIKE ? || '%'"
-        for tag, note, blob in db.execute(found, (run, SNAPSHOT_PREFIX)).fetchall():
-            name = tag.removeprefix(SNAPSHOT_PREFIX)
-            now = db.execute("SELECT arrays FROM devices WHERE run = ? AND tag = ?", (run, name)).fetchone()
-            kept = unpack(blob, where)
-            arrays = kept if now is None else _restore_with_accounts(kept, unpack(now[0], where))
-            put = "INSERT OR REPLACE INTO devices (run, tag, note, arrays) VALUES (?, ?, ?, ?)"
-            db.execute(put, (run, name, note, pack(arrays)))
+        _restore_snapshots(db, run, where)
     db.execute("DELETE FROM devices WHERE run = ? AND tag LIKE ? || '%'", (run, SNAPSHOT_PREFIX))
     db.execute("DELETE FROM meta WHERE key = 'attempt/' || ?", (run,))
-    db.execute("INSERT OR REPLACE INTO meta (key, value) VALUES (? || ?, ?)", (_ENDED_PREFIX, run, str(mine)))
-
-
-def drop_settled_users(db: sqlite3.Connection, run: str, users: Collection[int], where: str) -> None:
-    """What these people took back is done: whatever becomes of the attempt, they do not go back to before it."""
-    found = "SELECT tag, arrays FROM devices WHERE run = ? AND tag LIKE ? || '%'"
-    for tag, blob in db.execute(found, (run, SNAPSHOT_PREFIX)).fetchall():
-        arrays = unpack(blob, where)
-        stays = np.flatnonzero(~np.isin(arrays["users"], list(users)))
-        if len(stays) < len(arrays["users"]):
-            kept = pack(take_rows(arrays, stays))
-            db.execute("UPDATE devices SET arrays = ? WHERE run = ? AND tag = ?", (kept, run, tag))
-            mark_for_scrub(db)
+    ended = (_ENDED_PREFIX, run, str(attempt))
+    db.execute("INSERT OR REPLACE INTO meta (key, value) VALUES (? || ?, ?)", ended)
 
 
 def forget_attempts(db: sqlite3.Connection) -> None:
-    """No attempt is open: nobody is here who could go back."""
+    """No attempt is open: there is nobody who could go back."""
     db.execute("DELETE FROM meta WHERE key GLOB 'attempt/*'")
 
 
-def _restore_with_accounts(before: Arrays, now: Arrays) -> Arrays:
-    """Devices as they were, with the accounts of now; who is in no copy stays as now."""
-    both, mine, yours = np.intersect1d(before["users"], now["users"], return_indices=True)
-    accounts = {
-        name for name in before.keys() & now.keys() if name.startswith(PARTS) and name.split("/")[-1] in ACCOUNT_ARRAYS
-    }
-    made = dict(before)
-    for name in accounts if len(both) else ():
-        made[name] = before[name].copy()
-        made[name][mine] = now[name][yours]
-    others = np.flatnonzero(~np.isin(now["users"], before["users"]))
-    joined = join_rows(made, take_rows(now, others)) if len(others) else made
-    return take_rows(joined, np.argsort(joined["users"]))
+# Copies
+
+
+def _restore_snapshots(db: sqlite3.Connection, run: str, where: str) -> None:
+    """Put the devices of the copies in place, with the accounts of now."""
+    select_copies = "SELECT tag, note, arrays FROM devices WHERE run = ? AND tag LIKE ? || '%'"
+    select_current = "SELECT arrays FROM devices WHERE run = ? AND tag = ?"
+    put = "INSERT OR REPLACE INTO devices (run, tag, note, arrays) VALUES (?, ?, ?, ?)"
+    for snapshot_tag, note, blob in db.execute(select_copies, (run, SNAPSHOT_PREFIX)).fetchall():
+        tag = snapshot_tag.removeprefix(SNAPSHOT_PREFIX)
+        arrays = unpack(blob, where)
+        current = db.execute(select_current, (run, tag)).fetchone()
+        if current is not None:
+            current_arrays = unpack(current[0], where)
+            arrays = _restore_with_accounts(arrays, current_arrays)
+        db.execute(put, (run, tag, note, pack(arrays)))
+
+
+def drop_settled_users(db: sqlite3.Connection, run: str, users: Collection[int], where: str) -> None:
+    """The requests of these users are done: whatever becomes of the attempt, they do not go back to before it."""
+    select = "SELECT tag, arrays FROM devices WHERE run = ? AND tag LIKE ? || '%'"
+    update = "UPDATE devices SET arrays = ? WHERE run = ? AND tag = ?"
+    for tag, blob in db.execute(select, (run, SNAPSHOT_PREFIX)).fetchall():
+        arrays = unpack(blob, where)
+        is_settled = np.isin(arrays["users"], list(users))
+        if is_settled.any():
+            remaining_rows = np.flatnonzero(~is_settled)
+            remaining = take_rows(arrays, remaining_rows)
+            db.execute(update, (pack(remaining), run, tag))
+            mark_for_scrub(db)
+
+
+def _restore_with_accounts(before: Arrays, current: Arrays) -> Arrays:
+    """Devices as they were, with the accounts of now; users who are in no copy stay as now."""
+    users = current["users"]
+    common, rows_before, current_rows = np.intersect1d(before["users"], users, return_indices=True)
+    restored = dict(before)
+    if len(common):
+        for name in _list_accounts(before, current):
+            account = before[name].copy()
+            account[rows_before] = current[name][current_rows]
+            restored[name] = account
+    is_newcomer = ~np.isin(users, before["users"])
+    if is_newcomer.any():
+        newcomers = take_rows(current, np.flatnonzero(is_newcomer))
+        restored = join_rows(restored, newcomers)
+    order = np.argsort(restored["users"])
+    return take_rows(restored, order)
+
+
+def _list_accounts(before: Arrays, current: Arrays) -> set[str]:
+    """Names of the account arrays that both states hold."""
+    names = set[str]()
+    for name in before.keys() & current.keys():
+        array_name = name.split("/")[-1]
+        if name.startswith(PARTS) and array_name in ACCOUNT_ARRAYS:
+            names.add(name)
+    return names

@@ -1,4 +1,4 @@
-"""Which interactions of a node belong to which block of a run: what may be learned from, and what has to wait."""
+"""Which interactions of a node belong to which block of a run: what it may learn from, and what has to wait."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 # An item's own level stands before the person's general one.
 CONSENTED_SQL = """coalesce((SELECT level FROM consent c WHERE c.user = i.user AND c.item = i.item),
     (SELECT level FROM users u WHERE u.id = i.user)) = 'learn'"""
-# Of who takes a pause nothing leaves, whatever they chose.
+# Nothing leaves of who takes a pause, whatever they chose.
 ALLOWED_SQL = f"({CONSENTED_SQL} AND NOT EXISTS (SELECT 1 FROM meta m WHERE m.key = 'paused/' || i.user))"
 
 _DUE_SQL = f"""FROM interactions i
@@ -23,31 +23,38 @@ _NEW_SQL = "AND NOT EXISTS (SELECT 1 FROM interactions r WHERE r.user = i.user A
 
 @dataclass(frozen=True)
 class TrainingFilter:
-    """What a run can learn from; None: from everything."""
+    """What a run can learn from; None: everything."""
 
     items: list[str] | None = None
     min_rating: float | None = None
 
 
-def assign_interactions(db: sqlite3.Connection, run: str, block: int, least: int, usable: TrainingFilter) -> int | None:
-    """Give a block what is due; how many interactions it got. None: it is closed already."""
-    last = latest_block(db, run)
-    if last is not None and block <= last:
+def assign_interactions(
+    db: sqlite3.Connection, run: str, block: int, min_newcomers: int, training_filter: TrainingFilter
+) -> int | None:
+    """Give a block what is due and return how many interactions it got; None: it is closed already.
+
+    What was never in a sum joins the block only if at least `min_newcomers` people have something new in it.
+    """
+    last_block = latest_block(db, run)
+    if last_block is not None and block <= last_block:
         return None
-    listed = None if usable.items is None else json.dumps(usable.items)
-    given = {"run": run, "block": block, "items": listed, "rating": usable.min_rating}
+    items = None if training_filter.items is None else json.dumps(training_filter.items)
+    parameters = {"run": run, "block": block, "items": items, "rating": training_filter.min_rating}
     db.execute("INSERT INTO blocks (run, block, time) VALUES (?, ?, ?)", (run, block, time.time()))
-    people = db.execute(f"SELECT count(DISTINCT i.user) {_DUE_SQL}", given).fetchone()[0]
-    fresh = db.execute(f"SELECT count(DISTINCT i.user) {_DUE_SQL} {_NEW_SQL}", given).fetchone()[0]
-    waits = "AND i.released" if fresh < least <= people else ""
-    put = f"INSERT INTO assigned (interaction, run, block) SELECT i.id, :run, :block {_DUE_SQL} {waits}"
-    return int(db.execute(put, given).rowcount)
+    count_users = f"SELECT count(DISTINCT i.user) {_DUE_SQL}"
+    (n_users,) = db.execute(count_users, parameters).fetchone()
+    (n_newcomers,) = db.execute(f"{count_users} {_NEW_SQL}", parameters).fetchone()
+    only_released = "AND i.released" if n_newcomers < min_newcomers <= n_users else ""
+    put = f"INSERT INTO assigned (interaction, run, block) SELECT i.id, :run, :block {_DUE_SQL} {only_released}"
+    return int(db.execute(put, parameters).rowcount)
 
 
 def reopen_block(db: sqlite3.Connection, run: str, block: int) -> bool:
-    """Take a block back if it is the last one and nothing was told of it; returns whether it was."""
-    told = db.execute("SELECT 1 FROM ledger WHERE run = ? AND block = ? AND users > 0", (run, block)).fetchone()
-    if block != latest_block(db, run) or told is not None:
+    """Take a block back if it is the last one and nothing of it left; return whether it was."""
+    sql = "SELECT 1 FROM ledger WHERE run = ? AND block = ? AND users > 0"
+    release = db.execute(sql, (run, block)).fetchone()
+    if block != latest_block(db, run) or release is not None:
         return False
     for table in ("assigned", "blocks"):
         db.execute(f"DELETE FROM {table} WHERE run = ? AND block = ?", (run, block))
@@ -55,19 +62,23 @@ def reopen_block(db: sqlite3.Connection, run: str, block: int) -> bool:
 
 
 def list_assigned_items(db: sqlite3.Connection, run: str, user: int) -> set[str]:
-    """What of a person's own belongs to a block of a run."""
-    asked = "SELECT DISTINCT i.item FROM interactions i JOIN assigned a ON a.interaction = i.id"
-    return {str(item) for (item,) in db.execute(f"{asked} WHERE i.user = ? AND a.run = ?", (user, run))}
+    """A person's items that belong to a block of a run."""
+    sql = (
+        "SELECT DISTINCT i.item FROM interactions i JOIN assigned a ON a.interaction = i.id "
+        "WHERE i.user = ? AND a.run = ?"
+    )
+    return {str(item) for (item,) in db.execute(sql, (user, run))}
 
 
 def latest_block(db: sqlite3.Connection, run: str) -> int | None:
     """The last block of a run that was opened here."""
-    found: int | None = db.execute("SELECT max(block) FROM blocks WHERE run = ?", (run,)).fetchone()[0]
-    return found
+    block: int | None
+    (block,) = db.execute("SELECT max(block) FROM blocks WHERE run = ?", (run,)).fetchone()
+    return block
 
 
 def pause_user(db: sqlite3.Connection, user: int) -> None:
-    """Nothing of a person takes part until `resume`; what they chose for their items stays."""
+    """Nothing of a person takes part until `resume_user`; what they chose for their items stays."""
     db.execute("INSERT OR REPLACE INTO meta (key, value) VALUES ('paused/' || ?, ?)", (user, time.time()))
 
 
@@ -77,4 +88,5 @@ def resume_user(db: sqlite3.Connection, user: int | None) -> None:
 
 
 def is_paused(db: sqlite3.Connection, user: int) -> bool:
-    return db.execute("SELECT 1 FROM meta WHERE key = 'paused/' || ?", (user,)).fetchone() is not None
+    row = db.execute("SELECT 1 FROM meta WHERE key = 'paused/' || ?", (user,)).fetchone()
+    return row is not None

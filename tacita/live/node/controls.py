@@ -15,20 +15,25 @@ from tacita.runs.controls import find_skip_reason, linear_scorer, popular_scorer
 MOST_ITEMS = 5_000  # of a catalogue for which a node solves a linear model of its own: 200 MB, some seconds
 
 
-def compute_control_sums(fed: Federation, block: Block) -> MetricSums:
-    """Sums of scores of each control. Counted here, since nobody may be told of items that few people have."""
-    made: dict[str, ScoreUsers] = {"random": _random_scorer(fed, block), "popular": popular_scorer(fed, block)}
-    if block.n_items <= MOST_ITEMS and find_skip_reason("linear", fed) is None:
-        with limit_blas_threads():  # it can wait, and a node shares its machine
-            made["node"] = linear_scorer(fed, block)  # everybody who is pooled are the people here
-    return {
-        control_score_name(name, metric): value
-        for name, scorer in made.items()
-        for metric, value in evaluate_scorer(fed, block, scorer).sums().items()
+def compute_control_sums(federation: Federation, block: Block) -> MetricSums:
+    """Sums of scores of each control. The node counts them: nobody may learn of items that few people have."""
+    scorers: dict[str, ScoreUsers] = {
+        "random": _random_scorer(federation, block),
+        "popular": popular_scorer(federation, block),
     }
+    if block.n_items <= MOST_ITEMS and find_skip_reason("linear", federation) is None:
+        with limit_blas_threads():  # it can wait, and a node shares its machine
+            scorers["node"] = linear_scorer(federation, block)  # it pools the people of this node
+    sums: MetricSums = {}
+    for name, scorer in scorers.items():
+        control_sums = evaluate_scorer(federation, block, scorer).sums()
+        for metric, value in control_sums.items():
+            sums[control_score_name(name, metric)] = value
+    return sums
 
 
-def _random_scorer(fed: Federation, block: Block) -> ScoreUsers:
-    """By the node's own chance: of a ranking that the server knows, scores would tell it of the test items."""
-    key = fed.draws.private("random-control", block.index)
-    return lambda users: uniforms(key, fed.stream.user_keys[users], block.n_items)
+def _random_scorer(federation: Federation, block: Block) -> ScoreUsers:
+    """Ranks by the node's own chance: scores of a ranking that the server knows would tell it of the test items."""
+    key = federation.draws.private("random-control", block.index)
+    user_keys = federation.stream.user_keys
+    return lambda users: uniforms(key, user_keys[users], block.n_items)

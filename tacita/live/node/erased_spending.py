@@ -1,8 +1,8 @@
-"""What people spent, for as long as a node is there: also of who was erased, and without their name.
+"""What people spent, for as long as a node exists: also of users who were erased, and without their name.
 
 Who is erased and imported again would have a whole new budget for the same data, against the same server. So an
 erasure leaves one number: what was spent in runs that count, under a digest of the person's id that only this node's
-secret makes. Whoever has the node's file has the secret too, and can ask of an id that they know whether it is there.
+secret makes. Whoever has the node's file has the secret too, and can check whether an id that they know is in it.
 Of somebody who never spent anything nothing stays.
 """
 
@@ -35,53 +35,76 @@ NO_EVENT = Event("nothing that chance decides", "unknown")
 
 def load_accounts(store: NodeStore, run: str) -> tuple[tuple[Ledger, Arrays], AnyArray] | None:
     """The accounts of the people here in a run, and whose they are; None: it counts nothing."""
-    model, held = store.model(run), store.devices(run)
-    if model is None or held is None:
+    model = store.model(run)
+    devices = store.devices(run)
+    if model is None or devices is None:
         return None
-    config = validate_model(RunConfig, json.loads(model[0]["config"]), "the settings the server sent")
+    note, _ = model
+    _, arrays = devices
+    config = validate_model(RunConfig, json.loads(note["config"]), "the settings the server sent")
     plan = build_plan(config, derive_run_secret(store.secret, run))
-    counted = join_accounts((*plan.parts, plan.learner), nest_parts(held[1], PARTS))
-    return None if counted is None else (counted, held[1]["users"])
+    accounts = join_accounts((*plan.parts, plan.learner), nest_parts(arrays, PARTS))
+    if accounts is None:
+        return None
+    return accounts, arrays["users"]
+
+
+# Erasure
 
 
 def collect_spending(store: NodeStore, user: int | None) -> dict[str, int]:
-    """What an erasure of somebody (None: of everybody) leaves: digest -> units of mu^2, of drawn rounds a bound.
+    """What an erasure of somebody (None: of everybody) leaves: digest -> units of mu^2, of drawn rounds a bound."""
+    user_ids, raw_ids = store.users()
+    raw_id_of = dict(zip(user_ids.tolist(), raw_ids, strict=True))
+    erased_users = user_ids.tolist() if user is None else [user]
+    losses = dict.fromkeys(erased_users, 0)
+    for run in store.runs():
+        for spender, run_loss in _read_run_losses(store, run):
+            if spender in losses:
+                losses[spender] = _add_loss(losses[spender], run_loss)
+    earlier = store.read_notes(SPENT_PREFIX)
+    notes = {}
+    for spender, loss in losses.items():
+        key = _spending_key(store.secret, raw_id_of[spender])
+        total_loss = _add_loss(loss, int(earlier.get(key, 0)))
+        if total_loss:
+            notes[key] = total_loss
+    return notes
+
+
+def _read_run_losses(store: NodeStore, run: str) -> list[tuple[int, int]]:
+    """What each user spent in a run.
 
     An erasure goes before: a run whose accounts cannot be read leaves nothing.
     """
-    ids, raws = store.users()
-    units = dict.fromkeys(ids.tolist() if user is None else [user], 0)
-    for run in store.runs():
-        try:
-            found = load_accounts(store, run)
-        except Exception as error:
-            log.warning("what was spent in run '%s' is not kept: %s", run, str(error)[:500])
-            continue
-        if found is None:
-            continue
-        (ledger, account), users = found
-        here = add_losses(
-            ledger.sum_losses_except(EARLIER_RUNS, account), ledger.count_rounds_like(NO_EVENT, account)[1]
-        )
-        for one, more in zip(users.tolist(), here.tolist(), strict=True):
-            if one in units:
-                units[one] = int(add_losses(np.array([units[one]]), np.array([more]))[0])
-    raw_of = dict(zip(ids.tolist(), raws, strict=True))
-    before = store.read_notes(SPENT_PREFIX)
-    made = {_spending_key(store.secret, raw_of[one]): spent for one, spent in units.items()}
-    total = {
-        key: int(add_losses(np.array([spent]), np.array([int(before.get(key, 0))]))[0]) for key, spent in made.items()
-    }
-    return {key: spent for key, spent in total.items() if spent}
+    try:
+        accounts = load_accounts(store, run)
+    except Exception as error:
+        log.warning("what was spent in run '%s' is not kept: %s", run, str(error)[:500])
+        return []
+    if accounts is None:
+        return []
+    (ledger, account), users = accounts
+    own_losses = ledger.sum_losses_except(EARLIER_RUNS, account)
+    _, sampled_losses = ledger.count_rounds_like(NO_EVENT, account)
+    losses = add_losses(own_losses, sampled_losses)
+    return list(zip(users.tolist(), losses.tolist(), strict=True))
 
 
-def read_spending(store: NodeStore, raws: Sequence[str]) -> Longs:
-    """What each of these spent before they were erased, in units of mu^2."""
-    kept = store.read_notes(SPENT_PREFIX)
-    if not kept:
-        return np.zeros(len(raws), np.int64)
-    return np.array([int(kept.get(_spending_key(store.secret, raw), 0)) for raw in raws], np.int64)
+def _add_loss(loss: int, more: int) -> int:
+    return int(add_losses(np.array([loss]), np.array([more]))[0])
 
 
-def _spending_key(secret: str, raw: str) -> str:
-    return SPENT_PREFIX + hmac.new(f"spent {secret}".encode(), raw.encode(), hashlib.sha256).hexdigest()
+def read_spending(store: NodeStore, raw_ids: Sequence[str]) -> Longs:
+    """What each of these users spent before they were erased, in units of mu^2."""
+    notes = store.read_notes(SPENT_PREFIX)
+    if not notes:
+        return np.zeros(len(raw_ids), np.int64)
+    keys = [_spending_key(store.secret, raw_id) for raw_id in raw_ids]
+    return np.array([int(notes.get(key, 0)) for key in keys], np.int64)
+
+
+def _spending_key(secret: str, raw_id: str) -> str:
+    key = f"spent {secret}".encode()
+    digest = hmac.new(key, raw_id.encode(), hashlib.sha256)
+    return SPENT_PREFIX + digest.hexdigest()

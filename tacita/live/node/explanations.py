@@ -1,7 +1,7 @@
 """Why something is recommended, from what the person's own device computes with, and what one item less would change.
 
 A model that is a sum over the person's own items is taken apart exactly: its terms are shown only if they add up to
-the score that was ranked. Of every other model it is said that it cannot be taken apart.
+the score that was ranked. The page says of every other model that it cannot be taken apart.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import CohortView, Doubles, Longs, Ragged
+from tacita.core.types import CohortView, Doubles, Floats, Longs, Ragged
 from tacita.live.node.serving import Snapshot
 from tacita.models.tally.model import Tally
 from tacita.models.tally.weights import recency_weights
@@ -39,110 +39,138 @@ PREVIEW_NOTE = (
 )
 
 
+Terms = tuple[Longs, Doubles]  # places of items, and what each says
+
+
+# Why an item
+
+
 def explain_item(snapshot: Snapshot, user: str, item: str) -> dict[str, Any]:
     """What of a person's own history speaks for an item, the strongest first."""
-    row, place = snapshot.find_row(user), _find_item(snapshot, item)
+    row = snapshot.find_row(user)
+    place = _find_item(snapshot, item)
     users = np.array([row], np.int32)
     score = float(snapshot.scorer(users)[0, place])
     view = snapshot.scorer.build_view(users)
-    exact = _exact_terms(snapshot, view, place)
-    total = None if exact is None else float(exact[1].sum())
-    if exact is not None and total is not None and abs(total - score) <= TOLERANCE * max(1.0, abs(score)):
-        said = EXACT_NOTE + (RECENCY_NOTE if view.heads["recency"][0] else "")
-        return {**_describe_terms(snapshot, item, score, exact), "kind": "exact", "said": said}
-    alike = _similar_items(snapshot, row, place)
-    if alike is None:
-        return {
-            **_describe_terms(snapshot, item, score, (np.zeros(0, np.int64), np.zeros(0))),
-            "kind": "none",
-            "said": UNEXPLAINED_NOTE,
-        }
-    return {**_describe_terms(snapshot, item, score, alike), "kind": "alike", "said": SIMILARITY_NOTE}
+    exact_terms = _exact_terms(snapshot, view, place)
+    if exact_terms is not None and _adds_up(exact_terms, score):
+        note = EXACT_NOTE + (RECENCY_NOTE if view.heads["recency"][0] else "")
+        return {**_describe_terms(snapshot, item, score, exact_terms), "kind": "exact", "said": note}
+    similar_items = _similar_items(snapshot, row, place)
+    if similar_items is None:
+        no_terms = (np.zeros(0, np.int64), np.zeros(0))
+        return {**_describe_terms(snapshot, item, score, no_terms), "kind": "none", "said": UNEXPLAINED_NOTE}
+    return {**_describe_terms(snapshot, item, score, similar_items), "kind": "alike", "said": SIMILARITY_NOTE}
 
 
-def preview_removal(snapshot: Snapshot, user: str, item: str, without: str, k: int = 10) -> dict[str, Any]:
-    """What a person's list would be if one of their items were not in their history."""
-    scorer, row = snapshot.scorer, snapshot.find_row(user)
-    _find_item(snapshot, item)
-    gone = _find_item(snapshot, without)
-    if gone not in snapshot.seen.row(row):
-        raise TacitaError(f"you have no item '{without[:100]}' on this device.")
-    k = min(k, len(snapshot.items))
-    before = snapshot.recommend(user, k)
-    if not scorer.plan.backbone.reads_history:
-        return {"can": False, "said": NO_PREVIEW_NOTE, "before": before, "after": []}
-    block = replace(scorer.block, train=_drop_item(scorer.block.train, row, gone))
-    past = None if scorer.past is None else _drop_item(scorer.past, row, gone)
-    scores = replace(scorer, block=block, past=past)(np.array([row], np.int32))
-    after = snapshot.top_items(row, k, scores)
-    places = [{one["item"]: n for n, one in enumerate(both, 1)} for both in (before, after)]
-    return {
-        "can": True,
-        "said": PREVIEW_NOTE,
-        "place before": places[0].get(item),
-        "place after": places[1].get(item),
-        "comes in": [one for one in after if one["item"] not in places[0]],
-        "goes out": [one for one in before if one["item"] not in places[1]],
-        "before": before,
-        "after": after,
-    }
-
-
-Terms = tuple[Longs, Doubles]  # places of items, and what each says
+def _adds_up(terms: Terms, score: float) -> bool:
+    """Whether terms are the score, up to single precision."""
+    _, values = terms
+    total = float(values.sum())
+    return abs(total - score) <= TOLERANCE * max(1.0, abs(score))
 
 
 def _exact_terms(snapshot: Snapshot, view: CohortView, place: int) -> Terms | None:
     """The sum that a score of tally is, term by term."""
-    backbone, server = snapshot.scorer.plan.backbone, snapshot.scorer.server
+    backbone = snapshot.scorer.plan.backbone
+    server = snapshot.scorer.server
     if not isinstance(backbone, Tally):
         return None
     latest = backbone.select_latest(view)
-    weight = recency_weights(latest, float(view.heads["recency"][0])).astype(np.float64)
-    says = backbone.likeness(server, server.items, place).astype(np.float64)
-    return latest.ids.astype(np.int64), weight * says[latest.ids]
+    recency = float(view.heads["recency"][0])
+    weights = recency_weights(latest, recency).astype(np.float64)
+    likeness = backbone.likeness(server, server.items, place).astype(np.float64)
+    return latest.ids.astype(np.int64), weights * likeness[latest.ids]
 
 
 def _similar_items(snapshot: Snapshot, row: int, place: int) -> Terms | None:
     """How much a person's own items are like one, where the model has rows to compare."""
     scorer = snapshot.scorer
-    if not scorer.server.items.shape[1]:
+    server = scorer.server
+    if not server.items.shape[1]:
         return None
-    own = snapshot.seen.row(row).astype(np.int64)
-    found = scorer.plan.backbone.likeness(scorer.server, scorer.server.items, place)[own].astype(np.float64)
-    return (own, found) if np.isfinite(found).all() else None
+    own_items = snapshot.own_items.row(row).astype(np.int64)
+    likeness = scorer.plan.backbone.likeness(server, server.items, place)
+    values = likeness[own_items].astype(np.float64)
+    if not np.isfinite(values).all():
+        return None
+    return own_items, values
 
 
 def _describe_terms(snapshot: Snapshot, item: str, score: float, terms: Terms) -> dict[str, Any]:
-    ids, values = terms
-    order = np.argsort(-np.abs(values), kind="stable")
-    largest = float(np.abs(values).max(initial=0.0)) or 1.0
+    places, values = terms
+    sizes = np.abs(values)
+    order = np.argsort(-sizes, kind="stable")
+    largest = float(sizes.max(initial=0.0)) or 1.0
     shown = [n for n in order[:MAX_TERMS].tolist() if values[n]]
-    rest = float(values.sum() - sum(values[n] for n in shown))
+    _, title = snapshot.items[_find_item(snapshot, item)]
+    described_terms = []
+    for n in shown:
+        term_item, term_title = snapshot.items[places[n]]
+        share = float(abs(values[n]) / largest)
+        described_terms.append({"item": term_item, "title": term_title, "term": float(values[n]), "share": share})
+    n_terms = int((values != 0).sum())
     return {
         "item": item,
-        "title": snapshot.items[_find_item(snapshot, item)][1],
+        "title": title,
         "score": score,
-        "terms": [
-            {
-                "item": snapshot.items[ids[n]][0],
-                "title": snapshot.items[ids[n]][1],
-                "term": float(values[n]),
-                "share": float(abs(values[n]) / largest),
-            }
-            for n in shown
-        ],
-        "others": int((values != 0).sum()) - len(shown),
-        "rest": rest,
+        "terms": described_terms,
+        "others": n_terms - len(shown),
+        "rest": float(values.sum() - sum(values[n] for n in shown)),
     }
 
 
+# One item less
+
+
+def preview_removal(snapshot: Snapshot, user: str, item: str, without: str, k: int = 10) -> dict[str, Any]:
+    """What a person's list would be if one of their items were not in their history."""
+    row = snapshot.find_row(user)
+    _find_item(snapshot, item)
+    removed = _find_item(snapshot, without)
+    if removed not in snapshot.own_items.row(row):
+        raise TacitaError(f"you have no item '{without[:100]}' on this device.")
+    k = min(k, len(snapshot.items))
+    before = snapshot.recommend(user, k)
+    if not snapshot.scorer.plan.backbone.reads_history:
+        return {"can": False, "said": NO_PREVIEW_NOTE, "before": before, "after": []}
+    after = snapshot.top_items(row, k, _score_without(snapshot, row, removed))
+    place_before = _number_items(before)
+    place_after = _number_items(after)
+    return {
+        "can": True,
+        "said": PREVIEW_NOTE,
+        "place before": place_before.get(item),
+        "place after": place_after.get(item),
+        "comes in": [entry for entry in after if entry["item"] not in place_before],
+        "goes out": [entry for entry in before if entry["item"] not in place_after],
+        "before": before,
+        "after": after,
+    }
+
+
+def _score_without(snapshot: Snapshot, row: int, removed: int) -> Floats:
+    """A user's scores if one item were not in their history."""
+    scorer = snapshot.scorer
+    block = replace(scorer.block, train=_drop_item(scorer.block.train, row, removed))
+    past = None if scorer.past is None else _drop_item(scorer.past, row, removed)
+    changed_scorer = replace(scorer, block=block, past=past)
+    return changed_scorer(np.array([row], np.int32))
+
+
+def _number_items(entries: list[dict[str, Any]]) -> dict[str, int]:
+    """The place of each item in a list, from 1."""
+    return {entry["item"]: place for place, entry in enumerate(entries, 1)}
+
+
 def _find_item(snapshot: Snapshot, item: str) -> int:
-    for n, (raw, _) in enumerate(snapshot.items):
-        if raw == item:
-            return n
+    for place, (raw_id, _) in enumerate(snapshot.items):
+        if raw_id == item:
+            return place
     raise TacitaError(f"the model does not know item '{item[:100]}'.")
 
 
 def _drop_item(lists: Ragged, row: int, item: int) -> Ragged:
     """The lists without one item of one user."""
-    return lists.filter_entries(~((lists.rows() == row) & (lists.ids == item)))
+    is_dropped = (lists.rows() == row) & (lists.ids == item)
+    return lists.filter_entries(~is_dropped)

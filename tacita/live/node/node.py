@@ -61,8 +61,8 @@ class NodeConfig(StrictModel):
     @field_validator("server")
     @classmethod
     def _check_address(cls, value: str) -> str:
-        found = _ADDRESS.fullmatch(value)
-        if found is None or not 0 < int(found[2]) < 65536:
+        match = _ADDRESS.fullmatch(value)
+        if match is None or not 0 < int(match[2]) < 65536:
             raise PydanticCustomError("address", "an address such as recommender.example.org:9092")
         return value
 
@@ -71,8 +71,10 @@ class Node:
     """An open node. One process at a time has it."""
 
     def __init__(self, folder: Path, config: NodeConfig, store: NodeStore) -> None:
-        self.folder, self.config, self.store = folder, config, store
-        self.open_runs: dict[str, Any] = {}  # run -> where it stands, kept between requests by the session
+        self.folder = folder
+        self.config = config
+        self.store = store
+        self.open_runs: dict[str, Any] = {}  # run -> its NodeRun, between requests
         self.serving_error = ""  # why nothing can be served, if that is so
         self._snapshot: Snapshot | None = None
         self._refreshing = threading.Lock()
@@ -84,7 +86,7 @@ class Node:
         config: NodeConfig,
         ca: Path | None = None,
         secret: str | None = None,
-        also: Callable[[Path], object] = lambda made: None,
+        also: Callable[[Path], object] = lambda folder: None,
     ) -> None:
         """A new folder that appears whole or not at all; `ca` is copied into it, `also` adds files to it.
 
@@ -136,13 +138,13 @@ class Node:
         """Serve from what the store holds now: after a handled request, an import, an erasure."""
         with self._refreshing:
             try:
-                self._snapshot, self.serving_error = take_snapshot(self.store, self._snapshot), ""
+                self._snapshot = take_snapshot(self.store, self._snapshot)
+                self.serving_error = ""
             except Exception as error:  # whatever a server sent, the owner must still be able to export and erase
-                known = isinstance(error, TacitaError)
                 self._snapshot = None
-                self.serving_error = (
-                    str(error) if known else "the last model cannot be served; wait for the next round."
-                )
+                self.serving_error = "the last model cannot be served; wait for the next round."
+                if isinstance(error, TacitaError):
+                    self.serving_error = str(error)
                 log.warning("nothing can be recommended: %s", str(error)[:500])
 
     def recommend(self, user: str, k: int = 10) -> list[dict[str, Any]]:
@@ -151,12 +153,12 @@ class Node:
 
     @property
     def snapshot(self) -> Snapshot:
-        """What is served from now; a sentence where there is nothing yet."""
+        """What serves recommendations now; an error where there is nothing yet."""
         if self._snapshot is None:
             raise TacitaError(self.serving_error or NO_MODEL)
         return self._snapshot
 
-    # What the owner asks
+    # For the owner
 
     def import_file(
         self,
@@ -170,14 +172,14 @@ class Node:
         known = {item for item, _ in self.store.catalogue()}
         n_users, n_rows = self.store.add_interactions(_iter_interactions(table))
         self.refresh()
-        unknown = sum(item not in known for item in table.item_ids) if known else 0
+        n_unknown = sum(item not in known for item in table.item_ids) if known else 0
         return {
             "guessed": " ".join([table.format_note, *table.notes]),
             "rows": len(table.user),
             "new interactions": n_rows,
             "new users": n_users,
             "items": len(table.item_ids),
-            "items not in the catalogue": unknown,
+            "items not in the catalogue": n_unknown,
             "catalogue": len(known),
         }
 
@@ -189,23 +191,23 @@ class Node:
         return {"lines": self.store.export(path, user), "file": str(path)}
 
     def erase(self, user: str | None) -> dict[str, Any]:
-        """Remove a user, or everybody (None), from this node; what was spent stays spent (remembered.py)."""
-        gone: dict[str, Any] = dict(self.store.erase(user, lambda one: collect_spending(self.store, one)))
+        """Remove a user, or all (None), from this node; what was spent stays spent (erased_spending.py)."""
+        counts = self.store.erase(user, lambda number: collect_spending(self.store, number))
         self._snapshot = None  # holds what was erased
         self.refresh()
-        return gone
+        return dict(counts)
 
     def status(self) -> dict[str, Any]:
-        """Where the node stands, and in plain words what the server can see."""
-        counts, snapshot = self.store.counts(), self._snapshot
-        today, last = self.store.count_releases(time.time() - DAY)
+        """How the node is, and in plain words what the server can see."""
+        snapshot = self._snapshot
+        n_today, last_release = self.store.count_releases(time.time() - DAY)
         return {
             "name": self.config.name,
             "server": self.config.server,
-            **counts,
+            **self.store.counts(),
             "catalogue": len(self.store.catalogue()),
-            "releases today": today,
-            "last release": last,
+            "releases today": n_today,
+            "last release": last_release,
             "serving": None if snapshot is None else f"block {snapshot.block} round {snapshot.round}",
             "server sees": self.describe_exposure(),
         }
@@ -215,17 +217,19 @@ class Node:
     @property
     def min_contributors(self) -> int:
         """How many people must have an item before a statistic tells of it."""
-        return 1 if self.config.insecure_single_user_uploads else self.config.min_contributors
+        config = self.config
+        return 1 if config.insecure_single_user_uploads else config.min_contributors
 
     def describe_exposure(self) -> str:
-        people, least = self.store.count_learning_users(), self.config.min_users
+        people = self.store.count_learning_users()
+        min_users = self.config.min_users
         if people == 0:
             return "Nothing of anybody: there is nobody on this node whose data may be learned from."
-        if people >= least:
+        if people >= min_users:
             return (
                 f"The server sees one sum over up to {people:,} people per round: how item rows moved, or which items "
                 "go together, how many people took part, of runs that count no epsilon sums of scores, of others how "
-                f"many people spent how much, in multiples of {least:,}. It is not told who they are. That does "
+                f"many people spent how much, in multiples of {min_users:,}. It is not told who they are. That does "
                 "not hide what one of them did from a server that looks for it: two runs with other settings can be "
                 "subtracted, every new run is another exact answer, and people whom somebody invented on this node "
                 f"hide nobody. An item must be with {self.config.min_contributors} people before a statistic tells of "
@@ -239,13 +243,14 @@ class Node:
                 f"{'everything this person' if people == 1 else 'much of what they'} did in the block."
             )
         return (
-            f"Nothing of anybody: {people:,} of the {least:,} people are here that one sum needs (min_users), so this "
-            "node receives models and sends no sum. The server sees when this node is online, and its address."
+            f"Nothing of anybody: {people:,} of the {min_users:,} people are here that one sum needs (min_users), so "
+            "this node receives models and sends no sum. The server sees when this node is online, and its address."
         )
 
     def is_too_few(self, people: int) -> bool:
-        """Whether a sum over so many people is never sent, whenever it is asked for."""
-        return people < self.config.min_users and not self.config.insecure_single_user_uploads
+        """Whether this node never sends a sum over so many people."""
+        config = self.config
+        return people < config.min_users and not config.insecure_single_user_uploads
 
     def find_refusal(self, people: int, kind: str | None = None) -> str | None:
         """Why a sum over so many people may not be sent now; None: it may. The server reads it, so it counts nobody.
@@ -255,10 +260,12 @@ class Node:
         config = self.config
         if self.is_too_few(people):
             return "fewer people than this node's minimum (min_users) take part, so nothing is sent."
-        today, last = self.store.count_releases(time.time() - DAY, kind)
-        if today >= config.max_releases_per_day:
+        n_today, last_release = self.store.count_releases(time.time() - DAY, kind)
+        if n_today >= config.max_releases_per_day:
             return "this node has answered as often as it does in 24 hours (max_releases_per_day)."
-        waited = time.time() - last if last is not None else float("inf")
+        if last_release is None:
+            return None
+        waited = time.time() - last_release
         if 0 <= waited < config.min_seconds_between_rounds:
             return "this node takes a pause between answers (min_seconds_between_rounds); ask later."
         return None
@@ -275,10 +282,14 @@ def read_config(folder: Path) -> NodeConfig:
 
 
 def _iter_interactions(table: Interactions) -> Iterator[Interaction]:
-    users = [table.user_ids[n] for n in table.user.tolist()]
-    items = [table.item_ids[n] for n in table.item.tolist()]
-    times = [None] * len(users) if table.timestamp is None else [float(t) for t in table.timestamp.tolist()]
-    ratings = [None] * len(users) if table.rating is None else table.rating.tolist()
+    users = [table.user_ids[number] for number in table.user.tolist()]
+    items = [table.item_ids[number] for number in table.item.tolist()]
+    times: list[float | None] = [None] * len(users)
+    ratings: list[float | None] = [None] * len(users)
+    if table.timestamp is not None:
+        times = [float(at) for at in table.timestamp.tolist()]
+    if table.rating is not None:
+        ratings = table.rating.tolist()
     return zip(users, items, times, ratings, strict=True)
 
 

@@ -1,4 +1,4 @@
-"""Where a run stands on a node: the stream of its people, and what their devices keep, in memory and as stored."""
+"""A run on a node: the stream of its people, and what their devices keep, in memory and as stored."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ import numpy as np
 from tacita.core.config import RunConfig
 from tacita.core.draws import derive_keys
 from tacita.core.errors import TacitaError
-from tacita.core.types import Arrays, Block, BlockStream, Keys, Longs, Ragged, StateUpdate
+from tacita.core.types import AnyArray, Arrays, Block, BlockStream, Bools, Keys, Longs, Ragged
 from tacita.data.splits import CollectedRows, split_collected_rows
 from tacita.federation.clients import empty_device_state, grow_devices
 from tacita.federation.devices import LocalDevices, empty_local_devices
+from tacita.live.node.answers import StoredDevices
 from tacita.live.node.node import Node
-from tacita.live.node.request_queue import collect_withdrawn
+from tacita.live.node.store import InteractionRows, NodeStore
+from tacita.live.node.withdrawal_batches import collect_withdrawn
 from tacita.live.per_client_arrays import derive_pseudonyms, derive_run_secret
 from tacita.round.device_state import DeviceState, flatten_devices, read_devices, take_rows
 from tacita.round.plan import Federation
 from tacita.runs.assembly import build_components
 
 MOST_AHEAD = 100  # blocks that a server may be ahead of a node
-RUN_TAGS, ALONE_TAGS = ("now", "best"), ("alone", "best alone")  # what devices are stored as
+RUN_TAGS = ("now", "best")  # under which devices are stored
+ALONE_TAGS = ("alone", "best alone")  # the same, where a node has too few people for a sum
 
 
 class Refusal(TacitaError):
@@ -31,7 +34,7 @@ class Refusal(TacitaError):
 
 @dataclass
 class NodeRun:
-    """Where a run stands on this node, in memory between requests."""
+    """A run as it stands on this node, in memory between requests."""
 
     federation: Federation
     devices: LocalDevices
@@ -39,8 +42,13 @@ class NodeRun:
     cache_key: tuple[Any, ...]
     tags: tuple[str, str] = RUN_TAGS
     block: int = -1  # begun last
-    round: int = 0  # the round of `here.clients`
+    round: int = 0  # the round of `devices.clients`
     has_ended: bool = True
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the people here are too few for a sum, and train for themselves."""
+        return self.tags == ALONE_TAGS
 
     @property
     def keys(self) -> Keys:
@@ -48,105 +56,189 @@ class NodeRun:
 
     @property
     def names(self) -> Keys:
-        """What the server of this run may call people."""
+        """The pseudonyms of people towards the server of this run."""
         return derive_pseudonyms(self.federation.draws, self.keys)
 
     @property
     def requester_names(self) -> Keys:
-        """What it calls who asks for something, where it may not know people: nothing else of the run has this name."""
+        """The pseudonyms of requesters, where the server may not know people: nothing else of the run has them."""
         return derive_pseudonyms(self.federation.draws, self.keys, "requester")
+
+
+# Loading
 
 
 def open_node_run(node: Node, run: str, block: int, config: RunConfig, items: list[str]) -> NodeRun:
     """The run as it stands on this node, with the block of the request opened."""
     store = node.store
-    if block > max(store.last_block(run), 0) + MOST_AHEAD:
+    last_block = max(store.last_block(run), 0)
+    if block > last_block + MOST_AHEAD:
         raise Refusal(f"block {block} is too far ahead.")
-    least = 1 if node.config.insecure_single_user_uploads else node.config.min_users
+    min_newcomers = 1 if node.config.insecure_single_user_uploads else node.config.min_users
     store.reopen_block(run, block)
-    store.assign_block(run, block, least, items, config.split.min_rating)
-    made_from = (store.changes, block, len(items), config.model_dump_json())
-    standing = node.open_runs.get(run)
-    if not isinstance(standing, NodeRun) or standing.cache_key != made_from:
-        standing = _load_node_run(node, run, block, config, items, made_from)
-        node.open_runs[run] = standing
-    return standing
+    store.assign_block(run, block, min_newcomers, items, config.split.min_rating)
+    cache_key = (store.changes, block, len(items), config.model_dump_json())
+    node_run = node.open_runs.get(run)
+    if isinstance(node_run, NodeRun) and node_run.cache_key == cache_key:
+        return node_run
+    node_run = _load_node_run(node, run, block, config, items, cache_key)
+    node.open_runs[run] = node_run
+    return node_run
 
 
 def _load_node_run(
-    node: Node, run: str, block: int, config: RunConfig, catalogue: list[str], made_from: tuple[Any, ...]
+    node: Node, run: str, block: int, config: RunConfig, items: list[str], cache_key: tuple[Any, ...]
 ) -> NodeRun:
-    """From what the store holds: the stream of this node's people, and their private state."""
+    """The stream of this node's people and their private state, from the store."""
     store = node.store
-    ids, raws = store.users()
-    number = {item: n for n, item in enumerate(catalogue)}
-    row_of = {int(one): n for n, one in enumerate(ids)}
-    keys, item_keys = derive_keys(raws), derive_keys(catalogue)
-    seen, blocks = np.zeros(len(ids), bool), []
-    for index in range(block + 1):
-        rows = store.block_rows(run, index)
-        user = np.array([row_of[int(u)] for u in rows.user], np.int32)
-        item = np.array([number.get(i, -1) for i in rows.item], np.int32)
-        keep = item >= 0
-        if config.split.min_rating is not None:
-            keep &= rows.rating >= config.split.min_rating
-        new = ~seen
-        told = CollectedRows(user[keep], item[keep], rows.time[keep], rows.rating[keep])
-        blocks.append(split_collected_rows(index, told, new, keys, item_keys, config.split))
-        seen[user[keep]] = True
-    blocks = _drop_withdrawn(blocks, collect_withdrawn(store.list_requests(run)), row_of, number)
+    users, raw_ids = store.users()
+    stream = _build_stream(store, run, block, config, items, users, raw_ids)
     backbone, parts, draws = build_components(config, derive_run_secret(store.secret, run))
-    stream = BlockStream(run, tuple(blocks), tuple(raws), tuple(catalogue), keys, item_keys, {}, "")
-    fed = Federation(backbone, parts, config, draws, stream=stream)
-    here = empty_local_devices(fed)
-    alone = node.is_too_few(int((blocks[block].train.counts() > 0).sum()))
-    standing = NodeRun(fed, here, ids, made_from, ALONE_TAGS if alone else RUN_TAGS)
-    kept = [[store.devices(run, tag) for tag in tags] for tags in ((RUN_TAGS, ALONE_TAGS) if alone else (RUN_TAGS,))]
-    whole = [[one for one in both if one is not None] for both in kept if None not in both]
-    if whole:  # alone: from where the run stood, if that was later
-        found = max(whole, key=lambda both: (both[0][0]["block"], both[0][0]["round"]))
-        note = found[0][0]
-        standing.block, standing.round, standing.has_ended = int(note["block"]), int(note["round"]), bool(note["ended"])
-        now, best = (_load_clients(one[1], standing, ids) for one in found)
-        here.clients = now.with_snapshot(best)
-    return standing
+    federation = Federation(backbone, parts, config, draws, stream=stream)
+    has_training_items = stream.blocks[block].train.counts() > 0
+    is_alone = node.is_too_few(int(has_training_items.sum()))
+    tags = ALONE_TAGS if is_alone else RUN_TAGS
+    node_run = NodeRun(federation, empty_local_devices(federation), users, cache_key, tags)
+    stored = _find_stored_devices(store, run, is_alone)
+    if stored is not None:
+        _restore_devices(node_run, *stored)
+    return node_run
+
+
+def _build_stream(
+    store: NodeStore,
+    run: str,
+    block: int,
+    config: RunConfig,
+    items: list[str],
+    users: Longs,
+    raw_ids: list[str],
+) -> BlockStream:
+    """What the people here contribute to each block so far, without what they withdrew."""
+    row_of_user = {int(user): row for row, user in enumerate(users)}
+    item_numbers = {item: number for number, item in enumerate(items)}
+    user_keys = derive_keys(raw_ids)
+    item_keys = derive_keys(items)
+    has_earlier = np.zeros(len(users), bool)
+    blocks = []
+    for index in range(block + 1):
+        rows = _collect_rows(store.block_rows(run, index), row_of_user, item_numbers, config.split.min_rating)
+        is_new = ~has_earlier
+        blocks.append(split_collected_rows(index, rows, is_new, user_keys, item_keys, config.split))
+        has_earlier[rows.user] = True
+    withdrawn = collect_withdrawn(store.list_requests(run))
+    blocks = _drop_withdrawn(blocks, withdrawn, row_of_user, item_numbers)
+    return BlockStream(run, tuple(blocks), tuple(raw_ids), tuple(items), user_keys, item_keys, {}, "")
+
+
+def _collect_rows(
+    rows: InteractionRows, row_of_user: dict[int, int], item_numbers: dict[str, int], min_rating: float | None
+) -> CollectedRows:
+    """Interactions by row and item number, without unknown items and low ratings."""
+    user = np.array([row_of_user[int(user_id)] for user_id in rows.user], np.int32)
+    item = np.array([item_numbers.get(item_id, -1) for item_id in rows.item], np.int32)
+    is_usable: Bools = item >= 0
+    if min_rating is not None:
+        is_usable &= rows.rating >= min_rating
+    return CollectedRows(user[is_usable], item[is_usable], rows.time[is_usable], rows.rating[is_usable])
 
 
 def _drop_withdrawn(
-    blocks: list[Block], gone: dict[int, set[str] | None], row_of: dict[int, int], number: dict[str, int]
+    blocks: list[Block],
+    withdrawn: dict[int, set[str] | None],
+    row_of_user: dict[int, int],
+    item_numbers: dict[str, int],
 ) -> list[Block]:
     """The blocks without what people withdrew; what else they have stays where it is."""
-    if not gone:
+    if not withdrawn:
         return blocks
-    whole = np.array([row_of[one] for one, items in gone.items() if items is None], np.int64)
-    some = {row_of[one]: [number[i] for i in items if i in number] for one, items in gone.items() if items is not None}
-    away = Ragged.from_lists([some.get(row, []) for row in range(len(row_of))])
+    leavers = []
+    items_by_row: list[list[int]] = [[] for _ in row_of_user]
+    for user, items in withdrawn.items():
+        row = row_of_user[user]
+        if items is None:
+            leavers.append(row)
+        else:
+            items_by_row[row] = [item_numbers[item] for item in items if item in item_numbers]
+    leaver_rows = np.array(leavers, np.int64)
+    withdrawn_items = Ragged.from_lists(items_by_row)
+    return [_drop_from_block(block, leaver_rows, withdrawn_items) for block in blocks]
 
-    def left(lists: Ragged) -> Ragged:
+
+def _drop_from_block(block: Block, leaver_rows: Longs, withdrawn_items: Ragged) -> Block:
+    """One block without all items of some users, and without some items of others."""
+
+    def drop(lists: Ragged) -> Ragged:
         rows = lists.rows()
-        return lists.filter_entries(~(np.isin(rows, whole) | away.holds(rows, lists.ids)))
+        has_left = np.isin(rows, leaver_rows)
+        is_withdrawn = withdrawn_items.holds(rows, lists.ids)
+        return lists.filter_entries(~(has_left | is_withdrawn))
 
-    return [replace(one, train=left(one.train), valid=left(one.valid), test=left(one.test)) for one in blocks]
+    return replace(block, train=drop(block.train), valid=drop(block.valid), test=drop(block.test))
 
 
-def _load_clients(held: Arrays, standing: NodeRun, ids: Longs) -> DeviceState:
-    """Private state in the order of `ids`; people who came since start as the model has newcomers start."""
-    fed = standing.federation
-    clients = empty_device_state(fed.backbone)
-    grow_devices(clients, fed, fed.stream.user_keys)
-    place = {int(one): n for n, one in enumerate(held["users"])}
-    at = np.array([place.get(int(one), -1) for one in ids], np.int64)
-    rows, source = np.flatnonzero(at >= 0).astype(np.int32), at[at >= 0]
-    stored = read_devices(take_rows({name: v for name, v in held.items() if name != "users"}, source), "")
-    kept: StateUpdate = {name: v.astype(clients.arrays[name].dtype) for name, v in stored.arrays.items()}
-    lists = {name: stored.read_list(name, np.arange(len(source))) for name in stored.lists}
-    clients.put(rows, {**kept, **lists})
+# What devices keep
+
+
+def _find_stored_devices(store: NodeStore, run: str, is_alone: bool) -> tuple[StoredDevices, StoredDevices] | None:
+    """Devices as stored last, and those of the best round; people alone go on from the run if that is further on."""
+    tag_pairs = (RUN_TAGS, ALONE_TAGS) if is_alone else (RUN_TAGS,)
+    candidates = []
+    for current_tag, best_tag in tag_pairs:
+        current = store.devices(run, current_tag)
+        best = store.devices(run, best_tag)
+        if current is not None and best is not None:
+            candidates.append((current, best))
+    if not candidates:
+        return None
+    return max(candidates, key=_stored_progress)
+
+
+def _stored_progress(candidate: tuple[StoredDevices, StoredDevices]) -> tuple[int, int]:
+    current, _ = candidate
+    note, _ = current
+    return note["block"], note["round"]
+
+
+def _restore_devices(node_run: NodeRun, current: StoredDevices, best: StoredDevices) -> None:
+    """Put the run where its devices were stored."""
+    note, current_arrays = current
+    _, best_arrays = best
+    node_run.block = int(note["block"])
+    node_run.round = int(note["round"])
+    node_run.has_ended = bool(note["ended"])
+    current_state = _load_clients(current_arrays, node_run)
+    best_state = _load_clients(best_arrays, node_run)
+    node_run.devices.clients = current_state.with_snapshot(best_state)
+
+
+def _load_clients(arrays: Arrays, node_run: NodeRun) -> DeviceState:
+    """Private state in the order of the run's users; newcomers start as the model has them start."""
+    federation = node_run.federation
+    clients = empty_device_state(federation.backbone)
+    grow_devices(clients, federation, federation.stream.user_keys)
+    stored_row_of = {int(user): row for row, user in enumerate(arrays["users"])}
+    stored_row = np.array([stored_row_of.get(int(user), -1) for user in node_run.users], np.int64)
+    is_stored = stored_row >= 0
+    rows = np.flatnonzero(is_stored).astype(np.int32)
+    source_rows = stored_row[is_stored]
+    state_arrays = {name: array for name, array in arrays.items() if name != "users"}
+    stored = read_devices(take_rows(state_arrays, source_rows), "")
+    state: dict[str, AnyArray | Ragged] = {}
+    for name, array in stored.arrays.items():
+        state[name] = array.astype(clients.arrays[name].dtype)
+    for name in stored.lists:
+        state[name] = stored.read_list(name, np.arange(len(source_rows)))
+    clients.put(rows, state)
     return clients
 
 
-def pack_devices(standing: NodeRun, clients: DeviceState) -> tuple[dict[str, Any], Arrays]:
+def pack_devices(node_run: NodeRun, clients: DeviceState) -> StoredDevices:
     """What devices keep, with a note of where the run stands, ready for the store."""
-    note = {"block": standing.block, "round": standing.round, "ended": standing.has_ended}
-    arrays = {name: v for name, v in flatten_devices(clients, "").items() if not name.startswith("common/")}
+    note = {"block": node_run.block, "round": node_run.round, "ended": node_run.has_ended}
+    arrays: Arrays = {"users": node_run.users[: clients.n_users]}
+    for name, array in flatten_devices(clients, "").items():
+        if not name.startswith("common/"):
+            arrays[name] = array
     arrays["took_part"] = clients.took_part.astype(np.uint8)
-    return note, {"users": standing.users[: clients.n_users], **arrays}
+    return note, arrays

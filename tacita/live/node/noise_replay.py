@@ -1,11 +1,12 @@
-"""Noise of what leaves a node: by chance and new every time, but for a retraction that is told again as it was.
+"""Noise of what leaves a node: by chance and new every time, except for a retraction that is sent again as it was.
 
-Live noise follows the node's secret and chance, of which nothing is stored: a node that is set back to a copy of its
-folder draws other noise, and two sums never have the same. A retraction is no ordinary answer. Its budget does not stop
-it, and a server that says that it came to nothing may ask for it again. Told each time with new noise it could be
-averaged away, so what was told of a batch of people is kept until their requests are done: asked for the same, to the
-last bit of the exact sum, they send the same again and pay nothing. Asked for something else, because the model has
-moved on, they tell that, too, and pay, up to `MOST` times in all.
+Live noise follows the node's secret and chance, of which nothing is stored. A node that is set back to a copy of its
+folder draws other noise, and two sums never have the same noise.
+
+A retraction is no ordinary answer. Its budget does not stop it, and a server that reports a failed attempt may ask
+for it again. New noise each time could be averaged away. So a node keeps what a batch of people sent until their
+requests are done. If the server asks for the same, to the last bit of the exact sum, they send the same and pay
+nothing. If the model has moved on, they send the new sum, too, and pay, up to `MAX_RETRACTIONS` times in all.
 """
 
 from __future__ import annotations
@@ -23,29 +24,50 @@ from tacita.live.node.store import NodeStore
 from tacita.messages import Spec, Total
 
 MAX_RETRACTIONS = 3  # retractions of one batch that differ: more than a server needs that asks again in later blocks
-REPLAY_PREFIX = "retold/"  # a batch, and a digest of what it told
+REPLAY_PREFIX = "retold/"  # a batch, and a digest of the sum that it sent
+
+
+class NoiseSource:
+    """Draws the seed of a sum's noise, and keeps the sum as it was before noise."""
+
+    exact_sum: Total
+
+    def __init__(self, store: NodeStore, number: QuestionNumber) -> None:
+        self._store = store
+        self._number = number
+
+    def draw_seed(self, total: Total) -> int:
+        self.exact_sum = total
+        return draw_noise_seed(self._store, self._number)
 
 
 def draw_noise_seed(store: NodeStore, number: QuestionNumber) -> int:
     """What the noise of a sum follows besides the secret. A node without one, as tests make it, draws as the lab."""
-    return secrets.randbits(256) if store.secret else store.run_query(lambda db: count_answers(db, number))
+    if store.secret:
+        return secrets.randbits(256)
+    return store.run_query(lambda db: count_answers(db, number))
 
 
-def digest_sum(store: NodeStore, exact: Total, fields: Sequence[Spec]) -> str:
-    """Of a sum before noise, and of how much noise it is to have."""
-    made = hashlib.blake2b(key=hashlib.sha256(store.secret.encode()).digest(), digest_size=32)
-    made.update(repr([(one.name, one.shape, one.most) for one in fields]).encode())
-    made.update(pack({name: exact.sums[name] for name in sorted(exact.sums)}))
-    return made.hexdigest()
+def digest_sum(store: NodeStore, exact_sum: Total, specs: Sequence[Spec]) -> str:
+    """A digest of a sum before noise, and of what decides how much noise it gets."""
+    key = hashlib.sha256(store.secret.encode()).digest()
+    digest = hashlib.blake2b(key=key, digest_size=32)
+    bounds = [(spec.name, spec.shape, spec.most) for spec in specs]
+    sorted_sums = {name: exact_sum.sums[name] for name in sorted(exact_sum.sums)}
+    digest.update(repr(bounds).encode())
+    digest.update(pack(sorted_sums))
+    return digest.hexdigest()
 
 
-def find_replay(store: NodeStore, batches: Collection[str], sha: str) -> bytes | None:
-    """What these batches told when they were asked for the same; None: nothing. Refuses what they told too often."""
-    found = [store.read_notes(f"{REPLAY_PREFIX}{one}/") for one in batches]
-    same = [told[key] for told in found for key in told if key.endswith(f"/{sha}")]
-    if found and len(same) == len(found):
-        return bytes(same[0])
-    if any(len(told) >= MAX_RETRACTIONS for told in found):
+def find_replay(store: NodeStore, batches: Collection[str], digest: str) -> bytes | None:
+    """What these batches sent for the same exact sum; None: nothing. Refuses the next sum after too many."""
+    notes_by_batch = [store.read_notes(f"{REPLAY_PREFIX}{batch}/") for batch in batches]
+    same_sums = []
+    for notes in notes_by_batch:
+        same_sums += [note for key, note in notes.items() if key.endswith(f"/{digest}")]
+    if notes_by_batch and len(same_sums) == len(notes_by_batch):
+        return bytes(same_sums[0])
+    if any(len(notes) >= MAX_RETRACTIONS for notes in notes_by_batch):
         raise Refusal(
             f"what these people take back was asked for under {MAX_RETRACTIONS} models, "
             "each answer with noise of its own; it is "
@@ -54,11 +76,13 @@ def find_replay(store: NodeStore, batches: Collection[str], sha: str) -> bytes |
     return None
 
 
-def make_replay_notes(batches: Collection[str], sha: str, reply: RoundReply) -> dict[str, bytes]:
-    """What is kept of a retraction that leaves."""
-    return {f"{REPLAY_PREFIX}{one}/{sha}": pack(reply.total.sums) for one in batches}
+def make_replay_notes(batches: Collection[str], digest: str, reply: RoundReply) -> dict[str, bytes]:
+    """What the node keeps of a retraction that leaves."""
+    packed_sums = pack(reply.total.sums)
+    return {f"{REPLAY_PREFIX}{batch}/{digest}": packed_sums for batch in batches}
 
 
 def replay_reply(reply: RoundReply, replay: bytes, where: str) -> RoundReply:
-    """The same answer with the noise of then."""
-    return replace(reply, total=reply.total.with_sums(unpack(replay, where)))
+    """The same answer with the noise it had when it was sent first."""
+    sums = unpack(replay, where)
+    return replace(reply, total=reply.total.with_sums(sums))

@@ -1,7 +1,8 @@
-"""What a server sent to a node, found to fit before anything is computed with it."""
+"""A question as a node reads it: arrays and names are checked before anything is computed with them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,60 +12,94 @@ from tacita.core.codec import digest_array
 from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError
 from tacita.core.files import nest_parts
-from tacita.core.types import Arrays, Broadcast, Keys, ServerState
-from tacita.live.node.answers import StoredModel
+from tacita.core.types import AnyArray, Arrays, Broadcast, Keys, Ragged, ServerState
+from tacita.live.node.answers import QuestionNumber, StoredModel, number_question
 from tacita.live.node.node import Node
 from tacita.live.node.node_run import NodeRun, Refusal
 from tacita.live.per_client_arrays import CHOSEN, OWN_PREFIX, decode_per_client, resolve_pseudonyms
-from tacita.live.wire import ServerRequest, decode_catalogue
+from tacita.live.wire import RequestHead, ServerRequest, decode_catalogue
 from tacita.round.plan import PerClientLists
 from tacita.runs.assembly import check_cutoffs
 
-MOST_NUMBER = 1e6  # of a model that a node computes with; beyond, training has diverged or somebody is asking with it
+MOST_NUMBER = 1e6  # of a model that a node computes with; beyond, training has diverged or the server probes with it
+_REQUIRED_ARRAYS = {"items", "catalogue"}
+_ARRAY_PREFIXES = ("heads/", "parts-received/", OWN_PREFIX)
 
 
 @dataclass(frozen=True)
 class ReceivedQuestion:
     """One question with all that came with it."""
 
+    request: ServerRequest
     server: ServerState
-    down: Broadcast
-    respondents: Keys | None  # whom of the people here it is about, where the server knows them
+    broadcast: Broadcast
+    respondents: Keys | None  # the people here whom it is about, where the server knows them
     is_per_client: bool = False  # it writes to single people
+
+    @property
+    def head(self) -> RequestHead:
+        return self.request.head
+
+    @property
+    def number(self) -> QuestionNumber:
+        return number_question(self.head)
+
+
+# The model
 
 
 def assemble_model(node: Node, request: ServerRequest) -> StoredModel | None:
-    """All arrays of the model: those that travelled and those that were here; None: some are missing."""
-    held = node.store.model(request.head.run)
-    kept = {} if held is None else {sha: array for sha, array in held[1].values()}
+    """All arrays of the model: those that travelled and those that the node has; None: some are missing."""
+    head = request.head
+    stored = _stored_arrays(node, head.run)
     arrays = {}
-    for name, sha in request.head.names.items():
+    for name, sha in head.names.items():
         if name in request.arrays:
-            if digest_array(request.arrays[name]) != sha:
-                raise Refusal(f"the request is damaged: '{name[:100]}' does not match its digest.")
-            arrays[name] = (sha, request.arrays[name])
-        elif sha in kept:
-            arrays[name] = (sha, kept[sha])
+            array = request.arrays[name]
+            _refuse_damage(name, array, sha)
+        elif sha in stored:
+            array = stored[sha]
         else:
             return None
-    if not {"items", "catalogue"} <= arrays.keys() or arrays["items"][1].ndim != 2:
+        arrays[name] = (sha, array)
+    has_required = arrays.keys() >= _REQUIRED_ARRAYS
+    if not has_required or arrays["items"][1].ndim != 2:
         raise Refusal("the request holds no item table and catalogue.")
-    known = {"items", "catalogue", CHOSEN}
-    if any(not name.startswith(("heads/", "parts-received/", OWN_PREFIX)) for name in arrays.keys() - known):
-        raise Refusal("the request holds arrays that no model has.")
-    head = request.head
+    _refuse_unknown_arrays(arrays)
     note = {"config": normalise_config(head.config), "block": head.block, "round": head.round, "tag": "now"}
     return note, arrays
 
 
+def _stored_arrays(node: Node, run: str) -> Arrays:
+    """The arrays of the model that the node has, by digest."""
+    model = node.store.model(run)
+    if model is None:
+        return {}
+    _, named_arrays = model
+    return dict(named_arrays.values())
+
+
+def _refuse_damage(name: str, array: AnyArray, sha: str) -> None:
+    if digest_array(array) != sha:
+        raise Refusal(f"the request is damaged: '{name[:100]}' does not match its digest.")
+
+
+def _refuse_unknown_arrays(names: Iterable[str]) -> None:
+    for name in names:
+        is_known = name in _REQUIRED_ARRAYS or name == CHOSEN
+        if not is_known and not name.startswith(_ARRAY_PREFIXES):
+            raise Refusal("the request holds arrays that no model has.")
+
+
 def check_catalogue(node: Node, arrays: Arrays) -> list[tuple[str, str]]:
-    """The items of the table, which must be the first of those this node knows, or the other way round."""
+    """The items of the table. They must begin with those that this node knows, or the other way round."""
     try:
         items = decode_catalogue(arrays["catalogue"])
     except TacitaError as error:
         raise Refusal(str(error)) from None
-    if any(new != old for (new, _), (old, _) in zip(items, node.store.catalogue(), strict=False)):
-        raise Refusal("the catalogue differs from the one this node has; an operator only adds items at its end.")
+    for (new_item, _), (known_item, _) in zip(items, node.store.catalogue(), strict=False):
+        if new_item != known_item:
+            raise Refusal("the catalogue differs from the one this node has; an operator only adds items at its end.")
     return items
 
 
@@ -72,44 +107,88 @@ def normalise_config(config: dict[str, Any]) -> str:
     return validate_model(RunConfig, config, "the settings").model_dump_json()
 
 
-def read_question(standing: NodeRun, arrays: Arrays, block: int, round: int) -> ReceivedQuestion:
-    """The server's state, what it sent along and whom it is about."""
-    heads = {name.removeprefix("heads/"): v for name, v in arrays.items() if name.startswith("heads/")}
-    server = ServerState(arrays["items"], heads, block, round)
+# The question
+
+
+def read_question(node_run: NodeRun, arrays: Arrays, request: ServerRequest) -> ReceivedQuestion:
+    """The server's state, what it sent along, and whom the question is about."""
+    heads = {name.removeprefix("heads/"): array for name, array in arrays.items() if name.startswith("heads/")}
+    server = ServerState(arrays["items"], heads, request.head.block, request.head.round)
     common = nest_parts(arrays, "parts-received/")
-    _check_model(standing, server, common)
+    _check_model(node_run, server, common)
     try:
-        letters = decode_per_client(arrays, len(server.items))
-        to = resolve_pseudonyms(letters.clients, standing.names, standing.keys)
-        known, keys = np.append(standing.names, standing.requester_names), np.tile(standing.keys, 2)
-        chosen = resolve_pseudonyms(arrays[CHOSEN], known, keys) if CHOSEN in arrays else None
+        per_client = decode_per_client(arrays, len(server.items))
+        recipients = resolve_pseudonyms(per_client.clients, node_run.names, node_run.keys)
+        respondents = _read_respondents(node_run, arrays)
     except TacitaError as error:
         raise Refusal(str(error)) from None
-    by_name = {part.name: part for part in standing.federation.parts}
-    for name, lists in letters.lists.items():
-        mild = all(bool((np.abs(v) <= MOST_NUMBER).all()) for v in lists.values.values())
-        if name not in by_name or not mild or not by_name[name].own_fits(lists, len(server.items)):
-            raise Refusal("the request does not fit its own settings: it writes what no part reads.")
-    own = Broadcast(
-        common, PerClientLists(to, letters.lists).select_lists, decode_lists=standing.federation.decode_lists
-    )
-    return ReceivedQuestion(server, own, chosen, bool(letters.lists))
+    for part_name, lists in per_client.lists.items():
+        _refuse_unreadable_lists(node_run, part_name, lists, len(server.items))
+    own_lists = PerClientLists(recipients, per_client.lists)
+    broadcast = Broadcast(common, own_lists.select_lists, decode_lists=node_run.federation.decode_lists)
+    return ReceivedQuestion(request, server, broadcast, respondents, bool(per_client.lists))
 
 
-def _check_model(standing: NodeRun, server: ServerState, received: dict[str, Arrays]) -> None:
-    """Refuse arrays that do not fit the settings: compiled loops trust the shapes they are given."""
-    fed, items = standing.federation, server.items
-    fits = items.dtype == np.float32 and items.shape == (fed.stream.n_items, fed.backbone.item_width)
-    fits = fits and fed.backbone.heads_fit(server.heads, len(items))
-    fits = fits and received.keys() <= {part.name for part in fed.parts}
-    numbers = [items, *server.heads.values(), *(v for one in received.values() for v in one.values())]
-    fits = fits and all(v.dtype.kind != "f" or bool((np.abs(v) <= MOST_NUMBER).all()) for v in numbers)
-    if not fits or not all(p.received_fits(received.get(p.name, {}), len(items)) for p in fed.parts):
+def _read_respondents(node_run: NodeRun, arrays: Arrays) -> Keys | None:
+    """The keys of the people whom a question names; None: it names nobody."""
+    if CHOSEN not in arrays:
+        return None
+    names = np.append(node_run.names, node_run.requester_names)
+    keys = np.tile(node_run.keys, 2)
+    return resolve_pseudonyms(arrays[CHOSEN], names, keys)
+
+
+def _refuse_unreadable_lists(node_run: NodeRun, part_name: str, lists: Ragged, n_items: int) -> None:
+    """Lists to single people must fit the part that reads them."""
+    part_by_name = {part.name: part for part in node_run.federation.parts}
+    part = part_by_name.get(part_name)
+    is_bounded = all(_is_bounded(column) for column in lists.values.values())
+    if part is None or not is_bounded or not part.own_fits(lists, n_items):
+        raise Refusal("the request does not fit its own settings: it writes what no part reads.")
+
+
+def _is_bounded(array: AnyArray) -> bool:
+    return bool((np.abs(array) <= MOST_NUMBER).all())
+
+
+def _check_model(node_run: NodeRun, server: ServerState, common: dict[str, Arrays]) -> None:
+    """Refuse arrays that do not fit the settings: compiled loops trust shapes."""
+    federation = node_run.federation
+    n_items = len(server.items)
+    if not _fits_backbone(node_run, server) or not _fits_parts(node_run, common, n_items):
         raise Refusal("the request does not fit its own settings: its arrays have other shapes.")
     try:
-        check_cutoffs(fed.config, len(items))
-        for part in fed.parts:
-            part.check(len(items))
-            received.setdefault(part.name, {})
+        check_cutoffs(federation.config, n_items)
+        for part in federation.parts:
+            part.check(n_items)
+            common.setdefault(part.name, {})
     except TacitaError as error:
         raise Refusal(str(error)) from None
+
+
+def _fits_backbone(node_run: NodeRun, server: ServerState) -> bool:
+    """Whether item table and heads have the shapes of the model, and bounded numbers."""
+    federation = node_run.federation
+    items = server.items
+    expected_shape = (federation.stream.n_items, federation.backbone.item_width)
+    if items.dtype != np.float32 or items.shape != expected_shape:
+        return False
+    if not federation.backbone.heads_fit(server.heads, len(items)):
+        return False
+    return _are_numbers_bounded([items, *server.heads.values()])
+
+
+def _fits_parts(node_run: NodeRun, common: dict[str, Arrays], n_items: int) -> bool:
+    """Whether each part finds what it reads, with bounded numbers, and nothing is for no part."""
+    parts = node_run.federation.parts
+    if not common.keys() <= {part.name for part in parts}:
+        return False
+    for arrays in common.values():
+        if not _are_numbers_bounded(arrays.values()):
+            return False
+    return all(part.received_fits(common.get(part.name, {}), n_items) for part in parts)
+
+
+def _are_numbers_bounded(arrays: Iterable[AnyArray]) -> bool:
+    float_arrays = [array for array in arrays if array.dtype.kind == "f"]
+    return all(_is_bounded(array) for array in float_arrays)

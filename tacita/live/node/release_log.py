@@ -1,4 +1,4 @@
-"""What left a node, in plain words: its log of releases and of what people here asked servers for."""
+"""What left a node, in plain words: its log of releases and of people's requests to servers."""
 
 from __future__ import annotations
 
@@ -13,49 +13,58 @@ MOST_LINES = 50
 
 
 def read_release_log(node: Node, user: str | None) -> dict[str, Any]:
-    """A person's account in every run, and what left of what they asked for; without a person, the node's log."""
+    """A person's account in every run, and what left of their requests; without a person, the node's log."""
     if user is None:
         lines = node.store.list_releases()
-        return {"lines": lines[-MOST_LINES:], "earlier": max(0, len(lines) - MOST_LINES)}
-    person = node.store.find_user(user)
-    asked = [
-        {
-            "request": one.id,
-            "run": one.run,
-            "kind": one.kind,
-            "time": one.sent,
-            "items told": one.n_items_sent,
-            "bytes": one.n_bytes,
+        n_earlier = max(0, len(lines) - MOST_LINES)
+        return {"lines": lines[-MOST_LINES:], "earlier": n_earlier}
+    number = node.store.find_user(user)
+    requests = []
+    for queued in node.store.list_requests():
+        if queued.user != number or queued.sent is None:
+            continue
+        request = {
+            "request": queued.id,
+            "run": queued.run,
+            "kind": queued.kind,
+            "time": queued.sent,
+            "items told": queued.n_items_sent,
+            "bytes": queued.n_bytes,
         }
-        for one in node.store.list_requests()
-        if one.user == person and one.sent is not None
-    ]
-    return {**read_user_accounts(node, user), "requests": asked}
+        requests.append(request)
+    return {**read_user_accounts(node, user), "requests": requests}
 
 
 def describe_log(log: dict[str, Any]) -> list[str]:
     """The log, or what left of a person's requests, a line each, oldest first."""
-    if "lines" in log:
-        earlier = log["earlier"]
-        before = (
-            [f"{format_count(earlier, 'earlier line')}: `tacita node export` writes all of them."] if earlier else []
-        )
-        return before + [_describe_release(one) for one in log["lines"]] or ["Nothing has left this node."]
-    return [
-        f"{format_time(one['time'])}: request {one['request']} left for run {one['run']}: {_describe_request(one)} "
-        f"({format_bytes(one['bytes'])}); the same again with every answer until the server said that it has it."
-        for one in log["requests"]
-    ]
+    if "lines" not in log:
+        return [_describe_request(request) for request in log["requests"]]
+    lines = [_describe_release(release) for release in log["lines"]]
+    if log["earlier"]:
+        earlier = format_count(log["earlier"], "earlier line")
+        lines.insert(0, f"{earlier}: `tacita node export` writes all of them.")
+    return lines or ["Nothing has left this node."]
 
 
-def _describe_release(one: dict[str, Any]) -> str:
-    asked = one["kind"].startswith(REQUEST_PREFIX)
-    over = "" if asked or not one["users"] else f", over {format_count(one['users'], 'person', 'people')}"
-    cost = "" if asked else f"; {one['epsilon']}"
-    where = f"run {one['run']}, block {one['block']}, round {one['round'] + 1}"
-    return f"{format_time(one['time'])}: {one['sees']}{over} ({format_bytes(one['bytes'])}, {where}{cost})."
+def _describe_release(release: dict[str, Any]) -> str:
+    time = format_time(release["time"])
+    size = format_bytes(release["bytes"])
+    place = f"run {release['run']}, block {release['block']}, round {release['round'] + 1}"
+    if release["kind"].startswith(REQUEST_PREFIX):
+        return f"{time}: {release['sees']} ({size}, {place})."
+    people = ""
+    if release["users"]:
+        people = f", over {format_count(release['users'], 'person', 'people')}"
+    return f"{time}: {release['sees']}{people} ({size}, {place}; {release['epsilon']})."
 
 
-def _describe_request(one: dict[str, Any]) -> str:
-    items = format_count(one["items told"], "item number") if one["items told"] else "no item"
-    return f"the wish to {one['kind']}, {items}, a made-up name and the time"
+def _describe_request(request: dict[str, Any]) -> str:
+    time = format_time(request["time"])
+    size = format_bytes(request["bytes"])
+    n_items = request["items told"]
+    items = format_count(n_items, "item number") if n_items else "no item"
+    content = f"the wish to {request['kind']}, {items}, a made-up name and the time"
+    return (
+        f"{time}: request {request['request']} left for run {request['run']}: {content} "
+        f"({size}); the same again with every answer until the server said that it has it."
+    )

@@ -1,6 +1,6 @@
 """Recommendations on a node, from memory alone: a snapshot of model, private vectors and histories.
 
-A snapshot never changes; a new one takes its place after a round or an import, so nobody waits for training.
+A snapshot never changes. A new one takes its place after a round or an import, so nobody waits for training.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tacita.core.config import RunConfig, validate_model
 from tacita.core.draws import derive_keys
 from tacita.core.errors import TacitaError
 from tacita.core.files import nest_parts
-from tacita.core.types import AnyArray, Arrays, Block, Broadcast, Floats, Ragged, ServerState, StateUpdate
+from tacita.core.types import AnyArray, Arrays, Block, Broadcast, Floats, Keys, Ragged, ServerState
 from tacita.federation.scoring import DeviceScorer
 from tacita.kernels.ranking import best_items
 from tacita.live.node.store import InteractionRows, NodeStore, unknown_user_error
@@ -37,38 +37,40 @@ class Snapshot:
     round: int
     row_of: dict[str, int]  # raw user id -> row
     waiting: frozenset[str]  # users who came after the last round
-    seen: Ragged
+    own_items: Ragged  # what each user has
     items: list[tuple[str, str]]  # raw id and title of what the model knows and the catalogue names
     scorer: DeviceScorer
-    lists: _UserHistories  # kept for the next snapshot, with what they were made from
+    histories: _UserHistories  # for the next snapshot, if nothing has changed
     cache_key: tuple[Any, ...]
 
     def recommend(self, user: str, k: int) -> list[dict[str, Any]]:
         """Top k of what the user does not have yet: [{item, title, score}], best first."""
         row = self.find_row(user)
         check_list_length(k, len(self.items))
-        return self.top_items(row, k, self.scorer(np.array([row], np.int32)))
+        scores = self.scorer(np.array([row], np.int32))
+        return self.top_items(row, k, scores)
 
     def find_row(self, user: str) -> int:
-        """Where a user stands; a sentence for somebody whom the model does not know."""
-        found = self.row_of.get(user)
-        if found is None:
-            raise _unknown_user_error(user) if user in self.waiting else unknown_user_error(user)
-        return found
+        """The row of a user; refuses who is unknown to the model."""
+        row = self.row_of.get(user)
+        if row is None:
+            raise _waiting_user_error(user) if user in self.waiting else unknown_user_error(user)
+        return row
 
     def top_items(self, row: int, k: int, scores: Floats) -> list[dict[str, Any]]:
         """The best k of one user's scores, which are overwritten where the user has the item."""
-        scores[0, self.seen.row(row)] = -np.inf
+        scores[0, self.own_items.row(row)] = -np.inf
         scores[0, len(self.items) :] = -np.inf
-        top, value = best_items(scores, k)
-        return [
-            {"item": self.items[i][0], "title": self.items[i][1], "score": float(s)}
-            for i, s in zip(top[0].tolist(), value[0].tolist(), strict=True)
-            if np.isfinite(s)
-        ]
+        places, top_scores = best_items(scores, k)
+        entries = []
+        for place, score in zip(places[0].tolist(), top_scores[0].tolist(), strict=True):
+            if np.isfinite(score):
+                item, title = self.items[place]
+                entries.append({"item": item, "title": title, "score": float(score)})
+        return entries
 
 
-def _unknown_user_error(user: str) -> TacitaError:
+def _waiting_user_error(user: str) -> TacitaError:
     return TacitaError(
         f"the model does not know user '{user[:100]}' yet; recommendations begin with the next round they take part in."
     )
@@ -76,98 +78,162 @@ def _unknown_user_error(user: str) -> TacitaError:
 
 def take_snapshot(store: NodeStore, before: Snapshot | None = None) -> Snapshot | None:
     """What can be served now, reusing what has not changed since `before`; None before the first model."""
-    run = store.latest_run()
-    found = None if run is None else store.model(run)
-    if run is None or found is None:
+    received = _load_model(store)
+    if received is None:
         return None
-    note, sent = found
-    arrays: Arrays = {name: array for name, (_, array) in sent.items()}
-    config = validate_model(RunConfig, json.loads(note["config"]), "the settings the server sent")
-    plan = build_plan(config, derive_run_secret(store.secret, run))
-    backbone = plan.backbone
-    heads = {name.removeprefix("heads/"): array for name, array in arrays.items() if name.startswith("heads/")}
-    # Column by column: a score runs over all items, and turning the table round costs more than scoring it.
-    table: Floats = np.asfortranarray(arrays["items"])
-    server = ServerState(table, heads, int(note["block"]), int(note["round"]))
-    ids, raws = store.users()
-    held = store.devices(run, str(note.get("tag", "now")))
-    device_users = held[1]["users"] if held is not None else np.zeros(0, np.int64)
-    # A model that reads histories serves everybody; one that trains knows those who have trained.
-    known = np.isin(ids, device_users) if not plan.learner.model_after else np.ones(len(ids), bool)
-    clients = _arrange_clients(ids[known], held[1] if held is not None else {}, backbone.private_width)
-    users = [raw for raw, is_known in zip(raws, known) if is_known]
-    catalogue = store.catalogue()[: len(table)]
-    made_from = (store.changes, run, len(catalogue), ids[known].tobytes())
-    if before is not None and before.cache_key == made_from:
-        lists = before.lists
+    users = _select_users(store, received)
+    catalogue = store.catalogue()[: len(received.server.items)]
+    cache_key = (store.changes, received.run, len(catalogue), users.ids.tobytes())
+    if before is not None and before.cache_key == cache_key:
+        histories = before.histories
     else:
-        lists = _UserHistories(store.history(run=run), ids[known], {item: n for n, (item, _) in enumerate(catalogue)})
-    now = lists.rows
-    current = lists.select((now.block == server.block) | (now.block < 0))
-    past = lists.select((now.block >= 0) & (now.block < server.block))
-    n, none = len(users), Ragged.empty(len(users))
-    block = Block(server.block, n, len(table), current, none, none, np.zeros(n, bool), len(current.ids))
-    earlier = past if backbone.reads_history else None
-    scorer = DeviceScorer(
-        plan, server, clients, block, derive_keys(users), _read_broadcast(plan, arrays), "serve", earlier
-    )
+        item_numbers = {item: number for number, (item, _) in enumerate(catalogue)}
+        histories = _UserHistories(store.history(run=received.run), users.ids, item_numbers)
+    all_rows = np.ones(len(histories.rows), bool)
     snapshot = Snapshot(
-        run,
-        server.block,
-        server.round,
-        {raw: row for row, raw in enumerate(users)},
-        frozenset(raw for raw, is_known in zip(raws, known) if not is_known),
-        lists.select(np.ones(len(now), bool)),
-        catalogue,
-        scorer,
-        lists,
-        made_from,
+        run=received.run,
+        block=received.server.block,
+        round=received.server.round,
+        row_of={raw_id: row for row, raw_id in enumerate(users.raw_ids)},
+        waiting=users.waiting,
+        own_items=histories.select(all_rows),
+        items=catalogue,
+        scorer=_make_scorer(received, users, histories),
+        histories=histories,
+        cache_key=cache_key,
     )
-    if users and catalogue:
-        snapshot.recommend(users[0], 1)  # load the compiled loops before somebody waits for them
+    if users.raw_ids and catalogue:
+        snapshot.recommend(users.raw_ids[0], 1)  # load the compiled loops before somebody waits for them
     return snapshot
 
 
-def _read_broadcast(plan: Plan, arrays: Arrays) -> Broadcast:
-    """What the server sent besides the model, to everybody and to each alone."""
-    letters = decode_per_client(arrays, len(arrays["items"]))
-    common: dict[str, Arrays] = {part.name: {} for part in plan.parts} | nest_parts(arrays, "parts-received/")
-    return Broadcast(
-        common, lambda keys: letters.select_lists(derive_pseudonyms(plan.draws, keys)), decode_lists=plan.decode_lists
+@dataclass(frozen=True)
+class _ReceivedModel:
+    """The model that a server sent last, and its run."""
+
+    run: str
+    plan: Plan
+    server: ServerState
+    arrays: Arrays
+    device_arrays: Arrays  # empty: no device was stored yet
+
+
+def _load_model(store: NodeStore) -> _ReceivedModel | None:
+    run = store.latest_run()
+    model = None if run is None else store.model(run)
+    if run is None or model is None:
+        return None
+    note, named_arrays = model
+    arrays: Arrays = {name: array for name, (_, array) in named_arrays.items()}
+    config = validate_model(RunConfig, json.loads(note["config"]), "the settings the server sent")
+    plan = build_plan(config, derive_run_secret(store.secret, run))
+    heads = {name.removeprefix("heads/"): array for name, array in arrays.items() if name.startswith("heads/")}
+    # Column by column: a score runs over all items, and transposing the table costs more than scoring it.
+    item_table: Floats = np.asfortranarray(arrays["items"])
+    server = ServerState(item_table, heads, int(note["block"]), int(note["round"]))
+    devices = store.devices(run, str(note.get("tag", "now")))
+    device_arrays = {} if devices is None else devices[1]
+    return _ReceivedModel(run, plan, server, arrays, device_arrays)
+
+
+@dataclass(frozen=True)
+class _ServedUsers:
+    """The users whom a model can serve, and those who wait for it."""
+
+    ids: AnyArray
+    raw_ids: list[str]
+    waiting: frozenset[str]
+
+
+def _select_users(store: NodeStore, received: _ReceivedModel) -> _ServedUsers:
+    """A model that reads histories serves all users; one that trains knows those who have trained."""
+    user_ids, raw_ids = store.users()
+    if received.plan.learner.model_after:
+        is_known = np.ones(len(user_ids), bool)
+    else:
+        trained_users = received.device_arrays.get("users", np.zeros(0, np.int64))
+        is_known = np.isin(user_ids, trained_users)
+    known = {raw_id for raw_id, known_to_model in zip(raw_ids, is_known) if known_to_model}
+    served_ids = [raw_id for raw_id in raw_ids if raw_id in known]
+    return _ServedUsers(user_ids[is_known], served_ids, frozenset(raw_ids) - known)
+
+
+def _make_scorer(received: _ReceivedModel, users: _ServedUsers, histories: _UserHistories) -> DeviceScorer:
+    """Score as devices do in the open block: from what is new in it, and, where the model reads it, the past."""
+    plan = received.plan
+    server = received.server
+    row_block = histories.rows.block
+    is_current = (row_block == server.block) | (row_block < 0)
+    is_past = (row_block >= 0) & (row_block < server.block)
+    current = histories.select(is_current)
+    past = histories.select(is_past) if plan.backbone.reads_history else None
+    n_users = len(users.raw_ids)
+    no_items = Ragged.empty(n_users)
+    block = Block(
+        server.block,
+        n_users,
+        len(server.items),
+        current,
+        no_items,
+        no_items,
+        np.zeros(n_users, bool),
+        len(current.ids),
     )
+    clients = _arrange_clients(users.ids, received.device_arrays, plan.backbone.private_width)
+    broadcast = _read_broadcast(plan, received.arrays)
+    return DeviceScorer(plan, server, clients, block, derive_keys(users.raw_ids), broadcast, "serve", past)
 
 
-def _arrange_clients(ids: AnyArray, held: Arrays, width: int) -> DeviceState:
-    """The devices' state in the order of `ids`; whoever has none starts with zeros and empty lists."""
-    clients = DeviceState.from_private(np.zeros((len(ids), width), np.float32))
-    if not held:
+def _read_broadcast(plan: Plan, arrays: Arrays) -> Broadcast:
+    """What the server sent besides the model, to all users and to each alone."""
+    per_client = decode_per_client(arrays, len(arrays["items"]))
+    common: dict[str, Arrays] = {part.name: {} for part in plan.parts}
+    common |= nest_parts(arrays, "parts-received/")
+
+    def select_lists(keys: Keys) -> dict[str, Ragged]:
+        pseudonyms = derive_pseudonyms(plan.draws, keys)
+        return per_client.select_lists(pseudonyms)
+
+    return Broadcast(common, select_lists, decode_lists=plan.decode_lists)
+
+
+def _arrange_clients(user_ids: AnyArray, arrays: Arrays, width: int) -> DeviceState:
+    """The devices' state in the order of `user_ids`; who has none starts with zeros and empty lists."""
+    n_users = len(user_ids)
+    clients = DeviceState.from_private(np.zeros((n_users, width), np.float32))
+    if not arrays:
         return clients
-    place = {int(one): n for n, one in enumerate(held["users"])}
-    at = np.array([place.get(int(one), -1) for one in ids], np.int64)
-    stored = read_devices(take_rows({name: v for name, v in held.items() if name != "users"}, at[at >= 0]), "")
+    stored_row_of = {int(user): row for row, user in enumerate(arrays["users"])}
+    stored_row = np.array([stored_row_of.get(int(user), -1) for user in user_ids], np.int64)
+    is_stored = stored_row >= 0
+    state_arrays = {name: array for name, array in arrays.items() if name != "users"}
+    stored = read_devices(take_rows(state_arrays, stored_row[is_stored]), "")
     for name, array in stored.arrays.items():
-        clients.arrays[name] = np.zeros((len(ids), *array.shape[1:]), array.dtype)
-    for name, one in stored.lists.items():
-        clients.lists[name] = PagedLists.empty(len(ids), {k: v[:0] for k, v in one.columns.items()})
-    everybody = np.arange(int((at >= 0).sum()))
-    kept: StateUpdate = {**stored.arrays, **{name: stored.read_list(name, everybody) for name in stored.lists}}
-    clients.put(np.flatnonzero(at >= 0), kept)
+        clients.arrays[name] = np.zeros((n_users, *array.shape[1:]), array.dtype)
+    for name, paged in stored.lists.items():
+        empty_columns = {column: values[:0] for column, values in paged.columns.items()}
+        clients.lists[name] = PagedLists.empty(n_users, empty_columns)
+    stored_rows = np.arange(int(is_stored.sum()))
+    lists = {name: stored.read_list(name, stored_rows) for name in stored.lists}
+    clients.put(np.flatnonzero(is_stored), {**stored.arrays, **lists})
     return clients
 
 
 class _UserHistories:
     """The histories of some users as places in the catalogue, oldest first."""
 
-    def __init__(self, rows: InteractionRows, ids: AnyArray, place: dict[str, int]) -> None:
-        self.rows, self._n = rows, len(ids)
-        row_of = {int(one): n for n, one in enumerate(ids)}
-        self._row = np.array([row_of.get(int(user), -1) for user in rows.user], np.int64)
-        self._item = np.array([place.get(item, -1) for item in rows.item], np.int64)
+    def __init__(self, rows: InteractionRows, user_ids: AnyArray, item_numbers: dict[str, int]) -> None:
+        self.rows = rows
+        self._n_users = len(user_ids)
+        row_of_user = {int(user): row for row, user in enumerate(user_ids)}
+        self._row = np.array([row_of_user.get(int(user), -1) for user in rows.user], np.int64)
+        self._item = np.array([item_numbers.get(item, -1) for item in rows.item], np.int64)
         self._order = np.argsort(rows.time, kind="stable")  # without a time: last, as imported
 
     def select(self, where: AnyArray) -> Ragged:
         """Some of them, with times and ratings if all have them, as the lists that were trained on."""
-        order = self._order[(where & (self._row >= 0) & (self._item >= 0))[self._order]]
+        is_selected = where & (self._row >= 0) & (self._item >= 0)
+        order = self._order[is_selected[self._order]]
         columns: Arrays = {"time": self.rows.time[order], "rating": self.rows.rating[order].astype(np.float32)}
-        known = {name: column for name, column in columns.items() if not np.isnan(column).any()}
-        return Ragged.from_pairs(self._row[order], self._item[order], self._n, known)
+        complete = {name: column for name, column in columns.items() if not np.isnan(column).any()}
+        return Ragged.from_pairs(self._row[order], self._item[order], self._n_users, complete)

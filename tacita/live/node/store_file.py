@@ -160,19 +160,19 @@ def lock_file(path: Path) -> Iterator[None]:
     if not path.is_file():
         raise TacitaError(f"there is no node in {path.parent}: {path.name} is missing; `tacita node init` makes one.")
     try:
-        held = os.open(path.with_name(path.name + ".lock"), os.O_CREAT | os.O_RDWR, 0o600)
+        lock = os.open(path.with_name(path.name + ".lock"), os.O_CREAT | os.O_RDWR, 0o600)
     except OSError as error:
         raise disk_error(path, error) from None
     try:
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise locked_error(path) from None
         except OSError:
             pass  # a file system without locks
         yield
     finally:
-        os.close(held)
+        os.close(lock)
 
 
 def locked_error(path: Path) -> TacitaError:
@@ -249,41 +249,48 @@ def salvage_lines(store: Path, path: Path) -> int:
 
 
 def iter_lines(db: sqlite3.Connection, user: int | None, stop_at_damage: bool = False) -> Iterator[dict[str, Any]]:
-    """Everything that belongs to people, line by line; with a user, to that one."""
+    """Everything that belongs to people, line by line; with a user, only theirs."""
     for kind, (names, sql) in _EXPORTED.items():
-        last: int | None = None
-        if kind == "cost" and db.execute("SELECT 1 FROM sqlite_master WHERE name = 'costs'").fetchone() is None:
+        if kind == "cost" and not _has_costs_table(db):
             continue
+        last_id: int | None = None
         try:
-            for one, *values in db.execute(f"{sql} ORDER BY t.id", {"one": user}):
-                last = one
+            for row_id, *values in db.execute(f"{sql} ORDER BY t.id", {"one": user}):
+                last_id = row_id
                 yield {"kind": kind, **dict(zip(names, values))}
         except sqlite3.Error:
             if not stop_at_damage:
                 raise
-            yield from _read_backwards(db, kind, last)
+            yield from _read_backwards(db, kind, last_id)
 
 
-def _read_backwards(db: sqlite3.Connection, kind: str, last: int | None) -> Iterator[dict[str, Any]]:
+def _has_costs_table(db: sqlite3.Connection) -> bool:
+    row = db.execute("SELECT 1 FROM sqlite_master WHERE name = 'costs'").fetchone()
+    return row is not None
+
+
+def _read_backwards(db: sqlite3.Connection, kind: str, last_id: int | None) -> Iterator[dict[str, Any]]:
     """The rows behind a damaged spot, read backwards down to the spot."""
     names, sql = _EXPORTED[kind]
-    found = []
+    lines = []
     with contextlib.suppress(sqlite3.Error):
-        for one, *values in db.execute(f"{sql} ORDER BY t.id DESC", {"one": None}):
-            if last is not None and one <= last:
+        for row_id, *values in db.execute(f"{sql} ORDER BY t.id DESC", {"one": None}):
+            if last_id is not None and row_id <= last_id:
                 break
-            found.append({"kind": kind, **dict(zip(names, values))})
-    yield from reversed(found)
+            lines.append({"kind": kind, **dict(zip(names, values))})
+    yield from reversed(lines)
     yield {"kind": "damage", "in": kind}
 
 
 def _write_lines(path: Path, lines: Iterator[dict[str, Any]]) -> int:
-    """To the side, synced, then renamed; readable by its owner only."""
+    """Write to the side, sync, then rename; only the owner can read the file."""
     if path.exists():
         raise TacitaError(f"{path} exists; choose another file.")
-    side, count = temporary_path(path), 0
+    side = temporary_path(path)
+    count = 0
     try:
-        with open(os.open(side, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "w", encoding="utf-8") as out:
+        descriptor = os.open(side, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
+        with open(descriptor, "w", encoding="utf-8") as out:
             for count, line in enumerate(lines, 1):  # noqa: B007
                 out.write(json.dumps(line, ensure_ascii=False) + "\n")
             out.flush()

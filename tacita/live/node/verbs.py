@@ -1,4 +1,4 @@
-"""What the owner can ask of an open node, as JSON: the same verbs with a daemon and without."""
+"""The verbs that an owner can ask of an open node, as JSON: the same with a daemon and without."""
 
 from __future__ import annotations
 
@@ -25,8 +25,6 @@ class NoArguments(StrictModel):
 
 
 Text = Annotated[str, Field(pattern=r"^[^\x00]*$")]  # also refuses halves of characters
-
-
 RunName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$")]
 
 
@@ -79,39 +77,72 @@ class RequestArguments(StrictModel):
     run: RunName | None = None
 
 
-def _reading_options(asked: ImportArguments) -> tuple[dict[str, str], str | None, str | None]:
-    return asked.columns, asked.date_format, asked.decimal
+# Verbs
 
 
-def _erase(node: Node, asked: EraseArguments) -> dict[str, Any]:
-    if (asked.user is None) != asked.everybody:
+def _import(node: Node, arguments: ImportArguments) -> dict[str, Any]:
+    return node.import_file(arguments.file, arguments.columns, arguments.date_format, arguments.decimal)
+
+
+def _show_status(node: Node, _: NoArguments) -> dict[str, Any]:
+    return {**node.status(), "epsilon": describe_epsilon(node), "requests": list_request_states(node)}
+
+
+def _list_requests(node: Node, _: NoArguments) -> list[dict[str, Any]]:
+    return list_request_states(node)
+
+
+def _submit(node: Node, arguments: RequestArguments) -> dict[str, Any]:
+    return submit_request(node, arguments.kind, arguments.user, arguments.items, arguments.run)
+
+
+def _recommend(node: Node, arguments: RecommendArguments) -> list[dict[str, Any]]:
+    return node.recommend(arguments.user, arguments.k)
+
+
+def _read_ledger(node: Node, arguments: LedgerArguments) -> dict[str, Any]:
+    return read_release_log(node, arguments.user)
+
+
+def _describe_spending(node: Node, arguments: EpsilonArguments) -> str:
+    return describe_epsilon(node, arguments.user)
+
+
+def _set_budget(node: Node, arguments: BudgetArguments) -> dict[str, Any]:
+    return set_budget(node, arguments.user, arguments.epsilon, arguments.run)
+
+
+def _set_consent(node: Node, arguments: ConsentArguments) -> dict[str, Any]:
+    return node.set_consent(arguments.user, arguments.item, arguments.level)
+
+
+def _export(node: Node, arguments: ExportArguments) -> dict[str, Any]:
+    return node.export(Path(arguments.file), arguments.user)
+
+
+def _erase(node: Node, arguments: EraseArguments) -> dict[str, Any]:
+    if (arguments.user is None) != arguments.everybody:
         raise TacitaError("say whom to erase: either a user or everybody.")
-    return node.erase(asked.user)
+    return node.erase(arguments.user)
 
 
 _VERBS: dict[str, tuple[type[StrictModel], Callable[[Node, Any], Any]]] = {
-    "import": (ImportArguments, lambda node, asked: node.import_file(asked.file, *_reading_options(asked))),
-    "status": (
-        NoArguments,
-        lambda node, asked: {**node.status(), "epsilon": describe_epsilon(node), "requests": list_request_states(node)},
-    ),
-    "requests": (NoArguments, lambda node, asked: list_request_states(node)),
-    "request": (
-        RequestArguments,
-        lambda node, asked: submit_request(node, asked.kind, asked.user, asked.items, asked.run),
-    ),
-    "recommend": (RecommendArguments, lambda node, asked: node.recommend(asked.user, asked.k)),
-    "ledger": (LedgerArguments, lambda node, asked: read_release_log(node, asked.user)),
-    "epsilon": (EpsilonArguments, lambda node, asked: describe_epsilon(node, asked.user)),
-    "budget": (BudgetArguments, lambda node, asked: set_budget(node, asked.user, asked.epsilon, asked.run)),
-    "consent": (ConsentArguments, lambda node, asked: node.set_consent(asked.user, asked.item, asked.level)),
-    "export": (ExportArguments, lambda node, asked: node.export(Path(asked.file), asked.user)),
+    "import": (ImportArguments, _import),
+    "status": (NoArguments, _show_status),
+    "requests": (NoArguments, _list_requests),
+    "request": (RequestArguments, _submit),
+    "recommend": (RecommendArguments, _recommend),
+    "ledger": (LedgerArguments, _read_ledger),
+    "epsilon": (EpsilonArguments, _describe_spending),
+    "budget": (BudgetArguments, _set_budget),
+    "consent": (ConsentArguments, _set_consent),
+    "export": (ExportArguments, _export),
     "erase": (EraseArguments, _erase),
 }
 
 
 def perform_verb(node: Node, verb: str, arguments: dict[str, Any]) -> Any:
-    """Do what was asked; bad input is one sentence."""
+    """Carry out a verb; bad input raises one sentence."""
     if verb not in _VERBS:
         raise unknown_name_error("verb", verb[:100], _VERBS)
     model, act = _VERBS[verb]
@@ -121,19 +152,24 @@ def perform_verb(node: Node, verb: str, arguments: dict[str, Any]) -> Any:
 def answer_json(do: Callable[[str, dict[str, Any]], Any], question: bytes) -> bytes:
     """A question {"verb": ..., ...} answered by `do`: {"ok": ...} or {"error": one sentence}."""
     try:
-        try:
-            asked = json.loads(question)
-        except (ValueError, RecursionError):
-            raise TacitaError("the question is not JSON.") from None
-        if not isinstance(asked, dict) or not isinstance(asked.get("verb"), str):
-            raise TacitaError('a question is an object such as {"verb": "status"}.')
-        verb = asked.pop("verb")
-        return json.dumps({"ok": do(verb, asked)}).encode()
+        verb, arguments = _parse_question(question)
+        return json.dumps({"ok": do(verb, arguments)}).encode()
     except TacitaError as error:
-        said = str(error)
+        message = str(error)
     except OSError as error:
-        said = f"{error.filename or 'the system'}: {error.strerror or error}."
+        message = f"{error.filename or 'the system'}: {error.strerror or error}."
     except Exception:  # a mistake of ours; the daemon goes on
         log.exception("a command could not be done")
-        said = "the node could not do that; its log says why."
-    return json.dumps({"error": said}).encode()
+        message = "the node could not do that; its log says why."
+    return json.dumps({"error": message}).encode()
+
+
+def _parse_question(question: bytes) -> tuple[str, dict[str, Any]]:
+    try:
+        arguments = json.loads(question)
+    except (ValueError, RecursionError):
+        raise TacitaError("the question is not JSON.") from None
+    if not isinstance(arguments, dict) or not isinstance(arguments.get("verb"), str):
+        raise TacitaError('a question is an object such as {"verb": "status"}.')
+    verb = arguments.pop("verb")
+    return verb, arguments

@@ -1,9 +1,9 @@
-"""Attempts to carry out what people asked for, by number: nodes must know which of them came to nothing.
+"""Attempts to carry out requests, by number: nodes must know which of them failed.
 
-What a device does for a request (it forgets what it takes back) holds only if the server's own part was committed. So
-every question of an attempt has the attempt's number, and every question at all says which attempts are over and which
-of these failed. A node that answered in a failed one goes back to where it stood before it. A number is given out anew
-after a crash: the same questions come again, and nodes send the answers that they stored.
+What a device does for a request (it forgets what it takes back) holds only if the server committed its own part. So
+every question of an attempt has the attempt's number. Every question says which attempts are over and which of these
+failed. A node that answered in a failed one goes back to where it was before. After a crash the server gives out the
+same number: the same questions come again, and nodes send the answers that they stored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tacita.live.wire import MOST_REQUESTS
 
 
 class NoAnswer(TacitaError):
-    """Nodes were silent or refused: what was asked for can be asked again."""
+    """Nodes were silent or refused: the server can ask again."""
 
 
 @dataclass
@@ -25,22 +25,26 @@ class Attempts:
     """Which attempts are over; kept with the run."""
 
     resolved: int = 0
-    failed: list[int] = field(default_factory=list)  # the latest of those that came to nothing
+    failed: list[int] = field(default_factory=list)  # the latest of those that failed
     latest: float = 0.0  # the time of the last request that was carried out
     _current: int = 0
     _was_used: bool = False
 
     @staticmethod
     def from_note(note: dict[str, Any] | None) -> Attempts:
-        """As a run was committed; runs of before had none."""
-        kept = (note or {}).get("attempts", {})
-        return Attempts(int(kept.get("resolved", 0)), list(kept.get("failed", [])), float(kept.get("latest", 0.0)))
+        """As a run was committed; runs of older versions had none."""
+        values = (note or {}).get("attempts", {})
+        resolved = int(values.get("resolved", 0))
+        failed = list(values.get("failed", []))
+        latest = float(values.get("latest", 0.0))
+        return Attempts(resolved, failed, latest)
 
     def to_note(self) -> dict[str, Any]:
         return {"resolved": self.resolved, "failed": self.failed, "latest": self.latest}
 
     def begin(self) -> None:
-        self._current, self._was_used = self.resolved + 1, False
+        self._current = self.resolved + 1
+        self._was_used = False
 
     @property
     def is_open(self) -> bool:
@@ -64,12 +68,13 @@ class Attempts:
         """Seconds to wait for answers: a request holds up a run no longer than one exchange, for it is tried again."""
         return min(give_up, timeout) if self._current else give_up
 
-    def order_time(self, said: float, clock: float) -> float:
-        """The time of a request, as the server has seen it: nodes say theirs, and may say anything.
+    def order_time(self, claimed: float, clock: float) -> float:
+        """The time of a request, in the order of the server: nodes claim theirs, and may claim anything.
 
-        Always after what was carried out last, since a replay takes what is older for having been there; never later
-        than the server's clock.
+        Always after what was carried out last, since a replay takes older data for known; never later than the
+        server's clock.
         """
-        said = min(said, clock)
-        self.latest = said if said > self.latest else math.nextafter(self.latest, math.inf)
+        bounded = min(claimed, clock)
+        just_after = math.nextafter(self.latest, math.inf)
+        self.latest = bounded if bounded > self.latest else just_after
         return self.latest

@@ -1,18 +1,19 @@
-"""Whether a reply can be what so many people said: no field holds more than they could have put into it.
+"""Bounds of a reply: no field holds more than so many people could have put into it.
 
 How many people a node has is its own word, which nobody can check; all the rest must fit that word. This keeps wrong
-sums from breaking a run. It does not keep a node from bending a model within what its people could have said.
+sums from breaking a run. It does not keep a node from bending a model within what its people could have sent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import AnyArray
+from tacita.core.types import AnyArray, Arrays
 from tacita.live.per_client_arrays import client_array_names, is_valid_client_field
 from tacita.live.wire import Reply, ReplyHead, list_sum_specs
 from tacita.messages import Spec
@@ -23,11 +24,11 @@ TILE = 1024
 
 @dataclass(frozen=True)
 class ExpectedSum:
-    """The sum that was asked for."""
+    """The sum that a question asks for."""
 
     fields: tuple[Spec, ...]
     most_weight: float = 1.0  # of one person
-    equal_weights: bool = True  # everybody weighs 1
+    equal_weights: bool = True  # every person weighs 1
     may_drop: bool = False  # people may take part and then send nothing
     is_sampled: bool = False  # people take part by chance, so more or fewer than expected do
     has_item_counts: bool = False  # fields say how many people have each item, and pairs of items are summed
@@ -35,88 +36,139 @@ class ExpectedSum:
 
 
 def check_total(reply: Reply, expected: ExpectedSum) -> None:
-    """Refuse a sum that does not fit what was asked, before anything of its size is made, or that is too large."""
-    wanted, head, arrays = list_sum_specs(expected.fields), reply.head, reply.arrays
-    _check_shapes(reply, wanted, expected.fields)
-    if head.weight > head.clients * expected.most_weight or (expected.equal_weights and head.weight != head.clients):
-        raise _excess_error("weight", head)
+    """Refuse a sum that does not fit the question, before anything of its size is made, or that is too large."""
+    specs = list_sum_specs(expected.fields)
+    head = reply.head
+    _check_shapes(reply, specs, expected.fields)
+    _check_weight(head, expected)
     if not _is_plausible(head, expected):
         raise _excess_error("expected", head)
-    for one in wanted:
-        name = one.name if one.name in arrays else f"{one.name}/value"
-        most = SLACK[one.exact] * head.weight * one.most if np.isfinite(one.most) else np.inf  # noise has no bound
-        _check_bounds(name, arrays[name], np.array(most), head, one.least)
+    for spec in specs:
+        name = spec.name if spec.name in reply.arrays else f"{spec.name}/value"
+        upper = np.array(_upper_bound(spec, head.weight))
+        _check_bounds(name, reply.arrays[name], upper, head, spec.least)
     if expected.has_item_counts:
         _check_pairs(reply, expected)
 
 
-def _is_plausible(head: ReplyHead, asked: ExpectedSum) -> bool:
+def _check_weight(head: ReplyHead, expected: ExpectedSum) -> None:
+    is_too_heavy = head.weight > head.clients * expected.most_weight
+    is_unequal = expected.equal_weights and head.weight != head.clients
+    if is_too_heavy or is_unequal:
+        raise _excess_error("weight", head)
+
+
+def _upper_bound(spec: Spec, weight: float) -> float:
+    """What a sum can hold at most; noise has no bound."""
+    if not np.isfinite(spec.most):
+        return np.inf
+    return SLACK[spec.exact] * weight * spec.most
+
+
+def _is_plausible(head: ReplyHead, expected: ExpectedSum) -> bool:
     """Whether so many can have taken part of those who were to: exactly they, or a number that chance may give."""
-    more = 8 * (head.expected**0.5 + 1) if asked.is_sampled else 0.0
-    return head.clients <= head.expected + more and (asked.may_drop or head.expected <= head.clients + more)
+    deviation = 8 * (head.expected**0.5 + 1) if expected.is_sampled else 0.0
+    has_enough = expected.may_drop or head.expected <= head.clients + deviation
+    return head.clients <= head.expected + deviation and has_enough
 
 
-def _check_shapes(reply: Reply, wanted: list[Spec], fields: tuple[Spec, ...]) -> None:
+# Shapes
+
+
+def _check_shapes(reply: Reply, specs: list[Spec], fields: tuple[Spec, ...]) -> None:
     """Every field is there once, whole or as places and values, in its kind, and nothing else."""
     arrays = reply.arrays
-    fits: set[str] = set()
-    for one in fields:
-        if one.seen == "each":
-            fits |= client_array_names(one)
-            if not is_valid_client_field(one, arrays, reply.head.clients):
-                raise TacitaError(f"the node's reply does not fit what was asked: see '{one.name[:100]}'.")
-    for one in wanted:
-        kind = np.dtype(np.float64 if one.exact else np.float32)
-        at, value = f"{one.name}/at", f"{one.name}/value"
-        if one.name in arrays:
-            ok = arrays[one.name].shape == (one.shape or (1,)) and arrays[one.name].dtype == kind
-            fits.add(one.name)
+    allowed_names: set[str] = set()
+    for spec in fields:
+        if spec.seen == "each":
+            allowed_names |= client_array_names(spec)
+            if not is_valid_client_field(spec, arrays, reply.head.clients):
+                raise _misfit_error(spec.name)
+    for spec in specs:
+        if spec.name in arrays:
+            is_valid = _is_valid_dense(spec, arrays[spec.name])
+            allowed_names.add(spec.name)
         else:
-            place, given = arrays.get(at, np.zeros((0, 0))), arrays.get(value, np.zeros(0))
-            ok = place.ndim == 1 and place.dtype.kind == "i" and given.shape == place.shape and given.dtype == kind
-            size = int(np.prod(one.shape))
-            ok = ok and (len(place) == 0 or 0 <= int(place.min()) <= int(place.max()) < size)
-            fits |= {at, value}
-        if not ok:
-            raise TacitaError(f"the node's reply does not fit what was asked: see '{one.name[:100]}'.")
-    more = sorted(arrays.keys() - fits)
-    if more:
-        raise TacitaError(f"the node's reply does not fit what was asked: see '{more[0][:100]}'.")
+            is_valid = _is_valid_sparse(spec, arrays)
+            allowed_names |= {f"{spec.name}/at", f"{spec.name}/value"}
+        if not is_valid:
+            raise _misfit_error(spec.name)
+    unexpected_names = sorted(arrays.keys() - allowed_names)
+    if unexpected_names:
+        raise _misfit_error(unexpected_names[0])
 
 
-def _check_pairs(reply: Reply, asked: ExpectedSum) -> None:
+def _is_valid_dense(spec: Spec, array: AnyArray) -> bool:
+    return array.shape == (spec.shape or (1,)) and array.dtype == _value_type(spec)
+
+
+def _is_valid_sparse(spec: Spec, arrays: Arrays) -> bool:
+    """Whether a field travels as places inside its shape, with a value for each."""
+    place = arrays.get(f"{spec.name}/at", np.zeros((0, 0)))
+    value = arrays.get(f"{spec.name}/value", np.zeros(0))
+    if place.ndim != 1 or place.dtype.kind != "i":
+        return False
+    if value.shape != place.shape or value.dtype != _value_type(spec):
+        return False
+    if len(place) == 0:
+        return True
+    size = int(np.prod(spec.shape))
+    return int(place.min()) >= 0 and int(place.max()) < size
+
+
+def _value_type(spec: Spec) -> np.dtype[Any]:
+    return np.dtype(np.float64 if spec.exact else np.float32)
+
+
+def _misfit_error(name: str) -> TacitaError:
+    return TacitaError(f"the node's reply does not fit what was asked: see '{name[:100]}'.")
+
+
+# Bounds
+
+
+def _check_pairs(reply: Reply, expected: ExpectedSum) -> None:
     """A pair of items is with at most as many people as either of them."""
-    arrays, head, total = reply.arrays, reply.head, reply.read_total(asked.fields)
-    for one in asked.fields:
-        if len(one.shape) != 2:
+    arrays = reply.arrays
+    head = reply.head
+    total = reply.read_total(expected.fields)
+    for spec in expected.fields:
+        if len(spec.shape) != 2:
             continue
-        people = SLACK[1] * one.most * total[one.counted]
-        first = people if asked.inputs is None else people[asked.inputs]
-        if f"{one.name}/at" in arrays:
-            row, col = np.divmod(arrays[f"{one.name}/at"], one.shape[1])
-            _check_bounds(f"{one.name}/value", arrays[f"{one.name}/value"], np.minimum(first[row], people[col]), head)
+        column_bound = SLACK[1] * spec.most * total[spec.counted]
+        row_bound = column_bound if expected.inputs is None else column_bound[expected.inputs]
+        places = arrays.get(f"{spec.name}/at")
+        if places is not None:
+            row, column = np.divmod(places, spec.shape[1])
+            upper = np.minimum(row_bound[row], column_bound[column])
+            value_name = f"{spec.name}/value"
+            _check_bounds(value_name, arrays[value_name], upper, head)
             continue
-        for lo in range(0, one.shape[0], TILE):
-            most = np.minimum(first[lo : lo + TILE, None], people[None, :])
-            _check_bounds(one.name, arrays[one.name][lo : lo + TILE], most, head)
+        for start in range(0, spec.shape[0], TILE):
+            tile = slice(start, start + TILE)
+            upper = np.minimum(row_bound[tile, None], column_bound[None, :])
+            _check_bounds(spec.name, arrays[spec.name][tile], upper, head)
 
 
 def check_scores(reply: Reply, names: Collection[str]) -> None:
     """Refuse scores that nobody can have."""
     head = reply.head
     if reply.arrays:
-        raise TacitaError(f"the node's reply holds '{next(iter(reply.arrays))[:100]}', which was not asked for.")
-    for name, (total, n) in head.sums.items():
+        first_name = next(iter(reply.arrays))
+        raise TacitaError(f"the node's reply holds '{first_name[:100]}', which was not asked for.")
+    for name, (total, n_users) in head.sums.items():
         if name not in names:
             raise TacitaError(f"the node's reply holds a score '{name[:100]}', which was not asked for.")
-        if not 0 <= n <= head.clients or not 0 <= total <= n * (1 + 1e-9):
+        has_users = 0 <= n_users <= head.clients
+        if not has_users or not 0 <= total <= n_users * (1 + 1e-9):
             raise _excess_error(f"sums/{name}", head)
 
 
-def _check_bounds(name: str, value: AnyArray, most: AnyArray, head: ReplyHead, least: float = 0.0) -> None:
-    """Refuse what is above `most`, below `least`, or in size above `most` where there is no least."""
+def _check_bounds(name: str, value: AnyArray, upper: AnyArray, head: ReplyHead, least: float = 0.0) -> None:
+    """Refuse what is above `upper`, below `least`, or in size above `upper` where there is no least."""
     size = np.abs(value) if least < 0 else value
-    if not ((size >= max(least, 0.0)) & (size <= most)).all():
+    is_inside = (size >= max(least, 0.0)) & (size <= upper)
+    if not is_inside.all():
         raise _excess_error(name, head)
 
 

@@ -16,12 +16,14 @@ import numpy as np
 from tacita.core.config import RunConfig
 from tacita.core.draws import derive_keys
 from tacita.core.errors import TacitaError
-from tacita.core.types import Block, BlockStream, Ragged
+from tacita.core.types import Arrays, Block, BlockStream, Keys, Ragged
 from tacita.federation.rounds import Progress, RoundReport, begin_block, end_block, run_block, start_run
 from tacita.federation.state_arrays import json_fields, pack_server, read_server, server_note
+from tacita.learn.statistic import PENDING_USERS
 from tacita.live.server.attempts import Attempts
+from tacita.live.server.node_query import QuorumPolicy, Transport
 from tacita.live.server.open_requests import ApplyResult, ReceivedRequests
-from tacita.live.server.remote_devices import QuorumPolicy, RemoteDevices, Transport
+from tacita.live.server.remote_devices import RemoteDevices
 from tacita.live.server.request_service import MOST_TRIES, apply_requests, group_requests, select_due
 from tacita.live.server.store import STORE_FILE, RunRow, ServerStore
 from tacita.live.settings import check_live_settings
@@ -43,26 +45,26 @@ def check_run(config: RunConfig, n_items: int) -> None:
 def continue_run(folder: Path, run: str, transport: Transport, scrub: Callable[[], bool] = lambda: True) -> None:
     """Go on with a run until all blocks that were opened are done.
 
-    `scrub` removes what others keep of messages that were delivered, when somebody withdrew; it returns whether it did.
+    When somebody withdrew, `scrub` removes delivered messages that others keep; it returns whether it did.
     """
     with ServerStore(folder / STORE_FILE) as store, _lock_run(folder, run):
         row = store.load_run(run)
         try:
             _run_blocks(store, row, transport, scrub)
         except Exception as error:  # whatever it was, somebody has to look: trying again would end the same way
-            said = str(error) if isinstance(error, TacitaError) else f"{type(error).__name__}: {error}"
-            store.log_event(run, {"event": "stopped", "said": said[:500]})
+            message = str(error) if isinstance(error, TacitaError) else f"{type(error).__name__}: {error}"
+            store.log_event(run, {"event": "stopped", "said": message[:500]})
             raise
 
 
 @contextlib.contextmanager
 def _lock_run(folder: Path, run: str) -> Iterator[None]:
     """One coordinator for a run; a dead one's lock goes with it."""
-    held = os.open(folder / f"run-{run}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    lock = os.open(folder / f"run-{run}.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         for attempt in range(60):  # a killed server's coordinator may take a moment to end
             try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 if attempt == 59:
@@ -70,112 +72,153 @@ def _lock_run(folder: Path, run: str) -> Iterator[None]:
                 time.sleep(1.0)
         yield
     finally:
-        os.close(held)
+        os.close(lock)
 
 
 def _run_blocks(store: ServerStore, row: RunRow, transport: Transport, scrub: Callable[[], bool]) -> None:
-    fed = build_federation(store, row)
-    remote = RemoteDevices(
-        transport,
-        row.name,
-        store.allowed_nodes,
-        store.catalogue,
-        QuorumPolicy(**row.options),
-        log_event=lambda event: store.log_event(row.name, event),
-        outcomes=lambda: store.list_outcomes(row.name),
-        attempts=Attempts.from_note(row.note),
-        record_nodes=store.note_nodes,
-    )
-    progress = _restore_progress(store, row, fed, remote)
-    began = time.monotonic()
+    coordinator = _Coordinator(store, row, transport, scrub)
+    progress = coordinator.progress
+    if progress.in_block:  # the server stopped when requests had come and were not carried out
+        coordinator.apply_open_requests(progress)
+    while len(progress.results) < coordinator.row.opened:
+        coordinator.run_next_block()
 
-    def commit(event: dict[str, Any], now: Progress, carried: ApplyResult | None = None) -> None:
-        arrays = pack_server(now.server, "now/") | pack_server(now.best_server, "best/")
-        arrays |= {f"homes/{name}": v for name, v in remote.location_arrays().items()}
-        if any(v.dtype.kind == "f" and not np.isfinite(v).all() for v in arrays.values()):
-            raise TacitaError("the model is no longer finite: training diverged, or a node sent a wrong sum.")
-        note = {"plain": json_fields(now), "now": server_note(now.server), "best": server_note(now.best_server)}
-        note["attempts"] = remote.attempts.to_note()
-        event["seconds"] = round(time.monotonic() - began, 3)
-        store.commit_round(
-            row.name,
-            note,
-            arrays,
-            remote.accepted_answers,
-            ReceivedRequests(remote.received_requests, remote.acknowledged_ends),
-            event,
-            carried,
-        )
-        remote.accepted_answers, remote.received_requests, remote.acknowledged_ends = [], [], []
-        if store.needs_scrub and scrub():
-            store.scrub()
 
-    def on_round(report: RoundReport, now: Progress) -> None:
+class _Coordinator:
+    """One run of a server: its federation, its devices behind nodes, and a commit after each round."""
+
+    def __init__(self, store: ServerStore, row: RunRow, transport: Transport, scrub: Callable[[], bool]) -> None:
+        self.row = row
+        self._store = store
+        self._scrub = scrub
+        self._federation = build_federation(store, row)
+        self._remote = _make_devices(store, row, transport)
+        self.progress = _restore_progress(store, row, self._federation, self._remote)
+        self._start = time.monotonic()
+
+    def run_next_block(self) -> None:
+        """Run the open block to its end, from wherever it is."""
+        progress = self.progress
+        if not progress.in_block:
+            block = len(progress.results)
+            self._store.log_event(self.row.name, {"event": "block", "block": block})
+            begin_block(self._federation, progress, block)
+        run_block(self._federation, progress, self._on_round)
+        end_block(self._federation, progress)
+        self._commit({"event": "block done", **progress.results[-1]}, progress)
+        self.row = self._store.load_run(self.row.name)
+        self._federation = build_federation(self._store, self.row)  # another block may have been opened
+
+    def _on_round(self, report: RoundReport, progress: Progress) -> None:
         event = {"event": "round", "block": report.block, "round": report.round, "clients": report.clients}
         if report.valid is not None:
             event["valid"] = report.valid
-        asked, remote.reached_nodes = len(remote.reached_nodes), set()
-        commit(event | {"asked": asked, "bytes_up": report.bytes_up, "bytes_down": report.bytes_down}, now)
-        requests(now)
+        event["asked"] = len(self._remote.reached_nodes)
+        event["bytes_up"] = report.bytes_up
+        event["bytes_down"] = report.bytes_down
+        self._remote.reached_nodes = set()
+        self._commit(event, progress)
+        self.apply_open_requests(progress)
 
-    def requests(now: Progress) -> None:
-        _apply_requests(store, row.name, fed, now, commit)
+    def apply_open_requests(self, progress: Progress) -> None:
+        """Carry out requests, and try again those whose nodes did not answer; a commit after each."""
+        remote = self._remote
+        run = self.row.name
+        remote.silent_nodes = set()
+        due = select_due(self._store.open_requests(run), progress.server)
+        waiting_users: set[tuple[int, int]] = set()  # whose earlier request has to be tried again
+        for group in group_requests(due):
+            users = {request.user for request in group}
+            if waiting_users & users:
+                waiting_users |= users
+                continue
+            result = apply_requests(self._federation, progress, group)
+            n_tries = int(result.event.get("tries", 0))
+            if n_tries:
+                waiting_users |= users
+            remote.locations.drop_requesters(self._find_pending_users(progress))
+            self._commit({"event": "request", **result.event}, progress, result)
+            if n_tries == MOST_TRIES:
+                self._store.log_event(run, {**result.event, "event": "request stuck"})
 
-    if progress.in_block:  # stopped when they had been heard and were not carried out
-        requests(progress)
-    while len(progress.results) < row.opened:
-        if not progress.in_block:
-            store.log_event(row.name, {"event": "block", "block": len(progress.results)})
-            begin_block(fed, progress, len(progress.results))
-        run_block(fed, progress, on_round)
-        end_block(fed, progress)
-        commit({"event": "block done", **progress.results[-1]}, progress)
-        row = store.load_run(row.name)
-        fed = build_federation(store, row)  # another block may have been opened
+    def _find_pending_users(self, progress: Progress) -> Keys:
+        """Who waits to take something back, until enough others have asked."""
+        learner_state = progress.server.parts.get(self._federation.learner.name, {})
+        return learner_state.get(PENDING_USERS, np.zeros(0, np.uint64))
+
+    def _commit(self, event: dict[str, Any], progress: Progress, result: ApplyResult | None = None) -> None:
+        remote = self._remote
+        arrays = pack_server(progress.server, "now/") | pack_server(progress.best_server, "best/")
+        for name, array in remote.locations.to_arrays().items():
+            arrays[f"homes/{name}"] = array
+        _check_finite(arrays)
+        note = {
+            "plain": json_fields(progress),
+            "now": server_note(progress.server),
+            "best": server_note(progress.best_server),
+            "attempts": remote.attempts.to_note(),
+        }
+        event["seconds"] = round(time.monotonic() - self._start, 3)
+        received = ReceivedRequests(remote.received_requests, remote.acknowledged_ends)
+        self._store.commit_round(self.row.name, note, arrays, remote.accepted_answers, received, event, result)
+        remote.accepted_answers = []
+        remote.received_requests = []
+        remote.acknowledged_ends = []
+        if self._store.needs_scrub and self._scrub():
+            self._store.scrub()
 
 
-def _apply_requests(store: ServerStore, run: str, fed: Federation, now: Progress, commit: Callable[..., None]) -> None:
-    """Carry out what people asked for, and try again what nodes did not answer; a commit after each."""
-    assert isinstance(now.devices, RemoteDevices)
-    now.devices.silent_nodes = set()
-    behind: set[tuple[int, int]] = set()  # whose earlier request has to be tried again
-    for group in group_requests(select_due(store.open_requests(run), now.server)):
-        people = {(one.node, one.request.sender) for one in group}
-        if behind & people:
-            behind |= people
-            continue
-        carried = apply_requests(fed, now, group)
-        tries = int(carried.event.get("tries", 0))
-        behind |= people if tries else set()
-        now.devices.drop_requesters(now.server.parts.get(fed.learner.name, {}).get("asked", np.zeros(0, np.uint64)))
-        commit({"event": "request", **carried.event}, now, carried)
-        if tries == MOST_TRIES:
-            store.log_event(run, {**carried.event, "event": "request stuck"})
+def _check_finite(arrays: Arrays) -> None:
+    for array in arrays.values():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise TacitaError("the model is no longer finite: training diverged, or a node sent a wrong sum.")
+
+
+def _make_devices(store: ServerStore, row: RunRow, transport: Transport) -> RemoteDevices:
+    run = row.name
+    return RemoteDevices(
+        transport,
+        run,
+        store.allowed_nodes,
+        store.catalogue,
+        QuorumPolicy(**row.options),
+        log_event=lambda event: store.log_event(run, event),
+        outcomes=lambda: store.list_outcomes(run),
+        attempts=Attempts.from_note(row.note),
+        record_nodes=store.note_nodes,
+    )
 
 
 def build_federation(store: ServerStore, row: RunRow) -> Federation:
-    """What a server knows of the federation: items and settings, and nobody."""
+    """The federation as the server knows it: items and settings, and no user."""
     backbone, parts, draws = build_components(row.config)
     items = store.catalogue()
-    nobody, none = Ragged.empty(0), np.zeros(0, bool)
+    item_ids = tuple(item for item, _ in items)
     sizes = store.block_sizes(row.name)
-    blocks = tuple(Block(b, 0, n, nobody, nobody, nobody, none, 0) for b, n in enumerate(sizes))
-    ids = tuple(item for item, _ in items)
-    stream = BlockStream(row.name, blocks, (), ids, np.zeros(0, np.uint64), derive_keys(ids), dict(items), "")
-    for part in parts:
-        if sizes:
+    no_lists = Ragged.empty(0)
+    no_users = np.zeros(0, bool)
+    blocks = []
+    for index, n_items in enumerate(sizes):
+        blocks.append(Block(index, 0, n_items, no_lists, no_lists, no_lists, no_users, 0))
+    stream = BlockStream(
+        row.name, tuple(blocks), (), item_ids, np.zeros(0, np.uint64), derive_keys(item_ids), dict(items), ""
+    )
+    if sizes:
+        for part in parts:
             part.check(sizes[0])
     return Federation(backbone, parts, row.config, draws, stream=stream)
 
 
-def _restore_progress(store: ServerStore, row: RunRow, fed: Federation, remote: RemoteDevices) -> Progress:
-    """Where the run stands: as it was committed after its last round."""
+def _restore_progress(store: ServerStore, row: RunRow, federation: Federation, remote: RemoteDevices) -> Progress:
+    """The run as it was committed after its last round."""
     if row.note is None:
-        return start_run(fed, remote)
+        return start_run(federation, remote)
     arrays = store.load_arrays(row.name)
-    remote.restore_locations({k.removeprefix("homes/"): v for k, v in arrays.items() if k.startswith("homes/")})
-    now, best = (read_server(arrays, row.note[tag], f"{tag}/") for tag in ("now", "best"))
-    progress = Progress(now, remote, best, **row.note["plain"])
+    homes = {name.removeprefix("homes/"): array for name, array in arrays.items() if name.startswith("homes/")}
+    remote.locations.restore(homes)
+    server = read_server(arrays, row.note["now"], "now/")
+    best_server = read_server(arrays, row.note["best"], "best/")
+    progress = Progress(server, remote, best_server, **row.note["plain"])
     remote.best_round = progress.best_round
-    log.info("run '%s' goes on after block %d round %d", row.name, now.block, now.round)
+    log.info("run '%s' goes on after block %d round %d", row.name, server.block, server.round)
     return progress

@@ -1,4 +1,4 @@
-"""Requests that wait at the server, and how its file keeps them until they are carried out."""
+"""Requests that wait at the server, in its file, until they are carried out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,24 @@ class OpenRequest:
     number: int  # at the server
     node: int
     request: UserRequest
-    outcome: RequestOutcome | None = None  # what its node is told of it so far
+    outcome: RequestOutcome | None = None  # so far, as its node gets it
+
+    @property
+    def kind(self) -> str:
+        return self.request.kind
+
+    @property
+    def sender(self) -> int:
+        return self.request.sender
+
+    @property
+    def items(self) -> list[int]:
+        return self.request.items
+
+    @property
+    def user(self) -> tuple[int, int]:
+        """Whose it is: a node, and the name that it gives the user."""
+        return self.node, self.request.sender
 
     @property
     def tries(self) -> int:
@@ -32,7 +49,7 @@ class OpenRequest:
 
 @dataclass(frozen=True)
 class ReceivedRequests:
-    """What nodes sent along with answers: what their people ask for, and of what they know the end."""
+    """What nodes sent along with answers: new requests of their people, and outcomes that they have read."""
 
     requests: Sequence[tuple[int, UserRequest]] = ()
     acknowledged_ends: Sequence[tuple[int, int]] = ()  # node, its number of a request
@@ -52,72 +69,99 @@ class ApplyResult:
 
     event: dict[str, Any]
     outcomes: list[NumberedOutcome]
-    needs_scrub: bool  # something is to be found nowhere any more
+    needs_scrub: bool  # no old bytes of something may stay anywhere
     freed: Keys  # who waited, and need not any more
-    freed_outcome: RequestOutcome | None = None  # what these are told, who are not among `settled`
+    freed_outcome: RequestOutcome | None = None  # for those of them who are not in `outcomes`
+
+
+# Receiving
 
 
 def put_received(db: sqlite3.Connection, run: str, received: ReceivedRequests, at: float) -> None:
-    """New requests wait to be carried out; of those whose end a node knows it is told no more.
+    """Store new requests until they are carried out; an outcome that a node has read is not sent again.
 
-    What a node has too many of is not taken: it keeps the others, and sends them again and again.
+    A node with too many open requests keeps the others, and sends them again and again.
     """
-    asked = "SELECT node, count(*) FROM requests WHERE run = ? AND done IS NULL GROUP BY node"
-    waiting = {int(node): int(n) for node, n in db.execute(asked, (run,))}
-    known = "SELECT 1 FROM requests WHERE run = ? AND node = ? AND number = ?"
-    taken, left = list[tuple[int, UserRequest]](), dict[int, int]()
-    for node, one in received.requests:
-        if db.execute(known, (run, str(node), one.id)).fetchone() is not None:
-            continue
-        if waiting.get(node, 0) >= MOST_OPEN:
-            left[node] = left.get(node, 0) + 1
-            continue
-        waiting[node] = waiting.get(node, 0) + 1
-        taken.append((node, one))
-    for node, n in left.items():
-        said = f"{n} requests were not taken and stay at the node: {MOST_OPEN:,} of its people's are open already."
-        event = json.dumps({"event": "refused", "kind": "requests", "node": str(node), "said": said})
-        db.execute("INSERT INTO events (run, time, event) VALUES (?, ?, ?)", (run, at, event))
-    db.executemany(
-        "INSERT OR IGNORE INTO requests (run, node, time, number, sender, request, outcome) "
-        "VALUES (?, ?, ?, ?, '', ?, ?)",
-        (
-            (
-                run,
-                str(node),
-                at,
-                one.id,
-                one.model_dump_json(),
-                RequestOutcome(id=one.id, state="heard").model_dump_json(),
-            )
-            for node, one in taken
-        ),
-    )
-    over = ((at, run, str(node), number) for node, number in received.acknowledged_ends)
-    ends = "UPDATE requests SET heard = ? WHERE run = ? AND node = ? AND number = ? AND done IS NOT NULL"
-    db.executemany(ends, over)
-
-
-def put_apply_result(db: sqlite3.Connection, run: str, carried: ApplyResult, at: float) -> None:
-    """What became of requests. What was asked for is not kept: who took something back would find it here."""
-    named = dict(db.execute("SELECT id, request FROM requests WHERE run = ? AND request != ''", (run,)).fetchall())
-    for one in carried.outcomes:
-        final = one.outcome.is_final
-        if one.outcome.state == "pending":  # what is tried again has to be known
-            again = "UPDATE requests SET outcome = ? WHERE id = ?"
-            db.execute(again, (one.outcome.model_dump_json(), one.number))
-            continue
-        sender = "" if final else str(json.loads(named[one.number])["sender"])  # to be told when others have asked
-        db.execute(
-            "UPDATE requests SET request = '', sender = ?, outcome = ?, done = ? WHERE id = ?",
-            (sender, one.outcome.model_dump_json(), at if final else None, one.number),
+    accepted, n_refused = _select_acceptable(db, run, received.requests)
+    for node, count in n_refused.items():
+        reason = (
+            f"{count} requests were not taken and stay at the node: {MOST_OPEN:,} of its people's are open already."
         )
-    waited = db.execute("SELECT id, sender, number FROM requests WHERE run = ? AND sender != ''", (run,)).fetchall()
-    freed = {str(one) for one in carried.freed.tolist()}
-    for number, sender, asked in waited:
-        if sender in freed and carried.freed_outcome is not None:
-            last = carried.freed_outcome.model_copy(update={"id": asked})
-            done = "UPDATE requests SET sender = '', outcome = ?, done = ? WHERE id = ?"
-            db.execute(done, (last.model_dump_json(), at, number))
-    if carried.needs_scrub:
+        event = json.dumps({"event": "refused", "kind": "requests", "node": str(node), "said": reason})
+        db.execute("INSERT INTO events (run, time, event) VALUES (?, ?, ?)", (run, at, event))
+    for node, request in accepted:
+        outcome = RequestOutcome(id=request.id, state="heard")
+        texts = (request.model_dump_json(), outcome.model_dump_json())
+        db.execute(
+            "INSERT OR IGNORE INTO requests (run, node, time, number, sender, request, outcome) "
+            "VALUES (?, ?, ?, ?, '', ?, ?)",
+            (run, str(node), at, request.id, *texts),
+        )
+    for node, request_id in received.acknowledged_ends:
+        sql = "UPDATE requests SET heard = ? WHERE run = ? AND node = ? AND number = ? AND done IS NOT NULL"
+        db.execute(sql, (at, run, str(node), request_id))
+
+
+def _select_acceptable(
+    db: sqlite3.Connection, run: str, requests: Sequence[tuple[int, UserRequest]]
+) -> tuple[list[tuple[int, UserRequest]], dict[int, int]]:
+    """New requests, and by node how many are beyond what the server keeps open for it."""
+    count_open = "SELECT node, count(*) FROM requests WHERE run = ? AND done IS NULL GROUP BY node"
+    find_known = "SELECT 1 FROM requests WHERE run = ? AND node = ? AND number = ?"
+    n_open = {int(node): int(count) for node, count in db.execute(count_open, (run,))}
+    accepted = list[tuple[int, UserRequest]]()
+    n_refused: dict[int, int] = {}
+    for node, request in requests:
+        known = db.execute(find_known, (run, str(node), request.id)).fetchone()
+        if known is not None:
+            continue
+        if n_open.get(node, 0) >= MOST_OPEN:
+            n_refused[node] = n_refused.get(node, 0) + 1
+        else:
+            n_open[node] = n_open.get(node, 0) + 1
+            accepted.append((node, request))
+    return accepted, n_refused
+
+
+# Outcomes
+
+
+def put_apply_result(db: sqlite3.Connection, run: str, result: ApplyResult, at: float) -> None:
+    """Store outcomes, and drop what the requests asked for: the file must not show what somebody took back."""
+    rows = db.execute("SELECT id, request FROM requests WHERE run = ? AND request != ''", (run,)).fetchall()
+    request_texts = dict(rows)
+    for numbered in result.outcomes:
+        if numbered.outcome.state == "pending":  # the service needs the request to try it again
+            update = "UPDATE requests SET outcome = ? WHERE id = ?"
+            db.execute(update, (numbered.outcome.model_dump_json(), numbered.number))
+        else:
+            _put_outcome(db, numbered, request_texts, at)
+    if result.freed_outcome is not None:
+        _put_freed(db, run, result, result.freed_outcome, at)
+    if result.needs_scrub:
         mark_for_scrub(db)
+
+
+def _put_outcome(db: sqlite3.Connection, numbered: NumberedOutcome, request_texts: dict[int, str], at: float) -> None:
+    """Store an outcome; who waits for others stays known by name, to be told when these have asked."""
+    outcome = numbered.outcome
+    sender = ""
+    if not outcome.is_final:
+        request = json.loads(request_texts[numbered.number])
+        sender = str(request["sender"])
+    done = at if outcome.is_final else None
+    db.execute(
+        "UPDATE requests SET request = '', sender = ?, outcome = ?, done = ? WHERE id = ?",
+        (sender, outcome.model_dump_json(), done, numbered.number),
+    )
+
+
+def _put_freed(db: sqlite3.Connection, run: str, result: ApplyResult, outcome: RequestOutcome, at: float) -> None:
+    """Store the outcome of those who waited for others, and need not any more."""
+    freed = {str(name) for name in result.freed.tolist()}
+    select = "SELECT id, sender, number FROM requests WHERE run = ? AND sender != ''"
+    update = "UPDATE requests SET sender = '', outcome = ?, done = ? WHERE id = ?"
+    for row_id, sender, request_id in db.execute(select, (run,)).fetchall():
+        if sender in freed:
+            own_outcome = outcome.model_copy(update={"id": request_id})
+            db.execute(update, (own_outcome.model_dump_json(), at, row_id))

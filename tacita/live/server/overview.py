@@ -6,15 +6,23 @@ import contextlib
 import json
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tacita.live.database import connect_read_only, translate_errors
 from tacita.live.wire import SCORE_QUESTIONS
 
 RECENT = 20_000  # events that are looked through for what nodes said last
-_SCORES = ", ".join(f"'{one}'" for one in SCORE_QUESTIONS)
+_SCORES = ", ".join(f"'{kind}'" for kind in SCORE_QUESTIONS)
+_ROUND_FIELDS = ("block", "round", "asked", "clients", "valid", "bytes_up", "bytes_down")
+
+Result = TypeVar("Result")
+
+
+Page = tuple[int, list[dict[str, Any]]]  # how much there is, and a page of it
+EventRow = tuple[int, float, str]  # number, time, JSON
 
 
 class OverviewReader:
@@ -23,130 +31,161 @@ class OverviewReader:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def _query(self, query: Callable[[sqlite3.Connection], Any]) -> Any:
+    def _query(self, query: Callable[[sqlite3.Connection], Result]) -> Result:
         with translate_errors(self._path, "restore a copy"), contextlib.closing(connect_read_only(self._path)) as db:
             return query(db)
 
+    def _fetch(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        return self._query(lambda db: db.execute(sql, parameters).fetchall())
+
+    # Nodes
+
     def last_answers(self) -> dict[int, float]:
         """When each node's answer last counted."""
-        asked = "SELECT node, max(time) FROM accepted GROUP BY node"
-        return {int(node): at for node, at in self._query(lambda db: db.execute(asked).fetchall())}
+        rows = self._fetch("SELECT node, max(time) FROM accepted GROUP BY node")
+        return {int(node): at for node, at in rows}
 
     def last_errors(self) -> dict[int, tuple[float, str]]:
-        """What each node, or the server of its answer, last said was wrong."""
-        asked = (
+        """The last error of each node: what it said, or what the server said of its answer."""
+        rows = self._fetch(
             "SELECT json_extract(event, '$.node'), max(id), time, json_extract(event, '$.said') FROM events "
             "WHERE id > (SELECT ifnull(max(id), 0) FROM events) - ? "
-            "AND json_extract(event, '$.event') IN ('refused', 'bad reply') GROUP BY 1"
+            "AND json_extract(event, '$.event') IN ('refused', 'bad reply') GROUP BY 1",
+            (RECENT,),
         )
-        rows = self._query(lambda db: db.execute(asked, (RECENT,)).fetchall())
-        return {int(node): (at, said) for node, _, at, said in rows if node is not None}
+        return {int(node): (at, message) for node, _, at, message in rows if node is not None}
 
     def node_reports(self) -> dict[int, dict[str, Any]]:
         """What nodes said of themselves when they answered last: version, clock, and when that was."""
-        asked = "SELECT key, value FROM meta WHERE key LIKE 'node/%'"
-        rows = self._query(lambda db: db.execute(asked).fetchall())
+        rows = self._fetch("SELECT key, value FROM meta WHERE key LIKE 'node/%'")
         return {int(key.removeprefix("node/")): json.loads(value) for key, value in rows}
 
-    def rounds(self, run: str, offset: int, limit: int) -> tuple[int, list[dict[str, Any]]]:
+    # Rounds
+
+    def rounds(self, run: str, offset: int, limit: int) -> Page:
         """A run's rounds, the latest first: who answered, refused or was waited for, seconds and bytes."""
-
-        def ask(db: sqlite3.Connection) -> tuple[int, list[dict[str, Any]]]:
-            is_round = "run = ? AND json_extract(event, '$.event') = 'round'"
-            ids = [one for (one,) in db.execute(f"SELECT id FROM events WHERE {is_round} ORDER BY id DESC", (run,))]
-            page = ids[offset : offset + limit + 1]  # one more: the events of a round follow the round before it
-            if not page[:limit]:
-                return len(ids), []
-            first = page[limit] if len(page) > limit else 0
-            between = "SELECT id, time, event FROM events WHERE run = ? AND id BETWEEN ? AND ? ORDER BY id"
-            rows = db.execute(between, (run, first, page[0])).fetchall()
-            counted = _count_answers(db, run)
-            return len(ids), _build_timeline(rows, counted, first)[::-1]
-
-        found: tuple[int, list[dict[str, Any]]] = self._query(ask)
-        return found
-
-    def requests(self, offset: int, limit: int) -> tuple[int, list[dict[str, Any]]]:
-        """What people asked for: of which run and node, how old, how far. Neither who nor what."""
-
-        def ask(db: sqlite3.Connection) -> tuple[int, list[dict[str, Any]]]:
-            total = int(db.execute("SELECT count(*) FROM requests").fetchone()[0])
-            page = (
-                "SELECT r.id, r.run, ifnull(n.name, r.node), r.time, r.done, json_extract(r.outcome, '$.state'), "
-                "json_extract(r.outcome, '$.said'), r.heard FROM requests r LEFT JOIN nodes n ON n.number = r.node "
-                "ORDER BY r.done IS NOT NULL, r.id DESC LIMIT ? OFFSET ?"
-            )
-            names = ("request", "run", "node", "time", "done", "state", "said", "heard")
-            rows = [dict(zip(names, row)) for row in db.execute(page, (limit, offset)).fetchall()]
-            now = time.time()
-            return total, [{**row, "age": (row["done"] or now) - row["time"]} for row in rows]
-
-        found: tuple[int, list[dict[str, Any]]] = self._query(ask)
-        return found
-
-    def request_states(self) -> dict[str, int]:
-        asked = "SELECT json_extract(outcome, '$.state'), count(*) FROM requests GROUP BY 1"
-        return dict(self._query(lambda db: db.execute(asked).fetchall()))
+        return self._query(lambda db: _read_rounds(db, run, offset, limit))
 
     def count_release_spread(self, run: str) -> list[dict[str, int]]:
         """How many people can have been part of how many sums, at most: what nodes said of their numbers."""
-
-        def ask(db: sqlite3.Connection) -> list[dict[str, int]]:
-            asked = (
-                "SELECT n, sum(most), count(*) FROM (SELECT count(*) AS n, max(clients) AS most FROM accepted "
-                f"WHERE run = ? AND kind NOT IN ({_SCORES}) AND clients > 0 GROUP BY node) GROUP BY n ORDER BY n"
-            )
-            names = ("releases", "people at most", "nodes")
-            return [dict(zip(names, row)) for row in db.execute(asked, (run,)).fetchall()]
-
-        found: list[dict[str, int]] = self._query(ask)
-        return found
+        rows = self._fetch(
+            "SELECT n, sum(most), count(*) FROM (SELECT count(*) AS n, max(clients) AS most FROM accepted "
+            f"WHERE run = ? AND kind NOT IN ({_SCORES}) AND clients > 0 GROUP BY node) GROUP BY n ORDER BY n",
+            (run,),
+        )
+        names = ("releases", "people at most", "nodes")
+        return [dict(zip(names, row)) for row in rows]
 
     def count_refusals(self, run: str, block: int) -> int:
         """How many nodes refused something since a block of a run began."""
-        asked = (
+        rows = self._fetch(
             "SELECT count(DISTINCT json_extract(event, '$.node')) FROM events WHERE run = ?1 "
             "AND json_extract(event, '$.event') = 'refused' AND id > ifnull((SELECT max(id) FROM events WHERE run = ?1 "
-            "AND json_extract(event, '$.event') = 'block' AND json_extract(event, '$.block') = ?2), 0)"
+            "AND json_extract(event, '$.event') = 'block' AND json_extract(event, '$.block') = ?2), 0)",
+            (run, block),
         )
-        return int(self._query(lambda db: db.execute(asked, (run, block)).fetchone()[0]))
+        return int(rows[0][0])
+
+    # Requests
+
+    def requests(self, offset: int, limit: int) -> Page:
+        """People's requests: of which run and node, how old, how far. Neither who nor what."""
+        return self._query(lambda db: _read_requests(db, offset, limit))
+
+    def request_states(self) -> dict[str, int]:
+        return dict(self._fetch("SELECT json_extract(outcome, '$.state'), count(*) FROM requests GROUP BY 1"))
+
+
+def _read_requests(db: sqlite3.Connection, offset: int, limit: int) -> Page:
+    (total,) = db.execute("SELECT count(*) FROM requests").fetchone()
+    sql = (
+        "SELECT r.id, r.run, ifnull(n.name, r.node), r.time, r.done, json_extract(r.outcome, '$.state'), "
+        "json_extract(r.outcome, '$.said'), r.heard FROM requests r LEFT JOIN nodes n ON n.number = r.node "
+        "ORDER BY r.done IS NOT NULL, r.id DESC LIMIT ? OFFSET ?"
+    )
+    names = ("request", "run", "node", "time", "done", "state", "said", "heard")
+    now = time.time()
+    requests = []
+    for row in db.execute(sql, (limit, offset)).fetchall():
+        request = dict(zip(names, row))
+        end = request["done"] or now
+        request["age"] = end - request["time"]
+        requests.append(request)
+    return int(total), requests
+
+
+# Rounds from events
+
+
+def _read_rounds(db: sqlite3.Connection, run: str, offset: int, limit: int) -> Page:
+    select_ids = "SELECT id FROM events WHERE run = ? AND json_extract(event, '$.event') = 'round' ORDER BY id DESC"
+    ids = [row_id for (row_id,) in db.execute(select_ids, (run,))]
+    page = ids[offset : offset + limit + 1]  # one more: the events of a round follow the round before it
+    if not page[:limit]:
+        return len(ids), []
+    first = page[limit] if len(page) > limit else 0
+    select_events = "SELECT id, time, event FROM events WHERE run = ? AND id BETWEEN ? AND ? ORDER BY id"
+    rows = db.execute(select_events, (run, first, page[0])).fetchall()
+    timeline = _build_timeline(rows, _count_answers(db, run), first)
+    return len(ids), timeline[::-1]
 
 
 def _count_answers(db: sqlite3.Connection, run: str) -> dict[tuple[int, int], int]:
     """Nodes that counted, by block and number of the round's question."""
-    asked = (
+    sql = (
         "SELECT block, round, count(DISTINCT node) FROM accepted WHERE run = ? "
         f"AND kind NOT IN ({_SCORES}) GROUP BY block, round"
     )
-    return {(block, round): n for block, round, n in db.execute(asked, (run,)).fetchall()}
+    rows = db.execute(sql, (run,)).fetchall()
+    return {(block, round): n_nodes for block, round, n_nodes in rows}
 
 
-def _build_timeline(
-    rows: list[tuple[int, float, str]], counted: dict[tuple[int, int], int], first: int
-) -> list[dict[str, Any]]:
+@dataclass
+class _RoundEvents:
+    """What happened since the round before."""
+
+    refused: set[str] = field(default_factory=set)
+    bad: set[str] = field(default_factory=set)
+    n_late: int = 0
+    start: float | None = None
+
+    def add(self, kind: str, event: dict[str, Any], at: float) -> None:
+        if kind == "refused":
+            self.refused.add(str(event["node"]))
+        elif kind == "bad reply":
+            self.bad.add(str(event["node"]))
+        elif kind == "waiting":
+            n_missing = int(event["needed"]) - int(event["answered"])
+            self.n_late = max(self.n_late, n_missing)
+        elif kind == "block":
+            self.start = at
+
+    def describe(self, event: dict[str, Any], n_answered: int, at: float) -> dict[str, Any]:
+        shown = {name: event.get(name) for name in _ROUND_FIELDS}
+        seconds = None if self.start is None else round(at - self.start, 1)
+        return {
+            "time": at,
+            **shown,
+            "answered": n_answered,
+            "refused": len(self.refused),
+            "bad": len(self.bad),
+            "late": self.n_late,
+            "seconds": seconds,
+        }
+
+
+def _build_timeline(rows: list[EventRow], n_answers: dict[tuple[int, int], int], first: int) -> list[dict[str, Any]]:
     """Rounds with what happened since the one before."""
-    made: list[dict[str, Any]] = []
-    refused, bad, waited, began = set[str](), set[str](), 0, None
-    for number, at, text in rows:
+    timeline = []
+    events = _RoundEvents()
+    for row_id, at, text in rows:
         event = json.loads(text)
         kind = event.get("event")
-        if kind == "refused":
-            refused.add(str(event["node"]))
-        elif kind == "bad reply":
-            bad.add(str(event["node"]))
-        elif kind == "waiting":
-            waited = max(waited, int(event["needed"]) - int(event["answered"]))
-        elif kind == "block":
-            began = at
-        elif kind == "round" and number > first:
-            shown = {
-                name: event.get(name)
-                for name in ("block", "round", "asked", "clients", "valid", "bytes_up", "bytes_down")
-            }
-            answered = counted.get((int(event["block"]), int(event["round"]) - 1), 0)
-            seconds = None if began is None else round(at - began, 1)
-            more = {"answered": answered, "refused": len(refused), "bad": len(bad), "late": waited, "seconds": seconds}
-            made.append({"time": at, **shown, **more})
-        if kind == "round":
-            refused, bad, waited, began = set(), set(), 0, at
-    return made
+        if kind != "round":
+            events.add(kind, event, at)
+            continue
+        if row_id > first:
+            place = (int(event["block"]), int(event["round"]) - 1)
+            timeline.append(events.describe(event, n_answers.get(place, 0), at))
+        events = _RoundEvents(start=at)
+    return timeline

@@ -1,7 +1,6 @@
-"""Carrying out what came with answers: in order, what many withdraw together at once, and what a node is told of it.
+"""The request service: it carries out the requests that came with answers, in order, and withdrawals in groups.
 
-What cannot be carried out is told and stops no run. A certificate says what was done and what was not; it names
-nobody and no item.
+What cannot be carried out gets an outcome that says so, and stops no run.
 """
 
 from __future__ import annotations
@@ -13,26 +12,50 @@ from typing import Any
 
 import numpy as np
 
-from tacita.core.codec import digest
 from tacita.core.errors import TacitaError
-from tacita.core.types import Ragged, ServerState
+from tacita.core.types import Keys, Ragged, Request, RequestBatch, ServerState
 from tacita.federation.requests import handle_requests
 from tacita.federation.rounds import Progress
-from tacita.federation.state_arrays import pack_server
 from tacita.live.server.attempts import NoAnswer
+from tacita.live.server.certificates import WITHDRAWALS, build_certificate, certify_each, certify_user
 from tacita.live.server.open_requests import ApplyResult, NumberedOutcome, OpenRequest
 from tacita.live.server.remote_devices import RemoteDevices
-from tacita.live.wire import RequestOutcome, UserRequest
+from tacita.live.wire import RequestOutcome
 from tacita.round.plan import Federation
-from tacita.round.request import Request, RequestBatch
 
 log = logging.getLogger(__name__)
 
-WITHDRAWALS = ("unshare", "forget", "leave")
-RESIDUAL = (
-    "Models sent before, and what was recommended from them, are not reached; nor are choices that validation made "
-    "while the data took part."
-)
+MOST_TRIES = 5
+"""Tries after which an operator learns that somebody's request is stuck; it stays open all the same."""
+MAX_DELAY_EXPONENT = 6  # a request that was tried in vain waits for at most 2 to this many rounds
+
+_NO_KEYS = np.zeros(0, np.uint64)
+
+
+# What is due
+
+
+def select_due(requests: list[OpenRequest], server: ServerState) -> list[OpenRequest]:
+    """What is to be carried out now.
+
+    The service repeats what was tried in vain after ever more rounds. What its people ask for next waits for it.
+    """
+    due = []
+    waiting_users = set[tuple[int, int]]()
+    for request in requests:
+        if request.user in waiting_users or not _is_due(request, server):
+            waiting_users.add(request.user)
+        else:
+            due.append(request)
+    return due
+
+
+def _is_due(request: OpenRequest, server: ServerState) -> bool:
+    last = request.outcome
+    if last is None or last.state != "pending" or last.block != server.block:
+        return True
+    exponent = min(max(last.tries - 1, 0), MAX_DELAY_EXPONENT)
+    return server.round >= last.round + (1 << exponent)
 
 
 def group_requests(requests: list[OpenRequest]) -> list[list[OpenRequest]]:
@@ -41,237 +64,193 @@ def group_requests(requests: list[OpenRequest]) -> list[list[OpenRequest]]:
     A node that is silent or refuses then fails its own people alone.
     """
     groups: list[list[OpenRequest]] = []
-    for one in requests:
-        for group in reversed(groups):
-            alike = (group[0].request.kind, group[0].node) == (one.request.kind, one.node)
-            same = alike and one.request.kind in ("forget", "leave")
-            mine = any(other.request.sender == one.request.sender for other in group)
-            if same and not mine:
-                group.append(one)
-                break
-            if mine:
-                groups.append([one])
-                break
+    for request in requests:
+        group = _find_group(groups, request)
+        if group is None:
+            groups.append([request])
         else:
-            groups.append([one])
+            group.append(request)
     return groups
 
 
-def apply_requests(fed: Federation, progress: Progress, group: list[OpenRequest]) -> ApplyResult:
-    """Requests of one kind that came with answers; those whose nodes do not answer stay open."""
-    kind, before, remote = group[0].request.kind, progress.server, progress.devices
-    assert isinstance(remote, RemoteDevices)
-    fit = [one for one in group if not _find_misfit(progress, one)]
-    refused = [
-        _make_outcome(progress, one, "refused", said=_find_misfit(progress, one)) for one in group if one not in fit
-    ]
-    withdrew = kind in WITHDRAWALS
-    if not fit:
-        return ApplyResult({"kind": kind, "said": refused[0].outcome.said}, refused, withdrew, _NO_KEYS)
-    state, effective = "refused", False
-    remote.attempts.begin()
+def _find_group(groups: list[list[OpenRequest]], request: OpenRequest) -> list[OpenRequest] | None:
+    """The latest group that a request can join; None: it stands alone, or behind one of the same person."""
+    kind = request.kind
+    sender = request.sender
+    if kind not in ("forget", "leave"):
+        return None
+    for group in reversed(groups):
+        first = group[0]
+        if any(other.sender == sender for other in group):
+            return None
+        if (first.kind, first.node) == (kind, request.node):
+            return group
+    return None
+
+
+# Carrying out
+
+
+def apply_requests(federation: Federation, progress: Progress, group: list[OpenRequest]) -> ApplyResult:
+    """Carry out requests of one kind that came with answers; those whose nodes do not answer stay open."""
+    kind = group[0].kind
+    is_withdrawal = kind in WITHDRAWALS
+    fitting, refused = _separate_misfits(progress, group)
+    if not fitting:
+        return ApplyResult({"kind": kind, "said": refused[0].outcome.said}, refused, is_withdrawal, _NO_KEYS)
+    model_before = progress.server
     try:
-        if any(one.tries for one in fit) and not {one.node for one in fit} <= set(remote.transport.nodes()):
-            remote.attempts.take_number()  # a server that was killed may have asked with this number: it is used up
-            raise NoAnswer("the node is away.")  # it was waited for once
-        remote.add_requesters({one.request.sender: one.node for one in fit})
-        said = handle_requests(fed, progress, _merge_requests(fit, remote))
-        effective = True
+        reports_by_part = _carry_out(federation, progress, fitting)
     except NoAnswer as error:
-        why, state = str(error)[:500], "pending"
+        return _postpone(progress, fitting, refused, str(error)[:500])
     except TacitaError as error:
-        why = str(error)[:500]
+        reason = str(error)[:500]
     except Exception as error:  # of a part: whatever it was, the next round must not meet it again
-        log.exception("requests %s", [one.number for one in fit])
-        why = f"it failed: {type(error).__name__}"
+        log.exception("requests %s", [request.number for request in fitting])
+        reason = f"it failed: {type(error).__name__}"
     else:
-        told = [one for part in said.values() for one in part.get("each", [part])]
-        waits = any(one.get("waits") for one in told)
-        models = (before, progress.server)
-        found = build_certificate(told, models, fit[0].request)
-        state, verdict = "waits" if waits else "done", str(found["verdict"])
-        settled = [
-            _make_outcome(progress, one, state, said=verdict, certificate=own)
-            for one, own in _certify_each(found, models, fit)
-        ]
-        others = _make_outcome(progress, fit[0], state, said=verdict, certificate=_certify_user(found, kind, 0)).outcome
-        freed = [np.asarray(one["subjects"], np.uint64) for one in told if "subjects" in one and not one.get("waits")]
-        done = {name: _to_json(part) for name, part in said.items()}
-        event = {"kind": kind, "people": len(fit), "done": done}
-        return ApplyResult(event, refused + settled, withdrew, np.concatenate([_NO_KEYS, *freed]), others)
-    finally:
-        remote.attempts.end(effective)
-    if state == "refused":
-        settled = [_make_outcome(progress, one, state, said=why) for one in fit]
-        return ApplyResult({"kind": kind, "said": why}, refused + settled, withdrew, _NO_KEYS)
-    settled = [_make_outcome(progress, one, state, said=why, tries=one.tries + 1) for one in fit]
-    vain: dict[str, Any] = {
-        "kind": kind,
-        "said": why,
-        "state": state,
-        "node": str(fit[0].node),
-        "tries": fit[0].tries + 1,
-    }
-    return ApplyResult(vain, refused + settled, bool(refused) and withdrew, _NO_KEYS)
+        return _certify(progress, model_before, fitting, refused, reports_by_part)
+    outcomes = refused + [_make_outcome(progress, request, "refused", said=reason) for request in fitting]
+    return ApplyResult({"kind": kind, "said": reason}, outcomes, is_withdrawal, _NO_KEYS)
 
 
-MOST_TRIES = 5
-"""Tries after which an operator is told that somebody's request is stuck; it stays open all the same."""
-
-
-def select_due(requests: list[OpenRequest], server: ServerState) -> list[OpenRequest]:
-    """What is to be carried out now: what was tried in vain after ever more rounds, and what its people ask for next
-    only after it."""
-    found, behind = [], set[tuple[int, int]]()
-    for one in requests:
-        who = (one.node, one.request.sender)
-        if who in behind or not _is_due(one, server):
-            behind.add(who)
+def _separate_misfits(progress: Progress, group: list[OpenRequest]) -> tuple[list[OpenRequest], list[NumberedOutcome]]:
+    """Requests that can be meant, and outcomes of those that cannot."""
+    fitting = []
+    refused = []
+    for request in group:
+        reason = _find_misfit(progress, request)
+        if reason:
+            refused.append(_make_outcome(progress, request, "refused", said=reason))
         else:
-            found.append(one)
-    return found
+            fitting.append(request)
+    return fitting, refused
 
 
-def _is_due(one: OpenRequest, server: ServerState) -> bool:
-    last = one.outcome
-    if last is None or last.state != "pending" or last.block != server.block:
-        return True
-    return server.round >= last.round + (1 << min(max(last.tries - 1, 0), 6))
-
-
-_NO_KEYS = np.zeros(0, np.uint64)
-
-
-def _find_misfit(progress: Progress, one: OpenRequest) -> str:
+def _find_misfit(progress: Progress, request: OpenRequest) -> str:
     """Why a request cannot be meant; empty: it can."""
-    if max(one.request.items, default=0) >= len(progress.server.items):
+    last_item = max(request.items, default=0)
+    if last_item >= len(progress.server.items):
         return "the request is about items that are not in the catalogue."
-    assert isinstance(progress.devices, RemoteDevices)
-    if progress.devices.find_node(one.request.sender) not in (None, one.node):
+    known_node = _remote_devices(progress).locations.find_node(request.sender)
+    if known_node not in (None, request.node):
         return "the request is for somebody of another node."
     return ""
 
 
+def _remote_devices(progress: Progress) -> RemoteDevices:
+    assert isinstance(progress.devices, RemoteDevices)
+    return progress.devices
+
+
+def _carry_out(federation: Federation, progress: Progress, group: list[OpenRequest]) -> dict[str, dict[str, Any]]:
+    """Carry requests out in one attempt, which has failed unless all of it went through."""
+    remote = _remote_devices(progress)
+    is_effective = False
+    remote.attempts.begin()
+    try:
+        _refuse_absent_nodes(remote, group)
+        remote.locations.add_requesters({request.sender: request.node for request in group})
+        reports_by_part = handle_requests(federation, progress, _merge_requests(group, remote))
+        is_effective = True
+        return reports_by_part
+    finally:
+        remote.attempts.end(is_effective)
+
+
+def _refuse_absent_nodes(remote: RemoteDevices, group: list[OpenRequest]) -> None:
+    """Do not wait a second time for a node that is away.
+
+    A server that was killed may have asked with this attempt's number: so the number is used up.
+    """
+    nodes = {request.node for request in group}
+    was_tried = any(request.tries for request in group)
+    if was_tried and not nodes <= set(remote.transport.nodes()):
+        remote.attempts.take_number()
+        raise NoAnswer("the node is away.")
+
+
 def _merge_requests(group: list[OpenRequest], remote: RemoteDevices) -> Request | RequestBatch:
     first = group[0].request
-    at = remote.attempts.order_time(max(one.request.time for one in group), time.time())
+    number = group[0].number
+    last_time = max(request.request.time for request in group)
+    at = remote.attempts.order_time(last_time, time.time())
     if len(group) == 1:
-        return Request(first.kind, first.sender, np.array(first.items, np.int32), at, group[0].number)
-    senders = np.array([one.request.sender for one in group], np.uint64)
-    items = Ragged.from_lists([one.request.items for one in group])
-    return RequestBatch(first.kind, senders, items, at, group[0].number)
+        return Request(first.kind, first.sender, np.array(first.items, np.int32), at, number)
+    senders = np.array([request.sender for request in group], np.uint64)
+    items = Ragged.from_lists([request.items for request in group])
+    return RequestBatch(first.kind, senders, items, at, number)
 
 
-def _make_outcome(progress: Progress, one: OpenRequest, state: Any, **more: Any) -> NumberedOutcome:
+# Outcomes
+
+
+def _certify(
+    progress: Progress,
+    model_before: ServerState,
+    group: list[OpenRequest],
+    refused: list[NumberedOutcome],
+    reports_by_part: dict[str, dict[str, Any]],
+) -> ApplyResult:
+    """Requests that were carried out, or that wait for others, with a certificate for each user."""
+    kind = group[0].kind
+    models = (model_before, progress.server)
+    reports = []
+    for part_report in reports_by_part.values():
+        reports += part_report.get("each", [part_report])
+    waits = any(report.get("waits") for report in reports)
+    certificate = build_certificate(reports, models, kind)
+    verdict = str(certificate["verdict"])
+    state = "waits" if waits else "done"
+    outcomes = list(refused)
+    for request, user_certificate in certify_each(certificate, models, group):
+        outcomes.append(_make_outcome(progress, request, state, said=verdict, certificate=user_certificate))
+    freed_certificate = certify_user(certificate, kind, 0)
+    freed_outcome = _make_outcome(progress, group[0], state, said=verdict, certificate=freed_certificate).outcome
+    content = {name: _to_json(report) for name, report in reports_by_part.items()}
+    event = {"kind": kind, "people": len(group), "done": content}
+    return ApplyResult(event, outcomes, kind in WITHDRAWALS, _collect_freed(reports), freed_outcome)
+
+
+def _collect_freed(reports: list[dict[str, Any]]) -> Keys:
+    """Users who waited for others, and need not any more."""
+    freed = [_NO_KEYS]
+    for report in reports:
+        if "subjects" in report and not report.get("waits"):
+            freed.append(np.asarray(report["subjects"], np.uint64))
+    return np.concatenate(freed)
+
+
+def _postpone(progress: Progress, group: list[OpenRequest], refused: list[NumberedOutcome], reason: str) -> ApplyResult:
+    """Requests whose nodes did not answer stay open, to be tried again."""
+    first = group[0]
+    kind = first.kind
+    outcomes = list(refused)
+    for request in group:
+        outcomes.append(_make_outcome(progress, request, "pending", said=reason, tries=request.tries + 1))
+    event: dict[str, Any] = {
+        "kind": kind,
+        "said": reason,
+        "state": "pending",
+        "node": str(first.node),
+        "tries": first.tries + 1,
+    }
+    needs_scrub = bool(refused) and kind in WITHDRAWALS
+    return ApplyResult(event, outcomes, needs_scrub, _NO_KEYS)
+
+
+def _make_outcome(progress: Progress, request: OpenRequest, state: Any, **fields: Any) -> NumberedOutcome:
     server = progress.server
-    return NumberedOutcome(
-        one.number, RequestOutcome(id=one.request.id, state=state, block=server.block, round=server.round, **more)
-    )
-
-
-# What a node is told
-
-
-def build_certificate(
-    reports: list[dict[str, Any]], models: tuple[ServerState, ServerState], wanted: UserRequest
-) -> dict[str, Any]:
-    """What was done, in the terms of the lab's certificates, and what was not checked; of one person's own, `_own`."""
-    before, after = (_digest_model(one) for one in models)
-    waits = any(one.get("waits") for one in reports)
-    methods = list(dict.fromkeys(str(one["method"]) for one in reports if "method" in one))
-    unlearned = bool(methods) and wanted.kind != "share" and not waits  # a part says that it did, not that it could
-    exact = [bool(one["exact"]) for one in reports if "exact" in one]
-    sums = {name: float(sum(one.get(name) or 0.0 for one in reports)) for name in _SUMMED_FIELDS}
-    purged = [str(line) for one in reports for line in one.get("purged", ())]
-    emptied = ["record of shared items"] if wanted.kind in WITHDRAWALS else []
-    return {
-        "request": wanted.kind,
-        "method": ", ".join(methods) or "the record of what is shared",
-        "mode": "; ".join(str(one["mode"]) for one in reports if "mode" in one)[:500],
-        "exact": bool(exact) and all(exact) and not waits,
-        "model before": before,
-        "model after": after,
-        **{name.replace("_", " "): value for name, value in sums.items() if math.isfinite(value)},
-        **_certify_effect(waits, unlearned and before != after, models[1]),
-        "purged": "" if waits else ", ".join(dict.fromkeys(["request", *emptied, *purged])),
-        "residual risk": _residual_risk(wanted.kind, unlearned or waits),
-        "verdict": _verdict(wanted.kind, waits, unlearned, before != after),
-    }
-
-
-def _certify_effect(waits: bool, unlearned: bool, after: ServerState) -> dict[str, Any]:
-    """What happened, when, and how anybody knows."""
-    if waits:
-        return {"taken": "nothing yet", "verified": "nothing to verify yet"}
-    return {
-        "taken": _TAKEN_FROM_MODEL if unlearned else "",
-        "effective block": after.block,
-        "effective after round": after.round,
-        "effective at": time.time(),
-        "verified": "by nobody: the server says so, and its model was compared with no run without the data",
-    }
-
-
-_TAKEN_FROM_MODEL = "what was learned out of the model"
-
-
-def _certify_each(
-    found: dict[str, Any], models: tuple[ServerState, ServerState], group: list[OpenRequest]
-) -> list[tuple[OpenRequest, dict[str, Any]]]:
-    """A certificate for everybody: who withdraws together does not learn how much others had shared."""
-    senders = np.array([one.request.sender for one in group], np.uint64)
-    before, after = (one.shared.lists_of(senders).counts() for one in models)
-    return [
-        (one, {"shared items": len(one.request.items)} | _certify_user(found, one.request.kind, int(gone)))
-        for one, gone in zip(group, before - after, strict=True)
-    ]
-
-
-def _certify_user(found: dict[str, Any], kind: str, gone: int) -> dict[str, Any]:
-    """A certificate with what was taken of one person: so many items out of the record."""
-    if "effective at" not in found:  # it waits
-        return found
-    left = [f"{gone} shared items out of the record"] if gone > 0 else []
-    left += [found["taken"]] if found["taken"] else []
-    taken = " and ".join(left) or "nothing: the server held none of it"
-    return {**found, "taken": "" if kind == "share" else taken}
-
-
-_SUMMED_FIELDS = ("clients_asked", "rounds", "bytes_up", "bytes_down", "seconds_server")
-
-
-def _digest_model(server: ServerState) -> str:
-    """Of what is learned, without the record of what people shared."""
-    arrays = pack_server(server)
-    return digest({name: v for name, v in arrays.items() if not name.startswith(("parts/", "given/"))})
-
-
-def _residual_risk(kind: str, unlearned: bool) -> str:
-    if kind == "share":
-        return ""
-    return (
-        RESIDUAL
-        if unlearned
-        else f"Nothing in this run unlearns this: what the model learned from the data stays. {RESIDUAL}"
-    )
-
-
-def _verdict(kind: str, waits: bool, unlearned: bool, changed: bool) -> str:
-    if waits:
-        return "waits until enough people have asked"
-    if kind == "share":
-        return "shared"
-    if not unlearned:
-        return "taken out of the server's record; not unlearned"
-    return "taken out of the record and the model; not verified" if changed else "taken out; the model held none of it"
+    outcome = RequestOutcome(id=request.request.id, state=state, block=server.block, round=server.round, **fields)
+    return NumberedOutcome(request.number, outcome)
 
 
 def _to_json(value: Any) -> Any:
-    """What a part says, as JSON that names nobody."""
+    """What a part reports, as JSON that names nobody."""
     if isinstance(value, dict):
-        return {str(name): _to_json(one) for name, one in value.items() if name != "subjects"}
+        return {str(name): _to_json(content) for name, content in value.items() if name != "subjects"}
     if isinstance(value, list | tuple):
-        return [_to_json(one) for one in value]
+        return [_to_json(entry) for entry in value]
     if isinstance(value, np.ndarray | np.generic):
         return _to_json(value.tolist())
     if isinstance(value, float) and not math.isfinite(value):

@@ -26,9 +26,7 @@ from tacita.live.server.open_requests import ApplyResult, OpenRequest, ReceivedR
 from tacita.live.wire import MOST_REQUESTS, RequestOutcome, UserRequest
 
 if TYPE_CHECKING:
-    from tacita.live.server.remote_devices import (
-        AcceptedAnswer,  # brings the models, which `server status` has no use for
-    )
+    from tacita.live.server.node_query import AcceptedAnswer  # brings the models, which `server status` does not need
 
 STORE_FILE = "server.sqlite"
 FORMAT = 3
@@ -73,14 +71,15 @@ class RunRow:
     note: dict[str, Any] | None  # where it stands; None: nothing was committed yet
 
 
-def _format_error(path: Path, found: Any) -> TacitaError:
+def _format_error(path: Path, format: Any) -> TacitaError:
     """A file that another version of the server wrote."""
-    number = int(found) if isinstance(found, str | int) and str(found).isdecimal() else 0
-    made = f"format {number}" if number else "no format that is known"
+    is_number = isinstance(format, str | int) and str(format).isdecimal()
+    number = int(format) if is_number else 0
+    named = f"format {number}" if number else "no format that is known"
     if number > FORMAT:
-        return TacitaError(f"{path} was made by a newer tacita ({made}, this one reads {FORMAT}); update tacita.")
+        return TacitaError(f"{path} was made by a newer tacita ({named}, this one reads {FORMAT}); update tacita.")
     return TacitaError(
-        f"{path} was made by an older tacita ({made}, this one reads {FORMAT}); make a new server in another folder "
+        f"{path} was made by an older tacita ({named}, this one reads {FORMAT}); make a new server in another folder "
         "with `tacita server init`: people's data are on their nodes, which enrol there anew."
     )
 
@@ -93,9 +92,9 @@ class ServerStore:
         if not path.is_file():
             raise TacitaError(f"there is no server in {path.parent}; `tacita server init` makes one.")
         with self._translate_errors():
-            found = read_format(path)
-        if found != str(FORMAT):
-            raise _format_error(path, found)
+            format = read_format(path)
+        if format != str(FORMAT):
+            raise _format_error(path, format)
         with self._translate_errors():
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30.0)
             self._db.execute("PRAGMA synchronous = FULL")
@@ -129,42 +128,48 @@ class ServerStore:
         with self._translate_errors(), transaction(self._db):
             yield self._db
 
-    def _query(self, sql: str, *given: Any) -> list[tuple[Any, ...]]:
+    def _query(self, sql: str, *parameters: Any) -> list[tuple[Any, ...]]:
         with self._translate_errors():
-            return self._db.execute(sql, given).fetchall()
+            return self._db.execute(sql, parameters).fetchall()
 
     # Catalogue
 
     def catalogue(self) -> list[tuple[str, str]]:
         """Raw id and title of every item, in the order of the item table."""
-        return [(item, title) for item, title in self._query("SELECT item, title FROM catalogue ORDER BY number")]
+        rows = self._query("SELECT item, title FROM catalogue ORDER BY number")
+        return [(item, title) for item, title in rows]
 
     def count_items(self) -> int:
         """How many items a block would have now: enough to learn from, or a sentence."""
-        found = int(self._query("SELECT count(*) FROM catalogue")[0][0])
-        if found < 2:
+        rows = self._query("SELECT count(*) FROM catalogue")
+        n_items = int(rows[0][0])
+        if n_items < 2:
             raise TacitaError("the catalogue has fewer than two items; `tacita server catalogue add FILE` fills it.")
-        return found
+        return n_items
 
     def add_items(self, items: Sequence[tuple[str, str]]) -> int:
         """Add items at the end; those that are there keep their place and get the title if they had none."""
         with self._write_transaction() as db:
             known = dict(db.execute("SELECT item, title FROM catalogue").fetchall())
-            fresh: dict[str, str] = {}
+            new_titles: dict[str, str] = {}
             for item, title in items:
                 if item not in known:
-                    fresh[item] = fresh.get(item) or title
+                    new_titles[item] = new_titles.get(item) or title
                 elif title and not known[item]:
                     db.execute("UPDATE catalogue SET title = ? WHERE item = ?", (title, item))
-            rows = ((len(known) + n, item, title) for n, (item, title) in enumerate(fresh.items()))
+            rows = [(number, item, title) for number, (item, title) in enumerate(new_titles.items(), len(known))]
             db.executemany("INSERT INTO catalogue (number, item, title) VALUES (?, ?, ?)", rows)
-        return len(fresh)
+        return len(new_titles)
 
     # Nodes
 
     def nodes(self) -> list[NodeRow]:
         rows = self._query("SELECT name, public_key, number, enrolled, revoked FROM nodes ORDER BY enrolled, name")
-        return [NodeRow(name, key, None if n is None else int(n), at, gone) for name, key, n, at, gone in rows]
+        nodes = []
+        for name, public_key, number, enrolled, revoked in rows:
+            engine_number = None if number is None else int(number)
+            nodes.append(NodeRow(name, public_key, engine_number, enrolled, revoked))
+        return nodes
 
     def allowed_nodes(self) -> set[int]:
         """Numbers of the nodes that may take part."""
@@ -187,19 +192,21 @@ class ServerStore:
     def note_nodes(self, notes: dict[int, dict[str, Any]]) -> None:
         """What nodes said of themselves with their last answers: their version, how far off their clock is."""
         with self._write_transaction() as db:
-            rows = ((str(number), json.dumps(note)) for number, note in notes.items())
-            db.executemany("INSERT OR REPLACE INTO meta (key, value) VALUES ('node/' || ?, ?)", rows)
+            for number, note in notes.items():
+                row = (str(number), json.dumps(note))
+                db.execute("INSERT OR REPLACE INTO meta (key, value) VALUES ('node/' || ?, ?)", row)
 
     def revoke(self, name: str) -> NodeRow:
-        found = {row.name: row for row in self.nodes()}
-        if name not in found:
-            listed = ", ".join(sorted(found)) or "none"
-            raise TacitaError(f"no node is named '{name}'; enrolled nodes: {listed}.")
-        if found[name].revoked is not None:
+        node_by_name = {node.name: node for node in self.nodes()}
+        if name not in node_by_name:
+            names = ", ".join(sorted(node_by_name)) or "none"
+            raise TacitaError(f"no node is named '{name}'; enrolled nodes: {names}.")
+        node = node_by_name[name]
+        if node.revoked is not None:
             raise TacitaError(f"node '{name}' was revoked already.")
         with self._write_transaction() as db:
             db.execute("UPDATE nodes SET revoked = ? WHERE name = ?", (time.time(), name))
-        return found[name]
+        return node
 
     # Runs
 
@@ -216,11 +223,11 @@ class ServerStore:
         return [_read_run_row(*row) for row in rows]
 
     def load_run(self, name: str) -> RunRow:
-        found = self._query("SELECT name, config, options, opened, note FROM runs WHERE name = ?", name)
-        if not found:
-            listed = ", ".join(row[0] for row in self._query("SELECT name FROM runs ORDER BY created"))
-            raise TacitaError(f"there is no run '{name}' on this server; runs: {listed or 'none yet'}.")
-        return _read_run_row(*found[0])
+        rows = self._query("SELECT name, config, options, opened, note FROM runs WHERE name = ?", name)
+        if not rows:
+            names = [other for (other,) in self._query("SELECT name FROM runs ORDER BY created")]
+            raise TacitaError(f"there is no run '{name}' on this server; runs: {', '.join(names) or 'none yet'}.")
+        return _read_run_row(*rows[0])
 
     def open_block(self, name: str) -> int:
         """Open the next block with the catalogue as it is now; the one before must be done."""
@@ -232,16 +239,19 @@ class ServerStore:
         n_items = self.count_items()
         with self._write_transaction() as db:
             db.execute("UPDATE runs SET opened = opened + 1 WHERE name = ?", (name,))
-            db.execute("INSERT INTO block_items (run, block, n_items) VALUES (?, ?, ?)", (name, row.opened, n_items))
+            block = (name, row.opened, n_items)
+            db.execute("INSERT INTO block_items (run, block, n_items) VALUES (?, ?, ?)", block)
         return row.opened
 
     def block_sizes(self, name: str) -> list[int]:
         """Items of the catalogue in each opened block."""
-        return [n for (n,) in self._query("SELECT n_items FROM block_items WHERE run = ? ORDER BY block", name)]
+        rows = self._query("SELECT n_items FROM block_items WHERE run = ? ORDER BY block", name)
+        return [n_items for (n_items,) in rows]
 
     def load_arrays(self, name: str) -> Arrays:
         rows = self._query("SELECT name, array FROM arrays WHERE run = ?", name)
-        return {key: unpack(blob, str(self.path))["array"] for key, blob in rows}
+        where = str(self.path)
+        return {array_name: unpack(blob, where)["array"] for array_name, blob in rows}
 
     def commit_round(
         self,
@@ -251,7 +261,7 @@ class ServerStore:
         accepted: Sequence[AcceptedAnswer],
         received: ReceivedRequests,
         event: dict[str, Any],
-        carried: ApplyResult | None = None,
+        result: ApplyResult | None = None,
     ) -> None:
         """A round, or requests that were carried out, in one transaction.
 
@@ -259,52 +269,50 @@ class ServerStore:
         came with an earlier answer.
         """
         at = time.time()
+        digested = {name: (digest_array(array), array) for name, array in arrays.items()}
         with self._write_transaction() as db:
-            put_arrays(db, "arrays", run, {name: (digest_array(array), array) for name, array in arrays.items()})
-            db.executemany(
-                "INSERT INTO accepted (run, block, round, kind, node, sha, clients, time) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                ((run, o.block, o.round, o.kind, str(o.node), o.sha, o.clients, at) for o in accepted),
-            )
+            put_arrays(db, "arrays", run, digested)
+            for answer in accepted:
+                _put_accepted(db, run, answer, at)
             put_received(db, run, received, at)
-            if carried is not None:
-                put_apply_result(db, run, carried, at)
+            if result is not None:
+                put_apply_result(db, run, result, at)
             db.execute("UPDATE runs SET note = ? WHERE name = ?", (json.dumps(note), run))
             db.execute("INSERT INTO events (run, time, event) VALUES (?, ?, ?)", (run, at, json.dumps(event)))
 
     def open_requests(self, run: str) -> list[OpenRequest]:
-        """What people asked for and was not carried out yet, oldest first."""
-        asked = "SELECT id, node, request, outcome FROM requests WHERE run = ? AND request != '' ORDER BY id"
-        return [
-            OpenRequest(
-                int(one),
-                int(node),
-                _validate_json(UserRequest, wanted, "a request"),
-                _validate_json(RequestOutcome, told, "an outcome"),
-            )
-            for one, node, wanted, told in self._query(asked, run)
-        ]
+        """Requests that were not carried out yet, oldest first."""
+        rows = self._query(
+            "SELECT id, node, request, outcome FROM requests WHERE run = ? AND request != '' ORDER BY id", run
+        )
+        requests = []
+        for row_id, node, request_text, outcome_text in rows:
+            request = _validate_json(UserRequest, request_text, "a request")
+            requests.append(OpenRequest(int(row_id), int(node), request, _read_outcome(outcome_text)))
+        return requests
 
     def list_pending(self, run: str) -> list[dict[str, Any]]:
         """Requests that are not carried out: since when, of which node, what was tried. Neither who nor what."""
-        asked = (
+        rows = self._query(
             "SELECT r.id, ifnull(n.name, r.node), r.time, r.outcome FROM requests r LEFT JOIN nodes n "
-            "ON n.number = r.node WHERE r.run = ? AND r.done IS NULL ORDER BY r.id"
+            "ON n.number = r.node WHERE r.run = ? AND r.done IS NULL ORDER BY r.id",
+            run,
         )
-        found, now = self._query(asked, run), time.time()
-        said = [
-            _validate_json(RequestOutcome, told, "an outcome").model_dump(include={"state", "tries", "said"})
-            for *_, told in found
-        ]
-        return [{"request": one, "node": n, "age": now - at, **o} for (one, n, at, _), o in zip(found, said)]
+        now = time.time()
+        pending = []
+        for row_id, node, at, outcome_text in rows:
+            outcome = _read_outcome(outcome_text).model_dump(include={"state", "tries", "said"})
+            pending.append({"request": row_id, "node": node, "age": now - at, **outcome})
+        return pending
 
     def list_outcomes(self, run: str) -> dict[int, list[RequestOutcome]]:
-        """What became of requests, by the node that has not heard of it yet."""
+        """Outcomes of requests, by the node that has not read them yet."""
         rows = self._query("SELECT node, outcome FROM requests WHERE run = ? AND heard IS NULL ORDER BY id", run)
-        found: dict[int, list[RequestOutcome]] = {}
-        for node, told in rows:
-            found.setdefault(int(node), []).append(_validate_json(RequestOutcome, told, "an outcome"))
-        return {node: told[:MOST_REQUESTS] for node, told in found.items()}
+        outcomes_by_node: dict[int, list[RequestOutcome]] = {}
+        for node, outcome_text in rows:
+            outcomes = outcomes_by_node.setdefault(int(node), [])
+            outcomes.append(_read_outcome(outcome_text))
+        return {node: outcomes[:MOST_REQUESTS] for node, outcomes in outcomes_by_node.items()}
 
     @property
     def needs_scrub(self) -> bool:
@@ -334,27 +342,47 @@ class ServerStore:
 
     def events(self, run: str, after: int = 0) -> list[tuple[int, float, dict[str, Any]]]:
         rows = self._query("SELECT id, time, event FROM events WHERE run = ? AND id > ? ORDER BY id", run, after)
-        return [(one, at, json.loads(event)) for one, at, event in rows]
+        return [(row_id, at, json.loads(event)) for row_id, at, event in rows]
 
     def last_event(self, run: str) -> dict[str, Any] | None:
-        found = self._query("SELECT event FROM events WHERE run = ? ORDER BY id DESC LIMIT 1", run)
-        return json.loads(found[0][0]) if found else None
+        rows = self._query("SELECT event FROM events WHERE run = ? ORDER BY id DESC LIMIT 1", run)
+        return json.loads(rows[0][0]) if rows else None
 
     def last_answer(self, node: int | None) -> float | None:
         """When a node's answer last counted."""
-        return None if node is None else self._query("SELECT max(time) FROM accepted WHERE node = ?", str(node))[0][0]
+        if node is None:
+            return None
+        rows = self._query("SELECT max(time) FROM accepted WHERE node = ?", str(node))
+        at: float | None = rows[0][0]
+        return at
 
     def list_accepted(self, run: str) -> list[tuple[Any, ...]]:
         """(block, round, kind, node, clients) of every answer that counted."""
-        asked = "SELECT block, round, kind, node, clients FROM accepted WHERE run = ? ORDER BY block, round, kind, node"
-        return [(block, round, kind, int(node), n) for block, round, kind, node, n in self._query(asked, run)]
+        rows = self._query(
+            "SELECT block, round, kind, node, clients FROM accepted WHERE run = ? ORDER BY block, round, kind, node",
+            run,
+        )
+        return [(block, round, kind, int(node), clients) for block, round, kind, node, clients in rows]
 
 
-_Read = TypeVar("_Read", bound=StrictModel)
+def _put_accepted(db: sqlite3.Connection, run: str, answer: AcceptedAnswer, at: float) -> None:
+    place = (run, answer.block, answer.round, answer.kind)
+    content = (str(answer.node), answer.sha, answer.clients, at)
+    db.execute(
+        "INSERT INTO accepted (run, block, round, kind, node, sha, clients, time) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        (*place, *content),
+    )
 
 
-def _validate_json(kind: type[_Read], text: str, what: str) -> _Read:
-    return validate_model(kind, json.loads(text), what)
+_Model = TypeVar("_Model", bound=StrictModel)
+
+
+def _validate_json(model: type[_Model], text: str, what: str) -> _Model:
+    return validate_model(model, json.loads(text), what)
+
+
+def _read_outcome(text: str) -> RequestOutcome:
+    return _validate_json(RequestOutcome, text, "an outcome")
 
 
 def _check_name(what: str, name: str) -> None:
@@ -370,18 +398,23 @@ def count_done_blocks(row: RunRow) -> int:
     return 0 if row.note is None else len(row.note["plain"]["results"])
 
 
-def _read_run_row(name: str, config: str, options: str, opened: int, note: str | None) -> RunRow:
-    read = validate_model(RunConfig, json.loads(config), f"the settings of run '{name}'")
-    return RunRow(name, read, json.loads(options), opened, None if note is None else json.loads(note))
+def _read_run_row(name: str, config_text: str, options: str, opened: int, note: str | None) -> RunRow:
+    config = validate_model(RunConfig, json.loads(config_text), f"the settings of run '{name}'")
+    return RunRow(name, config, json.loads(options), opened, None if note is None else json.loads(note))
 
 
 def describe_run(row: RunRow) -> str:
-    """Where a run is, for people."""
-    done = count_done_blocks(row)
+    """How far a run is, for people."""
+    n_done = count_done_blocks(row)
     if row.note is None:
         return "waits for its first round" if row.opened else "no block is open"
-    if done == row.opened:
-        unscored = row.note["plain"]["results"][-1].get("unscored", "") if done else ""
-        return f"{done} block{'s' if done != 1 else ''} done" + (f"; {unscored}" if unscored else "")
-    now = row.note["now"]
-    return f"block {now['block']}, round {now['round']}" if row.note["plain"]["in_block"] else f"opens block {done}"
+    state = row.note["plain"]
+    if n_done == row.opened:
+        last_result = state["results"][-1] if n_done else {}
+        unscored = last_result.get("unscored", "")
+        blocks_done = f"{n_done} block{'s' if n_done != 1 else ''} done"
+        return f"{blocks_done}; {unscored}" if unscored else blocks_done
+    if not state["in_block"]:
+        return f"opens block {n_done}"
+    model = row.note["now"]
+    return f"block {model['block']}, round {model['round']}"

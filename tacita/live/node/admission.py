@@ -1,0 +1,241 @@
+"""What a node admits: settings that it follows, questions that it answers, and who may be in a sum.
+
+Each rule is a function of its own. A broken rule raises a `Refusal`, whose sentence counts nobody.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tacita.core.config import RunConfig, validate_model
+from tacita.core.errors import TacitaError
+from tacita.live.node.node import Node
+from tacita.live.node.node_run import NodeRun, Refusal
+from tacita.live.node.question_reader import ReceivedQuestion, normalise_config
+from tacita.live.node.request_queue import has_conflict
+from tacita.live.node.withdrawal_batches import make_answer_marks, select_whole_batches
+from tacita.live.settings import check_live_settings
+from tacita.live.wire import MOST_PLAYED, RequestHead
+from tacita.messages import Spec
+from tacita.privacy.accounting import Event
+from tacita.round.learner import Learner
+from tacita.round.parts import Part, overrides
+from tacita.round.plan import Plan, strip_replay
+from tacita.runs.assembly import build_plan, check_settings
+
+# Settings
+
+
+def admit_settings(node: Node, head: RequestHead) -> RunConfig:
+    """Return the settings of a run that this node can follow and that have not changed since the run began."""
+    try:
+        config = validate_model(RunConfig, head.config, "the settings the server sent")
+        check_live_settings(config)
+        plan = build_plan(config)
+        check_settings(config, plan.backbone)
+    except TacitaError as error:
+        raise Refusal(str(error)) from None
+    refuse_large_delta(node, plan)
+    refuse_changed_settings(node, head.run, config)
+    refuse_rounds_beyond_end(plan, head)
+    return config
+
+
+def refuse_large_delta(node: Node, plan: Plan) -> None:
+    """An epsilon at a large delta bounds little."""
+    for ledger in plan.ledgers:
+        if ledger.delta > node.config.max_delta:
+            raise Refusal(
+                "this run counts epsilon at a larger delta than this node allows (max_delta), which makes a budget "
+                "worth little; begin one with a smaller delta."
+            )
+
+
+def refuse_changed_settings(node: Node, run: str, config: RunConfig) -> None:
+    """A run keeps the settings it began with."""
+    model = node.store.model(run)
+    if model is None:
+        return
+    note, _ = model
+    first_config = normalise_config(json.loads(note["config"]))
+    if first_config != config.model_dump_json():
+        raise Refusal("the settings of this run have changed; begin a new run.")
+
+
+def refuse_rounds_beyond_end(plan: Plan, head: RequestHead) -> None:
+    """A block has its own rounds, and those that requests may take."""
+    last_round = plan.learner.rounds + MOST_PLAYED
+    if head.round > last_round or head.best_round > last_round:
+        raise unknown_question_error(head)
+
+
+def unknown_question_error(head: RequestHead) -> Refusal:
+    return Refusal(f"this run has no {head.kind} in round {head.round}.")
+
+
+# Single users
+
+
+def shows_single_users(node_run: NodeRun, question: ReceivedQuestion) -> bool:
+    """Whether the question is about some users only, or about users who take part by chance."""
+    participation = node_run.federation.config.train.participation
+    has_respondents = question.respondents is not None
+    return question.is_per_client or has_respondents or participation.kind != "all"
+
+
+def refuse_single_uploads(node: Node) -> None:
+    """Refuse what shows single people unless the owner of the node allowed it.
+
+    Sums over people who take part by chance are among that: two of them may differ by one person.
+    """
+    if not node.config.insecure_single_user_uploads:
+        raise Refusal(
+            "this node sends sums over all of its people only, and the run would show them one by one; its owner can "
+            "allow that (insecure_single_user_uploads)."
+        )
+
+
+def make_withdrawal_marks(node: Node, node_run: NodeRun, question: ReceivedQuestion) -> dict[str, str]:
+    """Marks of a question about whole batches of withdrawals; with them, these users may answer it in a sum.
+
+    Empty if the question is about others, or if one of them has answered it in another batch.
+    """
+    kind = question.head.kind
+    if "/" not in kind or question.is_per_client:
+        return {}
+    if question.respondents is None:
+        return {}
+    federation = node_run.federation
+    is_respondent = np.isin(node_run.keys, question.respondents)
+    users = node_run.users[is_respondent].tolist()
+    queue = node.store.list_requests(federation.stream.name)
+    withdrawals = select_whole_batches(queue, users, node.config.min_users)
+    is_retraction = kind.startswith(f"{federation.learner.name}/")
+    marks = make_answer_marks(withdrawals, kind, each_batch=is_retraction)
+    if node.store.run_query(lambda db: has_conflict(db, marks)):
+        return {}
+    return marks
+
+
+# Sums
+
+
+@dataclass(frozen=True)
+class Admission:
+    """A question that this node answers with a sum."""
+
+    kind: str  # the question itself, also where it replays an earlier round
+    is_replay: bool
+    asker: Part | Learner | None  # None: the question belongs to a round
+    round_questions: tuple[str, ...]  # what the learner asks in this round
+    specs: tuple[Spec, ...]  # what may be in the answer
+    withdraws_together: bool  # the sum is over whole batches of withdrawals
+
+    @property
+    def is_round_question(self) -> bool:
+        return self.kind in self.round_questions
+
+    @property
+    def ends_round(self) -> bool:
+        return self.kind in self.round_questions[-1:]
+
+
+def admit_sum(node: Node, node_run: NodeRun, question: ReceivedQuestion, withdraws_together: bool) -> Admission:
+    """Admit a question that the run asks, of people who may be in a sum, at a moment when this node answers."""
+    refuse_unknown_question(node_run, question)
+    federation = node_run.federation
+    kind = question.head.kind
+    admission = Admission(
+        kind=strip_replay(kind),
+        is_replay=strip_replay(kind) != kind,
+        asker=_find_asker(node_run, kind),
+        round_questions=federation.learner.questions(question.server),
+        specs=federation.fields(question.server, kind),
+        withdraws_together=withdraws_together,
+    )
+    refuse_sparse_sums(admission.specs)
+    if reveals_differences(admission):
+        refuse_single_uploads(node)
+    if counts_on_sampling(node_run):
+        refuse_chosen_respondents(admission, question)
+    refuse_small_or_early_sum(node, node_run, question)
+    return admission
+
+
+def refuse_unknown_question(node_run: NodeRun, question: ReceivedQuestion) -> None:
+    """A question is the learner's in this round, or that of a part that has an answer."""
+    head = question.head
+    round_questions = node_run.federation.learner.questions(question.server)
+    if strip_replay(head.kind) in round_questions:
+        return
+    asker = _find_asker(node_run, head.kind)
+    if asker is None or not overrides(asker, "answer"):
+        raise unknown_question_error(head)
+
+
+def _find_asker(node_run: NodeRun, kind: str) -> Part | Learner | None:
+    try:
+        return node_run.federation.find_asker(kind)
+    except TacitaError:
+        return None
+
+
+def refuse_sparse_sums(specs: Sequence[Spec]) -> None:
+    """Sparse sums have no form on the wire."""
+    if any(spec.sparse for spec in specs):
+        raise Refusal("sums of so large a catalogue are made in the lab only; no node sends them.")
+
+
+def reveals_differences(admission: Admission) -> bool:
+    """Whether answers can be asked so often, or in such a form, that a single person shows.
+
+    A part may ask as often as it likes, so it shows who came or left in between. Whole batches of withdrawals do not.
+    """
+    is_repeatable = admission.asker is not None and not admission.withdraws_together
+    if is_repeatable or admission.is_replay:
+        return True
+    return any(spec.seen == "each" for spec in admission.specs)
+
+
+def counts_on_sampling(node_run: NodeRun) -> bool:
+    """Whether some ledger of the run counts a release as sampled."""
+    events: list[Event] = []
+    for ledger in node_run.federation.ledgers:
+        events += ledger.events
+    return any(event.law == "sampled" for event in events)
+
+
+def refuse_chosen_respondents(admission: Admission, question: ReceivedQuestion) -> None:
+    """A budget that counts on sampling holds only if chance decides, every time, who is in the sum."""
+    if admission.is_replay or question.respondents is not None:
+        raise Refusal("this run counts on people being drawn anew by chance in every round; ask those who are drawn.")
+
+
+def refuse_small_or_early_sum(node: Node, node_run: NodeRun, question: ReceivedQuestion) -> None:
+    """A sum needs `min_users` respondents, and keeps to the node's rate."""
+    kind = question.head.kind
+    _, respondents = node_run.devices.select_respondents(
+        node_run.federation, question.server, kind, question.respondents
+    )
+    refusal = node.find_refusal(len(respondents), kind)
+    if refusal is not None:
+        raise Refusal(refusal)
+
+
+def refuse_small_company(node: Node, node_run: NodeRun, admission: Admission, contributors: int) -> None:
+    """A sum to which fewer than `min_users` contribute could be read as theirs.
+
+    Who cannot pay, or has nothing to say, hides nobody. A sum of nothing may be sent.
+    """
+    is_too_few = node.is_too_few(contributors)
+    is_learners_sum = admission.asker is node_run.federation.learner
+    is_empty_retraction = contributors == 0 and is_learners_sum
+    if admission.withdraws_together and is_too_few and not is_empty_retraction:
+        raise Refusal("fewer people than this node's minimum (min_users) have something to take back.")
+    if contributors > 0 and is_too_few:
+        lack = "budget left for this" if node_run.federation.ledgers else "something to say"
+        raise Refusal(f"fewer people than this node's minimum (min_users) have {lack}.")

@@ -1,0 +1,136 @@
+"""People's requests as an answer carries them to the server, and what their own devices do for them first."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tacita.core.config import validate_model
+from tacita.core.types import AnyArray, Longs, Request, RequestBatch
+from tacita.learn.statistic import CONTRIBUTION_LOG
+from tacita.live.node.node import Node
+from tacita.live.node.node_run import NodeRun
+from tacita.live.node.question_reader import ReceivedQuestion
+from tacita.live.node.queued_request import QueuedRequest
+from tacita.live.node.withdrawal_batches import select_due
+from tacita.live.wire import RequestHead, UserRequest
+from tacita.round.device_state import PARTS
+from tacita.round.parts import overrides
+
+
+def collect_requests(node: Node, node_run: NodeRun, question: ReceivedQuestion) -> list[UserRequest]:
+    """The requests that an answer carries, as the server gets them."""
+    if not can_carry_requests(question.head):
+        return []
+    stream = node_run.federation.stream
+    queue = node.store.list_requests(stream.name)
+    item_numbers = {item: number for number, item in enumerate(stream.item_ids)}
+    empty_withdrawals = _find_empty_withdrawals(node_run, queue, item_numbers)
+    due = select_due(queue, node.config.min_users, batches_withdrawals(node, node_run), empty_withdrawals)
+    senders = _earlier_senders(queue)
+    carried = []
+    for queued in due:
+        request = queued.sent_request
+        if request is None:
+            request = _prepare_request(node, node_run, question, queued, item_numbers, senders)
+        carried.append(request)
+    return carried
+
+
+def can_carry_requests(head: RequestHead) -> bool:
+    """Answers to questions that a request raised, and the last one of a block, carry no requests.
+
+    They would lie at the server for long, and what devices do in an attempt may be undone.
+    """
+    is_raised_by_request = "/" in head.kind or head.attempt != 0
+    return head.kind != "close" and not is_raised_by_request
+
+
+def batches_withdrawals(node: Node, node_run: NodeRun) -> bool:
+    """Whether the server asks those who withdraw what to take back, so that they must leave in a batch."""
+    federation = node_run.federation
+    parts_ask = any(overrides(part, "answer") for part in federation.parts)
+    is_asked = federation.learner.takes_back or parts_ask
+    return is_asked and not node_run.is_alone and not node.config.insecure_single_user_uploads
+
+
+def _earlier_senders(queue: list[QueuedRequest]) -> dict[int | None, int]:
+    """The pseudonym under which each user asked first."""
+    senders: dict[int | None, int] = {}
+    for queued in reversed(queue):
+        request = queued.sent_request
+        if request is not None and request.sender:
+            senders[queued.user] = request.sender
+    return senders
+
+
+def _find_empty_withdrawals(node_run: NodeRun, queue: list[QueuedRequest], item_numbers: dict[str, int]) -> set[int]:
+    """Withdrawals that take nothing back from a sum: in a batch they hide nobody."""
+    learner = node_run.federation.learner
+    clients = node_run.devices.clients
+    if not learner.takes_back:
+        return set()
+    log_name = f"{PARTS}{learner.name}/{CONTRIBUTION_LOG}"
+    row_of_user = {int(user): row for row, user in enumerate(node_run.users[: clients.n_users])}
+    empty_withdrawals = set[int]()
+    for queued in queue:
+        if queued.sent is not None or not queued.is_withdrawal:
+            continue
+        rows = [row_of_user[queued.user]] if queued.user in row_of_user else []
+        contributed = clients.read_list(log_name, np.array(rows, np.int64)).ids
+        if not _takes_items_back(queued, contributed, item_numbers):
+            empty_withdrawals.add(queued.id)
+    return empty_withdrawals
+
+
+def _takes_items_back(queued: QueuedRequest, contributed: AnyArray, item_numbers: dict[str, int]) -> bool:
+    """Whether a withdrawal is about something that its user contributed."""
+    if not len(contributed):
+        return False
+    if queued.kind != "forget":
+        return True
+    withdrawn = [item_numbers.get(item, -1) for item in queued.items]
+    return bool(np.isin(contributed, withdrawn).any())
+
+
+def _prepare_request(
+    node: Node,
+    node_run: NodeRun,
+    question: ReceivedQuestion,
+    queued: QueuedRequest,
+    item_numbers: dict[str, int],
+    senders: dict[int | None, int],
+) -> UserRequest:
+    """A request as the server gets it; the person's own device does its part now.
+
+    Items travel only where they are, or were, shared with the server. A node that does not name its people gives who
+    asks a name that nothing else of the run knows. Who has asked before keeps the earlier name: under another one the
+    server would not find what it has of them.
+    """
+    row = np.flatnonzero(node_run.users == queued.user)
+    known_items = {item_numbers[item] for item in queued.items if item in item_numbers}
+    items = np.array(sorted(known_items), np.int32)
+    sent_items: AnyArray = items
+    if queued.kind not in ("share", "unshare"):
+        sent_items = np.intersect1d(items, _shared_items(node_run, row))
+    fields = {"id": queued.id, "kind": queued.kind, "items": sent_items.tolist(), "time": queued.created}
+    user_request = validate_model(UserRequest, fields, "a request")
+    if not len(row):
+        return user_request
+    key = int(node_run.keys[row[0]])
+    request = Request(user_request.kind, key, items, user_request.time, user_request.id)
+    batch = RequestBatch.from_request(request)
+    encoded = node_run.devices.apply_requests(node_run.federation, question.server, batch)
+    names = node_run.names if node.config.insecure_single_user_uploads else node_run.requester_names
+    sender = senders.get(queued.user, int(names[row[0]]))
+    return user_request.model_copy(update={"sender": sender, "items": encoded.items.ids.tolist()})
+
+
+def _shared_items(node_run: NodeRun, row: Longs) -> AnyArray:
+    """What a person shares with the server of the run."""
+    clients = node_run.devices.clients
+    known_row = row[row < clients.n_users]
+    item_lists: list[AnyArray] = [np.zeros(0, np.int32)]
+    for name in clients.lists:
+        if name.endswith("/shared"):
+            item_lists.append(clients.read_list(name, known_row).ids)
+    return np.concatenate(item_lists)

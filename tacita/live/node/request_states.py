@@ -1,0 +1,112 @@
+"""How far the requests of a node's people have come, in words."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from tacita.live.formatting import format_age, format_time
+from tacita.live.node.node import Node
+from tacita.live.node.queued_request import QueuedRequest
+from tacita.live.node.user_run import load_plan
+from tacita.live.wire import RequestOutcome
+from tacita.round.parts import overrides
+
+
+def list_request_states(node: Node, user: str | None = None) -> list[dict[str, Any]]:
+    """Every request, or those of one person, with how far it has come, for people and machines."""
+    store = node.store
+    user_ids, raw_ids = store.users()
+    raw_id_of = dict(zip(user_ids.tolist(), raw_ids, strict=True))
+    queue = store.list_requests()
+    requests = queue
+    if user is not None:
+        number = store.find_user(user)
+        requests = [request for request in queue if request.user == number]
+    batching_runs = _list_batching_runs(node, queue)
+    states = []
+    for request in requests:
+        outcome = request.outcome
+        age = None if request.is_final else max(0.0, time.time() - request.created)
+        state = {
+            "request": request.id,
+            "user": None if request.user is None else raw_id_of.get(request.user),
+            "kind": request.kind,
+            "items": len(request.items),
+            "run": request.run,
+            "state": _describe_state(node, request, queue, batching_runs),
+            "age": age,
+            "done": request.is_final,
+            "effect": _describe_effect(outcome),
+            "certificate": {} if outcome is None else outcome.certificate,
+        }
+        states.append(state)
+    return states
+
+
+def _list_batching_runs(node: Node, queue: Sequence[QueuedRequest]) -> set[str]:
+    """Runs with withdrawals that wait here for those of others."""
+    runs = {request.run for request in queue if request.carrier is None and request.is_withdrawal}
+    return {run for run in runs if _batches_withdrawals(node, run)}
+
+
+def _batches_withdrawals(node: Node, run: str) -> bool:
+    """Whether who withdraws from a run has to wait for others here."""
+    if node.config.insecure_single_user_uploads:
+        return False
+    plan = load_plan(node, run)
+    if plan is None:
+        return False
+    return plan.learner.takes_back or any(overrides(part, "answer") for part in plan.parts)
+
+
+def _describe_state(node: Node, request: QueuedRequest, queue: Sequence[QueuedRequest], batching_runs: set[str]) -> str:
+    carrier = request.carrier
+    if carrier is None:
+        if request.is_withdrawal and request.run in batching_runs:
+            return "queued" + _describe_shortfall(node, request, queue)
+        return "queued"
+    if request.outcome is None:
+        return f"carried with block {carrier.block} round {carrier.round + 1}"
+    return _describe_outcome(request.outcome, time.time() - request.created)
+
+
+def _describe_outcome(outcome: RequestOutcome, age: float) -> str:
+    reason = outcome.said
+    if outcome.state == "heard":
+        return "acknowledged: carried out before the next round"
+    if outcome.state == "pending":
+        tries = "once" if outcome.tries == 1 else f"{outcome.tries} times"
+        history = f"open for {format_age(age)}, tried in vain {tries}"
+        return f"{history}, to be tried again in later rounds: {reason.rstrip('.')}"
+    if outcome.state == "waits":
+        return f"waits at the server: {reason}"
+    if outcome.state == "refused":
+        return f"refused: {reason}"
+    return f"done in block {outcome.block} after round {outcome.round}: {reason}"
+
+
+def _describe_effect(outcome: RequestOutcome | None) -> str:
+    """What the server says has happened, when, and how anybody knows; a sentence for people."""
+    if outcome is None or outcome.state != "done":
+        return ""
+    certificate = outcome.certificate
+    at = certificate.get("effective at")
+    if not isinstance(at, int | float):
+        return ""
+    block = certificate.get("effective block")
+    round = certificate.get("effective after round")
+    route = f"; taken: {certificate['taken']}" if certificate.get("taken") else ""
+    verification = certificate.get("verified")
+    return f"effective since {format_time(at)}, in block {block} after round {round}{route}; verified {verification}"
+
+
+def _describe_shortfall(node: Node, request: QueuedRequest, queue: Sequence[QueuedRequest]) -> str:
+    """How many people have asked so far, of those whose withdrawals leave together."""
+    min_users = node.config.min_users
+    group = (request.run, request.kind)
+    users = {other.user for other in queue if other.sent is None and (other.run, other.kind) == group}
+    if len(users) >= min_users:
+        return ""
+    return f": {len(users)} of the {min_users} people have asked whose withdrawals leave in one sum (min_users)"

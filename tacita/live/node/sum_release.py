@@ -1,0 +1,150 @@
+"""One sum that leaves a node: admitted, computed, checked, thinned and recorded, or refused at the first step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from tacita.core.types import Longs
+from tacita.federation.devices import RoundReply
+from tacita.live.node import min_contributors, noise_replay
+from tacita.live.node.admission import Admission, admit_sum, refuse_small_company
+from tacita.live.node.answers import NodeAnswer, ReleaseRecord
+from tacita.live.node.charging import (
+    OpenAccounts,
+    compute_costs,
+    describe_highest_cost,
+    open_accounts,
+    read_accounts,
+    restore_spent,
+)
+from tacita.live.node.node import Node
+from tacita.live.node.node_run import NodeRun
+from tacita.live.node.noise_replay import NoiseSource
+from tacita.live.node.question_reader import ReceivedQuestion
+from tacita.live.node.withdrawal_batches import list_batch_digests
+from tacita.live.per_client_arrays import encode_client_fields
+from tacita.live.wire import Reply, encode_total, make_reply_head
+from tacita.messages import Total
+
+
+def answer_sum(node: Node, node_run: NodeRun, question: ReceivedQuestion, withdraws_together: bool) -> NodeAnswer:
+    """Decide one release, step by step; the first step that says no raises a `Refusal`.
+
+    Accounts are open before anything is computed. Devices charge themselves as they encode what they send.
+    """
+    admission = admit_sum(node, node_run, question, withdraws_together)
+    accounts = open_accounts(node, node_run, question.server)
+    noise = NoiseSource(node.store, question.number)
+    reply = compute_sum(node_run, question, noise)
+    refuse_small_company(node, node_run, admission, reply.contributors)
+    replay_notes: dict[str, bytes] = {}
+    if is_charged_retraction(node_run, admission):
+        batches = _list_batches(node, node_run, question, withdraws_together)
+        reply, replay_notes = replay_retraction(node, node_run, question, batches, noise.exact_sum, reply, accounts)
+    if shares_statistic(node_run, admission):
+        total = min_contributors.drop_rare_entries(node_run, reply.total, node.min_contributors, question.server)
+        reply = replace(reply, total=total)
+    if admission.ends_round:
+        node_run.round = question.head.round + 1
+    return record_release(node_run, question, admission, reply, accounts, replay_notes)
+
+
+def compute_sum(node_run: NodeRun, question: ReceivedQuestion, noise: NoiseSource) -> RoundReply:
+    """One sum over the people who take part, or what each of them sends."""
+    devices = node_run.devices
+    devices.draw_nonce = noise.draw_seed
+    return devices.exchange(
+        node_run.federation, question.server, question.broadcast, question.head.kind, question.respondents
+    )
+
+
+# Retractions
+
+
+def is_charged_retraction(node_run: NodeRun, admission: Admission) -> bool:
+    """Whether people take back what they contributed, in a run where that costs budget."""
+    learner = node_run.federation.learner
+    return admission.asker is learner and learner.ledger() is not None
+
+
+def _list_batches(node: Node, node_run: NodeRun, question: ReceivedQuestion, withdraws_together: bool) -> set[str]:
+    """Digests of the batches that a retraction is about."""
+    queue = node.store.list_requests(node_run.federation.stream.name)
+    users = _find_respondents(node_run, question).tolist()
+    min_batch = node.config.min_users if withdraws_together else 0
+    return list_batch_digests(queue, users, min_batch)
+
+
+def _find_respondents(node_run: NodeRun, question: ReceivedQuestion) -> Longs:
+    """Users whom a question is about, as ids of the store."""
+    keys = node_run.keys if question.respondents is None else question.respondents
+    return node_run.users[np.isin(node_run.keys, keys)]
+
+
+def replay_retraction(
+    node: Node,
+    node_run: NodeRun,
+    question: ReceivedQuestion,
+    batches: set[str],
+    exact_sum: Total,
+    reply: RoundReply,
+    accounts: OpenAccounts,
+) -> tuple[RoundReply, dict[str, bytes]]:
+    """Send a retraction that was sent before as it was, at no cost; else return notes by which it can be repeated."""
+    federation = node_run.federation
+    specs = federation.fields(question.server, f"{federation.learner.name}/retraction")
+    digest = noise_replay.digest_sum(node.store, exact_sum, specs)
+    replay = noise_replay.find_replay(node.store, batches, digest)
+    if replay is None:
+        return reply, noise_replay.make_replay_notes(batches, digest, reply)
+    restore_spent(node_run, accounts.spent)
+    return noise_replay.replay_reply(reply, replay, str(node.store.path)), {}
+
+
+# Statistics
+
+
+def shares_statistic(node_run: NodeRun, admission: Admission) -> bool:
+    """Whether the sum is a statistic, in which rare items would show who has them."""
+    return node_run.federation.learner.model_after and admission.is_round_question
+
+
+# The record
+
+
+def record_release(
+    node_run: NodeRun,
+    question: ReceivedQuestion,
+    admission: Admission,
+    reply: RoundReply,
+    accounts: OpenAccounts,
+    replay_notes: dict[str, bytes],
+) -> NodeAnswer:
+    """The answer as it is sent, and the line of the ledger that says what left and what it cost."""
+    total = reply.total
+    head = make_reply_head(
+        question.head, verdict="ok", clients=total.n_clients, expected=reply.expected, weight=total.weight
+    )
+    pseudonyms = dict(zip(node_run.keys.tolist(), node_run.names.tolist(), strict=True))
+    arrays = encode_total(total, admission.specs) | encode_client_fields(total, pseudonyms)
+    accounts_now = read_accounts(node_run)
+    release = ReleaseRecord(
+        users=total.n_clients,
+        n_bytes=0,
+        sees=_describe_content(admission, total),
+        epsilon=describe_highest_cost(accounts_now),
+        costs=compute_costs(node_run.users, accounts.accounts, accounts_now),
+        replay_notes=replay_notes,
+    )
+    return NodeAnswer(Reply(head, arrays), release)
+
+
+def _describe_content(admission: Admission, total: Total) -> str:
+    """What the server sees, in a few words."""
+    subjects = [spec.about for spec in admission.specs if spec.about]
+    subject = subjects[0] if subjects else "a sum"
+    if total.each:
+        return f"{subject}, of {total.n_clients} people one by one"
+    return f"one sum of {subject}, over {total.n_clients} people"

@@ -1,0 +1,157 @@
+"""Certificates of requests that a server carried out: what was done and what was not; they name nobody and no item."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import numpy as np
+
+from tacita.core.codec import digest
+from tacita.core.types import ServerState
+from tacita.federation.state_arrays import pack_server
+from tacita.live.server.open_requests import OpenRequest
+
+WITHDRAWALS = ("unshare", "forget", "leave")
+RESIDUAL = (
+    "Models sent before, and what was recommended from them, are not reached; nor are choices that validation made "
+    "while the data took part."
+)
+NOT_UNLEARNED = "Nothing in this run unlearns this: what the model learned from the data stays."
+NOT_VERIFIED = "by nobody: the server says so, and its model was compared with no run without the data"
+_TAKEN_FROM_MODEL = "what was learned out of the model"
+_SUMMED_FIELDS = ("clients_asked", "rounds", "bytes_up", "bytes_down", "seconds_server")
+
+ModelPair = tuple[ServerState, ServerState]  # before and after
+
+
+def build_certificate(reports: list[dict[str, Any]], models: ModelPair, kind: str) -> dict[str, Any]:
+    """What was done, in the terms of the lab's certificates, and what was not checked.
+
+    `certify_user` adds what was taken of one person.
+    """
+    model_before, model_after = models
+    digest_before = _digest_model(model_before)
+    digest_after = _digest_model(model_after)
+    has_changed = digest_before != digest_after
+    waits = any(report.get("waits") for report in reports)
+    methods = _collect(reports, "method")
+    is_unlearned = bool(methods) and kind != "share" and not waits  # a part says that it did, not that it could
+    return {
+        "request": kind,
+        "method": ", ".join(dict.fromkeys(methods)) or "the record of what is shared",
+        "mode": "; ".join(_collect(reports, "mode"))[:500],
+        "exact": _is_exact(reports) and not waits,
+        "model before": digest_before,
+        "model after": digest_after,
+        **_sum_costs(reports),
+        **_certify_effect(waits, is_unlearned and has_changed, model_after),
+        "purged": "" if waits else _list_purged(reports, kind),
+        "residual risk": _residual_risk(kind, is_unlearned or waits),
+        "verdict": _verdict(kind, waits, is_unlearned, has_changed),
+    }
+
+
+def _collect(reports: list[dict[str, Any]], name: str) -> list[str]:
+    return [str(report[name]) for report in reports if name in report]
+
+
+def _is_exact(reports: list[dict[str, Any]]) -> bool:
+    """Whether something was done exactly, and nothing only approximately."""
+    claims = [bool(report["exact"]) for report in reports if "exact" in report]
+    return bool(claims) and all(claims)
+
+
+def _sum_costs(reports: list[dict[str, Any]]) -> dict[str, float]:
+    """What the request cost, over all parts."""
+    costs = {}
+    for name in _SUMMED_FIELDS:
+        cost = float(sum(report.get(name) or 0.0 for report in reports))
+        if math.isfinite(cost):
+            costs[name.replace("_", " ")] = cost
+    return costs
+
+
+def _list_purged(reports: list[dict[str, Any]], kind: str) -> str:
+    """What the server no longer holds."""
+    purged = ["request"]
+    if kind in WITHDRAWALS:
+        purged.append("record of shared items")
+    for report in reports:
+        purged += [str(line) for line in report.get("purged", ())]
+    return ", ".join(dict.fromkeys(purged))
+
+
+def _certify_effect(waits: bool, is_unlearned: bool, model_after: ServerState) -> dict[str, Any]:
+    """What happened, when, and how anybody knows."""
+    if waits:
+        return {"taken": "nothing yet", "verified": "nothing to verify yet"}
+    return {
+        "taken": _TAKEN_FROM_MODEL if is_unlearned else "",
+        "effective block": model_after.block,
+        "effective after round": model_after.round,
+        "effective at": time.time(),
+        "verified": NOT_VERIFIED,
+    }
+
+
+def _digest_model(server: ServerState) -> str:
+    """A digest of what is learned, without the record of what people shared."""
+    learned = {}
+    for name, array in pack_server(server).items():
+        if not name.startswith(("parts/", "given/")):
+            learned[name] = array
+    return digest(learned)
+
+
+def _residual_risk(kind: str, is_unlearned: bool) -> str:
+    if kind == "share":
+        return ""
+    return RESIDUAL if is_unlearned else f"{NOT_UNLEARNED} {RESIDUAL}"
+
+
+def _verdict(kind: str, waits: bool, is_unlearned: bool, has_changed: bool) -> str:
+    if waits:
+        return "waits until enough people have asked"
+    if kind == "share":
+        return "shared"
+    if not is_unlearned:
+        return "taken out of the server's record; not unlearned"
+    if has_changed:
+        return "taken out of the record and the model; not verified"
+    return "taken out; the model held none of it"
+
+
+# For one person
+
+
+def certify_each(
+    certificate: dict[str, Any], models: ModelPair, group: list[OpenRequest]
+) -> list[tuple[OpenRequest, dict[str, Any]]]:
+    """A certificate for each user: who withdraws together does not learn how much others had shared."""
+    model_before, model_after = models
+    senders = np.array([request.sender for request in group], np.uint64)
+    counts_before = model_before.shared.lists_of(senders).counts()
+    counts_after = model_after.shared.lists_of(senders).counts()
+    certificates = []
+    for request, n_taken in zip(group, counts_before - counts_after, strict=True):
+        content = certify_user(certificate, request.kind, int(n_taken))
+        n_items = len(request.items)
+        certificates.append((request, {"shared items": n_items} | content))
+    return certificates
+
+
+def certify_user(certificate: dict[str, Any], kind: str, n_taken: int) -> dict[str, Any]:
+    """A certificate with what was taken of one person: so many items out of the record."""
+    is_waiting = "effective at" not in certificate
+    if is_waiting:
+        return certificate
+    if kind == "share":
+        return {**certificate, "taken": ""}
+    taken_parts = []
+    if n_taken > 0:
+        taken_parts.append(f"{n_taken} shared items out of the record")
+    if certificate["taken"]:
+        taken_parts.append(certificate["taken"])
+    return {**certificate, "taken": " and ".join(taken_parts) or "nothing: the server held none of it"}
