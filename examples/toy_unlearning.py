@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from tacita.core.types import Arrays, CohortView, Doubles, RequestBatch, ServerState
+from tacita.core.types import Arrays, CohortView, Doubles, ServerState
 from tacita.messages import Upload
 from tacita.round.capabilities import DeviceQuery, RoundPlayer, Unlearning
 from tacita.round.part import Part
 from tacita.round.registry import register, register_preset
+from tacita.round.request import RequestBatch
 from tacita.round.state import StateSpec
 
 ROUNDS = 5  # that the block is played again for

@@ -40,6 +40,7 @@ from tacita.models import Backbone, backbone_class, backbone_names
 from tacita.models.scoring import score_all
 from tacita.round.plan import Federation
 from tacita.round.question import Question
+from tacita.round.registry import wrap_run
 from tacita.round.task import prepare_cohort
 
 Lists = Sequence[Sequence[int]]
@@ -99,7 +100,7 @@ def federate(
     draws = Draws(seed)
     world = RunContext(backbone, draws, config.train)
     made = tuple(cls(cls.Config(), world) for cls in parts)
-    return Federation(backbone, made, config, draws, chunk, stream=stream)
+    return wrap_run(Federation(backbone, made, config, draws, chunk, stream=stream))
 
 
 def started(fed: Federation) -> Progress:
@@ -129,6 +130,11 @@ def cohort(fed: Federation, progress: Progress, order: AnyArray | None = None) -
 def train_once(fed: Federation, progress: Progress, order: AnyArray | None = None) -> TrainedCohort:
     task = prepare_cohort(fed.parts, cohort(fed, progress, order))
     return train_cohort(task, fed.backbone, fed.parts, fed.config.train, fed.draws)
+
+
+def answer_round(fed: Federation, view: CohortView, kind: str = "round") -> Upload:
+    """What some clients answer in a round, before parts encode it."""
+    return fed.answer(fed.prepare(view), Question(kind)).upload
 
 
 def catalogue(backbone: Backbone, progress: Progress, block: Block) -> Floats:

@@ -14,7 +14,7 @@ from oracle import cohort, federate, make_backbone, make_block, make_stream, slo
 from tacita.core.errors import TacitaError
 from tacita.core.types import CohortView
 from tacita.federation.rounds import run_round
-from tacita.learn.training import train_cohort
+from tacita.learn.training import TrainedCohort, train_cohort
 from tacita.methods import RunContext, build_parts
 from tacita.round.plan import Federation
 
@@ -33,7 +33,11 @@ def bounded(penalty: float, clip: float, name: str = "mf", **train: Any) -> Fede
 
 
 def lengths(fed: Federation, view: CohortView) -> np.ndarray:
-    return train_cohort(view, fed.backbone, fed.parts, fed.config.train, fed.draws).upload.norms()
+    return train_view(fed, view).upload.norms()
+
+
+def train_view(fed: Federation, view: CohortView) -> TrainedCohort:
+    return train_cohort(fed.prepare(view), fed.backbone, fed.parts, fed.config.train, fed.draws)
 
 
 @pytest.mark.parametrize("name", ["mf", "ncf", "pfedrec"])
@@ -54,7 +58,7 @@ def test_every_step_is_the_implicit_one_of_the_penalty(name: str) -> None:
                 device.items.copy_(start + moved * ((length + k * clip) / (1 + k) / length))
 
     slow = slow_round(view, fed.backbone, fed.config.train, fed.draws, after_step=after_step)
-    fast = train_cohort(view, fed.backbone, fed.parts, fed.config.train, fed.draws)
+    fast = train_view(fed, view)
     np.testing.assert_allclose(fast.local.private, slow.private, rtol=1e-4, atol=1e-5)
     moved = [np.linalg.norm(table - view.items) for table in slow.tables]
     np.testing.assert_allclose(fast.upload.norms(), moved, rtol=1e-3)

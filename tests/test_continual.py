@@ -40,7 +40,17 @@ from tacita.core.config import RunConfig
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.files import read_arrays
-from tacita.core.types import AnyArray, Arrays, Block, BlockStream, CohortView, Floats, LocalModels, ServerState
+from tacita.core.types import (
+    AnyArray,
+    Arrays,
+    Block,
+    BlockStream,
+    CohortView,
+    ExtraSamples,
+    Floats,
+    LocalModels,
+    ServerState,
+)
 from tacita.federation.rounds import Progress, begin_block, end_block, run_block, run_round, run_stream, start_run
 from tacita.kernels.memory import write_errors
 from tacita.kernels.ranking import best_items
@@ -53,7 +63,11 @@ from tacita.methods.continual.error_memory import ErrorMemory, normalise_rows
 from tacita.methods.continual.f3crec import Replay, TemporalMean, current_ranks, replay_size
 from tacita.methods.continual.proxies import Proxies
 from tacita.models.scoring import score_all, score_lists
+from tacita.round.part import Part
 from tacita.round.plan import Federation
+from tacita.round.serving import Purpose
+from tacita.round.state import initial_state
+from tacita.round.task import prepare_cohort
 from tacita.runs import training
 
 BACKBONES = ["mf", "ncf", "pfedrec"]
@@ -113,20 +127,33 @@ def played(fed: Federation) -> Progress:
 
 def ready(fed: Federation, progress: Progress) -> CohortView:
     """Everybody as one cohort, about to train."""
-    view = cohort(fed, progress)
-    for part in fed.parts:
-        held = {**view.parts.get(part.name, {}), **part.begin_round(view)}
-        view = replace(view, parts={**view.parts, part.name: held})
-    return view
+    return fed.prepare(cohort(fed, progress)).view
 
 
 def train_view(fed: Federation, view: CohortView, parts: Any = None) -> TrainedCohort:
-    return train_cohort(view, fed.backbone, fed.parts if parts is None else parts, fed.config.train, fed.draws)
+    training = fed.parts if parts is None else parts
+    return train_cohort(prepare_cohort(training, view), fed.backbone, training, fed.config.train, fed.draws)
 
 
 def laid_out(fed: Federation, view: CohortView) -> LocalModels:
-    lists = {p.name: one for p in fed.parts if (one := p.at_hand(view)) is not None}
+    tasks = prepare_cohort(fed.parts, view).tasks
+    lists = {name: task.rows_needed for name, task in tasks.items() if task.rows_needed is not None}
     return build_local_models(view, lists, fed.config.train, fed.draws)
+
+
+def sample_step(part: Part, view: CohortView, local: LocalModels) -> ExtraSamples:
+    """What a part adds to the loss of the first step."""
+    sampler = part.prepare(view).step_samples
+    assert sampler is not None
+    samples = sampler(view, local, 0, 0)
+    assert samples is not None
+    return samples
+
+
+def correct(part: Part, view: CohortView, scores: Floats, purpose: Purpose) -> Floats:
+    """Scores as a part corrects them, if it does."""
+    correction = part.serve(view, purpose).correction
+    return scores if correction is None else correction(scores)
 
 
 def part_of(fed: Federation, kind: Any) -> Any:
@@ -163,7 +190,7 @@ def test_an_unchanged_model_has_not_shifted_and_replays_its_whole_list(name: str
     back = np.flatnonzero(view.parts["replay"]["list"][:, 0] >= 0).astype(np.int32)
     assert len(back) == 8
     assert part.rank_shift(view, local, back).tolist() == [0] * 8
-    extra = part.extra_samples(view, local, 0, 0)
+    extra = sample_step(part, view, local)
     assert np.diff(extra.ptr).tolist() == [30] * 8 + [0, 0]
 
 
@@ -187,7 +214,7 @@ def test_ranks_two_five_one_shift_by_six_and_one_of_three_is_replayed() -> None:
     assert current_ranks(part, view, local, user, np.array([[0, 1, 2]], np.int32)).tolist() == [2, 5, 1]
     assert part.rank_shift(view, local, user).tolist() == [6]
     assert np.exp(-0.1 * 6) == pytest.approx(0.548812, abs=1e-6)
-    extra = part.extra_samples(view, local, 0, 0)
+    extra = sample_step(part, view, local)
     assert len(extra.pick) == 1
     assert extra.weight.tolist() == pytest.approx([0.1])
 
@@ -214,7 +241,7 @@ def test_lists_that_moved_are_replayed_whole_without_eps_and_never_with_a_large_
     view = cohort(fed, in_block(fed, 1))
     view = with_held(view, "replay", list=view.parts["replay"]["list"][:, ::-1].copy())  # every shift is large
     local = laid_out(fed, view)
-    assert np.diff(part_of(fed, Replay).extra_samples(view, local, 0, 0).ptr)[:8].tolist() == [counts] * 8
+    assert np.diff(sample_step(part_of(fed, Replay), view, local).ptr)[:8].tolist() == [counts] * 8
     replayed, plain = train_view(fed, view), train_view(fed, view, ())
     server = ServerState(view.items, {})
     same = np.array_equal(replayed.local.private, plain.local.private) and np.array_equal(
@@ -235,7 +262,7 @@ def test_distillation_is_cross_entropy_with_the_teachers_probabilities(reduction
         view, "replay", list=np.array([[0, 1]], np.int32), label=np.array([[0.9, 0.2]], np.float32)
     )  # fmt: skip
     local = laid_out(fed, view)
-    extra = part_of(fed, Replay).extra_samples(view, local, 0, 0)
+    extra = sample_step(part_of(fed, Replay), view, local)
     chosen = local.rows_needed["replay"][0].ids[extra.pick]
     p = student[chosen]
     each = -(extra.label * np.log(p) + (1 - extra.label) * np.log(1 - p))
@@ -430,7 +457,7 @@ def test_a_new_user_has_no_loss_but_its_own(name: str, method: str) -> None:
     trained, plain = train_view(fed, view), train_view(fed, view, ())
     same = (trained.local.private == plain.local.private).all(1)
     if method == "reg":  # old rows are pulled on every device; of the private vectors only the returning users'
-        pull = fed.parts[0].pull(view)
+        pull = fed.parts[0].prepare(view).pull
         assert pull is not None
         assert pull.pulls_private.tolist() == [True] * 8 + [False] * 2
     else:
@@ -627,7 +654,7 @@ def remembering(n_users: int, n_items: int, **options: Any) -> tuple[ErrorMemory
     )  # fmt: skip
     view = replace(cohort(fed, in_block(fed, 1)), items=np.eye(n_items, dtype=np.float32))
     part = part_of(fed, ErrorMemory)
-    return part, with_held(view, "error-memory", **part.device_arrays(n_users))
+    return part, with_held(view, "error-memory", **initial_state(part.state(n_users)))
 
 
 def memory_of(view: CohortView, user: int, entries: list[tuple[int, float, float]]) -> CohortView:
@@ -644,14 +671,14 @@ def as_logits(probabilities: AnyArray) -> Floats:
 def test_one_entry_like_the_query_pulls_by_the_weight() -> None:
     part, view = remembering(1, 3, weight=0.4)
     view = memory_of(view, 0, [(0, 1.0, 0.1)])
-    assert part.predict(view, as_logits([[0.3, 0.5, 0.5]]), "test")[0, 0] == pytest.approx(0.58, abs=1e-6)
+    assert correct(part, view, as_logits([[0.3, 0.5, 0.5]]), "test")[0, 0] == pytest.approx(0.58, abs=1e-6)
 
 
 def test_two_entries_weigh_by_their_similarity() -> None:
     """Similarities 1 and 0 at tau 0.1: 0.9999546 and 0.0000454."""
     part, view = remembering(1, 3, weight=1.0, tau=0.1)
     view = memory_of(view, 0, [(0, 1.0, 0.5), (1, 0.0, 0.5)])
-    corrected = part.predict(view, as_logits([[0.3, 0.3, 0.3]]), "test")[0]
+    corrected = correct(part, view, as_logits([[0.3, 0.3, 0.3]]), "test")[0]
     np.testing.assert_allclose(corrected, [0.9999546, 0.0000454, 0.5], atol=1e-7)
 
 
@@ -659,7 +686,7 @@ def test_the_gate_chooses_whose_error_is_corrected() -> None:
     """g = 0: 0.3 + 0.4 (1 - 0.1) = 0.66; clamped where it leaves [0, 1]."""
     part, view = remembering(1, 3, weight=0.4, gate=0.0, neighbours=1)
     view = memory_of(view, 0, [(0, 1.0, 0.1), (1, 0.0, 0.9)])
-    corrected = part.predict(view, as_logits([[0.3, 0.3, 0.7]]), "test")[0]
+    corrected = correct(part, view, as_logits([[0.3, 0.3, 0.7]]), "test")[0]
     np.testing.assert_allclose(corrected[:2], [0.66, 0.0], atol=1e-6)
 
 
@@ -668,20 +695,20 @@ def test_nobody_reads_the_memory_of_another() -> None:
     scores = as_logits([[0.3, 0.5, 0.6, 0.2], [0.4, 0.1, 0.7, 0.2]])
     of_a = memory_of(view, 0, [(0, 1.0, 0.2), (2, 0.0, 0.9)])
     both = memory_of(of_a, 1, [(1, 1.0, 0.2)])
-    assert np.array_equal(part.predict(of_a, scores, "test")[1], scores[1])
-    assert np.array_equal(part.predict(both, scores, "test")[0], part.predict(of_a, scores, "test")[0])
-    assert not np.array_equal(part.predict(both, scores, "test")[1], scores[1])
+    assert np.array_equal(correct(part, of_a, scores, "test")[1], scores[1])
+    assert np.array_equal(correct(part, both, scores, "test")[0], correct(part, of_a, scores, "test")[0])
+    assert not np.array_equal(correct(part, both, scores, "test")[1], scores[1])
 
 
 def test_memories_are_read_for_tests_and_serving_after_block_0_only() -> None:
     part, view = remembering(1, 3)
     view, scores = memory_of(view, 0, [(0, 1.0, 0.1)]), as_logits([[0.3, 0.5, 0.5]])
-    assert part.predict(view, scores, "valid") is scores
-    assert part.predict(replace(view, block=0), scores, "test") is scores
-    assert np.array_equal(part.predict(view, scores, "test"), part.predict(view, scores, "serve"))
-    assert not np.array_equal(part.predict(view, scores, "test"), scores)
+    assert correct(part, view, scores, "valid") is scores
+    assert correct(part, replace(view, block=0), scores, "test") is scores
+    assert np.array_equal(correct(part, view, scores, "test"), correct(part, view, scores, "serve"))
+    assert not np.array_equal(correct(part, view, scores, "test"), scores)
     idle, view = remembering(1, 3, weight=0.0)
-    assert idle.predict(memory_of(view, 0, [(0, 1.0, 0.1)]), scores, "test") is scores
+    assert correct(idle, memory_of(view, 0, [(0, 1.0, 0.1)]), scores, "test") is scores
 
 
 def corrected_slowly(part: ErrorMemory, view: CohortView, scores: Floats) -> Floats:
@@ -717,13 +744,13 @@ def test_corrections_are_those_of_the_plain_formula(
     table = rng.normal(size=(n_items, 5))
     table[rng.random(n_items) < 0.1] = 0
     view, scores = replace(view, items=table.astype(np.float32)), rng.normal(size=(n_users, n_items)).astype(np.float32)
-    found = part.predict(view, scores, "test")
+    found = correct(part, view, scores, "test")
     np.testing.assert_allclose(found, corrected_slowly(part, view, scores), atol=2e-6)
     with_memory = np.array([len(items) > 0 for items in filled])
     assert ((found[with_memory] >= 0) & (found[with_memory] <= 1)).all()
     for u in range(n_users):  # a device that scores by itself gets the same bits
         own = {k: v[u : u + 1] for k, v in view.parts["error-memory"].items()}
-        alone = part.predict(with_held(view, "error-memory", **own), scores[u : u + 1], "serve")
+        alone = correct(part, with_held(view, "error-memory", **own), scores[u : u + 1], "serve")
         assert np.array_equal(alone[0], found[u])
 
 
@@ -844,10 +871,10 @@ def proxy_part(**options: Any) -> tuple[Federation, Proxies]:
 def test_a_proxy_keeps_its_share_and_copies_new_rows() -> None:
     _, part = proxy_part()
     base = ServerState(np.ones((2, 3), np.float32), {"w": np.ones(2, np.float32)})
-    held = part.server_end_block(base)
+    held = part.server_block_end(base)
     assert all((held[f"{p}.{k}"] == 1).all() for p in ("stability", "plasticity") for k in ("table", "heads.w"))
     newer = ServerState(np.full((3, 3), 2, np.float32), {"w": np.full(2, 2, np.float32)}, parts={"proxies": held})
-    after = part.server_end_block(newer)
+    after = part.server_block_end(newer)
     np.testing.assert_allclose(after["stability.table"], [[1.1] * 3, [1.1] * 3, [2] * 3], rtol=1e-6)
     np.testing.assert_allclose(after["stability.heads.w"], 1.1, rtol=1e-6)
     assert np.array_equal(after["plasticity.table"], newer.items)
@@ -886,7 +913,8 @@ def one_taste(
     view = replace(cohort(fed, started(fed)), block=block, items=eye, private=np.tile(np.float32(model), (n_users, 1)))
     view = replace(view, received={"proxies": {"stability.table": eye, "plasticity.table": eye}})
     mine = np.tile(np.float32(proxy), (n_users, 1))
-    held = {**part.device_arrays(n_users), "stability": mine, "plasticity": -mine, "seen": np.ones(n_users, bool)}
+    arrays = initial_state(part.state(n_users))
+    held = {**arrays, "stability": mine, "plasticity": -mine, "seen": np.ones(n_users, bool)}
     return part, replace(view, parts={"proxies": held})
 
 
@@ -895,7 +923,7 @@ def test_items_the_model_let_drop_are_drawn_rather_and_none_beyond_the_limit() -
     proxy = np.array([8.0, 9, 7, 6, 99, 4, 3, 2])
     n_users, eps = 4000, 0.4
     part, view = one_taste(n_users, -proxy, proxy, [4], rank_limit=4, n_stability=1, n_plasticity=0, eps_r=eps)
-    item, label = part.begin_round(view)["item"], part.begin_round(view)["label"]
+    item, label = part.prepare(view).state["item"], part.prepare(view).state["label"]
     best = np.array([1, 0, 2, 3])
     weights = np.exp(eps * (np.array([6, 5, 4, 3]) - np.arange(4)))
     counts = np.bincount(item[:, 0], minlength=8)
@@ -908,7 +936,7 @@ def test_draws_are_without_replacement_and_follow_the_weights_in_turn() -> None:
     proxy = np.array([9.0, 8, 7, 6, 5, -50])
     n_users, eps = 4000, 0.5
     part, view = one_taste(n_users, proxy[::-1], proxy, [5], rank_limit=4, n_stability=2, n_plasticity=0, eps_r=eps)
-    item = part.begin_round(view)["item"]
+    item = part.prepare(view).state["item"]
     assert item.max() < 4
     assert (item[:, 0] != item[:, 1]).all()
     drop = np.array([4, 3, 2, 1]) - np.arange(4)
@@ -926,7 +954,7 @@ def test_a_drop_of_a_thousand_ranks_weighs_e_to_the_tenth(monkeypatch: pytest.Mo
     seen = []
     draw = proxies.weighted_picks
     monkeypatch.setattr(proxies, "weighted_picks", lambda *a: seen.append(a[2]) or draw(*a))
-    part.begin_round(view)
+    part.prepare(view)
     weights = np.exp(seen[0][0])
     assert len(weights) == 50
     assert weights[0] == pytest.approx(1.10517, abs=1e-5)
@@ -937,10 +965,10 @@ def test_both_proxies_draw_from_block_2_on_and_an_item_of_both_has_one_entry_wit
     proxy = np.array([2.0, 1, 0.5, -1, -3, -50])  # the other proxy has the opposite scores
     options = {"rank_limit": 5, "n_stability": 5, "n_plasticity": 5}
     part, view = one_taste(3, proxy, proxy, [5], **options)
-    first = part.begin_round(view)["item"]
+    first = part.prepare(view).state["item"]
     assert ((first >= 0).sum(1) == 5).all()
     part, view = one_taste(3, proxy, proxy, [5], block=2, **options)
-    drawn = part.begin_round(view)
+    drawn = part.prepare(view).state
     for item, label in zip(drawn["item"], drawn["label"], strict=True):
         kept = item >= 0
         assert sorted(item[kept].tolist()) == [0, 1, 2, 3, 4]
@@ -949,11 +977,11 @@ def test_both_proxies_draw_from_block_2_on_and_an_item_of_both_has_one_entry_wit
 
 def test_users_without_a_past_and_without_candidates_draw_nothing() -> None:
     part, view = one_taste(3, np.arange(4.0), np.arange(4.0), [0, 1, 2, 3])
-    assert (part.begin_round(view)["item"] == -1).all()
+    assert (part.prepare(view).state["item"] == -1).all()
     part, view = one_taste(3, np.arange(4.0), np.arange(4.0), [0])
     view = with_held(view, "proxies", seen=np.array([True, False, True]))
-    assert (part.begin_round(view)["item"] >= 0).any(1).tolist() == [True, False, True]
-    assert part.begin_round(replace(view, block=0)) == {}
+    assert (part.prepare(view).state["item"] >= 0).any(1).tolist() == [True, False, True]
+    assert part.prepare(replace(view, block=0)).state == {}
 
 
 def test_items_are_drawn_anew_every_few_rounds_and_forgotten_after_the_block() -> None:
@@ -1020,7 +1048,7 @@ def noise(scale: float, **options: Any) -> Any:
 def test_averaged_noise_has_twice_the_squared_scale_over_n(n: int) -> None:
     server = ServerState(np.zeros((2000, 50), np.float32), {}, block=1)
     total = no_total(server, n)
-    drawn = noise(0.5).encode_sum(server, total)["rows"] / n
+    drawn = noise(0.5).noise_sum(server, total)["rows"] / n
     assert drawn.size == 10**5
     assert drawn.var() == pytest.approx(2 * 0.5**2 / n, rel=0.05)
     assert abs(drawn.mean()) < 5 * drawn.std() / np.sqrt(drawn.size)
@@ -1032,10 +1060,10 @@ def test_averaged_noise_has_twice_the_squared_scale_over_n(n: int) -> None:
 def test_no_noise_in_block_0_or_of_scale_0_and_none_twice() -> None:
     server = ServerState(np.zeros((4, 3), np.float32), {}, block=1)
     total = no_total(server, 3)
-    assert noise(0.0).encode_sum(server, total) is total
-    assert noise(0.5).encode_sum(replace(server, block=0), total) is total
-    assert noise(0.5, from_block=0).encode_sum(replace(server, block=0), total) is not total
-    rounds = [noise(0.5).encode_sum(replace(server, round=r), total)["rows"] for r in (0, 0, 1)]
+    assert noise(0.0).noise_sum(server, total) is total
+    assert noise(0.5).noise_sum(replace(server, block=0), total) is total
+    assert noise(0.5, from_block=0).noise_sum(replace(server, block=0), total) is not total
+    rounds = [noise(0.5).noise_sum(replace(server, round=r), total)["rows"] for r in (0, 0, 1)]
     assert np.array_equal(rounds[0], rounds[1])
     assert not np.array_equal(rounds[0], rounds[2])
     assert (total["rows"] == 0).all()
@@ -1061,7 +1089,7 @@ def test_the_temporal_mean_keeps_noise_from_adding_up(beta: float, std: float) -
     for r in range(25):
         server = replace(server, round=r)
         total = no_total(server, 217)
-        after = apply_total(server, fed.parts[0].encode_sum(server, total), fed.config.train, 217.0)
+        after = apply_total(server, fed.parts[0].noise_sum(server, total), fed.config.train, 217.0)
         server = fed.parts[1].server_step(server, after, total)
     assert server.items.std() == pytest.approx(std, rel=0.03)
 

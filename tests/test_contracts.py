@@ -94,7 +94,7 @@ def with_parts(specs: Specs, backbone: str = "mf", **train: Any) -> Federation:
     fed = federate(two_blocks(), make_backbone(backbone), **{"rounds": 2, "batch_size": 8} | needed | train)
     quiet = [{**QUIET.get(spec["name"], {}), **spec} for spec in specs]
     parts = build_parts(quiet, RunContext(fed.backbone, fed.draws, fed.config.train))
-    made = replace(fed, parts=parts)
+    made = methods_base.wrap_run(replace(fed, parts=parts))
     made.learner.check()
     for part in parts:
         part.check(fed.stream.blocks[0].n_items)

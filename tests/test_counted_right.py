@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from oracle import cohort, make_block, make_stream, started
+from oracle import answer_round, cohort, make_block, make_stream, started
 from test_dpps import crowd, dpps, with_parts
 
 from tacita.core.config import RunConfig, validate_model
@@ -24,6 +24,8 @@ from tacita.models.tally.order_sums import NEXT
 from tacita.models.tally.private_math import GRID
 from tacita.privacy.accounting import compute_epsilon
 from tacita.privacy.calibration import epsilon_of_mu
+from tacita.round.broadcast import Audience
+from tacita.round.question import Question
 from tacita.round.request import RequestBatch
 from tacita.runs.assembly import Machine, assemble
 from tacita.runs.forgetting.retraining import find_shared, retrain_blocks
@@ -46,7 +48,7 @@ def releases_of(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
     released: Counter[int] = Counter()
     encoded = devices.LocalDevices._encode_upload
 
-    def counting(self: Any, fed: Any, view: Any, upload: Any, question: str) -> Any:
+    def counting(self: Any, fed: Any, view: Any, upload: Any, question: Question) -> Any:
         out = encoded(self, fed, view, upload, question)
         released.update(view.client_keys[out.weight > 0].tolist())
         return out
@@ -88,7 +90,7 @@ def test_in_a_silo_nobody_pays_where_somebody_cannot() -> None:
     poor[view.user_ptr[0]] = True  # one person of the first silo
     held = {**held, "budget": np.where(poor, 0, held["budget"])}
     view = replace(view, parts={**view.parts, part.name: {**view.parts[part.name], **held}})
-    upload, kept = part.encode(view, fed.answer(view, "round").upload)
+    upload, kept = part.encode(view, answer_round(fed, view))
     first = np.arange(len(view.user)) < view.user_ptr[1]
     assert upload.weight[0] == 0
     assert (upload.weight[1:] > 0).all()
@@ -163,9 +165,9 @@ def test_nobody_counts_more_than_fully() -> None:
     progress = started(fed)
     part = next(one for one in fed.parts if isinstance(one, DPFedAvg))
     everybody = cohort(fed, progress)
-    paid = {**everybody.parts[part.name], **part.before_round(everybody)}
+    paid = {**everybody.parts[part.name], **part.charge_eligible(everybody)}
     view = replace(everybody, parts={**everybody.parts, part.name: paid})
-    upload, _ = part.encode(view, fed.answer(view, "round").upload)
+    upload, _ = part.encode(view, answer_round(fed, view))
     assert np.diff(view.train.ptr).max() == 20  # ten times what counts fully
     assert upload.norms().max() <= 1e-3 * (1 + 1e-6)
     assert upload.norms().max() > 0.9e-3
@@ -179,13 +181,13 @@ def test_devices_weigh_by_the_variance_that_the_server_sends() -> None:
     server, _ = run_round(fed, progress.server, progress.devices)
     sent = 4.0
     view = cohort(fed, progress)
-    told = replace(view, received={**view.received, part.name: {"between": np.array([sent])}})
-    upload = fed.answer(view, "round").upload
-    assert part.broadcast(server).keys() == {"between"}
+    weighing = replace(view, received={**view.received, part.name: {"between": np.array([sent])}})
+    upload = answer_round(fed, view)
+    assert part.broadcast(server, Audience("round")).common.keys() == {"between"}
     mine = part._client_tiers(view)
     assert set(mine.tolist()) == {0, 1}
-    assert np.array_equal(part.weight(told, upload), part._tier_weights(sent)[mine])
-    assert not np.allclose(part.weight(told, upload), part._tier_weights(0.0)[mine])
+    assert np.array_equal(part.weigh(weighing, upload), part._tier_weights(sent)[mine])
+    assert not np.allclose(part.weigh(weighing, upload), part._tier_weights(0.0)[mine])
 
 
 def test_rounds_counted_for_budgets_that_change_need_more_noise_and_fit_their_plan() -> None:
@@ -273,8 +275,9 @@ def test_noise_of_what_is_said_to_have_faded_is_not_of_single_whole_numbers(back
     run_stream(fed, progress, lambda report, now: None)
     heads = {**progress.server.heads, "released": np.array([10**6, 3], np.int32)}  # a server's word
     server = replace(progress.server, heads=heads)
-    total = empty_total(fed.fields(server, "statistic/retraction"))
-    made = fed.learner.noised(server, total, "statistic/retraction")
+    question = Question("retraction", owner="statistic")
+    total = empty_total(fed.fields(server, question))
+    made = fed.learner.noise_sum(server, total, question)
     assert 50 * GRID**2 < made["terms"].std() < 100 * GRID**2
     if backbone == "tally-order":
         assert 50 * QUANTUM < made[NEXT].std() < 80 * QUANTUM

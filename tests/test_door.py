@@ -6,6 +6,7 @@ import copy
 import hashlib
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,11 @@ from tacita.federation.evaluation import TrainedState
 from tacita.federation.state_arrays import read_server
 from tacita.methods import resolve_config
 from tacita.round import registry
-from tacita.round.parts import DeviceQuery, Part, RoundPlayer
-from tacita.round.request import Request
+from tacita.round.capabilities import DeviceQuery, RoundPlayer, Unlearning
+from tacita.round.part import Part
+from tacita.round.request import RequestBatch
+from tacita.round.state import Role, StateSpec
+from tacita.round.task import LocalTask
 from tacita.runs import training
 from tacita.runs.artefacts import ScanTargets, find_traces
 from tacita.runs.forgetting.request_service import reopen_run, restrict_stream, submit_request
@@ -35,30 +39,34 @@ from tacita.runs.run_folder import open_saved, read_lists
 SMALL = "synthetic:users=40,items=30,per_user=9,groups=3"
 
 
-class Blunt(Part):
+class Blunt(Part, Unlearning):
     """Starts the rows of what is withdrawn anew, plays a round, and claims to be exact."""
 
     name = "probe-blunt"
+    fills = frozenset({"data"})
 
-    def device_arrays(self, n_users: int) -> StateUpdate:
-        return {"gone": Ragged.empty(n_users), "left": np.zeros(n_users, bool)}
+    def state(self, n_users: int) -> Sequence[StateSpec]:
+        return [
+            StateSpec("gone", Ragged.empty(n_users), role=Role.WITHDRAWN),
+            StateSpec("left", np.zeros(n_users, bool)),
+        ]
 
-    def handle_here(self, view: CohortView, request: Request) -> StateUpdate:
-        gone = view.lists[self.name]["gone"].join_rows(Ragged.from_lists([request.items.tolist()]))
-        return {"gone": gone, "left": np.full(1, request.kind == "leave")}
+    def on_device(self, view: CohortView, requests: RequestBatch) -> StateUpdate:
+        gone = view.lists[self.name]["gone"].join_rows(Ragged(requests.items.ptr, requests.items.ids))
+        return {"gone": gone, "left": np.full(len(view.user), requests.kind == "leave")}
 
-    def local_data(self, view: CohortView) -> CohortView:
+    def prepare(self, view: CohortView) -> LocalTask:
         gone, left = view.lists[self.name]["gone"], view.parts[self.name]["left"]
         stays = ~gone.holds(view.train.rows(), view.train.ids) & ~left[view.train.rows()]
-        return replace(view, train=view.train.filter_entries(stays))
+        return LocalTask(view=replace(view, train=view.train.filter_entries(stays)))
 
-    def handle(
-        self, server: ServerState, request: Request, ask: DeviceQuery, play: RoundPlayer
+    def on_server(
+        self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
     ) -> tuple[ServerState, dict[str, Any]] | None:
-        if request.kind == "share":
+        if requests.kind == "share":
             return None
         rows = server.items.copy()
-        rows[request.items] = 0.01
+        rows[requests.items.ids] = 0.01
         return play(server.with_items(rows), None), {"method": self.name, "exact": True, "rounds": 1, "purged": []}
 
 
@@ -67,31 +75,31 @@ class Keeps(Blunt):
 
     name = "probe-keeps"
 
-    def server_begin_block(self, server: ServerState) -> Arrays:
+    def server_block_start(self, server: ServerState) -> Arrays:
         return {"old": server.items}
 
     def server_step(self, before: ServerState, server: ServerState, total: Any) -> ServerState:
         return server.with_part(self.name, {"old": server.items.astype(np.float32)})
 
-    def handle(
-        self, server: ServerState, request: Request, ask: DeviceQuery, play: RoundPlayer
+    def on_server(
+        self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
     ) -> tuple[ServerState, dict[str, Any]] | None:
-        kept = server.items
-        handled = super().handle(server, request, ask, play)
+        table = server.items
+        handled = super().on_server(server, requests, ask, play)
         assert handled is not None
-        return handled[0].with_part(self.name, {"old": kept}), handled[1]
+        return handled[0].with_part(self.name, {"old": table}), handled[1]
 
 
-class TakesShared(Part):
+class TakesShared(Part, Unlearning):
     """Forgets what was shared, and nothing else."""
 
     name = "probe-shared"
-    takes_back = ("given",)
+    scope = ("given",)
 
-    def handle(
-        self, server: ServerState, request: Request, ask: DeviceQuery, play: RoundPlayer
+    def on_server(
+        self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
     ) -> tuple[ServerState, dict[str, Any]] | None:
-        if request.kind == "share":
+        if requests.kind == "share":
             return None
         return server.with_items(server.items * np.float32(0.5)), {"method": self.name, "exact": False}
 

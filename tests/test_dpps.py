@@ -12,7 +12,7 @@ import noise_laws
 import numpy as np
 import pytest
 from noise_laws import SURE
-from oracle import cohort, federate, make_backbone, make_block, make_stream, members, started
+from oracle import answer_round, cohort, federate, make_backbone, make_block, make_stream, members, started
 from typer.testing import CliRunner
 
 import tacita
@@ -20,7 +20,7 @@ from tacita.cli.entry import app
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.files import read_arrays
-from tacita.core.types import BlockStream, CohortView, Doubles, ServerState
+from tacita.core.types import BlockStream, CohortView, Doubles, RoundReplay, ServerState
 from tacita.federation.rounds import run_round
 from tacita.messages import DenseArrays, SparseRows, Total, Upload
 from tacita.methods import RunContext, build_parts, resolve_config
@@ -32,11 +32,13 @@ from tacita.privacy.ledger import ACCOUNT_ARRAYS
 from tacita.round import registry
 from tacita.round.part import Part
 from tacita.round.plan import Federation
+from tacita.round.question import Question
 from tacita.runs import training
 from tacita.runs.assembly import build_plan
 from tacita.runs.ledger import describe_ledger, join_accounts, read_run_ledger, summarise_spending
 from tacita.runs.run_folder import read_ids
 
+ROUND = Question("round")
 SMALL = "synthetic:users=90,items=60,per_user=14,groups=4"
 
 
@@ -123,10 +125,10 @@ def test_noise_lies_on_all_coordinates_with_the_planned_deviation() -> None:
     )
     part, progress = dpps(fed), started(fed)
     assert part.noise_deviations()[0] == pytest.approx(2 * 0.5 * math.sqrt(50) * gaussian_sigma(1, 1e-5), rel=1e-6)
-    fields = fed.fields(progress.server, "round")
+    fields = fed.fields(progress.server, ROUND)
     quiet = replace(fed, parts=())
-    plain = started(quiet).devices.exchange(quiet, progress.server, fed_down(fed, progress), "round").total
-    noisy = progress.devices.exchange(fed, progress.server, fed_down(fed, progress), "round").total
+    plain = started(quiet).devices.exchange(quiet, progress.server, fed_down(fed, progress), ROUND).total
+    noisy = progress.devices.exchange(fed, progress.server, fed_down(fed, progress), ROUND).total
     assert {one.name for one in fields} == {"rows", "dpps.noise"}
     assert noisy["dpps.noise"][0] == pytest.approx(4 * part.noise_deviations()[0] ** 2)
     untouched = np.abs(plain["rows"]).sum(axis=1) == 0
@@ -138,8 +140,6 @@ def test_noise_lies_on_all_coordinates_with_the_planned_deviation() -> None:
 
 
 def fed_down(fed: Federation, progress: Any) -> Any:
-    
-
     return fed.broadcast_serving(progress.server)
 
 
@@ -207,8 +207,8 @@ def test_the_same_round_asked_for_again_has_other_noise() -> None:
     fed = with_parts({"name": "dpps", "between": 0.0})
     progress = started(fed)
     down = fed_down(fed, progress)
-    first = progress.devices.exchange(fed, progress.server, down, "round").total
-    again = progress.devices.exchange(fed, progress.server, down, "round.again-0-1.0").total
+    first = progress.devices.exchange(fed, progress.server, down, ROUND).total
+    again = progress.devices.exchange(fed, progress.server, down, replace(ROUND, replay=RoundReplay(0, 1.0))).total
     difference = (again["rows"] - first["rows"]) / math.sqrt(2 * float(first["dpps.noise"][0]))
     assert noise_laws.normal(difference) > SURE
 
@@ -218,7 +218,7 @@ class Halving(Part):
 
     name = "halving"
 
-    def weight(self, view: CohortView, upload: Upload) -> Doubles:
+    def weigh(self, view: CohortView, upload: Upload) -> Doubles:
         return np.where(view.client_keys % np.uint64(2) == 0, 0.5, 1.0)
 
 
@@ -228,10 +228,10 @@ def test_weights_that_tell_of_people_are_clipped_and_noised_with_the_rest(monkey
     fed = with_parts({"name": "halving"}, {"name": "dpps", **nearly_none})
     plain = with_parts({"name": "halving"})
     progress, other = started(fed), started(plain)
-    sent = progress.devices.exchange(fed, progress.server, fed_down(fed, progress), "round").total
+    sent = progress.devices.exchange(fed, progress.server, fed_down(fed, progress), ROUND).total
     assert sent.weight == 30  # what travels in clear is how many there are
     total = dpps(fed).decode(progress.server, sent)
-    wanted = other.devices.exchange(plain, other.server, fed_down(plain, other), "round").total
+    wanted = other.devices.exchange(plain, other.server, fed_down(plain, other), ROUND).total
     assert total.weight == pytest.approx(wanted.weight, rel=0.1)
     assert wanted.weight < 28
     noise = math.sqrt(float(sent["dpps.noise"][0]))
@@ -243,8 +243,9 @@ def test_what_is_sent_beside_the_rows_is_inside_the_clip(monkeypatch: pytest.Mon
     monkeypatch.setitem(registry._PARTS, "halving", Halving)
     fed = with_parts({"name": "halving"}, {"name": "dpps", "clip": 1e-3})
     view = cohort(fed, started(fed))
-    upload = fed.answer(view, "round").upload
-    weighed = replace(upload, weight=upload.weight * fed.parts[0].weight(view, upload) * dpps(fed).weight(view, upload))
+    upload = answer_round(fed, view)
+    factors = [part.weigh(view, upload) for part in (fed.parts[0], dpps(fed))]
+    weighed = replace(upload, weight=upload.weight * factors[0] * factors[1])
     sent, _ = dpps(fed).encode(view, weighed)
     assert set(sent.values) == {"rows", "dpps.noise", "dpps.length", "dpps.mass"}
     private = replace(sent, values={name: v for name, v in sent.values.items() if name != "dpps.noise"})
@@ -330,7 +331,7 @@ def test_one_noise_covers_the_sum_in_the_central_model_and_clips_differ() -> Non
     for k, epsilon in enumerate((0.5, 1.0, 5.0)):
         wanted = part.noise_deviations()[0] / (math.sqrt(4) * gaussian_sigma(epsilon, 1e-5))
         assert part.clips()[k] == pytest.approx(wanted, rel=1e-5)
-    total = progress.devices.exchange(fed, progress.server, fed_down(fed, progress), "round").total
+    total = progress.devices.exchange(fed, progress.server, fed_down(fed, progress), ROUND).total
     assert total["dpps.noise"][0] == pytest.approx(part.noise_deviations()[0] ** 2)
     assert part.clips().mean() == pytest.approx(part.config.clip)  # a third chooses each tier
     alone = dpps(
@@ -428,9 +429,10 @@ def test_dp_fedavg_stops_when_its_plan_is_over_and_adds_noise_where_nobody_was_d
     assert (account["times"][:, 0] == 2).all()
     assert not account["pays"].any()
     (part,) = fed.parts
-    empty = part.encode_sum(server, Total({"rows": np.zeros((40, 6))}))
+    assert isinstance(part, DPFedAvg)
+    empty = part.noise_sum(server, Total({"rows": np.zeros((40, 6))}))
     assert empty.n_clients == 1
-    assert noise_laws.normal(empty["rows"], part.noise_multiplier() * 0.01) > SURE  # type: ignore[attr-defined]
+    assert noise_laws.normal(empty["rows"], part.noise_multiplier() * 0.01) > SURE
 
 
 def test_only_the_largest_numbers_of_each_client_are_kept() -> None:
@@ -479,18 +481,20 @@ def test_counted_laplace_noise_is_clipped_in_l1_and_costs_what_it_says() -> None
     (noise,) = fed.parts
     assert noise.scale == 2 * 0.02 / 0.5  # type: ignore[attr-defined]
     progress = started(fed)
-    total = progress.devices.exchange(fed, progress.server, fed_down(fed, progress), "round").total
+    total = progress.devices.exchange(fed, progress.server, fed_down(fed, progress), ROUND).total
     assert total["rows"].std() == pytest.approx(0.08 * math.sqrt(2 * 5), rel=0.05)
     server = progress.server
     for _ in range(3):
         server, _ = run_round(fed, server, progress.devices)
     account = progress.clients.parts["laplace-noise"]
     assert account["times"].tolist() == [[2, 0]] * 5  # nothing was spent in earlier runs
-    ledger = noise.ledger()
+    assert noise.privacy is not None
+    ledger = noise.privacy.ledger()
     assert ledger is not None
     assert ledger.epsilon(account) == pytest.approx(np.ones(5), abs=1e-6)
     paper = with_parts({"name": "laplace-noise", "from_block": 0}).parts[0]
-    assert paper.ledger() is None
+    assert paper.privacy is not None
+    assert paper.privacy.ledger() is None
 
 
 # with other methods, from the command line's side
@@ -576,12 +580,13 @@ def test_one_noise_lies_on_a_sum_that_nobody_is_in(threat: str) -> None:
     tiers = {"tiers": [0.1], "shares": [1.0], "releases": 1}
     values = {"data": SMALL, "backbone": {"name": "mf", "dim": 2}, "method": "dpps", "train": train}
     values["parts"] = [{"name": "dpps", "threat": threat, **tiers}]
-    part = build_plan(resolve_config(values, "the test")).parts[0]
+    part = build_plan(resolve_config(values, "the test")).parts[0].privacy
+    assert part is not None
     server = ServerState(np.zeros((600, 2), np.float32), {})
     spread = []
     for n in (0, 1):
         total = Total({"rows": np.zeros((600, 2)), "dpps.noise": np.zeros(1)}, float(n), n)
-        sent = part.encode_sum(server, total)
+        sent = part.noise_sum(server, total)
         assert sent.n_clients == 1
         spread.append(float(sent["rows"].std()))
     assert spread[0] == pytest.approx(spread[1], rel=0.1)

@@ -14,14 +14,17 @@ from tacita.core.types import Block, BlockStream, Keys, Ragged, RoundReplay, Ser
 from tacita.federation.requests import handle_requests
 from tacita.federation.rounds import Progress, begin_block, end_block, run_block, run_round
 from tacita.learn.training.local_models import build_local_models
+from tacita.live.wire import decode_question, encode_question
 from tacita.messages import SparseRows, Total
 from tacita.methods import RunContext, build_parts
 from tacita.methods.sharing import update_log as log
 from tacita.methods.sharing.cfru import match_requested_rows
 from tacita.methods.sharing.cufru import blend_directions
 from tacita.methods.sharing.negatives import draw_mixed_negatives
-from tacita.round.parts import Part, PartConfig
-from tacita.round.plan import Federation, mark_replay, parse_replay, strip_replay
+from tacita.round.capabilities import Unlearning
+from tacita.round.part import Part, PartConfig
+from tacita.round.plan import Federation
+from tacita.round.question import Question
 from tacita.round.request import RequestBatch
 from tacita.runs.storage import measure_storage
 
@@ -66,13 +69,21 @@ def forgetting(fed: Federation, user: int, *items: int) -> RequestBatch:
 
 
 def test_a_question_says_which_round_it_is_asked_of_once_more() -> None:
-    assert parse_replay("round") is None
-    for again in (RoundReplay(7, 0.1), RoundReplay(0), RoundReplay(123, 1e-05)):
-        named = mark_replay("round", again)
-        assert strip_replay(named) == "round"
-        assert parse_replay(named) == again
+    assert decode_question("round") == Question("round")
+    for replay in (RoundReplay(7, 0.1), RoundReplay(0), RoundReplay(123, 1e-05)):
+        question = Question("round", replay=replay)
+        assert decode_question(encode_question(question)) == question
     with pytest.raises(TacitaError, match="share of a round"):
-        parse_replay("round.again-3-2.0")
+        decode_question("round.again-3-2.0")
+
+
+def test_a_question_reads_the_same_after_it_travelled() -> None:
+    for question in (Question("statistic"), Question("stored-0-3", "fru"), Question("retraction", "statistic")):
+        assert decode_question(encode_question(question)) == question
+        numbered = question.numbered(7, 2) if question.owner else question
+        assert decode_question(encode_question(numbered)) == numbered
+    assert encode_question(Question("stored-0-3", "fru").numbered(7, 2)) == "fru/stored-0-3/7.2"
+    assert encode_question(Question("round", replay=RoundReplay(3, 0.5))) == "round.again-3-0.5"
 
 
 def test_an_earlier_round_once_more_draws_as_it_did() -> None:

@@ -53,7 +53,7 @@ from tacita.metrics import EvaluationRules, evaluate
 from tacita.models.interest import GAP, RATING, select_recent_events
 from tacita.models.personal_scoring import score_personal
 from tacita.models.scoring import score_all, score_samples
-from tacita.round.plan import Federation, prepare_serving
+from tacita.round.plan import Federation
 from tacita.runs.assembly import Machine, assemble
 
 PEOPLE: dict[str, Any] = {"batches": "people", "optimiser": "lazy-adam"}

@@ -215,10 +215,10 @@ def test_a_planted_ring_is_found() -> None:
         ("core.types", "from tacita.kernels.hashing import mix", True),
         ("core.draws", "from tacita.core.types import Keys", False),
         ("kernels.steps", "from tacita.kernels.hashing import mix", False),
-        ("models.base", "import tacita.round.parts", True),
-        ("round.parts", "def late():\n    from tacita.federation.clients import grow_devices", True),
+        ("models.base", "import tacita.round.part", True),
+        ("round.part", "def late():\n    from tacita.federation.clients import grow_devices", True),
         ("federation.rounds", "from tacita.runs import training", True),
-        ("methods.continual.f3crec", "from tacita.federation.rounds import run_round", False
+        ("methods.continual.f3crec", "from tacita.federation.rounds import run_round", False),
         ("runs.training", "from tacita.runs import controls", False),
         ("runs.serving", "import tacita\ntacita.cli.main()", True),
         ("runs.serving", "import tacita\nprint(tacita.__version__)", False),

@@ -24,7 +24,7 @@ from oracle import (
 
 from tacita.core.config import RunConfig, TrainConfig, validate_model
 from tacita.core.errors import TacitaError
-from tacita.core.types import BlockStream, CohortView, ExtraSamples, Floats, LocalModels, ProximalTerm, Ragged
+from tacita.core.types import BlockStream, CohortView, ExtraSamples, Floats, LocalModels, Ragged
 from tacita.federation.rounds import run_block, run_round
 from tacita.federation.scoring import take_lists
 from tacita.learn.training import TrainedCohort, check_training
@@ -35,6 +35,7 @@ from tacita.learn.training.objectives import bpr
 from tacita.learn.training.stepper import StepExtras
 from tacita.methods import Part
 from tacita.round.plan import Federation
+from tacita.round.task import LocalTask
 from tacita.runs import assembly
 
 N_ITEMS = 12
@@ -126,11 +127,13 @@ class Hints(Part):
     """One more sample per user and step."""
 
     name = "hints"
+    fills = frozenset({"rows_needed", "step_samples"})
 
-    def at_hand(self, view: CohortView) -> Ragged:
-        return Ragged.from_lists([[int(u) % 7, 11] for u in view.user])
+    def prepare(self, view: CohortView) -> LocalTask:
+        items = Ragged.from_lists([[int(u) % 7, 11] for u in view.user])
+        return LocalTask(rows_needed=items, step_samples=self.sample_step)
 
-    def extra_samples(self, view: CohortView, local: LocalModels, step: int, phase: int) -> ExtraSamples:
+    def sample_step(self, view: CohortView, local: LocalModels, step: int, phase: int) -> ExtraSamples:
         lists, _ = local.rows_needed[self.name]
         n = len(view.user)
         return ExtraSamples(view.user_ptr, lists.ptr[:-1] + step % 2, np.full(n, 0.7, "f4"), np.full(n, 0.4, "f4"))
@@ -456,9 +459,7 @@ def test_settings_that_cannot_work_are_refused_before_anything_is_loaded(
 
 class Pulls(Part):
     name = "pulls"
-
-    def pull(self, view: CohortView) -> ProximalTerm | None:
-        return None
+    fills = frozenset({"pull"})
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,12 @@ import noise_laws
 import numpy as np
 import pytest
 from noise_laws import SURE
-from oracle import cohort, started
-from test_dpps import crowd, dpps, fed_down, with_parts
+from oracle import answer_round, cohort, started
+from test_dpps import ROUND, crowd, dpps, fed_down, with_parts
 
 from tacita.core.config import ParticipationConfig
 from tacita.core.draws import Draws, _digest
+from tacita.core.types import RoundReplay
 from tacita.federation import clients as federation_clients
 from tacita.federation import devices as federation_devices
 from tacita.federation.rounds import run_round, run_stream, start_run
@@ -44,7 +45,7 @@ def uploads_are_short() -> None:
     fed = with_parts({**ONE_TIER, "clip": 1e-3})
     progress = started(fed)
     view = cohort(fed, progress)
-    upload, _ = dpps(fed).encode(view, fed.answer(view, "round").upload)
+    upload, _ = dpps(fed).encode(view, answer_round(fed, view))
     sent = Upload({"rows": upload.values["rows"]}, upload.weight, upload.sender)
     assert (sent.norms() <= 1e-3 * (1 + 1e-6)).all()
     assert (sent.norms() > 0.9e-3).any()
@@ -54,7 +55,7 @@ def noise_is_whole() -> None:
     """All coordinates of the sum carry the noise that the budget asks for, 2 C being what a replacement moves."""
     fed = with_parts({**ONE_TIER, "releases": 4, "clip": 0.01, "shrink": 0.9}, stream=crowd(4, 3000))
     progress = started(fed)
-    total = progress.devices.exchange(fed, progress.server, fed_down(fed, progress), "round").total
+    total = progress.devices.exchange(fed, progress.server, fed_down(fed, progress), ROUND).total
     wanted = math.sqrt(4) * 2 * 0.01 * math.sqrt(4) * gaussian_sigma(1, 1e-5)
     assert noise_laws.normal(total["rows"], wanted) > SURE
 
@@ -63,8 +64,8 @@ def noise_is_new_every_time() -> None:
     fed = with_parts(ONE_TIER)
     progress = started(fed)
     down = fed_down(fed, progress)
-    first = progress.devices.exchange(fed, progress.server, down, "round").total
-    again = progress.devices.exchange(fed, progress.server, down, "round.again-0-1.0").total
+    first = progress.devices.exchange(fed, progress.server, down, ROUND).total
+    again = progress.devices.exchange(fed, progress.server, down, replace(ROUND, replay=RoundReplay(0, 1.0))).total
     assert noise_laws.normal(again["rows"] - first["rows"], math.sqrt(2 * float(first["dpps.noise"][0]))) > SURE
 
 
@@ -100,7 +101,7 @@ def budgets_are_never_exceeded() -> None:
     server, said = progress.server, []
     for _ in range(4):
         down = fed_down(fed, progress)
-        said.append(progress.devices.exchange(fed, server, down, "round").total.n_clients)
+        said.append(progress.devices.exchange(fed, server, down, ROUND).total.n_clients)
     assert said == [30, 30, 0, 0]
 
 
@@ -140,7 +141,7 @@ def l1_is_what_laplace_noise_bounds() -> None:
     fed = with_parts({"name": "laplace-noise", "mode": "ldp", "clip": 1e-3})
     progress = started(fed)
     view = cohort(fed, progress)
-    upload, _ = fed.parts[0].encode(view, fed.answer(view, "round").upload)
+    upload, _ = fed.parts[0].encode(view, answer_round(fed, view))
     assert (releases.upload_l1_norms(upload) <= 1e-3 * (1 + 1e-5)).all()
 
 
@@ -148,7 +149,7 @@ def what_is_no_number_is_sent_as_nothing() -> None:
     fed = with_parts({**ONE_TIER, "clip": 0.01})
     progress = started(fed)
     view = cohort(fed, progress)
-    upload = fed.answer(view, "round").upload
+    upload = answer_round(fed, view)
     rows = upload.values["rows"]
     value = rows.value.copy()
     value[rows.client == 3] = np.nan
@@ -220,7 +221,12 @@ def _nothing_is_written_down(patch: Patch) -> None:
 
 
 def _spending_is_forgotten_with_later_rounds(patch: Patch) -> None:
-    patch.setattr(DPPS, "lasting", ())
+    whole = DPPS.state
+
+    def undone(self: DPPS, n_users: int) -> Any:
+        return [replace(spec, persistent=False) for spec in whole(self, n_users)]
+
+    patch.setattr(DPPS, "state", undone)
 
 
 def _every_release_costs_next_to_nothing(patch: Patch) -> None:
@@ -231,17 +237,18 @@ def _every_release_costs_next_to_nothing(patch: Patch) -> None:
 
 
 def _who_was_not_drawn_pays_nothing(patch: Patch) -> None:
-    charged = DPFedAvg.before_round
+    charge = DPFedAvg.charge_eligible
 
     def drawn_only(self: DPFedAvg, view: Any) -> Any:
-        kept = charged(self, view)
+        update = charge(self, view)
+        assert update is not None
         half = np.arange(len(view.user)) % 2 == 0
         return {
             name: np.where(half[(...,) + (None,) * (v.ndim - 1)], v, view.parts[self.name][name])
-            for name, v in kept.items()
+            for name, v in update.items()
         }
 
-    patch.setattr(DPFedAvg, "before_round", drawn_only)
+    patch.setattr(DPFedAvg, "charge_eligible", drawn_only)
 
 
 def _l2_for_l1(patch: Patch) -> None:

@@ -45,9 +45,13 @@ from tacita.round.broadcast import Audience, PartBroadcast, PerClientLists
 from tacita.round.capabilities import DeviceQuery, Privacy, RoundPlayer, Unlearning
 from tacita.round.fields import PartFields
 from tacita.round.learner import Learner
-from tacita.round.parts import DeviceQuery, Part, RoundPlayer
-from tacita.round.plan import PerClientLists, prepare_serving
-from tacita.round.request import Request
+from tacita.round.part import Part
+from tacita.round.plan import PerClientLists
+from tacita.round.question import Question
+from tacita.round.request import Request, RequestBatch
+from tacita.round.serving import Purpose, Serving
+from tacita.round.state import StateSpec
+from tacita.round.task import CohortTask, LocalTask, TrainingOutcome
 from tacita.runs.assembly import Machine, assemble
 
 LISTS = [[0, 1, 2], [2, 3], [4], [0, 4, 5, 6], [1, 6]]

@@ -26,8 +26,8 @@ from tacita.federation.scoring import DeviceScorer
 from tacita.methods import resolve_config
 from tacita.methods.sharing.sharing import SHARE_ALL, SHARE_NONE, SHARE_SOME, Sharing
 from tacita.research.bench.shared_graph import NaiveSharing, bench_sharing
-from tacita.round.parts import RunContext
-from tacita.round.plan import Federation, prepare_serving
+from tacita.round.part import RunContext
+from tacita.round.plan import Federation
 from tacita.round.request import Request, RequestBatch
 from tacita.runs.assembly import Machine, assemble
 from tacita.runs.controls import _evaluate_control, popular_scorer

@@ -31,7 +31,9 @@ from tacita.methods.sharing.item_perturbation import Mechanism, compute_probabil
 from tacita.methods.sharing.link_prediction import LinkPredictionOptions, LinkScorer, propose_links
 from tacita.methods.sharing.server_client import ServerClient
 from tacita.methods.sharing.sharing import SHARE_SOME
-from tacita.round.plan import Federation, prepare_serving
+from tacita.round.broadcast import Audience
+from tacita.round.plan import Federation
+from tacita.round.question import Question
 from tacita.round.request import RequestBatch
 from tacita.runs.assembly import Machine, assemble
 

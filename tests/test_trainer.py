@@ -37,6 +37,7 @@ from tacita.learn.training.fused_stepper import FusedStepper
 from tacita.learn.training.local_models import build_local_models
 from tacita.methods import Part
 from tacita.round.plan import Federation
+from tacita.round.task import LocalTask
 
 N_ITEMS = 12
 UNEVEN = [[0, 3], [1, 2, 4, 7, 9], [5], [], [0, 1, 2, 3, 4, 5, 6], [11, 2, 6], [8]]
@@ -348,6 +349,7 @@ class Reminders(Part):
     """Three items per user; every step and phase asks for another two of them."""
 
     name = "reminders"
+    fills = frozenset({"rows_needed", "step_samples"})
 
     def items_of(self, user: int, n_items: int) -> list[int]:
         return [(5 * user + 2 * k) % n_items for k in range(3)]
@@ -357,10 +359,11 @@ class Reminders(Part):
         k = (step + phase) % 3
         return [(k, 0.3, 0.5), ((k + 1) % 3, 0.9, 0.25)]
 
-    def at_hand(self, view: CohortView) -> Ragged:
-        return Ragged.from_lists([self.items_of(int(u), view.n_items) for u in view.user])
+    def prepare(self, view: CohortView) -> LocalTask:
+        items = Ragged.from_lists([self.items_of(int(u), view.n_items) for u in view.user])
+        return LocalTask(rows_needed=items, step_samples=self.sample_step)
 
-    def extra_samples(self, view: CohortView, local: LocalModels, step: int, phase: int) -> ExtraSamples | None:
+    def sample_step(self, view: CohortView, local: LocalModels, step: int, phase: int) -> ExtraSamples | None:
         asked = self.asks(step, phase)
         if not asked:
             return None
@@ -420,11 +423,12 @@ class Anchor(Part):
     """Pulls the first nine rows to the received table, and every second user's vector to 0.1."""
 
     name = "anchor"
+    fills = frozenset({"pull"})
     strength = 0.4
 
-    def pull(self, view: CohortView) -> ProximalTerm:
+    def prepare(self, view: CohortView) -> LocalTask:
         target = np.full_like(view.private, 0.1)
-        return ProximalTerm(self.strength, view.items[:9], target, view.user % 2 == 0)
+        return LocalTask(pull=ProximalTerm(self.strength, view.items[:9], target, view.user % 2 == 0))
 
 
 class FirmAnchor(Anchor):
@@ -473,9 +477,11 @@ def test_a_pull_by_hand(stepper: str) -> None:
 
     class ToZero(Part):
         name = "to-zero"
+        fills = frozenset({"pull"})
 
-        def pull(self, view: CohortView) -> ProximalTerm:
-            return ProximalTerm(2.0, np.zeros_like(view.items), np.zeros_like(view.private), np.ones(1, bool))
+        def prepare(self, view: CohortView) -> LocalTask:
+            zeros = np.zeros_like(view.items), np.zeros_like(view.private)
+            return LocalTask(pull=ProximalTerm(2.0, *zeros, np.ones(1, bool)))
 
     stream = make_stream(make_block(0, 1, [[0]]))
     fed = federate(stream, make_backbone("mf", dim=1, lr=0.1), ToZero, stepper=stepper)

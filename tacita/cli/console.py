@@ -30,6 +30,7 @@ from rich.progress import (
 from rich.text import Text
 
 from tacita.core.errors import make_printable
+from tacita.round.learner import ledger_of
 
 if TYPE_CHECKING:
     from tacita.core.types import BlockStream
@@ -264,7 +265,7 @@ def _list_run_notes(federation: Federation) -> list[str]:
     if federation.learner.name != "rows" and has_other_rounds:
         backbone = federation.backbone.name
         notes.append(f"backbone '{backbone}' has its own rounds: train.rounds (--rounds) is not used.")
-    deltas = [float(getattr(part.config, "delta", 0.0)) for part in federation.parts if part.ledger() is not None]
+    deltas = [float(getattr(part.config, "delta", 0.0)) for part in federation.parts if ledger_of(part) is not None]
     if config.privacy.epsilon is not None:
         deltas.append(config.privacy.delta)
     return notes + warn_large_delta(max(deltas, default=0.0), federation.stream.n_users)

@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from tacita.core.types import Broadcast, CohortView, Longs, Ragged, RequestBatch, ServerState
-from tacita.federation.clients import build_user_view, store_part_state
+from tacita.core.files import flatten_parts
+from tacita.core.types import Broadcast, CohortView, Longs, Ragged, ServerState
+from tacita.federation.clients import build_user_view
 from tacita.round.capabilities import replaces
-from tacita.round.device_state import DeviceState
+from tacita.round.device_state import PARTS, DeviceState
 from tacita.round.plan import Federation
+from tacita.round.request import RequestBatch
 from tacita.round.state import Role
 
 
@@ -34,7 +36,7 @@ def apply_on_devices(
     for name, unlearning in federation.unlearners.items():
         if replaces(unlearning, "on_device"):
             update = unlearning.on_device(view_users(), requests)
-            store_part_state(clients, users, {name: update})
+            clients.put(users, flatten_parts({name: update}, PARTS))
     is_redacted = False
     for name, unlearning in federation.unlearners.items():
         if not replaces(unlearning, "redact"):
@@ -42,7 +44,7 @@ def apply_on_devices(
         redacted = unlearning.redact(view_users(), requests)
         if redacted is not None:
             requests, update = redacted
-            store_part_state(clients, users, {name: update})
+            clients.put(users, flatten_parts({name: update}, PARTS))
             is_redacted = True
     if requests.kind == "forget" and not is_redacted:
         requests = _drop_unknown_items(requests, known_items)

@@ -46,6 +46,7 @@ from tacita.round.device_state import OWN_ROWS, PARTS, DeviceState
 from tacita.round.part import Part
 from tacita.round.plan import Federation, Plan
 from tacita.round.question import Question
+from tacita.round.request import RequestBatch
 from tacita.round.state import with_part_state
 from tacita.round.task import CohortTask
 

@@ -26,6 +26,7 @@ from tacita.round.device_state import DeviceState
 from tacita.round.part import Part
 from tacita.round.plan import Federation, Plan
 from tacita.round.question import Question
+from tacita.round.request import Request, RequestBatch
 
 
 def handle_requests(plan: Plan, progress: Progress, request: Request | RequestBatch) -> dict[str, Any]:

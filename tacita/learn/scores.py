@@ -79,7 +79,8 @@ class ScoresLearner(Learner):
         return found[0]
 
     def check(self) -> None:
-        train, backbone = self.context.train, self.context.scorer
+        train = self.context.train
+        backbone = self.context.backbone
         if not isinstance(backbone, Scorer):
             raise TacitaError(f"backbone '{backbone.name}' trains nothing on devices: there are no predictions.")
         check_training(backbone, self.parts, train)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import Arrays, Bools, CohortView, Keys, Ragged, RequestBatch, ServerState, StateUpdate
+from tacita.core.types import Arrays, Bools, CohortView, Keys, Ragged, ServerState, StateUpdate
 from tacita.messages import CohortReply, Spec, Total, Upload, wire_bytes
 from tacita.models.statistic_model import StatisticModel
 from tacita.privacy.ledger import ACCOUNT_ARRAYS, NO_LIMIT, Ledger
@@ -22,6 +22,7 @@ from tacita.round.device_state import PARTS
 from tacita.round.learner import Learner, collect_extra_fields, register
 from tacita.round.part import implements
 from tacita.round.question import Question
+from tacita.round.request import RequestBatch
 from tacita.round.state import Role, StateSpec
 from tacita.round.task import CohortTask
 

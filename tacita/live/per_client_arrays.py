@@ -16,7 +16,7 @@ from tacita.core.errors import TacitaError
 from tacita.core.files import nest_parts
 from tacita.core.types import AnyArray, Arrays, Broadcast, Keys, Ragged
 from tacita.messages import DenseArrays, Form, PerClientField, SparseRows, Spec, Total
-from tacita.round.plan import PerClientLists
+from tacita.round.broadcast import PerClientLists
 
 ROSTER = "roster"  # the question who takes part, where the server has to know
 CHOSEN, NAMES, TAKES_PART = "chosen", "names", "part"

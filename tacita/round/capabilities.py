@@ -9,20 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, Protocol
 
-from tacita.core.types import (
-    Arrays,
-    CohortView,
-    Doubles,
-    Keys,
-    Ragged,
-    RequestBatch,
-    RoundReplay,
-    ServerState,
-    StateUpdate,
-)
 from tacita.core.errors import TacitaError
+from tacita.core.types import Arrays, CohortView, Doubles, Keys, Ragged, RoundReplay, ServerState, StateUpdate
 from tacita.messages import CohortReply, Spec, Total
 from tacita.privacy.ledger import Ledger
+from tacita.round.request import RequestBatch
 
 Scope = Literal["given", "local", "people"]
 """What is taken out of a model: shared items, what devices learned from, or all of a user who leaves."""

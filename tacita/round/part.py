@@ -219,6 +219,11 @@ def implements(part: Part | type[Part], hook: str) -> bool:
     raise AttributeError(hook)
 
 
+def forgetting_scope(part: Part) -> tuple[str, ...]:
+    """What a part takes out of the model when users withdraw it; nothing: it does not."""
+    return () if part.unlearning is None else part.unlearning.scope
+
+
 def find_traits(cls: type[Part]) -> PartTraits:
     """What other parts of a run may know of a part."""
     hooks = frozenset(name for name in ALL_HOOKS if implements(cls, name))

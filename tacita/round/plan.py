@@ -348,4 +348,3 @@ class Federation(Plan):
         if self.rows is not None:
             return self.rows[start:end].copy()
         return self.backbone.init_items(self.draws, self.stream.item_keys[start:end])
-

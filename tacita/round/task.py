@@ -22,9 +22,7 @@ from tacita.core.types import (
 from tacita.messages import Form
 from tacita.round.state import with_part_state
 
-TaskField = Literal[
-    "data", "negatives", "labels", "samples", "likes", "rows_needed", "step_samples", "pull", "penalty"
-]
+TaskField = Literal["data", "negatives", "labels", "samples", "likes", "rows_needed", "step_samples", "pull", "penalty"]
 """What a part may decide of a round; `data` stands for train, exclude and history together."""
 
 SINGLE_OWNER: dict[str, str] = {

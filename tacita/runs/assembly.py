@@ -22,8 +22,11 @@ from tacita.methods import Part, RunContext, build_parts, part_class, resolve_pa
 from tacita.models import backbone_class
 from tacita.models.base import Backbone, apply_budget, apply_form
 from tacita.privacy.secure_sum import check_installed, check_size
+from tacita.round.capabilities import Privacy
 from tacita.round.learner import build_learner
+from tacita.round.part import implements
 from tacita.round.plan import Federation, Plan
+from tacita.round.registry import wrap_run
 from tacita.runs.item_rows import with_features, with_side_rows
 from tacita.runs.silos import with_silos
 
@@ -72,7 +75,8 @@ def assemble(config: RunConfig, machine: Machine, frame: Frame | None = None) ->
         check_masks(federation)
     federation = with_side_rows(federation)
     federation = with_features(federation)
-    return with_silos(federation)
+    wrapped: Federation = wrap_run(with_silos(federation))
+    return wrapped
 
 
 def _load_table(config: RunConfig, machine: Machine, frame: Frame | None) -> Interactions:
@@ -133,7 +137,7 @@ def _refuse_other_budgets(specs: list[dict[str, Any]]) -> None:
     for spec in specs:
         cls = part_class(spec["name"])
         budget_keys = [key for key in ("tiers", "budget", "epsilon") if key in cls.Config.model_fields]
-        counts_releases = cls.ledger is not Part.ledger
+        counts_releases = issubclass(cls, Privacy) and implements(cls, "ledger")
         if counts_releases and budget_keys:
             raise TacitaError(
                 f"part '{cls.name}' has budgets of its own: `{budget_keys[0]}` of part {cls.name}; "

@@ -17,8 +17,8 @@ from tacita.kernels.threads import threads_in_use
 from tacita.learn.training.central_model import CentralModel, CentralState, InteractionGraph, TrainingSamples
 from tacita.metrics import Evaluation, ScoreUsers, evaluate
 from tacita.models.lightgcn import LightGCN
-from tacita.round.parts import Purpose
 from tacita.round.plan import Federation
+from tacita.round.serving import Purpose
 
 BATCH = 1024
 GRAPH_BATCH = 8192  # each step of a graph model passes along every edge, so small batches cost too much
@@ -44,10 +44,10 @@ def train_centrally(federation: Federation, block: Block) -> CentralCheckpoint:
     settings = federation.config.train
     every = federation.config.evaluate.every
     graph = _build_graph(federation, data, block)
-    central = CentralModel(federation.backbone, graph, settings.weight_decay)
+    central = CentralModel(federation.scorer, graph, settings.weight_decay)
     state = _init_state(federation, central, block)
     best = CentralCheckpoint(central, state, 0, 0, None)
-    batch = GRAPH_BATCH if federation.backbone.on_graph else BATCH
+    batch = GRAPH_BATCH if federation.scorer.on_graph else BATCH
     for epoch in range(1, settings.rounds + 1):
         order = federation.draws.public("central-order", block.index, epoch)
         samples = _draw_samples(federation, data, block, epoch)

@@ -17,10 +17,11 @@ from tacita.kernels.pairs import dense_products
 from tacita.learn.training import train_cohort
 from tacita.messages import CooccurrenceTerms
 from tacita.metrics import ScoreUsers
-from tacita.models.base import Backbone
+from tacita.models.scorer import Scorer
 from tacita.models.scoring import score_with_own_rows
 from tacita.models.tally.solver import available_memory, bytes_to_solve, invert_in_place, solve_zero_diagonal
 from tacita.round.plan import Federation
+from tacita.round.task import CohortTask
 from tacita.runs.central_training import evaluate_scorer
 from tacita.runs.file_schemas import ScoreRow
 
@@ -74,7 +75,7 @@ def alone_scorer(federation: Federation, block: Block) -> ScoreUsers:
             heads=heads,
             received={},
         )
-        local = train_cohort(view, backbone, (), settings, federation.draws).local
+        local = train_cohort(CohortTask(view), backbone, (), settings, federation.draws).local
         own_rows = Ragged(local.row_start, local.row_item, {"moved": local.rows})
         test_view = replace(view, train=test_data.take(users))
         context = backbone.context(test_view)
@@ -83,13 +84,13 @@ def alone_scorer(federation: Federation, block: Block) -> ScoreUsers:
     return score_users
 
 
-def _build_lone_backbone(federation: Federation, block: Block) -> Backbone:
+def _build_lone_backbone(federation: Federation, block: Block) -> Scorer:
     """The run's model with the item rate of a client that trains alone."""
     has_data = block.train.counts() > 0
     n_clients = max(1, int(has_data.sum()))
-    scale = federation.backbone.item_scale(block.n_items) / n_clients
-    config = federation.backbone.config.model_copy(update={"item_lr_scale": scale})
-    return type(federation.backbone)(config)
+    scale = federation.scorer.item_scale(block.n_items) / n_clients
+    config = federation.scorer.config.model_copy(update={"item_lr_scale": scale})
+    return type(federation.scorer)(config)
 
 
 def build_choice_matrix(train: Ragged, n_items: int) -> scipy.sparse.csr_array:

@@ -21,15 +21,14 @@ from tacita.federation.clients import build_user_view, empty_device_state, grow_
 from tacita.federation.scoring import DeviceScorer
 from tacita.learn.training import train_cohort
 from tacita.methods.personal.fedrec import VirtualRatings
-from tacita.models.base import Backbone
+from tacita.models.scorer import Scorer
 from tacita.round.device_state import DeviceState
-from tacita.round.parts import Part, overrides
-from tacita.round.plan import Plan, prepare_serving
+from tacita.round.part import Part
+from tacita.round.plan import Plan
+from tacita.round.task import prepare_cohort
 from tacita.runs.loaded_run import LoadedRun, RankedItems, RecommendationQuery, check_list_length, rank_items
 
 NEWCOMER = "somebody who arrives"  # whose key draws the first vector and the negatives: same history, same answer
-PERSONAL_HOOKS = ("answers", "own_to_serve", "serving", "local_data")
-"""Hooks of parts whose devices score with more than a history and a vector: what was sent to them, or shared."""
 
 
 def recommend_newcomer(loaded: LoadedRun, history: Ints, rounds: int, query: RecommendationQuery) -> RankedItems:
@@ -66,7 +65,7 @@ def score_newcomers(loaded: LoadedRun, histories: Ragged, rounds: int, users: In
     grow_devices(devices, plan, keys)
     if plan.backbone.private_width:
         _train_private(loaded, devices, block, keys, rounds)
-    broadcast = prepare_serving(plan, server)
+    broadcast = plan.broadcast_serving(server)
     scorer = DeviceScorer(plan, server, devices, block, keys, broadcast, "serve", no_items)
     return scorer(users)
 
@@ -75,17 +74,18 @@ def _train_private(loaded: LoadedRun, devices: DeviceState, block: Block, keys: 
     """Train the private vectors of newcomers, with everything shared as it is."""
     plan = loaded.plan
     settings = plan.config.train.model_copy(update={"silos": 0})
-    frozen = freeze_shared(plan.backbone)
-    labelling_parts = tuple(part for part in plan.parts if overrides(part, "labels"))
+    frozen = freeze_shared(plan.scorer)
+    labelling_parts = tuple(part for part in plan.parts if "labels" in part.fills)
     users = np.arange(block.n_users)
     for number in range(1, rounds + 1):
         server = replace(loaded.server, round=number)
         view = build_user_view(devices, server, block, users, keys, Broadcast())
-        trained = train_cohort(view, frozen, labelling_parts, settings, plan.draws)
+        task = prepare_cohort(labelling_parts, view)
+        trained = train_cohort(task, frozen, (), settings, plan.draws)
         devices.put(view.user, {"private": trained.local.private})
 
 
-def freeze_shared(backbone: Backbone) -> Backbone:
+def freeze_shared(backbone: Scorer) -> Scorer:
     """The same model, of which only private vectors learn."""
     frozen = copy.copy(backbone)
 
@@ -100,10 +100,15 @@ def freeze_shared(backbone: Backbone) -> Backbone:
     return frozen
 
 
+def _reads_server(part: Part) -> bool:
+    """Whether devices score with more than a history and a vector: what was sent to them, or shared."""
+    return bool(part.serves & {"scores", "view"}) or "data" in part.fills
+
+
 def check_fold_in(plan: Plan) -> None:
     """Refuse runs in which a history alone does not make a person known."""
     for part in plan.parts:
-        if any(overrides(part, hook) for hook in PERSONAL_HOOKS):
+        if _reads_server(part):
             raise TacitaError(
                 f"nobody can be folded into a run with part '{part.name}': its devices score with what the server sent "
                 "or was given, and a person who arrives has nothing of that; train again with them."

@@ -16,8 +16,8 @@ from tacita.learn.statistic import CONTRIBUTION_LOG, StatisticLearner
 from tacita.privacy.ledger import ACCOUNT_ARRAYS, MICRO, NO_LIMIT, Ledger, join_ledgers
 from tacita.report.promises import AGAINST
 from tacita.round.device_state import PARTS, read_devices
-from tacita.round.learner import Learner
-from tacita.round.parts import Part
+from tacita.round.learner import Learner, ledger_of
+from tacita.round.part import Part
 from tacita.round.plan import Plan
 from tacita.runs.assembly import build_plan
 from tacita.runs.run_folder import SavedRun, open_saved
@@ -50,7 +50,7 @@ def join_accounts(parts: CountedParts, arrays: PartArrays) -> JoinedLedger | Non
     """The ledgers of a run's parts and learner as one, with the devices' accounts; None: nothing is counted."""
     accounts = []
     for part in parts:
-        ledger = part.ledger()
+        ledger = ledger_of(part)
         own_arrays = arrays.get(part.name, {})
         has_account = all(name in own_arrays for name in ACCOUNT_ARRAYS)
         if ledger is not None and has_account:
@@ -217,7 +217,7 @@ def _project_withdrawal(saved: SavedRun, plan: Plan, row: int) -> dict[str, floa
     """The spending of a person after a withdrawal; empty where a withdrawal costs nothing."""
     learner = plan.learner
     ledger = learner.ledger()
-    if not isinstance(learner, StatisticLearner) or not learner.takes_back:
+    if not isinstance(learner, StatisticLearner):
         return {}
     if ledger is None:
         return {}

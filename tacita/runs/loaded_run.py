@@ -18,8 +18,7 @@ from tacita.kernels.ranking import best_items
 from tacita.metrics import ScoreUsers
 from tacita.models.base import Backbone
 from tacita.round.device_state import DeviceState, read_devices
-from tacita.round.parts import find_deciding_part
-from tacita.round.plan import Plan, prepare_serving
+from tacita.round.plan import Plan
 from tacita.runs.assembly import build_plan
 from tacita.runs.run_folder import NEXT, SavedRun, open_saved, read_lists
 
@@ -128,7 +127,7 @@ class LoadedRun:
             self.clients,
             self._last_block(),
             derive_keys(self.saved.ids["users"]),
-            prepare_serving(self.plan, self.server),
+            self.plan.broadcast_serving(self.server),
             "serve",
             past,
         )
@@ -163,7 +162,7 @@ class LoadedRun:
 def rank_similar(loaded: LoadedRun, item: int, k: int) -> tuple[Ints, Floats]:
     """The items that are most like another, best first, and how much; see `Backbone.likeness`."""
     check_list_length(k, len(loaded.saved.ids["items"]) - 1, "find {} similar items")
-    override = find_deciding_part(loaded.plan.parts, "answers")
+    override = loaded.plan.serving_owner("scores")
     if override is not None:
         raise TacitaError(
             f"items of a run with part '{override.name}' cannot be compared: its item rows are not what answers there."

@@ -25,7 +25,6 @@ from tacita.federation.rounds import Progress
 from tacita.federation.state_arrays import pack_server, server_note
 from tacita.report.data import damaged_ids_error, method_name, missing_run_error, refuse_changed
 from tacita.round.device_state import stream_devices
-from tacita.round.parts import find_deciding_part
 from tacita.round.plan import Federation
 from tacita.runs.file_schemas import RunIds, RunResult, are_ids, is_result
 
@@ -114,7 +113,7 @@ def _build_lists(federation: Federation) -> Arrays:
         "current/ptr": current.ptr,
         "current/ids": current.ids,
     }
-    override = find_deciding_part(federation.parts, "predict_anew")
+    override = federation.serving_owner("personal_scores")
     if backbone.reads_context or override:  # such devices read times and ratings, too
         for name, column in current.values.items():
             lists[f"current/{name}"] = column

@@ -26,7 +26,7 @@ def describe_server_view(plan: Plan) -> str:
 
 
 def _describe_uploads(plan: Plan, part_names: set[str]) -> str:
-    if plan.learner.takes_back:
+    if plan.learner.unlearning is not None:
         return _describe_statistic(plan)
     if plan.learner.name == SCORES:
         return "which items the person was asked about or has, and mixed scores that show most labels"

@@ -19,10 +19,10 @@ from tacita.learn.training.recurrent_stepper import RecurrentStepper
 from tacita.learn.training.stepper import CONTEXT, StepExtras, Stepper
 from tacita.learn.training.tower_stepper import TowerStepper
 from tacita.messages import DenseArrays, Form, SparseRows, Upload
-from tacita.models.scorer import Scorer
 from tacita.models.ego import EgoModel
 from tacita.models.interest import InterestModel
 from tacita.models.neural_cf import TowerModel
+from tacita.models.scorer import Scorer
 from tacita.round.part import Part
 from tacita.round.task import CohortTask, StepSampler
 

@@ -57,17 +57,13 @@ def _squared_moves(local: LocalModels) -> dict[str, Doubles]:
     return squares
 
 
-def _solve_length(
-    bound: float, length: Doubles, squares: dict[str, Doubles], strengths: dict[str, float]
-) -> Doubles:
+def _solve_length(bound: float, length: Doubles, squares: dict[str, Doubles], strengths: dict[str, float]) -> Doubles:
     """The length that the penalty leads each client to, by halving a bracket."""
     low = np.full(len(length), bound)
     high = np.maximum(length, bound)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        terms = (
-            square / (1 + strengths[name] * (1 - bound / middle)) ** 2 for name, square in squares.items()
-        )
+        terms = (square / (1 + strengths[name] * (1 - bound / middle)) ** 2 for name, square in squares.items())
         is_longer = sum(terms, 0.0) > middle**2
         low = np.where(is_longer, middle, low)
         high = np.where(is_longer, high, middle)

@@ -22,9 +22,9 @@ from tacita.live.settings import check_live_settings
 from tacita.live.wire import MOST_PLAYED, RequestHead
 from tacita.messages import Spec
 from tacita.privacy.accounting import Event
-from tacita.round.learner import Learner
-from tacita.round.parts import Part, overrides
-from tacita.round.plan import Plan, strip_replay
+from tacita.round.capabilities import replaces
+from tacita.round.plan import Plan
+from tacita.round.question import Question
 from tacita.runs.assembly import build_plan, check_settings
 
 # Settings
@@ -105,7 +105,8 @@ def make_withdrawal_marks(node: Node, node_run: NodeRun, question: ReceivedQuest
     Empty if the question is about others, or if one of them has answered it in another batch.
     """
     kind = question.head.kind
-    if "/" not in kind or question.is_per_client:
+    owner = question.question.owner
+    if owner is None or question.is_per_client:
         return {}
     if question.respondents is None:
         return {}
@@ -114,7 +115,7 @@ def make_withdrawal_marks(node: Node, node_run: NodeRun, question: ReceivedQuest
     users = node_run.users[is_respondent].tolist()
     queue = node.store.list_requests(federation.stream.name)
     withdrawals = select_whole_batches(queue, users, node.config.min_users)
-    is_retraction = kind.startswith(f"{federation.learner.name}/")
+    is_retraction = owner == federation.learner.name
     marks = make_answer_marks(withdrawals, kind, each_batch=is_retraction)
     if node.store.run_query(lambda db: has_conflict(db, marks)):
         return {}
@@ -128,33 +129,28 @@ def make_withdrawal_marks(node: Node, node_run: NodeRun, question: ReceivedQuest
 class Admission:
     """A question that this node answers with a sum."""
 
-    kind: str  # the question itself, also where it replays an earlier round
-    is_replay: bool
-    asker: Part | Learner | None  # None: the question belongs to a round
+    question: Question
     round_questions: tuple[str, ...]  # what the learner asks in this round
     specs: tuple[Spec, ...]  # what may be in the answer
     withdraws_together: bool  # the sum is over whole batches of withdrawals
 
     @property
     def is_round_question(self) -> bool:
-        return self.kind in self.round_questions
+        return self.question.name in self.round_questions
 
     @property
     def ends_round(self) -> bool:
-        return self.kind in self.round_questions[-1:]
+        return self.question.name in self.round_questions[-1:]
 
 
 def admit_sum(node: Node, node_run: NodeRun, question: ReceivedQuestion, withdraws_together: bool) -> Admission:
     """Admit a question that the run asks, of people who may be in a sum, at a moment when this node answers."""
     refuse_unknown_question(node_run, question)
     federation = node_run.federation
-    kind = question.head.kind
     admission = Admission(
-        kind=strip_replay(kind),
-        is_replay=strip_replay(kind) != kind,
-        asker=_find_asker(node_run, kind),
+        question=question.question,
         round_questions=federation.learner.questions(question.server),
-        specs=federation.fields(question.server, kind),
+        specs=federation.fields(question.server, question.question),
         withdraws_together=withdraws_together,
     )
     refuse_sparse_sums(admission.specs)
@@ -170,18 +166,12 @@ def refuse_unknown_question(node_run: NodeRun, question: ReceivedQuestion) -> No
     """A question is the learner's in this round, or that of a part that has an answer."""
     head = question.head
     round_questions = node_run.federation.learner.questions(question.server)
-    if strip_replay(head.kind) in round_questions:
+    if question.question.name in round_questions:
         return
-    asker = _find_asker(node_run, head.kind)
-    if asker is None or not overrides(asker, "answer"):
+    owner = question.question.owner
+    unlearning = node_run.federation.unlearners.get(owner or "")
+    if unlearning is None or not replaces(unlearning, "answer_question"):
         raise unknown_question_error(head)
-
-
-def _find_asker(node_run: NodeRun, kind: str) -> Part | Learner | None:
-    try:
-        return node_run.federation.find_asker(kind)
-    except TacitaError:
-        return None
 
 
 def refuse_sparse_sums(specs: Sequence[Spec]) -> None:
@@ -195,8 +185,8 @@ def reveals_differences(admission: Admission) -> bool:
 
     A part may ask as often as it likes, so it shows who came or left in between. Whole batches of withdrawals do not.
     """
-    is_repeatable = admission.asker is not None and not admission.withdraws_together
-    if is_repeatable or admission.is_replay:
+    is_repeatable = admission.question.owner is not None and not admission.withdraws_together
+    if is_repeatable or admission.question.replay is not None:
         return True
     return any(spec.seen == "each" for spec in admission.specs)
 
@@ -211,17 +201,16 @@ def counts_on_sampling(node_run: NodeRun) -> bool:
 
 def refuse_chosen_respondents(admission: Admission, question: ReceivedQuestion) -> None:
     """A budget that counts on sampling holds only if chance decides, every time, who is in the sum."""
-    if admission.is_replay or question.respondents is not None:
+    if admission.question.replay is not None or question.respondents is not None:
         raise Refusal("this run counts on people being drawn anew by chance in every round; ask those who are drawn.")
 
 
 def refuse_small_or_early_sum(node: Node, node_run: NodeRun, question: ReceivedQuestion) -> None:
     """A sum needs `min_users` respondents, and keeps to the node's rate."""
-    kind = question.head.kind
     _, respondents = node_run.devices.select_respondents(
-        node_run.federation, question.server, kind, question.respondents
+        node_run.federation, question.server, question.question, question.respondents
     )
-    refusal = node.find_refusal(len(respondents), kind)
+    refusal = node.find_refusal(len(respondents), question.head.kind)
     if refusal is not None:
         raise Refusal(refusal)
 
@@ -232,7 +221,7 @@ def refuse_small_company(node: Node, node_run: NodeRun, admission: Admission, co
     Who cannot pay, or has nothing to say, hides nobody. A sum of nothing may be sent.
     """
     is_too_few = node.is_too_few(contributors)
-    is_learners_sum = admission.asker is node_run.federation.learner
+    is_learners_sum = admission.question.owner == node_run.federation.learner.name
     is_empty_retraction = contributors == 0 and is_learners_sum
     if admission.withdraws_together and is_too_few and not is_empty_retraction:
         raise Refusal("fewer people than this node's minimum (min_users) have something to take back.")

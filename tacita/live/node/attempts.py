@@ -12,7 +12,7 @@ from tacita.live.node.attempt_snapshot import UNKNOWN_BLOCK
 from tacita.live.node.node import Node
 from tacita.live.node.node_run import Refusal
 from tacita.live.per_client_arrays import ROSTER
-from tacita.live.wire import MOST_REQUESTS, RequestHead
+from tacita.live.wire import MOST_REQUESTS, RequestHead, decode_question
 from tacita.runs.assembly import build_plan
 
 
@@ -44,7 +44,7 @@ def resolve_attempt(node: Node, head: RequestHead, config: RunConfig) -> None:
 
 def _refuse_other_questions(head: RequestHead, config: RunConfig) -> None:
     """Requests raise questions of their own, and rounds where a run trains in rounds; nothing else."""
-    raised_by_requests = "/" in head.kind or head.kind in (ROSTER, "validate")
+    raised_by_requests = decode_question(head.kind).owner is not None or head.kind in (ROSTER, "validate")
     if raised_by_requests:
         return
     if head.kind == "close" or build_plan(config).learner.model_after:

@@ -25,8 +25,8 @@ from tacita.privacy.ledger import (
     add_losses,
     to_millionths,
 )
-from tacita.round.learner import Learner
-from tacita.round.parts import Part
+from tacita.round.learner import Learner, ledger_of
+from tacita.round.part import Part
 from tacita.runs.ledger import NO_EPSILON, describe_account
 
 NO_NOISE = "no epsilon: sums are sent without noise, so nothing bounds what could be worked out from them"
@@ -38,7 +38,7 @@ def list_charging_parts(node_run: NodeRun) -> list[Part | Learner]:
     """The parts of a run that count what releases cost, and its learner if it does."""
     federation = node_run.federation
     parts: tuple[Part | Learner, ...] = (*federation.parts, federation.learner)
-    return [part for part in parts if part.ledger()]
+    return [part for part in parts if ledger_of(part)]
 
 
 # Spending in other runs
@@ -51,7 +51,7 @@ def carry_over_spending(node: Node, node_run: NodeRun) -> None:
     erased_spending = read_spending(node.store, user_ids)
     charging_parts = []
     for part in list_charging_parts(node_run):
-        ledger = part.ledger()
+        ledger = ledger_of(part)
         if ledger is not None and EARLIER_RUNS in ledger.names:
             charging_parts.append((part, ledger))
     other_accounts = _load_other_accounts(node, node_run) if charging_parts else []
@@ -134,7 +134,9 @@ def _declare_to_part(
     rows = np.flatnonzero(budget >= 0)
     block = federation.stream.blocks[server.block]
     view = build_user_view(clients, server, block, rows, federation.stream.user_keys, Broadcast())
-    account = part.declare(view, budget[rows] * MICRO)
+    owner = part.privacy if isinstance(part, Part) else part
+    assert owner is not None
+    account = owner.declare_budget(view, budget[rows] * MICRO)
     store_part_state(clients, view.user, {part.name: account})
 
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import numpy as np
 
 from tacita.core.config import validate_model
-from tacita.core.types import AnyArray, Longs, Request, RequestBatch
+from tacita.core.types import AnyArray, Longs
 from tacita.learn.statistic import CONTRIBUTION_LOG
 from tacita.live.node.node import Node
 from tacita.live.node.node_run import NodeRun
 from tacita.live.node.question_reader import ReceivedQuestion
 from tacita.live.node.queued_request import QueuedRequest
 from tacita.live.node.withdrawal_batches import select_due
-from tacita.live.wire import RequestHead, UserRequest
+from tacita.live.wire import RequestHead, UserRequest, decode_question
 from tacita.round.device_state import PARTS
-from tacita.round.parts import overrides
+from tacita.round.part import implements
+from tacita.round.request import Request, RequestBatch
+from tacita.round.state import Role
 
 
 def collect_requests(node: Node, node_run: NodeRun, question: ReceivedQuestion) -> list[UserRequest]:
@@ -41,15 +43,15 @@ def can_carry_requests(head: RequestHead) -> bool:
 
     They would lie at the server for long, and what devices do in an attempt may be undone.
     """
-    is_raised_by_request = "/" in head.kind or head.attempt != 0
+    is_raised_by_request = decode_question(head.kind).owner is not None or head.attempt != 0
     return head.kind != "close" and not is_raised_by_request
 
 
 def batches_withdrawals(node: Node, node_run: NodeRun) -> bool:
     """Whether the server asks those who withdraw what to take back, so that they must leave in a batch."""
     federation = node_run.federation
-    parts_ask = any(overrides(part, "answer") for part in federation.parts)
-    is_asked = federation.learner.takes_back or parts_ask
+    parts_ask = any(implements(part, "answer") for part in federation.parts)
+    is_asked = federation.learner.unlearning is not None or parts_ask
     return is_asked and not node_run.is_alone and not node.config.insecure_single_user_uploads
 
 
@@ -67,7 +69,7 @@ def _find_empty_withdrawals(node_run: NodeRun, queue: list[QueuedRequest], item_
     """Withdrawals that take nothing back from a sum: in a batch they hide nobody."""
     learner = node_run.federation.learner
     clients = node_run.devices.clients
-    if not learner.takes_back:
+    if learner.unlearning is None:
         return set()
     log_name = f"{PARTS}{learner.name}/{CONTRIBUTION_LOG}"
     row_of_user = {int(user): row for row, user in enumerate(node_run.users[: clients.n_users])}
@@ -130,7 +132,6 @@ def _shared_items(node_run: NodeRun, row: Longs) -> AnyArray:
     clients = node_run.devices.clients
     known_row = row[row < clients.n_users]
     item_lists: list[AnyArray] = [np.zeros(0, np.int32)]
-    for name in clients.lists:
-        if name.endswith("/shared"):
-            item_lists.append(clients.read_list(name, known_row).ids)
+    for name in node_run.federation.names_of(Role.SHARED):
+        item_lists.append(clients.read_list(name, known_row).ids)
     return np.concatenate(item_lists)

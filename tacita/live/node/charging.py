@@ -67,7 +67,8 @@ def suspend_charges(node_run: NodeRun) -> Iterator[None]:
     """Where nothing leaves the node, nobody pays, and no contribution is logged."""
     clients = node_run.devices.clients
     users = np.arange(clients.n_users)
-    logs = [name for name in clients.lists if name.endswith(f"/{CONTRIBUTION_LOG}")]
+    log_name = f"{PARTS}{node_run.federation.learner.name}/{CONTRIBUTION_LOG}"
+    logs = [log_name] if log_name in clients.lists else []
     logged = {name: clients.read_list(name, users) for name in logs}
     spent = copy_spent(node_run)
     try:

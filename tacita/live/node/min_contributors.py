@@ -8,8 +8,9 @@ from tacita.core.types import AnyArray, Longs, Ragged, ServerState
 from tacita.learn.statistic import CONTRIBUTION_LOG
 from tacita.live.node.node_run import NodeRun, Refusal
 from tacita.messages import Total
+from tacita.models.statistic_model import StatisticModel
 from tacita.round.device_state import PARTS
-from tacita.round.parts import overrides
+from tacita.round.part import implements
 from tacita.round.plan import Federation
 
 _COUNT_SUMS = ("touched", "counts")  # sums that say how many people have each item
@@ -23,11 +24,11 @@ def drop_rare_entries(node_run: NodeRun, total: Total, min_contributors: int, se
         return total
     if federation.ledgers:
         return zero_rare_items(total, min_contributors, input_items)
-    if federation.learner.takes_back and "touched" in total.sums:
+    if federation.learner.unlearning is not None and "touched" in total.sums:
         _unlog_items(node_run, np.flatnonzero(total["touched"] < min_contributors))
     if federation.backbone.reads_order and _has_rare_items(total, min_contributors):
         _refuse_encoders(federation)
-        return _rebuild_statistic(node_run, total, len(server.items))
+        return _rebuild_statistic(node_run, total, server)
     return zero_rare_items(total, min_contributors, input_items)
 
 
@@ -56,14 +57,14 @@ def _log_name(federation: Federation) -> str:
 def _refuse_encoders(federation: Federation) -> None:
     """A rebuilt statistic holds nothing of what parts did to the first one."""
     for part in federation.parts:
-        if any(overrides(part, hook) for hook in ("encode", "encode_sum", "weight")):
+        if any(implements(part, hook) for hook in ("encode", "noise_sum", "weigh")):
             raise Refusal(
                 f"part '{part.name}' changes what people tell of order, which a node tells anew without items that "
                 "fewer than its min_contributors people have; leave the part out."
             )
 
 
-def _rebuild_statistic(node_run: NodeRun, total: Total, n_items: int) -> Total:
+def _rebuild_statistic(node_run: NodeRun, total: Total, server: ServerState) -> Total:
     """The statistic of the contribution logs: leaving an item out of a sequence moves the others together."""
     federation = node_run.federation
     clients = node_run.devices.clients
@@ -73,7 +74,9 @@ def _rebuild_statistic(node_run: NodeRun, total: Total, n_items: int) -> Total:
     items = Ragged(log.ptr, log.ids)
     current = items.filter_entries(block == node_run.block)
     earlier = items.filter_entries(block < node_run.block)
-    statistic = federation.backbone.statistic_of(current, earlier, n_items)
+    model = federation.backbone
+    assert isinstance(model, StatisticModel)
+    statistic = model.sum_lists(server, current, earlier)
     return total.with_sums(statistic.sums)
 
 

@@ -275,5 +275,5 @@ def _train_round_alone(node_run: NodeRun, question: ReceivedQuestion) -> None:
     if learner.model_after or kind not in learner.questions(question.server):
         return
     with suspend_charges(node_run):
-        node_run.devices.exchange(federation, question.server, question.broadcast, kind)
+        node_run.devices.exchange(federation, question.server, question.broadcast, question.question)
     node_run.round = question.head.round + 1

@@ -11,7 +11,6 @@ from tacita.live.node.node import Node
 from tacita.live.node.queued_request import QueuedRequest
 from tacita.live.node.user_run import load_plan
 from tacita.live.wire import RequestOutcome
-from tacita.round.parts import overrides
 
 
 def list_request_states(node: Node, user: str | None = None) -> list[dict[str, Any]]:
@@ -58,7 +57,7 @@ def _batches_withdrawals(node: Node, run: str) -> bool:
     plan = load_plan(node, run)
     if plan is None:
         return False
-    return plan.learner.takes_back or any(overrides(part, "answer") for part in plan.parts)
+    return plan.learner.unlearning is not None or bool(plan.implementing("answer_question"))
 
 
 def _describe_state(node: Node, request: QueuedRequest, queue: Sequence[QueuedRequest], batching_runs: set[str]) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 
 from tacita.core.types import Longs
 from tacita.federation.devices import RoundReply
+from tacita.learn.statistic import RETRACTION_KIND
 from tacita.live.node import min_contributors, noise_replay
 from tacita.live.node.admission import Admission, admit_sum, refuse_small_company
 from tacita.live.node.answers import NodeAnswer, ReleaseRecord
@@ -27,6 +28,7 @@ from tacita.live.node.withdrawal_batches import list_batch_digests
 from tacita.live.per_client_arrays import encode_client_fields
 from tacita.live.wire import Reply, encode_total, make_reply_head
 from tacita.messages import Total
+from tacita.round.question import Question
 
 
 def answer_sum(node: Node, node_run: NodeRun, question: ReceivedQuestion, withdraws_together: bool) -> NodeAnswer:
@@ -56,7 +58,7 @@ def compute_sum(node_run: NodeRun, question: ReceivedQuestion, noise: NoiseSourc
     devices = node_run.devices
     devices.draw_nonce = noise.draw_seed
     return devices.exchange(
-        node_run.federation, question.server, question.broadcast, question.head.kind, question.respondents
+        node_run.federation, question.server, question.broadcast, question.question, question.respondents
     )
 
 
@@ -66,7 +68,7 @@ def compute_sum(node_run: NodeRun, question: ReceivedQuestion, noise: NoiseSourc
 def is_charged_retraction(node_run: NodeRun, admission: Admission) -> bool:
     """Whether people take back what they contributed, in a run where that costs budget."""
     learner = node_run.federation.learner
-    return admission.asker is learner and learner.ledger() is not None
+    return admission.question.owner == learner.name and learner.ledger() is not None
 
 
 def _list_batches(node: Node, node_run: NodeRun, question: ReceivedQuestion, withdraws_together: bool) -> set[str]:
@@ -94,7 +96,7 @@ def replay_retraction(
 ) -> tuple[RoundReply, dict[str, bytes]]:
     """Send a retraction that was sent before as it was, at no cost; else return notes by which it can be repeated."""
     federation = node_run.federation
-    specs = federation.fields(question.server, f"{federation.learner.name}/retraction")
+    specs = federation.fields(question.server, Question(RETRACTION_KIND, owner=federation.learner.name))
     digest = noise_replay.digest_sum(node.store, exact_sum, specs)
     replay = noise_replay.find_replay(node.store, batches, digest)
     if replay is None:

@@ -16,9 +16,8 @@ from tacita.live.node.node import Node
 from tacita.live.node.queued_request import QueuedRequest
 from tacita.round.device_state import read_devices
 from tacita.round.plan import Plan
+from tacita.round.state import Role
 from tacita.runs.assembly import build_plan
-
-CONTRIBUTION_LISTS = ("/told", "fru/rounds")  # logs of contributions; of `fru`, the rounds that somebody took part in
 
 
 @dataclass(frozen=True)
@@ -97,15 +96,16 @@ def _apply_to_shared(shared: set[str], requests: Sequence[QueuedRequest]) -> set
 def _read_device_record(node: Node, user: int, run: str, tag: str) -> tuple[set[str], bool]:
     """What a person's device shares, and whether it contributed anything that could be taken back."""
     lists = _read_device_lists(node, user, run, tag)
-    if lists is None:
+    plan = load_plan(node, run)
+    if lists is None or plan is None:
         return set(), False
     catalogue = [item for item, _ in node.store.catalogue()]
     shared = set[str]()
     log_lengths = []
     for name, ids in lists.items():
-        if name.endswith("/shared"):
+        if name in plan.names_of(Role.SHARED):
             shared |= {catalogue[item] for item in ids.tolist()}
-        if name.endswith(CONTRIBUTION_LISTS):
+        if name in plan.names_of(Role.REPORTED):
             log_lengths.append(len(ids))
     has_contributed = any(log_lengths) if log_lengths else True  # without a log nobody knows
     return shared, has_contributed

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tacita.live.node.request_queue import WITHDRAWALS, QueuedRequest
+from tacita.live.node.queued_request import QueuedRequest
+from tacita.live.node.request_queue import WITHDRAWALS
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from tacita.live.node import explanations, user_queries
 from tacita.live.node import store_file as node_file
 from tacita.live.node.budgets import declared_budget, read_user_accounts, set_budget
 from tacita.live.node.node import Node
-from tacita.live.node.request_queue import QueuedRequest
+from tacita.live.node.queued_request import QueuedRequest
 from tacita.live.node.user_queries import ItemQuery, ItemSet, Preset
 from tacita.live.node.user_requests import allowed_kinds, list_request_states, read_request_options, submit_request
 from tacita.live.pages.holdings import collect_removals, describe_holdings, join_run_names

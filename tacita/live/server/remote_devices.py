@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import Broadcast, Keys, RequestBatch, ServerState
+from tacita.core.types import Broadcast, Keys, ServerState
 from tacita.federation.devices import RoundReply
 from tacita.federation.evaluation import MetricSums, selection_metric
 from tacita.live.per_client_arrays import NAMES, ROSTER, TAKES_PART, decode_client_fields
@@ -35,11 +35,13 @@ from tacita.live.wire import (
     RequestOutcome,
     UserRequest,
     decode_reply,
+    encode_question,
 )
 from tacita.messages import Spec, Total, merge_totals
 from tacita.metrics import Evaluation
-from tacita.round.parts import overrides
-from tacita.round.plan import Plan, prepare_serving
+from tacita.round.plan import Plan
+from tacita.round.question import Question
+from tacita.round.request import RequestBatch
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +101,7 @@ class RemoteDevices:
     def choose_clients(self, plan: Plan, server: ServerState) -> Keys:
         """The names of those who take part: each decides at home, by the run's own rule."""
         self.locations.participants.clear()
-        query = NodeQuery(ROSTER, plan, server, prepare_serving(plan, server))
+        query = NodeQuery(ROSTER, plan, server, plan.broadcast_serving(server))
         replies = self.ask_nodes(query, self._check_roster)
         participants = []
         for _, reply in sorted(replies.items()):
@@ -146,7 +148,7 @@ class RemoteDevices:
     # Sums
 
     def exchange(
-        self, plan: Plan, server: ServerState, down: Broadcast, question: str, chosen: Keys | None = None
+        self, plan: Plan, server: ServerState, broadcast: Broadcast, question: Question, chosen: Keys | None = None
     ) -> RoundReply:
         specs = plan.fields(server, question)
         expected_sum = _make_expected_sum(plan, server, specs)
@@ -158,7 +160,7 @@ class RemoteDevices:
                 users = users_by_node.get(node, np.zeros(0, np.uint64))
                 _check_speaks_for(reply, users, specs)
 
-        query = NodeQuery(question, plan, server, down, users_by_node)
+        query = NodeQuery(encode_question(question), plan, server, broadcast, users_by_node)
         replies = self.ask_nodes(query, check)
         if not replies:
             raise NoAnswer(f"every node refused to take part in the round; one said: {self._last_refusal}")
@@ -365,17 +367,17 @@ def _check_speaks_for(reply: Reply, users: Keys, specs: tuple[Spec, ...]) -> Non
 
 def _make_expected_sum(plan: Plan, server: ServerState, specs: tuple[Spec, ...]) -> ExpectedSum:
     """What a reply to a question may hold."""
-    parts = plan.parts
     train = plan.config.train
     inputs = server.heads.get("inputs", np.zeros(0))
-    is_exact = not any(overrides(part, "field_sent") for part in parts)  # noise fits no count of people
-    changes_weights = any(overrides(part, "weight") for part in parts)
+    n_items = len(server.items)
+    is_exact = all(part.fields(n_items).after_encoding is None for part in plan.parts)  # noise fits no count of people
+    changes_weights = bool(plan.weighing_parts)
     max_data_weight = float(len(server.items)) if train.weighs_data else 1.0
     return ExpectedSum(
         specs,
-        most_weight=max_data_weight * plan.max_weight,
+        most_weight=max_data_weight,
         equal_weights=not train.weighs_data and not changes_weights,
-        may_drop=changes_weights or any(overrides(part, "encode") for part in parts),
+        may_drop=changes_weights or bool(plan.implementing("encode")),
         is_sampled=train.participation.kind != "all",
         has_item_counts=is_exact and any(spec.name == "touched" for spec in specs),
         inputs=inputs if len(inputs) else None,

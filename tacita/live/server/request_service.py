@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import Keys, Ragged, Request, RequestBatch, ServerState
+from tacita.core.types import Keys, Ragged, ServerState
 from tacita.federation.requests import handle_requests
 from tacita.federation.rounds import Progress
 from tacita.live.server.attempts import NoAnswer
@@ -22,6 +22,7 @@ from tacita.live.server.open_requests import ApplyResult, NumberedOutcome, OpenR
 from tacita.live.server.remote_devices import RemoteDevices
 from tacita.live.wire import RequestOutcome
 from tacita.round.plan import Federation
+from tacita.round.request import Request, RequestBatch
 
 log = logging.getLogger(__name__)
 

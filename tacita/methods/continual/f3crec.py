@@ -13,7 +13,18 @@ import numpy as np
 from pydantic import Field
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import Arrays, CohortView, Doubles, ExtraSamples, Floats, Ints, LocalModels, Longs, Ragged, ServerState
+from tacita.core.types import (
+    Arrays,
+    CohortView,
+    Doubles,
+    ExtraSamples,
+    Floats,
+    Ints,
+    LocalModels,
+    Longs,
+    Ragged,
+    ServerState,
+)
 from tacita.kernels.ranking import best_items
 from tacita.kernels.replay import local_list_ranks, pick_subset
 from tacita.messages import Total

@@ -3,7 +3,8 @@
 Every `every` rounds a client of the round sends its user vector and its items to the matcher: the items under numbers
 that stand for them, which clients make with a key of their own, so the matcher can tell that two are the same and no
 more. It answers with vectors of others that it holds, without names. The server is told nothing of this; the lab plays
-both, and `MatchedFederation` keeps them apart. The matcher still sees how often each number occurs, which gives popular items away,
+both, and `MatchedFederation` keeps them apart.
+The matcher still sees how often each number occurs, which gives popular items away,
 and vectors that say much of a person: this hides items from a curious matcher a little, and people from nobody.
 """
 
@@ -21,8 +22,8 @@ from tacita.core.flat_indices import expand_spans
 from tacita.core.types import Arrays, CohortView, Floats, Ints, Keys, LocalModels, Longs, Ragged, ServerState
 from tacita.kernels.hashing import hash_owners
 from tacita.messages import DenseArrays, SparseRows, Spec, Total
-from tacita.models.fedpergnn import NEIGHBOURS, FedPerGNN
 from tacita.methods.distillation.matcher import MATCHER_PARTS
+from tacita.models.fedpergnn import NEIGHBOURS, FedPerGNN
 from tacita.round.broadcast import Audience, PartBroadcast
 from tacita.round.fields import PartFields
 from tacita.round.part import Part, PartConfig

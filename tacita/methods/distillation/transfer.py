@@ -18,7 +18,7 @@ from pydantic import Field
 
 from tacita.core.config import validate_model
 from tacita.core.errors import TacitaError, unknown_name_error
-from tacita.core.types import Arrays, CohortView, Doubles, Floats, Keys, LocalModels, Ragged, ServerState, StateUpdate
+from tacita.core.types import Arrays, CohortView, Doubles, Floats, Keys, LocalModels, Ragged, ServerState
 from tacita.learn.scores import SCORES, PredictionPart
 from tacita.learn.training.central_model import CentralModel, TrainingSamples
 from tacita.messages import PerClientField, SparseRows, Total
@@ -56,8 +56,8 @@ from tacita.methods.distillation.weighting import (
     update_weighting,
 )
 from tacita.models import backbone_class, backbone_names
-from tacita.models.scorer import Scorer
 from tacita.models.lightgcn import LightGCN
+from tacita.models.scorer import Scorer
 from tacita.round.broadcast import Audience, PartBroadcast
 from tacita.round.fields import PartFields
 from tacita.round.part import PartConfig
@@ -135,6 +135,8 @@ class Transfer(PredictionPart):
         if name not in backbone_names():
             raise unknown_name_error("server model", name, backbone_names())
         cls = backbone_class(name)
+        if not issubclass(cls, Scorer):
+            raise TacitaError(f"server model '{name}' cannot be taught; use neumf, neuncf, lightgcn or mf.")
         return cls(validate_model(cls.Config, options, f"server model '{name}'"))
 
     @property
@@ -159,10 +161,6 @@ class Transfer(PredictionPart):
         c = self.config
         if c.beta_low > c.beta_high:
             raise TacitaError(f"beta_low = {c.beta_low} is above beta_high = {c.beta_high}; swap them.")
-        if self.server_backbone.learner != "rows":
-            raise TacitaError(
-                f"server model '{self.server_backbone.name}' cannot be taught; use neumf, neuncf, lightgcn or mf."
-            )
         CentralModel(
             self.server_backbone,
             Teacher.new(self.server_backbone, self.context.draws, _empty_items(self)).build_graph(),

@@ -94,12 +94,13 @@ class DPFedAvg(Part, Privacy):
         for other in self.context.others(self.name):
             if "answer_question" in other.hooks:
                 raise TacitaError(
-                    f"part '{other.name}' asks people besides rounds, and dp-fedavg counts rounds alone; use part 'dpps'."
+                    f"part '{other.name}' asks people besides rounds, and dp-fedavg counts rounds alone; "
+                    "use part 'dpps'."
                 )
             if self._is_sampled and other.replays_rounds:
                 raise TacitaError(
-                    f"part '{other.name}' plays rounds once more with the same people, who are not drawn by chance then; "
-                    "use train.participation.kind = 'all', or leave it out and train again."
+                    f"part '{other.name}' plays rounds once more with the same people, who are not drawn by chance "
+                    "then; use train.participation.kind = 'all', or leave it out and train again."
                 )
 
     @property

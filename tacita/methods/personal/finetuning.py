@@ -19,7 +19,7 @@ from tacita.core.config import PFedMeConfig, TrainConfig
 from tacita.core.errors import TacitaError
 from tacita.core.types import CohortView, Floats, Ragged
 from tacita.learn.training import train_cohort
-from tacita.models.scoring import score_personal
+from tacita.models.personal_scoring import score_personal
 from tacita.round.part import Part, PartConfig
 from tacita.round.registry import register
 from tacita.round.serving import Purpose, Serving

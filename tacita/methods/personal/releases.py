@@ -145,8 +145,8 @@ def check_weights(part: Part) -> None:
     for other in part.context.others(part.name):
         if "weigh" in other.hooks and not other.weighs_presence:
             raise TacitaError(
-                f"part '{other.name}' weighs people by what they have, which {part.name} does not hide; use part 'dpps', "
-                "which does, or leave one of them out."
+                f"part '{other.name}' weighs people by what they have, which {part.name} does not hide; use part "
+                "'dpps', which does, or leave one of them out."
             )
 
 

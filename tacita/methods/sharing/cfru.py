@@ -40,6 +40,7 @@ from tacita.round.capabilities import DeviceQuery, RoundPlayer, Unlearning
 from tacita.round.fields import PartFields
 from tacita.round.part import Part, PartConfig
 from tacita.round.registry import register, register_preset
+from tacita.round.request import RequestBatch
 from tacita.round.state import Role, StateSpec
 
 _UPLOADED_ITEMS = "told"

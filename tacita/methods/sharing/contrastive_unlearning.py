@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from tacita.core.types import AnyArray, Bools, Floats, Longs, Ragged, RequestBatch, ServerState, SharedRecord
+from tacita.core.types import AnyArray, Bools, Floats, Longs, Ragged, ServerState, SharedRecord
 from tacita.kernels.threads import limit_blas_threads, threads_in_use
 from tacita.methods.sharing.contrastive_loss import ContrastiveLoss, ForgottenViews, estimate_background
 from tacita.methods.sharing.graph import SharedGraph

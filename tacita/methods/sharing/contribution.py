@@ -21,19 +21,7 @@ from pydantic import Field
 
 from tacita.core.draws import hash_rows
 from tacita.core.errors import TacitaError
-from tacita.core.types import (
-    Arrays,
-    CohortView,
-    Doubles,
-    Floats,
-    Ints,
-    Keys,
-    Longs,
-    Ragged,
-    RequestBatch,
-    ServerState,
-    StateUpdate,
-)
+from tacita.core.types import Arrays, CohortView, Doubles, Floats, Ints, Keys, Longs, Ragged, ServerState, StateUpdate
 from tacita.kernels.hashing import choose_distinct, hash_owners
 from tacita.kernels.threads import limit_blas_threads, threads_in_use
 from tacita.messages import Total
@@ -56,6 +44,7 @@ from tacita.round.broadcast import Audience, PartBroadcast
 from tacita.round.capabilities import DeviceQuery, Privacy, RoundPlayer, Unlearning
 from tacita.round.part import Part, PartConfig
 from tacita.round.registry import register
+from tacita.round.request import RequestBatch
 from tacita.round.state import StateSpec
 from tacita.round.task import LocalTask
 

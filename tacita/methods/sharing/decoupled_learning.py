@@ -26,6 +26,7 @@ from tacita.round.capabilities import DeviceQuery, RoundPlayer, Unlearning
 from tacita.round.fields import ArraySpec, PartFields
 from tacita.round.part import Part, PartConfig
 from tacita.round.registry import register
+from tacita.round.request import RequestBatch
 from tacita.round.serving import Purpose, Serving
 
 _BASE = "base"

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import AnyArray, Arrays, Floats, RequestBatch, ServerState, SharedRecord
+from tacita.core.types import AnyArray, Arrays, Floats, ServerState, SharedRecord
 from tacita.messages import Total
 from tacita.methods.sharing.contrastive_unlearning import build_withdrawn_record
 from tacita.methods.sharing.shared_graph_part import NAME as GRAPH

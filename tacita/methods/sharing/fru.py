@@ -30,6 +30,7 @@ from tacita.methods.sharing.replay_unlearning import ReplayUnlearning, find_leav
 from tacita.round.capabilities import DeviceQuery, RoundPlayer
 from tacita.round.part import PartConfig
 from tacita.round.registry import register, register_preset
+from tacita.round.request import RequestBatch
 from tacita.round.state import Role, StateSpec
 from tacita.round.task import LocalTask
 

@@ -21,7 +21,7 @@ import numpy as np
 from pydantic import Field
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import Arrays, CohortView, Floats, Keys, LocalModels, Ragged, RequestBatch, ServerState
+from tacita.core.types import Arrays, CohortView, Floats, Keys, LocalModels, Ragged, ServerState
 from tacita.learn.training.stepper import CONTEXT
 from tacita.messages import CohortReply, DenseArrays, Spec, Total, Upload
 from tacita.methods.sharing.graph import SharedGraph
@@ -34,6 +34,7 @@ from tacita.round.capabilities import DeviceQuery, RoundPlayer, Unlearning
 from tacita.round.fields import PartFields
 from tacita.round.part import Part, PartConfig
 from tacita.round.registry import register
+from tacita.round.request import RequestBatch
 from tacita.round.state import StateSpec
 from tacita.round.task import TrainingOutcome
 

@@ -18,6 +18,7 @@ from tacita.methods.sharing import update_log as log
 from tacita.round.broadcast import Audience, PartBroadcast
 from tacita.round.capabilities import DeviceQuery, RoundPlayer, Unlearning
 from tacita.round.part import Part
+from tacita.round.request import RequestBatch
 
 
 class ReplayUnlearning(Part, Unlearning):

@@ -21,17 +21,7 @@ import numpy as np
 from pydantic import Field
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import (
-    Arrays,
-    CohortView,
-    Doubles,
-    Keys,
-    Ragged,
-    RequestBatch,
-    RoundReplay,
-    ServerState,
-    StateUpdate,
-)
+from tacita.core.types import Arrays, CohortView, Doubles, Keys, Ragged, RoundReplay, ServerState, StateUpdate
 from tacita.learn.rows import MOST_MOVE
 from tacita.messages import CohortReply, DenseArrays, SparseRows, Spec, Total, Upload
 from tacita.methods.sharing import retraction_record as record
@@ -42,6 +32,7 @@ from tacita.round.capabilities import DeviceQuery, RoundPlayer, Unlearning
 from tacita.round.fields import ArraySpec, PartFields
 from tacita.round.part import Part, PartConfig
 from tacita.round.registry import register, register_preset
+from tacita.round.request import RequestBatch
 from tacita.round.state import StateSpec
 from tacita.round.task import LocalTask
 

@@ -15,13 +15,14 @@ import numpy as np
 from pydantic import Field
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import AnyArray, CohortView, Doubles, Longs, Ragged, RequestBatch, ServerState, StateUpdate
+from tacita.core.types import AnyArray, CohortView, Doubles, Longs, Ragged, ServerState, StateUpdate
 from tacita.kernels.hashing import hash_owners
 from tacita.messages import Upload
 from tacita.methods.sharing.item_lists import deduplicate_items, find_listed, mean_rows, merge_lists, subtract_lists
 from tacita.round.capabilities import DeviceQuery, LabEnrolment, RoundPlayer, Unlearning
 from tacita.round.part import Part, PartConfig, RunContext
 from tacita.round.registry import register
+from tacita.round.request import RequestBatch
 from tacita.round.serving import Purpose, Serving
 from tacita.round.state import Role, StateSpec
 from tacita.round.task import LocalTask

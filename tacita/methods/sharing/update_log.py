@@ -16,20 +16,10 @@ from tacita.core.config import TrainConfig
 from tacita.core.device_lists import AppendedLists, slice_lists
 from tacita.core.errors import TacitaError
 from tacita.core.flat_indices import expand_spans
-from tacita.core.types import (
-    Arrays,
-    Bools,
-    CohortView,
-    Doubles,
-    Floats,
-    Keys,
-    Longs,
-    Ragged,
-    RequestBatch,
-    StateUpdate,
-)
+from tacita.core.types import Arrays, Bools, CohortView, Doubles, Floats, Keys, Longs, Ragged, StateUpdate
 from tacita.messages import DenseArrays, Form, SparseRows, Upload
 from tacita.round.part import PartTraits, RunContext
+from tacita.round.request import RequestBatch
 
 BlockRound = tuple[int, int]  # a block and a round of it
 Place = Literal["before", "after"]

@@ -16,6 +16,7 @@ from tacita.messages import Upload
 from tacita.round.capabilities import Unlearning
 from tacita.round.part import Part
 from tacita.round.registry import register
+from tacita.round.request import RequestBatch
 from tacita.round.serving import Purpose, Serving
 from tacita.round.state import Role, StateSpec
 from tacita.round.task import LocalTask

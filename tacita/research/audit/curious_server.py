@@ -26,6 +26,7 @@ from tacita.methods.distillation.transfer import Transfer
 from tacita.research.audit.score_attacks import AttackOptions, attack_scores
 from tacita.research.experiments.shared_base import with_parts
 from tacita.round.plan import Federation
+from tacita.round.question import Question
 from tacita.runs.assembly import Machine, assemble
 
 ALPHAS = (0.0, 0.3, 0.5)
@@ -51,7 +52,7 @@ class RecordingDevices(LocalDevices):
         federation: Federation,
         server: ServerState,
         broadcast: Broadcast,
-        question: str,
+        question: Question,
         chosen: Keys | None = None,
     ) -> RoundReply:
         reply = super().exchange(federation, server, broadcast, question, chosen)

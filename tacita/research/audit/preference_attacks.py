@@ -24,8 +24,9 @@ from tacita.federation.clients import build_user_view
 from tacita.federation.rounds import Progress
 from tacita.learn.training import train_cohort
 from tacita.messages import SparseRows
-from tacita.round.parts import Part, PartConfig, RunContext
-from tacita.round.plan import Federation, prepare_serving
+from tacita.round.part import Part, PartConfig, RunContext
+from tacita.round.plan import Federation
+from tacita.round.task import LocalTask, prepare_cohort
 
 GUESSES = {"sign": "sign-split", "top": "top-guess", "shadow": "shadow training"}
 _FIRST_LIKED_SHARE = 0.2  # of the rows that moved, called liked by chance
@@ -145,10 +146,14 @@ class _LabelledRows(Part):
     """What a shadow trains on: the rows that moved, with the labels of the guess."""
 
     name = "guessed"
+    fills = frozenset({"samples"})
     moved: Bools
     liked: Bools
 
-    def samples(self, view: CohortView, own: Ragged) -> Ragged:
+    def prepare(self, view: CohortView) -> LocalTask:
+        return LocalTask(samples=self.label_rows)
+
+    def label_rows(self, view: CohortView, own: Ragged) -> Ragged:
         group, item = np.nonzero(self.moved)
         label = self.liked[group, item].astype(np.float32)
         columns = {"label": label}
@@ -193,7 +198,8 @@ def _make_trainer(
 
     def train(liked: Bools) -> Floats:
         part.liked = liked
-        trained = train_cohort(view, federation.backbone, (part,), federation.config.train, federation.draws)
+        task = prepare_cohort([part], view)
+        trained = train_cohort(task, federation.scorer, (), federation.config.train, federation.draws)
         rows = trained.upload.values["rows"]
         assert isinstance(rows, SparseRows)
         width = rows.value.shape[1]
@@ -218,7 +224,7 @@ def _make_shadow_view(federation: Federation, progress: Progress, vectors: Float
         federation.stream.blocks[0],
         np.arange(n_groups),
         keys,
-        prepare_serving(federation, progress.server),
+        federation.broadcast_serving(progress.server),
     )
     nothing = Ragged.empty(n_groups)
     return replace(view, train=nothing, exclude=nothing, private=private)

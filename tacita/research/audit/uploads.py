@@ -29,7 +29,8 @@ from tacita.research.audit.preference_attacks import (
     mean_f1,
     sign_split,
 )
-from tacita.round.plan import Federation, prepare_serving
+from tacita.round.plan import Federation
+from tacita.round.question import Question
 from tacita.runs.assembly import Machine, assemble, build_components
 
 READERS = {
@@ -214,8 +215,8 @@ def _compute_single_updates(federation: Federation, progress: Progress, people: 
 
 
 def _sum_updates(federation: Federation, progress: Progress, chosen: Keys) -> Doubles:
-    broadcast = prepare_serving(federation, progress.server)
-    reply = progress.devices.exchange(federation, progress.server, broadcast, "round", chosen)
+    broadcast = federation.broadcast_serving(progress.server)
+    reply = progress.devices.exchange(federation, progress.server, broadcast, Question("round"), chosen)
     return np.asarray(reply.total["rows"])
 
 

@@ -12,6 +12,7 @@ from tacita.federation.rounds import begin_block, run_round, start_run
 from tacita.research.bench.harness import describe_machine
 from tacita.round.learner import ledger_of
 from tacita.round.plan import Federation
+from tacita.round.question import Question
 
 Times = dict[str, list[float]]
 
@@ -96,7 +97,7 @@ def _time_exchange(fed: Federation) -> tuple[float, float]:
     for question in fed.learner.questions(server):
         down = fed.broadcast_serving(server)
         began, before = time.perf_counter(), time.process_time()
-        answer = progress.devices.exchange(fed, server, down, question)
+        answer = progress.devices.exchange(fed, server, down, Question(question))
         took, worked = took + time.perf_counter() - began, worked + time.process_time() - before
         server = fed.learner.learn(server, answer.total, question, answer.expected)
     return took, worked

@@ -46,7 +46,7 @@ def measure_preference_shift(federation: Federation, base: Progress) -> tuple[Lo
     has_list = lists[:, 0] >= 0
     users = np.flatnonzero(is_active & has_list)
     private = progress.clients.private[users]
-    scores = score_all(grouping.backbone, private, server.heads, server.items)
+    scores = score_all(grouping.scorer, private, server.heads, server.items)
     length = lists.shape[1]
     ptr = _even_bounds(len(users), length)
     listed = lists[users].reshape(-1)
@@ -172,7 +172,7 @@ def _rank_listed(federation: Federation, private: Floats, heads: Arrays, items: 
     """The ranks of the same items for every user."""
     n_users = len(private)
     items = np.ascontiguousarray(items)
-    scores = score_all(federation.backbone, private, heads, items)
+    scores = score_all(federation.scorer, private, heads, items)
     ptr = _even_bounds(n_users, len(listed))
     items_of_users = np.tile(listed.astype(np.int32), n_users)
     ranks = list_ranks(scores, ptr, items_of_users)

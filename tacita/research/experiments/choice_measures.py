@@ -14,6 +14,7 @@ import numpy as np
 from tacita.federation.evaluation import TrainedState
 from tacita.federation.rounds import Progress, RoundReport, run_stream, start_run
 from tacita.methods.distillation.traffic import KILOBYTE
+from tacita.models.statistic_model import StatisticModel
 from tacita.research.experiments.single_block import (
     Line,
     find_epsilon,
@@ -138,10 +139,8 @@ def _describe_outcome(applied: AppliedRequest) -> str:
 
 def _takes_back_sums(federation: Federation) -> bool:
     """Whether the model is a sum that a person can be subtracted from exactly."""
-    retraction = federation.backbone.retracts
-    if retraction is None or not retraction.retracts_exactly:
-        return False
-    return bool(federation.learner.takes_back)
+    model = federation.backbone
+    return isinstance(model, StatisticModel) and model.retracts_exactly
 
 
 def _reports_exactness(applied: AppliedRequest) -> bool:

@@ -20,6 +20,7 @@ from tacita.federation.rounds import (
 from tacita.methods import RunContext, build_parts, resolve_parts
 from tacita.round.device_state import PARTS, DeviceState
 from tacita.round.plan import Federation
+from tacita.round.state import initial_state
 
 _OBSERVING_PARTS = ("error-memory",)
 """Parts that observe block 0 without changing it: they are on for every method."""
@@ -54,13 +55,8 @@ def train_base(federation: Federation, on_round: OnRound = ignore_round) -> Prog
 
 def adopt_base(federation: Federation, base: Progress) -> Progress:
     """A run of the federation's method that has just ended block 0; the base is left as it is."""
-    server = base.server
-    best = base.best_server
-    for part in federation.parts:
-        server_arrays = part.server_begin_block(federation.visible_state(part.party, server))
-        server = server.with_part(part.name, server_arrays)
-        best_arrays = part.server_begin_block(federation.visible_state(part.party, best))
-        best = best.with_part(part.name, best_arrays)
+    server = federation.start_block(base.server)
+    best = federation.start_block(base.best_server)
     clients = _adopt_devices(federation, base.clients)
     best_clients = _adopt_devices(federation, base.best_clients)
     progress = replace(
@@ -81,7 +77,7 @@ def _adopt_devices(federation: Federation, clients: DeviceState) -> DeviceState:
     earlier = {}
     initial = {}
     for part in federation.parts:
-        initial[part.name] = part.device_arrays(copied.n_users)
+        initial[part.name] = initial_state(part.state(copied.n_users))
         if part.name in copied.parts:
             earlier[part.name] = copied.parts[part.name]
     arrays = DeviceState.from_private(copied.private, earlier, copied.took_part).arrays

@@ -118,7 +118,7 @@ def replay_run(base: TrainedBase, request: ResolvedRequest) -> RetrainedReferenc
     progress.devices.apply_requests(federation, progress.server, request.requests)
     shared = update_shared_record(progress.server.shared, request.requests)
     server = replace(progress.server, shared=shared)
-    play_round = RequestRounds(federation, progress, server)
+    play_round = RequestRounds(federation, progress, server, request.requests)
     server = play_round.restart_block(server, 0)
     for _ in range(base.server.round):
         server = play_round(server, None)

@@ -25,6 +25,7 @@ from tacita.metrics import summarise_continual
 from tacita.report.pages import write_report
 from tacita.report.promises import PRIVACY_KEY, privacy_lines
 from tacita.round.device_state import PARTS, DeviceState, deep_copy_devices, read_devices
+from tacita.round.part import forgetting_scope
 from tacita.round.plan import Federation
 from tacita.round.state import Role, initial_state
 from tacita.runs.artefacts import build_targets, find_traces
@@ -55,7 +56,14 @@ from tacita.runs.forgetting.retraining import (
     note_request,
     retrain_blocks,
 )
-from tacita.runs.forgetting.routes import REMEDY, RETRAINING, SharedItems, UnlearningRoute, check_kind, choose_route, forgetting_scope
+from tacita.runs.forgetting.routes import (
+    REMEDY,
+    RETRAINING,
+    SharedItems,
+    UnlearningRoute,
+    check_kind,
+    choose_route,
+)
 from tacita.runs.forgetting.verification import AppliedRequest, Verification, find_waiting_parts, verify_request
 from tacita.runs.ledger import describe_cost, join_accounts, summarise_spending
 from tacita.runs.loaded_run import read_server_state

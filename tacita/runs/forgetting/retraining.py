@@ -16,19 +16,19 @@ import numpy as np
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.types import CohortView, Ragged, ServerState, StateUpdate
+from tacita.federation.clients import copy_state
 from tacita.federation.devices import LocalDevices
 from tacita.federation.evaluation import TrainedState
 from tacita.federation.one_round import open_block
-from tacita.federation.clients import copy_state
 from tacita.federation.requests import enrol_users, handle_requests
 from tacita.federation.rounds import Progress, RoundReport, end_block, run_block, start_run
 from tacita.round.device_state import PARTS, DeviceState
 from tacita.round.part import Part
 from tacita.round.plan import RETRAINING_OVER_BUDGET, Federation
 from tacita.round.request import RequestBatch
+from tacita.round.state import Role
 from tacita.runs.assembly import build_components
 from tacita.runs.forgetting.requests import ResolvedRequest
-from tacita.round.state import Role
 from tacita.runs.forgetting.routes import SharedItems, sends_substitutes
 
 

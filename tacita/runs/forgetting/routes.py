@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Ragged
 from tacita.models.statistic_model import StatisticModel
-from tacita.round.part import Part, implements
+from tacita.round.part import Part, forgetting_scope, implements
 from tacita.round.plan import Plan
 from tacita.round.state import Role
 from tacita.runs.forgetting.requests import ResolvedRequest
@@ -128,11 +128,6 @@ def _route_retraining(plan: Plan, because: str) -> UnlearningRoute:
     told = sends_substitutes(plan)
     why = f"{because}, so the run is trained again from its beginning without it."
     return UnlearningRoute((RETRAINING,), why, SUBSTITUTES_STAY if told else "")
-
-
-def forgetting_scope(part: Part) -> tuple[str, ...]:
-    """What a part takes out of the model."""
-    return () if part.unlearning is None else part.unlearning.scope
 
 
 def sends_substitutes(plan: Plan) -> bool:

@@ -124,7 +124,7 @@ def _audit_sums(name: str, setting: sums.SumScenario, canaries: int) -> Mechanis
     def run_trials(n: int, seed: int, bug: str | None) -> Trials:
         return sums.run_trials(setting, n, seed, bug)
 
-    bugs = COMMON_BUGS
+    bugs: tuple[str, ...] = COMMON_BUGS
     if setting.order and setting.one_release:
         bugs = (*COMMON_BUGS, sums.SEPARATE_CLIPS_BUG)
     return MechanismAudit(

@@ -36,8 +36,10 @@ from tacita.privacy.accounting import calibrate_sampled_noise
 from tacita.privacy.calibration import mu_of
 from tacita.research.audit.canaries.bounds import Claim, Trials
 from tacita.research.audit.canaries.canary_stream import make_block, make_stream, name_canaries
-from tacita.round.parts import Part, PartConfig
-from tacita.round.plan import Federation, prepare_serving
+from tacita.round.capabilities import Privacy
+from tacita.round.part import Part, PartConfig
+from tacita.round.plan import Federation
+from tacita.round.question import Question
 
 CANARY_LENGTH = 3.0  # times the clip: what a canary sends before it is clipped
 DELTA = 1e-5
@@ -141,11 +143,11 @@ def _make_rows(view: CohortView, users: Ints, sign: AnyArray) -> SparseRows:
     return SparseRows(clients, users.astype(np.int32), value)
 
 
-class HalfNoisePart(Part):
+class HalfNoisePart(Part, Privacy):
     """A planted bug."""
 
-    def encode_sum(self, server: ServerState, total: Total) -> Total:
-        encoded = super().encode_sum(server, total)
+    def noise_sum(self, server: ServerState, total: Total) -> Total:
+        encoded = super().noise_sum(server, total)
         sums = {name: (value + total[name]) / 2 for name, value in encoded.sums.items()}
         return encoded.with_sums(sums)
 
@@ -159,11 +161,11 @@ class UnclippedPart(Part):
         return unclipped, state_update
 
 
-class UnnoisedScalarsPart(Part):
+class UnnoisedScalarsPart(Part, Privacy):
     """A planted bug: what goes along with rows gets no noise."""
 
-    def encode_sum(self, server: ServerState, total: Total) -> Total:
-        encoded = super().encode_sum(server, total)
+    def noise_sum(self, server: ServerState, total: Total) -> Total:
+        encoded = super().noise_sum(server, total)
         sums = {name: value for name, value in total.sums.items() if name.startswith("dpps.")}
         return encoded.with_sums(sums)
 
@@ -216,16 +218,16 @@ def _choose_judged(setting: RoundScenario, federation: Federation, progress: Pro
 
 def _read_rows(setting: RoundScenario, federation: Federation, progress: Progress) -> Doubles:
     """The first number of every row after one exchange; with threat = local, of every client's release by itself."""
-    broadcast = prepare_serving(federation, progress.server)
+    broadcast = federation.broadcast_serving(progress.server)
     devices = progress.devices
     if not setting.is_local:
-        reply = devices.exchange(federation, progress.server, broadcast, "round")
+        reply = devices.exchange(federation, progress.server, broadcast, Question("round"))
         return np.array(reply.total["rows"][:, 0])
     membership = progress.local_devices.current_membership(federation, progress.server)
     numbers = np.zeros(federation.stream.n_items)
     for client in membership.active:
         key = membership.keys[[client]]
-        total = devices.exchange(federation, progress.server, broadcast, "round", key).total
+        total = devices.exchange(federation, progress.server, broadcast, Question("round"), key).total
         user = membership.users.row(int(client))[0]
         if setting.reads == "rows":
             numbers[user] = total["rows"][user, 0]

@@ -70,19 +70,19 @@ class StreamScenario:
 class UnchargedRetractions(PrivateTally):
     """A planted bug: what is taken back is not written down as spent."""
 
-    def loss(self, heads: Arrays, question: str) -> tuple[str, float]:
-        what, mu = super().loss(heads, question)
+    def price_release(self, heads: Arrays, question: str) -> tuple[str, float]:
+        what, mu = super().price_release(heads, question)
         return what, 0.0 if what == RETRACTION_RELEASE else mu
 
 
 class ReusedNoiseTally(PrivateTally):
     """A planted bug: every block after the first draws the noise that the one before had."""
 
-    def noised(self, server: ServerState, total: Total, question: str, draws: Draws) -> Total:
+    def add_noise(self, server: ServerState, total: Total, question: str, draws: Draws) -> Total:
         if int(server.heads["released"][1]):
             heads = {**server.heads, "released": np.ones(2, np.int32)}
             server = replace(server, block=1, heads=heads)
-        return super().noised(server, total, question, draws)
+        return super().add_noise(server, total, question, draws)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,8 @@ from tacita.models.tally.private_tally import PrivateTally, read_axes
 from tacita.privacy.calibration import mu_of
 from tacita.research.audit.canaries.bounds import Claim, Trials
 from tacita.research.audit.canaries.canary_stream import make_block, make_stream
-from tacita.round.plan import Federation, prepare_serving
+from tacita.round.plan import Federation
+from tacita.round.question import Question
 
 DELTA = 1e-5
 OTHERS = 30  # people around the one canary
@@ -60,8 +61,8 @@ class SumScenario:
 class HalfNoiseTally(PrivateTally):
     """A planted bug."""
 
-    def noised(self, server: ServerState, total: Total, question: str, draws: Draws) -> Total:
-        release = super().noised(server, total, question, draws)
+    def add_noise(self, server: ServerState, total: Total, question: str, draws: Draws) -> Total:
+        release = super().add_noise(server, total, question, draws)
         sums = {name: (value + total[name]) / 2 for name, value in release.sums.items() if name != "draws"}
         return release.with_sums(sums)
 
@@ -282,12 +283,12 @@ def _release_terms(federation: Federation, model: PrivateTally) -> OneRelease:
     progress = start_run(federation)
     begin_block(federation, progress, 0)
     server = progress.server
-    broadcast = prepare_serving(federation, server)
-    likes = progress.devices.exchange(federation, server, broadcast, SURVEY).total
+    broadcast = federation.broadcast_serving(server)
+    likes = progress.devices.exchange(federation, server, broadcast, Question(SURVEY)).total
     n_users = float(federation.stream.n_users)
     server = federation.learner.learn(server, likes, SURVEY, n_users)
-    broadcast = prepare_serving(federation, server)
-    terms = progress.devices.exchange(federation, server, broadcast, STATISTIC).total
+    broadcast = federation.broadcast_serving(server)
+    terms = progress.devices.exchange(federation, server, broadcast, Question(STATISTIC)).total
     order_deviation = 0.0
     if isinstance(model, PrivateOrderedTally):
         order_deviation = model.order_deviation(server, STATISTIC)
