@@ -187,7 +187,7 @@ def summarise_attacks(
 
 
 def measure_exposure(withdrawal: AuditedWithdrawal) -> dict[str, float]:
-    """Mean exposure of the canaries' pairs: log2 of the catalogue over the rank of one item for an owner of the other."""
+    """Mean exposure of the canaries: log2 of the catalogue over the rank of one item for an owner of the other."""
     scenario = withdrawal.scenario
     if len(scenario.canaries) == 0:
         return {}
