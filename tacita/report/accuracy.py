@@ -129,7 +129,7 @@ def _scale_panel(axes: Any, dataset: str, epsilons: Sequence[float]) -> None:
 
 def _collect_handles(panels: Sequence[Any]) -> dict[str, Any]:
     """The last handle of each model over all panels."""
-    by_model = {}
+    by_model: dict[str, Any] = {}
     for axes in panels:
         handles, labels = axes.get_legend_handles_labels()
         by_model.update(zip(labels, handles))

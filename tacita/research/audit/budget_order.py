@@ -8,9 +8,7 @@ standardised over the people in question. The server measures how much of the hi
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -18,11 +16,12 @@ from tacita.core.config import PrivacyConfig, RunConfig
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.sparse import matrix_of_rows
-from tacita.core.types import Arrays, BlockStream, Bools, Doubles, Longs, Ragged, ServerState
+from tacita.core.types import Arrays, Bools, Doubles, Longs, Ragged, ServerState
 from tacita.federation.rounds import begin_block, start_run
 from tacita.models.tally.model import STATE
 from tacita.models.tally.order import OrderedTally
 from tacita.models.tally.private_order import FOLLOWING, FOLLOWING_VARIANCE, PrivateOrderedTally, map_to_inputs
+from tacita.research.audit.audit_progress import Advance, AuditTable, OnData, OnStep, StepCounter
 from tacita.research.audit.budget import NOISE_DRAWS, ReaderScores, count_active_users
 from tacita.research.audit.canaries.sums import compute_order_terms
 from tacita.research.audit.null_space import AucSamples
@@ -90,7 +89,7 @@ def _standardise(values: Doubles) -> Doubles:
 
 
 def measure_membership(
-    target: AttackTarget, lists: Ragged, model: PrivateOrderedTally, advance: Callable[[], None]
+    target: AttackTarget, lists: Ragged, model: PrivateOrderedTally, advance: Advance
 ) -> dict[str, dict[str, float]]:
     """AUC of every reader: those inside against those absent; control: the same people and a release without both."""
     aucs = {reader: AucSamples("found", "control") for reader in READERS}
@@ -125,9 +124,9 @@ def audit_order_budget(
     config: RunConfig,
     machine: Machine,
     epsilons: list[float],
-    on_done: Callable[[int, int], None] | None = None,
-    on_data: Callable[[BlockStream], None] | None = None,
-) -> dict[str, Any]:
+    on_done: OnStep = None,
+    on_data: OnData = None,
+) -> AuditTable:
     """A row for tally-order without a budget, and one for every epsilon."""
     plain_config = config.model_copy(update={"privacy": PrivacyConfig()})
     federation = assemble(plain_config, machine)
@@ -137,21 +136,16 @@ def audit_order_budget(
         raise TacitaError("what follows what is told by backbone 'tally-order' alone; use a run of it.")
     n_users = count_active_users(federation)
     total = count_draws(n_users) * (4 + len(epsilons))
-    done = 0
-
-    def advance() -> None:
-        nonlocal done
-        done += 1
-        if on_done:
-            on_done(min(done, total), total)
-
-    rows = [_make_plain_row(federation, federation.backbone, advance)]
+    steps = StepCounter(total, on_done)
+    plain_row = _make_plain_row(federation, federation.backbone, steps.advance)
+    rows = [plain_row]
     for epsilon in sorted(epsilons, reverse=True):
         private_config = _set_budget(plain_config, epsilon, config.privacy.delta)
         model = build_components(private_config)[0]
         assert isinstance(model, PrivateOrderedTally)
         private_federation = replace(federation, config=private_config, backbone=model)
-        rows.append(_make_row(private_federation, model, epsilon, advance))
+        row = _make_row(private_federation, model, epsilon, steps.advance)
+        rows.append(row)
     return {
         "data": federation.stream.name,
         "people": n_users,
@@ -180,7 +174,7 @@ def _load_first_block(federation: Federation, model: OrderedTally | PrivateOrder
     return target, Ragged(lists.ptr, lists.ids)
 
 
-def _make_plain_row(federation: Federation, model: OrderedTally, advance: Callable[[], None]) -> dict[str, Any]:
+def _make_plain_row(federation: Federation, model: OrderedTally, advance: Advance) -> AuditTable:
     target, lists = _load_first_block(federation, model)
     histories = OrderedHistories(model, target.server, lists, target)
     order = attack_membership(histories, advance)
@@ -199,9 +193,7 @@ def _make_plain_row(federation: Federation, model: OrderedTally, advance: Callab
     }
 
 
-def _make_row(
-    federation: Federation, model: PrivateOrderedTally, epsilon: float, advance: Callable[[], None]
-) -> dict[str, Any]:
+def _make_row(federation: Federation, model: PrivateOrderedTally, epsilon: float, advance: Advance) -> AuditTable:
     target, lists = _load_first_block(federation, model)
     server = model.simulate_release(target.server, lists, Draws(target.seed))
     readers = measure_membership(target, lists, model, advance)

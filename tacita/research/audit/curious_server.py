@@ -8,7 +8,6 @@ depends on no such choice.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,13 +15,14 @@ import numpy as np
 
 from tacita.core.config import RunConfig
 from tacita.core.errors import TacitaError
-from tacita.core.types import BlockStream, Broadcast, Keys, Longs, Ragged, ServerState
+from tacita.core.types import Broadcast, Keys, Longs, Ragged, ServerState
 from tacita.federation.devices import LocalDevices, RoundReply, empty_local_devices
 from tacita.federation.rounds import begin_block, run_round, start_run
 from tacita.learn.scores import SCORES
 from tacita.messages import SparseRows
 from tacita.methods.distillation.round_draws import RoundDraws
 from tacita.methods.distillation.transfer import Transfer
+from tacita.research.audit.audit_progress import AuditTable, OnData, OnStep
 from tacita.research.audit.score_attacks import AttackOptions, attack_scores
 from tacita.research.experiments.shared_base import with_parts
 from tacita.round.plan import Federation
@@ -79,9 +79,9 @@ def audit_scores(
     config: RunConfig,
     machine: Machine,
     rounds: int,
-    on_done: Callable[[int, int], None] | None = None,
-    on_data: Callable[[BlockStream], None] | None = None,
-) -> dict[str, Any]:
+    on_done: OnStep = None,
+    on_data: OnData = None,
+) -> AuditTable:
     """What the server reads under each setting, with controls."""
     federation = assemble(config, machine)
     part = _require_transfer(federation, config)
@@ -129,7 +129,7 @@ def _change_part(federation: Federation, part: Transfer, options: dict[str, Any]
     return with_parts(federation, config)
 
 
-def audit_setting(federation: Federation, rounds: int) -> dict[str, Any]:
+def audit_setting(federation: Federation, rounds: int) -> AuditTable:
     """A few rounds of the first block, then every attack on what each client uploaded last."""
     devices = RecordingDevices(empty_local_devices(federation).clients)
     progress = start_run(federation, devices)

@@ -21,6 +21,7 @@ from tacita.federation.devices import LocalDevices
 from tacita.federation.evaluation import TrainedState
 from tacita.federation.rounds import Progress
 from tacita.research.audit import membership
+from tacita.research.audit.audit_progress import AuditTable
 from tacita.research.audit.withdrawal_scenario import WithdrawalScenario, draw_requests, plant_canaries, wrap_run
 from tacita.round.plan import Federation
 from tacita.runs.artefacts import ScanTargets, find_traces, is_clean
@@ -59,7 +60,8 @@ class AuditedWithdrawal:
     @property
     def has_item_table(self) -> bool:
         """Whether devices score with item rows at all."""
-        return self.item_table("O").shape[1] > 0
+        table = self.item_table("O")
+        return bool(table.shape[1])
 
     def item_table(self, name: str) -> Floats:
         """The item rows that devices score with."""
@@ -75,7 +77,7 @@ def audit_forgetting(
     planted: bool = True,
     machine: Machine = ALL_CORES,
     tell: Callable[[int, int], None] = lambda done, of: None,
-) -> dict[str, Any]:
+) -> AuditTable:
     """Let some people of a run withdraw their data, and attack what remains of it. The folder stays as it is."""
     run = reopen_run(folder, machine)
     scenario = plant_canaries(run) if planted else wrap_run(run)
@@ -115,7 +117,7 @@ def audit_forgetting(
     }
 
 
-def run_attacks(withdrawal: AuditedWithdrawal) -> dict[str, Any]:
+def run_attacks(withdrawal: AuditedWithdrawal) -> AuditTable:
     """Every attack on every model."""
     pairs = _match_withdrawn_pairs(withdrawal)
     scores = {}
@@ -169,7 +171,7 @@ def _ratio(distance: float | None, far: float | None) -> float | None:
 
 def summarise_attacks(
     rows: dict[str, dict[str, Any]], floor: float | None, far: float | None, artefacts: dict[str, Any]
-) -> dict[str, Any]:
+) -> AuditTable:
     """What the attacks come to: every check, the names of those that failed, and a sentence."""
     gap = auc_gap(rows["X"]["auc_pairs"], rows["R1"]["auc_pairs"])
     noise_floor = _ratio(floor, far)
@@ -270,7 +272,7 @@ def measure_relearning(withdrawal: AuditedWithdrawal, pairs: traces.MatchedPairs
     return ratios
 
 
-def search_artefacts(withdrawal: AuditedWithdrawal) -> dict[str, Any]:
+def search_artefacts(withdrawal: AuditedWithdrawal) -> AuditTable:
     """What a search finds of withdrawn data in a folder of the run before and after, every file of it."""
     applied = withdrawal.done
     targets = _list_scan_targets(applied)
@@ -297,7 +299,7 @@ def _list_scan_targets(applied: AppliedRequest) -> ScanTargets:
     )
 
 
-def _search_run(federation: Federation, state: TrainedState, targets: ScanTargets) -> dict[str, Any]:
+def _search_run(federation: Federation, state: TrainedState, targets: ScanTargets) -> AuditTable:
     """Write a model's files to an empty folder and count what a search finds in them."""
     progress = Progress(state.server, LocalDevices(state.clients), state.server)
     with tempfile.TemporaryDirectory() as name:

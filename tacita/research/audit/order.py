@@ -13,26 +13,24 @@ What two releases show of a leaver is not asked of B' here; tally_attacks.py ask
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from tacita.core.config import RunConfig
 from tacita.core.errors import TacitaError
 from tacita.core.sparse import matrix_of_rows
-from tacita.core.types import BlockStream, Bools, Doubles, Floats, Ints, Longs, Ragged, ServerState
+from tacita.core.types import Bools, Doubles, Floats, Ints, Longs, Ragged, ServerState
 from tacita.federation.rounds import begin_block, start_run
 from tacita.models.tally.order import OrderedTally, select_order_matrix
 from tacita.models.tally.order_sums import select_latest_entries
 from tacita.models.tally.sums import PairShape
 from tacita.models.tally.weights import unpack_dense_weights
+from tacita.research.audit.audit_progress import Advance, AuditTable, OnData, OnStep, StepCounter
 from tacita.research.audit.null_space import AucSamples
 from tacita.research.audit.tally_attacks import (
     CANARIES,
     CANARY_ITEMS,
-    Advance,
     AttackFigure,
     AttackTarget,
     count_draws,
@@ -172,9 +170,9 @@ def _guess_last_items(histories: OrderedHistories, lists: Ragged, canaries: Ragg
 def audit_order(
     config: RunConfig,
     machine: Machine,
-    on_done: Callable[[int, int], None] | None = None,
-    on_data: Callable[[BlockStream], None] | None = None,
-) -> dict[str, Any]:
+    on_done: OnStep = None,
+    on_data: OnData = None,
+) -> AuditTable:
     """What the first release of B' shows of people, under the settings of a run."""
     federation = assemble(config, machine)
     if on_data:
@@ -186,17 +184,10 @@ def audit_order(
     histories = OrderedHistories.of(backbone, progress.server, train, config.seed)
     n_users = len(histories.lists)
     total = 2 * count_draws(n_users) + 2
-    done = 0
-
-    def advance() -> None:
-        nonlocal done
-        done += 1
-        if on_done:
-            on_done(min(done, total), total)
-
+    steps = StepCounter(total, on_done)
     attacks = {
-        "membership": attack_membership(histories, advance),
-        "canary": attack_canaries(histories, advance),
+        "membership": attack_membership(histories, steps.advance),
+        "canary": attack_canaries(histories, steps.advance),
     }
     return {"data": federation.stream.name, "people": n_users, "attacks": attacks}
 

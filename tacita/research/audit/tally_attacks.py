@@ -15,7 +15,7 @@ same question to a release without them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from tacita.core.types import Bools, Doubles, Floats, Longs, Ragged, ServerState
 from tacita.models.tally.model import Tally
 from tacita.models.tally.sums import PairShape
 from tacita.models.tally.weights import unpack_dense_weights
+from tacita.research.audit.audit_progress import Advance, ignore_progress
 from tacita.research.audit.null_space import AucSamples, NullSpace
 from tacita.research.audit.reconstruction import (
     NEARLY_READ,
@@ -45,11 +46,6 @@ CANARIES = 20  # planted people
 CANARY_ITEMS = 30  # items of each
 
 AttackFigure = dict[str, Any]
-Advance = Callable[[], None]
-
-
-def ignore_progress() -> None:
-    """Nobody watches."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +15,7 @@ from tacita.messages import wire_bytes
 from tacita.models.tally.model import STATE, Tally, TallyConfig, require_tally
 from tacita.models.tally.sums import PairShape, PairSums
 from tacita.models.tally.weights import unpack_dense_weights
+from tacita.research.audit.audit_progress import Advance, AuditTable, OnData, OnStep, StepCounter
 from tacita.research.audit.peeling_attack import guess_from_columns, peel_histories
 from tacita.research.audit.reconstruction import NEARLY_READ, compute_best_overlap, rebuild_gram
 from tacita.research.audit.tally_attacks import AttackTarget, count_steps, run_attacks
@@ -53,31 +53,13 @@ def _name_cuts(cuts: dict[str, int]) -> str:
     return ", ".join(words) or "none"
 
 
-class ProgressCounter:
-    """Counts steps and reports each."""
-
-    def __init__(self, total: int, on_done: Callable[[int, int], None] | None) -> None:
-        self.done = 0
-        self.total = total
-        self.on_done = on_done
-        self.reach(0)
-
-    def reach(self, done: int) -> None:
-        self.done = done
-        if self.on_done:
-            self.on_done(min(done, self.total), self.total)
-
-    def advance(self) -> None:
-        self.reach(self.done + 1)
-
-
 def audit_tally(
     config: RunConfig,
     machine: Machine,
     brief: bool = False,
-    on_done: Callable[[int, int], None] | None = None,
-    on_data: Callable[[BlockStream], None] | None = None,
-) -> dict[str, Any]:
+    on_done: OnStep = None,
+    on_data: OnData = None,
+) -> AuditTable:
     """Who can be read under each setting, with controls, and what the setting costs."""
     federation = assemble(config, machine)
     stream = federation.stream
@@ -88,7 +70,8 @@ def audit_tally(
     settings = build_settings(model.config.model_dump(), brief)
     users = [_count_active(block) for block in stream.blocks]
     steps_each = len(users) + count_steps(users[0])
-    steps = ProgressCounter(steps_each * len(settings), on_done)
+    steps = StepCounter(steps_each * len(settings), on_done)
+    steps.reach(0)
     rows = []
     for done, (name, options) in enumerate(settings.items()):
         steps.reach(done * steps_each)
@@ -137,7 +120,7 @@ def _readable_bytes(stream: BlockStream) -> float:
     return 4.0 * float(active_counts.mean())
 
 
-def audit_setting(federation: Federation, backbone: Tally, advance: Callable[[], None]) -> dict[str, Any]:
+def audit_setting(federation: Federation, backbone: Tally, advance: Advance) -> AuditTable:
     """One stream: its quality, what it sends, whom peeling reads in each block, what attacks find in the first."""
     progress = start_run(federation)
     gram_before = np.zeros((0, 0))
@@ -177,7 +160,7 @@ def _subtract_faded(gram: Doubles, before: Doubles, decay: float) -> Doubles:
     return added
 
 
-def _first_metric(results: list[dict[str, Any]]) -> dict[str, Any]:
+def _first_metric(results: list[dict[str, Any]]) -> AuditTable:
     means = average_blocks(results)
     first_names = list(means)[:1]
     return {name: means[name] for name in first_names}

@@ -10,7 +10,6 @@ another person likes; the same people and a sum without any of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -18,8 +17,9 @@ import numpy as np
 
 from tacita.core.config import RunConfig
 from tacita.core.errors import TacitaError
-from tacita.core.types import BlockStream, Doubles, Floats, Keys, Longs
+from tacita.core.types import Doubles, Floats, Keys, Longs
 from tacita.federation.rounds import Progress, begin_block, start_run
+from tacita.research.audit.audit_progress import AuditTable, OnData, OnStep
 from tacita.research.audit.null_space import AucSamples
 from tacita.research.audit.preference_attacks import (
     GUESSES,
@@ -78,9 +78,9 @@ def audit_uploads(
     config: RunConfig,
     machine: Machine,
     epsilons: list[float],
-    on_done: Callable[[int, int], None] | None = None,
-    on_data: Callable[[BlockStream], None] | None = None,
-) -> dict[str, Any]:
+    on_done: OnStep = None,
+    on_data: OnData = None,
+) -> AuditTable:
     """A row without a defence, and one for each mechanism and epsilon."""
     plain_config = config.model_copy(update={"parts": []})
     federation = assemble(plain_config, machine)
