@@ -57,9 +57,11 @@ class RecordingDevices(LocalDevices):
         reply = super().exchange(federation, server, broadcast, question, chosen)
         if SCORES in reply.total.each:
             sent = reply.total.each[SCORES]
-            assert isinstance(sent.value, SparseRows)
-            columns = {"score": sent.value.value.astype(np.float32)}
-            lists = Ragged.from_pairs(sent.value.client, sent.value.item, len(sent.sender), columns)
+            rows = sent.value
+            assert isinstance(rows, SparseRows)
+            columns = {"score": rows.value.astype(np.float32)}
+            n_clients = len(sent.sender)
+            lists = Ragged.from_pairs(rows.client, rows.item, n_clients, columns)
             self.uploads.append((sent.sender, lists))
         return reply
 
@@ -138,7 +140,8 @@ def audit_setting(federation: Federation, rounds: int) -> AuditTable:
         progress.server, _ = run_round(federation, progress.server, devices)
     clients, last, before = collect_last_uploads(devices.uploads)
     users = _find_users(federation, clients)
-    liked = federation.stream.blocks[0].train.take(users)
+    train = federation.stream.blocks[0].train
+    liked = train.take(users)
     dice = RoundDraws(federation.draws, clients, 0, rounds, public=True)
     options = AttackOptions(THRESHOLD)
     figures = attack_scores(last, liked, dice, options, before)
@@ -177,7 +180,11 @@ def _empty_uploads(n: int) -> Ragged:
 def _replace_lists(lists: Ragged, places: Any, replacement: Ragged) -> Ragged:
     """The same lists with some of them replaced."""
     stays = ~np.isin(lists.rows(), places)
-    rows = np.concatenate([lists.rows()[stays], places[replacement.rows()]])
+    old_rows = lists.rows()[stays]
+    new_rows = places[replacement.rows()]
+    old_score = lists.values["score"][stays]
+    new_score = replacement.values["score"]
+    rows = np.concatenate([old_rows, new_rows])
     ids = np.concatenate([lists.ids[stays], replacement.ids])
-    score = np.concatenate([lists.values["score"][stays], replacement.values["score"]])
+    score = np.concatenate([old_score, new_score])
     return Ragged.from_pairs(rows, ids, len(lists), {"score": score})

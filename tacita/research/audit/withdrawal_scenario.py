@@ -53,7 +53,8 @@ def plant_canaries(run: ReopenedRun) -> WithdrawalScenario:
     federation = replace(run.federation, stream=canary_stream)
     shared = _drop_users(run.shared, away)
     if len(shared.ids):
-        shared = shared.join_rows(_list_canary_items(known, partner, stream.n_users))
+        canary_items = _list_canary_items(known, partner, stream.n_users)
+        shared = shared.join_rows(canary_items)
     progress = retrain_blocks(federation, shared)
     progress.in_block = True
     return WithdrawalScenario(
@@ -81,7 +82,8 @@ def _drop_users(lists: Ragged, users: Longs) -> Ragged:
 def _list_canary_items(known: Ints, partner: Ints, n_users: int) -> Ragged:
     """(users and canaries) both items of every canary; canaries come after all users."""
     n_canaries = len(known)
-    rows = n_users + np.tile(np.arange(n_canaries), 2)
+    canaries = np.tile(np.arange(n_canaries), 2)
+    rows = n_users + canaries
     ids = np.concatenate([known, partner])
     return Ragged.from_pairs(rows, ids, n_users + n_canaries)
 
@@ -93,15 +95,20 @@ def find_rare_pairs(stream: BlockStream, drawn: Keys) -> tuple[Ints, Ints]:
     order = np.lexsort((drawn, count))
     n_rare = max(2, len(order) // 3)
     rare = order[:n_rare]
-    shuffled = rare[np.argsort(drawn[rare], kind="stable")].astype(np.int32)
+    draw_order = np.argsort(drawn[rare], kind="stable")
+    shuffled = rare[draw_order].astype(np.int32)
     half = len(shuffled) // 2
     known = shuffled[:half]
     partner = shuffled[half : 2 * half]
     has_item = matrix_of_lists(trained, stream.n_items).tocsc()
-    has_both = has_item[:, known].multiply(has_item[:, partner])
+    has_known = has_item[:, known]
+    has_partner = has_item[:, partner]
+    has_both = has_known.multiply(has_partner)
     n_owners = np.asarray(has_both.sum(axis=0)).ravel()
     is_apart = n_owners == 0
-    return known[is_apart][:CANARIES], partner[is_apart][:CANARIES]
+    known = known[is_apart]
+    partner = partner[is_apart]
+    return known[:CANARIES], partner[:CANARIES]
 
 
 def add_canary_users(stream: BlockStream, known: Ints, partner: Ints) -> BlockStream:
@@ -109,7 +116,8 @@ def add_canary_users(stream: BlockStream, known: Ints, partner: Ints) -> BlockSt
     last = stream.blocks[-1]
     n_canaries = len(known)
     plain_lists = Ragged(last.train.ptr, last.train.ids)
-    train = plain_lists.join_rows(_list_canary_items(known, partner, last.n_users))
+    canary_items = _list_canary_items(known, partner, last.n_users)
+    train = plain_lists.join_rows(canary_items)
     block = replace(
         last,
         n_users=last.n_users + n_canaries,
@@ -144,7 +152,8 @@ def _extend_columns(train: Ragged, before: Ragged) -> Ragged:
 
 def _append_empty_lists(lists: Ragged, n: int) -> Ragged:
     end = lists.ptr[-1]
-    ptr = np.append(lists.ptr, np.full(n, end))
+    more_ends = np.full(n, end)
+    ptr = np.append(lists.ptr, more_ends)
     return replace(lists, ptr=ptr)
 
 
@@ -162,7 +171,8 @@ def draw_requests(scenario: WithdrawalScenario, share: float) -> ResolvedRequest
     items = lists.take(users)
     if len(scenario.canaries):
         canary_items = _list_canary_requests(scenario, is_shared)
-        rows = np.concatenate([items.rows(), len(users) + canary_items.rows()])
+        canary_rows = len(users) + canary_items.rows()
+        rows = np.concatenate([items.rows(), canary_rows])
         ids = np.concatenate([items.ids, canary_items.ids])
         users = np.concatenate([users, scenario.canaries])
         items = Ragged.from_pairs(rows, ids, len(users))
@@ -194,10 +204,12 @@ def _list_canary_requests(scenario: WithdrawalScenario, is_shared: bool) -> Ragg
 def draw_half(lists: Ragged, drawn: Keys) -> Ragged:
     """Half of everybody's items, by a draw; an only item stays."""
     rows = lists.rows()
-    order = np.lexsort((drawn[lists.ids], rows))
+    n_entries = len(rows)
+    draws = drawn[lists.ids]
+    order = np.lexsort((draws, rows))
     starts = lists.ptr[rows[order]]
-    place = np.empty(len(rows), np.int64)
-    place[order] = np.arange(len(rows)) - starts
+    place = np.empty(n_entries, np.int64)
+    place[order] = np.arange(n_entries) - starts
     half = lists.counts()[rows] // 2
     plain_lists = Ragged(lists.ptr, lists.ids)
     return plain_lists.filter_entries(place < half)
