@@ -23,7 +23,9 @@ from tacita.round.plan import Federation
 from tacita.runs.assembly import Machine, assemble, build_components
 from tacita.runs.controls import average_blocks
 
-OFF: dict[str, Any] = {"min_item": 0, "min_pair": 0, "keep": 0}
+BackboneOptions = dict[str, Any]
+
+OFF: BackboneOptions = {"min_item": 0, "min_pair": 0, "keep": 0}
 SETTINGS: list[dict[str, int]] = [
     {"min_item": 5},
     {"min_pair": 5},
@@ -35,11 +37,13 @@ SETTINGS: list[dict[str, int]] = [
 ]
 
 
-def build_settings(options: dict[str, Any], brief: bool) -> dict[str, dict[str, Any]]:
+def build_settings(options: BackboneOptions, brief: bool) -> dict[str, BackboneOptions]:
     """Nothing cut, each cut alone, some together, and the run's own; brief: the run's own only."""
     own = {name: options[name] for name in OFF}
-    settings: dict[str, dict[str, Any]] = {}
-    tried: list[dict[str, int]] = [] if brief else [{}, *SETTINGS]
+    settings: dict[str, BackboneOptions] = {}
+    tried: list[dict[str, int]] = []
+    if not brief:
+        tried = [{}, *SETTINGS]
     for cuts in tried:
         cut_options = {**OFF, **cuts}
         if cut_options != own:
@@ -76,7 +80,8 @@ def audit_tally(
     for done, (name, options) in enumerate(settings.items()):
         steps.reach(done * steps_each)
         cut_federation = _apply_cuts(federation, config, options)
-        findings = audit_setting(cut_federation, require_tally(cut_federation.backbone), steps.advance)
+        backbone = require_tally(cut_federation.backbone)
+        findings = audit_setting(cut_federation, backbone, steps.advance)
         rows.append({"setting": name, **findings})
     steps.reach(steps.total)
     return {
@@ -100,9 +105,12 @@ def refuse_other_sums(config: TallyConfig, stream: BlockStream) -> None:
         )
 
 
-def _apply_cuts(federation: Federation, config: RunConfig, options: dict[str, Any]) -> Federation:
+def _apply_cuts(federation: Federation, config: RunConfig, options: BackboneOptions) -> Federation:
     """The federation with tally under other cuts; of tally-order, B alone."""
-    tally_options = {name: value for name, value in config.backbone.items() if name in TallyConfig.model_fields}
+    tally_options = {}
+    for name, value in config.backbone.items():
+        if name in TallyConfig.model_fields:
+            tally_options[name] = value
     backbone_config = {**tally_options, "name": "tally", **options}
     cut_config = config.model_copy(update={"backbone": backbone_config})
     backbone = build_components(cut_config)[0]
@@ -115,7 +123,8 @@ def _count_active(block: Block) -> int:
 
 def _readable_bytes(stream: BlockStream) -> float:
     """What a person sends on average where lists of items can be read."""
-    counts = np.concatenate([block.train.counts() for block in stream.blocks])
+    block_counts = [block.train.counts() for block in stream.blocks]
+    counts = np.concatenate(block_counts)
     active_counts = counts[counts > 0]
     return 4.0 * float(active_counts.mean())
 
@@ -129,7 +138,8 @@ def audit_setting(federation: Federation, backbone: Tally, advance: Advance) -> 
     for block in federation.stream.blocks:
         begin_block(federation, progress, block.index)
         if block.index == 0:
-            target = AttackTarget.of(backbone, progress.server, block.train, federation.config.seed)
+            seed = federation.config.seed
+            target = AttackTarget.of(backbone, progress.server, block.train, seed)
             attacks = run_attacks(target, advance)
         run_block(federation, progress, lambda report, now: None)
         end_block(federation, progress)
@@ -137,10 +147,12 @@ def audit_setting(federation: Federation, backbone: Tally, advance: Advance) -> 
         added = _subtract_faded(gram, gram_before, backbone.config.decay)
         gram_before = gram
         peeled = peel_histories(added)
-        from_columns = guess_from_columns(unpack_dense_weights(progress.server.heads))
+        weights = unpack_dense_weights(progress.server.heads)
+        from_columns = guess_from_columns(weights)
         guesses = np.concatenate([peeled, from_columns])
         terms, _ = backbone.build_user_terms(block.train, block.n_items)
-        overlaps.append(compute_best_overlap(guesses, terms.toarray() > 0))
+        histories = terms.toarray() > 0
+        overlaps.append(compute_best_overlap(guesses, histories))
         advance()
     return {
         **_first_metric(progress.results),
@@ -193,4 +205,5 @@ def largest_count(backbone: Tally, server: ServerState) -> float:
 
 def rebuild_server_gram(backbone: Tally, server: ServerState) -> Doubles:
     weights = unpack_dense_weights(server.heads)
-    return rebuild_gram(weights, backbone.config.ridge, largest_count(backbone, server))
+    most_popular = largest_count(backbone, server)
+    return rebuild_gram(weights, backbone.config.ridge, most_popular)

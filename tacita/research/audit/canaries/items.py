@@ -74,23 +74,29 @@ def run_trials(setting: ItemScenario, people: int, seed: int, bug: str | None = 
     begin_block(federation, progress, 0)
     server = replace(progress.server, items=table)
     first_item = np.where(inside, 0, setting.items)
-    items = first_item[:, None] + np.arange(setting.items)[None, :]
-    ptr = setting.items * np.arange(people + 1, dtype=np.int64)
-    lists = Ragged(ptr, items.astype(np.int32).reshape(-1))
+    offsets = np.arange(setting.items)
+    items = first_item[:, None] + offsets[None, :]
+    ids = items.astype(np.int32)
+    users = np.arange(people + 1, dtype=np.int64)
+    ptr = setting.items * users
+    lists = Ragged(ptr, ids.reshape(-1))
     batch = RequestBatch("share", federation.stream.user_keys, lists)
     sent = progress.devices.apply_requests(federation, server, batch)
     uploaded = sent.items.ids.reshape(people, setting.items)
-    all_inside = setting.points_inside(uploaded).all(axis=1)
-    return Trials(np.asarray(all_inside, np.float64), inside)
+    is_inside = setting.points_inside(uploaded)
+    score = np.asarray(is_inside.all(axis=1), np.float64)
+    return Trials(score, inside)
 
 
 def _make_federation(setting: ItemScenario, people: int, table: Floats, seed: int, bug: str | None) -> Federation:
     model = backbone_class("mf")
-    options = model.Config.model_validate({"dim": table.shape[1]})
+    width = table.shape[1]
+    options = model.Config.model_validate({"dim": width})
     backbone = model(options)
     draws = Draws(seed)
     spec = {"name": "contribution", "mechanism": setting.mechanism, "epsilon": setting.epsilon}
-    (part,) = build_parts([spec], RunContext(backbone, draws, TrainConfig()))
+    context = RunContext(backbone, draws, TrainConfig())
+    (part,) = build_parts([spec], context)
     assert isinstance(part, Contribution)
     if bug is not None:
         part = DoubleEpsilonContribution(part.config, part.context)

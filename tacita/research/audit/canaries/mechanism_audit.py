@@ -50,13 +50,14 @@ class MechanismAudit:
         """What canaries show of it, and half as many of it with a bug."""
         start = time.perf_counter()
         n_canaries = int(share * self.canaries)
+        n_bug_canaries = max(MIN_CANARIES, n_canaries // 2)
         trials = self.run_trials(max(MIN_CANARIES, n_canaries), seed, None)
         one_run = bound_one_run(trials, self.claim)
         within_law = bound_within_law(trials, self.claim)
         bug_bounds = {}
         bug_epsilons = {}
         for bug in self.bugs:
-            bug_trials = self.run_trials(max(MIN_CANARIES, n_canaries // 2), seed, bug)
+            bug_trials = self.run_trials(n_bug_canaries, seed, bug)
             bug_bounds[bug] = _largest_bound(bug_trials, self.claim)
             bug_epsilons[bug] = self._stated_epsilon(bug_trials)
         return {
@@ -263,7 +264,10 @@ def list_mechanisms() -> list[MechanismAudit]:
 
 def audit_canaries(seed: int = 1, share: float = 1.0, on_done: OnStep = None, only: str = "") -> AuditTable:
     """A row for every mechanism; `share`: of the canaries, where it has to be quick."""
-    chosen = [audit for audit in list_mechanisms() if only.lower() in audit.name.lower()]
+    chosen = []
+    for audit in list_mechanisms():
+        if only.lower() in audit.name.lower():
+            chosen.append(audit)
     if not chosen:
         raise TacitaError(f"--only {only}: no mechanism has that in its name; leave it out to see all.")
     rows = []

@@ -52,7 +52,8 @@ class StreamScenario:
         """What a canary has spent who contributed in every block and took back as often."""
         if self.reader == "changes":  # of orthogonal terms: as much as one block loses
             mu = mu_of(self.epsilon, DELTA)
-            return Claim(self.epsilon, DELTA, mu=mu / self.blocks**0.5)
+            block_mu = mu / self.blocks**0.5
+            return Claim(self.epsilon, DELTA, mu=block_mu)
         model = self.build_model(None)
         spent = model.budget.spent_epsilon(self.blocks, self.retractions)
         return Claim(spent, DELTA, mu=mu_of(spent, DELTA))
@@ -105,9 +106,13 @@ class CanaryRelease:
 
     def own_part(self) -> Doubles:
         """How far the change goes along each canary's vectors, less what the others put there on average."""
-        along = _quadratic_form(self.added, self.change) - _quadratic_form(self.gone, self.change)
-        overlap = self._sum_overlap(self.added) - self._sum_overlap(self.gone)
-        return along - overlap / 2  # each canary is inside by its coin
+        along_added = _quadratic_form(self.added, self.change)
+        along_gone = _quadratic_form(self.gone, self.change)
+        along = along_added - along_gone
+        added_overlap = self._sum_overlap(self.added)
+        gone_overlap = self._sum_overlap(self.gone)
+        expected = (added_overlap - gone_overlap) / 2  # each canary is inside by its coin
+        return along - expected
 
     def _sum_overlap(self, vectors: Doubles) -> Doubles:
         """Of each vector's square with what all canaries but its own add and take away."""
@@ -118,10 +123,11 @@ class CanaryRelease:
     @property
     def squared_length(self) -> Doubles:
         """The squared length of a canary's own part."""
-        added_length = (self.added**2).sum(axis=1) ** 2
-        gone_length = (self.gone**2).sum(axis=1) ** 2
-        common = np.einsum("uk,uk->u", self.added, self.gone) ** 2
-        return np.asarray(added_length + gone_length - 2 * common)
+        added_length = (self.added**2).sum(axis=1)
+        gone_length = (self.gone**2).sum(axis=1)
+        products = np.einsum("uk,uk->u", self.added, self.gone)
+        both_lengths = added_length**2 + gone_length**2
+        return np.asarray(both_lengths - 2 * products**2)
 
     @property
     def variance(self) -> float:
@@ -130,7 +136,8 @@ class CanaryRelease:
 
 
 def _quadratic_form(vectors: Doubles, table: Doubles) -> Doubles:
-    return np.asarray(np.einsum("uk,uk->u", vectors @ table, vectors))
+    projected = vectors @ table
+    return np.asarray(np.einsum("uk,uk->u", projected, vectors))
 
 
 def _overlap_with_others(vectors: Doubles, canary_vectors: Doubles) -> Doubles:
@@ -142,37 +149,49 @@ def _overlap_with_others(vectors: Doubles, canary_vectors: Doubles) -> Doubles:
 def run_trials(setting: StreamScenario, canaries: int, seed: int, bug: str | None = None) -> Trials:
     rng = np.random.default_rng([seed, 5])
     inside = rng.random(canaries) < 0.5
-    block_lists = [_draw_halves(rng, canaries) for _ in range(setting.blocks)]
-    federation = _make_federation(setting.build_model(bug), block_lists, inside, seed)
+    block_lists = []
+    for _ in range(setting.blocks):
+        block_lists.append(_draw_halves(rng, canaries))
+    model = setting.build_model(bug)
+    federation = _make_federation(model, block_lists, inside, seed)
     progress = start_run(federation)
     releases = []
     for block, lists in enumerate(block_lists):
-        releases.append(_release_block(federation, progress, block, lists))
+        release = _release_block(federation, progress, block, lists)
+        releases.append(release)
     items = block_lists[-1]
     for number in range(setting.retractions):
         is_last = number == setting.retractions - 1
         remaining = _draw_remaining(rng, items, is_last)
-        releases.append(_retract_items(federation, progress, items, remaining, number))
+        release = _retract_items(federation, progress, items, remaining, number)
+        releases.append(release)
         items = remaining
     if setting.reader == "changes":
         score = _score_difference(releases)
     else:
         score = _score_releases(releases)
-    return Trials(score, inside, _read_charged_epsilon(federation, progress, inside))
+    epsilon = _read_charged_epsilon(federation, progress, inside)
+    return Trials(score, inside, epsilon)
 
 
 def _score_releases(releases: list[CanaryRelease]) -> Doubles:
     """All releases, each weighed by how little noise it has."""
-    weighed_parts = sum(release.own_part() / release.variance for release in releases)
-    weighed_length = sum(release.squared_length / release.variance for release in releases)
-    return np.asarray(weighed_parts / np.sqrt(weighed_length))
+    parts = []
+    lengths = []
+    for release in releases:
+        parts.append(release.own_part() / release.variance)
+        lengths.append(release.squared_length / release.variance)
+    deviation = np.sqrt(sum(lengths))
+    return np.asarray(sum(parts) / deviation)
 
 
 def _score_difference(releases: list[CanaryRelease]) -> Doubles:
     """The difference of the last two blocks, along what a canary's own differ by."""
     first, second = releases[-2:]
-    difference = replace(first, change=first.change - second.change, gone=second.added)
-    scale = 2 * first.s * np.sqrt(difference.squared_length)
+    change = first.change - second.change
+    difference = replace(first, change=change, gone=second.added)
+    length = np.sqrt(difference.squared_length)
+    scale = 2 * first.s * length
     return np.asarray(difference.own_part() / scale)
 
 
@@ -182,7 +201,8 @@ def _make_federation(model: PrivateTally, block_lists: list[Ragged], inside: Boo
         contributed = lists.filter_entries(inside[lists.rows()])
         blocks.append(make_block(contributed, CATALOGUE_SIZE, index))
     config = RunConfig(seed=seed, backbone={"name": "tally"})
-    return Federation(model, (), config, Draws(seed), 1024, stream=make_stream(blocks))
+    stream = make_stream(blocks)
+    return Federation(model, (), config, Draws(seed), 1024, stream=stream)
 
 
 def _release_block(federation: Federation, progress: Progress, block: int, lists: Ragged) -> CanaryRelease:
@@ -193,7 +213,8 @@ def _release_block(federation: Federation, progress: Progress, block: int, lists
     vectors = _encode_vectors(federation, lists, progress)
     nothing = np.zeros_like(vectors)
     deviation = _noise_deviation(federation, progress, block)
-    return CanaryRelease(_read_growth(progress, before), vectors, nothing, deviation)
+    growth = _read_growth(progress, before)
+    return CanaryRelease(growth, vectors, nothing, deviation)
 
 
 def _retract_items(
@@ -232,7 +253,8 @@ def _noise_deviation(federation: Federation, progress: Progress, block: int) -> 
 def _read_sum(progress: Progress) -> Doubles:
     """The server's sum."""
     state = progress.server.parts.get(STATE, {})
-    return np.asarray(state.get("gram", np.zeros((0, 0))))
+    nothing = np.zeros((0, 0))
+    return np.asarray(state.get("gram", nothing))
 
 
 def _read_growth(progress: Progress, before: Doubles) -> Doubles:
@@ -273,14 +295,16 @@ def _draw_remaining(rng: np.random.Generator, lists: Ragged, is_last: bool) -> R
     for row in range(len(lists)):
         items = rng.permutation(lists.row(row))
         n_remaining = max(1, len(items) // KEEP_ONE_OF)
-        remaining.append(np.sort(items[:n_remaining]).tolist())
+        own_items = np.sort(items[:n_remaining])
+        remaining.append(own_items.tolist())
     return Ragged.from_lists(remaining)
 
 
 def _read_charged_epsilon(federation: Federation, progress: Progress, inside: Bools) -> float:
     """The largest epsilon on anybody's own ledger."""
     prefix = f"{PARTS}{federation.learner.name}/"
-    account = {name: progress.clients.arrays[prefix + name] for name in ACCOUNT_ARRAYS}
+    arrays = progress.clients.arrays
+    account = {name: arrays[prefix + name] for name in ACCOUNT_ARRAYS}
     ledger = federation.learner.ledger()
     assert ledger is not None
     epsilons = ledger.epsilon(account)
