@@ -36,7 +36,8 @@ def read_points(path: Path) -> list[AccuracyPoint]:
         rows = list(csv.DictReader(io.StringIO(text)))
     except (OSError, UnicodeDecodeError) as error:
         raise TacitaError(f"{path} cannot be read as a table of figures: {error}.") from None
-    if not rows or set(COLUMNS) - rows[0].keys():
+    has_columns = rows and set(COLUMNS) <= rows[0].keys()
+    if not has_columns:
         raise TacitaError(f"{path} must be CSV with the columns {', '.join(COLUMNS)}; an empty epsilon is no budget.")
     points = []
     for line, row in enumerate(rows, 2):
@@ -64,24 +65,27 @@ def to_csv(points: list[AccuracyPoint]) -> str:
     for point in points:
         epsilon = "" if point.epsilon is None else f"{point.epsilon:g}"
         deviation = f"{point.deviation:.4f}" if point.deviation else ""  # a single draw has none
-        rows.append([point.data, point.model, epsilon, f"{point.mean:.4f}", deviation])
+        mean = f"{point.mean:.4f}"
+        rows.append([point.data, point.model, epsilon, mean, deviation])
     return csv_text(COLUMNS, rows)
 
 
 def draw_points(points: list[AccuracyPoint], kind: str) -> bytes:
     """A panel for each dataset; a colour for each model, wherever it stands; bars are one standard deviation."""
-    datasets = list(dict.fromkeys(point.data for point in points))
-    models = list(dict.fromkeys(point.model for point in points))
-    epsilons = sorted({point.epsilon for point in points if point.epsilon is not None})
-    with open_sheet(60 + 360 * len(datasets), 340) as page:
+    datasets = _list_distinct([point.data for point in points])
+    models = _list_distinct([point.model for point in points])
+    epsilons = {point.epsilon for point in points if point.epsilon is not None}
+    ticks = sorted(epsilons)
+    wide = 60 + 360 * len(datasets)
+    with open_sheet(wide, 340) as page:
         page.figure.set_layout_engine("constrained")
         page.figure.patch.set_visible(True)
-        panels = page.figure.subplots(1, len(datasets), squeeze=False)[0]
+        grid = page.figure.subplots(1, len(datasets), squeeze=False)
+        panels = grid[0]
         for axes, dataset in zip(panels, datasets, strict=True):
-            for number, model in enumerate(models):
-                own_points = [point for point in points if point.data == dataset and point.model == model]
-                _draw_model(axes, model, own_points, LIGHT[f"s{number % SERIES}"])
-            _scale_panel(axes, dataset, epsilons)
+            own_points = [point for point in points if point.data == dataset]
+            _draw_panel(axes, own_points, models)
+            _scale_panel(axes, dataset, ticks)
         handles = _collect_handles(panels)
         shown = [model for model in models if model in handles]
         shown_handles = [handles[model] for model in shown]
@@ -89,11 +93,26 @@ def draw_points(points: list[AccuracyPoint], kind: str) -> bytes:
         return page.save(kind)
 
 
+def _list_distinct(words: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys(words))
+
+
+def _draw_panel(axes: Any, points: Sequence[AccuracyPoint], models: Sequence[str]) -> None:
+    for number, model in enumerate(models):
+        colour = LIGHT[f"s{number % SERIES}"]
+        own_points = [point for point in points if point.model == model]
+        _draw_model(axes, model, own_points, colour)
+
+
 def _draw_model(axes: Any, model: str, points: Sequence[AccuracyPoint], colour: str) -> None:
     """A curve over epsilon, and a line across for what has no budget."""
-    private = [(point.epsilon, point.mean, point.deviation) for point in points if point.epsilon is not None]
+    private = []
+    for point in points:
+        if point.epsilon is not None:
+            private.append((point.epsilon, point.mean, point.deviation))
     if private:
-        epsilons, means, deviations = zip(*sorted(private), strict=True)
+        private.sort()
+        epsilons, means, deviations = zip(*private, strict=True)
         axes.errorbar(epsilons, means, deviations, color=colour, marker="o", capsize=3, label=model)
     for point in points:
         if point.epsilon is None:
@@ -102,7 +121,8 @@ def _draw_model(axes: Any, model: str, points: Sequence[AccuracyPoint], colour: 
 
 def _scale_panel(axes: Any, dataset: str, epsilons: Sequence[float]) -> None:
     axes.set_xscale("log", base=2)
-    axes.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
+    labels = [f"{epsilon:g}" for epsilon in epsilons]
+    axes.set_xticks(epsilons, labels)
     axes.set(xlabel="epsilon (smaller is stricter)", title=dataset, ylabel="NDCG@20", ylim=(0, None))
     axes.grid(axis="y")
 
@@ -120,4 +140,5 @@ def write_picture(table: Path, picture: Path) -> None:
     suffix = picture.suffix.lower()
     if suffix not in KINDS:
         raise TacitaError(f"{picture}: a picture goes to a .svg or .png file; choose one of these endings.")
-    write_bytes(picture, draw_points(read_points(table), suffix[1:]))
+    points = read_points(table)
+    write_bytes(picture, draw_points(points, suffix[1:]))

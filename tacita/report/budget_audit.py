@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tacita.core.files import write_bytes
 from tacita.report.text_tables import (
     AuditResult,
     ColumnTitles,
@@ -12,7 +11,9 @@ from tacita.report.text_tables import (
     csv_text,
     figure_columns,
     figure_values,
-    markdown_table,
+    format_csv_number,
+    markdown_page,
+    write_text,
 )
 
 KINDS = ("found", "control")
@@ -32,34 +33,40 @@ def _make_row(row: AuditResult, readers: ColumnTitles) -> TextRow:
         "items told of": str(row["items"]),
         "valid": "-" if row["valid"] is None else f"{row['valid']:.4f}",
     }
+    figures = row["readers"]
     for name, words in readers.items():
-        cells[words] = _format_figure(row["readers"][name])
+        cells[words] = _format_figure(figures[name])
     return cells
 
 
 def _format_figure(figure: AuditResult) -> str:
     if figure["found"] is None:
         return "-"
-    return f"{figure['found']:.3f} ({figure['control']:.3f})"
+    control = f"{figure['control']:.3f}"
+    return f"{figure['found']:.3f} ({control})"
 
 
 def to_markdown(result: AuditResult, readers: ColumnTitles) -> str:
-    table = markdown_table(make_rows(result, readers))
+    rows = make_rows(result, readers)
     about = (
         f"{result['data']}, first block, {result['people']} people, delta {result['delta']:g}: "
         "AUC of who took part where "
         f"90 % of a history is known, {result['noise_draws']} noise draws for every draw of people."
     )
-    return "\n".join([about, "", *table, "", *NOTES]) + "\n"
+    return markdown_page(about, rows, NOTES)
 
 
 def to_csv(result: AuditResult, readers: ColumnTitles) -> str:
     rows = []
     for row in result["rows"]:
-        values = [row["valid"], *figure_values(row["readers"], readers, KINDS)]
-        cells = ["" if value is None else f"{value:.6f}" for value in values]
-        rows.append([row["setting"], row["items"], *cells])
-    return csv_text(["setting", "items", "valid", *figure_columns(readers, KINDS)], rows)
+        figures = figure_values(row["readers"], readers, KINDS)
+        cells = [row["setting"], row["items"]]
+        for value in [row["valid"], *figures]:
+            cells.append(format_csv_number(value, 6))
+        rows.append(cells)
+    header = ["setting", "items", "valid"]
+    header += figure_columns(readers, KINDS)
+    return csv_text(header, rows)
 
 
 def write_audit(result: AuditResult, readers: ColumnTitles, folder: Path) -> Path:
@@ -68,6 +75,6 @@ def write_audit(result: AuditResult, readers: ColumnTitles, folder: Path) -> Pat
     prefix = result.get("stem", "budget")
     data = Path(result["data"]).stem
     stem = folder / f"{prefix}-{data}"
-    write_bytes(stem.with_suffix(".md"), to_markdown(result, readers).encode())
-    write_bytes(stem.with_suffix(".csv"), to_csv(result, readers).encode())
+    write_text(stem.with_suffix(".md"), to_markdown(result, readers))
+    write_text(stem.with_suffix(".csv"), to_csv(result, readers))
     return stem

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tacita.core.files import write_bytes
-from tacita.report.text_tables import AuditResult, TextRow, markdown_table
+from tacita.report.text_tables import AuditResult, TextRow, markdown_page, write_text
 
 COMMON_BUGS = ("half the noise", "no clip")
 NOTES = (
@@ -61,8 +60,13 @@ def _format_own_bugs(row: AuditResult) -> str:
 
 def state_verdict(result: AuditResult) -> str:
     """Whether all claims stand, and whether the bugs were seen."""
-    broken = [row["mechanism"] for row in result["rows"] if not row["holds"]]
-    missed = [row["mechanism"] for row in result["rows"] if not row["caught"]]
+    broken = []
+    missed = []
+    for row in result["rows"]:
+        if not row["holds"]:
+            broken.append(row["mechanism"])
+        if not row["caught"]:
+            missed.append(row["mechanism"])
     claims = "No bound is above its claim."
     if broken:
         claims = f"BROKEN: {', '.join(broken)}."
@@ -73,9 +77,10 @@ def state_verdict(result: AuditResult) -> str:
 
 
 def to_markdown(result: AuditResult) -> str:
-    table = markdown_table(make_rows(result))
-    title = f"Canaries, seed {result['seed']}. {state_verdict(result)}"
-    return "\n".join([title, "", *table, "", *NOTES]) + "\n"
+    rows = make_rows(result)
+    verdict = state_verdict(result)
+    title = f"Canaries, seed {result['seed']}. {verdict}"
+    return markdown_page(title, rows, NOTES)
 
 
 def write_audit(result: AuditResult, folder: Path) -> Path:
@@ -83,6 +88,6 @@ def write_audit(result: AuditResult, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     stem = folder / "canaries"
     json_text = json.dumps(result, indent=1) + "\n"
-    write_bytes(stem.with_suffix(".md"), to_markdown(result).encode())
-    write_bytes(stem.with_suffix(".json"), json_text.encode())
+    write_text(stem.with_suffix(".md"), to_markdown(result))
+    write_text(stem.with_suffix(".json"), json_text)
     return stem

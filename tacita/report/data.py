@@ -113,7 +113,10 @@ def _parse_mean(raw: Json, blocks: list[Json]) -> Scores:
 
 def _parse_blocks(raw: Json, mask: str, is_once: bool) -> list[BlockData]:
     """All blocks; each must have been tested on itself and all before it."""
-    untested = {number for number, block in enumerate(raw["blocks"]) if not block["users"]}
+    untested = set()
+    for number, raw_block in enumerate(raw["blocks"]):
+        if not raw_block["users"]:
+            untested.add(number)
     blocks = []
     for raw_block in raw["blocks"]:
         exchanges = int(raw_block["rounds"]) if is_once else 1
@@ -130,11 +133,13 @@ def _parse_block(raw: Json, second_mask: str, untested: set[int], exchanges: int
     groups = {}
     for name in ("new", "returning"):
         group = raw[name]
-        groups[name] = (int(group["users"]), _parse_scores(group))
+        n_users = int(group["users"])
+        groups[name] = (n_users, _parse_scores(group))
     second_scores = raw.get(f"mask_{second_mask}", {})
     on_blocks = []
     for number, value in enumerate(raw["on_blocks"]):
-        on_blocks.append(math.nan if number in untested else _parse_number(value))
+        was_tested = number not in untested
+        on_blocks.append(_parse_number(value) if was_tested else math.nan)
     best_round = raw["best_round"]
     valid = raw.get("valid") if best_round else None
     return BlockData(
@@ -226,17 +231,24 @@ def find_read_mode(result: Json) -> str | None:
 
 def _make_recipe(config: Json, data: Json) -> str:
     """All that makes a run but its seeds, its split's seed and its controls."""
-    split = {name: value for name, value in config.get("split", {}).items() if name != "seed"}
-    evaluation = {name: value for name, value in config["evaluate"].items() if name != "controls"}
+    split = _drop_key(config.get("split", {}), "seed")
+    evaluation = _drop_key(config["evaluate"], "controls")
     source = data.get("source") or data["fingerprint"]  # older runs have the digest of data and split together
     recipe = {**config, "seed": None, "split": split, "evaluate": evaluation, "data": str(source)}
     return json.dumps(recipe, sort_keys=True)
 
 
+def _drop_key(options: Json, key: str) -> Json:
+    return {name: value for name, value in options.items() if name != key}
+
+
 def _make_protocol(evaluation: Json, fingerprint: str) -> tuple[str, ...]:
     """What runs must share to be compared."""
-    values = [str(evaluation.get(name, default)) for name, default in PROTOCOL_DEFAULTS.items()]
-    return (fingerprint, *values)
+    protocol = [fingerprint]
+    for name, default in PROTOCOL_DEFAULTS.items():
+        value = evaluation.get(name, default)
+        protocol.append(str(value))
+    return tuple(protocol)
 
 
 def _describe_ranking(evaluation: Json) -> str:
@@ -269,7 +281,9 @@ def _parse_run(folder: Path, raw: Json, settings: str, events: Curves) -> RunDat
     blocks = _parse_blocks(raw, mask, is_once)
     controls, skipped = _parse_controls(raw, len(blocks))
     up, down = _mean_bytes(raw, blocks, is_once)
-    continual = {name: _parse_number(raw["continual"][name]) for name in ("la", "ra", "hm")}
+    continual = Scores()
+    for name in ("la", "ra", "hm"):
+        continual[name] = _parse_number(raw["continual"][name])
     return RunData(
         folder=_clean(folder.resolve().name),
         method=method_name(backbone, str(config["method"]), config.get("parts")),
@@ -291,7 +305,7 @@ def _parse_run(folder: Path, raw: Json, settings: str, events: Curves) -> RunDat
         recipe=_make_recipe(config, data),
         blocks=blocks,
         mean=_parse_mean(raw["mean"], raw["blocks"]),
-        continual=Scores(continual),
+        continual=continual,
         controls=controls,
         skipped=skipped,
         up=up,
@@ -325,7 +339,8 @@ def _read_events(path: Path) -> Curves:
 
 
 def _add_event(curves: Curves, event: Json) -> None:
-    place = (int(event["block"]), int(event["round"]))
+    block = int(event["block"])
+    place = (block, int(event["round"]))
     values = {"valid": event["valid"], **event.get("notes", {})}
     for name, value in values.items():
         if value is not None:

@@ -81,19 +81,27 @@ class Sheet:
         high = self.high - top_margin - bottom_margin
         x = left_margin / self.wide
         y = bottom_margin / self.high
-        axes = self.figure.add_axes((x, y, wide / self.wide, high / self.high))
+        box = (x, y, wide / self.wide, high / self.high)
+        axes = self.figure.add_axes(box)
         axes.patch.set_visible(False)
         return axes
 
     def canvas(self) -> Axes:
         """Axes over the whole sheet whose coordinates are its pixels, without scales."""
         axes = self.axes(0, 0, 0, 0)
-        axes.set(xlim=(0, self.wide), ylim=(self.high, 0))
+        self.fit_canvas(axes)
         axes.set_axis_off()
         return axes
 
+    def fit_canvas(self, axes: Axes) -> None:
+        """Make pixels the coordinates again, which drawing may have moved."""
+        axes.set_xlim(0, self.wide)
+        axes.set_ylim(self.high, 0)
+
     def text(self, x: float, y: float, words: str, **kind: Any) -> None:
-        self.figure.text(x / self.wide, 1 - y / self.high, words, **kind)
+        across = x / self.wide
+        up = 1 - y / self.high
+        self.figure.text(across, up, words, **kind)
 
     def add_tips(self, artist: Artist, words: Sequence[str]) -> None:
         """What each mark of an artist says when it is pointed at."""
@@ -109,8 +117,10 @@ class Sheet:
             words = self._tips.get(group.get("id", ""), [])
             _write_tips(group, words)
         inside = "".join(_serialise_element(element, shapes) for element in root)
-        box = f"0 0 {_format_number(self.wide)} {_format_number(self.high)}"
-        return f'<svg viewBox="{box}" role="img" aria-label="{escape(alt)}">{inside}</svg>'
+        wide = _format_number(self.wide)
+        high = _format_number(self.high)
+        label = escape(alt)
+        return f'<svg viewBox="0 0 {wide} {high}" role="img" aria-label="{label}">{inside}</svg>'
 
     def save(self, kind: str) -> bytes:
         """A file of its own, "svg" or "png"."""
@@ -149,7 +159,9 @@ def _write_tips(group: ElementTree.Element, words: Sequence[str]) -> None:
 
     matplotlib omits marks beyond the sheet: better no word than a wrong one.
     """
-    marks = list(group.iter(f"{SVG}use")) or list(group.iter(f"{SVG}path"))
+    marks = list(group.iter(f"{SVG}use"))
+    if not marks:
+        marks = list(group.iter(f"{SVG}path"))
     if len(words) != len(marks):
         return
     for mark, tip in zip(marks, words, strict=True):
@@ -192,7 +204,9 @@ def _list_places(element: ElementTree.Element) -> dict[str, str]:
 
 
 def _format_element(tag: str, attributes: dict[str, str], inside: str) -> str:
-    text = "".join(f' {name}="{escape(value)}"' for name, value in attributes.items())
+    text = ""
+    for name, value in attributes.items():
+        text += f' {name}="{escape(value)}"'
     if not inside:
         return f"<{tag}{text}/>"
     return f"<{tag}{text}>{inside}</{tag}>"

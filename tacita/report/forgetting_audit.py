@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tacita.core.files import disk_error, write_bytes
-from tacita.report.text_tables import AuditResult, ColumnTitles, TextRow, csv_text, markdown_table
+from tacita.core.files import disk_error
+from tacita.report.text_tables import AuditResult, ColumnTitles, TextRow, csv_text, markdown_table, write_text
 
 ATTACKS = {
     "auc_pairs": "pairs (AUC)",
@@ -103,6 +103,6 @@ def write_audit(result: AuditResult, models: ColumnTitles, folder: Path) -> Path
         raise disk_error(folder, error) from None
     data = Path(result["data"]).stem
     stem = folder / f"forget-{data}-{result['method']}"
-    write_bytes(stem.with_name(f"{stem.name}.md"), to_markdown(result, models).encode())
-    write_bytes(stem.with_name(f"{stem.name}.csv"), to_csv(result, models).encode())
+    write_text(folder / f"{stem.name}.md", to_markdown(result, models))
+    write_text(folder / f"{stem.name}.csv", to_csv(result, models))
     return stem

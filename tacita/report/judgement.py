@@ -18,7 +18,10 @@ def judge_run(run: RunData) -> list[Callout]:
     if not math.isfinite(run.score):
         sentence = f"The method has no {format_metric(metric)} to show: nobody was tested, or training diverged."
         return [("bad", sentence)]
-    judged = [control for control in run.controls if math.isfinite(control.mean[metric])]
+    judged = []
+    for control in run.controls:
+        if math.isfinite(control.mean[metric]):
+            judged.append(control)
     if not judged:
         return [("note", "No control was run beside this method, so its numbers cannot be judged alone.")]
     callouts = [_report_defeat(run, control) for control in run.better_controls]
@@ -32,22 +35,28 @@ def judge_run(run: RunData) -> list[Callout]:
 
 
 def _describe_scale(run: RunData) -> str:
-    return f"{format_metric(run.main_metric)}, {run.mean_label}"
+    metric = format_metric(run.main_metric)
+    return f"{metric}, {run.mean_label}"
 
 
 def _report_defeat(run: RunData, control: ControlResult) -> Callout:
     control_score = format_score(control.mean[run.main_metric])
-    numbers = f"{control_score} against {format_score(run.score)}"
+    own_score = format_score(run.score)
+    numbers = f"{control_score} against {own_score}"
     kind = "note" if control.key == "linear" else "bad"
     scale = _describe_scale(run)
-    return kind, f"Below {control.name}: {control.description} is better here ({numbers}; {scale})."
+    sentence = f"Below {control.name}: {control.description} is better here ({numbers}; {scale})."
+    return kind, sentence
 
 
 def _report_success(run: RunData, controls: Sequence[ControlResult]) -> Callout:
-    best = max(controls, key=lambda control: control.mean[run.main_metric])
-    best_score = format_score(best.mean[run.main_metric])
-    numbers = f"{format_score(run.score)} against {best_score} of {best.name}, the best of them"
-    return "good", f"No control is better: {numbers} ({_describe_scale(run)})."
+    metric = run.main_metric
+    best = max(controls, key=lambda control: control.mean[metric])
+    best_score = format_score(best.mean[metric])
+    own_score = format_score(run.score)
+    numbers = f"{own_score} against {best_score} of {best.name}, the best of them"
+    scale = _describe_scale(run)
+    return "good", f"No control is better: {numbers} ({scale})."
 
 
 def _list_lost_blocks(run: RunData, control: ControlResult) -> list[str]:
@@ -63,5 +72,6 @@ def _list_lost_blocks(run: RunData, control: ControlResult) -> list[str]:
 
 def _report_lost_blocks(control: ControlResult, lost_blocks: Sequence[str]) -> Callout:
     plural = "s" if len(lost_blocks) > 1 else ""
-    blocks = f"block{plural} {', '.join(lost_blocks)}"
+    numbers = ", ".join(lost_blocks)
+    blocks = f"block{plural} {numbers}"
     return "note", f"Not below {control.name} on the mean, but below it in {blocks}."

@@ -20,6 +20,8 @@ def label_by_fields(fields: Sequence[Sequence[str]], folders: Sequence[str]) -> 
         labels.append(" · ".join(distinct))
     unique_labels = []
     for label, folder in zip(labels, folders, strict=True):
-        is_unique = labels.count(label) == 1
-        unique_labels.append(label if is_unique else f"{label} · {folder}")
+        unique_label = label
+        if labels.count(label) > 1:
+            unique_label = f"{label} · {folder}"
+        unique_labels.append(unique_label)
     return unique_labels

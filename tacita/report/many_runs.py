@@ -43,7 +43,8 @@ def compare_runs(runs: Sequence[RunData], labels: Sequence[str]) -> RunCompariso
         figures = _draw_figures(runs, labels, metric, is_fair)
     else:
         warnings.append(NO_COMMON_METRIC)
-    tables = [_means_table(runs, labels, is_fair), *_seed_tables(runs)]
+    tables = [_means_table(runs, labels, is_fair)]
+    tables += _seed_tables(runs)
     return RunComparison(" ".join(warnings), figures, tables)
 
 
@@ -60,15 +61,21 @@ def _find_common_metric(runs: Sequence[RunData]) -> str | None:
 
 def _means_table(runs: Sequence[RunData], labels: Sequence[str], is_fair: bool) -> PageTable:
     metrics = list_metrics(run.metrics for run in runs)
-    columns = [[run.mean[metric] for run in runs] for metric in metrics]
-    columns += [[run.continual[name] for run in runs] for name in CONTINUAL]
-    marked_columns = [_mark_best(column, is_fair) for column in columns]
+    marked_columns = []
+    for metric in metrics:
+        means = [run.mean[metric] for run in runs]
+        marked_columns.append(_mark_best(means, is_fair))
+    for name in CONTINUAL:
+        means = [run.continual[name] for run in runs]
+        marked_columns.append(_mark_best(means, is_fair))
     rows = []
     for number, run in enumerate(runs):
-        scores = [column[number] for column in marked_columns]
-        sent = cells(format_bytes(run.up), format_bytes(run.down))
-        name = TableCell(labels[number], note=run.folder)
-        rows.append([name, *scores, *sent, _list_better_controls(run)])
+        row = [TableCell(labels[number], note=run.folder)]
+        row += [column[number] for column in marked_columns]
+        row.append(TableCell(format_bytes(run.up)))
+        row.append(TableCell(format_bytes(run.down)))
+        row.append(_list_better_controls(run))
+        rows.append(row)
     titles = [format_metric(metric) for metric in metrics]
     head = ["run", *titles, "LA", "RA", "HM", "up", "down", "controls that are better"]
     unit = _describe_exchange(runs)
@@ -111,7 +118,8 @@ def _seed_tables(runs: Sequence[RunData]) -> list[PageTable]:
     rows = []
     for group in groups:
         if len(group.runs) > 1:
-            rows += [_seed_row(group, metric) for metric in group.runs[0].metrics]
+            metrics = group.runs[0].metrics
+            rows += [_seed_row(group, metric) for metric in metrics]
     if not rows:
         return []
     head = cells("what", "metric", "runs", "mean ± 95 %", "lowest", "highest")
@@ -119,15 +127,19 @@ def _seed_tables(runs: Sequence[RunData]) -> list[PageTable]:
         "Over seeds and splits: runs that differ in nothing else; after ± the half-width of the 95 % interval "
         "of the mean"
     )
-    notes = [f"{group.method}: {group.note}" for group in groups if group.note]
-    return [PageTable(". ".join([caption, *notes]), head, rows)]
+    sentences = [caption]
+    for group in groups:
+        if group.note:
+            sentences.append(f"{group.method}: {group.note}")
+    return [PageTable(". ".join(sentences), head, rows)]
 
 
 def _seed_row(group: SeedGroup, metric: str) -> list[TableCell]:
     mean, half = group.means[metric]
     values = [run.mean[metric] for run in group.runs]
     names = dict.fromkeys([group.method, group.backbone])
-    title = TableCell(" · ".join(names), note=group.data)
+    name = " · ".join(names)
+    title = TableCell(name, note=group.data)
     texts = [
         format_metric(metric),
         str(group.n_distinct),
@@ -149,15 +161,18 @@ def _draw_figures(runs: Sequence[RunData], labels: Sequence[str], metric: str, i
     means = []
     for place, number in enumerate(chosen):
         run = runs[number]
+        label = labels[number]
         style = SeriesStyle.nth(place)
-        scores = [block.scores[metric] for block in run.blocks]
-        missing = [math.nan] * (n_blocks - len(scores))
-        series.append(Series(labels[number], scores + missing, style))
-        means.append(Series(labels[number], [run.mean[metric]], style))
+        scores = _list_block_scores(run, metric, n_blocks)
+        mean = run.mean[metric]
+        series.append(Series(label, scores, style))
+        means.append(Series(label, [mean], style))
     popular = runs[0].popular
     if is_fair and popular:
-        series.append(_popular_series(popular, [scores[metric] for scores in popular.blocks]))
-        means.append(_popular_series(popular, [popular.mean[metric]]))
+        scores = [block[metric] for block in popular.blocks]
+        mean = popular.mean[metric]
+        series.append(_popular_series(popular, scores))
+        means.append(_popular_series(popular, [mean]))
     remark = ""
     if len(runs) > MOST_LINES:
         remark = f"The best {MOST_LINES} of {len(runs)} runs. "
@@ -167,10 +182,21 @@ def _draw_figures(runs: Sequence[RunData], labels: Sequence[str], metric: str, i
     return figures
 
 
+def _list_block_scores(run: RunData, metric: str, n_blocks: int) -> list[float]:
+    """The scores of a run's blocks; NaN for blocks that only other runs have."""
+    scores = [block.scores[metric] for block in run.blocks]
+    n_missing = n_blocks - len(scores)
+    return scores + [math.nan] * n_missing
+
+
 def _choose_runs(runs: Sequence[RunData], metric: str) -> list[int]:
     """The best runs, as many as a chart shows, in their order."""
-    by_score = sorted(range(len(runs)), key=lambda number: -runs[number].mean[metric])
-    return sorted(by_score[:MOST_LINES])
+
+    def negative_score(number: int) -> float:
+        return -runs[number].mean[metric]
+
+    best_first = sorted(range(len(runs)), key=negative_score)
+    return sorted(best_first[:MOST_LINES])
 
 
 def _popular_series(popular: ControlResult, values: list[float]) -> Series:
@@ -179,12 +205,14 @@ def _popular_series(popular: ControlResult, values: list[float]) -> Series:
 
 def _draw_means(means: list[Series], metric: str, remark: str) -> Figure:
     means.sort(key=lambda series: -series.values[0])
-    drawing = charts.draw_level_bars(means, format_metric(metric), describe_series(means))
+    title = format_metric(metric)
+    drawing = charts.draw_level_bars(means, title, describe_series(means))
     return Figure("Mean test quality", drawing, f"{remark}Longer is better.")
 
 
 def _draw_blocks(series: Sequence[Series], metric: str, n_blocks: int, remark: str) -> Figure:
     names = [str(number) for number in range(n_blocks)]
-    drawing = charts.draw_line_chart(series, names, format_metric(metric), describe_series(series))
+    title = format_metric(metric)
+    drawing = charts.draw_line_chart(series, names, title, describe_series(series))
     how = f"{remark}Higher is better. Blocks are comparable only between runs on the same data and split."
     return Figure("Test quality per block", drawing, how)

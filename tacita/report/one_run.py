@@ -44,7 +44,8 @@ def quality_series(run: RunData) -> list[Series]:
     for control in run.controls:
         scores = [block[metric] for block in control.blocks]
         style = CONTROL_STYLES.get(control.key, UNKNOWN_STYLE)
-        series.append(Series(control.name, scores, style))
+        control_series = Series(control.name, scores, style)
+        series.append(control_series)
     return series
 
 
@@ -53,7 +54,8 @@ def _group_scores(run: RunData, group: str) -> list[float]:
     values = []
     for block in run.blocks:
         users, scores = block.groups[group]
-        values.append(scores[run.main_metric] if users else math.nan)
+        score = scores[run.main_metric]
+        values.append(score if users else math.nan)
     return values
 
 
@@ -67,10 +69,12 @@ def split_segments(run: RunData, values: Curve, mark_best: bool = True) -> list[
         points = []
         for (in_block, in_round), value in ordered:
             place = start + in_round
-            if in_block == number and math.isfinite(value) and place <= end:
+            is_inside = in_block == number and place <= end
+            if is_inside and math.isfinite(value):
                 points.append((place, value))
         best = _find_best(run, number, start) if mark_best else None
-        segments.append(Segment(f"block {number}", start, end, points, best))
+        segment = Segment(f"block {number}", start, end, points, best)
+        segments.append(segment)
         start = end
     return segments
 
@@ -78,7 +82,8 @@ def split_segments(run: RunData, values: Curve, mark_best: bool = True) -> list[
 def _find_best(run: RunData, number: int, start: int) -> tuple[int, float] | None:
     """The best round of a block and its score, if it was reached and measured."""
     block = run.blocks[number]
-    score = run.valid.get((number, block.best_round), block.valid)
+    place = (number, block.best_round)
+    score = run.valid.get(place, block.valid)
     was_reached = 0 < block.best_round <= block.rounds
     if not was_reached or not math.isfinite(score):
         return None
@@ -89,8 +94,9 @@ def describe_series(series: Sequence[Series]) -> str:
     """A chart for those who do not see it."""
     descriptions = []
     for line in series:
-        scores = [format_score(value) for value in line.values[:MOST_DESCRIBED]]
-        descriptions.append(f"{line.name}: {', '.join(scores)}")
+        values = line.values[:MOST_DESCRIBED]
+        scores = ", ".join(map(format_score, values))
+        descriptions.append(f"{line.name}: {scores}")
     return "; ".join(descriptions)
 
 
@@ -99,11 +105,13 @@ def describe_series(series: Sequence[Series]) -> str:
 
 def _tiles(run: RunData) -> list[Tile]:
     exchange = f"per client and {run.exchange_unit}"
-    tiles = [Tile(format_score(run.score), format_metric(run.main_metric), run.mean_label)]
+    metric = run.main_metric
+    tiles = [Tile(format_score(run.score), format_metric(metric), run.mean_label)]
     if run.popular:
-        popular = run.popular.mean[run.main_metric]
+        popular = run.popular.mean[metric]
         change = format_change(run.score, popular)
-        tiles.append(Tile(change, "against most popular", f"which reaches {format_score(popular)}"))
+        note = f"which reaches {format_score(popular)}"
+        tiles.append(Tile(change, "against most popular", note))
     tiles += [
         Tile(format_score(run.continual["la"]), "LA, learned", "mean on each block just after it"),
         Tile(format_score(run.continual["ra"]), "RA, retained", "mean on all blocks at the end"),
@@ -119,38 +127,51 @@ def _quality_table(run: RunData, metric: str) -> PageTable:
     rows = []
     for number, block in enumerate(run.blocks):
         control_scores = [control.blocks[number][metric] for control in run.controls]
-        row = _quality_row(block.scores[metric], control_scores, block.other_mask_scores[metric])
-        rows.append([*cells(str(number), f"{block.users:,}"), *row])
+        score = block.scores[metric]
+        other_score = block.other_mask_scores[metric]
+        row = cells(str(number), f"{block.users:,}")
+        row += _quality_row(score, control_scores, other_score)
+        rows.append(row)
     if len(run.blocks) > 1:
         rows.append(_mean_row(run, metric))
-    control_names = [control.name for control in run.controls]
-    other_columns = cells(*control_names, f"{run.method}, {run.other_mask} mask")
-    head = [*cells("block", "users"), TableCell(run.method, "strong"), *other_columns]
+    head = cells("block", "users")
+    head.append(TableCell(run.method, "strong"))
+    for control in run.controls:
+        head.append(TableCell(control.name))
+    head.append(TableCell(f"{run.method}, {run.other_mask} mask"))
     kind, _, _ = metric.partition("@")
     meaning = MEANING.get(kind, "")
-    return PageTable(f"{format_metric(metric)}: {meaning}", head, rows)
+    caption = f"{format_metric(metric)}: {meaning}"
+    return PageTable(caption, head, rows)
 
 
 def _mean_row(run: RunData, metric: str) -> list[TableCell]:
     """Means over blocks after the first in which somebody was tested."""
     later_blocks = run.blocks[1:]
-    other_scores = [block.other_mask_scores[metric] for block in later_blocks if block.users] or [math.nan]
-    other_mean = sum(other_scores) / len(other_scores)
+    tested_blocks = [block for block in later_blocks if block.users]
+    other_scores = [block.other_mask_scores[metric] for block in tested_blocks]
+    if not other_scores:
+        other_scores = [math.nan]
+    n_scores = len(other_scores)
+    other_mean = sum(other_scores) / n_scores
     control_means = [control.mean[metric] for control in run.controls]
-    row = _quality_row(run.mean[metric], control_means, other_mean)
     name = "mean"
-    is_over_all = len(other_scores) == len(later_blocks)
-    if is_over_all and len(other_scores) > 1:
-        name = f"mean 1–{len(other_scores)}"
-    return [*cells(name, ""), *row]
+    is_over_all = n_scores == len(later_blocks)
+    if is_over_all and n_scores > 1:
+        name = f"mean 1–{n_scores}"
+    row = cells(name, "")
+    row += _quality_row(run.mean[metric], control_means, other_mean)
+    return row
 
 
 def _quality_row(score: float, control_scores: Sequence[float], other_mask_score: float) -> list[TableCell]:
     row = [TableCell(format_score(score), "strong")]
     for control_score in control_scores:
         text = format_score(control_score)
-        is_better = control_score > score
-        row.append(TableCell(f"▲ {text}", "beats") if is_better else TableCell(text))
+        if control_score > score:
+            row.append(TableCell(f"▲ {text}", "beats"))
+        else:
+            row.append(TableCell(text))
     row.append(TableCell(format_score(other_mask_score)))
     return row
 
@@ -199,19 +220,23 @@ def _curve_figures(run: RunData) -> list[Figure]:
     if not any(segment.points for segment in segments):
         return []
     best_rounds = []
-    for number, block in enumerate(run.blocks[:MOST_DESCRIBED]):
+    described_blocks = run.blocks[:MOST_DESCRIBED]
+    for number, block in enumerate(described_blocks):
         best_rounds.append(f"block {number} round {block.best_round}")
-    drawing = charts.draw_curve_chart(segments, f"Validation over rounds; best: {', '.join(best_rounds)}")
+    all_best = ", ".join(best_rounds)
+    drawing = charts.draw_curve_chart(segments, f"Validation over rounds; best: {all_best}")
+    title = f"Validation {format_metric(run.select_by)} over rounds"
     how = "The line should rise within a block. A ring marks the round that was kept and tested."
-    return [Figure(f"Validation {format_metric(run.select_by)} over rounds", drawing, how)]
+    return [Figure(title, drawing, how)]
 
 
 def _memory_figures(run: RunData) -> list[Figure]:
     if len(run.blocks) == 1:
         return []
     matrix = [block.on_blocks for block in run.blocks]
-    last_scores = [format_score(value) for value in matrix[-1][:MOST_DESCRIBED]]
-    alt = f"Quality on each block after each block; after the last: {', '.join(last_scores)}"
+    last_row = matrix[-1]
+    last_scores = ", ".join(map(format_score, last_row[:MOST_DESCRIBED]))
+    alt = f"Quality on each block after each block; after the last: {last_scores}"
     drawing = charts.draw_heat_map(matrix, alt)
     how = f"Read down a column: {format_metric(run.select_by)} on one block's test as later blocks are learned, with "
     how += "the change since that block was new. Fainter further down means forgetting."
@@ -226,7 +251,8 @@ def _groups_figure(run: RunData) -> Figure:
         Series("returning users", _group_scores(run, "returning"), SeriesStyle(0)),
     ]
     metric = format_metric(run.main_metric)
-    drawing = charts.draw_bar_chart(groups, run.block_names, metric, describe_series(groups))
+    description = describe_series(groups)
+    drawing = charts.draw_bar_chart(groups, run.block_names, metric, description)
     how = "New users are seen for the first time in the block. A dash: nobody of that kind was tested."
     return Figure("New and returning users", drawing, how)
 
@@ -235,7 +261,8 @@ def _notes_figures(run: RunData) -> list[Figure]:
     """What the method's parts noted in each round."""
     figures = []
     for name, values in run.notes.items():
-        title, how = NOTES.get(name, (name, "As noted by the method in each round."))
+        unknown = (name, "As noted by the method in each round.")
+        title, how = NOTES.get(name, unknown)
         segments = split_segments(run, values, mark_best=False)
         drawing = charts.draw_curve_chart(segments, f"{title} over rounds")
         figures.append(Figure(title, drawing, how))
@@ -248,20 +275,24 @@ def _notes_figures(run: RunData) -> list[Figure]:
 def describe_size(run: RunData) -> str:
     n_blocks = len(run.blocks)
     plural = "s" if n_blocks > 1 else ""
-    return f"{run.users:,} users, {run.items:,} items, {n_blocks} block{plural}"
+    blocks = f"{n_blocks} block{plural}"
+    return f"{run.users:,} users, {run.items:,} items, {blocks}"
 
 
 def _facts(run: RunData) -> list[Fact]:
-    protocol = f"selected by {format_metric(run.select_by)} on validation, ranking {run.ranking}, mask '{run.mask}'"
+    metric = format_metric(run.select_by)
+    protocol = f"selected by {metric} on validation, ranking {run.ranking}, mask '{run.mask}'"
     if run.read:
         protocol += f", read '{run.read}'"
-    facts = [Fact("data", run.data), Fact("size", describe_size(run))]
+    facts = [Fact("data", run.data)]
+    facts.append(Fact("size", describe_size(run)))
     if run.removed:
         facts.append(Fact("filtering", run.removed))
     facts.append(Fact("fingerprint", "of data and split together", code=run.fingerprint))
     facts.append(Fact("protocol", protocol))
     if run.privacy:
-        facts.append(Fact("privacy", " ".join(run.privacy)))
+        sentences = " ".join(run.privacy)
+        facts.append(Fact("privacy", sentences))
     facts.append(Fact("folder", run.folder))
     return facts
 

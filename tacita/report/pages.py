@@ -45,9 +45,14 @@ def render(template: str, **shown: Any) -> bytes:
 
 
 def _render_run(run: RunData) -> bytes:
-    about = f"backbone {run.backbone} · seed {run.seed} · {describe_size(run)}"
-    title = f"{run.method} on {run.data}"
-    return render("run.html", title=title, about=about, version=run.version, run=build_run_body(run))
+    size = describe_size(run)
+    return render(
+        "run.html",
+        title=f"{run.method} on {run.data}",
+        about=f"backbone {run.backbone} · seed {run.seed} · {size}",
+        version=run.version,
+        run=build_run_body(run),
+    )
 
 
 def _render_comparison(runs: list[RunData]) -> bytes:

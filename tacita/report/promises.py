@@ -44,7 +44,10 @@ def privacy_lines(config: RunConfig, result: RunResult) -> list[str]:
     lines = [*budget_lines, *describe_overspending(result), *part_lines]
     if part_lines and not budget_lines:
         lines.append(REHEARSAL)
-    deltas = [float(promise["delta"]) for promise in promises.values() if "delta" in promise]
+    deltas = []
+    for promise in promises.values():
+        if "delta" in promise:
+            deltas.append(float(promise["delta"]))
     n_users = result.get("data", {}).get("users", 0)
     lines += warn_large_delta(max(deltas, default=0.0), n_users)
     return lines or [NO_EPSILON]
@@ -83,7 +86,10 @@ def summarise_privacy(config: RunConfig, result: RunResult) -> str:
         delta = f"delta {model_promise['delta']:g}"
         sentence = f"Privacy: the model was made under a planned {epsilon}, {delta} for each person."
         return " ".join([sentence, *describe_overspending(result)])
-    lines = [_describe_part(name, promise) for name, promise in promises.items() if _has_epsilon(promise)]
+    lines = []
+    for name, promise in promises.items():
+        if _has_epsilon(promise):
+            lines.append(_describe_part(name, promise))
     most = largest_spent(result)
     if lines and most is not None:
         lines.append(f"At most epsilon {most:.4g} is spent so far.")
@@ -139,7 +145,9 @@ def _model_name(config: RunConfig) -> str:
 
 
 def _has_epsilon(promise: Promise) -> bool:
-    return "noise" in promise or any(name.startswith("epsilon") for name in promise)
+    if "noise" in promise:
+        return True
+    return any(name.startswith("epsilon") for name in promise)
 
 
 # Parts
@@ -240,7 +248,11 @@ def _describe_order(config: RunConfig, promise: Promise) -> str:
     """The share of order, and which defaults were chosen on people's data."""
     if "order_share" not in promise:
         return ""
-    tuned = [name for name, default in _TUNED_DEFAULTS.items() if config.backbone.get(name, default) == default]
+    tuned = []
+    for name, default in _TUNED_DEFAULTS.items():
+        value = config.backbone.get(name, default)
+        if value == default:
+            tuned.append(name)
     remark = ""
     if tuned:
         remark = f" (the defaults of {', '.join(tuned)} were chosen on validation of MovieLens-1M)"

@@ -34,10 +34,12 @@ def draw_comparison(runs: Sequence[ComparedRun], title: str, kind: str) -> bytes
     metric = first.main_metric
     with open_sheet(760, 320) as page:
         page.figure.patch.set_visible(True)
-        page.text(380, 22, shorten_text(title, 100), ha="center", weight="bold", size=13)
+        heading = shorten_text(title, 100)
+        page.text(380, 22, heading, ha="center", weight="bold", size=13)
         quality_axes = page.axes(58, 66, 330, BOTTOM_MARGIN)
         bytes_axes = page.axes(480, 66, 72, BOTTOM_MARGIN)
-        series = _list_run_series(runs, metric) + _list_control_series(runs, metric)
+        series = _list_run_series(runs, metric)
+        series += _list_control_series(runs, metric)
         draw_lines(page, quality_axes, series, first.block_names)
         quality_axes.grid(axis="y", lw=1)
         quality_axes.set_xlabel("block")
@@ -58,7 +60,11 @@ def _list_run_series(runs: Sequence[ComparedRun], metric: str) -> list[Series]:
 
 def _list_control_series(runs: Sequence[ComparedRun], metric: str) -> list[Series]:
     """The controls of the first run that has any."""
-    controls = next((compared.run.controls for compared in runs if compared.run.controls), [])
+    controls = []
+    for compared in runs:
+        controls = compared.run.controls
+        if controls:
+            break
     series = []
     for control in controls:
         if control.key in SHOWN_CONTROLS:
@@ -71,10 +77,14 @@ def _list_control_series(runs: Sequence[ComparedRun], metric: str) -> list[Serie
 def _draw_bytes(axes: Any, runs: Sequence[ComparedRun]) -> None:
     for place, compared in enumerate(runs):
         style = RUN_STYLES[place % len(RUN_STYLES)]
-        words = f"{format_bytes(compared.up)} up, {format_bytes(compared.down)} down"
-        axes.barh(place, compared.up + compared.down, 0.42, color=style.hex)
-        axes.text(0, place - 0.26, shorten_text(compared.name, 36))
-        axes.text(0, place + 0.38, words, color=LIGHT["soft"])
-    axes.set(ylim=(len(runs) - 0.4, -0.6), yticks=[], xticks=[])
+        total = compared.up + compared.down
+        name = shorten_text(compared.name, 36)
+        up = format_bytes(compared.up)
+        down = format_bytes(compared.down)
+        axes.barh(place, total, 0.42, color=style.hex)
+        axes.text(0, place - 0.26, name)
+        axes.text(0, place + 0.38, f"{up} up, {down} down", color=LIGHT["soft"])
+    axes.set_ylim(len(runs) - 0.4, -0.6)
+    axes.set(yticks=[], xticks=[])
     axes.spines[["left", "bottom"]].set_visible(False)
     axes.set_title("What a person's device sent and got, in all", size=12, pad=14)

@@ -28,7 +28,8 @@ Curve = dict[tuple[int, int], float]
 
 
 def control_name(key: str) -> str:
-    name, _ = CONTROLS.get(key, (key, key))
+    unknown = (key, key)
+    name, _ = CONTROLS.get(key, unknown)
     return name
 
 
@@ -57,7 +58,8 @@ class ControlResult:
 
     @property
     def description(self) -> str:
-        _, description = CONTROLS.get(self.key, (self.key, self.key))
+        unknown = (self.key, self.key)
+        _, description = CONTROLS.get(self.key, unknown)
         return description
 
 
@@ -151,7 +153,11 @@ class RunData:
     @property
     def better_controls(self) -> list[ControlResult]:
         """Controls that beat the method on the mean."""
-        return [control for control in self.controls if self.score < control.mean[self.main_metric]]
+        better = []
+        for control in self.controls:
+            if self.score < control.mean[self.main_metric]:
+                better.append(control)
+        return better
 
     @property
     def other_mask(self) -> str:
@@ -168,7 +174,10 @@ class RunData:
         if last < 2:
             return f"block {last}"
         label = f"mean of blocks 1–{last}"
-        untested = [str(number) for number, block in enumerate(self.blocks) if number and not block.users]
+        untested = []
+        for number, block in enumerate(self.blocks):
+            if number and not block.users:
+                untested.append(str(number))
         if untested:
             label += f" without {', '.join(untested)}"
         return label

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tacita.core.files import disk_error, write_bytes
+from tacita.core.files import disk_error
 from tacita.report.text_tables import (
     AuditResult,
     ColumnTitles,
@@ -13,9 +13,11 @@ from tacita.report.text_tables import (
     figure_columns,
     figure_values,
     format_csv_number,
-    markdown_table,
+    markdown_page,
+    write_text,
 )
 
+SETTINGS = ("alpha", "swap", "threshold", "clients")
 KINDS = ("found", "control", "of", "of_control")
 
 
@@ -32,7 +34,9 @@ def _make_row(row: AuditResult, names: ColumnTitles) -> TextRow:
     }
     for name, words in names.items():
         figure = row["attacks"][name]
-        cells[words] = f"{_format_number(figure['found'])} ({_format_number(figure['control'])})"
+        value = _format_number(figure["found"])
+        control = _format_number(figure["control"])
+        cells[words] = f"{value} ({control})"
     return cells
 
 
@@ -53,17 +57,18 @@ def describe_audit(result: AuditResult) -> str:
 
 
 def to_markdown(result: AuditResult, names: ColumnTitles) -> str:
-    table = markdown_table(make_rows(result, names))
-    return "\n".join([describe_audit(result), "", *table, "", result["note"]]) + "\n"
+    rows = make_rows(result, names)
+    return markdown_page(describe_audit(result), rows, [result["note"]])
 
 
 def to_csv(result: AuditResult, names: ColumnTitles) -> str:
     rows = []
     for row in result["rows"]:
-        values = figure_values(row["attacks"], names, KINDS)
-        cells = [format_csv_number(value, 6) for value in values]
-        rows.append([row["alpha"], row["swap"], row["threshold"], row["clients"], *cells])
-    header = ["alpha", "swap", "threshold", "clients", *figure_columns(names, KINDS)]
+        cells = [row[name] for name in SETTINGS]
+        for value in figure_values(row["attacks"], names, KINDS):
+            cells.append(format_csv_number(value, 6))
+        rows.append(cells)
+    header = [*SETTINGS, *figure_columns(names, KINDS)]
     return csv_text(header, rows)
 
 
@@ -75,6 +80,6 @@ def write_audit(result: AuditResult, names: ColumnTitles, folder: Path) -> Path:
         raise disk_error(folder, error) from None
     data = Path(result["data"]).stem
     stem = folder / f"scores-{data}"
-    write_bytes(stem.with_name(f"{stem.name}.md"), to_markdown(result, names).encode())
-    write_bytes(stem.with_name(f"{stem.name}.csv"), to_csv(result, names).encode())
+    write_text(folder / f"{stem.name}.md", to_markdown(result, names))
+    write_text(folder / f"{stem.name}.csv", to_csv(result, names))
     return stem

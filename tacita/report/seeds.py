@@ -54,7 +54,8 @@ class SeedGroup:
 
     @property
     def splits(self) -> list[int]:
-        return list(dict.fromkeys(run.split_seed for run in self.runs))
+        distinct = dict.fromkeys(run.split_seed for run in self.runs)
+        return list(distinct)
 
     @property
     def read(self) -> str:
@@ -63,7 +64,8 @@ class SeedGroup:
     @property
     def protocol(self) -> tuple[Any, ...]:
         """Of every run: groups are compared where they have the same splits."""
-        return tuple(sorted({run.protocol for run in self.runs}))
+        protocols = {run.protocol for run in self.runs}
+        return tuple(sorted(protocols))
 
     @property
     def note(self) -> str:
@@ -88,8 +90,13 @@ def group_seeds(runs: Sequence[RunData]) -> list[SeedGroup]:
     recipes: dict[str, dict[tuple[int, int], RunData]] = {}
     for run in runs:
         by_seed = recipes.setdefault(run.recipe, {})
-        by_seed.setdefault((run.seed, run.split_seed), run)
-    return [_make_group(list(by_seed.values())) for by_seed in recipes.values()]
+        seeds = (run.seed, run.split_seed)
+        by_seed.setdefault(seeds, run)
+    groups = []
+    for by_seed in recipes.values():
+        same = list(by_seed.values())
+        groups.append(_make_group(same))
+    return groups
 
 
 def _make_group(runs: list[RunData]) -> SeedGroup:
@@ -98,9 +105,11 @@ def _make_group(runs: list[RunData]) -> SeedGroup:
     distinct = list(by_numbers.values())
     means = {}
     for metric in runs[0].metrics:
-        means[metric] = confidence_interval([run.mean[metric] for run in distinct])
+        values = [run.mean[metric] for run in distinct]
+        means[metric] = confidence_interval(values)
     for name in CONTINUAL:
-        means[name] = confidence_interval([run.continual[name] for run in distinct])
+        values = [run.continual[name] for run in distinct]
+        means[name] = confidence_interval(values)
     return SeedGroup(runs, len(distinct), means)
 
 
@@ -125,7 +134,8 @@ def label_groups(groups: Sequence[SeedGroup]) -> list[str]:
         [group.backbone for group in groups],
         [group.data for group in groups],
     ]
-    return label_by_fields(fields, [group.runs[0].folder for group in groups])
+    folders = [group.runs[0].folder for group in groups]
+    return label_by_fields(fields, folders)
 
 
 def make_rows(groups: Sequence[SeedGroup]) -> list[dict[str, Any]]:
@@ -168,7 +178,8 @@ def _finite_or_none(value: float) -> float | None:
 def as_csv(groups: Sequence[SeedGroup]) -> str:
     rows = make_rows(groups)
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    columns = list(rows[0])
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
@@ -197,7 +208,11 @@ def as_latex(groups: Sequence[SeedGroup]) -> str:
 
 
 def _best_mean(groups: Sequence[SeedGroup], metric: str) -> float:
-    means = [group.means[metric][0] for group in groups if metric in group.means]
+    means = []
+    for group in groups:
+        if metric in group.means:
+            mean, _ = group.means[metric]
+            means.append(mean)
     return max(means, default=math.nan)
 
 
@@ -209,7 +224,8 @@ def _latex_head(
     lines = [f"% means over runs; after ± the half-width of the 95 % interval{warning}"]
     for label, group in zip(labels, groups, strict=True):
         if group.note:
-            lines.append(f"% {_join_lines(label)}: {group.note}")
+            one_line = " ".join(label.split())
+            lines.append(f"% {one_line}: {group.note}")
     texts = "ll" if has_reading else "l"
     numbers = "r" * (len(metrics) + 1)
     titles = ["", "read", "runs"] if has_reading else ["", "runs"]
@@ -238,13 +254,10 @@ def _join_latex_row(row: Sequence[str]) -> str:
     return " & ".join(row) + r" \\"
 
 
-def _join_lines(text: str) -> str:
-    return " ".join(text.split())
-
-
 def escape_latex(text: str) -> str:
     """A name that LaTeX prints as it is."""
-    return "".join(_LATEX.get(letter, letter) for letter in text.replace("·", "-"))
+    plain = text.replace("·", "-")
+    return "".join(_LATEX.get(letter, letter) for letter in plain)
 
 
 def read_groups(folders: Sequence[Path]) -> list[SeedGroup]:

@@ -8,7 +8,14 @@ from typing import Any
 
 from tacita.core.files import write_bytes
 from tacita.report.drawing import LIGHT, open_sheet
-from tacita.report.text_tables import AuditResult, csv_text, figure_columns, figure_values, format_csv_number
+from tacita.report.text_tables import (
+    AuditResult,
+    csv_text,
+    figure_columns,
+    figure_values,
+    format_csv_number,
+    write_text,
+)
 
 ATTACKS = {
     "membership": "took part, 90 % known (AUC)",
@@ -44,8 +51,11 @@ def format_figure(attack: str, figure: AuditResult, which: str = "found") -> str
 def to_csv(result: AuditResult) -> str:
     """One line a setting; each figure has its control and the number of people with it."""
     metric = find_metric(result["rows"][0])
-    peeled = [f"peeled_{block}" for block in range(len(result["users"]))]
-    header = ["setting", metric, "valid", *figure_columns(ATTACKS, KINDS), *peeled, "bytes_down"]
+    n_blocks = len(result["users"])
+    header = ["setting", metric, "valid"]
+    header += figure_columns(ATTACKS, KINDS)
+    header += [f"peeled_{block}" for block in range(n_blocks)]
+    header.append("bytes_down")
     rows = []
     for row in result["rows"]:
         values = figure_values(row["attacks"], ATTACKS, KINDS)
@@ -64,7 +74,11 @@ def to_csv(result: AuditResult) -> str:
 def name_setting(result: AuditResult, row: AuditResult) -> str:
     """A setting's name; the run's own with what it is."""
     settings = result["settings"]
-    cuts = [f"{name} {settings[name]}" for name in CUTS if settings[name]]
+    cuts = []
+    for name in CUTS:
+        value = settings[name]
+        if value:
+            cuts.append(f"{name} {value}")
     own = ", ".join(cuts) or "none"
     return str(row["setting"]).replace("as set", f"as set: {own}")
 
@@ -73,14 +87,16 @@ def draw_chart(result: AuditResult) -> bytes:
     """Quality at the side; what three attacks find, filled, and their controls, hollow; as PNG."""
     rows = result["rows"][::-1]
     names = [name_setting(result, row) for row in rows]
-    with open_sheet(800, 150 + 30 * len(rows)) as page:
+    high = 150 + 30 * len(rows)
+    with open_sheet(800, high) as page:
         page.figure.set_layout_engine("constrained")
         page.figure.patch.set_visible(True)
         quality_axes, attack_axes = page.figure.subplots(1, 2, sharey=True)
         _draw_quality(quality_axes, rows, names)
         for number, attack in enumerate(CHART_ATTACKS):
             _draw_attack(attack_axes, rows, attack, number)
-        attack_axes.set(xlabel="AUC, or share of people; hollow: control", xlim=(-0.03, 1.03))
+        attack_axes.set_xlabel("AUC, or share of people; hollow: control")
+        attack_axes.set_xlim(-0.03, 1.03)
         handles, labels = attack_axes.get_legend_handles_labels()
         page.figure.legend(handles, labels, loc="outside lower right", ncols=3, fontsize=10)
         quality_axes.grid(axis="x")
@@ -96,8 +112,9 @@ def _draw_quality(axes: Any, rows: Sequence[AuditResult], names: Sequence[str]) 
     best = max(1e-3, *scores, 0.0)
     places = range(len(rows))
     axes.plot(scores, places, "o", color=LIGHT["s0"])
-    axes.set(xlabel=f"{metric}, mean of the blocks after the first", xlim=(0, 1.1 * best))
-    axes.set(ylim=(-0.6, len(rows) - 0.4))
+    axes.set_xlabel(f"{metric}, mean of the blocks after the first")
+    axes.set_xlim(0, 1.1 * best)
+    axes.set_ylim(-0.6, len(rows) - 0.4)
     axes.set_yticks(places, names)
     axes.locator_params(axis="x", nbins=5)
 
@@ -123,6 +140,6 @@ def write_audit(result: AuditResult, folder: Path) -> Path:
     """`<data>.csv` and `<data>.png` in a folder that may be new; returns the path without its ending."""
     folder.mkdir(parents=True, exist_ok=True)
     stem = folder / Path(result["data"]).stem
-    write_bytes(stem.with_suffix(".csv"), to_csv(result).encode())
+    write_text(stem.with_suffix(".csv"), to_csv(result))
     write_bytes(stem.with_suffix(".png"), draw_chart(result))
     return stem

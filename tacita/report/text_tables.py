@@ -5,7 +5,10 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+from tacita.core.files import write_bytes
 
 AuditResult = Mapping[str, Any]
 """An audit, or a row of it, as its JSON file has it."""
@@ -15,10 +18,17 @@ TextRow = dict[str, str]
 """Title of a column -> text of the cell."""
 
 
+def markdown_page(title: str, rows: Sequence[TextRow], notes: Iterable[str]) -> str:
+    """A title, a table and notes."""
+    lines = [title, "", *markdown_table(rows), "", *notes]
+    return "\n".join(lines) + "\n"
+
+
 def markdown_table(rows: Sequence[TextRow]) -> list[str]:
     """The lines of a table whose first row names its columns."""
     header = list(rows[0])
-    lines = [_join_cells(header), "|" + "---|" * len(header)]
+    rule = "|" + "---|" * len(header)
+    lines = [_join_cells(header), rule]
     for row in rows:
         lines.append(_join_cells(row.values()))
     return lines
@@ -37,6 +47,10 @@ def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     return text.getvalue()
 
 
+def write_text(path: Path, text: str) -> None:
+    write_bytes(path, text.encode())
+
+
 def format_csv_number(value: Any, digits: int) -> Any:
     """Nothing for None, whole numbers as they are, others with so many digits."""
     if value is None:
@@ -51,7 +65,8 @@ def figure_columns(names: Iterable[str], kinds: Sequence[str]) -> list[str]:
     columns = []
     for name in names:
         for kind in kinds:
-            columns.append(name if kind == "found" else f"{name}_{kind}")
+            is_main = kind == "found"
+            columns.append(name if is_main else f"{name}_{kind}")
     return columns
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tacita.core.files import write_bytes
-from tacita.report.text_tables import AuditResult, ColumnTitles, TextRow, markdown_table
+from tacita.report.text_tables import AuditResult, ColumnTitles, TextRow, markdown_page, write_text
 
 NOTES = (
     "AUC: 0.5 is a guess, 1 reads everything. In brackets the control: the same guess where the answer is not in what "
@@ -21,25 +20,30 @@ def make_rows(result: AuditResult, readers: ColumnTitles) -> list[TextRow]:
     rows = []
     for row in result["rows"]:
         cells = {"setting": row["setting"]}
+        figures = row["readers"]
         for name, words in readers.items():
-            cells[words] = _format_figure(row["readers"][name])
+            cells[words] = _format_figure(figures[name])
         rows.append(cells)
     return rows
 
 
 def _format_figure(figure: AuditResult) -> str:
-    controls = [f"{figure[name]:.3f}" for name in ("control", "chance") if name in figure]
-    return f"{figure['found']:.3f} ({', '.join(controls)})"
+    controls = []
+    for name in ("control", "chance"):
+        if name in figure:
+            controls.append(f"{figure[name]:.3f}")
+    in_brackets = ", ".join(controls)
+    return f"{figure['found']:.3f} ({in_brackets})"
 
 
 def to_markdown(result: AuditResult, readers: ColumnTitles) -> str:
-    table = markdown_table(make_rows(result, readers))
+    rows = make_rows(result, readers)
     about = (
         f"{result['data']}, {result['backbone']}, the first round, {result['people']} people, "
         f"seed {result['seed']}; the "
         "whole budget lies on this round."
     )
-    return "\n".join([about, "", *table, "", *NOTES]) + "\n"
+    return markdown_page(about, rows, NOTES)
 
 
 def write_audit(result: AuditResult, readers: ColumnTitles, folder: Path) -> Path:
@@ -48,6 +52,6 @@ def write_audit(result: AuditResult, readers: ColumnTitles, folder: Path) -> Pat
     data = Path(result["data"]).stem
     stem = folder / f"uploads-{data}"
     json_text = json.dumps(result, indent=1) + "\n"
-    write_bytes(stem.with_suffix(".md"), to_markdown(result, readers).encode())
-    write_bytes(stem.with_suffix(".json"), json_text.encode())
+    write_text(stem.with_suffix(".md"), to_markdown(result, readers))
+    write_text(stem.with_suffix(".json"), json_text)
     return stem

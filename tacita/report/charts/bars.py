@@ -43,13 +43,15 @@ def draw_level_bars(series: Sequence[Series], metric: str, alt: str) -> str:
     start = 4.0 if is_name_above else 134.0
     row_height = 44.0 if is_name_above else 34.0
     room = WIDE - start - 52
-    with open_sheet(WIDE, 28 + row_height * len(series)) as page:
+    high = 28 + row_height * len(series)
+    with open_sheet(WIDE, high) as page:
         axes = page.canvas()
         axes.text(2, 13, metric, color=LIGHT["soft"])
         for number, bar in enumerate(series):
             y = 26 + row_height * number
             if is_name_above:
-                axes.text(start, y + 8, shorten_text(bar.name, 54))
+                name = shorten_text(bar.name, 54)
+                axes.text(start, y + 8, name)
                 y += 13
             else:
                 axes.text(start - 8, y + 15, bar.name, ha="right")
@@ -58,8 +60,9 @@ def draw_level_bars(series: Sequence[Series], metric: str, alt: str) -> str:
             if math.isfinite(value):
                 width = max(1.0, room * value / longest)
             axes.barh(y, width, 20, start, align="edge", color=bar.style.hex)
-            axes.text(start + 6 + width, y + 15, format_short(value))
-        axes.set(xlim=(0, page.wide), ylim=(page.high, 0))
+            after_bar = start + 6 + width
+            axes.text(after_bar, y + 15, format_short(value))
+        page.fit_canvas(axes)
         return page.to_svg(alt)
 
 
@@ -72,7 +75,8 @@ def draw_bar_chart(series: Sequence[Series], names: Sequence[str], metric: str, 
         axes = page.axes(LEFT_MARGIN, TOP_MARGIN + legend_height, RIGHT_MARGIN, BOTTOM_MARGIN)
         handles = []
         for number, bars in enumerate(series):
-            offset = width * (number + 0.5 - len(series) / 2)
+            from_middle = number + 0.5 - len(series) / 2
+            offset = width * from_middle
             handle = _draw_bars(page, axes, bars, names, offset, width)
             _write_numbers(axes, bars, offset, width * group_width)
             handles.append(handle)

@@ -32,7 +32,7 @@ MOST_LARGE_RINGS = 20
 
 def draw_curve(page: Sheet, axes: Axes, segments: Sequence[Segment], wide: float) -> None:
     """The validation score over all rounds; every other block is shaded, best rounds are ringed."""
-    last = max([segment.end for segment in segments] + [1])
+    last = max([1, *(segment.end for segment in segments)])
     pixel = wide / last
     label_end = -math.inf
     for number, segment in enumerate(segments):
@@ -82,7 +82,8 @@ def _ring_best(page: Sheet, axes: Axes, segments: Sequence[Segment], size: float
         best_round, score = segment.best
         rounds.append(best_round)
         scores.append(score)
-        tips.append(f"{segment.name}: best after round {best_round - segment.start}, {format_short(score)}")
+        in_block = best_round - segment.start
+        tips.append(f"{segment.name}: best after round {in_block}, {format_short(score)}")
     (rings,) = axes.plot(
         rounds,
         scores,

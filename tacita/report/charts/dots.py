@@ -41,39 +41,50 @@ def draw_dot_picture(rows: Sequence[Dot], title: str, kind: str) -> bytes:
     layout = _wrap_names(rows)
     with open_sheet(PICTURE_WIDE, layout.high + 34) as page:
         page.figure.patch.set_visible(True)
-        page.text(PICTURE_WIDE / 2, 20, shorten_text(title, 76), ha="center", weight="bold", size=13)
+        heading = shorten_text(title, 76)
+        page.text(PICTURE_WIDE / 2, 20, heading, ha="center", weight="bold", size=13)
         axes = page.axes(layout.room, 38, 62, 28)
         _draw_dots(page, axes, rows, layout)
         return page.save(kind)
 
 
 def _wrap_names(rows: Sequence[Dot]) -> DotLayout:
-    names = [wrap(shorten_text(dot.name, 44), 22) for dot in rows]
-    longest = max(len(line) for name in names for line in name)
-    most_lines = max(len(name) for name in names)
+    names = []
+    longest = 0
+    for dot in rows:
+        lines = wrap(shorten_text(dot.name, 44), 22)
+        names.append(lines)
+        longest = max([longest, *map(len, lines)])
+    most_lines = max(len(lines) for lines in names)
     row_height = 27.0 if most_lines == 1 else 34.0
-    return DotLayout(names, LETTER * longest + 10, 34 + row_height * len(rows))
+    room = LETTER * longest + 10
+    high = 34 + row_height * len(rows)
+    return DotLayout(names, room, high)
 
 
 def _draw_dots(page: Sheet, axes: Axes, rows: Sequence[Dot], layout: DotLayout) -> None:
     places = range(len(rows))
-    axes.set(ylim=(len(rows) - 0.5, -0.5))
+    axes.set_ylim(len(rows) - 0.5, -0.5)
     lows = [dot.mean - _half_width(dot) for dot in rows]
     highs = [dot.mean + _half_width(dot) for dot in rows]
     axes.hlines(places, lows, highs, color=LIGHT["s0"], lw=2)
     means = [dot.mean for dot in rows]
     (mean_dots,) = axes.plot(means, places, "o", color=LIGHT["s0"], ms=8, mec=LIGHT["card"])
-    page.add_tips(mean_dots, [f"{dot.name}: {dot.mean:.4f}" for dot in rows])
+    tips = [f"{dot.name}: {dot.mean:.4f}" for dot in rows]
+    page.add_tips(mean_dots, tips)
     published = _draw_published(page, axes, rows)
-    set_scale(axes, [*lows, *highs, *published], "x", nbins=4)
-    axes.set_yticks(places, ["\n".join(lines) for lines in layout.names])
+    values = [*lows, *highs, *published]
+    set_scale(axes, values, "x", nbins=4)
+    names = ["\n".join(lines) for lines in layout.names]
+    axes.set_yticks(places, names)
     axes.grid(axis="x", lw=1)
     axes.spines[["left", "bottom"]].set_visible(False)
     axes.tick_params(left=False, bottom=False, pad=5)
     axes.tick_params(axis="x", labelcolor=LIGHT["soft"], labelsize=SMALL)
     for place, dot in enumerate(rows):
         words = f"{dot.mean:.4f}"
-        axes.annotate(words, (1, place), (52, -4), ("axes fraction", "data"), "offset pixels", ha="right")
+        at_edge = ("axes fraction", "data")
+        axes.annotate(words, (1, place), (52, -4), at_edge, "offset pixels", ha="right")
 
 
 def _draw_published(page: Sheet, axes: Axes, rows: Sequence[Dot]) -> list[float]:

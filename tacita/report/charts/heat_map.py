@@ -37,31 +37,38 @@ class HeatCell:
         """Whether the tested block was just learned."""
         return self.learned == self.tested
 
+    def read(self, matrix: Matrix) -> float:
+        return matrix[self.learned][self.tested]
+
     @property
     def centre(self) -> tuple[float, float]:
-        return self.x + self.wide / 2, self.y + self.tall / 2
+        x = self.x + self.wide / 2
+        y = self.y + self.tall / 2
+        return x, y
 
 
 def draw_heat_map(matrix: Matrix, alt: str) -> str:
     """a_{t,s} as cells: number, and below the diagonal the change since the block was learned."""
     shown = _choose_blocks(len(matrix))
-    wide = (WIDE - CELLS_START - 6) / len(shown)
-    tall = min(46.0, max(wide, 8.0), 300 / len(shown))
-    every = math.ceil(len(shown) / MOST_BLOCK_NAMES)
-    with open_sheet(WIDE, 50 + tall * len(shown)) as page:
+    n_shown = len(shown)
+    wide = (WIDE - CELLS_START - 6) / n_shown
+    tall = min(46.0, max(wide, 8.0), 300 / n_shown)
+    every = math.ceil(n_shown / MOST_BLOCK_NAMES)
+    with open_sheet(WIDE, 50 + tall * n_shown) as page:
         axes = page.canvas()
         axes.text(CELLS_START, 13, "tested on block", color=LIGHT["soft"])
         axes.text(2, HEAD, "after", color=LIGHT["soft"])
         for row, learned in enumerate(shown):
             y = CELLS_TOP + tall * row
             if row % every == 0:
-                axes.text(CELLS_START + wide * (row + 0.5), HEAD, str(learned), ha="center")
+                middle = CELLS_START + wide * (row + 0.5)
+                axes.text(middle, HEAD, str(learned), ha="center")
                 axes.text(56, y + tall / 2 + 4, f"block {learned}", ha="right")
             for column, tested in enumerate(shown[: row + 1]):
                 x = CELLS_START + wide * column
                 cell = HeatCell(learned, tested, x, y, wide, tall)
                 _draw_cell(page, axes, cell, matrix)
-        axes.set(xlim=(0, page.wide), ylim=(page.high, 0))
+        page.fit_canvas(axes)
         return page.to_svg(alt)
 
 
@@ -69,14 +76,16 @@ def _choose_blocks(n_blocks: int) -> list[int]:
     """All blocks, or so many of them, spread evenly."""
     if n_blocks <= MOST_CELLS:
         return list(range(n_blocks))
-    spread = {round(n * (n_blocks - 1) / (MOST_CELLS - 1)) for n in range(MOST_CELLS)}
-    return sorted(spread)
+    last = n_blocks - 1
+    chosen = {round(n * last / (MOST_CELLS - 1)) for n in range(MOST_CELLS)}
+    return sorted(chosen)
 
 
 def _draw_cell(page: Sheet, axes: Axes, cell: HeatCell, matrix: Matrix) -> None:
-    value = format_short(matrix[cell.learned][cell.tested])
+    value = format_short(cell.read(matrix))
     change = _format_change(matrix, cell)
-    opacity = round(0.05 + 0.65 * _share_of_best(matrix, cell), 2)
+    share = _share_of_best(matrix, cell)
+    opacity = round(0.05 + 0.65 * share, 2)
     gap = min(2, cell.wide / 4)
     (box,) = axes.barh(
         cell.y + 1,
@@ -96,7 +105,7 @@ def _format_change(matrix: Matrix, cell: HeatCell) -> str:
     first = matrix[cell.tested][cell.tested]
     if cell.is_new or not first > 0:
         return ""
-    change = matrix[cell.learned][cell.tested] / first - 1
+    change = cell.read(matrix) / first - 1
     if not math.isfinite(change):
         return ""
     rounded = round(change, 2) + 0.0  # no -0
@@ -105,8 +114,9 @@ def _format_change(matrix: Matrix, cell: HeatCell) -> str:
 
 def _share_of_best(matrix: Matrix, cell: HeatCell) -> float:
     """A value as a share of the best that was ever reached on the tested block."""
-    value = matrix[cell.learned][cell.tested]
-    column = [row[cell.tested] for row in matrix[cell.tested :]]
+    value = cell.read(matrix)
+    later_rows = matrix[cell.tested :]
+    column = [row[cell.tested] for row in later_rows]
     best = max(finite_values(column), default=0.0)
     if not best > 0 or not math.isfinite(value):
         return 0.0

@@ -8,23 +8,22 @@ The third is the server, which has the noised sum itself and measures how much o
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from tacita.core.config import PrivacyConfig, RunConfig
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
-from tacita.core.types import BlockStream, Bools, Doubles, ServerState
+from tacita.core.types import Bools, Doubles, ServerState
 from tacita.federation.rounds import begin_block, run_block, start_run
 from tacita.models.tally.model import STATE, require_tally
 from tacita.models.tally.private_math import unit_vectors
 from tacita.models.tally.private_tally import PrivateTally, read_axes
+from tacita.research.audit.audit_progress import Advance, AuditTable, OnData, OnStep, StepCounter
 from tacita.research.audit.null_space import AucSamples, NullSpace
 from tacita.research.audit.reconstruction import as_lists, rebuild_inverse
-from tacita.research.audit.tally_attacks import AttackTarget, attack_membership, count_draws, sample_items
+from tacita.research.audit.tally_attacks import AttackTarget, attack_membership, count_draws
 from tacita.round.plan import Federation
 from tacita.runs.assembly import Machine, assemble, build_components
 
@@ -52,8 +51,10 @@ class ReaderScores:
         known_released = known_inputs[:, release.items]
         null_space = NullSpace.of(release)
         whole_space = NullSpace(release.inverse)
-        vectors = unit_vectors(as_lists(known), axes.inputs, axes.scale, axes.centre)
-        server_scores = np.einsum("uk,uk->u", vectors @ gram, vectors)
+        lists = as_lists(known)
+        vectors = unit_vectors(lists, axes.inputs, axes.scale, axes.centre)
+        projected = vectors @ gram
+        server_scores = np.einsum("uk,uk->u", projected, vectors)
         scores = {
             "null_space": -null_space.energy(known_released),
             "energy": -whole_space.energy(known_released),
@@ -62,26 +63,26 @@ class ReaderScores:
         return ReaderScores(scores)
 
 
-def measure_membership(
-    target: AttackTarget, backbone: PrivateTally, advance: Callable[[], None]
-) -> dict[str, dict[str, float]]:
+def measure_membership(target: AttackTarget, backbone: PrivateTally, advance: Advance) -> dict[str, dict[str, float]]:
     """AUC of every reader: those inside against those absent; control: the same people and a release without both."""
     aucs = {reader: AucSamples("found", "control") for reader in READERS}
     for draw, (inside, absent) in enumerate(target.draw_groups()):
-        known_inside = sample_items(target.histories[inside], 0.9, target.seed)
-        known_absent = sample_items(target.histories[absent], 0.9, target.seed)
+        known_inside = target.sample_known(inside)
+        known_absent = target.sample_known(absent)
         histories = {
             "found": target.drop_groups(absent),
             "control": target.drop_groups(inside, absent),
         }
         for noise in range(NOISE_DRAWS):
             for number, (kind, sets) in enumerate(histories.items()):
-                draws = Draws(target.seed, f"audit {draw} {noise} {number}")
-                server = backbone.simulate_release(target.server, as_lists(sets), draws)
+                purpose = f"audit {draw} {noise} {number}"
+                draws = Draws(target.seed, purpose)
+                lists = as_lists(sets)
+                server = backbone.simulate_release(target.server, lists, draws)
                 inside_scores = ReaderScores.compute(server, known_inside).by_reader
                 absent_scores = ReaderScores.compute(server, known_absent).by_reader
-                for reader in READERS:
-                    aucs[reader].add(kind, inside_scores[reader], absent_scores[reader])
+                for reader, samples in aucs.items():
+                    samples.add(kind, inside_scores[reader], absent_scores[reader])
         advance()
     return {reader: samples.means() for reader, samples in aucs.items()}
 
@@ -90,9 +91,9 @@ def audit_budget(
     config: RunConfig,
     machine: Machine,
     epsilons: list[float],
-    on_done: Callable[[int, int], None] | None = None,
-    on_data: Callable[[BlockStream], None] | None = None,
-) -> dict[str, Any]:
+    on_done: OnStep = None,
+    on_data: OnData = None,
+) -> AuditTable:
     """A row for tally as it is, one without noise among as many items, and one for every epsilon."""
     delta = config.privacy.delta
     plain_config = config.model_copy(update={"privacy": PrivacyConfig()})
@@ -101,16 +102,10 @@ def audit_budget(
         on_data(federation.stream)
     n_users = count_active_users(federation)
     n_draws = count_draws(n_users)
-    total = 2 * n_draws + n_draws * (len(epsilons) + 1)
-    done = 0
-
-    def advance() -> None:
-        nonlocal done
-        done += 1
-        if on_done:
-            on_done(min(done, total), total)
-
-    rows = [_make_plain_row(federation, advance)]
+    n_private_rows = len(epsilons) + 1
+    total = 2 * n_draws + n_draws * n_private_rows
+    steps = StepCounter(total, on_done)
+    rows = [_make_plain_row(federation, steps.advance)]
     for epsilon in [NO_NOISE, *sorted(epsilons, reverse=True)]:
         private_config = _set_budget(plain_config, epsilon, delta)
         backbone = build_components(private_config)[0]
@@ -118,7 +113,8 @@ def audit_budget(
         if epsilon == NO_NOISE:
             backbone = _match_inputs(backbone, max(epsilons), delta)
         private_federation = replace(federation, config=private_config, backbone=backbone)
-        rows.append(_make_row(private_federation, backbone, epsilon, advance))
+        row = _make_row(private_federation, backbone, epsilon, steps.advance)
+        rows.append(row)
     return {
         "data": federation.stream.name,
         "people": n_users,
@@ -165,7 +161,8 @@ def _build_target(federation: Federation) -> AttackTarget:
     begin_block(federation, progress, 0)
     backbone = require_tally(federation.backbone)
     train = federation.stream.blocks[0].train
-    return AttackTarget.of(backbone, progress.server, train, federation.config.seed)
+    seed = federation.config.seed
+    return AttackTarget.of(backbone, progress.server, train, seed)
 
 
 def _measure_quality(federation: Federation) -> float | None:
@@ -178,7 +175,7 @@ def _measure_quality(federation: Federation) -> float | None:
     return progress.best_score
 
 
-def _make_plain_row(federation: Federation, advance: Callable[[], None]) -> dict[str, Any]:
+def _make_plain_row(federation: Federation, advance: Advance) -> AuditTable:
     figure = attack_membership(_build_target(federation), advance)
     if figure["found"] is None:
         raise TacitaError("too few people have five items or more in the first block, so there is nothing to audit.")
@@ -192,12 +189,11 @@ def _make_plain_row(federation: Federation, advance: Callable[[], None]) -> dict
     }
 
 
-def _make_row(
-    federation: Federation, backbone: PrivateTally, epsilon: float, advance: Callable[[], None]
-) -> dict[str, Any]:
+def _make_row(federation: Federation, backbone: PrivateTally, epsilon: float, advance: Advance) -> AuditTable:
     target = _build_target(federation)
     lists = as_lists(target.histories)
-    server = backbone.simulate_release(target.server, lists, Draws(target.seed))
+    draws = Draws(target.seed)
+    server = backbone.simulate_release(target.server, lists, draws)
     name = f"epsilon {epsilon:g}"
     if epsilon == NO_NOISE:
         name = "as many items, practically no noise"

@@ -8,9 +8,7 @@ standardised over the people in question. The server measures how much of the hi
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -18,16 +16,17 @@ from tacita.core.config import PrivacyConfig, RunConfig
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.sparse import matrix_of_rows
-from tacita.core.types import Arrays, BlockStream, Bools, Doubles, Longs, Ragged, ServerState
+from tacita.core.types import Arrays, Bools, Doubles, Longs, Ragged, ServerState
 from tacita.federation.rounds import begin_block, start_run
 from tacita.models.tally.model import STATE
 from tacita.models.tally.order import OrderedTally
 from tacita.models.tally.private_order import FOLLOWING, FOLLOWING_VARIANCE, PrivateOrderedTally, map_to_inputs
+from tacita.research.audit.audit_progress import Advance, AuditTable, OnData, OnStep, StepCounter
 from tacita.research.audit.budget import NOISE_DRAWS, ReaderScores, count_active_users
 from tacita.research.audit.canaries.sums import compute_order_terms
 from tacita.research.audit.null_space import AucSamples
 from tacita.research.audit.order import OrderedHistories, attack_membership
-from tacita.research.audit.tally_attacks import AttackTarget, count_draws, sample_items
+from tacita.research.audit.tally_attacks import AttackTarget, count_draws
 from tacita.research.audit.tally_attacks import attack_membership as read_from_b
 from tacita.round.plan import Federation
 from tacita.runs.assembly import Machine, assemble, build_components
@@ -46,20 +45,27 @@ def score_next_items(heads: Arrays, age_weights: Doubles, known: Ragged) -> Doub
     """How well B' knows each history: the mean over its places of how far the item there stands above all others."""
     n_inputs = len(heads["inputs"])
     history = map_to_inputs(known, heads["inputs"])
-    place = np.arange(len(history.ids)) - np.repeat(history.ptr[:-1], history.counts())
+    entries = np.arange(len(history.ids))
+    starts = np.repeat(history.ptr[:-1], history.counts())
+    place = entries - starts
     n_before = np.minimum(place, len(age_weights))  # how many earlier items count
-    ptr = np.append(0, np.cumsum(n_before))
-    age = np.arange(ptr[-1]) - np.repeat(ptr[:-1], n_before) + 1
-    entry = np.repeat(np.arange(len(place)), n_before)
-    earlier_items = history.ids[entry - age]
-    weights = age_weights[age - 1].astype(np.float64)
+    ends = np.cumsum(n_before)
+    ptr = np.append(0, ends)
+    pair_starts = np.repeat(ptr[:-1], n_before)
+    age = np.arange(ptr[-1]) - pair_starts + 1
+    later_entry = np.repeat(entries, n_before)
+    earlier_items = history.ids[later_entry - age]
+    weights = age_weights[age - 1]
+    weights = weights.astype(np.float64)
     before = matrix_of_rows(ptr, earlier_items, weights, n_inputs)
     scores = np.asarray(before @ heads["order_weights"])
-    entries = np.arange(len(place))
-    lead = scores[entries, history.ids] - scores.mean(axis=1)
+    own_scores = scores[entries, history.ids]
+    lead = own_scores - scores.mean(axis=1)
     spread = np.maximum(scores.std(axis=1), TINY)
-    standing = np.where(n_before > 0, lead / spread, 0.0)
-    total = np.bincount(history.rows(), weights=standing, minlength=len(history))
+    is_predicted = n_before > 0
+    standing = np.where(is_predicted, lead / spread, 0.0)
+    n_histories = len(history)
+    total = np.bincount(history.rows(), weights=standing, minlength=n_histories)
     n_predicted = np.maximum(1, history.counts() - 1)
     return np.asarray(total / n_predicted)
 
@@ -73,8 +79,10 @@ def compute_reader_scores(
     order = score_next_items(server.heads, model.age_weights, histories)
     order_terms = compute_order_terms(model, histories, server.heads)
     order_overlap = order_terms @ state[FOLLOWING].ravel()
-    pair_score = by_reader["server"] / (2 * state["variance"][0])
-    order_score = order_overlap / state[FOLLOWING_VARIANCE][0]
+    pair_variance = state["variance"][0]
+    order_variance = state[FOLLOWING_VARIANCE][0]
+    pair_score = by_reader["server"] / (2 * pair_variance)
+    order_score = order_overlap / order_variance
     null_space = by_reader["null_space"]
     return {
         "null_space": null_space,
@@ -86,14 +94,16 @@ def compute_reader_scores(
 
 def _standardise(values: Doubles) -> Doubles:
     spread = max(float(values.std()), TINY)
-    return np.asarray((values - values.mean()) / spread)
+    centred = values - values.mean()
+    return np.asarray(centred / spread)
 
 
 def measure_membership(
-    target: AttackTarget, lists: Ragged, model: PrivateOrderedTally, advance: Callable[[], None]
+    target: AttackTarget, lists: Ragged, model: PrivateOrderedTally, advance: Advance
 ) -> dict[str, dict[str, float]]:
     """AUC of every reader: those inside against those absent; control: the same people and a release without both."""
     aucs = {reader: AucSamples("found", "control") for reader in READERS}
+    all_users = np.arange(len(lists))
     for draw, (inside, absent) in enumerate(target.draw_groups()):
         n_inside = len(inside)
         both_groups: Longs = np.concatenate([inside, absent])
@@ -101,22 +111,27 @@ def measure_membership(
         left_out = {"found": absent, "control": both_groups}
         for noise in range(NOISE_DRAWS):
             for number, (kind, users) in enumerate(left_out.items()):
-                others = np.setdiff1d(np.arange(len(lists)), users)
-                draws = Draws(target.seed, f"audit order {draw} {noise} {number}")
-                server = model.simulate_release(target.server, lists.take(others), draws)
+                others = np.setdiff1d(all_users, users)
+                other_lists = lists.take(others)
+                purpose = f"audit order {draw} {noise} {number}"
+                draws = Draws(target.seed, purpose)
+                server = model.simulate_release(target.server, other_lists, draws)
                 scores = compute_reader_scores(model, server, sets, known)
                 for reader, score in scores.items():
-                    aucs[reader].add(kind, score[:n_inside], score[n_inside:])
+                    inside_score = score[:n_inside]
+                    absent_score = score[n_inside:]
+                    aucs[reader].add(kind, inside_score, absent_score)
         advance()
     return {reader: samples.means() for reader, samples in aucs.items()}
 
 
 def _sample_known(target: AttackTarget, lists: Ragged, inside: Longs, absent: Longs) -> tuple[Bools, Ragged]:
     """What a reader knows of two groups: the sets, and the same items in their order."""
-    inside_sets = sample_items(target.histories[inside], 0.9, target.seed)
-    absent_sets = sample_items(target.histories[absent], 0.9, target.seed)
+    inside_sets = target.sample_known(inside)
+    absent_sets = target.sample_known(absent)
     sets = np.concatenate([inside_sets, absent_sets])
-    histories = lists.take(np.concatenate([inside, absent]))
+    users = np.concatenate([inside, absent])
+    histories = lists.take(users)
     is_known = sets[histories.rows(), histories.ids]
     return sets, histories.filter_entries(is_known)
 
@@ -125,9 +140,9 @@ def audit_order_budget(
     config: RunConfig,
     machine: Machine,
     epsilons: list[float],
-    on_done: Callable[[int, int], None] | None = None,
-    on_data: Callable[[BlockStream], None] | None = None,
-) -> dict[str, Any]:
+    on_done: OnStep = None,
+    on_data: OnData = None,
+) -> AuditTable:
     """A row for tally-order without a budget, and one for every epsilon."""
     plain_config = config.model_copy(update={"privacy": PrivacyConfig()})
     federation = assemble(plain_config, machine)
@@ -137,21 +152,16 @@ def audit_order_budget(
         raise TacitaError("what follows what is told by backbone 'tally-order' alone; use a run of it.")
     n_users = count_active_users(federation)
     total = count_draws(n_users) * (4 + len(epsilons))
-    done = 0
-
-    def advance() -> None:
-        nonlocal done
-        done += 1
-        if on_done:
-            on_done(min(done, total), total)
-
-    rows = [_make_plain_row(federation, federation.backbone, advance)]
+    steps = StepCounter(total, on_done)
+    plain_row = _make_plain_row(federation, federation.backbone, steps.advance)
+    rows = [plain_row]
     for epsilon in sorted(epsilons, reverse=True):
         private_config = _set_budget(plain_config, epsilon, config.privacy.delta)
         model = build_components(private_config)[0]
         assert isinstance(model, PrivateOrderedTally)
         private_federation = replace(federation, config=private_config, backbone=model)
-        rows.append(_make_row(private_federation, model, epsilon, advance))
+        row = _make_row(private_federation, model, epsilon, steps.advance)
+        rows.append(row)
     return {
         "data": federation.stream.name,
         "people": n_users,
@@ -176,11 +186,13 @@ def _load_first_block(federation: Federation, model: OrderedTally | PrivateOrder
     train = federation.stream.blocks[0].train
     active = np.flatnonzero(train.counts() > 0)
     lists = train.take(active)
-    target = AttackTarget.of(model, progress.server, lists, federation.config.seed)
-    return target, Ragged(lists.ptr, lists.ids)
+    seed = federation.config.seed
+    target = AttackTarget.of(model, progress.server, lists, seed)
+    plain_lists = Ragged(lists.ptr, lists.ids)
+    return target, plain_lists
 
 
-def _make_plain_row(federation: Federation, model: OrderedTally, advance: Callable[[], None]) -> dict[str, Any]:
+def _make_plain_row(federation: Federation, model: OrderedTally, advance: Advance) -> AuditTable:
     target, lists = _load_first_block(federation, model)
     histories = OrderedHistories(model, target.server, lists, target)
     order = attack_membership(histories, advance)
@@ -199,11 +211,10 @@ def _make_plain_row(federation: Federation, model: OrderedTally, advance: Callab
     }
 
 
-def _make_row(
-    federation: Federation, model: PrivateOrderedTally, epsilon: float, advance: Callable[[], None]
-) -> dict[str, Any]:
+def _make_row(federation: Federation, model: PrivateOrderedTally, epsilon: float, advance: Advance) -> AuditTable:
     target, lists = _load_first_block(federation, model)
-    server = model.simulate_release(target.server, lists, Draws(target.seed))
+    draws = Draws(target.seed)
+    server = model.simulate_release(target.server, lists, draws)
     readers = measure_membership(target, lists, model, advance)
     return {
         "setting": f"epsilon {epsilon:g}",

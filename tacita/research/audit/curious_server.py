@@ -8,7 +8,6 @@ depends on no such choice.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,13 +15,14 @@ import numpy as np
 
 from tacita.core.config import RunConfig
 from tacita.core.errors import TacitaError
-from tacita.core.types import BlockStream, Broadcast, Keys, Longs, Ragged, ServerState
+from tacita.core.types import Broadcast, Keys, Longs, Ragged, ServerState
 from tacita.federation.devices import LocalDevices, RoundReply, empty_local_devices
 from tacita.federation.rounds import begin_block, run_round, start_run
 from tacita.learn.scores import SCORES
 from tacita.messages import SparseRows
 from tacita.methods.distillation.round_draws import RoundDraws
 from tacita.methods.distillation.transfer import Transfer
+from tacita.research.audit.audit_progress import AuditTable, OnData, OnStep
 from tacita.research.audit.score_attacks import AttackOptions, attack_scores
 from tacita.research.experiments.shared_base import with_parts
 from tacita.round.plan import Federation
@@ -58,9 +58,11 @@ class RecordingDevices(LocalDevices):
         reply = super().exchange(federation, server, broadcast, question, chosen)
         if SCORES in reply.total.each:
             sent = reply.total.each[SCORES]
-            assert isinstance(sent.value, SparseRows)
-            columns = {"score": sent.value.value.astype(np.float32)}
-            lists = Ragged.from_pairs(sent.value.client, sent.value.item, len(sent.sender), columns)
+            rows = sent.value
+            assert isinstance(rows, SparseRows)
+            columns = {"score": rows.value.astype(np.float32)}
+            n_clients = len(sent.sender)
+            lists = Ragged.from_pairs(rows.client, rows.item, n_clients, columns)
             self.uploads.append((sent.sender, lists))
         return reply
 
@@ -80,9 +82,9 @@ def audit_scores(
     config: RunConfig,
     machine: Machine,
     rounds: int,
-    on_done: Callable[[int, int], None] | None = None,
-    on_data: Callable[[BlockStream], None] | None = None,
-) -> dict[str, Any]:
+    on_done: OnStep = None,
+    on_data: OnData = None,
+) -> AuditTable:
     """What the server reads under each setting, with controls."""
     federation = assemble(config, machine)
     part = _require_transfer(federation, config)
@@ -130,7 +132,7 @@ def _change_part(federation: Federation, part: Transfer, options: dict[str, Any]
     return with_parts(federation, config)
 
 
-def audit_setting(federation: Federation, rounds: int) -> dict[str, Any]:
+def audit_setting(federation: Federation, rounds: int) -> AuditTable:
     """A few rounds of the first block, then every attack on what each client uploaded last."""
     devices = RecordingDevices(empty_local_devices(federation).clients)
     progress = start_run(federation, devices)
@@ -139,7 +141,8 @@ def audit_setting(federation: Federation, rounds: int) -> dict[str, Any]:
         progress.server, _ = run_round(federation, progress.server, devices)
     clients, last, before = collect_last_uploads(devices.uploads)
     users = _find_users(federation, clients)
-    liked = federation.stream.blocks[0].train.take(users)
+    train = federation.stream.blocks[0].train
+    liked = train.take(users)
     dice = RoundDraws(federation.draws, clients, 0, rounds, public=True)
     options = AttackOptions(THRESHOLD)
     figures = attack_scores(last, liked, dice, options, before)
@@ -178,7 +181,11 @@ def _empty_uploads(n: int) -> Ragged:
 def _replace_lists(lists: Ragged, places: Any, replacement: Ragged) -> Ragged:
     """The same lists with some of them replaced."""
     stays = ~np.isin(lists.rows(), places)
-    rows = np.concatenate([lists.rows()[stays], places[replacement.rows()]])
+    old_rows = lists.rows()[stays]
+    new_rows = places[replacement.rows()]
+    old_score = lists.values["score"][stays]
+    new_score = replacement.values["score"]
+    rows = np.concatenate([old_rows, new_rows])
     ids = np.concatenate([lists.ids[stays], replacement.ids])
-    score = np.concatenate([lists.values["score"][stays], replacement.values["score"]])
+    score = np.concatenate([old_score, new_score])
     return Ragged.from_pairs(rows, ids, len(lists), {"score": score})

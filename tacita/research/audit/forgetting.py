@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from tacita.core.types import Floats, Ragged
+from tacita.core.types import Floats, Longs, Ragged
 from tacita.federation.devices import LocalDevices
 from tacita.federation.evaluation import TrainedState
 from tacita.federation.rounds import Progress
 from tacita.research.audit import membership
+from tacita.research.audit.audit_progress import AuditTable
 from tacita.research.audit.withdrawal_scenario import WithdrawalScenario, draw_requests, plant_canaries, wrap_run
 from tacita.round.plan import Federation
 from tacita.runs.artefacts import ScanTargets, find_traces, is_clean
@@ -66,7 +67,9 @@ class AuditedWithdrawal:
         return traces.item_table(self.remaining, self.models[name])
 
     def distance(self, first: str, second: str) -> float | None:
-        return traces.model_distance(self.remaining, self.models[first], self.models[second])
+        first_model = self.models[first]
+        second_model = self.models[second]
+        return traces.model_distance(self.remaining, first_model, second_model)
 
 
 def audit_forgetting(
@@ -75,14 +78,15 @@ def audit_forgetting(
     planted: bool = True,
     machine: Machine = ALL_CORES,
     tell: Callable[[int, int], None] = lambda done, of: None,
-) -> dict[str, Any]:
+) -> AuditTable:
     """Let some people of a run withdraw their data, and attack what remains of it. The folder stays as it is."""
     run = reopen_run(folder, machine)
     scenario = plant_canaries(run) if planted else wrap_run(run)
     tell(1, 4)
     request = draw_requests(scenario, share)
     route = scenario.run.choose_route(request)
-    applied = apply_request(scenario.run.federation, scenario.run.progress, request, route)
+    federation = scenario.run.federation
+    applied = apply_request(federation, scenario.run.progress, request, route)
     tell(2, 4)
     start = time.perf_counter()
     retrained = retrain_reference(applied)
@@ -115,7 +119,7 @@ def audit_forgetting(
     }
 
 
-def run_attacks(withdrawal: AuditedWithdrawal) -> dict[str, Any]:
+def run_attacks(withdrawal: AuditedWithdrawal) -> AuditTable:
     """Every attack on every model."""
     pairs = _match_withdrawn_pairs(withdrawal)
     scores = {}
@@ -169,13 +173,15 @@ def _ratio(distance: float | None, far: float | None) -> float | None:
 
 def summarise_attacks(
     rows: dict[str, dict[str, Any]], floor: float | None, far: float | None, artefacts: dict[str, Any]
-) -> dict[str, Any]:
+) -> AuditTable:
     """What the attacks come to: every check, the names of those that failed, and a sentence."""
-    gap = auc_gap(rows["X"]["auc_pairs"], rows["R1"]["auc_pairs"])
+    unlearned = rows["X"]
+    retrained = rows["R1"]
+    gap = auc_gap(unlearned["auc_pairs"], retrained["auc_pairs"])
     noise_floor = _ratio(floor, far)
     after = artefacts["X"]
     trace_counts = {kind: after[kind] for kind in ("pairs", "people", "rows")}
-    checks = run_checks(gap, rows["X"]["distance_ratio"], noise_floor, trace_counts)
+    checks = run_checks(gap, unlearned["distance_ratio"], noise_floor, trace_counts)
     return {
         "noise_floor": noise_floor,
         "artefacts": artefacts,
@@ -197,12 +203,14 @@ def measure_exposure(withdrawal: AuditedWithdrawal) -> dict[str, float]:
     for name, model in withdrawal.models.items():
         score_users = traces.build_scorer(federation, model)
         scores = score_users(scenario.canaries).astype(np.float64)
-        partner_score = scores[canary_rows, scenario.partner][:, None]
-        n_above = (scores > partner_score).sum(1)
-        n_equal = (scores == partner_score).sum(1)
+        partner_score = scores[canary_rows, scenario.partner]
+        partner_column = partner_score[:, None]
+        n_above = (scores > partner_column).sum(1)
+        n_equal = (scores == partner_column).sum(1)
         rank = 1 + n_above + (n_equal - 1) / 2
         n_items = scores.shape[1]
-        exposure[name] = float(np.log2(n_items / rank).mean())
+        bits = np.log2(n_items / rank)
+        exposure[name] = float(bits.mean())
     return exposure
 
 
@@ -217,30 +225,38 @@ def _show_known_items(withdrawal: AuditedWithdrawal) -> Federation:
     known = Ragged.from_pairs(scenario.canaries, scenario.known, block.n_users)
     train = Ragged(others.ptr, others.ids).join_rows(known)
     shown_block = replace(block, train=train)
-    shown_stream = replace(stream, blocks=(*stream.blocks[:-1], shown_block))
+    blocks = (*stream.blocks[:-1], shown_block)
+    shown_stream = replace(stream, blocks=blocks)
     return replace(federation, stream=shown_stream)
 
 
 def attack_users(withdrawal: AuditedWithdrawal) -> dict[str, float]:
     """AUC of telling those who withdrew from those who were never learned from, by how well they are fitted."""
     held_out = withdrawal.scenario.held_out
-    strangers = held_out.take(np.flatnonzero(held_out.counts() > 1))
+    strangers = held_out.take(_find_several(held_out))
     withdrawn = withdrawal.done.withdrawn_items
-    users = np.setdiff1d(np.flatnonzero(withdrawn.counts() > 1), withdrawal.scenario.canaries)
-    if not len(strangers) or not len(users) or not withdrawal.has_item_table:
+    users = np.setdiff1d(_find_several(withdrawn), withdrawal.scenario.canaries)
+    has_people = len(strangers) > 0 and len(users) > 0
+    if not has_people or not withdrawal.has_item_table:
         return {}
-    remaining = _list_trained_items(withdrawal.remaining)
+    withdrawn_lists = withdrawn.take(users)
     owned = _list_trained_items(withdrawal.done.federation).take(users)
-    others = np.setdiff1d(np.flatnonzero(remaining.counts() > 1), users)
+    remaining = _list_trained_items(withdrawal.remaining)
+    others = np.setdiff1d(_find_several(remaining), users)
     peers = remaining.take(others[:MAX_PEERS])
     key = withdrawal.remaining.draws.public("user-level")
     aucs = {}
     for name in withdrawal.models:
         table = withdrawal.item_table(name)
-        inside = membership.compute_excess_loss(table, withdrawn.take(users), owned, peers, key)
+        inside = membership.compute_excess_loss(table, withdrawn_lists, owned, peers, key)
         outside = membership.compute_excess_loss(table, strangers, strangers, peers, key)
         aucs[name] = traces.compute_auc(-inside, -outside)
     return aucs
+
+
+def _find_several(lists: Ragged) -> Longs:
+    """Who has two items or more."""
+    return np.flatnonzero(lists.counts() > 1)
 
 
 def _list_trained_items(federation: Federation) -> Ragged:
@@ -253,24 +269,30 @@ def measure_relearning(withdrawal: AuditedWithdrawal, pairs: traces.MatchedPairs
 
     A model that never gets there has none. Where R1 does not, the most steps tried stand for its own.
     """
-    if not withdrawal.has_item_table or not len(pairs.members.ids):
+    members = pairs.members.ids
+    if not withdrawal.has_item_table or len(members) == 0:
         return {}
-    samples = membership.PairSamples(pairs.owner, pairs.members.ids, pairs.others.ids, len(pairs.users))
+    n_users = len(pairs.users)
+    samples = membership.PairSamples(pairs.owner, members, pairs.others.ids, n_users)
     fitted = membership.fit_vectors(withdrawal.item_table("O"), samples)
     goal = fitted.losses[-1]
     steps = {}
     for name in withdrawal.models:
-        steps[name] = membership.count_steps_to(withdrawal.item_table(name), samples, goal)
+        table = withdrawal.item_table(name)
+        steps[name] = membership.count_steps_to(table, samples, goal)
     reference_steps = steps["R1"]
     if reference_steps is None:
         reference_steps = membership.MAX_STEPS
     ratios: dict[str, float | None] = {}
     for name, n_steps in steps.items():
-        ratios[name] = None if n_steps is None else n_steps / max(1, reference_steps)
+        ratio = None
+        if n_steps is not None:
+            ratio = n_steps / max(1, reference_steps)
+        ratios[name] = ratio
     return ratios
 
 
-def search_artefacts(withdrawal: AuditedWithdrawal) -> dict[str, Any]:
+def search_artefacts(withdrawal: AuditedWithdrawal) -> AuditTable:
     """What a search finds of withdrawn data in a folder of the run before and after, every file of it."""
     applied = withdrawal.done
     targets = _list_scan_targets(applied)
@@ -297,12 +319,15 @@ def _list_scan_targets(applied: AppliedRequest) -> ScanTargets:
     )
 
 
-def _search_run(federation: Federation, state: TrainedState, targets: ScanTargets) -> dict[str, Any]:
+def _search_run(federation: Federation, state: TrainedState, targets: ScanTargets) -> AuditTable:
     """Write a model's files to an empty folder and count what a search finds in them."""
-    progress = Progress(state.server, LocalDevices(state.clients), state.server)
+    devices = LocalDevices(state.clients)
+    progress = Progress(state.server, devices, state.server)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_models(federation, progress, folder)
         places = find_traces(folder, targets)
-    counts: dict[str, Any] = {kind: len(files) for kind, files in places.items()}
-    return {"clean": is_clean(places), **counts}
+    counts: AuditTable = {"clean": is_clean(places)}
+    for kind, files in places.items():
+        counts[kind] = len(files)
+    return counts

@@ -47,13 +47,16 @@ class PairSamples:
         other = np.zeros(n_pairs, np.int64)
         undrawn = np.arange(n_pairs)
         for attempt in range(MAX_ATTEMPTS):
-            drawn = hash_owners(key + np.uint64(attempt), places[undrawn])
-            other[undrawn] = (drawn % np.uint64(n_items)).astype(np.int64)
+            attempt_key = key + np.uint64(attempt)
+            hashes = hash_owners(attempt_key, places[undrawn])
+            drawn = hashes % np.uint64(n_items)
+            other[undrawn] = drawn.astype(np.int64)
             is_owned = owned.holds(owner[undrawn], other[undrawn])
             undrawn = undrawn[is_owned]
             if len(undrawn) == 0:
                 break
-        return PairSamples(owner, lists.ids, other.astype(np.int32), len(lists))
+        others = other.astype(np.int32)
+        return PairSamples(owner, lists.ids, others, len(lists))
 
     def count_pairs(self) -> Longs:
         """How many pairs each person has, at least 1."""
@@ -62,7 +65,9 @@ class PairSamples:
 
     def difference(self, rows: Doubles) -> Doubles:
         """(pairs, width) the row of each item minus that of the other."""
-        return np.asarray(rows[self.item] - rows[self.other])
+        item_rows = rows[self.item]
+        other_rows = rows[self.other]
+        return np.asarray(item_rows - other_rows)
 
 
 def fit_vectors(table: Floats, samples: PairSamples, steps: int = STEPS) -> FittedVectors:
@@ -70,17 +75,20 @@ def fit_vectors(table: Floats, samples: PairSamples, steps: int = STEPS) -> Fitt
     rows = _normalise_rows(table)
     gap = samples.difference(rows)
     count = samples.count_pairs()[:, None]
-    vectors = np.zeros((samples.people, rows.shape[1]))
+    width = rows.shape[1]
+    vectors = np.zeros((samples.people, width))
     losses = []
     for _ in range(steps):
-        margin = (vectors[samples.owner] * gap).sum(1)
+        products = vectors[samples.owner] * gap
+        margin = products.sum(1)
         loss = 0.0
         if len(margin):
             loss = float(np.logaddexp(0, -margin).mean())
         losses.append(loss)
         slope = np.zeros_like(vectors)
         pull = -1 / (1 + np.exp(margin))
-        np.add.at(slope, samples.owner, pull[:, None] * gap)
+        pair_slope = pull[:, None] * gap
+        np.add.at(slope, samples.owner, pair_slope)
         gradient = slope / count + SHRINK * vectors
         vectors = vectors - RATE * gradient
     return FittedVectors(vectors, losses)
@@ -89,7 +97,8 @@ def fit_vectors(table: Floats, samples: PairSamples, steps: int = STEPS) -> Fitt
 def compute_mean_losses(table: Floats, vectors: Doubles, samples: PairSamples) -> Doubles:
     """Mean loss of every person."""
     gap = samples.difference(_normalise_rows(table))
-    margin = (vectors[samples.owner] * gap).sum(1)
+    products = vectors[samples.owner] * gap
+    margin = products.sum(1)
     losses = np.logaddexp(0, -margin)
     total = np.bincount(samples.owner, weights=losses, minlength=samples.people)
     return np.asarray(total / samples.count_pairs())
@@ -97,11 +106,14 @@ def compute_mean_losses(table: Floats, vectors: Doubles, samples: PairSamples) -
 
 def split_halves(lists: Ragged) -> tuple[Ragged, Ragged]:
     """Every other item of each list, and the rest."""
-    starts = np.repeat(lists.ptr[:-1], lists.counts())
-    place = np.arange(len(lists.ids)) - starts
+    starts = lists.ptr[:-1]
+    entry_starts = np.repeat(starts, lists.counts())
+    place = np.arange(len(lists.ids)) - entry_starts
     is_even = place % 2 == 0
     plain = Ragged(lists.ptr, lists.ids)
-    return plain.filter_entries(is_even), plain.filter_entries(~is_even)
+    even = plain.filter_entries(is_even)
+    odd = plain.filter_entries(~is_even)
+    return even, odd
 
 
 def compute_excess_loss(table: Floats, lists: Ragged, owned: Ragged, like: Ragged, key: np.uint64) -> Doubles:
@@ -115,7 +127,8 @@ def compute_excess_loss(table: Floats, lists: Ragged, owned: Ragged, like: Ragge
     excess = _rest_losses(table, lists, owned, key)
     for row, size in enumerate(lists.counts().tolist()):
         distance = np.abs(peer_activity - size)
-        nearest = np.argsort(distance, kind="stable")[:NEIGHBOURS]
+        order = np.argsort(distance, kind="stable")
+        nearest = order[:NEIGHBOURS]
         if len(nearest):
             excess[row] -= peer_losses[nearest].mean()
     return excess
@@ -126,7 +139,8 @@ def _rest_losses(table: Floats, lists: Ragged, owned: Ragged, key: np.uint64) ->
     n_items = len(table)
     known, rest = split_halves(lists)
     known_samples = PairSamples.of(known, owned, n_items, key)
-    rest_samples = PairSamples.of(rest, owned, n_items, key + REST_KEY_OFFSET)
+    rest_key = key + REST_KEY_OFFSET
+    rest_samples = PairSamples.of(rest, owned, n_items, rest_key)
     vectors = fit_vectors(table, known_samples).vectors
     return compute_mean_losses(table, vectors, rest_samples)
 

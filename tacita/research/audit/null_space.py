@@ -54,12 +54,14 @@ class NullSpace:
     def rank_items(self, known: Bools) -> Doubles:
         """How well each item goes with a person's known ones: - sum of N_ij / N_jj over them, an item itself apart."""
         pull = self.projector @ known.astype(np.float64)
-        return np.asarray(-pull / self.diagonal + known)
+        relative_pull = -pull / self.diagonal
+        return np.asarray(relative_pull + known)
 
     def guess_last_item(self, known: Bools) -> int:
         """The one item that is missing; the root of N_jj brings all items' pulls to one scale."""
         root = np.sqrt(self.diagonal)
-        pull = self.projector @ known.astype(np.float64) / root
+        pull = self.projector @ known.astype(np.float64)
+        pull = pull / root
         unknown_pull = np.where(known, np.inf, pull)
         return int(unknown_pull.argmin())
 
@@ -70,7 +72,8 @@ class NullSpace:
         for step in range(STEPS + EXTRA_STEPS):
             progress = min(1.0, (step + 1) / STEPS)
             growth = 1 + (MAX_GROWTH - 1) * progress
-            room = 2 + int(np.ceil(n_known * growth))
+            grown_size = np.ceil(n_known * growth)
+            room = 2 + int(grown_size)
             last_guess = guess
             guess = self._rank_and_cut(guess, known, room)
             is_stable = (last_guess == guess).all()
@@ -82,14 +85,18 @@ class NullSpace:
         """The known items and the best others, at most `room` items, cut where the energy is lowest."""
         score = self.rank_items(guess)
         score[known] = np.inf
-        order = np.argsort(-score, kind="stable")[:room]
+        best_first = np.argsort(-score, kind="stable")
+        order = best_first[:room]
         inner = self.projector[np.ix_(order, order)]
         off_diagonal = np.tril(inner, -1).sum(axis=1)
-        above = np.cumsum(2 * off_diagonal + np.diag(inner))
+        growth = 2 * off_diagonal + np.diag(inner)
+        above = np.cumsum(growth)
         below = np.cumsum(self.diagonal[order])
         energy = above / below
         n_known = int(known.sum())
-        size = n_known + int(energy[n_known - 1 :].argmin())
+        grown_energy = energy[n_known - 1 :]
+        n_grown = int(grown_energy.argmin())
+        size = n_known + n_grown
         grown = np.zeros_like(known)
         grown[order[:size]] = True
         return grown
@@ -128,18 +135,22 @@ class NullSpace:
         for pair in self._find_strong_pairs():
             grown = self._grow_pair(pair)
             guesses.append(self.polish_guess(grown, nothing))
-        table = np.array(guesses, bool).reshape(-1, n_items)
-        sets = np.unique(table, axis=0)
-        order = np.argsort(self.energy(sets), kind="stable")
+        table = np.array(guesses, bool)
+        sets = np.unique(table.reshape(-1, n_items), axis=0)
+        energy = self.energy(sets)
+        order = np.argsort(energy, kind="stable")
         return np.asarray(sets[order])
 
     def _find_strong_pairs(self) -> Longs:
+        n_items = len(self.projector)
         root = np.sqrt(self.diagonal)
-        together = self.projector / root[:, None] / root[None, :]
+        together = self.projector / root[:, None]
+        together = together / root[None, :]
         np.fill_diagonal(together, np.inf)
         closest = np.argsort(together, axis=1, kind="stable")
         partner = closest[:, :PARTNERS].ravel()
-        item = np.repeat(np.arange(len(root)), PARTNERS)[: len(partner)]
+        item = np.repeat(np.arange(n_items), PARTNERS)
+        item = item[: len(partner)]
         lower = np.minimum(item, partner)
         upper = np.maximum(item, partner)
         pairs = np.stack([lower, upper], axis=1)
@@ -180,20 +191,25 @@ class NullSpace:
 
 def auc(inside: Doubles | Floats, outside: Doubles | Floats) -> float | None:
     """How often one who is inside scores higher than one who is not; a tie is half. None: nobody to compare."""
-    if len(inside) == 0 or len(outside) == 0:
+    n_inside = len(inside)
+    n_outside = len(outside)
+    if not n_inside or not n_outside:
         return None
     order = np.sort(outside)
     lower = np.searchsorted(order, inside, side="left")
     upper = np.searchsorted(order, inside, side="right")
-    wins = (lower + upper).mean() / 2
-    return float(wins / len(outside))
+    ranks = lower + upper
+    wins = ranks.mean() / 2
+    return float(wins / n_outside)
 
 
 class AucSamples:
     """AUCs of repeated draws, apart for each kind of release."""
 
     def __init__(self, *kinds: str) -> None:
-        self.values: dict[str, list[float]] = {kind: [] for kind in kinds}
+        self.values: dict[str, list[float]] = {}
+        for kind in kinds:
+            self.values[kind] = []
 
     def add(self, kind: str, inside: Doubles | Floats, outside: Doubles | Floats) -> None:
         """Add one AUC, unless there is nobody to compare."""
@@ -202,4 +218,7 @@ class AucSamples:
             self.values[kind].append(value)
 
     def means(self) -> dict[str, float]:
-        return {kind: float(np.mean(values)) for kind, values in self.values.items()}
+        means = {}
+        for kind, values in self.values.items():
+            means[kind] = float(np.mean(values))
+        return means

@@ -13,32 +13,29 @@ What two releases show of a leaver is not asked of B' here; tally_attacks.py ask
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from tacita.core.config import RunConfig
 from tacita.core.errors import TacitaError
 from tacita.core.sparse import matrix_of_rows
-from tacita.core.types import BlockStream, Bools, Doubles, Floats, Ints, Longs, Ragged, ServerState
+from tacita.core.types import Bools, Doubles, Floats, Ints, Longs, Ragged, ServerState
 from tacita.federation.rounds import begin_block, start_run
 from tacita.models.tally.order import OrderedTally, select_order_matrix
 from tacita.models.tally.order_sums import select_latest_entries
 from tacita.models.tally.sums import PairShape
 from tacita.models.tally.weights import unpack_dense_weights
+from tacita.research.audit.audit_progress import Advance, AuditTable, OnData, OnStep, StepCounter
 from tacita.research.audit.null_space import AucSamples
 from tacita.research.audit.tally_attacks import (
     CANARIES,
     CANARY_ITEMS,
-    Advance,
     AttackFigure,
     AttackTarget,
     count_draws,
     make_auc_figure,
     make_share_figure,
-    sample_items,
 )
 from tacita.round.plan import Federation
 from tacita.runs.assembly import Machine, assemble
@@ -75,7 +72,9 @@ class OrderedHistories:
         return unpack_dense_weights({**heads, **order_heads})
 
     def drop_groups(self, *groups: Longs) -> Ragged:
-        others = np.setdiff1d(np.arange(len(self.lists)), np.concatenate(groups))
+        users = np.arange(len(self.lists))
+        dropped = np.concatenate(groups)
+        others = np.setdiff1d(users, dropped)
         return self.lists.take(others)
 
     def score_next_items(self, matrix: Floats, known: Ragged) -> Doubles:
@@ -91,11 +90,14 @@ class OrderedHistories:
         next_items = history[1:]
         earlier_items = []
         for place in range(1, len(history)):
-            recent = history[:place][-self.window :]
+            earlier = history[:place]
+            recent = earlier[-self.window :]
             earlier_items.append(recent.tolist())
-        scores = self.scores(matrix, Ragged.from_lists(earlier_items))
+        before = Ragged.from_lists(earlier_items)
+        scores = self.scores(matrix, before)
         places = np.arange(len(next_items))
-        lead = scores[places, next_items] - scores.mean(axis=1)
+        own_scores = scores[places, next_items]
+        lead = own_scores - scores.mean(axis=1)
         spread = np.maximum(scores.std(axis=1), 1e-12)
         return float((lead / spread).mean())
 
@@ -129,8 +131,7 @@ def attack_membership(histories: OrderedHistories, advance: Advance) -> AttackFi
 
 def _sample_history(histories: OrderedHistories, group: Longs) -> Ragged:
     """What a reader knows of a group: 90 % of each history, in its order."""
-    target = histories.target
-    known_sets = sample_items(target.histories[group], 0.9, target.seed)
+    known_sets = histories.target.sample_known(group)
     lists = histories.lists.take(group)
     is_known = known_sets[lists.rows(), lists.ids]
     return lists.filter_entries(is_known)
@@ -138,9 +139,13 @@ def _sample_history(histories: OrderedHistories, group: Longs) -> Ragged:
 
 def attack_canaries(histories: OrderedHistories, advance: Advance) -> AttackFigure:
     released = np.flatnonzero(histories.target.released_items)
-    draws = np.random.default_rng([histories.target.seed, CANARIES])
+    seed = histories.target.seed
+    draws = np.random.default_rng([seed, CANARIES])
     size = min(CANARY_ITEMS, len(released) // 4)
-    canary_items = [draws.permutation(released)[:size].tolist() for _ in range(CANARIES)]
+    canary_items = []
+    for _ in range(CANARIES):
+        shuffled = draws.permutation(released)
+        canary_items.append(shuffled[:size].tolist())
     canaries = Ragged.from_lists(canary_items)
     with_canaries = _append_lists(histories.lists, canaries)
     hits = _guess_last_items(histories, with_canaries, canaries)
@@ -152,29 +157,37 @@ def attack_canaries(histories: OrderedHistories, advance: Advance) -> AttackFigu
 
 def _append_lists(lists: Ragged, more: Ragged) -> Ragged:
     last_end = lists.ptr[-1]
-    ptr = np.append(lists.ptr, last_end + more.ptr[1:])
+    more_ends = last_end + more.ptr[1:]
+    ptr = np.append(lists.ptr, more_ends)
     ids = np.append(lists.ids, more.ids)
     return Ragged(ptr, ids)
 
 
 def _guess_last_items(histories: OrderedHistories, lists: Ragged, canaries: Ragged) -> Bools:
     """Whether a release of these lists names each canary's last item; empty where canaries have one item or none."""
-    known_items = [canaries.row(canary)[:-1].tolist() for canary in range(len(canaries))]
+    known_items = []
+    for number in range(len(canaries)):
+        canary = canaries.row(number)
+        known_items.append(canary[:-1].tolist())
     known = Ragged.from_lists(known_items)
-    scores = histories.scores(histories.release_matrix(lists), known)
+    matrix = histories.release_matrix(lists)
+    scores = histories.scores(matrix, known)
     scores[known.rows(), known.ids] = -np.inf
-    if len(canaries.row(0)) <= 1:
+    canary_size = len(canaries.row(0))
+    if canary_size <= 1:
         return np.zeros(0, bool)
     last_entries = canaries.ptr[1:] - 1
-    return np.asarray(scores.argmax(axis=1) == canaries.ids[last_entries])
+    last_items = canaries.ids[last_entries]
+    guesses = scores.argmax(axis=1)
+    return np.asarray(guesses == last_items)
 
 
 def audit_order(
     config: RunConfig,
     machine: Machine,
-    on_done: Callable[[int, int], None] | None = None,
-    on_data: Callable[[BlockStream], None] | None = None,
-) -> dict[str, Any]:
+    on_done: OnStep = None,
+    on_data: OnData = None,
+) -> AuditTable:
     """What the first release of B' shows of people, under the settings of a run."""
     federation = assemble(config, machine)
     if on_data:
@@ -186,17 +199,10 @@ def audit_order(
     histories = OrderedHistories.of(backbone, progress.server, train, config.seed)
     n_users = len(histories.lists)
     total = 2 * count_draws(n_users) + 2
-    done = 0
-
-    def advance() -> None:
-        nonlocal done
-        done += 1
-        if on_done:
-            on_done(min(done, total), total)
-
+    steps = StepCounter(total, on_done)
     attacks = {
-        "membership": attack_membership(histories, advance),
-        "canary": attack_canaries(histories, advance),
+        "membership": attack_membership(histories, steps.advance),
+        "canary": attack_canaries(histories, steps.advance),
     }
     return {"data": federation.stream.name, "people": n_users, "attacks": attacks}
 

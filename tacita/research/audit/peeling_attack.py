@@ -32,14 +32,17 @@ def guess_histories(added: Doubles) -> Bools:
     """Sets of items (guesses, items) that a reader takes for somebody's history in what a block added."""
     present = added > 0.5
     counts = np.diag(added)
-    same_count = np.abs(added - counts[:, None]) < COUNT_TOLERANCE
+    difference = np.abs(added - counts[:, None])
+    same_count = difference < COUNT_TOLERANCE
     all_alike = (same_count | ~present).all(axis=1)
     lone_items = (counts > 0.5) & all_alike
     guesses = [present[lone_items]]
     first, second = _find_lone_pairs(added, present)
     for start in range(0, len(first), PAIRS_AT_ONCE):
         chunk = slice(start, start + PAIRS_AT_ONCE)
-        with_both = present[first[chunk]] & present[second[chunk]]
+        with_first = present[first[chunk]]
+        with_second = present[second[chunk]]
+        with_both = with_first & with_second
         guesses.append(_keep_cliques(with_both, present))
     return np.unique(np.concatenate(guesses), axis=0)
 
@@ -52,10 +55,13 @@ def _find_lone_pairs(added: Doubles, present: Bools) -> tuple[Longs, Longs]:
     of_one_person = np.abs(pairs - 1) < COUNT_TOLERANCE
     smallest = pairs.min(initial=np.inf)
     lone = of_one_person | (pairs < smallest + COUNT_TOLERANCE)
-    common = present.astype(np.float32) @ present.astype(np.float32)
-    order = np.argsort(np.where(lone, common, np.inf), axis=1, kind="stable")
+    weights = present.astype(np.float32)
+    common = weights @ weights
+    lone_common = np.where(lone, common, np.inf)
+    order = np.argsort(lone_common, axis=1, kind="stable")
     partners = order[:, :MAX_PAIRS_PER_ITEM]
-    item = np.repeat(np.arange(n_items), partners.shape[1])
+    n_partners = partners.shape[1]
+    item = np.repeat(np.arange(n_items), n_partners)
     partner = partners.ravel()
     is_lone = lone[item, partner]
     item = item[is_lone]
@@ -69,12 +75,16 @@ def _find_lone_pairs(added: Doubles, present: Bools) -> tuple[Longs, Longs]:
 def _keep_cliques(sets: Bools, present: Bools) -> Bools:
     """The sets in which every item goes with every other."""
     n_partners = present.sum(axis=0)[None, :]
-    rarest = np.where(sets, n_partners, len(present) + 1).argmin(axis=1)
-    is_refuted = (sets & ~present[rarest]).any(axis=1)  # most are refuted by their rarest item
+    too_many = len(present) + 1
+    set_partners = np.where(sets, n_partners, too_many)
+    rarest = set_partners.argmin(axis=1)
+    missing = sets & ~present[rarest]
+    is_refuted = missing.any(axis=1)  # most are refuted by their rarest item
     sets = sets[~is_refuted]
     counts = sets.astype(np.float32) @ present.astype(np.float32)
     size = sets.sum(axis=1)
-    goes_with_all = (counts == size[:, None]) | ~sets
+    is_whole = counts == size[:, None]
+    goes_with_all = is_whole | ~sets
     is_clique: Bools = goes_with_all.all(axis=1) & (size > 1)
     return np.asarray(sets[is_clique])
 
@@ -94,7 +104,8 @@ def peel_histories(added: Doubles) -> Bools:
         if n_subtracted == 0:
             break
         guesses = guess_histories(remaining)
-        all_guesses = np.unique(np.concatenate([all_guesses, guesses]), axis=0)
+        more_guesses = np.concatenate([all_guesses, guesses])
+        all_guesses = np.unique(more_guesses, axis=0)
     return all_guesses
 
 
@@ -104,13 +115,15 @@ def _mark_fitting(remaining: Doubles, guesses: Bools) -> Bools | None:
     If G is a sum of x x^T, each x of it has x^T G^-1 x <= 1; a wrong guess hardly ever has.
     """
     symmetric = (remaining + remaining.T) / 2
+    jitter = JITTER * np.eye(len(remaining))
     try:
-        factor = np.linalg.cholesky(symmetric + JITTER * np.eye(len(remaining)))
+        factor = np.linalg.cholesky(symmetric + jitter)
     except np.linalg.LinAlgError:
         return None
     columns = guesses.T.astype(np.float64)
     solved = scipy.linalg.solve_triangular(factor, columns, lower=True)
-    return np.asarray((solved**2).sum(axis=0) < 1.01)
+    squared_lengths = (solved**2).sum(axis=0)
+    return np.asarray(squared_lengths < 1.01)
 
 
 def _subtract_histories(remaining: Doubles, histories: Bools) -> int:
@@ -130,8 +143,10 @@ def guess_from_columns(weights: Floats) -> Bools:
     guesses = []
     for item, column in enumerate(weights.T):
         n_positive = np.count_nonzero(column > 0)
-        order = np.argsort(-column, kind="stable")[:n_positive]
-        for size in _cut_sizes(column[order].astype(np.float64)):
+        largest_first = np.argsort(-column, kind="stable")
+        order = largest_first[:n_positive]
+        falling = column[order].astype(np.float64)
+        for size in _cut_sizes(falling):
             guess = np.zeros(n_items, bool)
             guess[order[:size]] = True
             guess[item] = True

@@ -47,19 +47,23 @@ class ObservedUploads:
     @property
     def moved(self) -> Bools:
         """(groups, items) rows that changed at all."""
-        return np.asarray(np.abs(self.tables).max(axis=2) > 0)
+        largest = np.abs(self.tables).max(axis=2)
+        return np.asarray(largest > 0)
 
     def pair_with_next(self, place: int) -> dict[str, int]:
         """The person whose upload is read, and the next one as a control."""
         next_place = (place + 1) % len(self.people)
-        return {"found": int(self.people[place]), "control": int(self.people[next_place])}
+        person = int(self.people[place])
+        next_person = int(self.people[next_place])
+        return {"found": person, "control": next_person}
 
 
 def guess_liked(federation: Federation, progress: Progress, uploads: ObservedUploads) -> dict[str, Bools]:
     """For every guess (groups, items) what is called liked."""
     train = federation.stream.blocks[0].train
     n_items = uploads.tables.shape[1]
-    popularity = np.bincount(train.ids, minlength=n_items).astype(np.float64)
+    counts = np.bincount(train.ids, minlength=n_items)
+    popularity = counts.astype(np.float64)
     moved = uploads.moved
     share = liked_share(federation)
     signs = []
@@ -70,7 +74,8 @@ def guess_liked(federation: Federation, progress: Progress, uploads: ObservedUpl
         directions.append(_unit_direction(table, along))
     vectors = np.stack(directions)
     moved_items = progress.server.items + uploads.tables
-    score = (moved_items * vectors[:, None, :]).sum(axis=2)
+    products = moved_items * vectors[:, None, :]
+    score = products.sum(axis=2)
     return {
         "sign": moved & (np.stack(signs) > 0),
         "top": _mark_best(score, moved, share),
@@ -94,13 +99,20 @@ def mean_f1(uploads: ObservedUploads, guess: Bools, train: Ragged) -> dict[str, 
         for kind, person in uploads.pair_with_next(place).items():
             items = train.row(person)
             hits = float(guessed[items].sum())
-            f1[kind].append(_f1(hits, n_guessed, len(items)))
-        own_items = train.row(int(uploads.people[place]))
+            score = _f1(hits, n_guessed, len(items))
+            f1[kind].append(score)
+        person = int(uploads.people[place])
+        own_items = train.row(person)
         moved = all_moved[group]
         n_moved = max(1, moved.sum())
-        chance_hits = n_guessed * moved[own_items].sum() / n_moved
-        f1["chance"].append(_f1(float(chance_hits), n_guessed, len(own_items)))
-    return {kind: float(np.mean(values)) for kind, values in f1.items()}
+        n_own_moved = moved[own_items].sum()
+        chance_hits = float(n_guessed * n_own_moved / n_moved)
+        chance_score = _f1(chance_hits, n_guessed, len(own_items))
+        f1["chance"].append(chance_score)
+    means = {}
+    for kind, values in f1.items():
+        means[kind] = float(np.mean(values))
+    return means
 
 
 def _f1(hits: float, n_guessed: int, n_items: int) -> float:
@@ -118,19 +130,22 @@ def sign_split(upload: Floats, popularity: Doubles, share: float = 0.5) -> Doubl
     n_up = int((along > 0).sum())
     n_down = int((along < 0).sum())
     few_are_liked = share < _CLEAR_SHARE
-    has_small_side = min(n_up, n_down) < _CLEAR_SHARE * (n_up + n_down)
+    smaller_side = min(n_up, n_down)
+    has_small_side = smaller_side < _CLEAR_SHARE * (n_up + n_down)
     if few_are_liked and has_small_side:
         is_liked_up = n_up < n_down
     else:
-        is_liked_up = along @ (popularity - popularity.mean()) >= 0
+        centred_popularity = popularity - popularity.mean()
+        is_liked_up = along @ centred_popularity >= 0
     return np.asarray(along if is_liked_up else -along)
 
 
 def _unit_direction(table: Floats, along: Doubles) -> Floats:
     """The direction of length 1 that `along` was measured on."""
     direction = along @ table
-    length = max(float(np.linalg.norm(direction)), TINY)
-    return np.asarray(direction / length, np.float32)
+    length = float(np.linalg.norm(direction))
+    unit = direction / max(length, TINY)
+    return np.asarray(unit, np.float32)
 
 
 def _mark_best(score: Floats, moved: Bools, share: float) -> Bools:
@@ -138,8 +153,10 @@ def _mark_best(score: Floats, moved: Bools, share: float) -> Bools:
     moved_score = np.where(moved, score, -np.inf)
     order = np.argsort(-moved_score, axis=1, kind="stable")
     rank = np.argsort(order, axis=1)
-    sizes = np.ceil(share * moved.sum(axis=1))
-    return np.asarray(rank < sizes[:, None]) & moved
+    n_moved = moved.sum(axis=1)
+    sizes = np.ceil(share * n_moved)
+    is_best = rank < sizes[:, None]
+    return np.asarray(is_best) & moved
 
 
 class _LabelledRows(Part):
@@ -155,24 +172,28 @@ class _LabelledRows(Part):
 
     def label_rows(self, view: CohortView, own: Ragged) -> Ragged:
         group, item = np.nonzero(self.moved)
-        label = self.liked[group, item].astype(np.float32)
-        columns = {"label": label}
-        return Ragged.from_pairs(group, item.astype(np.int32), len(self.moved), columns)
+        is_liked = self.liked[group, item]
+        columns = {"label": is_liked.astype(np.float32)}
+        ids = item.astype(np.int32)
+        return Ragged.from_pairs(group, ids, len(self.moved), columns)
 
 
 def train_shadows(federation: Federation, progress: Progress, tables: Floats, moved: Bools, vectors: Floats) -> Bools:
     """The labels of shadow models that end nearest to the tables."""
-    rng = np.random.default_rng([federation.config.seed, 20])
+    seed = federation.config.seed
+    rng = np.random.default_rng([seed, 20])
     train = _make_trainer(federation, progress, vectors, moved)
     observed = _normalise_tables(tables, moved)
-    liked = moved & (rng.random(moved.shape) < _FIRST_LIKED_SHARE)
+    by_chance = rng.random(moved.shape) < _FIRST_LIKED_SHARE
+    liked = moved & by_chance
     in_doubt = moved.copy()
     for _ in range(_TURNS):
         shadow = _normalise_tables(train(liked), moved)
         distance = np.linalg.norm(shadow - observed, axis=2)
         believed = _mark_best(-distance, in_doubt, _BELIEVED_SHARE)
         in_doubt &= ~believed
-        liked ^= in_doubt & (rng.random(moved.shape) < 0.5)
+        coin = rng.random(moved.shape) < 0.5
+        liked ^= in_doubt & coin
     return liked
 
 
@@ -184,7 +205,8 @@ def _normalise_tables(tables: Floats, moved: Bools) -> Floats:
         has_moved = np.isfinite(lengths).any()
         scales.append(np.nanmedian(lengths) if has_moved else 1.0)
     scale = np.maximum(np.array(scales), TINY)
-    return np.asarray(tables / scale[:, None, None])
+    scale_column = scale[:, None, None]
+    return np.asarray(tables / scale_column)
 
 
 def _make_trainer(
@@ -192,7 +214,10 @@ def _make_trainer(
 ) -> Callable[[Bools], Floats]:
     """A function that trains a copy of the model for every group, from what is liked."""
     view = _make_shadow_view(federation, progress, vectors)
-    context = RunContext(federation.backbone, federation.draws, federation.config.train)
+    backbone = federation.backbone
+    draws = federation.draws
+    config = federation.config.train
+    context = RunContext(backbone, draws, config)
     part = _LabelledRows(PartConfig(), context)
     part.moved = moved
 
@@ -204,7 +229,8 @@ def _make_trainer(
         assert isinstance(rows, SparseRows)
         width = rows.value.shape[1]
         tables = np.zeros((*moved.shape, width), np.float32)
-        tables[rows.client, rows.item] = rows.apply_factor().value
+        scaled = rows.apply_factor()
+        tables[rows.client, rows.item] = scaled.value
         return tables
 
     return train

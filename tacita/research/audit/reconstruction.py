@@ -54,7 +54,8 @@ def rebuild_inverse(weights: Floats, scaled: Bools | None = None) -> RebuiltInve
     is_released = matrix != 0
     sides = is_released + is_released.T.astype(float)  # an entry that was cut on one side is known from the other
     inverse = -matrix * diagonal[None, :]
-    inverse = (inverse + inverse.T) / np.maximum(sides, 1)
+    both_sides = inverse + inverse.T
+    inverse = both_sides / np.maximum(sides, 1)
     inverse[np.diag_indices(len(items))] = diagonal
     known = sides > 0
     np.fill_diagonal(known, True)
@@ -64,16 +65,20 @@ def rebuild_inverse(weights: Floats, scaled: Bools | None = None) -> RebuiltInve
 def _rebuild_diagonal(matrix: Doubles, scaled: Bools) -> Doubles:
     """The diagonal of P up to a factor, along the tree of the strongest entries, which are exact."""
     row, col = np.nonzero(scaled)
-    strength = np.abs(matrix[row, col] * matrix[col, row])
+    products = matrix[row, col] * matrix[col, row]
+    strength = np.abs(products)
     graph = matrix_of_cells(row, col, 1 / strength, matrix.shape)
     tree = scipy.sparse.csgraph.minimum_spanning_tree(graph)
-    root = int(np.bincount(row, strength, minlength=1).argmax())
+    row_strength = np.bincount(row, strength, minlength=1)
+    root = int(row_strength.argmax())
     order, parents = scipy.sparse.csgraph.breadth_first_order(tree, root, directed=False)
     diagonal = np.zeros(len(matrix))
     diagonal[root] = 1.0
     for child in order[1:]:
         parent = parents[child]
-        diagonal[child] = diagonal[parent] * matrix[child, parent] / matrix[parent, child]
+        below = matrix[child, parent]
+        above = matrix[parent, child]
+        diagonal[child] = diagonal[parent] * below / above
     # an item that the tree does not reach was cut because it is rare: its P is 1 / ridge or little less
     diagonal[diagonal == 0] = diagonal.max()
     return diagonal
@@ -87,7 +92,8 @@ def rebuild_gram(weights: Floats, ridge: float, most_popular: float) -> Doubles:
     regular *= (most_popular + ridge) / largest
     gram = np.zeros((rebuilt.n_items, rebuilt.n_items))  # what is not in B has the ridge alone
     inner = np.ix_(rebuilt.items, rebuilt.items)
-    gram[inner] = regular - ridge * np.eye(len(regular))
+    ridges = ridge * np.eye(len(regular))
+    gram[inner] = regular - ridges
     return gram
 
 
@@ -104,7 +110,9 @@ def compute_best_overlap(guesses: Bools, histories: Bools) -> Doubles:
     histories = histories[has_items]
     if len(guesses) == 0:
         return np.zeros(len(histories))
-    common = histories.astype(np.float32) @ guesses.astype(np.float32).T
+    history_weights = histories.astype(np.float32)
+    guess_weights = guesses.astype(np.float32)
+    common = history_weights @ guess_weights.T
     history_size = histories.sum(axis=1)[:, None]
     guess_size = guesses.sum(axis=1)[None, :]
     either = history_size + guess_size - common
@@ -114,7 +122,8 @@ def compute_best_overlap(guesses: Bools, histories: Bools) -> Doubles:
 
 def as_sets(lists: Ragged, n_items: int) -> Bools:
     """Lists as rows of a (users, items) table."""
-    sets = np.zeros((len(lists), n_items), bool)
+    n_users = len(lists)
+    sets = np.zeros((n_users, n_items), bool)
     sets[lists.rows(), lists.ids] = True
     return sets
 
@@ -122,4 +131,5 @@ def as_sets(lists: Ragged, n_items: int) -> Bools:
 def as_lists(sets: AnyArray) -> Ragged:
     """Rows of a (users, items) table as lists."""
     rows, ids = np.nonzero(sets)
-    return Ragged.from_pairs(rows, ids.astype(np.int32), len(sets))
+    item_ids = ids.astype(np.int32)
+    return Ragged.from_pairs(rows, item_ids, len(sets))

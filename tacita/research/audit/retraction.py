@@ -41,7 +41,9 @@ class InverseChange:
         catalogue_items = np.flatnonzero(is_out)
         inner = np.ix_(catalogue_items, catalogue_items)
         is_lost = ~stays_out[catalogue_items]
-        before, after = _rebuild_both(weights[inner], later[inner], is_lost)
+        weights = weights[inner]
+        later = later[inner]
+        before, after = _rebuild_both(weights, later, is_lost)
         items, place_before, place_after = np.intersect1d(before.items, after.items, return_indices=True)
         inner_before = np.ix_(place_before, place_before)
         inner_after = np.ix_(place_after, place_after)
@@ -50,7 +52,8 @@ class InverseChange:
         if is_lost.any():
             first = _remove_lost_items(before, place_before, is_lost)
         known = before.known[inner_before] & after.known[inner_after]
-        scale = float(np.median(np.diag(first) / np.diag(last)))  # most diagonals hardly move
+        ratios = np.diag(first) / np.diag(last)
+        scale = float(np.median(ratios))  # most diagonals hardly move
         difference = last * scale - first
         return InverseChange(
             items=catalogue_items[items],
@@ -63,8 +66,10 @@ class InverseChange:
     def solve(self, columns: Doubles) -> Doubles:
         """P^-1 times columns."""
         jitter = JITTER * self.before.max()
-        regular = self.before + jitter * np.eye(len(self.before))
-        return np.asarray(scipy.linalg.solve(regular, columns, check_finite=False))
+        jitters = jitter * np.eye(len(self.before))
+        regular = self.before + jitters
+        solution = scipy.linalg.solve(regular, columns, check_finite=False)
+        return np.asarray(solution)
 
     @property
     def is_still(self) -> bool:
@@ -76,7 +81,8 @@ def _rebuild_both(weights: Floats, later: Floats, is_lost: Bools) -> tuple[Rebui
     two_sided = mark_two_sided(weights)
     common = two_sided & mark_two_sided(later)
     of_lost = is_lost[:, None] | is_lost[None, :]
-    before = rebuild_inverse(weights, common | (two_sided & of_lost))
+    lost_entries = two_sided & of_lost
+    before = rebuild_inverse(weights, common | lost_entries)
     after = rebuild_inverse(later, common)
     return before, after
 
@@ -93,7 +99,8 @@ def _remove_lost_items(release: RebuiltInverse, places: Longs, is_lost: Bools) -
 
 def fit_low_rank(change: InverseChange, rank: int) -> tuple[Doubles, Doubles]:
     """Two thin matrices whose product is the change wherever it is known (alternating least squares)."""
-    start = np.random.default_rng(0).normal(size=len(change.moved))
+    rng = np.random.default_rng(0)
+    start = rng.normal(size=len(change.moved))
     _, columns = scipy.sparse.linalg.eigsh(change.moved, k=rank, which="LM", v0=start)
     known = change.known.astype(np.float64)
     rows = columns
@@ -108,9 +115,11 @@ def _least_squares(moved: Doubles, known: Doubles, fixed: Doubles) -> Doubles:
     rank = fixed.shape[1]
     outer = fixed[:, :, None] * fixed[:, None, :]
     products = outer.reshape(len(fixed), -1)
-    normal = (known @ products).reshape(-1, rank, rank)
+    sums = known @ products
+    normal = sums.reshape(-1, rank, rank)
     size = np.trace(normal, axis1=1, axis2=2).max()
-    normal += 1e-12 * max(size, TINY) * np.eye(rank)
+    jitter = 1e-12 * max(size, TINY)
+    normal += jitter * np.eye(rank)
     target = (moved @ fixed)[:, :, None]
     solution = np.linalg.solve(normal, target)
     return np.asarray(solution[:, :, 0])
@@ -123,24 +132,31 @@ def read_leaver(weights: Floats, later: Floats) -> Bools:
     if len(change.items) < 3 or change.is_still:
         return guess
     factor, _ = fit_low_rank(change, 1)
-    x = change.solve(factor)[:, 0]
+    solution = change.solve(factor)
+    x = solution[:, 0]
     if not x.sum() > 0:
         x = -x
     order = np.argsort(-x, kind="stable")
-    best_size = min(_candidate_sizes(x[order]), key=lambda size: _misfit(change, order[:size]))
-    guess[change.items[order[:best_size]]] = True
+    falling = x[order]
+    best_size = min(_candidate_sizes(falling), key=lambda size: _misfit(change, order[:size]))
+    best_items = change.items[order[:best_size]]
+    guess[best_items] = True
     return guess
 
 
 def _candidate_sizes(falling: Doubles) -> Longs:
     """Where a falling sequence of entries falls most, by difference and by ratio, within its first half."""
     half = max(1, len(falling) // 2)
-    entries = np.maximum(falling[: half + 1], FLOOR * falling[0])
+    floor = FLOOR * falling[0]
+    entries = np.maximum(falling[: half + 1], floor)
     upper = entries[:-1]
     lower = entries[1:]
-    by_difference = np.argsort(-(upper - lower), kind="stable")
-    by_ratio = np.argsort(-(upper / lower), kind="stable")
-    ends = np.concatenate([by_difference[:MAX_FALLS], by_ratio[:MAX_FALLS]])
+    differences = upper - lower
+    ratios = upper / lower
+    by_difference = np.argsort(-differences, kind="stable")
+    by_ratio = np.argsort(-ratios, kind="stable")
+    largest_falls = [by_difference[:MAX_FALLS], by_ratio[:MAX_FALLS]]
+    ends = np.concatenate(largest_falls)
     return np.unique(ends + 1)
 
 
@@ -163,6 +179,7 @@ def read_item(weights: Floats, later: Floats) -> int:
     row_factor, column_factor = fit_low_rank(change, 2)
     rows = change.solve(row_factor)
     columns = change.solve(column_factor)
-    row_weights = np.einsum("ir,rs,is->i", rows, columns.T @ columns, rows)  # of each row of the change of G
+    inner = columns.T @ columns
+    row_weights = np.einsum("ir,rs,is->i", rows, inner, rows)  # of each row of the change of G
     strongest = int(row_weights.argmax())
     return int(change.items[strongest])

@@ -60,15 +60,17 @@ def deduplicate_items(upload: Ragged) -> Ragged:
     rows = upload.rows()
     score = upload.values["score"]
     n_ids = 1 + int(upload.ids.max(initial=0))
-    code = rows.astype(np.int64) * n_ids + upload.ids
+    row_codes = rows.astype(np.int64) * n_ids
+    code = row_codes + upload.ids
     is_sorted = (np.diff(code) > 0).all()  # as devices send it
     if is_sorted:
         return upload
     order = np.lexsort((-score, code))
-    is_first = np.diff(code[order], prepend=-1) > 0
-    best = order[is_first]
+    steps = np.diff(code[order], prepend=-1)
+    best = order[steps > 0]
     columns = {"score": score[best]}
-    return Ragged.from_pairs(rows[best], upload.ids[best], len(upload), columns)
+    ids = upload.ids[best]
+    return Ragged.from_pairs(rows[best], ids, len(upload), columns)
 
 
 def shuffle_scores(upload: Ragged, dice: RoundDraws, purpose: str = "control") -> Ragged:
@@ -89,10 +91,13 @@ def auc_per_client(upload: Ragged, positives: Ragged) -> Doubles:
     order = np.lexsort((score, rows))
     client = rows[order]
     liked = is_liked[order]
-    n_others = np.concatenate([[0], np.cumsum(~liked)])  # before each place, over all rows
+    running_others = np.cumsum(~liked)
+    n_others = np.concatenate([[0], running_others])  # before each place, over all rows
     lower, upper = _tie_bounds(client, score[order])
-    before_client = n_others[upload.ptr[:-1]][client]
-    n_below = (n_others[lower] + n_others[upper]) / 2 - before_client
+    others_at_start = n_others[upload.ptr[:-1]]
+    before_client = others_at_start[client]
+    in_the_middle = (n_others[lower] + n_others[upper]) / 2
+    n_below = in_the_middle - before_client
     wins = np.bincount(client, weights=n_below * liked, minlength=n_clients)
     n_liked = np.bincount(rows[is_liked], minlength=n_clients)
     n_pairs = n_liked * (upload.counts() - n_liked)
@@ -102,13 +107,16 @@ def auc_per_client(upload: Ragged, positives: Ragged) -> Doubles:
 
 def _tie_bounds(client: AnyArray, score: AnyArray) -> tuple[Longs, Longs]:
     """For every entry of sorted scores, where its client's entries with the same score begin and end."""
-    if len(client) == 0:
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    n_entries = len(client)
+    if n_entries == 0:
+        nothing = np.zeros(0, np.int64)
+        return nothing, nothing
     is_new_client = np.diff(client) != 0
     is_new_score = np.diff(score) != 0
-    is_start = np.concatenate([[True], is_new_client | is_new_score])
+    is_new = is_new_client | is_new_score
+    is_start = np.concatenate([[True], is_new])
     start = np.flatnonzero(is_start)
-    end = np.append(start[1:], len(client))
+    end = np.append(start[1:], n_entries)
     size = end - start
     return np.repeat(start, size), np.repeat(end, size)
 
@@ -120,7 +128,8 @@ def judge_guess(
     n_clients = len(upload)
     rows = upload.rows()
     is_liked = positives.holds(rows, upload.ids)
-    n_hits = np.bincount(rows[guessed & is_liked], minlength=n_clients)
+    is_hit = guessed & is_liked
+    n_hits = np.bincount(rows[is_hit], minlength=n_clients)
     n_guessed = np.bincount(rows[guessed], minlength=n_clients)
     if of == "all":
         n_liked = positives.counts()
@@ -129,7 +138,8 @@ def judge_guess(
     precision = n_hits / np.maximum(n_guessed, 1)
     recall = n_hits / np.maximum(n_liked, 1)
     both = precision + recall
-    f1 = 2 * precision * recall / np.where(both > 0, both, 1)
+    nonzero_both = np.where(both > 0, both, 1)
+    f1 = 2 * precision * recall / nonzero_both
     has_answer = (upload.counts() > 0) & (n_liked > 0)
     return GuessQuality(
         precision=np.where(has_answer, precision, np.nan),
@@ -142,7 +152,8 @@ def guess_by_threshold(
     upload: Ragged, positives: Ragged, alpha: float, of: Literal["all", "upload"] = "upload"
 ) -> GuessQuality:
     distinct = deduplicate_items(upload)
-    is_guessed = distinct.values["score"] >= np.float32(alpha)
+    threshold = np.float32(alpha)
+    is_guessed = distinct.values["score"] >= threshold
     return judge_guess(distinct, is_guessed, positives, of)
 
 
@@ -152,7 +163,8 @@ def guess_by_top(upload: Ragged, positives: Ragged, dice: RoundDraws, share: flo
     if share is None:
         n_guessed = positives.counts()
     else:
-        n_guessed = np.maximum(1, floor_share(share, distinct.counts()))
+        share_sizes = floor_share(share, distinct.counts())
+        n_guessed = np.maximum(1, share_sizes)
     rank = rank_by_score(distinct, dice)
     is_guessed = rank < n_guessed[distinct.rows()]
     return judge_guess(distinct, is_guessed, positives)
@@ -187,14 +199,17 @@ def guess_by_order(
     rise = rank_before - rank_after
     rows = common_later.rows()
     n_guessed = positives.counts()[rows]
-    is_among_first = rank_in_rows(rows, -rise, rank_after) < n_guessed
-    return judge_guess(common_later, (rise > 0) & is_among_first, positives)
+    rise_rank = rank_in_rows(rows, -rise, rank_after)
+    is_guessed = (rise > 0) & (rise_rank < n_guessed)
+    return judge_guess(common_later, is_guessed, positives)
 
 
 def select_entries(upload: Ragged, mask: Bools) -> Ragged:
     """The marked entries."""
     columns = {"score": upload.values["score"][mask]}
-    return Ragged.from_pairs(upload.rows()[mask], upload.ids[mask], len(upload), columns)
+    rows = upload.rows()[mask]
+    ids = upload.ids[mask]
+    return Ragged.from_pairs(rows, ids, len(upload), columns)
 
 
 def attack_scores(

@@ -15,7 +15,7 @@ same question to a release without them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from tacita.core.types import Bools, Doubles, Floats, Longs, Ragged, ServerState
 from tacita.models.tally.model import Tally
 from tacita.models.tally.sums import PairShape
 from tacita.models.tally.weights import unpack_dense_weights
+from tacita.research.audit.audit_progress import Advance, ignore_progress
 from tacita.research.audit.null_space import AucSamples, NullSpace
 from tacita.research.audit.reconstruction import (
     NEARLY_READ,
@@ -45,11 +46,6 @@ CANARIES = 20  # planted people
 CANARY_ITEMS = 30  # items of each
 
 AttackFigure = dict[str, Any]
-Advance = Callable[[], None]
-
-
-def ignore_progress() -> None:
-    """Nobody watches."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +59,8 @@ class AttackTarget:
 
     @staticmethod
     def of(backbone: Tally, server: ServerState, train: Ragged, seed: int) -> AttackTarget:
-        terms, _ = backbone.build_user_terms(train, len(server.items))
+        n_items = len(server.items)
+        terms, _ = backbone.build_user_terms(train, n_items)
         sets = terms.toarray() > 0
         has_items = sets.any(axis=1)
         return AttackTarget(backbone, server, sets[has_items], seed)
@@ -71,8 +68,10 @@ class AttackTarget:
     def learn_from(self, sets: Bools) -> ServerState:
         """The server after it learned from these histories and no others."""
         n_items = len(self.server.items)
-        shape = PairShape.from_inputs(n_items, self.server.heads["inputs"])
-        total = self.backbone.sum_statistic(as_lists(sets), None, shape)
+        inputs = self.server.heads["inputs"]
+        shape = PairShape.from_inputs(n_items, inputs)
+        lists = as_lists(sets)
+        total = self.backbone.sum_statistic(lists, None, shape)
         return self.backbone.learn(self.server, total, "statistic")
 
     def rebuild_release(self, sets: Bools) -> RebuiltInverse:
@@ -90,7 +89,8 @@ class AttackTarget:
     def select_people(self, fewest: int = MIN_ITEMS) -> Longs:
         """Those with so many items that are out, in a random order."""
         released = self.histories & self.released_items
-        people = np.flatnonzero(released.sum(axis=1) >= fewest)
+        n_released = released.sum(axis=1)
+        people = np.flatnonzero(n_released >= fewest)
         rng = np.random.default_rng([self.seed, fewest])
         return rng.permutation(people)
 
@@ -101,12 +101,18 @@ class AttackTarget:
         n_draws = count_draws(len(self.histories))
         for draw in range(n_draws):
             start = 2 * draw * tenth
-            group = order[start : start + 2 * tenth]
+            end = start + 2 * tenth
+            group = order[start:end]
             if len(group) == 2 * tenth:
                 yield group[:tenth], group[tenth:]
 
     def drop_groups(self, *groups: Longs) -> Bools:
-        return np.delete(self.histories, np.concatenate(groups), axis=0)
+        dropped = np.concatenate(groups)
+        return np.delete(self.histories, dropped, axis=0)
+
+    def sample_known(self, group: Longs) -> Bools:
+        """What a reader knows who tests whether these people took part: 90 % of each history."""
+        return sample_items(self.histories[group], 0.9, self.seed)
 
 
 def count_draws(n_people: int) -> int:
@@ -117,18 +123,24 @@ def count_draws(n_people: int) -> int:
 
 def count_steps(n_people: int) -> int:
     """How often `run_attacks` reports a step."""
-    return 2 * count_draws(n_people) + 3 + 2 * LEAVERS + 1
+    membership_steps = 2 * count_draws(n_people)
+    retraction_steps = 2 * LEAVERS
+    return membership_steps + 3 + retraction_steps + 1
 
 
 def sample_items(sets: Bools, share: float, seed: int) -> Bools:
     """A random part of each set, at least one item of it."""
-    rng = np.random.default_rng([seed, len(sets)])
-    draws = np.where(sets, rng.random(sets.shape), np.inf)
+    n_sets = len(sets)
+    rng = np.random.default_rng([seed, n_sets])
+    draws = rng.random(sets.shape)
+    draws = np.where(sets, draws, np.inf)
     order = draws.argsort(axis=1, kind="stable")
     place = order.argsort(axis=1, kind="stable")
-    sizes = np.round(share * sets.sum(axis=1))
-    at_least_one = np.maximum(1, sizes)[:, None]
-    return np.asarray(place < at_least_one) & sets
+    set_sizes = sets.sum(axis=1)
+    part_sizes = np.round(share * set_sizes)
+    at_least_one = np.maximum(1, part_sizes)
+    is_chosen = place < at_least_one[:, None]
+    return np.asarray(is_chosen) & sets
 
 
 def make_figure(value: float | None, control: float | None, of: int, of_control: int) -> AttackFigure:
@@ -137,7 +149,9 @@ def make_figure(value: float | None, control: float | None, of: int, of_control:
 
 
 def make_share_figure(hits: Bools | list[bool], control: Bools | list[bool]) -> AttackFigure:
-    return make_figure(_mean(hits), _mean(control), len(hits), len(control))
+    value = _mean(hits)
+    control_value = _mean(control)
+    return make_figure(value, control_value, len(hits), len(control))
 
 
 def make_auc_figure(aucs: AucSamples, n_inside: int) -> AttackFigure:
@@ -167,8 +181,8 @@ def attack_membership(target: AttackTarget, advance: Advance = ignore_progress) 
     aucs = AucSamples("inside", "absent")
     n_inside = 0
     for inside, absent in target.draw_groups():
-        known_inside = sample_items(target.histories[inside], 0.9, target.seed)
-        known_absent = sample_items(target.histories[absent], 0.9, target.seed)
+        known_inside = target.sample_known(inside)
+        known_absent = target.sample_known(absent)
         n_inside += len(inside)
         histories = {
             "inside": target.drop_groups(absent),
@@ -177,8 +191,10 @@ def attack_membership(target: AttackTarget, advance: Advance = ignore_progress) 
         for kind, sets in histories.items():
             release = target.rebuild_release(sets)
             reader = NullSpace.of(release)
-            inside_energy = reader.energy(known_inside[:, release.items])
-            absent_energy = reader.energy(known_absent[:, release.items])
+            inside_sets = known_inside[:, release.items]
+            absent_sets = known_absent[:, release.items]
+            inside_energy = reader.energy(inside_sets)
+            absent_energy = reader.energy(absent_sets)
             aucs.add(kind, -inside_energy, -absent_energy)
             advance()
     return make_auc_figure(aucs, n_inside)
@@ -187,7 +203,8 @@ def attack_membership(target: AttackTarget, advance: Advance = ignore_progress) 
 def attack_one_release(target: AttackTarget, advance: Advance = ignore_progress) -> dict[str, AttackFigure]:
     """What one release shows of people inside it: with half of a history known, and with nothing."""
     nobody = np.zeros(0, np.int64)
-    inside, absent = next(target.draw_groups(), (nobody, nobody))
+    no_groups = (nobody, nobody)
+    inside, absent = next(target.draw_groups(), no_groups)
     release = target.rebuild_release(target.drop_groups(absent))
     reader = NullSpace.of(release)
     histories = target.histories[:, release.items]
@@ -197,9 +214,12 @@ def attack_one_release(target: AttackTarget, advance: Advance = ignore_progress)
     advance()
     guesses = reader.guess_histories()
     has_enough = histories.sum(axis=1) >= MIN_ITEMS
-    is_absent = np.isin(np.arange(len(histories)), absent)
-    guessed_inside = compute_best_overlap(guesses, histories[has_enough & ~is_absent])
-    guessed_absent = compute_best_overlap(guesses, histories[has_enough & is_absent])
+    people = np.arange(len(histories))
+    is_absent = np.isin(people, absent)
+    inside_histories = histories[has_enough & ~is_absent]
+    absent_histories = histories[has_enough & is_absent]
+    guessed_inside = compute_best_overlap(guesses, inside_histories)
+    guessed_absent = compute_best_overlap(guesses, absent_histories)
     advance()
     return {
         "half_nearly": make_share_figure(half_inside >= NEARLY_READ, half_absent >= NEARLY_READ),
@@ -224,13 +244,19 @@ def attack_retractions(target: AttackTarget, advance: Advance = ignore_progress)
     before = unpack_dense_weights(server.heads)
     is_out = (before != 0).any(axis=0)
     released = target.histories & is_out  # nothing else is in the sums to be read
-    people = [person for person in target.select_people() if released[person].any()][:LEAVERS]
+    has_released = released.any(axis=1)
+    order = target.select_people()
+    people = order[has_released[order]][:LEAVERS]
     histories = released[people]
     draws = np.random.default_rng([target.seed, LEAVERS])
-    items = [int(draws.choice(np.flatnonzero(history))) for history in histories]
+    items = []
+    for history in histories:
+        owned = np.flatnonzero(history)
+        items.append(int(draws.choice(owned)))
     leaver_guesses = []
     item_guesses = []
-    for history, item in zip(target.histories[people], items, strict=True):
+    whole_histories = target.histories[people]
+    for history, item in zip(whole_histories, items, strict=True):
         nothing = np.zeros_like(history)
         after_leaving = _replace_history(target, server, history, nothing)
         leaver_guesses.append(read_leaver(before, after_leaving))
@@ -253,14 +279,15 @@ def attack_retractions(target: AttackTarget, advance: Advance = ignore_progress)
 
 
 def _mark_equal(guesses: Sequence[int], items: Sequence[int]) -> list[bool]:
-    return [guess == item for guess, item in zip(guesses, items, strict=True)]
+    pairs = zip(guesses, items, strict=True)
+    return [guess == item for guess, item in pairs]
 
 
 def _replace_history(target: AttackTarget, server: ServerState, history: Bools, remaining: Bools) -> Floats:
     """B after one person replaced their history."""
     old_lists = [as_lists(history[None])]
     new_lists = [as_lists(remaining[None])]
-    later, *_ = target.backbone.replace_lists(server, old_lists, new_lists)
+    later, _ = target.backbone.replace_lists(server, old_lists, new_lists)
     return unpack_dense_weights(later.heads)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +15,7 @@ from tacita.messages import wire_bytes
 from tacita.models.tally.model import STATE, Tally, TallyConfig, require_tally
 from tacita.models.tally.sums import PairShape, PairSums
 from tacita.models.tally.weights import unpack_dense_weights
+from tacita.research.audit.audit_progress import Advance, AuditTable, OnData, OnStep, StepCounter
 from tacita.research.audit.peeling_attack import guess_from_columns, peel_histories
 from tacita.research.audit.reconstruction import NEARLY_READ, compute_best_overlap, rebuild_gram
 from tacita.research.audit.tally_attacks import AttackTarget, count_steps, run_attacks
@@ -23,7 +23,9 @@ from tacita.round.plan import Federation
 from tacita.runs.assembly import Machine, assemble, build_components
 from tacita.runs.controls import average_blocks
 
-OFF: dict[str, Any] = {"min_item": 0, "min_pair": 0, "keep": 0}
+BackboneOptions = dict[str, Any]
+
+OFF: BackboneOptions = {"min_item": 0, "min_pair": 0, "keep": 0}
 SETTINGS: list[dict[str, int]] = [
     {"min_item": 5},
     {"min_pair": 5},
@@ -35,11 +37,13 @@ SETTINGS: list[dict[str, int]] = [
 ]
 
 
-def build_settings(options: dict[str, Any], brief: bool) -> dict[str, dict[str, Any]]:
+def build_settings(options: BackboneOptions, brief: bool) -> dict[str, BackboneOptions]:
     """Nothing cut, each cut alone, some together, and the run's own; brief: the run's own only."""
     own = {name: options[name] for name in OFF}
-    settings: dict[str, dict[str, Any]] = {}
-    tried: list[dict[str, int]] = [] if brief else [{}, *SETTINGS]
+    settings: dict[str, BackboneOptions] = {}
+    tried: list[dict[str, int]] = []
+    if not brief:
+        tried = [{}, *SETTINGS]
     for cuts in tried:
         cut_options = {**OFF, **cuts}
         if cut_options != own:
@@ -53,31 +57,13 @@ def _name_cuts(cuts: dict[str, int]) -> str:
     return ", ".join(words) or "none"
 
 
-class ProgressCounter:
-    """Counts steps and reports each."""
-
-    def __init__(self, total: int, on_done: Callable[[int, int], None] | None) -> None:
-        self.done = 0
-        self.total = total
-        self.on_done = on_done
-        self.reach(0)
-
-    def reach(self, done: int) -> None:
-        self.done = done
-        if self.on_done:
-            self.on_done(min(done, self.total), self.total)
-
-    def advance(self) -> None:
-        self.reach(self.done + 1)
-
-
 def audit_tally(
     config: RunConfig,
     machine: Machine,
     brief: bool = False,
-    on_done: Callable[[int, int], None] | None = None,
-    on_data: Callable[[BlockStream], None] | None = None,
-) -> dict[str, Any]:
+    on_done: OnStep = None,
+    on_data: OnData = None,
+) -> AuditTable:
     """Who can be read under each setting, with controls, and what the setting costs."""
     federation = assemble(config, machine)
     stream = federation.stream
@@ -88,12 +74,14 @@ def audit_tally(
     settings = build_settings(model.config.model_dump(), brief)
     users = [_count_active(block) for block in stream.blocks]
     steps_each = len(users) + count_steps(users[0])
-    steps = ProgressCounter(steps_each * len(settings), on_done)
+    steps = StepCounter(steps_each * len(settings), on_done)
+    steps.reach(0)
     rows = []
     for done, (name, options) in enumerate(settings.items()):
         steps.reach(done * steps_each)
         cut_federation = _apply_cuts(federation, config, options)
-        findings = audit_setting(cut_federation, require_tally(cut_federation.backbone), steps.advance)
+        backbone = require_tally(cut_federation.backbone)
+        findings = audit_setting(cut_federation, backbone, steps.advance)
         rows.append({"setting": name, **findings})
     steps.reach(steps.total)
     return {
@@ -117,9 +105,12 @@ def refuse_other_sums(config: TallyConfig, stream: BlockStream) -> None:
         )
 
 
-def _apply_cuts(federation: Federation, config: RunConfig, options: dict[str, Any]) -> Federation:
+def _apply_cuts(federation: Federation, config: RunConfig, options: BackboneOptions) -> Federation:
     """The federation with tally under other cuts; of tally-order, B alone."""
-    tally_options = {name: value for name, value in config.backbone.items() if name in TallyConfig.model_fields}
+    tally_options = {}
+    for name, value in config.backbone.items():
+        if name in TallyConfig.model_fields:
+            tally_options[name] = value
     backbone_config = {**tally_options, "name": "tally", **options}
     cut_config = config.model_copy(update={"backbone": backbone_config})
     backbone = build_components(cut_config)[0]
@@ -132,12 +123,13 @@ def _count_active(block: Block) -> int:
 
 def _readable_bytes(stream: BlockStream) -> float:
     """What a person sends on average where lists of items can be read."""
-    counts = np.concatenate([block.train.counts() for block in stream.blocks])
+    block_counts = [block.train.counts() for block in stream.blocks]
+    counts = np.concatenate(block_counts)
     active_counts = counts[counts > 0]
     return 4.0 * float(active_counts.mean())
 
 
-def audit_setting(federation: Federation, backbone: Tally, advance: Callable[[], None]) -> dict[str, Any]:
+def audit_setting(federation: Federation, backbone: Tally, advance: Advance) -> AuditTable:
     """One stream: its quality, what it sends, whom peeling reads in each block, what attacks find in the first."""
     progress = start_run(federation)
     gram_before = np.zeros((0, 0))
@@ -146,7 +138,8 @@ def audit_setting(federation: Federation, backbone: Tally, advance: Callable[[],
     for block in federation.stream.blocks:
         begin_block(federation, progress, block.index)
         if block.index == 0:
-            target = AttackTarget.of(backbone, progress.server, block.train, federation.config.seed)
+            seed = federation.config.seed
+            target = AttackTarget.of(backbone, progress.server, block.train, seed)
             attacks = run_attacks(target, advance)
         run_block(federation, progress, lambda report, now: None)
         end_block(federation, progress)
@@ -154,10 +147,12 @@ def audit_setting(federation: Federation, backbone: Tally, advance: Callable[[],
         added = _subtract_faded(gram, gram_before, backbone.config.decay)
         gram_before = gram
         peeled = peel_histories(added)
-        from_columns = guess_from_columns(unpack_dense_weights(progress.server.heads))
+        weights = unpack_dense_weights(progress.server.heads)
+        from_columns = guess_from_columns(weights)
         guesses = np.concatenate([peeled, from_columns])
         terms, _ = backbone.build_user_terms(block.train, block.n_items)
-        overlaps.append(compute_best_overlap(guesses, terms.toarray() > 0))
+        histories = terms.toarray() > 0
+        overlaps.append(compute_best_overlap(guesses, histories))
         advance()
     return {
         **_first_metric(progress.results),
@@ -177,7 +172,7 @@ def _subtract_faded(gram: Doubles, before: Doubles, decay: float) -> Doubles:
     return added
 
 
-def _first_metric(results: list[dict[str, Any]]) -> dict[str, Any]:
+def _first_metric(results: list[dict[str, Any]]) -> AuditTable:
     means = average_blocks(results)
     first_names = list(means)[:1]
     return {name: means[name] for name in first_names}
@@ -210,4 +205,5 @@ def largest_count(backbone: Tally, server: ServerState) -> float:
 
 def rebuild_server_gram(backbone: Tally, server: ServerState) -> Doubles:
     weights = unpack_dense_weights(server.heads)
-    return rebuild_gram(weights, backbone.config.ridge, largest_count(backbone, server))
+    most_popular = largest_count(backbone, server)
+    return rebuild_gram(weights, backbone.config.ridge, most_popular)

@@ -10,7 +10,6 @@ another person likes; the same people and a sum without any of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -18,8 +17,9 @@ import numpy as np
 
 from tacita.core.config import RunConfig
 from tacita.core.errors import TacitaError
-from tacita.core.types import BlockStream, Doubles, Floats, Keys, Longs
+from tacita.core.types import Doubles, Floats, Keys, Longs
 from tacita.federation.rounds import Progress, begin_block, start_run
+from tacita.research.audit.audit_progress import AuditTable, OnData, OnStep
 from tacita.research.audit.null_space import AucSamples
 from tacita.research.audit.preference_attacks import (
     GUESSES,
@@ -68,10 +68,11 @@ def list_defences(epsilons: list[float]) -> list[Defence]:
     defences = [no_defence, secure_sums]
     for epsilon in sorted(epsilons, reverse=True):
         dpps = {"name": "dpps", "shares": [1.0], "releases": 1, "between": 0.0, "tiers": [epsilon]}
-        defences.append(Defence(f"DPPS, epsilon {epsilon:g}", [dpps], {}))
+        local = Defence(f"DPPS, epsilon {epsilon:g}", [dpps], {})
         fedavg = {"name": "dp-fedavg", "epsilon": epsilon, "releases": 1}
         fixed = {"aggregation": "fixed"}
-        defences.append(Defence(f"DP-FedAvg, epsilon {epsilon:g}", [fedavg], fixed, "everybody"))
+        central = Defence(f"DP-FedAvg, epsilon {epsilon:g}", [fedavg], fixed, "everybody")
+        defences += [local, central]
     return defences
 
 
@@ -79,9 +80,9 @@ def audit_uploads(
     config: RunConfig,
     machine: Machine,
     epsilons: list[float],
-    on_done: Callable[[int, int], None] | None = None,
-    on_data: Callable[[BlockStream], None] | None = None,
-) -> dict[str, Any]:
+    on_done: OnStep = None,
+    on_data: OnData = None,
+) -> AuditTable:
     """A row without a defence, and one for each mechanism and epsilon."""
     plain_config = config.model_copy(update={"parts": []})
     federation = assemble(plain_config, machine)
@@ -156,7 +157,8 @@ def observe_uploads(federation: Federation, defence: Defence, people: Longs) -> 
     progress = _start_first_block(federation)
     tables = []
     for members in groups:
-        total = _sum_updates(federation, progress, _user_keys(federation, members))
+        keys = _user_keys(federation, members)
+        total = _sum_updates(federation, progress, keys)
         tables.append(total.astype(np.float32))
     return ObservedUploads(np.stack(tables), group, observed)
 
@@ -164,9 +166,10 @@ def observe_uploads(federation: Federation, defence: Defence, people: Longs) -> 
 def _attack_likes(federation: Federation, uploads: ObservedUploads) -> dict[str, dict[str, float]]:
     train = federation.stream.blocks[0].train
     n_items = uploads.tables.shape[1]
-    counts = np.bincount(train.ids, minlength=n_items).astype(np.float64)
+    counts = np.bincount(train.ids, minlength=n_items)
+    popularity = counts.astype(np.float64)
     share = liked_share(federation)
-    scores = [sign_split(table, counts, share) for table in uploads.tables]
+    scores = [sign_split(table, popularity, share) for table in uploads.tables]
     aucs = AucSamples("found", "control")
     for place, group in enumerate(uploads.group):
         for kind, person in uploads.pair_with_next(place).items():
@@ -189,13 +192,16 @@ def _attack_sum(federation: Federation, people: Longs, single_updates: Floats) -
     aucs = AucSamples("found", "control")
     for draw in range(DRAWS):
         rng = np.random.default_rng([federation.config.seed, draw])
-        inside, absent = np.split(rng.permutation(n_attacked), 2)
+        order = rng.permutation(n_attacked)
+        inside, absent = np.split(order, 2)
         with_inside = np.concatenate([people[inside], others])
         participants = {"found": with_inside, "control": others}
         for kind, users in participants.items():
             progress = _start_first_block(federation)
-            total = _sum_updates(federation, progress, _user_keys(federation, users))
-            score = single_updates @ total.reshape(-1).astype(np.float32)
+            keys = _user_keys(federation, users)
+            total = _sum_updates(federation, progress, keys)
+            numbers = total.reshape(-1).astype(np.float32)
+            score = single_updates @ numbers
             aucs.add(kind, score[inside], score[absent])
     return aucs.means()
 
@@ -210,7 +216,8 @@ def _compute_single_updates(federation: Federation, progress: Progress, people: 
     updates = []
     for key in _user_keys(federation, people):
         total = _sum_updates(federation, progress, np.array([key]))
-        updates.append(total.reshape(-1).astype(np.float32))
+        numbers = total.reshape(-1)
+        updates.append(numbers.astype(np.float32))
     return np.stack(updates)
 
 
@@ -234,4 +241,5 @@ def _draw_people(federation: Federation) -> Longs:
     """People with items in the first block, in a random order."""
     counts = federation.stream.blocks[0].train.counts()
     active = np.flatnonzero(counts > 0)
-    return np.random.default_rng(federation.config.seed).permutation(active)
+    rng = np.random.default_rng(federation.config.seed)
+    return rng.permutation(active)

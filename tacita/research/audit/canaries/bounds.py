@@ -61,7 +61,9 @@ class Claim:
 
     def chance_inside(self, chance_outside: Doubles, chance_present: Doubles) -> Doubles:
         """A chance for those inside, who take part at `rate` and else look like those outside."""
-        return (1 - self.rate) * chance_outside + self.rate * chance_present
+        absent_part = (1 - self.rate) * chance_outside
+        present_part = self.rate * chance_present
+        return absent_part + present_part
 
 
 def bound_within_law(trials: Trials, claim: Claim) -> float:
@@ -77,16 +79,18 @@ def bound_within_law(trials: Trials, claim: Claim) -> float:
     passed_ratio = true_rate / false_rate
     missed_ratio = (1 - false_rate) / (1 - true_rate)
     largest_ratio = max(passed_ratio, missed_ratio, _TINY)
-    return max(0.0, min(MAX_EPSILON, math.log(largest_ratio)))
+    epsilon = math.log(largest_ratio)
+    return max(0.0, min(MAX_EPSILON, epsilon))
 
 
 def infer_mu(false_rate: float, true_rate: float, rate: float) -> float:
     """mu of the noise that a threshold with these chances belongs to; sampled canaries take part more seldom."""
-    present_rate = (true_rate - (1 - rate) * false_rate) / rate
-    present_rate = np.clip(present_rate, _TINY, 1 - _TINY)
-    absent_rate = np.clip(false_rate, _TINY, 1 - _TINY)
-    distance = ndtri(present_rate) - ndtri(absent_rate)
-    return max(0.0, float(distance))
+    passed_absent = (1 - rate) * false_rate
+    present_rate = (true_rate - passed_absent) / rate
+    present_quantile = ndtri(np.clip(present_rate, _TINY, 1 - _TINY))
+    absent_quantile = ndtri(np.clip(false_rate, _TINY, 1 - _TINY))
+    distance = float(present_quantile - absent_quantile)
+    return max(0.0, distance)
 
 
 def epsilon_from_mu(mu: float, claim: Claim) -> float:
@@ -95,21 +99,26 @@ def epsilon_from_mu(mu: float, claim: Claim) -> float:
         return 0.0
     if claim.rate == 1:
         total_mu = mu * math.sqrt(claim.releases)
-        return float(epsilon_of_mu(np.array([total_mu]), claim.delta)[0])
+        epsilons = epsilon_of_mu(np.array([total_mu]), claim.delta)
+        return float(epsilons[0])
     event = Event("canary", "gaussian", mu, 1.0, "person", "central", claim.rate, "poisson")
     return compute_epsilon([(event, claim.releases)], claim.delta)
 
 
 def choose_threshold(claim: Claim, each: int) -> float:
     """Where, with so many canaries inside and outside, the claim itself would be bounded best."""
-    thresholds = np.linspace(-1.0, claim.mu + 3.0, 81)
+    highest = claim.mu + 3.0
+    thresholds = np.linspace(-1.0, highest, 81)
     false_rates = ndtr(-thresholds)
-    true_rates = claim.chance_inside(false_rates, ndtr(claim.mu - thresholds))
+    present_rates = ndtr(claim.mu - thresholds)
+    true_rates = claim.chance_inside(false_rates, present_rates)
     bounds = []
     for false_rate, true_rate in zip(false_rates, true_rates):
         most_false = _upper_bound(false_rate * each, each)
-        least_true = 1 - _upper_bound((1 - true_rate) * each, each)
-        bounds.append(infer_mu(most_false, least_true, claim.rate))
+        n_missed = (1 - true_rate) * each
+        least_true = 1 - _upper_bound(n_missed, each)
+        mu = infer_mu(most_false, least_true, claim.rate)
+        bounds.append(mu)
     best = int(np.argmax(bounds))
     return float(thresholds[best])
 
@@ -119,7 +128,8 @@ def bound_one_run(trials: Trials, claim: Claim) -> float:
     n_guesses, n_right = _count_right_guesses(trials, claim)
 
     def is_too_unlikely(epsilon: float) -> bool:
-        return bound_guess_chance(len(trials), n_guesses, n_right, epsilon, claim.delta) <= DOUBT
+        chance = bound_guess_chance(len(trials), n_guesses, n_right, epsilon, claim.delta)
+        return chance <= DOUBT
 
     if not is_too_unlikely(0.0):
         return 0.0
@@ -139,12 +149,17 @@ def _count_right_guesses(trials: Trials, claim: Claim) -> tuple[int, int]:
     if claim.is_pure:
         is_guessed = trials.score >= claim.threshold
         is_right = is_guessed & trials.inside
-        return int(is_guessed.sum()), int(is_right.sum())
-    share = choose_share(claim, len(trials))
-    half = max(1, int(share * len(trials) / 2))
+        n_guessed = int(is_guessed.sum())
+        n_right = int(is_right.sum())
+        return n_guessed, n_right
+    n_trials = len(trials)
+    share = choose_share(claim, n_trials)
+    half = max(1, int(share * n_trials / 2))
     order = np.argsort(trials.score, kind="stable")
-    right_inside = trials.inside[order[-half:]].sum()
-    right_outside = (~trials.inside[order[:half]]).sum()
+    highest = order[-half:]
+    lowest = order[:half]
+    right_inside = trials.inside[highest].sum()
+    right_outside = (~trials.inside[lowest]).sum()
     return 2 * half, int(right_inside + right_outside)
 
 
@@ -159,15 +174,19 @@ def bound_guess_chance(canaries: int, guesses: int, right: int, epsilon: float, 
     fewer_right = np.arange(right - 1, -1, -1)
     below = np.cumsum(law.pmf(fewer_right))  # the chance of up to so many right guesses less
     n_fewer = np.arange(1, right + 1)
-    largest = float((below / n_fewer).max())
-    return min(1.0, pure_chance + 2 * canaries * delta * largest)
+    shares = below / n_fewer
+    largest = float(shares.max())
+    extra_chance = 2 * canaries * delta * largest
+    return min(1.0, pure_chance + extra_chance)
 
 
 def choose_share(claim: Claim, canaries: int) -> float:
     """The share of the canaries to guess at which the claim itself would be bounded best."""
-    grid = np.linspace(-8.0, claim.mu + 8.0, 4001)
+    highest = claim.mu + 8.0
+    grid = np.linspace(-8.0, highest, 4001)
     outside = ndtr(grid)
-    inside = claim.chance_inside(outside, ndtr(grid - claim.mu))
+    present = ndtr(grid - claim.mu)
+    inside = claim.chance_inside(outside, present)
     either = (inside + outside) / 2
     best_bound = 0.0
     best_share = 1.0
@@ -178,7 +197,8 @@ def choose_share(claim: Claim, canaries: int) -> float:
         right_outside = outside[low] / 2
         right_share = (right_inside + right_outside) / share
         n_guesses = max(2, int(share * canaries))
-        bound = _log_odds(_bound_right_share(n_guesses, right_share))
+        least_right = _bound_right_share(n_guesses, right_share)
+        bound = _log_odds(least_right)
         if bound > best_bound:
             best_bound = bound
             best_share = share
@@ -201,9 +221,12 @@ def _bound_rates(trials: Trials, threshold: float) -> tuple[float, float]:
     is_passed = trials.score >= threshold
     is_outside = ~trials.inside
     false_passes = float(is_passed[is_outside].sum())
-    false_misses = float((~is_passed[trials.inside]).sum())
-    most_false = _upper_bound(false_passes, int(is_outside.sum()))
-    most_missed = _upper_bound(false_misses, int(trials.inside.sum()))
+    is_missed = ~is_passed[trials.inside]
+    false_misses = float(is_missed.sum())
+    n_outside = int(is_outside.sum())
+    n_inside = int(trials.inside.sum())
+    most_false = _upper_bound(false_passes, n_outside)
+    most_missed = _upper_bound(false_misses, n_inside)
     return most_false, 1 - most_missed
 
 
@@ -211,4 +234,6 @@ def _upper_bound(count: float, of: int) -> float:
     """The largest chance that shows so seldom; half of the doubt is for each of two such bounds."""
     if count >= of:
         return 1.0
-    return float(betaincinv(count + 1, of - count, 1 - DOUBT / 2))
+    confidence = 1 - DOUBT / 2
+    bound = betaincinv(count + 1, of - count, confidence)
+    return float(bound)

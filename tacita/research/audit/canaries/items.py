@@ -76,7 +76,8 @@ def _make_federation(setting: ItemScenario, people: int, table: Floats, seed: in
     options = model.Config.model_validate({"dim": table.shape[1]})
     backbone, draws, config = model(options), Draws(seed), RunConfig(seed=seed)
     spec = {"name": "contribution", "mechanism": setting.mechanism, "epsilon": setting.epsilon}
-    (part,) = build_parts([spec], RunContext(backbone, draws, TrainConfig()))
+    context = RunContext(backbone, draws, TrainConfig())
+    (part,) = build_parts([spec], context)
     assert isinstance(part, Contribution)
     made = part if bug is None else DoubleEpsilonContribution(part.config, part.context)
     return Federation(backbone, (made,), config, draws, 1024, stream=_make_stream(people, len(table)))

@@ -10,16 +10,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from tacita.core.errors import TacitaError
+from tacita.research.audit.audit_progress import AuditTable, OnStep
 from tacita.research.audit.canaries import items, rounds, streams, sums
 from tacita.research.audit.canaries.bounds import Claim, Trials, bound_one_run, bound_within_law
 
 HALF_NOISE_BUG = "half the noise"
 NO_CLIP_BUG = "no clip"
 UNNOISED_SCALARS_BUG = "no noise on it"
-COMMON_BUGS = (HALF_NOISE_BUG, NO_CLIP_BUG)
+COMMON_BUGS: tuple[str, ...] = (HALF_NOISE_BUG, NO_CLIP_BUG)
 MIN_CANARIES = 20
 _DPPS_ONE_RELEASE = {"name": "dpps", "tiers": [5.0], "shares": [1.0], "releases": 1, "between": 0.0}
 _DPPS_TWO_TIERS = {"name": "dpps", "tiers": [1.0, 5.0], "shares": [1.0, 1.0], "releases": 2, "threat": "central"}
@@ -46,17 +46,18 @@ class MechanismAudit:
     def claim(self) -> Claim:
         return self.make_claim()
 
-    def make_row(self, seed: int, share: float) -> dict[str, Any]:
+    def make_row(self, seed: int, share: float) -> AuditTable:
         """What canaries show of it, and half as many of it with a bug."""
         start = time.perf_counter()
         n_canaries = int(share * self.canaries)
+        n_bug_canaries = max(MIN_CANARIES, n_canaries // 2)
         trials = self.run_trials(max(MIN_CANARIES, n_canaries), seed, None)
         one_run = bound_one_run(trials, self.claim)
         within_law = bound_within_law(trials, self.claim)
         bug_bounds = {}
         bug_epsilons = {}
         for bug in self.bugs:
-            bug_trials = self.run_trials(max(MIN_CANARIES, n_canaries // 2), seed, bug)
+            bug_trials = self.run_trials(n_bug_canaries, seed, bug)
             bug_bounds[bug] = _largest_bound(bug_trials, self.claim)
             bug_epsilons[bug] = self._stated_epsilon(bug_trials)
         return {
@@ -261,11 +262,12 @@ def list_mechanisms() -> list[MechanismAudit]:
     ]
 
 
-def audit_canaries(
-    seed: int = 1, share: float = 1.0, on_done: Callable[[int, int], None] | None = None, only: str = ""
-) -> dict[str, Any]:
+def audit_canaries(seed: int = 1, share: float = 1.0, on_done: OnStep = None, only: str = "") -> AuditTable:
     """A row for every mechanism; `share`: of the canaries, where it has to be quick."""
-    chosen = [audit for audit in list_mechanisms() if only.lower() in audit.name.lower()]
+    chosen = []
+    for audit in list_mechanisms():
+        if only.lower() in audit.name.lower():
+            chosen.append(audit)
     if not chosen:
         raise TacitaError(f"--only {only}: no mechanism has that in its name; leave it out to see all.")
     rows = []

@@ -72,7 +72,9 @@ class RoundScenario:
             return 1.0
         tiers = self.part.get("tiers", [self.epsilon])
         largest_epsilon = tiers[-1]
-        return mu_of(self.epsilon, DELTA) / mu_of(largest_epsilon, DELTA)
+        own_mu = mu_of(self.epsilon, DELTA)
+        largest_mu = mu_of(largest_epsilon, DELTA)
+        return own_mu / largest_mu
 
     @property
     def signal(self) -> float:
@@ -84,6 +86,10 @@ class RoundScenario:
     def is_local(self) -> bool:
         """Whether each client's own release is read."""
         return self.threat == "local"
+
+    @property
+    def has_tiers(self) -> bool:
+        return self.part["name"] == "dpps" and len(self.part["tiers"]) > 1
 
     @property
     def is_sampled(self) -> bool:
@@ -100,7 +106,8 @@ class RoundScenario:
         if self.is_sampled:
             noise = calibrate_sampled_noise(self.epsilon, DELTA, self.rate, self.releases)
             return Claim(self.epsilon, DELTA, mu=1 / noise, rate=self.rate, releases=self.releases)
-        return Claim(self.epsilon, DELTA, mu=mu_of(self.epsilon, DELTA))
+        mu = mu_of(self.epsilon, DELTA)
+        return Claim(self.epsilon, DELTA, mu=mu)
 
 
 class CanaryPart(Part):
@@ -115,18 +122,22 @@ class CanaryPart(Part):
     reads: str = "rows"
 
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
-        users = view.user[view.user_ptr[:-1]]
+        starts = view.user_ptr[:-1]
+        users = view.user[starts]
         if self.reads != "rows":
             return self._encode_number(view, upload, users), {}
         outside_sign = -1.0 if self.replaced else 0.0
-        sign = np.where(self.inside[users], 1.0, outside_sign)
+        is_inside = self.inside[users]
+        sign = np.where(is_inside, 1.0, outside_sign)
         weight = np.where(sign != 0, upload.weight, 0.0)
-        planted = upload.with_value("rows", _make_rows(view, users, sign))
+        rows = _make_rows(view, users, sign)
+        planted = upload.with_value("rows", rows)
         return replace(planted, weight=weight), {}
 
     def _encode_number(self, view: CohortView, upload: Upload, users: Ints) -> Upload:
         is_inside = self.inside[users]
-        planted = upload.with_value("rows", _make_rows(view, users, is_inside))
+        rows = _make_rows(view, users, is_inside)
+        planted = upload.with_value("rows", rows)
         weight: Any = 1.0
         if self.reads == "dpps.mass":
             weight = np.where(is_inside, 1.0, 1e-6)
@@ -201,18 +212,20 @@ def run_trials(setting: RoundScenario, canaries: int, seed: int, bug: str | None
         score += _read_rows(setting, federation, progress)
         next_round = progress.server.round + 1
         progress.server = replace(progress.server, round=next_round)
-    return Trials(_scale_scores(setting, score[judged]), inside[judged])
+    scaled = _scale_scores(setting, score[judged])
+    return Trials(scaled, inside[judged])
 
 
 def _choose_judged(setting: RoundScenario, federation: Federation, progress: Progress) -> Longs:
     """The first user of every client, of the setting's tier where there are several."""
     membership = progress.local_devices.current_membership(federation, progress.server)
     users = membership.users.take(membership.active)
-    first_users = users.ids[users.ptr[:-1]]
-    has_tiers = setting.part["name"] == "dpps" and len(setting.part["tiers"]) > 1
-    if has_tiers:
-        tiers = progress.clients.parts["dpps"]["tier"][first_users]
-        first_users = first_users[tiers == setting.tier]
+    starts = users.ptr[:-1]
+    first_users = users.ids[starts]
+    if setting.has_tiers:
+        tiers = progress.clients.parts["dpps"]["tier"]
+        is_of_tier = tiers[first_users] == setting.tier
+        first_users = first_users[is_of_tier]
     return np.asarray(first_users)
 
 
@@ -230,9 +243,9 @@ def _read_rows(setting: RoundScenario, federation: Federation, progress: Progres
         total = devices.exchange(federation, progress.server, broadcast, Question("round"), key).total
         user = membership.users.row(int(client))[0]
         if setting.reads == "rows":
-            numbers[user] = total["rows"][user, 0]
+            numbers[first_user] = field_sum[first_user, 0]
         else:
-            numbers[user] = total[setting.reads][0]
+            numbers[first_user] = field_sum[0]
     return numbers
 
 
@@ -248,7 +261,8 @@ def _scale_scores(setting: RoundScenario, score: Doubles) -> Doubles:
     if not setting.is_local:
         return score * mu_each / setting.clip / root
     distance = 2 * setting.clip
-    return score * mu_each / distance / root + claim.mu / 2
+    from_middle = score * mu_each / distance / root
+    return from_middle + claim.mu / 2
 
 
 def _make_federation(setting: RoundScenario, people: int, inside: Bools, seed: int, bug: str | None) -> Federation:
@@ -257,14 +271,16 @@ def _make_federation(setting: RoundScenario, people: int, inside: Bools, seed: i
     options = model.Config.model_validate({"dim": 2})
     backbone = model(options)
     draws = Draws(seed)
-    part = _make_part(setting, RunContext(backbone, draws, config.train))
+    context = RunContext(backbone, draws, config.train)
+    part = _make_part(setting, context)
     part.check(people)
     planted = CanaryPart(PartConfig(), part.context)
     planted.inside = inside
     planted.replaced = setting.is_local
     planted.reads = setting.reads
     parts = (planted, plant_bug(part, bug))
-    return Federation(backbone, parts, config, draws, 1024, stream=make_canary_stream(people))
+    stream = make_canary_stream(people)
+    return Federation(backbone, parts, config, draws, 1024, stream=stream)
 
 
 def _make_config(setting: RoundScenario, people: int, seed: int) -> RunConfig:
@@ -284,7 +300,9 @@ def _make_part(setting: RoundScenario, context: RunContext) -> Part:
     if not setting.other_part:
         return part
     specs = ({"name": setting.other_part}, setting.part)
-    return type(part)(part.config, replace(part.context, part_specs=specs))
+    part_class = type(part)
+    wider_context = replace(part.context, part_specs=specs)
+    return part_class(part.config, wider_context)
 
 
 def make_canary_stream(people: int) -> BlockStream:

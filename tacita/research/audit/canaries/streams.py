@@ -110,7 +110,8 @@ class CanaryRelease:
 
 
 def _quadratic_form(vectors: Doubles, table: Doubles) -> Doubles:
-    return np.asarray(np.einsum("uk,uk->u", vectors @ table, vectors))
+    projected = vectors @ table
+    return np.asarray(np.einsum("uk,uk->u", projected, vectors))
 
 
 def _sum_overlap(vectors: Doubles, other: CanaryRelease) -> Doubles:

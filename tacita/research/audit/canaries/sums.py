@@ -49,7 +49,8 @@ class SumScenario:
     order: bool = False
 
     def claim(self) -> Claim:
-        return Claim(self.epsilon, DELTA, mu=mu_of(self.epsilon, DELTA))
+        mu = mu_of(self.epsilon, DELTA)
+        return Claim(self.epsilon, DELTA, mu=mu)
 
     def build_model(self, bug: str | None) -> PrivateTally:
         privacy = PrivacyConfig(epsilon=self.epsilon, delta=DELTA, blocks=1)
@@ -143,7 +144,8 @@ def run_repeated_block(setting: SumScenario, runs: int, seed: int, bug: str | No
     score = np.zeros(runs)
     for run in range(runs):
         lists = with_canary if inside[run] else known
-        server = model.simulate_release(empty_server, lists, _make_draws(setting, seed, run))
+        draws = _make_draws(setting, seed, run)
+        server = model.simulate_release(empty_server, lists, draws)
         score[run] = _score_release(model, server, known, canary_list)
     return Trials(score, inside)
 
@@ -152,7 +154,8 @@ def _draw_others(rng: np.random.Generator) -> list[list[int]]:
     """About half of the items for everybody, at least one."""
     lists = []
     for _ in range(OTHERS):
-        items = np.flatnonzero(rng.random(ITEMS) < 0.5).tolist()
+        is_chosen = rng.random(ITEMS) < 0.5
+        items = np.flatnonzero(is_chosen).tolist()
         lists.append(items or [0])
     return lists
 
@@ -183,13 +186,18 @@ def _score_release(model: PrivateTally, server: ServerState, known: Ragged, cana
         float(vector @ remaining_terms @ vector),
     ]
     if isinstance(model, PrivateOrderedTally):
-        own_order = compute_order_terms(model, canary, server.heads).sum(axis=0)
-        known_order = compute_order_terms(model, known, server.heads).sum(axis=0)
+        own_terms = compute_order_terms(model, canary, server.heads)
+        known_terms = compute_order_terms(model, known, server.heads)
+        known_order = known_terms.sum(axis=0)
         remaining_order = state[FOLLOWING].ravel() - known_order
-        deviations.append(state[FOLLOWING_VARIANCE][0] ** 0.5)
-        overlaps.append(float((own_order * remaining_order).sum()))
-    weighed = np.array(overlaps) / np.square(deviations)
-    scale = np.linalg.norm(1 / np.array(deviations))
+        products = own_terms.sum(axis=0) * remaining_order
+        variance = state[FOLLOWING_VARIANCE][0]
+        deviations.append(variance**0.5)
+        overlaps.append(float(products.sum()))
+    variances = np.square(deviations)
+    weighed = np.array(overlaps) / variances
+    precisions = 1 / np.array(deviations)
+    scale = np.linalg.norm(precisions)
     return float(weighed.sum() / scale)
 
 
@@ -200,9 +208,13 @@ def _canary_vectors(lists: Ragged, heads: Arrays) -> Doubles:
 
 def compute_order_terms(model: PrivateOrderedTally, lists: Ragged, heads: Arrays) -> Doubles:
     """(lists, k k) what each uploads of order, as the model itself encodes it."""
-    terms = model.encode_lists(lists, _one_list_each(lists), heads, STATISTIC)[NEXT]
+    fields = model.encode_lists(lists, _one_list_each(lists), heads, STATISTIC)
+    terms = fields[NEXT]
     assert isinstance(terms, SequenceTerms)
-    tables = np.zeros((len(lists), terms.n_items, terms.n_items))
+    n_lists = len(lists)
+    tables = np.zeros((n_lists, terms.n_items, terms.n_items))
+    nothing = np.zeros(0)
+    alone = np.ones(1)
     for number, table in enumerate(tables):
         own = np.array([number])
         own_terms = replace(
@@ -212,8 +224,8 @@ def compute_order_terms(model: PrivateOrderedTally, lists: Ragged, heads: Arrays
             start=terms.start[own],
             factor=terms.factor[own],
         )
-        own_terms.add_to(table, np.zeros(0), np.ones(1))
-    return tables.reshape(len(lists), -1)
+        own_terms.add_to(table, nothing, alone)
+    return tables.reshape(n_lists, -1)
 
 
 def _one_list_each(lists: Ragged) -> Longs:
@@ -224,8 +236,10 @@ def _one_list_each(lists: Ragged) -> Longs:
 def _compute_known_terms(model: PrivateTally, lists: Ragged, heads: Arrays) -> tuple[Doubles, Doubles]:
     """What others upload, which the reader knows: their likes together, and the vector of each."""
     user_ptr = _one_list_each(lists)
-    liked = model.encode_lists(lists, user_ptr, heads, SURVEY)["liked"]
-    terms = model.encode_lists(lists, user_ptr, heads, STATISTIC)["terms"]
+    survey_fields = model.encode_lists(lists, user_ptr, heads, SURVEY)
+    statistic_fields = model.encode_lists(lists, user_ptr, heads, STATISTIC)
+    liked = survey_fields["liked"]
+    terms = statistic_fields["terms"]
     assert isinstance(liked, SparseRows)
     assert isinstance(terms, OuterProducts)
     likes = np.bincount(liked.item, liked.value, ITEMS)
@@ -253,7 +267,9 @@ def run_one_release(setting: SumScenario, canaries: int, seed: int, bug: str | N
     lists = _draw_halves(setting, rng, canaries)
     contributed = lists.filter_entries(inside[lists.rows()])
     stream = make_stream([make_block(contributed, MANY_ITEMS)])
-    draws = Draws(seed, "a node's secret") if setting.node else Draws(seed)
+    draws = Draws(seed)
+    if setting.node:
+        draws = Draws(seed, "a node's secret")
     config = RunConfig(seed=seed, backbone={"name": "tally"})
     federation = Federation(model, (), config, draws, 1024, stream=stream)
     release = _release_terms(federation, model)
@@ -264,7 +280,8 @@ def run_one_release(setting: SumScenario, canaries: int, seed: int, bug: str | N
     term_variance = 2 * release.term_deviation**2
     order_variance = release.order_deviation**2
     both = term_score / term_variance + order_score / order_variance  # each weighed by how little noise it has
-    scale = np.sqrt(1 / term_variance + 1 / order_variance)
+    precision = 1 / term_variance + 1 / order_variance
+    scale = np.sqrt(precision)
     return Trials(both / scale, inside)
 
 
@@ -292,18 +309,20 @@ def _release_terms(federation: Federation, model: PrivateTally) -> OneRelease:
     order_deviation = 0.0
     if isinstance(model, PrivateOrderedTally):
         order_deviation = model.order_deviation(server, STATISTIC)
-    return OneRelease(server, terms, model.term_deviation(server, STATISTIC), order_deviation)
+    return OneRelease(server, terms.total, term_deviation, order_deviation)
 
 
 def _score_terms(model: PrivateTally, lists: Ragged, release: OneRelease) -> Doubles:
     """How much of each canary's term is in the sum, less what the others put there on average."""
-    vectors = _canary_vectors(lists, release.server.heads)
-    _, uploaded_vectors = _compute_known_terms(model, lists, release.server.heads)
+    heads = release.server.heads
+    vectors = _canary_vectors(lists, heads)
+    _, uploaded_vectors = _compute_known_terms(model, lists, heads)
     overlap = (vectors @ uploaded_vectors.T) ** 2
     np.fill_diagonal(overlap, 0.0)
+    others_part = overlap.sum(axis=1) / 2
     projected = vectors @ release.total["terms"]
-    own = np.einsum("uk,uk->u", projected, vectors)
-    return np.asarray(own - overlap.sum(axis=1) / 2)
+    own_part = np.einsum("uk,uk->u", projected, vectors)
+    return np.asarray(own_part - others_part)
 
 
 def _score_order(model: PrivateOrderedTally, lists: Ragged, release: OneRelease) -> Doubles:
@@ -311,5 +330,7 @@ def _score_order(model: PrivateOrderedTally, lists: Ragged, release: OneRelease)
     terms = compute_order_terms(model, lists, release.server.heads)
     all_overlap = terms @ terms.sum(axis=0)
     own_overlap = (terms**2).sum(axis=1)
-    others_overlap = all_overlap - own_overlap
-    return np.asarray(terms @ release.total[NEXT].ravel() - others_overlap / 2)
+    others_part = (all_overlap - own_overlap) / 2
+    order_sum = release.total[NEXT].ravel()
+    own_part = terms @ order_sum
+    return np.asarray(own_part - others_part)
