@@ -97,7 +97,8 @@ def _write_pages(folder: Path, results: list[DemoResult]) -> None:
     compared = []
     for result in results:
         run_data = read_run(result.run.folder)
-        compared.append(ComparedRun(result.spec.name, run_data, result.up, result.down))
+        compared_run = ComparedRun(result.spec.name, run_data, result.up, result.down)
+        compared.append(compared_run)
     dataset = results[0].run.result["data"]["name"]
     names = " beside ".join(result.spec.name for result in results)
     title = f"{dataset}: {names}, no epsilon"

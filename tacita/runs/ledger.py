@@ -149,8 +149,9 @@ def _price_events(ledger: Ledger, own: Arrays) -> dict[str, LedgerSummary]:
     for column, event in enumerate(ledger.events):
         if event.once and not times[column]:
             continue
+        count = int(times[column])
         epsilon = _price_release(ledger, own, column)
-        prices[event.what] = {"times": int(times[column]), "epsilon": epsilon}
+        prices[event.what] = {"times": count, "epsilon": epsilon}
     return prices
 
 
@@ -227,7 +228,8 @@ def _project_withdrawal(saved: SavedRun, plan: Plan, row: int) -> dict[str, floa
     if not len(contributions.ids):
         return {}
     arrays = nest_parts(saved.client_arrays, PARTS)[learner.name]
-    own = {name: arrays[name][[row]] for name in ACCOUNT_ARRAYS}
+    account = {name: arrays[name] for name in ACCOUNT_ARRAYS}
+    own = _take_rows(account, [row])
     server = read_server(saved.server_arrays, saved.server_note)
     withdraws = np.ones(1, bool)
     after, _ = learner.charge_retraction(server.heads, own, withdraws)
@@ -266,7 +268,8 @@ def _describe_spread(summary: LedgerSummary) -> list[str]:
             for name, value in quantiles.items():
                 epsilon = _format_epsilon(value, key)
                 listed.append(f"{name} {epsilon}")
-            lines.append(f"{word} at delta {delta:g}: {', '.join(listed)}.")
+            spread = ", ".join(listed)
+            lines.append(f"{word} at delta {delta:g}: {spread}.")
     return [*lines, *_describe_exclusions(summary)]
 
 

@@ -267,7 +267,8 @@ class SavedRun:
 def abbreviate_ids(ids: Sequence[str], most: int) -> str:
     """The first few ids of a list, each once, and how many more there are."""
     distinct = list(dict.fromkeys(ids))
-    listed = ", ".join(f"'{raw_id}'" for raw_id in distinct[:most])
+    quoted = [f"'{raw_id}'" for raw_id in distinct[:most]]
+    listed = ", ".join(quoted)
     n_more = len(distinct) - most
     return f"{listed} and {n_more:,} more" if n_more > 0 else listed
 
