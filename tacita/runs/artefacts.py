@@ -106,7 +106,11 @@ def find_traces(folder: Path, needles: ScanTargets, fallback: Path | None = None
 
 
 def _list_files(folder: Path) -> dict[str, Path]:
-    return {path.name: path for path in folder.iterdir() if path.is_file()}
+    files = {}
+    for path in folder.iterdir():
+        if path.is_file():
+            files[path.name] = path
+    return files
 
 
 def _scan_file(path: Path, needles: ScanTargets) -> Iterator[tuple[str, str]]:

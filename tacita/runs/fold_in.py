@@ -34,7 +34,7 @@ PERSONAL_HOOKS = ("answers", "own_to_serve", "serving", "local_data")
 
 def recommend_newcomer(loaded: LoadedRun, history: Ints, rounds: int, query: RecommendationQuery) -> RankedItems:
     """The best items for a person with this history, oldest first."""
-    check_list_length(query.k, len(loaded.saved.ids["items"]))
+    check_list_length(query.k, len(loaded.items))
     if not len(history):
         raise TacitaError("the history is empty: give at least one item that the person chose.")
     bounds = np.array([0, len(history)], np.int64)

@@ -127,8 +127,8 @@ def describe_account(ledger: Ledger, account: Arrays, row: int) -> LedgerSummary
     is_limited = budget != NO_LIMIT
     times = own["times"][0]
     units = set()
-    for event, count in zip(ledger.events, times, strict=True):
-        if count:
+    for column, event in enumerate(ledger.events):
+        if times[column]:
             units.add(event.unit)
     return {
         "delta": ledger.delta,
@@ -192,7 +192,10 @@ def describe_cost(parts: CountedParts, before: PartArrays, after: PartArrays, ro
 
 def _take_rows(account: Arrays, rows: AnyArray | list[int]) -> Arrays:
     """The accounts of the people of some rows."""
-    return {name: array[rows] for name, array in account.items()}
+    selected = {}
+    for name, array in account.items():
+        selected[name] = array[rows]
+    return selected
 
 
 def read_run_ledger(folder: Path, user: str | None = None) -> LedgerSummary:
@@ -330,7 +333,8 @@ def _drop_rounding(value: float) -> float:
 
 def _describe_exclusions(ledger: LedgerSummary) -> list[str]:
     """What no budget is about, and what else a lab run reveals."""
-    has_sums = any(name.startswith(SUM_PREFIX) for name in ledger["events"])
+    event_names = list(ledger["events"])
+    has_sums = any(name.startswith(SUM_PREFIX) for name in event_names)
     if has_sums:
         requests = "that somebody asked to take something back"
         selection = ""

@@ -151,7 +151,7 @@ class LoadedRun:
 
     def recommend(self, users: Ints, query: RecommendationQuery) -> Iterator[RankedItems]:
         """The best items of these people, some people at a time."""
-        check_list_length(query.k, len(self.saved.ids["items"]))
+        check_list_length(query.k, len(self.items))
         n_items = max(1, len(self.server.items))
         chunk = max(1, MAX_SCORES // n_items)
         for start in range(0, len(users), chunk):
@@ -162,7 +162,8 @@ class LoadedRun:
 
 def rank_similar(loaded: LoadedRun, item: int, k: int) -> tuple[Ints, Floats]:
     """The items that are most like another, best first, and how much; see `Backbone.likeness`."""
-    check_list_length(k, len(loaded.saved.ids["items"]) - 1, "find {} similar items")
+    n_others = len(loaded.items) - 1
+    check_list_length(k, n_others, "find {} similar items")
     override = find_deciding_part(loaded.plan.parts, "answers")
     if override is not None:
         raise TacitaError(

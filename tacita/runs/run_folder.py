@@ -235,8 +235,9 @@ class SavedRun:
         """That the run does not know some users or items, with what its own ids are like."""
         ids = self.ids[f"{what}s"]
         listed = abbreviate_ids(missing, 5)
-        is_single = len(set(missing)) == 1
-        subject = f"{what} {listed} is" if is_single else f"{what}s {listed} are"
+        subject = f"{what}s {listed} are"
+        if len(set(missing)) == 1:
+            subject = f"{what} {listed} is"
         return TacitaError(
             f"{subject} not in {self.folder}; its {len(ids):,} {what}s have ids such as '{ids[0]}' (see ids.json)"
             f"{self.filter_note(what)}."

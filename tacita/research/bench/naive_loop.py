@@ -80,7 +80,8 @@ class NaiveLoop:
         settings = self.federation.config.train
         model = _ClientModule(backbone, self.items, self.private[user])
         positives = self.train.row(user)
-        item, label = draw_naive_samples(self.rng, positives, self.n_items, settings.negatives)
+        ratio = settings.negatives
+        item, label = draw_naive_samples(self.rng, positives, self.n_items, ratio)
         loader = load_batches(item, label, settings.batch_size)
         optimisers = self._make_optimisers(model)
         loss_of = nn.BCEWithLogitsLoss()

@@ -39,10 +39,9 @@ def bench_noise(plain: Federation, private: Federation, repeats: int = 15) -> Re
     """Rounds of block 0 without and with noise, after two that compile and fill buffers."""
     if not any(part.ledger() for part in private.parts):
         raise TacitaError("rounds of this method have no noise that is accounted for; use --method dpps or dp-fedavg.")
-    sides = {
-        "plain": RoundRunner(plain, warm_up=2).play,
-        "private": RoundRunner(private, warm_up=2).play,
-    }
+    plain_runner = RoundRunner(plain, warm_up=2)
+    private_runner = RoundRunner(private, warm_up=2)
+    sides = {"plain": plain_runner.play, "private": private_runner.play}
     wall, processor = time_in_turns(sides, repeats)
     return {
         "bench": "noise",

@@ -106,8 +106,8 @@ class NaiveSharing:
         self.own = federation.stream.blocks[0].train
         user_keys = federation.stream.user_keys[: len(self.own)]
         shared = server.shared.lists_of(user_keys)
-        is_local = ~shared.holds(self.own.rows(), self.own.ids)
-        self.local = self.own.filter_entries(is_local)
+        is_shared = shared.holds(self.own.rows(), self.own.ids)
+        self.local = self.own.filter_entries(~is_shared)
         self.users = np.flatnonzero(self.own.counts() > 0)
         participation = self.settings.participation
         rate = 1.0 if participation.kind == "all" else participation.rate

@@ -15,6 +15,7 @@ Work = Callable[[], object]
 Times = dict[str, list[float]]
 """Side of a comparison -> the seconds of each repeat."""
 
+WallAndProcessor = tuple[Times, Times]
 Sides = Mapping[str, Work]
 Figures = dict[str, float]
 """Side -> seconds."""
@@ -48,7 +49,7 @@ def empty_times(sides: Iterable[str]) -> Times:
     return {name: [] for name in sides}
 
 
-def time_in_turns(sides: Sides, repeats: int, before_each: Work | None = None) -> tuple[Times, Times]:
+def time_in_turns(sides: Sides, repeats: int, before_each: Work | None = None) -> WallAndProcessor:
     """Wall clock and processor time of every side, one after another, so that a busy machine slows all of them."""
     wall = empty_times(sides)
     processor = empty_times(sides)
