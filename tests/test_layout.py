@@ -58,7 +58,7 @@ HOMES: dict[str, tuple[str, ...]] = {
         "learn.training.optimisers",
         "methods.distillation.*",
         "models.side.autoencoder",
-        "research.bench.harness",
+        "research.bench.naive_loop",
         "research.bench.score_rounds",
         "research.bench.shared_graph",
     ),

@@ -339,7 +339,8 @@ def child(work, last):
     if pid:
         return pid
     try:
-        files.JsonLinesWriter.add, os.fsync, os.replace = deadly(write, last), deadly(fsync, last), deadly(replace, last)
+        files.JsonLinesWriter.add = deadly(write, last)
+        os.fsync, os.replace = deadly(fsync, last), deadly(replace, last)
         Path.rename, Path.unlink = deadly(rename, last), deadly(unlink, last)
         work()
         Path("calls").write_text(str(count))

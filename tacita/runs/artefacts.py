@@ -106,7 +106,11 @@ def find_traces(folder: Path, needles: ScanTargets, fallback: Path | None = None
 
 
 def _list_files(folder: Path) -> dict[str, Path]:
-    return {path.name: path for path in folder.iterdir() if path.is_file()}
+    files = {}
+    for path in folder.iterdir():
+        if path.is_file():
+            files[path.name] = path
+    return files
 
 
 def _scan_file(path: Path, needles: ScanTargets) -> Iterator[tuple[str, str]]:
@@ -261,7 +265,8 @@ def _contains_row(array: AnyArray, rows: AnyArray) -> bool:
     flat = np.ascontiguousarray(array).reshape(-1, width)
     may_match = np.isin(_hash_rows(flat), _hash_rows(targets))
     target_bytes = {row.tobytes() for row in targets}
-    return any(row.tobytes() in target_bytes for row in flat[may_match])
+    candidates = flat[may_match]
+    return any(row.tobytes() in target_bytes for row in candidates)
 
 
 def _hash_rows(rows: AnyArray) -> Keys:
@@ -286,7 +291,8 @@ def _search_text(path: Path, needles: ScanTargets) -> list[str]:
     for user in needles.users.tolist():
         name = json.dumps(needles.names[user])
         removed = needles.removed.row(user)
-        items = [json.dumps(needles.items[item]) for item in removed.tolist()]
+        item_ids = [needles.items[item] for item in removed.tolist()]
+        items = [json.dumps(item_id) for item_id in item_ids]
         for piece in pieces:
             names_item = any(item in piece for item in items)
             if name in piece and names_item:

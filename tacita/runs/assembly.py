@@ -41,6 +41,8 @@ class Machine:
 
 
 ALL_CORES = Machine()
+Parts = tuple[Part, ...]
+BUDGET_KEYS = ("tiers", "budget", "epsilon")  # settings of parts that hold a budget
 NO_TIMES = "no times: the order of rows is taken as the order of events."
 
 
@@ -92,7 +94,7 @@ def _load_table(config: RunConfig, machine: Machine, frame: Frame | None) -> Int
     )
 
 
-def _check_catalogue(config: RunConfig, backbone: Backbone, parts: tuple[Part, ...], stream: BlockStream) -> None:
+def _check_catalogue(config: RunConfig, backbone: Backbone, parts: Parts, stream: BlockStream) -> None:
     """Refuse settings that ask for more items than the first block has."""
     n_items = stream.blocks[0].n_items
     check_cutoffs(config, n_items)
@@ -101,7 +103,7 @@ def _check_catalogue(config: RunConfig, backbone: Backbone, parts: tuple[Part, .
         part.check(n_items)
 
 
-def expand_config(config: RunConfig, backbone: Backbone, parts: tuple[Part, ...]) -> RunConfig:
+def expand_config(config: RunConfig, backbone: Backbone, parts: Parts) -> RunConfig:
     """The same run with the value of every setting of its model and parts written out."""
     model_table = _expand_options(backbone.name, backbone.config)
     part_tables = [_expand_options(part.name, part.config) for part in parts]
@@ -112,7 +114,7 @@ def _expand_options(name: str, options: BaseModel) -> dict[str, Any]:
     return {"name": name, **options.model_dump(mode="json", exclude_none=True)}
 
 
-def build_components(config: RunConfig, secret: str = "") -> tuple[Backbone, tuple[Part, ...], Draws]:
+def build_components(config: RunConfig, secret: str = "") -> tuple[Backbone, Parts, Draws]:
     """Model and parts; `secret` is what a device adds to the seed of draws that protect its people."""
     options = dict(config.backbone)
     name = options.pop("name", "mf")

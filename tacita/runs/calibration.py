@@ -103,7 +103,10 @@ def calibrate(
     group_ratios: list[list[float]] = []
     for number, group in enumerate(leaver_groups):
         without = train_rounds(federation, n_rounds, group)
-        ratios = [distance_ratio(with_everybody, without.table, number, alpha) for alpha in alphas]
+        ratios = []
+        for alpha in alphas:
+            ratio = distance_ratio(with_everybody, without.table, number, alpha)
+            ratios.append(ratio)
         group_ratios.append(ratios)
     median = np.median(np.array(group_ratios), axis=0)
     best = int(median.argmin())
@@ -142,7 +145,10 @@ class CalibrationTraining:
 def distance_ratio(with_group: CalibrationTraining, without: Floats, group: int, alpha: float) -> float:
     """The distance to the table that never saw a group, after its retraction, over that before."""
     other_weights = with_group.other_weights[group]
-    damping = [max(1e-3, 1 - alpha * weight) for weight in other_weights]
+    damping = []
+    for weight in other_weights:
+        remaining = 1 - alpha * weight
+        damping.append(max(1e-3, remaining))
     retraction = accumulate_retraction(with_group.additions[group], damping)
     before = with_group.table.astype(np.float64)
     after = with_group.table + retraction
@@ -189,11 +195,11 @@ def _select_rows(rows: SparseRows, selection: Bools) -> SparseRows:
 
 def train_rounds(federation: Federation, rounds: int, away: Keys, watched: Any = ()) -> CalibrationTraining:
     """Rounds of block 0 without some people; `watched`: groups whose additions are kept, (groups, people)."""
-    parts = tuple(part for part in federation.parts if part.name not in WITHDRAWING_PARTS)
+    parts = [part for part in federation.parts if part.name not in WITHDRAWING_PARTS]
     uploads: list[WatchedUpload] = []
     if len(watched):
-        parts = (*parts, _build_watcher(federation, watched, uploads))
-    federation = replace(federation, parts=parts)
+        parts.append(_build_watcher(federation, watched, uploads))
+    federation = replace(federation, parts=tuple(parts))
     progress = start_run(federation)
     begin_block(federation, progress, 0)
     settings = federation.config.train
@@ -209,12 +215,15 @@ def train_rounds(federation: Federation, rounds: int, away: Keys, watched: Any =
         clients = progress.devices.choose_clients(federation, server)
         staying = clients[~np.isin(clients, away)]
         after, _ = run_round(federation, server, progress.devices, staying)
-        total_weight = sum(float(upload.weight.sum()) for upload in uploads)
+        weights = [float(upload.weight.sum()) for upload in uploads]
+        total_weight = sum(weights)
         for number, group in enumerate(watched):
             addition, own_weight = _sum_additions(uploads, group, server.items.shape)
             other_weight = total_weight - own_weight
-            additions[number].append(server_lr * addition / denominator)
-            other_weights[number].append(server_lr * other_weight / denominator)
+            applied_addition = server_lr * addition / denominator
+            additions[number].append(applied_addition)
+            applied_weight = server_lr * other_weight / denominator
+            other_weights[number].append(applied_weight)
         progress.server = after
     return CalibrationTraining(progress.server.items, additions, other_weights)
 
@@ -234,7 +243,7 @@ def _fix_denominator(federation: Federation, denominator: float) -> Federation:
 
 
 def _sum_additions(uploads: Sequence[WatchedUpload], group: Keys, shape: Sequence[int]) -> tuple[Doubles, float]:
-    """What a group added to the sum of a round, and the mean weight of those of it who took part."""
+    """The group's addition to the sum of a round, and the mean weight of its participants."""
     total = np.zeros(shape)
     group_weight = 0.0
     n_participants = 0

@@ -110,13 +110,9 @@ def _init_state(federation: Federation, central: CentralModel, block: Block) -> 
 def _build_graph(federation: Federation, data: Ragged, block: Block) -> InteractionGraph | None:
     if not isinstance(federation.backbone, LightGCN):
         return None
-    return InteractionGraph.from_edges(
-        user=data.rows(),
-        item=data.ids,
-        weight=np.ones(len(data.ids)),
-        n_users=block.n_users,
-        n_items=block.n_items,
-    )
+    users = data.rows()
+    weights = np.ones(len(users))
+    return InteractionGraph.from_edges(users, data.ids, weights, block.n_users, block.n_items)
 
 
 def _draw_samples(federation: Federation, data: Ragged, block: Block, epoch: int) -> TrainingSamples:

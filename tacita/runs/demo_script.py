@@ -97,12 +97,14 @@ def _write_pages(folder: Path, results: list[DemoResult]) -> None:
     compared = []
     for result in results:
         run_data = read_run(result.run.folder)
-        compared.append(ComparedRun(result.spec.name, run_data, result.up, result.down))
+        name = result.spec.name
+        compared.append(ComparedRun(name, run_data, result.up, result.down))
     dataset = results[0].run.result["data"]["name"]
     names = " beside ".join(result.spec.name for result in results)
     title = f"{dataset}: {names}, no epsilon"
     write_bytes(folder / PICTURE, draw_comparison(compared, title, "png"))
-    write_report([result.run.folder for result in results], folder / PAGE)
+    run_folders = [result.run.folder for result in results]
+    write_report(run_folders, folder / PAGE)
 
 
 def _measure_traffic(run: Run) -> tuple[float, float, int]:

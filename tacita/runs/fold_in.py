@@ -33,7 +33,7 @@ NEWCOMER = "somebody who arrives"  # whose key draws the first vector and the ne
 
 def recommend_newcomer(loaded: LoadedRun, history: Ints, rounds: int, query: RecommendationQuery) -> RankedItems:
     """The best items for a person with this history, oldest first."""
-    check_list_length(query.k, len(loaded.saved.ids["items"]))
+    check_list_length(query.k, len(loaded.items))
     if not len(history):
         raise TacitaError("the history is empty: give at least one item that the person chose.")
     bounds = np.array([0, len(history)], np.int64)

@@ -127,8 +127,8 @@ def describe_account(ledger: Ledger, account: Arrays, row: int) -> LedgerSummary
     is_limited = budget != NO_LIMIT
     times = own["times"][0]
     units = set()
-    for event, count in zip(ledger.events, times, strict=True):
-        if count:
+    for column, event in enumerate(ledger.events):
+        if times[column]:
             units.add(event.unit)
     return {
         "delta": ledger.delta,
@@ -149,8 +149,9 @@ def _price_events(ledger: Ledger, own: Arrays) -> dict[str, LedgerSummary]:
     for column, event in enumerate(ledger.events):
         if event.once and not times[column]:
             continue
+        count = int(times[column])
         epsilon = _price_release(ledger, own, column)
-        prices[event.what] = {"times": int(times[column]), "epsilon": epsilon}
+        prices[event.what] = {"times": count, "epsilon": epsilon}
     return prices
 
 
@@ -191,7 +192,10 @@ def describe_cost(parts: CountedParts, before: PartArrays, after: PartArrays, ro
 
 def _take_rows(account: Arrays, rows: AnyArray | list[int]) -> Arrays:
     """The accounts of the people of some rows."""
-    return {name: array[rows] for name, array in account.items()}
+    selected = {}
+    for name, array in account.items():
+        selected[name] = array[rows]
+    return selected
 
 
 def read_run_ledger(folder: Path, user: str | None = None) -> LedgerSummary:
@@ -227,7 +231,8 @@ def _project_withdrawal(saved: SavedRun, plan: Plan, row: int) -> dict[str, floa
     if not len(contributions.ids):
         return {}
     arrays = nest_parts(saved.client_arrays, PARTS)[learner.name]
-    own = {name: arrays[name][[row]] for name in ACCOUNT_ARRAYS}
+    account = {name: arrays[name] for name in ACCOUNT_ARRAYS}
+    own = _take_rows(account, [row])
     server = read_server(saved.server_arrays, saved.server_note)
     withdraws = np.ones(1, bool)
     after, _ = learner.charge_retraction(server.heads, own, withdraws)
@@ -266,7 +271,8 @@ def _describe_spread(summary: LedgerSummary) -> list[str]:
             for name, value in quantiles.items():
                 epsilon = _format_epsilon(value, key)
                 listed.append(f"{name} {epsilon}")
-            lines.append(f"{word} at delta {delta:g}: {', '.join(listed)}.")
+            spread = ", ".join(listed)
+            lines.append(f"{word} at delta {delta:g}: {spread}.")
     return [*lines, *_describe_exclusions(summary)]
 
 
@@ -327,7 +333,8 @@ def _drop_rounding(value: float) -> float:
 
 def _describe_exclusions(ledger: LedgerSummary) -> list[str]:
     """What no budget is about, and what else a lab run reveals."""
-    has_sums = any(name.startswith(SUM_PREFIX) for name in ledger["events"])
+    event_names = list(ledger["events"])
+    has_sums = any(name.startswith(SUM_PREFIX) for name in event_names)
     if has_sums:
         requests = "that somebody asked to take something back"
         selection = ""

@@ -150,7 +150,7 @@ class LoadedRun:
 
     def recommend(self, users: Ints, query: RecommendationQuery) -> Iterator[RankedItems]:
         """The best items of these people, some people at a time."""
-        check_list_length(query.k, len(self.saved.ids["items"]))
+        check_list_length(query.k, len(self.items))
         n_items = max(1, len(self.server.items))
         chunk = max(1, MAX_SCORES // n_items)
         for start in range(0, len(users), chunk):

@@ -234,8 +234,9 @@ class SavedRun:
         """That the run does not know some users or items, with what its own ids are like."""
         ids = self.ids[f"{what}s"]
         listed = abbreviate_ids(missing, 5)
-        is_single = len(set(missing)) == 1
-        subject = f"{what} {listed} is" if is_single else f"{what}s {listed} are"
+        subject = f"{what}s {listed} are"
+        if len(set(missing)) == 1:
+            subject = f"{what} {listed} is"
         return TacitaError(
             f"{subject} not in {self.folder}; its {len(ids):,} {what}s have ids such as '{ids[0]}' (see ids.json)"
             f"{self.filter_note(what)}."
@@ -266,7 +267,8 @@ class SavedRun:
 def abbreviate_ids(ids: Sequence[str], most: int) -> str:
     """The first few ids of a list, each once, and how many more there are."""
     distinct = list(dict.fromkeys(ids))
-    listed = ", ".join(f"'{raw_id}'" for raw_id in distinct[:most])
+    quoted = [f"'{raw_id}'" for raw_id in distinct[:most]]
+    listed = ", ".join(quoted)
     n_more = len(distinct) - most
     return f"{listed} and {n_more:,} more" if n_more > 0 else listed
 

@@ -70,9 +70,10 @@ class Run:
 
     def __repr__(self) -> str:
         data = self.result["data"]
-        people = f"{data['users']:,} users, {data['items']:,} items"
+        size = f"{data['users']:,} users, {data['items']:,} items"
+        backbone = f"backbone '{self._backbone_name}'"
         privacy = _describe_privacy(self.config, self.result)
-        return f"Run('{self.folder}', backbone '{self._backbone_name}', {people}, {privacy})"
+        return f"Run('{self.folder}', {backbone}, {size}, {privacy})"
 
     def __str__(self) -> str:
         notes = _list_notes(self.config, self.result, self.folder)
@@ -83,8 +84,9 @@ class Run:
 
     def _load_models(self) -> LoadedRun:
         """Its models, read once and kept until the folder changes."""
-        now = read_stamp(self.folder)
-        if not now or self._cache.get("stamp") != now:
+        stamp = read_stamp(self.folder)
+        is_current = self._cache.get("stamp") == stamp
+        if not stamp or not is_current:
             self._cache.clear()
             self._cache["models"] = load_run(self.folder)
             self._cache["stamp"] = read_stamp(self.folder)
@@ -120,7 +122,8 @@ class Run:
         what tally releases gives people away: `tacita audit tally --run example` shows it.
         """
         with translate_errors():
-            return _list_notes(self.config, read_result(self.folder), self.folder)
+            result = read_result(self.folder)
+            return _list_notes(self.config, result, self.folder)
 
     def recommend(
         self,
@@ -229,7 +232,8 @@ class Run:
         """
         with translate_errors():
             result = read_result(self.folder)
-            method = method_name(self._backbone_name, self.config.method, self.config.parts)
+            config = self.config
+            method = method_name(self._backbone_name, config.method, config.parts)
             return _build_metrics(result, method)
 
     @property
@@ -376,7 +380,8 @@ def _list_notes(config: RunConfig, result: RunResult, folder: Path) -> list[str]
     data = result["data"]
     n_blocks = len(result["blocks"])
     removals = parse_removals(data.get("removed") or [])
-    parts = [str(part["name"]) for part in config.parts or ()]
+    specs = config.parts or ()
+    parts = [str(spec["name"]) for spec in specs]
     data_notes = format_data_notes(data.get("notes", ()), removals, n_blocks, parts)
     notes = list(data_notes)
     notes += privacy_lines(config, result)

@@ -95,7 +95,8 @@ def _unknown_word_error(settings: list[Setting], word: str) -> TacitaError:
         names.update(_list_names(setting))
         names.add(_last_word(setting.owner, " "))
     tables = {name.rpartition(".")[0] for name in names}
-    candidates = {*names, *tables, *preset_names()} - {"", "run"}
+    candidates = {*names, *tables, *preset_names()}
+    candidates -= {"", "run"}
     error = unknown_name_error("setting", word, candidates)
     if "did you mean" in str(error):
         return error

@@ -311,7 +311,9 @@ def _describe_data(federation: Federation) -> dict[str, Any]:
 def _describe_silos(homes: SiloAssignment) -> dict[str, Any]:
     """How many people live in silos, and how much silos differ."""
     n_people = np.bincount(homes.silo)
-    sizes = {"fewest": int(n_people.min()), "most": int(n_people.max())}
+    fewest = int(n_people.min())
+    most = int(n_people.max())
+    sizes = {"fewest": fewest, "most": most}
     return {"by": homes.by, "people": sizes, "divergence_bits": homes.divergence}
 
 

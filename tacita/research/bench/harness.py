@@ -3,83 +3,64 @@
 from __future__ import annotations
 
 import os
-import platform
 import resource
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+import tacita
 from tacita.core.config import ParticipationConfig, RunConfig, TrainConfig
 from tacita.core.draws import Draws, derive_keys
 from tacita.core.errors import TacitaError
-from tacita.core.types import Block, BlockStream, Floats, Ints, Ragged
+from tacita.core.types import Block, BlockStream, Ragged
 from tacita.federation.evaluation import TrainedState, build_mask, build_rules, evaluate_devices
-from tacita.federation.rounds import Progress, begin_block, run_round, start_run
-from tacita.kernels.threads import threads_in_use
+from tacita.federation.rounds import begin_block, start_run
 from tacita.metrics import Evaluation
 from tacita.models import backbone_class
 from tacita.models.scorer import Scorer
 from tacita.round.plan import Federation
 
 
-def describe_machine() -> dict[str, Any]:
-    """What the figures were measured on."""
-    return {
-        "cores": os.cpu_count(),
-        "threads": threads_in_use(),
-        "processor": platform.machine(),
-        "python": platform.python_version(),
-    }
-
-
-def _median_seconds(work: Callable[[], object], repeats: int) -> tuple[float, list[float]]:
-    """Median wall clock of `repeats` calls after one warm-up."""
-    work()
-    times = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - began)
-    return statistics.median(times), times
-
-
-def bench_rounds(fed: Federation, repeats: int = 5) -> dict[str, Any]:
+def bench_rounds(federation: Federation, repeats: int = 5) -> Report:
     """One round of block 0, naive and fast, both with sampling and averaging."""
-    if fed.learner.name != "rows" or fed.backbone.reads_context or fed.backbone.shared():
-        raise TacitaError(f"backbone '{fed.backbone.name}' has no naive loop to compare with; use mf, ncf or pfedrec.")
-    progress = start_run(fed)
-    begin_block(fed, progress, 0)
+    from tacita.research.bench.naive_loop import NaiveLoop  # torch would count in the memory of other benchmarks
 
-    def fast() -> None:
-        progress.server, _ = run_round(fed, progress.server, progress.devices)
-
-    fast_median, fast_times = _median_seconds(fast, repeats)
-    naive = NaiveLoop(fed, progress)
-    naive_median, naive_times = _median_seconds(naive.run_round, repeats)
+    _refuse_without_naive_loop(federation)
+    runner = RoundRunner(federation)
+    progress = runner.progress
+    fast_median, fast_times = median_seconds(runner.play, repeats)
+    naive = NaiveLoop(federation, progress)
+    naive_median, naive_times = median_seconds(naive.run_round, repeats)
+    membership = progress.local_devices.current_membership(federation, progress.server)
     return {
         "bench": "rounds",
-        "data": fed.stream.name,
-        "backbone": fed.backbone.name,
-        "clients": len(progress.local_devices.current_membership(fed, progress.server).active),
-        "positives": len(fed.stream.blocks[0].train.ids),
-        "dim": fed.backbone.item_width,
-        "negatives": fed.config.train.negatives,
-        "batch_size": fed.config.train.batch_size,
+        "data": federation.stream.name,
+        "backbone": federation.backbone.name,
+        "clients": len(membership.active),
+        "positives": len(federation.stream.blocks[0].train.ids),
+        "dim": federation.backbone.item_width,
+        "negatives": federation.config.train.negatives,
+        "batch_size": federation.config.train.batch_size,
         "fast_ms": round(1000 * fast_median, 3),
         "naive_ms": round(1000 * naive_median, 3),
         "ratio": round(naive_median / fast_median, 1),
-        "fast_ms_all": [round(1000 * t, 3) for t in fast_times],
-        "naive_ms_all": [round(1000 * t, 3) for t in naive_times],
+        "fast_ms_all": round_all(fast_times, 3, 1000),
+        "naive_ms_all": round_all(naive_times, 3, 1000),
         "machine": describe_machine(),
     }
+
+
+def _refuse_without_naive_loop(federation: Federation) -> None:
+    """Refuse models that the naive loop cannot train."""
+    backbone = federation.backbone
+    trains_rows_alone = federation.learner.name == "rows" and not backbone.shared()
+    if not trains_rows_alone or backbone.reads_context:
+        raise TacitaError(f"backbone '{backbone.name}' has no naive loop to compare with; use mf, ncf or pfedrec.")
 
 
 _ROUND_SCRIPT = """
@@ -105,10 +86,10 @@ progress = start_run(fed)
 begin_block(fed, progress, 0)
 of_values = "devices" in inspect.signature(run_round).parameters
 def play():
-    if of_values:
-        progress.server, _ = run_round(fed, progress.server, progress.devices)
+    if takes_devices:
+        progress.server, _ = run_round(federation, progress.server, progress.devices)
     else:
-        run_round(fed, progress)
+        run_round(federation, progress)
 play()
 print("ready", flush=True)
 for line in sys.stdin:
@@ -117,7 +98,7 @@ for line in sys.stdin:
     took = time.perf_counter() - began, time.process_time() - worked
     print("took", *took, hashlib.sha256(progress.server.items.tobytes()).hexdigest(), flush=True)
 """
-"""Times single rounds when told to. Runs in checkouts of any age, so it uses only what all of them have."""
+"""Times single rounds on request. It runs in checkouts of any age, so it uses only what all of them have."""
 
 
 @dataclass(frozen=True)
@@ -130,17 +111,30 @@ class BenchmarkSpec:
     data_dir: Path | None = None
 
 
+@dataclass(frozen=True)
+class RoundTime:
+    """One timed round."""
+
+    wall: float  # ms
+    processor: float  # ms
+    digest: str  # of the item table after it
+
+
+SideRounds = dict[str, list[RoundTime]]
+"""Side of a comparison -> its rounds."""
+
+
 class _Checkout:
     """A process that times rounds with one checkout's package."""
 
-    def __init__(self, root: Path, what: BenchmarkSpec) -> None:
+    def __init__(self, root: Path, spec: BenchmarkSpec) -> None:
         if not (root / "tacita" / "__init__.py").is_file():
             raise TacitaError(f"'{root}' holds no tacita/__init__.py; name a checkout of tacita.")
         self.root = root
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (a pipe that nobody reads could fill up)
-        words = [what.data, what.backbone, str(what.threads), str(what.data_dir.resolve()) if what.data_dir else ""]
+        data_dir = str(spec.data_dir.resolve()) if spec.data_dir else ""
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _ROUND_SCRIPT, *words],
+            [sys.executable, "-P", "-c", _ROUND_SCRIPT, spec.data, spec.backbone, str(spec.threads), data_dir],
             env={**os.environ, "PYTHONPATH": str(root.resolve())},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -159,19 +153,19 @@ class _Checkout:
             if line.startswith(word):  # a dataset may print its terms first
                 return line.split()[1:]
         self.errors.seek(0)
-        why = (self.errors.read().strip().splitlines() or ["it ended without a word"])[-1]
-        raise TacitaError(f"the rounds of '{self.root}' cannot be timed: {why}")
+        lines = self.errors.read().strip().splitlines()
+        reason = lines[-1] if lines else "it ended without a word"
+        raise TacitaError(f"the rounds of '{self.root}' cannot be timed: {reason}")
 
-    def time_round(self) -> tuple[float, float, str]:
-        """Wall clock and processor time of one round in ms, and a digest of the item table after it."""
+    def time_round(self) -> RoundTime:
         assert self.process.stdin is not None
         try:
             self.process.stdin.write("go\n")
             self.process.stdin.flush()
         except BrokenPipeError:
             pass  # it has ended; its last words say why
-        wall, cpu, table = self._read_reply("took")
-        return 1000 * float(wall), 1000 * float(cpu), table
+        wall, processor, digest = self._read_reply("took")
+        return RoundTime(1000 * float(wall), 1000 * float(processor), digest)
 
     def close(self) -> None:
         self.process.kill()
@@ -179,7 +173,7 @@ class _Checkout:
         self.errors.close()
 
 
-def compare_rounds(old: Path, what: BenchmarkSpec, repeats: int = 5) -> dict[str, Any]:
+def compare_rounds(old: Path, spec: BenchmarkSpec, repeats: int = 5) -> Report:
     """Rounds of another checkout and of this one, in turns; lower quartiles, which other work disturbs least."""
     sides: dict[str, _Checkout] = {}
     took: dict[str, list[tuple[float, float, str]]] = {"old": [], "new": []}
@@ -198,18 +192,19 @@ def compare_rounds(old: Path, what: BenchmarkSpec, repeats: int = 5) -> dict[str
     quarter_cpu = {side: float(np.quantile(times, 0.25)) for side, times in cpu.items()}
     return {
         "bench": "rounds against another checkout",
-        "data": what.data,
-        "backbone": what.backbone,
-        "rounds": len(wall["new"]),
-        **{f"{side}_ms": round(quarter[side], 3) for side in sides},
-        "ratio": round(quarter["new"] / quarter["old"], 3),
-        **{f"{side}_cpu_ms": round(quarter_cpu[side], 3) for side in sides},
-        "cpu_ratio": round(quarter_cpu["new"] / quarter_cpu["old"], 3),
-        **{f"{side}_least_ms": round(min(wall[side]), 3) for side in sides},
-        "same_numbers": [one[2] for one in took["old"]] == [one[2] for one in took["new"]],
-        **{f"{side}_ms_all": [round(t, 3) for t in wall[side]] for side in sides},
-        "machine": describe_machine(),
+        "data": spec.data,
+        "backbone": spec.backbone,
+        "rounds": len(rounds["new"]),
     }
+    report |= report_figures(wall_quartiles, "ms", 3)
+    report["ratio"] = divide_sides(wall_quartiles, "new", "old", 3)
+    report |= report_figures(processor_quartiles, "cpu_ms", 3)
+    report["cpu_ratio"] = divide_sides(processor_quartiles, "new", "old", 3)
+    report |= report_figures(least, "least_ms", 3)
+    report["same_numbers"] = digests["old"] == digests["new"]
+    report |= report_repeats(wall, "ms", 3)
+    report["machine"] = describe_machine()
+    return report
 
 
 class NaiveLoop:
@@ -271,8 +266,20 @@ class NaiveLoop:
         self.items = summed / len(self.users)
 
 
-def _is_trained(name: str, moving: tuple[str, ...]) -> bool:
-    return ("rows" if name == "rows" else "private") in moving
+def _time_checkouts(roots: dict[str, Path], spec: BenchmarkSpec, n_rounds: int) -> SideRounds:
+    """So many rounds of every checkout, in turns."""
+    checkouts: dict[str, _Checkout] = {}
+    times: SideRounds = {side: [] for side in roots}
+    try:
+        for side, root in roots.items():
+            checkouts[side] = _Checkout(root, spec)
+        for _ in range(n_rounds):
+            for side, checkout in checkouts.items():
+                times[side].append(checkout.time_round())
+    finally:
+        for checkout in checkouts.values():
+            checkout.close()
+    return times
 
 
 def _build_client_module(torch: Any, backbone: Scorer, items: Any, private: Floats) -> Any:
@@ -294,26 +301,28 @@ def _build_client_module(torch: Any, backbone: Scorer, items: Any, private: Floa
 
 def bench_evaluate(fed: Federation, repeats: int = 5) -> dict[str, Any]:
     """Full ranking of every user's test items under an untrained model: scoring, masking, ranking, metrics."""
-    progress = start_run(fed)
-    begin_block(fed, progress, 0)
-    block = fed.stream.blocks[0]
-    learned, metrics = TrainedState(progress.server, progress.clients), ["ndcg", "recall", "hr"]
-    found: list[Evaluation] = []
+    progress = start_run(federation)
+    begin_block(federation, progress, 0)
+    block = federation.stream.blocks[0]
+    state = TrainedState(progress.server, progress.clients)
+    metrics = ["ndcg", "recall", "hr"]
+    evaluations: list[Evaluation] = []
 
-    def one() -> None:
-        mask = build_mask(fed, block, "test", "block")
-        rules = build_rules(fed, block, metrics, [20])
-        found[:] = [evaluate_devices(fed, learned, block, "test", mask, rules)]
+    def evaluate_all() -> None:
+        mask = build_mask(federation, block, "test", "block")
+        rules = build_rules(federation, block, metrics, [20])
+        evaluation = evaluate_devices(federation, state, block, "test", mask, rules)
+        evaluations.append(evaluation)
 
-    median, times = _median_seconds(one, repeats)
+    median, times = median_seconds(evaluate_all, repeats)
     return {
         "bench": "evaluate",
-        "data": fed.stream.name,
-        "users": len(found[0].users),
+        "data": federation.stream.name,
+        "users": len(evaluations[-1].users),
         "items": block.n_items,
         "metrics": metrics,
         "seconds": round(median, 4),
-        "seconds_all": [round(t, 4) for t in times],
+        "seconds_all": round_all(times, 4),
         "machine": describe_machine(),
     }
 
@@ -328,56 +337,71 @@ def bench_scale(
     participants: int = 10_000,
     repeats: int = 5,
     on_each: Callable[[int], None] | None = None,
-) -> dict[str, Any]:
+) -> Report:
     """Training rounds with a fixed number of participants while the number of users grows."""
-    rows: list[dict[str, Any]] = []
+    rows = []
     for n_users in users:
         stream = _make_stream(n_users, items, per_user)
-        rate = min(1.0, participants / n_users)
-        plan = TrainConfig(participation=ParticipationConfig(kind="fraction", rate=rate))
-        cls = backbone_class("mf")
-        fed = Federation(cls(cls.Config()), (), RunConfig(train=plan), Draws(1), stream=stream)
-        progress = start_run(fed)
-        begin_block(fed, progress, 0)
-
-        def one(fed: Federation = fed, progress: Progress = progress) -> None:
-            progress.server, _ = run_round(fed, progress.server, progress.devices)
-            progress.local_devices.keep_best(progress.server.round)
-
-        median, times = _median_seconds(one, repeats)
-        taking_part = min(participants, n_users)
-        rows.append(
-            {
-                "users": n_users,
-                "participants": taking_part,
-                "round_ms": round(1000 * median, 2),
-                "round_ms_all": [round(1000 * t, 2) for t in times],
-                "us_per_participant": round(1e6 * median / taking_part, 3),
-                "peak_gb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 3),
-            }
-        )
+        rows.append(_time_size(stream, min(participants, n_users), repeats))
         if on_each:
             on_each(n_users)
-    per = [row["us_per_participant"] for row in rows]
+    microseconds = [row["us_per_participant"] for row in rows]
     return {
         "bench": "scale",
         "items": items,
         "interactions_per_user": per_user,
         "rows": rows,
-        "spread": round(max(per) / min(per), 3),
+        "spread": round(max(microseconds) / min(microseconds), 3),
         "peak_gb": rows[-1]["peak_gb"],
         "machine": describe_machine(),
+    }
+
+
+def _time_size(stream: BlockStream, participants: int, repeats: int) -> Report:
+    """Rounds with so many participants of a stream."""
+    n_users = stream.blocks[0].n_users
+    participation = ParticipationConfig(kind="fraction", rate=participants / n_users)
+    config = RunConfig(train=TrainConfig(participation=participation))
+    cls = backbone_class("mf")
+    backbone = cls(cls.Config())
+    federation = Federation(backbone, (), config, Draws(1), stream=stream)
+    runner = RoundRunner(federation)
+    progress = runner.progress
+
+    def play_round() -> None:
+        runner.play()
+        progress.local_devices.keep_best(progress.server.round)
+
+    median, times = median_seconds(play_round, repeats)
+    peak_kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {
+        "users": n_users,
+        "participants": participants,
+        "round_ms": round(1000 * median, 2),
+        "round_ms_all": round_all(times, 2, 1000),
+        "us_per_participant": round(1e6 * median / participants, 3),
+        "peak_gb": round(peak_kilobytes / 2**20, 3),
     }
 
 
 def _make_stream(n_users: int, n_items: int, per_user: int) -> BlockStream:
     """Users with per_user distinct-ish items of Zipf-like popularity, all of them for training."""
     rng = np.random.default_rng(7)
-    skewed = rng.random(n_users * per_user, dtype=np.float32) ** 2
+    n_rows = n_users * per_user
+    skewed = rng.random(n_rows, dtype=np.float32) ** 2
     ids = (skewed * n_items).astype(np.int32)
     ptr = np.arange(n_users + 1, dtype=np.int64) * per_user
-    none = Ragged.empty(n_users)
-    block = Block(0, n_users, n_items, Ragged(ptr, ids), none, none, np.ones(n_users, bool), n_users * per_user)
+    no_items = Ragged.empty(n_users)
+    block = Block(
+        0,
+        n_users,
+        n_items,
+        train=Ragged(ptr, ids),
+        valid=no_items,
+        test=no_items,
+        new_users=np.ones(n_users, bool),
+        n_rows=n_rows,
+    )
     user_keys = rng.integers(0, 2**63, n_users).astype(np.uint64)
-    item_keys = derive_keys(str(i) for i in range(n_items))
+    item_keys = derive_keys(str(item) for item in range(n_items))
     return BlockStream("synthetic", (block,), (), (), user_keys, item_keys, {}, "")

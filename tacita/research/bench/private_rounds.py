@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
-from typing import Any
 
 from tacita.core.errors import TacitaError
 from tacita.federation.rounds import begin_block, run_round, start_run
@@ -14,82 +12,58 @@ from tacita.round.learner import ledger_of
 from tacita.round.plan import Federation
 from tacita.round.question import Question
 
-Times = dict[str, list[float]]
 
-
-def time_in_turns(sides: dict[str, Callable[[], None]], repeats: int) -> tuple[Times, Times]:
-    """Wall clock and processor time of every side, one after another, so that a busy machine slows all of them."""
-    wall: Times = {name: [] for name in sides}
-    busy: Times = {name: [] for name in sides}
-    for _ in range(repeats):
-        for name, work in sides.items():
-            began, worked = time.perf_counter(), time.process_time()
-            work()
-            wall[name].append(time.perf_counter() - began)
-            busy[name].append(time.process_time() - worked)
-    return wall, busy
-
-
-def summarise_times(wall: Times, busy: Times) -> dict[str, Any]:
+def summarise_times(wall: Times, processor: Times) -> Report:
     """Medians in milliseconds, and the ratios of the private side to the plain one."""
-    middle = {name: statistics.median(times) for name, times in wall.items()}
-    spent = {name: statistics.median(times) for name, times in busy.items()}
-    return {
-        **{f"{name}_ms": round(1000 * value, 2) for name, value in middle.items()},
-        **{f"{name}_cpu_ms": round(1000 * value, 2) for name, value in spent.items()},
-        "ratio": round(middle["private"] / middle["plain"], 3),
-        "cpu_ratio": round(spent["private"] / spent["plain"], 3),
-        **{f"{name}_ms_all": [round(1000 * t, 2) for t in times] for name, times in wall.items()},
-    }
+    wall_medians = side_medians(wall)
+    processor_medians = side_medians(processor)
+    report = report_figures(wall_medians, "ms", 2, 1000)
+    report |= report_figures(processor_medians, "cpu_ms", 2, 1000)
+    report["ratio"] = divide_sides(wall_medians, "private", "plain", 3)
+    report["cpu_ratio"] = divide_sides(processor_medians, "private", "plain", 3)
+    report |= report_repeats(wall, "ms", 2, 1000)
+    return report
 
 
-def bench_noise(plain: Federation, private: Federation, repeats: int = 15) -> dict[str, Any]:
+def bench_noise(plain: Federation, private: Federation, repeats: int = 15) -> Report:
     """Rounds of block 0 without and with noise, after two that compile and fill buffers."""
     if not any(ledger_of(part) for part in private.parts):
         raise TacitaError("rounds of this method have no noise that is accounted for; use --method dpps or dp-fedavg.")
-    sides = {"plain": _prepare_rounds(plain), "private": _prepare_rounds(private)}
+    plain_runner = RoundRunner(plain, warm_up=2)
+    private_runner = RoundRunner(private, warm_up=2)
+    sides = {"plain": plain_runner.play, "private": private_runner.play}
+    wall, processor = time_in_turns(sides, repeats)
     return {
         "bench": "noise",
         **_describe_runs(plain, private),
-        **summarise_times(*time_in_turns(sides, repeats)),
+        **summarise_times(wall, processor),
         "machine": describe_machine(),
     }
 
 
-def _prepare_rounds(fed: Federation) -> Callable[[], None]:
-    progress = start_run(fed)
-    begin_block(fed, progress, 0)
-
-    def play() -> None:
-        progress.server, _ = run_round(fed, progress.server, progress.devices)
-
-    play()
-    play()
-    return play
-
-
-def bench_exchange(plain: Federation, private: Federation, repeats: int = 5) -> dict[str, Any]:
-    """What people tell in a first block, all questions of it, without and with noise; solving is apart."""
-    for fed in (plain, private):
-        if fed.learner.name != "statistic":
+def bench_exchange(plain: Federation, private: Federation, repeats: int = 5) -> Report:
+    """All questions of a first block and the answers of people, without and with noise; solving is left out."""
+    sides = {"plain": plain, "private": private}
+    for federation in sides.values():
+        if federation.learner.name != "statistic":
             raise TacitaError("an exchange is what a model learns from sums by; use backbone 'tally'.")
-    wall: Times = {"plain": [], "private": []}
-    busy: Times = {"plain": [], "private": []}
+    wall = empty_times(sides)
+    processor = empty_times(sides)
     for turn in range(repeats + 1):
-        for name, fed in (("plain", plain), ("private", private)):
-            took, worked = _time_exchange(fed)
+        for name, federation in sides.items():
+            wall_seconds, processor_seconds = _time_exchange(federation)
             if turn:  # the first compiles
-                wall[name].append(took)
-                busy[name].append(worked)
+                wall[name].append(wall_seconds)
+                processor[name].append(processor_seconds)
     return {
         "bench": "exchange",
         **_describe_runs(plain, private),
-        **summarise_times(wall, busy),
+        **summarise_times(wall, processor),
         "machine": describe_machine(),
     }
 
 
-def _time_exchange(fed: Federation) -> tuple[float, float]:
+def _time_exchange(federation: Federation) -> tuple[float, float]:
     """Wall clock and processor time that the questions of a first block take, from the question to the sum."""
     progress = start_run(fed)
     begin_block(fed, progress, 0)
@@ -103,24 +77,25 @@ def _time_exchange(fed: Federation) -> tuple[float, float]:
     return took, worked
 
 
-def bench_epoch(fed: Federation, repeats: int = 3) -> dict[str, Any]:
+def bench_epoch(federation: Federation, repeats: int = 3) -> Report:
     """A round with one local epoch of everybody, after one that compiles: seconds, not a ratio."""
-    wall, busy = time_in_turns({"round": _prepare_rounds(fed)}, repeats)
+    runner = RoundRunner(federation, warm_up=2)
+    wall, processor = time_in_turns({"round": runner.play}, repeats)
     return {
         "bench": "epoch",
-        "data": fed.stream.name,
-        "backbone": fed.backbone.name,
-        "people": fed.stream.n_users,
-        "silos": fed.config.train.silos,
-        "positives": len(fed.stream.blocks[0].train.ids),
+        "data": federation.stream.name,
+        "backbone": federation.backbone.name,
+        "people": federation.stream.n_users,
+        "silos": federation.config.train.silos,
+        "positives": len(federation.stream.blocks[0].train.ids),
         "round_s": round(statistics.median(wall["round"]), 3),
-        "round_cpu_s": round(statistics.median(busy["round"]), 3),
-        "round_s_all": [round(t, 3) for t in wall["round"]],
+        "round_cpu_s": round(statistics.median(processor["round"]), 3),
+        "round_s_all": round_all(wall["round"], 3),
         "machine": describe_machine(),
     }
 
 
-def _describe_runs(plain: Federation, private: Federation) -> dict[str, Any]:
+def _describe_runs(plain: Federation, private: Federation) -> Report:
     return {
         "data": plain.stream.name,
         "backbone": plain.backbone.name,

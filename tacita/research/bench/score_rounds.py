@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import Adam, SparseAdam
 
 from tacita.core.errors import TacitaError
 from tacita.core.types import Floats, Ints
@@ -19,74 +19,65 @@ from tacita.models.scorer import Scorer
 from tacita.research.bench.harness import describe_machine
 from tacita.round.plan import Federation
 
+Tensors = dict[str, Tensor]
 
-def bench_scores(fed: Federation, repeats: int = 5) -> dict[str, Any]:
+
+def bench_scores(federation: Federation, repeats: int = 5) -> Report:
     """Rounds of block 0: fast, fast without the server's agents, and naive, in turns after a warm-up."""
-    for backbone in (fed.backbone, getattr(fed.parts[0], "server_backbone", fed.backbone)):
+    for backbone in (federation.backbone, _server_backbone(federation)):
         if backbone.reads_context:
             raise TacitaError(f"the naive loop has no model '{backbone.name}'; use neumf, neuncf or mf.")
-    sides = {"fast": _prepare_rounds(fed)}
-    if (plain := _drop_agents(fed)) is not None:
-        sides["without_agents"] = _prepare_rounds(plain)
-    sides["naive"] = NaiveTransfer(fed).run_round
-    took: dict[str, list[float]] = {name: [] for name in sides}
-    busy: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(repeats):
-        for name, work in sides.items():
-            torch.set_num_threads(threads_in_use())
-            began, worked = time.perf_counter(), time.process_time()
-            work()
-            took[name].append(time.perf_counter() - began)
-            busy[name].append(time.process_time() - worked)
-    middle = {name: statistics.median(times) for name, times in took.items()}
-    train = fed.config.train
-    agents = {}
-    if plain is not None:
-        spent = max(0.0, middle["fast"] - middle["without_agents"])
-        agents = {"agents_s": round(spent, 3), "agents_share": round(spent / middle["without_agents"], 3)}
-    return {
+    sides: dict[str, Work] = {}
+    sides["fast"] = RoundRunner(federation, warm_up=1).play  # in the first round the server has nothing to send
+    without_agents = _drop_agents(federation)
+    if without_agents is not None:
+        sides["without_agents"] = RoundRunner(without_agents, warm_up=1).play
+    sides["naive"] = NaiveTransfer(federation).run_round
+    wall, processor = time_in_turns(sides, repeats, reset_torch_threads)
+    medians = side_medians(wall)
+    report: Report = {
         "bench": "rounds of prediction transfer",
-        "data": fed.stream.name,
-        "method": fed.config.method,
-        "backbone": fed.backbone.name,
-        "clients": NaiveTransfer.count_participants(fed),
-        "local_epochs": train.local_epochs,
-        **{f"{name}_s": round(value, 3) for name, value in middle.items()},
-        **{f"{name}_cpu_s": round(statistics.median(times), 3) for name, times in busy.items()},
-        "ratio": round(middle["naive"] / middle["fast"], 1),
-        **agents,
-        **{f"{name}_s_all": [round(t, 3) for t in times] for name, times in took.items()},
-        "machine": describe_machine(),
+        "data": federation.stream.name,
+        "method": federation.config.method,
+        "backbone": federation.backbone.name,
+        "clients": NaiveTransfer.count_participants(federation),
+        "local_epochs": federation.config.train.local_epochs,
     }
+    report |= report_figures(medians, "s", 3)
+    report |= report_figures(side_medians(processor), "cpu_s", 3)
+    report["ratio"] = divide_sides(medians, "naive", "fast", 1)
+    if without_agents is not None:
+        agents_seconds = max(0.0, medians["fast"] - medians["without_agents"])
+        report["agents_s"] = round(agents_seconds, 3)
+        report["agents_share"] = round(agents_seconds / medians["without_agents"], 3)
+    report |= report_repeats(wall, "s", 3)
+    report["machine"] = describe_machine()
+    return report
 
 
-def _drop_agents(fed: Federation) -> Federation | None:
+def _server_backbone(federation: Federation) -> Backbone:
+    backbone: Backbone = getattr(federation.parts[0], "server_backbone", federation.backbone)
+    return backbone
+
+
+def _drop_agents(federation: Federation) -> Federation | None:
     """The same run in which all uploads weigh the same and nothing is picked; None: it has no agents."""
-    part = fed.parts[0]
-    if not getattr(part.config, "weighting", False) and getattr(part.config, "select", "") != "agent":
+    part = federation.parts[0]
+    weighs_uploads = getattr(part.config, "weighting", False)
+    picks_items = getattr(part.config, "select", "") == "agent"
+    if not weighs_uploads and not picks_items:
         return None
-    changed = part.config.model_copy(update={"weighting": False, "select": "none"})
-    return replace(fed, parts=(type(part)(changed, part.context), *fed.parts[1:]))
-
-
-def _prepare_rounds(fed: Federation) -> Callable[[], object]:
-    """Plays a round when called, from the second on: in the first the server has nothing to send."""
-    progress = start_run(fed)
-    begin_block(fed, progress, 0)
-
-    def one() -> None:
-        progress.server, _ = run_round(fed, progress.server, progress.devices)
-
-    one()
-    return one
+    config = part.config.model_copy(update={"weighting": False, "select": "none"})
+    plain_part = type(part)(config, part.context)
+    return replace(federation, parts=(plain_part, *federation.parts[1:]))
 
 
 class NaiveTransfer:
     """The loop as one would first write it, without avoidable waste.
 
-    Per client: a torch module with its own item table, kept from round to round, vectorised negatives, a TensorDataset
-    behind a DataLoader, fresh optimisers. Tables move by SparseAdam, which like ours moves only rows of the batch. The
-    server trains one module on batches of all uploads; there are no agents, and nothing is sent back.
+    Per client: a torch module with its own item table that lives from round to round, vectorised negatives, a
+    TensorDataset behind a DataLoader, fresh optimisers. Tables move by SparseAdam, which like ours moves only rows of
+    the batch. The server trains one module on batches of all uploads; there are no agents, and nothing is sent back.
     """
 
     def __init__(self, fed: Federation) -> None:
@@ -98,34 +89,58 @@ class NaiveTransfer:
         self.backbone: Scorer = fed.scorer
         self.teacher: Scorer = getattr(part, "server_backbone", fed.scorer)
         self.items = progress.server.items
-        self.users = np.flatnonzero(block.train.counts() > 0)
-        self.clients: dict[int, Any] = {}
-        self.start = progress.clients.private
-        keys = fed.stream.item_keys[: block.n_items]
-        rows = (
-            self.items if self.teacher.item_width == self.items.shape[1] else self.teacher.init_items(fed.draws, keys)
-        )
-        people = self.teacher.init_private(fed.draws, fed.stream.user_keys[: block.n_users])
-        self.server = _NaiveModel(self.teacher, self.teacher.init_heads(fed.draws), people, rows)
-        self.server_steps = self.server.make_optimisers(len(self.items))
+        self.users = np.flatnonzero(self.train.counts() > 0)
+        self.clients: dict[int, _NaiveModel] = {}
+        self.initial_private = progress.clients.private
+        self.server = self._build_server(_server_backbone(federation))
+        self.server_optimisers = self.server.make_optimisers(len(self.items))
+
+    def _build_server(self, teacher: Backbone) -> _NaiveModel:
+        """The server's model, with rows of its own where its width differs from the clients'."""
+        draws = self.federation.draws
+        stream = self.federation.stream
+        block = stream.blocks[0]
+        rows = self.items
+        if teacher.item_width != rows.shape[1]:
+            rows = teacher.init_items(draws, stream.item_keys[: block.n_items])
+        people = teacher.init_private(draws, stream.user_keys[: block.n_users])
+        return _NaiveModel(teacher, teacher.init_heads(draws), people, rows)
 
     @staticmethod
-    def count_participants(fed: Federation) -> int:
-        active, plan = int((fed.stream.blocks[0].train.counts() > 0).sum()), fed.config.train.participation
-        return active if plan.kind == "all" else max(1, round(plan.rate * active))
+    def count_participants(federation: Federation) -> int:
+        has_data = federation.stream.blocks[0].train.counts() > 0
+        n_active = int(has_data.sum())
+        participation = federation.config.train.participation
+        if participation.kind == "all":
+            return n_active
+        return max(1, round(participation.rate * n_active))
 
     def run_round(self) -> None:
-        chosen = self.rng.choice(self.users, self.count_participants(self.federation), replace=False)
-        told = [self._train_client(int(user)) for user in chosen]
-        user = np.repeat(chosen, [len(item) for item, _ in told])
-        item, label = (np.concatenate(column) for column in zip(*told, strict=True))
-        columns = [torch.from_numpy(x) for x in (user, item.astype(np.int64), label)]
-        size, loss_of = getattr(self.config, "server_batch", 1024), torch.nn.BCEWithLogitsLoss()
-        for _ in range(getattr(self.config, "server_epochs", 4)):
+        n_participants = self.count_participants(self.federation)
+        participants = self.rng.choice(self.users, n_participants, replace=False)
+        users = []
+        items = []
+        labels = []
+        for participant in participants:
+            sent_items, sent_labels = self._train_client(int(participant))
+            users.append(np.full(len(sent_items), participant))
+            items.append(sent_items)
+            labels.append(sent_labels)
+        user = torch.from_numpy(np.concatenate(users))
+        item = torch.from_numpy(np.concatenate(items))
+        label = torch.from_numpy(np.concatenate(labels))
+        self._train_server(user, item.long(), label)
+
+    def _train_server(self, user: Tensor, item: Tensor, label: Tensor) -> None:
+        """Some epochs on all uploads."""
+        batch_size = getattr(self.config, "server_batch", 1024)
+        n_epochs = getattr(self.config, "server_epochs", 4)
+        for _ in range(n_epochs):
             order = torch.randperm(len(user))
-            for at in range(0, len(user), size):
-                who, what, wanted = (x[order[at : at + size]] for x in columns)
-                _step_optimisers(self.server_steps, loss_of, self.server(who, what), wanted)
+            for start in range(0, len(user), batch_size):
+                batch = order[start : start + batch_size]
+                logits = self.server(user[batch], item[batch])
+                _step_optimisers(self.server_optimisers, logits, label[batch])
 
     def _train_client(self, user: int) -> tuple[Ints, Floats]:
         """Trains one client and returns what it tells."""
@@ -142,64 +157,84 @@ class NaiveTransfer:
             for some, wanted in loader:
                 _step_optimisers(optimisers, loss_of, model(torch.zeros(len(some), dtype=torch.long), some), wanted)
         with torch.no_grad():
-            guess = torch.sigmoid(model(torch.zeros(len(item), dtype=torch.long), torch.from_numpy(item).long()))
-        kept = self.rng.choice(len(item), max(1, int(self.rng.uniform(0.3, 0.7) * len(item))), replace=False)
-        return item[kept], (0.5 * label[kept] + 0.5 * guess.numpy()[kept]).astype(np.float32)
+            items = torch.from_numpy(item).long()
+            logits = model(_only_user(len(items)), items)
+            predictions = torch.sigmoid(logits).numpy()
+        share = self.rng.uniform(0.3, 0.7)
+        n_sent = max(1, int(share * len(item)))
+        sent = self.rng.choice(len(item), n_sent, replace=False)
+        mixed = 0.5 * label + 0.5 * predictions
+        sent_labels = mixed[sent].astype(np.float32)
+        return item[sent], sent_labels
 
-    def _draw_samples(self, positives: Ints) -> tuple[Ints, Floats]:
-        wanted = self.federation.config.train.negatives * len(positives)
-        pool = self.rng.integers(0, len(self.items), 2 * wanted + 16)
-        negatives = pool[~np.isin(pool, positives)][:wanted]
-        item = np.concatenate([positives, negatives])
-        label = np.concatenate([np.ones(len(positives)), np.zeros(len(negatives))])
-        return item.astype(np.int32), label.astype(np.float32)
+    def _find_client(self, user: int) -> _NaiveModel:
+        """The module of a client; a new one in its first round."""
+        if user not in self.clients:
+            heads = self.backbone.init_heads(self.federation.draws)
+            private = self.initial_private[user : user + 1]
+            model = _NaiveModel(self.backbone, heads, private, self.items)
+            self.clients[user] = model
+        return self.clients[user]
 
 
-class _NaiveModel(torch.nn.Module):
+def _only_user(n: int) -> Tensor:
+    """The number of a client's only user, for n samples."""
+    return torch.zeros(n, dtype=torch.long)
+
+
+class _NaiveModel(nn.Module):
     """A backbone over some users and all items."""
 
     def __init__(self, backbone: Scorer, heads: dict[str, Any], users: Floats, items: Floats) -> None:
         super().__init__()
         self.backbone = backbone
-        self.users, self.items = (
-            torch.nn.Embedding(len(rows), rows.shape[1], sparse=True, _weight=torch.from_numpy(rows.copy()))
-            for rows in (users, items)
-        )
-        self.heads = torch.nn.ParameterDict(
-            {k: torch.nn.Parameter(torch.from_numpy(v.copy())[None]) for k, v in heads.items()}
-        )
+        self.users = make_embedding(torch.from_numpy(users))
+        self.items = make_embedding(torch.from_numpy(items))
+        parameters = {}
+        for name, head in heads.items():
+            tensor = torch.from_numpy(head.copy())
+            parameters[name] = nn.Parameter(tensor[None])
+        self.heads = nn.ParameterDict(parameters)
 
-    def forward(self, user: torch.Tensor, item: torch.Tensor) -> torch.Tensor:
-        named = {k: v[None] for k, v in self.backbone.named(self.users(user)).items()}
+    def forward(self, user: Tensor, item: Tensor) -> Tensor:
+        private = self.backbone.named(self.users(user))
         heads = dict(self.heads.items())
+        rows = self.items(item)
         if self.backbone.grouped:
-            found: torch.Tensor = self.backbone.score_groups(named, heads, self.items(item)[None])[0]
-            return found
-        alone = {k: v[0] for k, v in named.items()}
-        wide = {k: v.expand(len(user), *v.shape[1:]) for k, v in heads.items()}
-        one_by_one: torch.Tensor = self.backbone.score(alone, wide, self.items(item))
-        return one_by_one
+            return self._score_group(private, heads, rows)
+        n = len(user)
+        wide = {}
+        for name, head in heads.items():
+            shape = head.shape[1:]
+            wide[name] = head.expand(n, *shape)
+        scores: Tensor = self.backbone.score(private, wide, rows)
+        return scores
 
-    def make_optimisers(self, n_items: int) -> list[torch.optim.Optimizer]:
+    def _score_group(self, private: Tensors, heads: Tensors, rows: Tensor) -> Tensor:
+        """Scores of backbones that score groups of samples: all samples are one group."""
+        grouped = {}
+        for name, value in private.items():
+            grouped[name] = value[None]
+        scores: Tensor = self.backbone.score_groups(grouped, heads, rows[None])
+        return scores[0]
+
+    def make_optimisers(self, n_items: int) -> Optimisers:
         rates = self.backbone.rates(n_items)
-        tables = [
-            {"params": [self.users.weight], "lr": rates[next(iter(self.backbone.layout))]},
-            {"params": [self.items.weight], "lr": rates["rows"]},
-        ]
-        made: list[torch.optim.Optimizer] = [torch.optim.SparseAdam(tables)]
+        first_private = next(iter(self.backbone.layout))
+        users = {"params": [self.users.weight], "lr": rates[first_private]}
+        items = {"params": [self.items.weight], "lr": rates["rows"]}
+        optimisers: Optimisers = [SparseAdam([users, items])]
         if len(self.heads):
-            made.append(torch.optim.Adam(self.heads.values(), lr=rates[next(iter(self.heads))]))
-        return made
+            first_head = next(iter(self.heads))
+            head_optimiser = Adam(self.heads.values(), lr=rates[first_head])
+            optimisers.append(head_optimiser)
+        return optimisers
 
 
-def _step_optimisers(
-    optimisers: list[torch.optim.Optimizer],
-    loss_of: torch.nn.BCEWithLogitsLoss,
-    logits: torch.Tensor,
-    wanted: torch.Tensor,
-) -> None:
-    for one in optimisers:
-        one.zero_grad()
-    loss_of(logits, wanted).backward()
-    for one in optimisers:
-        one.step()
+def _step_optimisers(optimisers: Optimisers, logits: Tensor, labels: Tensor) -> None:
+    for optimiser in optimisers:
+        optimiser.zero_grad()
+    loss: Any = functional.binary_cross_entropy_with_logits(logits, labels)
+    loss.backward()
+    for optimiser in optimisers:
+        optimiser.step()

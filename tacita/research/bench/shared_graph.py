@@ -2,81 +2,87 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 from torch.nn import functional
+from torch.optim import Adam, Optimizer, SparseAdam
 
 from tacita.core.config import TrainConfig
 from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Ints
-from tacita.federation.rounds import Progress, begin_block, run_round, start_run
-from tacita.kernels.threads import threads_in_use
-from tacita.research.bench.harness import describe_machine
+from tacita.federation.rounds import begin_block, start_run
+from tacita.research.bench.naive_loop import make_embedding, reset_torch_threads
+from tacita.research.bench.round_runner import RoundRunner
+from tacita.research.bench.timing import (
+    Report,
+    Work,
+    describe_machine,
+    divide_sides,
+    report_figures,
+    report_repeats,
+    side_medians,
+    time_in_turns,
+)
 from tacita.round.plan import Federation
 
 SHARING, GRAPH = "sharing", "shared-graph"
 
 
-def bench_sharing(fed: Federation, repeats: int = 5) -> dict[str, Any]:
-    """Rounds of block 0: whole, what devices do of them, and naive, in turns after a warm-up."""
-    plan = fed.config.train
-    if fed.backbone.name != "ego" or plan.objective != "bpr" or plan.silos:
-        raise TacitaError("the naive loop of sharing has backbone 'ego' with train.objective = 'bpr' and no silos.")
-    others = [part.name for part in fed.parts if part.name not in (SHARING, GRAPH)]
-    graph = next((part.config for part in fed.parts if part.name == GRAPH), None)
-    devices = replace(fed, parts=tuple(part for part in fed.parts if part.name == SHARING))
-    naive = NaiveSharing(fed, graph)
-    sides = {"fast": _RoundRunner(fed).play, "devices": _RoundRunner(devices).play, "naive": naive.run_round}
-    took: dict[str, list[float]] = {name: [] for name in sides}
-    busy: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(repeats):
-        for name, work in sides.items():
-            torch.set_num_threads(threads_in_use())
-            began, worked = time.perf_counter(), time.process_time()
-            work()
-            took[name].append(time.perf_counter() - began)
-            busy[name].append(time.process_time() - worked)
-    middle = {name: statistics.median(times) for name, times in took.items()}
-    spent = {name: statistics.median(times) for name, times in busy.items()}
-    return {
-        "bench": "rounds of sharing",
-        "data": fed.stream.name,
-        "method": fed.config.method,
-        "clients": naive.n_clients,
-        "shared": len(naive.shared_pairs[0]),
-        "local_epochs": plan.local_epochs,
-        **{f"{name}_s": round(value, 3) for name, value in middle.items()},
-        "server_s": round(max(0.0, middle["fast"] - middle["devices"]), 3),
-        **{f"{name}_cpu_s": round(value, 3) for name, value in spent.items()},
-        "ratio": round(middle["naive"] / middle["fast"], 1),
-        "cpu_ratio": round(spent["naive"] / spent["fast"], 1),
-        **({"not in the naive loop": others} if others else {}),
-        **{f"{name}_s_all": [round(t, 3) for t in times] for name, times in took.items()},
-        "machine": describe_machine(),
+def bench_sharing(federation: Federation, repeats: int = 5) -> Report:
+    """Rounds of block 0: whole, the devices' share of them, and naive, in turns after a warm-up."""
+    _refuse_without_naive_loop(federation)
+    device_parts = []
+    other_parts = []
+    graph = None
+    for part in federation.parts:
+        if part.name == SHARING:
+            device_parts.append(part)
+        elif part.name == GRAPH:
+            graph = part.config
+        else:
+            other_parts.append(part.name)
+    devices = replace(federation, parts=tuple(device_parts))
+    naive = NaiveSharing(federation, graph)
+    sides: dict[str, Work] = {
+        "fast": RoundRunner(federation, warm_up=1).play,
+        "devices": RoundRunner(devices, warm_up=1).play,
+        "naive": naive.run_round,
     }
+    wall, processor = time_in_turns(sides, repeats, reset_torch_threads)
+    report: Report = {
+        "bench": "rounds of sharing",
+        "data": federation.stream.name,
+        "method": federation.config.method,
+        "clients": naive.n_clients,
+        "shared": len(naive.shared_user),
+        "local_epochs": federation.config.train.local_epochs,
+    }
+    medians = side_medians(wall)
+    processor_medians = side_medians(processor)
+    server_seconds = max(0.0, medians["fast"] - medians["devices"])
+    report |= report_figures(medians, "s", 3)
+    report["server_s"] = round(server_seconds, 3)
+    report |= report_figures(processor_medians, "cpu_s", 3)
+    report["ratio"] = divide_sides(medians, "naive", "fast", 1)
+    report["cpu_ratio"] = divide_sides(processor_medians, "naive", "fast", 1)
+    if other_parts:
+        report["not in the naive loop"] = other_parts
+    report |= report_repeats(wall, "s", 3)
+    report["machine"] = describe_machine()
+    return report
 
 
-class _RoundRunner:
-    """Plays a round when asked, after one that compiles."""
-
-    def __init__(self, fed: Federation) -> None:
-        self.federation, self.progress = fed, start_first_block(fed)
-        self.play()
-
-    def play(self) -> None:
-        self.progress.server, _ = run_round(self.federation, self.progress.server, self.progress.devices)
-
-
-def start_first_block(fed: Federation) -> Progress:
-    progress = start_run(fed)
-    begin_block(fed, progress, 0)
-    return progress
+def _refuse_without_naive_loop(federation: Federation) -> None:
+    """Refuse models and objectives that the naive loop does not have."""
+    settings = federation.config.train
+    is_known_model = federation.backbone.name == "ego" and settings.objective == "bpr"
+    if not is_known_model or settings.silos:
+        raise TacitaError("the naive loop of sharing has backbone 'ego' with train.objective = 'bpr' and no silos.")
 
 
 class NaiveSharing:
@@ -94,122 +100,204 @@ class NaiveSharing:
         self.rng = np.random.default_rng(fed.config.seed)
         self.items = torch.from_numpy(progress.server.items.copy())
         self.vectors = torch.from_numpy(progress.clients.private.copy())
-        self.own = fed.stream.blocks[0].train
-        given = progress.server.shared
-        shared = given.lists_of(fed.stream.user_keys[: len(self.own)])
-        stays = ~shared.holds(self.own.rows(), self.own.ids)
-        self.local = self.own.filter_entries(stays)
+        self.own = federation.stream.blocks[0].train
+        user_keys = federation.stream.user_keys[: len(self.own)]
+        shared = server.shared.lists_of(user_keys)
+        is_shared = shared.holds(self.own.rows(), self.own.ids)
+        self.local = self.own.filter_entries(~is_shared)
         self.users = np.flatnonzero(self.own.counts() > 0)
-        rate = self.plan.participation.rate if self.plan.participation.kind != "all" else 1.0
-        self.n_clients = max(1, round(rate * len(self.users)))
-        self.shared_pairs = np.unique(given.sender, return_inverse=True)[1], given.item
+        participation = self.settings.participation
+        rate = 1.0 if participation.kind == "all" else participation.rate
+        n_drawn = round(rate * len(self.users))
+        self.n_clients = max(1, n_drawn)
+        _, self.shared_user = np.unique(server.shared.sender, return_inverse=True)
+        self.shared_item = server.shared.item
 
     def run_round(self) -> None:
-        total, weight = torch.zeros_like(self.items), 0
+        total = torch.zeros_like(self.items)
+        weight = 0
         for user in self.rng.choice(self.users, self.n_clients, replace=False):
-            mine = self.local.row(int(user))
-            if len(mine):  # who shared everything has nothing to learn from
-                model = self._train_client(int(user), mine)
-                total += len(mine) * model.rows.weight.detach()
-                weight += len(mine)
+            local_items = self.local.row(int(user))
+            n_local = len(local_items)
+            if not n_local:  # a user who shared everything has nothing to learn from
+                continue
+            model = self._train_client(int(user), local_items)
+            total += n_local * model.rows.weight.detach()
+            weight += n_local
         self.items = total / max(1, weight)
-        if self.graph is not None and len(self.shared_pairs[0]):
+        if self.graph is not None and len(self.shared_user):
             self._refine()
 
-    def _train_client(self, user: int, mine: Ints) -> _ClientModel:
-        model = _ClientModel(self.items, self.vectors[user], mine)
-        moving = (model.p.weight, self.rates["p"]), (model.rows.weight, self.rates["rows"])
-        optimiser: torch.optim.Optimizer = torch.optim.SparseAdam(
-            [{"params": [one], "lr": rate} for one, rate in moving]
-        )
-        above, owned = torch.from_numpy(mine).long().repeat(self.plan.negatives), np.unique(self.own.row(user))
-        epochs = self.plan.local_epochs if len(owned) < len(self.items) else 0  # else nothing is left to rank below
-        for _ in range(epochs):
-            below = torch.from_numpy(self._draw_negatives(np.zeros(len(above), np.int64), owned))
+    def _train_client(self, user: int, local_items: Ints) -> _ClientModel:
+        model = _ClientModel(self.items, self.vectors[user], local_items)
+        vector_group = {"params": [model.p.weight], "lr": self.rates["p"]}
+        rows_group = {"params": [model.rows.weight], "lr": self.rates["rows"]}
+        optimiser: Optimizer = SparseAdam([vector_group, rows_group])
+        positives = as_indices(local_items).repeat(self.settings.negatives)
+        owned = np.unique(self.own.row(user))
+        has_negatives = len(owned) < len(self.items)
+        n_epochs = self.settings.local_epochs if has_negatives else 0
+        only_user = np.zeros(len(positives), np.int64)
+        for _ in range(n_epochs):
+            negatives = as_indices(self._draw_negatives(only_user, owned))
             optimiser.zero_grad()
-            loss: Any = model.loss(above, below, self.plan)
+            loss: Any = model.loss(positives, negatives, self.settings)
             loss.backward()
             optimiser.step()
         self.vectors[user] = model.p.weight.detach()[0]
         return model
 
-    def _draw_negatives(self, person: AnyArray, pairs: AnyArray) -> AnyArray:
-        """An item for each of these people that is not theirs; what is theirs is drawn again.
+    def _draw_negatives(self, user: AnyArray, pairs: AnyArray) -> AnyArray:
+        """An item for each of these users that is not theirs; their own items are drawn once more.
 
-        `pairs`: person times the number of items, plus an item of theirs.
+        `pairs`: a user times the number of items, plus an item of theirs.
         """
-        drawn, wrong = np.empty(len(person), np.int64), np.arange(len(person))
-        while len(wrong):
-            drawn[wrong] = self.rng.integers(0, len(self.items), len(wrong))
-            wrong = wrong[np.isin(person[wrong] * len(self.items) + drawn[wrong], pairs)]
-        return drawn
+        n_items = len(self.items)
+        items = np.empty(len(user), np.int64)
+        pending = np.arange(len(user))
+        while len(pending):
+            items[pending] = self.rng.integers(0, n_items, len(pending))
+            drawn_pairs = user[pending] * n_items + items[pending]
+            pending = pending[np.isin(drawn_pairs, pairs)]
+        return items
 
     def _refine(self) -> None:
-        """One pass over what is shared; who shared everything has nothing to rank it above."""
-        how, (who, what) = self.graph, self.shared_pairs
-        table = torch.nn.Parameter(self.items.clone())
-        optimiser = torch.optim.Adam([table], lr=how.lr)
-        passing, means = _build_adjacency(who, what, len(table))
-        pairs, known = who * len(table) + what, np.unique(what)
-        order = self.rng.permutation(np.flatnonzero(np.bincount(who)[who] < len(table)))
-        for at in range(0, len(order), how.edge_batch):
-            some = order[at : at + how.edge_batch]
-            person, liked = (torch.from_numpy(column[some]).long() for column in (who, what))
-            other = torch.from_numpy(self._draw_negatives(who[some], pairs))
-            items = torch.from_numpy(self.rng.permutation(known)[: how.item_batch]).long()
+        """One pass over the shared pairs; a user who shared everything has nothing to rank it above."""
+        config = self.graph
+        user = self.shared_user
+        item = self.shared_item
+        table = nn.Parameter(self.items.clone())
+        n_items = len(table)
+        optimiser = Adam([table], lr=config.lr)
+        graph = _SharedGraph(user, item, n_items)
+        pairs = user * n_items + item
+        shared_items = np.unique(item)
+        n_shared = np.bincount(user)
+        has_negatives = n_shared[user] < n_items
+        order = self.rng.permutation(np.flatnonzero(has_negatives))
+        for start in range(0, len(order), config.edge_batch):
+            edges = order[start : start + config.edge_batch]
+            negatives = self._draw_negatives(user[edges], pairs)
+            sampled = self.rng.permutation(shared_items)[: config.item_batch]
+            batch = _EdgeBatch(
+                user=as_indices(user[edges]),
+                positive=as_indices(item[edges]),
+                negative=as_indices(negatives),
+                items=as_indices(sampled),
+            )
             optimiser.zero_grad()
-            layers = [torch.cat([torch.sparse.mm(means, table), table])]
-            for _ in range(how.layers):
-                layers.append(torch.sparse.mm(passing, layers[-1]))
-            whole = torch.stack(layers).mean(0)
-            people, rows = whole[: -len(table)], whole[-len(table) :]
-            ahead = functional.cosine_similarity(people[person], rows[liked], eps=1e-8)
-            behind = functional.cosine_similarity(people[person], rows[other], eps=1e-8)
-            loss = -functional.logsigmoid(how.bpr_scale * (ahead - behind)).mean() if how.bpr else torch.zeros(())
-            if how.lam1:
-                alike = functional.normalize(table[items]) @ functional.normalize(rows[items]).T / how.tau
-                loss = loss + how.lam1 * functional.cross_entropy(alike, torch.arange(len(items)))
-            used = torch.unique(torch.cat([liked, other]))
-            (loss + how.lam * (table[used] ** 2).sum() / len(some)).backward()
+            loss: Any = _refinement_loss(config, graph, table, batch)
+            loss.backward()
             optimiser.step()
         self.items = table.detach()
 
 
-class _ClientModel(torch.nn.Module):
+@dataclass(frozen=True)
+class _EdgeBatch:
+    """Shared pairs with a negative for each, and items of the contrastive term."""
+
+    user: Tensor
+    positive: Tensor
+    negative: Tensor
+    items: Tensor
+
+
+def _refinement_loss(config: Any, graph: _SharedGraph, table: Tensor, batch: _EdgeBatch) -> Tensor:
+    """BPR over shared pairs, the contrastive term of items, and the penalty of the used rows."""
+    people, rows = graph.propagate(table, config.layers)
+    users = people[batch.user]
+    positive_scores = functional.cosine_similarity(users, rows[batch.positive], eps=1e-8)
+    negative_scores = functional.cosine_similarity(users, rows[batch.negative], eps=1e-8)
+    loss = torch.zeros(())
+    if config.bpr:
+        margins = config.bpr_scale * (positive_scores - negative_scores)
+        loss = -functional.logsigmoid(margins).mean()
+    if config.lam1:
+        before = functional.normalize(table[batch.items])
+        after = functional.normalize(rows[batch.items])
+        similarity = before @ after.T / config.tau
+        same = torch.arange(len(batch.items))
+        contrast = functional.cross_entropy(similarity, same)
+        loss = loss + config.lam1 * contrast
+    batch_items = torch.cat([batch.positive, batch.negative])
+    used = torch.unique(batch_items)
+    squares = _sum_squares(table[used])
+    penalty: Tensor = config.lam * squares / len(batch.user)
+    return loss + penalty
+
+
+class _ClientModel(nn.Module):
     """A client: its vector, its own copy of the table, and its items."""
 
-    def __init__(self, items: torch.Tensor, vector: torch.Tensor, mine: Ints) -> None:
+    def __init__(self, items: Tensor, vector: Tensor, own_items: Ints) -> None:
         super().__init__()
-        self.rows = torch.nn.Embedding(len(items), items.shape[1], sparse=True, _weight=items.clone())
-        self.p = torch.nn.Embedding(1, len(vector), sparse=True, _weight=vector[None].clone())
-        self.own_items = torch.from_numpy(mine).long()
+        self.rows = make_embedding(items)
+        self.p = make_embedding(vector[None])
+        self.own_items = as_indices(own_items)
 
-    def loss(self, above: torch.Tensor, below: torch.Tensor, plan: TrainConfig) -> torch.Tensor:
+    def loss(self, positives: Tensor, negatives: Tensor, settings: TrainConfig) -> Tensor:
         """Cosine BPR; every positive is one of the client's own items."""
-        p, share = self.p(torch.zeros(1, dtype=torch.long)), 0.5 / len(self.own_items) ** 0.5
-        high, low = self.rows(above), self.rows(below)
-        user = 0.5 * p + share * self.rows(self.own_items).sum(0, keepdim=True)
-        ahead = functional.cosine_similarity(user, 0.5 * high + share * p)
-        behind = functional.cosine_similarity(user, 0.5 * low)
-        pairs: torch.Tensor = -functional.logsigmoid(plan.bpr_scale * (ahead - behind)).mean()
-        squares: torch.Tensor = (p**2).sum() + (high**2).sum() + (low**2).sum()
-        return pairs + plan.l2 * squares / len(above)
+        only_user = torch.zeros(1, dtype=torch.long)
+        p = self.p(only_user)
+        share = 0.5 / len(self.own_items) ** 0.5
+        positive_rows = self.rows(positives)
+        negative_rows = self.rows(negatives)
+        own_sum = self.rows(self.own_items).sum(0, keepdim=True)
+        user = 0.5 * p + share * own_sum
+        positive_vectors = 0.5 * positive_rows + share * p
+        positive_scores = functional.cosine_similarity(user, positive_vectors)
+        negative_scores = functional.cosine_similarity(user, 0.5 * negative_rows)
+        margins = settings.bpr_scale * (positive_scores - negative_scores)
+        ranking_loss: Tensor = -functional.logsigmoid(margins).mean()
+        squares = _sum_squares(p) + _sum_squares(positive_rows) + _sum_squares(negative_rows)
+        penalty = settings.l2 * squares / len(positives)
+        return ranking_loss + penalty
 
 
-def _build_adjacency(who: AnyArray, what: AnyArray, n_items: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _sum_squares(values: Tensor) -> Tensor:
+    return (values**2).sum()
+
+
+class _SharedGraph:
     """The normalised graph of people and items, and the means that people start from."""
-    n_people = int(who.max()) + 1
-    per_person, per_item = np.bincount(who), np.bincount(what, minlength=n_items)
-    weight = 1 / np.sqrt(per_person[who] * per_item[what])
-    at = np.stack([np.concatenate([who, n_people + what]), np.concatenate([n_people + what, who])])
-    size, both = n_people + n_items, np.concatenate([weight, weight])
-    return _build_matrix(at, both, (size, size)), _build_matrix(
-        np.stack([who, what]), 1 / per_person[who], (n_people, n_items)
-    )
+
+    def __init__(self, user: AnyArray, item: AnyArray, n_items: int) -> None:
+        n_people = int(user.max()) + 1
+        n_nodes = n_people + n_items
+        user_degree = np.bincount(user)
+        item_degree = np.bincount(item, minlength=n_items)
+        degrees = user_degree[user] * item_degree[item]
+        weight = 1 / np.sqrt(degrees)
+        item_node = n_people + item
+        sources = np.concatenate([user, item_node])
+        targets = np.concatenate([item_node, user])
+        both_weights = np.concatenate([weight, weight])
+        self.n_people = n_people
+        edges = np.stack([sources, targets])
+        self.adjacency = _build_matrix(edges, both_weights, (n_nodes, n_nodes))
+        shares = 1 / user_degree[user]
+        pairs = np.stack([user, item])
+        self.means = _build_matrix(pairs, shares, (n_people, n_items))
+
+    def propagate(self, table: Tensor, n_layers: int) -> tuple[Tensor, Tensor]:
+        """Vectors of people and rows of items: the mean over all layers."""
+        people = torch.sparse.mm(self.means, table)
+        layers = [torch.cat([people, table])]
+        for _ in range(n_layers):
+            layer = torch.sparse.mm(self.adjacency, layers[-1])
+            layers.append(layer)
+        mean = torch.stack(layers).mean(0)
+        return mean[: self.n_people], mean[self.n_people :]
 
 
-def _build_matrix(at: AnyArray, weight: AnyArray, size: tuple[int, int]) -> torch.Tensor:
+def as_indices(numbers: AnyArray) -> Tensor:
+    return torch.from_numpy(numbers).long()
+
+
+def _build_matrix(places: AnyArray, weight: AnyArray, size: tuple[int, int]) -> Tensor:
     values = torch.from_numpy(weight.astype(np.float32))
+    indices = torch.from_numpy(places)
     with warnings.catch_warnings():  # that such matrices are new, and that we know what is in them
         warnings.simplefilter("ignore", UserWarning)
-        return torch.sparse_coo_tensor(torch.from_numpy(at), values, size).coalesce().to_sparse_csr()
+        matrix = torch.sparse_coo_tensor(indices, values, size)
+        return matrix.coalesce().to_sparse_csr()

@@ -90,12 +90,10 @@ def measure_forgetting(federation: Federation, base: Progress) -> dict[str, Any]
     released = _score_users(federation, progress, released_mask)
     activity = second_block.train.counts()
     is_scored = ~np.isnan(before + after + released)  # Last.fm: a mask may hide all of a user's test
-    values: dict[str, list[float]] = {
-        "degradation": [],
-        "degradation, released mask": [],
-        "ndcg@20 on block 0": [],
-        "ndcg@20 on block 0, released mask": [],
-    }
+    degradation = []
+    released_degradation = []
+    quality = []
+    released_quality = []
     groups = {}
     fifths = split_fifths(shift.astype(np.float64))
     for name, positions in zip(("static", "dynamic"), fifths, strict=True):
@@ -104,12 +102,22 @@ def measure_forgetting(federation: Federation, base: Progress) -> dict[str, Any]
         mean_before = float(np.mean(before[group]))
         mean_after = float(np.mean(after[group]))
         mean_released = float(np.mean(released[group]))
-        values["degradation"].append(_degradation(mean_before, mean_after))
-        values["degradation, released mask"].append(_degradation(mean_before, mean_released))
-        values["ndcg@20 on block 0"].append(round(mean_after, 6))
-        values["ndcg@20 on block 0, released mask"].append(round(mean_released, 6))
+        degradation.append(_degradation(mean_before, mean_after))
+        released_degradation.append(_degradation(mean_before, mean_released))
+        quality.append(round(mean_after, 6))
+        released_quality.append(round(mean_released, 6))
         mean_activity = float(activity[group].mean())
-        groups[name] = {"users": len(group), "a00": round(mean_before, 6), "activity": mean_activity}
+        groups[name] = {
+            "users": len(group),
+            "a00": round(mean_before, 6),
+            "activity": mean_activity,
+        }
+    values = {
+        "degradation": degradation,
+        "degradation, released mask": released_degradation,
+        "ndcg@20 on block 0": quality,
+        "ndcg@20 on block 0, released mask": released_quality,
+    }
     return {"values": values, "groups": groups}
 
 
@@ -156,8 +164,9 @@ def measure_rank_changes(federation: Federation, base: Progress) -> dict[str, An
             changes.append(float(relative_change.mean()))
     static_mean = float(np.mean(static))
     dynamic_mean = float(np.mean(dynamic))
-    means = [static_mean, dynamic_mean, dynamic_mean - static_mean]
-    return {"values": {"rank change": [round(mean, 6) for mean in means]}}
+    difference = dynamic_mean - static_mean
+    rounded = [round(mean, 6) for mean in (static_mean, dynamic_mean, difference)]
+    return {"values": {"rank change": rounded}}
 
 
 def _find_absent(federation: Federation, number: int) -> Longs:
@@ -165,7 +174,9 @@ def _find_absent(federation: Federation, number: int) -> Longs:
     blocks = federation.stream.blocks
     was_active = blocks[number - 1].train.counts() > 0
     is_active = blocks[number].train.counts() > 0
-    return np.flatnonzero(was_active & ~is_active[: len(was_active)])
+    n_before = len(was_active)
+    is_absent = was_active & ~is_active[:n_before]
+    return np.flatnonzero(is_absent)
 
 
 def _rank_listed(federation: Federation, private: Floats, heads: Arrays, items: Floats, listed: Longs) -> Doubles:

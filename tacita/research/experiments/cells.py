@@ -149,7 +149,8 @@ def _base_key(config: RunConfig) -> str:
     train = config.train.model_dump_json(exclude={"resume_from", "reset_private_each_block"})
     split = config.split.model_dump_json()
     evaluate = config.evaluate.model_dump_json()  # validation picks the round
-    return json.dumps([config.data, config.backbone, config.seed, train, split, evaluate])
+    identity = [config.data, config.backbone, config.seed, train, split, evaluate]
+    return json.dumps(identity)
 
 
 class CellFile:

@@ -67,7 +67,8 @@ class ChoiceRow:
             quality = tuple(measured.get(QUALITY, ()))
             traffic = tuple(measured.get(UP, ()))
             seeds.append((line["seed"], quality, traffic))
-        return (*sorted(seeds), self.word("forgets"), self.word("sees"))
+        seeds.sort()
+        return (*seeds, self.word("forgets"), self.word("sees"))
 
     def _values(self, metric: str) -> list[float]:
         values = []

@@ -29,6 +29,9 @@ Rows = list[list[str]]
 SeedScores = dict[str, dict[int, float]]
 """Variant -> seed -> score."""
 
+PlaceScores = dict[tuple[str, str], SeedScores]
+"""(dataset, backbone) -> the scores of its variants."""
+
 MEANS = ("mask_history", "new", "returning")  # measures of a block, averaged over later blocks and seeds
 CONTINUAL = ("la", "ra", "hm")
 
@@ -110,8 +113,7 @@ def _compare_with_best(dataset: str, method: Method, means: MethodScores, across
             others[other] = scores
     if not others:
         return None
-    means_of_others = {other: float(scores.mean()) for other, scores in others.items()}
-    best = max(others, key=lambda other: means_of_others[other])
+    best = max(others, key=lambda other: float(others[other].mean()))
     best_backbone, best_variant = best
     own_scores = means[method]
     best_scores = others[best]
@@ -187,9 +189,9 @@ def seed_differences(experiment: Experiment, cells: Cells, lines: CellLines) -> 
     return rows
 
 
-def _collect_seed_scores(metric: str, cells: Cells, lines: CellLines) -> dict[tuple[str, str], SeedScores]:
-    """(dataset, backbone) -> the last value of a metric in every finished cell."""
-    scores: dict[tuple[str, str], SeedScores] = {}
+def _collect_seed_scores(metric: str, cells: Cells, lines: CellLines) -> PlaceScores:
+    """The last value of a metric in every finished cell."""
+    scores: PlaceScores = {}
     for cell in cells:
         values = lines.get(cell.key, {}).get("values", {})
         row = values.get(metric)

@@ -154,7 +154,8 @@ def _add_trials(experiment: Experiment, tuning: Tuning, entry: TuningEntry, choi
     cells = list(entry.cells)
     for choice in choices:
         config = _trial_config(experiment, tuning, entry.place, choice)
-        cells.append(ExperimentCell(*entry.place, tuning.seed, config, kind))
+        cell = ExperimentCell(*entry.place, tuning.seed, config, kind)
+        cells.append(cell)
     trials = (*entry.trials, *choices)
     return replace(entry, trials=trials, cells=tuple(cells))
 

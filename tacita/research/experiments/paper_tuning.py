@@ -75,8 +75,12 @@ def tune_pair(job: PairJob) -> tuple[PairJob, PairResult]:
             continue
         for options, reason in result.failed.items():
             failed.append(f"{method} {options}: {reason}")
-        valid = round(result.valid, 6)
-        chosen[method] = TunedChoice(options=result.options, valid=valid, trials=result.trials)
+        choice = TunedChoice(
+            options=result.options,
+            valid=round(result.valid, 6),
+            trials=result.trials,
+        )
+        chosen[method] = choice
     place = f"{job.dataset}, {job.backbone}"
     sentences = [f"{place}, {failure}" for failure in failed]
     base_valid = round(base.tried[base.lr], 6)

@@ -130,10 +130,11 @@ def _write_pages(plan: TablePlan, lines: CellLines, entries: list[tables.TableEn
         streams=summarise_streams(experiment, plan.cells, lines),
         differences=seed_differences(experiment, plan.cells, lines),
     )
+    html = to_html(experiment, entries, tests)
     pages = {
         "md": markdown,
         "csv": tables.to_csv(entries),
-        "html": to_html(experiment, entries, tests),
+        "html": html,
     }
     for suffix, text in pages.items():
         page_path = path.with_name(f"{path.name}.{suffix}")

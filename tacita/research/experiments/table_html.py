@@ -9,6 +9,7 @@ from tacita.research.experiments.comparisons import PairedComparison
 from tacita.research.experiments.experiment_spec import Experiment
 from tacita.research.experiments.table_markdown import TEST_HEAD, format_test, paired_title
 from tacita.research.experiments.tables import (
+    Entries,
     Labels,
     TableEntry,
     count_verdicts,
@@ -24,7 +25,7 @@ VariantRows = dict[str, dict[str, TableEntry]]
 """Variant -> column -> entry."""
 
 
-def to_html(experiment: Experiment, entries: list[TableEntry], tests: list[PairedComparison]) -> str:
+def to_html(experiment: Experiment, entries: Entries, tests: list[PairedComparison]) -> str:
     from tacita.report.pages import render
 
     labels = variant_labels(experiment)
@@ -55,9 +56,9 @@ def to_html(experiment: Experiment, entries: list[TableEntry], tests: list[Paire
     return page.decode()
 
 
-def _draw_figures(experiment: Experiment, entries: list[TableEntry], labels: Labels) -> list[Figure]:
+def _draw_figures(experiment: Experiment, entries: Entries, labels: Labels) -> list[Figure]:
     """Per metric, dataset, backbone and column (of a stream: the mean) every variant as a dot."""
-    places: dict[FigurePlace, list[TableEntry]] = {}
+    places: dict[FigurePlace, Entries] = {}
     for entry in entries:
         if _is_drawn(experiment, entry):
             place = (entry.metric, entry.dataset, entry.backbone, entry.column)
@@ -72,19 +73,21 @@ def _draw_figures(experiment: Experiment, entries: list[TableEntry], labels: Lab
 
 def _is_drawn(experiment: Experiment, entry: TableEntry) -> bool:
     """Of many metrics the first two are drawn, and of a stream the means."""
-    if experiment.rows == "methods" and entry.metric not in experiment.metrics[:2]:
+    main_metrics = experiment.metrics[:2]
+    if experiment.rows == "methods" and entry.metric not in main_metrics:
         return False
     return experiment.kind != "stream" or entry.column == "mean"
 
 
-def _draw_figure(place: FigurePlace, entries: list[TableEntry], labels: Labels) -> Figure:
+def _draw_figure(place: FigurePlace, entries: Entries, labels: Labels) -> Figure:
     metric, dataset, backbone, column = place
     title = f"{dataset}, {backbone}: {metric}, {column}"
     dots = []
     words = []
     for entry in entries:
         label = labels[entry.variant]
-        dots.append(Dot(label, entry.mean, entry.half, entry.published))
+        dot = Dot(label, entry.mean, entry.half, entry.published)
+        dots.append(dot)
         words.append(f"{label}: {format_entry(entry)}")
     drawing = draw_dot_chart(dots, f"{title}. {'; '.join(words)}")
     caption = "Dot and line: ours with its 95 % interval."
@@ -93,7 +96,7 @@ def _draw_figure(place: FigurePlace, entries: list[TableEntry], labels: Labels) 
     return Figure(title, drawing, caption)
 
 
-def _value_tables(experiment: Experiment, entries: list[TableEntry], labels: Labels) -> list[PageTable]:
+def _value_tables(experiment: Experiment, entries: Entries, labels: Labels) -> list[PageTable]:
     """Rows are variants; a dataset has a table of its own, unless it fills one column only."""
     is_split = len({entry.column for entry in entries}) > 1
     places: dict[tuple[str, str, str], VariantRows] = {}

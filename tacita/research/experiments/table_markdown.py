@@ -8,7 +8,14 @@ import numpy as np
 
 from tacita.research.experiments.comparisons import PairedComparison
 from tacita.research.experiments.experiment_spec import Experiment
-from tacita.research.experiments.tables import Labels, TableEntry, explain_reading, format_entry, variant_labels
+from tacita.research.experiments.tables import (
+    Entries,
+    Labels,
+    TableEntry,
+    explain_reading,
+    format_entry,
+    variant_labels,
+)
 
 Rows = Sequence[Sequence[str]]
 TextRows = list[list[str]]
@@ -25,7 +32,7 @@ STREAM_TITLE = (
 
 def to_markdown(
     experiment: Experiment,
-    entries: list[TableEntry],
+    entries: Entries,
     tests: list[PairedComparison],
     failures: Sequence[str] = (),
     streams: Rows = (),
@@ -67,7 +74,7 @@ def _format_line(cells: Sequence[str]) -> str:
 # Ours and the published values
 
 
-def _block_tables(experiment: Experiment, entries: list[TableEntry], labels: Labels) -> list[str]:
+def _block_tables(experiment: Experiment, entries: Entries, labels: Labels) -> list[str]:
     """A table for each metric and backbone: a row for each dataset and block, a column for each variant."""
     backbones = dict.fromkeys(entry.backbone for entry in entries)
     block_title = "" if experiment.kind in ("once", "choose") else "block"
@@ -82,7 +89,7 @@ def _block_tables(experiment: Experiment, entries: list[TableEntry], labels: Lab
     return text
 
 
-def _block_table(entries: list[TableEntry], labels: Labels, block_title: str) -> list[str]:
+def _block_table(entries: Entries, labels: Labels, block_title: str) -> list[str]:
     measured = {entry.variant for entry in entries}
     variants = [name for name in labels if name in measured]
     head = ["dataset", block_title]
@@ -90,7 +97,7 @@ def _block_table(entries: list[TableEntry], labels: Labels, block_title: str) ->
     return _format_grid(head, _build_block_rows(entries, variants))
 
 
-def _build_block_rows(entries: list[TableEntry], variants: list[str]) -> TextRows:
+def _build_block_rows(entries: Entries, variants: list[str]) -> TextRows:
     """A row for each dataset and block: ours, and the published value below it."""
     table: dict[tuple[str, str], EntryRow] = {}
     for entry in entries:
@@ -115,9 +122,9 @@ def _format_published(entry: TableEntry) -> str:
     return f"<br>({entry.published:.4f} {entry.verdict})"
 
 
-def _method_tables(experiment: Experiment, entries: list[TableEntry], labels: Labels) -> list[str]:
+def _method_tables(experiment: Experiment, entries: Entries, labels: Labels) -> list[str]:
     """A table for each dataset and backbone: methods below each other, their metrics side by side."""
-    places: dict[tuple[str, str], list[TableEntry]] = {}
+    places: dict[tuple[str, str], Entries] = {}
     for entry in entries:
         own = places.setdefault((entry.dataset, entry.backbone), [])
         own.append(entry)
@@ -131,7 +138,7 @@ def _method_tables(experiment: Experiment, entries: list[TableEntry], labels: La
     return text
 
 
-def _build_method_rows(entries: list[TableEntry], metrics: list[str], labels: Labels) -> TextRows:
+def _build_method_rows(entries: Entries, metrics: list[str], labels: Labels) -> TextRows:
     variants: dict[str, EntryRow] = {}
     for entry in entries:
         own = variants.setdefault(entry.variant, {})
@@ -205,4 +212,5 @@ def _format_tests(experiment: Experiment, tests: list[PairedComparison], labels:
         return []
     name, details = paired_title(experiment).split(" (")
     rows = [format_test(test, labels) for test in tests]
-    return [f"**{name}** ({details}", "", *_format_grid(TEST_HEAD, rows)]
+    grid = _format_grid(TEST_HEAD, rows)
+    return [f"**{name}** ({details}", "", *grid]

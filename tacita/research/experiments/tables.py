@@ -41,6 +41,9 @@ class TableEntry:
     verdict: str  # agrees, higher, lower, or "" where nothing was published
 
 
+Entries = list[TableEntry]
+
+
 @dataclass(frozen=True)
 class Column:
     """A column of a variant: its published value, and ours over seeds."""
@@ -81,7 +84,7 @@ def group_lines(field: str, cells: Cells, lines: CellLines) -> PlaceLines:
     return groups
 
 
-def build_entries(experiment: Experiment, cells: Cells, lines: CellLines) -> list[TableEntry]:
+def build_entries(experiment: Experiment, cells: Cells, lines: CellLines) -> Entries:
     """Every (dataset, backbone, metric, variant, block) with all finished seeds, and the mean over blocks."""
     entries = []
     for place, finished in group_lines("values", cells, lines).items():
@@ -93,7 +96,7 @@ def build_entries(experiment: Experiment, cells: Cells, lines: CellLines) -> lis
     return entries
 
 
-def _build_row(experiment: Experiment, place: Place, metric: str, rows: SeedRows) -> list[TableEntry]:
+def _build_row(experiment: Experiment, place: Place, metric: str, rows: SeedRows) -> Entries:
     """The entries of a variant for a metric."""
     dataset, backbone, variant = place
     published_metrics = experiment.published.get(dataset, {}).get(backbone, {})
@@ -179,7 +182,7 @@ def format_entry(entry: TableEntry) -> str:
     return f"{mean} ± {half}"
 
 
-def explain_reading(experiment: Experiment, entries: list[TableEntry], where: str) -> str:
+def explain_reading(experiment: Experiment, entries: Entries, where: str) -> str:
     """How to read a cell."""
     seeds = max((entry.seeds for entry in entries), default=0)
     unclear = "our interval is wider than that" if seeds > 1 else "one seed has no interval"
@@ -190,7 +193,7 @@ def explain_reading(experiment: Experiment, entries: list[TableEntry], where: st
     )
 
 
-def count_verdicts(entries: list[TableEntry]) -> dict[str, int]:
+def count_verdicts(entries: Entries) -> dict[str, int]:
     """How many cells with a published value agree, are higher, are lower."""
     verdicts = [entry.verdict for entry in entries]
     return {verdict: verdicts.count(verdict) for verdict in VERDICTS}
@@ -210,7 +213,7 @@ CSV_COLUMNS = (
 )
 
 
-def to_csv(entries: list[TableEntry]) -> str:
+def to_csv(entries: Entries) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)

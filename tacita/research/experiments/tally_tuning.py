@@ -25,15 +25,22 @@ from tacita.round.plan import Federation
 from tacita.runs.assembly import Machine, assemble, build_components
 from tacita.runs.controls import average_blocks
 
-GRID: dict[str, list[float]] = {"ridge": [100.0, 200.0, 500.0, 1000.0], "decay": [1.0, 0.7, 0.5]}
+Options = dict[str, float]
+GRID: dict[str, list[float]] = {
+    "ridge": [100.0, 200.0, 500.0, 1000.0],
+    "decay": [1.0, 0.7, 0.5],
+}
 
 
 @dataclass(frozen=True)
 class TallyTrial:
-    options: dict[str, float]
+    options: Options
     valid: float  # mean of the selecting metric over the blocks after the first; NaN where it failed
     test: dict[str, float]
     failed: str = ""  # why there is no score
+
+
+DatasetTrials = dict[str, list[TallyTrial]]
 
 
 def try_grid(
@@ -60,7 +67,7 @@ def try_grid(
     return trials
 
 
-def _try_options(federation: Federation, config: RunConfig, options: dict[str, float]) -> TallyTrial:
+def _try_options(federation: Federation, config: RunConfig, options: Options) -> TallyTrial:
     backbone_options: dict[str, Any] = {**config.backbone, **options}
     changed = config.model_copy(update={"backbone": backbone_options})
     progress = start_run(federation)
@@ -75,7 +82,7 @@ def try_datasets(
     machine: Machine,
     watcher: SearchCallbacks,
     on_tried: Callable[[str, list[TallyTrial]], None],
-) -> dict[str, list[TallyTrial]]:
+) -> DatasetTrials:
     """The grid on one dataset after the other; `on_tried` is called after each."""
     trials = {}
     for name in names:
@@ -93,7 +100,7 @@ def choose_trial(trials: list[TallyTrial]) -> TallyTrial:
     return max(scored, key=lambda trial: trial.valid)
 
 
-def choose_common_options(trials: dict[str, list[TallyTrial]]) -> dict[str, float]:
+def choose_common_options(trials: DatasetTrials) -> Options:
     """The setting that serves all datasets; one that failed on any of them does not."""
     relative = []
     for own in trials.values():

@@ -54,10 +54,11 @@ REPORT_VALUES = ("turns", "stopped", "exact", "shards", "segments", "skipped")
 
 def learning_config(config: RunConfig) -> RunConfig:
     """The same run without what only a request needs; a retraining run keeps the tables that others learn with."""
-    specs = [dict(spec) for spec in resolve_parts(config.method, config.parts)]
-    retrains = any(spec["name"] == RetrainPart.name for spec in specs)
+    specs = resolve_parts(config.method, config.parts)
+    names = [spec["name"] for spec in specs]
+    retrains = RetrainPart.name in names
     parts = []
-    for spec in specs:
+    for spec in map(dict, specs):
         is_graph = spec["name"] == GRAPH
         if retrains and is_graph and not spec.get("snapshots", 1):
             spec.pop("snapshots")
@@ -99,7 +100,8 @@ class TrainedBase:
         clients.persistent = federation.persistent_names
         clients.take_snapshot()
         devices = LocalDevices(clients)
-        return Progress(self.server, devices, self.server, in_block=True, results=list(self.results))
+        results = list(self.results)
+        return Progress(self.server, devices, self.server, in_block=True, results=results)
 
 
 @dataclass(frozen=True)
