@@ -1,4 +1,4 @@
-"""The way to both pages of a demo: a link for its person, an address and a password for its operator."""
+"""Access to both pages of a demo: a link for its person, an address and a password for its operator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tacita.live.running import node_client
 
 @dataclass(frozen=True)
 class DemoAccess:
-    """What is printed for somebody who wants to look."""
+    """The ways in that a demo prints."""
 
     person_link: str  # a link that works once
     operator_url: str
@@ -24,7 +24,8 @@ class DemoAccess:
 
 def make_demo_access(server: Path, node: Path, user: str, most: float = 60.0) -> DemoAccess:
     """Wait until both pages are served, and make a way in to each."""
-    password, end = secrets.token_hex(8), time.monotonic() + most
+    password = secrets.token_hex(8)
+    end = time.monotonic() + most
     OperatorCredentials(server).set_password(password)
     while True:
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import threading
 from collections.abc import Sequence
 
@@ -183,12 +182,9 @@ class PersonService:
         """Everything of a person as JSON lines."""
         store = self.node.store
         user_number = store.find_user(user)
-
-        def read_lines(db: sqlite3.Connection) -> list[str]:
-            lines = node_file.iter_lines(db, user_number)
-            return [json.dumps(line, ensure_ascii=False) for line in lines]
-
-        text = "\n".join(store.run_query(read_lines)) + "\n"
+        rows = store.run_query(lambda db: list(node_file.iter_lines(db, user_number)))
+        lines = [json.dumps(row, ensure_ascii=False) for row in rows]
+        text = "\n".join(lines) + "\n"
         return text.encode("utf-8", "replace")
 
     def erase_user(self, user: str, confirm: str) -> JsonObject:
