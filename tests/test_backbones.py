@@ -30,6 +30,7 @@ from tacita.messages import SparseRows, Spec, Upload, add_upload, empty_total
 from tacita.models import Backbone, Context
 from tacita.models.scoring import score_all
 from tacita.round.plan import Federation
+from tacita.round.question import Question
 
 DRAWS = Draws(5)
 STEPPERS = ["fused", "autograd"]
@@ -347,7 +348,7 @@ def test_an_upload_carries_row_changes_and_nothing_private(name: str) -> None:
     assert rows.value.shape == (len(rows.item), fed.backbone.item_width)
     assert upload.weight.tolist() == [1.0, 1.0, 1.0]
     size = 4 * len(rows.item) * (fed.backbone.item_width + 1) + 4 * sum(v.size for v in heads.values())
-    assert upload.n_bytes(fed.fields(started(fed).server, "round")) == size
+    assert upload.n_bytes(fed.fields(started(fed).server, Question("round"))) == size
 
 
 @every_backbone

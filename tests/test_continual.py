@@ -811,7 +811,7 @@ def test_a_device_remembers_what_its_own_trained_model_gets_wrong(name: str, opt
     )
     view = cohort(fed, started(fed))
     trained = train_view(fed, view)
-    local, memory = trained.local, trained.parts["error-memory"]
+    local, memory = trained.local, trained.part_state["error-memory"]
     tables = local.rows + view.items[local.row_item]  # uploads are differences
     client = np.repeat(np.arange(view.n_clients), np.diff(view.user_ptr))
     n_wrong = 0

@@ -37,6 +37,7 @@ from tacita.methods import RunContext, build_parts, part_class, resolve_config
 from tacita.methods.distillation.neighbours import MatcherState
 from tacita.models.scoring import score_all
 from tacita.round.plan import Federation
+from tacita.round.question import Question
 
 TRAIN = [[0, 1, 2], [1, 2, 3], [2, 4], [], [1, 2, 5, 0], [9], [2, 1]]
 MATCHER = "neighbours"
@@ -278,7 +279,7 @@ def test_the_matcher_gets_numbers_that_only_clients_can_read() -> None:
 
 def test_fields_say_who_sees_them() -> None:
     fed = federation()
-    by = {one.name: (one.seen, one.by) for one in fed.fields(started(fed).server, "round")}
+    by = {one.name: (one.seen, one.by) for one in fed.fields(started(fed).server, Question("round"))}
     assert by["neighbours.vector"] == by["neighbours.items"] == ("each", "matcher")
     assert {who for name, who in by.items() if not name.startswith(MATCHER)} == {("summed", "server")}
 
@@ -394,6 +395,6 @@ def test_what_clients_tell_the_matcher_is_not_covered() -> None:
 def test_noise_widens_what_may_be_in_a_field() -> None:
     def most(**options: float) -> dict[str, float]:
         fed = federation([{"name": "cover", **options}])
-        return {one.name: one.most for one in fed.fields(started(fed).server, "round")}
+        return {one.name: one.most for one in fed.fields(started(fed).server, Question("round"))}
 
     assert most(noise=2.0) == {name: value + 120 for name, value in most().items()}

@@ -100,7 +100,7 @@ def test_the_toy_method_carries_a_share_of_the_last_move_on() -> None:
     world = RunContext(plain.backbone, plain.draws, plain.config.train)
     (part,) = build_parts([{"name": "steady", "momentum": 0.5}], world)
     progress = started(plain)
-    start = progress.server.with_part("steady", part.server_begin_block(progress.server))
+    start = progress.server.with_part("steady", part.server_block_start(progress.server))
     first, _ = run_round(plain, start, progress.devices)
     once = part.server_step(start, first, None)  # type: ignore[arg-type]
     assert np.array_equal(once.items, first.items)

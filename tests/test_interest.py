@@ -291,7 +291,7 @@ def test_clients_count_by_how_close_they_are_to_the_round_before() -> None:
     cos = u @ normalise_vectors(server.parts["interest"]["centre"][None])[0]
     part = fed.parts[0]
     assert isinstance(part, InterestWeights)
-    np.testing.assert_allclose(part.weight(view, trained.upload), np.exp(2 * cos - 2), rtol=1e-4)
+    np.testing.assert_allclose(part.weigh(view, trained.upload), np.exp(2 * cos - 2), rtol=1e-4)
     after, _ = run_round(fed, server, progress.devices)
     share = np.exp(2 * cos) * view.train.counts()
     share = share / share.sum()
@@ -306,7 +306,7 @@ def test_clients_count_by_how_close_they_are_to_the_round_before() -> None:
 def test_the_first_round_knows_no_mean_and_weighs_all_alike() -> None:
     fed = with_part(uneven(), "mf", {"name": "interest", "kappa": 5.0})
     trained = train_once(fed, progress := started(fed))
-    weight = fed.parts[0].weight(cohort(fed, progress), trained.upload)
+    weight = fed.parts[0].weigh(cohort(fed, progress), trained.upload)
     assert weight is not None
     assert np.ptp(weight) == 0
 
@@ -500,7 +500,11 @@ def ratings_of(fed: Federation, progress: Progress, round: int = 0, **options: A
     part = VirtualRatings(VirtualRatings.Config(**options), RunContext(fed.backbone, fed.draws, fed.config.train))
     view = replace(cohort(fed, progress), round=round)
     local = build_local_models(view, {}, fed.config.train, fed.draws)
-    return local, part.labels(view, Ragged(local.user_ptr, local.item, {"label": local.label}))
+    label_samples = part.prepare(view).labels
+    assert label_samples is not None
+    labels = label_samples(view, Ragged(local.user_ptr, local.item, {"label": local.label}))
+    assert labels is not None
+    return local, labels
 
 
 def test_virtual_ratings_are_the_mean_at_first_and_predictions_later() -> None:

@@ -9,13 +9,14 @@ import pytest
 from numba import njit
 from oracle import federate, make_backbone, make_block, make_stream, started
 
-from tacita.core.types import Arrays, CohortView, Floats, LocalModels
+from tacita.core.types import CohortView, Floats, LocalModels
 from tacita.federation.rounds import run_round
 from tacita.kernels.norms import sum_row_squares
 from tacita.kernels.sampling import touch_rows
 from tacita.kernels.steps import _FAST, NCF, _read, fold_rows
 from tacita.kernels.threads import find_share_start
 from tacita.methods import Part
+from tacita.round.task import TrainingOutcome
 
 HUGE = 10**9  # a catalogue with which no table of all items is made
 
@@ -94,9 +95,9 @@ class Watcher(Part):
 
     name = "watcher"
 
-    def after_training(self, view: CohortView, local: LocalModels) -> Arrays:
+    def after_training(self, view: CohortView, local: LocalModels) -> TrainingOutcome:
         assert np.abs(local.rows - view.items[local.row_item]).max() > 0
-        return {}
+        return TrainingOutcome()
 
 
 @pytest.mark.parametrize("backbone", ["mf", "ncf", "pfedrec"])

@@ -91,13 +91,14 @@ def test_laplace_noise_of_a_device_comes_from_its_sealed_stream(monkeypatch: pyt
     server = ServerState(np.zeros((500, 20), np.float32), {})
     total = Total({"rows": np.zeros((500, 20))}, 3.0, 3, nonce=5)
     monkeypatch.setattr(np.random, "Philox", None)
-    part = build_plan(config, "a secret of a device").parts[0]
-    drawn = part.encode_sum(server, total)["rows"]
+    part = build_plan(config, "a secret of a device").parts[0].privacy
+    assert part is not None
+    drawn = part.noise_sum(server, total)["rows"]
     assert drawn.var() == pytest.approx(3 * 2 * part.scale**2, rel=0.1)  # type: ignore[attr-defined]
-    assert np.array_equal(part.encode_sum(server, total)["rows"], drawn)
-    assert not (part.encode_sum(server, replace(total, nonce=6))["rows"] == drawn).any()
+    assert np.array_equal(part.noise_sum(server, total)["rows"], drawn)
+    assert not (part.noise_sum(server, replace(total, nonce=6))["rows"] == drawn).any()
     with pytest.raises(TypeError):  # the lab's is fast
-        build_plan(config).parts[0].encode_sum(server, total)
+        build_plan(config).implementing("noise_sum")[0].noise_sum(server, total)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("source", SOURCES)

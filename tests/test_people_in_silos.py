@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from noise_laws import SURE
 from oracle import started
-from test_dpps import SMALL, crowd, dpps, fed_down, with_parts
+from test_dpps import ROUND, SMALL, crowd, dpps, fed_down, with_parts
 
 import tacita
 from tacita.core.errors import TacitaError
@@ -28,7 +28,7 @@ APART: dict[str, Any] = {"silos": 3, "in_silos": "apart", "aggregation": "fixed"
 
 def sums(fed: Federation) -> Total:
     progress = started(fed)
-    return progress.devices.exchange(fed, progress.server, fed_down(fed, progress), "round").total
+    return progress.devices.exchange(fed, progress.server, fed_down(fed, progress), ROUND).total
 
 
 def without(stream: BlockStream, user: int) -> BlockStream:
@@ -64,7 +64,7 @@ def test_every_silo_adds_one_noise_whoever_took_part() -> None:
 
 
 def test_a_person_changes_their_silos_sum_by_at_most_their_clip(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DPPS, "encode_sum", lambda part, server, total: total)  # before the noise
+    monkeypatch.setattr(DPPS, "noise_sum", lambda part, server, total: total)  # before the noise
     part = {**IN_SILO, "clip": 0.01}
     stream = crowd(9, 40)
     fed = with_parts(part, stream=stream, **APART)

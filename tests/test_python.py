@@ -29,6 +29,7 @@ from tacita.data.frames import as_frame, to_raw_ids
 from tacita.federation.clients import build_user_view, empty_device_state, grow_devices
 from tacita.learn.training import train_cohort
 from tacita.report.pages import write_report
+from tacita.round.task import CohortTask
 from tacita.runs import assembly, loaded_run, serving
 from tacita.runs.fold_in import freeze_shared, score_newcomers
 from tacita.runs.run_folder import read_lists
@@ -557,7 +558,7 @@ def test_a_strangers_vector_is_that_of_logistic_regression_on_rows_that_stay(mf:
     one, none = Ragged.from_lists([[0, 1, 2]]), Ragged.empty(1)
     block = Block(0, 1, 60, one, none, none, np.ones(1, bool), 3)
     view = build_user_view(devices, models.server, block, np.zeros(1), keys, Broadcast())
-    trained = train_cohort(view, still, (), models.plan.config.train, models.plan.draws).local
+    trained = train_cohort(CohortTask(view), still, (), models.plan.config.train, models.plan.draws).local
     rows, label, start = models.server.items[trained.item], trained.label, view.private[0]
     assert label.sum() == 3
     assert len(label) == 15

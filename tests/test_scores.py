@@ -154,7 +154,8 @@ def train_by_hand(
 ) -> tuple[ByHand, Ragged]:
     """One client of a cohort alone: its model after the round, and what it tells; `adam` goes on from earlier ones."""
     plan: TrainConfig = fed.config.train
-    local = build_local_models(view, {}, plan, fed.draws, Workspace(), fed.parts)
+    tasks = fed.prepare(view).tasks
+    local = build_local_models(view, {}, plan, fed.draws, Workspace(), tasks)
     items = view.items.copy()
     for i, row in rows.items():
         items[i] = row
@@ -205,7 +206,7 @@ def test_clients_learn_and_tell_what_each_would_alone(
         server, view = view_now(fed, progress)
         received += len(view.per_client[TRANSFER].ids) if TRANSFER in view.per_client else 0
         found = [train_by_hand(fed, view, c, held_rows(progress, c), adams[c]) for c in range(len(TRAIN))]
-        upload = fed.answer(view, SCORES).upload.values[SCORES]
+        upload = answer_round(fed, view, SCORES).values[SCORES]
         assert isinstance(upload, SparseRows)
         for c, (_, told) in enumerate(found):
             mine = upload.client == c
@@ -232,7 +233,7 @@ def test_the_server_distils_as_a_plain_loop_would(name: str, weighting: bool) ->
         before, view = view_now(fed, progress)
         fresh = Teacher.of(progress.server.parts[TRANSFER])
         model = fresh.with_clients(fed.backbone, fed.draws, view.client_keys)
-        upload = fed.answer(view, SCORES).upload.values[SCORES]
+        upload = answer_round(fed, view, SCORES).values[SCORES]
         assert isinstance(upload, SparseRows)
         order = np.lexsort((np.arange(len(upload.item)), view.client_keys[upload.client]))
         client, item, label = upload.client[order], upload.item[order], upload.value[order]

@@ -39,6 +39,7 @@ from tacita.privacy.secure_sum import (
     secure_sum,
 )
 from tacita.round.plan import Federation
+from tacita.round.question import Question
 
 RUN: dict[str, Any] = {"data": "synthetic:users=40,items=50,per_user=12,groups=4", "backbone": {"name": "mf", "dim": 4}}
 
@@ -296,7 +297,7 @@ def test_a_secure_run_is_an_ideal_run_bit_for_bit(backbone: str, parts: list[dic
     for how in ("ideal", "secure"):
         fed = with_parts(*parts, stream=crowd(12), backbone=backbone, aggregator=how)
         progress = started(fed)
-        totals.append(progress.devices.exchange(fed, progress.server, fed_down(fed, progress), "round").total)
+        totals.append(progress.devices.exchange(fed, progress.server, fed_down(fed, progress), Question("round")).total)
         plan = {**TRAIN[backbone], "aggregator": how}
         run = tacita.train(**{**RUN, "backbone": {"name": backbone}}, parts=parts, train=plan)
         results.append([{k: v for k, v in block.items() if k != "bytes_up"} for block in run.result["blocks"]])

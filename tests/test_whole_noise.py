@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from noise_laws import SURE
 from oracle import started
-from test_dpps import crowd, dpps, fed_down, with_parts
+from test_dpps import ROUND, crowd, dpps, fed_down, with_parts
 
 from tacita.core.errors import TacitaError
 from tacita.messages import QUANTUM, SparseRows, Spec, Total, Upload, add_upload, empty_total
@@ -26,7 +26,7 @@ EXACT: dict[str, Any] = {"aggregator": "ideal"}
 
 def told(fed: Federation) -> Total:
     progress = started(fed)
-    return progress.devices.exchange(fed, progress.server, fed_down(fed, progress), "round").total
+    return progress.devices.exchange(fed, progress.server, fed_down(fed, progress), ROUND).total
 
 
 def wholes(value: np.ndarray) -> np.ndarray:
@@ -71,7 +71,7 @@ def test_the_law_is_the_discrete_one_where_it_differs(monkeypatch: pytest.Monkey
 def test_what_is_rounded_is_no_longer_than_the_clip(
     clip: float, noise_on: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(DPPS, "encode_sum", lambda part, server, total: total)
+    monkeypatch.setattr(DPPS, "noise_sum", lambda part, server, total: total)
     for tiers in ([1.0], [0.5, 5.0]):
         part = {**WHOLE, "noise_on": noise_on, "clip": clip, "tiers": tiers, "shares": [1.0] * len(tiers)}
         fed = with_parts(part, stream=crowd(1, 40), **EXACT)
@@ -85,7 +85,7 @@ def test_what_is_rounded_is_no_longer_than_the_clip(
 
 
 def test_what_dp_fedavg_clips_is_no_longer_once_it_is_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DPFedAvg, "encode_sum", lambda part, server, total: total)
+    monkeypatch.setattr(DPFedAvg, "noise_sum", lambda part, server, total: total)
     clip, fixed = 0.001, {"aggregation": "fixed", "participation": {"kind": "all"}}
     part = {"name": "dp-fedavg", "noise": 1.0, "clip": clip}
     lengths, room = [], rounding_error(with_parts(part, stream=crowd(1, 40), **EXACT, **fixed).parts[0].context, 40)
@@ -104,7 +104,7 @@ def test_it_costs_what_noise_on_reals_costs() -> None:
     for kind in ("reals", "wholes"):
         fed = with_parts({**WHOLE, "noise_on": kind, "releases": 4}, **EXACT)
         progress = started(fed)
-        progress.devices.exchange(fed, progress.server, fed_down(fed, progress), "round")
+        progress.devices.exchange(fed, progress.server, fed_down(fed, progress), ROUND)
         spent.append(progress.clients.parts["dpps"]["spent"])
         assert dpps(fed).noise_deviations()[0] > 0
     assert np.array_equal(*spent)

@@ -138,7 +138,7 @@ def _refuse_other_budgets(specs: list[dict[str, Any]]) -> None:
     """Refuse a budget for sums beside a part that has its own, and name the setting of the part."""
     for spec in specs:
         cls = part_class(spec["name"])
-        budget_keys = [key for key in ("tiers", "budget", "epsilon") if key in cls.Config.model_fields]
+        budget_keys = [key for key in BUDGET_KEYS if key in cls.Config.model_fields]
         counts_releases = issubclass(cls, Privacy) and implements(cls, "ledger")
         if counts_releases and budget_keys:
             raise TacitaError(

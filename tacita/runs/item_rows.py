@@ -29,8 +29,9 @@ def with_side_rows(federation: Federation) -> Federation:
         )
     features = load_stream_features(stream)
     use_sentences = source == "sentences"
-    codes = build_side_rows(features, stream.item_ids, federation.scorer.code_width, federation.draws, use_sentences)
-    n_known = sum(item in features.by_item for item in stream.item_ids)
+    item_ids = stream.item_ids
+    codes = build_side_rows(features, item_ids, federation.scorer.code_width, federation.draws, use_sentences)
+    n_known = sum(item in features.by_item for item in item_ids)
     sources = ", ".join(list_sources(features, use_sentences))
     note = f"item rows start from {sources}: known of {n_known:,} of {stream.n_items:,} items."
     noted_stream = replace(stream, notes=(*stream.notes, note))

@@ -161,7 +161,8 @@ class LoadedRun:
 
 def rank_similar(loaded: LoadedRun, item: int, k: int) -> tuple[Ints, Floats]:
     """The items that are most like another, best first, and how much; see `Backbone.likeness`."""
-    check_list_length(k, len(loaded.saved.ids["items"]) - 1, "find {} similar items")
+    n_others = len(loaded.items) - 1
+    check_list_length(k, n_others, "find {} similar items")
     override = loaded.plan.serving_owner("scores")
     if override is not None:
         raise TacitaError(

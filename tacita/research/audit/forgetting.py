@@ -60,7 +60,8 @@ class AuditedWithdrawal:
     @property
     def has_item_table(self) -> bool:
         """Whether devices score with item rows at all."""
-        return bool(self.item_table("O").shape[1] > 0)
+        table = self.item_table("O")
+        return bool(table.shape[1])
 
     def item_table(self, name: str) -> Floats:
         """The item rows that devices score with."""
@@ -193,7 +194,7 @@ def summarise_attacks(
 
 
 def measure_exposure(withdrawal: AuditedWithdrawal) -> dict[str, float]:
-    """Mean exposure of the canaries' pairs: log2 of catalogue size over one item's rank for an owner of the other."""
+    """Mean exposure of the canaries: log2 of the catalogue over the rank of one item for an owner of the other."""
     scenario = withdrawal.scenario
     if len(scenario.canaries) == 0:
         return {}

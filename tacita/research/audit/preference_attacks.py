@@ -224,7 +224,7 @@ def _make_trainer(
     def train(liked: Bools) -> Floats:
         part.liked = liked
         task = prepare_cohort([part], view)
-        trained = train_cohort(task, federation.scorer, (), federation.config.train, federation.draws)
+        trained = train_cohort(task, backbone, (), config, draws)
         rows = trained.upload.values["rows"]
         assert isinstance(rows, SparseRows)
         width = rows.value.shape[1]

@@ -223,7 +223,8 @@ def _compute_single_updates(federation: Federation, progress: Progress, people: 
 
 def _sum_updates(federation: Federation, progress: Progress, chosen: Keys) -> Doubles:
     broadcast = federation.broadcast_serving(progress.server)
-    reply = progress.devices.exchange(federation, progress.server, broadcast, Question("round"), chosen)
+    devices = progress.devices
+    reply = devices.exchange(federation, progress.server, broadcast, Question("round"), chosen)
     return np.asarray(reply.total["rows"])
 
 

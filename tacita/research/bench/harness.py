@@ -22,7 +22,18 @@ from tacita.federation.evaluation import TrainedState, build_mask, build_rules, 
 from tacita.federation.rounds import begin_block, start_run
 from tacita.metrics import Evaluation
 from tacita.models import backbone_class
-from tacita.models.scorer import Scorer
+from tacita.research.bench.round_runner import RoundRunner
+from tacita.research.bench.timing import (
+    Figures,
+    Report,
+    Times,
+    describe_machine,
+    divide_sides,
+    median_seconds,
+    report_figures,
+    report_repeats,
+    round_all,
+)
 from tacita.round.plan import Federation
 
 
@@ -68,23 +79,23 @@ import hashlib, inspect, sys, time
 from pathlib import Path
 try:
     from tacita.core.config import RunConfig
-    from tacita.federation.rounds import begin_block, run_round
-    try:
-        from tacita.federation.rounds import start_run
-        from tacita.runs.assembly import Machine, assemble
-    except ImportError:  # before both were renamed
-        from tacita.federation.rounds import start as start_run
+    from tacita.federation.rounds import begin_block, run_round, start_run
+    from tacita.runs.assembly import Machine, assemble
+except ImportError:
+    try:  # up to version 0.1.0
+        from tacita.core.config import RunConfig
+        from tacita.federation.rounds import begin_block, run_round, start as start_run
         from tacita.lab.assembling import Machine, assemble
-except ImportError:  # before there were rooms
-    from tacita.config import RunConfig
-    from tacita.rounds import begin_block, run_round, start as start_run
-    from tacita.runs import Machine, assemble
+    except ImportError:  # before there were rooms
+        from tacita.config import RunConfig
+        from tacita.rounds import begin_block, run_round, start as start_run
+        from tacita.runs import Machine, assemble
 data, backbone, threads, folder = sys.argv[1:]
 machine = Machine(int(threads), data_dir=Path(folder) if folder else None)
-fed = assemble(RunConfig(data=data, backbone={"name": backbone}), machine)
-progress = start_run(fed)
-begin_block(fed, progress, 0)
-of_values = "devices" in inspect.signature(run_round).parameters
+federation = assemble(RunConfig(data=data, backbone={"name": backbone}), machine)
+progress = start_run(federation)
+begin_block(federation, progress, 0)
+takes_devices = "devices" in inspect.signature(run_round).parameters
 def play():
     if takes_devices:
         progress.server, _ = run_round(federation, progress.server, progress.devices)
@@ -175,22 +186,19 @@ class _Checkout:
 
 def compare_rounds(old: Path, spec: BenchmarkSpec, repeats: int = 5) -> Report:
     """Rounds of another checkout and of this one, in turns; lower quartiles, which other work disturbs least."""
-    sides: dict[str, _Checkout] = {}
-    took: dict[str, list[tuple[float, float, str]]] = {"old": [], "new": []}
-    try:
-        for side, root in (("old", old), ("new", Path(__file__).parents[3])):
-            sides[side] = _Checkout(root, what)
-        for _ in range(10 * repeats):
-            for side, checkout in sides.items():
-                took[side].append(checkout.time_round())
-    finally:
-        for checkout in sides.values():
-            checkout.close()
-    wall = {side: [one[0] for one in times] for side, times in took.items()}
-    cpu = {side: [one[1] for one in times] for side, times in took.items()}
-    quarter = {side: float(np.quantile(times, 0.25)) for side, times in wall.items()}
-    quarter_cpu = {side: float(np.quantile(times, 0.25)) for side, times in cpu.items()}
-    return {
+    roots = {"old": old, "new": Path(tacita.__file__).parents[1]}
+    rounds = _time_checkouts(roots, spec, 10 * repeats)
+    wall: Times = {}
+    processor: Times = {}
+    digests = {}
+    for side, times in rounds.items():
+        wall[side] = [timed.wall for timed in times]
+        processor[side] = [timed.processor for timed in times]
+        digests[side] = [timed.digest for timed in times]
+    wall_quartiles = _lower_quartiles(wall)
+    processor_quartiles = _lower_quartiles(processor)
+    least = {side: min(times) for side, times in wall.items()}
+    report: Report = {
         "bench": "rounds against another checkout",
         "data": spec.data,
         "backbone": spec.backbone,
@@ -207,63 +215,11 @@ def compare_rounds(old: Path, spec: BenchmarkSpec, repeats: int = 5) -> Report:
     return report
 
 
-class NaiveLoop:
-    """The per-client loop as one would first write it, without avoidable waste.
-
-    Per client: a fresh torch module with its own copy of the item table, vectorised negatives, a TensorDataset
-    behind a DataLoader, torch SGD with one rate per group; then the mean of all tables.
-    """
-
-    def __init__(self, fed: Federation, progress: Progress) -> None:
-        import torch
-
-        self.federation = fed
-        self.torch = torch
-        self.items = torch.from_numpy(progress.server.items.copy())
-        self.private = progress.clients.private.copy()
-        self.rng = np.random.default_rng(fed.config.seed)
-        block = fed.stream.blocks[0]
-        self.users = [(u, block.train.row(int(u))) for u in np.flatnonzero(block.train.counts() > 0)]
-        self.n_items = block.n_items
-
-    def _draw_samples(self, positives: Ints) -> tuple[Ints, Floats]:
-        wanted = self.federation.config.train.negatives * len(positives)
-        pool = self.rng.integers(0, self.n_items, 2 * wanted + 16)
-        negatives = pool[~np.isin(pool, positives)][:wanted]
-        item = np.concatenate([positives, negatives])
-        label = np.concatenate([np.ones(len(positives)), np.zeros(len(negatives))])
-        return item.astype(np.int32), label.astype(np.float32)
-
-    def run_round(self) -> None:
-        torch, backbone, plan = self.torch, self.federation.scorer, self.federation.config.train
-        summed = torch.zeros_like(self.items)
-        rates = backbone.rates(self.n_items)
-        for user, positives in self.users:
-            model = _build_client_module(torch, backbone, self.items, self.private[user])
-            item, label = self._draw_samples(positives)
-            data = torch.utils.data.TensorDataset(torch.from_numpy(item).long(), torch.from_numpy(label))
-            loader = torch.utils.data.DataLoader(data, batch_size=plan.batch_size, shuffle=True)
-            optimisers = [
-                torch.optim.SGD(
-                    [
-                        {"params": [p], "lr": rates[name]}
-                        for name, p in model.groups.items()
-                        if _is_trained(name, moving)
-                    ],
-                    lr=0.1,
-                )
-                for moving in backbone.phases
-            ]
-            loss_of = torch.nn.BCEWithLogitsLoss()
-            for batch_item, batch_label in loader:
-                for optimiser in optimisers:
-                    optimiser.zero_grad()
-                    loss_of(model(batch_item), batch_label).backward()
-                    optimiser.step()
-            summed += model.table.weight.detach()
-            flat = [model.groups[name].detach().reshape(-1) for name in backbone.layout]
-            self.private[user] = torch.cat(flat).numpy()
-        self.items = summed / len(self.users)
+def _lower_quartiles(times: Times) -> Figures:
+    quartiles = {}
+    for side, values in times.items():
+        quartiles[side] = float(np.quantile(values, 0.25))
+    return quartiles
 
 
 def _time_checkouts(roots: dict[str, Path], spec: BenchmarkSpec, n_rounds: int) -> SideRounds:
@@ -282,24 +238,7 @@ def _time_checkouts(roots: dict[str, Path], spec: BenchmarkSpec, n_rounds: int) 
     return times
 
 
-def _build_client_module(torch: Any, backbone: Scorer, items: Any, private: Floats) -> Any:
-    class Client(torch.nn.Module):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = torch.nn.Embedding.from_pretrained(items.clone(), freeze=False)
-            named = backbone.named(torch.from_numpy(private[None].copy()))
-            self.own = torch.nn.ParameterDict({name: torch.nn.Parameter(v.clone()) for name, v in named.items()})
-            self.groups = {**self.own, "rows": self.table.weight}
-
-        def forward(self, item: Any) -> Any:
-            n = len(item)
-            own = {name: v.expand(n, -1) for name, v in self.own.items()}
-            return backbone.score(own, {}, self.table(item))
-
-    return Client()
-
-
-def bench_evaluate(fed: Federation, repeats: int = 5) -> dict[str, Any]:
+def bench_evaluate(federation: Federation, repeats: int = 5) -> Report:
     """Full ranking of every user's test items under an untrained model: scoring, masking, ranking, metrics."""
     progress = start_run(federation)
     begin_block(federation, progress, 0)

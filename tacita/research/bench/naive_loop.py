@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from tacita.core.types import Floats, Ints
 from tacita.federation.rounds import Progress
 from tacita.kernels.threads import threads_in_use
-from tacita.models.base import Backbone
+from tacita.models.scorer import Scorer
 from tacita.round.plan import Federation
 
 Optimisers = list[Optimizer]
@@ -76,7 +76,7 @@ class NaiveLoop:
 
     def _train_client(self, user: int) -> Tensor:
         """Train a client and return its item table."""
-        backbone = self.federation.backbone
+        backbone = self.federation.scorer
         settings = self.federation.config.train
         model = _ClientModule(backbone, self.items, self.private[user])
         positives = self.train.row(user)
@@ -101,7 +101,7 @@ class NaiveLoop:
 
     def _make_optimisers(self, model: _ClientModule) -> Optimisers:
         """One for each phase of the backbone, with the parameters that move in it."""
-        backbone = self.federation.backbone
+        backbone = self.federation.scorer
         rates = backbone.rates(self.n_items)
         optimisers: Optimisers = []
         for moving in backbone.phases:
@@ -121,7 +121,7 @@ def _is_trained(name: str, moving: tuple[str, ...]) -> bool:
 class _ClientModule(nn.Module):
     """A client with its private parameters and its own copy of the item table."""
 
-    def __init__(self, backbone: Backbone, items: Tensor, private: Floats) -> None:
+    def __init__(self, backbone: Scorer, items: Tensor, private: Floats) -> None:
         super().__init__()
         self.backbone = backbone
         n_items, width = items.shape

@@ -6,8 +6,20 @@ import statistics
 import time
 
 from tacita.core.errors import TacitaError
-from tacita.federation.rounds import begin_block, run_round, start_run
-from tacita.research.bench.harness import describe_machine
+from tacita.federation.rounds import begin_block, start_run
+from tacita.research.bench.round_runner import RoundRunner
+from tacita.research.bench.timing import (
+    Report,
+    Times,
+    describe_machine,
+    divide_sides,
+    empty_times,
+    report_figures,
+    report_repeats,
+    round_all,
+    side_medians,
+    time_in_turns,
+)
 from tacita.round.learner import ledger_of
 from tacita.round.plan import Federation
 from tacita.round.question import Question
@@ -65,16 +77,20 @@ def bench_exchange(plain: Federation, private: Federation, repeats: int = 5) -> 
 
 def _time_exchange(federation: Federation) -> tuple[float, float]:
     """Wall clock and processor time that the questions of a first block take, from the question to the sum."""
-    progress = start_run(fed)
-    begin_block(fed, progress, 0)
-    server, took, worked = progress.server, 0.0, 0.0
-    for question in fed.learner.questions(server):
-        down = fed.broadcast_serving(server)
-        began, before = time.perf_counter(), time.process_time()
-        answer = progress.devices.exchange(fed, server, down, Question(question))
-        took, worked = took + time.perf_counter() - began, worked + time.process_time() - before
-        server = fed.learner.learn(server, answer.total, question, answer.expected)
-    return took, worked
+    progress = start_run(federation)
+    begin_block(federation, progress, 0)
+    server = progress.server
+    wall = 0.0
+    processor = 0.0
+    for question in federation.learner.questions(server):
+        broadcast = federation.broadcast_serving(server)
+        wall_began = time.perf_counter()
+        processor_began = time.process_time()
+        reply = progress.devices.exchange(federation, server, broadcast, Question(question))
+        wall += time.perf_counter() - wall_began
+        processor += time.process_time() - processor_began
+        server = federation.learner.learn(server, reply.total, question, reply.expected)
+    return wall, processor
 
 
 def bench_epoch(federation: Federation, repeats: int = 3) -> Report:

@@ -12,11 +12,27 @@ from torch.nn import functional
 from torch.optim import Adam, SparseAdam
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import Floats, Ints
-from tacita.federation.rounds import Progress, begin_block, run_round, start_run
-from tacita.kernels.threads import threads_in_use
+from tacita.core.types import Arrays, Floats, Ints
+from tacita.federation.rounds import begin_block, start_run
 from tacita.models.scorer import Scorer
-from tacita.research.bench.harness import describe_machine
+from tacita.research.bench.naive_loop import (
+    Optimisers,
+    draw_naive_samples,
+    load_batches,
+    make_embedding,
+    reset_torch_threads,
+)
+from tacita.research.bench.round_runner import RoundRunner
+from tacita.research.bench.timing import (
+    Report,
+    Work,
+    describe_machine,
+    divide_sides,
+    report_figures,
+    report_repeats,
+    side_medians,
+    time_in_turns,
+)
 from tacita.round.plan import Federation
 
 Tensors = dict[str, Tensor]
@@ -24,7 +40,7 @@ Tensors = dict[str, Tensor]
 
 def bench_scores(federation: Federation, repeats: int = 5) -> Report:
     """Rounds of block 0: fast, fast without the server's agents, and naive, in turns after a warm-up."""
-    for backbone in (federation.backbone, _server_backbone(federation)):
+    for backbone in (federation.scorer, _server_backbone(federation)):
         if backbone.reads_context:
             raise TacitaError(f"the naive loop has no model '{backbone.name}'; use neumf, neuncf or mf.")
     sides: dict[str, Work] = {}
@@ -39,7 +55,7 @@ def bench_scores(federation: Federation, repeats: int = 5) -> Report:
         "bench": "rounds of prediction transfer",
         "data": federation.stream.name,
         "method": federation.config.method,
-        "backbone": federation.backbone.name,
+        "backbone": federation.scorer.name,
         "clients": NaiveTransfer.count_participants(federation),
         "local_epochs": federation.config.train.local_epochs,
     }
@@ -55,8 +71,8 @@ def bench_scores(federation: Federation, repeats: int = 5) -> Report:
     return report
 
 
-def _server_backbone(federation: Federation) -> Backbone:
-    backbone: Backbone = getattr(federation.parts[0], "server_backbone", federation.backbone)
+def _server_backbone(federation: Federation) -> Scorer:
+    backbone: Scorer = getattr(federation.parts[0], "server_backbone", federation.scorer)
     return backbone
 
 
@@ -80,14 +96,14 @@ class NaiveTransfer:
     the batch. The server trains one module on batches of all uploads; there are no agents, and nothing is sent back.
     """
 
-    def __init__(self, fed: Federation) -> None:
-        self.federation, self.rng = fed, np.random.default_rng(fed.config.seed)
-        progress: Progress = start_run(fed)
-        begin_block(fed, progress, 0)
-        block, part = fed.stream.blocks[0], fed.parts[0]
-        self.train, self.config = block.train, part.config
-        self.backbone: Scorer = fed.scorer
-        self.teacher: Scorer = getattr(part, "server_backbone", fed.scorer)
+    def __init__(self, federation: Federation) -> None:
+        progress = start_run(federation)
+        begin_block(federation, progress, 0)
+        self.federation = federation
+        self.rng = np.random.default_rng(federation.config.seed)
+        self.train = federation.stream.blocks[0].train
+        self.config = federation.parts[0].config
+        self.backbone = federation.scorer
         self.items = progress.server.items
         self.users = np.flatnonzero(self.train.counts() > 0)
         self.clients: dict[int, _NaiveModel] = {}
@@ -95,7 +111,7 @@ class NaiveTransfer:
         self.server = self._build_server(_server_backbone(federation))
         self.server_optimisers = self.server.make_optimisers(len(self.items))
 
-    def _build_server(self, teacher: Backbone) -> _NaiveModel:
+    def _build_server(self, teacher: Scorer) -> _NaiveModel:
         """The server's model, with rows of its own where its width differs from the clients'."""
         draws = self.federation.draws
         stream = self.federation.stream
@@ -143,19 +159,18 @@ class NaiveTransfer:
                 _step_optimisers(self.server_optimisers, logits, label[batch])
 
     def _train_client(self, user: int) -> tuple[Ints, Floats]:
-        """Trains one client and returns what it tells."""
-        plan, backbone = self.federation.config.train, self.backbone
-        if user not in self.clients:
-            heads = backbone.init_heads(self.federation.draws)
-            self.clients[user] = _NaiveModel(backbone, heads, self.start[user : user + 1], self.items)
-        model = self.clients[user]
-        item, label = self._draw_samples(self.train.row(user))
-        data = torch.utils.data.TensorDataset(torch.from_numpy(item).long(), torch.from_numpy(label))
-        loader = torch.utils.data.DataLoader(data, batch_size=plan.batch_size, shuffle=True)
-        optimisers, loss_of = model.make_optimisers(len(self.items)), torch.nn.BCEWithLogitsLoss()
-        for _ in range(plan.local_epochs):
-            for some, wanted in loader:
-                _step_optimisers(optimisers, loss_of, model(torch.zeros(len(some), dtype=torch.long), some), wanted)
+        """Train one client and return its upload: some items with mixed labels."""
+        settings = self.federation.config.train
+        model = self._find_client(user)
+        n_items = len(self.items)
+        positives = self.train.row(user)
+        item, label = draw_naive_samples(self.rng, positives, n_items, settings.negatives)
+        loader = load_batches(item, label, settings.batch_size)
+        optimisers = model.make_optimisers(n_items)
+        for _ in range(settings.local_epochs):
+            for batch_item, batch_label in loader:
+                logits = model(_only_user(len(batch_item)), batch_item)
+                _step_optimisers(optimisers, logits, batch_label)
         with torch.no_grad():
             items = torch.from_numpy(item).long()
             logits = model(_only_user(len(items)), items)
@@ -185,7 +200,7 @@ def _only_user(n: int) -> Tensor:
 class _NaiveModel(nn.Module):
     """A backbone over some users and all items."""
 
-    def __init__(self, backbone: Scorer, heads: dict[str, Any], users: Floats, items: Floats) -> None:
+    def __init__(self, backbone: Scorer, heads: Arrays, users: Floats, items: Floats) -> None:
         super().__init__()
         self.backbone = backbone
         self.users = make_embedding(torch.from_numpy(users))

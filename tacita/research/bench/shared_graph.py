@@ -93,12 +93,15 @@ class NaiveSharing:
     sparse matrix for its graph, autograd and Adam.
     """
 
-    def __init__(self, fed: Federation, graph: Any) -> None:
-        progress = start_first_block(fed)
-        self.plan, self.graph = fed.config.train, graph
-        self.rates = fed.scorer.rates(len(progress.server.items))
-        self.rng = np.random.default_rng(fed.config.seed)
-        self.items = torch.from_numpy(progress.server.items.copy())
+    def __init__(self, federation: Federation, graph: Any) -> None:
+        progress = start_run(federation)
+        begin_block(federation, progress, 0)
+        server = progress.server
+        self.settings = federation.config.train
+        self.graph = graph
+        self.rates = federation.scorer.rates(len(server.items))
+        self.rng = np.random.default_rng(federation.config.seed)
+        self.items = torch.from_numpy(server.items.copy())
         self.vectors = torch.from_numpy(progress.clients.private.copy())
         self.own = federation.stream.blocks[0].train
         user_keys = federation.stream.user_keys[: len(self.own)]

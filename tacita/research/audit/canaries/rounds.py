@@ -159,7 +159,9 @@ class HalfNoisePart(Part, Privacy):
 
     def noise_sum(self, server: ServerState, total: Total) -> Total:
         encoded = super().noise_sum(server, total)
-        sums = {name: (value + total[name]) / 2 for name, value in encoded.sums.items()}
+        sums = {}
+        for name, value in encoded.sums.items():
+            sums[name] = (value + total[name]) / 2
         return encoded.with_sums(sums)
 
 
@@ -177,7 +179,10 @@ class UnnoisedScalarsPart(Part, Privacy):
 
     def noise_sum(self, server: ServerState, total: Total) -> Total:
         encoded = super().noise_sum(server, total)
-        sums = {name: value for name, value in total.sums.items() if name.startswith("dpps.")}
+        sums = {}
+        for name, value in total.sums.items():
+            if name.startswith("dpps."):
+                sums[name] = value
         return encoded.with_sums(sums)
 
 
@@ -235,13 +240,16 @@ def _read_rows(setting: RoundScenario, federation: Federation, progress: Progres
     devices = progress.devices
     if not setting.is_local:
         reply = devices.exchange(federation, progress.server, broadcast, Question("round"))
-        return np.array(reply.total["rows"][:, 0])
+        rows = reply.total["rows"]
+        return np.array(rows[:, 0])
     membership = progress.local_devices.current_membership(federation, progress.server)
     numbers = np.zeros(federation.stream.n_items)
     for client in membership.active:
         key = membership.keys[[client]]
-        total = devices.exchange(federation, progress.server, broadcast, Question("round"), key).total
-        user = membership.users.row(int(client))[0]
+        reply = devices.exchange(federation, progress.server, broadcast, Question("round"), key)
+        users = membership.users.row(int(client))
+        first_user = users[0]
+        field_sum = reply.total[setting.reads]
         if setting.reads == "rows":
             numbers[first_user] = field_sum[first_user, 0]
         else:

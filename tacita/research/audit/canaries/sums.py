@@ -64,7 +64,10 @@ class HalfNoiseTally(PrivateTally):
 
     def add_noise(self, server: ServerState, total: Total, question: str, draws: Draws) -> Total:
         release = super().add_noise(server, total, question, draws)
-        sums = {name: (value + total[name]) / 2 for name, value in release.sums.items() if name != "draws"}
+        sums = {}
+        for name, value in release.sums.items():
+            if name != "draws":
+                sums[name] = (value + total[name]) / 2
         return release.with_sums(sums)
 
 
@@ -301,11 +304,12 @@ def _release_terms(federation: Federation, model: PrivateTally) -> OneRelease:
     begin_block(federation, progress, 0)
     server = progress.server
     broadcast = federation.broadcast_serving(server)
-    likes = progress.devices.exchange(federation, server, broadcast, Question(SURVEY)).total
+    likes = progress.devices.exchange(federation, server, broadcast, Question(SURVEY))
     n_users = float(federation.stream.n_users)
-    server = federation.learner.learn(server, likes, SURVEY, n_users)
+    server = federation.learner.learn(server, likes.total, SURVEY, n_users)
     broadcast = federation.broadcast_serving(server)
-    terms = progress.devices.exchange(federation, server, broadcast, Question(STATISTIC)).total
+    terms = progress.devices.exchange(federation, server, broadcast, Question(STATISTIC))
+    term_deviation = model.term_deviation(server, STATISTIC)
     order_deviation = 0.0
     if isinstance(model, PrivateOrderedTally):
         order_deviation = model.order_deviation(server, STATISTIC)
