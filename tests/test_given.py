@@ -28,6 +28,7 @@ from tacita.learn.training import check_training
 from tacita.learn.training.fused_stepper import FusedStepper
 from tacita.learn.training.local_models import build_local_models
 from tacita.methods import Part
+from tacita.round.task import LocalTask, prepare_cohort
 
 N_ITEMS = 12
 UNEVEN = [[0, 3], [1, 2, 4, 7, 9], [5], [], [0, 1, 2, 3, 4, 5, 6], [11, 2, 6], [8]]
@@ -41,11 +42,15 @@ class Hints(Part):
     """One or two items per user, with labels in between."""
 
     name = "hints"
+    fills = frozenset({"samples"})
+
+    def prepare(self, view: CohortView) -> LocalTask:
+        return LocalTask(samples=self.give_samples)
 
     def hints_of(self, user: int) -> list[Sample]:
         return [((7 * user + k) % N_ITEMS, 0.25 + 0.5 * k) for k in range(1 + user % 2)]
 
-    def samples(self, view: CohortView, own: Ragged) -> Ragged:
+    def give_samples(self, view: CohortView, own: Ragged) -> Ragged:
         made = [self.hints_of(int(u)) for u in view.user]
         lists = Ragged.from_lists([[item for item, _ in one] for one in made])
         return Ragged(lists.ptr, lists.ids, {"label": np.array([y for one in made for _, y in one], np.float32)})
@@ -64,8 +69,12 @@ class Nearest(Part):
     """The negatives of a user are the items from its number on, round and round."""
 
     name = "nearest"
+    fills = frozenset({"negatives"})
 
-    def negatives(self, view: CohortView, counts: Longs) -> Ints:
+    def prepare(self, view: CohortView) -> LocalTask:
+        return LocalTask(negatives=self.choose_negatives)
+
+    def choose_negatives(self, view: CohortView, counts: Longs) -> Ints:
         own = [np.arange(n) + user for user, n in zip(view.user, counts, strict=True)]
         return (np.concatenate(own) % N_ITEMS).astype(np.int32)
 
@@ -74,11 +83,15 @@ class Usual(Part):
     """Leaves the negatives to chance after all, and gives nothing."""
 
     name = "usual"
+    fills = frozenset({"negatives", "samples"})
 
-    def negatives(self, view: CohortView, counts: Longs) -> Ints | None:
+    def prepare(self, view: CohortView) -> LocalTask:
+        return LocalTask(negatives=self.choose_negatives, samples=self.give_samples)
+
+    def choose_negatives(self, view: CohortView, counts: Longs) -> Ints | None:
         return None
 
-    def samples(self, view: CohortView, own: Ragged) -> Ragged | None:
+    def give_samples(self, view: CohortView, own: Ragged) -> Ragged | None:
         return None
 
 
@@ -89,7 +102,8 @@ def federation(name: str, *parts: type[Part], **train: Any) -> Federation:
 
 def laid_out(*parts: type[Part], **train: Any) -> LocalModels:
     fed = federation("mf", *parts, **train)
-    return build_local_models(cohort(fed, started(fed)), {}, fed.config.train, fed.draws, parts=fed.parts)
+    task = prepare_cohort(fed.parts, cohort(fed, started(fed)))
+    return build_local_models(task.view, {}, fed.config.train, fed.draws, tasks=task.tasks)
 
 
 def of_epoch(local: LocalModels, epoch: int, user: int) -> list[Sample]:
@@ -154,8 +168,12 @@ def test_a_part_is_told_how_many_negatives_everybody_needs() -> None:
 
     class Asked(Part):
         name = "asked"
+        fills = frozenset({"negatives"})
 
-        def negatives(self, view: CohortView, counts: Longs) -> Ints | None:
+        def prepare(self, view: CohortView) -> LocalTask:
+            return LocalTask(negatives=self.choose_negatives)
+
+        def choose_negatives(self, view: CohortView, counts: Longs) -> Ints | None:
             asked.append(counts.tolist())
             return None
 
@@ -194,8 +212,12 @@ def test_a_soft_label_by_hand(stepper: str) -> None:
 
     class Hint(Part):
         name = "hint"
+        fills = frozenset({"samples"})
 
-        def samples(self, view: CohortView, own: Ragged) -> Ragged:
+        def prepare(self, view: CohortView) -> LocalTask:
+            return LocalTask(samples=self.give_samples)
+
+        def give_samples(self, view: CohortView, own: Ragged) -> Ragged:
             return Ragged(np.array([0, 1]), np.array([1], np.int32), {"label": np.array([0.25], np.float32)})
 
     stream = make_stream(make_block(0, 2, [[0]]))
@@ -255,29 +277,37 @@ class TooSure(Hints):
 
 class Unlabelled(Part):
     name = "unlabelled"
+    fills = frozenset({"samples"})
 
-    def samples(self, view: CohortView, own: Ragged) -> Ragged:
+    def prepare(self, view: CohortView) -> LocalTask:
+        return LocalTask(samples=self.give_samples)
+
+    def give_samples(self, view: CohortView, own: Ragged) -> Ragged:
         return Ragged.from_lists([[0]] * len(view.user))
 
 
 class TooFew(Part):
     name = "too-few"
+    fills = frozenset({"negatives"})
 
-    def negatives(self, view: CohortView, counts: Longs) -> Ints:
+    def prepare(self, view: CohortView) -> LocalTask:
+        return LocalTask(negatives=self.choose_negatives)
+
+    def choose_negatives(self, view: CohortView, counts: Longs) -> Ints:
         return np.zeros(3, np.int32)
 
 
 @pytest.mark.parametrize(
     ("parts", "train", "why"),
     [
-        ((Nearest, Also), {}, "'nearest' and 'also' both choose"),
+        ((Nearest, Also), {}, "'nearest' and 'also' both decide the negatives"),
         ((Hints,), {"objective": "bpr"}, "'hints' brings samples with soft labels"),
         ((Hints,), {"objective": "squared"}, "'hints' deals in probabilities"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(parts: tuple[type[Part], ...], train: dict[str, Any], why: str) -> None:
-    fed = federation("mf", *parts, **train)
     with pytest.raises(TacitaError, match=why):
+        fed = federation("mf", *parts, **train)
         check_training(fed.backbone, fed.parts, fed.config.train)
 
 

@@ -38,7 +38,7 @@ from tacita.round.device_state import flatten_devices
 from tacita.round.part import RunContext
 from tacita.round.plan import Federation
 from tacita.round.registry import build_parts
-from tests.oracle import batches, federate, make_backbone, make_block, make_stream, members, started
+from tests.oracle import answer_round, batches, federate, make_backbone, make_block, make_stream, members, started
 
 TRANSFER = "prediction-transfer"
 N_ITEMS = 14

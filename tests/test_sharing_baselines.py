@@ -35,6 +35,7 @@ from tacita.round.broadcast import Audience
 from tacita.round.plan import Federation
 from tacita.round.question import Question
 from tacita.round.request import RequestBatch
+from tacita.round.task import LocalTask
 from tacita.runs.assembly import Machine, assemble
 
 
@@ -507,9 +508,13 @@ class Liked(Part):
     """Everybody is told to like item 11, and those with data also item 10."""
 
     name = "liked"
+    fills = frozenset({"likes"})
     weight_of = 1.0
 
-    def likes(self, view: CohortView) -> Ragged:
+    def prepare(self, view: CohortView) -> LocalTask:
+        return LocalTask(likes=self.choose_likes)
+
+    def choose_likes(self, view: CohortView) -> Ragged:
         ids = np.tile(np.array([10, 11], np.int32), len(view.user))
         weight = np.full(len(ids), self.weight_of, np.float32)
         return Ragged(np.arange(0, len(ids) + 1, 2), ids, {"weight": weight})
@@ -545,12 +550,14 @@ def test_half_a_like_is_half_the_slope() -> None:
 
     class Only(Part):
         name = "only"
+        fills = frozenset({"data", "likes"})
         weight_of = 1.0
 
-        def local_data(self, view: CohortView) -> CohortView:
-            return replace(view, train=Ragged.empty(len(view.user)), exclude=Ragged.empty(len(view.user)))
+        def prepare(self, view: CohortView) -> LocalTask:
+            nothing = Ragged.empty(len(view.user))
+            return LocalTask(view=replace(view, train=nothing, exclude=nothing), likes=self.choose_likes)
 
-        def likes(self, view: CohortView) -> Ragged:
+        def choose_likes(self, view: CohortView) -> Ragged:
             ptr, weight = np.arange(len(view.user) + 1), np.full(len(view.user), self.weight_of, np.float32)
             return Ragged(ptr, np.full(len(view.user), 2, np.int32), {"weight": weight})
 

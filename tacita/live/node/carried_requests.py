@@ -14,7 +14,6 @@ from tacita.live.node.queued_request import QueuedRequest
 from tacita.live.node.withdrawal_batches import select_due
 from tacita.live.wire import RequestHead, UserRequest, decode_question
 from tacita.round.device_state import PARTS
-from tacita.round.part import implements
 from tacita.round.request import Request, RequestBatch
 from tacita.round.state import Role
 
@@ -50,7 +49,7 @@ def can_carry_requests(head: RequestHead) -> bool:
 def batches_withdrawals(node: Node, node_run: NodeRun) -> bool:
     """Whether the server asks those who withdraw what to take back, so that they must leave in a batch."""
     federation = node_run.federation
-    parts_ask = any(implements(part, "answer") for part in federation.parts)
+    parts_ask = bool(federation.implementing("answer_question"))
     is_asked = federation.learner.unlearning is not None or parts_ask
     return is_asked and not node_run.is_alone and not node.config.insecure_single_user_uploads
 

@@ -214,7 +214,7 @@ def _make_trainer(
 ) -> Callable[[Bools], Floats]:
     """A function that trains a copy of the model for every group, from what is liked."""
     view = _make_shadow_view(federation, progress, vectors)
-    backbone = federation.backbone
+    backbone = federation.scorer
     draws = federation.draws
     config = federation.config.train
     context = RunContext(backbone, draws, config)
