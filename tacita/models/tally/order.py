@@ -28,7 +28,7 @@ from tacita.models.base import BackboneConfig, register
 from tacita.models.tally.model import MOST_DOUBLINGS, RECENCIES, STATE, SURVEY, Tally, TallyConfig
 from tacita.models.tally.order_sums import (
     CONTEXTS,
-    HELD,
+    ITEM_OWNERS,
     NEXT,
     HistoryLines,
     OrderSums,
@@ -156,7 +156,7 @@ class OrderedTally(Tally):
         ordered = self._encode_order(client, lines, np.ones(len(train)), shape)
         held = lines.distinct_items()
         marks = SparseRows(client[held.rows()], held.ids, np.ones(len(held.ids)))
-        return {**super().encode_block(train, history, user_ptr, shape), **ordered, HELD: marks}
+        return {**super().encode_block(train, history, user_ptr, shape), **ordered, ITEM_OWNERS: marks}
 
     def _build_lines(self, train: Ragged, history: Ragged | None) -> HistoryLines:
         return HistoryLines.from_blocks(train, history if self.config.order_back else None, self.config.order_window)
@@ -168,13 +168,13 @@ class OrderedTally(Tally):
     def _fields(self, shape: PairShape) -> tuple[Spec, ...]:
         n, most = shape.n_items, float(self.age_weights.sum())
         whole = Spec(
-            CONTEXTS, (n, n), least=0.0, exact=True, symmetric=True, counted=HELD, about="what came before what"
+            CONTEXTS, (n, n), least=0.0, exact=True, symmetric=True, counted=ITEM_OWNERS, about="what came before what"
         )
         return (
             *super()._fields(shape),
             replace(whole, most=n * most**2),
             replace(whole, name=NEXT, most=n * most, symmetric=False, about="which item follows which"),
-            Spec(HELD, (n,), most=1.0, least=0.0, exact=True),
+            Spec(ITEM_OWNERS, (n,), most=1.0, least=0.0, exact=True),
         )
 
     def score_history(self, view: CohortView) -> Floats:
@@ -309,7 +309,7 @@ class OrderedTally(Tally):
             rows = np.concatenate([gone.rows(), stay.rows()])
             order = np.argsort(rows, kind="stable")
             ids, value = np.concatenate([gone.ids, stay.ids]), np.repeat([-1.0, 1.0], [len(gone.ids), len(stay.ids)])
-            out[f"{HELD}.{block}"] = SparseRows(client[rows[order]], ids[order], value[order])
+            out[f"{ITEM_OWNERS}.{block}"] = SparseRows(client[rows[order]], ids[order], value[order])
         return out
 
     def apply_retraction(self, server: ServerState, change: Mapping[str, AnyArray]) -> tuple[ServerState, int]:

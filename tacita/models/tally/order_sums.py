@@ -1,8 +1,8 @@
-"""What follows what, as sums: for every place in people's lists, what came before it with itself and with the item.
+"""What follows what, as sums: for every place in users' lists, what came before it with itself and with the item.
 
 G' = sum of h h^T and C' = sum of h e^T, h the items before a place, older ones weighing less. Both are kept block by
-block, like the pairs of `sums`: G' and the two triangles of C' are three `Sums` that share their contributors. All
-numbers are whole multiples of a quantum, so what is taken back leaves no rounding behind.
+block, like the pairs of `sums`: G' and the two triangles of C' are three `PairSums` that share their contributors. All
+numbers are whole multiples of a quantum, so a retraction leaves no rounding behind.
 """
 
 from __future__ import annotations
@@ -16,15 +16,19 @@ from tacita.core.types import AnyArray, Arrays, Doubles, Longs, Ragged
 from tacita.messages import Total
 from tacita.models.tally.solver import unpack_triangle
 from tacita.models.tally.sums import PairShape, PairSums
+from tacita.models.tally.weights import entry_ages
 
-CONTEXTS, NEXT, HELD = "contexts", "next", "held"  # its fields: G', C', and who has each item in a list that counts
+CONTEXTS, NEXT, ITEM_OWNERS = "contexts", "next", "held"  # its fields: G', C', and who has each item in a list that counts
 SIDES = ("contexts", "after", "before")  # G'; C' at and below its diagonal; C' above it, turned
+SIDE_ARRAYS = ("ptr", "at", "total")  # what a side has of its own
 GRID = 2.0**-12  # of the weights by age; products are whole numbers of its square, the quantum of exact sums
 
 
 def compute_age_weights(fold: float, window: int) -> Doubles:
     """What an item weighs 1, 2, ... places before: less by 1/e every `fold` places."""
-    return np.asarray(np.rint(np.exp(-np.arange(window) / fold) / GRID) * GRID)
+    ages = np.arange(window)
+    weights = np.exp(-ages / fold)
+    return np.asarray(np.rint(weights / GRID) * GRID)
 
 
 @dataclass(frozen=True)
@@ -35,111 +39,134 @@ class OrderSums:
 
     @staticmethod
     def from_arrays(arrays: Arrays | None) -> OrderSums:
-        if arrays is None or "held" not in arrays:
-            return OrderSums({side: PairSums(**PairSums.from_arrays(None).arrays()) for side in SIDES})
+        if arrays is None or ITEM_OWNERS not in arrays:
+            empty = PairSums.from_arrays(None)
+            return OrderSums(dict.fromkeys(SIDES, empty))
+        index = arrays["index"]
         shared = {
-            "index": arrays["index"],
+            "index": index,
             "count": np.zeros(0),
-            "touched": arrays[HELD],
-            "repeats": np.zeros((len(arrays["index"]), 2)),
+            "touched": arrays[ITEM_OWNERS],
+            "repeats": np.zeros((len(index), 2)),
         }
-        return OrderSums(
-            {side: PairSums(**shared, **{n: arrays[f"{side}.{n}"] for n in ("ptr", "at", "total")}) for side in SIDES}
-        )
+        sides = {}
+        for side in SIDES:
+            own = {name: arrays[f"{side}.{name}"] for name in SIDE_ARRAYS}
+            sides[side] = PairSums(**shared, **own)
+        return OrderSums(sides)
 
     def arrays(self) -> Arrays:
-        own = {f"{side}.{n}": getattr(one, n) for side, one in self.sides.items() for n in ("ptr", "at", "total")}
-        return {HELD: self.sides["contexts"].touched, **own}
+        arrays = {ITEM_OWNERS: self.sides["contexts"].touched}
+        for side, sums in self.sides.items():
+            for name in SIDE_ARRAYS:
+                arrays[f"{side}.{name}"] = getattr(sums, name)
+        return arrays
 
     def with_block(self, index: int, total: Mapping[str, AnyArray], shape: PairShape) -> OrderSums:
-        return OrderSums(
-            {
-                side: one.with_block(index, Total(_to_pair_fields(side, total)), shape)
-                for side, one in self.sides.items()
-            }
-        )
+        sides = {}
+        for side, sums in self.sides.items():
+            fields = Total(_to_pair_fields(side, total))
+            sides[side] = sums.with_block(index, fields, shape)
+        return OrderSums(sides)
 
     def apply_change(self, change: Mapping[str, AnyArray], shape: PairShape) -> OrderSums:
         """The sums after a change of fields `NAME.BLOCK`."""
-        sides = dict(self.sides)
-        for index in sides["contexts"].index.tolist():
-            own = {name: change[f"{name}.{index}"] for name in (CONTEXTS, NEXT, HELD)}
+        order = self
+        for index in self.sides["contexts"].index.tolist():
+            own = {name: change[f"{name}.{index}"] for name in (CONTEXTS, NEXT, ITEM_OWNERS)}
             if any(value.any() for value in own.values()):
-                sides = {
-                    side: one.apply_change(index, _to_pair_fields(side, own), shape) for side, one in sides.items()
-                }
-        return OrderSums({side: one.drop_empty_pairs() for side, one in sides.items()})
+                order = order._apply_block_change(index, own, shape)
+        sides = {side: sums.drop_empty_pairs() for side, sums in order.sides.items()}
+        return OrderSums(sides)
+
+    def _apply_block_change(self, index: int, change: Mapping[str, AnyArray], shape: PairShape) -> OrderSums:
+        sides = {}
+        for side, sums in self.sides.items():
+            fields = _to_pair_fields(side, change)
+            sides[side] = sums.apply_change(index, fields, shape)
+        return OrderSums(sides)
 
     def sum_released(
         self, side: str, shape: PairShape, decay: float, least: int, where: Longs | None = None
     ) -> Doubles:
         """What is out of one side: at some places, or its whole triangle."""
-        return self.sides[side].sum_released(shape, decay, least, 0, where)
+        sums = self.sides[side]
+        return sums.sum_released(shape, decay, least, 0, where)
 
     def sum_followers(self, shape: PairShape, decay: float, least: int) -> Doubles:
         """C' as it is out, whole."""
-        after = np.tril(unpack_triangle(self.sum_released("after", shape, decay, least)))
-        before = np.tril(unpack_triangle(self.sum_released("before", shape, decay, least)), -1)
-        return np.asarray(after + before.T)
+        after = unpack_triangle(self.sum_released("after", shape, decay, least))
+        before = unpack_triangle(self.sum_released("before", shape, decay, least))
+        lower = np.tril(after)
+        upper = np.tril(before, -1).T
+        return np.asarray(lower + upper)
 
 
 def _to_pair_fields(side: str, fields: Mapping[str, AnyArray]) -> Arrays:
-    """One side in the words of `Sums`."""
+    """One side in the fields of `PairSums`."""
     matrix = fields[CONTEXTS if side == "contexts" else NEXT]
     if side == "before":
         matrix = np.ascontiguousarray(matrix.T)
         np.fill_diagonal(matrix, 0.0)
-    return {"pairs": matrix, "touched": fields[HELD], "repeats": np.zeros(2)}
+    return {"pairs": matrix, "touched": fields[ITEM_OWNERS], "repeats": np.zeros(2)}
 
 
 def find_reordered_items(change: Mapping[str, AnyArray], n_items: int) -> Longs:
     """The items that a change of these fields is about."""
-    marked = np.zeros(n_items, bool)
+    is_changed = np.zeros(n_items, bool)
     for name, value in change.items():
-        if name.partition(".")[0] in (CONTEXTS, NEXT):
-            marked |= value.any(axis=0) | value.any(axis=1)
-    return np.flatnonzero(marked)
+        field = name.partition(".")[0]
+        if field in (CONTEXTS, NEXT):
+            is_changed |= value.any(axis=0)
+            is_changed |= value.any(axis=1)
+    return np.flatnonzero(is_changed)
 
 
 @dataclass(frozen=True)
 class HistoryLines:
-    """People's lists with what came before them: places from `start` on are told in this block."""
+    """Users' lists with what came before them: places from `start` on belong to this block."""
 
     lists: Ragged
     start: Longs
 
     @staticmethod
     def from_blocks(train: Ragged, history: Ragged | None, window: int) -> HistoryLines:
-        """What a block adds: its items after the latest ones of earlier blocks, as far back as anybody looks.
+        """What a block adds: its items after the latest ones of earlier blocks, as far back as the window reaches.
 
         Who has nothing in the block adds nothing, and needs no list.
         """
-        here = train.counts() > 0
-        past = Ragged.empty(len(train)) if history is None else history.join_rows(Ragged.empty(len(train)))
+        past = Ragged.empty(len(train))
+        if history is not None:
+            past = history.join_rows(past)
         past = select_latest_entries(Ragged(past.ptr, past.ids), window)
-        past = past.filter_entries(here[past.rows()])
-        return HistoryLines(past.join_rows(Ragged(train.ptr, train.ids)), past.counts())
+        takes_part = train.counts() > 0
+        past = past.filter_entries(takes_part[past.rows()])
+        lists = past.join_rows(Ragged(train.ptr, train.ids))
+        return HistoryLines(lists, past.counts())
 
     def distinct_items(self) -> Ragged:
-        """The items that any sum of the block is about, once for each person."""
+        """The items that any sum of the block is about, once for each user."""
         width = 1 + int(self.lists.ids.max(initial=0))
-        one = np.unique(self.lists.rows().astype(np.int64) * width + self.lists.ids)
-        return Ragged.from_pairs(one // width, one % width, len(self.lists))
+        users = self.lists.rows().astype(np.int64)
+        keys = np.unique(users * width + self.lists.ids)
+        return Ragged.from_pairs(keys // width, keys % width, len(self.lists))
 
 
 def select_latest_entries(lists: Ragged, most: int) -> Ragged:
     """The last entries of every list."""
-    counts = lists.counts()
-    age = np.repeat(lists.ptr[1:], counts) - 1 - np.arange(len(lists.ids))
-    return lists.filter_entries(age < most)
+    return lists.filter_entries(entry_ages(lists) < most)
 
 
 def interleave_signed(lines: list[tuple[HistoryLines, float]]) -> tuple[HistoryLines, Doubles, Longs]:
-    """Several lines of the same people, one after the other for each: the lines, their signs and their people."""
-    n = len(lines[0][0].lists)
-    each = len(lines)
-    rows = np.concatenate([each * one.lists.rows() + k for k, (one, _) in enumerate(lines)])
-    ids = np.concatenate([one.lists.ids for one, _ in lines])
-    start = np.stack([one.start for one, _ in lines], axis=1).reshape(-1)
-    merged = HistoryLines(Ragged.from_pairs(rows, ids, each * n), start)
-    return merged, np.tile([sign for _, sign in lines], n), np.repeat(np.arange(n), each)
+    """Several lines of the same users, one after the other for each: the lines, their signs and their users."""
+    n_lines = len(lines)
+    n_users = len(lines[0][0].lists)
+    rows = [n_lines * line.lists.rows() + k for k, (line, _) in enumerate(lines)]
+    ids = [line.lists.ids for line, _ in lines]
+    starts = [line.start for line, _ in lines]
+    signs = [sign for _, sign in lines]
+    lists = Ragged.from_pairs(np.concatenate(rows), np.concatenate(ids), n_lines * n_users)
+    start = np.stack(starts, axis=1).reshape(-1)
+    sign = np.tile(signs, n_users)
+    user = np.repeat(np.arange(n_users), n_lines)
+    return HistoryLines(lists, start), sign, user

@@ -14,44 +14,67 @@ from tacita.models.tally.sums import PairShape, PairSums, count_repeats
 
 
 class Replacement(NamedTuple):
-    """What users tell of a block instead of what they told: two lists for each, and how each counts."""
+    """New lists of a block in place of old ones: two lists for each user, and how each counts."""
 
-    lists: Ragged  # (2 users) what was told, then what is left of it
+    lists: Ragged  # (2 users) the old list, then the new one
     sign: Doubles  # (2 users,) -1, 1, ...
     repeat_change: Doubles  # (users, 2) by how much `repeats` changes
 
 
 def compute_replacements(
-    before: list[Ragged], after: list[Ragged], counted: Callable[[Ragged], Ragged], n: int
+    old_lists: list[Ragged], new_lists: list[Ragged], select_counted: Callable[[Ragged], Ragged], n_items: int
 ) -> list[Replacement]:
-    """For every block, what some users take back and what they say again, of n items."""
-    past, out = (Ragged.empty(0), Ragged.empty(0)), []
-    for lists in zip(before, after, strict=True):
-        was, now = (count_repeats(one, earlier, n) for one, earlier in zip(lists, past, strict=True))
-        told, left = (counted(one) for one in lists)
-        rows = np.concatenate([2 * told.rows(), 2 * left.rows() + 1])
-        both = Ragged.from_pairs(rows, np.concatenate([told.ids, left.ids]), 2 * len(told))
-        out.append(Replacement(both, np.tile([-1.0, 1.0], len(told)), now - was))
-        past = past[0].join_rows(lists[0]), past[1].join_rows(lists[1])
-    return out
+    """For every block, the old lists that some users take back and the new ones in their place."""
+    old_past = Ragged.empty(0)
+    new_past = Ragged.empty(0)
+    replacements = []
+    for old, new in zip(old_lists, new_lists, strict=True):
+        old_repeats = count_repeats(old, old_past, n_items)
+        new_repeats = count_repeats(new, new_past, n_items)
+        lists = interleave_lists(select_counted(old), select_counted(new))
+        sign = np.tile([-1.0, 1.0], len(old))
+        replacements.append(Replacement(lists, sign, new_repeats - old_repeats))
+        old_past = old_past.join_rows(old)
+        new_past = new_past.join_rows(new)
+    return replacements
+
+
+def interleave_lists(old: Ragged, new: Ragged) -> Ragged:
+    """Two lists for every user, the old one and the new one."""
+    old_rows = 2 * old.rows()
+    new_rows = 2 * new.rows() + 1
+    rows = np.concatenate([old_rows, new_rows])
+    ids = np.concatenate([old.ids, new.ids])
+    return Ragged.from_pairs(rows, ids, 2 * len(old))
 
 
 def apply_change(sums: PairSums, change: Mapping[str, AnyArray], shape: PairShape) -> PairSums:
     """The sums after a change of fields `NAME.BLOCK`."""
     for index in sums.index.tolist():
-        own = {name.partition(".")[0]: v for name, v in change.items() if name.rpartition(".")[2] == str(index)}
-        if own["touched"].any() or own["pairs"].any() or own["repeats"].any():
+        own = _select_block(change, index)
+        changes_any = own["touched"].any() or own["pairs"].any() or own["repeats"].any()
+        if changes_any:
             sums = sums.apply_change(index, own, shape)
     return sums.drop_empty_pairs()
 
 
+def _select_block(change: Mapping[str, AnyArray], index: int) -> dict[str, AnyArray]:
+    """The fields of one block, by their names alone."""
+    fields = {}
+    for name, value in change.items():
+        field, _, block = name.partition(".")
+        if block == str(index):
+            fields[field] = value
+    return fields
+
+
 def find_changed_items(change: Mapping[str, AnyArray], shape: PairShape) -> Longs:
     """The items that a change is about."""
-    marked = np.zeros(shape.n_items, bool)
+    is_changed = np.zeros(shape.n_items, bool)
     for name, value in change.items():
         if name.startswith("pairs."):
-            marked |= value.any(axis=0)
-    return np.flatnonzero(marked)
+            is_changed |= value.any(axis=0)
+    return np.flatnonzero(is_changed)
 
 
 def find_changed_places(items: AnyArray, old: PairSums, new: PairSums, shape: PairShape, least: int) -> Longs:
@@ -59,10 +82,13 @@ def find_changed_places(items: AnyArray, old: PairSums, new: PairSums, shape: Pa
 
     They lie between the user's own items only, unless one of them is out in other blocks now.
     """
-    shifted = np.flatnonzero((old.find_released_items(least) != new.find_released_items(least)).any(axis=0))
-    return np.union1d(
-        shape.encode_cross_pairs(items, items), shape.encode_cross_pairs(shifted, np.arange(shape.n_items))
-    )
+    was_out = old.find_released_items(least)
+    is_out = new.find_released_items(least)
+    shifted = np.flatnonzero((was_out != is_out).any(axis=0))
+    everything = np.arange(shape.n_items)
+    own_pairs = shape.encode_cross_pairs(items, items)
+    shifted_pairs = shape.encode_cross_pairs(shifted, everything)
+    return np.union1d(own_pairs, shifted_pairs)
 
 
 @dataclass(frozen=True)
@@ -80,13 +106,15 @@ class LowRankUpdate:
 
     def solve_right_factor(self, product: Doubles) -> Doubles:
         """core^-1 E P X, from P X before the change."""
-        return np.asarray(np.linalg.solve(self.core, self.vectors.T @ product[self.items]))
+        projected = self.vectors.T @ product[self.items]
+        return np.asarray(np.linalg.solve(self.core, projected))
 
     def subtract_from(self, product: Doubles) -> None:
         """Bring P X along, in place, some rows at a time."""
-        right = self.solve_right_factor(product)
+        right_factor = self.solve_right_factor(product)
         for lo in range(0, len(product), TILE):
-            product[lo : lo + TILE] -= self.left_factor[lo : lo + TILE] @ right
+            rows = slice(lo, lo + TILE)
+            product[rows] -= self.left_factor[rows] @ right_factor
 
 
 def update_inverse(inverse: Doubles, row: Longs, col: Longs, change: Doubles) -> int:
@@ -94,25 +122,32 @@ def update_inverse(inverse: Doubles, row: Longs, col: Longs, change: Doubles) ->
 
     Returns the rank of the update; 0: nothing was done, a solve is cheaper or the only way.
     """
-    found = compute_low_rank(inverse, row, col, change)
-    if found is None:
+    update = compute_low_rank(inverse, row, col, change)
+    if update is None:
         return 0
-    found.subtract_from(inverse)
-    return found.rank
+    update.subtract_from(inverse)
+    return update.rank
 
 
 def compute_low_rank(inverse: Doubles, row: Longs, col: Longs, change: Doubles) -> LowRankUpdate | None:
-    """What a change of the matrix takes from its inverse; None: solve anew."""
-    n, items = len(inverse), np.union1d(row, col)
-    if not 0 < len(items) <= n // 4:
+    """What a change of the matrix takes from its inverse; None: a new solve is needed, or cheaper."""
+    items = np.union1d(row, col)
+    n_items = len(items)
+    if not 0 < n_items <= len(inverse) // 4:
         return None
-    small = np.zeros((len(items), len(items)))
-    small[np.searchsorted(items, row), np.searchsorted(items, col)] = change
+    small = np.zeros((n_items, n_items))
+    small_row = np.searchsorted(items, row)
+    small_col = np.searchsorted(items, col)
+    small[small_row, small_col] = change
     values, vectors = np.linalg.eigh(small)  # it reads the lower triangle
-    strong = np.abs(values) > 1e-13 * np.abs(values).max()
-    values, vectors = values[strong], vectors[:, strong]
+    size = np.abs(values)
+    is_strong = size > 1e-13 * size.max()
+    values = values[is_strong]
+    vectors = vectors[:, is_strong]
     moved = inverse[:, items] @ vectors  # (n, rank)
     core = np.diag(1 / values) + vectors.T @ moved[items]
-    if (np.linalg.eigvalsh(core) > 0).sum() != (values > 0).sum():
-        return None  # no longer positive definite
+    n_positive = (values > 0).sum()
+    stays_definite = (np.linalg.eigvalsh(core) > 0).sum() == n_positive
+    if not stays_definite:
+        return None
     return LowRankUpdate(items, vectors, core, moved)

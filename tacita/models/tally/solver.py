@@ -13,9 +13,8 @@ import scipy.linalg
 from tacita.core.types import Doubles, Floats
 
 TILE = 1024  # columns worked on at once, so that nothing as large as the result is made twice
-MAX_WHOLE = (
-    8192  # larger matrices are inverted by halves: the threaded Cholesky of common BLAS builds crashes from 17,500
-)
+MAX_WHOLE = 8192
+"""Larger matrices are inverted by halves: the threaded Cholesky of common BLAS builds crashes from 17,500."""
 
 
 def invert_in_place(lower: Doubles) -> Doubles | None:
@@ -23,7 +22,9 @@ def invert_in_place(lower: Doubles) -> Doubles | None:
     if len(lower) <= MAX_WHOLE:
         return _invert_at_once(lower)
     mirror_lower(lower)
-    return mirror_lower(lower) if _invert_by_halves(lower) else None  # products leave the last bits uneven
+    if not _invert_by_halves(lower):
+        return None
+    return mirror_lower(lower)  # products leave the last bits uneven
 
 
 def _invert_at_once(lower: Doubles) -> Doubles | None:
@@ -42,11 +43,14 @@ def _invert_by_halves(whole: Doubles) -> bool:
     n = len(whole)
     if n <= MAX_WHOLE:
         inverse = _invert_at_once(whole.copy())
-        if inverse is not None:
-            whole[:] = inverse
-        return inverse is not None
+        if inverse is None:
+            return False
+        whole[:] = inverse
+        return True
     half = n // 2
-    first, side, second = whole[:half, :half], whole[half:, :half], whole[half:, half:]
+    first = whole[:half, :half]
+    side = whole[half:, :half]
+    second = whole[half:, half:]
     if not _invert_by_halves(first):
         return False
     slope = side @ first
@@ -68,27 +72,38 @@ def bytes_to_solve(n_inputs: int) -> float:
 def available_memory() -> float:
     """Bytes that can be had now; endless where the system does not say."""
     try:
-        with open("/proc/meminfo", encoding="ascii") as told:
-            for line in told:
-                if line.startswith("MemAvailable:"):
-                    return float(line.split()[1]) * 1024
+        return _read_available_memory()
     except (OSError, ValueError, IndexError):
         pass
     try:
-        return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        pages = os.sysconf("SC_AVPHYS_PAGES")
+        page_size = os.sysconf("SC_PAGE_SIZE")
+        return float(pages * page_size)
     except (OSError, ValueError):
         return float("inf")
 
 
+def _read_available_memory() -> float:
+    """Linux's own word for it."""
+    with open("/proc/meminfo", encoding="ascii") as lines:
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                kilobytes = line.split()[1]
+                return float(kilobytes) * 1024
+    raise ValueError("no MemAvailable")
+
+
 def mirror_lower(lower: Doubles) -> Doubles:
     """Copy the lower triangle to the upper one, in place, in tiles that fit into a cache."""
-    n, step = len(lower), 128
+    n = len(lower)
+    step = 128
     for lo in range(0, n, step):
         own = slice(lo, lo + step)
         corner = np.tril(lower[own, own])
         lower[own, own] = corner + np.tril(corner, -1).T
         for at in range(lo + step, n, step):
-            lower[own, at : at + step] = lower[at : at + step, own].T
+            other = slice(at, at + step)
+            lower[own, other] = lower[other, own].T
     return lower
 
 
@@ -100,15 +115,17 @@ def pack_triangle(square: Doubles) -> Doubles:
 
 def unpack_triangle(packed: Doubles) -> Doubles:
     """A matrix with the given lower triangle; what is above it means nothing."""
-    square, _ = scipy.linalg.lapack.dtpttr(int(np.sqrt(2.0 * len(packed))), packed, uplo="U")
+    n = int(np.sqrt(2.0 * len(packed)))
+    square, _ = scipy.linalg.lapack.dtpttr(n, packed, uplo="U")
     return np.asarray(square.T)
 
 
 def zero_diagonal_columns(inverse: Doubles, lo: int, hi: int) -> Doubles:
     """Columns of B = I - P / diag(P) as rows: P is symmetric, and its rows lie together."""
-    found = inverse[lo:hi] / -np.diag(inverse)[lo:hi, None]
-    found[np.arange(hi - lo), np.arange(lo, hi)] = 0.0
-    return np.asarray(found)
+    diagonal = np.diag(inverse)[lo:hi, None]
+    columns = inverse[lo:hi] / -diagonal
+    columns[np.arange(hi - lo), np.arange(lo, hi)] = 0.0
+    return np.asarray(columns)
 
 
 def solve_zero_diagonal(inverse: Doubles) -> Floats:
@@ -116,5 +133,6 @@ def solve_zero_diagonal(inverse: Doubles) -> Floats:
     n = len(inverse)
     weights = np.empty((n, n), np.float32)
     for lo in range(0, n, TILE):
-        weights[:, lo : lo + TILE] = zero_diagonal_columns(inverse, lo, min(lo + TILE, n)).T
+        hi = min(lo + TILE, n)
+        weights[:, lo:hi] = zero_diagonal_columns(inverse, lo, hi).T
     return weights

@@ -30,16 +30,21 @@ class ItemGraph(NamedTuple):
 
 
 def build_item_graph(row: Longs, column: Longs, value: Doubles, n_items: int) -> ItemGraph:
-    """From the lower triangle of G, row by row. Where a term is x x^T / |x|, D counts the people of each item."""
-    own = row == column
+    """From the lower triangle of G, row by row. Where a term is x x^T / |x|, D counts the users of each item."""
+    on_diagonal = row == column
+    below = ~on_diagonal
     degree = np.bincount(row, weights=value, minlength=n_items)
-    degree += np.bincount(column[~own], weights=value[~own], minlength=n_items)
+    degree += np.bincount(column[below], weights=value[below], minlength=n_items)
     root = np.sqrt(np.maximum(degree, 0.0))
-    scaled = (value / (root[row] * root[column])).astype(np.float32)
+    roots = root[row] * root[column]
+    scaled = (value / roots).astype(np.float32)
     ptr = np.searchsorted(row, np.arange(n_items + 1))
     lower = matrix_of_rows(ptr, column.astype(np.int32), scaled, n_items)
-    diagonal = matrix_of_cells(row[own], row[own], scaled[own], (n_items, n_items))
-    return ItemGraph((lower + lower.T.tocsr() - diagonal).tocsr(), root)
+    items = row[on_diagonal]
+    diagonal = matrix_of_cells(items, items, scaled[on_diagonal], (n_items, n_items))
+    upper = lower.T.tocsr()
+    matrix = lower + upper - diagonal
+    return ItemGraph(matrix.tocsr(), root)
 
 
 def leading_axes(matrix: scipy.sparse.csr_array, wanted: int) -> Floats:
@@ -48,34 +53,59 @@ def leading_axes(matrix: scipy.sparse.csr_array, wanted: int) -> Floats:
     n = matrix.shape[0]
     wanted = min(wanted, n)
     if n <= max(MAX_DENSE, 4 * wanted):
-        _, vectors = scipy.linalg.eigh(matrix.toarray().astype(np.float64), subset_by_index=[n - wanted, n - 1])
-        return np.ascontiguousarray(vectors[:, ::-1], np.float32)
-    depth = max(4, int(np.ceil(OVERSAMPLING * wanted / BLOCK_WIDTH)))
-    basis, image = (np.zeros((n, depth * BLOCK_WIDTH), np.float32) for _ in range(2))
-    block = normals(Draws(0).public("filter-axes"), np.arange(n, dtype=np.uint64), BLOCK_WIDTH)
-    for step in range(depth):
-        own, done = slice(step * BLOCK_WIDTH, (step + 1) * BLOCK_WIDTH), basis[:, : step * BLOCK_WIDTH]
-        for _ in range(2):  # once leaves some of what is there already
-            block = scipy.linalg.qr(block - done @ (done.T @ block), mode="economic", check_finite=False)[0]
-        basis[:, own] = block
-        block = np.empty_like(basis[:, own], order="C")
-        multiply_sparse(matrix.indptr, matrix.indices, matrix.data, np.ascontiguousarray(basis[:, own]), block)
-        image[:, own] = block
+        dense = matrix.toarray().astype(np.float64)
+        vectors = _largest_eigenvectors(dense, wanted)
+        return np.ascontiguousarray(vectors, np.float32)
+    n_blocks = np.ceil(OVERSAMPLING * wanted / BLOCK_WIDTH)
+    depth = max(4, int(n_blocks))
+    basis, image = _build_krylov_basis(matrix, depth)
     small = (basis.T @ image).astype(np.float64)
-    size = len(small)
-    _, vectors = scipy.linalg.eigh((small + small.T) / 2, subset_by_index=[size - wanted, size - 1])
-    return np.ascontiguousarray(basis @ vectors[:, ::-1].astype(np.float32))
+    symmetric = (small + small.T) / 2
+    vectors = _largest_eigenvectors(symmetric, wanted)
+    return np.ascontiguousarray(basis @ vectors.astype(np.float32))
+
+
+def _largest_eigenvectors(matrix: Doubles, wanted: int) -> Doubles:
+    """The eigenvectors of the largest eigenvalues, the largest first."""
+    n = len(matrix)
+    _, vectors = scipy.linalg.eigh(matrix, subset_by_index=[n - wanted, n - 1])
+    return np.asarray(vectors[:, ::-1])
+
+
+def _build_krylov_basis(matrix: scipy.sparse.csr_array, depth: int) -> tuple[Floats, Floats]:
+    """An orthonormal basis, block by block, and what the matrix makes of it."""
+    n = matrix.shape[0]
+    width = depth * BLOCK_WIDTH
+    basis = np.zeros((n, width), np.float32)
+    image = np.zeros((n, width), np.float32)
+    key = Draws(0).public("filter-axes")
+    block = normals(key, np.arange(n, dtype=np.uint64), BLOCK_WIDTH)
+    for start in range(0, width, BLOCK_WIDTH):
+        own = slice(start, start + BLOCK_WIDTH)
+        earlier = basis[:, :start]
+        for _ in range(2):  # once leaves some of what is there already
+            along = earlier @ (earlier.T @ block)
+            block = scipy.linalg.qr(block - along, mode="economic", check_finite=False)[0]
+        basis[:, own] = block
+        columns = np.ascontiguousarray(basis[:, own])
+        block = np.empty_like(basis[:, own], order="C")
+        multiply_sparse(matrix.indptr, matrix.indices, matrix.data, columns, block)
+        image[:, own] = block
+    return basis, image
 
 
 def keep_largest(matrix: scipy.sparse.csr_array, keep: int) -> scipy.sparse.csr_array:
     """The matrix without its diagonal and with the `keep` largest entries of each column only; 0: all."""
-    row = np.repeat(np.arange(matrix.shape[0], dtype=np.int32), np.diff(matrix.indptr))
+    n_rows, n_columns = matrix.shape
+    rows = np.arange(n_rows, dtype=np.int32)
+    row = np.repeat(rows, np.diff(matrix.indptr))
     stays: AnyArray = row != matrix.indices
     if keep:
         size = np.where(stays, np.abs(matrix.data), 0.0).astype(np.float32)
-        stays &= size >= find_row_thresholds(matrix.indptr, size, keep)[row] * (
-            1 - 1e-6
-        )  # as large up to rounding is as large
+        thresholds = find_row_thresholds(matrix.indptr, size, keep)
+        stays &= size >= thresholds[row] * (1 - 1e-6)  # as large up to rounding is as large
     ptr = np.append(0, np.cumsum(stays))[matrix.indptr]
-    cut = matrix_of_rows(ptr, matrix.indices[stays], matrix.data[stays], matrix.shape[1])
-    return cut if not keep else cut.T.tocsr()  # it is symmetric, so rows were cut for columns
+    rest = matrix_of_rows(ptr, matrix.indices[stays], matrix.data[stays], n_columns)
+    if not keep:
+        return rest
+    return rest.T.tocsr()  # it is symmetric, so rows were cut for columns

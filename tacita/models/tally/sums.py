@@ -1,6 +1,6 @@
-"""The sums behind `tally`: pairs of items told together, block by block, so that a term can be taken back exactly.
+"""The sums behind `tally`: pairs of items that users have together, block by block, so that terms can be taken back.
 
-Only pairs that somebody told are stored. A pair's place never changes while the catalogue grows: the lower triangle
+Only pairs that some user has are stored. A pair's place never changes while the catalogue grows: the lower triangle
 row by row, or, where a large catalogue is read through some inputs, column by column.
 """
 
@@ -21,6 +21,9 @@ from tacita.core.types import AnyArray, Arrays, Bools, Doubles, Ints, Longs, Rag
 from tacita.kernels.pairs import lower_entries
 from tacita.messages import QUANTUM, Total
 
+Entries = tuple[Longs, Doubles]
+"""Places of pairs, ascending, and a value each."""
+
 
 @dataclass(frozen=True)
 class PairShape:
@@ -31,22 +34,30 @@ class PairShape:
 
     @staticmethod
     def from_inputs(n_items: int, inputs: AnyArray) -> PairShape:
-        return PairShape(n_items, inputs if len(inputs) else None)
+        if len(inputs) == 0:
+            return PairShape(n_items)
+        return PairShape(n_items, inputs)
 
     @property
     def n_inputs(self) -> int:
-        return self.n_items if self.inputs is None else len(self.inputs)
+        if self.inputs is None:
+            return self.n_items
+        return len(self.inputs)
 
-    def extract_entries(self, matrix: Any) -> tuple[Longs, Doubles]:
-        """Places, ascending, and values of what is not zero in a dense or sparse (inputs, items) matrix."""
+    def extract_entries(self, matrix: Any) -> Entries:
+        """The entries of a dense or sparse (inputs, items) matrix that are not zero."""
         if self.inputs is None and isinstance(matrix, np.ndarray):
             return lower_entries(matrix)
-        found = scipy.sparse.coo_array(matrix.matrix() if isinstance(matrix, SparseSum) else matrix)
-        row, col, value = found.row.astype(np.int64), found.col.astype(np.int64), found.data
+        if isinstance(matrix, SparseSum):
+            matrix = matrix.matrix()
+        cells = scipy.sparse.coo_array(matrix)
+        row = cells.row.astype(np.int64)
+        col = cells.col.astype(np.int64)
+        value = cells.data
         if self.inputs is None:
-            lower = row >= col
-            row, col, value = row[lower], col[lower], value[lower]
-            at = row * (row + 1) // 2 + col
+            is_lower = row >= col
+            value = value[is_lower]
+            at = triangle_places(row[is_lower], col[is_lower])
         else:
             at = col * self.n_inputs + row
         if (at[1:] > at[:-1]).all():
@@ -59,43 +70,61 @@ class PairShape:
         at = at.astype(np.int64)
         if self.inputs is not None:
             return at % self.n_inputs, at // self.n_inputs
-        if len(at) > 1 and (at[1:] >= at[:-1]).all():  # rows follow each other: find where each begins
-            n = int((np.sqrt(8.0 * at[-1] + 1) - 1) / 2) + 2
-            first = np.arange(n + 1, dtype=np.int64)
-            row = np.repeat(first[:-1], np.diff(np.searchsorted(at, first * (first + 1) // 2)))
-        else:
-            row = ((np.sqrt(8.0 * at + 1) - 1) / 2).astype(np.int64)
-            row -= row * (row + 1) // 2 > at  # the root may have been rounded up
+        row = _triangle_rows(at)
         return row, at - row * (row + 1) // 2
 
     def encode_cross_pairs(self, items: AnyArray, others: AnyArray) -> Longs:
         """Places in the triangle of every pair of one of the items with one of the others, ascending."""
-        one, other = (side.astype(np.int64) for side in np.broadcast_arrays(items[:, None], others[None, :]))
-        row, col = np.maximum(one, other), np.minimum(one, other)
-        return np.unique(row * (row + 1) // 2 + col)
+        first, second = np.broadcast_arrays(items[:, None], others[None, :])
+        larger = np.maximum(first, second).astype(np.int64)
+        smaller = np.minimum(first, second).astype(np.int64)
+        return np.unique(triangle_places(larger, smaller))
 
     def build_input_triangle(self, where: Longs, values: Doubles) -> Doubles:
         """The lower triangle between the inputs of a catalogue that is read through inputs."""
         assert self.inputs is not None
+        n_inputs = self.n_inputs
         row, col = self.decode_pairs(where)
-        number = np.full(self.n_items, self.n_inputs)  # of an item among the inputs; none: above every row
-        number[self.inputs] = np.arange(self.n_inputs)
-        lower = number[col] <= row
-        out = np.zeros((self.n_inputs, self.n_inputs))
-        out[row[lower], number[col[lower]]] = values[lower]
-        return out
+        number = np.full(self.n_items, n_inputs)  # of an item among the inputs; none: above every row
+        number[self.inputs] = np.arange(n_inputs)
+        column = number[col]
+        is_lower = column <= row
+        triangle = np.zeros((n_inputs, n_inputs))
+        triangle[row[is_lower], column[is_lower]] = values[is_lower]
+        return triangle
 
     def build_columns(self, where: Longs, values: Doubles, lo: int, hi: int) -> Doubles:
         """Items lo..hi against all inputs, of a catalogue that is read through inputs."""
-        among = slice(*np.searchsorted(where, [lo * self.n_inputs, hi * self.n_inputs]))
-        out = np.zeros((hi - lo, self.n_inputs))
-        out.reshape(-1)[where[among] - lo * self.n_inputs] = values[among]
-        return out
+        n_inputs = self.n_inputs
+        start = lo * n_inputs
+        first, last = np.searchsorted(where, [start, hi * n_inputs])
+        places = where[first:last] - start
+        columns = np.zeros((hi - lo, n_inputs))
+        columns.reshape(-1)[places] = values[first:last]
+        return columns
+
+
+def triangle_places(row: Longs, col: Longs) -> Longs:
+    """Places in a lower triangle, row by row."""
+    return row * (row + 1) // 2 + col
+
+
+def _triangle_rows(at: Longs) -> Longs:
+    """The row of each place in a lower triangle."""
+    is_ascending = len(at) > 1 and (at[1:] >= at[:-1]).all()
+    if is_ascending:  # rows follow each other: find where each begins
+        last_row = int((np.sqrt(8.0 * at[-1] + 1) - 1) / 2)
+        rows = np.arange(last_row + 3, dtype=np.int64)
+        starts = np.searchsorted(at, rows * (rows + 1) // 2)
+        return np.repeat(rows[:-1], np.diff(starts))
+    row: Longs = ((np.sqrt(8.0 * at + 1) - 1) / 2).astype(np.int64)
+    row -= row * (row + 1) // 2 > at  # the root may have been rounded up
+    return row
 
 
 @dataclass(frozen=True)
 class PairSums:
-    """What was told in every block. Each number is a sum over users, so it can be masked, merged and taken back."""
+    """The sums of every block. Each number is a sum over users, so it can be masked, merged and taken back."""
 
     index: Longs  # (blocks,) number of the block in the stream
     ptr: Longs  # (blocks + 1,) entries of each block
@@ -103,22 +132,34 @@ class PairSums:
     total: Doubles  # (entries,) sum of the users' terms
     count: Doubles  # (entries,) contributors; empty: the same as total
     touched: Doubles  # (blocks, items) contributors of each item
-    repeats: Doubles  # (blocks, 2) items told again in a later block, and chances of that times items
+    repeats: Doubles  # (blocks, 2) items that came again in a later block, and chances of that times items
 
     @staticmethod
     def from_arrays(arrays: Arrays | None) -> PairSums:
-        if arrays is None:
-            none, zeros = np.zeros(0), np.zeros(1, np.int64)
-            return PairSums(zeros[:0], zeros, zeros[:0], none, none, np.zeros((0, 0)), np.zeros((0, 2)))
-        return PairSums(*(arrays[one.name] for one in fields(PairSums)))
+        if arrays is not None:
+            return PairSums(*(arrays[field.name] for field in fields(PairSums)))
+        return PairSums(
+            index=np.zeros(0, np.int64),
+            ptr=np.zeros(1, np.int64),
+            at=np.zeros(0, np.int64),
+            total=np.zeros(0),
+            count=np.zeros(0),
+            touched=np.zeros((0, 0)),
+            repeats=np.zeros((0, 2)),
+        )
 
     def arrays(self) -> Arrays:
-        return {one.name: getattr(self, one.name) for one in fields(PairSums)}
+        return {field.name: getattr(self, field.name) for field in fields(PairSums)}
+
+    @property
+    def contributors(self) -> Doubles:
+        """(entries,) contributors of each pair."""
+        return self.count if len(self.count) else self.total
 
     def block_entries(self, k: int) -> tuple[Longs, Doubles, Doubles]:
+        """Places, sums and contributors of a block."""
         span = slice(self.ptr[k], self.ptr[k + 1])
-        total = self.total[span]
-        return self.at[span], total, self.count[span] if len(self.count) else total
+        return self.at[span], self.total[span], self.contributors[span]
 
     def with_block(self, index: int, total: Total, shape: PairShape) -> PairSums:
         """These sums and one more block, in which the catalogue may have grown."""
@@ -126,77 +167,98 @@ class PairSums:
         count = value[:0]
         if "count" in total.sums:
             row, col = shape.decode_pairs(at)
-            count = total["count"][row, col]  # of these very pairs: who counts others is not heard
+            count = total["count"][row, col]  # of these very pairs: counts of other pairs are left out
         fits = np.int32 if shape.n_inputs * shape.n_items < 2**31 else np.int64
+        places = [self.at.astype(fits), at.astype(fits)]
         touched = np.zeros((len(self.index) + 1, shape.n_items))
         touched[:-1, : self.touched.shape[1]] = self.touched
         touched[-1] = total["touched"]
+        repeats = total["repeats"][None]
         return replace(
             self,
             index=np.append(self.index, index),
             ptr=np.append(self.ptr, self.ptr[-1] + len(at)),
-            at=np.concatenate([self.at.astype(fits), at.astype(fits)]),
+            at=np.concatenate(places),
             total=np.concatenate([self.total, value]),
             count=np.concatenate([self.count, count]),
             touched=touched,
-            repeats=np.concatenate([self.repeats, total["repeats"][None]]),
+            repeats=np.concatenate([self.repeats, repeats]),
         )
 
     def apply_change(self, index: int, change: Mapping[str, AnyArray], shape: PairShape) -> PairSums:
-        """The sums after what some users told in a block changed; what nobody tells any more is left to `tidied`."""
+        """The sums after the terms of some users in a block changed; `drop_empty_pairs` removes what is 0 then."""
         k = int(np.flatnonzero(self.index == index)[0])
-        held = self
-        for name in ("pairs", "count"):
-            if name in change:
-                places, value = shape.extract_entries(change[name])
-                held = held._insert_places(k, places[value > 0])
-        sides = {"total": held.total.copy(), "count": held.count.copy()}
-        for name, side in (("pairs", "total"), ("count", "count")):
-            if name in change:
-                places, value = shape.extract_entries(change[name])
-                found, told = find_in_sorted(held.at[held.ptr[k] : held.ptr[k + 1]], places)
-                if not told.all():
-                    raise TacitaError("what is to be taken back was never told; nothing was changed.")
-                sides[side][held.ptr[k] + found] += value
-        touched, told_again = self.touched.copy(), self.repeats.copy()
+        entries = {name: shape.extract_entries(change[name]) for name in ("pairs", "count") if name in change}
+        sums = self
+        for places, value in entries.values():
+            sums = sums._insert_places(k, places[value > 0])
+        total = sums.total.copy()
+        count = sums.count.copy()
+        if "pairs" in entries:
+            sums._add_entries(k, entries["pairs"], total)
+        if "count" in entries:
+            sums._add_entries(k, entries["count"], count)
+        touched = self.touched.copy()
         touched[k] += change["touched"]
-        told_again[k] += change["repeats"]
-        return replace(held, total=sides["total"], count=sides["count"], touched=touched, repeats=told_again)
+        repeats = self.repeats.copy()
+        repeats[k] += change["repeats"]
+        return replace(sums, total=total, count=count, touched=touched, repeats=repeats)
+
+    def _add_entries(self, k: int, entries: Entries, column: Doubles) -> None:
+        """Add entries of a block to a column, in place; every one must be a pair of the block."""
+        places, value = entries
+        start = self.ptr[k]
+        end = self.ptr[k + 1]
+        offset, is_known = find_in_sorted(self.at[start:end], places)
+        if not is_known.all():
+            raise TacitaError("what is to be taken back was never told; nothing was changed.")
+        column[start + offset] += value
 
     def _insert_places(self, k: int, places: Longs) -> PairSums:
         """The same sums with an entry for each of the places in a block."""
-        lo, hi = self.ptr[k], self.ptr[k + 1]
-        found, known = find_in_sorted(self.at[lo:hi], places)
-        if known.all():
+        start = self.ptr[k]
+        end = self.ptr[k + 1]
+        offset, is_known = find_in_sorted(self.at[start:end], places)
+        if is_known.all():
             return self
-        fresh = ~known
-        where = lo + found[fresh]
+        is_new = ~is_known
+        n_new = int(is_new.sum())
+        where = start + offset[is_new]
+        new_places = places[is_new].astype(self.at.dtype)
+        comes_later = np.arange(len(self.ptr)) > k
         return replace(
             self,
-            ptr=self.ptr + int(fresh.sum()) * (np.arange(len(self.ptr)) > k),
-            at=np.insert(self.at, where, places[fresh].astype(self.at.dtype)),
+            ptr=self.ptr + n_new * comes_later,
+            at=np.insert(self.at, where, new_places),
             total=np.insert(self.total, where, 0.0),
             count=np.insert(self.count, where, 0.0) if len(self.count) else self.count,
         )
 
     def drop_empty_pairs(self) -> PairSums:
-        """The same sums without pairs that nobody tells any more."""
-        kept = (self.count if len(self.count) else self.total) > QUANTUM / 2
-        if kept.all():
+        """The same sums without pairs that no user has any more."""
+        stays = self.contributors > QUANTUM / 2
+        if stays.all():
             return self
-        left = np.concatenate([[0], np.cumsum([kept[lo:hi].sum() for lo, hi in itertools.pairwise(self.ptr)])])
-        count = self.count[kept] if len(self.count) else self.count
-        return replace(self, ptr=left, at=self.at[kept], total=self.total[kept], count=count)
+        sizes = [stays[start:end].sum() for start, end in itertools.pairwise(self.ptr)]
+        ends = np.cumsum(sizes)
+        return replace(
+            self,
+            ptr=np.concatenate([[0], ends]),
+            at=self.at[stays],
+            total=self.total[stays],
+            count=self.count[stays] if len(self.count) else self.count,
+        )
 
     def find_released_items(self, least: int) -> Bools:
         """(blocks, items) which items are out in each block: enough contributors since they were out before."""
-        contributors = np.zeros(self.touched.shape[1])
-        out = np.zeros(self.touched.shape, bool)
+        n_items = self.touched.shape[1]
+        contributors = np.zeros(n_items)
+        is_out = np.zeros(self.touched.shape, bool)
         for k, touched in enumerate(self.touched):
             contributors += touched
-            out[k] = contributors >= least
-            contributors[out[k]] = 0
-        return out
+            is_out[k] = contributors >= least
+            contributors[is_out[k]] = 0
+        return is_out
 
     def sum_released(
         self, shape: PairShape, decay: float, min_item: int, min_pair: int, where: Longs | None = None
@@ -206,48 +268,97 @@ class PairSums:
         An increment is out once its two items and the pair itself have had enough contributors since their last
         release; until then it waits, and ages like the rest.
         """
-        size = shape.n_items * (shape.n_items + 1) // 2 if where is None else len(where)
-        least = max(1, min_item, min_pair)  # nobody contributes to a pair without its items
-        gram = np.zeros(size)
-        pending, waiting = (np.zeros(size if least > 1 else 0) for _ in range(2))
-        openings = self.find_released_items(least)
-        for k, fade in enumerate(decay ** np.diff(self.index, prepend=self.index[:1])):
-            at, total, count = self.block_entries(k)
-            if where is not None:
-                found, here = find_in_sorted(at, where)
-                at, total, count = np.flatnonzero(here), total[found[here]], count[found[here]]
-            if fade != 1:
-                gram *= fade
-                pending *= fade
-            if least == 1:
-                gram[at] += total
-                continue
-            pending[at] += total
-            waiting[at] += count
-            enough = openings[k]
-            ready = np.flatnonzero(waiting >= min_pair if min_pair > 1 else waiting > 0)
-            row, col = shape.decode_pairs(ready if where is None else where[ready])
-            out = ready[enough[row if shape.inputs is None else shape.inputs[row]] & enough[col]]
-            gram[out] += pending[out]
-            pending[out] = waiting[out] = 0
-        return gram
+        least = max(1, min_item, min_pair)  # who contributes to a pair contributes to its items
+        release = _ReleasedSum(shape, where, min_pair, waits=least > 1)
+        is_out = self.find_released_items(least)
+        ages = np.diff(self.index, prepend=self.index[:1])
+        for k, fade in enumerate(decay**ages):
+            at, total, count = self._entries_at(k, where)
+            release.fade(fade)
+            release.add_block(at, total, count)
+            release.release_pairs(is_out[k])
+        return release.gram
+
+    def _entries_at(self, k: int, where: Longs | None) -> tuple[Longs, Doubles, Doubles]:
+        """The entries of a block, or those at some places, numbered by these."""
+        at, total, count = self.block_entries(k)
+        if where is None:
+            return at, total, count
+        place, is_known = find_in_sorted(at, where)
+        known = place[is_known]
+        return np.flatnonzero(is_known), total[known], count[known]
 
     def places(self) -> Longs:
-        """Where anything was told, ascending."""
-        return (np.unique(self.at) if len(self.index) > 1 else self.at).astype(np.int64)
+        """The places of all pairs, ascending."""
+        at = np.unique(self.at) if len(self.index) > 1 else self.at
+        return at.astype(np.int64)
 
     def estimate_repeat_habit(self, n_items: int) -> int:
-        """1 where people come back to items more often than chance would have it, -1 where not, 0: not known."""
-        came, chances = self.repeats.sum(axis=0)
-        return 0 if chances == 0 else 1 if came * n_items > chances else -1
+        """1 where users come back to items more often than chance would have it, -1 where not, 0: not known."""
+        repeats, chances = self.repeats.sum(axis=0)
+        if chances == 0:
+            return 0
+        return 1 if repeats * n_items > chances else -1
+
+
+class _ReleasedSum:
+    """G while blocks are added: what is out, and the increments that wait for contributors."""
+
+    def __init__(self, shape: PairShape, where: Longs | None, min_pair: int, waits: bool) -> None:
+        self.shape = shape
+        self.where = where
+        self.min_pair = min_pair
+        self.waits = waits
+        triangle = shape.n_items * (shape.n_items + 1) // 2
+        size = triangle if where is None else len(where)
+        n_waiting = size if waits else 0
+        self.gram = np.zeros(size)
+        self.pending = np.zeros(n_waiting)  # sums that wait
+        self.contributors = np.zeros(n_waiting)  # of each since its last release
+
+    def fade(self, factor: float) -> None:
+        if factor != 1:
+            self.gram *= factor
+            self.pending *= factor
+
+    def add_block(self, at: Longs, total: Doubles, count: Doubles) -> None:
+        if not self.waits:
+            self.gram[at] += total
+            return
+        self.pending[at] += total
+        self.contributors[at] += count
+
+    def release_pairs(self, is_out: Bools) -> None:
+        """Add what waits long enough, of items that are out, to G."""
+        if not self.waits:
+            return
+        has_enough = self.contributors >= self.min_pair if self.min_pair > 1 else self.contributors > 0
+        ready = np.flatnonzero(has_enough)
+        places = ready if self.where is None else self.where[ready]
+        row, col = self.shape.decode_pairs(places)
+        item = row if self.shape.inputs is None else self.shape.inputs[row]
+        both_out = is_out[item] & is_out[col]
+        released = ready[both_out]
+        self.gram[released] += self.pending[released]
+        self.pending[released] = 0
+        self.contributors[released] = 0
 
 
 def count_repeats(train: Ragged, history: Ragged | None, n_items: int) -> Doubles:
-    """(users, 2) how many items each told again, and what chance would make of that times the number of items."""
+    """(users, 2) how many items each user has again, and what chance would make of that times the number of items."""
+    n_users = len(train)
     if history is None or len(history.ids) == 0:
-        return np.zeros((len(train), 2))
-    told, known = (one.rows().astype(np.int64) * n_items + one.ids for one in (train, history))
-    known = np.unique(known)
-    again = np.bincount(train.rows()[np.isin(told, known)], minlength=len(train))
-    per_user = np.bincount(known // n_items, minlength=len(train))[: len(train)]
-    return np.stack([again, per_user * train.counts()], axis=1).astype(np.float64)
+        return np.zeros((n_users, 2))
+    current = _user_items(train, n_items)
+    earlier = np.unique(_user_items(history, n_items))
+    is_repeat = np.isin(current, earlier)
+    repeats = np.bincount(train.rows()[is_repeat], minlength=n_users)
+    n_earlier = np.bincount(earlier // n_items, minlength=n_users)[:n_users]
+    chances = n_earlier * train.counts()
+    return np.stack([repeats, chances], axis=1).astype(np.float64)
+
+
+def _user_items(lists: Ragged, n_items: int) -> Longs:
+    """A number for every (user, item)."""
+    users = lists.rows().astype(np.int64)
+    return users * n_items + lists.ids

@@ -1,4 +1,4 @@
-"""B, the matrix of tally: from the inverse to what is sent and stored, and what a device computes with it."""
+"""B, the matrix of tally: from the inverse to what the server sends and stores, and what a device computes with it."""
 
 from __future__ import annotations
 
@@ -16,20 +16,39 @@ from tacita.models.tally.sums import PairShape
 
 def compute_weights(inverse: Doubles, gram: Doubles, where: Longs | None, shape: PairShape, keep: int) -> Any:
     """B: zero-diagonal columns for the inputs, plain ridge columns for everything else; few entries a column."""
-    tiles = []
-    cut = 0 < keep < shape.n_inputs / 2  # a matrix that is not much cut is smaller as it is
     single = inverse.astype(np.float32) if shape.inputs is not None else inverse
+    columns = ColumnTiles(keep, shape.n_inputs)
     for lo in range(0, shape.n_items, TILE):
         hi = min(lo + TILE, shape.n_items)
         if shape.inputs is None or where is None:
             tile: AnyArray = zero_diagonal_columns(inverse, lo, hi)
         else:
-            tile = np.dot(shape.build_columns(where, gram, lo, hi).astype(np.float32), single)
+            counts = shape.build_columns(where, gram, lo, hi)
+            tile = np.dot(counts.astype(np.float32), single)
             first, last = np.searchsorted(shape.inputs, [lo, hi])
-            tile[shape.inputs[first:last] - lo] = zero_diagonal_columns(inverse, first, last)
-        tile = sparsify_columns(tile, keep).astype(np.float32)
-        tiles.append(scipy.sparse.csr_array(tile) if cut else tile)
-    return scipy.sparse.vstack(tiles, format="csr").T.tocsr() if cut else np.ascontiguousarray(np.vstack(tiles).T)
+            own = shape.inputs[first:last] - lo
+            tile[own] = zero_diagonal_columns(inverse, first, last)
+        columns.append(tile)
+    return columns.join()
+
+
+class ColumnTiles:
+    """The columns of a matrix, tile by tile as rows, of which few entries stay; sparse where that is smaller."""
+
+    def __init__(self, keep: int, n_rows: int) -> None:
+        self.keep = keep
+        self.is_sparse = 0 < keep < n_rows / 2  # a matrix that is not much cut is smaller as it is
+        self.tiles: list[Any] = []
+
+    def append(self, tile: AnyArray) -> None:
+        rows = sparsify_columns(tile, self.keep).astype(np.float32)
+        self.tiles.append(scipy.sparse.csr_array(rows) if self.is_sparse else rows)
+
+    def join(self) -> Any:
+        if not self.is_sparse:
+            return np.ascontiguousarray(np.vstack(self.tiles).T)
+        columns = scipy.sparse.vstack(self.tiles, format="csr")
+        return columns.T.tocsr()
 
 
 def sparsify_columns(columns: AnyArray, keep: int) -> AnyArray:
@@ -38,59 +57,83 @@ def sparsify_columns(columns: AnyArray, keep: int) -> AnyArray:
     if keep == 0 or keep >= width:
         return columns
     size = np.abs(columns)
-    cut = np.partition(size, width - keep, axis=1)[:, width - keep]
-    columns[size < cut[:, None] * (1 - 1e-6)] = 0.0
+    rank = width - keep
+    smallest = np.partition(size, rank, axis=1)[:, rank]
+    threshold = smallest[:, None] * (1 - 1e-6)
+    columns[size < threshold] = 0.0
     return columns
 
 
 def pack_weights(weights: Any) -> Arrays:
-    """B as it is sent and stored: whole, or row by row the columns that are not zero."""
-    none = np.zeros(0, np.int32)
+    """B as the server sends and stores it: whole, or row by row the columns that are not zero."""
     known = np.array([weights.shape[1]], np.int32)
     if scipy.sparse.issparse(weights):
-        ptr, column = weights.indptr.astype(np.int32), weights.indices.astype(np.int32)
+        ptr = weights.indptr.astype(np.int32)
+        column = weights.indices.astype(np.int32)
         return {"weights": weights.data, "column": column, "ptr": ptr, "known": known}
+    none = np.zeros(0, np.int32)
     return {"weights": weights, "column": none, "ptr": none, "known": known}
 
 
 def unpack_weights(heads: Arrays) -> Any:
-    """B (inputs, known items) from what was sent, dense or sparse."""
-    if heads["weights"].ndim == 2:
-        return heads["weights"]
-    return matrix_of_rows(heads["ptr"], heads["column"], heads["weights"], int(heads["known"][0]))
+    """B (inputs, known items) as it was sent, dense or sparse."""
+    weights = heads["weights"]
+    if weights.ndim == 2:
+        return weights
+    known = int(heads["known"][0])
+    return matrix_of_rows(heads["ptr"], heads["column"], weights, known)
 
 
 def unpack_dense_weights(heads: Arrays) -> Floats:
-    found = unpack_weights(heads)
-    return np.asarray(found.toarray() if scipy.sparse.issparse(found) else found)
+    return _to_dense(unpack_weights(heads))
+
+
+def _to_dense(matrix: Any) -> Floats:
+    if scipy.sparse.issparse(matrix):
+        matrix = matrix.toarray()
+    return np.asarray(matrix)
 
 
 def read_column(heads: Arrays, item: int, n_items: int) -> Floats:
-    """What every item says for one item; items that are no input, or came too late for B, say nothing."""
-    matrix, said = unpack_weights(heads), np.zeros(n_items, np.float32)
+    """The weight of every item for one item; 0 for items that are no input, or came too late for B."""
+    matrix = unpack_weights(heads)
+    weights = np.zeros(n_items, np.float32)
     if item >= matrix.shape[1]:
-        return said
-    column = matrix[:, [item]]
-    dense = np.asarray(column.toarray() if scipy.sparse.issparse(column) else column, np.float32)[:, 0]
-    said[heads["inputs"] if len(heads["inputs"]) else slice(0, len(dense))] = dense
-    return said
+        return weights
+    column = _to_dense(matrix[:, [item]])[:, 0]
+    inputs = heads["inputs"]
+    rows = inputs if len(inputs) else slice(0, len(column))
+    weights[rows] = column.astype(np.float32)
+    return weights
 
 
 def recency_weights(lists: Ragged, recency: float) -> Floats:
     """What each entry counts: the newest of a list 1, one that is `recency` items older 1/e."""
-    age = np.repeat(lists.ptr[1:], lists.counts()) - 1 - np.arange(len(lists.ids))
-    weight = np.exp(-age / recency) if recency else np.ones(len(lists.ids))
+    n_entries = len(lists.ids)
+    if not recency:
+        return np.ones(n_entries, np.float32)
+    weight = np.exp(-entry_ages(lists) / recency)
     return weight.astype(np.float32)
 
 
+def entry_ages(lists: Ragged) -> Longs:
+    """How many entries of the same list are newer than each entry."""
+    ends = np.repeat(lists.ptr[1:], lists.counts())
+    return ends - 1 - np.arange(len(lists.ids))
+
+
 def add_products(lists: Ragged, weight: Floats, heads: Arrays, scores: Floats) -> None:
-    """Add x B to the scores, x a list with weights; items that are no input, or came too late for B, say nothing."""
-    inputs, dense = heads["inputs"], heads["weights"].ndim == 2
-    known = heads["weights"].shape[1] if dense else int(heads["known"][0])
+    """Add x B to the scores, x a list with weights; items that are no input, or came too late for B, add nothing."""
+    inputs = heads["inputs"]
+    weights = heads["weights"]
+    is_dense = weights.ndim == 2
+    known = weights.shape[1] if is_dense else int(heads["known"][0])
+    n_rows = len(inputs) or known
+    row_items = inputs if len(inputs) else slice(0, known)
     row_of = np.full(scores.shape[1], -1, np.int32)
-    row_of[inputs if len(inputs) else slice(0, known)] = np.arange(len(inputs) or known)
-    if dense:
-        dense_products(lists.ptr, lists.ids, weight, row_of, heads["weights"], scores)
+    row_of[row_items] = np.arange(n_rows)
+    if is_dense:
+        dense_products(lists.ptr, lists.ids, weight, row_of, weights, scores)
     else:
         column = heads["column"].view(np.uint32)  # never negative, which the loop need not check then
-        sparse_products(lists.ptr, lists.ids, weight, row_of, heads["ptr"], column, heads["weights"], scores)
+        sparse_products(lists.ptr, lists.ids, weight, row_of, heads["ptr"], column, weights, scores)
