@@ -1,7 +1,7 @@
 """P and G as a reader of B rebuilds them, and how well guesses fit histories.
 
-P is symmetric and B = I - P / diag(P), so B_ji / B_ij gives diag(P) up to one factor, along a tree of entries that
-survive on both sides. Then P follows wherever one side survives, and counts as zero elsewhere.
+P is symmetric and B = I - P / diag(P), so B_ji / B_ij gives diag(P) up to one factor. The reader follows a tree of
+entries that survive on both sides. Then P follows wherever one side survives, and counts as zero elsewhere.
 """
 
 from __future__ import annotations

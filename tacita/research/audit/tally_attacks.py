@@ -1,4 +1,4 @@
-"""Each attack on one setting of tally, beside its control: the same question where the answer is not in the release.
+"""Each attack on one setting of tally with its control: the same question where the answer is not in the release.
 
 Every attack is on the first block and on people with some items that are out in it. Tenths of the people are drawn at
 random: some stay in the sums (inside); the release leaves others out (absent).
@@ -7,7 +7,7 @@ membership: 90 % of a history is known; the AUC of its energy, inside against ab
 same two groups against a release without both.
 half: 50 % is known; whose released items are read, all of them exactly or nearly. Control: absent people.
 nothing: nothing is known; how many inside have exactly their released items among the guesses. Control: absent people.
-leaver: one person leaves; who is read from the releases before and after. Control: the guess against the next leaver.
+leaver: one person leaves; the releases before and after show their history. Control: the guess against the next leaver.
 item: one person takes one item back; how often it is named. Control: the guess against what the next one took back.
 canary: people with random items are added; all but one item is known, and the best guess is that one. Control: the
 same question to a release without them.
