@@ -297,6 +297,11 @@ class TooFew(Part):
         return np.zeros(3, np.int32)
 
 
+def assemble_and_check(*parts: type[Part], **train: Any) -> None:
+    fed = federation("mf", *parts, **train)
+    check_training(fed.backbone, fed.parts, fed.config.train)
+
+
 @pytest.mark.parametrize(
     ("parts", "train", "why"),
     [
@@ -307,8 +312,7 @@ class TooFew(Part):
 )
 def test_settings_that_cannot_work_are_refused(parts: tuple[type[Part], ...], train: dict[str, Any], why: str) -> None:
     with pytest.raises(TacitaError, match=why):
-        fed = federation("mf", *parts, **train)
-        check_training(fed.backbone, fed.parts, fed.config.train)
+        assemble_and_check(*parts, **train)
 
 
 @pytest.mark.parametrize(
