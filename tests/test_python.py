@@ -606,13 +606,19 @@ def test_a_stranger_learns_by_the_labels_that_the_run_learned_by() -> None:
     models = run._load_models()
     part = next(one for one in models.plan.parts if one.name == "virtual-ratings")
     asked: list[int] = []
-    made = type(part).labels
+    label_samples = type(part).label_samples  # type: ignore[attr-defined]
+
+    def note_round(self: Any, view: Any, own: Any) -> Any:
+        asked.append(view.round)
+        return label_samples(self, view, own)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(part), "labels", lambda self, view, own: asked.append(view.round) or made(self, view, own))
+        patch.setattr(type(part), "label_samples", note_round)
         assert (run.fold_in(run.items[:4], 20, seen=True)["score"].to_numpy() == found).all()
         assert asked
         assert asked == list(range(1, len(asked) + 1))
-        patch.setattr(type(part), "labels", lambda self, view, own: own.values["label"])  # as if drawn were not liked
+        # as if drawn were not liked
+        patch.setattr(type(part), "label_samples", lambda self, view, own: own.values["label"])
         assert (run.fold_in(run.items[:4], 20, seen=True)["score"].to_numpy() != found).any()
     rated = tc.train(SMALL, out="rated", **quick)
     with pytest.raises(tc.TacitaError, match="a history holds none"):

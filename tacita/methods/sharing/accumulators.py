@@ -35,42 +35,58 @@ def accumulate_retraction(pieces: Sequence[Doubles], damping: Sequence[Damping])
 
 def merge_rows(old: Ragged, factor: Doubles, new: Ragged, segment: int) -> Ragged:
     """Every user's list after its old rows were damped and new ones joined; an item stands once in a segment."""
-    owner = old.rows()
     user_factor = factor.astype(np.float32)
-    rows = old.values["row"] * user_factor[owner, None]
+    owner = old.rows()
+    row_factor = user_factor[owner, None]
+    rows = old.values["row"] * row_factor
     segments = old.values["segment"]
     in_segment = np.flatnonzero(segments == segment)
     place, is_known = _find_pairs(old, new, in_segment)
-    rows[place[is_known]] += new.values["row"][is_known]
-    damped = Ragged(old.ptr, old.ids, {"row": rows, "segment": segments})
+    new_rows = new.values["row"]
+    known_places = place[is_known]
+    rows[known_places] += new_rows[is_known]
+    columns = {"row": rows, "segment": segments}
+    damped = Ragged(old.ptr, old.ids, columns)
     unknown = new.filter_entries(~is_known)
-    n_unknown = len(unknown.ids)
-    if not n_unknown:
+    if not len(unknown.ids):
         return damped
-    columns = {
-        "row": unknown.values["row"].astype(np.float32),
-        "segment": np.full(n_unknown, segment, np.int32),
-    }
-    return damped.join_rows(Ragged(unknown.ptr, unknown.ids, columns))
+    unknown = _mark_segment(unknown, segment)
+    return damped.join_rows(unknown)
+
+
+def _mark_segment(lists: Ragged, segment: int) -> Ragged:
+    """New rows as they are carried."""
+    rows = lists.values["row"]
+    n_rows = len(rows)
+    segments = np.full(n_rows, segment, np.int32)
+    columns = {"row": rows.astype(np.float32), "segment": segments}
+    return Ragged(lists.ptr, lists.ids, columns)
 
 
 def _find_pairs(old: Ragged, new: Ragged, entries: Longs) -> tuple[Longs, Bools]:
     """For every new entry its place among some old ones, and whether it has one."""
     largest_old = old.ids.max(initial=0)
     largest_new = new.ids.max(initial=0)
-    width = 1 + int(max(largest_old, largest_new))
-    known = _number_pairs(old.rows()[entries], old.ids[entries], width)
+    largest = max(largest_old, largest_new)
+    width = 1 + int(largest)
+    old_rows = old.rows()
+    known = _number_pairs(old_rows[entries], old.ids[entries], width)
     wanted = _number_pairs(new.rows(), new.ids, width)
-    if not len(known):
-        return np.zeros(len(wanted), np.int64), np.zeros(len(wanted), bool)
+    n_known = len(known)
+    if not n_known:
+        nowhere = np.zeros(len(wanted), np.int64)
+        return nowhere, nowhere > 0
     order = np.argsort(known)
     position = np.searchsorted(known, wanted, sorter=order)
-    nearest = order[np.minimum(position, len(known) - 1)]
-    return entries[nearest], known[nearest] == wanted
+    position = np.minimum(position, n_known - 1)
+    nearest = order[position]
+    is_known = known[nearest] == wanted
+    return entries[nearest], is_known
 
 
 def _number_pairs(rows: AnyArray, ids: AnyArray, width: int) -> Longs:
-    return rows.astype(np.int64) * width + ids
+    numbers: Longs = rows.astype(np.int64)
+    return numbers * width + ids
 
 
 def compute_commitments(rows: SparseRows, n_clients: int, keys: Keys, secret: np.uint64) -> Doubles:
@@ -79,15 +95,19 @@ def compute_commitments(rows: SparseRows, n_clients: int, keys: Keys, secret: np
     The loop is over whole uploads: a digest of bytes has no other way, and its time is that of the bytes.
     """
     commitments = np.zeros((n_clients, COMMITMENT_SIZE))
-    ends = np.searchsorted(rows.client, np.arange(n_clients + 1))
-    values = np.ascontiguousarray(rows.value, np.float32)
+    clients = np.arange(n_clients + 1)
+    ends = np.searchsorted(rows.client, clients)
+    all_values = np.ascontiguousarray(rows.value, np.float32)
+    secret_bytes = secret.tobytes()
+    size = 2 * COMMITMENT_SIZE
     for client in range(n_clients):
         entries = slice(ends[client], ends[client + 1])
         items = np.ascontiguousarray(rows.item[entries])
-        key = secret.tobytes() + keys[client].tobytes()
-        digest = hashlib.blake2b(key=key, digest_size=2 * COMMITMENT_SIZE)
+        values = all_values[entries]
+        key = keys[client].tobytes()
+        digest = hashlib.blake2b(key=secret_bytes + key, digest_size=size)
         digest.update(items.tobytes())
-        digest.update(values[entries].tobytes())
+        digest.update(values.tobytes())
         commitments[client] = np.frombuffer(digest.digest(), np.uint16)
     return commitments
 
@@ -111,10 +131,13 @@ def _compute_delta(sigma: float, epsilon: float) -> float:
     """The delta of normal noise on a change of length 1."""
     half = 1 / (2 * sigma)
     shift = epsilon * sigma
-    factor = math.exp(min(epsilon, 700.0))
-    far = factor * _normal_cdf(-half - shift)
-    return _normal_cdf(half - shift) - far
+    bounded_epsilon = min(epsilon, 700.0)
+    factor = math.exp(bounded_epsilon)
+    near = _normal_cdf(half - shift)
+    far = _normal_cdf(-half - shift)
+    return near - factor * far
 
 
 def _normal_cdf(x: float) -> float:
-    return 0.5 * math.erfc(-x / math.sqrt(2))
+    scaled = -x / math.sqrt(2)
+    return 0.5 * math.erfc(scaled)

@@ -90,10 +90,11 @@ class Cfru(Part, Unlearning):
         """Each client's rows and weight, as single uploads travel."""
         rows = log.as_rows(upload.values["rows"])
         order = np.lexsort((rows.item, rows.client))
-        rows = SparseRows(rows.client[order], rows.item[order], rows.value[order])
+        rows = _select_rows(rows, order)
         weight = upload.weight.astype(np.float32)
         upload = upload.with_value("rows", rows)
-        upload = upload.with_value(f"{self.name}.weight", DenseArrays(weight[:, None]))
+        column = DenseArrays(weight[:, None])
+        upload = upload.with_value(f"{self.name}.weight", column)
         return upload, self._record_items(view)
 
     def _record_items(self, view: CohortView) -> StateUpdate:
@@ -117,7 +118,8 @@ class Cfru(Part, Unlearning):
         touched = np.zeros(len(server.items))
         uploads = total.each.get("rows")
         if uploads is not None:
-            uploads.value.add_to(sums["rows"], touched, _read_weights(total))
+            weights = _read_weights(total)
+            uploads.value.add_to(sums["rows"], touched, weights)
         if self.context.train.aggregation == "per-row":
             sums[touched_name("rows")] = touched
         return total.with_sums(sums)
@@ -190,7 +192,9 @@ class Cfru(Part, Unlearning):
         self, entry: Arrays, requests: RequestBatch, withdrawn: Doubles, disturbance: Doubles
     ) -> Arrays:
         """Damp the disturbance by one round, add what the senders did in it, and strip its record of them."""
-        is_sender = np.isin(entry["sender"], requests.senders) & (requests.kind != "unshare")
+        takes_updates_back = requests.kind != "unshare"
+        is_sender = np.isin(entry["sender"], requests.senders)
+        is_sender &= takes_updates_back
         client = _find_row_clients(entry)
         item = entry["item"]
         row_weight = entry["part"][client]
@@ -201,12 +205,14 @@ class Cfru(Part, Unlearning):
         removed = is_sender[client]
         if requests.kind == "forget":
             removed &= match_requested_rows(requests, entry["sender"], client, item)
-        effect = -row_weight[removed, None] * entry["row"][removed]
+        removed_rows = entry["row"][removed]
+        effect = -row_weight[removed, None] * removed_rows
         np.add.at(disturbance, item[removed], effect)
         if "own" in entry and withdrawn.any():
             server_step = entry["own"]
             n_items = len(server_step)
-            disturbance[:n_items] -= withdrawn[:n_items, None] * server_step
+            share = withdrawn[:n_items, None]
+            disturbance[:n_items] -= share * server_step
         stripped = _strip_rows(entry, removed)
         if "own" in entry:
             stripped["own"] = _strip_server_step(entry["own"], withdrawn)
@@ -224,10 +230,12 @@ class Cfru(Part, Unlearning):
             divisor = entry["by"]
             is_senders_row = np.repeat(is_sender, entry["count"])
             senders_items = entry["item"][is_senders_row]
-            senders_weight = np.bincount(senders_items, weights=row_weight[is_senders_row], minlength=len(divisor))
+            weights = row_weight[is_senders_row]
+            senders_weight = np.bincount(senders_items, weights=weights, minlength=len(divisor))
             is_touched = divisor > _UNTOUCHED
             others = self.context.train.server_lr * is_touched - senders_weight
-        remains = np.maximum(0.0, 1 - self.config.alpha * others)
+        absorbed = self.config.alpha * others
+        remains = np.maximum(0.0, 1 - absorbed)
         return np.asarray(remains[:, None])
 
 
@@ -245,7 +253,15 @@ def _reorder_clients(rows: SparseRows, order: Longs) -> SparseRows:
     place[order] = np.arange(n_clients, dtype=np.int32)
     client = place[rows.client]
     row_order = np.argsort(client, kind="stable")
-    return SparseRows(client[row_order], rows.item[row_order], rows.value[row_order])
+    renumbered = SparseRows(client, rows.item, rows.value)
+    return _select_rows(renumbered, row_order)
+
+
+def _select_rows(rows: SparseRows, places: Longs) -> SparseRows:
+    client = rows.client[places]
+    item = rows.item[places]
+    value = rows.value[places]
+    return SparseRows(client, item, value)
 
 
 def _read_uploaded_items(view: CohortView, default: Ragged | None = None) -> Ragged | None:
@@ -298,7 +314,8 @@ def match_requested_rows(requests: RequestBatch, sender: Keys, client: Longs, it
     has_request = requests.senders[request] == sender
     known = has_request[client]
     request_of_row = request[client[known]]
-    is_requested[known] = requests.items.holds(request_of_row, item[known])
+    known_items = item[known]
+    is_requested[known] = requests.items.holds(request_of_row, known_items)
     return is_requested
 
 

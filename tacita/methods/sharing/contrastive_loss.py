@@ -83,7 +83,8 @@ class ContrastiveLoss:
     def compute_gradients(self, own: Floats, remaining_views: Floats, step: np.uint64) -> ContrastiveGradients:
         """`own`: rows of length one of `items`; `step`: key of what a step draws."""
         remaining = np.einsum("ij,ij->i", own, remaining_views)
-        forgotten = np.einsum("mij,ij->mi", self.forgotten.views, own[self.where])
+        forgotten_rows = own[self.where]
+        forgotten = np.einsum("mij,ij->mi", self.forgotten.views, forgotten_rows)
         cosines = Similarities(
             own,
             remaining_views,
@@ -107,20 +108,25 @@ class ContrastiveLoss:
         push = share * np.maximum(excess, 0).sum()
         by_remaining = np.full(n_items, -1 / scale)
         by_forgotten = share / scale * (excess > 0)
-        return self._combine_gradients((pull + push) / scale, by_remaining, by_forgotten, cosines)
+        loss = (pull + push) / scale
+        return self._combine_gradients(loss, by_remaining, by_forgotten, cosines)
 
     def _compute_expected(self, views: Floats) -> Doubles:
         """(tables, forgotten) how similar to forgotten views the remaining data justifies rows to be."""
         forgotten = self.forgotten.views
-        expected = np.einsum("mij,ij->mi", forgotten, views[self.where]).astype(np.float64)
+        forgotten_rows = views[self.where]
+        cosines = np.einsum("mij,ij->mi", forgotten, forgotten_rows)
+        expected = cosines.astype(np.float64)
         if self.reference is None:
             return expected
-        return np.where(np.isnan(self.reference), expected, self.reference)
+        is_unknown = np.isnan(self.reference)
+        return np.where(is_unknown, expected, self.reference)
 
     def _compute_printed(self, cosines: Similarities) -> ContrastiveGradients:
         n_items = len(cosines.own)
         scale = n_items * self.tau
-        push, weight = _logsumexp(cosines.forgotten / self.tau)
+        logits = cosines.forgotten / self.tau
+        push, weight = _logsumexp(logits)
         pull = -cosines.remaining.sum() / self.tau
         loss = (pull + push.sum()) / n_items
         by_remaining = np.full(n_items, -1 / scale)
@@ -134,30 +140,36 @@ class ContrastiveLoss:
         n_used = n_forgotten + len(others)
         scale = n_used * self.tau
         zero = np.zeros((1, n_forgotten))
-        difference = cosines.forgotten - cosines.remaining[self.where]
-        logits = np.concatenate([zero, difference / self.tau])
+        remaining = cosines.remaining[self.where]
+        difference = cosines.forgotten - remaining
+        scaled = difference / self.tau
+        logits = np.concatenate([zero, scaled])
         losses, weight = _logsumexp(logits)
         forgotten_weight = weight[1:]
         by_remaining = np.zeros(n_items)
-        by_remaining[self.where] = -forgotten_weight.sum(0) / scale
+        total_weight = -forgotten_weight.sum(0)
+        by_remaining[self.where] = total_weight / scale
+        by_forgotten = forgotten_weight / scale
         loss = losses.sum() / n_used
-        gradients = self._combine_gradients(loss, by_remaining, forgotten_weight / scale, cosines)
+        gradients = self._combine_gradients(loss, by_remaining, by_forgotten, cosines)
         if not len(others):
             return gradients
         share = len(others) / n_used
-        agreement, by_row, by_view = compute_infonce(
-            cosines.own[others], cosines.views[others], self.tau, share, self.cores
-        )
+        rows = cosines.own[others]
+        views = cosines.views[others]
+        agreement, by_row, by_view = compute_infonce(rows, views, self.tau, share, self.cores)
         gradients.row_gradient[others] += by_row
         gradients.view_gradient[others] += by_view
-        loss = gradients.loss + agreement * len(others) / n_used
+        agreement_loss = agreement * len(others) / n_used
+        loss = gradients.loss + agreement_loss
         return ContrastiveGradients(loss, gradients.row_gradient, gradients.view_gradient)
 
     def _draw_other_items(self, n_items: int, step: np.uint64) -> Longs:
         """Places of some items that are not forgotten."""
         others = np.setdiff1d(np.arange(n_items), self.where)
         n_others = len(others)
-        chosen = choose_distinct(step, n_others, min(self.batch, n_others))
+        n_chosen = min(self.batch, n_others)
+        chosen = choose_distinct(step, n_others, n_chosen)
         return np.sort(others[chosen])
 
     def _combine_gradients(
@@ -167,7 +179,8 @@ class ContrastiveLoss:
         factor = by_remaining.astype(np.float32)[:, None]
         view_factor = by_forgotten.astype(np.float32)
         row_gradient = factor * cosines.views
-        row_gradient[self.where] += np.einsum("mi,mij->ij", view_factor, self.forgotten.views)
+        push = np.einsum("mi,mij->ij", view_factor, self.forgotten.views)
+        row_gradient[self.where] += push
         view_gradient = factor * cosines.own
         return ContrastiveGradients(float(loss), row_gradient, view_gradient)
 
@@ -180,21 +193,27 @@ def _logsumexp(logits: Doubles) -> tuple[Doubles, Doubles]:
     largest = logits.max(0)
     weight = np.exp(logits - largest)
     total = weight.sum(0)
-    return np.log(total) + largest, weight / total
+    logsumexp = np.log(total) + largest
+    return logsumexp, weight / total
 
 
 def estimate_background(table: Floats, forgotten: ForgottenViews, lonely: Bools, key: np.uint64) -> Floats:
     """(tables, forgotten): of items without a remaining view how near others are to their forgotten ones; else nan."""
-    background = np.full(forgotten.views.shape[:2], np.nan, np.float32)
+    shape = forgotten.views.shape[:2]
+    background = np.full(shape, np.nan, np.float32)
     if not lonely.any():
         return background
     n_items, width = table.shape
     others = np.setdiff1d(np.arange(n_items), forgotten.items)
     n_others = len(others)
-    chosen = others[choose_distinct(key, n_others, min(BACKGROUND_ITEMS, n_others))]
+    n_chosen = min(BACKGROUND_ITEMS, n_others)
+    places = choose_distinct(key, n_others, n_chosen)
+    chosen = others[places]
     mean = np.zeros(width)
     if len(chosen):
         rows = np.ascontiguousarray(table[chosen])
         mean = UnitRows.of(rows).rows.mean(0)
-    background[:, lonely] = forgotten.views[:, lonely] @ mean.astype(np.float32)
+    mean_row = mean.astype(np.float32)
+    lonely_views = forgotten.views[:, lonely]
+    background[:, lonely] = lonely_views @ mean_row
     return background

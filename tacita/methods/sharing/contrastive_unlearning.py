@@ -97,7 +97,8 @@ class ContrastiveUnlearning(Part, Unlearning):
             tables = server.items[None]
         through_graph = self.config.forgotten == "graph"
         forgotten = ForgottenViews.of(graph, tables, people, through_graph)
-        pairs = WithdrawnPairs.of(withdrawn, server.shared, len(server.items))
+        n_items = len(server.items)
+        pairs = WithdrawnPairs.of(withdrawn, server.shared, n_items)
         server, progress = self._run_rounds(server, forgotten, pairs, play)
         server, purged = purge_learned_state(server, requests.senders)
         certificate |= {
@@ -127,7 +128,8 @@ class ContrastiveUnlearning(Part, Unlearning):
                 progress.stopped = "over-forgetting"
             elif (turn + 1) % self.config.check_every == 0:
                 valid = play.validate(server)
-                auc = pairs.auc(server.items, draws.public(self.name))
+                pair_key = draws.public(self.name)
+                auc = pairs.auc(server.items, pair_key)
                 progress.record_check(valid, auc)
             progress.rounds += 1
             if progress.stopped:

@@ -122,7 +122,8 @@ class Contribution(Part, Privacy, Unlearning):
         new = subtract_lists(items, sent, view.n_items)
         replacements = self.draw_replacements(view, new)
         released = Ragged(new.ptr, new.ids, {_RELEASE_KEY: replacements})
-        releases = view.parts[self.name]["releases"] + new.counts()
+        earlier = view.parts[self.name]["releases"]
+        releases = earlier + new.counts()
         redacted = _replace_items(requests, Ragged(new.ptr, replacements))
         return redacted, {"sent": sent.join_rows(released), "releases": releases}
 
@@ -141,7 +142,8 @@ class Contribution(Part, Privacy, Unlearning):
     def draw_replacements(self, view: CohortView, items: Ragged) -> Ints:
         """What is released for each item: a draw of the user's own, of which the server knows nothing."""
         drawn = self._draw_numbers(view, items)
-        return perturb_items(self.config.mechanism, self.config.epsilon, view.items, items.ids, drawn)
+        config = self.config
+        return perturb_items(config.mechanism, config.epsilon, view.items, items.ids, drawn)
 
     def _draw_numbers(self, view: CohortView, items: Ragged) -> Keys:
         """A number for each pair of user and item."""
@@ -165,8 +167,10 @@ class Contribution(Part, Privacy, Unlearning):
         if received is None or not len(received.ids):
             return None
         is_owned = find_listed(received, view.exclude, view.n_items)
-        likely = Ragged(received.ptr, received.ids).filter_entries(~is_owned)
-        weight = np.full(len(likely.ids), self.config.soft_weight, np.float32)
+        items = Ragged(received.ptr, received.ids)
+        likely = items.filter_entries(~is_owned)
+        n_likely = len(likely.ids)
+        weight = np.full(n_likely, self.config.soft_weight, np.float32)
         return Ragged(likely.ptr, likely.ids, {"weight": weight})
 
     # on the server
@@ -175,7 +179,8 @@ class Contribution(Part, Privacy, Unlearning):
         layers = 0
         if self.config.auxiliary == "lightgcn":
             layers = self.config.layers
-        return SharedGraph.of(server.shared, len(server.items), layers=layers, start="learned")
+        n_items = len(server.items)
+        return SharedGraph.of(server.shared, n_items, layers=layers, start="learned")
 
     def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
         graph = self.build_graph(server)
@@ -186,9 +191,11 @@ class Contribution(Part, Privacy, Unlearning):
         table, people = self.load_auxiliary_rows(server, graph.users)
         objective = GraphObjective(lam1=0.0, lam=config.lam, lr=config.lr, scale=config.bpr_scale)
         sizes = BatchSizes(config.edge_batch, 1)
-        refined = refine_table(graph, table, draw_batches(graph, sizes, keys), objective, people)
+        batches = draw_batches(graph, sizes, keys)
+        refined = refine_table(graph, table, batches, objective, people)
         assert refined.people is not None
-        loss, items = self.align_rows(server.items, graph, refined.table, refined.people, keys[2])
+        item_key = keys[2]
+        loss, items = self.align_rows(server.items, graph, refined.table, refined.people, item_key)
         state = dict(server.parts.get(self.name, {}))
         state[_NOTES_KEY] = np.array([refined.bpr, loss])
         state[_ITEMS] = refined.table
@@ -201,8 +208,10 @@ class Contribution(Part, Privacy, Unlearning):
         n_items, width = server.items.shape
         draws = self.context.draws
         numbers = np.arange(n_items, dtype=np.uint64)
-        table = draw_first_rows(draws.public(f"{self.name}-items"), numbers, width)
-        people = draw_first_rows(draws.public(f"{self.name}-people"), users, width)
+        item_key = draws.public(f"{self.name}-items")
+        user_key = draws.public(f"{self.name}-people")
+        table = draw_first_rows(item_key, numbers, width)
+        people = draw_first_rows(user_key, users, width)
         state = server.parts.get(self.name, {})
         if _ITEMS in state:
             n_known = len(state[_ITEMS])
@@ -231,7 +240,8 @@ class Contribution(Part, Privacy, Unlearning):
                 places = shared_items[choose_distinct(step_key, n_shared, n_chosen)]
                 unit = UnitRows.of(adam.table)
                 rows = unit.rows[places]
-                loss, row_gradient, _ = compute_infonce(rows, views[places], config.tau, config.lam1, cores)
+                row_views = views[places]
+                loss, row_gradient, _ = compute_infonce(rows, row_views, config.tau, config.lam1, cores)
                 gradient = np.zeros_like(items)
                 gradient[places] = row_gradient
                 adam.step(unit.backpropagate(gradient))
@@ -251,14 +261,18 @@ class Contribution(Part, Privacy, Unlearning):
         n_users = len(graph.users)
         if _ITEMS not in state or not most or not len(graph):
             return Ragged.empty(len(clients))
-        place = np.minimum(np.searchsorted(graph.users, clients), n_users - 1)
+        position = np.searchsorted(graph.users, clients)
+        place = np.minimum(position, n_users - 1)
         is_contributor = graph.users[place] == clients
         contributors = np.flatnonzero(is_contributor)
         scores = self._score_contributors(server, graph, place[contributors])
         order = np.argsort(-scores, axis=1, kind="stable")
-        likely = np.sort(order[:, :most], axis=1)
-        is_allowed = np.isfinite(np.take_along_axis(scores, likely, axis=1))
-        receiver = np.broadcast_to(contributors[:, None], likely.shape)
+        best = order[:, :most]
+        likely = np.sort(best, axis=1)
+        likely_scores = np.take_along_axis(scores, likely, axis=1)
+        is_allowed = np.isfinite(likely_scores)
+        column = contributors[:, None]
+        receiver = np.broadcast_to(column, likely.shape)
         return Ragged.from_pairs(receiver[is_allowed], likely[is_allowed], len(clients))
 
     def _score_contributors(self, server: ServerState, graph: SharedGraph, place: Longs) -> Floats:
@@ -363,8 +377,11 @@ def _read_release_counts(state: Arrays) -> Longs:
 
 def _count_releases(state: Arrays, requests: RequestBatch) -> Arrays:
     """How many items each user released, those of new requests too."""
-    senders = np.concatenate([_read_contributors(state), requests.senders])
-    counts = np.append(_read_release_counts(state), requests.items.counts())
+    earlier_senders = _read_contributors(state)
+    earlier_counts = _read_release_counts(state)
+    new_counts = requests.items.counts()
+    senders = np.concatenate([earlier_senders, requests.senders])
+    counts = np.append(earlier_counts, new_counts)
     contributors, place = np.unique(senders, return_inverse=True)
     totals = np.bincount(place, weights=counts, minlength=len(contributors))
     return {_CONTRIBUTOR_KEY: contributors, _RELEASE_KEY: totals.astype(np.int64)}

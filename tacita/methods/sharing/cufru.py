@@ -59,7 +59,8 @@ class Cufru(ReplayUnlearning):
         head_steps = {}
         for name, head in server.heads.items():
             head_step = head - before.heads[name]
-            head_steps[name] = head_step + state.pop(f"open.{name}", 0)
+            open_head_step = state.pop(f"open.{name}", 0)
+            head_steps[name] = head_step + open_head_step
         n_rounds = len(state["rounds"])
         if n_rounds % self.config.every:
             state["open"] = step
@@ -96,14 +97,17 @@ class Cufru(ReplayUnlearning):
         self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
     ) -> tuple[ServerState, dict[str, Any]]:
         n_rounds = self.count_block_rounds(server)
-        play.require_rounds(math.ceil(n_rounds / self.config.every))
+        n_entries = math.ceil(n_rounds / self.config.every)
+        play.require_rounds(n_entries)
         leavers = find_leavers(requests)
-        state = log.drop_clients(server.parts[self.name], leavers)
+        state = server.parts[self.name]
+        state = log.drop_clients(state, leavers)
         rounds = list(log.iterate_rounds(state))
         server = self.restore_start(server)
         first = 0
         for last in _list_entries(state):
-            cohorts = [clients for _, clients in rounds[first : last + 1]]
+            entry_rounds = rounds[first : last + 1]
+            cohorts = [clients for _, clients in entry_rounds]
             clients = np.unique(np.concatenate(cohorts))
             moment, _ = rounds[last]
             server = server.with_part(self.name, state)
@@ -126,7 +130,8 @@ class Cufru(ReplayUnlearning):
         state = server.parts[self.name]
         key = f"{entry:06d}"
         step = np.zeros(server.items.shape)
-        step[state[f"{key}.item"]] = state[f"{key}.row"]
+        items = state[f"{key}.item"]
+        step[items] = state[f"{key}.row"]
         head_steps = {name: state[f"{key}.head.{name}"] for name in server.heads}
         if block != server.block or len(clients) == 0:
             return _add_steps(server, step, head_steps)
@@ -169,8 +174,10 @@ def _select_longest(step: Floats, keep: float) -> Longs:
     """The rows that moved furthest, a share of those that moved, in the order of items."""
     length = np.linalg.norm(step, axis=1)
     moved = np.flatnonzero(length > 0)
-    order = np.lexsort((moved, -length[moved]))
-    count = math.ceil(keep * len(moved) - 1e-9)
+    moved_length = length[moved]
+    order = np.lexsort((moved, -moved_length))
+    share = keep * len(moved)
+    count = math.ceil(share - 1e-9)
     longest = moved[order[:count]]
     return np.asarray(np.sort(longest))
 
@@ -179,12 +186,18 @@ def blend_directions(old: Doubles, new: Doubles, fresh: float) -> Doubles:
     """Rows of the old length between two directions; a row without a new direction keeps the old one."""
     old_length = np.linalg.norm(old, axis=1, keepdims=True)
     new_length = np.linalg.norm(new, axis=1, keepdims=True)
-    old_direction = (1 - fresh) * old / np.maximum(old_length, _TINY)
-    new_direction = fresh * new / np.maximum(new_length, _TINY)
-    between = np.where(new_length > _TINY, old_direction + new_direction, old_direction)
+    old_divisor = np.maximum(old_length, _TINY)
+    new_divisor = np.maximum(new_length, _TINY)
+    old_direction = (1 - fresh) * old / old_divisor
+    new_direction = fresh * new / new_divisor
+    both = old_direction + new_direction
+    has_moved = new_length > _TINY
+    between = np.where(has_moved, both, old_direction)
     length = np.linalg.norm(between, axis=1, keepdims=True)
-    rescaled = old_length * between / np.maximum(length, _TINY)
-    return np.asarray(np.where(length > _TINY, rescaled, old))
+    divisor = np.maximum(length, _TINY)
+    rescaled = old_length * between / divisor
+    blended = np.where(length > _TINY, rescaled, old)
+    return np.asarray(blended)
 
 
 register_preset("cufru", {"name": "withdrawal"}, {"name": "cufru"})

@@ -62,7 +62,8 @@ class DecoupledLearning(Part, Unlearning):
         n_known = len(state[_BASE])
         new_rows = server.items[n_known:]
         n_shards = len(state[_RESIDUAL])
-        no_residual = np.zeros((n_shards, *new_rows.shape), np.float32)
+        new_shape = (n_shards, *new_rows.shape)
+        no_residual = np.zeros(new_shape, np.float32)
         return {
             **state,
             _BASE: np.concatenate([state[_BASE], new_rows]),
@@ -77,7 +78,8 @@ class DecoupledLearning(Part, Unlearning):
         n_shards = self.config.shards
         state = dict(server.parts.get(self.name, {}))
         state[_BASE] = server.items
-        state[_RESIDUAL] = np.zeros((n_shards, *server.items.shape), np.float32)
+        shape = (n_shards, *server.items.shape)
+        state[_RESIDUAL] = np.zeros(shape, np.float32)
         state[_SYNCED] = np.array([server.block, rounds])
         all_shards = np.arange(n_shards)
         state = self.train_shards(state, server.shared, all_shards)
@@ -86,12 +88,13 @@ class DecoupledLearning(Part, Unlearning):
     def train_shards(self, state: Arrays, record: SharedRecord, shards: Longs) -> Arrays:
         """Some shards' residuals learned from zeros, and what all of them add to the table."""
         base = state[_BASE]
+        synced = state[_SYNCED]
         residual = state[_RESIDUAL].copy()
         shard_of_edge = self.assign_shards(record.sender)
         for shard in shards:
             is_in_shard = shard_of_edge == shard
             edges = _select_edges(record, is_in_shard)
-            residual[shard] = self.train_residual(base, edges, int(shard), state[_SYNCED])
+            residual[shard] = self.train_residual(base, edges, int(shard), synced)
         weight = np.zeros((self.config.shards, len(base)))
         np.add.at(weight, (shard_of_edge, record.item), 1.0)
         weight /= np.maximum(1, weight.sum(0))
@@ -103,7 +106,8 @@ class DecoupledLearning(Part, Unlearning):
 
     def train_residual(self, base: Floats, edges: SharedRecord, shard: int, synced: Longs) -> Floats:
         """What a shard's users change of the table: a function of their edges, the table and the seed alone."""
-        graph = SharedGraph.of(edges, len(base), layers=self.config.layers)
+        n_items = len(base)
+        graph = SharedGraph.of(edges, n_items, layers=self.config.layers)
         if not len(graph):
             return np.zeros_like(base)
         draws = self.context.draws
@@ -161,7 +165,8 @@ class DecoupledLearning(Part, Unlearning):
         if withdrawn is None:
             return None
         senders = requests.senders[withdrawn.counts() > 0]
-        is_exact = len(senders) > 0 and self._is_exact(server, requests)
+        has_withdrawn = len(senders) > 0
+        is_exact = has_withdrawn and self._is_exact(server, requests)
         state = self._drop_late_sharers(server, requests.senders)
         if state:
             server = server.with_part(self.name, state)
@@ -218,11 +223,15 @@ class DecoupledLearning(Part, Unlearning):
         deletes = sharing.get("unshare", "delete") == "delete"
         still_learns = sharing.get("still_learn", False)
         is_late = np.isin(requests.senders, self._read_late_sharers(server))
-        return bool(excludes_local and deletes and not still_learns and not is_late.any())
+        learns_apart = excludes_local and deletes and not still_learns
+        return bool(learns_apart and not is_late.any())
 
 
 def _select_edges(record: SharedRecord, selected: Any) -> SharedRecord:
-    return SharedRecord(record.sender[selected], record.item[selected], record.time[selected])
+    sender = record.sender[selected]
+    item = record.item[selected]
+    time = record.time[selected]
+    return SharedRecord(sender, item, time)
 
 
 def n_bytes(state: Arrays) -> int:

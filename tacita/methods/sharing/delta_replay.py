@@ -75,7 +75,8 @@ class DeltaReplay(Part, Unlearning):
         moves = state[_MOVES]
         n_known = len(state[_START])
         new_rows = server.items[n_known:]
-        no_moves = np.zeros((len(moves), *new_rows.shape), moves.dtype)
+        new_shape = (len(moves), *new_rows.shape)
+        no_moves = np.zeros(new_shape, moves.dtype)
         return {
             **state,
             _START: np.concatenate([state[_START], new_rows]),
@@ -158,17 +159,22 @@ class DeltaReplay(Part, Unlearning):
             if original is not None:
                 items_before = original.items
                 original = self._replay_segment(original, current, rounds, state)
-                pull = np.float32(1 - (1 - self.config.correction) ** len(rounds))
-                corrected = current - pull * (repeated.items - items_before)
+                remains = (1 - self.config.correction) ** len(rounds)
+                pull = np.float32(1 - remains)
+                distance = repeated.items - items_before
+                corrected = current - pull * distance
                 current = corrected.astype(move.dtype).astype(np.float32)  # as it is kept
             repeated = self._replay_segment(repeated, current, rounds, state)
             new_moves.append(current.astype(move.dtype))
         *closed, open_move = new_moves
-        moves = np.array(closed, state[_MOVES].dtype)
+        old_moves = state[_MOVES]
+        moves = np.array(closed, old_moves.dtype)
+        moves = moves.reshape(old_moves.shape)
         parts = dict(server.parts)
         if GRAPH in parts:
-            parts[GRAPH] = {**parts[GRAPH], **repeated.parts.get(GRAPH, {})}
-        parts[self.name] = {**state, _MOVES: moves.reshape(state[_MOVES].shape), _OPEN: open_move}
+            learned = repeated.parts.get(GRAPH, {})
+            parts[GRAPH] = {**parts[GRAPH], **learned}
+        parts[self.name] = {**state, _MOVES: moves, _OPEN: open_move}
         return replace(server, items=repeated.items, parts=parts)
 
     def _replay_segment(self, server: ServerState, move: Floats, rounds: range, state: Arrays) -> ServerState:
@@ -179,7 +185,8 @@ class DeltaReplay(Part, Unlearning):
             return server
         for index in rounds:
             block, number = state[_ROUNDS][index].tolist()
-            shared = _select_shared_by(server.shared, state[_MARK][index])
+            last_time = state[_MARK][index]
+            shared = _select_shared_by(server.shared, last_time)
             earlier = replace(server, block=block, round=number, shared=shared)
             trained = graph_part.train_on_shared(earlier)
             server = replace(server, items=trained.items, parts=trained.parts)
@@ -202,7 +209,8 @@ def _list_segments(state: Arrays) -> list[tuple[AnyArray, range]]:
         segments.append((move, range(start, end)))
         start = end
     n_rounds = len(state[_ROUNDS])
-    segments.append((state[_OPEN], range(start, n_rounds)))
+    open_rounds = range(start, n_rounds)
+    segments.append((state[_OPEN], open_rounds))
     return segments
 
 
@@ -217,7 +225,9 @@ def _join_records(first: SharedRecord, second: SharedRecord) -> SharedRecord:
 def _select_shared_by(record: SharedRecord, time: float) -> SharedRecord:
     """What was shared by a time."""
     is_shared = record.time <= time
-    return SharedRecord(record.sender[is_shared], record.item[is_shared], record.time[is_shared])
+    sender = record.sender[is_shared]
+    item = record.item[is_shared]
+    return SharedRecord(sender, item, record.time[is_shared])
 
 
 def n_bytes(state: Arrays) -> int:

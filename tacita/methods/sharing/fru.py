@@ -100,7 +100,8 @@ class Fru(ReplayUnlearning):
     def _draw_negatives(self, view: CohortView, counts: Longs) -> Ints:
         private = self.context.backbone.named(view.private)
         vectors = private.get("p")
-        if vectors is not None and vectors.shape[1] != view.items.shape[1]:
+        width = view.items.shape[1]
+        if vectors is not None and vectors.shape[1] != width:
             vectors = None
         draws = self.context.draws
         key = draws.private("semi-hard", view.block, view.round)
@@ -130,7 +131,8 @@ class Fru(ReplayUnlearning):
         if moment is None:  # a round has one name: under a second one it would be sent twice
             return super().answer_question(view, question)
         lists = view.lists[self.name]
-        block, number = int(moment[1]), int(moment[2])
+        block = int(moment[1])
+        number = int(moment[2])
         rows, weight = log.read_round(lists, (block, number))
         upload = Upload({"stored": rows}, weight, view.client_keys)
         return CohortReply(upload)
@@ -139,8 +141,9 @@ class Fru(ReplayUnlearning):
         """The private vectors of the block's start; the answer is the size of the log."""
         lists = view.lists[self.name]
         size = log.log_bytes(lists).astype(np.float64)
+        column = DenseArrays(size[:, None])
         weight = np.ones(view.n_clients)
-        upload = Upload({"bytes": DenseArrays(size[:, None])}, weight, view.client_keys)
+        upload = Upload({"bytes": column}, weight, view.client_keys)
         start = view.parts[self.name]["start"]
         return CohortReply(upload, {"private": start})
 
@@ -182,7 +185,8 @@ class Fru(ReplayUnlearning):
             rows = old_step * denominator
         else:
             new_step = total["rows"] / denominator
-            rows = total["rows"] * self._compute_length_factor(old_step, new_step)
+            factor = self._compute_length_factor(old_step, new_step)
+            rows = total["rows"] * factor
         divisor = total.weight
         if isinstance(denominator, float):
             divisor = denominator
@@ -195,7 +199,8 @@ class Fru(ReplayUnlearning):
         weight = float(state["weight"][0])
         stored = Total(sums, weight)
         denominator = choose_denominator(stored, "rows", self.context.train, 0.0)
-        return np.asarray(state["stored"] / np.maximum(denominator, _TINY))
+        divisor = np.maximum(denominator, _TINY)
+        return np.asarray(state["stored"] / divisor)
 
     def _compute_length_factor(self, old: Doubles, new: Doubles) -> Doubles:
         """What brings a new change to the length of the old one; what did not move now does not move."""
@@ -243,7 +248,8 @@ class Fru(ReplayUnlearning):
             server = self._replay_round(server, stored, moment, remaining, play)
             is_first = False
         state = log.drop_clients(state, leavers)
-        size = float(sizes["bytes"][0]) / max(1, sizes.n_clients)
+        total_size = float(sizes["bytes"][0])
+        size = total_size / max(1, sizes.n_clients)
         purged = ["logs of those who left", "tables after the first"]
         certificate = log.build_certificate(self.name, state, storage_client=size, skipped=skipped, purged=purged)
         return server.with_part(self.name, state), certificate
@@ -256,12 +262,15 @@ class Fru(ReplayUnlearning):
         block, number = moment
         if block != server.block:
             denominator = choose_denominator(stored.total, "stored", train, 0.0)
-            step = train.server_lr * stored.total["stored"] / np.maximum(denominator, _TINY)
+            divisor = np.maximum(denominator, _TINY)
+            step = train.server_lr * stored.total["stored"] / divisor
             items = server.items + step
             return server.with_items(items.astype(np.float32))
         state = server.parts[self.name]
-        replaying = server.with_part(self.name, {**state, **stored.to_state()})
-        server = play(replaying, clients, RoundReplay(number, self.config.share))
+        replaying = {**state, **stored.to_state()}
+        server = server.with_part(self.name, replaying)
+        replay = RoundReplay(number, self.config.share)
+        server = play(server, clients, replay)
         return server.with_part(self.name, state)
 
 

@@ -35,15 +35,16 @@ class SharedGraph:
     part: tuple[Floats, Floats] = field(init=False, repr=False, compare=False)  # of an edge in its user's mean, twice
 
     def __post_init__(self) -> None:
-        user = self.lists.rows()
-        item = self.lists.ids
-        people = Ragged.from_pairs(item, user, self.n_items, self.lists.values)
-        of_users = _read_edge_weights(self.lists)
+        lists = self.lists
+        user = lists.rows()
+        item = lists.ids
+        people = Ragged.from_pairs(item, user, self.n_items, lists.values)
+        of_users = _read_edge_weights(lists)
         of_items = _read_edge_weights(people)
         n_users = len(self.users)
         item_nodes = item + np.int32(n_users)
         item_ends = len(item) + people.ptr[1:]
-        ends = np.concatenate([self.lists.ptr, item_ends])
+        ends = np.concatenate([lists.ptr, item_ends])
         targets = np.concatenate([item_nodes, people.ids])
         edges = np.concatenate([of_users, of_items])
         degree, graph = _normalise_edges(ends, targets, edges)
@@ -113,7 +114,9 @@ class SharedGraph:
             return zeros
         mean = np.empty_like(zeros)
         share = self.part[0]
-        propagate_rows(self.lists.ptr, self.lists.ids, share, zeros, np.ascontiguousarray(table), mean)
+        rows = np.ascontiguousarray(table)
+        lists = self.lists
+        propagate_rows(lists.ptr, lists.ids, share, zeros, rows, mean)
         return mean
 
     def backpropagate_table(self, user_gradient: Floats, item_gradient: Floats) -> Floats:
@@ -130,7 +133,8 @@ class SharedGraph:
             return users, items
         table = np.empty_like(items)
         share = self.part[1]
-        propagate_rows(self.people.ptr, self.people.ids, share, items, users, table)
+        people = self.people
+        propagate_rows(people.ptr, people.ids, share, items, users, table)
         return users, table
 
 
@@ -142,20 +146,25 @@ def _read_edge_weights(lists: Ragged) -> AnyArray:
 def _normalise_edges(ends: Longs, targets: Ints, edges: AnyArray) -> tuple[Doubles, InteractionGraph]:
     """The degree of every node, and the graph whose edges are divided by the roots of both degrees."""
     n_nodes = len(ends) - 1
-    source = np.repeat(np.arange(n_nodes), np.diff(ends))
+    nodes = np.arange(n_nodes)
+    counts = np.diff(ends)
+    source = np.repeat(nodes, counts)
     degree = np.bincount(source, weights=edges, minlength=n_nodes)
     has_edges = degree > 0
     scale = np.zeros(len(degree))
     scale[has_edges] = degree[has_edges] ** -0.5
-    weight = edges * scale[source] * scale[targets]
-    return degree, InteractionGraph(ends, targets, weight.astype(np.float32))
+    weight = edges * scale[source]
+    weight = weight * scale[targets]
+    weight = weight.astype(np.float32)
+    return degree, InteractionGraph(ends, targets, weight)
 
 
 def _list_edges(sender: Keys, item: AnyArray, n_items: int) -> tuple[Keys, Ragged, Longs]:
     """The distinct senders, what each shared, and where each edge comes first."""
     width = max(1, n_items)
     users, user = np.unique(sender, return_inverse=True)
-    pairs = user * np.int64(width) + item.astype(np.int64)
+    first_pairs = user * np.int64(width)
+    pairs = first_pairs + item.astype(np.int64)
     pairs, first = np.unique(pairs, return_index=True)
     user, item = np.divmod(pairs, width)
     lists = Ragged.from_pairs(user, item, len(users))

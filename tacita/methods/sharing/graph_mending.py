@@ -109,7 +109,8 @@ class GraphMending(Part, Unlearning):
         shares = _read_shared(view).counts() > 0
         vectors = _compute_user_vectors(self.context.scorer, view, local)
         directions = UnitRows.of(vectors).rows
-        sent = np.where(shares[:, None], directions, np.float32(0))
+        zero = np.float32(0)
+        sent = np.where(shares[:, None], directions, zero)
         return TrainingOutcome(extras={"vector": sent})
 
     def question_fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
@@ -134,7 +135,8 @@ class GraphMending(Part, Unlearning):
         if not len(server.shared):
             return server
         config = self.config
-        shared_graph = SharedGraph.of(server.shared, len(server.items), layers=config.layers)
+        n_items = len(server.items)
+        shared_graph = SharedGraph.of(server.shared, n_items, layers=config.layers)
         rounds = server.round + 1
         if rounds % config.mend_every == 0:
             server = self.update_links(server, shared_graph)
@@ -218,7 +220,8 @@ class GraphMending(Part, Unlearning):
             if _LINK_SENDER in state:
                 certificate["purged"] = ["mended_edges"]
             certificate["denied"] = len(denied)
-            others = np.setdiff1d(state.get(_DENIED, _NOBODY), requests.senders)
+            earlier = state.get(_DENIED, _NOBODY)
+            others = np.setdiff1d(earlier, requests.senders)
             state[_DENIED] = np.union1d(others, denied)
             state = _drop_links(state)
             state.pop(_NOTES_KEY, None)
@@ -227,7 +230,8 @@ class GraphMending(Part, Unlearning):
     def _update_partial_sharers(self, server: ServerState, senders: Keys, ask: DeviceQuery) -> Keys:
         """Users who keep something to themselves, after some of them said whether they do."""
         state = server.parts.get(self.name, {})
-        others = np.setdiff1d(state.get(_PARTIAL, _NOBODY), senders)
+        earlier = state.get(_PARTIAL, _NOBODY)
+        others = np.setdiff1d(earlier, senders)
         answers = ask(server, _PARTIAL, senders).each.get(_PARTIAL)
         if answers is None:
             return others
@@ -266,9 +270,12 @@ def _compute_user_vectors(scorer: Scorer, view: CohortView, local: LocalModels) 
 
 def _build_context(view: CohortView, local: LocalModels) -> Context:
     """The items that the models read, with the rows as they are after training."""
-    nothing = (Ragged.empty(len(view.user)), np.zeros(0, np.int32))
-    lists, row = local.rows_needed.get(CONTEXT, nothing)
+    no_lists = Ragged.empty(len(view.user))
+    no_rows = np.zeros(0, np.int32)
+    lists, row = local.rows_needed.get(CONTEXT, (no_lists, no_rows))
     owner = lists.rows()
     entries = row + local.row_start[owner]
+    rows = local.rows[entries]
+    columns = dict(lists.values)
     counts = lists.counts().astype(np.float32)
-    return Context(lists.ptr, owner, counts, local.rows[entries], dict(lists.values))
+    return Context(lists.ptr, owner, counts, rows, columns)

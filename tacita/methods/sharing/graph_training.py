@@ -103,7 +103,8 @@ def compute_infonce(
     def compute_piece(start: int) -> tuple[AnyArray, Floats, Floats]:
         piece = own[start : start + _PIECE]
         scaled = piece * inverse_tau
-        logits = np.asarray(scaled @ views.T, np.float32)
+        products = scaled @ views.T
+        logits = np.asarray(products, np.float32)
         rows = np.arange(len(piece))
         itself = (rows, start + rows)
         own_logits = logits[itself].astype(np.float64)
@@ -114,7 +115,8 @@ def compute_infonce(
         scale = factor / total
         logits *= scale[:, None]
         logits[itself] -= factor
-        loss = -own_logits + largest + np.log(total)
+        loss = -own_logits + largest
+        loss += np.log(total)
         return loss, logits @ views, logits.T @ piece
 
     starts = range(0, n_rows, _PIECE)
@@ -178,7 +180,8 @@ class GraphLoss:
         n_pairs = len(batch.user)
         if not self.objective.bpr or not n_pairs:
             return 0.0
-        pairs = (batch.user, batch.liked, batch.other, self.objective.scale, 1 / n_pairs)
+        share = 1 / n_pairs
+        pairs = (batch.user, batch.liked, batch.other, self.objective.scale, share)
         return add_bpr_slopes(*pairs, users.rows, items.rows, user_gradient, item_gradient)
 
     def _add_agreement(
@@ -205,7 +208,9 @@ class GraphLoss:
         """Add the gradient of the agreement of users' vectors with those of their devices; returns the loss."""
         objective = self.objective
         vectors = self.device_vectors
-        if not objective.lam1 or vectors is None or not len(vectors.place):
+        if vectors is None or not len(vectors.place):
+            return 0.0
+        if not objective.lam1:
             return 0.0
         views = users.rows[vectors.place]
         loss, _, view_gradient = compute_infonce(vectors.rows, views, objective.tau, objective.lam1, self.cores)
@@ -224,7 +229,8 @@ class GraphLoss:
         if objective.bpr:
             used += [batch.liked, batch.other]
             size = len(batch.user)
-        weight = np.float32(2 * objective.lam / max(1, size))
+        size = max(1, size)
+        weight = np.float32(2 * objective.lam / size)
         if not weight or not used:
             return
         items = _collect_distinct(used, len(table))
@@ -313,7 +319,9 @@ def draw_batches(graph: SharedGraph, sizes: BatchSizes, keys: Keys) -> Iterator[
     n_pairs = len(pairs)
     shared_items = graph.shared_items
     n_shared = len(shared_items)
-    steps_in_pass = max(1, math.ceil(n_pairs / sizes.edges))
+    n_chosen = min(sizes.items, n_shared)
+    n_batches = math.ceil(n_pairs / sizes.edges)
+    steps_in_pass = max(1, n_batches)
     n_steps = steps_in_pass if sizes.steps is None else sizes.steps
     order = np.zeros(n_pairs, np.int64)
     other = np.zeros(0, np.int64)
@@ -324,8 +332,10 @@ def draw_batches(graph: SharedGraph, sizes: BatchSizes, keys: Keys) -> Iterator[
             _shuffle(order_key + turn, order, sizes.edges)
             other = draw_negatives(graph, negative_key + turn)
         start = step_in_pass * sizes.edges
-        places = pairs[order[start : start + sizes.edges]]
-        chosen = choose_distinct(item_key + np.uint64(step), n_shared, min(sizes.items, n_shared))
+        turns = order[start : start + sizes.edges]
+        places = pairs[turns]
+        step_key = item_key + np.uint64(step)
+        chosen = choose_distinct(step_key, n_shared, n_chosen)
         items = shared_items[chosen].astype(np.int64)
         yield Batch(user[places], liked[places], other[places], items)
 
@@ -349,7 +359,8 @@ def draw_negatives(graph: SharedGraph, key: np.uint64) -> Longs:
     has_negatives = count_unshared(graph) > 0
     wanted = np.where(has_negatives, counts, 0)
     negatives = np.zeros(len(graph), np.int64)
-    negatives[np.repeat(wanted > 0, counts)] = draw_unshared(graph, wanted, key)
+    has_negative = np.repeat(wanted > 0, counts)
+    negatives[has_negative] = draw_unshared(graph, wanted, key)
     return negatives
 
 

@@ -25,19 +25,24 @@ def merge_lists(lists: Ragged, more: Ragged, n_items: int) -> Ragged:
 
 def deduplicate_items(lists: Ragged, n_items: int) -> Ragged:
     """Every item of a list once, where it comes first, and no other column; only items of the catalogue."""
-    row_starts = lists.rows().astype(np.int64) * n_items
-    pairs = row_starts + lists.ids
+    ids = lists.ids
+    row = lists.rows().astype(np.int64)
+    pairs = row * n_items
+    pairs += ids
     _, first = np.unique(pairs, return_index=True)
-    is_first = np.zeros(len(pairs), bool)
-    is_first[first] = True
-    in_catalogue = (lists.ids >= 0) & (lists.ids < n_items)
-    items = Ragged(lists.ptr, lists.ids)
-    return items.filter_entries(is_first & in_catalogue)
+    stays = np.zeros(len(pairs), bool)
+    stays[first] = True
+    stays &= ids >= 0
+    stays &= ids < n_items
+    items = Ragged(lists.ptr, ids)
+    return items.filter_entries(stays)
 
 
 def mean_rows(lists: Ragged, table: Floats) -> Floats:
     """The mean of the rows in each list; none of the lists is empty."""
     starts = lists.ptr[:-1]
-    totals = np.add.reduceat(table[lists.ids], starts, axis=0)
-    counts = lists.counts()[:, None]
-    return np.asarray(totals / counts, np.float32)
+    rows = table[lists.ids]
+    totals = np.add.reduceat(rows, starts, axis=0)
+    counts = lists.counts()
+    means = totals / counts[:, None]
+    return np.asarray(means, np.float32)

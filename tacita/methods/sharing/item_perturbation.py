@@ -25,13 +25,29 @@ def compute_probabilities(mechanism: Mechanism, epsilon: float, table: Floats, i
     takes the other half of epsilon. krr: the item itself with a chance of e^epsilon to 1 against any other.
     """
     if mechanism == "krr":
-        weights = np.full((len(items), len(table)), np.exp(-epsilon))
-        weights[np.arange(len(items)), items] = 1.0
+        weights = _weigh_uniformly(epsilon, len(table), items)
     else:
-        similarity = _compute_similarity(table, items)
-        weights = np.exp(epsilon / 2 * (similarity - 1))
+        weights = _weigh_similar(epsilon, table, items)
     total = weights.sum(1, keepdims=True)
-    return np.asarray(weights / total)
+    probabilities = weights / total
+    return np.asarray(probabilities)
+
+
+def _weigh_uniformly(epsilon: float, n_items: int, items: Longs) -> Doubles:
+    """k-ary randomised response."""
+    n_rows = len(items)
+    shape = (n_rows, n_items)
+    weights = np.full(shape, np.exp(-epsilon))
+    rows = np.arange(n_rows)
+    weights[rows, items] = 1.0
+    return weights
+
+
+def _weigh_similar(epsilon: float, table: Floats, items: Longs) -> Doubles:
+    """The exponential mechanism."""
+    similarity = _compute_similarity(table, items)
+    exponent = epsilon / 2 * (similarity - 1)
+    return np.asarray(np.exp(exponent))
 
 
 def _compute_similarity(table: Floats, items: Longs) -> Doubles:
@@ -41,24 +57,36 @@ def _compute_similarity(table: Floats, items: Longs) -> Doubles:
     rows = np.ascontiguousarray(table, np.float32)
     normalise_rows(rows, unit, length)
     item_rows = unit[items].astype(np.float64)
-    cosine = item_rows @ unit.T.astype(np.float64)
-    return np.clip((1 + cosine) / 2, 0.0, 1.0)
+    all_rows = unit.T.astype(np.float64)
+    cosine = item_rows @ all_rows
+    similarity = (1 + cosine) / 2
+    return np.clip(similarity, 0.0, 1.0)
 
 
 def perturb_items(mechanism: Mechanism, epsilon: float, table: Floats, items: Ints, drawn: Keys) -> Ints:
     """An item in place of each, by a draw of 64 bits each; the other perturbed items do not change it."""
-    released = np.empty(len(items), np.int32)
+    n_items = len(items)
+    released = np.empty(n_items, np.int32)
     order = np.argsort(items, kind="stable")
     distinct, first = np.unique(items[order], return_index=True)
-    ends = np.append(first, len(items))
-    share = (drawn >> np.uint64(11)) * _UNIT
+    ends = np.append(first, n_items)
+    high_bits = drawn >> np.uint64(11)
+    share = high_bits * _UNIT
     for start in range(0, len(distinct), _ROWS):
-        chunk = distinct[start : start + _ROWS].astype(np.int64)
-        probabilities = compute_probabilities(mechanism, epsilon, table, chunk)
-        cumulative = np.cumsum(probabilities, axis=1)
-        cumulative /= cumulative[:, -1:]
+        chunk = distinct[start : start + _ROWS]
+        cumulative = _accumulate_probabilities(mechanism, epsilon, table, chunk)
         for row in range(len(chunk)):  # over items, not over users
             place = start + row
             entries = order[ends[place] : ends[place + 1]]
-            released[entries] = np.searchsorted(cumulative[row], share[entries], side="right")
+            item = np.searchsorted(cumulative[row], share[entries], side="right")
+            released[entries] = item
     return released
+
+
+def _accumulate_probabilities(mechanism: Mechanism, epsilon: float, table: Floats, items: Ints) -> Doubles:
+    """(items, catalogue): the probabilities of all items up to each one."""
+    numbers = items.astype(np.int64)
+    probabilities = compute_probabilities(mechanism, epsilon, table, numbers)
+    cumulative = np.cumsum(probabilities, axis=1)
+    cumulative /= cumulative[:, -1:]
+    return cumulative

@@ -67,8 +67,10 @@ class LinkScorer:
         n_first = n_inputs * n_hidden
         numbers = np.arange(n_first + n_hidden, dtype=np.uint64)
         drawn = hash_owners(key, numbers)
-        fraction = 2 * (drawn >> np.uint64(11)) * 2.0**-53
-        start = (fraction - 1).astype(np.float32)
+        high_bits = drawn >> np.uint64(11)
+        fraction = 2 * high_bits * 2.0**-53
+        centred = fraction - 1
+        start = centred.astype(np.float32)
         first = start[:n_first].reshape(n_inputs, n_hidden)
         second = start[n_first:].reshape(1, -1)
         tables = [
@@ -93,7 +95,8 @@ class LinkScorer:
         hidden = features @ first
         hidden += shift
         np.maximum(hidden, 0, out=hidden)
-        logits = hidden @ second[0] + bias[0, 0]
+        products = hidden @ second[0]
+        logits = products + bias[0, 0]
         return logits, hidden
 
     def step(self, features: Floats, label: Floats) -> None:
@@ -102,7 +105,9 @@ class LinkScorer:
         probability = 1 / (1 + np.exp(-logits))
         residual = (probability - label) / len(label)
         by_logit = residual.astype(np.float32)[:, None]
-        by_hidden = by_logit * self.layers[2].table * (hidden > 0)
+        is_active = hidden > 0
+        second = self.layers[2].table
+        by_hidden = by_logit * second * is_active
         by_second = by_logit * hidden
         gradients = [
             features.T @ by_hidden,
@@ -119,24 +124,28 @@ def propose_links(
 ) -> ProposedLinks | None:
     """Proposals for some users of a graph; None: none of them has enough to learn the scorer from."""
     lists = graph.lists.take(whom)
-    is_hidden = _hide_edges(lists, graph.users[whom], options.hide, key)
+    senders = graph.users[whom]
+    is_hidden = _hide_edges(lists, senders, options.hide, key)
     if not is_hidden.any():
         return None
     places = np.repeat(whom, lists.counts())
     remaining = _remove_edges(graph, whom, is_hidden)
     with limit_blas_threads(), ThreadPoolExecutor(threads_in_use()) as cores:
         hidden_edges = (places[is_hidden], lists.ids[is_hidden])
-        scorer = _train_scorer(graph, LinkVectors.of(remaining, table), hidden_edges, options, key)
+        remaining_vectors = LinkVectors.of(remaining, table)
+        scorer = _train_scorer(graph, remaining_vectors, hidden_edges, options, key)
         vectors = LinkVectors.of(graph, table)
-        crowds = [whom[start : start + _CROWD] for start in range(0, len(whom), _CROWD)]
+        starts = range(0, len(whom), _CROWD)
+        crowds = [whom[start : start + _CROWD] for start in starts]
 
         def propose(users: Longs) -> tuple[Longs, Longs, Floats]:
             return _propose_items(graph, scorer, vectors, users, options)
 
         proposals = list(cores.map(propose, crowds))
-    user = np.concatenate([users for users, _, _ in proposals])
-    item = np.concatenate([items for _, items, _ in proposals])
-    weight = np.concatenate([chances for _, _, chances in proposals])
+    users, items, chances = zip(*proposals, strict=True)
+    user = np.concatenate(users)
+    item = np.concatenate(items)
+    weight = np.concatenate(chances)
     return ProposedLinks(user, item.astype(np.int32), weight.astype(np.float32))
 
 
@@ -167,12 +176,14 @@ def _hide_edges(lists: Ragged, senders: Keys, share: float, key: np.uint64) -> B
     """Some edges of each user who has two or more, never all of them, by draws of the user's own."""
     counts = lists.counts()
     limit = np.maximum(counts - 1, 1)
-    hidden = np.clip(np.rint(share * counts), 1, limit)
+    rounded = np.rint(share * counts)
+    hidden = np.clip(rounded, 1, limit)
     wanted = np.where(counts > 1, hidden, 0)
     rows = lists.rows()
     drawn = _hash_pairs(key, senders[rows], lists.ids)
     order = np.lexsort((drawn, rows))
-    rank = np.arange(len(rows)) - lists.ptr[rows]
+    numbers = np.arange(len(rows))
+    rank = numbers - lists.ptr[rows]
     is_hidden: Bools = np.zeros(len(rows), bool)
     is_hidden[order] = rank < wanted[rows]
     return is_hidden
@@ -187,17 +198,22 @@ def _train_scorer(
 ) -> LinkScorer:
     """The scorer after some epochs on hidden edges and, for each, some items without an edge."""
     liked_user, liked_item = hidden_edges
-    other_user, other_item = _draw_negatives(graph, liked_user, options.others, key + np.uint64(1))
+    negative_key = key + np.uint64(1)
+    start_key = key + np.uint64(2)
+    other_user, other_item = _draw_negatives(graph, liked_user, options.others, negative_key)
     user = np.concatenate([liked_user, other_user])
     item = np.concatenate([liked_item, other_item])
-    label = np.append(np.ones(len(liked_user)), np.zeros(len(other_item)))
+    ones = np.ones(len(liked_user))
+    zeros = np.zeros(len(other_item))
+    label = np.append(ones, zeros)
     label = label.astype(np.float32)
     width = vectors.users.shape[1]
-    scorer = LinkScorer(width, options, key + np.uint64(2))
+    scorer = LinkScorer(width, options, start_key)
     numbers = np.arange(len(user), dtype=np.uint64)
     for epoch in range(options.epochs):
         epoch_key = key + np.uint64(3 + epoch)
-        order = np.argsort(hash_owners(epoch_key, numbers))
+        drawn = hash_owners(epoch_key, numbers)
+        order = np.argsort(drawn)
         for start in range(0, len(order), options.batch):
             batch = order[start : start + options.batch]
             users = vectors.users[user[batch]]
@@ -226,15 +242,21 @@ def _propose_items(
     n_items = graph.n_items
     edges = graph.lists.take(users)
     width = vectors.items.shape[1]
-    features = np.empty((n_users * n_items, 2 * width), np.float32)
-    write_pair_features(vectors.users[users], vectors.items, features)
+    shape = (n_users * n_items, 2 * width)
+    features = np.empty(shape, np.float32)
+    user_vectors = vectors.users[users]
+    write_pair_features(user_vectors, vectors.items, features)
     logits, _ = scorer.logits(features)
-    probability = np.asarray(1 / (1 + np.exp(-logits)), np.float32)
+    probability = 1 / (1 + np.exp(-logits))
+    probability = np.asarray(probability, np.float32)
     chance = probability.reshape(n_users, n_items)
     chance[edges.rows(), edges.ids] = -1.0
-    wanted = np.rint(options.kappa * edges.counts())
-    allowed = np.minimum(options.most, wanted).astype(np.int64)
-    row, item = _select_likeliest(chance, min(options.most, n_items))
+    share = options.kappa * edges.counts()
+    wanted = np.rint(share)
+    allowed = np.minimum(options.most, wanted)
+    allowed = allowed.astype(np.int64)
+    most = min(options.most, n_items)
+    row, item = _select_likeliest(chance, most)
     is_allowed = _rank_in_row(row) < allowed[row]
     row = row[is_allowed]
     item = item[is_allowed]
@@ -247,11 +269,13 @@ def _select_likeliest(chance: Floats, k: int) -> tuple[Longs, Longs]:
     threshold = np.full(n_rows, 2.0)
     if k:
         place = n_items - k
-        threshold = np.partition(chance, place, axis=1)[:, place]
+        partitioned = np.partition(chance, place, axis=1)
+        threshold = partitioned[:, place]
     is_large = chance >= threshold[:, None]
     is_likely = chance > 0.5
     row, item = np.nonzero(is_large & is_likely)
-    order = np.lexsort((item, -chance[row, item], row))
+    likely_chance = chance[row, item]
+    order = np.lexsort((item, -likely_chance, row))
     row = row[order]
     item = item[order]
     is_first = _rank_in_row(row) < k
@@ -261,4 +285,5 @@ def _select_likeliest(chance: Floats, k: int) -> tuple[Longs, Longs]:
 def _rank_in_row(row: Longs) -> Longs:
     """The place of every entry among those of its row; rows ascend."""
     starts = np.searchsorted(row, row)
-    return np.asarray(np.arange(len(row)) - starts)
+    numbers = np.arange(len(row))
+    return np.asarray(numbers - starts)

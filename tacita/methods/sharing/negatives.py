@@ -20,14 +20,16 @@ def draw_mixed_negatives(view: CohortView, counts: Longs, vectors: Floats | None
     Without vectors in the space of items there is the second pool only.
     """
     n_users = len(counts)
-    squares = (view.items.astype(np.float64) ** 2).sum(1)
-    lengths = squares.astype(np.float32)
+    items = view.items.astype(np.float64)
+    squares = items**2
+    lengths = squares.sum(1).astype(np.float32)
     drawn = []
     for start in range(0, n_users, _SLICE):
         end = min(n_users, start + _SLICE)
         users = np.arange(start, end)
         pools = _mark_pools(view, users, vectors, lengths, share)
-        drawn.append(_draw_from_pools(view, users, pools, counts[users], key))
+        negatives = _draw_from_pools(view, users, pools, counts[users], key)
+        drawn.append(negatives)
     if not drawn:
         return np.zeros(0, np.int32)
     return np.concatenate(drawn)
@@ -35,14 +37,17 @@ def draw_mixed_negatives(view: CohortView, counts: Longs, vectors: Floats | None
 
 def _mark_pools(view: CohortView, users: Longs, vectors: Floats | None, lengths: Floats, share: float) -> Bools:
     """(users, items) marks the items that may be drawn for some users."""
+    items = view.items
     train = view.train.take(users)
     exclude = view.exclude.take(users)
-    centres = [_average_lists(train, view.items)]
+    centres = [_average_lists(train, items)]
     if vectors is not None:
         centres.append(vectors[users])
-    pools = np.zeros((len(users), len(view.items)), bool)
+    shape = (len(users), len(items))
+    pools = np.zeros(shape, bool)
     for centre in centres:
-        distance = lengths - 2 * centre @ view.items.T
+        product = 2 * centre @ items.T
+        distance = lengths - product
         pools |= _mark_nearest(distance, exclude, share)
     return pools
 
@@ -50,38 +55,48 @@ def _mark_pools(view: CohortView, users: Longs, vectors: Floats | None, lengths:
 def _draw_from_pools(view: CohortView, users: Longs, pools: Bools, wanted: Longs, key: np.uint64) -> Ints:
     """So many items for each of some users, of the user's pool."""
     _, pool_items = np.nonzero(pools)
-    item = pool_items.astype(np.int32)
-    size = pools.sum(1)
-    starts = np.cumsum(size) - size
+    sizes = pools.sum(1)
+    ends = np.cumsum(sizes)
+    starts = ends - sizes
+    user_keys = view.user_keys[users]
     most = int(wanted.max(initial=0))
-    numbers = uniforms(key, view.user_keys[users], most)
-    owner = np.repeat(np.arange(len(users)), wanted)
-    turn = expand_spans(np.zeros_like(wanted), wanted)
-    scaled = numbers[owner, turn] * size[owner]
-    place = np.floor(scaled).astype(np.int64)
-    return item[starts[owner] + place]
+    numbers = uniforms(key, user_keys, most)
+    places = np.arange(len(users))
+    owner = np.repeat(places, wanted)
+    zeros = np.zeros_like(wanted)
+    turn = expand_spans(zeros, wanted)
+    scaled = numbers[owner, turn] * sizes[owner]
+    offset = np.floor(scaled).astype(np.int64)
+    entry = starts[owner] + offset
+    items: Ints = pool_items.astype(np.int32)
+    return items[entry]
 
 
 def _average_lists(lists: Ragged, items: Floats) -> Floats:
     """The mean row of each list, added up in its order; of an empty one, zeros."""
     n_items, width = items.shape
-    total = np.zeros((len(lists), width), np.float32)
+    shape = (len(lists), width)
+    total = np.zeros(shape, np.float32)
     all_items = np.arange(n_items, dtype=np.int32)
     ones = np.ones(len(lists.ids), np.float32)
     dense_products(lists.ptr, lists.ids, ones, all_items, items, total)
-    counts = np.maximum(lists.counts(), 1)
-    return np.asarray(total / counts[:, None], np.float32)
+    counts = lists.counts()
+    divisor = np.maximum(counts, 1)
+    means = total / divisor[:, None]
+    return np.asarray(means, np.float32)
 
 
 def _mark_nearest(distance: Floats, exclude: Ragged, share: float) -> Bools:
     """Marks the nearest share of all items that are not excluded."""
     n_items = distance.shape[1]
-    wanted = max(1, math.ceil(share * n_items))
+    wanted = math.ceil(share * n_items)
+    wanted = max(1, wanted)
     most = min(n_items, wanted)
     distance[exclude.rows(), exclude.ids] = np.inf
     order = np.argpartition(distance, most - 1, axis=1)
     nearest = order[:, :most]
-    is_allowed = np.isfinite(np.take_along_axis(distance, nearest, 1))
+    nearest_distance = np.take_along_axis(distance, nearest, 1)
+    is_allowed = np.isfinite(nearest_distance)
     marked = np.zeros(distance.shape, bool)
     np.put_along_axis(marked, nearest, is_allowed, 1)
     return marked

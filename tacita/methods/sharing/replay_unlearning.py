@@ -34,7 +34,9 @@ class ReplayUnlearning(Part, Unlearning):
         log.check_part_order(self.name, self.context, self.required_order)
 
     def server_block_start(self, server: ServerState) -> Arrays:
-        state = server.parts.get(self.name) or self.empty_state(server)
+        state = server.parts.get(self.name)
+        if not state:
+            state = self.empty_state(server)
         heads = {}
         for name, head in server.heads.items():
             key = f"start.{name}"
@@ -64,8 +66,8 @@ class ReplayUnlearning(Part, Unlearning):
         if requests.kind == "share":
             return None
         state = server.parts[self.name]
-        took_part = np.isin(requests.senders, state["clients"]).any()
-        concerns_rounds = took_part or requests.kind == "unshare"
+        took_part = np.isin(requests.senders, state["clients"])
+        concerns_rounds = took_part.any() or requests.kind == "unshare"
         if concerns_rounds and log.asks_to_forget(requests):
             return self.replay_all(server, requests, ask, play)
         return server, log.build_certificate(self.name, state, **self.certificate_fields)

@@ -66,17 +66,12 @@ class Retraction(Part, Unlearning):
         train = self.context.train
         size = n_items * self.context.backbone.item_width
         max_weight = log.compute_max_weight(self.context, n_items)
-        longest = train.server_lr * max_weight * MOST_MOVE * size**0.5
+        longest = train.server_lr * max_weight * MOST_MOVE
+        longest = longest * size**0.5
         largest = 2.0**16 - 1
         psi = Spec("psi", (1,), seen="each", most=longest, least=0.0, about="how long what was sent is")
-        commitment = Spec(
-            "commitment",
-            (COMMITMENT_SIZE,),
-            seen="each",
-            most=largest,
-            least=0.0,
-            about="a digest of what was sent",
-        )
+        about = "a digest of what was sent"
+        commitment = Spec("commitment", (COMMITMENT_SIZE,), seen="each", most=largest, least=0.0, about=about)
         damping = ArraySpec((4,), np.float64)
         return PartFields(extra=(psi, commitment), common={"damping": damping}, requires_all=True)
 
@@ -120,7 +115,8 @@ class Retraction(Part, Unlearning):
         if not len(users):
             return LocalTask()
         segments = np.full(len(users), segment, np.int32)
-        new = Ragged.from_pairs(users, segments, n_users, {"private": view.private[users]})
+        columns = {"private": view.private[users]}
+        new = Ragged.from_pairs(users, segments, n_users, columns)
         return LocalTask(state={"vectors": vectors.join_rows(new)})
 
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, StateUpdate]:
@@ -128,37 +124,45 @@ class Retraction(Part, Unlearning):
         if "rows" not in upload.values:
             return upload, {}
         damping = view.received[self.name]["damping"]
-        denominator = float(damping[2])
+        denominator = max(float(damping[2]), 1e-300)
         rows = log.as_rows(upload.values["rows"])
         train = self.context.train
-        share = train.server_lr * upload.weight / max(denominator, 1e-300)
+        share = train.server_lr * upload.weight / denominator
         update = self._carry(view, upload, rows, share)
         norms = np.sqrt(rows.squared_norms(upload.n_clients))
         length = (share * norms).astype(np.float32)
         secret = self.context.draws.private("commitment", view.block, view.round)
         digest = compute_commitments(rows, upload.n_clients, view.client_keys, secret)
         commitment = digest.astype(np.float32)
-        upload = upload.with_value(f"{self.name}.psi", DenseArrays(length[:, None]))
+        psi = DenseArrays(length[:, None])
+        upload = upload.with_value(f"{self.name}.psi", psi)
         upload = upload.with_value(f"{self.name}.commitment", DenseArrays(commitment))
         return upload, update
 
     def _carry(self, view: CohortView, upload: Upload, rows: SparseRows, share: Doubles) -> StateUpdate:
         """What users carry after an upload: earlier rows damped, and the new ones."""
-        before, step, _, segment = view.received[self.name]["damping"].tolist()
+        damping = view.received[self.name]["damping"]
+        before, step, _, segment = damping.tolist()
         n_users = len(view.user)
         first_user = view.user_ptr[:-1]
         sends = upload.weight > 0
         is_sent = sends[rows.client]
         client = rows.client[is_sent]
-        taken_back = -share[client, None] * rows.value[is_sent]
-        new = Ragged.from_pairs(first_user[client], rows.item[is_sent], n_users, {"row": taken_back})
+        row_share = -share[client, None]
+        columns = {"row": row_share * rows.value[is_sent]}
+        item = rows.item[is_sent]
+        new = Ragged.from_pairs(first_user[client], item, n_users, columns)
         users = first_user[sends]
         since = view.parts[self.name]["since"].copy()
-        own_damping = np.log(np.exp(step) + self.config.alpha * share[sends])  # a user does not absorb itself
+        own_weight = self.config.alpha * share[sends]
+        own_damping = np.log(np.exp(step) + own_weight)  # a user does not absorb itself
+        own_damping = np.minimum(own_damping, 0.0)
+        absorbed = before - since[users]
         factor = np.ones(n_users)
-        factor[users] = np.exp(before - since[users] + np.minimum(own_damping, 0.0))
+        factor[users] = np.exp(absorbed + own_damping)
         since[users] = before + step
-        carried = merge_rows(view.lists[self.name]["carried"], factor, new, int(segment))
+        carried = view.lists[self.name]["carried"]
+        carried = merge_rows(carried, factor, new, int(segment))
         return {"carried": carried, "since": since}
 
     def answer_question(self, view: CohortView, question: str) -> CohortReply:
@@ -173,23 +177,29 @@ class Retraction(Part, Unlearning):
         rows = carried.values["row"]
         owner = carried.rows()
         factor = self._compute_absorbed(view)
-        damped = SparseRows(owner, carried.ids, rows * factor[owner, None])
-        size = 4.0 * carried.counts()[:, None] * (2 + rows.shape[1])
-        upload = Upload({"carried": damped, "bytes": DenseArrays(size)}, weight, view.client_keys)
+        damped = rows * factor[owner, None]
+        numbers_in_row = 2 + rows.shape[1]
+        size = 4.0 * carried.counts()[:, None] * numbers_in_row
+        values = {"carried": SparseRows(owner, carried.ids, damped), "bytes": DenseArrays(size)}
+        upload = Upload(values, weight, view.client_keys)
         return CohortReply(upload, cleared)
 
     def _compute_absorbed(self, view: CohortView) -> Doubles:
         """What remains of users' carried rows after the rounds since their last upload."""
-        now = float(view.received[self.name]["damping"][0])
+        damping = view.received[self.name]["damping"]
+        now = float(damping[0])
         since = view.parts[self.name]["since"]
         return np.asarray(np.exp(now - since))
 
     def _clear_state(self, view: CohortView) -> StateUpdate:
         """The devices as if their users had never taken part."""
-        start = self.context.backbone.init_private(self.context.draws, view.user_keys)
+        context = self.context
+        start = context.backbone.init_private(context.draws, view.user_keys)
         lists = view.lists[self.name]
-        since = np.zeros_like(view.parts[self.name]["since"])
-        update = self._build_state_update(_clear_lists(lists["carried"]), since, _clear_lists(lists["vectors"]))
+        carried = _clear_lists(lists["carried"])
+        vectors = _clear_lists(lists["vectors"])
+        since = view.parts[self.name]["since"]
+        update = self._build_state_update(carried, np.zeros_like(since), vectors)
         return {"private": start, **update}
 
     def _return_to_checkpoint(self, view: CohortView, rounds: int) -> CohortReply:
@@ -198,7 +208,8 @@ class Retraction(Part, Unlearning):
         carried = lists["carried"]
         carried = carried.filter_entries(carried.values["segment"] < rounds)
         factor = self._compute_absorbed(view)
-        damped = carried.values["row"] * factor[carried.rows(), None]
+        owner = carried.rows()
+        damped = carried.values["row"] * factor[owner, None]
         columns = {**carried.values, "row": damped.astype(np.float32)}
         carried = Ragged(carried.ptr, carried.ids, columns)
         vectors = lists["vectors"]
@@ -206,7 +217,8 @@ class Retraction(Part, Unlearning):
         earlier = vectors.filter_entries(vectors.ids < rounds)
         private = view.private.copy()
         private[later.rows()[::-1]] = later.values["private"][::-1]  # the first vector of each user is written last
-        now = float(view.received[self.name]["damping"][0])
+        damping = view.received[self.name]["damping"]
+        now = float(damping[0])
         since = np.full_like(view.parts[self.name]["since"], now)
         update = self._build_state_update(carried, since, earlier)
         upload = Upload({}, np.ones(view.n_clients), view.client_keys)
@@ -227,7 +239,9 @@ class Retraction(Part, Unlearning):
         return (carried, size)
 
     def server_block_start(self, server: ServerState) -> Arrays:
-        state = server.parts.get(self.name) or record.empty_record()
+        state = server.parts.get(self.name)
+        if not state:
+            state = record.empty_record()
         return state | record.make_checkpoint(state, server)
 
     def broadcast(self, server: ServerState, audience: Audience) -> PartBroadcast:
@@ -236,7 +250,8 @@ class Retraction(Part, Unlearning):
         if audience.occasion != "round" or clients is None:
             return PartBroadcast({"damping": self._compute_damping(server)})
         moment = (server.block, server.round)
-        state = log.record_participants(server.parts[self.name], moment, clients)
+        state = server.parts[self.name]
+        state = log.record_participants(state, moment, clients)
         server = server.with_part(self.name, state)
         nothing = Ragged.empty(len(clients))
         return PartBroadcast({"damping": self._compute_damping(server)}, nothing, server)
@@ -250,7 +265,8 @@ class Retraction(Part, Unlearning):
         if len(state["rounds"]):
             cohort_sizes = np.diff(state["ptr"])
             n_clients = int(cohort_sizes[-1])
-        denominator = self.context.train.denominator or float(max(1, n_clients))
+        cohort_size = float(max(1, n_clients))
+        denominator = self.context.train.denominator or cohort_size
         so_far = state["damping"][-1]
         step = self._compute_log_damping(state, n_clients, denominator)
         segment = float(max(record.list_checkpoints(state)))
@@ -259,7 +275,8 @@ class Retraction(Part, Unlearning):
     def _compute_log_damping(self, state: Arrays, n_clients: int, denominator: float) -> float:
         """The logarithm of what remains of an earlier addition after a round of so many."""
         weight = float(state["mean-weight"][0]) or 1.0
-        others = self.context.train.server_lr * weight * n_clients / denominator
+        server_lr = self.context.train.server_lr
+        others = server_lr * weight * n_clients / denominator
         remains = 1 - self.config.alpha * others
         return float(np.log(max(1e-3, remains)))
 
@@ -268,7 +285,8 @@ class Retraction(Part, Unlearning):
         step = self._compute_damping(server)[1]
         damping = state["damping"]
         number = len(damping) - 1
-        state["damping"] = np.append(damping, damping[-1] + step)
+        total_damping = damping[-1] + step
+        state["damping"] = np.append(damping, total_damping)
         state = record.record_uploads(state, number, total, self.name)
         if (number + 1) % self.config.checkpoint_every == 0:
             state |= record.make_checkpoint(state, server)
@@ -325,8 +343,9 @@ class Retraction(Part, Unlearning):
         items = server.items + total["carried"]
         sigma = self._compute_sigma(bound)
         if self.config.epsilon is not None:
-            noise = self._make_noise_generator(server, leavers)
-            items = items + sigma * noise.normal(size=items.shape)
+            generator = self._make_noise_generator(server, leavers)
+            noise = generator.normal(size=items.shape)
+            items = items + sigma * noise
         server = server.with_items(np.asarray(items, np.float32))
         state = record.drop_leavers(state, leavers, server)
         certificate = log.build_certificate(
@@ -369,7 +388,8 @@ class Retraction(Part, Unlearning):
         """Fresh for every retraction: two with the same noise, subtracted, would show what was carried."""
         keys = [int(key) for key in np.sort(leavers)]
         key = self.context.draws.private("retraction", server.block, server.round, *keys)
-        return np.random.Generator(np.random.Philox(key=int(key)))
+        bits = np.random.Philox(key=int(key))
+        return np.random.Generator(bits)
 
     def _roll_back(
         self, server: ServerState, leavers: Keys, reason: str, ask: DeviceQuery, play: RoundPlayer
@@ -378,7 +398,7 @@ class Retraction(Part, Unlearning):
         state = server.parts[self.name]
         checkpoint = record.find_checkpoint(state, leavers, self.config.most_psi)
         rounds = list(log.iterate_rounds(state))
-        if checkpoint is None or _reaches_earlier_block(rounds[checkpoint:], server.block):
+        if checkpoint is None or record.reaches_earlier_block(state, checkpoint, server.block):
             raise TacitaError(
                 "part 'retraction' cannot go back to before these people took part, in an earlier block; in a run "
                 "folder forget with --again."
@@ -416,10 +436,6 @@ def _refuse_single_items(requests: RequestBatch) -> None:
             "part 'retraction' lets whole people leave and does not forget single items; train with part 'fru' "
             "for that, or in a run folder forget with --again."
         )
-
-
-def _reaches_earlier_block(rounds: Sequence[tuple[log.BlockRound, Keys]], block: int) -> bool:
-    return any(moment[0] != block for moment, _ in rounds)
 
 
 def _clear_lists(lists: Ragged) -> Ragged:

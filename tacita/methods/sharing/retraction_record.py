@@ -48,9 +48,12 @@ def record_uploads(state: Arrays, number: int, total: Total, name: str) -> Array
         "psi": psi.astype(np.float64),
         "commitment": digest.astype(np.uint16),
     }
-    columns = {column: np.concatenate([state[column], new[column]]) for column in _UPLOAD_COLUMNS}
+    updated = dict(state)
+    for column in _UPLOAD_COLUMNS:
+        updated[column] = np.concatenate([state[column], new[column]])
     mean_weight = total.weight / max(1, total.n_clients)
-    return {**state, **columns, "mean-weight": np.array([mean_weight])}
+    updated["mean-weight"] = np.array([mean_weight])
+    return updated
 
 
 def sum_lengths(state: Arrays, leavers: Keys, before: int | None = None) -> float:
@@ -95,8 +98,16 @@ def _read_round(name: str) -> int:
 
 def find_checkpoint(state: Arrays, leavers: Keys, most_psi: float) -> int | None:
     """The last checkpoint that holds little enough of some users; None: there is none."""
-    usable = [rounds for rounds in list_checkpoints(state) if sum_lengths(state, leavers, rounds) <= most_psi]
-    return max(usable, default=None)
+    for rounds in reversed(list_checkpoints(state)):
+        if sum_lengths(state, leavers, rounds) <= most_psi:
+            return rounds
+    return None
+
+
+def reaches_earlier_block(state: Arrays, checkpoint: int, block: int) -> bool:
+    """Whether some round after a checkpoint is not of this block."""
+    blocks = state["rounds"][checkpoint:, 0]
+    return bool((blocks != block).any())
 
 
 def restore_checkpoint(server: ServerState, state: Arrays, rounds: int) -> ServerState:
@@ -122,7 +133,8 @@ def drop_leavers(state: Arrays, leavers: Keys, server: ServerState) -> Arrays:
     """The record of the others. The table as it is becomes a checkpoint, and none that holds a leaver stays."""
     is_leaver = np.isin(state["sender"], leavers)
     n_rounds = len(state["rounds"])
-    first_round = int(state["number"][is_leaver].min(initial=n_rounds))
+    numbers = state["number"][is_leaver]
+    first_round = int(numbers.min(initial=n_rounds))
     remaining = log.drop_clients(state, leavers)
     remaining |= _select_uploads(state, ~is_leaver)
     remaining = _drop_later_checkpoints(remaining, first_round)
@@ -136,8 +148,9 @@ def truncate_record(state: Arrays, leavers: Keys, rounds: int) -> Arrays:
     remaining = log.drop_clients(state, leavers)
     remaining |= _select_uploads(state, ~is_leaver & is_early)
     ptr = remaining["ptr"][: rounds + 1]
+    n_clients = ptr[-1]
     remaining["rounds"] = remaining["rounds"][:rounds]
     remaining["ptr"] = ptr
     remaining["damping"] = state["damping"][: rounds + 1]
-    remaining["clients"] = remaining["clients"][: ptr[-1]]
+    remaining["clients"] = remaining["clients"][:n_clients]
     return _drop_later_checkpoints(remaining, rounds)

@@ -58,7 +58,8 @@ class ServerClient(Part):
         keys = draw_batch_keys(self.context.draws, self.name, server)
         sizes = BatchSizes(config.edge_batch, 1)
         objective = GraphObjective(lam1=0.0, lam=config.lam, lr=config.lr, scale=config.bpr_scale)
-        refined = refine_table(graph, before.items, draw_batches(graph, sizes, keys), objective)
+        batches = draw_batches(graph, sizes, keys)
+        refined = refine_table(graph, before.items, batches, objective)
         moved = refined.table - before.items
         n_edges = float(len(graph))
         items, share = self.merge_server_update(before, server, total, moved, n_edges)
@@ -79,8 +80,10 @@ class ServerClient(Part):
             is_touched = (moved != 0).any(1)
             weight = server_weight * is_touched[:, None]
         whole = np.maximum(others + weight, 1e-300)
-        target = before.items + train.server_lr * moved.astype(np.float64)
-        items = server.items + weight / whole * (target - server.items)
+        step = train.server_lr * moved.astype(np.float64)
+        target = before.items + step
+        distance = target - server.items
+        items = server.items + weight / whole * distance
         clients_and_server = max(server_weight + total.weight, 1e-300)
         return items.astype(np.float32), server_weight / clients_and_server
 
@@ -91,7 +94,8 @@ class ServerClient(Part):
         if self.context.train.weighs_data:
             weight = edges
         if cap < 1:
-            weight = min(weight, cap / (1 - cap) * total.weight)
+            most = cap / (1 - cap) * total.weight
+            weight = min(weight, most)
         return weight
 
     def metrics(self, server: ServerState) -> dict[str, float]:

@@ -96,7 +96,8 @@ class SharedGraphPart(Part):
 
     def build_graph(self, server: ServerState) -> SharedGraph:
         n_items = len(server.items)
-        return SharedGraph.of(server.shared, n_items, layers=self.config.layers, start=self.config.user_start)
+        config = self.config
+        return SharedGraph.of(server.shared, n_items, layers=config.layers, start=config.user_start)
 
     def server_block_start(self, server: ServerState) -> Arrays:
         state = server.parts.get(self.name, {})
@@ -122,7 +123,8 @@ class SharedGraphPart(Part):
         most = self.config.snapshots
         if not most:
             return False
-        spacing = compute_spacing(self.config.snapshot_every, most, self.context.train.rounds)
+        block_rounds = self.context.train.rounds
+        spacing = compute_spacing(self.config.snapshot_every, most, block_rounds)
         return rounds % spacing == 0
 
     def train_on_shared(self, server: ServerState) -> ServerState:
@@ -135,7 +137,8 @@ class SharedGraphPart(Part):
         keys = draw_batch_keys(self.context.draws, NAME, server)
         people = self._load_people(server, graph)
         batches = draw_batches(graph, config.build_batch_sizes(), keys)
-        refined = refine_table(graph, server.items, batches, config.build_objective(), people)
+        objective = config.build_objective()
+        refined = refine_table(graph, server.items, batches, objective, people)
         state = dict(server.parts.get(self.name, {}))
         start = _STARTS.index(config.user_start)
         state[_LOSS] = np.array([refined.bpr, refined.cl])
@@ -200,13 +203,15 @@ def rebuild_graph(server: ServerState, record: SharedRecord) -> tuple[SharedGrap
     graph = SharedGraph.of(record, n_items, layers=layers, start=_STARTS[start])
     if graph.start != "learned":
         return graph, None
-    people = np.zeros((len(graph.users), server.items.shape[1]), np.float32)
+    width = server.items.shape[1]
+    people = np.zeros((len(graph.users), width), np.float32)
     senders = state[_SENDER]
     if len(senders):
         position = np.searchsorted(senders, graph.users)
         place = np.minimum(position, len(senders) - 1)
         is_known = senders[place] == graph.users
-        people[is_known] = state[_PEOPLE][place[is_known]]
+        known = place[is_known]
+        people[is_known] = state[_PEOPLE][known]
     return graph, people
 
 

@@ -114,7 +114,8 @@ class Sharing(Part, Unlearning, LabEnrolment):
         untaught = self._find_untaught(view, items)
         if len(untaught) and private.shape[1] == view.items.shape[1]:
             private = private.copy()
-            private[untaught] = mean_rows(items.take(untaught), view.items)
+            untaught_items = items.take(untaught)
+            private[untaught] = mean_rows(untaught_items, view.items)
         return Serving(view=replace(view, train=items, history=history, private=private))
 
     def _find_untaught(self, view: CohortView, items: Ragged) -> Longs:
@@ -157,8 +158,9 @@ class Sharing(Part, Unlearning, LabEnrolment):
         chosen = self._draw_shared_items(view, local_items, group)
         senders = np.flatnonzero(chosen.counts() > 0)
         keys = view.client_keys[senders]
+        items = chosen.take(senders)
         time = _find_last_time(view, chosen)
-        return {"group": group}, RequestBatch("share", keys, chosen.take(senders), time)
+        return {"group": group}, RequestBatch("share", keys, items, time)
 
     def _draw_groups(self, view: CohortView) -> AnyArray:
         """What each user shares. Of users without a group, the first of a drawn order share all."""
@@ -169,7 +171,8 @@ class Sharing(Part, Unlearning, LabEnrolment):
         order = undecided[np.argsort(drawn, kind="stable")]
         groups = self.config.groups
         shares = np.cumsum(groups) / sum(groups)
-        ends = np.rint(shares * len(order)).astype(np.int64)
+        counts = np.rint(shares * len(order))
+        ends = counts.astype(np.int64)
         group[order] = SHARE_NONE
         group[order[: ends[1]]] = SHARE_SOME
         group[order[: ends[0]]] = SHARE_ALL
@@ -183,10 +186,12 @@ class Sharing(Part, Unlearning, LabEnrolment):
         user_key = draws.private("sharing-items", view.block)
         item_key = draws.private("sharing-order")
         users = hash_owners(user_key, view.user_keys)
-        pairs = users[rows] + items.ids.astype(np.uint64)
+        numbers = items.ids.astype(np.uint64)
+        pairs = users[rows] + numbers
         drawn = hash_owners(item_key, pairs)
         order = np.lexsort((drawn, rows))
-        rank = np.arange(len(rows)) - items.ptr[rows]
+        places = np.arange(len(rows))
+        rank = places - items.ptr[rows]
         is_chosen = np.zeros(len(rows), bool)
         is_chosen[order] = rank < wanted[rows]
         return items.filter_entries(is_chosen)
@@ -194,7 +199,8 @@ class Sharing(Part, Unlearning, LabEnrolment):
     def _count_shared_items(self, counts: Longs, group: AnyArray) -> Longs:
         """How many items each user shares, of so many."""
         share = self.config.partial * counts
-        rounded_up = np.ceil(share - 1e-9).astype(np.int64)
+        rounded_up = np.ceil(share - 1e-9)
+        rounded_up = rounded_up.astype(np.int64)
         at_least_one = np.maximum(rounded_up, 1)
         some = np.minimum(at_least_one, counts - 1)
         shared_by_some = np.where(group == SHARE_SOME, some, 0)
@@ -223,7 +229,9 @@ class Sharing(Part, Unlearning, LabEnrolment):
         shared = self._read_shared(view)
         withdrawn = self._read_withdrawn(view)
         new = subtract_lists(items, shared, n_items)
-        learned = merge_lists(self._read_learned(view), self._select_learned(view, new), n_items)
+        earlier = self._read_learned(view)
+        newly_learned = self._select_learned(view, new)
+        learned = merge_lists(earlier, newly_learned, n_items)
         return {
             "shared": merge_lists(shared, items, n_items),
             "gone": subtract_lists(withdrawn, items, n_items),
@@ -259,7 +267,9 @@ class Sharing(Part, Unlearning, LabEnrolment):
 
     def _store_learned(self, view: CohortView, items: Ragged) -> StateUpdate:
         """Runs of earlier versions have no such list."""
-        return {"learned": items} if "learned" in view.lists[self.name] else {}
+        if "learned" not in view.lists[self.name]:
+            return {}
+        return {"learned": items}
 
     def on_server(
         self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer

@@ -131,7 +131,8 @@ def record_upload(view: CohortView, upload: Upload, share: float) -> StateUpdate
     moved = rows.value[places]
     n_users = len(view.user)
     first_user = view.user_ptr[:-1]
-    row_lists = Ragged.from_pairs(first_user[client], rows.item[places], n_users, {"row": moved})
+    owner = first_user[client]
+    row_lists = Ragged.from_pairs(owner, rows.item[places], n_users, {"row": moved})
     row_counts = np.bincount(client, minlength=upload.n_clients)
     senders = np.flatnonzero(sends)
     columns: Arrays = {
@@ -154,8 +155,9 @@ def read_round(lists: Lists, moment: BlockRound) -> tuple[SparseRows, Doubles]:
     rounds = lists["rounds"]
     counts = rounds.values["count"].astype(np.int64)
     starts = np.cumsum(counts) - counts  # rows lie in the order of their rounds, user by user
-    is_of_round = (rounds.values["block"] == block) & (rounds.ids == number)
-    entries = np.flatnonzero(is_of_round)
+    is_of_block = rounds.values["block"] == block
+    is_of_round = rounds.ids == number
+    entries = np.flatnonzero(is_of_block & is_of_round)
     owner = rounds.rows()[entries]
     first_entry = rounds.ptr[owner]
     list_starts = starts[entries] - starts[first_entry]
@@ -179,7 +181,8 @@ def drop_rows(lists: Lists, dropped: Bools) -> StateUpdate:
     columns = {**rounds.values, "count": remaining_counts.astype(np.int32)}
     values = rows.values["row"][stays]
     owner = rows.rows()[stays]
-    remaining_rows = Ragged.from_pairs(owner, rows.ids[stays], len(rows), {"row": values})
+    items = rows.ids[stays]
+    remaining_rows = Ragged.from_pairs(owner, items, len(rows), {"row": values})
     remaining_rounds = Ragged(rounds.ptr, rounds.ids, columns)
     return {"rows": remaining_rows, "rounds": remaining_rounds}
 

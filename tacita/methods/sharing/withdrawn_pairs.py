@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tacita.core.types import Floats, Longs, Ragged, SharedRecord
+from tacita.core.types import Bools, Floats, Longs, Ragged, SharedRecord
 from tacita.kernels.cosine import normalise_rows
 from tacita.kernels.hashing import uniforms
 from tacita.methods.sharing.graph import SharedGraph
@@ -30,10 +30,13 @@ class WithdrawnPairs:
     @staticmethod
     def of(withdrawn: SharedRecord, record: SharedRecord, n_items: int) -> WithdrawnPairs:
         stays = np.isin(record.sender, withdrawn.sender)
+        remaining_sender = record.sender[stays]
+        remaining_item = record.item[stays]
+        remaining_time = record.time[stays]
         everything = SharedRecord(
-            np.concatenate([withdrawn.sender, record.sender[stays]]),
-            np.concatenate([withdrawn.item, record.item[stays]]),
-            np.concatenate([withdrawn.time, record.time[stays]]),
+            np.concatenate([withdrawn.sender, remaining_sender]),
+            np.concatenate([withdrawn.item, remaining_item]),
+            np.concatenate([withdrawn.time, remaining_time]),
         )
         graph = SharedGraph.of(everything, n_items)
         row = np.searchsorted(graph.users, withdrawn.sender)
@@ -44,41 +47,64 @@ class WithdrawnPairs:
 
     def draw_matched_items(self, key: np.uint64) -> Longs:
         """For each pair an unshared item of the same tenth in popularity; -1: none was drawn."""
+        n_pairs = len(self.item)
+        items = self._draw_similar_items(key)
+        owner = np.repeat(self.row, _TRIES)
+        drawn_items = items.reshape(-1)
+        is_owned = self.lists.holds(owner, drawn_items)
+        is_owned = is_owned.reshape(items.shape)
+        pairs = np.arange(n_pairs)
+        first = np.argmin(is_owned, axis=1)
+        first_item = items[pairs, first]
+        has_none = is_owned[pairs, first]
+        return np.where(has_none, -1, first_item)
+
+    def _draw_similar_items(self, key: np.uint64) -> Longs:
+        """(pairs, tries) items of the same tenth in popularity."""
         n_items = len(self.order)
         n_pairs = len(self.item)
         place = np.empty(n_items, np.int64)
         place[self.order] = np.arange(n_items)
         tenth = place[self.item] * 10 // n_items
+        next_tenth = tenth + 1
         low = -(-tenth * n_items // 10)
-        high = -(-(tenth + 1) * n_items // 10)
+        high = -(-next_tenth * n_items // 10)
+        size = high - low
         numbers = np.arange(n_pairs, dtype=np.uint64)
         drawn = uniforms(key, numbers, _TRIES)
-        offset = (drawn * (high - low)[:, None]).astype(np.int64)
-        position = np.minimum(low[:, None] + offset, n_items - 1)
-        items = self.order[position]
-        owner = np.repeat(self.row, _TRIES)
-        is_owned = self.lists.holds(owner, items.reshape(-1)).reshape(items.shape)
-        first = np.argmin(is_owned, axis=1)
-        pairs = np.arange(n_pairs)
-        return np.where(is_owned[pairs, first], -1, items[pairs, first])
+        scaled = drawn * size[:, None]
+        offset = scaled.astype(np.int64)
+        position = low[:, None] + offset
+        position = np.minimum(position, n_items - 1)
+        return self.order[position]
 
     def auc(self, table: Floats, key: np.uint64) -> float | None:
         """How often a withdrawn item is nearer to its user than another; None: nothing can be compared."""
         other = self.draw_matched_items(key)
+        list_lengths = self.lists.counts()
+        has_vector = list_lengths[self.row] > 1
         has_other = other >= 0
-        has_vector = self.lists.counts()[self.row] > 1
         usable = has_other & has_vector
         if not usable.any():
             return None
+        users = self._compute_user_vectors(table, usable)
         unit = np.empty(table.shape, np.float32)
         length = np.empty(len(table), np.float32)
         normalise_rows(table, unit, length)
-        starts = self.lists.ptr[:-1]
-        total = np.add.reduceat(table[self.lists.ids], starts, axis=0)
-        without_item = total[self.row] - table[self.item]
-        users = without_item[usable]
-        withdrawn_score = (users * unit[self.item[usable]]).sum(1)
-        other_score = (users * unit[other[usable]]).sum(1)
+        withdrawn_rows = unit[self.item[usable]]
+        other_rows = unit[other[usable]]
+        withdrawn_score = (users * withdrawn_rows).sum(1)
+        other_score = (users * other_rows).sum(1)
         is_nearer = withdrawn_score > other_score
         is_tied = withdrawn_score == other_score
-        return float(np.mean(is_nearer + 0.5 * is_tied))
+        wins = is_nearer + 0.5 * is_tied
+        return float(np.mean(wins))
+
+    def _compute_user_vectors(self, table: Floats, usable: Bools) -> Floats:
+        """For some pairs, the sum of the rows of the user's other items."""
+        lists = self.lists
+        starts = lists.ptr[:-1]
+        rows = table[lists.ids]
+        total = np.add.reduceat(rows, starts, axis=0)
+        without_item: Floats = total[self.row] - table[self.item]
+        return without_item[usable]
