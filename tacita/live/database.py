@@ -1,4 +1,4 @@
-"""What both stores ask of SQLite: to look without touching, one transaction, arrays in cells, errors as sentences."""
+"""SQLite for both stores: to look without touching, one transaction, arrays in cells, errors as sentences."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import sqlite3
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from sqlite3 import Connection
 from typing import Any
 from urllib.parse import quote
 
@@ -21,8 +22,9 @@ class DamagedFile(TacitaError):
     """A file that is not, or not any more, what a store wrote."""
 
 
-def connect_read_only(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True, isolation_level=None)
+def connect_read_only(path: Path) -> Connection:
+    address = quote(str(path.absolute()))
+    return sqlite3.connect(f"file:{address}?mode=ro", uri=True, isolation_level=None)
 
 
 def read_format(path: Path) -> Any:
@@ -33,12 +35,12 @@ def read_format(path: Path) -> Any:
             raise sqlite3.DatabaseError(verdict)
         if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone() is None:
             return None
-        found = db.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
-    return None if found is None else found[0]
+        row = db.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
+    return None if row is None else row[0]
 
 
 @contextlib.contextmanager
-def transaction(db: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+def transaction(db: Connection) -> Iterator[Connection]:
     """Everything in it is on the disk when this returns, or nothing is."""
     db.execute("BEGIN IMMEDIATE")
     try:
@@ -70,16 +72,16 @@ def translate_errors(path: Path, remedy: str) -> Iterator[None]:
 
 
 def damaged_file_error(path: Path, why: str, remedy: str) -> DamagedFile:
-    said = " ".join(why.split())[:200].rstrip(".")
-    return DamagedFile(f"{path} is damaged: {said}; {remedy}.")
+    reason = " ".join(why.split())[:200].rstrip(".")
+    return DamagedFile(f"{path} is damaged: {reason}; {remedy}.")
 
 
-def mark_for_scrub(db: sqlite3.Connection) -> None:
+def mark_for_scrub(db: Connection) -> None:
     """Note, in the transaction of a deletion, that old bytes are still to be removed."""
     db.execute("INSERT OR REPLACE INTO meta (key, value) VALUES ('scrub', '1')")
 
 
-def scrub(db: sqlite3.Connection) -> bool:
+def scrub(db: Connection) -> bool:
     """After a deletion: no old page in the file, no old frame in the log. False: somebody reads it, so not yet."""
     if db.execute("SELECT 1 FROM meta WHERE key = 'scrub'").fetchone() is None:
         return True
@@ -104,19 +106,20 @@ def vacuum(path: Path) -> bool:
     try:
         with contextlib.closing(sqlite3.connect(path, isolation_level=None, timeout=10.0)) as db:
             db.execute("VACUUM")
-            found = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            (is_busy, *_) = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     except sqlite3.OperationalError as error:
         log.warning("%s still has the bytes of what was deleted: %s", path, error)
         return False
-    return not found[0]
+    return not is_busy
 
 
-def put_arrays(db: sqlite3.Connection, table: str, run: str, arrays: Mapping[str, tuple[str, AnyArray]]) -> None:
-    """Replace a run's arrays, given with their digests; those whose digest is the same are not written again."""
-    held = dict(db.execute(f"SELECT name, sha FROM {table} WHERE run = ?", (run,)).fetchall())
-    gone = ((run, name) for name in held.keys() - arrays.keys())
-    db.executemany(f"DELETE FROM {table} WHERE run = ? AND name = ?", gone)
+def put_arrays(db: Connection, table: str, run: str, arrays: Mapping[str, tuple[str, AnyArray]]) -> None:
+    """Replace a run's arrays, which come with their digests; an array with the same digest is not written again."""
+    stored_shas = dict(db.execute(f"SELECT name, sha FROM {table} WHERE run = ?", (run,)).fetchall())
+    for name in stored_shas.keys() - arrays.keys():
+        db.execute(f"DELETE FROM {table} WHERE run = ? AND name = ?", (run, name))
+    put = f"INSERT OR REPLACE INTO {table} (run, name, sha, array) VALUES (?, ?, ?, ?)"
     for name, (sha, array) in arrays.items():
-        if held.get(name) != sha:
-            put = f"INSERT OR REPLACE INTO {table} (run, name, sha, array) VALUES (?, ?, ?, ?)"
-            db.execute(put, (run, name, sha, pack({"array": array})))
+        if stored_shas.get(name) != sha:
+            blob = pack({"array": array})
+            db.execute(put, (run, name, sha, blob))

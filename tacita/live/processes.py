@@ -1,4 +1,4 @@
-"""Child processes that end when we end, write to a file and may belong to another user; how processes of ours log."""
+"""Child processes that end when we end, write to a file and may belong to another user; and how we log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 def configure_logging() -> None:
-    """What a process of ours says, with the time and without what libraries say of every call."""
+    """Log with the time, and without what libraries say of every call."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     for chatty in ("httpx", "uvicorn"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
@@ -39,25 +39,31 @@ class ChildProcess:
             if log_file.stat().st_size > MAX_LOG_BYTES:
                 os.replace(log_file, log_file.with_name(log_file.name + ".1"))
         self.log_begin = log_file.stat().st_size if log_file.exists() else 0
-        self._command, self._home, self._env, self._user = command, home, env, user
+        self._command = command
+        self._home = home
+        self._env = env
+        self._user = user
         self._process: subprocess.Popen[bytes] | None = None
         self._error: OSError | None = None
-        self._born, self._ended = threading.Event(), threading.Event()
+        self._born = threading.Event()
+        self._ended = threading.Event()
         # The system stops a child when the thread that made it ends, so that thread also waits for it.
         threading.Thread(target=self._run_and_wait, name=f"keep {command[0]}", daemon=True).start()
         self._born.wait()
         if self._error is not None:
-            raise TacitaError(f"cannot start {Path(command[0]).name}: {self._error.strerror or self._error}.")
+            reason = self._error.strerror or self._error
+            raise TacitaError(f"cannot start {Path(command[0]).name}: {reason}.")
 
     def _run_and_wait(self) -> None:
         try:
-            held = os.open(self.log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+            output = os.open(self.log_file, flags, 0o600)
             try:
                 self._process = subprocess.Popen(
                     self._command,
                     stdin=subprocess.DEVNULL,
-                    stdout=held,
-                    stderr=held,
+                    stdout=output,
+                    stderr=output,
                     cwd=self._home,
                     env=self._env,
                     start_new_session=True,
@@ -66,7 +72,7 @@ class ChildProcess:
                     **_user_options(self._user),
                 )
             finally:
-                os.close(held)
+                os.close(output)
         except OSError as error:
             self._error = error
         self._born.set()
@@ -82,7 +88,9 @@ class ChildProcess:
     @property
     def exit_code(self) -> int | None:
         """The exit code, None while it runs."""
-        return self._process.returncode if self._process is not None and self._ended.is_set() else None
+        if self._process is None or not self._ended.is_set():
+            return None
+        return self._process.returncode
 
     def wait(self, timeout: float) -> bool:
         """Whether it ended within the time."""
@@ -118,10 +126,12 @@ class ChildProcess:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self.pid, signal.SIGKILL)
                 self.wait(5.0)
-        end = time.monotonic() + 3.0  # Flower's helpers see within 0.2 s that their parent is gone
-        while (left := [one for one in family if _is_same_process(*one)]) and time.monotonic() < end:
+        deadline = time.monotonic() + 3.0  # Flower's helpers see within 0.2 s that their parent is gone
+        survivors = _select_living(family)
+        while survivors and time.monotonic() < deadline:
             time.sleep(0.05)
-        for pid, _ in left:
+            survivors = _select_living(family)
+        for pid, _ in survivors:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
@@ -155,10 +165,10 @@ def find_user_problem(name: str, folder: Path | None = None) -> str | None:
     if os.geteuid() != 0:
         return f"only root can start a process as '{name}'; start the node as root or as a service."
     script = "import os, sys; [os.stat(f) for f in sys.argv[1:]]; import flwr, tacita.live.engine.flower_client"
-    where = [str(folder)] if folder is not None else []
+    folders = [str(folder)] if folder is not None else []
     try:
-        tried = subprocess.run(
-            [sys.executable, "-c", script, *where],
+        trial = subprocess.run(
+            [sys.executable, "-c", script, *folders],
             capture_output=True,
             text=True,
             timeout=60,
@@ -168,27 +178,31 @@ def find_user_problem(name: str, folder: Path | None = None) -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"'{name}' cannot run {sys.executable} ({error}); install tacita where that user can read it."
-    if tried.returncode == 0:
+    if trial.returncode == 0:
         return None
-    last = (tried.stderr.strip().splitlines() or ["it ended without a word"])[-1]
-    return f"'{name}' cannot run the node's client ({last}); install tacita where that user can read it."
+    errors = trial.stderr.strip().splitlines() or ["it ended without a word"]
+    return f"'{name}' cannot run the node's client ({errors[-1]}); install tacita where that user can read it."
 
 
 def _list_descendants(pid: int) -> list[tuple[int, str]]:
     """All processes below one, each with its start time, so that a number used again is not mistaken for it."""
-    parents: dict[int, list[int]] = {}
-    begun: dict[int, str] = {}
+    children: dict[int, list[int]] = {}
+    start_times: dict[int, str] = {}
     with contextlib.suppress(OSError):
         for name in os.listdir("/proc"):
             fields = _read_stat(int(name)) if name.isdigit() else None
             if fields:
-                parents.setdefault(int(fields[1]), []).append(int(name))
-                begun[int(name)] = fields[19]
-    found, front = [], [pid]
+                child = int(name)
+                children.setdefault(int(fields[1]), []).append(child)
+                start_times[child] = fields[19]
+    descendants = []
+    front = [pid]
     while front:
-        front = [child for one in front for child in parents.get(one, [])]
-        found += [(child, begun[child]) for child in front]
-    return found
+        parent = front.pop(0)
+        for child in children.get(parent, []):
+            front.append(child)
+            descendants.append((child, start_times[child]))
+    return descendants
 
 
 def _read_stat(pid: int) -> list[str] | None:
@@ -199,15 +213,19 @@ def _read_stat(pid: int) -> list[str] | None:
         return None
 
 
-def _is_same_process(pid: int, begun: str) -> bool:
+def _is_same_process(pid: int, start_time: str) -> bool:
     fields = _read_stat(pid)
-    return fields is not None and fields[19] == begun and fields[0] != "Z"
+    return fields is not None and fields[19] == start_time and fields[0] != "Z"
+
+
+def _select_living(family: list[tuple[int, str]]) -> list[tuple[int, str]]:
+    return [(pid, start_time) for pid, start_time in family if _is_same_process(pid, start_time)]
 
 
 def _ending_signals() -> list[signal.Signals]:
-    """What ends a process of ours beside Ctrl-C; a closed terminal does not where it is ignored (`nohup`)."""
-    hears = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
-    return [signal.SIGTERM, signal.SIGHUP] if hears else [signal.SIGTERM]
+    """What ends a process of ours besides Ctrl-C; a closed terminal does not where it is ignored (`nohup`)."""
+    ignores_hangup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGTERM] if ignores_hangup else [signal.SIGTERM, signal.SIGHUP]
 
 
 @contextlib.contextmanager
@@ -216,12 +234,12 @@ def stop_on_signals(stopping: threading.Event) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {one: signal.signal(one, lambda *_: stopping.set()) for one in (*_ending_signals(), signal.SIGINT)}
-    try:
+
+    def stop(*_: object) -> None:
+        stopping.set()
+
+    with _handle_signals([*_ending_signals(), signal.SIGINT], stop):
         yield
-    finally:
-        for one, old in before.items():
-            signal.signal(one, old)
 
 
 @contextlib.contextmanager
@@ -234,9 +252,16 @@ def exit_on_signals() -> Iterator[None]:
     def end(*_: object) -> None:
         raise KeyboardInterrupt
 
-    before = {one: signal.signal(one, end) for one in _ending_signals()}
+    with _handle_signals(_ending_signals(), end):
+        yield
+
+
+@contextlib.contextmanager
+def _handle_signals(signals: list[signal.Signals], handler: Callable[..., None]) -> Iterator[None]:
+    """Handle some signals for a while, then as before."""
+    handlers_before = {number: signal.signal(number, handler) for number in signals}
     try:
         yield
     finally:
-        for one, old in before.items():
-            signal.signal(one, old)
+        for number, handler_before in handlers_before.items():
+            signal.signal(number, handler_before)

@@ -7,12 +7,13 @@ from typing import TypeVar
 
 from tacita.core.config import RunConfig, StrictModel, read_toml, validate_model
 from tacita.core.errors import TacitaError
-from tacita.methods import resolve_parts
+from tacita.methods import part_class, resolve_parts
 from tacita.models.base import backbone_class
-from tacita.round.registry import is_lab_only
+from tacita.round.parts import SERVER
 
 Settings = TypeVar("Settings", bound=StrictModel)
-MOST_EPOCHS, MOST_NEGATIVES = 20, 100  # what a server may ask of a node in one round
+MOST_EPOCHS = 20  # that a server may ask of a node in one round
+MOST_NEGATIVES = 100  # the same
 
 
 def read_settings(folder: Path, kind: str, model: type[Settings], version: int) -> Settings:
@@ -23,17 +24,27 @@ def read_settings(folder: Path, kind: str, model: type[Settings], version: int) 
             f"there is no {kind} in {folder}; `tacita {kind} init {folder}` makes one, --folder says where one is."
         )
     values = read_toml(path)
-    found = values.get("version")
-    if isinstance(found, int) and found != version:
-        made = "a newer" if found > version else "an older"
-        raise TacitaError(f"{path} is of version {found}, made for {made} tacita; this one reads version {version}.")
+    file_version = values.get("version")
+    if isinstance(file_version, int) and file_version != version:
+        origin = "a newer" if file_version > version else "an older"
+        raise TacitaError(
+            f"{path} is of version {file_version}, made for {origin} tacita; this one reads version {version}."
+        )
     return validate_model(model, values, str(path))
 
 
 def check_live_settings(config: RunConfig) -> None:
     """Refuse settings that only a lab can follow, or that would show what single people did."""
-    plan = config.train
-    if plan.silos:
+    _refuse_lab_data(config)
+    _refuse_lab_privacy(config)
+    _refuse_order_of_earlier_blocks(config)
+    _refuse_other_parties(config)
+    _refuse_lab_training(config)
+
+
+def _refuse_lab_data(config: RunConfig) -> None:
+    """Live, people and items are as they are."""
+    if config.train.silos:
         raise TacitaError("train.silos is for the lab: live, the nodes are what they are; leave it at 0.")
     if config.evaluate.item_table != "global":
         raise TacitaError("evaluate.item_table = 'personal' is for the lab; use 'global'.")
@@ -45,33 +56,51 @@ def check_live_settings(config: RunConfig) -> None:
         raise TacitaError(
             f"item_rows = '{config.item_rows}' is for the lab: a live catalogue tells nothing of items; use 'random'."
         )
+
+
+def _refuse_lab_privacy(config: RunConfig) -> None:
     if config.privacy.features:
         raise TacitaError("privacy.features is for the lab: a live catalogue tells nothing of items; leave it out.")
     if config.privacy.epsilon is not None and not config.privacy.blocks:
         raise TacitaError(
             "a live run does not know how many blocks will come; say how many share the budget: privacy.blocks."
         )
-    if backbone_class(str(config.backbone.get("name", "mf"))).reads_order and config.backbone.get("order_back", True):
+
+
+def _refuse_order_of_earlier_blocks(config: RunConfig) -> None:
+    backbone = backbone_class(str(config.backbone.get("name", "mf")))
+    if backbone.reads_order and config.backbone.get("order_back", True):
         raise TacitaError(
             "a node leaves items out that few of its people have, and could not leave out what is looked back at in "
             "earlier blocks; live, set backbone.order_back = false."
         )
+
+
+def _refuse_other_parties(config: RunConfig) -> None:
+    """A live run has a server and nobody else."""
     for part in resolve_parts(config.method, config.parts):
-        if is_lab_only(str(part.get("name"))):
+        party = part_class(str(part.get("name"))).party
+        if party != SERVER:
             raise TacitaError(
-                f"part '{part['name']}' is for the lab: it tells a matcher what no server may see, and a live run has "
+                f"part '{part['name']}' is for the lab: it tells a {party} what no server may see, and a live run has "
                 "nobody but its server; use another method."
             )
-    if plan.participation.kind == "fraction":
+
+
+def _refuse_lab_training(config: RunConfig) -> None:
+    train = config.train
+    if train.participation.kind == "fraction":
         raise TacitaError(
             "train.participation.kind = 'fraction' needs somebody who knows everybody; live, people decide by "
             "themselves: use 'poisson' or 'all'."
         )
-    if plan.aggregator != "plain":
-        raise TacitaError(f"train.aggregator = '{plan.aggregator}' is for the lab: nodes send plain sums; use 'plain'.")
-    if plan.negatives < 1:
+    if train.aggregator != "plain":
+        raise TacitaError(
+            f"train.aggregator = '{train.aggregator}' is for the lab: nodes send plain sums; use 'plain'."
+        )
+    if train.negatives < 1:
         raise TacitaError("train.negatives = 0 would send nothing but what people have; use at least 1.")
-    if plan.local_epochs > MOST_EPOCHS or plan.negatives > MOST_NEGATIVES:
+    if train.local_epochs > MOST_EPOCHS or train.negatives > MOST_NEGATIVES:
         raise TacitaError(
             f"a node trains at most {MOST_EPOCHS} local epochs with {MOST_NEGATIVES} negatives in a round; lower "
             "train.local_epochs and train.negatives."

@@ -25,7 +25,10 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from tacita.core.errors import TacitaError
 
 LOOPBACK = ("localhost", "127.0.0.1")
-CA, CA_KEY, SERVER_CERT, SERVER_KEY = "ca.pem", "ca.key", "server.pem", "server.key"
+CA = "ca.pem"
+CA_KEY = "ca.key"
+SERVER_CERT = "server.pem"
+SERVER_KEY = "server.key"
 _CLOCK_MARGIN = timedelta(minutes=5)  # for clocks that disagree
 
 
@@ -90,9 +93,9 @@ def make_server_certificate(folder: Path, hosts: Iterable[str] = (), days: int =
 def renew_server_certificate(folder: Path, hosts: Iterable[str] | None = None, days: int = 397) -> None:
     """A new server certificate for the same key; for the same hosts unless others are given."""
     key = _load_private_key(folder / SERVER_KEY)
-    cert = _sign_certificate(
-        folder, key.public_key(), read_hosts(folder / SERVER_CERT) if hosts is None else hosts, days
-    )
+    if hosts is None:
+        hosts = read_hosts(folder / SERVER_CERT)
+    cert = _sign_certificate(folder, key.public_key(), hosts, days)
     side = folder / f".{SERVER_CERT}.{os.getpid()}"
     with contextlib.suppress(FileNotFoundError):
         side.unlink()
@@ -155,8 +158,11 @@ def read_expiry(path: Path) -> datetime:
 
 def read_hosts(path: Path) -> list[str]:
     """The host names and addresses a server certificate is valid for."""
-    names = _load_certificate(path).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    return [*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))]
+    extensions = _load_certificate(path).extensions
+    names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    host_names = names.get_values_for_type(x509.DNSName)
+    addresses = names.get_values_for_type(x509.IPAddress)
+    return [*host_names, *(str(address) for address in addresses)]
 
 
 def check_validity(path: Path, now: datetime | None = None) -> None:
@@ -177,12 +183,14 @@ def check_authority(path: Path) -> None:
     """Refuse a file that is not the certificate of an authority, or not valid today."""
     remedy = f"ask the operator for the server's {CA}."
     try:
-        signs = _load_certificate(path).extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+        extensions = _load_certificate(path).extensions
+        is_authority = extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     except x509.ExtensionNotFound:
-        signs = False
+        is_authority = False
     except TacitaError as error:
-        raise TacitaError(f"{str(error).split(';')[0].rstrip('.')}; {remedy}") from None
-    if not signs:
+        problem = str(error).split(";")[0].rstrip(".")
+        raise TacitaError(f"{problem}; {remedy}") from None
+    if not is_authority:
         raise TacitaError(f"{path} is a certificate, but not an authority's; {remedy}")
     check_validity(path)
 
@@ -190,12 +198,13 @@ def check_authority(path: Path) -> None:
 def write_new(path: Path, content: bytes, mode: int) -> None:
     """A file that did not exist before, with its mode from the first byte on."""
     try:
-        held = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
-        with open(held, "wb") as out:
-            os.fchmod(held, mode)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        descriptor = os.open(path, flags, mode)
+        with open(descriptor, "wb") as out:
+            os.fchmod(descriptor, mode)
             out.write(content)
             out.flush()
-            os.fsync(held)
+            os.fsync(descriptor)
     except FileExistsError:
         raise _exists_error(path) from None
     except OSError as error:
@@ -204,7 +213,8 @@ def write_new(path: Path, content: bytes, mode: int) -> None:
 
 def _sign_certificate(folder: Path, public: ec.EllipticCurvePublicKey, hosts: Iterable[str], days: int) -> bytes:
     check_validity(folder / CA)
-    authority, key = _load_certificate(folder / CA), _load_private_key(folder / CA_KEY)
+    authority = _load_certificate(folder / CA)
+    key = _load_private_key(folder / CA_KEY)
     now = datetime.now(UTC)
     all_hosts = list(dict.fromkeys([*hosts, *LOOPBACK]))
     names = [_general_name(host) for host in all_hosts]

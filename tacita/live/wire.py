@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -16,10 +15,10 @@ from pydantic import AfterValidator, Field
 from tacita.core.codec import pack, unpack
 from tacita.core.config import StrictModel, validate_model
 from tacita.core.errors import TacitaError
-from tacita.core.types import AnyArray, Arrays, RoundReplay
+from tacita.core.types import AnyArray, Arrays
+from tacita.live.json_object import JsonObject
 from tacita.live.per_client_arrays import decode_client_fields
 from tacita.messages import Spec, Total, find_symmetric, touched_name
-from tacita.round.question import Question
 
 VERSION = 2
 MAGIC = b"tacita/2"
@@ -37,7 +36,7 @@ SCORE_QUESTIONS = ("validate", "close")
 
 
 def control_score_name(control: str, metric: str) -> str:
-    """What a score of a control is called beside the run's own."""
+    """The name of a control's score, next to those of the run."""
     return f"{control} {metric}"
 
 
@@ -46,22 +45,27 @@ def make_printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
+Catalogue = list[tuple[str, str]]  # raw id and title of each item
 Printable = Annotated[str, AfterValidator(make_printable)]
-Fact = Annotated[Printable, Field(max_length=1000)] | bool | int | float | None
+FactName = Annotated[Printable, Field(max_length=100)]
+FactText = Annotated[Printable, Field(max_length=1000)]
+Fact = FactText | bool | int | float | None
+RequestId = Annotated[int, Field(ge=0, le=2**62)]
+AttemptNumber = Annotated[int, Field(ge=1, le=2**53)]
+ItemNumber = Annotated[int, Field(ge=0, le=2**31 - 1)]
+PeopleCount = Annotated[int, Field(ge=0, le=MOST_PEOPLE)]
 
 
 class RequestOutcome(StrictModel):
-    """What became of a request that a node carried; of who asked and for what, it says nothing."""
+    """What became of a request that a node carried; it says neither who asked nor for what."""
 
     id: int = Field(ge=0, le=2**62)
-    state: Literal[
-        "heard", "waits", "pending", "done", "refused"
-    ]  # pending: tried in vain, and going to be tried again
+    state: Literal["heard", "waits", "pending", "done", "refused"]  # pending: tried in vain, to be tried again
     block: int = Field(0, ge=0, le=100_000)
     round: int = Field(0, ge=0, le=10_000_000)  # after which it was carried out, or tried last
     tries: int = Field(0, ge=0, le=1_000_000)  # in vain
     said: Printable = Field("", max_length=500)
-    certificate: dict[Annotated[Printable, Field(max_length=100)], Fact] = Field({}, max_length=40)
+    certificate: dict[FactName, Fact] = Field({}, max_length=40)
 
     @property
     def is_final(self) -> bool:
@@ -76,21 +80,21 @@ class RequestHead(StrictModel):
     block: int = Field(ge=0, le=100_000)
     round: int = Field(ge=0, le=10_000_000)  # rounds done in this block
     best_round: int = Field(ge=0, le=10_000_000)  # the best round of the block so far; 0: none yet
-    config: dict[str, Any]  # the run's settings
+    config: JsonObject  # the run's settings
     names: dict[str, str]  # every array of the model -> its sha256; what is not sent the node already has
-    told: list[RequestOutcome] = Field([], max_length=MOST_REQUESTS)  # of what this node's people asked for
-    attempt: int = Field(0, ge=0, le=2**53)  # asked to carry out requests, in the attempt of this number; 0: it is not
+    told: list[RequestOutcome] = Field([], max_length=MOST_REQUESTS)  # of requests of this node's people
+    attempt: int = Field(0, ge=0, le=2**53)  # number of the attempt to carry out requests; 0: in none
     resolved: int = Field(0, ge=0, le=2**53)  # attempts that are over
-    failed: list[Annotated[int, Field(ge=1, le=2**53)]] = Field([], max_length=MOST_REQUESTS)  # that came to nothing
+    failed: list[AttemptNumber] = Field([], max_length=MOST_REQUESTS)  # of these
 
 
 class UserRequest(StrictModel):
-    """What somebody on a node asks of the server."""
+    """A request of somebody on a node."""
 
     id: int = Field(ge=0, le=2**62)
     kind: Literal["share", "unshare", "forget", "leave"]
-    sender: int = Field(0, ge=0, lt=2**64)  # what the person is called; 0: nobody in particular
-    items: list[Annotated[int, Field(ge=0, le=2**31 - 1)]] = Field([], max_length=100_000)
+    sender: int = Field(0, ge=0, lt=2**64)  # the person's name in the run; 0: nobody in particular
+    items: list[ItemNumber] = Field([], max_length=100_000)
     time: float = Field(0.0, ge=0, le=1e12)
 
 
@@ -107,14 +111,12 @@ class ReplyHead(StrictModel):
     expected: float = Field(0.0, ge=0, le=MOST_PEOPLE)
     weight: float = Field(0.0, ge=0, le=1e12)
     sums: dict[str, tuple[float, int]] = {}
-    spent: list[Annotated[int, Field(ge=0, le=MOST_PEOPLE)]] = Field(
-        [], max_length=len(SPENT_BINS)
-    )  # people, as SPENT names
+    spent: list[PeopleCount] = Field([], max_length=len(SPENT_BINS))  # people
     have: list[str] = Field([], max_length=10_000)  # digests of the arrays the node holds
-    requests: list[UserRequest] = Field([], max_length=MOST_REQUESTS)  # until the server says that it has them
-    heard: list[Annotated[int, Field(ge=0, le=2**62)]] = Field([], max_length=MOST_REQUESTS)  # what became of these
+    requests: list[UserRequest] = Field([], max_length=MOST_REQUESTS)  # until the server acknowledges them
+    heard: list[RequestId] = Field([], max_length=MOST_REQUESTS)  # requests whose outcome the node has read
     version: Printable = Field("", max_length=40)  # of tacita on the node, when the reply was sent
-    time: float = Field(0.0, ge=0, le=1e12)  # of the node's clock, then; 0: it was not told
+    time: float = Field(0.0, ge=0, le=1e12)  # of the node's clock, then; 0: unknown
 
 
 def make_reply_head(request: RequestHead, **fields: Any) -> ReplyHead:
@@ -129,10 +131,12 @@ class ServerRequest:
 
     @property
     def sha(self) -> str:
-        """What is asked, whichever arrays had to travel, whatever items are called and whatever was told beside."""
-        names = {name: sha for name, sha in sorted(self.head.names.items()) if name != "catalogue"}
-        asked = self.head.model_copy(update={"names": names, "told": [], "resolved": 0, "failed": []})
-        return hashlib.sha256(asked.model_dump_json().encode()).hexdigest()
+        """A digest of the question, whichever arrays travel, whatever titles items have and what else it carries."""
+        names = dict(sorted(self.head.names.items()))
+        names.pop("catalogue", None)
+        question = self.head.model_copy(update={"names": names, "told": [], "resolved": 0, "failed": []})
+        text = question.model_dump_json()
+        return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -141,67 +145,37 @@ class Reply:
     arrays: Arrays = field(default_factory=dict)
 
     def read_total(self, fields: Sequence[Spec]) -> Total:
-        """The sum in a reply that was found to fit the fields."""
+        """The sum in a reply that was checked against the fields."""
+        arrays = self.arrays
         sums = {}
-        for one in list_sum_specs(fields):
-            at, value = f"{one.name}/at", f"{one.name}/value"
-            if at in self.arrays:
-                sums[one.name] = np.zeros(one.shape)
-                sums[one.name].reshape(-1)[self.arrays[at]] = self.arrays[value]
+        for spec in list_sum_specs(fields):
+            place = arrays.get(f"{spec.name}/at")
+            if place is None:
+                array = arrays[spec.name].astype(np.float64)
+                sums[spec.name] = array.reshape(spec.shape)
             else:
-                sums[one.name] = self.arrays[one.name].astype(np.float64).reshape(one.shape)
-        each = decode_client_fields(self.arrays, fields)
-        return Total(sums, self.head.weight, self.head.clients, each, symmetric=find_symmetric(fields))
+                dense = np.zeros(spec.shape)
+                flat = dense.reshape(-1)
+                flat[place] = arrays[f"{spec.name}/value"]
+                sums[spec.name] = dense
+        each = decode_client_fields(arrays, fields)
+        head = self.head
+        symmetric = find_symmetric(fields)
+        return Total(sums, head.weight, head.clients, each, symmetric=symmetric)
 
 
 def list_sum_specs(fields: Sequence[Spec]) -> list[Spec]:
     """Every sum that belongs to some fields, those of touched rows among them."""
-    wanted = []
-    for one in fields:
-        if one.seen == "each":
+    specs = []
+    for spec in fields:
+        if spec.seen == "each":
             continue
-        wanted.append(one)
-        if one.touched:
-            wanted.append(replace(one, name=touched_name(one.name), shape=one.shape[:1], most=1.0, least=0.0))
-    return wanted
-
-
-# Questions
-
-_REPLAY = re.compile(r"(.+)\.again-([0-9]{1,9})-([0-9.e-]{1,30})")
-_SERIAL = re.compile(r"(.+)/([0-9]{1,19})\.([0-9]{1,19})")
-
-
-def encode_question(question: Question) -> str:
-    """A question as it stands in a message."""
-    return str(question)
-
-
-def decode_question(text: str) -> Question:
-    """The question that a message asks; text that no server writes is a question that no part has."""
-    replay = None
-    replayed = _REPLAY.fullmatch(text)
-    if replayed is not None:
-        text = replayed[1]
-        replay = RoundReplay(int(replayed[2]), _decode_share(replayed[3], text))
-    owner, slash, kind = text.partition("/")
-    if not slash:
-        return Question(text, replay=replay)
-    numbered = _SERIAL.fullmatch(kind)
-    if numbered is None:
-        return Question(kind, owner, replay)
-    return Question(numbered[1], owner, replay, (int(numbered[2]), int(numbered[3])))
-
-
-def _decode_share(text: str, question: str) -> float:
-    """The share of a round's local steps that a replay takes."""
-    try:
-        share = float(text)
-    except ValueError:
-        share = 0.0
-    if not 0 < share <= 1:
-        raise TacitaError(f"'{question[:100]}' asks for a share of a round that is not above 0 and at most 1.")
-    return share
+        specs.append(spec)
+        if spec.touched:
+            name = touched_name(spec.name)
+            touched = replace(spec, name=name, shape=spec.shape[:1], most=1.0, least=0.0)
+            specs.append(touched)
+    return specs
 
 
 Head = TypeVar("Head", bound=StrictModel)
@@ -209,80 +183,133 @@ Head = TypeVar("Head", bound=StrictModel)
 
 def encode_message(message: ServerRequest | Reply) -> bytes:
     head = message.head.model_dump_json().encode()
-    return b"".join([MAGIC, _LENGTH.pack(len(head)), head, pack(message.arrays)])
+    return _join_message(head, pack(message.arrays))
+
+
+def _join_message(head: bytes, arrays: bytes) -> bytes:
+    size = _LENGTH.pack(len(head))
+    return b"".join([MAGIC, size, head, arrays])
 
 
 def stamp_reply(body: bytes, version: str, at: float) -> bytes:
-    """A reply as it is sent now: one that was stored is sent again as it was, with the clock of today."""
+    """A reply as it is sent now, also one that was stored: with the clock of today."""
     start = len(MAGIC) + _LENGTH.size
-    end = start + int(_LENGTH.unpack(body[len(MAGIC) : start])[0])
-    head = json.dumps({**json.loads(body[start:end]), "version": version, "time": at}).encode()
-    return b"".join([MAGIC, _LENGTH.pack(len(head)), head, body[end:]])
+    (size,) = _LENGTH.unpack(body[len(MAGIC) : start])
+    end = start + int(size)
+    fields = json.loads(body[start:end])
+    fields["version"] = version
+    fields["time"] = at
+    head = json.dumps(fields).encode()
+    return _join_message(head, body[end:])
 
 
 def decode_request(body: bytes) -> ServerRequest:
-    return ServerRequest(*_decode_message(body, RequestHead, "the server's request"))
+    head, arrays = _decode_message(body, RequestHead, "the server's request")
+    return ServerRequest(head, arrays)
 
 
 def decode_reply(body: bytes) -> Reply:
-    return Reply(*_decode_message(body, ReplyHead, "the node's reply"))
+    head, arrays = _decode_message(body, ReplyHead, "the node's reply")
+    return Reply(head, arrays)
 
 
 def _decode_message(body: bytes, model: type[Head], what: str) -> tuple[Head, Arrays]:
+    text, rest = _split_message(body, what)
+    fields = _parse_head(text, what)
+    arrays = unpack(rest, what)
+    for name, array in arrays.items():
+        _check_numbers(name, array, what)
+    return validate_model(model, fields, what), arrays
+
+
+def _split_message(body: bytes, what: str) -> tuple[bytes, bytes]:
+    """The head of a message as JSON, and its arrays as bytes."""
     if not body.startswith(MAGIC[:7]):
         raise TacitaError(f"{what} is not a message of tacita.")
     if not body.startswith(MAGIC):
         raise TacitaError(f"{what} speaks another version of the protocol; use the same tacita on both sides.")
     start = len(MAGIC) + _LENGTH.size
-    size = _LENGTH.unpack(body[len(MAGIC) : start])[0] if len(body) >= start else MOST_HEADER + 1
-    if size > MOST_HEADER or start + size > len(body):
+    size = MOST_HEADER + 1
+    if len(body) >= start:
+        (size,) = _LENGTH.unpack(body[len(MAGIC) : start])
+    end = start + size
+    if size > MOST_HEADER or end > len(body):
         raise TacitaError(f"{what} is cut short or damaged.")
+    return body[start:end], body[end:]
+
+
+def _parse_head(text: bytes, what: str) -> JsonObject:
     try:
-        values = json.loads(body[start : start + size])
+        fields = json.loads(text)
     except (ValueError, RecursionError):
         raise TacitaError(f"{what} is damaged: not valid JSON.") from None
-    if not isinstance(values, dict):
+    if not isinstance(fields, dict):
         raise TacitaError(f"{what} is damaged: no table.")
-    for name, pair in values["sums"].items() if isinstance(values.get("sums"), dict) else ():
-        values["sums"][name] = tuple(pair) if isinstance(pair, list) else pair
-    arrays = unpack(body[start + size :], what)
-    for name, array in arrays.items():
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise TacitaError(f"{what} holds numbers that are not finite in '{name}'.")
-        if array.dtype.kind not in "fiu":
-            raise TacitaError(f"{what} holds '{name}' of kind {array.dtype}, which is not a number.")
-    return validate_model(model, values, what), arrays
+    sums = fields.get("sums")
+    if isinstance(sums, dict):
+        for name, pair in sums.items():
+            if isinstance(pair, list):
+                sums[name] = tuple(pair)
+    return fields
+
+
+def _check_numbers(name: str, array: AnyArray, what: str) -> None:
+    """Refuse what is no number, or not finite."""
+    kind = array.dtype.kind
+    if kind == "f" and not np.isfinite(array).all():
+        raise TacitaError(f"{what} holds numbers that are not finite in '{name}'.")
+    if kind not in "fiu":
+        raise TacitaError(f"{what} holds '{name}' of kind {array.dtype}, which is not a number.")
 
 
 def encode_total(total: Total, fields: Sequence[Spec]) -> Arrays:
     """A sum as arrays to send: each field whole, or as places and values where that is smaller."""
     arrays: Arrays = {}
-    for one in list_sum_specs(fields):
-        kind = np.float64 if one.exact else np.float32
-        value = total[one.name].astype(kind)
-        at = np.flatnonzero(value)
-        place = np.dtype(np.int32 if value.size < 2**31 else np.int64)
-        if value.size <= 64 or len(at) * (value.itemsize + place.itemsize) >= value.nbytes:
-            arrays[one.name] = value.reshape(one.shape or (1,))
+    for spec in list_sum_specs(fields):
+        name = spec.name
+        value_type = np.float64 if spec.exact else np.float32
+        value = total[name].astype(value_type)
+        place = np.flatnonzero(value)
+        is_small = value.size < 2**31
+        place_type = np.dtype(np.int32 if is_small else np.int64)
+        entry_bytes = value.itemsize + place_type.itemsize
+        sparse_bytes = len(place) * entry_bytes
+        if value.size <= 64 or sparse_bytes >= value.nbytes:
+            arrays[name] = value.reshape(spec.shape or (1,))
         else:
-            arrays |= {f"{one.name}/at": at.astype(place), f"{one.name}/value": value.reshape(-1)[at]}
+            flat = value.reshape(-1)
+            arrays[f"{name}/at"] = place.astype(place_type)
+            arrays[f"{name}/value"] = flat[place]
     return arrays
+
+
+def select_prefixed(arrays: Arrays, prefix: str) -> Arrays:
+    """The arrays whose names begin so, without the prefix."""
+    selected = {}
+    for name, array in arrays.items():
+        if name.startswith(prefix):
+            selected[name.removeprefix(prefix)] = array
+    return selected
 
 
 # The catalogue travels as an array like any other
 
 
 def encode_catalogue(items: Sequence[tuple[str, str]]) -> AnyArray:
-    text = json.dumps([list(one) for one in items], ensure_ascii=False, separators=(",", ":"))
+    pairs = [[item, title] for item, title in items]
+    text = json.dumps(pairs, ensure_ascii=False, separators=(",", ":"))
     return np.frombuffer(text.encode(), np.uint8)
 
 
-def decode_catalogue(array: AnyArray) -> list[tuple[str, str]]:
+def decode_catalogue(array: AnyArray) -> Catalogue:
+    items = []
     try:
-        listed = json.loads(array.tobytes().decode())
-        items = [(item, make_printable(title) if isinstance(title, str) else title) for item, title in listed]
+        for item, title in json.loads(array.tobytes().decode()):
+            printable_title = make_printable(title) if isinstance(title, str) else title
+            items.append((item, printable_title))
     except (ValueError, TypeError, RecursionError):
         raise TacitaError("the server's catalogue is damaged.") from None
-    if any(not isinstance(item, str) or not isinstance(title, str) for item, title in items):
-        raise TacitaError("the server's catalogue is damaged: ids and titles are texts.")
+    for item, title in items:
+        if not isinstance(item, str) or not isinstance(title, str):
+            raise TacitaError("the server's catalogue is damaged: ids and titles are texts.")
     return items

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from sqlite3 import Connection
 
 import numpy as np
 
 from tacita.core.codec import pack, unpack
 from tacita.core.types import AnyArray, Arrays
 from tacita.live.database import put_arrays
+from tacita.live.json_object import JsonObject
 from tacita.live.node import attempt_snapshot
 from tacita.live.wire import Reply, RequestHead, UserRequest
 from tacita.round.device_state import LISTS, take_rows
@@ -20,8 +20,10 @@ from tacita.round.device_state import LISTS, take_rows
 NO_EPSILON = "no epsilon"
 REQUEST_PREFIX = "request/"  # how the ledger calls what carries people's requests: this, and what they ask for
 
-StoredModel = tuple[dict[str, Any], dict[str, tuple[str, AnyArray]]]  # note, name -> (sha256, array)
-StoredDevices = tuple[dict[str, Any], Arrays]  # note, arrays with one row per entry of the array "users"
+DigestedArray = tuple[str, AnyArray]  # sha256, array
+StoredModel = tuple[JsonObject, dict[str, DigestedArray]]  # note, arrays by name
+UserCost = tuple[int, float | None, float | None]  # whose, what a release cost them, what they had spent then
+StoredDevices = tuple[JsonObject, Arrays]  # note, arrays with one row per entry of the array "users"
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class ReleaseRecord:
     n_bytes: int
     sees: str  # what the server can see, in a few words
     epsilon: str = NO_EPSILON
-    costs: Sequence[tuple[int, float | None, float | None]] = ()  # of each who was charged: cost, and spent in all
+    costs: Sequence[UserCost] = ()  # of each who was charged
     replay_notes: Mapping[str, bytes] = field(default_factory=dict)  # by which it can be sent again (noise_replay.py)
 
 
@@ -83,7 +85,7 @@ class AnswerRecord:
 # Writing an answer
 
 
-def put_answer(db: sqlite3.Connection, number: QuestionNumber, answer: AnswerRecord, at: float) -> None:
+def put_answer(db: Connection, number: QuestionNumber, answer: AnswerRecord, at: float) -> None:
     """Store everything of an answer; people who were erased meanwhile do not come back."""
     if answer.releases_block:
         _mark_released(db, number)
@@ -102,22 +104,23 @@ def put_answer(db: sqlite3.Connection, number: QuestionNumber, answer: AnswerRec
         _put_release(db, number, kind, request_release, at, set(user_ids))
 
 
-def _mark_released(db: sqlite3.Connection, number: QuestionNumber) -> None:
+def _mark_released(db: Connection, number: QuestionNumber) -> None:
     """The rows of a block were part of a sum that left."""
     assigned = "SELECT interaction FROM assigned WHERE run = ? AND block = ?"
     db.execute(f"UPDATE interactions SET released = 1 WHERE id IN ({assigned})", (number.run, number.block))
 
 
-def _put_devices(db: sqlite3.Connection, run: str, answer: AnswerRecord, user_ids: list[int]) -> None:
+def _put_devices(db: Connection, run: str, answer: AnswerRecord, user_ids: list[int]) -> None:
     sql = "INSERT OR REPLACE INTO devices (run, tag, note, arrays) VALUES (?, ?, ?, ?)"
-    for tag, devices in zip(answer.tags, (answer.now, answer.best), strict=True):
+    states = (answer.now, answer.best)
+    for tag, devices in zip(answer.tags, states, strict=True):
         if devices is not None:
             note, blob = pack_rows(devices, user_ids)
             db.execute(sql, (run, tag, note, blob))
 
 
 def _put_release(
-    db: sqlite3.Connection, number: QuestionNumber, kind: str, release: ReleaseRecord, at: float, user_ids: set[int]
+    db: Connection, number: QuestionNumber, kind: str, release: ReleaseRecord, at: float, user_ids: set[int]
 ) -> None:
     """Write a line of the ledger, and what it cost each user who is still on the node."""
     place = (at, number.run, number.block, number.round)
@@ -127,11 +130,14 @@ def _put_release(
         "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (*place, *content),
     ).lastrowid
-    charged = [(user, line, cost, spent) for user, cost, spent in release.costs if user in user_ids]
+    charged = []
+    for user, cost, spent in release.costs:
+        if user in user_ids:
+            charged.append((user, line, cost, spent))
     db.executemany("INSERT INTO costs (user, release, epsilon, spent) VALUES (?, ?, ?, ?)", charged)
 
 
-def put_reply(db: sqlite3.Connection, number: QuestionNumber, answer: AnswerRecord) -> None:
+def put_reply(db: Connection, number: QuestionNumber, answer: AnswerRecord) -> None:
     """Store a reply and drop those that the server is past.
 
     That a question was answered stays noted while its block lasts. The server validates a round before it commits it,
@@ -166,14 +172,14 @@ def pack_rows(devices: StoredDevices, known_users: list[int]) -> tuple[str, byte
     return json.dumps(note), pack(arrays)
 
 
-def put_model(db: sqlite3.Connection, run: str, model: StoredModel, at: float) -> None:
+def put_model(db: Connection, run: str, model: StoredModel, at: float) -> None:
     """Replace what the server sent."""
     note, arrays = model
     db.execute("INSERT OR REPLACE INTO models (run, note, changed) VALUES (?, ?, ?)", (run, json.dumps(note), at))
     put_arrays(db, "model_arrays", run, arrays)
 
 
-def drop_user_rows(db: sqlite3.Connection, user: int, where: str) -> None:
+def drop_user_rows(db: Connection, user: int, where: str) -> None:
     """Take one user's rows out of every run's device arrays."""
     for run, tag, blob in db.execute("SELECT run, tag, arrays FROM devices").fetchall():
         arrays = unpack(blob, where)
@@ -185,7 +191,7 @@ def drop_user_rows(db: sqlite3.Connection, user: int, where: str) -> None:
 # Reading answers
 
 
-def find_stored_reply(db: sqlite3.Connection, number: QuestionNumber) -> tuple[str, bytes] | None:
+def find_stored_reply(db: Connection, number: QuestionNumber) -> tuple[str, bytes] | None:
     """The digest of a request that was answered, and the answer."""
     row = db.execute(
         "SELECT request_sha, reply FROM replies WHERE run = ? AND block = ? AND round = ? AND kind = ?",
@@ -197,14 +203,15 @@ def find_stored_reply(db: sqlite3.Connection, number: QuestionNumber) -> tuple[s
     return str(sha), bytes(reply)
 
 
-def count_answers(db: sqlite3.Connection, number: QuestionNumber) -> int:
+def count_answers(db: Connection, number: QuestionNumber) -> int:
     """How often a question of a round was answered, whatever follows its name; that only grows, unlike devices' state.
 
     0 in a run that nothing happens to, so that noise is the lab's.
     """
     sql = "SELECT count(*) FROM ledger WHERE run = ? AND block = ? AND round = ? AND (kind = ? OR kind GLOB ?)"
     name = number.kind.split("/")[0]
-    row = db.execute(sql, (number.run, number.block, number.round, name, f"{name}/*")).fetchone()
+    place = (number.run, number.block, number.round)
+    row = db.execute(sql, (*place, name, f"{name}/*")).fetchone()
     return int(row[0])
 
 
@@ -226,7 +233,8 @@ def list_request_releases(requests: Sequence[UserRequest]) -> list[tuple[str, Re
         n_bytes = sum(request_size(request) for request in same_kind)
         subject = "1 person asks" if n_users == 1 else f"{n_users} people ask"
         sees = f"{subject} the server to {kind}: made-up names{_describe_items(n_items)} and times"
-        lines.append((f"{REQUEST_PREFIX}{kind}", ReleaseRecord(n_users, n_bytes, sees)))
+        release = ReleaseRecord(n_users, n_bytes, sees)
+        lines.append((f"{REQUEST_PREFIX}{kind}", release))
     return lines
 
 

@@ -9,8 +9,8 @@ server called done, do not go back.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Collection
+from sqlite3 import Connection
 
 import numpy as np
 
@@ -29,22 +29,23 @@ UNKNOWN_BLOCK = -1  # the block of an attempt that an older version began
 # Attempts
 
 
-def find_open_attempt(db: sqlite3.Connection, run: str) -> int:
+def find_open_attempt(db: Connection, run: str) -> int:
     """The attempt that devices of a run took part in and whose end is not known; 0: none."""
     attempt, _, _ = read_attempt_state(db, run)
     return attempt
 
 
-def read_attempt_state(db: sqlite3.Connection, run: str) -> tuple[int, int, int]:
+def read_attempt_state(db: Connection, run: str) -> tuple[int, int, int]:
     """That attempt, the block it belongs to, and the last one that is over."""
     sql = "SELECT (SELECT value FROM meta WHERE key = 'attempt/' || ?1), (SELECT value FROM meta WHERE key = ?2 || ?1)"
     current, last_ended = db.execute(sql, (run, _ENDED_PREFIX)).fetchone()
     text = "0" if current is None else str(current)
     attempt, _, block = text.partition(" ")
-    return int(attempt), int(block or UNKNOWN_BLOCK), int(last_ended or 0)
+    attempt_block = int(block or UNKNOWN_BLOCK)
+    return int(attempt), attempt_block, int(last_ended or 0)
 
 
-def save_snapshot(db: sqlite3.Connection, run: str, attempt: int, block: int) -> None:
+def save_snapshot(db: Connection, run: str, attempt: int, block: int) -> None:
     """Copy the devices before the first answer of an attempt."""
     if find_open_attempt(db, run):
         return
@@ -57,7 +58,7 @@ def save_snapshot(db: sqlite3.Connection, run: str, attempt: int, block: int) ->
     )
 
 
-def end_attempt(db: sqlite3.Connection, run: str, failed: bool, where: str) -> None:
+def end_attempt(db: Connection, run: str, failed: bool, where: str) -> None:
     """An attempt is over: its answers hold, or the devices are as they were."""
     attempt = find_open_attempt(db, run)
     if failed:
@@ -68,7 +69,7 @@ def end_attempt(db: sqlite3.Connection, run: str, failed: bool, where: str) -> N
     db.execute("INSERT OR REPLACE INTO meta (key, value) VALUES (? || ?, ?)", ended)
 
 
-def forget_attempts(db: sqlite3.Connection) -> None:
+def forget_attempts(db: Connection) -> None:
     """No attempt is open: there is nobody who could go back."""
     db.execute("DELETE FROM meta WHERE key GLOB 'attempt/*'")
 
@@ -76,12 +77,13 @@ def forget_attempts(db: sqlite3.Connection) -> None:
 # Copies
 
 
-def _restore_snapshots(db: sqlite3.Connection, run: str, where: str) -> None:
+def _restore_snapshots(db: Connection, run: str, where: str) -> None:
     """Put the devices of the copies in place, with the accounts of now."""
     select_copies = "SELECT tag, note, arrays FROM devices WHERE run = ? AND tag LIKE ? || '%'"
     select_current = "SELECT arrays FROM devices WHERE run = ? AND tag = ?"
     put = "INSERT OR REPLACE INTO devices (run, tag, note, arrays) VALUES (?, ?, ?, ?)"
-    for snapshot_tag, note, blob in db.execute(select_copies, (run, SNAPSHOT_PREFIX)).fetchall():
+    copies = db.execute(select_copies, (run, SNAPSHOT_PREFIX)).fetchall()
+    for snapshot_tag, note, blob in copies:
         tag = snapshot_tag.removeprefix(SNAPSHOT_PREFIX)
         arrays = unpack(blob, where)
         current = db.execute(select_current, (run, tag)).fetchone()
@@ -91,11 +93,12 @@ def _restore_snapshots(db: sqlite3.Connection, run: str, where: str) -> None:
         db.execute(put, (run, tag, note, pack(arrays)))
 
 
-def drop_settled_users(db: sqlite3.Connection, run: str, users: Collection[int], where: str) -> None:
+def drop_settled_users(db: Connection, run: str, users: Collection[int], where: str) -> None:
     """The requests of these users are done: whatever becomes of the attempt, they do not go back to before it."""
     select = "SELECT tag, arrays FROM devices WHERE run = ? AND tag LIKE ? || '%'"
     update = "UPDATE devices SET arrays = ? WHERE run = ? AND tag = ?"
-    for tag, blob in db.execute(select, (run, SNAPSHOT_PREFIX)).fetchall():
+    copies = db.execute(select, (run, SNAPSHOT_PREFIX)).fetchall()
+    for tag, blob in copies:
         arrays = unpack(blob, where)
         is_settled = np.isin(arrays["users"], list(users))
         if is_settled.any():

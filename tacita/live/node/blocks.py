@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import time
 from dataclasses import dataclass
+from sqlite3 import Connection
 
 # An item's own level stands before the person's general one.
 CONSENTED_SQL = """coalesce((SELECT level FROM consent c WHERE c.user = i.user AND c.item = i.item),
@@ -30,7 +30,7 @@ class TrainingFilter:
 
 
 def assign_interactions(
-    db: sqlite3.Connection, run: str, block: int, min_newcomers: int, training_filter: TrainingFilter
+    db: Connection, run: str, block: int, min_newcomers: int, training_filter: TrainingFilter
 ) -> int | None:
     """Give a block what is due and return how many interactions it got; None: it is closed already.
 
@@ -50,7 +50,7 @@ def assign_interactions(
     return int(db.execute(put, parameters).rowcount)
 
 
-def reopen_block(db: sqlite3.Connection, run: str, block: int) -> bool:
+def reopen_block(db: Connection, run: str, block: int) -> bool:
     """Take a block back if it is the last one and nothing of it left; return whether it was."""
     sql = "SELECT 1 FROM ledger WHERE run = ? AND block = ? AND users > 0"
     release = db.execute(sql, (run, block)).fetchone()
@@ -61,7 +61,7 @@ def reopen_block(db: sqlite3.Connection, run: str, block: int) -> bool:
     return True
 
 
-def list_assigned_items(db: sqlite3.Connection, run: str, user: int) -> set[str]:
+def list_assigned_items(db: Connection, run: str, user: int) -> set[str]:
     """A person's items that belong to a block of a run."""
     sql = (
         "SELECT DISTINCT i.item FROM interactions i JOIN assigned a ON a.interaction = i.id "
@@ -70,23 +70,23 @@ def list_assigned_items(db: sqlite3.Connection, run: str, user: int) -> set[str]
     return {str(item) for (item,) in db.execute(sql, (user, run))}
 
 
-def latest_block(db: sqlite3.Connection, run: str) -> int | None:
+def latest_block(db: Connection, run: str) -> int | None:
     """The last block of a run that was opened here."""
     block: int | None
     (block,) = db.execute("SELECT max(block) FROM blocks WHERE run = ?", (run,)).fetchone()
     return block
 
 
-def pause_user(db: sqlite3.Connection, user: int) -> None:
+def pause_user(db: Connection, user: int) -> None:
     """Nothing of a person takes part until `resume_user`; what they chose for their items stays."""
     db.execute("INSERT OR REPLACE INTO meta (key, value) VALUES ('paused/' || ?, ?)", (user, time.time()))
 
 
-def resume_user(db: sqlite3.Connection, user: int | None) -> None:
+def resume_user(db: Connection, user: int | None) -> None:
     """End a person's pause (None: everybody's)."""
     db.execute("DELETE FROM meta WHERE key LIKE 'paused/%' AND (?1 IS NULL OR key = 'paused/' || ?1)", (user,))
 
 
-def is_paused(db: sqlite3.Connection, user: int) -> bool:
+def is_paused(db: Connection, user: int) -> bool:
     row = db.execute("SELECT 1 FROM meta WHERE key = 'paused/' || ?", (user,)).fetchone()
     return row is not None

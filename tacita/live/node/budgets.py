@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
 from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Arrays, Broadcast, Longs, ServerState
 from tacita.federation.clients import build_user_view, store_part_state
+from tacita.live.json_object import JsonObject
 from tacita.live.node.erased_spending import NO_EVENT, load_accounts, read_spending
 from tacita.live.node.node import Node
 from tacita.live.node.node_run import NodeRun
+from tacita.live.node.row_index import find_rows, index_rows
 from tacita.privacy.accounting import Event
 from tacita.privacy.ledger import (
     ACCOUNT_ARRAYS,
@@ -31,6 +32,7 @@ from tacita.runs.ledger import NO_EPSILON, describe_account
 
 NO_NOISE = "no epsilon: sums are sent without noise, so nothing bounds what could be worked out from them"
 
+UNDECLARED = -1
 UserAccounts = tuple[tuple[Ledger, Arrays], AnyArray]  # the accounts of a run, and whose they are
 
 
@@ -39,6 +41,11 @@ def list_charging_parts(node_run: NodeRun) -> list[Part | Learner]:
     federation = node_run.federation
     parts: tuple[Part | Learner, ...] = (*federation.parts, federation.learner)
     return [part for part in parts if ledger_of(part)]
+
+
+def select_accounts(account: Arrays, rows: AnyArray) -> Arrays:
+    """The accounts of some users."""
+    return {name: value[rows] for name, value in account.items()}
 
 
 # Spending in other runs
@@ -81,25 +88,28 @@ def _carry_over_to_part(
 ) -> None:
     """Add what was spent elsewhere to one part's account."""
     clients = node_run.devices.clients
-    row_of_user = {int(user): row for row, user in enumerate(node_run.users[: clients.n_users])}
+    row_of_user = index_rows(node_run.users[: clients.n_users])
     round_events = [event for event in ledger.events if event.what == EARLIER_ROUNDS]
     own_event: Event = round_events[0] if round_events else NO_EVENT
     losses = erased_spending.copy()
     rounds = np.zeros(clients.n_users, np.int64)
     for (other_ledger, account), users in other_accounts:
-        row = np.array([row_of_user.get(int(user), -1) for user in users], np.int64)
+        row = find_rows(row_of_user, users)
         is_known = row >= 0
         known_rows = row[is_known]
-        rounds_alike, other_losses = other_ledger.count_rounds_like(own_event, account)
-        run_losses = add_losses(other_ledger.sum_losses_except(EARLIER_RUNS, account), other_losses)
+        rounds_alike, sampled_losses = other_ledger.count_rounds_like(own_event, account)
+        fixed_losses = other_ledger.sum_losses_except(EARLIER_RUNS, account)
+        run_losses = add_losses(fixed_losses, sampled_losses)
         losses[known_rows] = add_losses(losses[known_rows], run_losses[is_known])
         rounds[known_rows] = add_losses(rounds[known_rows], rounds_alike[is_known])
-    if losses.any() or rounds.any():
-        state = clients.parts[part.name]
-        own_account = {name: state[name] for name in ACCOUNT_ARRAYS}
-        charged = ledger.with_earlier_spending(own_account, losses, rounds if round_events else None)
-        all_rows = np.arange(clients.n_users, dtype=np.int32)
-        store_part_state(clients, all_rows, {part.name: charged})
+    if not losses.any() and not rounds.any():
+        return
+    state = clients.parts[part.name]
+    own_account = {name: state[name] for name in ACCOUNT_ARRAYS}
+    own_rounds = rounds if round_events else None
+    charged = ledger.with_earlier_spending(own_account, losses, own_rounds)
+    all_rows = np.arange(clients.n_users, dtype=np.int32)
+    store_part_state(clients, all_rows, {part.name: charged})
 
 
 # Declared budgets
@@ -115,7 +125,8 @@ def apply_declared_budgets(node: Node, node_run: NodeRun, server: ServerState) -
     if not declared_by_user and max_epsilon is None:
         return
     users = node_run.users[: node_run.devices.clients.n_users]
-    declared = np.array([declared_by_user.get(user, -1) for user in users.tolist()], np.int64)
+    budgets = [declared_by_user.get(user, UNDECLARED) for user in users.tolist()]
+    declared = np.array(budgets, np.int64)
     node_limit = NO_LIMIT if max_epsilon is None else to_millionths(max_epsilon)
     for part in list_charging_parts(node_run):
         _declare_to_part(node_run, server, part, declared, node_limit)
@@ -124,7 +135,7 @@ def apply_declared_budgets(node: Node, node_run: NodeRun, server: ServerState) -
 def _declare_to_part(
     node_run: NodeRun, server: ServerState, part: Part | Learner, declared: Longs, node_limit: int
 ) -> None:
-    """Set the budgets of one part's accounts; -1 in `declared`: the person declared nothing."""
+    """Set the budgets of one part's accounts; `UNDECLARED`: the person declared nothing."""
     federation = node_run.federation
     clients = node_run.devices.clients
     exceeds_limit = clients.parts[part.name]["budget"] > node_limit
@@ -140,12 +151,13 @@ def _declare_to_part(
     store_part_state(clients, view.user, {part.name: account})
 
 
-def set_budget(node: Node, user: str, epsilon: float, run: str | None = None) -> dict[str, Any]:
+def set_budget(node: Node, user: str, epsilon: float, run: str | None = None) -> JsonObject:
     """From the next answer on, nothing spends more than this of a person; what is spent stays spent."""
     is_epsilon = 0 <= epsilon < math.inf
     if not is_epsilon or to_millionths(epsilon) > MOST_BUDGET:
         raise TacitaError("a budget is an epsilon from 0 to less than a million.")
-    node.store.declare_budget(user, to_millionths(epsilon), run)
+    millionths = to_millionths(epsilon)
+    node.store.declare_budget(user, millionths, run)
     return {"user": user, "epsilon": epsilon, "run": run}
 
 
@@ -169,10 +181,11 @@ def describe_epsilon(node: Node, user: str | None = None) -> str:
     if user is None:
         rows = np.arange(len(users))
     else:
-        rows = np.flatnonzero(users == node.store.find_user(user))
+        number = node.store.find_user(user)
+        rows = np.flatnonzero(users == number)
     if not len(rows):
         return f"nothing: run '{run}' has heard nothing of user '{user}'"
-    own_account = {name: value[rows] for name, value in account.items()}
+    own_account = select_accounts(account, rows)
     spent = float(ledger.epsilon(own_account).max())
     if not math.isfinite(spent):
         return NO_NOISE
@@ -188,11 +201,11 @@ def _describe_limit(account: Arrays) -> str:
     return f" of a budget of {limit.max():g}" if len(limit) else ""
 
 
-def read_user_accounts(node: Node, user: str) -> dict[str, Any]:
+def read_user_accounts(node: Node, user: str) -> JsonObject:
     """One person's account in every run that this node knows."""
     store = node.store
     number = store.find_user(user)
-    account_by_run: dict[str, Any] = {}
+    account_by_run: JsonObject = {}
     for run in store.runs():
         devices = store.devices(run)
         if devices is None:

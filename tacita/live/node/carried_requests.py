@@ -11,6 +11,7 @@ from tacita.live.node.node import Node
 from tacita.live.node.node_run import NodeRun
 from tacita.live.node.question_reader import ReceivedQuestion
 from tacita.live.node.queued_request import QueuedRequest
+from tacita.live.node.row_index import ItemNumbers, index_rows, number_items
 from tacita.live.node.withdrawal_batches import select_due
 from tacita.live.wire import RequestHead, UserRequest, decode_question
 from tacita.round.device_state import PARTS
@@ -24,9 +25,10 @@ def collect_requests(node: Node, node_run: NodeRun, question: ReceivedQuestion) 
         return []
     stream = node_run.federation.stream
     queue = node.store.list_requests(stream.name)
-    item_numbers = {item: number for number, item in enumerate(stream.item_ids)}
+    item_numbers = number_items(stream.item_ids)
     empty_withdrawals = _find_empty_withdrawals(node_run, queue, item_numbers)
-    due = select_due(queue, node.config.min_users, batches_withdrawals(node, node_run), empty_withdrawals)
+    in_batches = batches_withdrawals(node, node_run)
+    due = select_due(queue, node.config.min_users, in_batches, empty_withdrawals)
     senders = _earlier_senders(queue)
     carried = []
     for queued in due:
@@ -64,26 +66,28 @@ def _earlier_senders(queue: list[QueuedRequest]) -> dict[int | None, int]:
     return senders
 
 
-def _find_empty_withdrawals(node_run: NodeRun, queue: list[QueuedRequest], item_numbers: dict[str, int]) -> set[int]:
+def _find_empty_withdrawals(node_run: NodeRun, queue: list[QueuedRequest], item_numbers: ItemNumbers) -> set[int]:
     """Withdrawals that take nothing back from a sum: in a batch they hide nobody."""
     learner = node_run.federation.learner
     clients = node_run.devices.clients
     if learner.unlearning is None:
         return set()
     log_name = f"{PARTS}{learner.name}/{CONTRIBUTION_LOG}"
-    row_of_user = {int(user): row for row, user in enumerate(node_run.users[: clients.n_users])}
+    row_of_user = index_rows(node_run.users[: clients.n_users])
     empty_withdrawals = set[int]()
     for queued in queue:
         if queued.sent is not None or not queued.is_withdrawal:
             continue
-        rows = [row_of_user[queued.user]] if queued.user in row_of_user else []
-        contributed = clients.read_list(log_name, np.array(rows, np.int64)).ids
+        user = queued.user
+        rows = [row_of_user[user]] if user in row_of_user else []
+        log = clients.read_list(log_name, np.array(rows, np.int64))
+        contributed = log.ids
         if not _takes_items_back(queued, contributed, item_numbers):
             empty_withdrawals.add(queued.id)
     return empty_withdrawals
 
 
-def _takes_items_back(queued: QueuedRequest, contributed: AnyArray, item_numbers: dict[str, int]) -> bool:
+def _takes_items_back(queued: QueuedRequest, contributed: AnyArray, item_numbers: ItemNumbers) -> bool:
     """Whether a withdrawal is about something that its user contributed."""
     if not len(contributed):
         return False
@@ -98,7 +102,7 @@ def _prepare_request(
     node_run: NodeRun,
     question: ReceivedQuestion,
     queued: QueuedRequest,
-    item_numbers: dict[str, int],
+    item_numbers: ItemNumbers,
     senders: dict[int | None, int],
 ) -> UserRequest:
     """A request as the server gets it; the person's own device does its part now.
@@ -117,13 +121,16 @@ def _prepare_request(
     user_request = validate_model(UserRequest, fields, "a request")
     if not len(row):
         return user_request
-    key = int(node_run.keys[row[0]])
+    first_row = row[0]
+    key = int(node_run.keys[first_row])
     request = Request(user_request.kind, key, items, user_request.time, user_request.id)
     batch = RequestBatch.from_request(request)
     encoded = node_run.devices.apply_requests(node_run.federation, question.server, batch)
+    encoded_items = encoded.items.ids.tolist()
     names = node_run.names if node.config.insecure_single_user_uploads else node_run.requester_names
-    sender = senders.get(queued.user, int(names[row[0]]))
-    return user_request.model_copy(update={"sender": sender, "items": encoded.items.ids.tolist()})
+    own_name = int(names[first_row])
+    sender = senders.get(queued.user, own_name)
+    return user_request.model_copy(update={"sender": sender, "items": encoded_items})
 
 
 def _shared_items(node_run: NodeRun, row: Longs) -> AnyArray:

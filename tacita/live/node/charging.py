@@ -11,8 +11,13 @@ import numpy as np
 
 from tacita.core.types import Arrays, Doubles, Longs, ServerState
 from tacita.learn.statistic import CONTRIBUTION_LOG
-from tacita.live.node.answers import NO_EPSILON
-from tacita.live.node.budgets import apply_declared_budgets, carry_over_spending, list_charging_parts
+from tacita.live.node.answers import NO_EPSILON, UserCost
+from tacita.live.node.budgets import (
+    apply_declared_budgets,
+    carry_over_spending,
+    list_charging_parts,
+    select_accounts,
+)
 from tacita.live.node.node import Node
 from tacita.live.node.node_run import NodeRun
 from tacita.privacy.ledger import ACCOUNT_ARRAYS, MICRO, NO_LIMIT, Ledger
@@ -20,7 +25,6 @@ from tacita.round.device_state import PARTS
 from tacita.runs.ledger import join_accounts
 
 Accounts = tuple[Ledger, Arrays] | None  # how a run counts, and the accounts of the people here; None: it does not
-UserCost = tuple[int, float | None, float | None]  # whose, what a release cost them, what they had spent then
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,8 @@ def open_accounts(node: Node, node_run: NodeRun, server: ServerState) -> OpenAcc
 def read_accounts(node_run: NodeRun) -> Accounts:
     """The accounts of the people here as they are now."""
     federation = node_run.federation
-    return join_accounts((*federation.parts, federation.learner), node_run.devices.clients.parts)
+    states = node_run.devices.clients.parts
+    return join_accounts((*federation.parts, federation.learner), states)
 
 
 def copy_spent(node_run: NodeRun) -> Arrays:
@@ -104,13 +109,15 @@ def compute_costs(users: Longs, before: Accounts, after: Accounts) -> list[UserC
     earlier = _epsilon_of_rows(before, charged)
     unstated = np.full(len(charged), np.inf)
     cost = np.subtract(spent, earlier, out=unstated, where=np.isfinite(spent))
-    return list(zip(users[charged].tolist(), _finite_or_none(cost), _finite_or_none(spent), strict=True))
+    charged_users = users[charged].tolist()
+    costs = _finite_or_none(cost)
+    totals = _finite_or_none(spent)
+    return list(zip(charged_users, costs, totals, strict=True))
 
 
 def _epsilon_of_rows(accounts: tuple[Ledger, Arrays], rows: Longs) -> Doubles:
     ledger, account = accounts
-    selected = {name: value[rows] for name, value in account.items()}
-    return ledger.epsilon(selected)
+    return ledger.epsilon(select_accounts(account, rows))
 
 
 def _finite_or_none(values: Doubles) -> list[float | None]:
@@ -128,8 +135,8 @@ def count_budget_use(node: Node, node_run: NodeRun) -> list[int]:
         return []
     ledger, account = accounts
     repeated_events = [not event.once for event in ledger.events]
-    has_released = account["times"][:, repeated_events].any(axis=1)
-    released = {name: value[has_released] for name, value in account.items()}
+    has_released = np.asarray(account["times"][:, repeated_events].any(axis=1))
+    released = select_accounts(account, has_released)
     budget = released["budget"]
     is_limited = budget != NO_LIMIT
     limit = np.maximum(budget[is_limited] * MICRO, MICRO)
@@ -138,4 +145,5 @@ def count_budget_use(node: Node, node_run: NodeRun) -> list[int]:
     counts, _ = np.histogram(np.clip(used_share, 0.0, 1.0), bin_edges)
     n_unlimited = (~is_limited).sum()
     step = 1 if node.config.insecure_single_user_uploads else node.config.min_users
-    return [int(n) // step * step for n in (*counts, n_unlimited)]
+    bins = [*counts, n_unlimited]
+    return [int(n_users) // step * step for n_users in bins]

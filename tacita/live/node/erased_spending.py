@@ -43,7 +43,8 @@ def load_accounts(store: NodeStore, run: str) -> tuple[tuple[Ledger, Arrays], An
     _, arrays = devices
     config = validate_model(RunConfig, json.loads(note["config"]), "the settings the server sent")
     plan = build_plan(config, derive_run_secret(store.secret, run))
-    accounts = join_accounts((*plan.parts, plan.learner), nest_parts(arrays, PARTS))
+    states = nest_parts(arrays, PARTS)
+    accounts = join_accounts((*plan.parts, plan.learner), states)
     if accounts is None:
         return None
     return accounts, arrays["users"]
@@ -92,7 +93,8 @@ def _read_run_losses(store: NodeStore, run: str) -> list[tuple[int, int]]:
 
 
 def _add_loss(loss: int, more: int) -> int:
-    return int(add_losses(np.array([loss]), np.array([more]))[0])
+    total = add_losses(np.array([loss]), np.array([more]))
+    return int(total[0])
 
 
 def read_spending(store: NodeStore, raw_ids: Sequence[str]) -> Longs:
@@ -101,7 +103,8 @@ def read_spending(store: NodeStore, raw_ids: Sequence[str]) -> Longs:
     if not notes:
         return np.zeros(len(raw_ids), np.int64)
     keys = [_spending_key(store.secret, raw_id) for raw_id in raw_ids]
-    return np.array([int(notes.get(key, 0)) for key in keys], np.int64)
+    spent = [int(notes.get(key, 0)) for key in keys]
+    return np.array(spent, np.int64)
 
 
 def _spending_key(secret: str, raw_id: str) -> str:

@@ -7,12 +7,12 @@ the score that was ranked. The page says of every other model that it cannot be 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from tacita.core.errors import TacitaError
 from tacita.core.types import CohortView, Doubles, Floats, Longs, Ragged
+from tacita.live.json_object import JsonObject
 from tacita.live.node.serving import Snapshot
 from tacita.models.tally.model import Tally
 from tacita.models.tally.weights import recency_weights
@@ -45,7 +45,7 @@ Terms = tuple[Longs, Doubles]  # places of items, and what each says
 # Why an item
 
 
-def explain_item(snapshot: Snapshot, user: str, item: str) -> dict[str, Any]:
+def explain_item(snapshot: Snapshot, user: str, item: str) -> JsonObject:
     """What of a person's own history speaks for an item, the strongest first."""
     row = snapshot.find_row(user)
     place = _find_item(snapshot, item)
@@ -80,7 +80,8 @@ def _exact_terms(snapshot: Snapshot, view: CohortView, place: int) -> Terms | No
     recency = float(view.heads["recency"][0])
     weights = recency_weights(latest, recency).astype(np.float64)
     likeness = backbone.likeness(server, server.items, place).astype(np.float64)
-    return latest.ids.astype(np.int64), weights * likeness[latest.ids]
+    terms = weights * likeness[latest.ids]
+    return latest.ids.astype(np.int64), terms
 
 
 def _similar_items(snapshot: Snapshot, row: int, place: int) -> Terms | None:
@@ -97,18 +98,21 @@ def _similar_items(snapshot: Snapshot, row: int, place: int) -> Terms | None:
     return own_items, values
 
 
-def _describe_terms(snapshot: Snapshot, item: str, score: float, terms: Terms) -> dict[str, Any]:
+def _describe_terms(snapshot: Snapshot, item: str, score: float, terms: Terms) -> JsonObject:
     places, values = terms
     sizes = np.abs(values)
     order = np.argsort(-sizes, kind="stable")
     largest = float(sizes.max(initial=0.0)) or 1.0
-    shown = [n for n in order[:MAX_TERMS].tolist() if values[n]]
+    strongest = order[:MAX_TERMS].tolist()
+    shown = [n for n in strongest if values[n]]
     _, title = snapshot.items[_find_item(snapshot, item)]
     described_terms = []
     for n in shown:
         term_item, term_title = snapshot.items[places[n]]
-        share = float(abs(values[n]) / largest)
-        described_terms.append({"item": term_item, "title": term_title, "term": float(values[n]), "share": share})
+        value = values[n]
+        share = float(abs(value) / largest)
+        term = {"item": term_item, "title": term_title, "term": float(value), "share": share}
+        described_terms.append(term)
     n_terms = int((values != 0).sum())
     return {
         "item": item,
@@ -123,7 +127,7 @@ def _describe_terms(snapshot: Snapshot, item: str, score: float, terms: Terms) -
 # One item less
 
 
-def preview_removal(snapshot: Snapshot, user: str, item: str, without: str, k: int = 10) -> dict[str, Any]:
+def preview_removal(snapshot: Snapshot, user: str, item: str, without: str, k: int = 10) -> JsonObject:
     """What a person's list would be if one of their items were not in their history."""
     row = snapshot.find_row(user)
     _find_item(snapshot, item)
@@ -152,13 +156,15 @@ def preview_removal(snapshot: Snapshot, user: str, item: str, without: str, k: i
 def _score_without(snapshot: Snapshot, row: int, removed: int) -> Floats:
     """A user's scores if one item were not in their history."""
     scorer = snapshot.scorer
-    block = replace(scorer.block, train=_drop_item(scorer.block.train, row, removed))
+    block = scorer.block
+    train = _drop_item(block.train, row, removed)
+    block = replace(block, train=train)
     past = None if scorer.past is None else _drop_item(scorer.past, row, removed)
     changed_scorer = replace(scorer, block=block, past=past)
     return changed_scorer(np.array([row], np.int32))
 
 
-def _number_items(entries: list[dict[str, Any]]) -> dict[str, int]:
+def _number_items(entries: list[JsonObject]) -> dict[str, int]:
     """The place of each item in a list, from 1."""
     return {entry["item"]: place for place, entry in enumerate(entries, 1)}
 

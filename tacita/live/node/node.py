@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
@@ -22,6 +21,7 @@ from tacita.core.errors import TacitaError
 from tacita.core.files import disk_error, temporary_path, write_bytes
 from tacita.data.interaction_table import Interactions
 from tacita.data.sources import load
+from tacita.live.json_object import JsonObject
 from tacita.live.node.erased_spending import collect_spending
 from tacita.live.node.serving import NO_MODEL, Snapshot, take_snapshot
 from tacita.live.node.store import Interaction, NodeStore
@@ -74,7 +74,7 @@ class Node:
         self.folder = folder
         self.config = config
         self.store = store
-        self.open_runs: dict[str, Any] = {}  # run -> its NodeRun, between requests
+        self.open_runs: JsonObject = {}  # run -> its NodeRun, between requests
         self.serving_error = ""  # why nothing can be served, if that is so
         self._snapshot: Snapshot | None = None
         self._refreshing = threading.Lock()
@@ -147,7 +147,7 @@ class Node:
                     self.serving_error = str(error)
                 log.warning("nothing can be recommended: %s", str(error)[:500])
 
-    def recommend(self, user: str, k: int = 10) -> list[dict[str, Any]]:
+    def recommend(self, user: str, k: int = 10) -> list[JsonObject]:
         """Top k for a raw user id: [{item, title, score}], best first. Reads memory only."""
         return self.snapshot.recommend(user, k)
 
@@ -166,7 +166,7 @@ class Node:
         columns: dict[str, str] | None = None,
         date_format: str | None = None,
         decimal: str | None = None,
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """Add the interactions of a file; what is there already is not added twice."""
         table = load(path, columns=columns or None, date_format=date_format, decimal=decimal)
         known = {item for item, _ in self.store.catalogue()}
@@ -183,21 +183,21 @@ class Node:
             "catalogue": len(known),
         }
 
-    def set_consent(self, user: str, item: str | None, level: str) -> dict[str, Any]:
+    def set_consent(self, user: str, item: str | None, level: str) -> JsonObject:
         self.store.set_consent(user, item, level)
         return {"user": user, "item": item, "level": level, "means": LEVEL_MEANS[level]}
 
-    def export(self, path: Path, user: str | None = None) -> dict[str, Any]:
+    def export(self, path: Path, user: str | None = None) -> JsonObject:
         return {"lines": self.store.export(path, user), "file": str(path)}
 
-    def erase(self, user: str | None) -> dict[str, Any]:
+    def erase(self, user: str | None) -> JsonObject:
         """Remove a user, or all (None), from this node; what was spent stays spent (erased_spending.py)."""
         counts = self.store.erase(user, lambda number: collect_spending(self.store, number))
         self._snapshot = None  # holds what was erased
         self.refresh()
         return dict(counts)
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> JsonObject:
         """How the node is, and in plain words what the server can see."""
         snapshot = self._snapshot
         n_today, last_release = self.store.count_releases(time.time() - DAY)

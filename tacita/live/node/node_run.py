@@ -16,6 +16,7 @@ from tacita.federation.clients import empty_device_state, grow_devices
 from tacita.federation.devices import LocalDevices, empty_local_devices
 from tacita.live.node.answers import StoredDevices
 from tacita.live.node.node import Node
+from tacita.live.node.row_index import ItemNumbers, find_items, find_rows, index_rows, number_items, state_arrays
 from tacita.live.node.store import InteractionRows, NodeStore
 from tacita.live.node.withdrawal_batches import collect_withdrawn
 from tacita.live.per_client_arrays import derive_pseudonyms, derive_run_secret
@@ -93,7 +94,8 @@ def _load_node_run(
     store = node.store
     users, raw_ids = store.users()
     stream = _build_stream(store, run, block, config, items, users, raw_ids)
-    backbone, parts, draws = build_components(config, derive_run_secret(store.secret, run))
+    secret = derive_run_secret(store.secret, run)
+    backbone, parts, draws = build_components(config, secret)
     federation = Federation(backbone, parts, config, draws, stream=stream)
     has_training_items = stream.blocks[block].train.counts() > 0
     is_alone = node.is_too_few(int(has_training_items.sum()))
@@ -115,16 +117,18 @@ def _build_stream(
     raw_ids: list[str],
 ) -> BlockStream:
     """What the people here contribute to each block so far, without what they withdrew."""
-    row_of_user = {int(user): row for row, user in enumerate(users)}
-    item_numbers = {item: number for number, item in enumerate(items)}
+    row_of_user = index_rows(users)
+    item_numbers = number_items(items)
+    split = config.split
     user_keys = derive_keys(raw_ids)
     item_keys = derive_keys(items)
     has_earlier = np.zeros(len(users), bool)
     blocks = []
     for index in range(block + 1):
-        rows = _collect_rows(store.block_rows(run, index), row_of_user, item_numbers, config.split.min_rating)
+        stored_rows = store.block_rows(run, index)
+        rows = _collect_rows(stored_rows, row_of_user, item_numbers, split.min_rating)
         is_new = ~has_earlier
-        blocks.append(split_collected_rows(index, rows, is_new, user_keys, item_keys, config.split))
+        blocks.append(split_collected_rows(index, rows, is_new, user_keys, item_keys, split))
         has_earlier[rows.user] = True
     withdrawn = collect_withdrawn(store.list_requests(run))
     blocks = _drop_withdrawn(blocks, withdrawn, row_of_user, item_numbers)
@@ -132,22 +136,25 @@ def _build_stream(
 
 
 def _collect_rows(
-    rows: InteractionRows, row_of_user: dict[int, int], item_numbers: dict[str, int], min_rating: float | None
+    rows: InteractionRows, row_of_user: dict[int, int], item_numbers: ItemNumbers, min_rating: float | None
 ) -> CollectedRows:
     """Interactions by row and item number, without unknown items and low ratings."""
-    user = np.array([row_of_user[int(user_id)] for user_id in rows.user], np.int32)
-    item = np.array([item_numbers.get(item_id, -1) for item_id in rows.item], np.int32)
+    user_rows = [row_of_user[user_id] for user_id in rows.user.tolist()]
+    user = np.array(user_rows, np.int32)
+    item = find_items(item_numbers, rows.item).astype(np.int32)
     is_usable: Bools = item >= 0
     if min_rating is not None:
         is_usable &= rows.rating >= min_rating
-    return CollectedRows(user[is_usable], item[is_usable], rows.time[is_usable], rows.rating[is_usable])
+    time = rows.time[is_usable]
+    rating = rows.rating[is_usable]
+    return CollectedRows(user[is_usable], item[is_usable], time, rating)
 
 
 def _drop_withdrawn(
     blocks: list[Block],
     withdrawn: dict[int, set[str] | None],
     row_of_user: dict[int, int],
-    item_numbers: dict[str, int],
+    item_numbers: ItemNumbers,
 ) -> list[Block]:
     """The blocks without what people withdrew; what else they have stays where it is."""
     if not withdrawn:
@@ -174,7 +181,10 @@ def _drop_from_block(block: Block, leaver_rows: Longs, withdrawn_items: Ragged) 
         is_withdrawn = withdrawn_items.holds(rows, lists.ids)
         return lists.filter_entries(~(has_left | is_withdrawn))
 
-    return replace(block, train=drop(block.train), valid=drop(block.valid), test=drop(block.test))
+    train = drop(block.train)
+    valid = drop(block.valid)
+    test = drop(block.test)
+    return replace(block, train=train, valid=valid, test=test)
 
 
 # What devices keep
@@ -217,18 +227,19 @@ def _load_clients(arrays: Arrays, node_run: NodeRun) -> DeviceState:
     federation = node_run.federation
     clients = empty_device_state(federation.backbone)
     grow_devices(clients, federation, federation.stream.user_keys)
-    stored_row_of = {int(user): row for row, user in enumerate(arrays["users"])}
-    stored_row = np.array([stored_row_of.get(int(user), -1) for user in node_run.users], np.int64)
+    stored_row = find_rows(index_rows(arrays["users"]), node_run.users)
     is_stored = stored_row >= 0
     rows = np.flatnonzero(is_stored).astype(np.int32)
     source_rows = stored_row[is_stored]
-    state_arrays = {name: array for name, array in arrays.items() if name != "users"}
-    stored = read_devices(take_rows(state_arrays, source_rows), "")
+    stored_arrays = take_rows(state_arrays(arrays), source_rows)
+    stored = read_devices(stored_arrays, "")
+    stored_order = np.arange(len(source_rows))
     state: dict[str, AnyArray | Ragged] = {}
     for name, array in stored.arrays.items():
-        state[name] = array.astype(clients.arrays[name].dtype)
+        dtype = clients.arrays[name].dtype
+        state[name] = array.astype(dtype)
     for name in stored.lists:
-        state[name] = stored.read_list(name, np.arange(len(source_rows)))
+        state[name] = stored.read_list(name, stored_order)
     clients.put(rows, state)
     return clients
 

@@ -53,7 +53,7 @@ def digest_sum(store: NodeStore, exact_sum: Total, specs: Sequence[Spec]) -> str
     key = hashlib.sha256(store.secret.encode()).digest()
     digest = hashlib.blake2b(key=key, digest_size=32)
     bounds = [(spec.name, spec.shape, spec.most) for spec in specs]
-    sorted_sums = {name: exact_sum.sums[name] for name in sorted(exact_sum.sums)}
+    sorted_sums = dict(sorted(exact_sum.sums.items()))
     digest.update(repr(bounds).encode())
     digest.update(pack(sorted_sums))
     return digest.hexdigest()
@@ -64,7 +64,9 @@ def find_replay(store: NodeStore, batches: Collection[str], digest: str) -> byte
     notes_by_batch = [store.read_notes(f"{REPLAY_PREFIX}{batch}/") for batch in batches]
     same_sums = []
     for notes in notes_by_batch:
-        same_sums += [note for key, note in notes.items() if key.endswith(f"/{digest}")]
+        for key, note in notes.items():
+            if key.endswith(f"/{digest}"):
+                same_sums.append(note)
     if notes_by_batch and len(same_sums) == len(notes_by_batch):
         return bytes(same_sums[0])
     if any(len(notes) >= MAX_RETRACTIONS for notes in notes_by_batch):

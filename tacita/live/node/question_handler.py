@@ -36,6 +36,7 @@ from tacita.live.node.sum_release import answer_sum
 from tacita.live.per_client_arrays import NAMES, ROSTER, TAKES_PART
 from tacita.live.wire import (
     SCORE_QUESTIONS,
+    Catalogue,
     Reply,
     RequestHead,
     ServerRequest,
@@ -128,7 +129,7 @@ def _find_stored_reply(node: Node, request: ServerRequest) -> bytes | None:
 
 
 def _compute_and_commit(
-    node: Node, request: ServerRequest, config: RunConfig, model: StoredModel, catalogue: list[tuple[str, str]]
+    node: Node, request: ServerRequest, config: RunConfig, model: StoredModel, catalogue: Catalogue
 ) -> CommittedAnswer | None:
     """Compute an answer and commit all that it changed at once; None: somebody withdrew meanwhile."""
     store = node.store
@@ -161,12 +162,10 @@ def _compute_or_refuse(node: Node, node_run: NodeRun, question: ReceivedQuestion
 def _encode_with_notes(reply: Reply, head: RequestHead, model: StoredModel, carried: list[UserRequest]) -> bytes:
     """A reply with what the node holds of the model, the requests it carries, and the outcomes it has read."""
     _, model_arrays = model
-    notes = {
-        "have": [sha for sha, _ in model_arrays.values()],
-        "requests": carried,
-        "heard": _list_final_ids(head),
-    }
-    return encode_message(replace(reply, head=reply.head.model_copy(update=notes)))
+    digests = [sha for sha, _ in model_arrays.values()]
+    notes = {"have": digests, "requests": carried, "heard": _list_final_ids(head)}
+    noted_head = reply.head.model_copy(update=notes)
+    return encode_message(replace(reply, head=noted_head))
 
 
 def _make_record(
@@ -251,7 +250,8 @@ def _answer_roster(node: Node, node_run: NodeRun, question: ReceivedQuestion) ->
     advance_run(node_run, question)
     n_users = len(node_run.names)
     participants = node_run.devices.round_participants(node_run.federation, question.server)
-    takes_part = np.isin(np.arange(n_users), participants).astype(np.uint8)
+    all_rows = np.arange(n_users)
+    takes_part = np.isin(all_rows, participants).astype(np.uint8)
     head = make_reply_head(question.head, verdict="ok", clients=n_users)
     reply = Reply(head, {NAMES: node_run.names, TAKES_PART: takes_part})
     release = ReleaseRecord(n_users, 0, "made-up names of the people here, and who takes part")

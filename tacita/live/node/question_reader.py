@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -14,13 +12,13 @@ from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError
 from tacita.core.files import nest_parts
 from tacita.core.types import AnyArray, Arrays, Broadcast, Keys, Ragged, ServerState
+from tacita.live.json_object import JsonObject
 from tacita.live.node.answers import QuestionNumber, StoredModel, number_question
 from tacita.live.node.node import Node
 from tacita.live.node.node_run import NodeRun, Refusal
 from tacita.live.per_client_arrays import CHOSEN, OWN_PREFIX, decode_per_client, resolve_pseudonyms
-from tacita.live.wire import RequestHead, ServerRequest, decode_catalogue, decode_question
-from tacita.round.broadcast import PerClientLists
-from tacita.round.question import Question
+from tacita.live.wire import Catalogue, RequestHead, ServerRequest, decode_catalogue, select_prefixed
+from tacita.round.plan import PerClientLists
 from tacita.runs.assembly import check_cutoffs
 
 MOST_NUMBER = 1e6  # of a model that a node computes with; beyond, training has diverged or the server probes with it
@@ -41,10 +39,6 @@ class ReceivedQuestion:
     @property
     def head(self) -> RequestHead:
         return self.request.head
-
-    @cached_property
-    def question(self) -> Question:
-        return decode_question(self.head.kind)
 
     @property
     def number(self) -> QuestionNumber:
@@ -72,7 +66,8 @@ def assemble_model(node: Node, request: ServerRequest) -> StoredModel | None:
     if not has_required or arrays["items"][1].ndim != 2:
         raise Refusal("the request holds no item table and catalogue.")
     _refuse_unknown_arrays(arrays)
-    note = {"config": normalise_config(head.config), "block": head.block, "round": head.round, "tag": "now"}
+    config = normalise_config(head.config)
+    note = {"config": config, "block": head.block, "round": head.round, "tag": "now"}
     return note, arrays
 
 
@@ -97,19 +92,20 @@ def _refuse_unknown_arrays(names: Iterable[str]) -> None:
             raise Refusal("the request holds arrays that no model has.")
 
 
-def check_catalogue(node: Node, arrays: Arrays) -> list[tuple[str, str]]:
+def check_catalogue(node: Node, arrays: Arrays) -> Catalogue:
     """The items of the table. They must begin with those that this node knows, or the other way round."""
     try:
         items = decode_catalogue(arrays["catalogue"])
     except TacitaError as error:
         raise Refusal(str(error)) from None
-    for (new_item, _), (known_item, _) in zip(items, node.store.catalogue(), strict=False):
-        if new_item != known_item:
+    known_items = node.store.catalogue()
+    for (new_id, _), (known_id, _) in zip(items, known_items, strict=False):
+        if new_id != known_id:
             raise Refusal("the catalogue differs from the one this node has; an operator only adds items at its end.")
     return items
 
 
-def normalise_config(config: dict[str, Any]) -> str:
+def normalise_config(config: JsonObject) -> str:
     return validate_model(RunConfig, config, "the settings").model_dump_json()
 
 
@@ -118,8 +114,9 @@ def normalise_config(config: dict[str, Any]) -> str:
 
 def read_question(node_run: NodeRun, arrays: Arrays, request: ServerRequest) -> ReceivedQuestion:
     """The server's state, what it sent along, and whom the question is about."""
-    heads = {name.removeprefix("heads/"): array for name, array in arrays.items() if name.startswith("heads/")}
-    server = ServerState(arrays["items"], heads, request.head.block, request.head.round)
+    heads = select_prefixed(arrays, "heads/")
+    head = request.head
+    server = ServerState(arrays["items"], heads, head.block, head.round)
     common = nest_parts(arrays, "parts-received/")
     _check_model(node_run, server, common)
     try:
@@ -149,7 +146,7 @@ def _refuse_unreadable_lists(node_run: NodeRun, part_name: str, lists: Ragged, n
     part_by_name = {part.name: part for part in node_run.federation.parts}
     part = part_by_name.get(part_name)
     is_bounded = all(_is_bounded(column) for column in lists.values.values())
-    if part is None or not is_bounded or not part.fields(n_items).accept_lists(lists):
+    if part is None or not is_bounded or not part.own_fits(lists, n_items):
         raise Refusal("the request does not fit its own settings: it writes what no part reads.")
 
 
@@ -192,7 +189,11 @@ def _fits_parts(node_run: NodeRun, common: dict[str, Arrays], n_items: int) -> b
     for arrays in common.values():
         if not _are_numbers_bounded(arrays.values()):
             return False
-    return all(part.fields(n_items).accept_common(common.get(part.name, {})) for part in parts)
+    for part in parts:
+        arrays = common.get(part.name, {})
+        if not part.received_fits(arrays, n_items):
+            return False
+    return True
 
 
 def _are_numbers_bounded(arrays: Iterable[AnyArray]) -> bool:

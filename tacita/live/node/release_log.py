@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tacita.live.formatting import format_bytes, format_count, format_time
+from tacita.live.json_object import JsonObject
 from tacita.live.node.answers import REQUEST_PREFIX
 from tacita.live.node.budgets import read_user_accounts
 from tacita.live.node.node import Node
@@ -12,7 +11,7 @@ from tacita.live.node.node import Node
 MOST_LINES = 50
 
 
-def read_release_log(node: Node, user: str | None) -> dict[str, Any]:
+def read_release_log(node: Node, user: str | None) -> JsonObject:
     """A person's account in every run, and what left of their requests; without a person, the node's log."""
     if user is None:
         lines = node.store.list_releases()
@@ -35,7 +34,7 @@ def read_release_log(node: Node, user: str | None) -> dict[str, Any]:
     return {**read_user_accounts(node, user), "requests": requests}
 
 
-def describe_log(log: dict[str, Any]) -> list[str]:
+def describe_log(log: JsonObject) -> list[str]:
     """The log, or what left of a person's requests, a line each, oldest first."""
     if "lines" not in log:
         return [_describe_request(request) for request in log["requests"]]
@@ -46,19 +45,23 @@ def describe_log(log: dict[str, Any]) -> list[str]:
     return lines or ["Nothing has left this node."]
 
 
-def _describe_release(release: dict[str, Any]) -> str:
+def _describe_release(release: JsonObject) -> str:
     time = format_time(release["time"])
     size = format_bytes(release["bytes"])
-    place = f"run {release['run']}, block {release['block']}, round {release['round'] + 1}"
+    content = release["sees"]
+    number = release["round"] + 1
+    place = f"run {release['run']}, block {release['block']}, round {number}"
     if release["kind"].startswith(REQUEST_PREFIX):
-        return f"{time}: {release['sees']} ({size}, {place})."
+        return f"{time}: {content} ({size}, {place})."
+    n_users = release["users"]
     people = ""
-    if release["users"]:
-        people = f", over {format_count(release['users'], 'person', 'people')}"
-    return f"{time}: {release['sees']}{people} ({size}, {place}; {release['epsilon']})."
+    if n_users:
+        people = f", over {format_count(n_users, 'person', 'people')}"
+    epsilon = release["epsilon"]
+    return f"{time}: {content}{people} ({size}, {place}; {epsilon})."
 
 
-def _describe_request(request: dict[str, Any]) -> str:
+def _describe_request(request: JsonObject) -> str:
     time = format_time(request["time"])
     size = format_bytes(request["bytes"])
     n_items = request["items told"]

@@ -7,8 +7,8 @@ each once, so a lost answer loses none. The person's own device does its part wi
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
+from sqlite3 import Connection
 
 from tacita.core.config import validate_model
 from tacita.live.node import attempt_snapshot
@@ -29,7 +29,7 @@ BUDGET = "budget"  # what somebody is willing to spend: kept like a request, and
 _COLUMNS = "id, run, kind, payload, user, created, sent, block, round, question, wanted, outcome"
 
 
-def put_request(db: sqlite3.Connection, request: QueuedRequest) -> int:
+def put_request(db: Connection, request: QueuedRequest) -> int:
     payload = json.dumps({"items": request.items})
     cursor = db.execute(
         "INSERT INTO requests (run, kind, payload, user, created) VALUES (?, ?, ?, ?, ?)",
@@ -38,7 +38,7 @@ def put_request(db: sqlite3.Connection, request: QueuedRequest) -> int:
     return int(cursor.lastrowid or 0)
 
 
-def list_requests(db: sqlite3.Connection, run: str | None = None) -> list[QueuedRequest]:
+def list_requests(db: Connection, run: str | None = None) -> list[QueuedRequest]:
     """Requests for a run (None: for all), oldest first."""
     sql = f"SELECT {_COLUMNS} FROM requests WHERE (?1 IS NULL OR run = ?1) AND kind != ?2 ORDER BY id"
     rows = db.execute(sql, (run, BUDGET)).fetchall()
@@ -78,7 +78,7 @@ def _read_row(
 # Declared budgets
 
 
-def put_budget(db: sqlite3.Connection, user: int, run: str, millionths: int, at: float) -> None:
+def put_budget(db: Connection, user: int, run: str, millionths: int, at: float) -> None:
     """What somebody is willing to spend in a run ("": in every one), in millionths; no message says it."""
     payload = json.dumps({"millionths": millionths})
     db.execute(
@@ -87,7 +87,7 @@ def put_budget(db: sqlite3.Connection, user: int, run: str, millionths: int, at:
     )
 
 
-def read_budgets(db: sqlite3.Connection, run: str) -> dict[int, int]:
+def read_budgets(db: Connection, run: str) -> dict[int, int]:
     """What people here declared last that they are willing to spend in a run, in millionths."""
     sql = "SELECT user, payload FROM requests WHERE kind = ? AND run IN ('', ?) AND user IS NOT NULL ORDER BY id"
     budgets = {}
@@ -100,7 +100,7 @@ def read_budgets(db: sqlite3.Connection, run: str) -> dict[int, int]:
 # Sending
 
 
-def mark_sent(db: sqlite3.Connection, number: QuestionNumber, requests: Sequence[UserRequest], at: float) -> bool:
+def mark_sent(db: Connection, number: QuestionNumber, requests: Sequence[UserRequest], at: float) -> bool:
     """An answer carries these; return whether it carries some of them for the first time."""
     sql = (
         "UPDATE requests SET sent = ?, block = ?, round = ?, question = ?, wanted = ?, "
@@ -114,7 +114,7 @@ def mark_sent(db: sqlite3.Connection, number: QuestionNumber, requests: Sequence
     return db.executemany(sql, rows).rowcount > 0
 
 
-def join_small_batches(db: sqlite3.Connection, number: QuestionNumber, min_users: int) -> None:
+def join_small_batches(db: Connection, number: QuestionNumber, min_users: int) -> None:
     """Batches that fell below `min_users` because people erased themselves go with the batch that leaves now.
 
     Only where nobody of them answered anything yet: who did stays in the earlier batch.
@@ -130,21 +130,26 @@ def join_small_batches(db: sqlite3.Connection, number: QuestionNumber, min_users
             continue
         if _has_answered(db, batch):
             continue
+        place = (number.block, number.round, number.kind)
         for request in batch:
-            db.execute(sql, (number.block, number.round, number.kind, request.id))
+            db.execute(sql, (*place, request.id))
 
 
-def _has_answered(db: sqlite3.Connection, batch: Iterable[QueuedRequest]) -> bool:
+def _has_answered(db: Connection, batch: Iterable[QueuedRequest]) -> bool:
     """Whether somebody of these answered a question about what they withdraw."""
     sql = "SELECT 1 FROM meta WHERE key GLOB ?"
-    patterns = [f"{ANSWERED_PREFIX}{request.user}/*" for request in batch]
-    return any(db.execute(sql, (pattern,)).fetchone() is not None for pattern in patterns)
+    for request in batch:
+        pattern = f"{ANSWERED_PREFIX}{request.user}/*"
+        mark = db.execute(sql, (pattern,)).fetchone()
+        if mark is not None:
+            return True
+    return False
 
 
 # Outcomes
 
 
-def record_outcomes(db: sqlite3.Connection, run: str, outcomes: Iterable[RequestOutcome], where: str) -> None:
+def record_outcomes(db: Connection, run: str, outcomes: Iterable[RequestOutcome], where: str) -> None:
     """What the server says of requests that it got; what is done stays done, and no copy has it any more."""
     newly_done = set[int]()
     for outcome in outcomes:
@@ -162,7 +167,7 @@ def record_outcomes(db: sqlite3.Connection, run: str, outcomes: Iterable[Request
             _drop_replays(db, [digest_batch(key, batch), *alone])
 
 
-def _put_outcome(db: sqlite3.Connection, run: str, outcome: RequestOutcome) -> bool:
+def _put_outcome(db: Connection, run: str, outcome: RequestOutcome) -> bool:
     """Store an outcome; return whether it says something new.
 
     A request that is final keeps nothing of what was sent, but of a shared item under which name it lies at the server.
@@ -192,24 +197,25 @@ def _find_settled_users(requests: Iterable[QueuedRequest], newly_done: set[int])
 # Notes
 
 
-def _drop_replays(db: sqlite3.Connection, batches: Iterable[str]) -> None:
+def _drop_replays(db: Connection, batches: Iterable[str]) -> None:
     """The retractions of these batches need not be repeated any more (noise_replay.py)."""
     for batch in batches:
         db.execute("DELETE FROM meta WHERE key GLOB ?", (f"retold/{batch}/*",))
 
 
-def put_notes(db: sqlite3.Connection, notes: Mapping[str, str]) -> None:
+def put_notes(db: Connection, notes: Mapping[str, str]) -> None:
     db.executemany("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", notes.items())
 
 
-def has_conflict(db: sqlite3.Connection, marks: Mapping[str, str]) -> bool:
+def has_conflict(db: Connection, marks: Mapping[str, str]) -> bool:
     """Whether somebody answered one of these in another batch."""
     sql = "SELECT 1 FROM json_each(?) AS said JOIN meta ON meta.key = said.key WHERE meta.value IS NOT said.value"
-    row = db.execute(sql, (json.dumps(dict(marks)),)).fetchone()
+    text = json.dumps(dict(marks))
+    row = db.execute(sql, (text,)).fetchone()
     return row is not None
 
 
-def erase_notes(db: sqlite3.Connection, user: int | None) -> None:
+def erase_notes(db: Connection, user: int | None) -> None:
     """Erase the marks of one user (None: of all), and the retractions of their batches."""
     if user is None:
         marks = f"{ANSWERED_PREFIX}*"

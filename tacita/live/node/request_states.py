@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from tacita.live.formatting import format_age, format_time
+from tacita.live.json_object import JsonObject
 from tacita.live.node.node import Node
 from tacita.live.node.queued_request import QueuedRequest
 from tacita.live.node.user_run import load_plan
 from tacita.live.wire import RequestOutcome
+from tacita.round.parts import overrides
 
 
-def list_request_states(node: Node, user: str | None = None) -> list[dict[str, Any]]:
+def list_request_states(node: Node, user: str | None = None) -> list[JsonObject]:
     """Every request, or those of one person, with how far it has come, for people and machines."""
     store = node.store
     user_ids, raw_ids = store.users()
@@ -27,7 +28,7 @@ def list_request_states(node: Node, user: str | None = None) -> list[dict[str, A
     states = []
     for request in requests:
         outcome = request.outcome
-        age = None if request.is_final else max(0.0, time.time() - request.created)
+        age = time.time() - request.created
         state = {
             "request": request.id,
             "user": None if request.user is None else raw_id_of.get(request.user),
@@ -35,7 +36,7 @@ def list_request_states(node: Node, user: str | None = None) -> list[dict[str, A
             "items": len(request.items),
             "run": request.run,
             "state": _describe_state(node, request, queue, batching_runs),
-            "age": age,
+            "age": None if request.is_final else max(0.0, age),
             "done": request.is_final,
             "effect": _describe_effect(outcome),
             "certificate": {} if outcome is None else outcome.certificate,
@@ -46,7 +47,8 @@ def list_request_states(node: Node, user: str | None = None) -> list[dict[str, A
 
 def _list_batching_runs(node: Node, queue: Sequence[QueuedRequest]) -> set[str]:
     """Runs with withdrawals that wait here for those of others."""
-    runs = {request.run for request in queue if request.carrier is None and request.is_withdrawal}
+    unsent = [request for request in queue if request.carrier is None]
+    runs = {request.run for request in unsent if request.is_withdrawal}
     return {run for run in runs if _batches_withdrawals(node, run)}
 
 
@@ -57,7 +59,9 @@ def _batches_withdrawals(node: Node, run: str) -> bool:
     plan = load_plan(node, run)
     if plan is None:
         return False
-    return plan.learner.unlearning is not None or bool(plan.implementing("answer_question"))
+    if plan.learner.takes_back:
+        return True
+    return any(overrides(part, "answer") for part in plan.parts)
 
 
 def _describe_state(node: Node, request: QueuedRequest, queue: Sequence[QueuedRequest], batching_runs: set[str]) -> str:
@@ -105,7 +109,10 @@ def _describe_shortfall(node: Node, request: QueuedRequest, queue: Sequence[Queu
     """How many people have asked so far, of those whose withdrawals leave together."""
     min_users = node.config.min_users
     group = (request.run, request.kind)
-    users = {other.user for other in queue if other.sent is None and (other.run, other.kind) == group}
+    users = set()
+    for other in queue:
+        if other.sent is None and (other.run, other.kind) == group:
+            users.add(other.user)
     if len(users) >= min_users:
         return ""
     return f": {len(users)} of the {min_users} people have asked whose withdrawals leave in one sum (min_users)"

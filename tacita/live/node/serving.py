@@ -18,8 +18,11 @@ from tacita.core.files import nest_parts
 from tacita.core.types import AnyArray, Arrays, Block, Broadcast, Floats, Keys, Ragged, ServerState
 from tacita.federation.scoring import DeviceScorer
 from tacita.kernels.ranking import best_items
+from tacita.live.json_object import JsonObject
+from tacita.live.node.row_index import ItemNumbers, find_items, find_rows, index_rows, number_items, state_arrays
 from tacita.live.node.store import InteractionRows, NodeStore, unknown_user_error
 from tacita.live.per_client_arrays import decode_per_client, derive_pseudonyms, derive_run_secret
+from tacita.live.wire import Catalogue, select_prefixed
 from tacita.round.device_state import DeviceState, PagedLists, read_devices, take_rows
 from tacita.round.plan import Plan
 from tacita.runs.assembly import build_plan
@@ -38,12 +41,12 @@ class Snapshot:
     row_of: dict[str, int]  # raw user id -> row
     waiting: frozenset[str]  # users who came after the last round
     own_items: Ragged  # what each user has
-    items: list[tuple[str, str]]  # raw id and title of what the model knows and the catalogue names
+    items: Catalogue  # raw id and title of what the model knows and the catalogue names
     scorer: DeviceScorer
     histories: _UserHistories  # for the next snapshot, if nothing has changed
     cache_key: tuple[Any, ...]
 
-    def recommend(self, user: str, k: int) -> list[dict[str, Any]]:
+    def recommend(self, user: str, k: int) -> list[JsonObject]:
         """Top k of what the user does not have yet: [{item, title, score}], best first."""
         row = self.find_row(user)
         check_list_length(k, len(self.items))
@@ -57,13 +60,14 @@ class Snapshot:
             raise _waiting_user_error(user) if user in self.waiting else unknown_user_error(user)
         return row
 
-    def top_items(self, row: int, k: int, scores: Floats) -> list[dict[str, Any]]:
+    def top_items(self, row: int, k: int, scores: Floats) -> list[JsonObject]:
         """The best k of one user's scores, which are overwritten where the user has the item."""
         scores[0, self.own_items.row(row)] = -np.inf
         scores[0, len(self.items) :] = -np.inf
         places, top_scores = best_items(scores, k)
         entries = []
-        for place, score in zip(places[0].tolist(), top_scores[0].tolist(), strict=True):
+        ranking = zip(places[0].tolist(), top_scores[0].tolist(), strict=True)
+        for place, score in ranking:
             if np.isfinite(score):
                 item, title = self.items[place]
                 entries.append({"item": item, "title": title, "score": float(score)})
@@ -81,19 +85,22 @@ def take_snapshot(store: NodeStore, before: Snapshot | None = None) -> Snapshot 
     received = _load_model(store)
     if received is None:
         return None
+    server = received.server
     users = _select_users(store, received)
-    catalogue = store.catalogue()[: len(received.server.items)]
-    cache_key = (store.changes, received.run, len(catalogue), users.ids.tobytes())
+    user_ids = users.ids.tobytes()
+    catalogue = store.catalogue()[: len(server.items)]
+    cache_key = (store.changes, received.run, len(catalogue), user_ids)
     if before is not None and before.cache_key == cache_key:
         histories = before.histories
     else:
-        item_numbers = {item: number for number, (item, _) in enumerate(catalogue)}
-        histories = _UserHistories(store.history(run=received.run), users.ids, item_numbers)
+        item_numbers = number_items(item for item, _ in catalogue)
+        rows = store.history(run=received.run)
+        histories = _UserHistories(rows, users.ids, item_numbers)
     all_rows = np.ones(len(histories.rows), bool)
     snapshot = Snapshot(
         run=received.run,
-        block=received.server.block,
-        round=received.server.round,
+        block=server.block,
+        round=server.round,
         row_of={raw_id: row for row, raw_id in enumerate(users.raw_ids)},
         waiting=users.waiting,
         own_items=histories.select(all_rows),
@@ -127,10 +134,12 @@ def _load_model(store: NodeStore) -> _ReceivedModel | None:
     arrays: Arrays = {name: array for name, (_, array) in named_arrays.items()}
     config = validate_model(RunConfig, json.loads(note["config"]), "the settings the server sent")
     plan = build_plan(config, derive_run_secret(store.secret, run))
-    heads = {name.removeprefix("heads/"): array for name, array in arrays.items() if name.startswith("heads/")}
+    heads = select_prefixed(arrays, "heads/")
     # Column by column: a score runs over all items, and transposing the table costs more than scoring it.
     item_table: Floats = np.asfortranarray(arrays["items"])
-    server = ServerState(item_table, heads, int(note["block"]), int(note["round"]))
+    block = int(note["block"])
+    round = int(note["round"])
+    server = ServerState(item_table, heads, block, round)
     devices = store.devices(run, str(note.get("tag", "now")))
     device_arrays = {} if devices is None else devices[1]
     return _ReceivedModel(run, plan, server, arrays, device_arrays)
@@ -153,9 +162,9 @@ def _select_users(store: NodeStore, received: _ReceivedModel) -> _ServedUsers:
     else:
         trained_users = received.device_arrays.get("users", np.zeros(0, np.int64))
         is_known = np.isin(user_ids, trained_users)
-    known = {raw_id for raw_id, known_to_model in zip(raw_ids, is_known) if known_to_model}
-    served_ids = [raw_id for raw_id in raw_ids if raw_id in known]
-    return _ServedUsers(user_ids[is_known], served_ids, frozenset(raw_ids) - known)
+    served_ids = [raw_ids[row] for row in np.flatnonzero(is_known).tolist()]
+    waiting = frozenset(raw_ids).difference(served_ids)
+    return _ServedUsers(user_ids[is_known], served_ids, waiting)
 
 
 def _make_scorer(received: _ReceivedModel, users: _ServedUsers, histories: _UserHistories) -> DeviceScorer:
@@ -181,7 +190,8 @@ def _make_scorer(received: _ReceivedModel, users: _ServedUsers, histories: _User
     )
     clients = _arrange_clients(users.ids, received.device_arrays, plan.backbone.private_width)
     broadcast = _read_broadcast(plan, received.arrays)
-    return DeviceScorer(plan, server, clients, block, derive_keys(users.raw_ids), broadcast, "serve", past)
+    user_keys = derive_keys(users.raw_ids)
+    return DeviceScorer(plan, server, clients, block, user_keys, broadcast, "serve", past)
 
 
 def _read_broadcast(plan: Plan, arrays: Arrays) -> Broadcast:
@@ -203,13 +213,13 @@ def _arrange_clients(user_ids: AnyArray, arrays: Arrays, width: int) -> DeviceSt
     clients = DeviceState.from_private(np.zeros((n_users, width), np.float32))
     if not arrays:
         return clients
-    stored_row_of = {int(user): row for row, user in enumerate(arrays["users"])}
-    stored_row = np.array([stored_row_of.get(int(user), -1) for user in user_ids], np.int64)
+    stored_row = find_rows(index_rows(arrays["users"]), user_ids)
     is_stored = stored_row >= 0
-    state_arrays = {name: array for name, array in arrays.items() if name != "users"}
-    stored = read_devices(take_rows(state_arrays, stored_row[is_stored]), "")
+    stored_arrays = take_rows(state_arrays(arrays), stored_row[is_stored])
+    stored = read_devices(stored_arrays, "")
     for name, array in stored.arrays.items():
-        clients.arrays[name] = np.zeros((n_users, *array.shape[1:]), array.dtype)
+        shape = (n_users, *array.shape[1:])
+        clients.arrays[name] = np.zeros(shape, array.dtype)
     for name, paged in stored.lists.items():
         empty_columns = {column: values[:0] for column, values in paged.columns.items()}
         clients.lists[name] = PagedLists.empty(n_users, empty_columns)
@@ -222,18 +232,25 @@ def _arrange_clients(user_ids: AnyArray, arrays: Arrays, width: int) -> DeviceSt
 class _UserHistories:
     """The histories of some users as places in the catalogue, oldest first."""
 
-    def __init__(self, rows: InteractionRows, user_ids: AnyArray, item_numbers: dict[str, int]) -> None:
+    def __init__(self, rows: InteractionRows, user_ids: AnyArray, item_numbers: ItemNumbers) -> None:
         self.rows = rows
         self._n_users = len(user_ids)
-        row_of_user = {int(user): row for row, user in enumerate(user_ids)}
-        self._row = np.array([row_of_user.get(int(user), -1) for user in rows.user], np.int64)
-        self._item = np.array([item_numbers.get(item, -1) for item in rows.item], np.int64)
+        self._row = find_rows(index_rows(user_ids), rows.user)
+        self._item = find_items(item_numbers, rows.item)
+        self._is_known = (self._row >= 0) & (self._item >= 0)
         self._order = np.argsort(rows.time, kind="stable")  # without a time: last, as imported
 
     def select(self, where: AnyArray) -> Ragged:
         """Some of them, with times and ratings if all have them, as the lists that were trained on."""
-        is_selected = where & (self._row >= 0) & (self._item >= 0)
+        is_selected = where & self._is_known
         order = self._order[is_selected[self._order]]
-        columns: Arrays = {"time": self.rows.time[order], "rating": self.rows.rating[order].astype(np.float32)}
-        complete = {name: column for name, column in columns.items() if not np.isnan(column).any()}
-        return Ragged.from_pairs(self._row[order], self._item[order], self._n_users, complete)
+        time = self.rows.time[order]
+        rating = self.rows.rating[order].astype(np.float32)
+        columns: Arrays = {}
+        if not np.isnan(time).any():
+            columns["time"] = time
+        if not np.isnan(rating).any():
+            columns["rating"] = rating
+        row = self._row[order]
+        item = self._item[order]
+        return Ragged.from_pairs(row, item, self._n_users, columns)

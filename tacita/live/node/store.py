@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
-import sqlite3
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from sqlite3 import Connection
 from typing import Any
 
 import numpy as np
@@ -22,16 +22,18 @@ from tacita.core.codec import unpack
 from tacita.core.errors import TacitaError
 from tacita.core.types import Doubles, Longs
 from tacita.live.database import mark_for_scrub, scrub
+from tacita.live.json_object import JsonObject
 from tacita.live.node import answers, attempt_snapshot, blocks, request_queue
 from tacita.live.node import store_file as node_file
 from tacita.live.node.answers import AnswerRecord, QuestionNumber, StoredDevices, StoredModel
 from tacita.live.node.queued_request import QueuedRequest
 from tacita.live.node.store_connection import StoreConnection
-from tacita.live.wire import RequestOutcome
+from tacita.live.wire import Catalogue, RequestOutcome
 
 LEVELS = ("learn", "keep")
 REQUEST_KINDS = ("share", "unshare", "forget", "leave")
 
+SpendingNotes = Callable[[int | None], dict[str, int]]  # what stays of a user (None: of all)
 Interaction = tuple[str, str, float | None, float | None]  # raw user, raw item, time, rating
 
 
@@ -77,7 +79,7 @@ class NodeStore(StoreConnection):
     def add_interactions(self, rows: Iterable[Interaction]) -> tuple[int, int]:
         """Add users and interactions; what is already there stays as it is. Returns how many are new of both."""
         interactions = list(rows)
-        raw_ids = list(dict.fromkeys(raw_id for raw_id, _, _, _ in interactions))
+        raw_ids = dict.fromkeys(raw_id for raw_id, _, _, _ in interactions)
         with self._write_transaction() as db:
             user_ids, n_new_users = _enrol_users(db, raw_ids)
             n_before = db.total_changes
@@ -117,14 +119,17 @@ class NodeStore(StoreConnection):
 
     def _query_rows(self, sql: str, parameters: Sequence[Any]) -> InteractionRows:
         rows = self._fetch_all(sql, parameters)
-        columns: Iterable[tuple[Any, ...]] = zip(*rows) if rows else ((), (), (), (), ())
-        user, item, at, rating, block = columns
+        users = [row[0] for row in rows]
+        items = [row[1] for row in rows]
+        times = [row[2] for row in rows]
+        ratings = [row[3] for row in rows]
+        row_blocks = [row[4] for row in rows]
         return InteractionRows(
-            user=np.array(user, np.int64),
-            item=list(item),
-            time=_to_doubles(at),
-            rating=_to_doubles(rating),
-            block=np.array(block, np.int64),
+            user=np.array(users, np.int64),
+            item=items,
+            time=_to_doubles(times),
+            rating=_to_doubles(ratings),
+            block=np.array(row_blocks, np.int64),
         )
 
     # Consent
@@ -249,7 +254,7 @@ class NodeStore(StoreConnection):
 
     # Ledger and requests
 
-    def list_releases(self, after: int = 0) -> list[dict[str, Any]]:
+    def list_releases(self, after: int = 0) -> list[JsonObject]:
         """Everything that left the device, oldest first."""
         names = ("id", "time", "run", "block", "round", "kind", "users", "bytes", "sees", "epsilon")
         rows = self._fetch_all(f"SELECT {', '.join(names)} FROM ledger WHERE id > ? ORDER BY id", (after,))
@@ -315,7 +320,7 @@ class NodeStore(StoreConnection):
 
     # Catalogue
 
-    def catalogue(self) -> list[tuple[str, str]]:
+    def catalogue(self) -> Catalogue:
         """The items the operator published: raw id and title, in the order of the item table."""
         row = self._fetch_one("SELECT value FROM meta WHERE key = 'catalogue'")
         if row is None:
@@ -335,7 +340,8 @@ class NodeStore(StoreConnection):
             )
         if len(items) < len(known_items) or list(items) == known_items:
             return False
-        text = json.dumps([[item, title] for item, title in items], ensure_ascii=False)
+        pairs = [[item, title] for item, title in items]
+        text = json.dumps(pairs, ensure_ascii=False)
         with self._write_transaction() as db:
             db.execute("INSERT OR REPLACE INTO meta (key, value) VALUES ('catalogue', ?)", (text,))
         self.changes += 1
@@ -352,8 +358,12 @@ class NodeStore(StoreConnection):
             "releases": f"SELECT count(*) FROM ledger WHERE kind NOT LIKE '{answers.REQUEST_PREFIX}%'",
             "requests waiting": "SELECT count(*) FROM requests WHERE sent IS NULL",
         }
+        counts = {}
         with self._read_connection() as db:
-            return {name: int(db.execute(sql).fetchone()[0]) for name, sql in queries.items()}
+            for name, sql in queries.items():
+                (count,) = db.execute(sql).fetchone()
+                counts[name] = int(count)
+        return counts
 
     def count_learning_users(self) -> int:
         """People of whom at least one interaction may take part in sums."""
@@ -366,7 +376,7 @@ class NodeStore(StoreConnection):
         with self._read_connection() as db:
             return node_file.export_lines(db, path, number)
 
-    def erase(self, user: str | None, keep: Callable[[int | None], dict[str, int]] | None = None) -> dict[str, int]:
+    def erase(self, user: str | None, keep: SpendingNotes | None = None) -> dict[str, int]:
         """Remove a user (None: everybody) so that no byte of it stays in the file; the ledger names nobody.
 
         `keep`: numbers that stay in their place, by digests of whom they are about (erased_spending.py).
@@ -393,7 +403,7 @@ class NodeStore(StoreConnection):
         return {"interactions": int(n_rows), "users": n_users}
 
 
-def _enrol_users(db: sqlite3.Connection, raw_ids: Iterable[str]) -> tuple[dict[str, int | None], int]:
+def _enrol_users(db: Connection, raw_ids: Iterable[str]) -> tuple[dict[str, int | None], int]:
     """The id of each user, new or known, and how many are new."""
     user_ids: dict[str, int | None] = {}
     n_new_users = 0
@@ -407,7 +417,7 @@ def _enrol_users(db: sqlite3.Connection, raw_ids: Iterable[str]) -> tuple[dict[s
     return user_ids, n_new_users
 
 
-def _erase_tables(db: sqlite3.Connection) -> None:
+def _erase_tables(db: Connection) -> None:
     """Drop what is about users in all tables that name no single one."""
     for table in ("devices", "replies", "requests", "consent_events"):
         db.execute(f"DELETE FROM {table}")
@@ -419,4 +429,5 @@ def unknown_user_error(user: str) -> TacitaError:
 
 
 def _to_doubles(values: Sequence[float | None]) -> Doubles:
-    return np.array([np.nan if value is None else value for value in values], np.float64)
+    numbers = [np.nan if value is None else value for value in values]
+    return np.array(numbers, np.float64)

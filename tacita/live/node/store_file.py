@@ -9,12 +9,13 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from sqlite3 import Connection
 
 from tacita.core.errors import TacitaError
 from tacita.core.files import disk_error, temporary_path
 from tacita.live import database
 from tacita.live.database import DamagedFile, connect_read_only, read_format
+from tacita.live.json_object import JsonObject
 
 STORE_FILE = "node.sqlite"
 REMEDY = "restore a copy or export what can be read with `tacita node export`"
@@ -140,7 +141,8 @@ def create_file(path: Path, secret: str) -> None:
         raise TacitaError(f"{path} exists; a node's file is never made anew, choose another folder.")
     side = temporary_path(path)
     try:
-        os.close(os.open(side, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        descriptor = os.open(side, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        os.close(descriptor)
         with translate_errors(path), contextlib.closing(sqlite3.connect(side, isolation_level=None)) as db:
             db.executescript(f"BEGIN; {SCHEMA} COMMIT;")
             meta = (("format", FORMAT), ("secret", secret))
@@ -160,7 +162,8 @@ def lock_file(path: Path) -> Iterator[None]:
     if not path.is_file():
         raise TacitaError(f"there is no node in {path.parent}: {path.name} is missing; `tacita node init` makes one.")
     try:
-        lock = os.open(path.with_name(path.name + ".lock"), os.O_CREAT | os.O_RDWR, 0o600)
+        lock_path = path.with_name(path.name + ".lock")
+        lock = os.open(lock_path, os.O_CREAT | os.O_RDWR, 0o600)
     except OSError as error:
         raise disk_error(path, error) from None
     try:
@@ -210,7 +213,7 @@ def check_format(path: Path) -> None:
         )
 
 
-def connect(path: Path) -> sqlite3.Connection:
+def connect(path: Path) -> Connection:
     with translate_errors(path):
         db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0)
         for setting in (
@@ -237,7 +240,7 @@ def translate_errors(path: Path) -> contextlib.AbstractContextManager[None]:
 # Taking data out
 
 
-def export_lines(db: sqlite3.Connection, path: Path, user: int | None) -> int:
+def export_lines(db: Connection, path: Path, user: int | None) -> int:
     """Everything that belongs to people as JSON lines; returns how many."""
     return _write_lines(path, iter_lines(db, user))
 
@@ -248,7 +251,7 @@ def salvage_lines(store: Path, path: Path) -> int:
         return _write_lines(path, iter_lines(db, None, stop_at_damage=True))
 
 
-def iter_lines(db: sqlite3.Connection, user: int | None, stop_at_damage: bool = False) -> Iterator[dict[str, Any]]:
+def iter_lines(db: Connection, user: int | None, stop_at_damage: bool = False) -> Iterator[JsonObject]:
     """Everything that belongs to people, line by line; with a user, only theirs."""
     for kind, (names, sql) in _EXPORTED.items():
         if kind == "cost" and not _has_costs_table(db):
@@ -264,12 +267,12 @@ def iter_lines(db: sqlite3.Connection, user: int | None, stop_at_damage: bool = 
             yield from _read_backwards(db, kind, last_id)
 
 
-def _has_costs_table(db: sqlite3.Connection) -> bool:
+def _has_costs_table(db: Connection) -> bool:
     row = db.execute("SELECT 1 FROM sqlite_master WHERE name = 'costs'").fetchone()
     return row is not None
 
 
-def _read_backwards(db: sqlite3.Connection, kind: str, last_id: int | None) -> Iterator[dict[str, Any]]:
+def _read_backwards(db: Connection, kind: str, last_id: int | None) -> Iterator[JsonObject]:
     """The rows behind a damaged spot, read backwards down to the spot."""
     names, sql = _EXPORTED[kind]
     lines = []
@@ -282,7 +285,7 @@ def _read_backwards(db: sqlite3.Connection, kind: str, last_id: int | None) -> I
     yield {"kind": "damage", "in": kind}
 
 
-def _write_lines(path: Path, lines: Iterator[dict[str, Any]]) -> int:
+def _write_lines(path: Path, lines: Iterator[JsonObject]) -> int:
     """Write to the side, sync, then rename; only the owner can read the file."""
     if path.exists():
         raise TacitaError(f"{path} exists; choose another file.")

@@ -129,8 +129,10 @@ def record_release(
     head = make_reply_head(
         question.head, verdict="ok", clients=total.n_clients, expected=reply.expected, weight=total.weight
     )
-    pseudonyms = dict(zip(node_run.keys.tolist(), node_run.names.tolist(), strict=True))
-    arrays = encode_total(total, admission.specs) | encode_client_fields(total, pseudonyms)
+    keys = node_run.keys.tolist()
+    pseudonyms = dict(zip(keys, node_run.names.tolist(), strict=True))
+    sums = encode_total(total, admission.specs)
+    arrays = sums | encode_client_fields(total, pseudonyms)
     accounts_now = read_accounts(node_run)
     release = ReleaseRecord(
         users=total.n_clients,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from sqlite3 import Connection
 from typing import Any, Literal
 
 from tacita.core.errors import TacitaError
+from tacita.live.json_object import JsonObject
 from tacita.live.node import blocks
 from tacita.live.node.answers import NO_EPSILON, REQUEST_PREFIX
 from tacita.live.node.store import NodeStore
@@ -33,16 +34,16 @@ class ItemQuery:
     limit: int = 25
 
 
-Page = tuple[int, list[dict[str, Any]]]  # how much there is, and a page of it
+Page = tuple[int, list[JsonObject]]  # how much there is, and a page of it
 
 
-def summarise_user(store: NodeStore, user: str) -> dict[str, Any]:
+def summarise_user(store: NodeStore, user: str) -> JsonObject:
     """How much a person has, and how much of it takes part."""
     number = store.find_user(user)
     return store.run_query(lambda db: _summarise(db, number))
 
 
-def _summarise(db: sqlite3.Connection, user: int) -> dict[str, Any]:
+def _summarise(db: Connection, user: int) -> JsonObject:
     level = str(_first_value(db, "SELECT level FROM users WHERE id = ?", (user,)))
     n_items = int(_first_value(db, "SELECT count(DISTINCT item) FROM interactions WHERE user = ?", (user,)))
     has_item = "EXISTS (SELECT 1 FROM interactions i WHERE i.user = c.user AND i.item = c.item)"
@@ -64,7 +65,7 @@ def _summarise(db: sqlite3.Connection, user: int) -> dict[str, Any]:
     }
 
 
-def _first_value(db: sqlite3.Connection, sql: str, parameters: Any) -> Any:
+def _first_value(db: Connection, sql: str, parameters: Any) -> Any:
     return db.execute(sql, parameters).fetchone()[0]
 
 
@@ -82,7 +83,7 @@ def list_items(store: NodeStore, user: str, query: ItemQuery) -> Page:
     return store.run_query(lambda db: _read_item_page(db, query, parameters))
 
 
-def _read_item_page(db: sqlite3.Connection, query: ItemQuery, parameters: dict[str, Any]) -> Page:
+def _read_item_page(db: Connection, query: ItemQuery, parameters: JsonObject) -> Page:
     among_items = "" if query.items is None else "AND i.item IN (SELECT value FROM json_each(:items))"
     consent_filters = {"all": "", "part": f"AND {blocks.CONSENTED_SQL}", "kept": f"AND NOT {blocks.CONSENTED_SQL}"}
     source = f"FROM interactions i WHERE i.user = :user {among_items} {consent_filters[query.only]}"
@@ -124,7 +125,7 @@ def apply_preset(store: NodeStore, user: str, preset: Preset) -> None:
     store.run_withdrawal(lambda db: _put_preset(db, number, preset))
 
 
-def _put_preset(db: sqlite3.Connection, user: int, preset: Preset) -> None:
+def _put_preset(db: Connection, user: int, preset: Preset) -> None:
     if preset == "some":
         db.execute(
             "INSERT OR REPLACE INTO consent (user, item, level) SELECT DISTINCT i.user, i.item, 'learn' "
@@ -174,7 +175,7 @@ _COST_COLUMNS = "c.epsilon, c.spent, c.user IS NOT NULL, l.epsilon != :uncounted
 _RELEASE_NAMES = ("time", "run", "block", "round", "kind", "people", "bytes", "sees", "epsilon")
 
 
-def _read_release_page(db: sqlite3.Connection, parameters: dict[str, Any]) -> Page:
+def _read_release_page(db: Connection, parameters: JsonObject) -> Page:
     total = int(_first_value(db, "SELECT count(*) FROM ledger WHERE users > 0", ()))
     sql = (
         f"SELECT {_RELEASE_COLUMNS}, {_IS_YOURS_SQL}, {_COST_COLUMNS} "
@@ -182,15 +183,17 @@ def _read_release_page(db: sqlite3.Connection, parameters: dict[str, Any]) -> Pa
         "WHERE l.users > 0 ORDER BY l.id DESC LIMIT :limit OFFSET :offset"
     )
     releases = []
-    for *columns, is_yours, cost, spent, is_charged, is_counted in db.execute(sql, parameters).fetchall():
+    rows = db.execute(sql, parameters).fetchall()
+    for *columns, is_yours, cost, spent, is_charged, is_counted in rows:
         release = dict(zip(_RELEASE_NAMES, columns))
         release["yours"] = bool(is_charged or is_yours)
         release["cost"] = cost
         release["spent"] = spent
         if is_charged:
-            release["cost said"] = _describe_charge(cost)
+            description = _describe_charge(cost)
         else:
-            release["cost said"] = _describe_free_release(str(release["kind"]), bool(is_counted), bool(is_yours))
+            description = _describe_free_release(str(release["kind"]), bool(is_counted), bool(is_yours))
+        release["cost said"] = description
         releases.append(release)
     return total, releases
 
@@ -215,7 +218,7 @@ def list_costs(store: NodeStore, user: str, run: str, offset: int, limit: int) -
     columns = "l.time, l.block, l.round, l.sees, c.epsilon, c.spent"
     names = ("time", "block", "round", "sees", "epsilon", "spent")
 
-    def read_page(db: sqlite3.Connection) -> Page:
+    def read_page(db: Connection) -> Page:
         total = int(_first_value(db, f"SELECT count(*) {source}", (number, run)))
         sql = f"SELECT {columns} {source} ORDER BY l.id DESC LIMIT ? OFFSET ?"
         rows = db.execute(sql, (number, run, limit, offset)).fetchall()
@@ -233,7 +236,7 @@ def count_released_items(store: NodeStore, user: str) -> tuple[int, list[str]]:
         "WHERE i.user = ? AND i.released ORDER BY a.run"
     )
 
-    def count(db: sqlite3.Connection) -> tuple[int, list[str]]:
+    def count(db: Connection) -> tuple[int, list[str]]:
         n_items = int(_first_value(db, count_items, (number,)))
         runs = [run for (run,) in db.execute(select_runs, (number,))]
         return n_items, runs
@@ -251,7 +254,7 @@ def list_users(store: NodeStore, search: str, offset: int, limit: int) -> Page:
     source = "FROM users u WHERE u.raw LIKE ? ESCAPE '\\'"
     count_rows = "(SELECT count(*) FROM interactions i WHERE i.user = u.id)"
 
-    def read_page(db: sqlite3.Connection) -> Page:
+    def read_page(db: Connection) -> Page:
         total = int(_first_value(db, f"SELECT count(*) {source}", (pattern,)))
         sql = f"SELECT u.raw, {count_rows} {source} ORDER BY u.id LIMIT ? OFFSET ?"
         rows = db.execute(sql, (pattern, limit, offset)).fetchall()

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tacita.core.errors import TacitaError
+from tacita.federation.requests import can_handle
+from tacita.live.json_object import JsonObject
 from tacita.live.node.node import Node
 from tacita.live.node.queued_request import WITHDRAWALS
 from tacita.live.node.request_states import list_request_states as list_request_states
+from tacita.live.node.row_index import ItemNumbers, number_items
 from tacita.live.node.store import REQUEST_KINDS
 from tacita.live.node.user_run import UserRun, load_plan, load_user_run
-from tacita.round.part import forgetting_scope
 from tacita.round.plan import Plan
-from tacita.round.state import Role
 
 UNSUPPORTED = {
     "share": "no run that user '{user}' takes part in learns from what is shared; its operator trains with a method "
@@ -49,15 +49,16 @@ class ItemRequest:
 # Submitting
 
 
-def submit_request(node: Node, kind: str, user: str, items: Sequence[str], run: str | None = None) -> dict[str, Any]:
+def submit_request(node: Node, kind: str, user: str, items: Sequence[str], run: str | None = None) -> JsonObject:
     """Queue a request, or say in one sentence why it cannot be meant."""
     store = node.store
     number = store.find_user(user)
-    user_runs = [load_user_run(node, number, name) for name in _select_runs(node, number, user, run)]
+    runs = _select_runs(node, number, user, run)
+    user_runs = [load_user_run(node, number, name) for name in runs]
     able_runs = [user_run for user_run in user_runs if _may_support(user_run, kind)]
     if not able_runs:
         raise _unsupported_error(user_runs, kind, user)
-    item_numbers = {item: place for place, (item, _) in enumerate(store.catalogue())}
+    item_numbers = number_items(item for item, _ in store.catalogue())
     own_items = set(store.history([number]).item)
     _check_items(items, user, item_numbers, own_items)
     open_runs = [user_run for user_run in able_runs if not user_run.has_left]
@@ -73,10 +74,12 @@ def submit_request(node: Node, kind: str, user: str, items: Sequence[str], run: 
         except Rejection as rejection:
             rejections.append(rejection)
             continue
-        queued.append(store.enqueue_request(kind, user_run.run, sorted(selected), number))
+        request_id = store.enqueue_request(kind, user_run.run, sorted(selected), number)
+        queued.append(request_id)
     if not queued:
         raise TacitaError(str(rejections[0]))
-    return {"requests": [state for state in list_request_states(node) if state["request"] in queued]}
+    states = list_request_states(node)
+    return {"requests": [state for state in states if state["request"] in queued]}
 
 
 def _select_runs(node: Node, number: int, user: str, run: str | None) -> list[str]:
@@ -108,12 +111,12 @@ def _unsupported_error(user_runs: Sequence[UserRun], kind: str, user: str) -> Ta
     for user_run in user_runs:
         if user_run.plan is not None:
             for part in user_run.plan.parts:
-                reach.update(forgetting_scope(part))
+                reach.update(part.takes_back)
     reason = "single" if kind == "forget" and "people" in reach else kind
     return TacitaError(UNSUPPORTED[reason].format(user=user[:100]))
 
 
-def _check_items(items: Sequence[str], user: str, item_numbers: dict[str, int], own_items: set[str]) -> None:
+def _check_items(items: Sequence[str], user: str, item_numbers: ItemNumbers, own_items: set[str]) -> None:
     """Refuse items that are in no catalogue, or that the person does not have."""
     for item in items:
         if item_numbers and item not in item_numbers:
@@ -122,7 +125,7 @@ def _check_items(items: Sequence[str], user: str, item_numbers: dict[str, int], 
             raise TacitaError(f"user '{user[:100]}' has no item '{item[:100]}' on this node.")
 
 
-def _select_known(own_items: set[str], item_numbers: dict[str, int], user_run: UserRun) -> set[str]:
+def _select_known(own_items: set[str], item_numbers: ItemNumbers, user_run: UserRun) -> set[str]:
     """The person's items that a run knows; all of them where it has not come yet."""
     if user_run.plan is None:
         return set(own_items)
@@ -219,10 +222,11 @@ def _select_to_share(node: Node, request: ItemRequest, user_run: UserRun, known_
 # What runs allow
 
 
-def read_request_options(node: Node, user: str) -> dict[str, Any]:
+def read_request_options(node: Node, user: str) -> JsonObject:
     """What a person may ask for in the runs they take part in, what they share there and what they have taken back."""
     number = node.store.find_user(user)
-    user_runs = [load_user_run(node, number, run) for run in _list_known_runs(node, number)]
+    runs = _list_known_runs(node, number)
+    user_runs = [load_user_run(node, number, run) for run in runs]
     forgotten = set[str]()
     kinds = set[str]()
     for user_run in user_runs:
@@ -249,14 +253,15 @@ def _list_supported(plan: Plan) -> list[str]:
 
 def _is_supported(plan: Plan, kind: str) -> bool:
     """Whether a run carries out such requests."""
-    shares_items = bool(plan.names_of(Role.SHARED))
+    shares_items = any("shared" in part.device_arrays(0) for part in plan.parts)
     if kind in ("share", "unshare"):
         return shares_items
-    if plan.learner.unlearning is not None:
+    if plan.learner.takes_back:
         return True
     reach = set[str]()
-    for part in plan.forgetting_parts:
-        reach.update(forgetting_scope(part))
+    for part in plan.parts:
+        if can_handle(part):
+            reach.update(part.takes_back)
     if kind == "leave":
         return bool(reach) or shares_items
     return bool(reach - {"people"})

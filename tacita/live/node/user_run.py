@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from tacita.core.config import RunConfig, validate_model
 from tacita.core.types import AnyArray
+from tacita.live.json_object import JsonObject
 from tacita.live.node import blocks
 from tacita.live.node.node import Node
 from tacita.live.node.queued_request import QueuedRequest
+from tacita.live.node.row_index import state_arrays
 from tacita.round.device_state import read_devices
 from tacita.round.plan import Plan
 from tacita.round.state import Role
@@ -43,7 +44,7 @@ def load_plan(node: Node, run: str) -> Plan | None:
     return _build_plan_of_note(json.loads(row[0]))
 
 
-def _build_plan_of_note(note: dict[str, Any]) -> Plan:
+def _build_plan_of_note(note: JsonObject) -> Plan:
     config = validate_model(RunConfig, json.loads(note["config"]), "the settings the server sent")
     return build_plan(config)
 
@@ -52,9 +53,11 @@ def load_user_run(node: Node, user: int, run: str) -> UserRun:
     store = node.store
     model = store.model(run)
     requests = [request for request in store.list_requests(run) if request.user == user]
-    has_left = any(request.kind == "leave" and not request.is_refused for request in requests)
+    accepted_kinds = {request.kind for request in requests if not request.is_refused}
+    has_left = "leave" in accepted_kinds
     if model is None:
-        return UserRun(run, None, 0, _apply_to_shared(set(), requests), False, has_left, set())
+        shared = _apply_to_shared(set(), requests)
+        return UserRun(run, None, 0, shared, False, has_left, set())
     note, arrays = model
     _, item_table = arrays["items"]
     shared, has_contributed = _read_device_record(node, user, run, note["tag"])
@@ -120,6 +123,5 @@ def _read_device_lists(node: Node, user: int, run: str, tag: str) -> dict[str, A
     row = np.flatnonzero(arrays["users"] == user)
     if len(row) == 0:
         return None
-    state_arrays = {name: array for name, array in arrays.items() if name != "users"}
-    devices = read_devices(state_arrays, "")
+    devices = read_devices(state_arrays(arrays), "")
     return {name: devices.read_list(name, row).ids for name in devices.lists}

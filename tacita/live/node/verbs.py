@@ -12,6 +12,7 @@ from pydantic import Field
 
 from tacita.core.config import StrictModel, validate_model
 from tacita.core.errors import TacitaError, unknown_name_error
+from tacita.live.json_object import JsonObject
 from tacita.live.node.budgets import describe_epsilon, set_budget
 from tacita.live.node.node import Node
 from tacita.live.node.release_log import read_release_log
@@ -80,27 +81,27 @@ class RequestArguments(StrictModel):
 # Verbs
 
 
-def _import(node: Node, arguments: ImportArguments) -> dict[str, Any]:
+def _import(node: Node, arguments: ImportArguments) -> JsonObject:
     return node.import_file(arguments.file, arguments.columns, arguments.date_format, arguments.decimal)
 
 
-def _show_status(node: Node, _: NoArguments) -> dict[str, Any]:
+def _show_status(node: Node, _: NoArguments) -> JsonObject:
     return {**node.status(), "epsilon": describe_epsilon(node), "requests": list_request_states(node)}
 
 
-def _list_requests(node: Node, _: NoArguments) -> list[dict[str, Any]]:
+def _list_requests(node: Node, _: NoArguments) -> list[JsonObject]:
     return list_request_states(node)
 
 
-def _submit(node: Node, arguments: RequestArguments) -> dict[str, Any]:
+def _submit(node: Node, arguments: RequestArguments) -> JsonObject:
     return submit_request(node, arguments.kind, arguments.user, arguments.items, arguments.run)
 
 
-def _recommend(node: Node, arguments: RecommendArguments) -> list[dict[str, Any]]:
+def _recommend(node: Node, arguments: RecommendArguments) -> list[JsonObject]:
     return node.recommend(arguments.user, arguments.k)
 
 
-def _read_ledger(node: Node, arguments: LedgerArguments) -> dict[str, Any]:
+def _read_ledger(node: Node, arguments: LedgerArguments) -> JsonObject:
     return read_release_log(node, arguments.user)
 
 
@@ -108,19 +109,19 @@ def _describe_spending(node: Node, arguments: EpsilonArguments) -> str:
     return describe_epsilon(node, arguments.user)
 
 
-def _set_budget(node: Node, arguments: BudgetArguments) -> dict[str, Any]:
+def _set_budget(node: Node, arguments: BudgetArguments) -> JsonObject:
     return set_budget(node, arguments.user, arguments.epsilon, arguments.run)
 
 
-def _set_consent(node: Node, arguments: ConsentArguments) -> dict[str, Any]:
+def _set_consent(node: Node, arguments: ConsentArguments) -> JsonObject:
     return node.set_consent(arguments.user, arguments.item, arguments.level)
 
 
-def _export(node: Node, arguments: ExportArguments) -> dict[str, Any]:
+def _export(node: Node, arguments: ExportArguments) -> JsonObject:
     return node.export(Path(arguments.file), arguments.user)
 
 
-def _erase(node: Node, arguments: EraseArguments) -> dict[str, Any]:
+def _erase(node: Node, arguments: EraseArguments) -> JsonObject:
     if (arguments.user is None) != arguments.everybody:
         raise TacitaError("say whom to erase: either a user or everybody.")
     return node.erase(arguments.user)
@@ -141,7 +142,7 @@ _VERBS: dict[str, tuple[type[StrictModel], Callable[[Node, Any], Any]]] = {
 }
 
 
-def perform_verb(node: Node, verb: str, arguments: dict[str, Any]) -> Any:
+def perform_verb(node: Node, verb: str, arguments: JsonObject) -> Any:
     """Carry out a verb; bad input raises one sentence."""
     if verb not in _VERBS:
         raise unknown_name_error("verb", verb[:100], _VERBS)
@@ -149,7 +150,7 @@ def perform_verb(node: Node, verb: str, arguments: dict[str, Any]) -> Any:
     return act(node, validate_model(model, arguments, f"'{verb}'"))
 
 
-def answer_json(do: Callable[[str, dict[str, Any]], Any], question: bytes) -> bytes:
+def answer_json(do: Callable[[str, JsonObject], Any], question: bytes) -> bytes:
     """A question {"verb": ..., ...} answered by `do`: {"ok": ...} or {"error": one sentence}."""
     try:
         verb, arguments = _parse_question(question)
@@ -164,7 +165,7 @@ def answer_json(do: Callable[[str, dict[str, Any]], Any], question: bytes) -> by
     return json.dumps({"error": message}).encode()
 
 
-def _parse_question(question: bytes) -> tuple[str, dict[str, Any]]:
+def _parse_question(question: bytes) -> tuple[str, JsonObject]:
     try:
         arguments = json.loads(question)
     except (ValueError, RecursionError):

@@ -29,16 +29,18 @@ def select_due(
     `in_batches`: the server asks what to take back, so withdrawals leave only with those of `min_users` people.
     `empty_withdrawals`: these take nothing back, so they hide nobody; `min_users` others must be with them, or none.
     """
-    due = [request for request in queue if request.outcome is None][:MOST_REQUESTS]
+    unacknowledged = [request for request in queue if request.outcome is None]
+    due = unacknowledged[:MOST_REQUESTS]
     if not in_batches:
         return due
-    new_withdrawals = [request for request in due if request.sent is None and request.is_withdrawal]
-    waiting_kinds = set[str]()
+    new_requests = [request for request in due if request.sent is None]
+    waiting = list[QueuedRequest]()
     for kind in WITHDRAWALS:
-        batch = [request for request in new_withdrawals if request.kind == kind]
+        batch = [request for request in new_requests if request.kind == kind]
         if not may_leave_together(batch, min_users, empty_withdrawals):
-            waiting_kinds.add(kind)
-    return [request for request in due if request.sent is not None or request.kind not in waiting_kinds]
+            waiting += batch
+    waiting_ids = {request.id for request in waiting}
+    return [request for request in due if request.id not in waiting_ids]
 
 
 def may_leave_together(batch: Collection[QueuedRequest], min_users: int, empty_withdrawals: Collection[int]) -> bool:
@@ -94,10 +96,12 @@ def select_whole_batches(
     respondents = set(users)
     withdrawals: list[QueuedRequest] = []
     for batch in group_batches(queue).values():
-        is_settled = all(request.is_final for request in batch)
-        if is_settled or not respondents & batch_users(batch):
+        members = batch_users(batch)
+        final_requests = [request for request in batch if request.is_final]
+        is_settled = len(final_requests) == len(batch)
+        if is_settled or not respondents & members:
             continue
-        if len(batch_users(batch)) < min_users or any(request.is_final for request in batch):
+        if len(members) < min_users or final_requests:
             return []
         withdrawals += batch
     is_whole = respondents == batch_users(withdrawals)
@@ -132,8 +136,10 @@ def list_batch_digests(queue: Iterable[QueuedRequest], users: Collection[int], m
     """The names of the batches that answer a retraction; `min_users` 0: the server names people, so each alone."""
     if min_users:
         withdrawals = select_whole_batches(list(queue), users, min_users)
-        return {digest_batch(key, batch) for key, batch in group_batches(withdrawals).items()}
-    open_requests = [request for request in queue if request.user in users and not request.is_final]
+        batches = group_batches(withdrawals)
+        return {digest_batch(key, batch) for key, batch in batches.items()}
+    own_requests = [request for request in queue if request.user in users]
+    open_requests = [request for request in own_requests if not request.is_final]
     digests = set[str]()
     for key, batch in group_batches(open_requests).items():
         digests |= {digest_alone(key, request) for request in batch}

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
 
 from tacita.core.errors import TacitaError
+from tacita.live.json_object import JsonObject
 from tacita.live.wire import MOST_REQUESTS
 
 
@@ -31,7 +31,7 @@ class Attempts:
     _was_used: bool = False
 
     @staticmethod
-    def from_note(note: dict[str, Any] | None) -> Attempts:
+    def from_note(note: JsonObject | None) -> Attempts:
         """As a run was committed; runs of older versions had none."""
         values = (note or {}).get("attempts", {})
         resolved = int(values.get("resolved", 0))
@@ -39,7 +39,7 @@ class Attempts:
         latest = float(values.get("latest", 0.0))
         return Attempts(resolved, failed, latest)
 
-    def to_note(self) -> dict[str, Any]:
+    def to_note(self) -> JsonObject:
         return {"resolved": self.resolved, "failed": self.failed, "latest": self.latest}
 
     def begin(self) -> None:
@@ -61,7 +61,8 @@ class Attempts:
         if self._was_used:
             self.resolved = self._current
             if not effective:
-                self.failed = [*self.failed, self._current][-MOST_REQUESTS:]
+                failed = [*self.failed, self._current]
+                self.failed = failed[-MOST_REQUESTS:]
         self._current = 0
 
     def wait_limit(self, give_up: float, timeout: float) -> float:

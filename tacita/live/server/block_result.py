@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from tacita.core.config import RunConfig
 from tacita.core.errors import TacitaError
 from tacita.federation.evaluation import MetricSums
+from tacita.live.json_object import JsonObject
 from tacita.live.server.bounds import check_scores
 from tacita.live.wire import CONTROLS, SPENT_BINS, Reply, control_score_name
 
@@ -19,11 +19,12 @@ def check_closing_reply(reply: Reply, config: RunConfig) -> None:
     for control in CONTROLS:
         allowed_names |= {control_score_name(control, metric) for metric in metrics}
     check_scores(reply, allowed_names)
-    if len(reply.head.spent) not in (0, len(SPENT_BINS)):
+    n_bins = len(reply.head.spent)
+    if n_bins not in (0, len(SPENT_BINS)):
         raise TacitaError("the node's reply tells of budgets in a way that was not asked for.")
 
 
-def merge_results(replies: Mapping[int, Reply], config: RunConfig) -> dict[str, Any]:
+def merge_results(replies: Mapping[int, Reply], config: RunConfig) -> JsonObject:
     """Means over all users who were scored, and controls that were scored over the same users."""
     sums = add_scores(replies)
     metrics = _metric_names(config)
@@ -33,14 +34,24 @@ def merge_results(replies: Mapping[int, Reply], config: RunConfig) -> dict[str, 
         control_sums = _select_control(sums, own_sums, control)
         if control_sums and _has_same_users(control_sums, own_sums):
             controls[control] = _compute_means(control_sums)
-    result: dict[str, Any] = {**_compute_means(own_sums)}
-    result["users"] = max((n_users for _, n_users in own_sums.values()), default=0)
+    result: JsonObject = {**_compute_means(own_sums)}
+    user_counts = [n_users for _, n_users in own_sums.values()]
+    result["users"] = max(user_counts, default=0)
     result["controls"] = controls
-    spent = [reply.head.spent for reply in replies.values() if reply.head.spent]
+    spent = _add_spent(replies)
     if spent:
-        totals = [sum(counts) for counts in zip(*spent)]
-        result["spent"] = dict(zip(SPENT_BINS, totals))
+        result["spent"] = spent
     return result
+
+
+def _add_spent(replies: Mapping[int, Reply]) -> dict[str, int]:
+    """How many people spent how much of their budgets, over all nodes that say so."""
+    counts_by_node = []
+    for reply in replies.values():
+        if reply.head.spent:
+            counts_by_node.append(reply.head.spent)
+    totals = [sum(counts) for counts in zip(*counts_by_node)]
+    return dict(zip(SPENT_BINS, totals))
 
 
 def _select_control(sums: MetricSums, own_sums: MetricSums, control: str) -> MetricSums:
@@ -54,14 +65,19 @@ def _select_control(sums: MetricSums, own_sums: MetricSums, control: str) -> Met
 
 
 def _has_same_users(control_sums: MetricSums, own_sums: MetricSums) -> bool:
-    return all(n_users == own_sums[name][1] for name, (_, n_users) in control_sums.items())
+    for name, (_, n_users) in control_sums.items():
+        _, n_own_users = own_sums[name]
+        if n_users != n_own_users:
+            return False
+    return True
 
 
 def add_scores(replies: Mapping[int, Reply]) -> MetricSums:
     """Sums over all nodes, added in the order of their numbers."""
     sums: MetricSums = {}
     for node in sorted(replies):
-        for name, (total, n_users) in replies[node].head.sums.items():
+        node_sums = replies[node].head.sums
+        for name, (total, n_users) in node_sums.items():
             total_before, users_before = sums.get(name, (0.0, 0))
             sums[name] = (total_before + total, users_before + n_users)
     return sums
@@ -76,4 +92,7 @@ def _metric_names(config: RunConfig) -> set[str]:
 
 
 def _compute_means(sums: MetricSums) -> dict[str, float]:
-    return {name: total / n_users if n_users else 0.0 for name, (total, n_users) in sums.items()}
+    means = {}
+    for name, (total, n_users) in sums.items():
+        means[name] = total / n_users if n_users else 0.0
+    return means

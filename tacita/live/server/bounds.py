@@ -43,10 +43,13 @@ def check_total(reply: Reply, expected: ExpectedSum) -> None:
     _check_weight(head, expected)
     if not _is_plausible(head, expected):
         raise _excess_error("expected", head)
+    arrays = reply.arrays
     for spec in specs:
-        name = spec.name if spec.name in reply.arrays else f"{spec.name}/value"
+        name = spec.name
+        if name not in arrays:
+            name = f"{name}/value"
         upper = np.array(_upper_bound(spec, head.weight))
-        _check_bounds(name, reply.arrays[name], upper, head, spec.least)
+        _check_bounds(name, arrays[name], upper, head, spec.least)
     if expected.has_item_counts:
         _check_pairs(reply, expected)
 
@@ -67,9 +70,12 @@ def _upper_bound(spec: Spec, weight: float) -> float:
 
 def _is_plausible(head: ReplyHead, expected: ExpectedSum) -> bool:
     """Whether so many can have taken part of those who were to: exactly they, or a number that chance may give."""
-    deviation = 8 * (head.expected**0.5 + 1) if expected.is_sampled else 0.0
-    has_enough = expected.may_drop or head.expected <= head.clients + deviation
-    return head.clients <= head.expected + deviation and has_enough
+    deviation = 0.0
+    if expected.is_sampled:
+        deviation = 8 * (head.expected**0.5 + 1)
+    if head.clients > head.expected + deviation:
+        return False
+    return expected.may_drop or head.expected <= head.clients + deviation
 
 
 # Shapes
@@ -99,21 +105,27 @@ def _check_shapes(reply: Reply, specs: list[Spec], fields: tuple[Spec, ...]) -> 
 
 
 def _is_valid_dense(spec: Spec, array: AnyArray) -> bool:
-    return array.shape == (spec.shape or (1,)) and array.dtype == _value_type(spec)
+    shape = spec.shape or (1,)
+    return array.shape == shape and array.dtype == _value_type(spec)
 
 
 def _is_valid_sparse(spec: Spec, arrays: Arrays) -> bool:
     """Whether a field travels as places inside its shape, with a value for each."""
-    place = arrays.get(f"{spec.name}/at", np.zeros((0, 0)))
-    value = arrays.get(f"{spec.name}/value", np.zeros(0))
+    name = spec.name
+    place = arrays.get(f"{name}/at", np.zeros((0, 0)))
+    value = arrays.get(f"{name}/value", np.zeros(0))
     if place.ndim != 1 or place.dtype.kind != "i":
         return False
-    if value.shape != place.shape or value.dtype != _value_type(spec):
+    if value.shape != place.shape:
+        return False
+    if value.dtype != _value_type(spec):
         return False
     if len(place) == 0:
         return True
     size = int(np.prod(spec.shape))
-    return int(place.min()) >= 0 and int(place.max()) < size
+    first = int(place.min())
+    last = int(place.max())
+    return first >= 0 and last < size
 
 
 def _value_type(spec: Spec) -> np.dtype[Any]:
@@ -135,19 +147,23 @@ def _check_pairs(reply: Reply, expected: ExpectedSum) -> None:
     for spec in expected.fields:
         if len(spec.shape) != 2:
             continue
+        name = spec.name
+        n_rows, n_columns = spec.shape
         column_bound = SLACK[1] * spec.most * total[spec.counted]
-        row_bound = column_bound if expected.inputs is None else column_bound[expected.inputs]
-        places = arrays.get(f"{spec.name}/at")
+        row_bound = column_bound
+        if expected.inputs is not None:
+            row_bound = column_bound[expected.inputs]
+        places = arrays.get(f"{name}/at")
         if places is not None:
-            row, column = np.divmod(places, spec.shape[1])
+            row, column = np.divmod(places, n_columns)
             upper = np.minimum(row_bound[row], column_bound[column])
-            value_name = f"{spec.name}/value"
+            value_name = f"{name}/value"
             _check_bounds(value_name, arrays[value_name], upper, head)
             continue
-        for start in range(0, spec.shape[0], TILE):
+        for start in range(0, n_rows, TILE):
             tile = slice(start, start + TILE)
             upper = np.minimum(row_bound[tile, None], column_bound[None, :])
-            _check_bounds(spec.name, arrays[spec.name][tile], upper, head)
+            _check_bounds(name, arrays[name][tile], upper, head)
 
 
 def check_scores(reply: Reply, names: Collection[str]) -> None:
@@ -160,15 +176,17 @@ def check_scores(reply: Reply, names: Collection[str]) -> None:
         if name not in names:
             raise TacitaError(f"the node's reply holds a score '{name[:100]}', which was not asked for.")
         has_users = 0 <= n_users <= head.clients
-        if not has_users or not 0 <= total <= n_users * (1 + 1e-9):
+        upper = n_users * (1 + 1e-9)
+        if not has_users or not 0 <= total <= upper:
             raise _excess_error(f"sums/{name}", head)
 
 
 def _check_bounds(name: str, value: AnyArray, upper: AnyArray, head: ReplyHead, least: float = 0.0) -> None:
     """Refuse what is above `upper`, below `least`, or in size above `upper` where there is no least."""
     size = np.abs(value) if least < 0 else value
-    is_inside = (size >= max(least, 0.0)) & (size <= upper)
-    if not is_inside.all():
+    is_above = size >= max(least, 0.0)
+    is_below = size <= upper
+    if not (is_above & is_below).all():
         raise _excess_error(name, head)
 
 

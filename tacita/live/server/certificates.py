@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any
 
 import numpy as np
 
 from tacita.core.codec import digest
 from tacita.core.types import ServerState
 from tacita.federation.state_arrays import pack_server
+from tacita.live.json_object import JsonObject
 from tacita.live.server.open_requests import OpenRequest
 
 WITHDRAWALS = ("unshare", "forget", "leave")
@@ -26,7 +26,7 @@ _SUMMED_FIELDS = ("clients_asked", "rounds", "bytes_up", "bytes_down", "seconds_
 ModelPair = tuple[ServerState, ServerState]  # before and after
 
 
-def build_certificate(reports: list[dict[str, Any]], models: ModelPair, kind: str) -> dict[str, Any]:
+def build_certificate(reports: list[JsonObject], models: ModelPair, kind: str) -> JsonObject:
     """What was done, in the terms of the lab's certificates, and what was not checked.
 
     `certify_user` adds what was taken of one person.
@@ -53,17 +53,17 @@ def build_certificate(reports: list[dict[str, Any]], models: ModelPair, kind: st
     }
 
 
-def _collect(reports: list[dict[str, Any]], name: str) -> list[str]:
+def _collect(reports: list[JsonObject], name: str) -> list[str]:
     return [str(report[name]) for report in reports if name in report]
 
 
-def _is_exact(reports: list[dict[str, Any]]) -> bool:
+def _is_exact(reports: list[JsonObject]) -> bool:
     """Whether something was done exactly, and nothing only approximately."""
     claims = [bool(report["exact"]) for report in reports if "exact" in report]
     return bool(claims) and all(claims)
 
 
-def _sum_costs(reports: list[dict[str, Any]]) -> dict[str, float]:
+def _sum_costs(reports: list[JsonObject]) -> dict[str, float]:
     """What the request cost, over all parts."""
     costs = {}
     for name in _SUMMED_FIELDS:
@@ -73,7 +73,7 @@ def _sum_costs(reports: list[dict[str, Any]]) -> dict[str, float]:
     return costs
 
 
-def _list_purged(reports: list[dict[str, Any]], kind: str) -> str:
+def _list_purged(reports: list[JsonObject], kind: str) -> str:
     """What the server no longer holds."""
     purged = ["request"]
     if kind in WITHDRAWALS:
@@ -83,7 +83,7 @@ def _list_purged(reports: list[dict[str, Any]], kind: str) -> str:
     return ", ".join(dict.fromkeys(purged))
 
 
-def _certify_effect(waits: bool, is_unlearned: bool, model_after: ServerState) -> dict[str, Any]:
+def _certify_effect(waits: bool, is_unlearned: bool, model_after: ServerState) -> JsonObject:
     """What happened, when, and how anybody knows."""
     if waits:
         return {"taken": "nothing yet", "verified": "nothing to verify yet"}
@@ -127,8 +127,8 @@ def _verdict(kind: str, waits: bool, is_unlearned: bool, has_changed: bool) -> s
 
 
 def certify_each(
-    certificate: dict[str, Any], models: ModelPair, group: list[OpenRequest]
-) -> list[tuple[OpenRequest, dict[str, Any]]]:
+    certificate: JsonObject, models: ModelPair, group: list[OpenRequest]
+) -> list[tuple[OpenRequest, JsonObject]]:
     """A certificate for each user: who withdraws together does not learn how much others had shared."""
     model_before, model_after = models
     senders = np.array([request.sender for request in group], np.uint64)
@@ -142,7 +142,7 @@ def certify_each(
     return certificates
 
 
-def certify_user(certificate: dict[str, Any], kind: str, n_taken: int) -> dict[str, Any]:
+def certify_user(certificate: JsonObject, kind: str, n_taken: int) -> JsonObject:
     """A certificate with what was taken of one person: so many items out of the record."""
     is_waiting = "effective at" not in certificate
     if is_waiting:

@@ -9,7 +9,6 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from tacita.core.types import Arrays, Block, BlockStream, Keys, Ragged
 from tacita.federation.rounds import Progress, RoundReport, begin_block, end_block, run_block, start_run
 from tacita.federation.state_arrays import json_fields, pack_server, read_server, server_note
 from tacita.learn.statistic import PENDING_USERS
+from tacita.live.json_object import JsonObject
 from tacita.live.server.attempts import Attempts
 from tacita.live.server.node_query import QuorumPolicy, Transport
 from tacita.live.server.open_requests import ApplyResult, ReceivedRequests
@@ -27,6 +27,7 @@ from tacita.live.server.remote_devices import RemoteDevices
 from tacita.live.server.request_service import MOST_TRIES, apply_requests, group_requests, select_due
 from tacita.live.server.store import STORE_FILE, RunRow, ServerStore
 from tacita.live.settings import check_live_settings
+from tacita.live.wire import select_prefixed
 from tacita.round.plan import Federation
 from tacita.runs.assembly import build_components, check_settings
 
@@ -52,7 +53,9 @@ def continue_run(folder: Path, run: str, transport: Transport, scrub: Callable[[
         try:
             _run_blocks(store, row, transport, scrub)
         except Exception as error:  # whatever it was, somebody has to look: trying again would end the same way
-            message = str(error) if isinstance(error, TacitaError) else f"{type(error).__name__}: {error}"
+            message = f"{type(error).__name__}: {error}"
+            if isinstance(error, TacitaError):
+                message = str(error)
             store.log_event(run, {"event": "stopped", "said": message[:500]})
             raise
 
@@ -60,7 +63,8 @@ def continue_run(folder: Path, run: str, transport: Transport, scrub: Callable[[
 @contextlib.contextmanager
 def _lock_run(folder: Path, run: str) -> Iterator[None]:
     """One coordinator for a run; a dead one's lock goes with it."""
-    lock = os.open(folder / f"run-{run}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    path = folder / f"run-{run}.lock"
+    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         for attempt in range(60):  # a killed server's coordinator may take a moment to end
             try:
@@ -105,7 +109,8 @@ class _Coordinator:
             begin_block(self._federation, progress, block)
         run_block(self._federation, progress, self._on_round)
         end_block(self._federation, progress)
-        self._commit({"event": "block done", **progress.results[-1]}, progress)
+        result = progress.results[-1]
+        self._commit({"event": "block done", **result}, progress)
         self.row = self._store.load_run(self.row.name)
         self._federation = build_federation(self._store, self.row)  # another block may have been opened
 
@@ -143,12 +148,14 @@ class _Coordinator:
 
     def _find_pending_users(self, progress: Progress) -> Keys:
         """Who waits to take something back, until enough others have asked."""
-        learner_state = progress.server.parts.get(self._federation.learner.name, {})
+        learner = self._federation.learner
+        learner_state = progress.server.parts.get(learner.name, {})
         return learner_state.get(PENDING_USERS, np.zeros(0, np.uint64))
 
-    def _commit(self, event: dict[str, Any], progress: Progress, result: ApplyResult | None = None) -> None:
+    def _commit(self, event: JsonObject, progress: Progress, result: ApplyResult | None = None) -> None:
         remote = self._remote
-        arrays = pack_server(progress.server, "now/") | pack_server(progress.best_server, "best/")
+        arrays = pack_server(progress.server, "now/")
+        arrays |= pack_server(progress.best_server, "best/")
         for name, array in remote.locations.to_arrays().items():
             arrays[f"homes/{name}"] = array
         _check_finite(arrays)
@@ -158,9 +165,11 @@ class _Coordinator:
             "best": server_note(progress.best_server),
             "attempts": remote.attempts.to_note(),
         }
-        event["seconds"] = round(time.monotonic() - self._start, 3)
+        seconds = time.monotonic() - self._start
+        event["seconds"] = round(seconds, 3)
         received = ReceivedRequests(remote.received_requests, remote.acknowledged_ends)
-        self._store.commit_round(self.row.name, note, arrays, remote.accepted_answers, received, event, result)
+        accepted = remote.accepted_answers
+        self._store.commit_round(self.row.name, note, arrays, accepted, received, event, result)
         remote.accepted_answers = []
         remote.received_requests = []
         remote.acknowledged_ends = []
@@ -199,10 +208,11 @@ def build_federation(store: ServerStore, row: RunRow) -> Federation:
     no_users = np.zeros(0, bool)
     blocks = []
     for index, n_items in enumerate(sizes):
-        blocks.append(Block(index, 0, n_items, no_lists, no_lists, no_lists, no_users, 0))
-    stream = BlockStream(
-        row.name, tuple(blocks), (), item_ids, np.zeros(0, np.uint64), derive_keys(item_ids), dict(items), ""
-    )
+        block = Block(index, 0, n_items, no_lists, no_lists, no_lists, no_users, 0)
+        blocks.append(block)
+    no_keys = np.zeros(0, np.uint64)
+    item_keys = derive_keys(item_ids)
+    stream = BlockStream(row.name, tuple(blocks), (), item_ids, no_keys, item_keys, dict(items), "")
     if sizes:
         for part in parts:
             part.check(sizes[0])
@@ -214,8 +224,7 @@ def _restore_progress(store: ServerStore, row: RunRow, federation: Federation, r
     if row.note is None:
         return start_run(federation, remote)
     arrays = store.load_arrays(row.name)
-    homes = {name.removeprefix("homes/"): array for name, array in arrays.items() if name.startswith("homes/")}
-    remote.locations.restore(homes)
+    remote.locations.restore(select_prefixed(arrays, "homes/"))
     server = read_server(arrays, row.note["now"], "now/")
     best_server = read_server(arrays, row.note["best"], "best/")
     progress = Progress(server, remote, best_server, **row.note["plain"])

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 
 from tacita.core.codec import digest_array
 from tacita.core.files import flatten_parts
 from tacita.core.types import Arrays
+from tacita.live.json_object import JsonObject
 from tacita.live.per_client_arrays import CHOSEN, encode_per_client
 from tacita.live.server.node_query import NodeQuery
-from tacita.live.wire import RequestHead, RequestOutcome, ServerRequest, encode_catalogue, encode_message
+from tacita.live.wire import Catalogue, RequestHead, RequestOutcome, ServerRequest, encode_catalogue, encode_message
 
 
-def collect_arrays(query: NodeQuery, catalogue: list[tuple[str, str]]) -> Arrays:
+def collect_arrays(query: NodeQuery, catalogue: Catalogue) -> Arrays:
     """What all nodes get."""
     server = query.server
     arrays: Arrays = {"items": server.items}
@@ -64,7 +64,7 @@ class NodeMessages:
         """The head of the message to a node."""
         head = self._head
         own_digests = digest_arrays(self.per_node_arrays(node))
-        changes: dict[str, Any] = {}
+        changes: JsonObject = {}
         if own_digests:
             changes["names"] = {**head.names, **own_digests}
         if node in self._outcomes:
@@ -79,7 +79,7 @@ class NodeMessages:
             head = self.make_head(node)
             own_arrays = self.per_node_arrays(node)
             digests = self._held_digests(node)
-            missing = frozenset(name for name, sha in head.names.items() if sha not in digests)
+            missing = _list_missing(head, digests)
             if own_arrays or head.told:
                 bodies[node] = _encode_request(head, self._arrays | own_arrays, missing)
                 continue
@@ -87,6 +87,12 @@ class NodeMessages:
                 shared_bodies[missing] = _encode_request(head, self._arrays, missing)
             bodies[node] = shared_bodies[missing]
         return bodies
+
+
+def _list_missing(head: RequestHead, digests: set[str]) -> frozenset[str]:
+    """Arrays of a question that a node does not hold."""
+    missing = [name for name, sha in head.names.items() if sha not in digests]
+    return frozenset(missing)
 
 
 def _encode_request(head: RequestHead, arrays: Arrays, names: frozenset[str]) -> bytes:

@@ -9,6 +9,8 @@ from typing import Literal, Protocol
 from tacita.core.types import Broadcast, Keys, ServerState
 from tacita.round.plan import Plan
 
+UsersByNode = dict[int, Keys]
+
 
 class Transport(Protocol):
     """Carries bodies to nodes and answers back."""
@@ -40,7 +42,7 @@ class NodeQuery:
     plan: Plan
     server: ServerState
     broadcast: Broadcast
-    users_by_node: dict[int, Keys] | None = None  # where the server knows users; None: all users of all nodes
+    users_by_node: UsersByNode | None = None  # where the server knows users; None: all users of all nodes
     expects_answers: bool = True  # False: nodes only get what is for each user alone
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from sqlite3 import Connection
 
 from tacita.core.types import Keys
 from tacita.live.database import mark_for_scrub
+from tacita.live.json_object import JsonObject
 from tacita.live.wire import RequestOutcome, UserRequest
 
 MOST_OPEN = 10_000  # requests of one node that wait here; the others wait there
+
+
+NodeRequest = tuple[int, UserRequest]  # a node, and a request of one of its people
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class OpenRequest:
 class ReceivedRequests:
     """What nodes sent along with answers: new requests of their people, and outcomes that they have read."""
 
-    requests: Sequence[tuple[int, UserRequest]] = ()
+    requests: Sequence[NodeRequest] = ()
     acknowledged_ends: Sequence[tuple[int, int]] = ()  # node, its number of a request
 
 
@@ -67,7 +70,7 @@ class NumberedOutcome:
 class ApplyResult:
     """What became of some requests that were carried out together."""
 
-    event: dict[str, Any]
+    event: JsonObject
     outcomes: list[NumberedOutcome]
     needs_scrub: bool  # no old bytes of something may stay anywhere
     freed: Keys  # who waited, and need not any more
@@ -77,7 +80,7 @@ class ApplyResult:
 # Receiving
 
 
-def put_received(db: sqlite3.Connection, run: str, received: ReceivedRequests, at: float) -> None:
+def put_received(db: Connection, run: str, received: ReceivedRequests, at: float) -> None:
     """Store new requests until they are carried out; an outcome that a node has read is not sent again.
 
     A node with too many open requests keeps the others, and sends them again and again.
@@ -103,17 +106,19 @@ def put_received(db: sqlite3.Connection, run: str, received: ReceivedRequests, a
 
 
 def _select_acceptable(
-    db: sqlite3.Connection, run: str, requests: Sequence[tuple[int, UserRequest]]
-) -> tuple[list[tuple[int, UserRequest]], dict[int, int]]:
+    db: Connection, run: str, requests: Sequence[NodeRequest]
+) -> tuple[list[NodeRequest], dict[int, int]]:
     """New requests, and by node how many are beyond what the server keeps open for it."""
     count_open = "SELECT node, count(*) FROM requests WHERE run = ? AND done IS NULL GROUP BY node"
     find_known = "SELECT 1 FROM requests WHERE run = ? AND node = ? AND number = ?"
-    n_open = {int(node): int(count) for node, count in db.execute(count_open, (run,))}
-    accepted = list[tuple[int, UserRequest]]()
+    n_open = {}
+    for node_text, count in db.execute(count_open, (run,)):
+        n_open[int(node_text)] = int(count)
+    accepted = list[NodeRequest]()
     n_refused: dict[int, int] = {}
     for node, request in requests:
-        known = db.execute(find_known, (run, str(node), request.id)).fetchone()
-        if known is not None:
+        number = (run, str(node), request.id)
+        if db.execute(find_known, number).fetchone() is not None:
             continue
         if n_open.get(node, 0) >= MOST_OPEN:
             n_refused[node] = n_refused.get(node, 0) + 1
@@ -126,14 +131,15 @@ def _select_acceptable(
 # Outcomes
 
 
-def put_apply_result(db: sqlite3.Connection, run: str, result: ApplyResult, at: float) -> None:
+def put_apply_result(db: Connection, run: str, result: ApplyResult, at: float) -> None:
     """Store outcomes, and drop what the requests asked for: the file must not show what somebody took back."""
     rows = db.execute("SELECT id, request FROM requests WHERE run = ? AND request != ''", (run,)).fetchall()
     request_texts = dict(rows)
     for numbered in result.outcomes:
         if numbered.outcome.state == "pending":  # the service needs the request to try it again
             update = "UPDATE requests SET outcome = ? WHERE id = ?"
-            db.execute(update, (numbered.outcome.model_dump_json(), numbered.number))
+            text = numbered.outcome.model_dump_json()
+            db.execute(update, (text, numbered.number))
         else:
             _put_outcome(db, numbered, request_texts, at)
     if result.freed_outcome is not None:
@@ -142,7 +148,7 @@ def put_apply_result(db: sqlite3.Connection, run: str, result: ApplyResult, at: 
         mark_for_scrub(db)
 
 
-def _put_outcome(db: sqlite3.Connection, numbered: NumberedOutcome, request_texts: dict[int, str], at: float) -> None:
+def _put_outcome(db: Connection, numbered: NumberedOutcome, request_texts: dict[int, str], at: float) -> None:
     """Store an outcome; who waits for others stays known by name, to be told when these have asked."""
     outcome = numbered.outcome
     sender = ""
@@ -156,12 +162,13 @@ def _put_outcome(db: sqlite3.Connection, numbered: NumberedOutcome, request_text
     )
 
 
-def _put_freed(db: sqlite3.Connection, run: str, result: ApplyResult, outcome: RequestOutcome, at: float) -> None:
+def _put_freed(db: Connection, run: str, result: ApplyResult, outcome: RequestOutcome, at: float) -> None:
     """Store the outcome of those who waited for others, and need not any more."""
     freed = {str(name) for name in result.freed.tolist()}
     select = "SELECT id, sender, number FROM requests WHERE run = ? AND sender != ''"
     update = "UPDATE requests SET sender = '', outcome = ?, done = ? WHERE id = ?"
-    for row_id, sender, request_id in db.execute(select, (run,)).fetchall():
+    rows = db.execute(select, (run,)).fetchall()
+    for row_id, sender, request_id in rows:
         if sender in freed:
             own_outcome = outcome.model_copy(update={"id": request_id})
             db.execute(update, (own_outcome.model_dump_json(), at, row_id))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from sqlite3 import Connection
 from typing import Any, TypeVar
 
 from tacita.live.database import connect_read_only, translate_errors
+from tacita.live.json_object import JsonObject
 from tacita.live.wire import SCORE_QUESTIONS
 
 RECENT = 20_000  # events that are looked through for what nodes said last
@@ -21,7 +22,8 @@ _ROUND_FIELDS = ("block", "round", "asked", "clients", "valid", "bytes_up", "byt
 Result = TypeVar("Result")
 
 
-Page = tuple[int, list[dict[str, Any]]]  # how much there is, and a page of it
+AnswerCounts = dict[tuple[int, int], int]  # by block and number of the round's question
+Page = tuple[int, list[JsonObject]]  # how much there is, and a page of it
 EventRow = tuple[int, float, str]  # number, time, JSON
 
 
@@ -31,7 +33,7 @@ class OverviewReader:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def _query(self, query: Callable[[sqlite3.Connection], Result]) -> Result:
+    def _query(self, query: Callable[[Connection], Result]) -> Result:
         with translate_errors(self._path, "restore a copy"), contextlib.closing(connect_read_only(self._path)) as db:
             return query(db)
 
@@ -53,12 +55,20 @@ class OverviewReader:
             "AND json_extract(event, '$.event') IN ('refused', 'bad reply') GROUP BY 1",
             (RECENT,),
         )
-        return {int(node): (at, message) for node, _, at, message in rows if node is not None}
+        errors = {}
+        for node, _, at, message in rows:
+            if node is not None:
+                errors[int(node)] = (at, message)
+        return errors
 
-    def node_reports(self) -> dict[int, dict[str, Any]]:
+    def node_reports(self) -> dict[int, JsonObject]:
         """What nodes said of themselves when they answered last: version, clock, and when that was."""
         rows = self._fetch("SELECT key, value FROM meta WHERE key LIKE 'node/%'")
-        return {int(key.removeprefix("node/")): json.loads(value) for key, value in rows}
+        reports = {}
+        for key, value in rows:
+            number = key.removeprefix("node/")
+            reports[int(number)] = json.loads(value)
+        return reports
 
     # Rounds
 
@@ -96,7 +106,7 @@ class OverviewReader:
         return dict(self._fetch("SELECT json_extract(outcome, '$.state'), count(*) FROM requests GROUP BY 1"))
 
 
-def _read_requests(db: sqlite3.Connection, offset: int, limit: int) -> Page:
+def _read_requests(db: Connection, offset: int, limit: int) -> Page:
     (total,) = db.execute("SELECT count(*) FROM requests").fetchone()
     sql = (
         "SELECT r.id, r.run, ifnull(n.name, r.node), r.time, r.done, json_extract(r.outcome, '$.state'), "
@@ -117,7 +127,7 @@ def _read_requests(db: sqlite3.Connection, offset: int, limit: int) -> Page:
 # Rounds from events
 
 
-def _read_rounds(db: sqlite3.Connection, run: str, offset: int, limit: int) -> Page:
+def _read_rounds(db: Connection, run: str, offset: int, limit: int) -> Page:
     select_ids = "SELECT id FROM events WHERE run = ? AND json_extract(event, '$.event') = 'round' ORDER BY id DESC"
     ids = [row_id for (row_id,) in db.execute(select_ids, (run,))]
     page = ids[offset : offset + limit + 1]  # one more: the events of a round follow the round before it
@@ -130,8 +140,8 @@ def _read_rounds(db: sqlite3.Connection, run: str, offset: int, limit: int) -> P
     return len(ids), timeline[::-1]
 
 
-def _count_answers(db: sqlite3.Connection, run: str) -> dict[tuple[int, int], int]:
-    """Nodes that counted, by block and number of the round's question."""
+def _count_answers(db: Connection, run: str) -> AnswerCounts:
+    """Nodes whose answers counted."""
     sql = (
         "SELECT block, round, count(DISTINCT node) FROM accepted WHERE run = ? "
         f"AND kind NOT IN ({_SCORES}) GROUP BY block, round"
@@ -149,7 +159,7 @@ class _RoundEvents:
     n_late: int = 0
     start: float | None = None
 
-    def add(self, kind: str, event: dict[str, Any], at: float) -> None:
+    def add(self, kind: str, event: JsonObject, at: float) -> None:
         if kind == "refused":
             self.refused.add(str(event["node"]))
         elif kind == "bad reply":
@@ -160,9 +170,11 @@ class _RoundEvents:
         elif kind == "block":
             self.start = at
 
-    def describe(self, event: dict[str, Any], n_answered: int, at: float) -> dict[str, Any]:
+    def describe(self, event: JsonObject, n_answered: int, at: float) -> JsonObject:
         shown = {name: event.get(name) for name in _ROUND_FIELDS}
-        seconds = None if self.start is None else round(at - self.start, 1)
+        seconds = None
+        if self.start is not None:
+            seconds = round(at - self.start, 1)
         return {
             "time": at,
             **shown,
@@ -174,7 +186,7 @@ class _RoundEvents:
         }
 
 
-def _build_timeline(rows: list[EventRow], n_answers: dict[tuple[int, int], int], first: int) -> list[dict[str, Any]]:
+def _build_timeline(rows: list[EventRow], n_answers: AnswerCounts, first: int) -> list[JsonObject]:
     """Rounds with what happened since the one before."""
     timeline = []
     events = _RoundEvents()
@@ -185,7 +197,9 @@ def _build_timeline(rows: list[EventRow], n_answers: dict[tuple[int, int], int],
             events.add(kind, event, at)
             continue
         if row_id > first:
-            place = (int(event["block"]), int(event["round"]) - 1)
-            timeline.append(events.describe(event, n_answers.get(place, 0), at))
+            last_round = int(event["round"]) - 1
+            place = (int(event["block"]), last_round)
+            n_answered = n_answers.get(place, 0)
+            timeline.append(events.describe(event, n_answered, at))
         events = _RoundEvents(start=at)
     return timeline

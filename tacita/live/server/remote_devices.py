@@ -9,9 +9,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -19,21 +18,23 @@ from tacita.core.errors import TacitaError
 from tacita.core.types import Broadcast, Keys, ServerState
 from tacita.federation.devices import RoundReply
 from tacita.federation.evaluation import MetricSums, selection_metric
+from tacita.live.json_object import JsonObject
 from tacita.live.per_client_arrays import NAMES, ROSTER, TAKES_PART, decode_client_fields
 from tacita.live.server.attempts import Attempts, NoAnswer
 from tacita.live.server.block_result import add_scores, check_closing_reply, merge_results
 from tacita.live.server.bounds import ExpectedSum, check_scores, check_total
 from tacita.live.server.node_messages import NodeMessages, collect_arrays, digest_arrays
-from tacita.live.server.node_query import AcceptedAnswer, NodeQuery, QuorumPolicy, Transport
+from tacita.live.server.node_query import AcceptedAnswer, NodeQuery, QuorumPolicy, Transport, UsersByNode
+from tacita.live.server.open_requests import NodeRequest
 from tacita.live.server.user_locations import UserLocations
 from tacita.live.wire import (
     MOST_PLAYED,
     SCORE_QUESTIONS,
+    Catalogue,
     Reply,
     ReplyHead,
     RequestHead,
     RequestOutcome,
-    UserRequest,
     decode_reply,
     encode_question,
 )
@@ -48,6 +49,10 @@ log = logging.getLogger(__name__)
 NO_SCORES = "no scores: what answers cost is counted in this run, and nodes send nothing that is not"
 WAITING_INTERVAL = 10  # seconds between events that say for how many nodes a round waits
 
+Replies = dict[int, Reply]  # by node
+Specs = tuple[Spec, ...]
+NodeOutcomes = dict[int, list[RequestOutcome]]  # of requests, by node
+NodeReports = dict[int, JsonObject]  # what nodes say of themselves
 CheckReply = Callable[[int, Reply], None]  # raises an error for a reply of a node that does not fit
 
 
@@ -58,16 +63,16 @@ class RemoteDevices:
     transport: Transport
     run: str
     allowed_nodes: Callable[[], set[int]]  # nodes that are enrolled now
-    catalogue: Callable[[], list[tuple[str, str]]]
+    catalogue: Callable[[], Catalogue]
     policy: QuorumPolicy = field(default_factory=QuorumPolicy)
     best_round: int = 0
-    log_event: Callable[[dict[str, Any]], None] = lambda event: None
+    log_event: Callable[[JsonObject], None] = lambda event: None
     accepted_answers: list[AcceptedAnswer] = field(default_factory=list)  # since the last commit
-    received_requests: list[tuple[int, UserRequest]] = field(default_factory=list)  # by node, since the last commit
+    received_requests: list[NodeRequest] = field(default_factory=list)  # by node, since the last commit
     acknowledged_ends: list[tuple[int, int]] = field(default_factory=list)  # node, its request: since the last commit
-    outcomes: Callable[[], dict[int, list[RequestOutcome]]] = dict  # of requests, that nodes do not know yet
+    outcomes: Callable[[], NodeOutcomes] = dict  # that nodes do not know yet
     attempts: Attempts = field(default_factory=Attempts)
-    record_nodes: Callable[[dict[int, dict[str, Any]]], None] = lambda nodes: None  # what nodes say of themselves
+    record_nodes: Callable[[NodeReports], None] = lambda reports: None
     reached_nodes: set[int] = field(default_factory=set)  # nodes that a round's question was sent to
     silent_nodes: set[int] = field(default_factory=set)  # nodes that requests of this round have waited for in vain
     locations: UserLocations = field(default_factory=UserLocations)
@@ -119,8 +124,10 @@ class RemoteDevices:
             raise TacitaError("the node's reply names nobody.")
         if names.dtype != np.uint64 or names.ndim != 1:
             raise TacitaError("the node's reply names nobody.")
-        has_duplicates = len(np.unique(names)) != len(names)
-        if takes_part.shape != names.shape or len(reply.arrays) != 2 or has_duplicates:
+        distinct = np.unique(names)
+        has_duplicates = len(distinct) != len(names)
+        has_other_arrays = len(reply.arrays) != 2
+        if takes_part.shape != names.shape or has_other_arrays or has_duplicates:
             raise TacitaError("the node's reply names people in a way that makes no sense.")
         participants = self.locations.participants
         for name in names.tolist():
@@ -128,7 +135,7 @@ class RemoteDevices:
                 raise TacitaError("the node's reply names people of another node.")
         participants.update(dict.fromkeys(names.tolist(), node))
 
-    def _split_by_node(self, plan: Plan, server: ServerState, chosen: Keys | None) -> dict[int, Keys] | None:
+    def _split_by_node(self, plan: Plan, server: ServerState, chosen: Keys | None) -> UsersByNode | None:
         """Who of some users is on which node; None: all users are meant."""
         if chosen is None:
             return None
@@ -137,7 +144,7 @@ class RemoteDevices:
             self.choose_clients(plan, server)
         return locations.split_by_node(chosen)
 
-    def _list_users_by_node(self, plan: Plan, server: ServerState) -> dict[int, Keys]:
+    def _list_users_by_node(self, plan: Plan, server: ServerState) -> UsersByNode:
         """All users that the server knows by name."""
         locations = self.locations
         if not locations.participants:
@@ -170,9 +177,7 @@ class RemoteDevices:
         n_bytes = sum(_count_bytes(reply) for reply in replies.values())
         return RoundReply(total, total.n_clients, expected, float(n_bytes))
 
-    def _check_requesters(
-        self, chosen: Keys | None, users_by_node: Mapping[int, Keys], replies: Mapping[int, Reply]
-    ) -> None:
+    def _check_requesters(self, chosen: Keys | None, users_by_node: UsersByNode, replies: Replies) -> None:
         """All who withdraw have to answer: a sum without some takes back nothing of theirs."""
         if chosen is None or not self.locations.are_requesters(chosen):
             return
@@ -188,26 +193,30 @@ class RemoteDevices:
     def validate(self, plan: Plan, server: ServerState, down: Broadcast) -> MetricSums:
         metric, k = selection_metric(plan.config)
         names = {f"{metric}@{k}"}
-        replies = self._ask_scores("validate", plan, server, down, lambda _, reply: check_scores(reply, names))
+
+        def check(_: int, reply: Reply) -> None:
+            check_scores(reply, names)
+
+        replies = self._ask_scores("validate", plan, server, down, check)
         return {} if plan.ledgers else add_scores(replies)
 
-    def evaluate_best(
-        self, plan: Plan, server: ServerState, down: Broadcast
-    ) -> tuple[dict[str, Any], Evaluation | None]:
+    def evaluate_best(self, plan: Plan, server: ServerState, down: Broadcast) -> tuple[JsonObject, Evaluation | None]:
         """Close the block on the nodes: they test the best round and go on from it."""
         config = plan.config
-        replies = self._ask_scores("close", plan, server, down, lambda _, reply: check_closing_reply(reply, config))
+
+        def check(_: int, reply: Reply) -> None:
+            check_closing_reply(reply, config)
+
+        replies = self._ask_scores("close", plan, server, down, check)
         result = merge_results(replies, config)
         if not plan.ledgers:
             return result, None
-        uncounted: dict[str, Any] = {"users": 0, "controls": {}, "unscored": NO_SCORES}
+        uncounted: JsonObject = {"users": 0, "controls": {}, "unscored": NO_SCORES}
         if "spent" in result:
             uncounted["spent"] = result["spent"]
         return uncounted, None
 
-    def _ask_scores(
-        self, kind: str, plan: Plan, server: ServerState, down: Broadcast, check: CheckReply
-    ) -> dict[int, Reply]:
+    def _ask_scores(self, kind: str, plan: Plan, server: ServerState, down: Broadcast, check: CheckReply) -> Replies:
         """Ask also where no scores come: the model and outcomes of requests travel with the question."""
         users_by_node = self._list_users_by_node(plan, server) if plan.identifies_clients else None
         query = NodeQuery(kind, plan, server, down, users_by_node, expects_answers=False)
@@ -215,7 +224,7 @@ class RemoteDevices:
 
     # One exchange
 
-    def ask_nodes(self, query: NodeQuery, check: CheckReply) -> dict[int, Reply]:
+    def ask_nodes(self, query: NodeQuery, check: CheckReply) -> Replies:
         """The answers of a quorum, without those of nodes that refused."""
         messages = self._make_messages(query)
         serves_request = self.attempts.is_open and query.users_by_node is not None
@@ -223,8 +232,8 @@ class RemoteDevices:
             raise NoAnswer("a node that was waited for in this round already is silent.")
         shas: dict[int, str] = {}
         replies = self._wait_for_quorum(query, messages, check, shas)
-        for node in sorted(replies):
-            self._record_reply(query, node, replies[node].head, shas[node])
+        for node, reply in sorted(replies.items()):
+            self._record_reply(query, node, reply.head, shas[node])
         return {node: reply for node, reply in replies.items() if reply.head.verdict == "ok"}
 
     def _make_messages(self, query: NodeQuery) -> NodeMessages:
@@ -242,17 +251,20 @@ class RemoteDevices:
             resolved=self.attempts.resolved,
             failed=self.attempts.failed,
         )
-        return NodeMessages(query, head, arrays, self.outcomes(), self.held_digests)
+        outcomes = self.outcomes()
+        return NodeMessages(query, head, arrays, outcomes, self.held_digests)
 
     def _wait_for_quorum(
         self, query: NodeQuery, messages: NodeMessages, check: CheckReply, shas: dict[int, str]
-    ) -> dict[int, Reply]:
+    ) -> Replies:
         """Ask until enough nodes have answered; `shas` gets digests of their answers."""
-        replies: dict[int, Reply] = {}
+        replies: Replies = {}
         start = last_event = time.monotonic()
-        limit = self.attempts.wait_limit(self.policy.give_up, self.policy.timeout)
+        policy = self.policy
+        limit = self.attempts.wait_limit(policy.give_up, policy.timeout)
         while True:
-            replies |= self._exchange_once(query, messages, check, shas, set(replies))
+            new_replies = self._exchange_once(query, messages, check, shas, set(replies))
+            replies |= new_replies
             allowed = self._select_allowed(query)  # somebody may have been revoked meanwhile
             replies = {node: reply for node, reply in replies.items() if node in allowed}
             n_needed = self._count_needed(query, allowed)
@@ -267,23 +279,26 @@ class RemoteDevices:
                 last_event = now
                 event = {"event": "waiting", "kind": query.kind, "answered": len(replies), "needed": n_needed}
                 self.log_event(event)
-            time.sleep(self.policy.pause)
+            time.sleep(policy.pause)
 
     def _exchange_once(
         self, query: NodeQuery, messages: NodeMessages, check: CheckReply, shas: dict[int, str], answered: set[int]
-    ) -> dict[int, Reply]:
+    ) -> Replies:
         """Ask the nodes that are online and have not answered; return answers that fit."""
-        online = set(self.transport.nodes()) & self._select_allowed(query)
-        bodies = messages.encode_bodies(online - answered)
+        online = set(self.transport.nodes())
+        asked_nodes = (online & self._select_allowed(query)) - answered
+        bodies = messages.encode_bodies(asked_nodes)
         if query.kind not in SCORE_QUESTIONS:
             self.reached_nodes |= bodies.keys()
         sent_at = time.time()
         replies = {}
         reports = {}
-        for node, body in self.transport.exchange(bodies, self.policy.timeout).items():
+        answers = self.transport.exchange(bodies, self.policy.timeout)
+        for node, body in answers.items():
             if node not in bodies:
                 continue
-            reply = self._read_reply(node, body, messages.make_head(node), check)
+            request = messages.make_head(node)
+            reply = self._read_reply(node, body, request, check)
             if reply is not None:
                 replies[node] = reply
                 shas[node] = hashlib.sha256(body).hexdigest()
@@ -303,7 +318,8 @@ class RemoteDevices:
         server = query.server
         if head.said:  # why it refused, or sends no scores
             self._last_refusal = head.said
-            self.log_event({"event": "refused", "kind": query.kind, "node": str(node), "said": head.said})
+            event = {"event": "refused", "kind": query.kind, "node": str(node), "said": head.said}
+            self.log_event(event)
         self.received_requests += [(node, request) for request in head.requests]
         self.acknowledged_ends += [(node, request_id) for request_id in head.heard]
         if head.verdict == "ok":
@@ -332,7 +348,8 @@ class RemoteDevices:
             if reply.head.verdict == "ok":
                 check(node, reply)
         except TacitaError as error:
-            self._report_bad_reply(node, request, str(error)[:500])
+            reason = str(error)[:500]
+            self._report_bad_reply(node, request, reason)
             return None
         return reply
 
@@ -342,7 +359,8 @@ class RemoteDevices:
         place = (node, request.block, request.round)
         if place not in self._reported:
             self._reported.add(place)
-            self.log_event({"event": "bad reply", "kind": request.kind, "node": str(node), "said": reason})
+            event = {"event": "bad reply", "kind": request.kind, "node": str(node), "said": reason}
+            self.log_event(event)
 
 
 # Checks of replies
@@ -351,21 +369,23 @@ class RemoteDevices:
 def _check_answers(reply: ReplyHead, request: RequestHead) -> None:
     """Refuse a reply to another question."""
     number = (request.kind, request.run, request.block, request.round)
-    if (reply.kind, reply.run, reply.block, reply.round) != number:
+    answered_number = (reply.kind, reply.run, reply.block, reply.round)
+    if answered_number != number:
         raise TacitaError("the node's reply is to another question.")
 
 
-def _check_speaks_for(reply: Reply, users: Keys, specs: tuple[Spec, ...]) -> None:
+def _check_speaks_for(reply: Reply, users: Keys, specs: Specs) -> None:
     """Refuse a reply over more users than were asked, or over others."""
     head = reply.head
-    if head.clients > len(users) or head.expected > len(users):
+    n_users = len(users)
+    if head.clients > n_users or head.expected > n_users:
         raise TacitaError("the node's reply is over more people than were asked.")
     for client_field in decode_client_fields(reply.arrays, specs).values():
         if not np.isin(client_field.sender, users).all():
             raise TacitaError("the node's reply speaks for people who were not asked.")
 
 
-def _make_expected_sum(plan: Plan, server: ServerState, specs: tuple[Spec, ...]) -> ExpectedSum:
+def _make_expected_sum(plan: Plan, server: ServerState, specs: Specs) -> ExpectedSum:
     """What a reply to a question may hold."""
     train = plan.config.train
     inputs = server.heads.get("inputs", np.zeros(0))
@@ -384,12 +404,13 @@ def _make_expected_sum(plan: Plan, server: ServerState, specs: tuple[Spec, ...])
     )
 
 
-def _merge_replies(replies: Mapping[int, Reply], specs: tuple[Spec, ...]) -> Total:
+def _merge_replies(replies: Replies, specs: Specs) -> Total:
     """One total, added in the order of the nodes' numbers."""
     first, *others = sorted(replies)
     total = replies[first].read_total(specs)
     for node in others:
-        total = merge_totals(total, replies[node].read_total(specs))
+        node_total = replies[node].read_total(specs)
+        total = merge_totals(total, node_total)
     return total
 
 
@@ -405,11 +426,12 @@ def _quorum_error(server: ServerState, n_answered: int, n_needed: int, seconds: 
     )
 
 
-def _report_node(head: ReplyHead, sent_at: float) -> dict[str, Any]:
+def _report_node(head: ReplyHead, sent_at: float) -> JsonObject:
     """What a node says of itself. Its clock is right if it was between question and answer; else so far off."""
     now = time.time()
     if head.time > now:
         deviation = head.time - now
     else:
         deviation = min(0.0, head.time - sent_at)
-    return {"version": head.version, "clock": round(deviation, 1) if head.time else None, "time": now}
+    clock = round(deviation, 1) if head.time else None
+    return {"version": head.version, "clock": clock, "time": now}

@@ -16,6 +16,7 @@ from tacita.core.errors import TacitaError
 from tacita.core.types import Keys, Ragged, ServerState
 from tacita.federation.requests import handle_requests
 from tacita.federation.rounds import Progress
+from tacita.live.json_object import JsonObject
 from tacita.live.server.attempts import NoAnswer
 from tacita.live.server.certificates import WITHDRAWALS, build_certificate, certify_each, certify_user
 from tacita.live.server.open_requests import ApplyResult, NumberedOutcome, OpenRequest
@@ -30,13 +31,17 @@ MOST_TRIES = 5
 """Tries after which an operator learns that somebody's request is stuck; it stays open all the same."""
 MAX_DELAY_EXPONENT = 6  # a request that was tried in vain waits for at most 2 to this many rounds
 
+RequestGroup = list[OpenRequest]
+Outcomes = list[NumberedOutcome]
+PartReports = dict[str, JsonObject]  # what each part did for a request
+
 _NO_KEYS = np.zeros(0, np.uint64)
 
 
 # What is due
 
 
-def select_due(requests: list[OpenRequest], server: ServerState) -> list[OpenRequest]:
+def select_due(requests: RequestGroup, server: ServerState) -> RequestGroup:
     """What is to be carried out now.
 
     The service repeats what was tried in vain after ever more rounds. What its people ask for next waits for it.
@@ -53,18 +58,20 @@ def select_due(requests: list[OpenRequest], server: ServerState) -> list[OpenReq
 
 def _is_due(request: OpenRequest, server: ServerState) -> bool:
     last = request.outcome
-    if last is None or last.state != "pending" or last.block != server.block:
+    if last is None or last.state != "pending":
+        return True
+    if last.block != server.block:
         return True
     exponent = min(max(last.tries - 1, 0), MAX_DELAY_EXPONENT)
     return server.round >= last.round + (1 << exponent)
 
 
-def group_requests(requests: list[OpenRequest]) -> list[list[OpenRequest]]:
+def group_requests(requests: RequestGroup) -> list[RequestGroup]:
     """Requests in order; withdrawals of one kind by several people of a node are carried out together.
 
     A node that is silent or refuses then fails its own people alone.
     """
-    groups: list[list[OpenRequest]] = []
+    groups: list[RequestGroup] = []
     for request in requests:
         group = _find_group(groups, request)
         if group is None:
@@ -74,7 +81,7 @@ def group_requests(requests: list[OpenRequest]) -> list[list[OpenRequest]]:
     return groups
 
 
-def _find_group(groups: list[list[OpenRequest]], request: OpenRequest) -> list[OpenRequest] | None:
+def _find_group(groups: list[RequestGroup], request: OpenRequest) -> RequestGroup | None:
     """The latest group that a request can join; None: it stands alone, or behind one of the same person."""
     kind = request.kind
     sender = request.sender
@@ -92,18 +99,20 @@ def _find_group(groups: list[list[OpenRequest]], request: OpenRequest) -> list[O
 # Carrying out
 
 
-def apply_requests(federation: Federation, progress: Progress, group: list[OpenRequest]) -> ApplyResult:
+def apply_requests(federation: Federation, progress: Progress, group: RequestGroup) -> ApplyResult:
     """Carry out requests of one kind that came with answers; those whose nodes do not answer stay open."""
     kind = group[0].kind
     is_withdrawal = kind in WITHDRAWALS
     fitting, refused = _separate_misfits(progress, group)
     if not fitting:
-        return ApplyResult({"kind": kind, "said": refused[0].outcome.said}, refused, is_withdrawal, _NO_KEYS)
+        reason = refused[0].outcome.said
+        return ApplyResult({"kind": kind, "said": reason}, refused, is_withdrawal, _NO_KEYS)
     model_before = progress.server
     try:
         reports_by_part = _carry_out(federation, progress, fitting)
     except NoAnswer as error:
-        return _postpone(progress, fitting, refused, str(error)[:500])
+        reason = str(error)[:500]
+        return _postpone(progress, fitting, refused, reason)
     except TacitaError as error:
         reason = str(error)[:500]
     except Exception as error:  # of a part: whatever it was, the next round must not meet it again
@@ -111,11 +120,13 @@ def apply_requests(federation: Federation, progress: Progress, group: list[OpenR
         reason = f"it failed: {type(error).__name__}"
     else:
         return _certify(progress, model_before, fitting, refused, reports_by_part)
-    outcomes = refused + [_make_outcome(progress, request, "refused", said=reason) for request in fitting]
+    outcomes = list(refused)
+    for request in fitting:
+        outcomes.append(_make_outcome(progress, request, "refused", said=reason))
     return ApplyResult({"kind": kind, "said": reason}, outcomes, is_withdrawal, _NO_KEYS)
 
 
-def _separate_misfits(progress: Progress, group: list[OpenRequest]) -> tuple[list[OpenRequest], list[NumberedOutcome]]:
+def _separate_misfits(progress: Progress, group: RequestGroup) -> tuple[RequestGroup, Outcomes]:
     """Requests that can be meant, and outcomes of those that cannot."""
     fitting = []
     refused = []
@@ -144,40 +155,44 @@ def _remote_devices(progress: Progress) -> RemoteDevices:
     return progress.devices
 
 
-def _carry_out(federation: Federation, progress: Progress, group: list[OpenRequest]) -> dict[str, dict[str, Any]]:
+def _carry_out(federation: Federation, progress: Progress, group: RequestGroup) -> PartReports:
     """Carry requests out in one attempt, which has failed unless all of it went through."""
     remote = _remote_devices(progress)
     is_effective = False
     remote.attempts.begin()
     try:
         _refuse_absent_nodes(remote, group)
-        remote.locations.add_requesters({request.sender: request.node for request in group})
-        reports_by_part = handle_requests(federation, progress, _merge_requests(group, remote))
+        node_by_sender = {request.sender: request.node for request in group}
+        remote.locations.add_requesters(node_by_sender)
+        requests = _merge_requests(group, remote)
+        reports_by_part = handle_requests(federation, progress, requests)
         is_effective = True
         return reports_by_part
     finally:
         remote.attempts.end(is_effective)
 
 
-def _refuse_absent_nodes(remote: RemoteDevices, group: list[OpenRequest]) -> None:
+def _refuse_absent_nodes(remote: RemoteDevices, group: RequestGroup) -> None:
     """Do not wait a second time for a node that is away.
 
     A server that was killed may have asked with this attempt's number: so the number is used up.
     """
     nodes = {request.node for request in group}
     was_tried = any(request.tries for request in group)
-    if was_tried and not nodes <= set(remote.transport.nodes()):
+    online = set(remote.transport.nodes())
+    if was_tried and not nodes <= online:
         remote.attempts.take_number()
         raise NoAnswer("the node is away.")
 
 
-def _merge_requests(group: list[OpenRequest], remote: RemoteDevices) -> Request | RequestBatch:
+def _merge_requests(group: RequestGroup, remote: RemoteDevices) -> Request | RequestBatch:
     first = group[0].request
     number = group[0].number
     last_time = max(request.request.time for request in group)
     at = remote.attempts.order_time(last_time, time.time())
     if len(group) == 1:
-        return Request(first.kind, first.sender, np.array(first.items, np.int32), at, number)
+        item_numbers = np.array(first.items, np.int32)
+        return Request(first.kind, first.sender, item_numbers, at, number)
     senders = np.array([request.sender for request in group], np.uint64)
     items = Ragged.from_lists([request.items for request in group])
     return RequestBatch(first.kind, senders, items, at, number)
@@ -189,9 +204,9 @@ def _merge_requests(group: list[OpenRequest], remote: RemoteDevices) -> Request 
 def _certify(
     progress: Progress,
     model_before: ServerState,
-    group: list[OpenRequest],
-    refused: list[NumberedOutcome],
-    reports_by_part: dict[str, dict[str, Any]],
+    group: RequestGroup,
+    refused: Outcomes,
+    reports_by_part: PartReports,
 ) -> ApplyResult:
     """Requests that were carried out, or that wait for others, with a certificate for each user."""
     kind = group[0].kind
@@ -207,29 +222,32 @@ def _certify(
     for request, user_certificate in certify_each(certificate, models, group):
         outcomes.append(_make_outcome(progress, request, state, said=verdict, certificate=user_certificate))
     freed_certificate = certify_user(certificate, kind, 0)
-    freed_outcome = _make_outcome(progress, group[0], state, said=verdict, certificate=freed_certificate).outcome
+    freed = _make_outcome(progress, group[0], state, said=verdict, certificate=freed_certificate)
     content = {name: _to_json(report) for name, report in reports_by_part.items()}
     event = {"kind": kind, "people": len(group), "done": content}
-    return ApplyResult(event, outcomes, kind in WITHDRAWALS, _collect_freed(reports), freed_outcome)
+    freed_users = _collect_freed(reports)
+    return ApplyResult(event, outcomes, kind in WITHDRAWALS, freed_users, freed.outcome)
 
 
-def _collect_freed(reports: list[dict[str, Any]]) -> Keys:
+def _collect_freed(reports: list[JsonObject]) -> Keys:
     """Users who waited for others, and need not any more."""
     freed = [_NO_KEYS]
     for report in reports:
         if "subjects" in report and not report.get("waits"):
-            freed.append(np.asarray(report["subjects"], np.uint64))
+            users = np.asarray(report["subjects"], np.uint64)
+            freed.append(users)
     return np.concatenate(freed)
 
 
-def _postpone(progress: Progress, group: list[OpenRequest], refused: list[NumberedOutcome], reason: str) -> ApplyResult:
+def _postpone(progress: Progress, group: RequestGroup, refused: Outcomes, reason: str) -> ApplyResult:
     """Requests whose nodes did not answer stay open, to be tried again."""
     first = group[0]
     kind = first.kind
     outcomes = list(refused)
     for request in group:
-        outcomes.append(_make_outcome(progress, request, "pending", said=reason, tries=request.tries + 1))
-    event: dict[str, Any] = {
+        n_tries = request.tries + 1
+        outcomes.append(_make_outcome(progress, request, "pending", said=reason, tries=n_tries))
+    event: JsonObject = {
         "kind": kind,
         "said": reason,
         "state": "pending",
@@ -242,18 +260,23 @@ def _postpone(progress: Progress, group: list[OpenRequest], refused: list[Number
 
 def _make_outcome(progress: Progress, request: OpenRequest, state: Any, **fields: Any) -> NumberedOutcome:
     server = progress.server
-    outcome = RequestOutcome(id=request.request.id, state=state, block=server.block, round=server.round, **fields)
+    request_id = request.request.id
+    outcome = RequestOutcome(id=request_id, state=state, block=server.block, round=server.round, **fields)
     return NumberedOutcome(request.number, outcome)
 
 
 def _to_json(value: Any) -> Any:
     """What a part reports, as JSON that names nobody."""
     if isinstance(value, dict):
-        return {str(name): _to_json(content) for name, content in value.items() if name != "subjects"}
+        named = dict(value)
+        named.pop("subjects", None)
+        return {str(name): _to_json(content) for name, content in named.items()}
     if isinstance(value, list | tuple):
         return [_to_json(entry) for entry in value]
     if isinstance(value, np.ndarray | np.generic):
         return _to_json(value.tolist())
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    return value if isinstance(value, str | int | float | bool | None) else str(value)
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    return str(value)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from sqlite3 import Connection
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tacita.core.codec import digest_array, unpack
@@ -22,8 +23,9 @@ from tacita.core.config import RunConfig, StrictModel, validate_model
 from tacita.core.errors import TacitaError
 from tacita.core.types import Arrays
 from tacita.live.database import put_arrays, read_format, scrub, transaction, translate_errors
+from tacita.live.json_object import JsonObject
 from tacita.live.server.open_requests import ApplyResult, OpenRequest, ReceivedRequests, put_apply_result, put_received
-from tacita.live.wire import MOST_REQUESTS, RequestOutcome, UserRequest
+from tacita.live.wire import MOST_REQUESTS, Catalogue, RequestOutcome, UserRequest
 
 if TYPE_CHECKING:
     from tacita.live.server.node_query import AcceptedAnswer  # brings the models, which `server status` does not need
@@ -66,9 +68,9 @@ class NodeRow:
 class RunRow:
     name: str
     config: RunConfig
-    options: dict[str, Any]  # quorum, timeout
+    options: JsonObject  # quorum, timeout
     opened: int  # blocks that were opened
-    note: dict[str, Any] | None  # where it stands; None: nothing was committed yet
+    note: JsonObject | None  # where it stands; None: nothing was committed yet
 
 
 def _format_error(path: Path, format: Any) -> TacitaError:
@@ -124,7 +126,7 @@ class ServerStore:
         return translate_errors(self.path, "restore a copy")
 
     @contextlib.contextmanager
-    def _write_transaction(self) -> Iterator[sqlite3.Connection]:
+    def _write_transaction(self) -> Iterator[Connection]:
         with self._translate_errors(), transaction(self._db):
             yield self._db
 
@@ -134,7 +136,7 @@ class ServerStore:
 
     # Catalogue
 
-    def catalogue(self) -> list[tuple[str, str]]:
+    def catalogue(self) -> Catalogue:
         """Raw id and title of every item, in the order of the item table."""
         rows = self._query("SELECT item, title FROM catalogue ORDER BY number")
         return [(item, title) for item, title in rows]
@@ -157,8 +159,9 @@ class ServerStore:
                     new_titles[item] = new_titles.get(item) or title
                 elif title and not known[item]:
                     db.execute("UPDATE catalogue SET title = ? WHERE item = ?", (title, item))
-            rows = [(number, item, title) for number, (item, title) in enumerate(new_titles.items(), len(known))]
-            db.executemany("INSERT INTO catalogue (number, item, title) VALUES (?, ?, ?)", rows)
+            for number, (item, title) in enumerate(new_titles.items(), len(known)):
+                row = (number, item, title)
+                db.execute("INSERT INTO catalogue (number, item, title) VALUES (?, ?, ?)", row)
         return len(new_titles)
 
     # Nodes
@@ -173,7 +176,8 @@ class ServerStore:
 
     def allowed_nodes(self) -> set[int]:
         """Numbers of the nodes that may take part."""
-        return {row.number for row in self.nodes() if row.number is not None and row.revoked is None}
+        enrolled = [node for node in self.nodes() if node.revoked is None]
+        return {node.number for node in enrolled if node.number is not None}
 
     def add_node(self, name: str, public_key: str) -> None:
         _check_name("node", name)
@@ -189,7 +193,7 @@ class ServerStore:
         with self._write_transaction() as db:
             db.execute("UPDATE nodes SET number = ? WHERE name = ?", (str(number), name))
 
-    def note_nodes(self, notes: dict[int, dict[str, Any]]) -> None:
+    def note_nodes(self, notes: dict[int, JsonObject]) -> None:
         """What nodes said of themselves with their last answers: their version, how far off their clock is."""
         with self._write_transaction() as db:
             for number, note in notes.items():
@@ -210,12 +214,13 @@ class ServerStore:
 
     # Runs
 
-    def create_run(self, name: str, config: RunConfig, options: dict[str, Any]) -> None:
+    def create_run(self, name: str, config: RunConfig, options: JsonObject) -> None:
         _check_name("run", name)
         with self._write_transaction() as db:
             if db.execute("SELECT 1 FROM runs WHERE name = ?", (name,)).fetchone():
                 raise TacitaError(f"there is a run '{name}' already; choose another --name.")
-            row = (name, config.model_dump_json(), json.dumps(options), time.time())
+            settings = config.model_dump_json()
+            row = (name, settings, json.dumps(options), time.time())
             db.execute("INSERT INTO runs (name, config, options, created, opened) VALUES (?, ?, ?, ?, 0)", row)
 
     def runs(self) -> list[RunRow]:
@@ -256,11 +261,11 @@ class ServerStore:
     def commit_round(
         self,
         run: str,
-        note: dict[str, Any],
+        note: JsonObject,
         arrays: Arrays,
         accepted: Sequence[AcceptedAnswer],
         received: ReceivedRequests,
-        event: dict[str, Any],
+        event: JsonObject,
         result: ApplyResult | None = None,
     ) -> None:
         """A round, or requests that were carried out, in one transaction.
@@ -269,7 +274,9 @@ class ServerStore:
         came with an earlier answer.
         """
         at = time.time()
-        digested = {name: (digest_array(array), array) for name, array in arrays.items()}
+        digested = {}
+        for name, array in arrays.items():
+            digested[name] = (digest_array(array), array)
         with self._write_transaction() as db:
             put_arrays(db, "arrays", run, digested)
             for answer in accepted:
@@ -288,10 +295,11 @@ class ServerStore:
         requests = []
         for row_id, node, request_text, outcome_text in rows:
             request = _validate_json(UserRequest, request_text, "a request")
-            requests.append(OpenRequest(int(row_id), int(node), request, _read_outcome(outcome_text)))
+            outcome = _read_outcome(outcome_text)
+            requests.append(OpenRequest(int(row_id), int(node), request, outcome))
         return requests
 
-    def list_pending(self, run: str) -> list[dict[str, Any]]:
+    def list_pending(self, run: str) -> list[JsonObject]:
         """Requests that are not carried out: since when, of which node, what was tried. Neither who nor what."""
         rows = self._query(
             "SELECT r.id, ifnull(n.name, r.node), r.time, r.outcome FROM requests r LEFT JOIN nodes n "
@@ -334,17 +342,20 @@ class ServerStore:
     def is_halted(self, run: str) -> bool:
         return bool(self._query("SELECT 1 FROM meta WHERE key = 'halt/' || ?", run))
 
-    def log_event(self, run: str, event: dict[str, Any]) -> None:
+    def log_event(self, run: str, event: JsonObject) -> None:
         """An event that changes nothing."""
         with self._write_transaction() as db:
             row = (run, time.time(), json.dumps(event))
             db.execute("INSERT INTO events (run, time, event) VALUES (?, ?, ?)", row)
 
-    def events(self, run: str, after: int = 0) -> list[tuple[int, float, dict[str, Any]]]:
+    def events(self, run: str, after: int = 0) -> list[tuple[int, float, JsonObject]]:
         rows = self._query("SELECT id, time, event FROM events WHERE run = ? AND id > ? ORDER BY id", run, after)
-        return [(row_id, at, json.loads(event)) for row_id, at, event in rows]
+        events = []
+        for row_id, at, text in rows:
+            events.append((row_id, at, json.loads(text)))
+        return events
 
-    def last_event(self, run: str) -> dict[str, Any] | None:
+    def last_event(self, run: str) -> JsonObject | None:
         rows = self._query("SELECT event FROM events WHERE run = ? ORDER BY id DESC LIMIT 1", run)
         return json.loads(rows[0][0]) if rows else None
 
@@ -358,14 +369,15 @@ class ServerStore:
 
     def list_accepted(self, run: str) -> list[tuple[Any, ...]]:
         """(block, round, kind, node, clients) of every answer that counted."""
-        rows = self._query(
-            "SELECT block, round, kind, node, clients FROM accepted WHERE run = ? ORDER BY block, round, kind, node",
-            run,
-        )
-        return [(block, round, kind, int(node), clients) for block, round, kind, node, clients in rows]
+        columns = "block, round, kind, node, clients"
+        rows = self._query(f"SELECT {columns} FROM accepted WHERE run = ? ORDER BY block, round, kind, node", run)
+        answers = []
+        for block, round, kind, node, clients in rows:
+            answers.append((block, round, kind, int(node), clients))
+        return answers
 
 
-def _put_accepted(db: sqlite3.Connection, run: str, answer: AcceptedAnswer, at: float) -> None:
+def _put_accepted(db: Connection, run: str, answer: AcceptedAnswer, at: float) -> None:
     place = (run, answer.block, answer.round, answer.kind)
     content = (str(answer.node), answer.sha, answer.clients, at)
     db.execute(
@@ -395,12 +407,16 @@ def _check_name(what: str, name: str) -> None:
 
 def count_done_blocks(row: RunRow) -> int:
     """How many blocks of a run are done."""
-    return 0 if row.note is None else len(row.note["plain"]["results"])
+    if row.note is None:
+        return 0
+    state = row.note["plain"]
+    return len(state["results"])
 
 
 def _read_run_row(name: str, config_text: str, options: str, opened: int, note: str | None) -> RunRow:
     config = validate_model(RunConfig, json.loads(config_text), f"the settings of run '{name}'")
-    return RunRow(name, config, json.loads(options), opened, None if note is None else json.loads(note))
+    progress = None if note is None else json.loads(note)
+    return RunRow(name, config, json.loads(options), opened, progress)
 
 
 def describe_run(row: RunRow) -> str:

@@ -18,7 +18,9 @@ class UserLocations:
 
     def find_node(self, name: int) -> int | None:
         """The node that a user is known to live on."""
-        return self.participants.get(name, self._requesters.get(name))
+        if name in self.participants:
+            return self.participants[name]
+        return self._requesters.get(name)
 
     def are_requesters(self, names: Keys) -> bool:
         """Whether all of these asked for something."""
@@ -31,7 +33,9 @@ class UserLocations:
     def drop_requesters(self, waiting: Keys) -> None:
         """Requests are carried out; only who waits for others has to be known by name."""
         waiting_names = set(waiting.tolist())
-        self._requesters = {name: node for name, node in self._requesters.items() if name in waiting_names}
+        done_names = self._requesters.keys() - waiting_names
+        for name in done_names:
+            del self._requesters[name]
 
     def split_by_node(self, names: Keys) -> dict[int, Keys]:
         """Some users by the node they live on, without unknown ones."""
@@ -39,25 +43,38 @@ class UserLocations:
         names_by_node: dict[int, list[int]] = {}
         for name in names.tolist():
             if name in node_by_name:
-                names_by_node.setdefault(node_by_name[name], []).append(name)
-        return {node: np.array(members, np.uint64) for node, members in names_by_node.items()}
+                node = node_by_name[name]
+                names_by_node.setdefault(node, []).append(name)
+        users_by_node = {}
+        for node, members in names_by_node.items():
+            users_by_node[node] = np.array(members, np.uint64)
+        return users_by_node
 
     def to_arrays(self) -> Arrays:
         """All that is known, as arrays: a server that goes on has to know."""
-        arrays: Arrays = {}
-        for ending, node_by_name in (("", self.participants), ("/asked", self._requesters)):
-            if node_by_name:
-                arrays[f"names{ending}"] = np.array(list(node_by_name), np.uint64)
-                arrays[f"nodes{ending}"] = np.array(list(node_by_name.values()), np.uint64)
-        return arrays
+        participants = _write_nodes(self.participants, "")
+        requesters = _write_nodes(self._requesters, "/asked")
+        return participants | requesters
 
     def restore(self, arrays: Arrays) -> None:
         self.participants = _read_nodes(arrays, "")
         self._requesters = _read_nodes(arrays, "/asked")
 
 
+def _write_nodes(node_by_name: Mapping[int, int], ending: str) -> Arrays:
+    if not node_by_name:
+        return {}
+    arrays: Arrays = {}
+    names = list(node_by_name.keys())
+    nodes = list(node_by_name.values())
+    arrays[f"names{ending}"] = np.array(names, np.uint64)
+    arrays[f"nodes{ending}"] = np.array(nodes, np.uint64)
+    return arrays
+
+
 def _read_nodes(arrays: Arrays, ending: str) -> dict[int, int]:
     nobody = np.zeros(0, np.uint64)
     names = arrays.get(f"names{ending}", nobody)
     nodes = arrays.get(f"nodes{ending}", nobody)
-    return dict(zip(names.tolist(), nodes.tolist(), strict=True))
+    pairs = zip(names.tolist(), nodes.tolist(), strict=True)
+    return dict(pairs)
