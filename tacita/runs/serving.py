@@ -136,10 +136,11 @@ class Run:
     ) -> Frame:
         """The k best items of one person, of several, or (None) of everybody, as a table with a row for each item.
 
-        Columns: user, rank (from 1), item, score, title (null where nobody said it) and basis: "history", or
-        "popularity" for people of whom nothing is known. What a person did before is left out unless `seen`. `exclude`
-        are items that nobody gets, `include` the only ones that anybody gets; in both, items that the run does not know
-        count for nothing, and an `include` of no others is refused. Nobody's list depends on who else was asked for.
+        Columns: user, rank (from 1), item, score, title (null where there is none) and basis. The basis is "history",
+        or "popularity" for people of whom nothing is known. Items of a person's history are left out unless `seen`.
+        `exclude` are items that nobody gets, `include` the only ones that anybody gets. Items that the run does not
+        know count for nothing in both, and an `include` of no others is refused. Nobody's list depends on the other
+        users of the call.
 
         `users` is an id, a list, array or column of them, or a table with a column "user". Who is not in the run is
         refused.

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 
-import tacita
 from tacita.core.config import ParticipationConfig, RunConfig, TrainConfig
 from tacita.core.draws import Draws, derive_keys
 from tacita.core.errors import TacitaError
@@ -176,7 +175,9 @@ class _Checkout:
         except BrokenPipeError:
             pass  # it has ended; its last words say why
         wall, processor, digest = self._read_reply("took")
-        return RoundTime(1000 * float(wall), 1000 * float(processor), digest)
+        wall_ms = 1000 * float(wall)
+        processor_ms = 1000 * float(processor)
+        return RoundTime(wall_ms, processor_ms, digest)
 
     def close(self) -> None:
         self.process.kill()
@@ -186,7 +187,7 @@ class _Checkout:
 
 def compare_rounds(old: Path, spec: BenchmarkSpec, repeats: int = 5) -> Report:
     """Rounds of another checkout and of this one, in turns; lower quartiles, which other work disturbs least."""
-    roots = {"old": old, "new": Path(tacita.__file__).parents[1]}
+    roots = {"old": old, "new": Path(__file__).parents[3]}
     rounds = _time_checkouts(roots, spec, 10 * repeats)
     wall: Times = {}
     processor: Times = {}
@@ -341,6 +342,7 @@ def _make_stream(n_users: int, n_items: int, per_user: int) -> BlockStream:
         new_users=np.ones(n_users, bool),
         n_rows=n_rows,
     )
-    user_keys = rng.integers(0, 2**63, n_users).astype(np.uint64)
+    user_numbers = rng.integers(0, 2**63, n_users)
+    user_keys = user_numbers.astype(np.uint64)
     item_keys = derive_keys(str(item) for item in range(n_items))
     return BlockStream("synthetic", (block,), (), (), user_keys, item_keys, {}, "")
