@@ -7,9 +7,9 @@ from typing import TypeVar
 
 from tacita.core.config import RunConfig, StrictModel, read_toml, validate_model
 from tacita.core.errors import TacitaError
-from tacita.methods import part_class, resolve_parts
+from tacita.methods import resolve_parts
 from tacita.models.base import backbone_class
-from tacita.round.parts import SERVER
+from tacita.round.registry import is_lab_only
 
 Settings = TypeVar("Settings", bound=StrictModel)
 MOST_EPOCHS = 20  # that a server may ask of a node in one round
@@ -79,10 +79,9 @@ def _refuse_order_of_earlier_blocks(config: RunConfig) -> None:
 def _refuse_other_parties(config: RunConfig) -> None:
     """A live run has a server and nobody else."""
     for part in resolve_parts(config.method, config.parts):
-        party = part_class(str(part.get("name"))).party
-        if party != SERVER:
+        if is_lab_only(str(part.get("name"))):
             raise TacitaError(
-                f"part '{part['name']}' is for the lab: it tells a {party} what no server may see, and a live run has "
+                f"part '{part['name']}' is for the lab: it tells a matcher what no server may see, and a live run has "
                 "nobody but its server; use another method."
             )
 

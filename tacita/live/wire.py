@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -15,10 +16,11 @@ from pydantic import AfterValidator, Field
 from tacita.core.codec import pack, unpack
 from tacita.core.config import StrictModel, validate_model
 from tacita.core.errors import TacitaError
-from tacita.core.types import AnyArray, Arrays
+from tacita.core.types import AnyArray, Arrays, RoundReplay
 from tacita.live.json_object import JsonObject
 from tacita.live.per_client_arrays import decode_client_fields
 from tacita.messages import Spec, Total, find_symmetric, touched_name
+from tacita.round.question import Question
 
 VERSION = 2
 MAGIC = b"tacita/2"
@@ -176,6 +178,44 @@ def list_sum_specs(fields: Sequence[Spec]) -> list[Spec]:
             touched = replace(spec, name=name, shape=spec.shape[:1], most=1.0, least=0.0)
             specs.append(touched)
     return specs
+
+
+# Questions
+
+_REPLAY = re.compile(r"(.+)\.again-([0-9]{1,9})-([0-9.e-]{1,30})")
+_SERIAL = re.compile(r"(.+)/([0-9]{1,19})\.([0-9]{1,19})")
+
+
+def encode_question(question: Question) -> str:
+    """A question as it stands in a message."""
+    return str(question)
+
+
+def decode_question(text: str) -> Question:
+    """The question that a message asks; text that no server writes is a question that no part has."""
+    replay = None
+    replayed = _REPLAY.fullmatch(text)
+    if replayed is not None:
+        text = replayed[1]
+        replay = RoundReplay(int(replayed[2]), _decode_share(replayed[3], text))
+    owner, slash, kind = text.partition("/")
+    if not slash:
+        return Question(text, replay=replay)
+    numbered = _SERIAL.fullmatch(kind)
+    if numbered is None:
+        return Question(kind, owner, replay)
+    return Question(numbered[1], owner, replay, (int(numbered[2]), int(numbered[3])))
+
+
+def _decode_share(text: str, question: str) -> float:
+    """The share of a round's local steps that a replay takes."""
+    try:
+        share = float(text)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise TacitaError(f"'{question[:100]}' asks for a share of a round that is not above 0 and at most 1.")
+    return share
 
 
 Head = TypeVar("Head", bound=StrictModel)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -17,8 +18,9 @@ from tacita.live.node.answers import QuestionNumber, StoredModel, number_questio
 from tacita.live.node.node import Node
 from tacita.live.node.node_run import NodeRun, Refusal
 from tacita.live.per_client_arrays import CHOSEN, OWN_PREFIX, decode_per_client, resolve_pseudonyms
-from tacita.live.wire import Catalogue, RequestHead, ServerRequest, decode_catalogue, select_prefixed
-from tacita.round.plan import PerClientLists
+from tacita.live.wire import Catalogue, RequestHead, ServerRequest, decode_catalogue, decode_question, select_prefixed
+from tacita.round.broadcast import PerClientLists
+from tacita.round.question import Question
 from tacita.runs.assembly import check_cutoffs
 
 MOST_NUMBER = 1e6  # of a model that a node computes with; beyond, training has diverged or the server probes with it
@@ -39,6 +41,10 @@ class ReceivedQuestion:
     @property
     def head(self) -> RequestHead:
         return self.request.head
+
+    @cached_property
+    def question(self) -> Question:
+        return decode_question(self.head.kind)
 
     @property
     def number(self) -> QuestionNumber:
@@ -146,7 +152,7 @@ def _refuse_unreadable_lists(node_run: NodeRun, part_name: str, lists: Ragged, n
     part_by_name = {part.name: part for part in node_run.federation.parts}
     part = part_by_name.get(part_name)
     is_bounded = all(_is_bounded(column) for column in lists.values.values())
-    if part is None or not is_bounded or not part.own_fits(lists, n_items):
+    if part is None or not is_bounded or not part.fields(n_items).accept_lists(lists):
         raise Refusal("the request does not fit its own settings: it writes what no part reads.")
 
 
@@ -191,7 +197,7 @@ def _fits_parts(node_run: NodeRun, common: dict[str, Arrays], n_items: int) -> b
             return False
     for part in parts:
         arrays = common.get(part.name, {})
-        if not part.received_fits(arrays, n_items):
+        if not part.fields(n_items).accept_common(arrays):
             return False
     return True
 

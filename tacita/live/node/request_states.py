@@ -11,7 +11,6 @@ from tacita.live.node.node import Node
 from tacita.live.node.queued_request import QueuedRequest
 from tacita.live.node.user_run import load_plan
 from tacita.live.wire import RequestOutcome
-from tacita.round.parts import overrides
 
 
 def list_request_states(node: Node, user: str | None = None) -> list[JsonObject]:
@@ -59,9 +58,9 @@ def _batches_withdrawals(node: Node, run: str) -> bool:
     plan = load_plan(node, run)
     if plan is None:
         return False
-    if plan.learner.takes_back:
+    if plan.learner.unlearning is not None:
         return True
-    return any(overrides(part, "answer") for part in plan.parts)
+    return bool(plan.implementing("answer_question"))
 
 
 def _describe_state(node: Node, request: QueuedRequest, queue: Sequence[QueuedRequest], batching_runs: set[str]) -> str:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tacita.core.errors import TacitaError
-from tacita.federation.requests import can_handle
 from tacita.live.json_object import JsonObject
 from tacita.live.node.node import Node
 from tacita.live.node.queued_request import WITHDRAWALS
@@ -17,7 +16,9 @@ from tacita.live.node.request_states import list_request_states as list_request_
 from tacita.live.node.row_index import ItemNumbers, number_items
 from tacita.live.node.store import REQUEST_KINDS
 from tacita.live.node.user_run import UserRun, load_plan, load_user_run
+from tacita.round.part import forgetting_scope
 from tacita.round.plan import Plan
+from tacita.round.state import Role
 
 UNSUPPORTED = {
     "share": "no run that user '{user}' takes part in learns from what is shared; its operator trains with a method "
@@ -111,7 +112,7 @@ def _unsupported_error(user_runs: Sequence[UserRun], kind: str, user: str) -> Ta
     for user_run in user_runs:
         if user_run.plan is not None:
             for part in user_run.plan.parts:
-                reach.update(part.takes_back)
+                reach.update(forgetting_scope(part))
     reason = "single" if kind == "forget" and "people" in reach else kind
     return TacitaError(UNSUPPORTED[reason].format(user=user[:100]))
 
@@ -253,15 +254,14 @@ def _list_supported(plan: Plan) -> list[str]:
 
 def _is_supported(plan: Plan, kind: str) -> bool:
     """Whether a run carries out such requests."""
-    shares_items = any("shared" in part.device_arrays(0) for part in plan.parts)
+    shares_items = bool(plan.names_of(Role.SHARED))
     if kind in ("share", "unshare"):
         return shares_items
-    if plan.learner.takes_back:
+    if plan.learner.unlearning is not None:
         return True
     reach = set[str]()
-    for part in plan.parts:
-        if can_handle(part):
-            reach.update(part.takes_back)
+    for part in plan.forgetting_parts:
+        reach.update(forgetting_scope(part))
     if kind == "leave":
         return bool(reach) or shares_items
     return bool(reach - {"people"})

@@ -113,8 +113,7 @@ class Cfru(Part, Unlearning):
 
     def decode(self, server: ServerState, total: Total) -> Total:
         """The sum that all others need."""
-        shape = server.items.shape
-        sums = {"rows": np.zeros(shape)}
+        sums: dict[str, Doubles] = {"rows": np.zeros(server.items.shape)}
         touched = np.zeros(len(server.items))
         uploads = total.each.get("rows")
         if uploads is not None:

@@ -107,7 +107,8 @@ class ContrastiveLoss:
         pull = (1 - cosines.remaining).sum()
         push = share * np.maximum(excess, 0).sum()
         by_remaining = np.full(n_items, -1 / scale)
-        by_forgotten = share / scale * (excess > 0)
+        is_excess = excess > 0
+        by_forgotten = np.asarray(share / scale * is_excess, np.float64)
         loss = (pull + push) / scale
         return self._combine_gradients(loss, by_remaining, by_forgotten, cosines)
 
@@ -116,7 +117,7 @@ class ContrastiveLoss:
         forgotten = self.forgotten.views
         forgotten_rows = views[self.where]
         cosines = np.einsum("mij,ij->mi", forgotten, forgotten_rows)
-        expected = cosines.astype(np.float64)
+        expected: Doubles = cosines.astype(np.float64)
         if self.reference is None:
             return expected
         is_unknown = np.isnan(self.reference)

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from tacita.core.draws import hash_rows
 from tacita.core.errors import TacitaError
-from tacita.core.types import Arrays, CohortView, Doubles, Floats, Ints, Keys, Longs, Ragged, ServerState, StateUpdate
+from tacita.core.types import Arrays, CohortView, Floats, Ints, Keys, Longs, Ragged, ServerState, StateUpdate
 from tacita.kernels.hashing import choose_distinct, hash_owners
 from tacita.kernels.threads import limit_blas_threads, threads_in_use
 from tacita.messages import Total
@@ -292,8 +292,8 @@ class Contribution(Part, Privacy, Unlearning):
         """Releases are counted, by user; a withdrawal ends the auxiliary model, which starts from nothing."""
         state = server.parts.get(self.name, {})
         if requests.kind == "share":
-            counts = _count_releases(state, requests)
-            server = server.with_part(self.name, {**state, **counts})
+            counted = _count_releases(state, requests)
+            server = server.with_part(self.name, {**state, **counted})
             return server, {"method": self.name, **self.promises(server)}
         certificate = {
             "method": self.name,
@@ -321,7 +321,7 @@ class Contribution(Part, Privacy, Unlearning):
         """Epsilon of one item, and of a contributor's items together."""
         state = server.parts.get(self.name, {})
         counts = _read_release_counts(state)
-        spent: Doubles = self.config.epsilon * counts
+        spent = self.config.epsilon * counts
         mean = 0.0
         most = 0.0
         if len(counts):

@@ -149,14 +149,13 @@ def _normalise_edges(ends: Longs, targets: Ints, edges: AnyArray) -> tuple[Doubl
     nodes = np.arange(n_nodes)
     counts = np.diff(ends)
     source = np.repeat(nodes, counts)
-    degree = np.bincount(source, weights=edges, minlength=n_nodes)
+    degree: Doubles = np.bincount(source, weights=edges, minlength=n_nodes).astype(np.float64)
     has_edges = degree > 0
     scale = np.zeros(len(degree))
     scale[has_edges] = degree[has_edges] ** -0.5
     weight = edges * scale[source]
-    weight = weight * scale[targets]
-    weight = weight.astype(np.float32)
-    return degree, InteractionGraph(ends, targets, weight)
+    weight *= scale[targets]
+    return degree, InteractionGraph(ends, targets, weight.astype(np.float32))
 
 
 def _list_edges(sender: Keys, item: AnyArray, n_items: int) -> tuple[Keys, Ragged, Longs]:

@@ -205,8 +205,7 @@ def _train_scorer(
     item = np.concatenate([liked_item, other_item])
     ones = np.ones(len(liked_user))
     zeros = np.zeros(len(other_item))
-    label = np.append(ones, zeros)
-    label = label.astype(np.float32)
+    label = np.append(ones, zeros).astype(np.float32)
     width = vectors.users.shape[1]
     scorer = LinkScorer(width, options, start_key)
     numbers = np.arange(len(user), dtype=np.uint64)
@@ -248,8 +247,8 @@ def _propose_items(
     write_pair_features(user_vectors, vectors.items, features)
     logits, _ = scorer.logits(features)
     probability = 1 / (1 + np.exp(-logits))
-    probability = np.asarray(probability, np.float32)
-    chance = probability.reshape(n_users, n_items)
+    chances = np.asarray(probability, np.float32)
+    chance = chances.reshape(n_users, n_items)
     chance[edges.rows(), edges.ids] = -1.0
     share = options.kappa * edges.counts()
     wanted = np.rint(share)

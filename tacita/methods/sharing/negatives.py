@@ -68,8 +68,8 @@ def _draw_from_pools(view: CohortView, users: Longs, pools: Bools, wanted: Longs
     scaled = numbers[owner, turn] * sizes[owner]
     offset = np.floor(scaled).astype(np.int64)
     entry = starts[owner] + offset
-    items: Ints = pool_items.astype(np.int32)
-    return items[entry]
+    items = pool_items.astype(np.int32)
+    return np.asarray(items[entry])
 
 
 def _average_lists(lists: Ragged, items: Floats) -> Floats:

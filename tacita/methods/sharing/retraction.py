@@ -23,7 +23,7 @@ from pydantic import Field
 from tacita.core.errors import TacitaError
 from tacita.core.types import Arrays, CohortView, Doubles, Keys, Ragged, RoundReplay, ServerState, StateUpdate
 from tacita.learn.rows import MOST_MOVE
-from tacita.messages import CohortReply, DenseArrays, SparseRows, Spec, Total, Upload
+from tacita.messages import CohortReply, DenseArrays, Form, SparseRows, Spec, Total, Upload
 from tacita.methods.sharing import retraction_record as record
 from tacita.methods.sharing import update_log as log
 from tacita.methods.sharing.accumulators import COMMITMENT_SIZE, compute_commitments, gaussian_multiplier, merge_rows
@@ -180,7 +180,7 @@ class Retraction(Part, Unlearning):
         damped = rows * factor[owner, None]
         numbers_in_row = 2 + rows.shape[1]
         size = 4.0 * carried.counts()[:, None] * numbers_in_row
-        values = {"carried": SparseRows(owner, carried.ids, damped), "bytes": DenseArrays(size)}
+        values: dict[str, Form] = {"carried": SparseRows(owner, carried.ids, damped), "bytes": DenseArrays(size)}
         upload = Upload(values, weight, view.client_keys)
         return CohortReply(upload, cleared)
 

@@ -81,9 +81,9 @@ class Sharing(Part, Unlearning, LabEnrolment):
     def prepare(self, view: CohortView) -> LocalTask:
         shared = self._read_shared(view)
         withdrawn = self._read_withdrawn(view)
-        removed = (shared, withdrawn)
-        if self.config.still_learn:
-            removed = (withdrawn,)
+        removed = [withdrawn]
+        if not self.config.still_learn:
+            removed = [shared, withdrawn]
         train = self._remove_items(view, view.train, *removed)
         exclude = train
         if self.config.exclude == "owned":

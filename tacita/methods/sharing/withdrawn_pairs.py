@@ -76,7 +76,7 @@ class WithdrawnPairs:
         offset = scaled.astype(np.int64)
         position = low[:, None] + offset
         position = np.minimum(position, n_items - 1)
-        return self.order[position]
+        return np.asarray(self.order[position])
 
     def auc(self, table: Floats, key: np.uint64) -> float | None:
         """How often a withdrawn item is nearer to its user than another; None: nothing can be compared."""
