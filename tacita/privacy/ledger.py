@@ -118,8 +118,8 @@ class Ledger:
         is_in_range = (epsilons >= 0) & (epsilons < 1e6)
         if not is_in_range.all():
             raise TacitaError("a budget is an epsilon from 0 to a million.")
-        micro = np.floor(epsilons / MICRO * (1 + 1e-15))
-        budget = micro.astype(np.int64)
+        millionths = epsilons / MICRO * (1 + 1e-15)
+        budget = np.floor(millionths).astype(np.int64)
         if who is not None:
             budget = np.where(who, budget, old_budget)
         return {**account, "budget": budget}

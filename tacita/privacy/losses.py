@@ -20,14 +20,16 @@ MICRO_UNITS = round(MICRO / UNIT)  # units in a millionth
 
 def to_millionths(epsilon: float) -> int:
     """A budget as a whole number, rounded down."""
-    return math.floor(epsilon / MICRO * (1 + 1e-15))
+    millionths = epsilon / MICRO * (1 + 1e-15)
+    return math.floor(millionths)
 
 
 def compute_once_each(rows: AnyArray, compute: Callable[[AnyArray], Any], kind: type) -> AnyArray:
     """A value for each row; equal rows are computed once."""
     distinct, place = np.unique(rows, axis=0, return_inverse=True)
-    values = [compute(row) for row in distinct]
-    return np.array(values, kind)[place.ravel()]
+    values = np.array([compute(row) for row in distinct], kind)
+    places = place.ravel()
+    return values[places]
 
 
 def raise_column(table: Longs, column: int, least: Longs) -> None:
@@ -76,12 +78,16 @@ def sum_losses(spent: Longs) -> Longs:
 
 def budget_limits(micro: Longs, delta: float) -> Longs:
     """What budgets are worth in units of mu^2, rounded down; few different budgets are usual."""
-    if len(micro) and (micro == micro[0]).all():
-        limit = budget_limit(int(micro[0]), delta)
-        return np.full(len(micro), limit, np.int64)
+    people = len(micro)
+    if people and (micro == micro[0]).all():
+        first = int(micro[0])
+        limit = budget_limit(first, delta)
+        return np.full(people, limit, np.int64)
     distinct, place = np.unique(micro, return_inverse=True)
-    limits = [budget_limit(int(budget), delta) for budget in distinct]
-    return np.array(limits, np.int64)[place]
+    limits = np.zeros(len(distinct), np.int64)
+    for number, budget in enumerate(distinct):
+        limits[number] = budget_limit(int(budget), delta)
+    return limits[place]
 
 
 @lru_cache(maxsize=65536)
