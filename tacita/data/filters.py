@@ -7,12 +7,40 @@ from itertools import pairwise
 
 import numpy as np
 
+from tacita.core.config import SplitConfig
 from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, BlockStream, FilterEffect, Longs
 from tacita.data.sources import Interactions
 
 Size = tuple[int, int, int]
 """Rows, users, items."""
+
+SizesByReason = list[tuple[str, Size]]
+"""The size before filtering, then the reason of each filter and the size after it."""
+
+
+def filter_rows(table: Interactions, config: SplitConfig) -> tuple[Longs, SizesByReason]:
+    """The remaining rows, and the sizes before and after each filter."""
+    full_size = measure_size(table.user, table.item)
+    sizes = [("", full_size)]
+
+    def note_size(reason: str) -> None:
+        user = table.user[rows]
+        item = table.item[rows]
+        size = measure_size(user, item)
+        sizes.append((reason, size))
+
+    least = config.min_rating
+    rows = filter_by_rating(table, least)
+    if least is not None:
+        note_size(f"the least rating of {least:g} (split.min_rating)")
+    if config.min_user > 1:
+        rows = filter_by_activity(table, rows, config.min_user)
+        note_size(f"users with fewer than {config.min_user} (split.min_user)")
+    core = config.k_core or 0
+    rows = filter_k_core(table, rows, core)
+    note_size(f"the {core}-core (split.k_core)")
+    return rows, sizes
 
 
 def filter_by_rating(table: Interactions, least: float | None) -> Longs:

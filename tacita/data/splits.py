@@ -28,7 +28,7 @@ from tacita.core.config import SplitConfig, find_later_defaults
 from tacita.core.draws import Draws, derive_keys
 from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Arrays, Block, BlockStream, Bools, Doubles, Ints, Keys, Longs, Ragged
-from tacita.data.filters import Size, filter_by_activity, filter_by_rating, filter_k_core, list_removals, measure_size
+from tacita.data.filters import filter_rows, list_removals
 from tacita.data.interaction_table import rating_note
 from tacita.data.sources import Interactions
 from tacita.data.split_roles import (
@@ -62,7 +62,7 @@ def split(table: Interactions, config: SplitConfig, draws: Draws | None = None) 
     """Filter, order, number and cut a table as the config says."""
     draws = draws or Draws(config.seed)
     config = resolve_split(table, config)
-    rows, sizes = _filter_rows(table, config)
+    rows, sizes = filter_rows(table, config)
     rows = _order_rows(table, rows, config, draws)
     user_codes = table.user[rows]
     item_codes = table.item[rows]
@@ -168,35 +168,7 @@ def _map_codes(codes: Ints, numbers: Ints, n_codes: int) -> Ints:
     return number
 
 
-# Filter and order
-
-
-SizesByReason = list[tuple[str, Size]]
-"""The size before filtering, then the reason of each filter and the size after it."""
-
-
-def _filter_rows(table: Interactions, config: SplitConfig) -> tuple[Longs, SizesByReason]:
-    """The remaining rows, and the sizes before and after each filter."""
-    full_size = measure_size(table.user, table.item)
-    sizes = [("", full_size)]
-
-    def note_size(reason: str) -> None:
-        user = table.user[rows]
-        item = table.item[rows]
-        size = measure_size(user, item)
-        sizes.append((reason, size))
-
-    least = config.min_rating
-    rows = filter_by_rating(table, least)
-    if least is not None:
-        note_size(f"the least rating of {least:g} (split.min_rating)")
-    if config.min_user > 1:
-        rows = filter_by_activity(table, rows, config.min_user)
-        note_size(f"users with fewer than {config.min_user} (split.min_user)")
-    core = config.k_core or 0
-    rows = filter_k_core(table, rows, core)
-    note_size(f"the {core}-core (split.k_core)")
-    return rows, sizes
+# Order
 
 
 def _choose_kind(table: Interactions, config: SplitConfig) -> str:

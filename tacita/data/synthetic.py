@@ -64,7 +64,9 @@ def generate_synthetic(spec: str) -> SyntheticRows:
 
 def parse_options(spec: str) -> SyntheticOptions:
     """The options of a spec; each value is checked on its own, then against the others."""
-    kinds = {field.name: type(field.default) for field in fields(SyntheticOptions)}
+    kinds = {}
+    for field in fields(SyntheticOptions):
+        kinds[field.name] = type(field.default)
     values: dict[str, int | float | str] = {}
     text = spec.strip().removeprefix("synthetic")
     text = text.removeprefix(":")
@@ -101,7 +103,8 @@ def _parse_number(name: str, text: str, kind: type) -> int | float:
     with suppress(ValueError):
         value = kind(text)
     if not least <= value <= most:
-        raise TacitaError(f"synthetic option {name}={text[:40]!r} must be {wanted}.")
+        shown = text[:40]
+        raise TacitaError(f"synthetic option {name}={shown!r} must be {wanted}.")
     return value
 
 
@@ -155,8 +158,11 @@ def _generate_groups(options: SyntheticOptions) -> SyntheticRows:
     for first in range(0, options.users, step):
         last = min(first + step, options.users)
         chunks.append(_draw_users(options, first, last))
-    user, item, second = (np.concatenate(column) for column in zip(*chunks))
-    del chunks
+    users, items, seconds = zip(*chunks)
+    user = np.concatenate(users)
+    item = np.concatenate(items)
+    second = np.concatenate(seconds)
+    del chunks, users, items, seconds
     # Sorting one packed number is several times faster than sorting an index, and ties keep their row order.
     n_rows = len(user)
     row = np.arange(n_rows, dtype=np.uint64)
@@ -167,8 +173,8 @@ def _generate_groups(options: SyntheticOptions) -> SyntheticRows:
     row_mask = np.uint64(2**36 - 1)
     order = packed & row_mask
     order = order.astype(np.int64)
-    seconds = packed >> row_bits
-    time = START + seconds.astype(np.int64)
+    second = packed >> row_bits
+    time = START + second.astype(np.int64)
     return SyntheticRows(user[order], item[order], time)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tacita.core.types import AnyArray, Longs
+from tacita.privacy.accounting import Event
 from tacita.privacy.calibration import mu_of
 
 UNIT = 1e-12  # of mu^2, and of a pure epsilon
@@ -24,12 +25,13 @@ def to_millionths(epsilon: float) -> int:
     return math.floor(millionths)
 
 
-def compute_once_each(rows: AnyArray, compute: Callable[[AnyArray], Any], kind: type) -> AnyArray:
+def compute_once_each(rows: AnyArray, compute: Callable[[AnyArray], Any], kind: Any) -> AnyArray:
     """A value for each row; equal rows are computed once."""
     distinct, place = np.unique(rows, axis=0, return_inverse=True)
-    values = np.array([compute(row) for row in distinct], kind)
+    values = [compute(row) for row in distinct]
+    array = np.array(values, kind)
     places = place.ravel()
-    return values[places]
+    return np.asarray(array[places])
 
 
 def raise_column(table: Longs, column: int, least: Longs) -> None:
@@ -57,10 +59,12 @@ def add_losses(first: Longs, second: Longs) -> Longs:
 def multiply_losses(counts: Longs, price: int) -> Longs:
     """The loss of so many releases at a price, at most `MAX_LOSS`."""
     rounded = counts.astype(np.float64) * price
+    is_unbounded = rounded >= MAX_LOSS
     most = MAX_LOSS // price
-    exact = np.minimum(counts, most) * price
-    exact[rounded >= MAX_LOSS] = MAX_LOSS
-    return np.asarray(exact)
+    bounded_counts = np.minimum(counts, most)
+    losses = bounded_counts * price
+    losses[is_unbounded] = MAX_LOSS
+    return np.asarray(losses)
 
 
 def sum_losses(spent: Longs) -> Longs:
@@ -71,9 +75,19 @@ def sum_losses(spent: Longs) -> Longs:
     if n_kinds == 1:
         return np.minimum(spent[:, 0], MAX_LOSS)
     rounded = spent.sum(axis=1, dtype=np.float64)
+    is_unbounded = rounded >= MAX_LOSS
     total = spent.sum(axis=1)
-    total[rounded >= MAX_LOSS] = MAX_LOSS
+    total[is_unbounded] = MAX_LOSS
     return np.asarray(total)
+
+
+def mean_loss(event: Event, spent: int, times: int) -> float:
+    """The loss of each of some releases, as if all had cost the same; for gaussians their sum stays exact."""
+    if event.law == "gaussian":
+        return math.sqrt(spent * UNIT / times)
+    if event.law == "pure":
+        return spent * UNIT / times
+    return event.loss
 
 
 def budget_limits(micro: Longs, delta: float) -> Longs:

@@ -60,7 +60,7 @@ class NoiseStream:
         words = self.words(n).copy()
         while limit < 2**64:
             is_rejected = words >= np.uint64(limit)
-            n_rejected = np.count_nonzero(is_rejected)
+            n_rejected = int(np.count_nonzero(is_rejected))
             if not n_rejected:
                 break
             words[is_rejected] = self.words(n_rejected)
