@@ -53,8 +53,11 @@ class Evaluation:
         means = {}
         for name, values in self.values.items():
             if among is not None:
-                values = values[among[self.users]]
-            means[name] = float(values.mean()) if len(values) else 0.0
+                is_among = among[self.users]
+                values = values[is_among]
+            means[name] = 0.0
+            if len(values):
+                means[name] = float(values.mean())
         return means
 
     def sums(self) -> dict[str, tuple[float, int]]:
@@ -86,21 +89,26 @@ def rank_wanted(
     ties: str = "hash",
 ) -> WantedRanks:
     """Rank every user's wanted items among the whole catalogue, or among sampled items."""
-    users = np.flatnonzero(wanted.counts() > 0).astype(np.int32)
+    has_wanted = wanted.counts() > 0
+    users = np.flatnonzero(has_wanted).astype(np.int32)
     lists = wanted.take(users)
-    ranks = np.zeros(len(lists.ids), np.int32)
-    candidates = np.zeros(len(users), np.int32)
-    luck = np.zeros(len(users))
+    n_wanted = len(lists.ids)
+    ranks = np.zeros(n_wanted, np.int32)
+    n_users = len(users)
+    candidates = np.zeros(n_users, np.int32)
+    luck = np.zeros(n_users)
     tie_key = draws.public("ties")
     against = ties == "against"
-    for start in range(0, len(users), CHUNK):
-        end = min(start + CHUNK, len(users))
+    for start in range(0, n_users, CHUNK):
+        end = min(start + CHUNK, n_users)
         chunk = users[start:end]
         scores = _score_candidates(score_users, chunk, wanted, sampled)
         _require_finite(scores)
         part = lists.take(np.arange(start, end))
         hidden = mask.take(chunk)
-        part_ranks = ranks[lists.ptr[start] : lists.ptr[end]]
+        first_rank = lists.ptr[start]
+        last_rank = lists.ptr[end]
+        part_ranks = ranks[first_rank:last_rank]
         part_candidates = candidates[start:end]
         part_luck = luck[start:end]
         if sampled is None:
@@ -121,8 +129,11 @@ def rank_wanted(
         others = sampled.take(chunk)
         rows = part.rows()
         is_visible = ~hidden.holds(rows, part.ids)
-        visible = Ragged.from_pairs(rows[is_visible], part.ids[is_visible], len(chunk))
-        visible_ranks = np.zeros(len(visible.ids), np.int32)
+        visible_rows = rows[is_visible]
+        visible_items = part.ids[is_visible]
+        visible = Ragged.from_pairs(visible_rows, visible_items, len(chunk))
+        n_visible = len(visible.ids)
+        visible_ranks = np.zeros(n_visible, np.int32)
         sampled_ranks(
             scores,
             visible.ptr,
@@ -151,14 +162,17 @@ def _require_finite(scores: Floats) -> None:
 def _score_candidates(score_users: ScoreUsers, users: Ints, wanted: Ragged, sampled: Ragged | None) -> Floats:
     """Scores (users, items); of candidates alone where a scorer can, the rest are zeros that no metric reads."""
     if sampled is not None and isinstance(score_users, PartialScorer):
-        candidates = wanted.take(users).join_rows(sampled.take(users))
+        candidates = wanted.take(users)
+        candidates = candidates.join_rows(sampled.take(users))
         partial_scores = score_users.score_items(users, candidates)
         if partial_scores is not None:
-            n_items = 1 + int(candidates.ids.max(initial=0))
-            scores = np.zeros((len(users), n_items), np.float32)
+            last_item = int(candidates.ids.max(initial=0))
+            shape = (len(users), last_item + 1)
+            scores = np.zeros(shape, np.float32)
             scores[candidates.rows(), candidates.ids] = partial_scores
             return scores
-    return np.ascontiguousarray(score_users(users), np.float32)
+    all_scores = score_users(users)
+    return np.ascontiguousarray(all_scores, np.float32)
 
 
 @dataclass(frozen=True)
@@ -177,13 +191,15 @@ def evaluate(
 ) -> Evaluation:
     """Rank every wanted item and turn ranks into metrics."""
     ranked = rank_wanted(score_users, wanted, mask, keys, draws, rules.sampled, rules.ties)
-    users = ranked.users
-    row = np.repeat(np.arange(len(users)), np.diff(ranked.ptr))
+    n_users = len(ranked.users)
+    per_user = np.diff(ranked.ptr)
+    row = np.repeat(np.arange(n_users), per_user)
     is_visible = ranked.ranks > 0
     visible_row = row[is_visible]
     wanted_row = row if rules.count_hidden else visible_row
-    n_wanted = np.bincount(wanted_row, minlength=len(users)).astype(np.float64)
-    ranks = ranked.ranks[is_visible].astype(np.float64)
+    n_wanted = _count_by_row(wanted_row, n_users)
+    visible_ranks = ranked.ranks[is_visible]
+    ranks = visible_ranks.astype(np.float64)
     is_counted = n_wanted > 0
     values: dict[str, Doubles] = {}
     for metric in rules.metrics:
@@ -194,15 +210,21 @@ def evaluate(
             continue
         for k in rules.cutoffs:
             at_k = _metric_at_k(metric, visible_row, ranks, n_wanted, k)
-            values[f"{metric}@{k}"] = at_k[is_counted]
-    return Evaluation(users[is_counted], values)
+            name = f"{metric}@{k}"
+            values[name] = at_k[is_counted]
+    return Evaluation(ranked.users[is_counted], values)
+
+
+def _count_by_row(row: Longs, n_rows: int) -> Doubles:
+    counts = np.bincount(row, minlength=n_rows)
+    return counts.astype(np.float64)
 
 
 def _metric_at_k(metric: str, row: Longs, ranks: Doubles, n_wanted: Doubles, k: int) -> Doubles:
     n = len(n_wanted)
     is_hit = ranks <= k
     hit_row = row[is_hit]
-    hits = np.bincount(hit_row, minlength=n).astype(np.float64)
+    hits = _count_by_row(hit_row, n)
     divisor = np.maximum(n_wanted, 1)
     if metric == "recall":
         return np.asarray(hits / divisor)
@@ -213,15 +235,19 @@ def _metric_at_k(metric: str, row: Longs, ranks: Doubles, n_wanted: Doubles, k: 
     if metric == "mrr":
         best = np.full(n, np.inf)
         np.minimum.at(best, row, ranks)
-        return np.where(best <= k, 1 / best, 0.0)
-    gains = 1 / np.log2(ranks[is_hit] + 1)
+        is_within = best <= k
+        return np.where(is_within, 1 / best, 0.0)
+    hit_ranks = ranks[is_hit]
+    gains = 1 / np.log2(hit_ranks + 1)
     gain = np.bincount(hit_row, weights=gains, minlength=n)
-    ideal_gains = 1 / np.log2(np.arange(k) + 2)
+    ideal_ranks = np.arange(k) + 2
+    ideal_gains = 1 / np.log2(ideal_ranks)
     ideal = np.cumsum(ideal_gains)
     if metric == "ndcg-k":
         return np.asarray(gain / ideal[-1])
     list_length = np.minimum(k, divisor).astype(int)
-    return np.asarray(gain / ideal[list_length - 1])
+    best_gain = ideal[list_length - 1]
+    return np.asarray(gain / best_gain)
 
 
 def _auc(row: Longs, ranks: Doubles, n_wanted: Doubles, candidates: Doubles, luck: Doubles) -> Doubles:
@@ -230,7 +256,7 @@ def _auc(row: Longs, ranks: Doubles, n_wanted: Doubles, candidates: Doubles, luc
     Of pairs that tie half are wrong, wherever chance put them. A hidden item that counts is below all others.
     """
     n = len(n_wanted)
-    ranked = np.bincount(row, minlength=n).astype(np.float64)
+    ranked = _count_by_row(row, n)
     others = candidates - ranked
     rank_sums = np.bincount(row, weights=ranks, minlength=n)
     least_sums = ranked * (ranked + 1) / 2
@@ -238,19 +264,23 @@ def _auc(row: Longs, ranks: Doubles, n_wanted: Doubles, candidates: Doubles, luc
     wrong = rank_sums - least_sums + hidden_pairs
     wrong -= luck
     pairs = n_wanted * others
-    share = 1 - wrong / np.maximum(pairs, 1)
+    divisor = np.maximum(pairs, 1)
+    share = 1 - wrong / divisor
     return np.where(pairs > 0, share, 0.5)
 
 
 def sample_candidates(touched: Ragged, n: int, n_items: int, keys: Keys, draws: Draws, block: int) -> Ragged:
     """n items per user that the user never touched in any split, distinct; fewer where there are not enough."""
     room = room_for_negatives(touched.ptr, touched.ids, n_items)
+    n_users = len(room)
     counts = np.minimum(room, n)
-    ptr = np.zeros(len(room) + 1, np.int64)
+    ptr = np.zeros(n_users + 1, np.int64)
     np.cumsum(counts, out=ptr[1:])
-    item = np.empty(ptr[-1], np.int32)
+    n_drawn = ptr[-1]
+    item = np.empty(n_drawn, np.int32)
     key = draws.public("candidates", block)
-    draw_distinct(key, keys[: len(room)], touched.ptr, touched.ids, room, ptr, item)
+    user_keys = keys[:n_users]
+    draw_distinct(key, user_keys, touched.ptr, touched.ids, room, ptr, item)
     return Ragged(ptr, item)
 
 
@@ -262,7 +292,10 @@ def summarise_continual(matrix: list[list[float]], tested: Sequence[int]) -> dic
     has_users = np.array(tested) > 0
     if not has_users.any():
         return dict.fromkeys(("la", "ra", "hm"), math.nan)
-    diagonal = np.array([row[t] for t, row in enumerate(matrix)])
+    own_scores = []
+    for block, row in enumerate(matrix):
+        own_scores.append(row[block])
+    diagonal = np.array(own_scores)
     last_row = np.array(matrix[-1])
     learned = float(diagonal[has_users].mean())
     retained = float(last_row[has_users].mean())

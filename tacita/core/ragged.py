@@ -42,10 +42,10 @@ class Ragged:
     @staticmethod
     def from_lists(lists: Sequence[Sequence[int]]) -> Ragged:
         ptr = np.zeros(len(lists) + 1, np.int64)
-        np.cumsum([len(items) for items in lists], out=ptr[1:])
         flat: list[int] = []
-        for items in lists:
+        for row, items in enumerate(lists):
             flat.extend(items)
+            ptr[row + 1] = len(flat)
         return Ragged(ptr, np.asarray(flat, np.int32))
 
     @staticmethod
@@ -72,7 +72,8 @@ class Ragged:
     def take(self, rows: AnyArray) -> Ragged:
         """The lists of some rows, in that order; the cost grows with their entries."""
         starts = self.ptr[rows]
-        ends = self.ptr[np.asarray(rows) + 1]
+        next_rows = np.asarray(rows) + 1
+        ends = self.ptr[next_rows]
         return self.slice_entries(starts, ends - starts)
 
     def slice_entries(self, starts: Longs, counts: Longs) -> Ragged:
@@ -94,9 +95,13 @@ class Ragged:
 
     def _join_columns(self, other: Ragged) -> Arrays:
         """The columns that both lists have; those of one, where the other has no entries."""
-        if not len(self.ids):
-            return other.values if len(other.ids) else {}
-        if not len(other.ids):
+        has_entries = len(self.ids) > 0
+        other_has_entries = len(other.ids) > 0
+        if not has_entries and not other_has_entries:
+            return {}
+        if not has_entries:
+            return other.values
+        if not other_has_entries:
             return self.values
         columns = {}
         for name, column in self.values.items():
@@ -121,11 +126,14 @@ class Ragged:
 
     def holds(self, rows: AnyArray, ids: AnyArray) -> Bools:
         """Whether each id is in the list of its row."""
-        highest = max(int(self.ids.max(initial=0)), int(np.max(ids, initial=0)))
-        width = 1 + highest
-        own_pairs = self.rows().astype(np.int64) * width + self.ids
-        own_pairs = np.sort(own_pairs)  # nearly in order: much faster than hashing
-        wanted_pairs = np.asarray(rows, np.int64) * width + ids
+        last_own = int(self.ids.max(initial=0))
+        last_wanted = int(np.max(ids, initial=0))
+        width = 1 + max(last_own, last_wanted)
+        own_rows = self.rows().astype(np.int64)
+        own_pairs = own_rows * width + self.ids
+        own_pairs.sort()  # nearly in order: much faster than hashing
+        wanted_rows = np.asarray(rows, np.int64)
+        wanted_pairs = wanted_rows * width + ids
         _, is_held = find_in_sorted(own_pairs, wanted_pairs)
         return is_held
 

@@ -2,48 +2,54 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import numpy as np
 import scipy.sparse
 
 from tacita.core.types import AnyArray, Ragged
 
+Matrix: TypeAlias = scipy.sparse.csr_array
 
-def matrix_of_lists(lists: Ragged, width: int) -> scipy.sparse.csr_array:
+
+def matrix_of_lists(lists: Ragged, width: int) -> Matrix:
     """1 for every entry of a list, in its row; an entry that a list has twice is stored twice."""
     ones = np.ones(len(lists.ids))
     return matrix_of_rows(lists.ptr, lists.ids, ones, width)
 
 
-def matrix_of_rows(ptr: AnyArray, column: AnyArray, value: AnyArray, width: int) -> scipy.sparse.csr_array:
+def matrix_of_rows(ptr: AnyArray, column: AnyArray, value: AnyArray, width: int) -> Matrix:
     n_rows = len(ptr) - 1
-    return scipy.sparse.csr_array((value, column, ptr), shape=(n_rows, width))
+    shape = (n_rows, width)
+    return Matrix((value, column, ptr), shape=shape)
 
 
-def matrix_of_cells(row: AnyArray, column: AnyArray, value: AnyArray, shape: tuple[int, int]) -> scipy.sparse.csr_array:
+def matrix_of_cells(row: AnyArray, column: AnyArray, value: AnyArray, shape: tuple[int, int]) -> Matrix:
     """Repeated cells are added up."""
-    return scipy.sparse.csr_array((value, (row, column)), shape=shape)
+    places = (row, column)
+    return Matrix((value, places), shape=shape)
 
 
 class SparseSum:
     """A sum of sparse matrices of one shape, in pieces, each more than twice the next: adding stays cheap."""
 
-    def __init__(self, shape: tuple[int, ...], pieces: tuple[scipy.sparse.csr_array, ...] = ()) -> None:
+    def __init__(self, shape: tuple[int, ...], pieces: tuple[Matrix, ...] = ()) -> None:
         self.shape = shape
         self.pieces = pieces
 
-    def __add__(self, other: SparseSum | scipy.sparse.csr_array) -> SparseSum:
+    def __add__(self, other: SparseSum | Matrix) -> SparseSum:
         pieces = list(self.pieces)
         added = other.pieces if isinstance(other, SparseSum) else (other,)
         for piece in added:
+            while pieces and pieces[-1].nnz <= 2 * piece.nnz:
+                before = pieces.pop()
+                piece = before + piece
             pieces.append(piece)
-            while len(pieces) > 1 and pieces[-2].nnz <= 2 * pieces[-1].nnz:
-                last = pieces.pop()
-                pieces[-1] = pieces[-1] + last
         return SparseSum(self.shape, tuple(pieces))
 
-    def matrix(self) -> scipy.sparse.csr_array:
+    def matrix(self) -> Matrix:
         """The whole sum, each row in the order of its columns."""
-        total = scipy.sparse.csr_array(self.shape)
+        total = Matrix(self.shape)
         for piece in reversed(self.pieces):
             total = total + piece
         total.eliminate_zeros()
@@ -51,4 +57,5 @@ class SparseSum:
         return total
 
     def any(self) -> bool:
-        return bool(self.matrix().nnz)
+        total = self.matrix()
+        return bool(total.nnz)

@@ -21,14 +21,16 @@ from tacita.data.file_errors import file_error, list_names, unreadable_error
 from tacita.data.roles import RequestedColumns, find_column, rank_name
 from tacita.data.table_files import find_main_file, read_columns
 
-_NAMES = {
-    "item": "id",
-    "genres": "genres genre class categories category maincategory tags",
-    "year": "year releaseyear publicationyear releasedate",
-    "text": "title movietitle itemtitle producttitle booktitle itemname artistname name subtitle brand author "
-    "description features",
+_TEXT_WORDS = (
+    "title movietitle itemtitle producttitle booktitle itemname artistname name subtitle brand author "
+    "description features"
+)
+_WORDS = {
+    "item": ["id"],
+    "genres": ["genres", "genre", "class", "categories", "category", "maincategory", "tags"],
+    "year": ["year", "releaseyear", "publicationyear", "releasedate"],
+    "text": _TEXT_WORDS.split(),
 }
-_WORDS = {role: names.split() for role, names in _NAMES.items()}
 _EMPTY_VALUES = {"", "unknown", "unkonwn", "(no genres listed)", "none", "null"}  # RecBole misspells one
 _SEPARATORS = ("|", ";", ",")
 _YEAR = re.compile(r"(?<!\d)(?:1[5-9]|20)\d\d(?!\d)")
@@ -42,11 +44,18 @@ _U_ITEM = (
 # fmt: on
 
 
+Places = tuple[int, ...]
+"""The columns of a role, counted from 0."""
+Genres = tuple[str, ...]
+GenreColumn = list[Genres]
+"""The genres of every row."""
+
+
 @dataclass(frozen=True)
 class ItemFeature:
     """The features of one item."""
 
-    genres: tuple[str, ...] = ()
+    genres: Genres = ()
     year: int | None = None
     text: str = ""  # a line for each column: title, brand, description
 
@@ -115,13 +124,15 @@ def _read_features(path: Path, source: str, item_ids: Sequence[str], columns: Re
     if not has_header:
         shown_names = _known_names(path, names)
     places = _find_roles(path, shown_names, names, columns)
+    item_places = places["item"]
     has_features = places["genres"] or places["year"] or places["text"]
-    if not places["item"] or not has_features:
+    if not item_places or not has_features:
         return None
-    rows = _select_item_rows(frame, places["item"][0], item_ids)
-    genres = [_split_genres(rows.to_series(place), names[place]) for place in places["genres"]]
-    if not has_header and path.name.removesuffix(".gz") == "u.item":
+    rows = _select_item_rows(frame, item_places[0], item_ids)
+    if _has_genre_flags(path, has_header):
         genres = [_read_genre_flags(rows)]
+    else:
+        genres = _read_genres(rows, names, places["genres"])
     years = _select_values(rows, places["year"])
     texts = _select_values(rows, places["text"])
     by_item = {}
@@ -136,12 +147,30 @@ def _read_features(path: Path, source: str, item_ids: Sequence[str], columns: Re
     return ItemFeatures(source, by_item, note)
 
 
+def _has_genre_flags(path: Path, has_header: bool) -> bool:
+    """Whether the file is MovieLens 100K's u.item."""
+    if has_header:
+        return False
+    return path.name.removesuffix(".gz") == "u.item"
+
+
+def _read_genres(rows: pl.DataFrame, names: Sequence[str], places: Sequence[int]) -> list[GenreColumn]:
+    columns = []
+    for place in places:
+        values = rows.to_series(place)
+        genres = _split_genres(values, names[place])
+        columns.append(genres)
+    return columns
+
+
 def _select_item_rows(frame: pl.DataFrame, place: int, item_ids: Sequence[str]) -> pl.DataFrame:
     """The first row of each wanted item, with its id in a column `item id`."""
-    ids = frame.to_series(place).cast(pl.String)
+    ids = frame.to_series(place)
+    ids = ids.cast(pl.String)
     ids = ids.str.strip_chars()
     rows = frame.with_columns(ids.alias("item id"))
-    is_wanted = pl.col("item id").is_in(list(item_ids))
+    wanted_ids = list(item_ids)
+    is_wanted = pl.col("item id").is_in(wanted_ids)
     rows = rows.filter(is_wanted)
     return rows.unique("item id", keep="first", maintain_order=True)
 
@@ -150,11 +179,14 @@ def _select_values(rows: pl.DataFrame, places: Sequence[int]) -> list[tuple[obje
     """The values of some columns, a tuple for each row."""
     if not places:
         return [()] * rows.height
-    columns = [rows.to_series(place).to_list() for place in places]
+    columns = []
+    for place in places:
+        values = rows.to_series(place)
+        columns.append(values.to_list())
     return list(zip(*columns))
 
 
-def _describe_columns(path: Path, names: Sequence[str], places: Mapping[str, tuple[int, ...]]) -> str:
+def _describe_columns(path: Path, names: Sequence[str], places: Mapping[str, Places]) -> str:
     """One sentence: which columns of the file have which role."""
     roles = []
     for role, role_places in places.items():
@@ -169,7 +201,8 @@ def _known_names(path: Path, names: Sequence[str]) -> tuple[str, ...]:
     """The names that the columns of MovieLens' item files would have; others without a header have to be named."""
     base = path.name.removesuffix(".gz")
     known: tuple[str, ...] = ()
-    if base == "u.item" and len(names) == 5 + len(_U_ITEM):
+    n_flags = len(_U_ITEM)
+    if base == "u.item" and len(names) == 5 + n_flags:
         known = ("item", "title", "release date")
     elif base == "movies.dat" and len(names) == 3:
         known = ("item", "title", "genres")
@@ -179,7 +212,7 @@ def _known_names(path: Path, names: Sequence[str]) -> tuple[str, ...]:
 
 def _find_roles(
     path: Path, shown_names: Sequence[str], names: Sequence[str], columns: RequestedColumns
-) -> dict[str, tuple[int, ...]]:
+) -> dict[str, Places]:
     """The places of each role's columns: those that the caller names, else those whose names fit."""
     places = _find_roles_by_name(shown_names)
     for role, name in columns.items():
@@ -196,43 +229,48 @@ def _find_roles(
     return places
 
 
-def _find_roles_by_name(names: Sequence[str]) -> dict[str, tuple[int, ...]]:
+def _find_roles_by_name(names: Sequence[str]) -> dict[str, Places]:
     """Every column whose name fits a role; for the item only the one that fits best."""
-    places: dict[str, list[int]] = {role: [] for role in _WORDS}
+    places: dict[str, Places] = dict.fromkeys(_WORDS, ())
     ranked_items = []
     for place, name in enumerate(names):
         base = name.split(":")[0].lower()
         plain = "".join(letter for letter in base if letter.isalnum())
         for role, words in _WORDS.items():
             if plain in words:
-                places[role].append(place)
+                places[role] += (place,)
         rank = rank_name(name, "item")
         if rank is not None:
             ranked_items.append((rank, place))
     if ranked_items:
         _, best = min(ranked_items)
-        places["item"] = [best]
-    places["item"] = places["item"][:1]
-    return {role: tuple(role_places) for role, role_places in places.items()}
+        places["item"] = (best,)
+    else:
+        places["item"] = places["item"][:1]
+    return places
 
 
-def _read_genre_flags(frame: pl.DataFrame) -> list[tuple[str, ...]]:
+def _read_genre_flags(frame: pl.DataFrame) -> GenreColumn:
     """The genres of u.item, where each has a column of 0 and 1."""
     n_flags = len(_U_ITEM)
     flag_places = range(5, 5 + n_flags)
     flags = frame.select(pl.nth(flag_places))
-    rows = []
+    column = []
     for row in flags.iter_rows():
-        genres = [name for name, flag in zip(_U_ITEM, row) if flag == "1"]
-        rows.append(tuple(genres))
-    return rows
+        genres: Genres = ()
+        for name, flag in zip(_U_ITEM, row):
+            if flag == "1":
+                genres += (name,)
+        column.append(genres)
+    return column
 
 
-def _split_genres(column: pl.Series, name: str) -> list[tuple[str, ...]]:
+def _split_genres(column: pl.Series, name: str) -> GenreColumn:
     """The genres of each row: a list, or text with one separator all the way down."""
     if column.dtype.is_nested():
         return [tuple(_iter_leaves(value)) for value in column.to_list()]
-    texts = column.cast(pl.String).fill_null("").to_list()
+    strings = column.cast(pl.String).fill_null("")
+    texts = strings.to_list()
     separator = _find_genre_separator(texts)
     if separator is None and name.endswith(":token_seq"):
         separator = " "
@@ -258,7 +296,7 @@ def _iter_leaves(value: object) -> Iterator[str]:
         yield str(value)
 
 
-def _make_feature(genres: list[tuple[str, ...]], years: Sequence[object], texts: Sequence[object]) -> ItemFeature:
+def _make_feature(genres: list[Genres], years: Sequence[object], texts: Sequence[object]) -> ItemFeature:
     """One item's values, cleaned; a year behind the title counts as a year and not as a word."""
     lines = []
     for value in texts:
@@ -266,12 +304,17 @@ def _make_feature(genres: list[tuple[str, ...]], years: Sequence[object], texts:
         lines.append(" ".join(line.split()))
     year = _find_year(years)
     if lines:
-        title_years = _TITLE_YEAR.findall(lines[0])
-        lines[0] = _TITLE_YEAR.sub("", lines[0])
+        title = lines[0]
+        title_years = _TITLE_YEAR.findall(title)
+        lines[0] = _TITLE_YEAR.sub("", title)
         if year is None and title_years:
             year = int(title_years[-1])
-    text = "\n".join(line for line in lines if line.lower() not in _EMPTY_VALUES)
-    return ItemFeature(_clean_genres(genres), year, text)
+    filled_lines = [line for line in lines if line.lower() not in _EMPTY_VALUES]
+    return ItemFeature(
+        genres=_clean_genres(genres),
+        year=year,
+        text="\n".join(filled_lines),
+    )
 
 
 def _find_year(values: Sequence[object]) -> int | None:
@@ -284,7 +327,7 @@ def _find_year(values: Sequence[object]) -> int | None:
     return None
 
 
-def _clean_genres(columns: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+def _clean_genres(columns: Sequence[Genres]) -> Genres:
     """Each genre once, in order; words for a missing value are left out."""
     genres: list[str] = []
     for column in columns:

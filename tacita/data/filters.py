@@ -7,12 +7,40 @@ from itertools import pairwise
 
 import numpy as np
 
+from tacita.core.config import SplitConfig
 from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, BlockStream, FilterEffect, Longs
 from tacita.data.sources import Interactions
 
 Size = tuple[int, int, int]
 """Rows, users, items."""
+
+SizesByReason = list[tuple[str, Size]]
+"""The size before filtering, then the reason of each filter and the size after it."""
+
+
+def filter_rows(table: Interactions, config: SplitConfig) -> tuple[Longs, SizesByReason]:
+    """The remaining rows, and the sizes before and after each filter."""
+    full_size = measure_size(table.user, table.item)
+    sizes = [("", full_size)]
+
+    def note_size(reason: str) -> None:
+        user = table.user[rows]
+        item = table.item[rows]
+        size = measure_size(user, item)
+        sizes.append((reason, size))
+
+    least = config.min_rating
+    rows = filter_by_rating(table, least)
+    if least is not None:
+        note_size(f"the least rating of {least:g} (split.min_rating)")
+    if config.min_user > 1:
+        rows = filter_by_activity(table, rows, config.min_user)
+        note_size(f"users with fewer than {config.min_user} (split.min_user)")
+    core = config.k_core or 0
+    rows = filter_k_core(table, rows, core)
+    note_size(f"the {core}-core (split.k_core)")
+    return rows, sizes
 
 
 def filter_by_rating(table: Interactions, least: float | None) -> Longs:
@@ -21,7 +49,8 @@ def filter_by_rating(table: Interactions, least: float | None) -> Longs:
         return np.arange(len(table.user))
     if table.rating is None:
         raise TacitaError(f"{table.name} has no ratings; remove split.min_rating.")
-    rows = np.flatnonzero(table.rating >= least)
+    is_liked = table.rating >= least
+    rows = np.flatnonzero(is_liked)
     if len(rows) == 0:
         raise TacitaError(f"nothing of {table.name} is left after split.min_rating; lower it.")
     return rows
@@ -30,7 +59,7 @@ def filter_by_rating(table: Interactions, least: float | None) -> Longs:
 def filter_by_activity(table: Interactions, rows: Longs, least: int) -> Longs:
     """The rows of users who have at least so many of them; items do not count."""
     user = table.user[rows]
-    per_user = np.bincount(user, minlength=len(table.user_ids))
+    per_user = np.bincount(user)
     is_active = per_user[user] >= least
     rows = rows[is_active]
     if len(rows) == 0:
@@ -46,9 +75,10 @@ def filter_k_core(table: Interactions, rows: Longs, k: int) -> Longs:
     while len(rows):
         user = table.user[rows]
         item = table.item[rows]
-        per_user = np.bincount(user, minlength=len(table.user_ids))
-        per_item = np.bincount(item, minlength=len(table.item_ids))
-        keep = (per_user[user] >= k) & (per_item[item] >= k)
+        per_user = np.bincount(user)
+        per_item = np.bincount(item)
+        keep = per_user[user] >= k
+        keep &= per_item[item] >= k
         if keep.all():
             return rows
         rows = rows[keep]
@@ -58,9 +88,11 @@ def filter_k_core(table: Interactions, rows: Longs, k: int) -> Longs:
 
 
 def measure_size(user: AnyArray, item: AnyArray) -> Size:
-    n_users = np.count_nonzero(np.bincount(user))
-    n_items = np.count_nonzero(np.bincount(item))
-    return len(user), int(n_users), int(n_items)
+    per_user = np.bincount(user)
+    per_item = np.bincount(item)
+    n_users = int(np.count_nonzero(per_user))
+    n_items = int(np.count_nonzero(per_item))
+    return len(user), n_users, n_items
 
 
 def list_removals(sizes: Sequence[tuple[str, Size]]) -> tuple[FilterEffect, ...]:
@@ -69,7 +101,8 @@ def list_removals(sizes: Sequence[tuple[str, Size]]) -> tuple[FilterEffect, ...]
     for (_, before), (reason, after) in pairwise(sizes):
         if before != after:
             rows, users, items = zip(before, after)
-            removals.append(FilterEffect(reason, rows, users, items))
+            effect = FilterEffect(reason, rows, users, items)
+            removals.append(effect)
     return tuple(removals)
 
 
@@ -79,7 +112,8 @@ CONTINUAL_PARTS = ("replay", "temporal-mean", "proximal", "proxies", "error-memo
 
 def list_data_notes(stream: BlockStream, parts: Sequence[str] = ()) -> list[str]:
     """What people should know of the data a run with these parts begins with, a line each."""
-    return format_data_notes(stream.notes, stream.removed, len(stream.blocks), parts)
+    n_blocks = len(stream.blocks)
+    return format_data_notes(stream.notes, stream.removed, n_blocks, parts)
 
 
 def format_data_notes(
@@ -105,8 +139,9 @@ def format_removals(removed: Sequence[FilterEffect]) -> str:
         losses = []
         changes = {"rows": effect.rows, "users": effect.users, "items": effect.items}
         for name, (old, new) in changes.items():
-            if old > new:
-                losses.append(f"{old - new:,} {name}")
+            n_lost = old - new
+            if n_lost > 0:
+                losses.append(f"{n_lost:,} {name}")
         listed = ", ".join(losses)
         steps.append(f"{effect.reason} took {listed}")
     reasons = "; ".join(steps)

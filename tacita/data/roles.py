@@ -43,7 +43,8 @@ def check_roles(columns: RequestedColumns) -> dict[str, str]:
         if role not in _ALIASES:
             raise unknown_name_error("column role", requested, {*_ALIASES, *_SYNONYMS})
         if role in roles:
-            raise TacitaError(f"--columns names the {role} twice, as '{roles[role]}' and as '{name}'; choose one.")
+            other_name = roles[role]
+            raise TacitaError(f"--columns names the {role} twice, as '{other_name}' and as '{name}'; choose one.")
         roles[role] = name
     return roles
 
@@ -79,7 +80,8 @@ def has_header(rows: Sequence[Sequence[str]], columns: RequestedColumns) -> bool
     """Whether the first row names columns: by known or wanted names, or by having no number and no date."""
     first = [name.strip() for name in rows[0]]
     for role in ("user", "item", "title"):
-        if any(rank_name(name, role) is not None for name in first):
+        ranks = [rank_name(name, role) for name in first]
+        if any(rank is not None for rank in ranks):
             return True
     wanted = set(columns.values())
     if wanted & set(first):
@@ -124,11 +126,18 @@ def _refuse_twins(path: Path, names: Names, roles: RolePlaces, columns: Requeste
     """Two columns of one name cannot be told apart, unless the caller chose one by its number."""
     for role, at in roles.items():
         name = names[at]
-        twins = [str(place) for place, other in enumerate(names, 1) if other == name]
-        if len(twins) > 1 and columns.get(role) not in twins:
+        twins = []
+        for place, other in enumerate(names, 1):
+            if other == name:
+                twins.append(str(place))
+        n_twins = len(twins)
+        requested = columns.get(role)
+        if n_twins > 1 and requested not in twins:
+            first = twins[0]
             places = " and ".join(twins)
-            problem = f"the header names {quote_value(name)} {len(twins)} times, as columns {places}"
-            remedy = f"rename one, or say which is the {role} with --columns {role}={twins[0]}"
+            quoted = quote_value(name)
+            problem = f"the header names {quoted} {n_twins} times, as columns {places}"
+            remedy = f"rename one, or say which is the {role} with --columns {role}={first}"
             raise file_error(path, problem, remedy)
 
 
@@ -146,7 +155,8 @@ def find_roles_by_place(path: Path, rows: Sequence[Sequence[str]], columns: Requ
     assign("item", 1)
     last = min(4, len(names))
     for place in range(2, last):
-        values = [row[place].strip() for row in rows if len(row) > place]
+        long_rows = [row for row in rows if len(row) > place]
+        values = [row[place].strip() for row in long_rows]
         role = _guess_role(values)
         if role == "rating" and place == 3:
             role = "timestamp"
@@ -157,12 +167,18 @@ def find_roles_by_place(path: Path, rows: Sequence[Sequence[str]], columns: Requ
 
 def _guess_role(values: Sequence[str]) -> str | None:
     """Rating or timestamp, by the look of the first values."""
-    numbers = [number for number in map(parse_number, values) if number is not None]
-    if len(numbers) * 2 > len(values):
+    n_values = len(values)
+    numbers = []
+    for value in values:
+        number = parse_number(value)
+        if number is not None:
+            numbers.append(number)
+    if len(numbers) * 2 > n_values:
         return "timestamp" if min(numbers) >= 1e8 else "rating"
-    dates = parse_dates(pl.Series(values, dtype=pl.String))
+    texts = pl.Series(values, dtype=pl.String)
+    dates = parse_dates(texts)
     n_missing = dates.null_count()
-    if n_missing * 2 < len(values):
+    if n_missing * 2 < n_values:
         return "timestamp"
     return None
 

@@ -17,7 +17,7 @@ import scipy.special
 
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
-from tacita.core.types import BlockStream, Doubles, Keys, Longs, Ragged
+from tacita.core.types import BlockStream, Doubles, Floats, Keys, Longs, Ragged
 from tacita.data.features import load_stream_features
 from tacita.kernels.hashing import choose_distinct, hash_owners, uniforms
 
@@ -37,7 +37,10 @@ class SiloAssignment:
 
 def assign_silos(stream: BlockStream, silos: int, skew: str | float, draws: Draws) -> SiloAssignment:
     """Users spread over silos to a degree of difference; a user's label is of the block they come in."""
-    alpha = SKEW_ALPHAS[skew] if isinstance(skew, str) else float(skew)
+    if isinstance(skew, str):
+        alpha = SKEW_ALPHAS[skew]
+    else:
+        alpha = float(skew)
     if alpha <= 0:
         raise TacitaError(f"train.skew = {skew} is no parameter of a Dirichlet distribution; use a number above 0.")
     if silos < 2:
@@ -64,7 +67,7 @@ def collect_first_items(stream: BlockStream) -> Ragged:
         is_new = ~is_known[user]
         users.append(user[is_new])
         items.append(block.train.ids[is_new])
-        is_known[: block.n_users] |= block.train.counts() > 0
+        is_known[user] = True
     all_users = np.concatenate(users)
     all_items = np.concatenate(items)
     return Ragged.from_pairs(all_users, all_items, stream.n_users)
@@ -79,17 +82,21 @@ def label_by_genre(stream: BlockStream, lists: Ragged) -> Longs:
     if not names:
         raise TacitaError(f"dataset {stream.name} says nothing of genres.")
     genres = sorted(names)
-    number = {genre: n for n, genre in enumerate(genres)}
-    has_genre = np.zeros((stream.n_items, len(genres)))
+    n_genres = len(genres)
+    has_genre = np.zeros((stream.n_items, n_genres))
     for row, item in enumerate(stream.item_ids):
-        if item in features:
-            numbers = [number[genre] for genre in features[item].genres]
-            has_genre[row, numbers] = 1
-    counts = np.zeros((len(lists), len(genres)))
-    np.add.at(counts, lists.rows(), has_genre[lists.ids])
+        if item not in features:
+            continue
+        for genre in features[item].genres:
+            column = genres.index(genre)
+            has_genre[row, column] = 1
+    counts = np.zeros((len(lists), n_genres))
+    entry_genres = has_genre[lists.ids]
+    np.add.at(counts, lists.rows(), entry_genres)
     label = counts.argmax(1)
     has_none = counts.sum(1) == 0
-    label[has_none] = counts.sum(0).argmax()
+    totals = counts.sum(0)
+    label[has_none] = totals.argmax()
     return np.asarray(label, np.int64)
 
 
@@ -98,11 +105,13 @@ def label_by_cluster(lists: Ragged, n_items: int, draws: Draws) -> Longs:
     n = len(lists)
     k = min(CLUSTERS, n - 1, n_items - 1)
     points = _project_users(lists, n_items, k, draws)
-    first_centres = choose_distinct(draws.public("silo-centres"), n, k)
+    centres_key = draws.public("silo-centres")
+    first_centres = choose_distinct(centres_key, n, k)
     centres = points[np.sort(first_centres)]
     label = np.zeros(n, np.int64)
     for _ in range(50):
-        half_norms = 0.5 * (centres**2).sum(1)
+        norms = (centres**2).sum(1)
+        half_norms = 0.5 * norms
         closeness = points @ centres.T - half_norms
         nearest = closeness.argmax(1)
         if np.array_equal(nearest, label):
@@ -110,31 +119,45 @@ def label_by_cluster(lists: Ragged, n_items: int, draws: Draws) -> Longs:
         label = nearest
         total = np.zeros_like(centres)
         np.add.at(total, label, points)
-        size = np.bincount(label, minlength=k)[:, None]
+        size = np.bincount(label, minlength=k)
+        size = size[:, None]
         means = total / np.maximum(size, 1)
-        centres = np.where(size > 0, means, centres)
+        is_used = size > 0
+        centres = np.where(is_used, means, centres)
     return np.asarray(label, np.int64)
 
 
 def _project_users(lists: Ragged, n_items: int, k: int, draws: Draws) -> Doubles:
     """Users as points of length 1 in the k leading directions of the matrix of choices."""
-    n = len(lists)
+    shape = (len(lists), n_items)
     ones = np.ones(len(lists.ids))
-    matrix = scipy.sparse.csr_matrix((ones, lists.ids, lists.ptr), shape=(n, n_items))
-    owner = np.zeros(1, np.uint64)
-    start = uniforms(draws.public("silo-svd"), owner, min(n, n_items))[0]
-    u, s, _ = scipy.sparse.linalg.svds(matrix, k=k, v0=start.astype(np.float64))
+    cells = (ones, lists.ids, lists.ptr)
+    matrix = scipy.sparse.csr_matrix(cells, shape=shape)
+    start_key = draws.public("silo-svd")
+    start = _draw_uniforms(start_key, min(shape))
+    start = start.astype(np.float64)
+    u, s, _ = scipy.sparse.linalg.svds(matrix, k=k, v0=start)
     points = u * s
     norms = np.linalg.norm(points, axis=1, keepdims=True)
     points /= np.maximum(norms, 1e-12)
     return np.asarray(points)
 
 
+def _draw_uniforms(key: np.uint64, n: int) -> Floats:
+    """Uniform numbers that belong to no user."""
+    owner = np.zeros(1, np.uint64)
+    rows = uniforms(key, owner, n)
+    return np.asarray(rows[0])
+
+
 def draw_label_shares(silos: int, n_labels: int, alpha: float, draws: Draws) -> Doubles:
     """A draw from a Dirichlet distribution for every silo: gamma variables, by the inverse of their distribution."""
     silo_numbers = np.arange(silos, dtype=np.uint64)
-    uniform = uniforms(draws.public("silo-shares"), silo_numbers, n_labels)
-    quantiles = np.clip(uniform.astype(np.float64), 2.0**-25, 1 - 2.0**-25)
+    key = draws.public("silo-shares")
+    quantiles = uniforms(key, silo_numbers, n_labels)
+    quantiles = quantiles.astype(np.float64)
+    margin = 2.0**-25
+    quantiles = np.clip(quantiles, margin, 1 - margin)
     gamma = scipy.special.gammaincinv(alpha, quantiles)
     shares = gamma / gamma.sum(1, keepdims=True)
     return np.asarray(shares)
@@ -145,18 +168,20 @@ def spread_users(label: Longs, silos: int, alpha: float, user_keys: Keys, draws:
     n_users = len(label)
     n_labels = int(label.max(initial=0)) + 1
     shares = draw_label_shares(silos, n_labels, alpha, draws)
-    chance = hash_owners(draws.public("silo-people"), user_keys[:n_users])
+    order_key = draws.public("silo-people")
+    chance = hash_owners(order_key, user_keys[:n_users])
     order = np.lexsort((chance, label))
     queues = Ragged.from_pairs(label[order], order, n_labels)  # the users of each label, in an order of chance
     next_place = queues.ptr[:-1].copy()
     remaining = queues.counts()
-    owner = np.zeros(1, np.uint64)
-    picks = uniforms(draws.public("silo-picks"), owner, n_users)[0]
+    picks_key = draws.public("silo-picks")
+    picks = _draw_uniforms(picks_key, n_users)
     silo = np.zeros(n_users, np.int64)
     for n, pick in enumerate(picks.tolist()):
         silo_number = n % silos
         picked = _pick_label(shares[silo_number], remaining, pick)
-        user = queues.ids[next_place[picked]]
+        place = next_place[picked]
+        user = queues.ids[place]
         silo[user] = silo_number
         next_place[picked] += 1
         remaining[picked] -= 1
@@ -165,16 +190,20 @@ def spread_users(label: Longs, silos: int, alpha: float, user_keys: Keys, draws:
 
 def _pick_label(shares: Doubles, remaining: Longs, pick: float) -> int:
     """A label by a silo's shares among those with users; by what remains where the shares leave none."""
-    chance = shares * (remaining > 0)
+    has_users = remaining > 0
+    chance = shares * has_users
     total = chance.sum()
     if total > 1e-12:
-        reached = np.cumsum(chance / total)
+        probability = chance / total
     else:
-        reached = np.cumsum(remaining / remaining.sum())
-    picked = int(np.searchsorted(reached, pick * reached[-1], side="right"))
-    if picked < len(remaining) and remaining[picked]:
+        probability = remaining / remaining.sum()
+    reached = np.cumsum(probability)
+    target = pick * reached[-1]
+    picked = int(np.searchsorted(reached, target, side="right"))
+    if picked < len(remaining) and has_users[picked]:
         return picked
-    return int(np.flatnonzero(remaining)[-1])
+    last = np.flatnonzero(has_users)[-1]
+    return int(last)
 
 
 def measure_divergence(label: Longs, silo: Longs) -> float:
@@ -187,13 +216,15 @@ def measure_divergence(label: Longs, silo: Longs) -> float:
     own = table / np.maximum(sizes, 1)
     overall = table.sum(0) / table.sum()
     overall = np.broadcast_to(overall, own.shape)
-    mixed = _entropy((own + overall) / 2)
-    separate = (_entropy(own) + _entropy(overall)) / 2
-    divergence = mixed - separate
+    mixture = (own + overall) / 2
+    separate = _entropy(own) + _entropy(overall)
+    divergence = _entropy(mixture) - separate / 2
     has_users = table.sum(1) > 0
-    return float(divergence[has_users].mean())
+    mean = divergence[has_users].mean()
+    return float(mean)
 
 
 def _entropy(shares: Doubles) -> Doubles:
-    logs = np.log2(np.where(shares > 0, shares, 1))
-    return np.asarray(-(shares * logs).sum(1))
+    positive = np.where(shares > 0, shares, 1)
+    terms = shares * np.log2(positive)
+    return np.asarray(-terms.sum(1))

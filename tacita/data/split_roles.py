@@ -28,12 +28,14 @@ def number_pairs(user: Ints, item: Ints) -> Longs:
 
 def rank_in_user(user: Ints, order: Longs) -> Longs:
     """Position of every row among its user's rows when rows are visited in `order`."""
-    ordered_user = user[order]
-    by_user = order[np.argsort(ordered_user, kind="stable")]
+    n_rows = len(user)
+    stable_order = np.argsort(user[order], kind="stable")
+    by_user = order[stable_order]
+    sorted_user = user[by_user]
     counts = np.bincount(user)
     start = np.cumsum(counts) - counts
-    rank = np.empty(len(user), np.int64)
-    rank[by_user] = np.arange(len(user)) - start[user[by_user]]
+    rank = np.empty(n_rows, np.int64)
+    rank[by_user] = np.arange(n_rows) - start[sorted_user]
     return rank
 
 
@@ -46,21 +48,27 @@ class Shuffle(NamedTuple):
     repeats: str
 
     def order(self, user: Ints, item: Ints, block: int) -> Longs:
-        item_hash = hash_owners(self.draws.public("split-items"), self.item_keys)
-        mixed = self.keys[user] ^ item_hash[item]
+        items_key = self.draws.public("split-items")
+        item_hash = hash_owners(items_key, self.item_keys)
+        user_key = self.keys[user]
+        mixed = user_key ^ item_hash[item]
         if self.repeats == "keep":
             mixed = self._separate_repeats(mixed, user, item)
-        chance = hash_owners(self.draws.public("split", block), mixed)
+        block_key = self.draws.public("split", block)
+        chance = hash_owners(block_key, mixed)
         return np.argsort(chance, kind="stable")
 
     def _separate_repeats(self, mixed: Keys, user: Ints, item: Ints) -> Keys:
         """Give each further row of a pair a key of its own."""
         pairs = number_pairs(user, item)
-        _, pair = np.unique(pairs, return_inverse=True)
+        _, places = np.unique(pairs, return_inverse=True)
+        pair = places.astype(np.int32)
         file_order = np.arange(len(pair))
-        repeat = rank_in_user(pair.astype(np.int32), file_order)
-        repeat_hash = hash_owners(self.draws.public("split-repeats"), repeat.astype(np.uint64))
-        return np.where(repeat > 0, mixed ^ repeat_hash, mixed)
+        repeat = rank_in_user(pair, file_order)
+        key = self.draws.public("split-repeats")
+        repeat_hash = hash_owners(key, repeat.astype(np.uint64))
+        separated = mixed ^ repeat_hash
+        return np.where(repeat > 0, separated, mixed)
 
 
 def make_inner_roles(config: SplitConfig, shuffle: Shuffle) -> AssignRoles:
@@ -80,16 +88,20 @@ def _assign_inner_roles(user: Ints, order: Longs) -> AnyArray:
     """F3CRec: per user the last ceil(n/10) are test, ceil of a ninth of the rest validation; below 3 all train."""
     n = np.bincount(user)[user]
     n_test = -(-n // 10)
-    n_valid = -(-(n - n_test) // 9)
+    n_other = n - n_test
+    n_valid = -(-n_other // 9)
+    n_train = n_other - n_valid
     rank = rank_in_user(user, order)
-    role = _cut_by_rank(rank, n - n_test - n_valid, n - n_test)
+    role = _cut_by_rank(rank, n_train, n_other)
     return np.where(n < 3, TRAIN, role)
 
 
 def _cut_by_rank(rank: Longs, first_valid: AnyArray | int, first_test: AnyArray | int) -> AnyArray:
     """Training rows come first, then validation rows, then test rows."""
-    train_or_valid = np.where(rank >= first_valid, VALID, TRAIN)
-    return np.where(rank >= first_test, TEST, train_or_valid)
+    is_valid = rank >= first_valid
+    is_test = rank >= first_test
+    train_or_valid = np.where(is_valid, VALID, TRAIN)
+    return np.where(is_test, TEST, train_or_valid)
 
 
 def make_single_roles(kind: str, table: Interactions, config: SplitConfig, shuffle: Shuffle) -> AssignRoles:
@@ -126,9 +138,10 @@ def _assign_some_out_roles(user: Ints, order: Longs, config: SplitConfig) -> Any
     rank = rank_in_user(user, order)
     n = np.bincount(user)[user]
     n_other = n - config.held_items
-    n_valid = _tenth(n_other)
-    role = _cut_by_rank(rank, n_other - n_valid, n_other)
-    has_few = (n < config.least_items) | (n_other < 2)
+    n_train = n_other - _tenth(n_other)
+    role = _cut_by_rank(rank, n_train, n_other)
+    has_few = n < config.least_items
+    has_few |= n_other < 2
     return np.where(has_few, TRAIN, role)
 
 
@@ -140,14 +153,16 @@ def _assign_share_roles(user: Ints, order: Longs, kind: str) -> AnyArray:
         share = np.ones_like(n)
     else:
         share = _tenth(n)
-    role = _cut_by_rank(rank, n - 2 * share, n - share)
+    n_train = n - 2 * share
+    role = _cut_by_rank(rank, n_train, n - share)
     return np.where(n < 3, TRAIN, role)
 
 
 def _tenth(n: Longs) -> Longs:
     """A tenth, rounded, at least one."""
-    rounded = np.rint(0.1 * n).astype(np.int64)
-    return np.asarray(np.maximum(1, rounded))
+    tenth = np.rint(0.1 * n)
+    whole_tenth = tenth.astype(np.int64)
+    return np.asarray(np.maximum(1, whole_tenth))
 
 
 def use_source_split(
@@ -155,13 +170,15 @@ def use_source_split(
 ) -> tuple[list[int], AssignRoles]:
     """Blocks and roles as the source has them; a tenth of the training rows may be lent for validation."""
     assert table.split is not None
-    source_role = table.split[rows].astype(np.int64)
+    source_role = table.split[rows]
+    source_role = source_role.astype(np.int64)
     cuts = _find_source_cuts(table, rows)
     has_validation = (source_role == VALID).any()
     lends = config.lend and not has_validation
 
     def assign_roles(block: int, user: Ints, item: Ints, rows: Longs) -> AnyArray:
-        role = source_role[cuts[block] + rows]
+        places = cuts[block] + rows
+        role = source_role[places]
         if lends:
             order = shuffle.order(user, item, block)
             role = _lend_validation(role, user, order)
@@ -178,8 +195,9 @@ def _find_source_cuts(table: Interactions, rows: Longs) -> list[int]:
     empty_blocks = np.flatnonzero(sizes == 0)
     if len(empty_blocks):
         empty = int(empty_blocks[0])
+        last = len(sizes) - 1
         raise TacitaError(
-            f"no row of {table.name} is in block {empty}, but some are in block {len(sizes) - 1}; number the blocks "
+            f"no row of {table.name} is in block {empty}, but some are in block {last}; number the blocks "
             "0, 1, 2 and so on without a gap, and see split.min_rating and split.k_core."
         )
     ends = np.cumsum(sizes)
@@ -192,14 +210,17 @@ def _lend_validation(role: AnyArray, user: Ints, order: Longs) -> AnyArray:
     train = np.flatnonzero(role == TRAIN)
     if not len(train):
         return role
+    n_train = len(train)
     position = np.full(len(user), -1)
-    position[train] = np.arange(len(train))
+    position[train] = np.arange(n_train)
     is_train = role[order] == TRAIN
-    train_order = position[order[is_train]]
+    ordered_train = order[is_train]
+    train_order = position[ordered_train]
     train_user = user[train]
     n = np.bincount(train_user)[train_user]
     rank = rank_in_user(train_user, train_order)
-    n_lent = np.maximum(1, n // 10)
-    is_lent = (n >= 3) & (rank >= n - n_lent)
-    role[train[is_lent]] = VALID
+    first_lent = n - np.maximum(1, n // 10)
+    is_lent = (n >= 3) & (rank >= first_lent)
+    lent_rows = train[is_lent]
+    role[lent_rows] = VALID
     return role

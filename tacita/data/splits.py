@@ -28,7 +28,7 @@ from tacita.core.config import SplitConfig, find_later_defaults
 from tacita.core.draws import Draws, derive_keys
 from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Arrays, Block, BlockStream, Bools, Doubles, Ints, Keys, Longs, Ragged
-from tacita.data.filters import Size, filter_by_activity, filter_by_rating, filter_k_core, list_removals, measure_size
+from tacita.data.filters import filter_rows, list_removals
 from tacita.data.interaction_table import rating_note
 from tacita.data.sources import Interactions
 from tacita.data.split_roles import (
@@ -62,10 +62,12 @@ def split(table: Interactions, config: SplitConfig, draws: Draws | None = None) 
     """Filter, order, number and cut a table as the config says."""
     draws = draws or Draws(config.seed)
     config = resolve_split(table, config)
-    rows, sizes = _filter_rows(table, config)
+    rows, sizes = filter_rows(table, config)
     rows = _order_rows(table, rows, config, draws)
-    user, user_ids = _number_by_appearance(table.user[rows], table.user_ids)
-    item, item_ids = _number_by_appearance(table.item[rows], table.item_ids)
+    user_codes = table.user[rows]
+    item_codes = table.item[rows]
+    user, user_ids = _number_by_appearance(user_codes, table.user_ids)
+    item, item_ids = _number_by_appearance(item_codes, table.item_ids)
     n_users = len(user_ids)
     n_items = len(item_ids)
     if n_users < 2 or n_items < 2:
@@ -77,9 +79,12 @@ def split(table: Interactions, config: SplitConfig, draws: Draws | None = None) 
     item_keys = derive_keys(item_ids)
     shuffle = Shuffle(user_keys, item_keys, draws, config.repeats)
     cuts, assign_roles = _plan_split(table, rows, config, shuffle)
-    interactions = _InteractionRows(user, item, rows, _extra_columns(table))
+    columns = _extra_columns(table)
+    interactions = _InteractionRows(user, item, rows, columns)
     blocks = _make_blocks(interactions, cuts, assign_roles, config.repeats)
-    sizes.append((_describe_deduplication(config), (_count_entries(blocks), n_users, n_items)))
+    reason = _describe_deduplication(config)
+    n_entries = _count_entries(blocks)
+    sizes.append((reason, (n_entries, n_users, n_items)))
     low_rated = None
     if config.min_rating is not None:
         low_rated = _collect_low_rated(table, rows, user, item)
@@ -119,10 +124,13 @@ def _count_entries(blocks: tuple[Block, ...]) -> int:
 
 def _compute_split_fingerprint(table: Interactions, config: SplitConfig) -> str:
     """A hash of the data and of the settings; settings that came later count only where they are not the default."""
-    excluded = {"kind": True, "k_core": True} | find_later_defaults(config, "split.")
+    excluded = find_later_defaults(config, "split.")
+    excluded["kind"] = True
+    excluded["k_core"] = True
     settings = config.model_dump_json(exclude=excluded)
     core = config.k_core or 0
-    text = f"{table.fingerprint}\n{config.kind}\n{core}\n{settings}"
+    lines = [table.fingerprint, str(config.kind), str(core), settings]
+    text = "\n".join(lines)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -140,41 +148,27 @@ def _collect_notes(table: Interactions, config: SplitConfig) -> tuple[str, ...]:
 
 def _collect_low_rated(table: Interactions, rows: Longs, user: Ints, item: Ints) -> Ragged:
     """The rows below the least rating, of users and items that remain."""
-    user_number = np.full(len(table.user_ids), -1, np.int32)
-    user_number[table.user[rows]] = user
-    item_number = np.full(len(table.item_ids), -1, np.int32)
-    item_number[table.item[rows]] = item
+    user_number = _map_codes(table.user[rows], user, len(table.user_ids))
+    item_number = _map_codes(table.item[rows], item, len(table.item_ids))
     is_removed = np.ones(len(table.user), bool)
     is_removed[rows] = False
     removed_user = user_number[table.user[is_removed]]
     removed_item = item_number[table.item[is_removed]]
     is_known = (removed_user >= 0) & (removed_item >= 0)
-    n_users = int(user.max(initial=-1)) + 1
-    return Ragged.from_pairs(removed_user[is_known], removed_item[is_known], n_users)
+    known_user = removed_user[is_known]
+    known_item = removed_item[is_known]
+    last_user = int(user.max(initial=-1))
+    return Ragged.from_pairs(known_user, known_item, last_user + 1)
 
 
-# Filter and order
+def _map_codes(codes: Ints, numbers: Ints, n_codes: int) -> Ints:
+    """The number of each code, -1 where it has none."""
+    number = np.full(n_codes, -1, np.int32)
+    number[codes] = numbers
+    return number
 
 
-def _filter_rows(table: Interactions, config: SplitConfig) -> tuple[Longs, list[tuple[str, Size]]]:
-    """The remaining rows, and the size before and after each filter with its reason."""
-    sizes = [("", measure_size(table.user, table.item))]
-
-    def note_size(reason: str) -> None:
-        size = measure_size(table.user[rows], table.item[rows])
-        sizes.append((reason, size))
-
-    least = config.min_rating
-    rows = filter_by_rating(table, least)
-    if least is not None:
-        note_size(f"the least rating of {least:g} (split.min_rating)")
-    if config.min_user > 1:
-        rows = filter_by_activity(table, rows, config.min_user)
-        note_size(f"users with fewer than {config.min_user} (split.min_user)")
-    core = config.k_core or 0
-    rows = filter_k_core(table, rows, core)
-    note_size(f"the {core}-core (split.k_core)")
-    return rows, sizes
+# Order
 
 
 def _choose_kind(table: Interactions, config: SplitConfig) -> str:
@@ -215,7 +209,9 @@ def _sort_by_time(table: Interactions, rows: Longs, blocks: SplitConfig | None, 
     user_keys = derive_keys(table.user_ids)
     item_keys = derive_keys(table.item_ids)
     tie = _hash_ties(user, item, user_keys, item_keys, draws)
-    return rows[np.lexsort((tie, user, table.timestamp[rows]))]
+    time = table.timestamp[rows]
+    order = np.lexsort((tie, user, time))
+    return rows[order]
 
 
 def _require_global_time(table: Interactions, rows: Longs) -> None:
@@ -230,7 +226,8 @@ def _require_global_time(table: Interactions, rows: Longs) -> None:
             "use split.kind = 'leave-one-out' or 'random'."
         )
     time = table.timestamp[rows]
-    if len(time) and time.min() == time.max():
+    has_one_time = len(time) > 0 and time.min() == time.max()
+    if has_one_time:
         raise TacitaError(
             f"all timestamps of {table.name} are the same, so it cannot be cut into time blocks; "
             "use split.kind = 'random'."
@@ -239,9 +236,12 @@ def _require_global_time(table: Interactions, rows: Longs) -> None:
 
 def _hash_ties(user: AnyArray, item: AnyArray, user_keys: Keys, item_keys: Keys, draws: Draws) -> Keys:
     """The hash of user and item that orders rows of a user that share a time."""
-    item_hash = hash_owners(draws.public("tied-items"), item_keys)
-    pair_keys = user_keys[user] ^ item_hash[item]
-    return hash_owners(draws.public("time-ties"), pair_keys)
+    items_key = draws.public("tied-items")
+    item_hash = hash_owners(items_key, item_keys)
+    user_key = user_keys[user]
+    pair_key = user_key ^ item_hash[item]
+    ties_key = draws.public("time-ties")
+    return hash_owners(ties_key, pair_key)
 
 
 def _number_by_appearance(codes: Ints, names: tuple[str, ...]) -> tuple[Ints, tuple[str, ...]]:
@@ -249,8 +249,9 @@ def _number_by_appearance(codes: Ints, names: tuple[str, ...]) -> tuple[Ints, tu
     present, first = np.unique(codes, return_index=True)
     order = np.argsort(first, kind="stable")
     ordered_codes = present[order]
+    n_present = len(present)
     number = np.zeros(len(names), np.int32)
-    number[ordered_codes] = np.arange(len(present), dtype=np.int32)
+    number[ordered_codes] = np.arange(n_present, dtype=np.int32)
     ordered_names = tuple(names[code] for code in ordered_codes)
     return number[codes], ordered_names
 
@@ -268,7 +269,8 @@ def _plan_split(
     if config.kind == "given":
         return use_source_split(table, rows, config, shuffle)
     cuts = [0, len(rows)]
-    return cuts, make_single_roles(config.kind, table, config, shuffle)
+    assign_roles = make_single_roles(config.kind, table, config, shuffle)
+    return cuts, assign_roles
 
 
 def _find_cuts(n: int, config: SplitConfig) -> list[int]:
@@ -280,7 +282,8 @@ def _find_cuts(n: int, config: SplitConfig) -> list[int]:
         raise TacitaError("split.base_share = 1 leaves nothing for later blocks; lower it or set split.n_blocks = 1.")
     n_later = config.n_blocks - 1
     base = int(share * n)
-    step = int((1 - share) * n / n_later)
+    later_share = (1 - share) / n_later
+    step = int(later_share * n)
     if base < 1 or step < 1:
         raise TacitaError(f"{n} interactions are too few for {config.n_blocks} blocks; lower split.n_blocks.")
     borders = [base + step * number for number in range(n_later)]
@@ -296,10 +299,15 @@ class _InteractionRows(NamedTuple):
     columns: Arrays  # "time" and "rating" of the source, where it has them
 
     def take(self, where: AnyArray | slice) -> _InteractionRows:
-        return _InteractionRows(self.user[where], self.item[where], self.place[where], self.columns)
+        user = self.user[where]
+        item = self.item[where]
+        place = self.place[where]
+        return _InteractionRows(user, item, place, self.columns)
 
     def to_lists(self, n_users: int) -> Ragged:
-        columns = {name: column[self.place] for name, column in self.columns.items()}
+        columns = {}
+        for name, column in self.columns.items():
+            columns[name] = column[self.place]
         return Ragged.from_pairs(self.user, self.item, n_users, columns)
 
 
@@ -329,8 +337,10 @@ def _make_blocks(
     for index, (start, end) in enumerate(pairwise(cuts)):
         block_rows = interactions.take(slice(start, end))
         n_known = n_users
-        n_users = max(n_known, int(block_rows.user.max()) + 1)
-        n_items = max(n_items, int(block_rows.item.max()) + 1)
+        last_user = int(block_rows.user.max())
+        last_item = int(block_rows.item.max())
+        n_users = max(n_known, last_user + 1)
+        n_items = max(n_items, last_item + 1)
         is_new = np.arange(n_users) >= n_known
         block = _make_block(index, block_rows, is_new, n_items, assign_roles, repeats)
         blocks.append(block)
@@ -346,7 +356,9 @@ def _make_block(
         rows = np.flatnonzero(_mark_first(pair))
     else:
         rows = np.arange(len(pair))
-    role = assign_roles(index, interactions.user[rows], interactions.item[rows], rows)
+    user = interactions.user[rows]
+    item = interactions.item[rows]
+    role = assign_roles(index, user, item, rows)
     if repeats == "keep":
         keep = _mark_first_in_role(pair, role)
         rows = rows[keep]
@@ -354,13 +366,20 @@ def _make_block(
     n_users = len(is_new)
 
     def list_rows(wanted_role: int) -> Ragged:
-        selected = interactions.take(rows[role == wanted_role])
+        role_rows = rows[role == wanted_role]
+        selected = interactions.take(role_rows)
         return selected.to_lists(n_users)
 
-    train = list_rows(TRAIN)
-    valid = list_rows(VALID)
-    test = list_rows(TEST)
-    return Block(index, n_users, n_items, train, valid, test, is_new, len(pair))
+    return Block(
+        index=index,
+        n_users=n_users,
+        n_items=n_items,
+        train=list_rows(TRAIN),
+        valid=list_rows(VALID),
+        test=list_rows(TEST),
+        new_users=is_new,
+        n_rows=len(pair),
+    )
 
 
 def _mark_first_in_role(pair: Longs, role: AnyArray) -> Bools:
@@ -405,5 +424,6 @@ def split_collected_rows(
         columns["rating"] = rows.rating.astype(np.float32)
     shuffle = Shuffle(keys, item_keys, draws, config.repeats)
     assign_roles = make_inner_roles(config, shuffle)
+    n_items = len(item_keys)
     interactions = _InteractionRows(user[order], item[order], order, columns)
-    return _make_block(index, interactions, new, len(item_keys), assign_roles, config.repeats)
+    return _make_block(index, interactions, new, n_items, assign_roles, config.repeats)

@@ -7,6 +7,7 @@ group u % groups and, with drift, more and more the next one; the last `new` sha
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
@@ -52,13 +53,20 @@ def generate_synthetic(spec: str) -> SyntheticRows:
     """The interactions described by `users=2000,items=500,...`; a leading `synthetic:` is allowed."""
     options = parse_options(spec)
     if options.kind == "checkerboard":
-        return generate_checkerboard(options.users, options.items, missing=options.missing, seed=options.seed)
+        return generate_checkerboard(
+            options.users,
+            options.items,
+            missing=options.missing,
+            seed=options.seed,
+        )
     return _generate_groups(options)
 
 
 def parse_options(spec: str) -> SyntheticOptions:
     """The options of a spec; each value is checked on its own, then against the others."""
-    kinds = {field.name: type(field.default) for field in fields(SyntheticOptions)}
+    kinds = {}
+    for field in fields(SyntheticOptions):
+        kinds[field.name] = type(field.default)
     values: dict[str, int | float | str] = {}
     text = spec.strip().removeprefix("synthetic")
     text = text.removeprefix(":")
@@ -91,12 +99,12 @@ def _parse_number(name: str, text: str, kind: type) -> int | float:
             least = 0
         whole = "whole " if kind is int else ""
         wanted = f"a {whole}number from {least} up"
-    try:
-        value: int | float = int(text) if kind is int else float(text)
-    except ValueError:
-        value = -1
+    value: int | float = -1
+    with suppress(ValueError):
+        value = kind(text)
     if not least <= value <= most:
-        raise TacitaError(f"synthetic option {name}={text[:40]!r} must be {wanted}.")
+        shown = text[:40]
+        raise TacitaError(f"synthetic option {name}={shown!r} must be {wanted}.")
     return value
 
 
@@ -131,32 +139,42 @@ def generate_checkerboard(users: int, items: int, *, missing: int = 3, seed: int
     order = random.random((users, n_colour)).argsort(axis=1)
     place = order.argsort(axis=1).ravel()
     n_missing = min(missing, items // 2 - 1)
-    keep = (item < items) & (place >= n_missing)
+    keep = item < items
+    keep &= place >= n_missing
     user = user[keep]
     item = item[keep]
-    time = START + random.integers(0, SPAN, len(user), dtype=np.int64)
+    n_rows = len(user)
+    second = random.integers(0, SPAN, n_rows, dtype=np.int64)
+    time = START + second
     by_time = np.lexsort((item, user, time))
     return SyntheticRows(user[by_time], item[by_time], time[by_time])
 
 
 def _generate_groups(options: SyntheticOptions) -> SyntheticRows:
     """Users drawn in chunks, so that memory stays near the size of the result, then rows in time order."""
-    step = max(1, int(CHUNK_ROWS / options.per_user))
+    users_per_chunk = int(CHUNK_ROWS / options.per_user)
+    step = max(1, users_per_chunk)
     chunks = []
     for first in range(0, options.users, step):
         last = min(first + step, options.users)
         chunks.append(_draw_users(options, first, last))
-    user, item, second = (np.concatenate(column) for column in zip(*chunks))
-    del chunks
+    users, items, seconds = zip(*chunks)
+    user = np.concatenate(users)
+    item = np.concatenate(items)
+    second = np.concatenate(seconds)
+    del chunks, users, items, seconds
     # Sorting one packed number is several times faster than sorting an index, and ties keep their row order.
-    row = np.arange(len(user), dtype=np.uint64)
+    n_rows = len(user)
+    row = np.arange(n_rows, dtype=np.uint64)
     row_bits = np.uint64(36)
-    packed = (second.astype(np.uint64) << row_bits) | row
+    high = second.astype(np.uint64) << row_bits
+    packed = high | row
     packed.sort()
     row_mask = np.uint64(2**36 - 1)
-    order = (packed & row_mask).astype(np.int64)
-    seconds = packed >> row_bits
-    time = START + seconds.astype(np.int64)
+    order = packed & row_mask
+    order = order.astype(np.int64)
+    second = packed >> row_bits
+    time = START + second.astype(np.int64)
     return SyntheticRows(user[order], item[order], time)
 
 
@@ -167,24 +185,31 @@ def _draw_users(options: SyntheticOptions, first: int, last: int) -> tuple[Ints,
     counts = _draw_counts(random, options, last - first)
     user = np.repeat(users, counts)
     number = user - first
-    arrival = _draw_arrivals(random, options, users)[number]
-    time = arrival + (1 - arrival) * random.random(len(user), dtype=np.float32)
+    n_rows = len(user)
+    arrivals = _draw_arrivals(random, options, users)
+    arrival = arrivals[number]
+    share = random.random(n_rows, dtype=np.float32)
+    time = arrival + (1 - arrival) * share
     item = _draw_items(random, options, user, time)
     _redraw_repeats(random, options, user, item, time)
-    keep = np.ones(len(user), np.bool_)
-    keep[_find_repeats(number, item)] = False
+    keep = np.ones(n_rows, np.bool_)
+    repeats = _find_repeats(number, item)
+    keep[repeats] = False
+    span = np.float32(SPAN)
     last_second = np.float32(SPAN - 8)
-    second = np.minimum(time * np.float32(SPAN), last_second)
+    second = np.minimum(time * span, last_second)
     second = second.astype(np.int32)
     return user[keep], item[keep], second[keep]
 
 
 def _draw_arrivals(random: np.random.Generator, options: SyntheticOptions, users: Ints) -> Floats:
     """When each user arrives, as a share of the time: the last ones in the second half, others at once."""
-    first_late = round(options.users * (1 - options.new))
+    n_users = len(users)
+    old_share = 1 - options.new
+    first_late = round(options.users * old_share)
     is_late = users >= first_late
-    late = 0.5 + 0.4 * random.random(len(users))
-    early = 0.1 * random.random(len(users))
+    late = 0.5 + 0.4 * random.random(n_users)
+    early = 0.1 * random.random(n_users)
     arrival = np.where(is_late, late, early)
     return arrival.astype(np.float32)
 
@@ -199,9 +224,10 @@ def _redraw_repeats(
         if not len(repeats):
             break
         if attempt < REDRAWS - 2:
-            item[repeats] = _draw_items(random, options, user[repeats], time[repeats])
+            redrawn = _draw_items(random, options, user[repeats], time[repeats])
         else:
-            item[repeats] = random.integers(0, options.items, len(repeats), dtype=np.int32)
+            redrawn = random.integers(0, options.items, len(repeats), dtype=np.int32)
+        item[repeats] = redrawn
 
 
 def _draw_counts(random: np.random.Generator, options: SyntheticOptions, n: int) -> Longs:
@@ -209,7 +235,8 @@ def _draw_counts(random: np.random.Generator, options: SyntheticOptions, n: int)
     least = min(5, int(options.per_user))
     more = options.per_user - least
     if more > 0:
-        tail = random.negative_binomial(2, 2 / (2 + more), n)
+        success = 2 / (2 + more)
+        tail = random.negative_binomial(2, success, n)
     else:
         tail = np.zeros(n, np.int64)
     most = max(1, options.items // 2)
@@ -221,17 +248,20 @@ def _draw_items(random: np.random.Generator, options: SyntheticOptions, user: In
     """An item for each (user, time), repeats included."""
     groups = options.groups
     n = len(user)
-    drift = np.float32(options.drift)
-    has_moved = random.random(n, dtype=np.float32) < drift * time
+    drift = np.float32(options.drift) * time
+    has_moved = random.random(n, dtype=np.float32) < drift
     group = (user + has_moved) % groups
-    is_stray = random.random(n, dtype=np.float32) >= LOYALTY
+    loyalty = random.random(n, dtype=np.float32)
+    is_stray = loyalty >= LOYALTY
     n_strays = int(is_stray.sum())
-    group[is_stray] = random.integers(0, groups, n_strays, dtype=group.dtype)
+    stray_group = random.integers(0, groups, n_strays, dtype=group.dtype)
+    group[is_stray] = stray_group
     # Inverse of the continuous 1 / x law on 1..size+1: no table to search.
     size = -(-options.items // groups)
     log_size = np.float32(np.log(size + 1))
     quantile = random.random(n, dtype=np.float32)
-    rank = np.exp(quantile * log_size).astype(np.int32) - 1
+    position = np.exp(quantile * log_size)
+    rank = position.astype(np.int32) - 1
     item = rank * groups + group
     is_over = item >= options.items  # the last groups may have one item less
     item[is_over] = group[is_over]
@@ -241,15 +271,18 @@ def _draw_items(random: np.random.Generator, options: SyntheticOptions, user: In
 def _find_repeats(user: Ints, item: Ints) -> Longs:
     """Rows whose (user, item) stands in an earlier row."""
     # User, item and row packed in 64 bits: plain sorting is much faster than an argsort.
-    n_items = int(item.max(initial=0)) + 1
-    pair = user.astype(np.uint64) * np.uint64(n_items)
+    last_item = int(item.max(initial=0))
+    n_items = np.uint64(last_item + 1)
+    pair = user.astype(np.uint64) * n_items
     pair = pair + item.astype(np.uint64)
-    n_bits = max(1, len(user).bit_length())
+    n_rows = len(user)
+    n_bits = max(1, n_rows.bit_length())
     row_bits = np.uint64(n_bits)
-    row = np.arange(len(user), dtype=np.uint64)
+    row = np.arange(n_rows, dtype=np.uint64)
     packed = (pair << row_bits) | row
     packed.sort()
     sorted_pair = packed >> row_bits
     is_repeat = sorted_pair[1:] == sorted_pair[:-1]
+    repeats = packed[1:][is_repeat]
     row_mask = np.uint64(2**n_bits - 1)
-    return np.asarray(packed[1:][is_repeat] & row_mask, np.int64)
+    return np.asarray(repeats & row_mask, np.int64)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import polars as pl
 
@@ -106,7 +107,10 @@ def find_main_file(folder: Path) -> Path | None:
         if name in files:
             return files[name]
     for ends in ((".inter",), _TABLE_ENDS):
-        fitting = [path for name, path in files.items() if name.lower().endswith(ends)]
+        fitting = []
+        for name, path in files.items():
+            if name.lower().endswith(ends):
+                fitting.append(path)
         if len(fitting) == 1:
             return fitting[0]
     return None
@@ -194,7 +198,10 @@ def _make_typed_table(
 ) -> RawTable:
     """A table out of columns that have types."""
     names = {role: columns[place] for role, place in roles.items()}
-    frame = frame.select(pl.col(name).alias(role) for role, name in names.items())
+    selected = []
+    for role, name in names.items():
+        selected.append(pl.col(name).alias(role))
+    frame = frame.select(selected)
     categories = pl.col(pl.Categorical, pl.Enum)
     frame = frame.with_columns(categories.cast(pl.String))
     texts = pl.col(pl.String)
@@ -203,20 +210,34 @@ def _make_typed_table(
         if not _is_usable_type(dtype, role):
             problem = f"column {quote_value(names[role])} is of type {dtype}"
             raise file_error(path, problem, "make it text")
-    unused = _list_unused(columns, roles)
-    return RawTable(path, kind, frame, names, None, hints, unused, tuple(notes))
+    return RawTable(
+        path=path,
+        kind=kind,
+        frame=frame,
+        names=names,
+        layout=None,
+        hints=hints,
+        unused=_list_unused(columns, roles),
+        notes=tuple(notes),
+    )
 
 
 def _is_usable_type(dtype: pl.DataType, role: str) -> bool:
     """Whether a column holds single values; spans of time are only good for times."""
-    if dtype.is_nested() or dtype in (pl.Binary, pl.Object):
+    if dtype.is_nested():
+        return False
+    if dtype in (pl.Binary, pl.Object):
         return False
     is_span = isinstance(dtype, pl.Duration)
     return role == "timestamp" or not is_span
 
 
 def _list_unused(names: Sequence[str], roles: RolePlaces) -> tuple[str, ...]:
-    return tuple(name for place, name in enumerate(names) if place not in roles.values())
+    unused = []
+    for place, name in enumerate(names):
+        if place not in roles.values():
+            unused.append(name)
+    return tuple(unused)
 
 
 # Columns of text
@@ -244,12 +265,25 @@ def _read_delimited(path: Path, data: bytes, hints: FileHints) -> RawTable:
     free = _list_unused(numbers, roles)
     sample = rows.select(free).head(SAMPLE_ROWS)
     shown_names = dict(zip(numbers, names))
-    roles, notes = inspect_columns(numbers, roles, hints, sample, rows.get_column, shown_names)
-    frame = rows.select(pl.nth(place).alias(role) for role, place in roles.items())
-    role_names = {role: names[place] for role, place in roles.items()}
-    kind = _describe_kind(layout)
-    unused = _list_unused(names, roles)
-    return RawTable(path, kind, frame, role_names, layout, hints, unused, tuple(notes))
+    read_column = rows.get_column
+    roles, notes = inspect_columns(numbers, roles, hints, sample, read_column, shown_names)
+    selected = []
+    role_names = {}
+    for role, place in roles.items():
+        column = pl.nth(place)
+        selected.append(column.alias(role))
+        role_names[role] = names[place]
+    frame = rows.select(selected)
+    return RawTable(
+        path=path,
+        kind=_describe_kind(layout),
+        frame=frame,
+        names=role_names,
+        layout=layout,
+        hints=hints,
+        unused=_list_unused(names, roles),
+        notes=tuple(notes),
+    )
 
 
 def _describe_kind(layout: Layout) -> str:
@@ -263,34 +297,49 @@ def _refuse_repeated_header(path: Path, data: bytes, rows: pl.DataFrame, layout:
     """Files put one behind the other have their header in the middle, where it would pass for a row."""
     if not layout.header or not rows.height:
         return
-    header = {place: layout.names[place] for place in roles.values()}
-    repeats_header = pl.all_horizontal(pl.nth(place) == name for place, name in header.items())
-    is_repeat = rows.select(repeats_header.fill_null(False)).to_series()
+    header = [layout.names[place] for place in roles.values()]
+    conditions = []
+    for place in roles.values():
+        name = layout.names[place]
+        conditions.append(pl.nth(place) == name)
+    repeats_header = pl.all_horizontal(conditions)
+    repeats_header = repeats_header.fill_null(False)
+    is_repeat = rows.select(repeats_header).to_series()
     if not is_repeat.any():
         return
     for line, fields in iter_filled_rows(data, layout):
-        if all(fields[place].strip() == name for place, name in header.items()):
+        values = [fields[place].strip() for place in roles.values()]
+        if values == header:
             raise file_error(path, f"line {line} is the header again", "remove that line")
 
 
-def read_columns(path: Path, columns: RequestedColumns) -> tuple[bool, tuple[str, ...], pl.DataFrame]:
-    """Every column of a Parquet or text file, which may have only one: whether they are named, names, values."""
+class FileColumns(NamedTuple):
+    """Every column of a file."""
+
+    has_header: bool
+    names: tuple[str, ...]  # "1", "2", ... without a header
+    frame: pl.DataFrame
+
+
+def read_columns(path: Path, columns: RequestedColumns) -> FileColumns:
+    """Every column of a Parquet or text file, which may have only one."""
     if _is_parquet(path):
         try:
             frame = pl.read_parquet(path, glob=False)
         except POLARS_ERRORS:
             raise file_error(path, "a damaged Parquet file", "write or copy it again") from None
-        return True, tuple(frame.columns), frame
+        return FileColumns(True, tuple(frame.columns), frame)
     data = read_text(path)
     if not data.strip():
         raise file_error(path, "the file is empty", "give a file with a column of ids")
     if is_json(data):
         frame = read_json_lines(path, data)
-        return True, tuple(frame.columns), frame
+        return FileColumns(True, tuple(frame.columns), frame)
     if not _has_separator(data):
         return _read_single_column(data, columns)
     _, layout = sniff_layout(path, data, columns)
-    return layout.header, layout.names, read_rows(path, data, layout)
+    frame = read_rows(path, data, layout)
+    return FileColumns(layout.header, layout.names, frame)
 
 
 def _has_separator(data: bytes) -> bool:
@@ -300,12 +349,14 @@ def _has_separator(data: bytes) -> bool:
     return any(mark in sample for mark in marks)
 
 
-def _read_single_column(data: bytes, columns: RequestedColumns) -> tuple[bool, tuple[str, ...], pl.DataFrame]:
+def _read_single_column(data: bytes, columns: RequestedColumns) -> FileColumns:
     """A file with one value a line, perhaps under a name."""
     text = data.decode("utf-8", "replace")
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line.strip() for line in text.splitlines()]
+    lines = [line for line in lines if line]
     first = lines[0]
-    is_known = any(rank_name(first, role) is not None for role in ("user", "item", "title"))
+    ranks = [rank_name(first, role) for role in ("user", "item", "title")]
+    is_known = any(rank is not None for rank in ranks)
     is_requested = first in columns.values()
     has_header = is_known or is_requested or first.lower() == "id"
     name = "1"
@@ -313,4 +364,4 @@ def _read_single_column(data: bytes, columns: RequestedColumns) -> tuple[bool, t
         name = first
         lines = lines[1:]
     frame = pl.DataFrame({name: lines}, schema={name: pl.String})
-    return has_header, (name,), frame
+    return FileColumns(has_header, (name,), frame)

@@ -15,7 +15,9 @@ _TIME_NAME = re.compile(r"(^|_)(day|when|at|on|month|year|week|seen|visited)(_|$
 _NOT_OF_THE_EVENT = re.compile(r"birth|born|release|publi|regist|signup|sign_up|join|expir|until|updat", re.I)
 _RATING_NAME = re.compile(r"^(grade|points?|value|votes?|likes?|liked|feedback|marks?|count|quantity)$", re.I)
 _DATE_LOOK = r"^\d{1,4}[./-]\d{1,2}[./-]\d{1,4}([ T]\d{1,2}:\d{2}.*)?$"
-_EPOCHS = tuple((631_152_000 * unit, 4_102_444_800 * unit) for unit in (1, 10**3, 10**6, 10**9))  # 1990 to 2100
+_YEAR_1990 = 631_152_000  # in seconds
+_YEAR_2100 = 4_102_444_800
+_UNITS_PER_SECOND = (1, 10**3, 10**6, 10**9)
 
 
 def inspect_columns(
@@ -34,8 +36,11 @@ def inspect_columns(
     shown.update(shown_names or {})
     notes = []
     if _is_open("timestamp", roles, hints):
-        times = [name for name in sample.columns if _is_time(shown[name], sample[name], hints)]
-        times = [name for name in times if _has_only_times(read_column(name), hints)]
+        times = []
+        for name in sample.columns:
+            looks_like_times = _is_time(shown[name], sample[name], hints)
+            if looks_like_times and _has_only_times(read_column(name), hints):
+                times.append(name)
         if len(times) == 1:
             place = columns.index(times[0])
             roles = {**roles, "timestamp": place}
@@ -67,7 +72,8 @@ def _note_rating_columns(sample: pl.DataFrame, shown: Mapping[str, str]) -> list
             continue
         numbers = parse_finite(sample[column].drop_nulls())
         if not numbers.null_count():
-            notes.append(f"column {quote_value(name)} could be ratings; --columns rating={name} uses it.")
+            quoted = quote_value(name)
+            notes.append(f"column {quoted} could be ratings; --columns rating={name} uses it.")
     return notes
 
 
@@ -77,10 +83,12 @@ def _is_time(name: str, values: pl.Series, hints: FileHints) -> bool:
         return False
     if not len(values) or values.null_count():
         return False
-    if isinstance(values.dtype, pl.Date | pl.Datetime):
+    if _has_date_type(values):
         return True
     if _is_epoch(values):
-        return bool(_TIME_NAME.search(name)) and hints.date_format is None
+        if hints.date_format is not None:
+            return False
+        return _TIME_NAME.search(name) is not None
     if values.dtype != pl.String:
         return False
     numbers = values.cast(pl.Float64, strict=False)
@@ -88,6 +96,10 @@ def _is_time(name: str, values: pl.Series, hints: FileHints) -> bool:
     if is_numeric and hints.date_format is None:
         return False
     return _has_only_times(values, hints)
+
+
+def _has_date_type(values: pl.Series) -> bool:
+    return isinstance(values.dtype, pl.Date | pl.Datetime)
 
 
 def _is_epoch(values: pl.Series) -> bool:
@@ -98,7 +110,12 @@ def _is_epoch(values: pl.Series) -> bool:
     numbers = values.cast(pl.Int64, strict=False)
     if numbers.null_count():
         return False
-    return any(numbers.is_between(low, high).all() for low, high in _EPOCHS)
+    for unit in _UNITS_PER_SECOND:
+        first = _YEAR_1990 * unit
+        last = _YEAR_2100 * unit
+        if numbers.is_between(first, last).all():
+            return True
+    return False
 
 
 def _note_time_columns(sample: pl.DataFrame, shown: Mapping[str, str]) -> list[str]:
@@ -116,7 +133,10 @@ def _note_time_column(name: str, values: pl.Series) -> str | None:
     if not len(filled):
         return None
     is_known = _has_only_times(filled)
-    looks_like_dates = filled.dtype == pl.String and bool(filled.str.contains(_DATE_LOOK).all())
+    looks_like_dates = False
+    if filled.dtype == pl.String:
+        is_date = filled.str.contains(_DATE_LOOK)
+        looks_like_dates = is_date.all()
     quoted = quote_value(name)
     if looks_like_dates and not is_known:
         form = _guess_date_format(filled)
@@ -125,7 +145,7 @@ def _note_time_column(name: str, values: pl.Series) -> str | None:
             f"column {quoted} holds dates such as {example} and was not used; "
             f'--columns time={name} --date-format "{form}" uses it.'
         )
-    is_typed = isinstance(filled.dtype, pl.Date | pl.Datetime)
+    is_typed = _has_date_type(filled)
     is_named = is_known and _TIME_NAME.search(name)
     if looks_like_dates or is_typed or is_named or _is_epoch(filled):
         return f"column {quoted} could be the time and was not used; --columns time={name} uses it."

@@ -6,11 +6,21 @@ from dataclasses import dataclass, field
 
 import polars as pl
 
-_DAYS = ("%Y-%m-%d", "%Y/%m/%d", "%m %d, %Y", "%a %b %d %H:%M:%S %z %Y", "%+")
-_CLOCKS = (" %H:%M:%S%.f", "T%H:%M:%S%.f", " %H:%M", "T%H:%M")
-_DATE_FORMATS = _DAYS + tuple(day + clock for day in _DAYS[:2] for clock in _CLOCKS)
-
-
+_DATE_FORMATS = (
+    "%Y-%m-%d",
+    "%Y/%m/%d",
+    "%m %d, %Y",
+    "%a %b %d %H:%M:%S %z %Y",
+    "%+",
+    "%Y-%m-%d %H:%M:%S%.f",
+    "%Y-%m-%dT%H:%M:%S%.f",
+    "%Y-%m-%d %H:%M",
+    "%Y-%m-%dT%H:%M",
+    "%Y/%m/%d %H:%M:%S%.f",
+    "%Y/%m/%dT%H:%M:%S%.f",
+    "%Y/%m/%d %H:%M",
+    "%Y/%m/%dT%H:%M",
+)
 _COMMA_NUMBER = r"^[+-]?\d+(,\d+)?$"
 _MAYBE_THOUSANDS = r",\d{3}$"
 
@@ -32,9 +42,10 @@ def parse_number(field: str) -> float | None:
         return None
 
 
-def parse_finite(
-    values: pl.Series, kind: type[pl.Float32 | pl.Float64] = pl.Float64, decimal: str | None = None
-) -> pl.Series:
+FloatKind = type[pl.Float32 | pl.Float64]
+
+
+def parse_finite(values: pl.Series, kind: FloatKind = pl.Float64, decimal: str | None = None) -> pl.Series:
     """Numbers; what is none, or is not finite, becomes null."""
     values = _normalise_decimals(values, decimal)
     numbers = values.cast(pl.Float64, strict=False)
@@ -45,9 +56,12 @@ def parse_finite(
 
 def _normalise_decimals(values: pl.Series, decimal: str | None) -> pl.Series:
     """Text with decimal commas as text with points, on request or where it cannot mean anything else."""
-    if values.dtype != pl.String or decimal == ".":
+    if values.dtype != pl.String:
         return values
-    has_comma = values.str.contains(_COMMA_NUMBER).fill_null(False)
+    if decimal == ".":
+        return values
+    has_comma = values.str.contains(_COMMA_NUMBER)
+    has_comma = has_comma.fill_null(False)
     if decimal is None and not _has_plain_commas(values, has_comma):
         return values
     numbers = values.set(~has_comma, None)
@@ -71,17 +85,20 @@ def parse_times(values: pl.Series, hints: FileHints = FileHints()) -> tuple[pl.S
             unit = "d"
         elif isinstance(kind, pl.Datetime):
             unit = kind.time_unit
-        return values.to_physical().cast(pl.Int64), unit
+        numbers = values.to_physical()
+        return numbers.cast(pl.Int64), unit
     if hints.date_format:
         texts = values.cast(pl.String)
         return parse_dates(texts, hints.date_format), "us"
     if kind.is_float():
         return _to_whole_numbers(values, None), ""
     numbers = values.cast(pl.Int64, strict=False)
-    if not numbers.null_count() or kind != pl.String:
+    is_complete = numbers.null_count() == 0
+    if is_complete or kind != pl.String:
         return numbers, ""
     filled = values.drop_nulls()
-    if len(filled) and parse_number(filled[0]) is not None:
+    is_number = len(filled) > 0 and parse_number(filled[0]) is not None
+    if is_number:
         return _to_whole_numbers(values, hints.decimal), ""
     return parse_dates(values), "us"
 
@@ -89,7 +106,8 @@ def parse_times(values: pl.Series, hints: FileHints = FileHints()) -> tuple[pl.S
 def _to_whole_numbers(values: pl.Series, decimal: str | None) -> pl.Series:
     """Floats as whole numbers, in millionths where they have fractions and room for it."""
     numbers = parse_finite(values, decimal=decimal)
-    largest = float(numbers.abs().max() or 0)  # type: ignore[arg-type]
+    magnitudes = numbers.abs()
+    largest = float(magnitudes.max() or 0)  # type: ignore[arg-type]
     fractions = numbers.drop_nulls() % 1
     has_fractions = (fractions != 0).any()
     if has_fractions and largest < 9e12:
@@ -103,7 +121,12 @@ def parse_dates(values: pl.Series, form: str | None = None) -> pl.Series:
     if form is not None:
         return _parse_date_format(values, form)
     first = values.drop_nulls().head(1)
-    fitting = sorted(_DATE_FORMATS, key=lambda form: _parse_date_format(first, form).null_count())
+
+    def count_failures(form: str) -> int:
+        times = _parse_date_format(first, form)
+        return times.null_count()
+
+    fitting = sorted(_DATE_FORMATS, key=count_failures)
     no_time = pl.Series([None], dtype=pl.Int64)
     times = no_time.new_from_index(0, len(values))
     for form in fitting:

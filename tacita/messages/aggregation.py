@@ -43,7 +43,10 @@ class MaskedAccumulator(UploadAccumulator):
 
     def __init__(self, fields: Sequence[Spec], open_to: Sequence[str]) -> None:
         super().__init__(fields, exact=True)
-        self.open_fields = [field.name for field in fields if field.seen == "each"]
+        self.open_fields = []
+        for field in fields:
+            if field.seen == "each":
+                self.open_fields.append(field.name)
         _refuse_open_fields(self.open_fields, open_to)
         if any(field.sparse for field in fields):
             raise TacitaError(
@@ -75,7 +78,10 @@ class MaskedAccumulator(UploadAccumulator):
         """The numbers that one client's device masks."""
         empty = empty_total(self.fields)
         total = add_upload(empty, upload, self.fields, exact=True)
-        vectors = [total.sums[name].reshape(-1) for name in sorted(total.sums)]
+        vectors = []
+        for name in sorted(total.sums):
+            values = total.sums[name]
+            vectors.append(values.reshape(-1))
         values = np.concatenate([*vectors, [total.weight]])
         return quantise_values(values, QUANTUM)
 
@@ -90,10 +96,13 @@ class MaskedAccumulator(UploadAccumulator):
         start = 0
         for name in sorted(self.sum.sums):
             shape = self.sum.sums[name].shape
-            end = start + int(np.prod(shape))
-            sums[name] = values[start:end].reshape(shape)
+            size = int(np.prod(shape))
+            end = start + size
+            vector = values[start:end]
+            sums[name] = vector.reshape(shape)
             start = end
-        return replace(self.sum, sums=sums, weight=float(values[-1]))
+        weight = float(values[-1])
+        return replace(self.sum, sums=sums, weight=weight)
 
 
 def _refuse_open_fields(names: Sequence[str], open_to: Sequence[str]) -> None:

@@ -57,10 +57,12 @@ class SparseRows:
     factor: Doubles | None = None  # (clients,) what a client's rows are multiplied by as they are added: saves a copy
 
     def check(self, field: Spec, n_clients: int) -> None:
-        rows = len(self.item)
-        check_shape(field.name, self.value.shape, (rows, *field.shape[1:]))
-        check_shape(f"{field.name}, clients", self.client.shape, (rows,))
-        _check_numbers(field, "item", self.item, field.shape[0])
+        n_rows = len(self.item)
+        wanted = (n_rows, *field.shape[1:])
+        check_shape(field.name, self.value.shape, wanted)
+        check_shape(f"{field.name}, clients", self.client.shape, (n_rows,))
+        n_items = field.shape[0]
+        _check_numbers(field, "item", self.item, n_items)
         _check_numbers(field, "client", self.client, n_clients)
 
     def apply_factor(self) -> SparseRows:
@@ -78,7 +80,8 @@ class SparseRows:
             fold_rows(self.client, self.item, self.value, weight, total, touched)
         else:
             row_weight = weight[self.client]
-            np.add.at(total, self.item, row_weight * self.value)
+            weighted = row_weight * self.value
+            np.add.at(total, self.item, weighted)
             np.add.at(touched, self.item, row_weight)
 
     def squared_norms(self, n_clients: int) -> Doubles:
@@ -90,33 +93,41 @@ class SparseRows:
         return squares * self.factor**2
 
     def scale(self, factor: Doubles) -> SparseRows:
-        row_factor = as_column(factor[self.client], self.value.ndim)
-        scaled = row_factor * self.value
-        return replace(self, value=scaled.astype(self.value.dtype))
+        row_factor = factor[self.client]
+        scaled = _scale_rows(self.value, row_factor)
+        return replace(self, value=scaled)
 
     def take_clients(self, clients: Longs) -> SparseRows:
         """The rows of some clients, renumbered, as a copy."""
         if self.factor is not None:
             return self.apply_factor().take_clients(clients)
-        n_places = 1 + max(int(clients.max(initial=-1)), int(self.client.max(initial=-1)))
+        last_wanted = int(clients.max(initial=-1))
+        last_client = int(self.client.max(initial=-1))
+        n_places = 1 + max(last_wanted, last_client)
+        n_wanted = len(clients)
         place = np.full(n_places, -1, np.int32)
-        place[clients] = np.arange(len(clients), dtype=np.int32)
+        place[clients] = np.arange(n_wanted, dtype=np.int32)
         new_client = place[self.client]
-        rows = np.flatnonzero(new_client >= 0)
-        return SparseRows(new_client[rows], self.item[rows], self.value[rows])
+        is_wanted = new_client >= 0
+        client = new_client[is_wanted]
+        item = self.item[is_wanted]
+        value = self.value[is_wanted]
+        return SparseRows(client, item, value)
 
     def prepend(self, other: SparseRows, shift: int) -> SparseRows:
         first = other.apply_factor()
         second = self.apply_factor()
         shifted_client = second.client + np.int32(shift)
-        client = np.concatenate([first.client, shifted_client])
-        item = np.concatenate([first.item, second.item])
-        value = np.concatenate([first.value, second.value])
-        return SparseRows(client, item, value)
+        return SparseRows(
+            client=np.concatenate([first.client, shifted_client]),
+            item=np.concatenate([first.item, second.item]),
+            value=np.concatenate([first.value, second.value]),
+        )
 
     def n_bytes(self, field: Spec) -> float:
         """Four per number and per id; the channel names the client."""
-        return 4.0 * (self.value.size + self.item.size)
+        n_numbers = self.value.size + self.item.size
+        return 4.0 * n_numbers
 
 
 @dataclass(frozen=True)
@@ -126,38 +137,45 @@ class DenseArrays:
     value: AnyArray  # (clients, *shape)
 
     def check(self, field: Spec, n_clients: int) -> None:
-        check_shape(field.name, self.value.shape, (n_clients, *field.shape))
+        wanted = (n_clients, *field.shape)
+        check_shape(field.name, self.value.shape, wanted)
 
     def add_to(self, total: Doubles, touched: Doubles, weight: Doubles) -> None:
         if self.value[:1].size <= _SMALL_FIELD:
             self._add_small(total, touched, weight)
             return
         for client in np.flatnonzero(weight):  # one by one: the sum must not depend on how clients are chunked
-            value = self.value[client].astype(np.float64)
-            total += weight[client] * value
-            touched += weight[client]
+            value = self.value[client]
+            client_weight = weight[client]
+            total += client_weight * value.astype(np.float64)
+            touched += client_weight
 
     def _add_small(self, total: Doubles, touched: Doubles, weight: Doubles) -> None:
         """Add without a loop over clients."""
         clients = np.flatnonzero(weight)
         client_weight = weight[clients]
-        values = self.value[clients].astype(np.float64)
-        _add_in_order(total, as_column(client_weight, values.ndim) * values)
-        touches = np.repeat(client_weight[:, None], len(touched), axis=1)
+        values = self.value[clients]
+        factor = as_column(client_weight, values.ndim)
+        weighted = factor * values.astype(np.float64)
+        _add_in_order(total, weighted)
+        n_rows = len(touched)
+        column = client_weight[:, None]
+        touches = np.repeat(column, n_rows, axis=1)
         _add_in_order(touched, touches)
 
     def squared_norms(self, n_clients: int) -> Doubles:
         return np.asarray(_sum_squares(self.value))
 
     def scale(self, factor: Doubles) -> DenseArrays:
-        scaled = as_column(factor, self.value.ndim) * self.value
-        return DenseArrays(scaled.astype(self.value.dtype))
+        scaled = _scale_rows(self.value, factor)
+        return DenseArrays(scaled)
 
     def take_clients(self, clients: Longs) -> DenseArrays:
         return DenseArrays(self.value[clients].copy())
 
     def prepend(self, other: DenseArrays, shift: int) -> DenseArrays:
-        return DenseArrays(np.concatenate([other.value, self.value]))
+        value = np.concatenate([other.value, self.value])
+        return DenseArrays(value)
 
     def n_bytes(self, field: Spec) -> float:
         return 4.0 * self.value.size
@@ -192,7 +210,8 @@ class CooccurrenceTerms(_Statistic):
 
     def check(self, field: Spec, n_clients: int) -> None:
         n_rows = len(self._rows())
-        check_shape(field.name, (n_rows, self.n_items), field.shape)
+        shape = (n_rows, self.n_items)
+        check_shape(field.name, shape, field.shape)
         check_shape(f"{field.name}, lists", self.factor.shape, self.client.shape)
         _check_numbers(field, "item", self.item, self.n_items)
         _check_numbers(field, "client", self.client, n_clients)
@@ -204,22 +223,29 @@ class CooccurrenceTerms(_Statistic):
         return self.inputs
 
     def add_to(self, total: Doubles, touched: Doubles, weight: Doubles) -> None:
-        list_numbers = np.arange(len(self.factor), dtype=np.int32)
-        owner = np.repeat(list_numbers, np.diff(self.ptr))
+        n_lists = len(self.factor)
+        list_numbers = np.arange(n_lists, dtype=np.int32)
+        lengths = np.diff(self.ptr)
+        owner = np.repeat(list_numbers, lengths)
         by_item = np.argsort(self.item, kind="stable")
         counts = np.bincount(self.item, minlength=self.n_items)
         item_ptr = np.zeros(self.n_items + 1, np.int64)
         np.cumsum(counts, out=item_ptr[1:])
-        factor = weight[self.client] * self.factor
-        pair_sums(self._rows(), item_ptr, owner[by_item], self.ptr, self.item, factor, total)
+        list_weight = weight[self.client]
+        factor = list_weight * self.factor
+        rows = self._rows()
+        list_of_entry = owner[by_item]
+        pair_sums(rows, item_ptr, list_of_entry, self.ptr, self.item, factor, total)
 
     def lower_triangle(self, weight: Doubles) -> scipy.sparse.csr_array:
         """The lower triangle of the sum, where all items are inputs.
 
         Its numbers are whole multiples of a quantum, so it is exact in any order and chunk.
         """
-        factor = round_to_quantum(weight[self.client] * self.factor)
-        entry_factor = np.repeat(factor, np.diff(self.ptr))
+        list_weight = weight[self.client]
+        factor = round_to_quantum(list_weight * self.factor)
+        lengths = np.diff(self.ptr)
+        entry_factor = np.repeat(factor, lengths)
         ones = np.ones(len(self.item))
         marks = matrix_of_rows(self.ptr, self.item, ones, self.n_items)
         weighted = matrix_of_rows(self.ptr, self.item, entry_factor, self.n_items)
@@ -230,11 +256,13 @@ class CooccurrenceTerms(_Statistic):
 
     def squared_norms(self, n_clients: int) -> Doubles:
         """|f x x^T| is f |x|^2, counted over all items; lists of one client may add up at most."""
-        length = np.abs(self.factor) * np.diff(self.ptr)
+        n_entries = np.diff(self.ptr)
+        length = np.abs(self.factor) * n_entries
         return _square_sums(self.client, length, n_clients)
 
     def scale(self, factor: Doubles) -> CooccurrenceTerms:
-        return replace(self, factor=self.factor * factor[self.client])
+        list_factor = factor[self.client]
+        return replace(self, factor=self.factor * list_factor)
 
 
 @dataclass(frozen=True)
@@ -246,13 +274,16 @@ class OuterProducts(_Statistic):
 
     def check(self, field: Spec, n_clients: int) -> None:
         width = self.vector.shape[1]
-        check_shape(field.name, (width, width), field.shape)
-        check_shape(f"{field.name}, vectors", (*self.sign.shape, width), self.vector.shape)
+        shape = (width, width)
+        check_shape(field.name, shape, field.shape)
+        vector_shape = (*self.sign.shape, width)
+        check_shape(f"{field.name}, vectors", vector_shape, self.vector.shape)
         check_shape(f"{field.name}, clients", self.client.shape, self.sign.shape)
         _check_numbers(field, "client", self.client, n_clients)
 
     def add_to(self, total: Doubles, touched: Doubles, weight: Doubles) -> None:
-        factor = self.sign * weight[self.client]
+        vector_weight = weight[self.client]
+        factor = self.sign * vector_weight
         weighted = self.vector
         if not (factor == 1).all():
             weighted = self.vector * factor[:, None]
@@ -265,7 +296,8 @@ class OuterProducts(_Statistic):
         return _square_sums(self.client, length, n_clients)
 
     def scale(self, factor: Doubles) -> OuterProducts:
-        return replace(self, sign=self.sign * factor[self.client])
+        vector_factor = factor[self.client]
+        return replace(self, sign=self.sign * vector_factor)
 
 
 @dataclass(frozen=True)
@@ -284,18 +316,27 @@ class SequenceTerms(_Statistic):
     meets: Literal["itself", "next"]  # what h is multiplied with
 
     def check(self, field: Spec, n_clients: int) -> None:
-        check_shape(field.name, (self.n_items, self.n_items), field.shape)
+        square = (self.n_items, self.n_items)
+        check_shape(field.name, square, field.shape)
         _check_numbers(field, "item", self.lists.ids, self.n_items)
         _check_numbers(field, "client", self.client, n_clients)
-        shape = (len(self.lists),)
-        has_shape = self.client.shape == self.start.shape == self.factor.shape == shape
-        if not has_shape or (self.start < 0).any():
+        if not self._has_consistent_lists():
             raise TacitaError(f"the lists of '{field.name}' of an upload do not fit together; nothing was added.")
+
+    def _has_consistent_lists(self) -> bool:
+        """Whether every list has a client, a factor and a start that is not negative."""
+        shape = (len(self.lists),)
+        for column in (self.client, self.start, self.factor):
+            if column.shape != shape:
+                return False
+        is_negative = self.start < 0
+        return not is_negative.any()
 
     def add_to(self, total: Doubles, touched: Doubles, weight: Doubles) -> None:
         ptr = self.lists.ptr
         ids = self.lists.ids
-        factor = self.factor * weight[self.client]
+        list_weight = weight[self.client]
+        factor = self.factor * list_weight
         if self.meets == "next":
             next_sums(ptr, ids, self.start, factor, self.fall, QUANTUM, total)
         else:
@@ -306,29 +347,41 @@ class SequenceTerms(_Statistic):
         """No h is longer than the sum of its weights; places of one client may add up at most."""
         power = 1 if self.meets == "next" else 2
         first_place = np.maximum(self.start, 1)
-        n_places = np.maximum(self.lists.counts() - first_place, 0)
+        later_places = self.lists.counts() - first_place
+        n_places = np.maximum(later_places, 0)
         bound = self.fall.sum() ** power
-        length = np.abs(self.factor) * n_places * bound
+        factor = np.abs(self.factor)
+        length = factor * n_places * bound
         return _square_sums(self.client, length, n_clients)
 
     def scale(self, factor: Doubles) -> SequenceTerms:
-        return replace(self, factor=self.factor * factor[self.client])
+        list_factor = factor[self.client]
+        return replace(self, factor=self.factor * list_factor)
 
 
 def _add_in_order(total: Doubles, more: Doubles) -> None:
     """Add one after the other: the sum must not depend on how clients are chunked."""
     addends = np.concatenate([total[None], more])
-    total[...] = np.add.accumulate(addends)[-1]
+    partial_sums = np.add.accumulate(addends)
+    total[...] = partial_sums[-1]
 
 
 def as_column(values: Doubles, ndim: int) -> Doubles:
     """One number per client or row, shaped to multiply arrays of so many dimensions."""
-    return values.reshape(-1, *[1] * (ndim - 1))
+    other_axes = [1] * (ndim - 1)
+    return values.reshape(-1, *other_axes)
+
+
+def _scale_rows(values: AnyArray, factor: Doubles) -> AnyArray:
+    """Each array along the first axis times its factor, of the same kind."""
+    scaled = as_column(factor, values.ndim) * values
+    return scaled.astype(values.dtype)
 
 
 def round_to_quantum(values: AnyArray) -> AnyArray:
     """The nearest whole multiples of the quantum."""
-    return np.asarray(np.rint(values / QUANTUM) * QUANTUM)
+    multiples = np.rint(values / QUANTUM)
+    return np.asarray(multiples * QUANTUM)
 
 
 def _sum_squares(values: AnyArray) -> Doubles:
@@ -347,7 +400,10 @@ def _square_sums(client: Ints, length: Doubles, n_clients: int) -> Doubles:
 Form = SparseRows | DenseArrays | CooccurrenceTerms | OuterProducts | SequenceTerms
 
 
-def check_shape(name: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+Shape = tuple[int, ...]
+
+
+def check_shape(name: str, shape: Shape, wanted: Shape) -> None:
     if shape != wanted:
         raise TacitaError(f"'{name}' of an upload has shape {shape}, where the model has {wanted}; nothing was added.")
 
@@ -357,5 +413,6 @@ def _check_numbers(field: Spec, what: str, numbers: Ints, below: int) -> None:
         return
     lowest = int(numbers.min())
     highest = int(numbers.max())
-    if lowest < 0 or highest >= below:
-        raise TacitaError(f"an upload's '{what}' numbers of '{field.name}' must lie from 0 to {below - 1}.")
+    most = below - 1
+    if lowest < 0 or highest > most:
+        raise TacitaError(f"an upload's '{what}' numbers of '{field.name}' must lie from 0 to {most}.")

@@ -47,7 +47,8 @@ class Upload:
         return len(self.weight)
 
     def with_value(self, name: str, value: Form) -> Upload:
-        return replace(self, values={**self.values, name: value})
+        values = {**self.values, name: value}
+        return replace(self, values=values)
 
     def norms(self) -> Doubles:
         """The length of everything a client sends, as one vector."""
@@ -58,7 +59,9 @@ class Upload:
 
     def scale(self, factor: Doubles) -> Upload:
         """Every number of a client times its factor."""
-        scaled = {name: value.scale(factor) for name, value in self.values.items()}
+        scaled: dict[str, Form] = {}
+        for name, value in self.values.items():
+            scaled[name] = value.scale(factor)
         return replace(self, values=scaled)
 
     def drop_clients(self, dropped: AnyArray) -> Upload:
@@ -111,7 +114,8 @@ class Total:
         return self.sums[name]
 
     def with_sums(self, changed: dict[str, Doubles]) -> Total:
-        return replace(self, sums={**self.sums, **changed})
+        sums = {**self.sums, **changed}
+        return replace(self, sums=sums)
 
 
 def wire_bytes(array: AnyArray) -> int:
@@ -129,11 +133,14 @@ def touched_name(name: str) -> str:
 def empty_total(fields: Sequence[Spec]) -> Total:
     sums: dict[str, Any] = {}
     for spec in fields:
-        if spec.seen == "summed":
-            sums[spec.name] = SparseSum(spec.shape) if spec.sparse else np.zeros(spec.shape)
+        if spec.seen == "summed" and spec.sparse:
+            sums[spec.name] = SparseSum(spec.shape)
+        elif spec.seen == "summed":
+            sums[spec.name] = np.zeros(spec.shape)
         if spec.touched:
+            name = touched_name(spec.name)
             n_rows = spec.shape[:1]
-            sums[touched_name(spec.name)] = np.zeros(n_rows)
+            sums[name] = np.zeros(n_rows)
     return Total(sums, symmetric=find_symmetric(fields))
 
 
@@ -150,18 +157,29 @@ def add_upload(total: Total, upload: Upload, fields: Sequence[Spec], exact: bool
     for name, value in upload.values.items():
         spec = specs[name]
         if spec.seen == "each":
-            each[name] = _append_clients(each.get(name), upload, value, senders)
+            before = each.get(name)
+            each[name] = _append_clients(before, upload, value, senders)
         elif exact:
             _add_exactly(total, upload, spec, value)
         else:
             _add_in_double(total, upload, spec, value)
-    weights = _quantise_weights(upload.weight) if exact else upload.weight
-    weight = np.add.accumulate(np.append(total.weight, weights))[-1]  # one by one, as the sums are
+    weights = upload.weight
+    if exact:
+        weights = _quantise_weights(weights)
+    addends = np.append(total.weight, weights)
+    partial_sums = np.add.accumulate(addends)  # one by one, as the sums are
     nonce = total.nonce
     if upload.nonce is not None:
-        nonce ^= int(np.bitwise_xor.reduce(upload.nonce[senders]))
-    n_clients = total.n_clients + len(senders)
-    return Total(total.sums, float(weight), n_clients, each, nonce, total.symmetric)
+        nonces = upload.nonce[senders]
+        nonce ^= int(np.bitwise_xor.reduce(nonces))
+    return Total(
+        sums=total.sums,
+        weight=float(partial_sums[-1]),
+        n_clients=total.n_clients + len(senders),
+        each=each,
+        nonce=nonce,
+        symmetric=total.symmetric,
+    )
 
 
 def _append_clients(before: PerClientField | None, upload: Upload, value: Form, senders: Longs) -> PerClientField:
@@ -176,8 +194,11 @@ def _append_clients(before: PerClientField | None, upload: Upload, value: Form, 
 def _touched_sum(total: Total, spec: Spec) -> Doubles:
     """The buffer for the weights that touched each row; one that is thrown away where they are not summed."""
     if spec.touched:
-        return total.sums[touched_name(spec.name)]
-    n_rows = spec.shape[0] if spec.shape else 0
+        name = touched_name(spec.name)
+        return total.sums[name]
+    n_rows = 0
+    if spec.shape:
+        n_rows = spec.shape[0]
     return np.zeros(n_rows)
 
 
@@ -185,7 +206,8 @@ def _add_triangle(total: Total, upload: Upload, spec: Spec, value: Form) -> bool
     """Add a lower triangle to a sparse sum; False: the field has none."""
     if spec.sparse and isinstance(value, CooccurrenceTerms):
         triangle = value.lower_triangle(upload.weight)
-        total.sums[spec.name] = total.sums[spec.name] + triangle
+        before = total.sums[spec.name]
+        total.sums[spec.name] = before + triangle
         return True
     return False
 
@@ -202,7 +224,9 @@ def _add_in_double(total: Total, upload: Upload, spec: Spec, value: Form) -> Non
     if _add_triangle(total, upload, spec, value):
         return
     value = _apply_row_factor(spec, value)
-    value.add_to(total.sums[spec.name], _touched_sum(total, spec), upload.weight)
+    field_sum = total.sums[spec.name]
+    touched = _touched_sum(total, spec)
+    value.add_to(field_sum, touched, upload.weight)
 
 
 def _add_exactly(total: Total, upload: Upload, spec: Spec, value: Form) -> None:
@@ -212,19 +236,26 @@ def _add_exactly(total: Total, upload: Upload, spec: Spec, value: Form) -> None:
     value = _apply_row_factor(spec, value)
     touched = _touched_sum(total, spec)
     quantised = _quantise_value(value, upload.weight)
-    is_sender = (upload.weight > 0).astype(np.float64)
-    quantised.add_to(total.sums[spec.name], np.zeros_like(touched), is_sender)
+    field_sum = total.sums[spec.name]
+    unused = np.zeros_like(touched)
+    is_sender = upload.weight > 0
+    unit_weight = is_sender.astype(np.float64)
+    quantised.add_to(field_sum, unused, unit_weight)
     weights = _quantise_weights(upload.weight)
     if isinstance(value, SparseRows):
-        np.add.at(touched, value.item, weights[value.client])
+        row_weight = weights[value.client]
+        np.add.at(touched, value.item, row_weight)
     elif isinstance(value, DenseArrays):
         touched += weights.sum()
 
 
 def _quantise_weights(weight: Doubles) -> Doubles:
     """Weights in whole multiples of the quantum; a client with any weight counts at least one."""
-    multiples = np.maximum(np.rint(weight / QUANTUM), 1.0)
-    return np.asarray(np.where(weight > 0, multiples * QUANTUM, 0.0))
+    multiples = np.rint(weight / QUANTUM)
+    multiples = np.maximum(multiples, 1.0)
+    is_sender = weight > 0
+    quantised = np.where(is_sender, multiples * QUANTUM, 0.0)
+    return np.asarray(quantised)
 
 
 def _quantise_value(value: Form, weight: Doubles) -> Form:
@@ -232,31 +263,42 @@ def _quantise_value(value: Form, weight: Doubles) -> Form:
     if isinstance(value, OuterProducts | SequenceTerms):  # whole multiples already
         return value.scale(weight)
     if isinstance(value, CooccurrenceTerms):
-        factor = round_to_quantum(value.factor * weight[value.client])
+        list_weight = weight[value.client]
+        factor = round_to_quantum(value.factor * list_weight)
         return replace(value, factor=factor)
     if isinstance(value, SparseRows):
         value = value.apply_factor()
         weight = weight[value.client]
-    weighted = value.value * as_column(weight, value.value.ndim)
-    return replace(value, value=round_to_quantum(weighted))
+    numbers = value.value
+    weighted = numbers * as_column(weight, numbers.ndim)
+    quantised = round_to_quantum(weighted)
+    return replace(value, value=quantised)
 
 
 def _join_fields(first: PerClientField, second: PerClientField) -> PerClientField:
     senders = np.concatenate([first.sender, second.sender])
-    value = second.value.prepend(first.value, len(first.sender))  # type: ignore[arg-type]
+    n_first = len(first.sender)
+    value = second.value.prepend(first.value, n_first)  # type: ignore[arg-type]
     return PerClientField(senders, value)
 
 
 def merge_totals(a: Total, b: Total) -> Total:
     """The total of two groups of clients."""
-    for name in a.sums.keys() | b.sums.keys():
-        if name not in a.sums or name not in b.sums:
-            raise TacitaError(f"only one of two sums holds '{name}'; nothing was added.")
-        check_shape(name, b.sums[name].shape, a.sums[name].shape)
-    each = {**a.each, **b.each}
-    for name in a.each.keys() & b.each.keys():
-        each[name] = _join_fields(a.each[name], b.each[name])
-    sums = {name: values + b.sums[name] for name, values in a.sums.items()}
+    unshared = a.sums.keys() ^ b.sums.keys()
+    if unshared:
+        name = min(unshared)
+        raise TacitaError(f"only one of two sums holds '{name}'; nothing was added.")
+    for name, values in a.sums.items():
+        other_values = b.sums[name]
+        check_shape(name, other_values.shape, values.shape)
+    sums = {}
+    for name, values in a.sums.items():
+        sums[name] = values + b.sums[name]
+    each = dict(a.each)
+    for name, added in b.each.items():
+        if name in each:
+            added = _join_fields(each[name], added)
+        each[name] = added
     return Total(
         sums,
         weight=a.weight + b.weight,
@@ -272,10 +314,12 @@ def _check_upload(upload: Upload, fields: dict[str, Spec]) -> None:
     shape = (upload.n_clients,)
     check_shape("weight", upload.weight.shape, shape)
     check_shape("sender", upload.sender.shape, shape)
-    is_valid = np.isfinite(upload.weight) & (upload.weight >= 0)
+    weight = upload.weight
+    is_valid = np.isfinite(weight) & (weight >= 0)
     if not is_valid.all():
         raise TacitaError("an upload's weights must be finite and not negative.")
     for name, value in upload.values.items():
         if name not in fields:
             raise TacitaError(f"an upload holds '{name}', which was not asked for.")
-        value.check(fields[name], upload.n_clients)
+        spec = fields[name]
+        value.check(spec, upload.n_clients)

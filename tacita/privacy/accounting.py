@@ -72,6 +72,14 @@ class Event:
             return math.inf
         return self.sensitivity / self.noise
 
+    def costs_at_most(self, other: Event) -> bool:
+        """Whether a sampled release costs no more than another: no less noise, and users no more often."""
+        if other.law == "unknown":
+            return False
+        if self.rate > other.rate:
+            return False
+        return self.loss <= other.loss
+
 
 def compute_epsilon(
     events: Sequence[tuple[Event, int]], delta: float, accountant: Literal["pld", "rdp"] = "pld"

@@ -26,8 +26,8 @@ def gaussian_delta(sigma: float, epsilon: float) -> float:
     if not sigma > 0:
         return 1.0
     mu = np.asarray(1.0 / sigma)
-    delta = _delta(mu, np.asarray(epsilon, np.float64))
-    return float(delta)
+    epsilon_array = np.asarray(epsilon, np.float64)
+    return float(_delta(mu, epsilon_array))
 
 
 def gaussian_epsilon(sigma: float, delta: float) -> float:
@@ -44,19 +44,22 @@ def epsilon_of_mu(mu: Doubles, delta: float) -> Doubles:
     """The epsilon of mu-GDP at a delta, for many mu at once; 0 where delta alone covers it."""
     _check_delta(delta)
     mu = np.asarray(mu, np.float64)
-    if np.isnan(mu).any() or (mu < 0).any():
+    is_valid = mu >= 0  # false where one is no number
+    if not is_valid.all():
         raise TacitaError("a privacy loss mu must be a number that is not negative.")
     epsilon = np.full(mu.shape, np.inf)
     epsilon[mu == 0] = 0.0
-    places = np.flatnonzero((mu > 0) & np.isfinite(mu))
-    epsilon[places] = _bisect_epsilon(mu[places], delta)
+    is_regular = (mu > 0) & np.isfinite(mu)
+    regular_mu = mu[is_regular]
+    epsilon[is_regular] = _bisect_epsilon(regular_mu, delta)
     return epsilon
 
 
 def _bisect_epsilon(mu: Doubles, delta: float) -> Doubles:
     """The upper end of the last bracket, for mu above 0 and finite."""
     low = np.zeros(len(mu))
-    high = mu**2 / 2 + mu * math.sqrt(2 * math.log(1 / delta))  # zero-concentrated privacy promises this: never less
+    log_delta = math.log(1 / delta)
+    high = mu**2 / 2 + mu * math.sqrt(2 * log_delta)  # zero-concentrated privacy promises this: never less
     is_covered = _delta(mu, low) <= delta
     high[is_covered] = 0.0
     for _ in range(_HALVINGS):
@@ -74,11 +77,14 @@ def _bisect_epsilon(mu: Doubles, delta: float) -> Doubles:
 def mu_of(epsilon: float, delta: float) -> float:
     """The largest mu-GDP loss that (epsilon, delta) allows: what a budget is worth."""
     _check_delta(delta)
-    if not (epsilon > 0 and math.isfinite(epsilon)):
+    is_valid = 0 < epsilon < math.inf
+    if not is_valid:
         raise TacitaError(f"an epsilon must be a number above 0, not {epsilon}.")
+    epsilon_array = np.asarray(epsilon, np.float64)
 
     def is_allowed(mu: float) -> bool:
-        return float(_delta(np.asarray(mu), np.asarray(epsilon, np.float64))) <= delta
+        smallest_delta = _delta(np.asarray(mu), epsilon_array)
+        return float(smallest_delta) <= delta
 
     low = 0.0
     high = 1.0
@@ -118,9 +124,11 @@ def _delta(mu: Doubles, epsilon: Doubles) -> Doubles:
     """Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu), in logarithms so that large epsilons do not overflow."""
     ratio = epsilon / mu
     first = log_ndtr(mu / 2 - ratio)
-    second = epsilon + log_ndtr(-mu / 2 - ratio)
+    log_tail = log_ndtr(-mu / 2 - ratio)
+    second = epsilon + log_tail
     difference = np.minimum(0.0, second - first)
-    return np.asarray(np.exp(first) * -np.expm1(difference))
+    share = -np.expm1(difference)
+    return np.asarray(np.exp(first) * share)
 
 
 def _check_delta(delta: float) -> None:

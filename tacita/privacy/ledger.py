@@ -40,6 +40,7 @@ from tacita.privacy.losses import (
     budget_limit,
     budget_limits,
     compute_once_each,
+    mean_loss,
     multiply_losses,
     raise_column,
     sum_losses,
@@ -72,6 +73,10 @@ _MAX_ROUNDS = 2**30  # counted rounds of other runs
 _ROUND_UP = 1 + 1e-12  # noise is rounded up by this, so that it costs no more than planned
 
 
+Value = float | Doubles
+"""One number for all users, or one for each."""
+
+
 class _LossesByLaw(NamedTuple):
     """What each user spent, summed by the law that counts it."""
 
@@ -98,7 +103,7 @@ class Ledger:
     def names(self) -> tuple[str, ...]:
         return tuple(event.what for event in self.events)
 
-    def open_accounts(self, people: int, epsilon: float | Doubles | None = None) -> Arrays:
+    def open_accounts(self, people: int, epsilon: Value | None = None) -> Arrays:
         """Accounts on which nothing is spent; without an epsilon nothing will be refused."""
         shape = (people, len(self.events))
         account: Arrays = {
@@ -110,7 +115,7 @@ class Ledger:
             return account
         return self.with_budget(account, epsilon)
 
-    def with_budget(self, account: Arrays, epsilon: float | Doubles, who: Bools | None = None) -> Arrays:
+    def with_budget(self, account: Arrays, epsilon: Value, who: Bools | None = None) -> Arrays:
         """Accounts with another budget, rounded down; what is spent stays spent."""
         old_budget = account["budget"]
         epsilons = np.asarray(epsilon, np.float64)
@@ -118,14 +123,14 @@ class Ledger:
         is_in_range = (epsilons >= 0) & (epsilons < 1e6)
         if not is_in_range.all():
             raise TacitaError("a budget is an epsilon from 0 to a million.")
-        micro = np.floor(epsilons / MICRO * (1 + 1e-15))
-        budget = micro.astype(np.int64)
+        millionths = epsilons / MICRO * (1 + 1e-15)
+        budget = np.floor(millionths).astype(np.int64)
         if who is not None:
             budget = np.where(who, budget, old_budget)
         return {**account, "budget": budget}
 
     def charge(
-        self, account: Arrays, what: str, loss: float | Doubles | None = None, participants: Bools | None = None
+        self, account: Arrays, what: str, loss: Value | None = None, participants: Bools | None = None
     ) -> tuple[Arrays, Bools]:
         """Spend on one release: the new accounts, and who may release it. Users without budget or part pay nothing.
 
@@ -135,18 +140,19 @@ class Ledger:
         old_spent = account["spent"]
         new_spent = old_spent.copy()
         cost = self._cost(column, loss, len(new_spent))
-        new_spent[:, column] += np.minimum(cost, MAX_LOSS)
+        bounded_cost = np.minimum(cost, MAX_LOSS)
+        new_spent[:, column] += bounded_cost
         admitted = self._fits(new_spent, account["budget"])
-        admitted &= new_spent[:, column] < NO_LIMIT // 2
+        is_countable = new_spent[:, column] < NO_LIMIT // 2
+        admitted &= is_countable
         if participants is not None:
             admitted &= participants
         new_times = account["times"].copy()
         new_times[admitted, column] += 1
-        charged = {
-            **account,
-            "spent": np.where(admitted[:, None], new_spent, old_spent),
-            "times": new_times,
-        }
+        charged = dict(account)
+        is_charged = admitted[:, None]
+        charged["spent"] = np.where(is_charged, new_spent, old_spent)
+        charged["times"] = new_times
         return charged, admitted
 
     def epsilon(self, account: Arrays) -> Doubles:
@@ -161,7 +167,7 @@ class Ledger:
         for column, event in enumerate(self.events):
             n = times[column]
             if n:
-                loss = _mean_loss(event, spent[column], n)
+                loss = mean_loss(event, spent[column], n)
                 mean_event = replace(event, sensitivity=1.0, noise=1.0 / loss)
                 events.append((mean_event, int(n)))
         composed = compute_epsilon(events, self.delta)
@@ -172,7 +178,8 @@ class Ledger:
         """What each user's budget still holds; infinite: no limit was set."""
         micro = account["budget"]
         is_unlimited = micro == NO_LIMIT
-        budget = np.where(is_unlimited, np.inf, micro * MICRO)
+        budget = micro * MICRO
+        budget[is_unlimited] = np.inf
         spent = self.epsilon(account)
         spent = np.minimum(spent, budget)
         remaining = np.maximum(0.0, budget - spent)
@@ -223,7 +230,7 @@ class Ledger:
                 continue
             own_event = self.events[column]
             counts = spent[:, column]
-            if _costs_at_most(own_event, event):
+            if own_event.costs_at_most(event):
                 n_like = add_losses(n_like, counts)
             else:
                 price = to_mu2_units(own_event.loss)
@@ -274,7 +281,11 @@ class Ledger:
         raise TacitaError(f"this ledger knows no release '{what}'; name it among its events.")
 
     def _find_columns_by_law(self, law: str) -> list[int]:
-        return [column for column, event in enumerate(self.events) if event.law == law]
+        columns = []
+        for column, event in enumerate(self.events):
+            if event.law == law:
+                columns.append(column)
+        return columns
 
     def _split_by_law(self, spent: Longs) -> _LossesByLaw:
         pure = self._find_columns_by_law("pure")
@@ -291,7 +302,7 @@ class Ledger:
 
     # How it is counted
 
-    def _cost(self, column: int, loss: float | Doubles | None, people: int) -> Longs:
+    def _cost(self, column: int, loss: Value | None, people: int) -> Longs:
         """In whole units, rounded up."""
         event = self.events[column]
         if event.law in ("sampled", "unknown"):
@@ -364,7 +375,9 @@ class Ledger:
             accounts = np.column_stack([losses.mu2, losses.sampled])
 
             def compose(account: AnyArray) -> float:
-                return self._compose_mixed(int(account[0]), account[1:])
+                mu2 = int(account[0])
+                counts = account[1:]
+                return self._compose_mixed(mu2, counts)
 
             epsilons = compute_once_each(accounts, compose, np.float64)
         else:
@@ -377,8 +390,10 @@ class Ledger:
     def _compute_gaussian_epsilons(self, mu2: Longs) -> Doubles:
         distinct, place = np.unique(mu2, return_inverse=True)
         is_unbounded = distinct >= MAX_LOSS
-        squared = np.where(is_unbounded, np.inf, distinct * UNIT)
-        epsilons = epsilon_of_mu(np.sqrt(squared), self.delta)
+        squared_mu = distinct * UNIT
+        squared_mu[is_unbounded] = np.inf
+        mu = np.sqrt(squared_mu)
+        epsilons = epsilon_of_mu(mu, self.delta)
         return epsilons[place]
 
     def _compose_mixed(self, mu2: int, counts: AnyArray) -> float:
@@ -389,8 +404,9 @@ class Ledger:
         if mu2:
             n_digits = len(str(mu2))
             step = 10 ** max(0, n_digits - 4)
-            steps = -(-mu2 // step)
-            mu = math.sqrt(steps * step * UNIT)
+            n_steps = -(-mu2 // step)
+            rounded = n_steps * step
+            mu = math.sqrt(rounded * UNIT)
             event = Event("all gaussian releases", "gaussian", 1.0, 1 / mu)
             events.append((event, 1))
         if self.adaptive:
@@ -398,7 +414,11 @@ class Ledger:
         return compute_epsilon(events, self.delta, "pld")
 
 
-def join_ledgers(ledgers: Sequence[tuple[str, Ledger, Arrays]]) -> tuple[Ledger, Arrays]:
+NamedAccounts = tuple[str, Ledger, Arrays]
+"""A name, a ledger and the accounts that it counts."""
+
+
+def join_ledgers(ledgers: Sequence[NamedAccounts]) -> tuple[Ledger, Arrays]:
     """Several ledgers of the same users as one, at the smallest delta; a user's budget is the largest, not the sum."""
     events = []
     deltas = []
@@ -424,23 +444,7 @@ def join_ledgers(ledgers: Sequence[tuple[str, Ledger, Arrays]]) -> tuple[Ledger,
     return joined_ledger, joined_account
 
 
-def _costs_at_most(event: Event, other: Event) -> bool:
-    """Whether a sampled release costs no more than another: no less noise, and users no more often."""
-    if other.law == "unknown" or event.rate > other.rate:
-        return False
-    return event.loss <= other.loss
-
-
 def sum_spent(account: Arrays, columns: list[int]) -> Longs:
     """What was spent on some kinds of releases together."""
     spent = account["spent"]
     return sum_losses(spent[:, columns])
-
-
-def _mean_loss(event: Event, spent: int, times: int) -> float:
-    """The loss of each of some releases, as if all had cost the same; for gaussians their sum stays exact."""
-    if event.law == "gaussian":
-        return math.sqrt(spent * UNIT / times)
-    if event.law == "pure":
-        return spent * UNIT / times
-    return event.loss

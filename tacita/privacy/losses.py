@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tacita.core.types import AnyArray, Longs
+from tacita.privacy.accounting import Event
 from tacita.privacy.calibration import mu_of
 
 UNIT = 1e-12  # of mu^2, and of a pure epsilon
@@ -20,14 +21,17 @@ MICRO_UNITS = round(MICRO / UNIT)  # units in a millionth
 
 def to_millionths(epsilon: float) -> int:
     """A budget as a whole number, rounded down."""
-    return math.floor(epsilon / MICRO * (1 + 1e-15))
+    millionths = epsilon / MICRO * (1 + 1e-15)
+    return math.floor(millionths)
 
 
-def compute_once_each(rows: AnyArray, compute: Callable[[AnyArray], Any], kind: type) -> AnyArray:
+def compute_once_each(rows: AnyArray, compute: Callable[[AnyArray], Any], kind: Any) -> AnyArray:
     """A value for each row; equal rows are computed once."""
     distinct, place = np.unique(rows, axis=0, return_inverse=True)
     values = [compute(row) for row in distinct]
-    return np.array(values, kind)[place.ravel()]
+    array = np.array(values, kind)
+    places = place.ravel()
+    return np.asarray(array[places])
 
 
 def raise_column(table: Longs, column: int, least: Longs) -> None:
@@ -55,10 +59,12 @@ def add_losses(first: Longs, second: Longs) -> Longs:
 def multiply_losses(counts: Longs, price: int) -> Longs:
     """The loss of so many releases at a price, at most `MAX_LOSS`."""
     rounded = counts.astype(np.float64) * price
+    is_unbounded = rounded >= MAX_LOSS
     most = MAX_LOSS // price
-    exact = np.minimum(counts, most) * price
-    exact[rounded >= MAX_LOSS] = MAX_LOSS
-    return np.asarray(exact)
+    bounded_counts = np.minimum(counts, most)
+    losses = bounded_counts * price
+    losses[is_unbounded] = MAX_LOSS
+    return np.asarray(losses)
 
 
 def sum_losses(spent: Longs) -> Longs:
@@ -69,19 +75,33 @@ def sum_losses(spent: Longs) -> Longs:
     if n_kinds == 1:
         return np.minimum(spent[:, 0], MAX_LOSS)
     rounded = spent.sum(axis=1, dtype=np.float64)
+    is_unbounded = rounded >= MAX_LOSS
     total = spent.sum(axis=1)
-    total[rounded >= MAX_LOSS] = MAX_LOSS
+    total[is_unbounded] = MAX_LOSS
     return np.asarray(total)
+
+
+def mean_loss(event: Event, spent: int, times: int) -> float:
+    """The loss of each of some releases, as if all had cost the same; for gaussians their sum stays exact."""
+    if event.law == "gaussian":
+        return math.sqrt(spent * UNIT / times)
+    if event.law == "pure":
+        return spent * UNIT / times
+    return event.loss
 
 
 def budget_limits(micro: Longs, delta: float) -> Longs:
     """What budgets are worth in units of mu^2, rounded down; few different budgets are usual."""
-    if len(micro) and (micro == micro[0]).all():
-        limit = budget_limit(int(micro[0]), delta)
-        return np.full(len(micro), limit, np.int64)
+    people = len(micro)
+    if people and (micro == micro[0]).all():
+        first = int(micro[0])
+        limit = budget_limit(first, delta)
+        return np.full(people, limit, np.int64)
     distinct, place = np.unique(micro, return_inverse=True)
-    limits = [budget_limit(int(budget), delta) for budget in distinct]
-    return np.array(limits, np.int64)[place]
+    limits = np.zeros(len(distinct), np.int64)
+    for number, budget in enumerate(distinct):
+        limits[number] = budget_limit(int(budget), delta)
+    return limits[place]
 
 
 @lru_cache(maxsize=65536)

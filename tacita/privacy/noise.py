@@ -31,13 +31,15 @@ class NoiseStream:
         self._drawn = 0
         self._fast: np.random.Philox | None = None
         if not draws.secret:
-            key = int.from_bytes(self._key[:16], "little")
-            self._fast = np.random.Philox(key=key)
+            short_key = self._key[:16]
+            number = int.from_bytes(short_key, "little")
+            self._fast = np.random.Philox(key=number)
 
     def words(self, n: int) -> Keys:
         """The next n words of 64 bits."""
         if self._fast is not None:
-            words = np.atleast_1d(self._fast.random_raw(n))
+            raw = self._fast.random_raw(n)
+            words = np.atleast_1d(raw)
             return words.astype(np.uint64, copy=False)
         counter = self._drawn.to_bytes(8, "little")
         generator = hashlib.shake_256(self._key + counter)
@@ -47,8 +49,8 @@ class NoiseStream:
 
     def uniforms(self, n: int) -> Doubles:
         """Uniform numbers in [0, 1)."""
-        bits = self.words(n) >> _S11
-        return np.asarray(bits * _UNIT)
+        words = self.words(n)
+        return _to_unit_interval(words)
 
     def integers_below(self, n: int, most: int) -> Longs:
         """Whole numbers in [0, most), each equally likely: words that would favour some are redrawn."""
@@ -56,11 +58,12 @@ class NoiseStream:
             raise TacitaError(f"whole numbers are drawn below 1 to 2^62, not below {most}.")
         limit = 2**64 // most * most
         words = self.words(n).copy()
-        if limit < 2**64:
-            rejected = np.flatnonzero(words >= np.uint64(limit))
-            while rejected.size:
-                words[rejected] = self.words(len(rejected))
-                rejected = np.flatnonzero(words >= np.uint64(limit))
+        while limit < 2**64:
+            is_rejected = words >= np.uint64(limit)
+            n_rejected = int(np.count_nonzero(is_rejected))
+            if not n_rejected:
+                break
+            words[is_rejected] = self.words(n_rejected)
         numbers = words % np.uint64(most)
         return numbers.astype(np.int64)
 
@@ -73,11 +76,11 @@ class NoiseStream:
         normals = np.empty((2, half))
 
         def transform(share: slice) -> None:
-            radius = 1.0 - (first[share] >> _S11) * _UNIT
+            radius = 1.0 - _to_unit_interval(first[share])
             np.log(radius, out=radius)  # in place: as many new arrays would take longer than the numbers
             radius *= -2.0
             np.sqrt(radius, out=radius)
-            angle = (second[share] >> _S11) * _UNIT
+            angle = _to_unit_interval(second[share])
             angle *= 2.0 * math.pi
             cosines = normals[0, share]
             np.cos(angle, out=cosines)
@@ -93,10 +96,10 @@ class NoiseStream:
     def laplaces(self, *shape: int) -> Doubles:
         """Laplace numbers of scale 1."""
         size = math.prod(shape)
-        sign_bit = self.words(size) & np.uint64(1)
-        sign = np.where(sign_bit, 1.0, -1.0)
-        magnitude = -np.log(1.0 - self.uniforms(size))
-        return np.asarray(sign * magnitude).reshape(shape)
+        is_positive = self._draw_bits(size)
+        sign = np.where(is_positive, 1.0, -1.0)
+        numbers = sign * self._exponentials(size)
+        return np.asarray(numbers).reshape(shape)
 
     def gammas(self, n: int, *shape: int) -> Doubles:
         """Sums of n exponential numbers each (Marsaglia and Tsang 2000)."""
@@ -107,12 +110,16 @@ class NoiseStream:
         while open_places.size:
             n_open = open_places.size
             x = self.normals(n_open)
-            v = (1 + x / math.sqrt(9 * d)) ** 3
-            log_uniform = np.log(1.0 - self.uniforms(n_open))
+            v = 1 + x / math.sqrt(9 * d)
+            v = v**3
+            log_uniform = -self._exponentials(n_open)
             with np.errstate(invalid="ignore", divide="ignore"):
-                bound = x**2 / 2 + d - d * v + d * np.log(v)
-            accepted = (v > 0) & (log_uniform < bound)
-            numbers[open_places[accepted]] = d * v[accepted]
+                log_v = np.log(v)
+            bound = x**2 / 2 + d - d * v + d * log_v
+            accepted = v > 0
+            accepted &= log_uniform < bound
+            places = open_places[accepted]
+            numbers[places] = d * v[accepted]
             open_places = open_places[~accepted]
         return numbers.reshape(shape)
 
@@ -121,7 +128,8 @@ class NoiseStream:
 
         By rejection from the discrete Laplace law (Canonne, Kamath, Steinke 2020); every coin is right up to 2^-53.
         """
-        if not (math.isfinite(sigma) and 0 < sigma < MAX_SIGMA):
+        is_valid = 0 < sigma < MAX_SIGMA
+        if not is_valid:
             raise TacitaError(f"whole-number noise needs a deviation above 0 and below 2^40, not {sigma}.")
         size = math.prod(shape)
         width = math.floor(sigma) + 1
@@ -129,10 +137,13 @@ class NoiseStream:
         numbers = np.zeros(size, np.int64)
         open_places = np.arange(size)
         while open_places.size:
-            candidates = self._discrete_laplaces(len(open_places), width)
+            n_open = len(open_places)
+            candidates = self._discrete_laplaces(n_open, width)
             gap = np.abs(candidates) - variance / width
-            accepted = self._draw_coins(gap**2 / (2 * variance))
-            numbers[open_places[accepted]] = candidates[accepted]
+            exponent = gap**2 / (2 * variance)
+            accepted = self._draw_coins(exponent)
+            places = open_places[accepted]
+            numbers[places] = candidates[accepted]
             open_places = open_places[~accepted]
         return numbers.reshape(shape)
 
@@ -144,18 +155,37 @@ class NoiseStream:
             n_open = len(open_places)
             low = self.integers_below(n_open, width)
             accepted = self._draw_coins(low / width)
-            exponential = -np.log(1.0 - self.uniforms(n_open))
-            high = np.floor(exponential).astype(np.int64)  # geometric: P(at least m) = e^-m
+            geometric = np.floor(self._exponentials(n_open))  # P(at least m) = e^-m
+            high = geometric.astype(np.int64)
             magnitude = low + width * high
-            sign_bit = self.words(n_open) & np.uint64(1)
-            is_negative = sign_bit.astype(bool)
-            accepted &= ~((magnitude == 0) & is_negative)  # 0 would come twice
+            is_negative = self._draw_bits(n_open)
+            is_minus_zero = (magnitude == 0) & is_negative
+            accepted &= ~is_minus_zero  # 0 would come twice
             candidates = np.where(is_negative, -magnitude, magnitude)
-            numbers[open_places[accepted]] = candidates[accepted]
+            places = open_places[accepted]
+            numbers[places] = candidates[accepted]
             open_places = open_places[~accepted]
         return numbers
+
+    def _exponentials(self, n: int) -> Doubles:
+        """Exponential numbers of mean 1."""
+        uniform = self.uniforms(n)
+        return np.asarray(-np.log(1.0 - uniform))
+
+    def _draw_bits(self, n: int) -> Bools:
+        """Fair coins, from the lowest bit of a word each."""
+        words = self.words(n)
+        bits = words & np.uint64(1)
+        return bits.astype(bool)
 
     def _draw_coins(self, exponent: AnyArray) -> Bools:
         """True with probability e^-exponent, each by itself."""
         probability = np.exp(-exponent)
-        return np.asarray(self.uniforms(len(exponent)) < probability)
+        uniform = self.uniforms(len(exponent))
+        return np.asarray(uniform < probability)
+
+
+def _to_unit_interval(words: Keys) -> Doubles:
+    """The upper 53 bits of words as numbers in [0, 1)."""
+    bits = words >> _S11
+    return np.asarray(bits * _UNIT)

@@ -59,7 +59,10 @@ class SeedShares(NamedTuple):
 
 
 def check_installed() -> None:
-    missing = [name for module, name in _PACKAGES.items() if find_spec(module) is None]
+    missing = []
+    for module, name in _PACKAGES.items():
+        if find_spec(module) is None:
+            missing.append(name)
     if missing:
         names = " and ".join(missing)
         raise TacitaError(
@@ -83,15 +86,24 @@ def quantise_values(values: Doubles, quantum: float) -> Longs:
 
 def assign_neighbours(n: int, order: Sequence[int]) -> list[list[int]]:
     """The neighbours of each of n clients: on a ring in this order about log2 n on either side, or all others."""
-    side = math.ceil(math.log2(max(2, n)))
-    neighbours: list[list[int]] = [[] for _ in range(n)]
+    at_least_two = max(2, n)
+    side = math.ceil(math.log2(at_least_two))
+    neighbours: list[list[int]] = []
     if 2 * side >= n - 1:
         for client in range(n):
-            neighbours[client] = [other for other in range(n) if other != client]
+            others = list(range(n))
+            others.remove(client)
+            neighbours.append(others)
         return neighbours
-    for place, client in enumerate(order):
-        places = [place + step for step in range(-side, side + 1) if step]
-        neighbours[client] = sorted(order[other % n] for other in places)
+    place = {client: number for number, client in enumerate(order)}
+    for client in range(n):
+        others = []
+        for step in range(1, side + 1):
+            before = place[client] - step
+            after = place[client] + step
+            others.append(order[before % n])
+            others.append(order[after % n])
+        neighbours.append(sorted(others))
     return neighbours
 
 
@@ -145,7 +157,8 @@ class SecureSumClient:
         for neighbour, letter in letters.items():
             self._received_shares[neighbour] = self._open_letter(neighbour, letter)
         own_key = _derive_secret(self._self_mask_seed, "own")
-        total = numbers.astype(np.uint64) + _expand_mask(own_key, numbers.size)
+        own_mask = _expand_mask(own_key, numbers.size)
+        total = numbers.astype(np.uint64) + own_mask
         for neighbour, keyring in self._neighbours.items():
             pair_key = _agree_secret(self._key, keyring.mask, "pair")
             pair_mask = _expand_mask(pair_key, numbers.size)
@@ -167,9 +180,10 @@ class SecureSumClient:
         revealed = {}
         for neighbour, shares in self._received_shares.items():
             if neighbour in answered:
-                revealed[neighbour] = (shares.number, shares.mask_share)
+                share = shares.mask_share
             else:
-                revealed[neighbour] = (shares.number, shares.key_share)
+                share = shares.key_share
+            revealed[neighbour] = (shares.number, share)
         return revealed
 
     def _channel_key(self, neighbour: int) -> bytes:
@@ -180,8 +194,11 @@ class SecureSumClient:
     def _open_letter(self, neighbour: int, letter: bytes) -> SeedShares:
         key = self._channel_key(neighbour)
         message = _unseal(key, neighbour, self.number, letter)
+        number = message[0]
         shares = message[1:]
-        return SeedShares(message[0], shares[:_SEED_BYTES], shares[_SEED_BYTES:])
+        mask_share = shares[:_SEED_BYTES]
+        key_share = shares[_SEED_BYTES:]
+        return SeedShares(number, mask_share, key_share)
 
 
 @dataclass
@@ -215,7 +232,8 @@ class SecureSumServer:
                 seed = self._recover_seed(client, revealed)
                 total = self._remove_pair_masks(total, client, seed, partners)
         numbers = total.astype(np.int64)
-        if _largest(numbers) > len(self.respondents) * BOUND:
+        most = len(self.respondents) * BOUND
+        if _largest(numbers) > most:
             raise TacitaError("masks are left on a secure sum, so some share was wrong; the sum was not opened.")
         return numbers
 
@@ -225,7 +243,8 @@ class SecureSumServer:
         if _public_bytes(key) != self.keyrings[client].mask:
             raise TacitaError("the shares of a client's key do not fit together; the sum was not opened.")
         for partner in partners:
-            pair_key = _agree_secret(key, self.keyrings[partner].mask, "pair")
+            keyring = self.keyrings[partner]
+            pair_key = _agree_secret(key, keyring.mask, "pair")
             pair_mask = _expand_mask(pair_key, total.size)
             if partner < client:
                 total = total - pair_mask
@@ -236,7 +255,10 @@ class SecureSumServer:
     def _recover_seed(self, client: int, revealed: RevealedShares) -> bytes:
         from Crypto.Protocol.SecretSharing import Shamir
 
-        shares = [by_client[client] for by_client in revealed.values() if client in by_client]
+        shares = []
+        for shares_by_client in revealed.values():
+            if client in shares_by_client:
+                shares.append(shares_by_client[client])
         n_neighbours = len(self.graph[client])
         least = share_threshold(n_neighbours)
         if len(shares) < least:
@@ -255,25 +277,29 @@ def secure_sum(
 ) -> SecureSumResult:
     """The sum of all clients' numbers. None: drops out before it uploads; `leave`: drop out after they have."""
     n = len(numbers)
-    size = max((upload.size for upload in numbers if upload is not None), default=0)
+    sizes = [upload.size for upload in numbers if upload is not None]
+    size = max(sizes, default=0)
     check_size(n, size)
     if order is None:
-        order = secrets.SystemRandom().sample(range(n), n)
-    server = SecureSumServer(assign_neighbours(n, order))
+        random = secrets.SystemRandom()
+        order = random.sample(range(n), n)
+    graph = assign_neighbours(n, order)
+    server = SecureSumServer(graph)
     clients = [SecureSumClient(number) for number in range(n)]
     for client in clients:
         server.keyrings[client.number] = client.keyring()
     n_bytes = 64.0 * n
     sealed = []
-    for neighbours, client in zip(server.graph, clients):
+    for neighbours, client in zip(graph, clients):
         keyrings = {other: server.keyrings[other] for other in neighbours}
         messages = client.share_secrets(keyrings)
         n_bytes += sum(len(letter) for letter in messages.values())
         sealed.append(messages)
     for number, upload in enumerate(numbers):
         if upload is not None:
-            letters = {sender: sealed[sender][number] for sender in server.graph[number]}
-            server.add_upload(number, clients[number].mask_numbers(letters, upload))
+            letters = {sender: sealed[sender][number] for sender in graph[number]}
+            masked = clients[number].mask_numbers(letters, upload)
+            server.add_upload(number, masked)
             n_bytes += 8.0 * size
     answered = frozenset(server.respondents)
     remaining = answered - frozenset(leave)
