@@ -18,7 +18,11 @@ from tacita.models.tally.solver import unpack_triangle
 from tacita.models.tally.sums import PairShape, PairSums
 from tacita.models.tally.weights import entry_ages
 
-CONTEXTS, NEXT, ITEM_OWNERS = "contexts", "next", "held"  # its fields: G', C', and who has each item in a list that counts
+CONTEXTS, NEXT, ITEM_OWNERS = (
+    "contexts",
+    "next",
+    "held",
+)  # its fields: G', C', and who has each item in a list that counts
 SIDES = ("contexts", "after", "before")  # G'; C' at and below its diagonal; C' above it, turned
 SIDE_ARRAYS = ("ptr", "at", "total")  # what a side has of its own
 GRID = 2.0**-12  # of the weights by age; products are whole numbers of its square, the quantum of exact sums
