@@ -19,8 +19,9 @@ from tacita.federation.clients import build_user_view
 from tacita.federation.evaluation import TrainedState, build_mask, evaluate_devices
 from tacita.federation.rounds import run_stream, start_run
 from tacita.messages import SequenceTerms, Spec, Upload, add_upload, empty_total, merge_totals
+from tacita.models.tally.mixing import MIXTURES, standardise
 from tacita.models.tally.model import STATE, Tally, TallyConfig
-from tacita.models.tally.order import MIXTURES, OrderConfig, OrderedTally, select_order_matrix, standardise
+from tacita.models.tally.order import OrderConfig, OrderedTally, select_order_matrix
 from tacita.models.tally.order_sums import GRID, HistoryLines, OrderSums, compute_age_weights
 from tacita.models.tally.solver import mirror_lower, unpack_triangle
 from tacita.models.tally.sums import PairShape

@@ -1,13 +1,13 @@
-"""tally as a graph filter (GF-CF, CIKM 2021): another solution of a sum over people, which needs no inverse.
+"""tally as a graph filter (GF-CF, CIKM 2021): another solution of a sum over users, which needs no inverse.
 
-A person's term is x x^T / |x|, |x| the number of items, so that the row sums of G count the people of each item. With
+A user's term is x x^T / |x|, |x| the number of items, so that the row sums of G count the users of each item. With
 F = D^-1/2 G D^-1/2 and V its leading axes a device scores x (F D^lift + alpha D^-1/2 V V^T D^1/2). G is sparse, V has a
-few hundred columns, and nothing of items times items is ever made dense past `DENSE` items.
+few hundred columns, and nothing of items times items is ever made dense past `MAX_DENSE_ITEMS` items.
 
-Weights of people are rounded to a quantum, so that sums are the same in any order. What is left after a retraction is
-the very sum that training again would make, and so is the filter, bit by bit; it is solved anew, which takes as long
-as the first time. "mixture" solves the same sum by ridge regression as well, where the catalogue lets it, and the
-device adds both up, standardised: what each weighs is chosen on validation, either alone among the choices.
+Weights of users are rounded to a quantum, so that sums are the same in any order. A retraction leaves the very sum that
+retraining would make, and so the same filter, bit by bit; it is solved from the start, which takes as long as the first
+time. "mixture" solves the same sum by ridge regression as well, where the catalogue lets it, and the device adds both
+up, standardised: what each weighs is chosen on validation, either alone among the choices.
 
 What it gives away: F holds more than B does, namely which items go together and how often, so all that is said of B
 holds (docs/tally.md). There is no form under a budget.
@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
-from typing import Any
 
 import numpy as np
 
@@ -27,22 +26,15 @@ from tacita.core.errors import TacitaError
 from tacita.core.sparse import matrix_of_rows
 from tacita.core.types import AnyArray, Arrays, CohortView, Doubles, Floats, Ragged, ServerState
 from tacita.messages import QUANTUM, Spec
-from tacita.models.base import register_form
+from tacita.models.base import heads_match, register_form
 from tacita.models.scoring import CHUNK
-from tacita.models.tally.model import (
-    MOST_WEIGHT,
-    RECENCIES,
-    REPEAT_BONUS,
-    REPEAT_PENALTY,
-    STATE,
-    STATISTIC,
-    Tally,
-    TallyConfig,
-)
+from tacita.models.tally.head_checks import MOST_WEIGHT, are_scalars, is_bounded, matrix_fits
+from tacita.models.tally.model import RECENCIES, Tally, add_repeat, with_heads
+from tacita.models.tally.options import STATE, STATISTIC, TallyConfig, is_set
 from tacita.models.tally.retraction import apply_change
 from tacita.models.tally.solver import invert_in_place
 from tacita.models.tally.spectral import build_item_graph, keep_largest, leading_axes
-from tacita.models.tally.sums import PairShape, PairSums
+from tacita.models.tally.sums import Entries, PairShape, PairSums
 from tacita.models.tally.weights import add_products, compute_weights, pack_weights, read_column, recency_weights
 
 MAX_DENSE_ITEMS = 4_000  # items up to which sums are dense arrays, of 128 MB at most
@@ -53,6 +45,9 @@ LEAST_ROOT = 1e-12  # of an item that is out: what devices divide by; sums that 
 NO_MEANING = ("length_power", "min_pair")
 NO_RIDGE = ("ridge", "ridge_popularity")
 RIDGE_PREFIX = "solved_"  # before the names of what ridge regression makes of the sum
+CHOICE_NAMES = ("recency", "alpha", "lift", "blend")  # what a trial sets
+
+Choice = tuple[float, ...]
 
 
 @register_form("filter")
@@ -63,13 +58,13 @@ class FilterTally(Tally):
     def __init__(self, config: TallyConfig) -> None:
         super().__init__(config)
         for name in NO_MEANING:
-            if getattr(config, name) != TallyConfig.model_fields[name].default:
+            if is_set(config, name):
                 raise TacitaError(
                     f"backbone.{name} has no meaning with backbone.solve = '{config.solve}', where a person with n "
                     f"items weighs 1 / n; leave one of the two out."
                 )
         for name in () if self.is_mixture else NO_RIDGE:
-            if getattr(config, name) != TallyConfig.model_fields[name].default:
+            if is_set(config, name):
                 raise TacitaError(
                     f"backbone.{name} has no meaning with backbone.solve = 'filter', which inverts nothing; leave one "
                     "of the two out."
@@ -80,56 +75,62 @@ class FilterTally(Tally):
         return self.config.solve == "mixture"
 
     def check(self, first_items: int, all_items: int) -> None:
-        if self.is_mixture and all_items > self.config.most_inputs:
+        if not self.is_mixture:
+            return
+        if all_items > self.config.most_inputs:
             raise TacitaError(
                 f"backbone.solve = 'mixture' inverts a matrix of all {all_items:,} items, more than "
                 f"backbone.most_inputs = {self.config.most_inputs:,}; use 'filter', or raise it."
             )
-        if self.is_mixture:
-            super().check(first_items, all_items)
+        super().check(first_items, all_items)
 
     # what travels
 
     def init_heads(self, draws: Draws) -> Arrays:
-        plain = super().init_heads(draws)
-        own = {
+        heads = {
+            **super().init_heads(draws),
             "axes": np.zeros((0, 0), np.float32),
             "root": np.zeros(0, np.float32),  # of what an item counts; 0: it is not out
             "alpha": np.zeros(1, np.float32),
             "lift": np.zeros(1, np.float32),
         }
         if self.is_mixture:
-            solved = pack_weights(np.zeros((0, 0), np.float32))
-            own |= {RIDGE_PREFIX + name: value for name, value in solved.items()} | {"blend": np.zeros(1, np.float32)}
-        return {**plain, **own}
+            empty = pack_weights(np.zeros((0, 0), np.float32))
+            heads |= _prefix_names(empty)
+            heads["blend"] = np.zeros(1, np.float32)
+        return heads
 
     def heads_fit(self, heads: Arrays, n_items: int) -> bool:
         own = self.init_heads(Draws(0))
-        if heads.keys() != own.keys() or any(heads[name].dtype != v.dtype for name, v in own.items()):
+        if not heads_match(heads, own) or not matrix_fits(_select_matrix(heads), n_items):
             return False
-        plain = Tally(self.config)
-        matrices = [_select_matrix(heads)] + ([_select_matrix(heads, RIDGE_PREFIX)] if self.is_mixture else [])
-        if not all(plain.heads_fit(one, n_items) for one in matrices) or len(heads["inputs"]):
+        if self.is_mixture and not matrix_fits(_select_matrix(heads, RIDGE_PREFIX), n_items):
             return False
-        axes, root, known = heads["axes"], heads["root"], int(heads["known"][0])
-        sized = axes.ndim == 2 and root.shape == (len(axes),) and len(axes) == known and axes.shape[1] <= max(1, known)
-        counts = (root == 0) | ((root >= LEAST_ROOT) & (root <= MOST_WEIGHT))
-        mild = bool((np.abs(axes) <= 2).all() and counts.all())
-        if not (sized and mild):
+        reads_all_items = len(heads["inputs"]) == 0
+        return reads_all_items and _axes_fit(heads) and self._choice_fits(heads)
+
+    def _choice_fits(self, heads: Arrays) -> bool:
+        """Whether alpha, lift and blend are within their bounds."""
+        most = {"alpha": 100.0, "lift": 1.0}
+        if self.is_mixture:
+            most["blend"] = 1.0
+        if not are_scalars(heads, *most):
             return False
-        limits = {"alpha": 100.0, "lift": 1.0} | ({"blend": 1.0} if self.is_mixture else {})
-        return all(heads[name].shape == (1,) and 0 <= heads[name][0] <= most for name, most in limits.items())
+        return all(0 <= heads[name][0] <= bound for name, bound in most.items())
 
     def weigh_lists(self, lists: Ragged) -> Doubles:
         """1 / n in whole numbers of a quantum."""
-        return np.rint(1.0 / np.maximum(lists.counts(), 1) / QUANTUM) * QUANTUM
+        counts = np.maximum(lists.counts(), 1)
+        return np.rint(1.0 / counts / QUANTUM) * QUANTUM
 
     def _fields(self, shape: PairShape) -> tuple[Spec, ...]:
         pairs, *others = super()._fields(shape)
-        return replace(pairs, sparse=shape.n_items > MAX_DENSE_ITEMS), *others
+        is_sparse = shape.n_items > MAX_DENSE_ITEMS
+        return replace(pairs, sparse=is_sparse), *others
 
     def upload_bytes(self, n_items: int) -> float:
-        return sum(one.n_bytes for one in self._fields(PairShape(n_items)))
+        fields = self._fields(PairShape(n_items))
+        return sum(field.n_bytes for field in fields)
 
     def questions(self, server: ServerState) -> tuple[str, ...]:
         return (STATISTIC,)
@@ -137,141 +138,201 @@ class FilterTally(Tally):
     # on the server
 
     @property
-    def _choices(self) -> list[tuple[float, float, float, float]]:
+    def _choices(self) -> list[Choice]:
         """Recency, alpha, lift and blend of each trial; the last stays where nobody validates."""
-        recency, alpha, lift, blend = self.config.recency, self.config.alpha, self.config.lift, self.config.blend
-        recencies = RECENCIES if recency == "learn" else (recency,)
-        alphas = (ALPHAS[-1:] if self.is_mixture else ALPHAS) if alpha == "learn" else (alpha,)
-        blends = (BLENDS if blend == "learn" else (blend,)) if self.is_mixture else (0.0,)
-        lifts = (LIFTS[-1:] if self.is_mixture else LIFTS) if lift == "learn" else (lift,)
-        return list(product(recencies, alphas, lifts, blends))
+        config = self.config
+        alphas = ALPHAS[-1:] if self.is_mixture else ALPHAS
+        lifts = LIFTS[-1:] if self.is_mixture else LIFTS
+        blends = BLENDS if self.is_mixture else (0.0,)
+        blend = config.blend if self.is_mixture else "learn"
+        choices = product(
+            _list_values(config.recency, RECENCIES),
+            _list_values(config.alpha, alphas),
+            _list_values(config.lift, lifts),
+            _list_values(blend, blends),
+        )
+        return list(choices)
 
     @property
     def trials(self) -> int:
         return len(self._choices)
 
     def apply_trial(self, server: ServerState, trial: int) -> ServerState:
-        values = dict(zip(("recency", "alpha", "lift", "blend"), self._choices[trial], strict=True))
-        chosen = {name: np.array([value], np.float32) for name, value in values.items() if name in server.heads}
-        return replace(server, heads={**server.heads, **chosen})
+        heads = {}
+        for name, value in zip(CHOICE_NAMES, self._choices[trial], strict=True):
+            if name in server.heads:
+                heads[name] = np.array([value], np.float32)
+        return with_heads(server, heads)
 
     def solve_sums(self, server: ServerState, sums: PairSums, inverse: Doubles | None = None) -> ServerState:
         shape = PairShape(len(server.items))
         at, value = self.list_released_pairs(sums, shape)
-        graph = build_item_graph(*shape.decode_pairs(at), value, shape.n_items)
+        row, column = shape.decode_pairs(at)
+        graph = build_item_graph(row, column, value, shape.n_items)
+        repeat = self.choose_repeat(sums, shape.n_items)
         heads = {
-            **server.heads,
             **pack_weights(keep_largest(graph.matrix, self.config.keep)),
             "axes": leading_axes(graph.matrix, self.config.axes),
             "root": graph.root.astype(np.float32),
-            "repeat": np.array([self._choose_repeat(sums, shape)], np.float32),
+            "repeat": np.array([repeat], np.float32),
         }
         if self.is_mixture:
-            heads |= {RIDGE_PREFIX + name: v for name, v in self._solve_ridge(sums, shape, graph.root).items()}
-        return replace(server, heads=heads).with_part(STATE, sums.arrays())
+            ridge = self._solve_ridge(sums, shape, graph.root)
+            heads |= _prefix_names(ridge)
+        return with_heads(server, heads).with_part(STATE, sums.arrays())
 
-    def list_released_pairs(self, sums: PairSums, shape: PairShape) -> tuple[AnyArray, Doubles]:
+    def list_released_pairs(self, sums: PairSums, shape: PairShape) -> Entries:
         """The lower triangle of G as far as it is out: places, ascending, and values."""
         at = sums.places()
         if len(sums.index) > 1:
             value = self.compute_gram(sums, shape, at)
         else:
             row, column = shape.decode_pairs(at)
-            out = sums.find_released_items(max(1, self.config.min_item))[0]
-            value = np.where(out[row] & out[column], sums.total, 0.0)
-        return at[value != 0], value[value != 0]
-
-    def _choose_repeat(self, sums: PairSums, shape: PairShape) -> float:
-        repeat = self.config.repeat
-        return (
-            (0.0, REPEAT_BONUS, REPEAT_PENALTY)[sums.estimate_repeat_habit(shape.n_items)]
-            if repeat == "learn"
-            else repeat
-        )
+            least = max(1, self.config.min_item)
+            is_out = sums.find_released_items(least)[0]
+            both_out = is_out[row] & is_out[column]
+            value = np.where(both_out, sums.total, 0.0)
+        counts = value != 0
+        return at[counts], value[counts]
 
     def _solve_ridge(self, sums: PairSums, shape: PairShape, root: Doubles) -> Arrays:
-        """B of the same sum. The ridge is said for people who weigh 1, so it shrinks as the mean weight does."""
+        """B of the same sum. The ridge is meant for users who weigh 1, so it shrinks as the mean weight does."""
         gram = self.compute_gram(sums, shape, None)
-        last = np.arange(shape.n_items, dtype=np.int64)
-        diagonal = gram[last * (last + 3) // 2]
-        inverse = invert_in_place(
-            self.add_ridge(gram, None, shape, float(diagonal.sum() / max((root**2).sum(), 1e-12)) or 1.0)
-        )
+        items = np.arange(shape.n_items, dtype=np.int64)
+        diagonal = gram[items * (items + 3) // 2]
+        n_likes = max((root**2).sum(), 1e-12)
+        mean_weight = float(diagonal.sum() / n_likes) or 1.0
+        lower = self.add_ridge(gram, None, shape, mean_weight)
+        inverse = invert_in_place(lower)
         if inverse is None:
             raise TacitaError("the sum cannot be solved by ridge regression; raise backbone.ridge, or use 'filter'.")
-        return pack_weights(compute_weights(inverse, gram, None, shape, self.config.keep))
+        weights = compute_weights(inverse, gram, None, shape, self.config.keep)
+        return pack_weights(weights)
 
     def likeness(self, server: ServerState, items: Floats, item: int) -> Floats:
-        """What every item says for this one in the filter."""
-        heads, said = server.heads, read_column(_select_matrix(server.heads), item, len(server.items))
-        axes, root = heads["axes"], heads["root"]
-        if item < len(axes):
-            said *= _lift_factors(heads)[item]
-            said[: len(axes)] += heads["alpha"][0] * root[item] * _invert_nonzero(root) * (axes @ axes[item])
-            said[item] = 0.0
-        return said
+        """The weight of every item for this one in the filter."""
+        heads = server.heads
+        weights = read_column(_select_matrix(heads), item, len(server.items))
+        axes = heads["axes"]
+        root = heads["root"]
+        known = len(axes)
+        if item >= known:
+            return weights
+        weights *= _lift_factors(heads)[item]
+        scale = heads["alpha"][0] * root[item] * _invert_nonzero(root)
+        weights[:known] += scale * (axes @ axes[item])
+        weights[item] = 0.0
+        return weights
 
     def apply_retraction(self, server: ServerState, change: Mapping[str, AnyArray]) -> tuple[ServerState, int]:
-        shape = PairShape(len(server.items))
-        return self.solve_sums(server, apply_change(PairSums.from_arrays(server.parts[STATE]), change, shape)), 0
+        sums = PairSums.from_arrays(server.parts[STATE])
+        changed = apply_change(sums, change, PairShape(len(server.items)))
+        return self.solve_sums(server, changed), 0
 
     # on the device
 
     def score_history(self, view: CohortView) -> Floats:
-        heads, latest = view.heads, self.select_latest(view)
+        blend = float(view.heads["blend"][0]) if self.is_mixture else 0.0
+        if blend == 0:
+            return self._score_filter(view)
+        if blend == 1:
+            return self._score_ridge(view)
+        filtered = _standardise(self._score_filter(view))
+        solved = _standardise(self._score_ridge(view))
+        return blend * solved + (1 - blend) * filtered
+
+    def _score_filter(self, view: CohortView) -> Floats:
+        heads = view.heads
+        latest = self.select_latest(view)
         weight = recency_weights(latest, float(heads["recency"][0]))
-        blend = float(heads["blend"][0]) if self.is_mixture else 0.0
-        filtered, solved = (np.zeros((len(view.user), view.n_items), np.float32) for _ in range(2))
-        if blend < 1:
-            add_products(latest, weight, _select_matrix(heads), filtered)
-            if heads["lift"][0]:
-                filtered[:, : len(heads["root"])] *= _lift_factors(heads)
-            _add_along_axes(latest, weight, heads, filtered)
-        if blend > 0:
-            add_products(latest, weight, _select_matrix(heads, RIDGE_PREFIX), solved)
-        if heads["repeat"][0] and view.history is not None:  # before they are standardised: it is said in their terms
-            for scores in (filtered, solved):
-                scores[view.history.rows(), view.history.ids] += heads["repeat"][0]
-        if blend in (0, 1):
-            return solved if blend else filtered
-        return blend * _standardise(solved) + (1 - blend) * _standardise(filtered)
+        scores = np.zeros((len(view.user), view.n_items), np.float32)
+        add_products(latest, weight, _select_matrix(heads), scores)
+        if heads["lift"][0]:
+            known = len(heads["root"])
+            scores[:, :known] *= _lift_factors(heads)
+        _add_along_axes(latest, weight, heads, scores)
+        add_repeat(view, scores)
+        return scores
+
+    def _score_ridge(self, view: CohortView) -> Floats:
+        heads = view.heads
+        latest = self.select_latest(view)
+        weight = recency_weights(latest, float(heads["recency"][0]))
+        scores = np.zeros((len(view.user), view.n_items), np.float32)
+        add_products(latest, weight, _select_matrix(heads, RIDGE_PREFIX), scores)
+        add_repeat(view, scores)
+        return scores
+
+
+def _list_values(value: float | str, learned: Choice) -> Choice:
+    """The values of a setting that trials try: the learned ones, or the one that is set."""
+    if isinstance(value, str):
+        return learned
+    return (value,)
+
+
+def _prefix_names(matrix: Arrays) -> Arrays:
+    """The matrix of ridge regression under the names that it has among the heads."""
+    return {RIDGE_PREFIX + name: value for name, value in matrix.items()}
 
 
 def _select_matrix(heads: Arrays, prefix: str = "") -> Arrays:
     """One of the matrices with the names that plain tally has for its own."""
-    named = {name: heads[prefix + name] for name in ("weights", "column", "ptr", "known")}
-    return named | {name: heads[name] for name in ("inputs", "recency", "repeat")}
+    matrix = {name: heads[prefix + name] for name in ("weights", "column", "ptr", "known")}
+    settings = {name: heads[name] for name in ("inputs", "recency", "repeat")}
+    return matrix | settings
+
+
+def _axes_fit(heads: Arrays) -> bool:
+    """Whether the axes and what items count are of one size and bounded."""
+    axes = heads["axes"]
+    root = heads["root"]
+    known = int(heads["known"][0])
+    if axes.ndim != 2 or root.shape != (len(axes),):
+        return False
+    if len(axes) != known or axes.shape[1] > max(1, known):
+        return False
+    is_out = (root >= LEAST_ROOT) & (root <= MOST_WEIGHT)
+    counts = (root == 0) | is_out
+    return is_bounded(axes, 2) and bool(counts.all())
 
 
 def _invert_nonzero(root: Floats) -> Floats:
-    return np.divide(1.0, root, out=np.zeros_like(root), where=root > 0)
+    zeros = np.zeros_like(root)
+    return np.divide(1.0, root, out=zeros, where=root > 0)
 
 
 def _lift_factors(heads: Arrays) -> Floats:
-    """(items,) what scores of the first part are multiplied with: 1 unless items with more people count for more."""
-    people = heads["root"].astype(np.float64) ** 2
-    return np.where(people > 0, np.maximum(people, 1e-12) ** float(heads["lift"][0]), 1.0).astype(np.float32)
+    """(items,) what scores of the first part are multiplied with: 1 unless items with more users count for more."""
+    lift = float(heads["lift"][0])
+    users = heads["root"].astype(np.float64) ** 2
+    lifted = np.maximum(users, 1e-12) ** lift
+    return np.where(users > 0, lifted, 1.0).astype(np.float32)
 
 
 def _add_along_axes(lists: Ragged, weight: Floats, heads: Arrays, scores: Floats) -> None:
-    """Add alpha x D^-1/2 V V^T D^1/2, in products of one shape: no number depends on the company."""
-    axes, root, alpha = heads["axes"], heads["root"], heads["alpha"][0]
-    known = lists.ids < len(axes)
-    if not alpha or not known.any():
+    """Add alpha x D^-1/2 V V^T D^1/2, in products of one shape: no number depends on the cohort."""
+    axes = heads["axes"]
+    root = heads["root"]
+    alpha = heads["alpha"][0]
+    n_known, n_axes = axes.shape
+    is_known = lists.ids < n_known
+    if not alpha or not is_known.any():
         return
-    read = replace(lists, values={"weight": weight}).filter_entries(known)
-    along = (
-        matrix_of_rows(read.ptr, read.ids, read.values["weight"] * _invert_nonzero(root)[read.ids], len(axes)) @ axes
-    )
-    for lo in range(0, len(scores), CHUNK):
-        some = along[lo : lo + CHUNK]
-        padded = np.zeros((CHUNK, axes.shape[1]), np.float32)
-        padded[: len(some)] = alpha * some
-        scores[lo : lo + CHUNK, : len(axes)] += ((padded @ axes.T) * root)[: len(some)]
+    known = replace(lists, values={"weight": weight}).filter_entries(is_known)
+    scaled = known.values["weight"] * _invert_nonzero(root)[known.ids]
+    along = matrix_of_rows(known.ptr, known.ids, scaled, n_known) @ axes
+    for first in range(0, len(scores), CHUNK):
+        chunk = along[first : first + CHUNK]
+        padded = np.zeros((CHUNK, n_axes), np.float32)
+        padded[: len(chunk)] = alpha * chunk
+        added = (padded @ axes.T) * root
+        scores[first : first + CHUNK, :n_known] += added[: len(chunk)]
 
 
 def _standardise(scores: Floats) -> Floats:
-    """Each person's scores with mean 0 and deviation 1; all 0 where they are alike."""
-    mean, deviation = scores.mean(axis=1, keepdims=True), scores.std(axis=1, keepdims=True)
-    made: Any = (scores - mean) / np.where(deviation > 0, deviation, 1.0)
-    return np.asarray(made, np.float32)
+    """Each user's scores with mean 0 and deviation 1; all 0 where they are alike."""
+    mean = scores.mean(axis=1, keepdims=True)
+    deviation = scores.std(axis=1, keepdims=True)
+    divisor = np.where(deviation > 0, deviation, 1.0)
+    return np.asarray((scores - mean) / divisor, np.float32)

@@ -1,7 +1,7 @@
-"""The mathematics of tally under a budget: how much noise each release takes, and what is made of noised sums.
+"""The mathematics of tally under a budget: how much noise each release takes, and what is made of noisy sums.
 
-A person's term is c c^T with c of length 1 whatever the history, so one Gaussian release of the sum protects everybody
-alike. All that follows the noise (which items, scales, shrinkage, B) is computed from noised numbers and public ones
+A user's term is c c^T with c of length 1 whatever the history, so one Gaussian release of the sum protects all users
+alike. All that follows the noise (which items, scales, shrinkage, B) is computed from noisy numbers and public ones
 alone, so it costs nothing more. The constants were chosen on the validation part of MovieLens-1M and hold for all data.
 """
 
@@ -18,27 +18,28 @@ from tacita.privacy.calibration import epsilon_of_mu, mu_of
 from tacita.privacy.ledger import MICRO, UNIT
 from tacita.privacy.noise import NoiseStream
 
-POPULARITY_SHARE, PEOPLE_SHARE = (
-    0.055,
-    0.005,
-)  # shares of the first block's mu^2 that popularity and the number of people take
-SIZE_FACTOR, SIZE_WITH_FEATURES = 5.0, 1.3  # k = 5 sqrt(people / s); so many times more where features help
-QUANTILE, SCALE_POWER = 0.05, 0.25  # popularity is at least this quantile; its power in the scale of an item
-MIN_LENGTH = 1e-3  # of a centred history that is told; a shorter one is all popularity
+POPULARITY_SHARE = 0.055  # of the first block's mu^2, for popularity
+PEOPLE_SHARE = 0.005  # the same for the number of people
+SIZE_FACTOR = 5.0  # k = 5 sqrt(people / s)
+SIZE_WITH_FEATURES = 1.3  # so many times more where features help
+QUANTILE = 0.05  # popularity is at least this quantile
+SCALE_POWER = 0.25  # of popularity in the scale of an item
+MIN_LENGTH = 1e-3  # of a centred history that adds a term; a shorter one is all popularity
 CENTRE_SHARE = 0.5  # what is put back of popularity in the end
-RIDGE, RIDGE_WITH_FEATURES = 4.0, 3.0  # times s sqrt(k)
+RIDGE = 4.0  # times s sqrt(k)
+RIDGE_WITH_FEATURES = 3.0  # the same where features help
 GRID = 2.0**-16  # vectors are whole numbers of it, so that entries of terms are whole numbers of its square
 POPULARITY_GRID = 2.0**-24
-MIN_DEVIATION_STEPS = (
-    64.0  # whole numbers that a deviation has at least: with fewer, noise costs more than the formulas say
-)
+MIN_DEVIATION_STEPS = 64.0
+"""Whole numbers that a deviation has at least: with fewer, noise costs more than the formulas say."""
+
 MOST_PEOPLE = 2**20  # whose terms add up exactly in double precision, noise included
 SQUARE_ROOT_2 = math.sqrt(2.0)
 
 
 @dataclass(frozen=True)
 class TallyBudget:
-    """What a person may lose in all, and how it is shared out: in mu^2, which adds up over releases."""
+    """What a user may lose in all, and how it is shared out: in mu^2, which adds up over releases."""
 
     epsilon: float
     delta: float
@@ -48,23 +49,29 @@ class TallyBudget:
     def mu2(self) -> float:
         """Of one block; a ledger that rounds every charge up holds all of them."""
         epsilon = math.floor(self.epsilon / MICRO * (1 + 1e-15)) * MICRO
-        return (mu_of(epsilon, self.delta) ** 2 - 2 * (self.blocks + 1) * UNIT) / self.blocks if epsilon else 0.0
+        if not epsilon:
+            return 0.0
+        whole = mu_of(epsilon, self.delta) ** 2
+        rounding = 2 * (self.blocks + 1) * UNIT
+        return (whole - rounding) / self.blocks
 
     def term_share(self, first: bool) -> float:
-        """What of a block's mu^2 the terms take: in the first block popularity has to be asked for, too."""
+        """What of a block's mu^2 the terms take: in the first block popularity takes some, too."""
         return 1.0 - POPULARITY_SHARE - PEOPLE_SHARE if first else 1.0
 
     def deviation(self, share: float, length: float = 1.0) -> float:
         """Of the noise of a release of vectors of this length that takes a share of a block's mu^2."""
-        return length / math.sqrt(share * self.mu2)
+        mu = math.sqrt(share * self.mu2)
+        return length / mu
 
     def matrix_deviation(self, share: float, length: float = 1.0) -> float:
         """The same for symmetric matrices: off the diagonal; on it sqrt 2 times as much."""
         return self.deviation(share, length) / SQUARE_ROOT_2
 
     def spent_epsilon(self, blocks: int, retractions: int = 0) -> float:
-        """The epsilon of who told in so many blocks, the first among them, and took back so often."""
-        return float(epsilon_of_mu(np.array([math.sqrt((blocks + retractions) * self.mu2)]), self.delta)[0])
+        """The epsilon of a user in so many blocks, the first among them, with so many retractions."""
+        mu = math.sqrt((blocks + retractions) * self.mu2)
+        return float(epsilon_of_mu(np.array([mu]), self.delta)[0])
 
 
 # On devices
@@ -73,24 +80,35 @@ class TallyBudget:
 def unit_likes(lists: Ragged) -> Doubles:
     """The entry of every item in x / |x|, rounded down, so that no list is longer than 1."""
     counts = lists.counts()
-    each = np.floor(1.0 / np.sqrt(np.maximum(counts, 1)) / POPULARITY_GRID) * POPULARITY_GRID
-    return np.asarray(np.repeat(each, counts))
+    entry = 1.0 / np.sqrt(np.maximum(counts, 1))
+    rounded = np.floor(entry / POPULARITY_GRID) * POPULARITY_GRID
+    return np.asarray(np.repeat(rounded, counts))
 
 
 def unit_vectors(lists: Ragged, inputs: Ints, scale: Doubles, centre: Doubles, length: float = 1.0) -> Doubles:
-    """(lists, k) what each list is among the inputs: scaled, centred, of the given length; nothing where that is none.
+    """(lists, k) each list among the inputs: scaled, centred, of the given length; zeros where that is none.
 
     Rounded towards 0, so that none is longer.
     """
     z = np.zeros((len(lists), len(inputs)))
-    place = np.searchsorted(inputs, lists.ids)
-    known = np.append(inputs, -1)[place] == lists.ids
-    z[lists.rows()[known], place[known]] = scale[place[known]]
+    place, is_input = find_inputs(lists, inputs)
+    columns = place[is_input]
+    z[lists.rows()[is_input], columns] = scale[columns]
     z -= np.outer(z @ centre, centre)
     size = np.sqrt((z**2).sum(axis=1))
-    factor = np.where(size < MIN_LENGTH, 0.0, length * (1 - 1e-9) / np.maximum(size, MIN_LENGTH))
-    z *= (factor / GRID)[:, None]
-    return np.asarray(np.trunc(z, out=z) * GRID)
+    stretch = length * (1 - 1e-9) / np.maximum(size, MIN_LENGTH)
+    factor = np.where(size < MIN_LENGTH, 0.0, stretch)
+    steps = factor / GRID
+    z *= steps[:, None]
+    whole = np.trunc(z, out=z)
+    return np.asarray(whole * GRID)
+
+
+def find_inputs(lists: Ragged, inputs: AnyArray) -> tuple[AnyArray, AnyArray]:
+    """The place of every entry among the inputs, and whether it is one of them."""
+    place = np.searchsorted(inputs, lists.ids)
+    is_input = np.append(inputs, -1)[place] == lists.ids
+    return place, is_input
 
 
 # Noise, in whole numbers
@@ -98,21 +116,26 @@ def unit_vectors(lists: Ragged, inputs: Ints, scale: Doubles, centre: Doubles, l
 
 def draw_whole_noise(stream: NoiseStream, deviation: float, grid: float, size: int) -> Doubles:
     """Discrete Gaussian noise, in whole numbers of the grid."""
-    return np.asarray(stream.discrete_normals(deviation / grid, size) * grid)
+    steps = stream.discrete_normals(deviation / grid, size)
+    return np.asarray(steps * grid)
 
 
 def draw_symmetric_noise(stream: NoiseStream, s: float, k: int) -> Doubles:
     """Deviation s off the diagonal and s sqrt 2 on it; the same on both sides.
 
-    A server that says that terms faded long ago asks for less and less, down to single whole numbers: `FINE` is least.
+    A server that says that terms faded long ago asks for less and less, down to single whole numbers:
+    `MIN_DEVIATION_STEPS` is least.
     """
-    s, out = max(s, MIN_DEVIATION_STEPS * GRID**2), np.zeros((k, k))
+    grid = GRID**2
+    s = max(s, MIN_DEVIATION_STEPS * grid)
+    noise = np.zeros((k, k))
     rows, columns = np.tril_indices(k, -1)
-    below = draw_whole_noise(stream, s, GRID**2, len(rows))
-    out[rows, columns] = below
-    out[columns, rows] = below
-    out[np.diag_indices(k)] = draw_whole_noise(stream, SQUARE_ROOT_2 * s, GRID**2, k)
-    return out
+    below = draw_whole_noise(stream, s, grid, len(rows))
+    noise[rows, columns] = below
+    noise[columns, rows] = below
+    diagonal = draw_whole_noise(stream, SQUARE_ROOT_2 * s, grid, k)
+    noise[np.diag_indices(k)] = diagonal
+    return noise
 
 
 # On the server
@@ -120,7 +143,7 @@ def draw_symmetric_noise(stream: NoiseStream, s: float, k: int) -> Doubles:
 
 @dataclass(frozen=True)
 class TermAxes:
-    """In what terms people tell: the items, what each is multiplied by, and the direction that is taken out."""
+    """What terms are about: the items, what each is multiplied by, and the direction that is taken out."""
 
     inputs: Ints
     scale: Doubles
@@ -128,33 +151,40 @@ class TermAxes:
 
 
 def choose_n_inputs(people: float, s: float, n_items: int, with_features: bool) -> int:
-    """How many items the noise lets be told of."""
+    """How many items the terms can be about under this noise."""
     more = SIZE_WITH_FEATURES if with_features else 1.0
-    return int(np.clip(round(more * SIZE_FACTOR * math.sqrt(max(people, 1.0) / s)), min(2, n_items), n_items))
+    size = round(more * SIZE_FACTOR * math.sqrt(max(people, 1.0) / s))
+    least = min(2, n_items)
+    return int(np.clip(size, least, n_items))
 
 
 def choose_axes(liked: Doubles, k: int) -> TermAxes:
     """The k most popular items, rarer ones scaled up, and popularity as the direction that is taken out."""
-    inputs = np.sort(np.argsort(-liked, kind="stable")[:k]).astype(np.int32)
-    weights = normalise_popularity(liked[inputs])
-    scale = weights**-SCALE_POWER
-    centre = scale * np.maximum(liked[inputs], 0.0)
+    by_popularity = np.argsort(-liked, kind="stable")
+    inputs = np.sort(by_popularity[:k]).astype(np.int32)
+    popularity = liked[inputs]
+    scale = normalise_popularity(popularity) ** -SCALE_POWER
+    centre = scale * np.maximum(popularity, 0.0)
     length = np.linalg.norm(centre)
-    return TermAxes(inputs, scale, centre / length if length > 0 else scale / np.linalg.norm(scale))
+    if length > 0:
+        return TermAxes(inputs, scale, centre / length)
+    return TermAxes(inputs, scale, scale / np.linalg.norm(scale))
 
 
 def normalise_popularity(liked: Doubles) -> Doubles:
-    """Noised popularity, never too low, on average 1."""
+    """Noisy popularity, never too low, on average 1."""
     floor = float(np.quantile(liked, QUANTILE))
     if floor <= 0:  # all noise
-        floor = max(1e-3 * float(np.abs(liked).max(initial=0.0)), 1e-12)
-    found = np.maximum(liked, floor)
-    return np.asarray(found / found.mean())
+        largest = float(np.abs(liked).max(initial=0.0))
+        floor = max(1e-3 * largest, 1e-12)
+    raised = np.maximum(liked, floor)
+    return np.asarray(raised / raised.mean())
 
 
 def shrink_values(values: Doubles, edge: float) -> Doubles:
     """Eigenvalues without what noise puts on them: none below its edge."""
-    return np.asarray(np.where(values > edge, np.sqrt(np.maximum(values**2 - edge**2, 0.0)), 0.0))
+    squares = np.maximum(values**2 - edge**2, 0.0)
+    return np.asarray(np.where(values > edge, np.sqrt(squares), 0.0))
 
 
 def fit_smoother(gram: Doubles, centre: Doubles, s: float, basis: Doubles | None = None) -> Doubles:
@@ -162,44 +192,69 @@ def fit_smoother(gram: Doubles, centre: Doubles, s: float, basis: Doubles | None
 
     With a basis of public features, what lies in it is shrunk by the smaller edge of its own dimension.
     """
-    k = len(gram)
-    along = gram @ centre
-    centred = gram - np.outer(along, centre) - np.outer(centre, along) + (centre @ along) * np.outer(centre, centre)
-    edge, ridge = 2 * s * math.sqrt(k), RIDGE * s * math.sqrt(k)
+    root_k = math.sqrt(len(gram))
+    centred = _take_out_centre(gram, centre)
+    edge = 2 * s * root_k
+    ridge = RIDGE * s * root_k
     if basis is not None:
-        inner = basis.T @ centred @ basis
-        near = basis @ _shrink_matrix(inner, 2 * s * math.sqrt(basis.shape[1])) @ basis.T
-        centred = near + _shrink_matrix(centred - basis @ inner @ basis.T, edge)
-        edge, ridge = 0.0, RIDGE_WITH_FEATURES * s * math.sqrt(k)
+        centred = _shrink_by_basis(centred, basis, s)
+        edge = 0.0
+        ridge = RIDGE_WITH_FEATURES * s * root_k
     values, vectors = scipy.linalg.eigh(centred, check_finite=False)
-    found = shrink_values(values, edge)
-    kept = found > 0
-    vectors, found = vectors[:, kept], found[kept]
-    return np.asarray((vectors * (found / (found + ridge))) @ vectors.T + CENTRE_SHARE * np.outer(centre, centre))
+    signal = shrink_values(values, edge)
+    is_signal = signal > 0
+    vectors = vectors[:, is_signal]
+    signal = signal[is_signal]
+    weights = signal / (signal + ridge)
+    smooth = (vectors * weights) @ vectors.T
+    return np.asarray(smooth + CENTRE_SHARE * np.outer(centre, centre))
+
+
+def _take_out_centre(gram: Doubles, centre: Doubles) -> Doubles:
+    """The matrix without the direction of the centre, on either side."""
+    along = gram @ centre
+    both = (centre @ along) * np.outer(centre, centre)
+    return np.asarray(gram - np.outer(along, centre) - np.outer(centre, along) + both)
+
+
+def _shrink_by_basis(centred: Doubles, basis: Doubles, s: float) -> Doubles:
+    """Shrink what lies in the basis and what does not, each by the edge of its own dimension."""
+    edge = 2 * s * math.sqrt(len(centred))
+    inner_edge = 2 * s * math.sqrt(basis.shape[1])
+    inner = basis.T @ centred @ basis
+    inside = basis @ _shrink_matrix(inner, inner_edge) @ basis.T
+    outside = centred - basis @ inner @ basis.T
+    return np.asarray(inside + _shrink_matrix(outside, edge))
 
 
 def _shrink_matrix(matrix: Doubles, edge: float) -> Doubles:
     values, vectors = scipy.linalg.eigh(matrix, check_finite=False)
-    return np.asarray((vectors * shrink_values(values, edge)) @ vectors.T)
+    signal = shrink_values(values, edge)
+    return np.asarray((vectors * signal) @ vectors.T)
 
 
 def build_feature_basis(codes: Floats, liked: Doubles, axes: TermAxes) -> Doubles:
     """An orthonormal basis of what public features of the inputs span, without the centre."""
-    span = codes[axes.inputs] * (np.sqrt(normalise_popularity(liked[axes.inputs])) * axes.scale)[:, None]
+    popularity = normalise_popularity(liked[axes.inputs])
+    weight = np.sqrt(popularity) * axes.scale
+    span = codes[axes.inputs] * weight[:, None]
     span = span - np.outer(axes.centre, axes.centre @ span)
     vectors, sizes, _ = np.linalg.svd(span, full_matrices=False)
-    return np.asarray(vectors[:, sizes > 1e-6 * sizes.max(initial=1e-300)])
+    least = 1e-6 * sizes.max(initial=1e-300)
+    return np.asarray(vectors[:, sizes > least])
 
 
 def solve_weights(smooth: Doubles, scale: Doubles) -> Floats:
     """B between the inputs, with a zero diagonal."""
-    found = smooth / (1.0 - np.diag(smooth))[None, :] * scale[:, None] / scale[None, :]
-    np.fill_diagonal(found, 0.0)
-    return np.asarray(found, np.float32)
+    rest = 1.0 - np.diag(smooth)
+    weights = smooth / rest[None, :] * scale[:, None] / scale[None, :]
+    np.fill_diagonal(weights, 0.0)
+    return np.asarray(weights, np.float32)
 
 
 def scale_outside_popularity(axes: TermAxes, liked: AnyArray) -> Floats:
     """Popularity from 0 to 1 for items outside of the inputs; 0 for those."""
-    out = np.maximum(liked, 0.0)
-    out[axes.inputs] = 0.0
-    return np.asarray(out / max(float(out.max(initial=0.0)), 1e-12), np.float32)
+    outside = np.maximum(liked, 0.0)
+    outside[axes.inputs] = 0.0
+    largest = max(float(outside.max(initial=0.0)), 1e-12)
+    return np.asarray(outside / largest, np.float32)

@@ -1,0 +1,212 @@
+"""The statistic of tally: which items each user has together, as a term of a sum; and how it is taken back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import scipy.sparse
+
+from tacita.core.sparse import matrix_of_lists
+from tacita.core.types import CohortView, Doubles, Ints, Longs, Ragged, ServerState
+from tacita.messages import (
+    CooccurrenceTerms,
+    DenseArrays,
+    Form,
+    SparseRows,
+    Spec,
+    Total,
+    Upload,
+    add_upload,
+    empty_total,
+)
+from tacita.models.statistic_model import StatisticModel
+from tacita.models.tally.options import STATE, STATISTIC, SURVEY, TallyConfig
+from tacita.models.tally.retraction import Replacement, compute_replacements
+from tacita.models.tally.sums import PairShape, count_repeats
+
+
+class PairStatistic(StatisticModel):
+    """What tally's users put into the sums: w_u x_u x_u^T, who has which item, and who comes back to items."""
+
+    config: TallyConfig
+
+    # terms
+
+    @property
+    def has_weighted_terms(self) -> bool:
+        """Whether a term differs from the mere fact that a user contributed."""
+        return self.config.length_power > 0
+
+    def build_user_terms(self, train: Ragged, n_items: int) -> tuple[scipy.sparse.csr_array, Doubles]:
+        """What users put into the sum: binary rows of their counted items, and a weight each."""
+        lists = self.select_counted(train)
+        rows = matrix_of_lists(lists, n_items)
+        return rows, self.weigh_lists(lists)
+
+    def weigh_lists(self, lists: Ragged) -> Doubles:
+        """What each list weighs."""
+        counts = np.maximum(lists.counts(), 1.0)
+        return counts**-self.config.length_power
+
+    def select_counted(self, train: Ragged) -> Ragged:
+        """The items that count: of each list the latest, where only some do."""
+        most = self.config.most_items
+        if not most:
+            return train
+        counts = train.counts()
+        starts = np.repeat(train.ptr[:-1], counts)
+        place = np.arange(len(train.ids)) - starts
+        is_latest = place >= np.repeat(counts, counts) - most
+        rows = train.rows()[is_latest]
+        return Ragged.from_pairs(rows, train.ids[is_latest], len(train))
+
+    # the exchange
+
+    def questions(self, server: ServerState) -> tuple[str, ...]:
+        """A large catalogue is read through its most popular items; the server has to ask for these first, once."""
+        is_large = len(server.items) > self.config.most_inputs
+        if is_large and STATE not in server.parts:
+            return SURVEY, STATISTIC
+        return (STATISTIC,)
+
+    def statistic_fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
+        if question != SURVEY:
+            return self._fields(server_shape(server))
+        n_items = len(server.items)
+        return (Spec("counts", (n_items,), most=1.0, least=0.0, exact=True, about="how many people have each item"),)
+
+    def _fields(self, shape: PairShape) -> tuple[Spec, ...]:
+        n_items = shape.n_items
+        is_whole = shape.inputs is None
+        touched = Spec("touched", (n_items,), most=1.0, least=0.0, exact=True)
+        size = (shape.n_inputs, n_items)
+        pairs = replace(touched, name="pairs", shape=size, symmetric=is_whole, about="which items go together")
+        repeats = replace(touched, name="repeats", shape=(2,), most=float(n_items) ** 2)
+        if not self.has_weighted_terms:
+            return pairs, touched, repeats
+        count = replace(pairs, name="count", about="")
+        return pairs, touched, repeats, count
+
+    def encode_statistic(self, view: CohortView, question: str) -> dict[str, Form]:
+        """A user's term x x^T, which nobody can read once it is summed, and small counts."""
+        if question == SURVEY:
+            return {"counts": mark_items(view.train, view.user_ptr)}
+        return self.encode_block(view.train, view.history, view.user_ptr, view_shape(view))
+
+    def encode_block(self, train: Ragged, history: Ragged | None, user_ptr: Longs, shape: PairShape) -> dict[str, Form]:
+        """The statistic of a block's lists, with what users had before."""
+        lists = self.select_counted(train)
+        client = expand_clients(user_ptr)
+        repeats = np.zeros((len(user_ptr) - 1, 2))
+        np.add.at(repeats, client, count_repeats(train, history, shape.n_items))
+        weight = self.weigh_lists(lists)
+        terms = CooccurrenceTerms(client, lists.ptr, lists.ids, weight, shape.n_items, shape.inputs)
+        forms: dict[str, Form] = {"pairs": terms}
+        forms["touched"] = mark_items(lists, user_ptr)
+        forms["repeats"] = DenseArrays(repeats)
+        if self.has_weighted_terms:
+            ones = np.ones(len(lists))
+            forms["count"] = replace(terms, factor=ones)
+        return forms
+
+    def upload_bytes(self, n_items: int) -> float:
+        """What one client sends, whole, as it could be masked."""
+        most = self.config.most_inputs
+        inputs = np.arange(most, dtype=np.int32) if n_items > most else None
+        fields = self._fields(PairShape(n_items, inputs))
+        return sum(field.n_bytes for field in fields)
+
+    def sum_statistic(self, train: Ragged, history: Ragged | None, shape: PairShape) -> Total:
+        """The sum over some users."""
+        user_ptr = np.arange(len(train) + 1, dtype=np.int64)
+        forms = self.encode_block(train, history, user_ptr, shape)
+        return sum_forms(forms, len(train), self._fields(shape))
+
+    def sum_lists(self, server: ServerState, train: Ragged, history: Ragged) -> Total:
+        return self.sum_statistic(train, history, server_shape(server))
+
+    # retraction
+
+    def summed_blocks(self, server: ServerState) -> list[int]:
+        """The blocks of which there are sums; a device that does not see the sums assumes that of every block."""
+        if STATE not in server.parts:
+            n_blocks = server.block + (server.round > 0)
+            return list(range(n_blocks))
+        index = server.parts[STATE]["index"]
+        return [int(block) for block in index]
+
+    def retraction_fields(self, server: ServerState) -> tuple[Spec, ...]:
+        """A change of everything that a block's statistic holds, for every block."""
+        fields = self._fields(server_shape(server))
+        changes = []
+        for block in self.summed_blocks(server):
+            for field in fields:
+                name = f"{field.name}.{block}"
+                changes.append(replace(field, name=name, least=-field.most))
+        return tuple(changes)
+
+    def encode_retraction(self, view: CohortView, old_lists: list[Ragged], new_lists: list[Ragged]) -> dict[str, Form]:
+        return self.encode_change(old_lists, new_lists, view.user_ptr, view_shape(view))
+
+    def encode_change(
+        self, old_lists: list[Ragged], new_lists: list[Ragged], user_ptr: Longs, shape: PairShape
+    ) -> dict[str, Form]:
+        """The change of each block's statistic from the old to the new lists."""
+        replacements = compute_replacements(old_lists, new_lists, self.select_counted, shape.n_items)
+        change: dict[str, Form] = {}
+        for block, replacement in enumerate(replacements):
+            if len(replacement.lists.ids) == 0:
+                continue
+            for name, form in self._encode_replacement(replacement, user_ptr, shape).items():
+                change[f"{name}.{block}"] = form
+        return change
+
+    def _encode_replacement(self, replacement: Replacement, user_ptr: Longs, shape: PairShape) -> dict[str, Form]:
+        """The change of one block's statistic."""
+        client = expand_clients(user_ptr)
+        client_of_list = np.repeat(client, 2)
+        lists = replacement.lists
+        row = lists.rows()
+        sign = replacement.sign
+        factor = sign * self.weigh_lists(lists)
+        terms = CooccurrenceTerms(client_of_list, lists.ptr, lists.ids, factor, shape.n_items, shape.inputs)
+        repeats = np.zeros((len(user_ptr) - 1, 2))
+        np.add.at(repeats, client, replacement.repeat_change)
+        forms: dict[str, Form] = {"pairs": terms}
+        forms["touched"] = SparseRows(client_of_list[row], lists.ids, sign[row])
+        forms["repeats"] = DenseArrays(repeats)
+        if self.has_weighted_terms:
+            forms["count"] = replace(terms, factor=sign)
+        return forms
+
+
+def server_shape(server: ServerState) -> PairShape:
+    """The pairs that the server's sums are about."""
+    return PairShape.from_inputs(len(server.items), server.heads["inputs"])
+
+
+def view_shape(view: CohortView) -> PairShape:
+    """The pairs that the sums are about, as devices know them."""
+    return PairShape.from_inputs(view.n_items, view.heads["inputs"])
+
+
+def expand_clients(user_ptr: Longs) -> Ints:
+    """The client of every user."""
+    clients = np.arange(len(user_ptr) - 1, dtype=np.int32)
+    return np.repeat(clients, np.diff(user_ptr))
+
+
+def mark_items(lists: Ragged, user_ptr: Longs) -> SparseRows:
+    """1 for every item of a client's lists."""
+    client = expand_clients(lists.ptr[user_ptr])
+    ones = np.ones(len(lists.ids))
+    return SparseRows(client, lists.ids, ones)
+
+
+def sum_forms(forms: dict[str, Form], n_users: int, fields: tuple[Spec, ...]) -> Total:
+    """The sum of what so many users would send, each of weight 1."""
+    ones = np.ones(n_users)
+    keys = np.zeros(n_users, np.uint64)
+    upload = Upload(forms, ones, keys)
+    return add_upload(empty_total(fields), upload, fields)
