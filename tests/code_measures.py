@@ -60,9 +60,9 @@ def docstrings(tree: ast.AST) -> Iterator[ast.Expr]:
     """Statements that are only a string."""
     for node in ast.walk(tree):
         for statement in getattr(node, "body", []) if not isinstance(node, ast.Lambda | ast.IfExp) else []:
-            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-                if isinstance(statement.value.value, str):
-                    yield statement
+            value = statement.value if isinstance(statement, ast.Expr) else None
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                yield statement
 
 
 def code_lines(source: str, tree: ast.AST) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -35,7 +36,7 @@ class Walk:
     @property
     def changes_of_file(self) -> int:
         order = [file for file, _ in self.calls]
-        return sum(before != after for before, after in zip(order, order[1:], strict=False))
+        return sum(before != after for before, after in pairwise(order))
 
     def describe(self) -> str:
         return f"{len(self.files)} files, {len(self.functions)} functions, {self.changes_of_file} changes of file"
