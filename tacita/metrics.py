@@ -106,9 +106,7 @@ def rank_wanted(
         _require_finite(scores)
         part = lists.take(np.arange(start, end))
         hidden = mask.take(chunk)
-        first_rank = lists.ptr[start]
-        last_rank = lists.ptr[end]
-        part_ranks = ranks[first_rank:last_rank]
+        part_ranks = ranks[lists.ptr[start] : lists.ptr[end]]
         part_candidates = candidates[start:end]
         part_luck = luck[start:end]
         if sampled is None:
@@ -126,14 +124,10 @@ def rank_wanted(
                 part_luck,
             )
             continue
+        is_visible = ~hidden.holds(part.rows(), part.ids)
+        visible = Ragged.from_pairs(part.rows()[is_visible], part.ids[is_visible], len(chunk))
+        visible_ranks = np.zeros(len(visible.ids), np.int32)
         others = sampled.take(chunk)
-        rows = part.rows()
-        is_visible = ~hidden.holds(rows, part.ids)
-        visible_rows = rows[is_visible]
-        visible_items = part.ids[is_visible]
-        visible = Ragged.from_pairs(visible_rows, visible_items, len(chunk))
-        n_visible = len(visible.ids)
-        visible_ranks = np.zeros(n_visible, np.int32)
         sampled_ranks(
             scores,
             visible.ptr,

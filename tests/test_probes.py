@@ -46,7 +46,6 @@ from tacita.round.capabilities import DeviceQuery, Privacy, RoundPlayer, Unlearn
 from tacita.round.fields import PartFields
 from tacita.round.learner import Learner
 from tacita.round.part import Part
-from tacita.round.plan import PerClientLists
 from tacita.round.question import Question
 from tacita.round.request import Request, RequestBatch
 from tacita.round.serving import Purpose, Serving

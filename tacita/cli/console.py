@@ -30,7 +30,6 @@ from rich.progress import (
 from rich.text import Text
 
 from tacita.core.errors import make_printable
-from tacita.round.learner import ledger_of
 
 if TYPE_CHECKING:
     from tacita.core.types import BlockStream
@@ -255,6 +254,8 @@ class _TrainingBar:
 
 def _list_run_notes(federation: Federation) -> list[str]:
     """What people should know before the first round, a line each."""
+    from tacita.round.learner import ledger_of
+
     from tacita.core.config import TrainConfig
     from tacita.data.filters import list_data_notes
     from tacita.report.promises import warn_large_delta

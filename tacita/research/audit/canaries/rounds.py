@@ -37,9 +37,10 @@ from tacita.privacy.calibration import mu_of
 from tacita.research.audit.canaries.bounds import Claim, Trials
 from tacita.research.audit.canaries.canary_stream import make_block, make_stream, name_canaries
 from tacita.round.capabilities import Privacy
-from tacita.round.part import Part, PartConfig
+from tacita.round.part import Part, PartConfig, find_traits
 from tacita.round.plan import Federation
 from tacita.round.question import Question
+from tacita.round.registry import part_class
 
 CANARY_LENGTH = 3.0  # times the clip: what a canary sends before it is clipped
 DELTA = 1e-5
@@ -308,9 +309,9 @@ def _make_part(setting: RoundScenario, context: RunContext) -> Part:
     if not setting.other_part:
         return part
     specs = ({"name": setting.other_part}, setting.part)
-    part_class = type(part)
-    wider_context = replace(part.context, part_specs=specs)
-    return part_class(part.config, wider_context)
+    traits = (find_traits(part_class(setting.other_part)), find_traits(type(part)))
+    wider_context = replace(part.context, part_specs=specs, traits=traits)
+    return type(part)(part.config, wider_context)
 
 
 def make_canary_stream(people: int) -> BlockStream:

@@ -1,0 +1,64 @@
+"""The code reads as `tests/code_measures.py` measures it: names, class names, complexity, length, and one round's walk."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import code_measures
+import pytest
+import round_walk
+
+from tacita.round.part import ALL_HOOKS, CORE_HOOKS
+
+GUIDE = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+SOURCES = code_measures.sources()
+MOST_BANNED = 400
+"""Names that say nothing and are still in use; the number only goes down."""
+MOST_COMPLEX = 12
+"""Functions above complexity 15 outside kernels and command line; the number only goes down."""
+MOST_DENSITY = 10.2
+"""Syntax nodes per line of code; the goal is 9.5."""
+MOST_CHANGES = 100
+"""Changes of file in one round; it was 131."""
+
+
+def test_no_class_name_occurs_twice() -> None:
+    assert code_measures.repeated_classes(SOURCES) == {}
+
+
+def test_names_that_say_nothing_become_fewer() -> None:
+    assert len(code_measures.banned_names(SOURCES)) <= MOST_BANNED
+
+
+def test_complex_functions_become_fewer() -> None:
+    pytest.importorskip("radon")
+    judged = {path: source for path, source in SOURCES.items() if not path.startswith(("kernels/", "cli/"))}
+    assert len(code_measures.complex_functions(judged, 15)) <= MOST_COMPLEX
+
+
+def test_lines_hold_few_ideas() -> None:
+    assert code_measures.density(SOURCES) <= MOST_DENSITY
+
+
+def test_the_measure_tells_dense_from_plain() -> None:
+    dense = "def f(a, b):\n    return [x * y + (x if x > y else y) for x in a for y in b if x - y > 2 and y]\n"
+    plain = "def f(a, b):\n    total = a + b\n    scale = total * 2\n    return scale\n"
+    assert code_measures.density({"dense": dense}) > 2 * code_measures.density({"plain": plain})
+    assert code_measures.banned_names({"told.py": "for one in told:\n    found = one\n"}) != []
+    assert code_measures.repeated_classes({"a.py": "class A: ...", "b.py": "class A: ..."}) != {}
+
+
+def test_a_part_has_few_hooks() -> None:
+    assert len(CORE_HOOKS) <= 16
+    assert len(ALL_HOOKS) <= 30
+
+
+def test_a_round_passes_through_few_files() -> None:
+    """The guide quotes the profiler's count."""
+    walk = round_walk.walk_round("synthetic:users=120,items=80,per_user=20,seed=3")
+    assert len(walk.files) <= 18
+    assert walk.changes_of_file <= MOST_CHANGES
+    quoted = re.search(r"passes through: \*\*(\d+) files", GUIDE)
+    assert quoted is not None
+    assert int(quoted[1]) >= len(walk.files)
