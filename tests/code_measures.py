@@ -18,8 +18,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "tacita"
 
 BANNED = frozenset(
-    "told given kept found made left asked heard noised said held taken seen "
-    "one here there mine theirs again anew beside somebody everybody".split()
+    ["told", "given", "kept", "found", "made", "left", "asked", "heard", "noised", "said", "held", "taken", "seen", "one", "here", "there", "mine", "theirs", "again", "anew", "beside", "somebody", "everybody"]
 )
 """Participles, pronouns and adverbs that say nothing as the whole name of a value, function, class or module."""
 
