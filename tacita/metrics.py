@@ -107,40 +107,16 @@ def rank_wanted(
         part = lists.take(np.arange(start, end))
         hidden = mask.take(chunk)
         part_ranks = ranks[lists.ptr[start] : lists.ptr[end]]
-        part_candidates = candidates[start:end]
-        part_luck = luck[start:end]
+        part_ties = (tie_key, keys[chunk], against)
+        tallies = (candidates[start:end], luck[start:end])
         if sampled is None:
-            full_ranks(
-                scores,
-                part.ptr,
-                part.ids,
-                hidden.ptr,
-                hidden.ids,
-                tie_key,
-                keys[chunk],
-                against,
-                part_ranks,
-                part_candidates,
-                part_luck,
-            )
+            full_ranks(scores, part.ptr, part.ids, hidden.ptr, hidden.ids, *part_ties, part_ranks, *tallies)
             continue
         is_visible = ~hidden.holds(part.rows(), part.ids)
         visible = Ragged.from_pairs(part.rows()[is_visible], part.ids[is_visible], len(chunk))
         visible_ranks = np.zeros(len(visible.ids), np.int32)
         others = sampled.take(chunk)
-        sampled_ranks(
-            scores,
-            visible.ptr,
-            visible.ids,
-            others.ptr,
-            others.ids,
-            tie_key,
-            keys[chunk],
-            against,
-            visible_ranks,
-            part_candidates,
-            part_luck,
-        )
+        sampled_ranks(scores, visible.ptr, visible.ids, others.ptr, others.ids, *part_ties, visible_ranks, *tallies)
         part_ranks[is_visible] = visible_ranks
     return WantedRanks(users, ranks, lists.ptr, candidates, luck)
 

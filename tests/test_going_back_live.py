@@ -86,7 +86,7 @@ def test_what_nodes_say_of_single_uploads_is_bounded(name: str, field: str) -> N
     values = config_of("fedavg", 3, **FIXED).model_dump(mode="json")
     config = validate_model(RunConfig, values | {"parts": [{"name": "withdrawal"}, {"name": name}]}, "the test")
     (part,) = [one for one in assemble(config, Machine()).parts if one.name == name]
-    (found,) = [one for one in part.extra_fields(50) if one.name == field]
+    (found,) = [one for one in part.fields(50).extra if one.name == field]
     arrays = {f"{field}/sender": np.array([7], np.uint64), f"{field}/each": np.zeros((1, *found.shape), np.float32)}
     assert is_valid_client_field(found, arrays, 1)
     assert not is_valid_client_field(found, {**arrays, f"{field}/each": arrays[f"{field}/each"] + 1e12}, 1)

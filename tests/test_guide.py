@@ -183,11 +183,11 @@ def test_the_guide_lists_every_hook_of_a_part_and_no_other() -> None:
     assert by_class == hooks
 
 
-def test_a_round_is_followed_in_six_files() -> None:
-    walk = GUIDE.split("## One round, in six files")[1].split("**The same live.**")
+def test_stations_of_a_round_exist() -> None:
+    walk = GUIDE.split("## One round\n")[1].split("**The same live.**")
     files = [re.findall(r"^\d\. `(tacita/[\w/.]+)`(?:, `([\w.]+)`)?", line) for line in walk[0].splitlines()]
     steps = [one[0] for one in files if one]
-    assert 1 <= len(steps) <= 6
+    assert 6 <= len(steps) <= 10
     for path, name in steps:
         text = (ROOT / path).read_text(encoding="utf-8")
         assert f"def {name.rpartition('.')[2]}(" in text or not name, f"{path}: {name}"

@@ -1,4 +1,4 @@
-"""The code reads as `tests/code_measures.py` measures it: names, class names, complexity, length, and one round's walk."""
+"""The code reads as `tests/code_measures.py` measures it: names, complexity, density, and the walk of one round."""
 
 from __future__ import annotations
 

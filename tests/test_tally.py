@@ -38,6 +38,8 @@ from tacita.research.experiments import tally_tuning
 from tacita.research.experiments.shared_base import continue_run, train_base
 from tacita.round.device_state import read_devices
 from tacita.round.plan import Federation
+from tacita.round.question import Question
+from tacita.round.task import CohortTask
 from tacita.runs import assembly, serving, training
 from tacita.runs.forgetting import verification
 from tacita.runs.forgetting.certificate import SENT_ALONE
@@ -182,8 +184,8 @@ def test_totals_of_two_cohorts_are_the_whole() -> None:
 
     def total(users: Sequence[int]) -> Any:
         view = build_user_view(progress.clients, progress.server, block, np.array(users), keys, Broadcast())
-        specs = fed.fields(replace(progress.server, round=0), "statistic")
-        return add_upload(empty_total(specs), fed.learner.answer(view, "statistic").upload, specs)
+        specs = fed.fields(replace(progress.server, round=0), Question("statistic"))
+        return add_upload(empty_total(specs), fed.learner.answer(CohortTask(view), "statistic").upload, specs)
 
     whole, both = total(range(40)), merge_totals(total(range(15)), total(range(15, 40)))
     assert both["pairs"] == pytest.approx(whole["pairs"], abs=1e-12)

@@ -254,11 +254,10 @@ class _TrainingBar:
 
 def _list_run_notes(federation: Federation) -> list[str]:
     """What people should know before the first round, a line each."""
-    from tacita.round.learner import ledger_of
-
     from tacita.core.config import TrainConfig
     from tacita.data.filters import list_data_notes
     from tacita.report.promises import warn_large_delta
+    from tacita.round.learner import ledger_of
 
     config = federation.config
     notes = list_data_notes(federation.stream, [part.name for part in federation.parts])

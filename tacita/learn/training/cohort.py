@@ -144,7 +144,8 @@ def _collect_rows_needed(task: CohortTask, backbone: Scorer) -> dict[str, Ragged
     for name, part_task in task.tasks.items():
         if part_task.rows_needed is not None and len(part_task.rows_needed.ids):
             lists[name] = part_task.rows_needed
-    context = backbone.context(task.view)
+    reads_rows = backbone.reads_context or backbone.reads_history
+    context = backbone.context(task.view) if reads_rows else None
     if context is not None:
         lists[CONTEXT] = context
     return lists

@@ -127,8 +127,10 @@ class Neighbours(Part):
 
     def fields(self, n_items: int, block: int = 0) -> PartFields:
         width = self.model.private_width
-        vector = Spec("vector", (width,), seen="each", about="the user vector, for the matcher")
-        items = Spec("items", (n_items, 0), seen="each", about="items under other numbers, for the matcher")
+        vector = Spec("vector", (width,), seen="each", by="matcher", about="the user vector, for the matcher")
+        items = Spec(
+            "items", (n_items, 0), seen="each", by="matcher", about="items under other numbers, for the matcher"
+        )
         return PartFields(
             extra=(vector, items), per_client={"vector": (width,)}, read_lists=partial(self._read_numbers, n_items)
         )
