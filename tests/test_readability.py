@@ -13,11 +13,11 @@ from tacita.round.part import ALL_HOOKS, CORE_HOOKS
 
 GUIDE = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
 SOURCES = code_measures.sources()
-MOST_BANNED = 400
+MOST_BANNED = 371
 """Names that say nothing and are still in use; the number only goes down."""
-MOST_COMPLEX = 12
-"""Functions above complexity 15 outside kernels and command line; the number only goes down."""
-MOST_DENSITY = 10.2
+MOST_COMPLEXITY = 15
+"""Of a function outside kernels and command line."""
+MOST_DENSITY = 9.95
 """Syntax nodes per line of code; the goal is 9.5."""
 MOST_CHANGES = 100
 """Changes of file in one round; it was 131."""
@@ -31,10 +31,10 @@ def test_names_that_say_nothing_become_fewer() -> None:
     assert len(code_measures.banned_names(SOURCES)) <= MOST_BANNED
 
 
-def test_complex_functions_become_fewer() -> None:
+def test_functions_decide_few_things() -> None:
     pytest.importorskip("radon")
     judged = {path: source for path, source in SOURCES.items() if not path.startswith(("kernels/", "cli/"))}
-    assert len(code_measures.complex_functions(judged, 15)) <= MOST_COMPLEX
+    assert code_measures.complex_functions(judged, MOST_COMPLEXITY) == []
 
 
 def test_lines_hold_few_ideas() -> None:

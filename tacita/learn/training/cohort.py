@@ -24,7 +24,7 @@ from tacita.models.interest import InterestModel
 from tacita.models.neural_cf import TowerModel
 from tacita.models.scorer import Scorer
 from tacita.round.part import Part
-from tacita.round.task import CohortTask, StepSampler
+from tacita.round.task import CohortTask, StepSampler, TrainingOutcome
 
 
 @dataclass(frozen=True)
@@ -121,19 +121,11 @@ def train_cohort(
     local = build_local_models(view, lists, train, draws, space, task.tasks, gathers)
     stepper = choose_stepper(backbone, train, local, alone=joint.is_empty)
     used = _mark_used_rows(local) if lists else None
-    if isinstance(stepper, FusedStepper) and not is_watched:
-        stepper.train_whole()
-    elif joint.is_empty:
-        stepper.run(0, int(local.n_steps.max(initial=0)), None, StepExtras.empty(view.n_clients))
-    else:
-        _run_joint_steps(joint, stepper, backbone, used)
+    _run_steps(joint, stepper, backbone, used, is_watched)
     outcomes = {part.name: part.after_training(view, local) for part in parts}
     if is_watched or not isinstance(stepper, FusedStepper):
         subtract_rows(local.row_item, local.rows, view.items)
-    values = _collect_moves(local, used)
-    for name, outcome in outcomes.items():
-        for key, value in outcome.extras.items():
-            values[f"{name}.{key}"] = value if isinstance(value, Form) else DenseArrays(np.asarray(value))
+    values = _collect_moves(local, used) | _collect_extras(outcomes)
     part_state = {name: outcome.state for name, outcome in outcomes.items() if outcome.state}
     return TrainedCohort(Upload(values, np.ones(view.n_clients), view.client_keys), local, part_state)
 
@@ -149,6 +141,26 @@ def _collect_rows_needed(task: CohortTask, backbone: Scorer) -> dict[str, Ragged
     if context is not None:
         lists[CONTEXT] = context
     return lists
+
+
+def _collect_extras(outcomes: dict[str, TrainingOutcome]) -> dict[str, Form]:
+    """Small values that parts send along, by their full name."""
+    extras: dict[str, Form] = {}
+    for name, outcome in outcomes.items():
+        for key, value in outcome.extras.items():
+            extras[f"{name}.{key}"] = value if isinstance(value, Form) else DenseArrays(np.asarray(value))
+    return extras
+
+
+def _run_steps(joint: _JointSteps, stepper: Stepper, backbone: Scorer, used: Bools | None, is_watched: bool) -> None:
+    """All steps at once where nothing joins them, else one by one."""
+    local = stepper.local
+    if isinstance(stepper, FusedStepper) and not is_watched:
+        stepper.train_whole()
+    elif joint.is_empty:
+        stepper.run(0, int(local.n_steps.max(initial=0)), None, StepExtras.empty(local.view.n_clients))
+    else:
+        _run_joint_steps(joint, stepper, backbone, used)
 
 
 def _run_joint_steps(joint: _JointSteps, stepper: Stepper, backbone: Scorer, used: Bools | None) -> None:

@@ -116,7 +116,17 @@ class DPPS(Part, Privacy):
     _public: ClassVar[tuple[str, ...]] = ("dpps.noise",)
 
     def check(self, n_items: int) -> None:
-        train, config = self.context.train, self.config
+        self._check_unit()
+        self._check_noise()
+        lightest = self._tier_weights(0.0).min()
+        rounding_share = self._rounding_error(n_items, lightest) / self.clips().min()
+        releases.check_rounding(self.name, n_items, float(rounding_share))
+        releases.check_other_parts(self)
+
+    def _check_unit(self) -> None:
+        """Refuse settings under which a unit's data could not be clipped and noised as one."""
+        train = self.context.train
+        config = self.config
         if train.weighs_data or train.aggregation == "per-row":
             raise TacitaError(
                 f"dpps sends noise on every row, and aggregation = '{train.aggregation}' with weigh_by = "
@@ -136,6 +146,11 @@ class DPPS(Part, Privacy):
                 "dpps.threat = 'silo' trusts silos to add up and to noise what each person changed; set "
                 "train.silos and train.in_silos = 'apart'."
             )
+
+    def _check_noise(self) -> None:
+        """Refuse settings under which the noise would not be what the ledger counts."""
+        train = self.context.train
+        config = self.config
         if self._has_shared_noise and self._trains_rows and train.aggregation != "fixed":
             raise TacitaError(
                 f"dpps with threat = '{config.threat}' must not divide by how many took part; use train.aggregation = "
@@ -147,9 +162,6 @@ class DPPS(Part, Privacy):
             )
         if config.noise_on == "wholes" and train.aggregator == "plain":
             raise TacitaError("dpps.noise_on = 'wholes' needs sums of whole numbers: train.aggregator = 'ideal'.")
-        taken = self._rounding_error(n_items, self._tier_weights(0.0).min()) / self.clips().min()
-        releases.check_rounding(self.name, n_items, float(taken))
-        releases.check_other_parts(self)
 
     def _rounding_error(self, n_items: int, weight: float | Doubles) -> Doubles:
         """By how much rounding to whole numbers, after weights, can lengthen what a client of a weight sends."""

@@ -88,12 +88,10 @@ def retrain_blocks(
     """
     if now is not None and fed.learner.ledger() is not None:
         raise TacitaError(RETRAINING_OVER_BUDGET)
-    if seed is None and now is not None and any(one.law == "sampled" for kept in fed.ledgers for one in kept.events):
+    if seed is None and now is not None and _counts_on_sampling(fed):
         seed = _draw_new_seed(fed, now)
     if seed is not None:
-        config = fed.config.model_copy(update={"seed": seed})
-        backbone, parts, draws = build_components(config)
-        fed = replace(fed, backbone=backbone, parts=parts, draws=draws, config=config)
+        fed = _with_seed(fed, seed)
     if now is not None:  # who was away in the last block has spent what their silo has
         LocalDevices(now.clients).equalise_silos(fed, now.server)
     told = now is not None and sends_substitutes(fed)
@@ -111,6 +109,18 @@ def retrain_blocks(
         run_block(fed, progress, paid.add_round)
         end_block(fed, progress)
     return progress
+
+
+def _counts_on_sampling(fed: Federation) -> bool:
+    """Whether some ledger of the run counts a release as sampled."""
+    return any(event.law == "sampled" for ledger in fed.ledgers for event in ledger.events)
+
+
+def _with_seed(fed: Federation, seed: int) -> Federation:
+    """The same run with other draws."""
+    config = fed.config.model_copy(update={"seed": seed})
+    backbone, parts, draws = build_components(config)
+    return replace(fed, backbone=backbone, parts=parts, draws=draws, config=config)
 
 
 def _draw_new_seed(fed: Federation, now: TrainedState) -> int:

@@ -92,36 +92,51 @@ def _route_share(plan: Plan) -> UnlearningRoute:
     )
 
 
-def _route_withdrawal(plan: Plan, asked: ResolvedRequest, shares: SharedItems) -> UnlearningRoute:
+def _route_withdrawal(plan: Plan, request: ResolvedRequest, shares: SharedItems) -> UnlearningRoute:
     able = plan.forgetting_parts
-    of_shared = [part for part in able if "given" in forgetting_scope(part)]
-    reaching = ("local", "people") if asked.whole else ("local",)
-    of_local = [part for part in able if any(scope in forgetting_scope(part) for scope in reaching)]
-    n_shared, n_local, n_late = _count_shared(asked, shares)
+    of_shared = _parts_reaching(able, {"given"})
+    of_local = _parts_reaching(able, {"local", "people"} if request.whole else {"local"})
+    n_shared, n_local, n_late = _count_shared(request, shares)
     late = LATE_STAYS if n_late and not of_local else ""
     if not able:
         return _route_retraining(plan, f"nothing in a run of {_describe_run(plan)} takes data back")
-    if asked.requests.kind == "unshare" or not n_local:
-        if not of_shared:
-            return _route_retraining(plan, f"{_join_names(_part_names(able))} does not take back what was shared")
-        named = _part_names(of_shared)
-        return UnlearningRoute(
-            named, f"all {n_shared} interactions were shared, and {_join_names(named)} takes shared ones back.", late
-        )
+    if request.requests.kind == "unshare" or not n_local:
+        return _route_shared(plan, of_shared, n_shared, late)
     if of_local and (of_shared or not n_shared):
-        rest = "none of it was shared" if not n_shared else "some of it was shared and some learned from on the device"
-        named = _part_names([part for part in able if part in of_local or (n_shared and part in of_shared)])
-        return UnlearningRoute(
-            named, f"{rest}, and {_join_names(_part_names(of_local))} takes back what devices learned from."
-        )
+        return _route_local(able, of_local, of_shared if n_shared else [])
     if n_shared and of_shared:
         named = _part_names(of_shared)
-        why = f"{n_shared} of the interactions were shared, and {_join_names(named)} takes shared ones back."
-        return UnlearningRoute(named, why, f"{LOCAL_STAYS} {late}".strip())
+        reason = f"{n_shared} of the interactions were shared, and {_join_names(named)} takes shared ones back."
+        return UnlearningRoute(named, reason, f"{LOCAL_STAYS} {late}".strip())
     if n_shared:
         return _route_retraining(plan, f"{_join_names(_part_names(able))} does not take back what was shared")
-    only = "whole people only" if any("people" in forgetting_scope(part) for part in able) else "what was shared only"
+    only = "whole people only" if _parts_reaching(able, {"people"}) else "what was shared only"
     return _route_retraining(plan, f"none of that was shared, and {_join_names(_part_names(able))} takes back {only}")
+
+
+def _parts_reaching(parts: Sequence[Part], scopes: set[str]) -> list[Part]:
+    """The parts that take one of some things out of the model."""
+    return [part for part in parts if scopes & set(forgetting_scope(part))]
+
+
+def _route_shared(plan: Plan, of_shared: Sequence[Part], n_shared: int, late: str) -> UnlearningRoute:
+    """The route of what was shared and nothing else."""
+    if not of_shared:
+        able = _join_names(_part_names(plan.forgetting_parts))
+        return _route_retraining(plan, f"{able} does not take back what was shared")
+    named = _part_names(of_shared)
+    reason = f"all {n_shared} interactions were shared, and {_join_names(named)} takes shared ones back."
+    return UnlearningRoute(named, reason, late)
+
+
+def _route_local(able: Sequence[Part], of_local: Sequence[Part], of_shared: Sequence[Part]) -> UnlearningRoute:
+    """The route of what devices learned from; `of_shared`: who takes back what was shared of it, if anything was."""
+    rest = "none of it was shared"
+    if of_shared:
+        rest = "some of it was shared and some learned from on the device"
+    named = _part_names([part for part in able if part in of_local or part in of_shared])
+    reason = f"{rest}, and {_join_names(_part_names(of_local))} takes back what devices learned from."
+    return UnlearningRoute(named, reason)
 
 
 def _route_retraining(plan: Plan, because: str) -> UnlearningRoute:
