@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from tacita.round.part import Part
 from tacita.round.registry import register, register_preset
 from tacita.round.request import RequestBatch
 from tacita.round.state import StateSpec
+from tacita.round.unlearning_report import UnlearningReport
 
 ROUNDS = 5  # that the block is played again for
 
@@ -38,13 +38,13 @@ class Amnesia(Part, Unlearning):
 
     def on_server(
         self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
-    ) -> tuple[ServerState, dict[str, Any]] | None:
+    ) -> tuple[ServerState, UnlearningReport] | None:
         if requests.kind != "leave":
             return None
         server = play.restart_block(server, server.block)
         for _ in range(ROUNDS):
             server = play(server, None)
-        return server, {"method": self.name, "exact": False, "purged": ["the block's rounds"]}
+        return server, UnlearningReport(method=self.name, exact=False, purged=("the block's rounds",))
 
 
 register_preset("amnesia", {"name": "amnesia"})

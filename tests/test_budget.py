@@ -52,6 +52,7 @@ from tacita.research.audit.budget import READERS, audit_budget
 from tacita.round.device_state import PARTS, DeviceState
 from tacita.round.plan import Federation
 from tacita.round.request import Request
+from tacita.round.unlearning_report import PartReports
 from tacita.runs.assembly import Machine, assemble, build_components
 from tacita.runs.forgetting.request_service import submit_request
 from tacita.runs.forgetting.requests import RawRequest
@@ -377,7 +378,7 @@ def test_it_learns_where_people_are_many() -> None:
 # Taking back
 
 
-def _leave(fed: Federation, progress: Progress, user: int) -> dict[str, Any]:
+def _leave(fed: Federation, progress: Progress, user: int) -> PartReports:
     progress.in_block = True
     request = Request("leave", int(fed.stream.user_keys[user]), np.zeros(0, np.int32))
     return handle_requests(fed, progress, request)
@@ -404,7 +405,7 @@ def test_a_retraction_draws_noise_of_its_own_and_is_charged() -> None:
     assert more[5] * UNIT == pytest.approx(model.budget.mu2, rel=1e-9)
     assert not np.delete(more, 5).any()
     assert progress.server.parts[STATE]["variance"][0] == pytest.approx(before.parts[STATE]["variance"][0] + s**2)
-    assert any("charged" in line for line in said["assumptions"])
+    assert any("charged" in line for line in said.assumptions)
     again = progress.server
     _leave(fed, progress, 6)
     second = progress.server.parts[STATE]["gram"] - again.parts[STATE]["gram"]

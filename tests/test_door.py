@@ -29,6 +29,7 @@ from tacita.round.part import Part
 from tacita.round.request import RequestBatch
 from tacita.round.state import Role, StateSpec
 from tacita.round.task import LocalTask
+from tacita.round.unlearning_report import UnlearningReport
 from tacita.runs import training
 from tacita.runs.artefacts import ScanTargets, find_traces
 from tacita.runs.forgetting.request_service import reopen_run, restrict_stream, submit_request
@@ -62,12 +63,13 @@ class Blunt(Part, Unlearning):
 
     def on_server(
         self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
-    ) -> tuple[ServerState, dict[str, Any]] | None:
+    ) -> tuple[ServerState, UnlearningReport] | None:
         if requests.kind == "share":
             return None
         rows = server.items.copy()
         rows[requests.items.ids] = 0.01
-        return play(server.with_items(rows), None), {"method": self.name, "exact": True, "rounds": 1, "purged": []}
+        report = UnlearningReport(method=self.name, exact=True, rounds=1, purged=())
+        return play(server.with_items(rows), None), report
 
 
 class Keeps(Blunt):
@@ -83,7 +85,7 @@ class Keeps(Blunt):
 
     def on_server(
         self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
-    ) -> tuple[ServerState, dict[str, Any]] | None:
+    ) -> tuple[ServerState, UnlearningReport] | None:
         table = server.items
         handled = super().on_server(server, requests, ask, play)
         assert handled is not None
@@ -98,10 +100,10 @@ class TakesShared(Part, Unlearning):
 
     def on_server(
         self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
-    ) -> tuple[ServerState, dict[str, Any]] | None:
+    ) -> tuple[ServerState, UnlearningReport] | None:
         if requests.kind == "share":
             return None
-        return server.with_items(server.items * np.float32(0.5)), {"method": self.name, "exact": False}
+        return server.with_items(server.items * np.float32(0.5)), UnlearningReport(method=self.name, exact=False)
 
 
 @pytest.fixture(scope="module", autouse=True)

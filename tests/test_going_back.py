@@ -182,12 +182,12 @@ def test_with_nobody_leaving_and_all_steps_the_rounds_are_as_they_were(backbone:
     before, private = progress.server, progress.clients.private.copy()
     nothing = RequestBatch("unshare", keys(fed, 0), Ragged.from_lists([[0]]))  # nobody shared anything
     said = handle_requests(fed, progress, nothing)["fru"]
-    assert said["rounds"] == 4
+    assert said.rounds == 4
     np.testing.assert_allclose(progress.server.items, before.items, rtol=0, atol=1e-6)
     np.testing.assert_allclose(progress.clients.private, private, rtol=0, atol=1e-6)
     assert progress.server.round == 8
-    assert said["storage_server"] > progress.server.items.nbytes
-    assert said["storage_client"] > 0
+    assert said.storage_server > progress.server.items.nbytes
+    assert said.storage_client > 0
     assert "stored" not in progress.server.parts["fru"]
 
 
@@ -207,7 +207,7 @@ def test_lengths_are_those_that_were_kept_and_directions_are_new(monkeypatch: py
 
     monkeypatch.setattr(type(fru), "decode", watched)
     said = handle_requests(fed, progress, leaving(fed, 3))["fru"]
-    assert said["rounds"] == 3
+    assert said.rounds == 3
     assert [bool(held["first"][0]) for held, _, _ in tables] == [True, False, False]
     held, total, out = tables[0]
     np.testing.assert_allclose(out["rows"] / 5, held["stored"] / 5)
@@ -256,8 +256,8 @@ def test_retraining_is_bit_for_bit_a_fresh_run_without_the_data(backbone: str, t
     progress = played(fed, 3)
     said = handle_requests(fed, progress, leaving(fed, 3))["retrain"]
     handle_requests(fed, progress, forgetting(fed, 0, 7, 1))
-    assert said["exact"]
-    assert said["rounds"] == 3
+    assert said.exact
+    assert said.rounds == 3
     left = [[0, 2], *LISTS[1:3], [], *LISTS[4:]]
     fresh = played(federation(backbone=backbone, stream=stream_of(left), **train), 3)
     assert progress.server.round == 3
@@ -337,7 +337,7 @@ def test_methods_that_go_back_stand_beside_sharing(name: str) -> None:
     progress = played(fed, 3)
     before = progress.server.items
     said = handle_requests(fed, progress, shared_by(progress))[name]
-    assert said["rounds"] == (0 if name == "cfru" else 3)
+    assert said.rounds == (0 if name == "cfru" else 3)
     someone = int(np.flatnonzero(progress.clients.parts["sharing"]["group"] == 1)[0])  # who shares nothing
     handle_requests(fed, progress, leaving(fed, someone))
     assert np.isfinite(progress.server.items).all()
@@ -386,7 +386,7 @@ def test_cfru_after_one_round_is_the_round_without_the_target() -> None:
     said = handle_requests(fed, progress, leaving(fed, 3))["cfru"]
     without, _ = run_round(fed, other.server, other.devices, np.delete(fed.stream.user_keys[:6], 3))
     np.testing.assert_allclose(progress.server.items, without.items, atol=1e-7)
-    assert said["clients_asked"] == said["rounds"] == 0
+    assert said.clients_asked == said.rounds == 0
     assert not any(np.isin(keys(fed, 3), v).any() for k, v in progress.server.parts["cfru"].items() if "sender" in k)
 
 
@@ -449,8 +449,8 @@ def test_a_station_that_heeds_nobody_gives_the_table_back(every: int) -> None:
     before = progress.server.items
     said = handle_requests(fed, progress, RequestBatch("unshare", keys(fed, 0), Ragged.from_lists([[0]])))["cufru"]
     np.testing.assert_allclose(progress.server.items, before, atol=1e-6)
-    assert said["rounds"] == 4 // every
-    assert said["clients_asked"] == (4 // every) * 2  # a fifth of six, rounded up
+    assert said.rounds == 4 // every
+    assert said.clients_asked == (4 // every) * 2  # a fifth of six, rounded up
 
 
 def test_a_step_keeps_its_length_and_turns_half_way() -> None:
@@ -466,7 +466,7 @@ def test_the_station_asks_nobody_who_left_and_keeps_a_share_of_rows() -> None:
     before = progress.server.items
     private = progress.clients.private[3].copy()
     said = handle_requests(fed, progress, leaving(fed, 3))["cufru"]
-    assert said["clients_asked"] == 3 * 5
+    assert said.clients_asked == 3 * 5
     assert not np.array_equal(progress.server.items, before)
     assert np.array_equal(progress.clients.private[3], private)
     held = progress.server.parts["cufru"]
@@ -482,7 +482,7 @@ def test_an_empty_request_changes_nothing_and_asks_nobody(name: str) -> None:
     said = handle_requests(fed, progress, RequestBatch("forget", keys(fed, 3), Ragged.from_lists([[]])))[name]
     assert progress.server.items is before.items
     assert progress.server.round == before.round
-    assert said["clients_asked"] == 0
+    assert said.clients_asked == 0
     assert np.array_equal(progress.clients.private, private)
 
 
@@ -565,7 +565,7 @@ def test_server_code_hears_only_of_items_that_were_shared() -> None:
     assert set(heard.items.row(0).tolist()) == set(given.row(some).tolist())
     assert len(heard.items.row(1)) == 0
     assert heard.senders.tolist() == asked.senders.tolist()
-    assert said["rounds"] == 2  # what was never shared is forgotten all the same
+    assert said.rounds == 2  # what was never shared is forgotten all the same
     assert not np.array_equal(progress.server.items, before)
     gone = progress.clients.read_list("parts/sharing/gone", np.array([some, none]))
     assert [set(gone.row(n).tolist()) for n in range(2)] == [set(LISTS[some]), set(LISTS[none])]

@@ -74,7 +74,7 @@ def test_who_leaves_from_a_node_is_forgotten_as_in_the_lab(
     end_block(fed, progress)
     with site.store as store:
         (event,) = [event for _, _, event in store.events("r") if event["event"] == "request"]
-    done, want = event["done"][part["name"]], told[0][part["name"]]
+    done, want = event["done"][part["name"]], told[0][part["name"]].to_json()
     assert (done["rounds"], done["clients_asked"]) == (want["rounds"], want["clients_asked"])
     assert done.get("path") == want.get("path")
     assert close(site.arrays()["now/items"], progress.server.items)

@@ -51,6 +51,7 @@ from tacita.round.request import Request, RequestBatch
 from tacita.round.serving import Purpose, Serving
 from tacita.round.state import StateSpec
 from tacita.round.task import CohortTask, LocalTask, TrainingOutcome
+from tacita.round.unlearning_report import UnlearningReport
 from tacita.runs.assembly import Machine, assemble
 
 LISTS = [[0, 1, 2], [2, 3], [4], [0, 4, 5, 6], [1, 6]]
@@ -234,14 +235,15 @@ class Log(Part, Unlearning):
 
     def on_server(
         self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
-    ) -> tuple[ServerState, dict[str, Any]] | None:
+    ) -> tuple[ServerState, UnlearningReport] | None:
         (sender,) = requests.senders.tolist()
         total = ask(server, "stored", np.array([sender], np.uint64))
         assert total.n_clients == 1
         denominator = self.context.train.denominator
         assert denominator is not None
         items = server.items - total["sent"] / denominator
-        return server.with_items(items.astype(np.float32)), {"taken back": float(np.abs(total["sent"]).sum())}
+        report = UnlearningReport(details={"taken back": float(np.abs(total["sent"]).sum())})
+        return server.with_items(items.astype(np.float32)), report
 
 
 @pytest.fixture(autouse=True)
@@ -520,7 +522,7 @@ def test_who_is_forgotten_leaves_what_a_round_without_them_leaves() -> None:
     progress.server, _ = run_round(fed, progress.server, progress.devices)
     leaver = int(fed.stream.user_keys[3])
     said = handle_requests(fed, progress, Request("forget", leaver, fed.stream.blocks[0].train.row(3)[:1]))
-    assert said["probe-log"]["taken back"] > 0
+    assert said["probe-log"].details["taken back"] > 0
     without, _ = run_round(fed, other.server, other.devices, np.delete(fed.stream.user_keys, 3))
     np.testing.assert_allclose(progress.server.items, without.items, atol=1e-7)
     assert not np.array_equal(without.items, start)
@@ -576,7 +578,7 @@ class Unlearns(Log):
 
     def on_server(
         self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
-    ) -> tuple[ServerState, dict[str, Any]] | None:
+    ) -> tuple[ServerState, UnlearningReport] | None:
         for look in self.watched:
             look()
         first = ask(server, "stored", None)
@@ -585,7 +587,8 @@ class Unlearns(Log):
             server = play(server, None)
         if requests.kind == "leave":
             raise TacitaError("this one fails when it has played.")
-        return server, {"asked": [first.n_clients, second.n_clients], "round": server.round}
+        details = {"asked": [first.n_clients, second.n_clients], "round": server.round}
+        return server, UnlearningReport(details=details)
 
 
 @pytest.mark.parametrize("kind", ["forget", "leave"])

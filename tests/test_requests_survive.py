@@ -34,6 +34,7 @@ from tacita.live.wire import (
     encode_message,
     stamp_reply,
 )
+from tacita.round.unlearning_report import UnlearningReport
 from tacita.runs.assembly import Machine, assemble
 
 LEAVERS = 5  # min_users of these nodes
@@ -335,7 +336,9 @@ def test_a_part_that_could_unlearn_and_did_not_is_no_certificate() -> None:
     fed = assemble(config, Machine())
     server = start_run(fed).server
     asked = UserRequest(id=1, kind="unshare", items=[1])
-    said = certify_user(build_certificate([{"people": 1}], (server, server), asked.kind), asked.kind, 0)
+    said = certify_user(
+        build_certificate([UnlearningReport(details={"people": 1})], (server, server), asked.kind), asked.kind, 0
+    )
     assert said["verdict"] == "taken out of the server's record; not unlearned"
     assert said["taken"] == "nothing: the server held none of it"
     assert said["method"] == "the record of what is shared"

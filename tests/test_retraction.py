@@ -51,10 +51,11 @@ def test_after_one_round_a_retraction_is_the_round_without_them(alpha: float) ->
     without, _ = run_round(fed, other.server, other.devices, np.delete(fed.stream.user_keys[:6], [1, 3]))
     assert distance(progress.server.items, without.items) < 1e-7
     assert distance(before, without.items) > 1e-3
-    assert said["path"] == "retraction"
-    assert 0 < said["length"] <= said["psi_bound"] * 1.001
-    assert said["rounds"] == 0
-    assert said["clients_asked"] == 2
+    assert said.calibration is not None
+    assert said.calibration.path == "retraction"
+    assert 0 < said.details["length"] <= said.psi_bound * 1.001
+    assert said.rounds == 0
+    assert said.clients_asked == 2
 
 
 def test_when_everybody_has_left_the_first_table_is_back() -> None:
@@ -185,8 +186,8 @@ def test_certificate_noise_is_as_large_as_the_bound_says() -> None:
         progress = played(fed, 2)
         said = handle_requests(fed, progress, leaving(fed, 3))["retraction"]
         ends.append(progress.server.items.astype(np.float64))
-    assert said["sigma"] == pytest.approx(0.2 * said["psi_bound"] * gaussian_multiplier(1.0, 1e-5))
-    assert np.std(ends[1] - ends[0]) == pytest.approx(said["sigma"], rel=0.3)
+    assert said.details["sigma"] == pytest.approx(0.2 * said.psi_bound * gaussian_multiplier(1.0, 1e-5))
+    assert np.std(ends[1] - ends[0]) == pytest.approx(said.details["sigma"], rel=0.3)
 
 
 # The fallback
@@ -206,9 +207,11 @@ def test_without_a_good_calibration_the_table_goes_back_to_a_checkpoint(ratio: f
     tables = [name for name in progress.server.parts["retraction"] if name.startswith("table.")]
     assert sorted(tables) == ["table.000000", "table.000002", "table.000004"]
     told = handle_requests(fed, progress, leaving(fed, 3))["retraction"]
-    assert told["path"] == "checkpoint"
-    assert said in told["reason"]
-    assert (told["from_round"], told["rounds"]) == (0, 5)
+    assert told.calibration is not None
+    assert told.calibration.path == "checkpoint"
+    assert told.calibration is not None
+    assert said in str(told.calibration.reason)
+    assert (told.details["from_round"], told.rounds) == (0, 5)
     held = progress.server.parts["retraction"]
     assert len(held["rounds"]) == 5
     assert not np.isin(keys(fed, 3), held["sender"]).any()
@@ -232,7 +235,7 @@ def test_a_late_comer_costs_the_rounds_since_it_came() -> None:
     for _ in range(2):
         progress.server, _ = run_round(fed, progress.server, progress.devices)
     told = handle_requests(fed, progress, leaving(fed, 3))["retraction"]
-    assert (told["from_round"], told["rounds"]) == (2, 3)
+    assert (told.details["from_round"], told.rounds) == (2, 3)
     other = started(fed)
     for _ in range(5):
         other.server, _ = run_round(fed, other.server, other.devices, early)
@@ -247,8 +250,10 @@ def test_who_sends_back_more_than_it_ever_sent_is_not_believed() -> None:
     columns = progress.clients.lists["parts/retraction/carried"].columns
     columns["row"] *= 1000
     told = handle_requests(fed, progress, leaving(fed, 3))["retraction"]
-    assert told["path"] == "checkpoint"
-    assert "longer than all that was ever sent" in told["reason"]
+    assert told.calibration is not None
+    assert told.calibration.path == "checkpoint"
+    assert told.calibration is not None
+    assert "longer than all that was ever sent" in str(told.calibration.reason)
 
 
 def test_a_retraction_waits_until_enough_leave_together() -> None:
@@ -256,10 +261,10 @@ def test_a_retraction_waits_until_enough_leave_together() -> None:
     progress = played(fed, 2)
     before = progress.server.items
     said = handle_requests(fed, progress, leaving(fed, 3, 1))["retraction"]
-    assert said["waits_for"] == 1
+    assert said.waits_for == 1
     assert progress.server.items is before
     said = handle_requests(fed, progress, leaving(fed, 4))["retraction"]
-    assert said["clients_asked"] == said["leavers"] == 3
+    assert said.clients_asked == said.details["leavers"] == 3
     assert not np.array_equal(progress.server.items, before)
 
 
@@ -323,5 +328,5 @@ def test_every_retraction_has_noise_of_its_own() -> None:
 def test_who_asks_to_go_alone_does_not_wait() -> None:
     fed = retracting(min_users=3)
     request = RequestBatch.from_request(leaving(fed, 3))
-    assert handle_requests(fed, played(fed, 2), request)["retraction"]["waits_for"] == 2
-    assert "waits_for" not in handle_requests(fed, played(fed, 2), replace(request, is_immediate=True))["retraction"]
+    assert handle_requests(fed, played(fed, 2), request)["retraction"].waits_for == 2
+    assert not handle_requests(fed, played(fed, 2), replace(request, is_immediate=True))["retraction"].is_waiting

@@ -95,8 +95,8 @@ def test_decoupled_forgets_exactly(rounds: int) -> None:
     private = progress.clients.private.copy()
     said = handle_requests(fed, progress, gone)["decoupled"]
     again = trained_without(fed, gone, rounds)
-    assert said["exact"]
-    assert (said["rounds"], said["clients_asked"], progress.played) == (0, 0, 0)
+    assert said.exact
+    assert (said.rounds, said.clients_asked, progress.played) == (0, 0, 0)
     for name, array in again.server.parts["decoupled"].items():
         assert digest(array) == digest(progress.server.parts["decoupled"][name]), name
     assert digest(served(fed, progress.server)) == digest(served(fed, again.server))
@@ -134,7 +134,7 @@ def with_and_without(exclude: str, absent: bool) -> tuple[str, str, bool]:
     exact = absent
     if not absent:
         gone = RequestBatch("unshare", keys[withdrawing], Ragged.from_lists([[0], [0]]))
-        exact = handle_requests(fed, progress, gone)["decoupled"]["exact"]
+        exact = handle_requests(fed, progress, gone)["decoupled"].exact
     return digest(progress.server.items), digest(served(fed, progress.server)), exact
 
 
@@ -163,7 +163,7 @@ def test_shards_without_requesters_keep_theirs() -> None:
     (mine,) = part.assign_shards(asking)
     for k in range(4):
         assert (digest(before[k]) == digest(after[k])) == (k != mine)
-    assert (said["shards"], said["of_shards"]) == (1, 4)
+    assert (said.details["shards"], said.details["of_shards"]) == (1, 4)
 
 
 def test_devices_federate_as_if_nothing_were_shared_with_the_server() -> None:
@@ -195,7 +195,7 @@ def test_an_empty_request_and_one_before_any_sync_change_nothing() -> None:
     fed = federation(*decoupled())
     progress = started(fed)
     early = handle_requests(fed, progress, all_of(progress.server, some_sharers(progress.server, 1)))["decoupled"]
-    assert early["shards"] == 0
+    assert early.details["shards"] == 0
     play(fed, progress, 2)
     before = progress.server
     handle_requests(fed, progress, RequestBatch("unshare", some_sharers(before, 1), Ragged.empty(1)))
@@ -217,7 +217,7 @@ def test_what_was_also_learned_on_devices_is_not_said_to_be_forgotten_exactly(ki
     play(fed, progress, 2)
     asking = some_sharers(progress.server, 1)
     items = Ragged.empty(1) if kind == "leave" else Ragged.from_lists([list(range(N_ITEMS))])
-    assert not handle_requests(fed, progress, RequestBatch(kind, asking, items))["decoupled"]["exact"]
+    assert not handle_requests(fed, progress, RequestBatch(kind, asking, items))["decoupled"].exact
 
 
 def test_who_shares_late_may_have_taught_the_federated_table() -> None:
@@ -228,7 +228,7 @@ def test_who_shares_late_may_have_taught_the_federated_table() -> None:
     handle_requests(fed, progress, RequestBatch("share", asking[:1], Ragged.from_lists([[1, 2, 3]])))
     for key, exact in zip(asking, (False, True), strict=True):
         found = handle_requests(fed, progress, all_of(progress.server, np.array([key])))
-        assert found["decoupled"]["exact"] is exact
+        assert found["decoupled"].exact is exact
 
 
 def test_decoupled_storage_is_what_is_written() -> None:
@@ -236,7 +236,7 @@ def test_decoupled_storage_is_what_is_written() -> None:
     progress = started(fed)
     play(fed, progress, 2)
     said = handle_requests(fed, progress, all_of(progress.server, some_sharers(progress.server, 1)))["decoupled"]
-    assert said["storage_server"] == (4 + 1) * N_ITEMS * 6 * 4
+    assert said.storage_server == (4 + 1) * N_ITEMS * 6 * 4
 
 
 def test_the_number_of_steps_does_not_depend_on_the_data() -> None:
@@ -324,8 +324,8 @@ def test_unlearning_asks_nobody_and_uses_withdrawn_edges_in_no_step() -> None:
     )
     said = handle_requests(fed, progress, all_of(progress.server, asking))["delta-replay"]
     np.testing.assert_array_equal(progress.server.items, replayed(fed, expected))
-    assert (said["exact"], said["clients_asked"], progress.played) == (False, 0, 0)
-    assert said["storage_server"] == sum(one.nbytes for one in log.values())
+    assert (said.exact, said.clients_asked, progress.played) == (False, 0, 0)
+    assert said.storage_server == sum(one.nbytes for one in log.values())
     again = progress.server
     handle_requests(fed, progress, RequestBatch("unshare", asking, Ragged.empty(len(asking))))
     assert progress.server.items is again.items
@@ -373,8 +373,8 @@ def test_what_is_written_down_is_then_the_run_that_was_repeated(rounds: int, pre
     first = all_of(progress.server, some_sharers(progress.server, 4))
     said = handle_requests(fed, progress, first)["delta-replay"]
     new = progress.server.parts["delta-replay"]
-    assert "delta_log" in said["purged"]
-    assert "had seen the data" in said["residual_risk"]
+    assert "delta_log" in said.purged
+    assert "had seen the data" in said.residual_risk
     assert new["moves"].dtype == old["moves"].dtype
     assert new["moves"].shape == old["moves"].shape
     assert all((now != was).any() for now, was in zip(new["moves"][1:], old["moves"][1:], strict=True))
@@ -392,7 +392,7 @@ def test_without_a_correction_the_moves_are_what_they_were() -> None:
     old = progress.server.parts["delta-replay"]["moves"]
     said = handle_requests(fed, progress, all_of(progress.server, some_sharers(progress.server, 4)))["delta-replay"]
     np.testing.assert_array_equal(progress.server.parts["delta-replay"]["moves"], old)
-    assert "delta_log" not in said["purged"]
+    assert "delta_log" not in said.purged
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from tacita.research.bench.shared_graph import NaiveSharing, bench_sharing
 from tacita.round.part import RunContext
 from tacita.round.plan import Federation
 from tacita.round.request import Request, RequestBatch
+from tacita.round.unlearning_report import PartReports, UnlearningReport
 from tacita.runs.assembly import Machine, assemble
 from tacita.runs.controls import _evaluate_control, popular_scorer
 
@@ -249,7 +250,7 @@ def test_without_sharers_it_is_plain_federation() -> None:
 # Requests
 
 
-def ask(fed: Federation, progress: Progress, kind: Any, user: int, items: list[int]) -> dict[str, Any]:
+def ask(fed: Federation, progress: Progress, kind: Any, user: int, items: list[int]) -> PartReports:
     return handle_requests(
         fed, progress, Request(kind, int(fed.stream.user_keys[user]), np.array(items, np.int32), 7.0)
     )
@@ -266,7 +267,7 @@ def tiny(**options: Any) -> tuple[Federation, Progress]:
 @pytest.mark.parametrize(("mode", "left"), [("delete", {2, 3}), ("to_local", {0, 2, 3})])
 def test_what_is_taken_back_is_dropped_or_learned_from(mode: str, left: set[int]) -> None:
     fed, progress = tiny(unshare=mode)
-    assert ask(fed, progress, "share", 0, [0, 1]) == {"sharing": {"people": 1, "items": 2}}
+    assert ask(fed, progress, "share", 0, [0, 1]) == {"sharing": UnlearningReport(details={"people": 1, "items": 2})}
     assert sets(learned_from(fed, progress).train)[0] == {2, 3}
     ask(fed, progress, "unshare", 0, [0])
     assert sets(learned_from(fed, progress).train) == [left, {4, 5, 6}, {0, 4}]

@@ -268,7 +268,7 @@ def test_a_run_mends_and_what_is_withdrawn_is_never_mended_again() -> None:
     lists = given.lists_of(senders)
     some = lists.filter_entries(np.arange(len(lists.ids)) % 9 == 0)
     said = handle_requests(fed, progress, RequestBatch("unshare", senders, Ragged(some.ptr, some.ids)))["graph-mending"]
-    assert said["purged"] == ["mended_edges"]
+    assert said.purged == ("mended_edges",)
     assert not pairs_of(progress.server)
     gone = {*zip(senders[some.rows()].tolist(), some.ids.tolist())}
     seen = set()

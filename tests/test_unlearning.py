@@ -24,6 +24,7 @@ from tacita.methods.sharing.snapshots import snapshot_bytes
 from tacita.methods.sharing.withdrawn_pairs import WithdrawnPairs
 from tacita.round.plan import Federation
 from tacita.round.request import RequestBatch
+from tacita.round.unlearning_report import PartReports, UnlearningReport
 
 N_ITEMS = 30
 PARTS = ("sharing", "shared-graph", "contrastive-unlearning")
@@ -65,9 +66,8 @@ def request(progress: Progress, some: int, kind: Any = "unshare") -> RequestBatc
     return RequestBatch(kind, asking, progress.server.shared.lists_of(asking), number=1)
 
 
-def told(found: dict[str, Any]) -> dict[str, Any]:
-    one: dict[str, Any] = found["contrastive-unlearning"]
-    return one
+def told(reports: PartReports) -> UnlearningReport:
+    return reports["contrastive-unlearning"]
 
 
 # requests
@@ -79,7 +79,7 @@ def test_an_empty_request_changes_no_bit_and_plays_no_round() -> None:
     before, devices = progress.server, progress.clients.private.copy()
     for empty in (request(progress, 0), RequestBatch("unshare", sharers(progress)[:1], Ragged.empty(1))):
         said = told(handle_requests(fed, progress, empty))
-        assert (said["edges"], said["stopped"]) == (0, "nothing to forget")
+        assert (said.details["edges"], said.details["stopped"]) == (0, "nothing to forget")
         assert progress.server.items is before.items
         assert progress.server.round == before.round
         assert progress.server.parts["shared-graph"] is before.parts["shared-graph"]
@@ -91,14 +91,14 @@ def test_withdrawn_edges_leave_the_graph_and_a_second_request_changes_nothing() 
     progress = learned(fed)
     asked = request(progress, 3)
     said = told(handle_requests(fed, progress, asked))
-    assert said["edges"] == len(asked.items.ids) > 0
+    assert said.details["edges"] == len(asked.items.ids) > 0
     assert not np.isin(progress.server.shared.sender, asked.senders).any()
     graph = SharedGraph.of(progress.server.shared, N_ITEMS)
     recount = np.bincount(progress.server.shared.item, minlength=N_ITEMS)
     np.testing.assert_array_equal(graph.people.counts(), recount)
     before = progress.server
     again = told(handle_requests(fed, progress, asked))
-    assert again["edges"] == 0
+    assert again.details["edges"] == 0
     assert progress.server.items is before.items
 
 
@@ -108,7 +108,7 @@ def test_some_items_of_one_person_can_be_withdrawn() -> None:
     (key,) = asking = sharers(progress)[:1]
     mine = progress.server.shared.lists_of(asking).ids
     said = told(handle_requests(fed, progress, RequestBatch("unshare", asking, Ragged.from_lists([mine[:1].tolist()]))))
-    assert (said["edges"], said["items"]) == (1, 1)
+    assert (said.details["edges"], said.details["items"]) == (1, 1)
     assert sorted(progress.server.shared.lists_of(asking).ids.tolist()) == sorted(mine[1:].tolist())
     assert key in progress.server.shared.sender
 
@@ -119,7 +119,7 @@ def test_who_leaves_takes_everything() -> None:
     asking = sharers(progress)[:2]
     n = len(progress.server.shared.lists_of(asking).ids)
     said = told(handle_requests(fed, progress, RequestBatch("leave", asking, Ragged.empty(2))))
-    assert said["edges"] == n
+    assert said.details["edges"] == n
     assert not np.isin(progress.server.shared.sender, asking).any()
 
 
@@ -127,7 +127,7 @@ def test_what_was_shared_and_withdrawn_before_any_round_left_no_trace() -> None:
     fed = federation(unlearning())
     progress = started(fed)
     said = told(handle_requests(fed, progress, request(progress, 2)))
-    assert said["stopped"] == "nothing to forget"
+    assert said.details["stopped"] == "nothing to forget"
     assert progress.played == 0
 
 
@@ -144,7 +144,7 @@ def test_everything_can_be_withdrawn() -> None:
     fed = federation(unlearning())
     progress = learned(fed)
     said = told(handle_requests(fed, progress, request(progress, 1000)))
-    assert said["turns"] > 0
+    assert said.details["turns"] > 0
     assert len(progress.server.shared) == 0
     assert np.isfinite(progress.server.items).all()
     step = fed.parts[1].server_step  # from here on it is plain federation on what stayed local
@@ -334,7 +334,7 @@ def test_without_remaining_rounds_no_device_is_asked() -> None:
     round, private = progress.server.round, progress.clients.private.copy()
     before = progress.server.items
     said = told(handle_requests(fed, progress, request(progress, 3)))
-    assert said["turns"] == 3
+    assert said.details["turns"] == 3
     assert (progress.played, progress.server.round) == (0, round)
     np.testing.assert_array_equal(progress.clients.private, private)
     assert np.abs(progress.server.items - before).max() > 1e-4
@@ -361,9 +361,9 @@ def test_storage_is_said_as_it_was_and_nothing_is_left_of_it() -> None:
     fed = federation({"name": "shared-graph", "snapshots": 3}, unlearning())
     progress = learned(fed, 5)
     said = told(handle_requests(fed, progress, request(progress, 3)))
-    assert said["storage_server"] == 3 * N_ITEMS * 6 * 4
-    assert said["tables"] == 3
-    assert said["purged"] == ["snapshots"]
+    assert said.storage_server == 3 * N_ITEMS * 6 * 4
+    assert said.details["tables"] == 3
+    assert said.purged == ("snapshots",)
     assert snapshot_bytes(progress.server.parts["shared-graph"]) == 0
     assert "paused" not in progress.server.parts["shared-graph"]
     assert progress.best_server is progress.server
@@ -424,15 +424,15 @@ def test_it_stops_at_once_when_a_round_takes_too_much() -> None:
     fed = federation(unlearning(loss="printed", lr=3.0, steps=20, clip=1e9, rounds=9))
     progress = learned(fed)
     said = told(handle_requests(fed, progress, request(progress, 8)))
-    assert said["stopped"] == "over-forgetting"
-    assert said["turns"] < 9
+    assert said.details["stopped"] == "over-forgetting"
+    assert said.details["turns"] < 9
 
 
 def test_it_takes_a_tenth_of_the_rounds_at_most() -> None:
     """Of those that led to the model: a run that stopped early would take longer to unlearn than to learn."""
     fed = federation(unlearning(rounds=None, check_every=100), rounds=41)
     progress = learned(fed, 12)
-    assert told(handle_requests(fed, progress, request(progress, 3)))["turns"] == 2
+    assert told(handle_requests(fed, progress, request(progress, 3))).details["turns"] == 2
 
 
 def test_pairs_that_stand_out_are_told_from_others() -> None:

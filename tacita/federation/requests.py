@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -27,9 +26,10 @@ from tacita.round.part import Part
 from tacita.round.plan import Federation, Plan
 from tacita.round.question import Question
 from tacita.round.request import Request, RequestBatch
+from tacita.round.unlearning_report import PartReports, UnlearningReport
 
 
-def handle_requests(plan: Plan, progress: Progress, request: Request | RequestBatch) -> dict[str, Any]:
+def handle_requests(plan: Plan, progress: Progress, request: Request | RequestBatch) -> PartReports:
     """Carry out what one user asks for, or many; returns what each part that it concerns reports, and what it took."""
     requests = RequestBatch.from_request(request)
     check_requests(plan, requests)
@@ -39,12 +39,12 @@ def handle_requests(plan: Plan, progress: Progress, request: Request | RequestBa
     requests = replace(requests, withdrawn_items=_withdrawn_items(before.shared, requests))
     server, purged = _purge_parts(plan, server, requests)
     rounds = RequestRounds(plan, progress, server, requests)
-    reports: dict[str, Any] = {name: {"purged": lines} for name, lines in purged.items()}
+    reports = {name: UnlearningReport(purged=tuple(lines)) for name, lines in purged.items()}
     try:
         for name, unlearning in plan.unlearners.items():
             report = rounds.run_handler(name, unlearning)
             if report is not None:
-                reports[name] = {**reports.get(name, {}), **report}
+                reports[name] = report.with_defaults(reports[name]) if name in reports else report
     finally:  # devices have played those rounds, whatever became of the request
         progress.server = replace(progress.server, round=progress.server.round + rounds.rounds_played)
         progress.played += rounds.rounds_played
@@ -89,16 +89,16 @@ class RequestCost:
     bytes_down: float = 0.0
     seconds: float = 0.0
 
-    def to_certificate(self, seconds: float) -> dict[str, Any]:
+    def to_report(self, seconds: float) -> UnlearningReport:
         """As a certificate says it, after so many seconds in all."""
-        return {
-            "rounds": self.rounds,
-            "clients_asked": self.clients,
-            "bytes_up": self.bytes_up,
-            "bytes_down": self.bytes_down,
-            "seconds_client": self.seconds,
-            "seconds_server": max(0.0, seconds - self.seconds),
-        }
+        return UnlearningReport(
+            rounds=self.rounds,
+            clients_asked=self.clients,
+            bytes_up=self.bytes_up,
+            bytes_down=self.bytes_down,
+            seconds_client=self.seconds,
+            seconds_server=max(0.0, seconds - self.seconds),
+        )
 
 
 @dataclass
@@ -115,7 +115,7 @@ class RequestRounds:
     restarted: bool = False
     devices_before: DeviceState | None = None  # as they were before the first block began again
 
-    def run_handler(self, name: str, unlearning: Unlearning) -> dict[str, Any] | None:
+    def run_handler(self, name: str, unlearning: Unlearning) -> UnlearningReport | None:
         """Let one part carry the requests out; what it reports, with the price where it certifies a method."""
         part = self._part_of(name)
         self.cost = RequestCost()
@@ -130,10 +130,10 @@ class RequestRounds:
             return None
         changed, report = handled
         self.full_state = self.plan.merge_state(part, self.full_state, changed)
-        price = {}
-        if "method" in report:  # who names a method certifies what it did, at what price
-            price = self.cost.to_certificate(time.perf_counter() - began)
-        return {**price, **report}
+        if not report.is_certified:
+            return report
+        seconds = time.perf_counter() - began
+        return report.with_defaults(self.cost.to_report(seconds))
 
     def _part_of(self, name: str) -> Part | None:
         return next((part for part in self.plan.parts if part.name == name), None)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from tacita.round.question import Question
 from tacita.round.request import RequestBatch
 from tacita.round.state import Role, StateSpec
 from tacita.round.task import CohortTask
+from tacita.round.unlearning_report import UnlearningReport
 
 STATISTIC = "statistic"  # the question whose answer is contributed for good
 RETRACTION_KIND = "retraction"  # the learner's own question to those who withdraw
@@ -173,26 +173,31 @@ class StatisticLearner(Learner, Unlearning):
 
     def on_server(
         self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
-    ) -> tuple[ServerState, dict[str, Any]] | None:
+    ) -> tuple[ServerState, UnlearningReport] | None:
         """Ask for the retractions of all who wait, once they are enough; in a sum, nobody's own shows."""
         if requests.kind not in WITHDRAWAL_KINDS:
             return None
         self._check_retractable()
         waiting = server.parts.get(self.name, {}).get(PENDING_USERS, np.zeros(0, np.uint64))
         subjects = np.union1d(waiting, requests.senders)
-        report: dict[str, Any] = {"method": self.context.backbone.name, "exact": False, "subjects": subjects}
+        method = self.context.backbone.name
+        report = UnlearningReport(method=method, exact=False, subjects=tuple(subjects.tolist()))
         quorum = self.model.retraction_quorum
         if len(subjects) < quorum and not requests.is_immediate:
-            report |= {"mode": f"waits until {quorum} users have asked", "waits": True}
-            return self._with_pending(server, subjects), report
+            wait = UnlearningReport(mode=f"waits until {quorum} users have asked", waits=True)
+            return self._with_pending(server, subjects), wait.with_defaults(report)
         change = ask(server, RETRACTION_KIND, subjects).sums
         if not any(value.any() for value in change.values()):
-            report["mode"] = "none: the server was told of none of it"
-            return self._with_pending(server, subjects[:0]) if len(waiting) else server, report
+            idle = UnlearningReport(mode="none: the server was told of none of it")
+            server = self._with_pending(server, subjects[:0]) if len(waiting) else server
+            return server, idle.with_defaults(report)
         changed, rank = self.model.apply_retraction(server, change)
-        report |= self.model.describe_retraction()
         changed = self._with_pending(changed, subjects[:0])
-        return changed, report | _describe_change(changed, rank)
+        caveats = self.model.describe_retraction()
+        if caveats is not None:
+            limits = UnlearningReport(assumptions=caveats.assumptions, residual_risk=caveats.residual_risk)
+            report = limits.with_defaults(report)
+        return changed, _describe_change(changed, rank).with_defaults(report)
 
     def _with_pending(self, server: ServerState, users: Keys) -> ServerState:
         return server.with_part(self.name, {PENDING_USERS: users})
@@ -226,17 +231,17 @@ class StatisticLearner(Learner, Unlearning):
                 )
 
 
-def _describe_change(server: ServerState, rank: int) -> dict[str, Any]:
-    """What a certificate says of a retraction."""
+def _describe_change(server: ServerState, rank: int) -> UnlearningReport:
+    """What a retraction did."""
     bytes_down = sum(wire_bytes(head) for head in server.heads.values())
     storage = sum(array.nbytes for arrays in server.parts.values() for array in arrays.values())
-    return {
-        "mode": f"update of rank {rank}" if rank else "new solve",
-        "rounds": 1,
-        "bytes_down": float(bytes_down),
-        "purged": ["told", "sums", "inverse", "weights"],
-        "storage_server": float(storage),
-    }
+    return UnlearningReport(
+        mode=f"update of rank {rank}" if rank else "new solve",
+        rounds=1,
+        bytes_down=float(bytes_down),
+        storage_server=float(storage),
+        purged=("told", "sums", "inverse", "weights"),
+    )
 
 
 def _find_clients(view: CohortView, users: Bools) -> Bools:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,6 +18,14 @@ from tacita.core.types import AnyArray, Arrays, CohortView, Floats, Keys, Ragged
 from tacita.messages import Form, Spec, Total
 from tacita.models.base import Backbone
 from tacita.privacy.ledger import Ledger
+
+
+@dataclass(frozen=True)
+class RetractionCaveats:
+    """What a certificate says of retractions that are not exact."""
+
+    assumptions: tuple[str, ...]
+    residual_risk: str
 
 
 class StatisticModel(Backbone):
@@ -108,8 +116,8 @@ class StatisticModel(Backbone):
         """Whether a retraction leaves what there would be without the data, up to rounding."""
 
     @abstractmethod
-    def describe_retraction(self) -> dict[str, Any]:
-        """What else a certificate says of its retractions."""
+    def describe_retraction(self) -> RetractionCaveats | None:
+        """What else a certificate says of its retractions; None: nothing."""
 
     @property
     @abstractmethod

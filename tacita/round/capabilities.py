@@ -7,13 +7,14 @@ A capability is a class of its own that a part inherits beside `Part`; `Part.pri
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 from tacita.core.errors import TacitaError
 from tacita.core.types import Arrays, CohortView, Doubles, Keys, Ragged, RoundReplay, ServerState, StateUpdate
 from tacita.messages import CohortReply, Spec, Total
 from tacita.privacy.ledger import Ledger
 from tacita.round.request import RequestBatch
+from tacita.round.unlearning_report import UnlearningReport
 
 Scope = Literal["given", "local", "people"]
 """What is taken out of a model: shared items, what devices learned from, or all of a user who leaves."""
@@ -103,8 +104,8 @@ class Unlearning:
 
     def on_server(
         self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
-    ) -> tuple[ServerState, dict[str, Any]] | None:
-        """What the server makes of the requests, and what the certificate says of that. None: they do not concern it.
+    ) -> tuple[ServerState, UnlearningReport] | None:
+        """What the server makes of the requests, and what it did for the certificate. None: they do not concern it.
 
         `ask(server, "...", clients)` asks devices a question of the part's own, `play(server, clients)` is one
         more round.

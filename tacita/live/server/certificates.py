@@ -12,6 +12,7 @@ from tacita.core.types import ServerState
 from tacita.federation.state_arrays import pack_server
 from tacita.live.json_object import JsonObject
 from tacita.live.server.open_requests import OpenRequest
+from tacita.round.unlearning_report import Cost, UnlearningReport, are_exact, list_purged, sum_cost
 
 WITHDRAWALS = ("unshare", "forget", "leave")
 RESIDUAL = (
@@ -21,12 +22,12 @@ RESIDUAL = (
 NOT_UNLEARNED = "Nothing in this run unlearns this: what the model learned from the data stays."
 NOT_VERIFIED = "by nobody: the server says so, and its model was compared with no run without the data"
 _TAKEN_FROM_MODEL = "what was learned out of the model"
-_SUMMED_FIELDS = ("clients_asked", "rounds", "bytes_up", "bytes_down", "seconds_server")
+_CERTIFIED_COSTS: tuple[Cost, ...] = ("clients_asked", "rounds", "bytes_up", "bytes_down", "seconds_server")
 
 ModelPair = tuple[ServerState, ServerState]  # before and after
 
 
-def build_certificate(reports: list[JsonObject], models: ModelPair, kind: str) -> JsonObject:
+def build_certificate(reports: list[UnlearningReport], models: ModelPair, kind: str) -> JsonObject:
     """What was done, in the terms of the lab's certificates, and what was not checked.
 
     `certify_user` adds what was taken of one person.
@@ -35,51 +36,41 @@ def build_certificate(reports: list[JsonObject], models: ModelPair, kind: str) -
     digest_before = _digest_model(model_before)
     digest_after = _digest_model(model_after)
     has_changed = digest_before != digest_after
-    waits = any(report.get("waits") for report in reports)
-    methods = _collect(reports, "method")
+    waits = any(report.waits for report in reports)
+    methods = [report.method for report in reports if report.method is not None]
+    modes = [report.mode for report in reports if report.mode is not None]
     is_unlearned = bool(methods) and kind != "share" and not waits  # a part says that it did, not that it could
     return {
         "request": kind,
         "method": ", ".join(dict.fromkeys(methods)) or "the record of what is shared",
-        "mode": "; ".join(_collect(reports, "mode"))[:500],
-        "exact": _is_exact(reports) and not waits,
+        "mode": "; ".join(modes)[:500],
+        "exact": are_exact(reports) and not waits,
         "model before": digest_before,
         "model after": digest_after,
         **_sum_costs(reports),
         **_certify_effect(waits, is_unlearned and has_changed, model_after),
-        "purged": "" if waits else _list_purged(reports, kind),
+        "purged": "" if waits else _describe_purge(reports, kind),
         "residual risk": _residual_risk(kind, is_unlearned or waits),
         "verdict": _verdict(kind, waits, is_unlearned, has_changed),
     }
 
 
-def _collect(reports: list[JsonObject], name: str) -> list[str]:
-    return [str(report[name]) for report in reports if name in report]
-
-
-def _is_exact(reports: list[JsonObject]) -> bool:
-    """Whether something was done exactly, and nothing only approximately."""
-    claims = [bool(report["exact"]) for report in reports if "exact" in report]
-    return bool(claims) and all(claims)
-
-
-def _sum_costs(reports: list[JsonObject]) -> dict[str, float]:
+def _sum_costs(reports: list[UnlearningReport]) -> dict[str, float]:
     """What the request cost, over all parts."""
     costs = {}
-    for name in _SUMMED_FIELDS:
-        cost = float(sum(report.get(name) or 0.0 for report in reports))
+    for name in _CERTIFIED_COSTS:
+        cost = sum_cost(reports, name)
         if math.isfinite(cost):
             costs[name.replace("_", " ")] = cost
     return costs
 
 
-def _list_purged(reports: list[JsonObject], kind: str) -> str:
+def _describe_purge(reports: list[UnlearningReport], kind: str) -> str:
     """What the server no longer holds."""
     purged = ["request"]
     if kind in WITHDRAWALS:
         purged.append("record of shared items")
-    for report in reports:
-        purged += [str(line) for line in report.get("purged", ())]
+    purged += list_purged(reports)
     return ", ".join(dict.fromkeys(purged))
 
 

@@ -24,6 +24,7 @@ from tacita.live.server.remote_devices import RemoteDevices
 from tacita.live.wire import RequestOutcome
 from tacita.round.plan import Federation
 from tacita.round.request import Request, RequestBatch
+from tacita.round.unlearning_report import PartReports, UnlearningReport
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,6 @@ MAX_DELAY_EXPONENT = 6  # a request that was tried in vain waits for at most 2 t
 
 RequestGroup = list[OpenRequest]
 Outcomes = list[NumberedOutcome]
-PartReports = dict[str, JsonObject]  # what each part did for a request
 
 _NO_KEYS = np.zeros(0, np.uint64)
 
@@ -211,10 +211,8 @@ def _certify(
     """Requests that were carried out, or that wait for others, with a certificate for each user."""
     kind = group[0].kind
     models = (model_before, progress.server)
-    reports = []
-    for part_report in reports_by_part.values():
-        reports += part_report.get("each", [part_report])
-    waits = any(report.get("waits") for report in reports)
+    reports = list(reports_by_part.values())
+    waits = any(report.waits for report in reports)
     certificate = build_certificate(reports, models, kind)
     verdict = str(certificate["verdict"])
     state = "waits" if waits else "done"
@@ -223,18 +221,18 @@ def _certify(
         outcomes.append(_make_outcome(progress, request, state, said=verdict, certificate=user_certificate))
     freed_certificate = certify_user(certificate, kind, 0)
     freed = _make_outcome(progress, group[0], state, said=verdict, certificate=freed_certificate)
-    content = {name: _to_json(report) for name, report in reports_by_part.items()}
+    content = {name: _to_json(report.to_json()) for name, report in reports_by_part.items()}
     event = {"kind": kind, "people": len(group), "done": content}
     freed_users = _collect_freed(reports)
     return ApplyResult(event, outcomes, kind in WITHDRAWALS, freed_users, freed.outcome)
 
 
-def _collect_freed(reports: list[JsonObject]) -> Keys:
+def _collect_freed(reports: list[UnlearningReport]) -> Keys:
     """Users who waited for others, and need not any more."""
     freed = [_NO_KEYS]
     for report in reports:
-        if "subjects" in report and not report.get("waits"):
-            users = np.asarray(report["subjects"], np.uint64)
+        if not report.waits:
+            users = np.array(report.subjects, np.uint64)
             freed.append(users)
     return np.concatenate(freed)
 
@@ -266,11 +264,9 @@ def _make_outcome(progress: Progress, request: OpenRequest, state: Any, **fields
 
 
 def _to_json(value: Any) -> Any:
-    """What a part reports, as JSON that names nobody."""
+    """What a part reports, as JSON."""
     if isinstance(value, dict):
-        named = dict(value)
-        named.pop("subjects", None)
-        return {str(name): _to_json(content) for name, content in named.items()}
+        return {str(name): _to_json(content) for name, content in value.items()}
     if isinstance(value, list | tuple):
         return [_to_json(entry) for entry in value]
     if isinstance(value, np.ndarray | np.generic):

@@ -15,7 +15,7 @@ item's part in these steps, the share of its edges that is unshared is taken bac
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -42,6 +42,7 @@ from tacita.round.part import Part, PartConfig
 from tacita.round.registry import register, register_preset
 from tacita.round.request import RequestBatch
 from tacita.round.state import Role, StateSpec
+from tacita.round.unlearning_report import UnlearningReport
 
 _UPLOADED_ITEMS = "told"
 _UNTOUCHED = 1e-300  # the divisor of a row that nobody touched
@@ -167,13 +168,13 @@ class Cfru(Part, Unlearning):
 
     def on_server(
         self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
-    ) -> tuple[ServerState, dict[str, Any]] | None:
+    ) -> tuple[ServerState, UnlearningReport] | None:
         if requests.kind == "share":
             return None
         state = server.parts[self.name]
         entries = _group_by_round(state)
         if not entries or not log.asks_to_forget(requests):
-            return server, log.build_certificate(self.name, state)
+            return server, log.build_report(self.name, state)
         disturbance = np.zeros(server.items.shape)
         withdrawn = _compute_withdrawn_share(server, requests)
         remaining = dict(state)
@@ -184,8 +185,8 @@ class Cfru(Part, Unlearning):
         items = server.items + self.config.theta * disturbance
         table: Floats = items.astype(np.float32)
         server = server.with_items(table)
-        certificate = log.build_certificate(self.name, remaining, purged=["updates of those who asked"])
-        return server.with_part(self.name, remaining), certificate
+        report = log.build_report(self.name, remaining, purged=["updates of those who asked"])
+        return server.with_part(self.name, remaining), report
 
     def _take_back_round(
         self, entry: Arrays, requests: RequestBatch, withdrawn: Doubles, disturbance: Doubles

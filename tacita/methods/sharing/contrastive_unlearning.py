@@ -36,6 +36,7 @@ from tacita.round.capabilities import DeviceQuery, RoundPlayer, Unlearning
 from tacita.round.part import Part, PartConfig
 from tacita.round.registry import register
 from tacita.round.request import RequestBatch
+from tacita.round.unlearning_report import UnlearningReport
 
 MIN_COSINE = 0.5  # mean cosine of forgotten items with what devices left, below which a round took too much
 _AUC_TOLERANCE = 0.01  # a move of the AUC that counts
@@ -77,20 +78,15 @@ class ContrastiveUnlearning(Part, Unlearning):
 
     def on_server(
         self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
-    ) -> tuple[ServerState, dict[str, Any]] | None:
+    ) -> tuple[ServerState, UnlearningReport] | None:
         if requests.kind == "share" or requests.withdrawn_items is None:
             return None
         withdrawn = build_withdrawn_record(requests.senders, requests.withdrawn_items)
-        certificate = {
-            "method": self.name,
-            "exact": False,
-            "edges": len(withdrawn),
-            "storage_server": snapshot_bytes(server.parts.get(NAME, {})),
-            "storage_client": 0,
-        }
+        n_bytes_stored = snapshot_bytes(server.parts.get(NAME, {}))
         forgotten_graph = rebuild_graph(server, withdrawn)
         if forgotten_graph is None or not len(withdrawn):  # nothing was withdrawn, or learned from it
-            return server, {**certificate, "purged": [], "stopped": "nothing to forget"}
+            idle = {"edges": len(withdrawn), "stopped": "nothing to forget"}
+            return server, self._report(n_bytes_stored, [], idle)
         graph, people = forgotten_graph
         tables = load_tables(server.parts[NAME], server.items)
         if not len(tables):
@@ -101,13 +97,24 @@ class ContrastiveUnlearning(Part, Unlearning):
         pairs = WithdrawnPairs.of(withdrawn, server.shared, n_items)
         server, progress = self._run_rounds(server, forgotten, pairs, play)
         server, purged = purge_learned_state(server, requests.senders)
-        certificate |= {
+        details = {
+            "edges": len(withdrawn),
             "items": len(forgotten.items),
             "tables": len(tables),
             "loss": self.config.loss,
-            "purged": purged,
+            **progress.build_summary(),
         }
-        return server, {**certificate, **progress.build_summary()}
+        return server, self._report(n_bytes_stored, purged, details)
+
+    def _report(self, storage_server: float, purged: list[str], details: dict[str, Any]) -> UnlearningReport:
+        return UnlearningReport(
+            method=self.name,
+            exact=False,
+            storage_server=storage_server,
+            storage_client=0,
+            purged=tuple(purged),
+            details=details,
+        )
 
     def _run_rounds(
         self, server: ServerState, forgotten: ForgottenViews, pairs: WithdrawnPairs, play: RoundPlayer

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -47,6 +47,7 @@ from tacita.round.registry import register
 from tacita.round.request import RequestBatch
 from tacita.round.state import StateSpec
 from tacita.round.task import LocalTask
+from tacita.round.unlearning_report import UnlearningReport
 
 _ITEMS = "items"
 _SENDER = "sender"
@@ -288,34 +289,30 @@ class Contribution(Part, Privacy, Unlearning):
 
     def on_server(
         self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
-    ) -> tuple[ServerState, dict[str, Any]] | None:
+    ) -> tuple[ServerState, UnlearningReport] | None:
         """Releases are counted, by user; a withdrawal ends the auxiliary model, which starts from nothing."""
         state = server.parts.get(self.name, {})
         if requests.kind == "share":
             counted = _count_releases(state, requests)
             server = server.with_part(self.name, {**state, **counted})
-            return server, {"method": self.name, **self.promises(server)}
-        certificate = {
-            "method": self.name,
-            "exact": False,
-            "clients_asked": 0,
-            "rounds": 0,
-            "storage_client": 0,
-            "purged": [],
-        }
+            return server, UnlearningReport(method=self.name, details=self.promises(server))
         withdrawn = requests.withdrawn_items
         if withdrawn is None or not len(withdrawn.ids):
-            return server, certificate
+            return server, self._report_withdrawal(())
         contributors = _read_contributors(state)
         counts = _read_release_counts(state)
         if requests.kind == "leave":
             stays = ~np.isin(contributors, requests.senders)
             contributors = contributors[stays]
             counts = counts[stays]
-        if _ITEMS in state:
-            certificate["purged"] = ["auxiliary_model"]
+        purged = ("auxiliary_model",) if _ITEMS in state else ()
         remaining = {_CONTRIBUTOR_KEY: contributors, _RELEASE_KEY: counts}
-        return server.with_part(self.name, remaining), certificate
+        return server.with_part(self.name, remaining), self._report_withdrawal(purged)
+
+    def _report_withdrawal(self, purged: tuple[str, ...]) -> UnlearningReport:
+        return UnlearningReport(
+            method=self.name, exact=False, clients_asked=0, rounds=0, storage_client=0, purged=purged
+        )
 
     def promises(self, server: ServerState) -> dict[str, float]:
         """Epsilon of one item, and of a contributor's items together."""

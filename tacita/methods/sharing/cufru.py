@@ -28,6 +28,7 @@ from tacita.round.capabilities import DeviceQuery, RoundPlayer
 from tacita.round.part import PartConfig
 from tacita.round.registry import register, register_preset
 from tacita.round.request import RequestBatch
+from tacita.round.unlearning_report import UnlearningReport
 
 _TINY = 1e-12
 
@@ -44,7 +45,7 @@ class Cufru(ReplayUnlearning):
     name = "cufru"
     replay_key = "now"
     required_order = ("server_step", "before")
-    certificate_fields: ClassVar[dict[str, Any]] = {"storage_client": 0.0}
+    report_fields: ClassVar[dict[str, Any]] = {"storage_client": 0.0}
     Config: ClassVar[type[PartConfig]] = CufruConfig
     config: CufruConfig
 
@@ -95,7 +96,7 @@ class Cufru(ReplayUnlearning):
 
     def replay_all(
         self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
-    ) -> tuple[ServerState, dict[str, Any]]:
+    ) -> tuple[ServerState, UnlearningReport]:
         n_rounds = self.count_block_rounds(server)
         n_entries = math.ceil(n_rounds / self.config.every)
         play.require_rounds(n_entries)
@@ -119,8 +120,8 @@ class Cufru(ReplayUnlearning):
             items[: len(open_step)] += open_step
             server = server.with_items(items)
         purged = ["tables after the first"]
-        certificate = log.build_certificate(self.name, state, purged=purged, **self.certificate_fields)
-        return server.with_part(self.name, state), certificate
+        report = log.build_report(self.name, state, purged=purged, **self.report_fields)
+        return server.with_part(self.name, state), report
 
     def _replay_entry(
         self, server: ServerState, entry: int, moment: log.BlockRound, clients: Keys, play: RoundPlayer

@@ -28,6 +28,7 @@ from tacita.round.part import Part, PartConfig
 from tacita.round.registry import register
 from tacita.round.request import RequestBatch
 from tacita.round.serving import Purpose, Serving
+from tacita.round.unlearning_report import UnlearningReport
 
 _BASE = "base"
 _RESIDUAL = "residual"
@@ -158,7 +159,7 @@ class DecoupledLearning(Part, Unlearning):
 
     def on_server(
         self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
-    ) -> tuple[ServerState, dict[str, Any]] | None:
+    ) -> tuple[ServerState, UnlearningReport] | None:
         withdrawn = requests.withdrawn_items
         if requests.kind == "share":
             return self._record_late_sharers(server, requests.senders)
@@ -170,38 +171,39 @@ class DecoupledLearning(Part, Unlearning):
         state = self._drop_late_sharers(server, requests.senders)
         if state:
             server = server.with_part(self.name, state)
-        certificate = {
-            "method": self.name,
-            "exact": is_exact,
-            "edges": len(withdrawn.ids),
-            "rounds": 0,
-            "clients_asked": 0,
-            "storage_server": n_bytes(state),
-            "storage_client": 0,
-            "purged": [],
-        }
-        if not len(senders) or _BASE not in state:
-            return server, {**certificate, "shards": 0}
-        shards = np.unique(self.assign_shards(senders))
-        state = self.train_shards(state, server.shared, shards)
-        certificate["shards"] = len(shards)
-        certificate["of_shards"] = self.config.shards
-        certificate["purged"] = ["residuals"]
-        return server.with_part(self.name, state), certificate
+        storage_server = n_bytes(state)
+        details = {"edges": len(withdrawn.ids), "shards": 0}
+        purged: tuple[str, ...] = ()
+        if len(senders) and _BASE in state:
+            shards = np.unique(self.assign_shards(senders))
+            state = self.train_shards(state, server.shared, shards)
+            server = server.with_part(self.name, state)
+            details |= {"shards": len(shards), "of_shards": self.config.shards}
+            purged = ("residuals",)
+        return server, UnlearningReport(
+            method=self.name,
+            exact=is_exact,
+            rounds=0,
+            clients_asked=0,
+            storage_server=storage_server,
+            storage_client=0,
+            purged=purged,
+            details=details,
+        )
 
     def _read_late_sharers(self, server: ServerState) -> Keys:
         state = server.parts.get(self.name, {})
         nobody = np.zeros(0, np.uint64)
         return state.get(_LATE, nobody)
 
-    def _record_late_sharers(self, server: ServerState, senders: Keys) -> tuple[ServerState, dict[str, Any]] | None:
+    def _record_late_sharers(self, server: ServerState, senders: Keys) -> tuple[ServerState, UnlearningReport] | None:
         """Users who share after devices began to learn may have taught the federated table what they share."""
         if server.round == 0 and server.block == 0:
             return None
         state = server.parts.get(self.name, {})
         late = np.union1d(self._read_late_sharers(server), senders)
         server = server.with_part(self.name, {**state, _LATE: late})
-        return server, {"method": self.name, "late": len(senders)}
+        return server, UnlearningReport(method=self.name, details={"late": len(senders)})
 
     def _drop_late_sharers(self, server: ServerState, senders: Keys) -> Arrays:
         """The state without late sharers who share nothing any more."""

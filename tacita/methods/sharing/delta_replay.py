@@ -23,6 +23,7 @@ from tacita.round.capabilities import DeviceQuery, RoundPlayer, Unlearning
 from tacita.round.part import Part, PartConfig
 from tacita.round.registry import build_parts, register
 from tacita.round.request import RequestBatch
+from tacita.round.unlearning_report import UnlearningReport
 
 _START = "start"
 _MOVES = "moves"
@@ -119,32 +120,34 @@ class DeltaReplay(Part, Unlearning):
 
     def on_server(
         self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
-    ) -> tuple[ServerState, dict[str, Any]] | None:
+    ) -> tuple[ServerState, UnlearningReport] | None:
         if requests.kind == "share" or requests.withdrawn_items is None:
             return None
         withdrawn = build_withdrawn_record(requests.senders, requests.withdrawn_items)
         state = server.parts[self.name]
-        certificate = {
-            "method": self.name,
-            "exact": False,
-            "edges": len(withdrawn),
-            "rounds": 0,
-            "clients_asked": 0,
-            "purged": [],
-            "storage_server": n_bytes(state),
-            "storage_client": 0,
-            "segments": len(state[_MOVES]),
-        }
+        details = {"edges": len(withdrawn), "segments": len(state[_MOVES])}
+        report = UnlearningReport(
+            method=self.name,
+            exact=False,
+            rounds=0,
+            clients_asked=0,
+            storage_server=n_bytes(state),
+            storage_client=0,
+            purged=(),
+            details=details,
+        )
         if not len(withdrawn) or not len(state[_ROUNDS]):
-            return server, certificate
+            return server, report
         server = self.replay_run(server, withdrawn)
         server, purged = purge_learned_state(server, requests.senders)
         if self.config.correction:
             purged = [*purged, "delta_log"]
-        certificate["purged"] = purged
-        certificate["correction"] = self.config.correction
-        certificate["residual_risk"] = _RESIDUAL
-        return server, certificate
+        done = UnlearningReport(
+            purged=tuple(purged),
+            residual_risk=_RESIDUAL,
+            details={**details, "correction": self.config.correction},
+        )
+        return server, done.with_defaults(report)
 
     def replay_run(self, server: ServerState, withdrawn: SharedRecord | None = None) -> ServerState:
         """The run once more, on what is shared now; `withdrawn`: edges that went, for the correction of moves."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -33,6 +33,7 @@ from tacita.round.registry import register, register_preset
 from tacita.round.request import RequestBatch
 from tacita.round.state import Role, StateSpec
 from tacita.round.task import LocalTask
+from tacita.round.unlearning_report import UnlearningReport
 
 _TINY = 1e-12
 _STORED_PATTERN = re.compile("stored-(0|[1-9][0-9]*)-(0|[1-9][0-9]*)")
@@ -225,7 +226,7 @@ class Fru(ReplayUnlearning):
 
     def replay_all(
         self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
-    ) -> tuple[ServerState, dict[str, Any]]:
+    ) -> tuple[ServerState, UnlearningReport]:
         play.require_rounds(self.count_block_rounds(server))
         state = server.parts[self.name]
         leavers = find_leavers(requests)
@@ -251,8 +252,9 @@ class Fru(ReplayUnlearning):
         total_size = float(sizes["bytes"][0])
         size = total_size / max(1, sizes.n_clients)
         purged = ["logs of those who left", "tables after the first"]
-        certificate = log.build_certificate(self.name, state, storage_client=size, skipped=skipped, purged=purged)
-        return server.with_part(self.name, state), certificate
+        details = {"skipped": skipped}
+        report = log.build_report(self.name, state, storage_client=size, purged=purged, details=details)
+        return server.with_part(self.name, state), report
 
     def _replay_round(
         self, server: ServerState, stored: StoredRound, moment: log.BlockRound, clients: Keys, play: RoundPlayer

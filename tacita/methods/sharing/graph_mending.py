@@ -15,7 +15,7 @@ nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -37,6 +37,7 @@ from tacita.round.registry import register
 from tacita.round.request import RequestBatch
 from tacita.round.state import StateSpec
 from tacita.round.task import TrainingOutcome
+from tacita.round.unlearning_report import UnlearningReport
 
 _PARTIAL = "partial"
 _DENIED = "denied"
@@ -208,24 +209,29 @@ class GraphMending(Part, Unlearning):
 
     def on_server(
         self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
-    ) -> tuple[ServerState, dict[str, Any]] | None:
+    ) -> tuple[ServerState, UnlearningReport] | None:
         """Users who share say whether that is all. A withdrawal ends all proposals, and the user is mended no more."""
         state = dict(server.parts.get(self.name, {}))
-        certificate: dict[str, Any] = {"method": self.name, "exact": False, "clients_asked": 0, "purged": []}
+        clients_asked = 0
+        purged: tuple[str, ...] = ()
+        details = {}
         if requests.kind != "leave":
             state[_PARTIAL] = self._update_partial_sharers(server, requests.senders, ask)
-            certificate["clients_asked"] = len(requests.senders)
+            clients_asked = len(requests.senders)
         if requests.kind != "share":
             denied = _find_denied(server, requests)
             if _LINK_SENDER in state:
-                certificate["purged"] = ["mended_edges"]
-            certificate["denied"] = len(denied)
+                purged = ("mended_edges",)
+            details["denied"] = len(denied)
             earlier = state.get(_DENIED, _NOBODY)
             others = np.setdiff1d(earlier, requests.senders)
             state[_DENIED] = np.union1d(others, denied)
             state = _drop_links(state)
             state.pop(_NOTES_KEY, None)
-        return server.with_part(self.name, state), certificate
+        report = UnlearningReport(
+            method=self.name, exact=False, clients_asked=clients_asked, purged=purged, details=details
+        )
+        return server.with_part(self.name, state), report
 
     def _update_partial_sharers(self, server: ServerState, senders: Keys, ask: DeviceQuery) -> Keys:
         """Users who keep something to themselves, after some of them said whether they do."""

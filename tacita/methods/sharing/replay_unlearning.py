@@ -19,6 +19,7 @@ from tacita.round.broadcast import Audience, PartBroadcast
 from tacita.round.capabilities import DeviceQuery, RoundPlayer, Unlearning
 from tacita.round.part import Part
 from tacita.round.request import RequestBatch
+from tacita.round.unlearning_report import UnlearningReport
 
 
 class ReplayUnlearning(Part, Unlearning):
@@ -27,7 +28,7 @@ class ReplayUnlearning(Part, Unlearning):
     addresses_clients = True  # it writes nothing to them; the server records who takes part
     replay_key: ClassVar[str]  # what the server holds for this part while a round is replayed
     required_order: ClassVar[tuple[str, log.Place]]  # where it has to stand, by the hook of the others
-    certificate_fields: ClassVar[dict[str, Any]] = {}  # in every certificate
+    report_fields: ClassVar[dict[str, Any]] = {}  # in every report
 
     def check(self, n_items: int) -> None:
         log.check_replay_settings(self.name, self.context.train)
@@ -62,7 +63,7 @@ class ReplayUnlearning(Part, Unlearning):
 
     def on_server(
         self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
-    ) -> tuple[ServerState, dict[str, Any]] | None:
+    ) -> tuple[ServerState, UnlearningReport] | None:
         if requests.kind == "share":
             return None
         state = server.parts[self.name]
@@ -70,12 +71,12 @@ class ReplayUnlearning(Part, Unlearning):
         concerns_rounds = took_part.any() or requests.kind == "unshare"
         if concerns_rounds and log.asks_to_forget(requests):
             return self.replay_all(server, requests, ask, play)
-        return server, log.build_certificate(self.name, state, **self.certificate_fields)
+        return server, log.build_report(self.name, state, **self.report_fields)
 
     @abstractmethod
     def replay_all(
         self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
-    ) -> tuple[ServerState, dict[str, Any]]:
+    ) -> tuple[ServerState, UnlearningReport]:
         """The rounds once more, without what was withdrawn, and what a certificate says of it."""
 
     def count_block_rounds(self, server: ServerState) -> int:

@@ -35,6 +35,7 @@ from tacita.round.registry import register, register_preset
 from tacita.round.request import RequestBatch
 from tacita.round.state import StateSpec
 from tacita.round.task import LocalTask
+from tacita.round.unlearning_report import CalibratedPath, UnlearningReport
 
 _SLACK = 1.001  # of lengths that travelled in single precision
 
@@ -296,7 +297,7 @@ class Retraction(Part, Unlearning):
 
     def on_server(
         self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
-    ) -> tuple[ServerState, dict[str, Any]] | None:
+    ) -> tuple[ServerState, UnlearningReport] | None:
         if requests.kind != "leave":
             _refuse_single_items(requests)
             return None
@@ -305,13 +306,13 @@ class Retraction(Part, Unlearning):
         missing = self.config.min_users - len(waiting)
         if missing > 0 and not requests.is_immediate:
             state["waiting"] = waiting
-            certificate = log.build_certificate(self.name, state, waits_for=missing)
-            return server.with_part(self.name, state), certificate
+            report = log.build_report(self.name, state, waits_for=missing)
+            return server.with_part(self.name, state), report
         state["waiting"] = np.zeros(0, np.uint64)
         server = server.with_part(self.name, state)
         took_part = np.isin(waiting, state["sender"])
         if not took_part.any():
-            return server, log.build_certificate(self.name, state)
+            return server, log.build_report(self.name, state)
         reason = self._find_refusal_reason()
         if reason is None:
             outcome = self._apply_retraction(server, waiting, ask)
@@ -332,7 +333,7 @@ class Retraction(Part, Unlearning):
 
     def _apply_retraction(
         self, server: ServerState, leavers: Keys, ask: DeviceQuery
-    ) -> tuple[ServerState, dict[str, Any]] | None:
+    ) -> tuple[ServerState, UnlearningReport] | None:
         """Add what the leavers carried; None: it is longer than it can be."""
         state = server.parts[self.name]
         total = ask(server, "leave", leavers)
@@ -348,22 +349,18 @@ class Retraction(Part, Unlearning):
             items = items + sigma * noise
         server = server.with_items(np.asarray(items, np.float32))
         state = record.drop_leavers(state, leavers, server)
-        certificate = log.build_certificate(
+        guarantee = self._describe_guarantee() if sigma else {}
+        report = log.build_report(
             self.name,
             state,
-            path="retraction",
-            alpha=self.config.alpha,
-            ratio=self.config.ratio,
-            leavers=len(leavers),
+            calibration=CalibratedPath(path="retraction", alpha=self.config.alpha, ratio=self.config.ratio),
+            details={"leavers": len(leavers), "length": length, "sigma": sigma},
             psi_bound=bound,
-            length=length,
-            sigma=sigma,
             storage_client=float(total["bytes"][0]) / total.n_clients,
             purged=["checkpoints that hold them", "their participation, commitments and lengths"],
+            **guarantee,
         )
-        if sigma:
-            certificate |= self._describe_guarantee()
-        return server.with_part(self.name, state), certificate
+        return server.with_part(self.name, state), report
 
     def _compute_sigma(self, bound: float) -> float:
         """The noise on a retraction; 0: none is set."""
@@ -393,7 +390,7 @@ class Retraction(Part, Unlearning):
 
     def _roll_back(
         self, server: ServerState, leavers: Keys, reason: str, ask: DeviceQuery, play: RoundPlayer
-    ) -> tuple[ServerState, dict[str, Any]]:
+    ) -> tuple[ServerState, UnlearningReport]:
         """The last checkpoint that holds little enough of the leavers, and the rounds since then without them."""
         state = server.parts[self.name]
         checkpoint = record.find_checkpoint(state, leavers, self.config.most_psi)
@@ -415,18 +412,16 @@ class Retraction(Part, Unlearning):
             others = clients[~np.isin(clients, leavers)]
             if len(others):
                 server = play(server, others, RoundReplay(number))
-        certificate = log.build_certificate(
+        report = log.build_report(
             self.name,
             server.parts[self.name],
-            path="checkpoint",
-            reason=reason,
-            from_round=checkpoint,
-            leavers=len(leavers),
-            alpha=self.config.alpha,
-            ratio=self.config.ratio,
+            calibration=CalibratedPath(
+                path="checkpoint", alpha=self.config.alpha, ratio=self.config.ratio, reason=reason
+            ),
+            details={"from_round": checkpoint, "leavers": len(leavers)},
             purged=["later checkpoints", "their participation, commitments and lengths"],
         )
-        return server, certificate
+        return server, report
 
 
 def _refuse_single_items(requests: RequestBatch) -> None:

@@ -5,8 +5,6 @@ It is the exact answer that other methods are measured against. All it keeps is 
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from tacita.core.errors import TacitaError
@@ -19,6 +17,7 @@ from tacita.round.part import Part
 from tacita.round.plan import RETRAINING_OVER_BUDGET
 from tacita.round.registry import register, register_preset
 from tacita.round.request import RequestBatch
+from tacita.round.unlearning_report import UnlearningReport
 
 
 @register
@@ -49,15 +48,15 @@ class RetrainPart(Part, Unlearning):
 
     def on_server(
         self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
-    ) -> tuple[ServerState, dict[str, Any]] | None:
+    ) -> tuple[ServerState, UnlearningReport] | None:
         if requests.kind == "share":
             return None
         purged = []
         if log.asks_to_forget(requests):
             purged = ["everything that was learnt"]
             server = self._retrain(server, play)
-        certificate = log.build_certificate(self.name, {}, purged=purged)
-        return server, {**certificate, "exact": True, "storage_client": 0.0}
+        report = log.build_report(self.name, {}, exact=True, storage_client=0.0, purged=purged)
+        return server, report
 
     def _retrain(self, server: ServerState, play: RoundPlayer) -> ServerState:
         rounds_of_blocks = server.parts[self.name]["rounds"].tolist()

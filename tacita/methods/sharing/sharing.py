@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -26,6 +26,7 @@ from tacita.round.request import RequestBatch
 from tacita.round.serving import Purpose, Serving
 from tacita.round.state import Role, StateSpec
 from tacita.round.task import LocalTask
+from tacita.round.unlearning_report import UnlearningReport
 
 SHARE_UNDECIDED, SHARE_NONE, SHARE_SOME, SHARE_ALL = range(4)
 """What a user chose to share, as devices keep it."""
@@ -273,13 +274,13 @@ class Sharing(Part, Unlearning, LabEnrolment):
 
     def on_server(
         self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
-    ) -> tuple[ServerState, dict[str, Any]] | None:
+    ) -> tuple[ServerState, UnlearningReport] | None:
         """The loop has already changed the record of shared items; other parts unlearn what was learned from it."""
         if requests.kind not in ("share", "unshare"):
             return None
         n_users = len(requests.senders)
         n_items = len(requests.items.ids)
-        return server, {"people": n_users, "items": n_items}
+        return server, UnlearningReport(details={"people": n_users, "items": n_items})
 
 
 def _find_last_time(view: CohortView, chosen: Ragged) -> float:

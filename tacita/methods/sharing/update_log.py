@@ -20,6 +20,7 @@ from tacita.core.types import Arrays, Bools, CohortView, Doubles, Floats, Keys, 
 from tacita.messages import DenseArrays, Form, SparseRows, Upload
 from tacita.round.part import PartTraits, RunContext
 from tacita.round.request import RequestBatch
+from tacita.round.unlearning_report import UnlearningReport
 
 BlockRound = tuple[int, int]  # a block and a round of it
 Place = Literal["before", "after"]
@@ -254,7 +255,8 @@ def packed_bytes(arrays: Arrays) -> int:
     return len(pack(arrays))
 
 
-def build_certificate(name: str, state: Arrays, **more: Any) -> dict[str, Any]:
-    """What every certificate of a method says: its name, whether it is exact and what the server keeps for it."""
+def build_report(name: str, state: Arrays, **fields: Any) -> UnlearningReport:
+    """What every method reports: its name, whether it is exact and what the server keeps for it."""
     size = packed_bytes(state)
-    return {"method": name, "exact": False, "storage_server": size, **more}
+    values = {"method": name, "exact": False, "storage_server": size} | fields
+    return UnlearningReport(**values)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Arrays, CohortView, Doubles, Floats, Ints, Longs, Ragged, ServerState
 from tacita.messages import Total
 from tacita.models.base import Backbone, BackboneConfig, heads_match, register
+from tacita.models.statistic_model import RetractionCaveats
 from tacita.models.tally.head_checks import matrix_fits
 from tacita.models.tally.options import STATE, STATISTIC, SURVEY, TallyConfig
 from tacita.models.tally.pair_statistic import PairStatistic, server_shape, sum_forms
@@ -216,8 +217,8 @@ class Tally(PairStatistic):
     def retracts_exactly(self) -> bool:
         return True
 
-    def describe_retraction(self) -> dict[str, Any]:
-        return {}
+    def describe_retraction(self) -> RetractionCaveats | None:
+        return None
 
     def apply_retraction(self, server: ServerState, change: Mapping[str, AnyArray]) -> tuple[ServerState, int]:
         """The server after a sum of retractions, and the rank of the update; 0: it was solved from the start."""

@@ -9,7 +9,6 @@ asked any more and goes on being served. What validation or counts of users woul
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from tacita.core.types import AnyArray, Arrays, CohortView, Floats, Ragged, Serv
 from tacita.kernels.pairs import dense_products
 from tacita.messages import Total
 from tacita.models.base import heads_match, register_private
+from tacita.models.statistic_model import RetractionCaveats
 from tacita.models.tally.budgeted_release import (
     POPULARITY_RELEASE,
     RETRACTION_RELEASE,
@@ -222,18 +222,18 @@ class PrivateTally(BudgetedRelease):
         released = np.array([last, releases + 1], np.int32)
         return self.solve_gram(server.with_part(STATE, state), released), 0
 
-    def describe_retraction(self) -> dict[str, Any]:
+    def describe_retraction(self) -> RetractionCaveats:
         more = self.budget.spent_epsilon(self.budget.blocks, 1)
-        return {
-            "assumptions": [
+        return RetractionCaveats(
+            assumptions=(
                 "the sum had noise before and has more now, so no comparison with training again is exact",
                 "which items are told of, their scales and their popularity stay as they were chosen, with noise",
                 f"a retraction is a release of its own and is charged: who told in all {self.budget.blocks} planned "
                 f"blocks and retracts once has spent epsilon {more:.3g} at delta {self.budget.delta:g}",
-            ],
-            "residual_risk": "What was told before stays protected by the budget it was told under, not erased from "
+            ),
+            residual_risk="What was told before stays protected by the budget it was told under, not erased from "
             "copies of earlier models.",
-        }
+        )
 
     def retrain_from(self, server: ServerState, block_lists: list[Ragged]) -> ServerState:
         """The sum of these lists in the same terms, with noise of its own as large as the noise of the sum now."""

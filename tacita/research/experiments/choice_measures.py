@@ -25,6 +25,7 @@ from tacita.research.experiments.single_block import (
 )
 from tacita.round.plan import Federation
 from tacita.round.request import RequestBatch
+from tacita.round.unlearning_report import are_exact
 from tacita.runs.forgetting.request_service import apply_request
 from tacita.runs.forgetting.requests import ResolvedRequest, sample_requesters
 from tacita.runs.forgetting.retraining import collect_shares
@@ -133,7 +134,7 @@ def _describe_outcome(applied: AppliedRequest) -> str:
     parts = " and ".join(applied.route.by)
     if applied.route.residue:
         return f"{parts}: not exact, of what was shared only"
-    is_exact = _takes_back_sums(applied.federation) or _reports_exactness(applied)
+    is_exact = _takes_back_sums(applied.federation) or are_exact(applied.part_reports.values())
     return f"{parts}: exact" if is_exact else f"{parts}: not exact"
 
 
@@ -141,12 +142,3 @@ def _takes_back_sums(federation: Federation) -> bool:
     """Whether the model is a sum that a person can be subtracted from exactly."""
     model = federation.backbone
     return isinstance(model, StatisticModel) and model.retracts_exactly
-
-
-def _reports_exactness(applied: AppliedRequest) -> bool:
-    """Whether some part says that what it did is exact, and none that it is not."""
-    claims = []
-    for report in applied.part_reports.values():
-        if "exact" in report:
-            claims.append(bool(report["exact"]))
-    return len(claims) > 0 and all(claims)

@@ -37,6 +37,7 @@ from tacita.research.experiments.single_block import (
 )
 from tacita.round.device_state import DeviceState, deep_copy_devices
 from tacita.round.plan import Federation
+from tacita.round.unlearning_report import sum_cost
 from tacita.runs.forgetting.request_service import apply_request
 from tacita.runs.forgetting.requests import ResolvedRequest, draw_unshare_request
 from tacita.runs.forgetting.retraining import collect_shares
@@ -167,6 +168,7 @@ def _build_line(base: TrainedBase, applied: AppliedRequest, reference: Retrained
     comparison = compare_models(applied, models)
     auc = comparison["auc_pairs"]
     report = applied.part_reports[applied.route.by[0]]
+    content = report.to_json()
     after = evaluations["after"]
     values: dict[str, float | None] = dict(after.means())
     for name, prefix in (("before", "before "), ("retrain", "retrained ")):
@@ -180,8 +182,8 @@ def _build_line(base: TrainedBase, applied: AppliedRequest, reference: Retrained
         "distance": comparison["param_distance_ratio"],
         "CPU seconds": applied.seconds_cpu,
         "of retraining": applied.seconds_cpu / max(reference.seconds, 1e-9),
-        "clients asked": float(report["clients_asked"]),
-        "MB on the server": report["storage_server"] / 1e6,
+        "clients asked": sum_cost([report], "clients_asked"),
+        "MB on the server": sum_cost([report], "storage_server") / 1e6,
         "kB on a device": device_bytes / 1e3,
     }
     measured: Values = {}
@@ -195,7 +197,7 @@ def _build_line(base: TrainedBase, applied: AppliedRequest, reference: Retrained
         **{name: run[name] for name in RUN_VALUES},
         "withdraw": {"people": len(applied.request.users), "edges": len(applied.request.items.ids)},
         "auc": auc["ci"],
-        "said": {name: report[name] for name in REPORT_VALUES if name in report},
+        "said": {name: content[name] for name in REPORT_VALUES if name in content},
         "notes": list(applied.federation.stream.notes),
         "users": pack_scores(user_scores),
     }

@@ -17,6 +17,7 @@ from tacita.core.codec import digest
 from tacita.core.types import Arrays
 from tacita.models.statistic_model import StatisticModel
 from tacita.round.device_state import flatten_devices
+from tacita.round.unlearning_report import Cost, UnlearningReport, are_exact, list_purged, sum_cost
 from tacita.runs.artefacts import is_clean
 from tacita.runs.forgetting.pseudonyms import joint_pseudonym, pseudonym
 from tacita.runs.forgetting.verdict import auc_gap, run_checks, summarise_checks
@@ -60,20 +61,19 @@ class CertificateInput:
     seconds: float
     pseudonym_key: bytes  # of what it calls people
 
-    def sum_reports(self, name: str) -> float:
-        return float(sum(one.get(name) or 0.0 for one in self.part_reports))
+    @property
+    def part_reports(self) -> list[UnlearningReport]:
+        return list(self.applied.part_reports.values())
 
     @property
-    def method_reports(self) -> list[dict[str, Any]]:
-        """The same of those alone who took something out of the model."""
-        mine = {*self.applied.route.by, self.applied.federation.learner.name}
-        said = [one for name, one in self.applied.part_reports.items() if name in mine]
-        return [one for found in said for one in found.get("each", [found])] or self.part_reports
+    def method_reports(self) -> list[UnlearningReport]:
+        """Of those alone that took something out of the model."""
+        names = {*self.applied.route.by, self.applied.federation.learner.name}
+        reports = [report for name, report in self.applied.part_reports.items() if name in names]
+        return reports or self.part_reports
 
-    @property
-    def part_reports(self) -> list[dict[str, Any]]:
-        """What every part says, where several people were handled one by one what it says of each."""
-        return [one for said in self.applied.part_reports.values() for one in said.get("each", [said])]
+    def sum_reports(self, cost: Cost) -> float:
+        return sum_cost(self.part_reports, cost)
 
 
 def certify(case: CertificateInput) -> dict[str, Any]:
@@ -127,17 +127,20 @@ def _find_co_requesters(case: CertificateInput) -> list[int]:
     """Who else was taken back in the same update."""
     row = {int(key): n for n, key in enumerate(case.applied.federation.stream.user_keys.tolist())}
     mine = set(case.applied.request.users.tolist())
-    named = {row[int(key)] for one in case.part_reports if not one.get("waits") for key in one.get("subjects", ())}
+    named: set[int] = set()
+    for report in case.part_reports:
+        if not report.waits:
+            named.update(row[key] for key in report.subjects)
     return sorted(named - mine)
 
 
 def _describe_method(case: CertificateInput) -> dict[str, Any]:
     config = case.saved.config
+    methods = [report.method for report in case.method_reports if report.method is not None]
+    modes = [report.mode for report in case.part_reports if report.mode is not None]
     return {
-        "name": next(
-            (str(one["method"]) for one in case.method_reports if "method" in one), " and ".join(case.applied.route.by)
-        ),
-        "mode": "; ".join(str(one["mode"]) for one in case.part_reports if "mode" in one) or "as the method has it",
+        "name": methods[0] if methods else " and ".join(case.applied.route.by),
+        "mode": "; ".join(modes) or "as the method has it",
         "why": case.applied.route.reason,
         "leaves": case.applied.route.residue,
         "exact": _is_exact(case),
@@ -150,9 +153,10 @@ def _describe_method(case: CertificateInput) -> dict[str, Any]:
 
 def _describe_calibration(case: CertificateInput) -> dict[str, Any] | str:
     """The damping that retractions were carried with, what it leaves, and which way was taken for that."""
-    names: tuple[str, ...] = ("path", "alpha", "ratio", "reason")
-    found = [{k: one[k] for k in names if k in one} for one in case.method_reports]
-    return next((one for one in found if "alpha" in one), "none")
+    for report in case.method_reports:
+        if report.calibration is not None:
+            return report.calibration.model_dump(exclude_unset=True)
+    return "none"
 
 
 def _has_exact_sums(case: CertificateInput) -> bool:
@@ -168,8 +172,7 @@ def _is_exact(case: CertificateInput) -> bool:
         return False
     if case.verification is not None:
         return case.verification.same_bits
-    said = [bool(one["exact"]) for one in case.method_reports if "exact" in one]
-    return bool(said) and all(said)
+    return are_exact(case.method_reports)
 
 
 def _is_exact_to_rounding(case: CertificateInput) -> bool:
@@ -222,16 +225,17 @@ def _describe_cost(case: CertificateInput) -> dict[str, Any]:
 def _describe_guarantee(case: CertificateInput) -> dict[str, Any]:
     proof, sums = case.verification, case.applied.remaining.learner.unlearning is not None
     again = RETRAINING_ASSUMPTIONS if not sums else TALLY_ASSUMPTIONS if _has_exact_sums(case) else NOISE_ASSUMPTIONS
-    kinds = {one.get("guarantee") for one in case.part_reports}
-    bounded = next((one for one in case.part_reports if one.get("guarantee") == "bounded"), {})
-    kind = "bounded" if "bounded" in kinds else "empirical" if proof else NOT_RUN
+    bounded = next((report for report in case.part_reports if report.guarantee == "bounded"), None)
+    kind = "bounded" if bounded is not None else "empirical" if proof else NOT_RUN
     kind = "exact" if _is_exact(case) else ROUNDING if _is_exact_to_rounding(case) else kind
-    said = [str(line) for one in case.part_reports for line in one.get("assumptions", ())]
+    said: list[str] = []
+    for report in case.part_reports:
+        said += report.assumptions
     return {
         "type": kind,
-        "epsilon": bounded.get("epsilon"),
-        "delta": bounded.get("delta"),
-        "psi_bound": bounded.get("psi_bound"),
+        "epsilon": None if bounded is None else bounded.epsilon,
+        "delta": None if bounded is None else bounded.delta,
+        "psi_bound": None if bounded is None else bounded.psi_bound,
         "max_score_difference": NOT_RUN if proof is None else proof.max_difference,
         "people_compared": NOT_RUN if proof is None else proof.n_compared,
         "assumptions": [*again, *dict.fromkeys(said)],
@@ -249,7 +253,7 @@ def _describe_purge(case: CertificateInput) -> dict[str, Any]:
     """What was emptied, and what a search of the new folder finds."""
     lists = ["histories", "lists that parts keep"] if len(case.applied.removed_items.ids) else []
     private = ["private vectors"] if case.applied.request.whole else []
-    said = [str(line) for one in case.part_reports for line in one.get("purged", ())]
+    said = list_purged(case.part_reports)
     return {"emptied": list(dict.fromkeys([*lists, *private, *said])), "clean": is_clean(case.traces), **case.traces}
 
 
@@ -259,7 +263,7 @@ def _describe_residual_risk(case: CertificateInput) -> str:
         case.applied.remaining, case.applied.after
     )
     more = [case.applied.route.residue, SENT_ALONE if alone and moved else ""]
-    more += [str(one["residual_risk"]) for one in case.part_reports if one.get("residual_risk")]
+    more += [report.residual_risk for report in case.part_reports]
     if case.traces["rows"]:
         more.append(f"Item rows as they were before are still in {', '.join(case.traces['rows'])}.")
     return " ".join([RESIDUAL_RISK, *(one for one in more if one)])

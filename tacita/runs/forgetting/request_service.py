@@ -28,6 +28,7 @@ from tacita.round.device_state import PARTS, DeviceState, deep_copy_devices, rea
 from tacita.round.part import forgetting_scope
 from tacita.round.plan import Federation
 from tacita.round.state import Role, initial_state
+from tacita.round.unlearning_report import PartReports
 from tacita.runs.artefacts import build_targets, find_traces
 from tacita.runs.assembly import ALL_CORES, Machine, assemble
 from tacita.runs.calibration import apply_calibration
@@ -257,7 +258,7 @@ def _find_withdrawn(clients: DeviceState, asked: ResolvedRequest, fed: Federatio
     return Ragged.from_pairs(np.concatenate(rows), np.concatenate(ids), fed.stream.n_users)
 
 
-def _check_handled(fed: Federation, asked: ResolvedRequest, said: dict[str, Any]) -> None:
+def _check_handled(fed: Federation, asked: ResolvedRequest, said: PartReports) -> None:
     """Refuse what every part let pass; nothing is written yet."""
     able = {part.name for part in fed.parts if forgetting_scope(part)} | {fed.learner.name}
     if asked.requests.kind != "share" and not able & said.keys():

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -27,6 +26,7 @@ from tacita.round.part import Part
 from tacita.round.plan import RETRAINING_OVER_BUDGET, Federation
 from tacita.round.request import RequestBatch
 from tacita.round.state import Role
+from tacita.round.unlearning_report import UnlearningReport, list_purged
 from tacita.runs.assembly import build_components
 from tacita.runs.forgetting.requests import ResolvedRequest
 from tacita.runs.forgetting.routes import SharedItems, sends_substitutes
@@ -178,18 +178,18 @@ def note_request(fed: Federation, progress: Progress, request: ResolvedRequest) 
         progress.devices.apply_requests(recording, progress.server, request.requests)
         return []
     said = handle_requests(recording, progress, request.requests)
-    return [str(line) for one in said.values() for line in one.get("purged", ())]
+    return list_purged(said.values())
 
 
-def describe_retraining(price: RetrainingCost, purged: list[str], exact: bool) -> dict[str, Any]:
-    return {
-        "method": "retrain",
-        "mode": "all rounds from the first one on",
-        "exact": exact,
-        "rounds": price.rounds,
-        "clients_asked": price.clients,
-        "bytes_up": price.bytes_up,
-        "bytes_down": price.bytes_down,
-        "seconds_client": price.seconds,
-        "purged": [*purged, "everything that was learnt"],
-    }
+def describe_retraining(price: RetrainingCost, purged: list[str], exact: bool) -> UnlearningReport:
+    return UnlearningReport(
+        method="retrain",
+        mode="all rounds from the first one on",
+        exact=exact,
+        rounds=price.rounds,
+        clients_asked=price.clients,
+        bytes_up=price.bytes_up,
+        bytes_down=price.bytes_down,
+        seconds_client=price.seconds,
+        purged=(*purged, "everything that was learnt"),
+    )

@@ -16,6 +16,7 @@ from tacita.learn.statistic import CONTRIBUTION_LOG, split_by_block
 from tacita.models.statistic_model import StatisticModel
 from tacita.round.device_state import OWN_ROWS, PARTS
 from tacita.round.plan import Federation, Plan
+from tacita.round.unlearning_report import PartReports
 from tacita.runs.forgetting import traces
 from tacita.runs.forgetting.requests import ResolvedRequest
 from tacita.runs.forgetting.retraining import find_shared, retrain_blocks
@@ -31,7 +32,7 @@ class AppliedRequest:
     request: ResolvedRequest
     route: UnlearningRoute
     removed_items: Ragged  # (users) what is nobody's any more
-    part_reports: dict[str, Any]  # by every part that it concerned
+    part_reports: PartReports  # by every part that it concerned
     before: TrainedState
     after: TrainedState
     seconds: float
@@ -49,9 +50,9 @@ class AppliedRequest:
         return Ragged.from_pairs(users, self.request.items.ids, self.federation.stream.n_users)
 
 
-def find_waiting_parts(said: dict[str, Any]) -> set[str]:
+def find_waiting_parts(reports: PartReports) -> set[str]:
     """The parts that wait for others to ask before they take anything back."""
-    return {name for name, one in said.items() if one.get("waits") or one.get("waits_for")}
+    return {name for name, report in reports.items() if report.is_waiting}
 
 
 @dataclass(frozen=True)
