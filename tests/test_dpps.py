@@ -25,6 +25,7 @@ from tacita.federation.rounds import run_round
 from tacita.messages import DenseArrays, SparseRows, Total, Upload
 from tacita.methods import RunContext, build_parts, resolve_config
 from tacita.methods.personal import releases
+from tacita.methods.personal.clip_shares import estimate_client_variance
 from tacita.methods.personal.dp_fedavg import DPFedAvg, keep_largest
 from tacita.methods.personal.dpps import DPPS
 from tacita.privacy.calibration import gaussian_epsilon, gaussian_sigma
@@ -109,9 +110,9 @@ def test_nothing_and_no_number_are_clipped_to_nothing() -> None:
     assert cut.norms()[[1, 2, 3]].tolist() == [0.0, 0.0, 0.0]
     assert (cut.weight == 1).all()  # they still send
     assert np.isfinite(cut.norms()).all()
-    sizes = releases.upload_l1_norms(upload)
+    sizes = releases.compute_l1_norms(upload)
     assert sizes[0] == pytest.approx(np.abs(rows.value[rows.client == 0]).sum() + np.abs(head.value[0]).sum(), rel=1e-6)
-    assert (releases.upload_l1_norms(releases.clip_upload(upload, 1.0, sizes)) <= 1 + 1e-6).all()
+    assert (releases.compute_l1_norms(releases.clip_upload(upload, 1.0, sizes)) <= 1 + 1e-6).all()
 
 
 # noise and weights
@@ -171,9 +172,11 @@ def test_the_variance_between_clients_is_seen_through_the_noise() -> None:
     lengths = np.sqrt((deltas**2).sum(axis=(1, 2)))
     sums = {"rows": deltas.sum(axis=0), "dpps.length": np.array([(0.1 * lengths**2 / part.config.clip).sum()])}
     total = Total({**sums, "dpps.noise": np.array([0.0])}, 2000.0, 2000)
-    assert part._variance_between_clients(total, 0.0) == pytest.approx(0.02**2, rel=0.02)
+    clip = part.config.clip
+    assert estimate_client_variance(total, 0.0, clip) == pytest.approx(0.02**2, rel=0.02)
     noisy = sums["rows"] + rng.normal(0, 40.0, sums["rows"].shape)  # as much in the mean as there is between clients
-    assert part._variance_between_clients(total.with_sums({"rows": noisy}), 40.0**2) == pytest.approx(0.02**2, rel=0.1)
+    noisy_total = total.with_sums({"rows": noisy})
+    assert estimate_client_variance(noisy_total, 40.0**2, clip) == pytest.approx(0.02**2, rel=0.1)
 
 
 # after the noise

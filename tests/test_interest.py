@@ -47,8 +47,13 @@ from tacita.learn.training.recurrent_stepper import RecurrentStepper
 from tacita.methods import RunContext, build_parts, preset_parts, resolve_config
 from tacita.methods.personal.fedrec import VirtualRatings
 from tacita.methods.personal.finetuning import FineTuning
-from tacita.methods.personal.gates import gate_factors
-from tacita.methods.personal.interest import InterestWeights, bounded_exp, client_loss, normalise_vectors
+from tacita.methods.personal.gates import compute_gate_factors
+from tacita.methods.personal.interest import (
+    InterestWeights,
+    compute_bounded_exp,
+    compute_client_losses,
+    normalise_vectors,
+)
 from tacita.metrics import EvaluationRules, evaluate
 from tacita.models.interest import GAP, RATING, select_recent_events
 from tacita.models.personal_scoring import score_personal
@@ -262,18 +267,18 @@ def test_the_compiled_step_is_used_where_it_fits_alone() -> None:
 @given(g=st.lists(st.floats(-3, 3), min_size=1, max_size=8), shift=st.floats(-2, 2))
 @settings(max_examples=50, deadline=None, derandomize=True)
 def test_travelling_weights_are_a_softmax(g: list[float], shift: float) -> None:
-    sent = bounded_exp(np.array(g), 5.0)
+    sent = compute_bounded_exp(np.array(g), 5.0)
     assert ((sent > 0) & (sent <= 1)).all()
     share = sent / sent.sum()
     wanted = np.exp(np.array(g) - max(g))
     np.testing.assert_allclose(share, wanted / wanted.sum(), rtol=1e-9)
-    moved = bounded_exp(np.array(g) + shift, 5.0)
+    moved = compute_bounded_exp(np.array(g) + shift, 5.0)
     np.testing.assert_allclose(moved / moved.sum(), share, rtol=1e-9)
 
 
 def test_weights_of_any_size_are_numbers() -> None:
-    assert np.isfinite(bounded_exp(np.array([1e4, -1e4, 0.0]), 10.0)).all()
-    assert bounded_exp(np.zeros(4), 2.0).tolist() == [np.exp(-2.0)] * 4
+    assert np.isfinite(compute_bounded_exp(np.array([1e4, -1e4, 0.0]), 10.0)).all()
+    assert compute_bounded_exp(np.zeros(4), 2.0).tolist() == [np.exp(-2.0)] * 4
 
 
 def test_kappa_0_is_fedavg_by_data() -> None:
@@ -327,7 +332,7 @@ def test_learned_weights_turn_away_from_interests_with_a_high_loss() -> None:
     held = progress.server.parts["interest"]
     assert np.abs(held["out"]).max() > 0
     view = cohort(fed, progress)
-    loss = client_loss(fed.backbone, view, laid_out_now(fed, progress))
+    loss = compute_client_losses(fed.backbone, view, laid_out_now(fed, progress))
     u = normalise_vectors(fed.backbone.interest(view))
     slope = np.tanh(u @ held["hidden"].T)
     step = -((loss - loss.mean())[:, None] * slope).mean(0)  # where one step on the losses would go from here
@@ -349,14 +354,14 @@ def test_a_loss_is_that_of_the_model_as_it_was_received() -> None:
     chance = 1 / (1 + np.exp(-some.astype(np.float64)))
     each = -np.log(np.where(local.label > 0, chance, 1 - chance))
     wanted = [each[a:b].mean() for a, b in zip(local.ptr[:-1], local.ptr[1:], strict=True)]
-    np.testing.assert_allclose(client_loss(fed.backbone, view, local), wanted, rtol=1e-6)
+    np.testing.assert_allclose(compute_client_losses(fed.backbone, view, local), wanted, rtol=1e-6)
 
 
 # gates (H.E.2)
 
 
 def test_a_gate_that_has_learned_nothing_lets_everything_through() -> None:
-    assert (gate_factors(np.ones((3, 4)), np.zeros((2, 4), np.float32)) == 1).all()
+    assert (compute_gate_factors(np.ones((3, 4)), np.zeros((2, 4), np.float32)) == 1).all()
     gated = with_part(uneven(), "interest", {"name": "interest", "fusion": "gate"}, **PEOPLE)
     plain = with_part(uneven(), "interest", {"name": "interest"}, **PEOPLE)
     assert np.array_equal(play(gated, 1).server.items, play(plain, 1).server.items)

@@ -242,7 +242,7 @@ def test_the_rule_finds_a_library_away_from_home() -> None:
 
 def test_the_root_holds_few_modules_and_none_is_long() -> None:
     assert len(list(ROOT.glob("*.py"))) <= 6
-    assert [name for name, path in MODULES.items() if len(path.read_text().splitlines()) > 480] == []
+    assert [name for name, path in MODULES.items() if len(path.read_text().splitlines()) > 450] == []
 
 
 @pytest.mark.parametrize("module", MODULES)

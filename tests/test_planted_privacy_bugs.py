@@ -142,7 +142,7 @@ def l1_is_what_laplace_noise_bounds() -> None:
     progress = started(fed)
     view = cohort(fed, progress)
     upload, _ = fed.parts[0].encode(view, answer_round(fed, view))
-    assert (releases.upload_l1_norms(upload) <= 1e-3 * (1 + 1e-5)).all()
+    assert (releases.compute_l1_norms(upload) <= 1e-3 * (1 + 1e-5)).all()
 
 
 def what_is_no_number_is_sent_as_nothing() -> None:
@@ -252,14 +252,14 @@ def _who_was_not_drawn_pays_nothing(patch: Patch) -> None:
 
 
 def _l2_for_l1(patch: Patch) -> None:
-    whole = releases.upload_l1_norms
+    whole = releases.compute_l1_norms
     calls = []
 
     def wrong(upload: Upload) -> Any:
         calls.append(upload)
         return upload.norms() if len(calls) == 1 else whole(upload)
 
-    patch.setattr(releases, "upload_l1_norms", wrong)
+    patch.setattr(releases, "compute_l1_norms", wrong)
 
 
 def _no_number_drops_out(patch: Patch) -> None:

@@ -16,7 +16,7 @@ from tacita.core.errors import TacitaError
 from tacita.messages import QUANTUM, SparseRows, Spec, Total, Upload, add_upload, empty_total
 from tacita.methods.personal.dp_fedavg import DPFedAvg
 from tacita.methods.personal.dpps import DPPS
-from tacita.methods.personal.releases import clip_upload, rounding_error, upload_l1_norms
+from tacita.methods.personal.releases import bound_rounding_error, clip_upload, compute_l1_norms
 from tacita.privacy.ledger import UNIT
 from tacita.round.plan import Federation
 
@@ -77,7 +77,7 @@ def test_what_is_rounded_is_no_longer_than_the_clip(
         fed = with_parts(part, stream=crowd(1, 40), **EXACT)
         total = told(fed)
         length = math.sqrt(sum(float((v**2).sum()) for k, v in total.sums.items() if k != "dpps.noise"))
-        room = float(dpps(fed)._rounding_error(40, total.weight)) / clip
+        room = float(dpps(fed)._bound_rounding_error(40, total.weight)) / clip
         assert 0 < room < 0.01
         assert length / total.weight <= clip
         if clip < 0.1:  # it binds
@@ -88,7 +88,10 @@ def test_what_dp_fedavg_clips_is_no_longer_once_it_is_rounded(monkeypatch: pytes
     monkeypatch.setattr(DPFedAvg, "noise_sum", lambda part, server, total: total)
     clip, fixed = 0.001, {"aggregation": "fixed", "participation": {"kind": "all"}}
     part = {"name": "dp-fedavg", "noise": 1.0, "clip": clip}
-    lengths, room = [], rounding_error(with_parts(part, stream=crowd(1, 40), **EXACT, **fixed).parts[0].context, 40)
+    lengths, room = (
+        [],
+        bound_rounding_error(with_parts(part, stream=crowd(1, 40), **EXACT, **fixed).parts[0].context, 40),
+    )
     for more in (EXACT, {}):
         total = told(with_parts(part, stream=crowd(1, 40), **more, **fixed))
         lengths.append(math.sqrt(sum(float((v**2).sum()) for v in total.sums.values())))
@@ -125,9 +128,9 @@ def test_counted_laplace_noise_refuses_sums_that_round_what_it_has_shortened() -
     vectors = np.full((4000, 16), np.nextafter(np.float32(QUANTUM / 2), np.float32(1)))
     owner, items = np.zeros(4000, np.int32), np.arange(4000, dtype=np.int32)
     one = Upload({"rows": SparseRows(owner, items, vectors)}, np.ones(1), np.zeros(1, np.uint64))
-    length = float(upload_l1_norms(one)[0])
+    length = float(compute_l1_norms(one)[0])
     fields = (Spec("rows", (4000, 16)),)
-    rounded = add_upload(empty_total(fields), clip_upload(one, length, upload_l1_norms(one)), fields, exact=True)
+    rounded = add_upload(empty_total(fields), clip_upload(one, length, compute_l1_norms(one)), fields, exact=True)
     assert np.abs(rounded["rows"]).sum() > 1.99 * length
     part = {"name": "laplace-noise", "mode": "ldp", "clip": length}
     for how in ("ideal", "secure"):

@@ -113,7 +113,7 @@ class LaplaceNoise(Part, Privacy):
         _, could_pay = ledger.charge(account, "upload", participants=is_sent)
         goes = reduce_by_client(view, could_pay, np.logical_and).astype(bool)
         account, _ = ledger.charge(account, "upload", participants=repeat_by_user(view, goes))
-        lengths = releases.upload_l1_norms(upload)
+        lengths = releases.compute_l1_norms(upload)
         upload = releases.clip_upload(upload, self.config.clip, lengths).drop_clients(~goes)
         times = account["times"][:, 0].astype(np.int64)
         return releases.add_nonces(upload, self.context.draws, self.name, view, times), account

@@ -19,18 +19,18 @@ import numpy as np
 from pydantic import Field
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import AnyArray, Arrays, CohortView, NormPenalty, ServerState
+from tacita.core.types import AnyArray, Arrays, Bools, CohortView, NormPenalty, ServerState
 from tacita.messages import DenseArrays, Form, SparseRows, Spec, Total, Upload
 from tacita.methods.personal import releases
-from tacita.methods.personal.releases import reduce_by_client
+from tacita.methods.personal.accounts import count_releases, find_payers, select_account, specify_accounts
 from tacita.privacy.accounting import Event, calibrate_sampled_noise
-from tacita.privacy.ledger import ACCOUNT_ARRAYS, EARLIER_ROUNDS, EARLIER_RUNS, Ledger
+from tacita.privacy.ledger import EARLIER_ROUNDS, EARLIER_RUNS, Ledger
 from tacita.privacy.noise import NoiseStream
 from tacita.round.capabilities import Privacy
 from tacita.round.fields import PartFields
 from tacita.round.part import Part, PartConfig
 from tacita.round.registry import register, register_preset
-from tacita.round.state import Role, StateSpec
+from tacita.round.state import StateSpec
 from tacita.round.task import LocalTask
 
 
@@ -63,6 +63,17 @@ class DPFedAvg(Part, Privacy):
     covers_all_releases = True
 
     def check(self, n_items: int) -> None:
+        self._check_participation()
+        self._check_training()
+        if self.config.epsilon is None and self.config.noise is None:
+            raise TacitaError("part 'dp-fedavg' needs an epsilon or a noise: set dp-fedavg.epsilon.")
+        rounding_share = releases.bound_rounding_error(self.context, n_items) / self.config.clip
+        releases.check_rounding(self.name, n_items, rounding_share)
+        self._check_other_parts()
+        self.noise_multiplier()
+
+    def _check_participation(self) -> None:
+        """Refuse draws and means that depend on who else takes part."""
         train = self.context.train
         if train.participation.kind == "fraction":
             raise TacitaError(
@@ -75,20 +86,19 @@ class DPFedAvg(Part, Privacy):
             )
         if self.config.full_weight is not None and train.denominator is None:
             raise TacitaError("dp-fedavg.full_weight needs train.denominator: the rate times all weights.")
+
+    def _check_training(self) -> None:
+        """Refuse training that holds several people in a model, or ignores the penalty."""
+        train = self.context.train
         if train.silos:
             raise TacitaError("dp-fedavg protects people, and silos train models of many; use train.silos = 0.")
         if self.config.penalty and train.optimiser == "pfedme":
             raise TacitaError(
                 "dp-fedavg.penalty holds back the model that 'pfedme' only follows; use another train.optimiser."
             )
-        if self.config.epsilon is None and self.config.noise is None:
-            raise TacitaError("part 'dp-fedavg' needs an epsilon or a noise: set dp-fedavg.epsilon.")
-        releases.check_rounding(self.name, n_items, releases.rounding_error(self.context, n_items) / self.config.clip)
-        self._check_other_parts()
-        self.noise_multiplier()
 
     def _check_other_parts(self) -> None:
-        """Rounds are what is counted, each with people drawn anew."""
+        """Refuse parts whose releases are no rounds with freshly drawn people: only such rounds are counted."""
         releases.check_other_parts(self)
         releases.check_weights(self)
         for other in self.context.others(self.name):
@@ -105,39 +115,44 @@ class DPFedAvg(Part, Privacy):
 
     @property
     def _is_sampled(self) -> bool:
-        drawn = self.context.train.participation
-        return drawn.kind == "poisson" and drawn.rate < 1
+        participation = self.context.train.participation
+        return participation.kind == "poisson" and participation.rate < 1
 
     def noise_multiplier(self) -> float:
         """The noise, as a multiple of the clip."""
-        config, rate = self.config, self.context.train.participation.rate
+        config = self.config
         if config.noise is not None:
             return config.noise
         assert config.epsilon is not None
         if not self._is_sampled:
-            return Ledger((), config.delta).sigma_to_fit(config.epsilon, config.releases)
-        return calibrate_sampled_noise(
-            config.epsilon, config.delta, rate, config.releases, "rdp" if config.adaptive else "pld"
-        )
+            ledger = Ledger((), config.delta)
+            return ledger.sigma_to_fit(config.epsilon, config.releases)
+        rate = self.context.train.participation.rate
+        if config.adaptive:
+            return calibrate_sampled_noise(config.epsilon, config.delta, rate, config.releases, "rdp")
+        return calibrate_sampled_noise(config.epsilon, config.delta, rate, config.releases, "pld")
 
     def ledger(self) -> Ledger:
-        rate = self.context.train.participation.rate if self._is_sampled else 1.0
+        rate = 1.0
+        if self._is_sampled:
+            rate = self.context.train.participation.rate
         event = Event("round", "gaussian", 1.0, self.noise_multiplier(), "person", "central", rate, "poisson")
-        earlier = Event(EARLIER_RUNS, "gaussian", 1.0, 1.0, "person", "central", once=True)
-        events = (event, replace(event, what=EARLIER_ROUNDS, once=True), earlier)
+        earlier_rounds = replace(event, what=EARLIER_ROUNDS, once=True)
+        earlier_runs = Event(EARLIER_RUNS, "gaussian", 1.0, 1.0, "person", "central", once=True)
+        events = (event, earlier_rounds, earlier_runs)
         return Ledger(events, self.config.delta, self.config.adaptive)
 
     # on the device
 
     def state(self, n_users: int) -> Sequence[StateSpec]:
-        account = self.ledger().open_accounts(n_users, self.config.epsilon)
-        specs = [StateSpec(name, array, Role.ACCOUNT, persistent=True) for name, array in account.items()]
-        return [*specs, StateSpec("pays", np.zeros(n_users, bool), persistent=True)]
+        accounts = specify_accounts(self.ledger(), n_users, self.config.epsilon)
+        pays_nothing = np.zeros(n_users, bool)
+        return [*accounts, StateSpec("pays", pays_nothing, persistent=True)]
 
     def charge_eligible(self, view: CohortView) -> Arrays:
-        account = {name: view.parts[self.name][name] for name in ACCOUNT_ARRAYS}
-        account, goes = self.ledger().charge(account, "round")
-        return {**account, "pays": goes}
+        account = select_account(view.parts[self.name])
+        account, pays = self.ledger().charge(account, "round")
+        return {**account, "pays": pays}
 
     def prepare(self, view: CohortView) -> LocalTask:
         if not self.config.penalty:
@@ -147,15 +162,17 @@ class DPFedAvg(Part, Privacy):
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
         if self.config.keep < 1:
             upload = keep_largest(upload, self.config.keep)
-        upload = releases.clip_upload(upload, self.config.clip - releases.rounding_error(self.context, view.n_items))
+        clip = self.config.clip - releases.bound_rounding_error(self.context, view.n_items)
+        upload = releases.clip_upload(upload, clip)
         if self.config.full_weight is not None:
-            share = np.minimum(1.0, np.diff(view.train.ptr[view.user_ptr]) / self.config.full_weight)
+            n_interactions = np.diff(view.train.ptr[view.user_ptr])
+            share = np.minimum(1.0, n_interactions / self.config.full_weight)
             upload = upload.scale(share)
-        mine = view.parts[self.name]
-        upload = upload.drop_clients(~reduce_by_client(view, mine["pays"], np.logical_and).astype(bool))
-        return releases.add_nonces(
-            upload, self.context.draws, self.name, view, mine["times"][:, 0].astype(np.int64)
-        ), {}
+        state = view.parts[self.name]
+        pays = find_payers(view, state["pays"])
+        upload = upload.drop_clients(~pays)
+        upload = releases.add_nonces(upload, self.context.draws, self.name, view, count_releases(state))
+        return upload, {}
 
     def fields(self, n_items: int, block: int = 0) -> PartFields:
         return PartFields(after_encoding=self._widen_bounds, whole_table=True)
@@ -169,46 +186,65 @@ class DPFedAvg(Part, Privacy):
     def noise_sum(self, server: ServerState, total: Total) -> Total:
         """One noise, also where nobody was drawn: that nobody was is nobody's business."""
         stream = NoiseStream(self.context.draws, "dp-fedavg-noise", server.block, server.round, total.nonce)
-        total = releases.add_noise(total, self.config.clip * self.noise_multiplier(), stream, ("nothing is public",))
+        deviation = self.config.clip * self.noise_multiplier()
+        total = releases.add_noise(total, deviation, stream, ("nothing is public",))
         return replace(total, n_clients=max(1, total.n_clients))
 
     def promises(self, server: ServerState) -> dict[str, float | str]:
         config = self.config
-        said: dict[str, float | str] = {"unit": "person", "threat": "central", "delta": config.delta}
-        said["noise"] = self.noise_multiplier()
-        return said if config.epsilon is None else {**said, "epsilon_most": config.epsilon}
+        promise: dict[str, float | str] = {"unit": "person", "threat": "central", "delta": config.delta}
+        promise["noise"] = self.noise_multiplier()
+        if config.epsilon is not None:
+            promise["epsilon_most"] = config.epsilon
+        return promise
 
 
 def keep_largest(upload: Upload, share: float) -> Upload:
     """All but a client's largest numbers at 0, in item rows and shared parameters together; at least one stays."""
-    sent = {name: v for name, v in upload.values.items() if name == "rows" or name.startswith("heads/")}
-    numbers = {
-        name: v.apply_factor().value if isinstance(v, SparseRows) else _dense_values(v) for name, v in sent.items()
-    }
-    owners = [np.repeat(_client_of_rows(sent[name]), int(np.prod(v.shape[1:]))) for name, v in numbers.items()]
-    owner, size = np.concatenate(owners), np.abs(np.concatenate([v.reshape(-1) for v in numbers.values()]))
-    order = np.lexsort((-size, owner))
-    counts = np.bincount(owner, minlength=upload.n_clients)
-    rank = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
-    kept, at = np.zeros(len(order), bool), 0
-    kept[order] = rank < np.repeat(np.maximum(1, np.ceil(share * counts)), counts)
-    for name, value in numbers.items():
-        mine, at = kept[at : at + value.size].reshape(value.shape), at + value.size
-        made = np.where(mine, value, 0).astype(value.dtype)
-        one = upload.values[name]
-        upload = upload.with_value(
-            name, replace(one.apply_factor(), value=made) if isinstance(one, SparseRows) else DenseArrays(made)
-        )
+    forms = {}
+    for name, value in upload.values.items():
+        if name == "rows" or name.startswith("heads/"):
+            forms[name] = _apply_factor(value)
+    owners = [_owners_of_numbers(form) for form in forms.values()]
+    numbers = [form.value.reshape(-1) for form in forms.values()]
+    is_large = _find_largest(np.concatenate(owners), np.concatenate(numbers), upload.n_clients, share)
+    start = 0
+    for name, form in forms.items():
+        end = start + form.value.size
+        is_sent = is_large[start:end].reshape(form.value.shape)
+        thinned = np.where(is_sent, form.value, 0).astype(form.value.dtype)
+        upload = upload.with_value(name, replace(form, value=thinned))
+        start = end
     return upload
 
 
-def _dense_values(value: Form) -> AnyArray:
-    assert isinstance(value, DenseArrays)
-    return value.value
+def _find_largest(owner: AnyArray, number: AnyArray, n_owners: int, share: float) -> Bools:
+    """Whether each number is among that share of its owner's numbers with the largest magnitude."""
+    order = np.lexsort((-np.abs(number), owner))
+    counts = np.bincount(owner, minlength=n_owners)
+    starts = np.cumsum(counts) - counts
+    rank = np.arange(len(order)) - np.repeat(starts, counts)
+    n_sent = np.maximum(1, np.ceil(share * counts))
+    is_large = np.zeros(len(order), bool)
+    is_large[order] = rank < np.repeat(n_sent, counts)
+    return is_large
 
 
-def _client_of_rows(value: Form) -> AnyArray:
-    return value.client if isinstance(value, SparseRows) else np.arange(len(_dense_values(value)))
+def _apply_factor(form: Form) -> SparseRows | DenseArrays:
+    """A field of rows or parameters with its factor multiplied in."""
+    if isinstance(form, SparseRows):
+        return form.apply_factor()
+    assert isinstance(form, DenseArrays)
+    return form
+
+
+def _owners_of_numbers(form: SparseRows | DenseArrays) -> AnyArray:
+    """The client of each number of a field."""
+    client: AnyArray = np.arange(len(form.value))
+    if isinstance(form, SparseRows):
+        client = form.client
+    row_size = int(np.prod(form.value.shape[1:]))
+    return np.repeat(client, row_size)
 
 
 register_preset(

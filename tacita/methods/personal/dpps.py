@@ -2,8 +2,8 @@
 
 As printed, the method adds noise of deviation sensitivity / epsilon to what is sent, without a clip, a delta or a
 count of rounds: no epsilon follows from that. Here everything a client sends in a release is one vector, shortened to
-`clip`, with Gaussian noise on all of its coordinates; the ledger charges the device before the release leaves, and
-whoever has nothing left stays silent and goes on being served. `calibration = "paper"` keeps the printed noise, on
+`clip`, with Gaussian noise on all of its coordinates. The ledger charges the device before the release leaves. A device
+whose budget is spent sends nothing more and is still served. `calibration = "paper"` keeps the printed noise, on
 clipped releases, and the ledger says what it really costs.
 
 What it promises (threat = local): the server, which sees each noised release, cannot tell well whether a unit's whole
@@ -20,87 +20,35 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
-from pydantic import Field, model_validator
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import Arrays, CohortView, Doubles, Keys, Longs, ServerState, StateUpdate
+from tacita.core.types import Arrays, Bools, CohortView, Doubles, Keys, Longs, ServerState, StateUpdate
 from tacita.kernels.hashing import uniforms
-from tacita.messages import QUANTUM, DenseArrays, Spec, Total, Upload
-from tacita.methods.personal import releases
+from tacita.messages import QUANTUM, Spec, Total, Upload
+from tacita.methods.personal import budget_tiers, clip_shares, releases
+from tacita.methods.personal.accounts import count_releases, find_payers, select_account, specify_accounts
+from tacita.methods.personal.clip_shares import to_column
+from tacita.methods.personal.dpps_config import DPPSConfig, check_noise, check_unit
 from tacita.methods.personal.releases import reduce_by_client, repeat_by_user
 from tacita.methods.sharing.presets import FEDSHARE
 from tacita.privacy.accounting import Event
 from tacita.privacy.calibration import gaussian_delta, gaussian_epsilon
-from tacita.privacy.ledger import ACCOUNT_ARRAYS, EARLIER_RUNS, Ledger
+from tacita.privacy.ledger import EARLIER_RUNS, Ledger
 from tacita.privacy.noise import NoiseStream
 from tacita.round.broadcast import Audience, PartBroadcast
 from tacita.round.capabilities import Privacy
 from tacita.round.fields import ArraySpec, PartFields
 from tacita.round.part import Part, PartConfig
 from tacita.round.registry import register, register_preset
-from tacita.round.state import Role, StateSpec
+from tacita.round.state import StateSpec
 
 NO_SCORES = (
     "part 'dpps' has no bounded mechanism for scores, which are seen each by itself and swapped, so no epsilon could "
     "be stated; use a method that sends item rows or a statistic."
 )
-LENGTH_SHARE = 0.1  # of the clip that the length of an update may take up when it is sent along
-WEIGHT_SHARE = 0.5  # of the clip that a weight other parts give may take up
-_MIN_WEIGHT_SHARE = 0.1  # of the weight there could be: what a noised sum of weights is taken for at least
-
-
-class DPPSConfig(PartConfig):
-    clip: float = Field(
-        1.0, gt=0, description="length of all that a client sends in one release; central and silo: the tiers' average"
-    )
-    tiers: list[float] = Field([0.5, 1.0, 5.0], min_length=1, description="epsilons that people choose from, ascending")
-    shares: list[float] = Field([1.0, 1.0, 1.0], min_length=1, description="how many choose each tier, in the lab")
-    delta: float = Field(1e-5, gt=0, lt=1, description="delta of every budget")
-    releases: int = Field(50, ge=1, description="releases that a budget is to last for")
-    noise: float | None = Field(
-        None, gt=0, description="instead: the same noise for all, as a multiple of the sensitivity, until it is spent"
-    )
-    calibration: Literal["analytic", "paper"] = Field(
-        "analytic", description="paper: noise sensitivity / epsilon as printed, which no budget holds; it is counted"
-    )
-    threat: Literal["local", "silo", "central"] = Field(
-        "local",
-        description="who is not trusted: the server, which sees everybody's releases; the server, which sees sums that "
-        "silos have noised; or who sees its models alone. local trusts nobody and needs the most noise; "
-        "central and silo need less, where whoever adds up is trusted",
-    )
-    unit: Literal["person", "silo"] = Field("person", description="whose whole data an epsilon is about")
-    noise_on: Literal["reals", "wholes"] = Field(
-        "reals",
-        description="wholes: sums of whole numbers (train.aggregator = 'ideal') and whole-number noise on them, so "
-        "that nothing of a sum shows in how it was rounded",
-    )
-    policy: Literal["declared", "activity"] = Field(
-        "declared", description="activity: tiers by a noisy count of interactions, which is charged by itself"
-    )
-    activity_epsilon: float = Field(0.1, gt=0, description="epsilon of the noisy count, per interaction")
-    activity_cuts: list[float] = Field([50.0, 150.0], description="counts at which the next tier begins")
-    weights: Literal["variance", "equal"] = Field("variance", description="how clients count in a mean of noised rows")
-    between: float | None = Field(
-        None, ge=0, description="variance between clients that weights count on; default: estimated from noised rounds"
-    )
-    cap: float = Field(10.0, ge=1, description="how much more than the mean a client may count")
-    shrink: float = Field(0.0, ge=0, le=1, description="strength of the shrinkage of a round's noised mean (gamma)")
-    shrink_by: Literal["row", "table"] = Field("row", description="what is shrunk by itself")
-
-    @model_validator(mode="after")
-    def _check_tiers(self) -> DPPSConfig:
-        if len(self.tiers) != len(self.shares) or min(self.tiers) <= 0 or list(self.tiers) != sorted(self.tiers):
-            raise ValueError("tiers above 0, ascending, with a share each")
-        if min(self.shares) < 0 or sum(self.shares) <= 0:
-            raise ValueError("shares that are not negative, one of them above 0")
-        if self.policy == "activity" and len(self.activity_cuts) != len(self.tiers) - 1:
-            raise ValueError("one activity cut less than tiers")
-        return self
 
 
 @register
@@ -113,59 +61,21 @@ class DPPS(Part, Privacy):
     works_with = ("rows", "statistic")
     refused_learners: ClassVar[dict[str, str]] = {"scores": NO_SCORES}
     covers_all_releases = True
-    _public: ClassVar[tuple[str, ...]] = ("dpps.noise",)
+    _public_fields: ClassVar[tuple[str, ...]] = ("dpps.noise",)
 
     def check(self, n_items: int) -> None:
-        self._check_unit()
-        self._check_noise()
+        train = self.context.train
+        check_unit(self.config, train)
+        check_noise(self.config, train, self._trains_rows)
         lightest = self._tier_weights(0.0).min()
-        rounding_share = self._rounding_error(n_items, lightest) / self.clips().min()
+        rounding_share = self._bound_rounding_error(n_items, lightest) / self.clips().min()
         releases.check_rounding(self.name, n_items, float(rounding_share))
         releases.check_other_parts(self)
 
-    def _check_unit(self) -> None:
-        """Refuse settings under which a unit's data could not be clipped and noised as one."""
-        train = self.context.train
-        config = self.config
-        if train.weighs_data or train.aggregation == "per-row":
-            raise TacitaError(
-                f"dpps sends noise on every row, and aggregation = '{train.aggregation}' with weigh_by = "
-                f"'{train.weigh_by}' would tell what a person has without any; use 'mean' or 'fixed' of clients."
-            )
-        if config.unit == "person" and train.n_joint_silos:
-            raise TacitaError(
-                "a silo that trains one model of all its people has nothing to clip for each of them; use "
-                "train.in_silos = 'apart', or dpps.unit = 'silo', which protects silos and not people."
-            )
-        if config.unit == "silo" and not train.n_joint_silos:
-            raise TacitaError(
-                "dpps.unit = 'silo' needs silos that train together: set train.silos, or unit = 'person'."
-            )
-        if config.threat == "silo" and (not train.silos or train.n_joint_silos):
-            raise TacitaError(
-                "dpps.threat = 'silo' trusts silos to add up and to noise what each person changed; set "
-                "train.silos and train.in_silos = 'apart'."
-            )
-
-    def _check_noise(self) -> None:
-        """Refuse settings under which the noise would not be what the ledger counts."""
-        train = self.context.train
-        config = self.config
-        if self._has_shared_noise and self._trains_rows and train.aggregation != "fixed":
-            raise TacitaError(
-                f"dpps with threat = '{config.threat}' must not divide by how many took part; use train.aggregation = "
-                "'fixed'."
-            )
-        if self._has_shared_noise and (config.calibration == "paper" or config.noise is not None):
-            raise TacitaError(
-                f"dpps with threat = '{config.threat}' fits clips to budgets; leave out noise and calibration."
-            )
-        if config.noise_on == "wholes" and train.aggregator == "plain":
-            raise TacitaError("dpps.noise_on = 'wholes' needs sums of whole numbers: train.aggregator = 'ideal'.")
-
-    def _rounding_error(self, n_items: int, weight: float | Doubles) -> Doubles:
+    def _bound_rounding_error(self, n_items: int, weight: float | Doubles) -> Doubles:
         """By how much rounding to whole numbers, after weights, can lengthen what a client of a weight sends."""
-        return np.asarray(releases.rounding_error(self.context, n_items) / np.maximum(weight, 1e-12))
+        error = releases.bound_rounding_error(self.context, n_items)
+        return np.asarray(error / np.maximum(weight, 1e-12))
 
     # what noise there is
 
@@ -174,14 +84,11 @@ class DPPS(Part, Privacy):
         return self.context.backbone.learner == "rows"
 
     @property
-    def _has_shared_noise(self) -> bool:
-        """One noise covers many people, so that clips differ where budgets do: of everybody, or of those of a silo."""
-        return self.config.threat != "local"
-
-    @property
     def _sensitivity(self) -> float:
         """Of one release, in clips: a person added or removed, or data replaced by other data."""
-        return 1.0 if self._has_shared_noise else 2.0
+        if self.config.has_shared_noise:
+            return 1.0
+        return 2.0
 
     def ledger(self) -> Ledger:
         config = self.config
@@ -189,97 +96,97 @@ class DPPS(Part, Privacy):
         earlier = Event(EARLIER_RUNS, "gaussian", 1.0, 1.0, config.unit, config.threat, once=True)
         if config.policy == "declared":
             return Ledger((upload, earlier), config.delta)
-        count = Event("activity", "laplace", 1.0, 1 / config.activity_epsilon, "interaction", once=True)
+        scale = 1 / config.activity_epsilon
+        count = Event("activity", "laplace", 1.0, scale, "interaction", once=True)
         return Ledger((upload, earlier, count), config.delta)
 
     def noise_multipliers(self) -> Doubles:
         """The noise of each tier, as a multiple of its sensitivity."""
-        config = self.config
-        if config.noise is not None:
-            return np.full(len(config.tiers), config.noise)
-        if config.calibration == "paper":
-            return 1 / np.array(config.tiers)
-        counted = config.activity_epsilon if config.policy == "activity" else 0.0
-        return np.array(_fit_noise(tuple(config.tiers), counted, config.delta, config.releases))
+        return budget_tiers.compute_noise_multipliers(self.config)
 
     def noise_deviations(self) -> Doubles:
         """The noise of each tier: local, of each release; else one for many, and clips differ instead."""
-        each = self.noise_multipliers() * self._sensitivity * self.clips()
-        return (
-            np.full(len(each), each.max()) if self._has_shared_noise else each
-        )  # the same in all tiers, up to rounding
+        deviations = self.noise_multipliers() * self._sensitivity * self.clips()
+        if not self.config.has_shared_noise:
+            return deviations
+        return np.full(len(deviations), deviations.max())  # the same in all tiers, up to rounding
 
     def clips(self) -> Doubles:
-        """Local: the same for all. Else as far apart as budgets are, and `clip` on average: a sum is as long as if all
-        had one budget, a noise that of one between the least and the largest."""
-        clip, multiples = self.config.clip, self.noise_multipliers()
-        if not self._has_shared_noise:
-            return np.full(len(multiples), clip)
-        shares = np.array(self.config.shares) / sum(self.config.shares)
-        return np.asarray(clip / multiples / float(shares @ (1 / multiples)))
+        """The clip of each tier."""
+        return budget_tiers.compute_clips(self.config)
 
     def _tier_weights(self, between: float) -> Doubles:
-        """What a client of each tier counts, 1 at most; capped as if tiers were chosen by their shares."""
-        if self.config.weights == "equal" or self._has_shared_noise or not self._trains_rows:
-            return np.ones(len(self.config.tiers))
+        """What a client of each tier counts, 1 at most; `between`: the variance between clients."""
+        config = self.config
+        has_equal_noise = config.has_shared_noise or not self._trains_rows
+        if config.weights == "equal" or has_equal_noise:
+            return np.ones(len(config.tiers))
         variance = self.noise_deviations() ** 2 + between
-        weights, shares = variance.min() / variance, np.array(self.config.shares) / sum(self.config.shares)
-        while weights.max() > (most := self.config.cap * float(shares @ weights)) * (1 + 1e-9) and most > 0:
-            weights = np.minimum(weights, most)
+        weights = variance.min() / variance
+        shares = budget_tiers.normalise_shares(config)
+        weights = budget_tiers.cap_weights(weights, shares, config.cap)
         return np.asarray(weights / weights.max())
 
-    # on the device
+    # accounts on the device
 
     def state(self, n_users: int) -> Sequence[StateSpec]:
-        account = self.ledger().open_accounts(n_users, 0.0)
-        specs = [StateSpec(name, array, Role.ACCOUNT, persistent=True) for name, array in account.items()]
-        return [*specs, StateSpec("tier", np.full(n_users, -1, np.int8), persistent=True)]
+        accounts = specify_accounts(self.ledger(), n_users, 0.0)
+        no_tier = np.full(n_users, -1, np.int8)
+        return [*accounts, StateSpec("tier", no_tier, persistent=True)]
 
     def on_block_start(self, view: CohortView) -> Arrays:
-        """Who is new chooses a budget, or gets one by how much there is of them; silos choose when they first send."""
-        if self._silos_choose:
+        """New users choose a budget, or get one by how much data they have; silos choose when they first send."""
+        if self.config.silos_choose:
             return {}
         if self.config.policy == "declared":
             return self._open_accounts(view, self._draw_tiers(view.user_keys))
-        new = view.parts[self.name]["tier"] < 0
-        counts = view.train.counts().astype(np.float64)
-        counts[new] += self._draw_count_noise(view.user_keys[new])
-        tier = np.searchsorted(np.array(self.config.activity_cuts), counts, side="right")
-        made = self._open_accounts(view, tier)
-        account, _ = self.ledger().charge({name: made[name] for name in ACCOUNT_ARRAYS}, "activity", participants=new)
-        return {**made, **account}
+        return self._open_accounts_by_activity(view)
 
-    @property
-    def _silos_choose(self) -> bool:
-        """A silo that is the unit chooses as one: the most careful of many people would set the tier of nearly all."""
-        return self.config.unit == "silo" and self.config.policy == "declared"
+    def _open_accounts_by_activity(self, view: CohortView) -> Arrays:
+        """Accounts whose tiers follow from a noisy count of interactions, which new users pay for."""
+        is_new = view.parts[self.name]["tier"] < 0
+        counts = view.train.counts().astype(np.float64)
+        counts[is_new] += self._draw_count_noise(view.user_keys[is_new])
+        tiers = budget_tiers.find_tiers_by_count(self.config, counts)
+        state = self._open_accounts(view, tiers)
+        account, _ = self.ledger().charge(select_account(state), "activity", participants=is_new)
+        return {**state, **account}
 
     def _draw_tiers(self, keys: Keys) -> Longs:
-        """The tiers that these people, or silos, choose; a device whose person said nothing takes the smallest."""
-        edges = np.cumsum(self.config.shares)[:-1] / sum(self.config.shares)
-        drawn = uniforms(self.context.draws.private("budget"), keys, 1)[:, 0]
-        tier = np.searchsorted(edges, drawn, side="right")
-        return np.zeros_like(tier) if self.context.draws.secret else tier
+        """The tiers that these users, or silos, choose; on a device whose user said nothing, the smallest."""
+        draws = uniforms(self.context.draws.private("budget"), keys, 1)
+        tiers = budget_tiers.choose_tiers(self.config, draws[:, 0])
+        if self.context.draws.secret:
+            return np.zeros_like(tiers)
+        return tiers
 
-    def _open_accounts(self, view: CohortView, tier: Longs) -> Arrays:
-        """What everybody keeps once those who are new have their tier."""
-        mine, config = view.parts[self.name], self.config
-        new = mine["tier"] < 0
-        limits = np.array(config.tiers) if config.calibration == "analytic" else np.full(len(config.tiers), 999_999.0)
-        account = self.ledger().with_budget({name: mine[name] for name in ACCOUNT_ARRAYS}, limits[tier], new)
-        return {**account, "tier": np.where(new, tier, mine["tier"]).astype(np.int8)}
+    def _open_accounts(self, view: CohortView, tiers: Longs) -> Arrays:
+        """All accounts, with the budget of a tier for users who are new."""
+        state = view.parts[self.name]
+        is_new = state["tier"] < 0
+        budgets = budget_tiers.limit_budgets(self.config)[tiers]
+        account = self.ledger().with_budget(select_account(state), budgets, is_new)
+        tier = np.where(is_new, tiers, state["tier"])
+        return {**account, "tier": tier.astype(np.int8)}
 
     def declare_budget(self, view: CohortView, epsilon: Doubles) -> StateUpdate:
         """Noise as of the largest tier that a budget pays for; where there is none, of the smallest, for less long."""
-        tier = np.maximum(0, np.searchsorted(np.array(self.config.tiers), epsilon, side="right") - 1)
+        tier = budget_tiers.find_tiers_by_budget(self.config, epsilon)
         if self.config.policy == "activity":
             tier = view.parts[self.name]["tier"]
-        return {**super().declare_budget(view, epsilon), "tier": tier.astype(np.int8)}
+        update = super().declare_budget(view, epsilon)
+        return {**update, "tier": tier.astype(np.int8)}
 
     def _draw_count_noise(self, keys: Keys) -> Doubles:
-        scale, draws = 1 / self.config.activity_epsilon, self.context.draws
-        drawn = [NoiseStream(draws, "activity", int(key)).laplaces(1)[0] for key in keys]
-        return scale * np.array(drawn, np.float64)
+        """Laplace noise on users' counts of interactions."""
+        scale = 1 / self.config.activity_epsilon
+        noise = []
+        for key in keys:
+            stream = NoiseStream(self.context.draws, "activity", int(key))
+            noise.append(stream.laplaces(1)[0])
+        return scale * np.array(noise, np.float64)
+
+    # what leaves the device
 
     def fields(self, n_items: int, block: int = 0) -> PartFields:
         return PartFields(
@@ -304,145 +211,176 @@ class DPPS(Part, Privacy):
                 f"'{spec.name}' is seen each by itself, and dpps noises sums of people; leave dpps out, or the part "
                 "that sends it."
             )
-        if spec.name.startswith(self._public):
+        if spec.name.startswith(self._public_fields):
             return spec
         return replace(spec, most=np.inf, least=-np.inf)
 
     @property
     def _is_weighed(self) -> bool:
-        """Other parts weigh clients by what they have: a secret like all the rest, to be clipped and noised with it."""
-        return any("weigh" in other.hooks for other in self.context.others(self.name))
+        """Other parts weigh clients by their data: a secret like all the rest, to be clipped and noised with it."""
+        others = self.context.others(self.name)
+        return any("weigh" in other.hooks for other in others)
 
     @property
     def _estimates_variance(self) -> bool:
+        """Clients send the length of their update, from which the server learns how much they differ."""
         config = self.config
-        return (
-            config.weights == "variance" and config.between is None and not self._has_shared_noise and self._trains_rows
-        )
+        if config.weights != "variance" or config.between is not None:
+            return False
+        return self._trains_rows and not config.has_shared_noise
 
     def weigh(self, view: CohortView, upload: Upload) -> Doubles:
-        sent = view.received.get(self.name, {}).get("between")
-        between = self.config.between if self.config.between is not None else 0.0 if sent is None else float(sent[0])
-        return self._tier_weights(between)[self._client_tiers(view)]
+        tiers = self._client_tiers(view)
+        return self._tier_weights(self._received_variance(view))[tiers]
+
+    def _received_variance(self, view: CohortView) -> float:
+        """The variance between clients: as it was set, or as the server estimated it; 0 before it did."""
+        if self.config.between is not None:
+            return self.config.between
+        broadcast = view.received.get(self.name, {})
+        if "between" not in broadcast:
+            return 0.0
+        return float(broadcast["between"][0])
 
     def _client_tiers(self, view: CohortView) -> Longs:
         """The tier of each client: a silo's own, or, where people have theirs, that of its most careful ones."""
-        if self._silos_choose:
+        if self.config.silos_choose:
             return self._draw_tiers(view.client_keys)
-        return np.maximum(reduce_by_client(view, view.parts[self.name]["tier"], np.minimum), 0).astype(np.int64)
+        least = reduce_by_client(view, view.parts[self.name]["tier"], np.minimum)
+        return np.maximum(least, 0).astype(np.int64)
 
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
-        """Charge, then clip; noise follows on the sum. Who cannot pay sends nothing."""
-        tier, ledger = self._client_tiers(view), self.ledger()
-        mine = self._open_accounts(view, repeat_by_user(view, tier)) if self._silos_choose else view.parts[self.name]
-        account = {name: mine[name] for name in ACCOUNT_ARRAYS}
-        loss = repeat_by_user(view, 1 / self.noise_multipliers()[tier])
-        asked = repeat_by_user(view, upload.weight > 0)
-        paid, could = ledger.charge(account, "upload", loss, asked)
-        goes = reduce_by_client(view, could, np.logical_and).astype(bool)
-        # in a silo nobody pays where somebody cannot; who is alone has paid already
-        account = (
-            paid if view.has_single_users else ledger.charge(account, "upload", loss, repeat_by_user(view, goes))[0]
-        )
-        clips = self.clips()[tier]  # what rounding may add is taken off before
-        clips = clips - np.minimum(self._rounding_error(view.n_items, self.weigh(view, upload)), clips)
+        """Charge, then clip; noise follows on the sum. A client that cannot pay sends nothing."""
+        tiers = self._client_tiers(view)
+        state = view.parts[self.name]
+        if self.config.silos_choose:
+            state = self._open_accounts(view, repeat_by_user(view, tiers))
+        account, pays = self._charge_clients(view, upload, select_account(state), tiers)
+        clips = self._leave_room_for_rounding(view, upload, self.clips()[tiers])
         upload = self._clip_upload(view, upload, clips)
-        variance = np.zeros(len(tier)) if self._has_shared_noise else self.noise_deviations()[tier] ** 2
-        upload = upload.with_value("dpps.noise", DenseArrays((upload.weight * variance)[:, None])).drop_clients(~goes)
-        upload = releases.add_nonces(upload, self.context.draws, "dpps", view, account["times"][:, 0].astype(np.int64))
-        return upload, {**account, "tier": mine["tier"]}
+        upload = self._add_noise_variance(upload, tiers)
+        upload = upload.drop_clients(~pays)
+        upload = releases.add_nonces(upload, self.context.draws, "dpps", view, count_releases(account))
+        return upload, {**account, "tier": state["tier"]}
+
+    def _charge_clients(self, view: CohortView, upload: Upload, account: Arrays, tiers: Longs) -> tuple[Arrays, Bools]:
+        """The accounts after a release, and the clients that pay for it. In a silo all users pay, or none does."""
+        ledger = self.ledger()
+        loss = repeat_by_user(view, 1 / self.noise_multipliers()[tiers])
+        takes_part = repeat_by_user(view, upload.weight > 0)
+        charged, can_pay = ledger.charge(account, "upload", loss, takes_part)
+        pays = find_payers(view, can_pay)
+        if not view.has_single_users:
+            charged, _ = ledger.charge(account, "upload", loss, repeat_by_user(view, pays))
+        return charged, pays
+
+    def _leave_room_for_rounding(self, view: CohortView, upload: Upload, clips: Doubles) -> Doubles:
+        """Clips less what rounding to whole numbers may add."""
+        error = self._bound_rounding_error(view.n_items, self.weigh(view, upload))
+        return clips - np.minimum(error, clips)
 
     def _clip_upload(self, view: CohortView, upload: Upload, clips: Doubles) -> Upload:
         """Everything as one vector: with what other parts weigh it by, and with its length where that is estimated."""
         room = clips.copy()
+        mass = None
         if self._is_weighed:
-            own = self.weigh(view, upload)
-            given = np.clip(np.nan_to_num(upload.weight / own), 0.0, 1.0)
-            mass = np.where(upload.weight > 0, WEIGHT_SHARE * clips * given, 0.0)
-            upload = replace(upload.scale(given), weight=np.where(upload.weight > 0, own, 0.0))
-            room = np.sqrt(np.maximum(0.0, room**2 - mass**2))
-        lengths = releases.upload_norms(upload)
+            upload, mass = self._separate_weight(view, upload, clips)
+            room = clip_shares.subtract_length(room, mass)
+        norms = releases.compute_norms(upload)
+        length = None
         if self._estimates_variance and "rows" in upload.values:
-            inside = np.where(np.isfinite(lengths), np.minimum(lengths, room), 0.0)
-            sent = LENGTH_SHARE * inside**2 / clips
-            room = np.sqrt(np.maximum(0.0, room**2 - sent**2))
-            upload = releases.clip_upload(upload, room, lengths).with_value("dpps.length", DenseArrays(sent[:, None]))
-        else:
-            upload = releases.clip_upload(upload, room, lengths)
-        return upload.with_value("dpps.mass", DenseArrays(mass[:, None])) if self._is_weighed else upload
+            length = clip_shares.encode_length(norms, room, clips)
+            room = clip_shares.subtract_length(room, length)
+        upload = releases.clip_upload(upload, room, norms)
+        if length is not None:
+            upload = upload.with_value("dpps.length", to_column(length))
+        if mass is not None:
+            upload = upload.with_value("dpps.mass", to_column(mass))
+        return upload
+
+    def _separate_weight(self, view: CohortView, upload: Upload, clips: Doubles) -> tuple[Upload, Doubles]:
+        """The upload with its tier's weight alone, scaled by the weights of other parts, and that factor as a field."""
+        tier_weight = self.weigh(view, upload)
+        other_weight = np.nan_to_num(upload.weight / tier_weight)
+        other_weight = np.clip(other_weight, 0.0, 1.0)
+        is_sent = upload.weight > 0
+        mass = clip_shares.encode_weight(other_weight, clips, is_sent)
+        weight = np.where(is_sent, tier_weight, 0.0)
+        return replace(upload.scale(other_weight), weight=weight), mass
+
+    def _add_noise_variance(self, upload: Upload, tiers: Longs) -> Upload:
+        """How much noise an upload is owed; its sum says how much noise the total gets."""
+        variance = np.zeros(len(tiers))
+        if not self.config.has_shared_noise:
+            variance = self.noise_deviations()[tiers] ** 2
+        return upload.with_value("dpps.noise", to_column(upload.weight * variance))
 
     def noise_sum(self, server: ServerState, total: Total) -> Total:
         """The noise of all who sent, in one draw: sums of Gaussians are Gaussian."""
-        if (
-            self._has_shared_noise
-        ):  # also where nobody took part, in a silo or anywhere: that nobody did is nobody's business
-            draws = self.context.train.silos if self.config.threat == "silo" else 1
-            total = total.with_sums({"dpps.noise": np.array([draws * self.noise_deviations()[-1] ** 2])})
-            total = replace(total, n_clients=max(1, total.n_clients))
+        if self.config.has_shared_noise:
+            total = self._set_shared_noise(total)
         elif total.n_clients == 0:
             return total
         stream = NoiseStream(self.context.draws, "dpps-noise", server.block, server.round, total.nonce)
-        variance, whole = float(total["dpps.noise"][0]), self.config.noise_on == "wholes"
-        if whole:  # the sum of variances was rounded, too
-            variance += total.n_clients * QUANTUM
-            return releases.add_integer_noise(total, math.sqrt(variance), stream, self._public, QUANTUM)
-        return releases.add_noise(total, math.sqrt(variance), stream, self._public)
+        variance = float(total["dpps.noise"][0])
+        if self.config.noise_on == "reals":
+            return releases.add_noise(total, math.sqrt(variance), stream, self._public_fields)
+        variance += total.n_clients * QUANTUM  # the sum of variances was rounded, too
+        return releases.add_integer_noise(total, math.sqrt(variance), stream, self._public_fields, QUANTUM)
+
+    def _set_shared_noise(self, total: Total) -> Total:
+        """A total that gets the noise of every silo, or one for all, also where nobody took part: that is hidden."""
+        n_draws = 1
+        if self.config.threat == "silo":
+            n_draws = self.context.train.silos
+        variance = n_draws * self.noise_deviations()[-1] ** 2
+        total = total.with_sums({"dpps.noise": np.array([variance])})
+        return replace(total, n_clients=max(1, total.n_clients))
 
     # on the server
 
     def broadcast(self, server: ServerState, audience: Audience) -> PartBroadcast:
         state = server.parts.get(self.name, {})
-        return PartBroadcast({"between": state["between"]} if "between" in state else {})
+        if "between" not in state:
+            return PartBroadcast()
+        return PartBroadcast({"between": state["between"]})
 
     def decode(self, server: ServerState, total: Total) -> Total:
         """Shrink the noised sums, and see how much clients differ; both are functions of what was noised already."""
         if total.n_clients == 0 or not self._trains_rows or "rows" not in total.sums:
             return total
         variance = float(total["dpps.noise"][0])
-        changed: Arrays = {}
+        sums: Arrays = {}
         if self._is_weighed:
-            mass = float(total["dpps.mass"][0]) / (WEIGHT_SHARE * float(self.clips().max()))
-            total = replace(total, weight=min(max(mass, _MIN_WEIGHT_SHARE * total.weight), total.weight))
+            weight = clip_shares.decode_weight(total, float(self.clips().max()))
+            total = replace(total, weight=weight)
         if self._estimates_variance:
-            changed["dpps.length"] = np.array([self._variance_between_clients(total, variance)])
+            between = clip_shares.estimate_client_variance(total, variance, self.config.clip)
+            sums["dpps.length"] = np.array([between])
         for name, value in total.sums.items():
-            if not name.startswith("dpps."):
+            if not name.startswith(clip_shares.OWN_FIELDS):
                 by_row = self.config.shrink_by == "row" and name == "rows"
-                changed[name] = releases.shrink_sum(value, variance, self.config.shrink, by_row)
-        return total.with_sums(changed)
-
-    def _variance_between_clients(self, total: Total, variance: float) -> float:
-        """The variance of a coordinate between clients: mean square minus square of the mean, both without noise."""
-        own = ("dpps.",)
-        size = releases.count_coordinates(total, own)
-        square = self.config.clip / LENGTH_SHARE * float(total["dpps.length"][0]) / total.weight
-        sums = sum(float((v**2).sum()) for name, v in total.sums.items() if not name.startswith(own))
-        mean = max(0.0, sums - size * variance) / total.weight**2
-        return max(0.0, square - mean) / size
+                sums[name] = releases.shrink_sum(value, variance, self.config.shrink, by_row)
+        return total.with_sums(sums)
 
     def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
         if not self._estimates_variance or total.n_clients == 0 or "dpps.length" not in total.sums:
             return server
-        return server.with_part(self.name, {"between": np.asarray(total["dpps.length"], np.float64)})
+        between = np.asarray(total["dpps.length"], np.float64)
+        return server.with_part(self.name, {"between": between})
 
     def promises(self, server: ServerState) -> dict[str, float | str]:
         """The budgets, whom they protect from whom; under the paper's noise, what one release really costs."""
         config = self.config
-        said: dict[str, float | str] = {"unit": config.unit, "threat": config.threat, "delta": config.delta}
+        promise: dict[str, float | str] = {"unit": config.unit, "threat": config.threat, "delta": config.delta}
         if config.calibration == "analytic":
-            return {**said, "epsilon_most": config.tiers[-1], "epsilon_least": config.tiers[0]}
-        for tier, noise in zip(config.tiers, self.noise_multipliers()):
-            spent = gaussian_epsilon(float(noise) / math.sqrt(config.releases), config.delta)
-            said[f"epsilon_{tier:g}_really"] = spent
-            said[f"delta_at_{tier:g}_really"] = gaussian_delta(float(noise), tier)
-        return said
-
-
-@lru_cache(maxsize=1024)
-def _fit_noise(tiers: tuple[float, ...], counted: float, delta: float, releases: int) -> tuple[float, ...]:
-    """The noise with which each tier lasts for so many releases; asked for by every cohort of a round."""
-    ledger = Ledger((), delta)
-    return tuple(ledger.sigma_to_fit(tier - counted, releases) for tier in tiers)
+            return {**promise, "epsilon_most": config.tiers[-1], "epsilon_least": config.tiers[0]}
+        for tier, multiplier in zip(config.tiers, self.noise_multipliers()):
+            noise = float(multiplier)
+            noise_of_all = noise / math.sqrt(config.releases)
+            promise[f"epsilon_{tier:g}_really"] = gaussian_epsilon(noise_of_all, config.delta)
+            promise[f"delta_at_{tier:g}_really"] = gaussian_delta(noise, tier)
+        return promise
 
 
 register_preset("dpps", {"name": "dpps"})

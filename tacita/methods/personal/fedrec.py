@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import Field
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import Arrays, CohortView, Doubles, Floats, Ints, Ragged
+from tacita.core.types import Arrays, Bools, CohortView, Doubles, Floats, Ints, Ragged
 from tacita.messages import Upload
 from tacita.round.part import Part, PartConfig
 from tacita.round.registry import register
@@ -37,51 +37,75 @@ class VirtualRatings(Part):
 
     def check(self, n_items: int) -> None:
         backbone = self.context.scorer
-        if self.context.train.objective != "squared":
+        train = self.context.train
+        if train.objective != "squared":
             raise TacitaError("part 'virtual-ratings' makes up ratings; set train.objective = 'squared'.")
-        if self.context.train.local_epochs > 1:
+        if train.local_epochs > 1:
             raise TacitaError("part 'virtual-ratings' sends one gradient a round; set train.local_epochs = 1.")
-        if backbone.shared() or backbone.layout != {"p": backbone.item_width} or backbone.reads_context:
+        has_vector_alone = backbone.layout == {"p": backbone.item_width}
+        if backbone.shared() or backbone.reads_context or not has_vector_alone:
             raise TacitaError(f"part 'virtual-ratings' predicts p . q, which '{backbone.name}' does not; use 'mf'.")
 
     def prepare(self, view: CohortView) -> LocalTask:
         return LocalTask(labels=self.label_samples)
 
     def label_samples(self, view: CohortView, own: Ragged) -> Floats:
-        """Ratings as they are, or 1, and virtual ones for what was drawn."""
+        """Ratings as they are, or 1, and virtual ones for sampled negatives."""
         label = own.values["label"].copy()
-        n = view.train.counts()
-        place = np.arange(len(label)) - np.repeat(own.ptr[:-1], own.counts())
-        real = place < np.repeat(n, own.counts())
+        is_real = _find_real_samples(view, own)
         if self.config.implicit:
-            label[real] = 1.0
-        plain = self.config.implicit or "rating" not in view.train.values
-        among = own.counts() if plain else n  # what was drawn counts 0 in the mean where nobody rates
-        sums = np.bincount(own.rows()[real], weights=label[real], minlength=len(n))
-        virtual = (sums / np.maximum(among, 1))[own.rows()]
+            label[is_real] = 1.0
+        user = own.rows()
         if view.round >= self.config.predict_from:
-            refined = self._refine_vectors(view, own.rows()[real], own.ids[real], label[real])
-            virtual = (refined[own.rows()] * view.items[own.ids]).sum(1)
-        return np.where(real, label, virtual).astype(np.float32)
+            vectors = self._refine_vectors(view, user[is_real], own.ids[is_real], label[is_real])
+            products = vectors[user] * view.items[own.ids]
+            virtual = products.sum(1)
+        else:
+            means = self._average_labels(view, own, label, is_real)
+            virtual = means[user]
+        return np.where(is_real, label, virtual).astype(np.float32)
+
+    def _average_labels(self, view: CohortView, own: Ragged, label: Floats, is_real: Bools) -> Doubles:
+        """Each user's mean rating. Where there are no ratings, sampled negatives count 0 in the mean."""
+        n_averaged = view.train.counts()
+        user = own.rows()
+        sums = np.bincount(user[is_real], weights=label[is_real], minlength=len(n_averaged))
+        if self.config.implicit or "rating" not in view.train.values:
+            n_averaged = own.counts()
+        return np.asarray(sums / np.maximum(n_averaged, 1))
 
     def _refine_vectors(self, view: CohortView, user: Ints, item: Ints, rating: Floats) -> Doubles:
         """User vectors after some steps on the mean squared error of real ratings; item rows stand still."""
-        p, rows = view.private.astype(np.float64), view.items[item].astype(np.float64)
-        n = np.maximum(np.bincount(user, minlength=len(p)), 1)[:, None]
+        vectors = view.private.astype(np.float64)
+        rows = view.items[item].astype(np.float64)
+        n_ratings = np.bincount(user, minlength=len(vectors))
+        divisor = np.maximum(n_ratings, 1)[:, None]
         rate = self.context.scorer.rates(view.n_items)["p"]
         for _ in range(self.config.local_steps):
-            error = rating - (p[user] * rows).sum(1)
-            slope = np.zeros_like(p)
+            products = vectors[user] * rows
+            error = rating - products.sum(1)
+            slope = np.zeros_like(vectors)
             np.add.at(slope, user, error[:, None] * rows)
-            p = p + rate * 2 * slope / n
-        return p
+            vectors = vectors + rate * 2 * slope / divisor
+        return vectors
 
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
         """The gradient of each item by itself, at the rate of people's vectors.
 
         A local step divides it by how many samples there are, and multiplies it by `item_lr_scale`.
         """
-        each = view.train.counts() * (1 + self.context.train.negatives)
-        samples = np.add.reduceat(np.append(each, 0), view.user_ptr)[:-1].astype(np.float64)
-        factor = samples / self.context.scorer.item_scale(view.n_items)
-        return upload.with_value("rows", upload.values["rows"].scale(factor)), {}
+        of_users = view.train.counts() * (1 + self.context.train.negatives)
+        of_clients = np.add.reduceat(np.append(of_users, 0), view.user_ptr)[:-1]
+        n_samples = of_clients.astype(np.float64)
+        factor = n_samples / self.context.scorer.item_scale(view.n_items)
+        rows = upload.values["rows"].scale(factor)
+        return upload.with_value("rows", rows), {}
+
+
+def _find_real_samples(view: CohortView, own: Ragged) -> Bools:
+    """Which samples are the user's own items: a user's list begins with them, and negatives follow."""
+    n_samples = own.counts()
+    starts = np.repeat(own.ptr[:-1], n_samples)
+    place = np.arange(len(own.ids)) - starts
+    n_real = np.repeat(view.train.counts(), n_samples)
+    return np.asarray(place < n_real)

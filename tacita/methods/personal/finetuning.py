@@ -54,9 +54,9 @@ class FineTuning(Part):
     def serve(self, view: CohortView, purpose: Purpose) -> Serving:
         if purpose == "valid":
             return Serving()
-        return Serving(personal_scores=partial(self.score_tuned, view))
+        return Serving(personal_scores=partial(self.score_fine_tuned, view))
 
-    def score_tuned(self, view: CohortView, only: Ragged | None) -> Floats:
+    def score_fine_tuned(self, view: CohortView, only: Ragged | None) -> Floats:
         """Scores by the model that the device makes for its user."""
         private, heads, own_rows = self.fine_tune(view)
         backbone = self.context.scorer
@@ -65,20 +65,28 @@ class FineTuning(Part):
     def fine_tune(self, view: CohortView) -> tuple[Floats, dict[str, Floats], Ragged]:
         """Everybody's private vector, shared parameters and moved rows after the steps."""
         task = CohortTask(view)
-        local = train_cohort(task, self.context.scorer, (), self._training_config(), self.context.draws).local
+        training = train_cohort(task, self.context.scorer, (), self._training_config(), self.context.draws)
+        local = training.local
         heads = {name: local.personal[f"heads.{name}"] for name in local.heads}
         moved = local.personal["rows"] - view.items[local.row_item]
-        return local.personal["private"], heads, Ragged(local.row_start, local.row_item, {"moved": moved})
+        moved_rows = Ragged(local.row_start, local.row_item, {"moved": moved})
+        return local.personal["private"], heads, moved_rows
 
     def _training_config(self) -> TrainConfig:
-        """All of a person's samples at once, so many times; the model that is leaned on stands still."""
-        rate = self.config.rate if self.config.sign == "descend" else -self.config.rate
-        said = {"lam": self.config.pull, "inner_steps": self.config.steps, "inner_lr": rate, "eta": 0.0}
-        return self.context.train.model_copy(
+        """Settings for steps on all of a user's samples at once, towards a received model that stands still."""
+        train = self.context.train
+        rate = self.config.rate
+        if self.config.sign == "printed":
+            rate = -rate
+        stepper = "auto"
+        if train.stepper == "autograd":
+            stepper = "autograd"
+        pfedme = {"lam": self.config.pull, "inner_steps": self.config.steps, "inner_lr": rate, "eta": 0.0}
+        return train.model_copy(
             update={
                 "optimiser": "pfedme",
-                "pfedme": PFedMeConfig().model_copy(update=said),
-                "stepper": "autograd" if self.context.train.stepper == "autograd" else "auto",
+                "pfedme": PFedMeConfig().model_copy(update=pfedme),
+                "stepper": stepper,
                 "local_epochs": 1,
                 "batch_size": _FULL_BATCH,
                 "weight_decay": 0.0,

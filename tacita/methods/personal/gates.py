@@ -13,35 +13,66 @@ from collections.abc import Sequence
 import numpy as np
 import scipy.special
 
-from tacita.core.types import Arrays, CohortView, Doubles, Floats, LocalModels, ServerState
+from tacita.core.types import AnyArray, Arrays, CohortView, Doubles, Floats, LocalModels, ServerState
 
 
-def gate_factors(u: Doubles, gates: Floats) -> Doubles:
+def compute_gate_factors(interest: Doubles, gates: Floats) -> Doubles:
     """(clients, arrays) factors between 0 and 2."""
-    return np.asarray(2 * scipy.special.expit(u @ gates.T.astype(np.float64)))
+    logits = interest @ gates.T.astype(np.float64)
+    return np.asarray(2 * scipy.special.expit(logits))
 
 
-def model_arrays(server: ServerState, names: Sequence[str]) -> Arrays:
+def select_arrays(server: ServerState, names: Sequence[str]) -> Arrays:
     """The arrays of a model by their names in an upload."""
-    return {name: server.items if name == "rows" else server.heads[name.removeprefix("heads/")] for name in names}
+    arrays: Arrays = {}
+    for name in names:
+        if name == "rows":
+            arrays[name] = server.items
+        else:
+            arrays[name] = server.heads[_head_name(name)]
+    return arrays
+
+
+def _head_name(field: str) -> str:
+    """The name of a shared parameter without its prefix in an upload."""
+    return field.removeprefix("heads/")
 
 
 def measure_agreement(view: CohortView, local: LocalModels, received: Arrays, names: Sequence[str]) -> Floats:
     """(clients, arrays) the cosine of each change with where everybody went; 0 where either stands still."""
-    out = np.zeros((view.n_clients, len(names)))
-    client = np.repeat(np.arange(view.n_clients), np.diff(local.row_start))
-    for k, name in enumerate(names):
-        went = received[f"moved.{name}"].astype(np.float64)
-        length = np.linalg.norm(went)
-        if length == 0:
+    agreement = np.zeros((view.n_clients, len(names)))
+    for column, name in enumerate(names):
+        mean_change = received[f"moved.{name}"].astype(np.float64)
+        if np.linalg.norm(mean_change) == 0:
             continue
         if name == "rows":
-            moved = local.rows.astype(np.float64) - view.items[local.row_item]
-            along = np.bincount(client, (moved * went[local.row_item]).sum(1), view.n_clients)
-            own = np.sqrt(np.bincount(client, (moved**2).sum(1), view.n_clients))
-            out[:, k] = along / np.maximum(own * length, 1e-12)
+            agreement[:, column] = _compare_rows(view, local, mean_change)
         else:
-            head = name.removeprefix("heads/")
-            moved = (local.heads[head].astype(np.float64) - view.heads[head]).reshape(view.n_clients, -1)
-            out[:, k] = moved @ went.reshape(-1) / np.maximum(np.linalg.norm(moved, axis=1) * length, 1e-12)
-    return np.asarray(np.clip(out, -1, 1), np.float32)
+            agreement[:, column] = _compare_head(view, local, _head_name(name), mean_change)
+    return np.asarray(np.clip(agreement, -1, 1), np.float32)
+
+
+def _compare_rows(view: CohortView, local: LocalModels, mean_change: Doubles) -> Doubles:
+    """The cosine of each client's change of item rows with the mean change."""
+    n_rows = np.diff(local.row_start)
+    client = np.repeat(np.arange(view.n_clients), n_rows)
+    change = local.rows.astype(np.float64) - view.items[local.row_item]
+    products = change * mean_change[local.row_item]
+    squares = change**2
+    product = np.bincount(client, products.sum(1), view.n_clients)
+    length = np.sqrt(np.bincount(client, squares.sum(1), view.n_clients))
+    return _divide_by_lengths(product, length, mean_change)
+
+
+def _compare_head(view: CohortView, local: LocalModels, head: str, mean_change: Doubles) -> Doubles:
+    """The cosine of each client's change of a shared parameter with the mean change."""
+    change = local.heads[head].astype(np.float64) - view.heads[head]
+    change = change.reshape(view.n_clients, -1)
+    product = change @ mean_change.reshape(-1)
+    length = np.linalg.norm(change, axis=1)
+    return _divide_by_lengths(product, length, mean_change)
+
+
+def _divide_by_lengths(product: AnyArray, length: Doubles, mean_change: Doubles) -> Doubles:
+    lengths = length * np.linalg.norm(mean_change)
+    return np.asarray(product / np.maximum(lengths, 1e-12))

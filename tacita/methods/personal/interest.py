@@ -21,7 +21,7 @@ from pydantic import Field
 from tacita.core.types import AnyArray, Arrays, CohortView, Doubles, Floats, LocalModels, ServerState
 from tacita.kernels.hashing import normals
 from tacita.messages import DenseArrays, Form, Spec, Total, Upload
-from tacita.methods.personal.gates import gate_factors, measure_agreement, model_arrays
+from tacita.methods.personal.gates import compute_gate_factors, measure_agreement, select_arrays
 from tacita.models.scorer import Scorer
 from tacita.models.scoring import score_samples
 from tacita.round.broadcast import Audience, PartBroadcast
@@ -32,6 +32,7 @@ from tacita.round.task import TrainingOutcome
 
 _MOST_G = 10.0  # of a learned g, either way
 _MOST_LOSS = 10.0
+_MOST_GRADIENT = 1e4
 _HIDDEN = 8
 _HIDDEN_KEYS = np.arange(_HIDDEN, dtype=np.uint64)
 
@@ -56,12 +57,14 @@ class InterestWeights(Part):
 
     @property
     def width(self) -> int:
+        """The length of an interest vector."""
         return self.context.scorer.interest_width
 
     @property
-    def tensors(self) -> list[str]:
+    def gated_arrays(self) -> list[str]:
         """The arrays that have a gate of their own, by their names in an upload."""
-        return ["rows", *(f"heads/{name}" for name in self.context.backbone.shared())]
+        heads = [f"heads/{name}" for name in self.context.backbone.shared()]
+        return ["rows", *heads]
 
     # on the device
 
@@ -70,25 +73,28 @@ class InterestWeights(Part):
 
     def _extra_fields(self) -> tuple[Spec, ...]:
         width = self.width
-        n_tensors = len(self.tensors)
+        n_gates = len(self.gated_arrays)
         specs = [Spec("vector", (width,), most=self.config.length, about="the direction of a client's interests")]
         if self.config.weights == "learned":
             specs.append(Spec("loss", (1,), most=_MOST_LOSS, least=0.0, about="how well the model fits"))
             specs.append(Spec("out", (_HIDDEN,), most=2 * _MOST_LOSS))
-            specs.append(Spec("hidden", (_HIDDEN, width), most=1e4))
+            specs.append(Spec("hidden", (_HIDDEN, width), most=_MOST_GRADIENT))
         if self.config.fusion == "gate":
-            specs.append(Spec("agrees", (n_tensors,), most=1.0, about="whether changes agree"))
-            specs.append(Spec("gates", (n_tensors, width), most=2.0))
+            specs.append(Spec("agrees", (n_gates,), most=1.0, about="whether changes agree"))
+            specs.append(Spec("gates", (n_gates, width), most=2.0))
         return tuple(specs)
 
     def _broadcast_specs(self, n_items: int) -> dict[str, ArraySpec]:
         backbone = self.context.scorer
-        n_tensors = len(self.tensors)
+        n_gates = len(self.gated_arrays)
         shapes: dict[str, tuple[int, ...]] = {"centre": (self.width,)}
         if self.config.weights == "learned":
-            shapes |= {"hidden": (_HIDDEN, self.width), "out": (_HIDDEN,), "loss": (1,)}
+            shapes["hidden"] = (_HIDDEN, self.width)
+            shapes["out"] = (_HIDDEN,)
+            shapes["loss"] = (1,)
         if self.config.fusion == "gate":
-            shapes |= {"gates": (n_tensors, self.width), "agreed": (n_tensors,)}
+            shapes["gates"] = (n_gates, self.width)
+            shapes["agreed"] = (n_gates,)
             shapes["moved.rows"] = (n_items, backbone.item_width)
             for name, shape in backbone.shared().items():
                 shapes[f"moved.heads/{name}"] = shape
@@ -96,64 +102,91 @@ class InterestWeights(Part):
 
     def after_training(self, view: CohortView, local: LocalModels) -> TrainingOutcome:
         received = view.received.get(self.name, {})
-        interest = client_mean(view, self.context.scorer.interest(view))
-        u = normalise_vectors(interest)
-        extras: dict[str, AnyArray | Form] = {"vector": (self.config.length * u).astype(np.float32)}
+        interest = average_by_client(view, self.context.scorer.interest(view))
+        direction = normalise_vectors(interest)
+        vector = (self.config.length * direction).astype(np.float32)
+        extras: dict[str, AnyArray | Form] = {"vector": vector}
         if self.config.weights == "learned":
-            extras |= self._weight_gradients(view, local, u, received)
+            extras |= self._compute_weight_gradients(view, local, direction, received)
         if self.config.fusion == "gate":
-            agrees = measure_agreement(view, local, received, self.tensors)
-            apart = agrees - received["agreed"] if received["agreed"].any() else 0 * agrees
-            extras["agrees"] = agrees
-            extras["gates"] = (apart[:, :, None] * u[:, None]).astype(np.float32)
+            agreement = measure_agreement(view, local, received, self.gated_arrays)
+            extras["agrees"] = agreement
+            extras["gates"] = _compute_gate_gradient(agreement, received["agreed"], direction)
         return TrainingOutcome(extras=extras)
 
-    def _weight_gradients(self, view: CohortView, local: LocalModels, u: Doubles, received: Arrays) -> Arrays:
+    def _compute_weight_gradients(
+        self, view: CohortView, local: LocalModels, direction: Doubles, received: Arrays
+    ) -> Arrays:
         """Of what a client's g adds to everybody's mean loss, as long as that of the round before stands for it."""
-        loss = np.minimum(client_loss(self.context.scorer, view, local), _MOST_LOSS)
-        out, hidden = np.tanh(u @ received["hidden"].T.astype(np.float64)), received["out"].astype(np.float64)
-        apart = (loss - received["loss"][0]) * (received["loss"][0] > 0)
-        below = (apart[:, None] * hidden * (1 - out**2))[:, :, None] * u[:, None]
-        made = {"loss": loss[:, None], "out": apart[:, None] * out, "hidden": np.clip(below, -1e4, 1e4)}
-        return {name: value.astype(np.float32) for name, value in made.items()}
+        loss = compute_client_losses(self.context.scorer, view, local)
+        loss = np.minimum(loss, _MOST_LOSS)
+        hidden = _compute_hidden(direction, received)
+        out_weights = received["out"].astype(np.float64)
+        mean_loss = received["loss"][0]
+        difference = (loss - mean_loss) * (mean_loss > 0)
+        column = difference[:, None]
+        slope = column * out_weights * (1 - hidden**2)
+        gradient = slope[:, :, None] * direction[:, None]
+        return {
+            "loss": loss[:, None].astype(np.float32),
+            "out": (column * hidden).astype(np.float32),
+            "hidden": np.clip(gradient, -_MOST_GRADIENT, _MOST_GRADIENT).astype(np.float32),
+        }
 
     def weigh(self, view: CohortView, upload: Upload) -> Doubles:
-        sent = upload.values[f"{self.name}.vector"]
-        assert isinstance(sent, DenseArrays)
-        received, u = view.received.get(self.name, {}), normalise_vectors(sent.value.astype(np.float64))
+        received = view.received.get(self.name, {})
+        direction = self._read_direction(upload)
         if self.config.weights == "learned":
-            g = np.tanh(u @ received["hidden"].T.astype(np.float64)) @ received["out"].astype(np.float64)
-            return bounded_exp(g, _MOST_G)
-        return bounded_exp(self.config.kappa * (u @ normalise_vectors(received["centre"][None])[0]), self.config.kappa)
+            g = _compute_hidden(direction, received) @ received["out"].astype(np.float64)
+            return compute_bounded_exp(g, _MOST_G)
+        centre = normalise_vectors(received["centre"][None])[0]
+        cosine = direction @ centre
+        return compute_bounded_exp(self.config.kappa * cosine, self.config.kappa)
 
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
-        """Changes as the gates let them through."""
+        """Scale changes by their gates."""
         if self.config.fusion == "identity":
             return upload, {}
-        sent = upload.values[f"{self.name}.vector"]
-        assert isinstance(sent, DenseArrays)
-        factor = gate_factors(normalise_vectors(sent.value.astype(np.float64)), view.received[self.name]["gates"])
-        for k, name in enumerate(self.tensors):
-            upload = upload.with_value(name, upload.values[name].scale(factor[:, k]))
+        gates = view.received[self.name]["gates"]
+        factors = compute_gate_factors(self._read_direction(upload), gates)
+        for gate, name in enumerate(self.gated_arrays):
+            scaled = upload.values[name].scale(factors[:, gate])
+            upload = upload.with_value(name, scaled)
         return upload, {}
+
+    def _read_direction(self, upload: Upload) -> Doubles:
+        """The direction of each client's interest, as it is in the upload."""
+        vector = upload.values[f"{self.name}.vector"]
+        assert isinstance(vector, DenseArrays)
+        return normalise_vectors(vector.value.astype(np.float64))
 
     # on the server
 
     def server_block_start(self, server: ServerState) -> Arrays:
         """Interests, and what was learned of them, last; where everybody went does not fit another catalogue."""
-        held = server.parts.get(self.name, {})
-        made: Arrays = {"centre": np.zeros(self.width, np.float32)}
+        earlier = server.parts.get(self.name, {})
+        state = self._initial_state()
+        for name in state:
+            if name in earlier:
+                state[name] = earlier[name]
+        if self.config.fusion == "gate":
+            for name, value in select_arrays(server, self.gated_arrays).items():
+                state[f"moved.{name}"] = 0 * value
+        return state
+
+    def _initial_state(self) -> Arrays:
+        """What the server keeps from block to block, before the first one."""
+        state: Arrays = {"centre": np.zeros(self.width, np.float32)}
         if self.config.weights == "learned":
-            start = normals(self.context.draws.public("interest-weights"), _HIDDEN_KEYS, self.width)
-            made |= {"hidden": start.astype(np.float32), "out": np.zeros(_HIDDEN, np.float32)}
-            made["loss"] = np.zeros(1, np.float32)
+            key = self.context.draws.public("interest-weights")
+            state["hidden"] = normals(key, _HIDDEN_KEYS, self.width).astype(np.float32)
+            state["out"] = np.zeros(_HIDDEN, np.float32)
+            state["loss"] = np.zeros(1, np.float32)
         if self.config.fusion == "gate":
-            made["gates"] = np.zeros((len(self.tensors), self.width), np.float32)
-            made["agreed"] = np.zeros(len(self.tensors), np.float32)
-        made |= {name: held[name] for name in made if name in held}
-        if self.config.fusion == "gate":
-            made |= {f"moved.{name}": 0 * value for name, value in model_arrays(server, self.tensors).items()}
-        return made
+            n_gates = len(self.gated_arrays)
+            state["gates"] = np.zeros((n_gates, self.width), np.float32)
+            state["agreed"] = np.zeros(n_gates, np.float32)
+        return state
 
     def broadcast(self, server: ServerState, audience: Audience) -> PartBroadcast:
         return PartBroadcast(server.parts[self.name])
@@ -161,47 +194,71 @@ class InterestWeights(Part):
     def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
         if total.weight <= 0:
             return server
-        told = {name: total[f"{self.name}.{name}"] / total.weight for name in self._sent_fields()}
-        held = dict(server.parts[self.name])
-        held["centre"] = told["vector"].astype(np.float32)
+        means = {}
+        for spec in self._extra_fields():
+            means[spec.name] = total[f"{self.name}.{spec.name}"] / total.weight
+        state = dict(server.parts[self.name])
+        state["centre"] = means["vector"].astype(np.float32)
         if self.config.weights == "learned":
-            held["loss"] = told["loss"].astype(np.float32)
+            state["loss"] = means["loss"].astype(np.float32)
             for name in ("out", "hidden"):
-                held[name] = (held[name] - self.config.rate * told[name]).astype(np.float32)
+                moved = state[name] - self.config.rate * means[name]
+                state[name] = moved.astype(np.float32)
         if self.config.fusion == "gate":
-            held["agreed"] = told["agrees"].astype(np.float32)
-            held["gates"] = (held["gates"] + self.config.rate * told["gates"]).astype(np.float32)
-            was = model_arrays(before, self.tensors)
-            held |= {f"moved.{k}": v - was[k] for k, v in model_arrays(server, self.tensors).items()}
-        return server.with_part(self.name, held)
+            gates = state["gates"] + self.config.rate * means["gates"]
+            state["gates"] = gates.astype(np.float32)
+            state["agreed"] = means["agrees"].astype(np.float32)
+            old_arrays = select_arrays(before, self.gated_arrays)
+            for name, new_array in select_arrays(server, self.gated_arrays).items():
+                state[f"moved.{name}"] = new_array - old_arrays[name]
+        return server.with_part(self.name, state)
 
-    def _sent_fields(self) -> list[str]:
-        return [spec.name for spec in self._extra_fields()]
+
+def _compute_hidden(direction: Doubles, received: Arrays) -> Doubles:
+    """The hidden layer of learned weights: tanh(W u_i)."""
+    weights = received["hidden"].T.astype(np.float64)
+    return np.asarray(np.tanh(direction @ weights))
 
 
-def bounded_exp(g: Doubles, most: float) -> Doubles:
+def _compute_gate_gradient(agreement: Floats, mean_agreement: AnyArray, direction: Doubles) -> Floats:
+    """Where each gate moves: towards interests whose changes agree more than the mean of the round before."""
+    difference = 0 * agreement
+    if mean_agreement.any():
+        difference = agreement - mean_agreement
+    gradient = difference[:, :, None] * direction[:, None]
+    return np.asarray(gradient, np.float32)
+
+
+def compute_bounded_exp(g: Doubles, most: float) -> Doubles:
     """exp(g) as it travels, at most 1: a softmax over clients whatever g is, for all g between -most and most."""
-    return np.asarray(np.exp(np.clip(g, -most, most) - most))
+    bounded = np.clip(g, -most, most)
+    return np.asarray(np.exp(bounded - most))
 
 
 def normalise_vectors(vectors: AnyArray) -> Doubles:
     """Rows of length 1; what has no length stays 0."""
     length = np.linalg.norm(vectors, axis=-1, keepdims=True)
-    return np.asarray(np.where(length > 1e-8, vectors / np.maximum(length, 1e-8), 0.0), np.float64)
+    normalised = vectors / np.maximum(length, 1e-8)
+    normalised = np.where(length > 1e-8, normalised, 0.0)
+    return np.asarray(normalised, np.float64)
 
 
-def client_mean(view: CohortView, of_users: Floats) -> Doubles:
-    """The mean over each client's people."""
-    total = np.add.reduceat(np.append(of_users.astype(np.float64), np.zeros((1, of_users.shape[1])), 0), view.user_ptr)
-    people = np.diff(view.user_ptr)
-    return np.asarray(np.where(people[:, None] > 0, total[:-1], 0.0) / np.maximum(people, 1)[:, None])
+def average_by_client(view: CohortView, of_users: Floats) -> Doubles:
+    """The mean over each client's users."""
+    last_row = np.zeros((1, of_users.shape[1]))
+    padded = np.append(of_users.astype(np.float64), last_row, 0)
+    sums = np.add.reduceat(padded, view.user_ptr)[:-1]
+    n_users = np.diff(view.user_ptr)[:, None]
+    sums = np.where(n_users > 0, sums, 0.0)
+    return np.asarray(sums / np.maximum(n_users, 1))
 
 
-def client_loss(backbone: Scorer, view: CohortView, local: LocalModels) -> Doubles:
+def compute_client_losses(backbone: Scorer, view: CohortView, local: LocalModels) -> Doubles:
     """The mean cross-entropy of a client's samples under the model as it was received."""
     logits = score_samples(backbone, view, local.owner, local.item).astype(np.float64)
     label = np.clip(local.label, 0, 1)
-    each = np.logaddexp(0, logits) - label * logits
-    client = np.repeat(np.arange(view.n_clients), np.diff(local.ptr))
-    sums = np.bincount(client, weights=each, minlength=view.n_clients)
-    return np.asarray(sums / np.maximum(np.diff(local.ptr), 1))
+    losses = np.logaddexp(0, logits) - label * logits
+    n_samples = np.diff(local.ptr)
+    client = np.repeat(np.arange(view.n_clients), n_samples)
+    sums = np.bincount(client, weights=losses, minlength=view.n_clients)
+    return np.asarray(sums / np.maximum(n_samples, 1))

@@ -25,20 +25,24 @@ from tacita.messages import (
     Upload,
 )
 from tacita.privacy.noise import NoiseStream
-from tacita.round.part import Part, RunContext
+from tacita.round.part import Part, PartTraits, RunContext
 
 _MAX_EXTRA_NUMBERS = 2**16  # numbers that small fields of other parts hold at most, where rounding is counted
 _CLIP_MARGIN = 1 - 1e-6  # where something is shortened, single precision may not lengthen it again
 
 
-def rounding_error(context: RunContext, n_items: int) -> float:
+def bound_rounding_error(context: RunContext, n_items: int) -> float:
     """By how much rounding to whole numbers, after the clip, can lengthen what a client sends; 0: nothing rounds."""
     if context.train.aggregator == "plain":
         return 0.0
     backbone = context.backbone
-    rows = n_items * (backbone.item_width if backbone.learner == "rows" else n_items)
-    heads = sum(math.prod(shape) for shape in backbone.shared().values())
-    return math.sqrt(rows + heads + _MAX_EXTRA_NUMBERS) * QUANTUM / 2
+    width = n_items
+    if backbone.learner == "rows":
+        width = backbone.item_width
+    size = n_items * width + _MAX_EXTRA_NUMBERS
+    for shape in backbone.shared().values():
+        size += math.prod(shape)
+    return math.sqrt(size) * QUANTUM / 2
 
 
 def check_rounding(name: str, n_items: int, share: float) -> None:
@@ -50,33 +54,39 @@ def check_rounding(name: str, n_items: int, share: float) -> None:
         )
 
 
-def clip_upload(upload: Upload, bound: float | Doubles, lengths: Doubles | None = None) -> Upload:
+def clip_upload(upload: Upload, bound: float | Doubles, norms: Doubles | None = None) -> Upload:
     """Everything a client sends, as one vector, shortened to a length; what holds no number counts as nothing.
 
-    A client whose training went astray sends noise alone. It still sends: to drop out would tell.
+    A client whose training diverged sends noise alone. It still sends: to drop out would tell.
     """
-    lengths = upload_norms(upload) if lengths is None else lengths
-    astray = ~np.isfinite(lengths)
-    if astray.any():
-        upload = replace(upload, values={name: _clear_clients(v, astray) for name, v in upload.values.items()})
-        lengths = np.where(astray, 0.0, lengths)
-    most = np.broadcast_to(np.asarray(bound, np.float64), lengths.shape)
-    longer = lengths > most
-    if not longer.any():
+    if norms is None:
+        norms = compute_norms(upload)
+    diverged = ~np.isfinite(norms)
+    if diverged.any():
+        cleared = {name: _clear_clients(value, diverged) for name, value in upload.values.items()}
+        upload = replace(upload, values=cleared)
+        norms = np.where(diverged, 0.0, norms)
+    bounds = np.broadcast_to(np.asarray(bound, np.float64), norms.shape)
+    is_longer = norms > bounds
+    if not is_longer.any():
         return upload
-    factor = np.where(longer, _CLIP_MARGIN * most / np.maximum(lengths, 1e-300), 1.0)
-    return replace(upload, values={name: _scale_form(value, factor) for name, value in upload.values.items()})
+    shortening = _CLIP_MARGIN * bounds / np.maximum(norms, 1e-300)
+    factor = np.where(is_longer, shortening, 1.0)
+    scaled = {name: _scale_form(value, factor) for name, value in upload.values.items()}
+    return replace(upload, values=scaled)
 
 
 def _scale_form(value: Form, factor: Doubles) -> Form:
     """Rows are multiplied as they are added: a copy of all of them costs more than the noise does."""
-    if isinstance(value, SparseRows):
-        return replace(value, factor=factor if value.factor is None else value.factor * factor)
-    return value.scale(factor)
+    if not isinstance(value, SparseRows):
+        return value.scale(factor)
+    if value.factor is not None:
+        factor = value.factor * factor
+    return replace(value, factor=factor)
 
 
-def upload_norms(upload: Upload) -> Doubles:
-    """The length of everything a client sends, as one vector."""
+def compute_norms(upload: Upload) -> Doubles:
+    """The L2 length of everything a client sends, as one vector."""
     squares = np.zeros(upload.n_clients)
     for value in upload.values.values():
         if isinstance(value, SparseRows) and value.value.ndim == 2 and value.factor is None:
@@ -86,41 +96,57 @@ def upload_norms(upload: Upload) -> Doubles:
     return np.asarray(np.sqrt(squares))
 
 
-def upload_l1_norms(upload: Upload) -> Doubles:
+def compute_l1_norms(upload: Upload) -> Doubles:
     """The L1 length of everything a client sends."""
     total = np.zeros(upload.n_clients)
     for value in upload.values.values():
-        if isinstance(value, DenseArrays):
-            total += np.abs(value.value.astype(np.float64)).reshape(upload.n_clients, -1).sum(axis=1)
-        elif isinstance(value, SparseRows):
-            value = value.apply_factor()
-            each = np.abs(value.value.astype(np.float64)).reshape(len(value.item), -1).sum(axis=1)
-            total += np.bincount(value.client, weights=each, minlength=upload.n_clients)
-        elif isinstance(value, OuterProducts):
-            each = np.abs(value.sign) * np.abs(value.vector).sum(axis=1) ** 2
-            total += np.bincount(value.client, weights=each, minlength=upload.n_clients)
-        elif isinstance(value, SequenceTerms):  # bounded by the same number
-            total += np.sqrt(value.squared_norms(upload.n_clients))
-        else:
-            each = np.abs(value.factor) * np.diff(value.ptr).astype(np.float64) ** 2
-            total += np.bincount(value.client, weights=each, minlength=upload.n_clients)
+        total += _l1_norms_of_form(value, upload.n_clients)
     return total
 
 
-def _clear_clients(value: Form, astray: Bools) -> Form:
+def _l1_norms_of_form(value: Form, n_clients: int) -> Doubles:
+    """The L1 length of one field for each client."""
     if isinstance(value, DenseArrays):
-        kept = value.value.copy()
-        kept[astray] = 0
-        return DenseArrays(kept)
+        return _sum_magnitudes(value.value, n_clients)
+    if isinstance(value, SequenceTerms):  # bounded by the same number
+        return np.sqrt(value.squared_norms(n_clients))
     if isinstance(value, SparseRows):
         value = value.apply_factor()
-        kept = value.value.copy()
-        kept[astray[value.client]] = 0
-        return replace(value, value=kept)
+        norms = _sum_magnitudes(value.value, len(value.item))
+    elif isinstance(value, OuterProducts):
+        vector_norms = np.abs(value.vector).sum(axis=1)
+        norms = np.abs(value.sign) * vector_norms**2
+    else:
+        n_items = np.diff(value.ptr).astype(np.float64)
+        norms = np.abs(value.factor) * n_items**2
+    sums = np.bincount(value.client, weights=norms, minlength=n_clients)
+    return np.asarray(sums, np.float64)
+
+
+def _sum_magnitudes(values: AnyArray, n_rows: int) -> Doubles:
+    """The L1 length of each row."""
+    magnitudes = np.abs(values.astype(np.float64))
+    return np.asarray(magnitudes.reshape(n_rows, -1).sum(axis=1))
+
+
+def _clear_clients(value: Form, diverged: Bools) -> Form:
+    """A field with zeros where a client's training diverged."""
+    if isinstance(value, DenseArrays):
+        cleared = value.value.copy()
+        cleared[diverged] = 0
+        return DenseArrays(cleared)
+    is_cleared = diverged[value.client]
+    if isinstance(value, SparseRows):
+        value = value.apply_factor()
+        cleared = value.value.copy()
+        cleared[is_cleared] = 0
+        return replace(value, value=cleared)
     if isinstance(value, OuterProducts):
-        return replace(value, sign=np.where(astray[value.client], 0.0, value.sign))
+        sign = np.where(is_cleared, 0.0, value.sign)
+        return replace(value, sign=sign)
     assert isinstance(value, CooccurrenceTerms | SequenceTerms)
-    return replace(value, factor=np.where(astray[value.client], 0.0, value.factor))
+    factor = np.where(is_cleared, 0.0, value.factor)
+    return replace(value, factor=factor)
 
 
 def check_other_parts(part: Part) -> None:
@@ -131,17 +157,23 @@ def check_other_parts(part: Part) -> None:
                 f"part '{other.name}' remembers what leaves a device to take it back later, and {part.name} changes "
                 "what leaves; forget by training again (part 'retrain'), or leave one of them out."
             )
-    names = [traits.name for traits in part.context.traits]
-    place = names.index(part.name) if part.name in names else len(names)
-    for later in part.context.traits[place + 1 :]:
+    for later in _find_later_parts(part):
         if later.hooks & {"encode", "noise_sum"}:
             raise TacitaError(
                 f"part '{later.name}' changes releases after {part.name} has noised them; list {part.name} after it."
             )
 
 
+def _find_later_parts(part: Part) -> tuple[PartTraits, ...]:
+    """The parts that stand behind a part in the run's list."""
+    for place, traits in enumerate(part.context.traits):
+        if traits.name == part.name:
+            return part.context.traits[place + 1 :]
+    return ()
+
+
 def check_weights(part: Part) -> None:
-    """Who counts how much is told as it is: it may not follow from what people have."""
+    """Refuse weights that follow from users' data: a weight leaves the device without noise."""
     for other in part.context.others(part.name):
         if "weigh" in other.hooks and not other.weighs_presence:
             raise TacitaError(
@@ -152,48 +184,58 @@ def check_weights(part: Part) -> None:
 
 def add_nonces(upload: Upload, draws: Draws, purpose: str, view: CohortView, releases: Longs) -> Upload:
     """Uploads with a number each that follows the device and how often it has released something, nothing else."""
-    first = np.asarray(view.user_ptr[:-1])
-    count = np.add.reduceat(releases, first) if len(releases) else releases
-    mixed = hash_owners(draws.private(purpose), view.client_keys) + count.astype(np.uint64)
-    made: Keys = hash_owners(draws.private(purpose, 1), mixed)
-    return replace(upload, nonce=made if upload.nonce is None else upload.nonce ^ made)
+    counts = releases
+    if len(releases):
+        first_users = np.asarray(view.user_ptr[:-1])
+        counts = np.add.reduceat(releases, first_users)
+    owners = hash_owners(draws.private(purpose), view.client_keys)
+    mixed = owners + counts.astype(np.uint64)
+    nonce: Keys = hash_owners(draws.private(purpose, 1), mixed)
+    if upload.nonce is not None:
+        nonce = upload.nonce ^ nonce
+    return replace(upload, nonce=nonce)
 
 
 def add_noise(total: Total, deviation: float, stream: NoiseStream, public: tuple[str, ...]) -> Total:
     """Noise on every coordinate of every sum but the public ones; a symmetric sum gets symmetric noise."""
-    return _add_drawn_noise(total, public, lambda shape: (stream.normals(*shape), deviation))
+    return _add_scaled_noise(total, public, stream.normals, deviation)
 
 
 def add_integer_noise(
     total: Total, deviation: float, stream: NoiseStream, public: tuple[str, ...], quantum: float
 ) -> Total:
     """The same where sums are whole numbers of a quantum, and so is the noise: nothing is rounded after it."""
-    wide = deviation / quantum
-    return _add_drawn_noise(
-        total, public, lambda shape: (stream.discrete_normals(wide, *shape).astype(np.float64), quantum)
-    )
+    n_quanta = deviation / quantum
+
+    def draw(*shape: int) -> Doubles:
+        noise = stream.discrete_normals(n_quanta, *shape)
+        return noise.astype(np.float64)
+
+    return _add_scaled_noise(total, public, draw, quantum)
 
 
-def _add_drawn_noise(
-    total: Total, public: tuple[str, ...], draw: Callable[[tuple[int, ...]], tuple[Doubles, float]]
-) -> Total:
-    changed: Arrays = {}
+def _add_scaled_noise(total: Total, public: tuple[str, ...], draw: Callable[..., Doubles], scale: float) -> Total:
+    sums: Arrays = {}
     for name in sorted(total.sums):
         if name.startswith(public):
             continue
         value = total.sums[name]
-        drawn, by = draw(value.shape)
+        noise = draw(*value.shape)
         if name in total.symmetric:  # by what it is: noise whose shape followed the data would tell of it
-            drawn = np.triu(drawn) + np.triu(drawn, 1).T
-        drawn *= by
-        drawn += value
-        changed[name] = drawn
-    return total.with_sums(changed)
+            noise = np.triu(noise) + np.triu(noise, 1).T
+        noise *= scale
+        noise += value
+        sums[name] = noise
+    return total.with_sums(sums)
 
 
 def count_coordinates(total: Total, public: tuple[str, ...]) -> int:
-    """How many coordinates a sum has."""
-    return sum(value.size for name, value in total.sums.items() if not name.startswith(public))
+    """How many coordinates a sum has without the public ones."""
+    n_coordinates = 0
+    for name, value in total.sums.items():
+        if not name.startswith(public):
+            n_coordinates += value.size
+    return n_coordinates
 
 
 def shrink_sum(value: AnyArray, variance: float, strength: float, by_row: bool) -> AnyArray:
@@ -203,18 +245,28 @@ def shrink_sum(value: AnyArray, variance: float, strength: float, by_row: bool) 
     """
     if strength == 0 or variance <= 0 or value.size < 3:
         return value
-    blocks = value.reshape(len(value), -1) if by_row and value.ndim > 1 else value.reshape(1, -1)
+    n_blocks = 1
+    if by_row and value.ndim > 1:
+        n_blocks = len(value)
+    blocks = value.reshape(n_blocks, -1)
     if blocks.shape[1] < 3:
         blocks = value.reshape(1, -1)
+    size = blocks.shape[1]
     squares = (blocks**2).sum(axis=1, keepdims=True)
-    factor = 1 - strength * (blocks.shape[1] - 2) * variance / np.maximum(squares, 1e-300)
-    return np.asarray(np.maximum(factor, 0.0) * blocks).reshape(value.shape)
+    factor = 1 - strength * (size - 2) * variance / np.maximum(squares, 1e-300)
+    shrunk = np.maximum(factor, 0.0) * blocks
+    return np.asarray(shrunk).reshape(value.shape)
 
 
 def reduce_by_client(view: CohortView, of_users: AnyArray, ufunc: np.ufunc) -> AnyArray:
     """A value per client of what its users have."""
-    return np.asarray(ufunc.reduceat(of_users, view.user_ptr[:-1])) if view.n_clients else of_users[:0]
+    if not view.n_clients:
+        return of_users[:0]
+    first_users = view.user_ptr[:-1]
+    return np.asarray(ufunc.reduceat(of_users, first_users))
 
 
 def repeat_by_user(view: CohortView, of_clients: AnyArray) -> AnyArray:
-    return np.repeat(of_clients, np.diff(view.user_ptr))
+    """A client's value for each of its users."""
+    n_users = np.diff(view.user_ptr)
+    return np.repeat(of_clients, n_users)

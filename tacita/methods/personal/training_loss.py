@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tacita.core.types import CohortView, LocalModels
-from tacita.methods.personal.interest import client_loss
+from tacita.methods.personal.interest import compute_client_losses
 from tacita.round.part import Part
 from tacita.round.registry import register
 from tacita.round.task import TrainingOutcome
@@ -16,5 +16,5 @@ class TrainingLoss(Part):
     name = "training-loss"
 
     def after_training(self, view: CohortView, local: LocalModels) -> TrainingOutcome:
-        local.notes["loss"] = client_loss(self.context.scorer, view, local)
+        local.notes["loss"] = compute_client_losses(self.context.scorer, view, local)
         return TrainingOutcome()

@@ -30,7 +30,7 @@ from tacita.core.types import (
 from tacita.federation.rounds import Progress, begin_block, start_run
 from tacita.messages import SparseRows, Total, Upload
 from tacita.methods import RunContext, build_parts
-from tacita.methods.personal.dpps import LENGTH_SHARE, WEIGHT_SHARE
+from tacita.methods.personal.clip_shares import LENGTH_SHARE, WEIGHT_SHARE
 from tacita.models import backbone_class
 from tacita.privacy.accounting import calibrate_sampled_noise
 from tacita.privacy.calibration import mu_of
