@@ -5,40 +5,28 @@ folder draws other noise, and two sums never have the same noise.
 
 A retraction is no ordinary answer. Its budget does not stop it, and a server that reports a failed attempt may ask
 for it again. New noise each time could be averaged away. So a node keeps what a batch of people sent until their
-requests are done. If the server asks for the same, to the last bit of the exact sum, they send the same and pay
-nothing. If the model has moved on, they send the new sum, too, and pay, up to `MAX_RETRACTIONS` times in all.
+requests are done. If the server asks the same with the same bytes, they send the same and pay nothing. If it asks with
+any other byte, they send a new sum and pay, up to `MAX_RETRACTIONS` times in all; then the node refuses. Which of the
+three happens depends on what the server sent, never on what the answer would be: else it would tell what people have.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 
 from tacita.core.codec import pack, unpack
 from tacita.federation.devices import RoundReply
 from tacita.live.node.answers import QuestionNumber, count_answers
 from tacita.live.node.node_run import Refusal
+from tacita.live.node.question_reader import ReceivedQuestion
 from tacita.live.node.store import NodeStore
-from tacita.messages import Spec, Total
 
-MAX_RETRACTIONS = 3  # retractions of one batch that differ: more than a server needs that asks again in later blocks
-REPLAY_PREFIX = "retold/"  # a batch, and a digest of the sum that it sent
-
-
-class NoiseSource:
-    """Draws the seed of a sum's noise, and keeps the sum as it was before noise."""
-
-    exact_sum: Total
-
-    def __init__(self, store: NodeStore, number: QuestionNumber) -> None:
-        self._store = store
-        self._number = number
-
-    def draw_seed(self, total: Total) -> int:
-        self.exact_sum = total
-        return draw_noise_seed(self._store, self._number)
+MAX_RETRACTIONS = 3  # questions about one batch that differ: more than a server needs that asks again in later blocks
+REPLAY_PREFIX = "retold/"  # a batch, and a digest of the question that it answered
 
 
 def draw_noise_seed(store: NodeStore, number: QuestionNumber) -> int:
@@ -48,32 +36,32 @@ def draw_noise_seed(store: NodeStore, number: QuestionNumber) -> int:
     return store.run_query(lambda db: count_answers(db, number))
 
 
-def digest_sum(store: NodeStore, exact_sum: Total, specs: Sequence[Spec]) -> str:
-    """A digest of a sum before noise, and of what decides how much noise it gets."""
-    key = hashlib.sha256(store.secret.encode()).digest()
-    digest = hashlib.blake2b(key=key, digest_size=32)
-    bounds = [(spec.name, spec.shape, spec.most) for spec in specs]
-    sorted_sums = dict(sorted(exact_sum.sums.items()))
-    digest.update(repr(bounds).encode())
-    digest.update(pack(sorted_sums))
-    return digest.hexdigest()
+def digest_question(question: ReceivedQuestion, batches: Collection[str]) -> str:
+    """A digest of what the server asked and sent, and of whom it asked; nothing in it depends on the answer.
+
+    The numbers of rounds and attempts are not in it: no answer depends on them, and an honest server counts on.
+    """
+    head = question.head
+    asked = [head.run, head.block, question.question.owner, question.question.kind, str(question.question.replay)]
+    sent = sorted(head.names.items())
+    text = json.dumps([asked, sent, sorted(batches)])
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def find_replay(store: NodeStore, batches: Collection[str], digest: str) -> bytes | None:
-    """What these batches sent for the same exact sum; None: nothing. Refuses the next sum after too many."""
+    """What these batches sent for the same question; None: nothing. Refuses the next question after too many."""
     notes_by_batch = [store.read_notes(f"{REPLAY_PREFIX}{batch}/") for batch in batches]
-    same_sums = []
+    same_answers = []
     for notes in notes_by_batch:
         for key, note in notes.items():
             if key.endswith(f"/{digest}"):
-                same_sums.append(note)
-    if notes_by_batch and len(same_sums) == len(notes_by_batch):
-        return bytes(same_sums[0])
+                same_answers.append(note)
+    if notes_by_batch and len(same_answers) == len(notes_by_batch):
+        return bytes(same_answers[0])
     if any(len(notes) >= MAX_RETRACTIONS for notes in notes_by_batch):
         raise Refusal(
-            f"what these people take back was asked for under {MAX_RETRACTIONS} models, "
-            "each answer with noise of its own; it is "
-            "told as before, and under no other."
+            f"what these people take back was asked for in {MAX_RETRACTIONS} ways, each answer with noise of its own; "
+            "it is told as before, and in no other way."
         )
     return None
 

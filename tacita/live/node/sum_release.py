@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tacita.core.types import Longs
 from tacita.federation.devices import RoundReply
-from tacita.learn.statistic import RETRACTION_KIND
 from tacita.live.node import min_contributors, noise_replay
 from tacita.live.node.admission import Admission, admit_sum, refuse_small_company
 from tacita.live.node.answers import NodeAnswer, ReleaseRecord
@@ -22,13 +21,11 @@ from tacita.live.node.charging import (
 )
 from tacita.live.node.node import Node
 from tacita.live.node.node_run import NodeRun
-from tacita.live.node.noise_replay import NoiseSource
 from tacita.live.node.question_reader import ReceivedQuestion
 from tacita.live.node.withdrawal_batches import list_batch_digests
 from tacita.live.per_client_arrays import encode_client_fields
 from tacita.live.wire import Reply, encode_total, make_reply_head
 from tacita.messages import Total
-from tacita.round.question import Question
 
 
 def answer_sum(node: Node, node_run: NodeRun, question: ReceivedQuestion, withdraws_together: bool) -> NodeAnswer:
@@ -37,14 +34,15 @@ def answer_sum(node: Node, node_run: NodeRun, question: ReceivedQuestion, withdr
     Accounts are open before anything is computed. Devices charge themselves as they encode what they send.
     """
     admission = admit_sum(node, node_run, question, withdraws_together)
+    retraction = None
+    if is_charged_retraction(node_run, admission):
+        retraction = admit_retraction(node, node_run, question, withdraws_together)
     accounts = open_accounts(node, node_run, question.server)
-    noise = NoiseSource(node.store, question.number)
-    reply = compute_sum(node_run, question, noise)
+    reply = compute_sum(node, node_run, question)
     refuse_small_company(node, node_run, admission, reply.contributors)
     replay_notes: dict[str, bytes] = {}
-    if is_charged_retraction(node_run, admission):
-        batches = _list_batches(node, node_run, question, withdraws_together)
-        reply, replay_notes = replay_retraction(node, node_run, question, batches, noise.exact_sum, reply, accounts)
+    if retraction is not None:
+        reply, replay_notes = replay_retraction(node, node_run, retraction, reply, accounts)
     if shares_statistic(node_run, admission):
         total = min_contributors.drop_rare_entries(node_run, reply.total, node.min_contributors, question.server)
         reply = replace(reply, total=total)
@@ -53,16 +51,29 @@ def answer_sum(node: Node, node_run: NodeRun, question: ReceivedQuestion, withdr
     return record_release(node_run, question, admission, reply, accounts, replay_notes)
 
 
-def compute_sum(node_run: NodeRun, question: ReceivedQuestion, noise: NoiseSource) -> RoundReply:
+def compute_sum(node: Node, node_run: NodeRun, question: ReceivedQuestion) -> RoundReply:
     """One sum over the people who take part, or what each of them sends."""
+
+    def draw_seed(_: Total) -> int:
+        return noise_replay.draw_noise_seed(node.store, question.number)
+
     devices = node_run.devices
-    devices.draw_nonce = noise.draw_seed
+    devices.draw_nonce = draw_seed
     return devices.exchange(
         node_run.federation, question.server, question.broadcast, question.question, question.respondents
     )
 
 
 # Retractions
+
+
+@dataclass(frozen=True)
+class ChargedRetraction:
+    """A retraction that costs budget, decided by what the server sent before anything is computed."""
+
+    batches: set[str]
+    digest: str  # of the question
+    replay: bytes | None  # the sums that were sent for the same question; None: this is a new release
 
 
 def is_charged_retraction(node_run: NodeRun, admission: Admission) -> bool:
@@ -85,24 +96,24 @@ def _find_respondents(node_run: NodeRun, question: ReceivedQuestion) -> Longs:
     return node_run.users[np.isin(node_run.keys, keys)]
 
 
+def admit_retraction(
+    node: Node, node_run: NodeRun, question: ReceivedQuestion, withdraws_together: bool
+) -> ChargedRetraction:
+    """Decide whether a retraction is sent as before or is a new release; refuse a new one after too many."""
+    batches = _list_batches(node, node_run, question, withdraws_together)
+    digest = noise_replay.digest_question(question, batches)
+    replay = noise_replay.find_replay(node.store, batches, digest)
+    return ChargedRetraction(batches, digest, replay)
+
+
 def replay_retraction(
-    node: Node,
-    node_run: NodeRun,
-    question: ReceivedQuestion,
-    batches: set[str],
-    exact_sum: Total,
-    reply: RoundReply,
-    accounts: OpenAccounts,
+    node: Node, node_run: NodeRun, retraction: ChargedRetraction, reply: RoundReply, accounts: OpenAccounts
 ) -> tuple[RoundReply, dict[str, bytes]]:
     """Send a retraction that was sent before as it was, at no cost; else return notes by which it can be repeated."""
-    federation = node_run.federation
-    specs = federation.fields(question.server, Question(RETRACTION_KIND, owner=federation.learner.name))
-    digest = noise_replay.digest_sum(node.store, exact_sum, specs)
-    replay = noise_replay.find_replay(node.store, batches, digest)
-    if replay is None:
-        return reply, noise_replay.make_replay_notes(batches, digest, reply)
+    if retraction.replay is None:
+        return reply, noise_replay.make_replay_notes(retraction.batches, retraction.digest, reply)
     restore_spent(node_run, accounts.spent)
-    return noise_replay.replay_reply(reply, replay, str(node.store.path)), {}
+    return noise_replay.replay_reply(reply, retraction.replay, str(node.store.path)), {}
 
 
 # Statistics
