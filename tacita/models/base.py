@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tacita.core.config import PrivacyConfig
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError, unknown_name_error
-from tacita.core.types import Arrays, Floats, Keys, ServerState
+from tacita.core.types import AnyArray, Arrays, CohortView, Floats, Keys, ServerState
 
 
 class BackboneConfig(BaseModel):
@@ -126,6 +126,22 @@ def heads_match(heads: Arrays, expected: Arrays) -> bool:
     if heads.keys() != expected.keys():
         return False
     return all(heads[name].dtype == value.dtype for name, value in expected.items())
+
+
+def read_scalar(arrays: Mapping[str, AnyArray], name: str) -> float:
+    """A shared parameter, or a sum, that is one number."""
+    return float(arrays[name][0])
+
+
+def make_scalar(value: float) -> Floats:
+    """One number as a shared parameter."""
+    return np.array([value], np.float32)
+
+
+def make_zero_scores(view: CohortView) -> Floats:
+    """(users, items) scores that a model adds to."""
+    shape = (len(view.user), view.n_items)
+    return np.zeros(shape, np.float32)
 
 
 _REGISTRY: dict[str, type[Backbone]] = {}

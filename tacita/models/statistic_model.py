@@ -19,6 +19,14 @@ from tacita.messages import Form, Spec, Total
 from tacita.models.base import Backbone
 from tacita.privacy.ledger import Ledger
 
+BlockLists = list[Ragged]
+"""What users did, a list for each of them, in every block."""
+Fields = tuple[Spec, ...]
+FieldSums = Mapping[str, AnyArray]
+"""Sums over users, by the name of their field."""
+Forms = dict[str, Form]
+"""What devices send, by the name of its field."""
+
 
 @dataclass(frozen=True)
 class RetractionCaveats:
@@ -55,11 +63,11 @@ class StatisticModel(Backbone):
         """What the server asks at the beginning of a block."""
 
     @abstractmethod
-    def statistic_fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
+    def statistic_fields(self, server: ServerState, question: str) -> Fields:
         """What may be in an answer to a question."""
 
     @abstractmethod
-    def encode_statistic(self, view: CohortView, question: str) -> dict[str, Form]:
+    def encode_statistic(self, view: CohortView, question: str) -> Forms:
         """On the device: the statistic of the cohort's clients, by field."""
 
     @abstractmethod
@@ -125,17 +133,17 @@ class StatisticModel(Backbone):
         """How many users a retraction waits for; 0: it is carried out at once."""
 
     @abstractmethod
-    def retraction_fields(self, server: ServerState) -> tuple[Spec, ...]:
+    def retraction_fields(self, server: ServerState) -> Fields:
         """What may be in a retraction: changes of the statistic of every block."""
 
     @abstractmethod
-    def encode_retraction(self, view: CohortView, old_lists: list[Ragged], new_lists: list[Ragged]) -> dict[str, Form]:
+    def encode_retraction(self, view: CohortView, old_lists: BlockLists, new_lists: BlockLists) -> Forms:
         """On the device: the change from the old to the new lists of its users, one list for every block."""
 
     @abstractmethod
-    def apply_retraction(self, server: ServerState, change: Mapping[str, AnyArray]) -> tuple[ServerState, int]:
+    def apply_retraction(self, server: ServerState, change: FieldSums) -> tuple[ServerState, int]:
         """The server after a sum of retractions, and the rank of the update; 0: it was solved from the start."""
 
     @abstractmethod
-    def retrain_from(self, server: ServerState, block_lists: list[Ragged]) -> ServerState:
+    def retrain_from(self, server: ServerState, block_lists: BlockLists) -> ServerState:
         """The state that the server would have if these lists were all that devices had sent."""

@@ -43,7 +43,7 @@ def encode_matrix(matrix: FeatureMatrix, dim: int, draws: Draws) -> Floats:
         solver.step()
     with torch.no_grad():
         code = _apply_layers(table, encoder)
-        return np.asarray(code.numpy())
+        return code.numpy()
 
 
 def _init_weights(sizes: tuple[int, ...], draws: Draws) -> list[Tensor]:

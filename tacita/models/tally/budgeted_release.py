@@ -6,13 +6,17 @@ process, in whole numbers, before anyone sees the sum.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import NamedTuple
+
 import numpy as np
 
 from tacita.core.config import PrivacyConfig
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
-from tacita.core.types import Arrays, CohortView, Doubles, Floats, Longs, Ragged, ServerState
-from tacita.messages import DenseArrays, Form, OuterProducts, SparseRows, Spec, Total
+from tacita.core.types import Arrays, CohortView, Doubles, Floats, Ints, Longs, Ragged, ServerState
+from tacita.messages import DenseArrays, OuterProducts, SparseRows, Spec, Total
+from tacita.models.statistic_model import BlockLists, Fields, Forms
 from tacita.models.tally.model import Tally
 from tacita.models.tally.options import STATISTIC, SURVEY, TallyConfig, is_set
 from tacita.models.tally.pair_statistic import expand_clients
@@ -43,6 +47,16 @@ NO_MEANING = ("ridge", "ridge_popularity", "length_power", "min_pair")
 """Settings of plain tally that a budget has no use for."""
 NO_EFFECT = ("min_item", "keep")
 """Settings with a default that cut nothing under a budget: users must not think that theirs do."""
+DRAWS = Spec("draws", (1,), most=1.0, least=0.0, exact=True)
+"""How many draws of noise are in a sum."""
+
+
+class ListChange(NamedTuple):
+    """Lists of one block in a retraction: old ones leave the sum, new ones enter it."""
+
+    sign: float  # -1: they leave; 1: they enter
+    lists: Ragged
+    age: int  # blocks for which their terms have faded
 
 
 class BudgetedRelease(Tally):
@@ -52,7 +66,8 @@ class BudgetedRelease(Tally):
         super().__init__(config)
         assert privacy.epsilon is not None
         self.privacy = privacy
-        self.budget = TallyBudget(privacy.epsilon, privacy.delta, max(1, privacy.blocks))
+        n_blocks = max(1, privacy.blocks)
+        self.budget = TallyBudget(privacy.epsilon, privacy.delta, n_blocks)
         self.codes = codes
         refuse_settings(config)
         refuse_small_budget(self.budget)
@@ -61,14 +76,18 @@ class BudgetedRelease(Tally):
     def _refuse_excess_noise(self) -> None:
         """Refuse a budget whose noise cannot be drawn in whole numbers, be it on terms or on a retraction."""
         budget = self.budget
-        fades = self.config.decay ** np.arange(budget.blocks)
+        ages = np.arange(budget.blocks)
+        fades = self.config.decay**ages
         all_blocks = float(fades.sum())  # the length of what a user added in all blocks
-        term_share = 1.0 - float(getattr(self.config, "order_share", 0.0))
+        order_share = getattr(self.config, "order_share", 0.0)
+        term_share = 1.0 - float(order_share)
         first_share = term_share * budget.term_share(first=True)
         on_terms = budget.matrix_deviation(first_share)
-        on_retraction = budget.matrix_deviation(term_share, SQUARE_ROOT_2 * all_blocks)
+        retraction_length = SQUARE_ROOT_2 * all_blocks
+        on_retraction = budget.matrix_deviation(term_share, retraction_length)
         widest = max(on_terms, on_retraction)
-        if SQUARE_ROOT_2 * widest / GRID**2 >= MAX_SIGMA:
+        sigma = SQUARE_ROOT_2 * widest / GRID**2
+        if sigma >= MAX_SIGMA:
             raise TacitaError(
                 f"privacy.epsilon = {budget.epsilon} over {budget.blocks} blocks needs more noise than can be "
                 "drawn when somebody takes back what they told in all of them; raise privacy.epsilon, or lower "
@@ -77,46 +96,50 @@ class BudgetedRelease(Tally):
 
     # what a device encodes
 
-    def encode_statistic(self, view: CohortView, question: str) -> dict[str, Form]:
+    def encode_statistic(self, view: CohortView, question: str) -> Forms:
         lists = self.select_counted(view.train)
         return self.encode_lists(lists, view.user_ptr, view.heads, question)
 
-    def encode_lists(self, lists: Ragged, user_ptr: Longs, heads: Arrays, question: str) -> dict[str, Form]:
+    def encode_lists(self, lists: Ragged, user_ptr: Longs, heads: Arrays, question: str) -> Forms:
         """For the survey x / |x| of each list and that its user takes part; else its term."""
         client = expand_clients(user_ptr)
-        if question != SURVEY:
-            vectors = term_vectors(lists, heads)
-            return {"terms": OuterProducts(client, vectors, np.ones(len(lists)))}
-        takes_part = lists.counts() > 0
-        people = np.zeros((len(user_ptr) - 1, 1))
-        np.add.at(people, client, takes_part[:, None])
-        owner = client[lists.rows()]
-        liked = SparseRows(owner, lists.ids, unit_likes(lists))
-        return {"liked": liked, "people": DenseArrays(people)}
+        if question == SURVEY:
+            return _encode_survey(lists, client, len(user_ptr) - 1)
+        vectors = build_term_vectors(lists, heads)
+        ones = np.ones(len(lists))
+        return {"terms": OuterProducts(client, vectors, ones)}
 
     def sum_lists(self, server: ServerState, train: Ragged, history: Ragged) -> Total:
         raise TacitaError(f"backbone '{self.name}' under privacy.epsilon makes no sum without noise.")
 
-    def encode_retraction(self, view: CohortView, old_lists: list[Ragged], new_lists: list[Ragged]) -> dict[str, Form]:
+    def encode_retraction(self, view: CohortView, old_lists: BlockLists, new_lists: BlockLists) -> Forms:
         """The change of all blocks together, as far as it has not faded."""
-        client = expand_clients(view.user_ptr)
-        last = int(view.heads["released"][0])
+        changes = self.list_changes(view, old_lists, new_lists)
         k = len(view.heads["inputs"])
         vectors = [np.zeros((0, k))]
         signs = [np.zeros(0)]
-        owners = [client[:0]]
+        for change in changes:
+            half_age = change.age / 2
+            length = self.config.decay**half_age
+            vectors.append(build_term_vectors(change.lists, view.heads, length))
+            signs.append(np.full(len(change.lists), change.sign))
+        owner, order = order_by_client(view, len(changes))
+        vector = np.concatenate(vectors)[order]
+        sign = np.concatenate(signs)[order]
+        return {"terms": OuterProducts(owner, vector, sign)}
+
+    def list_changes(self, view: CohortView, old_lists: BlockLists, new_lists: BlockLists) -> list[ListChange]:
+        """For every block, the old lists that leave the sum and the new ones in their place."""
+        nobody = Ragged.empty(len(view.user))
+        last = read_last_release(view.heads)
+        changes = []
         for block, (old, new) in enumerate(zip(old_lists, new_lists, strict=True)):
             age = max(0, last - block)
-            length = self.config.decay ** (age / 2)
-            for sign, lists in ((-1.0, old), (1.0, new)):
-                vectors.append(term_vectors(self.select_counted(lists), view.heads, length))
-                signs.append(np.full(len(lists), sign))
-                owners.append(client)
-        owner = np.concatenate(owners)
-        order = np.argsort(owner, kind="stable")
-        vector = np.concatenate(vectors)[order]
-        sign_of_vector = np.concatenate(signs)[order]
-        return {"terms": OuterProducts(owner[order], vector, sign_of_vector)}
+            leaving = self.select_counted(old).join_rows(nobody)
+            entering = self.select_counted(new).join_rows(nobody)
+            changes.append(ListChange(-1.0, leaving, age))
+            changes.append(ListChange(1.0, entering, age))
+        return changes
 
     # which fields travel
 
@@ -124,31 +147,34 @@ class BudgetedRelease(Tally):
         """No question is left once all planned blocks are released."""
         if server.block >= self.budget.blocks:
             return ()
-        is_first = int(server.heads["released"][1]) == 0
-        if is_first:
+        if count_releases(server.heads) == 0:
             return SURVEY, STATISTIC
         return (STATISTIC,)
 
-    def statistic_fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
-        draws = _draws_field()
+    def statistic_fields(self, server: ServerState, question: str) -> Fields:
         if question != SURVEY:
-            return *self.term_fields(server, question), draws
-        most_liked = 1 + TAIL * self.budget.deviation(POPULARITY_SHARE)
-        most_people = 1 + TAIL * self.budget.deviation(PEOPLE_SHARE)
+            return *self.term_fields(server, question), DRAWS
+        shape = (len(server.items),)
+        liked_deviation = self.budget.deviation(POPULARITY_SHARE)
+        people_deviation = self.budget.deviation(PEOPLE_SHARE)
+        most_liked = 1 + TAIL * liked_deviation
+        most_people = 1 + TAIL * people_deviation
         about = "which items people like, with noise"
-        liked = Spec("liked", (len(server.items),), most=most_liked, exact=True, about=about)
+        liked = Spec("liked", shape, most=most_liked, exact=True, about=about)
         people = Spec("people", (1,), most=most_people, exact=True)
-        return liked, people, draws
+        return liked, people, DRAWS
 
-    def term_fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
+    def term_fields(self, server: ServerState, question: str) -> Fields:
         k = len(server.heads["inputs"])
         length = self.bound_term_length(server, question)
-        most = length + TAIL * SQUARE_ROOT_2 * self.term_deviation(server, question)
+        deviation = self.term_deviation(server, question)
+        most = length + TAIL * SQUARE_ROOT_2 * deviation
         about = "which items go together, with noise"
-        return (Spec("terms", (k, k), most=most, exact=True, symmetric=True, about=about),)
+        terms = Spec("terms", (k, k), most=most, exact=True, symmetric=True, about=about)
+        return (terms,)
 
-    def retraction_fields(self, server: ServerState) -> tuple[Spec, ...]:
-        return *self.term_fields(server, "retraction"), _draws_field()
+    def retraction_fields(self, server: ServerState) -> Fields:
+        return *self.term_fields(server, "retraction"), DRAWS
 
     # how much noise
 
@@ -166,8 +192,9 @@ class BudgetedRelease(Tally):
         if question == STATISTIC:
             return 1.0
         n_blocks = min(server.block + 1, self.budget.blocks)
-        last = int(server.heads["released"][0])
-        ages = np.maximum(0, last - np.arange(n_blocks))
+        last = read_last_release(server.heads)
+        blocks = np.arange(n_blocks)
+        ages = np.maximum(0, last - blocks)
         lengths = self.config.decay**ages
         return SQUARE_ROOT_2 * float(lengths.sum())
 
@@ -176,13 +203,14 @@ class BudgetedRelease(Tally):
         if question == SURVEY:
             return POPULARITY_SHARE + PEOPLE_SHARE
         if question == STATISTIC:
-            is_first = int(heads["released"][1]) == 0
+            is_first = count_releases(heads) == 0
             return self.budget.term_share(first=is_first)
         return 1.0
 
     def term_deviation(self, server: ServerState, question: str) -> float:
         """Of the noise on terms, off the diagonal."""
-        share = self.term_share * self.release_share(server.heads, question)
+        release_share = self.release_share(server.heads, question)
+        share = self.term_share * release_share
         length = self.bound_term_length(server, question)
         return self.budget.matrix_deviation(share, length)
 
@@ -204,7 +232,8 @@ class BudgetedRelease(Tally):
         people_deviation = self.budget.deviation(PEOPLE_SHARE)
         liked_noise = draw_whole_noise(stream, liked_deviation, POPULARITY_GRID, len(liked))
         people_noise = draw_whole_noise(stream, people_deviation, 1.0, 1)
-        return {"liked": liked + liked_noise, "people": total["people"] + people_noise}
+        people = total["people"] + people_noise
+        return {"liked": liked + liked_noise, "people": people}
 
     def add_term_noise(self, server: ServerState, total: Total, question: str, stream: NoiseStream) -> Arrays:
         deviation = self.term_deviation(server, question)
@@ -225,14 +254,16 @@ class BudgetedRelease(Tally):
         sigma = self.budget.deviation(1.0)
         survey = Event(POPULARITY_RELEASE, "gaussian", 1.0, survey_sigma, threat="central", once=True)
         terms = Event(TERMS_RELEASE, "gaussian", 1.0, sigma, threat="central")
-        retraction = Event(RETRACTION_RELEASE, "gaussian", 1.0, sigma, threat="central", once=True)  # never refused
+        retraction = replace(terms, what=RETRACTION_RELEASE, once=True)  # never refused
         earlier = Event(EARLIER_RUNS, "gaussian", 1.0, 1.0, threat="central", once=True)
-        return Ledger((survey, terms, retraction, earlier), self.budget.delta)
+        events = (survey, terms, retraction, earlier)
+        return Ledger(events, self.budget.delta)
 
     def price_release(self, heads: Arrays, question: str) -> tuple[str, float]:
         events = {SURVEY: POPULARITY_RELEASE, STATISTIC: TERMS_RELEASE}
         event = events.get(question, RETRACTION_RELEASE)
-        mu2 = self.release_share(heads, question) * self.budget.mu2
+        share = self.release_share(heads, question)
+        mu2 = share * self.budget.mu2
         return event, mu2**0.5
 
 
@@ -248,7 +279,8 @@ def refuse_settings(config: TallyConfig) -> None:
         if is_set(config, name):
             raise TacitaError(f"backbone.{name} has no meaning under privacy.epsilon; leave one of the two out.")
     for name in NO_EFFECT:
-        if getattr(config, name) != 0 and is_set(config, name):
+        is_on = getattr(config, name) != 0
+        if is_on and is_set(config, name):
             raise TacitaError(
                 f"backbone.{name} cuts nothing under privacy.epsilon, where noise decides what is kept; leave one "
                 "of the two out."
@@ -257,30 +289,57 @@ def refuse_settings(config: TallyConfig) -> None:
 
 def refuse_small_budget(budget: TallyBudget) -> None:
     """Refuse a budget under which nothing but noise would be released."""
-    if budget.mu2 <= 0 or budget.matrix_deviation(1.0) > LARGEST_S:
+    has_budget = budget.mu2 > 0
+    if not has_budget or budget.matrix_deviation(1.0) > LARGEST_S:
         raise TacitaError(
             f"privacy.epsilon = {budget.epsilon} over {budget.blocks} blocks leaves nothing but noise; raise "
             "privacy.epsilon or lower privacy.blocks."
         )
 
 
-def _draws_field() -> Spec:
-    """How many draws of noise are in a sum."""
-    return Spec("draws", (1,), most=1.0, least=0.0, exact=True)
-
-
 def _open_stream(server: ServerState, total: Total, question: str, draws: Draws) -> NoiseStream:
     """The noise of one release; its number is the server's word, so a node adds a number of its own."""
-    n_releases = int(server.heads["released"][1])
-    nonce = (total.nonce,) if total.nonce else ()
-    return NoiseStream(draws, f"tally {question}", server.block, server.round, n_releases, *nonce)
+    place = [server.block, server.round, count_releases(server.heads)]
+    if total.nonce:
+        place.append(total.nonce)
+    return NoiseStream(draws, f"tally {question}", *place)
+
+
+def _encode_survey(lists: Ragged, client: Ints, n_clients: int) -> Forms:
+    """x / |x| of each list, and that its user takes part."""
+    owner = client[lists.rows()]
+    liked = SparseRows(owner, lists.ids, unit_likes(lists))
+    takes_part = lists.counts() > 0
+    people = np.bincount(client, weights=takes_part, minlength=n_clients)
+    return {"liked": liked, "people": DenseArrays(people[:, None])}
+
+
+def order_by_client(view: CohortView, n_lists: int) -> tuple[Ints, Longs]:
+    """For so many lists of every user, one after the other: the clients in ascending order, and that order."""
+    client = expand_clients(view.user_ptr)
+    owner = np.tile(client, n_lists)
+    order = np.argsort(owner, kind="stable")
+    return owner[order], order
+
+
+def read_last_release(heads: Arrays) -> int:
+    """The last block that was released; -1: none."""
+    return int(heads["released"][0])
+
+
+def count_releases(heads: Arrays) -> int:
+    """How many releases there were so far."""
+    return int(heads["released"][1])
 
 
 def read_axes(heads: Arrays) -> TermAxes:
-    return TermAxes(heads["inputs"], heads["scale"], heads["centre"])
+    """What terms are about."""
+    inputs = heads["inputs"]
+    scale = heads["scale"]
+    return TermAxes(inputs, scale, heads["centre"])
 
 
-def term_vectors(lists: Ragged, heads: Arrays, length: float = 1.0) -> Doubles:
+def build_term_vectors(lists: Ragged, heads: Arrays, length: float = 1.0) -> Doubles:
     """(lists, k) c of every list."""
     axes = read_axes(heads)
     return unit_vectors(lists, axes.inputs, axes.scale, axes.centre, length)

@@ -29,7 +29,7 @@ from tacita.models.base import Backbone, BackboneConfig, heads_match, register
 from tacita.models.statistic_model import RetractionCaveats
 from tacita.models.tally.head_checks import matrix_fits
 from tacita.models.tally.options import STATE, STATISTIC, SURVEY, TallyConfig
-from tacita.models.tally.pair_statistic import PairStatistic, server_shape, sum_forms
+from tacita.models.tally.pair_statistic import PairStatistic, count_single_users, server_shape, sum_forms
 from tacita.models.tally.retraction import apply_change, find_changed_items, find_changed_places, update_inverse
 from tacita.models.tally.solver import (
     available_memory,
@@ -127,8 +127,7 @@ class Tally(PairStatistic):
         """Users of each item, counted again in every block in which they have it."""
         sums = PairSums.from_arrays(server.parts.get(STATE))
         touched = sums.touched.sum(axis=0)
-        n_new = len(server.items) - len(touched)
-        return np.pad(touched, (0, n_new)).astype(np.float32)
+        return pad_items(touched, server)
 
     def likeness(self, server: ServerState, items: Floats, item: int) -> Floats:
         """The weight of every item for this one: its column of B."""
@@ -239,7 +238,7 @@ class Tally(PairStatistic):
     def replace_lists(self, server: ServerState, before: list[Ragged], after: list[Ragged]) -> tuple[ServerState, int]:
         """The server after some users have `after`, a list for every block, instead of `before`."""
         n_users = len(before[0])
-        user_ptr = np.arange(n_users + 1, dtype=np.int64)
+        user_ptr = count_single_users(n_users)
         change = self.encode_change(before, after, user_ptr, server_shape(server))
         total = sum_forms(change, n_users, self.retraction_fields(server))
         return self.apply_retraction(server, total.sums)
@@ -283,6 +282,13 @@ def require_tally(backbone: Backbone) -> Tally:
 def with_heads(server: ServerState, heads: Arrays) -> ServerState:
     """The server with other values of some heads."""
     return replace(server, heads={**server.heads, **heads})
+
+
+def pad_items(values: AnyArray, server: ServerState) -> Floats:
+    """A value for every item of the catalogue: 0 for items that came later."""
+    n_new = len(server.items) - len(values)
+    padded = np.pad(values, (0, n_new))
+    return padded.astype(np.float32)
 
 
 def add_repeat(view: CohortView, scores: Floats) -> None:

@@ -32,7 +32,7 @@ def compute_age_weights(fold: float, window: int) -> Doubles:
     """What an item weighs 1, 2, ... places before: less by 1/e every `fold` places."""
     ages = np.arange(window)
     weights = np.exp(-ages / fold)
-    return np.asarray(np.rint(weights / GRID) * GRID)
+    return np.rint(weights / GRID) * GRID
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class OrderSums:
         before = unpack_triangle(self.sum_released("before", shape, decay, least))
         lower = np.tril(after)
         upper = np.tril(before, -1).T
-        return np.asarray(lower + upper)
+        return lower + upper
 
 
 def _to_pair_fields(side: str, fields: Mapping[str, AnyArray]) -> Arrays:

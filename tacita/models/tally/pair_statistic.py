@@ -119,7 +119,7 @@ class PairStatistic(StatisticModel):
 
     def sum_statistic(self, train: Ragged, history: Ragged | None, shape: PairShape) -> Total:
         """The sum over some users."""
-        user_ptr = np.arange(len(train) + 1, dtype=np.int64)
+        user_ptr = count_single_users(len(train))
         forms = self.encode_block(train, history, user_ptr, shape)
         return sum_forms(forms, len(train), self._fields(shape))
 
@@ -189,6 +189,11 @@ def server_shape(server: ServerState) -> PairShape:
 def view_shape(view: CohortView) -> PairShape:
     """The pairs that the sums are about, as devices know them."""
     return PairShape.from_inputs(view.n_items, view.heads["inputs"])
+
+
+def count_single_users(n_users: int) -> Longs:
+    """The `user_ptr` of clients of one user each."""
+    return np.arange(n_users + 1, dtype=np.int64)
 
 
 def expand_clients(user_ptr: Longs) -> Ints:

@@ -48,16 +48,20 @@ class TallyBudget:
     @property
     def mu2(self) -> float:
         """Of one block; a ledger that rounds every charge up holds all of them."""
-        epsilon = math.floor(self.epsilon / MICRO * (1 + 1e-15)) * MICRO
+        steps = self.epsilon / MICRO * (1 + 1e-15)
+        epsilon = math.floor(steps) * MICRO
         if not epsilon:
             return 0.0
-        whole = mu_of(epsilon, self.delta) ** 2
-        rounding = 2 * (self.blocks + 1) * UNIT
-        return (whole - rounding) / self.blocks
+        mu = mu_of(epsilon, self.delta)
+        charges = 2 * (self.blocks + 1)
+        rounding = charges * UNIT
+        return (mu**2 - rounding) / self.blocks
 
     def term_share(self, first: bool) -> float:
         """What of a block's mu^2 the terms take: in the first block popularity takes some, too."""
-        return 1.0 - POPULARITY_SHARE - PEOPLE_SHARE if first else 1.0
+        if not first:
+            return 1.0
+        return 1.0 - POPULARITY_SHARE - PEOPLE_SHARE
 
     def deviation(self, share: float, length: float = 1.0) -> float:
         """Of the noise of a release of vectors of this length that takes a share of a block's mu^2."""
@@ -70,8 +74,10 @@ class TallyBudget:
 
     def spent_epsilon(self, blocks: int, retractions: int = 0) -> float:
         """The epsilon of a user in so many blocks, the first among them, with so many retractions."""
-        mu = math.sqrt((blocks + retractions) * self.mu2)
-        return float(epsilon_of_mu(np.array([mu]), self.delta)[0])
+        n_releases = blocks + retractions
+        mu = math.sqrt(n_releases * self.mu2)
+        epsilons = epsilon_of_mu(np.array([mu]), self.delta)
+        return float(epsilons[0])
 
 
 # On devices
@@ -80,9 +86,10 @@ class TallyBudget:
 def unit_likes(lists: Ragged) -> Doubles:
     """The entry of every item in x / |x|, rounded down, so that no list is longer than 1."""
     counts = lists.counts()
-    entry = 1.0 / np.sqrt(np.maximum(counts, 1))
-    rounded = np.floor(entry / POPULARITY_GRID) * POPULARITY_GRID
-    return np.asarray(np.repeat(rounded, counts))
+    length = np.sqrt(np.maximum(counts, 1))
+    entry = 1.0 / length
+    steps = np.floor(entry / POPULARITY_GRID)
+    return np.repeat(steps * POPULARITY_GRID, counts)
 
 
 def unit_vectors(lists: Ragged, inputs: Ints, scale: Doubles, centre: Doubles, length: float = 1.0) -> Doubles:
@@ -90,25 +97,36 @@ def unit_vectors(lists: Ragged, inputs: Ints, scale: Doubles, centre: Doubles, l
 
     Rounded towards 0, so that none is longer.
     """
-    z = np.zeros((len(lists), len(inputs)))
     place, is_input = find_inputs(lists, inputs)
+    rows = lists.rows()[is_input]
     columns = place[is_input]
-    z[lists.rows()[is_input], columns] = scale[columns]
-    z -= np.outer(z @ centre, centre)
-    size = np.sqrt((z**2).sum(axis=1))
-    stretch = length * (1 - 1e-9) / np.maximum(size, MIN_LENGTH)
-    factor = np.where(size < MIN_LENGTH, 0.0, stretch)
+    shape = (len(lists), len(inputs))
+    vectors = np.zeros(shape)
+    vectors[rows, columns] = scale[columns]
+    along_centre = vectors @ centre
+    vectors -= np.outer(along_centre, centre)
+    factor = _compute_stretch(vectors, length)
     steps = factor / GRID
-    z *= steps[:, None]
-    whole = np.trunc(z, out=z)
-    return np.asarray(whole * GRID)
+    vectors *= steps[:, None]
+    whole = np.trunc(vectors, out=vectors)
+    return whole * GRID
+
+
+def _compute_stretch(vectors: Doubles, length: float) -> Doubles:
+    """What each vector is multiplied by to have the given length, or barely less; 0 where it has none."""
+    squares = (vectors**2).sum(axis=1)
+    size = np.sqrt(squares)
+    most = length * (1 - 1e-9)
+    stretch = most / np.maximum(size, MIN_LENGTH)
+    is_short = size < MIN_LENGTH
+    return np.where(is_short, 0.0, stretch)
 
 
 def find_inputs(lists: Ragged, inputs: AnyArray) -> tuple[AnyArray, AnyArray]:
     """The place of every entry among the inputs, and whether it is one of them."""
     place = np.searchsorted(inputs, lists.ids)
-    is_input = np.append(inputs, -1)[place] == lists.ids
-    return place, is_input
+    nearest = np.append(inputs, -1)[place]
+    return place, nearest == lists.ids
 
 
 # Noise, in whole numbers
@@ -116,25 +134,28 @@ def find_inputs(lists: Ragged, inputs: AnyArray) -> tuple[AnyArray, AnyArray]:
 
 def draw_whole_noise(stream: NoiseStream, deviation: float, grid: float, size: int) -> Doubles:
     """Discrete Gaussian noise, in whole numbers of the grid."""
-    steps = stream.discrete_normals(deviation / grid, size)
+    deviation_steps = deviation / grid
+    steps = stream.discrete_normals(deviation_steps, size)
     return np.asarray(steps * grid)
 
 
-def draw_symmetric_noise(stream: NoiseStream, s: float, k: int) -> Doubles:
-    """Deviation s off the diagonal and s sqrt 2 on it; the same on both sides.
+def draw_symmetric_noise(stream: NoiseStream, deviation: float, k: int) -> Doubles:
+    """Noise of this deviation off the diagonal and sqrt 2 times it on the diagonal; the same on both sides.
 
     A server that says that terms faded long ago asks for less and less, down to single whole numbers:
     `MIN_DEVIATION_STEPS` is least.
     """
     grid = GRID**2
-    s = max(s, MIN_DEVIATION_STEPS * grid)
+    least = MIN_DEVIATION_STEPS * grid
+    deviation = max(deviation, least)
     noise = np.zeros((k, k))
     rows, columns = np.tril_indices(k, -1)
-    below = draw_whole_noise(stream, s, grid, len(rows))
+    below = draw_whole_noise(stream, deviation, grid, len(rows))
     noise[rows, columns] = below
     noise[columns, rows] = below
-    diagonal = draw_whole_noise(stream, SQUARE_ROOT_2 * s, grid, k)
-    noise[np.diag_indices(k)] = diagonal
+    diagonal_deviation = SQUARE_ROOT_2 * deviation
+    diagonal = draw_whole_noise(stream, diagonal_deviation, grid, k)
+    np.fill_diagonal(noise, diagonal)
     return noise
 
 
@@ -153,29 +174,34 @@ class TermAxes:
 def choose_n_inputs(people: float, s: float, n_items: int, with_features: bool) -> int:
     """How many items the terms can be about under this noise."""
     more = SIZE_WITH_FEATURES if with_features else 1.0
-    size = round(more * SIZE_FACTOR * math.sqrt(max(people, 1.0) / s))
+    signal = max(people, 1.0) / s
+    size = more * SIZE_FACTOR * math.sqrt(signal)
     least = min(2, n_items)
-    return int(np.clip(size, least, n_items))
+    n_inputs = np.clip(round(size), least, n_items)
+    return int(n_inputs)
 
 
 def choose_axes(liked: Doubles, k: int) -> TermAxes:
     """The k most popular items, rarer ones scaled up, and popularity as the direction that is taken out."""
     by_popularity = np.argsort(-liked, kind="stable")
-    inputs = np.sort(by_popularity[:k]).astype(np.int32)
+    chosen = np.sort(by_popularity[:k])
+    inputs = chosen.astype(np.int32)
     popularity = liked[inputs]
     scale = normalise_popularity(popularity) ** -SCALE_POWER
     centre = scale * np.maximum(popularity, 0.0)
     length = np.linalg.norm(centre)
-    if length > 0:
-        return TermAxes(inputs, scale, centre / length)
-    return TermAxes(inputs, scale, scale / np.linalg.norm(scale))
+    if not length > 0:
+        centre = scale
+        length = np.linalg.norm(scale)
+    return TermAxes(inputs, scale, centre / length)
 
 
 def normalise_popularity(liked: Doubles) -> Doubles:
     """Noisy popularity, never too low, on average 1."""
     floor = float(np.quantile(liked, QUANTILE))
     if floor <= 0:  # all noise
-        largest = float(np.abs(liked).max(initial=0.0))
+        size = np.abs(liked)
+        largest = float(size.max(initial=0.0))
         floor = max(1e-3 * largest, 1e-12)
     raised = np.maximum(liked, floor)
     return np.asarray(raised / raised.mean())
@@ -183,8 +209,10 @@ def normalise_popularity(liked: Doubles) -> Doubles:
 
 def shrink_values(values: Doubles, edge: float) -> Doubles:
     """Eigenvalues without what noise puts on them: none below its edge."""
-    squares = np.maximum(values**2 - edge**2, 0.0)
-    return np.asarray(np.where(values > edge, np.sqrt(squares), 0.0))
+    squares = values**2 - edge**2
+    shrunk = np.sqrt(np.maximum(squares, 0.0))
+    is_signal = values > edge
+    return np.where(is_signal, shrunk, 0.0)
 
 
 def fit_smoother(gram: Doubles, centre: Doubles, s: float, basis: Doubles | None = None) -> Doubles:
@@ -194,7 +222,7 @@ def fit_smoother(gram: Doubles, centre: Doubles, s: float, basis: Doubles | None
     """
     root_k = math.sqrt(len(gram))
     centred = _take_out_centre(gram, centre)
-    edge = 2 * s * root_k
+    edge = find_noise_edge(s, len(gram))
     ridge = RIDGE * s * root_k
     if basis is not None:
         centred = _shrink_by_basis(centred, basis, s)
@@ -207,47 +235,64 @@ def fit_smoother(gram: Doubles, centre: Doubles, s: float, basis: Doubles | None
     signal = signal[is_signal]
     weights = signal / (signal + ridge)
     smooth = (vectors * weights) @ vectors.T
-    return np.asarray(smooth + CENTRE_SHARE * np.outer(centre, centre))
+    popularity = np.outer(centre, centre)
+    return np.asarray(smooth + CENTRE_SHARE * popularity)
+
+
+def find_noise_edge(s: float, k: int) -> float:
+    """The largest eigenvalue that noise of deviation s has in k dimensions."""
+    return 2 * s * math.sqrt(k)
 
 
 def _take_out_centre(gram: Doubles, centre: Doubles) -> Doubles:
     """The matrix without the direction of the centre, on either side."""
     along = gram @ centre
-    both = (centre @ along) * np.outer(centre, centre)
-    return np.asarray(gram - np.outer(along, centre) - np.outer(centre, along) + both)
+    height = centre @ along
+    both = height * np.outer(centre, centre)
+    columns = np.outer(along, centre)
+    rows = np.outer(centre, along)
+    return gram - columns - rows + both
 
 
 def _shrink_by_basis(centred: Doubles, basis: Doubles, s: float) -> Doubles:
     """Shrink what lies in the basis and what does not, each by the edge of its own dimension."""
-    edge = 2 * s * math.sqrt(len(centred))
-    inner_edge = 2 * s * math.sqrt(basis.shape[1])
+    n_columns = basis.shape[1]
+    edge = find_noise_edge(s, len(centred))
+    inner_edge = find_noise_edge(s, n_columns)
     inner = basis.T @ centred @ basis
-    inside = basis @ _shrink_matrix(inner, inner_edge) @ basis.T
-    outside = centred - basis @ inner @ basis.T
-    return np.asarray(inside + _shrink_matrix(outside, edge))
+    shrunk = _shrink_matrix(inner, inner_edge)
+    inside = basis @ shrunk @ basis.T
+    projected = basis @ inner @ basis.T
+    outside = centred - projected
+    return inside + _shrink_matrix(outside, edge)
 
 
 def _shrink_matrix(matrix: Doubles, edge: float) -> Doubles:
     values, vectors = scipy.linalg.eigh(matrix, check_finite=False)
     signal = shrink_values(values, edge)
-    return np.asarray((vectors * signal) @ vectors.T)
+    shrunk = (vectors * signal) @ vectors.T
+    return np.asarray(shrunk)
 
 
 def build_feature_basis(codes: Floats, liked: Doubles, axes: TermAxes) -> Doubles:
     """An orthonormal basis of what public features of the inputs span, without the centre."""
+    input_codes = codes[axes.inputs]
     popularity = normalise_popularity(liked[axes.inputs])
     weight = np.sqrt(popularity) * axes.scale
-    span = codes[axes.inputs] * weight[:, None]
-    span = span - np.outer(axes.centre, axes.centre @ span)
-    vectors, sizes, _ = np.linalg.svd(span, full_matrices=False)
+    span = input_codes * weight[:, None]
+    along_centre = axes.centre @ span
+    centred = span - np.outer(axes.centre, along_centre)
+    vectors, sizes, _ = np.linalg.svd(centred, full_matrices=False)
     least = 1e-6 * sizes.max(initial=1e-300)
-    return np.asarray(vectors[:, sizes > least])
+    is_spanned = sizes > least
+    return vectors[:, is_spanned]
 
 
 def solve_weights(smooth: Doubles, scale: Doubles) -> Floats:
     """B between the inputs, with a zero diagonal."""
     rest = 1.0 - np.diag(smooth)
-    weights = smooth / rest[None, :] * scale[:, None] / scale[None, :]
+    solution = smooth / rest[None, :]
+    weights = solution * scale[:, None] / scale[None, :]
     np.fill_diagonal(weights, 0.0)
     return np.asarray(weights, np.float32)
 
@@ -256,5 +301,6 @@ def scale_outside_popularity(axes: TermAxes, liked: AnyArray) -> Floats:
     """Popularity from 0 to 1 for items outside of the inputs; 0 for those."""
     outside = np.maximum(liked, 0.0)
     outside[axes.inputs] = 0.0
-    largest = max(float(outside.max(initial=0.0)), 1e-12)
-    return np.asarray(outside / largest, np.float32)
+    largest = float(outside.max(initial=0.0))
+    scaled = outside / max(largest, 1e-12)
+    return np.asarray(scaled, np.float32)

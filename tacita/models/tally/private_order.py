@@ -11,8 +11,6 @@ validation would choose on the data at hand is outside of any budget.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -21,9 +19,10 @@ from tacita.core.config import PrivacyConfig
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Arrays, CohortView, Doubles, Floats, Longs, Ragged, ServerState
-from tacita.messages import QUANTUM, Form, SequenceTerms, Spec, Total
-from tacita.models.base import BackboneConfig, heads_match, register_private
-from tacita.models.tally.budgeted_release import TAIL
+from tacita.messages import QUANTUM, SequenceTerms, Spec, Total
+from tacita.models.base import BackboneConfig, heads_match, read_scalar, register_private
+from tacita.models.statistic_model import BlockLists, Fields, FieldSums, Forms
+from tacita.models.tally.budgeted_release import TAIL, count_releases, order_by_client, read_last_release
 from tacita.models.tally.head_checks import MOST_WEIGHT, is_bounded, private_heads_fit, square_fits
 from tacita.models.tally.mixing import MixedScores, mix_fits
 from tacita.models.tally.model import with_heads
@@ -31,7 +30,13 @@ from tacita.models.tally.options import STATE, SURVEY, is_set
 from tacita.models.tally.order import OrderConfig, choose_age_weights, select_recent_line
 from tacita.models.tally.order_sums import NEXT
 from tacita.models.tally.pair_statistic import expand_clients
-from tacita.models.tally.private_math import MIN_DEVIATION_STEPS, draw_whole_noise, find_inputs, shrink_values
+from tacita.models.tally.private_math import (
+    MIN_DEVIATION_STEPS,
+    draw_whole_noise,
+    find_inputs,
+    find_noise_edge,
+    shrink_values,
+)
 from tacita.models.tally.private_tally import PrivateTally, count_draws, multiply_lists, multiply_weighted_lists
 from tacita.models.tally.weights import entry_ages
 from tacita.privacy.noise import NoiseStream
@@ -58,7 +63,8 @@ class PrivateOrderedTally(PrivateTally):
         self.order_share = config.order_share
         if is_set(config, "order_ridge"):
             raise TacitaError("backbone.order_ridge has no meaning under privacy.epsilon; leave one of the two out.")
-        if config.mix != "learn" and config.mix[2] and not self.order_share:
+        weighs_order = config.mix != "learn" and config.mix[2] > 0
+        if weighs_order and not self.order_share:
             raise TacitaError(
                 "backbone.mix weighs order, of which backbone.order_share = 0 tells nothing under privacy.epsilon; set "
                 "backbone.order_share, e.g. to 0.25."
@@ -90,17 +96,20 @@ class PrivateOrderedTally(PrivateTally):
 
     def heads_fit(self, heads: Arrays, n_items: int) -> bool:
         own = self.init_heads(Draws(0))
-        if not heads_match(heads, own) or not mix_fits(heads["mix"]):
+        if not heads_match(heads, own):
+            return False
+        if not mix_fits(heads["mix"]):
             return False
         weights = heads["order_weights"]
-        k = heads["inputs"].size
-        if not square_fits(weights, k) or not is_bounded(weights, MOST_WEIGHT):
+        if not square_fits(weights, heads["inputs"].size):
+            return False
+        if not is_bounded(weights, MOST_WEIGHT):
             return False
         return private_heads_fit(heads, n_items, self.config.most_inputs)
 
     # on the device
 
-    def encode_lists(self, lists: Ragged, user_ptr: Longs, heads: Arrays, question: str) -> dict[str, Form]:
+    def encode_lists(self, lists: Ragged, user_ptr: Longs, heads: Arrays, question: str) -> Forms:
         forms = super().encode_lists(lists, user_ptr, heads, question)
         if question == SURVEY or not self.order_share:
             return forms
@@ -115,61 +124,60 @@ class PrivateOrderedTally(PrivateTally):
         k = len(heads["inputs"])
         return SequenceTerms(client, line, start, factor, self.age_weights, k, "next")
 
-    def encode_retraction(self, view: CohortView, old_lists: list[Ragged], new_lists: list[Ragged]) -> dict[str, Form]:
+    def encode_retraction(self, view: CohortView, old_lists: BlockLists, new_lists: BlockLists) -> Forms:
         forms = super().encode_retraction(view, old_lists, new_lists)
         if not self.order_share:
             return forms
-        inputs = view.heads["inputs"]
-        client = expand_clients(view.user_ptr)
-        nobody = Ragged.empty(len(client))
-        last = int(view.heads["released"][0])
+        changes = self.list_changes(view, old_lists, new_lists)
         lines = [Ragged.empty(0)]
         factors = [np.zeros(0)]
-        owners = [client[:0]]
-        for block, (old, new) in enumerate(zip(old_lists, new_lists, strict=True)):
-            age = max(0, last - block)
-            length = self.config.decay**age
-            for sign, lists in ((-1.0, old), (1.0, new)):
-                counted = self.select_counted(lists).join_rows(nobody)
-                line = map_to_inputs(counted, inputs)
-                factor = compute_unit_factors(line.counts(), self.age_weights, length)
-                lines.append(line)
-                factors.append(sign * factor)
-                owners.append(client)
-        owner = np.concatenate(owners)
-        order = np.argsort(owner, kind="stable")
+        for change in changes:
+            length = self.config.decay**change.age
+            line = map_to_inputs(change.lists, view.heads["inputs"])
+            factor = compute_unit_factors(line.counts(), self.age_weights, length)
+            lines.append(line)
+            factors.append(change.sign * factor)
+        owner, order = order_by_client(view, len(changes))
         sorted_lines = _stack_lines(lines).take(order)
         sorted_factors = np.concatenate(factors)[order]
-        forms[NEXT] = self._encode_order(owner[order], sorted_lines, sorted_factors, view.heads)
+        forms[NEXT] = self._encode_order(owner, sorted_lines, sorted_factors, view.heads)
         return forms
 
     def score_inputs(self, view: CohortView) -> Floats:
         """The mixture of standardised scores, in the terms of the first of them."""
         heads = view.heads
         weights = heads["weights"]
-        recency = float(heads["recency"][0])
-        whole, recent, order = (float(weight) for weight in heads["mix"])
+        recency = read_scalar(heads, "recency")
+        whole, recent, order = heads["mix"].tolist()
         latest = self.select_latest(view)
-        if order == 0 and (whole == 0 or recent == 0):
-            return multiply_lists(latest, view, recency if recent else 0.0, weights)
-        mixture = MixedScores(np.zeros((len(view.user), len(heads["inputs"])), np.float32))
-        mixture.add(recent, multiply_lists(latest, view, recency, weights))
-        mixture.add(whole, multiply_lists(latest, view, 0.0, weights))
+        is_mixed = whole > 0 and recent > 0
+        if order == 0 and not is_mixed:
+            used_recency = recency if recent else 0.0
+            return multiply_lists(latest, view, used_recency, weights)
+        recent_scores = multiply_lists(latest, view, recency, weights)
+        whole_scores = multiply_lists(latest, view, 0.0, weights)
+        mixture = MixedScores(np.zeros_like(recent_scores))
+        mixture.add(recent, recent_scores)
+        mixture.add(whole, whole_scores)
         mixture.add_order(order, self._score_order(view))
         assert mixture.spread is not None
-        return np.asarray(mixture.scores * mixture.spread[:, None], np.float32)
+        scores = mixture.scores * mixture.spread[:, None]
+        return np.asarray(scores, np.float32)
 
     def _score_order(self, view: CohortView) -> Floats:
         """(users, k) scores by what came last."""
         line = select_recent_line(view, self.config.order_window)
-        weight = self.age_weights[entry_ages(line)].astype(np.float32)
-        return multiply_weighted_lists(line, weight, view, view.heads["order_weights"])
+        ages = entry_ages(line)
+        weight = self.age_weights[ages].astype(np.float32)
+        matrix = view.heads["order_weights"]
+        return multiply_weighted_lists(line, weight, view, matrix)
 
     # how much noise
 
     def order_deviation(self, server: ServerState, question: str) -> float:
         """Of the noise on what follows what."""
-        share = self.order_share * self.release_share(server.heads, question)
+        release_share = self.release_share(server.heads, question)
+        share = self.order_share * release_share
         length = self.bound_term_length(server, question)
         return self.budget.deviation(share, length)
 
@@ -177,32 +185,38 @@ class PrivateOrderedTally(PrivateTally):
         sums = super().add_term_noise(server, total, question, stream)
         if not self.order_share:
             return sums
+        k = len(server.heads["inputs"])
         least = MIN_DEVIATION_STEPS * QUANTUM
-        deviation = max(self.order_deviation(server, question), least)
-        noise = _draw_square_noise(stream, deviation, len(server.heads["inputs"]))
-        return {**sums, NEXT: total[NEXT] + noise}
+        deviation = self.order_deviation(server, question)
+        noise = _draw_square_noise(stream, max(deviation, least), k)
+        following = total[NEXT] + noise
+        return {**sums, NEXT: following}
 
     # on the server
 
-    def term_fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
+    def term_fields(self, server: ServerState, question: str) -> Fields:
         fields = super().term_fields(server, question)
         if not self.order_share:
             return fields
         k = len(server.heads["inputs"])
         length = self.bound_term_length(server, question)
-        most = length + TAIL * self.order_deviation(server, question)
-        following = Spec(NEXT, (k, k), most=most, exact=True, about="which item follows which, with noise")
+        deviation = self.order_deviation(server, question)
+        most = length + TAIL * deviation
+        about = "which item follows which, with noise"
+        following = Spec(NEXT, (k, k), most=most, exact=True, about=about)
         return *fields, following
 
-    def add_terms(self, server: ServerState, sums: Mapping[str, AnyArray], question: str, fade: float = 1.0) -> Arrays:
+    def add_terms(self, server: ServerState, sums: FieldSums, question: str, fade: float = 1.0) -> Arrays:
         terms = super().add_terms(server, sums, question, fade)
         if not self.order_share:
             return terms
         state = server.parts[STATE]
-        following = state.get(FOLLOWING, np.zeros_like(sums[NEXT]))
+        added = sums[NEXT]
+        following = state.get(FOLLOWING, np.zeros_like(added))
         variance = state.get(FOLLOWING_VARIANCE, np.zeros(1))
-        added_variance = count_draws(sums) * self.order_deviation(server, question) ** 2
-        terms[FOLLOWING] = fade * following + sums[NEXT]
+        deviation = self.order_deviation(server, question)
+        added_variance = count_draws(sums) * deviation**2
+        terms[FOLLOWING] = fade * following + added
         terms[FOLLOWING_VARIANCE] = fade**2 * variance + added_variance
         return terms
 
@@ -211,33 +225,38 @@ class PrivateOrderedTally(PrivateTally):
         heads = {"mix": np.array(self.mix, np.float32)}
         if self.order_share:
             state = server.parts[STATE]
-            deviation = float(state[FOLLOWING_VARIANCE][0]) ** 0.5
-            heads["order_weights"] = denoise_order(state[FOLLOWING], deviation)
+            variance = read_scalar(state, FOLLOWING_VARIANCE)
+            heads["order_weights"] = denoise_order(state[FOLLOWING], variance**0.5)
         return with_heads(solved, heads)
 
-    def retrain_from(self, server: ServerState, block_lists: list[Ragged]) -> ServerState:
+    def retrain_from(self, server: ServerState, block_lists: BlockLists) -> ServerState:
         if not self.order_share:
             return super().retrain_from(server, block_lists)
         heads = server.heads
         state = server.parts[STATE]
         k = len(heads["inputs"])
-        last, releases = heads["released"].tolist()
+        last = read_last_release(heads)
         following = np.zeros((k, k))
+        no_counts = np.zeros(0)
+        one_client = np.ones(1)
         for block, lists in enumerate(block_lists[: last + 1]):
-            line = map_to_inputs(self.select_counted(lists), heads["inputs"])
+            counted = self.select_counted(lists)
+            line = map_to_inputs(counted, heads["inputs"])
             length = self.config.decay ** (last - block)
             factor = compute_unit_factors(line.counts(), self.age_weights, length)
             client = np.zeros(len(line), np.int32)
             terms = self._encode_order(client, line, factor, heads)
-            terms.add_to(following, np.zeros(0), np.ones(1))
-        stream = NoiseStream(Draws(releases), "tally-order trained again")
-        deviation = float(state[FOLLOWING_VARIANCE][0]) ** 0.5
-        following += _draw_square_noise(stream, deviation, k)
+            terms.add_to(following, no_counts, one_client)
+        draws = Draws(count_releases(heads))
+        stream = NoiseStream(draws, "tally-order trained again")
+        variance = read_scalar(state, FOLLOWING_VARIANCE)
+        following += _draw_square_noise(stream, variance**0.5, k)
         changed = server.with_part(STATE, {**state, FOLLOWING: following})
         return super().retrain_from(changed, block_lists)
 
     def promises(self, server: ServerState) -> dict[str, float]:
-        return {**super().promises(server), "order_share": self.order_share}
+        promises = super().promises(server)
+        return {**promises, "order_share": self.order_share}
 
 
 def _stack_lines(lines: list[Ragged]) -> Ragged:
@@ -256,9 +275,11 @@ def _draw_square_noise(stream: NoiseStream, deviation: float, k: int) -> Doubles
 def map_to_inputs(lists: Ragged, inputs: AnyArray) -> Ragged:
     """Lists of places among the inputs, in their order, none twice: a repeated item would make T longer than 1."""
     place, is_input = find_inputs(lists, inputs)
-    known = Ragged(lists.ptr, place.astype(np.int32)).filter_entries(is_input)
+    places = Ragged(lists.ptr, place.astype(np.int32))
+    known = places.filter_entries(is_input)
     users = known.rows().astype(np.int64)
-    keys = users * max(1, len(inputs)) + known.ids
+    width = max(1, len(inputs))
+    keys = users * width + known.ids
     _, first = np.unique(keys, return_index=True)
     is_first = np.zeros(len(known.ids), bool)
     is_first[first] = True
@@ -272,21 +293,30 @@ def compute_unit_factors(counts: Longs, age_weights: Doubles, length: float = 1.
     are, and rounding moves each entry by half a quantum at most.
     """
     longest = int(counts.max(initial=0))
-    n_before = np.minimum(np.arange(longest + 1), len(age_weights))
-    square_sums = np.append(0.0, np.cumsum(age_weights**2))
+    places = np.arange(longest + 1)
+    n_before = np.minimum(places, len(age_weights))
+    square_sums = _accumulate(age_weights**2)
     context_squares = square_sums[n_before]  # of h, squared, by how many come before
-    squares = np.append(0.0, np.cumsum(context_squares))[counts]
-    entries = np.append(0.0, np.cumsum(n_before))[counts]
+    squares = _accumulate(context_squares)[counts]
+    entries = _accumulate(n_before)[counts]
     rounding = QUANTUM / 2 * np.sqrt(entries)
     room = length * (1 - 1e-9) - rounding
     size = np.sqrt(np.maximum(squares, 1e-300))
     factors = np.maximum(room, 0.0) / size
-    return np.asarray(np.where(squares > 0, factors, 0.0))
+    has_entries = squares > 0
+    return np.where(has_entries, factors, 0.0)
+
+
+def _accumulate(values: AnyArray) -> Doubles:
+    """The sum of the first 0, 1, 2, ... values."""
+    sums = np.cumsum(values)
+    return np.append(0.0, sums)
 
 
 def denoise_order(following: Doubles, deviation: float) -> Floats:
     """B': T without what noise puts on its singular values."""
     row_vectors, values, column_vectors = np.linalg.svd(following)
-    edge = 2 * deviation * math.sqrt(len(following))
+    edge = find_noise_edge(deviation, len(following))
     signal = shrink_values(values, edge)
-    return np.asarray((row_vectors * signal) @ column_vectors, np.float32)
+    denoised = (row_vectors * signal) @ column_vectors
+    return np.asarray(denoised, np.float32)

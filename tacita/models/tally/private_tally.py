@@ -8,28 +8,28 @@ asked any more and goes on being served. What validation or counts of users woul
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from tacita.core.draws import Draws
-from tacita.core.types import AnyArray, Arrays, CohortView, Floats, Ragged, ServerState
+from tacita.core.types import AnyArray, Arrays, CohortView, Floats, Ints, Ragged, ServerState
 from tacita.kernels.pairs import dense_products
 from tacita.messages import Total
-from tacita.models.base import heads_match, register_private
-from tacita.models.statistic_model import RetractionCaveats
+from tacita.models.base import heads_match, make_scalar, make_zero_scores, read_scalar, register_private
+from tacita.models.statistic_model import BlockLists, FieldSums, RetractionCaveats
 from tacita.models.tally.budgeted_release import (
     POPULARITY_RELEASE,
     RETRACTION_RELEASE,
     TERMS_RELEASE,
     BudgetedRelease,
+    build_term_vectors,
+    count_releases,
     read_axes,
-    term_vectors,
+    read_last_release,
 )
 from tacita.models.tally.head_checks import private_heads_fit
-from tacita.models.tally.model import add_repeat, with_heads
+from tacita.models.tally.model import add_repeat, pad_items, with_heads
 from tacita.models.tally.options import STATE, STATISTIC, SURVEY
-from tacita.models.tally.pair_statistic import sum_forms
+from tacita.models.tally.pair_statistic import count_single_users, sum_forms
 from tacita.models.tally.private_math import (
     MOST_PEOPLE,
     build_feature_basis,
@@ -82,7 +82,9 @@ class PrivateTally(BudgetedRelease):
 
     def heads_fit(self, heads: Arrays, n_items: int) -> bool:
         own = self.init_heads(Draws(0))
-        return heads_match(heads, own) and private_heads_fit(heads, n_items, self.config.most_inputs)
+        if not heads_match(heads, own):
+            return False
+        return private_heads_fit(heads, n_items, self.config.most_inputs)
 
     def check(self, first_items: int, all_items: int) -> None:
         """The work grows with the users, not with the catalogue, and ends at `most_inputs`: any fits."""
@@ -92,15 +94,18 @@ class PrivateTally(BudgetedRelease):
     def score_history(self, view: CohortView) -> Floats:
         """x B among the inputs; below all of them the other items, by popularity."""
         heads = view.heads
-        scores = np.zeros((len(view.user), view.n_items), np.float32)
+        scores = make_zero_scores(view)
         if len(heads["weights"]) == 0:
             return scores
         input_scores = self.score_inputs(view)
+        known = heads["liked"]
         liked = np.zeros(view.n_items, np.float32)
-        liked[: len(heads["liked"])] = heads["liked"]
+        liked[: len(known)] = known
         lowest = input_scores.min(axis=1, initial=0.0)
-        below = lowest[:, None] - 2.0 + liked[None, :]
-        has_items = self.select_latest(view).counts() > 0  # without a history nothing is scored
+        highest_below = lowest[:, None] - 2.0
+        below = highest_below + liked[None, :]
+        latest = self.select_latest(view)
+        has_items = latest.counts() > 0  # without a history nothing is scored
         scores[has_items] = below[has_items]
         scores[:, heads["inputs"]] = input_scores
         add_repeat(view, scores)
@@ -108,8 +113,9 @@ class PrivateTally(BudgetedRelease):
 
     def score_inputs(self, view: CohortView) -> Floats:
         """(users, k) scores of the items that terms are about."""
-        recency = float(view.heads["recency"][0])
-        return multiply_lists(self.select_latest(view), view, recency, view.heads["weights"])
+        recency = read_scalar(view.heads, "recency")
+        latest = self.select_latest(view)
+        return multiply_lists(latest, view, recency, view.heads["weights"])
 
     # on the server
 
@@ -117,27 +123,38 @@ class PrivateTally(BudgetedRelease):
         n_draws = count_draws(total.sums)
         if question == SURVEY:
             return self._choose_terms(server, total, n_draws)
-        last, releases = server.heads["released"].tolist()
-        fade = self.config.decay ** (server.block - last) if last >= 0 else 1.0
+        fade = self._fade_earlier_terms(server)
         terms = self.add_terms(server, total.sums, STATISTIC, fade)
-        state = {**server.parts[STATE], **terms, "drawn": np.array([n_draws])}
-        released = np.array([server.block, releases + 1], np.int32)
+        drawn = np.array([n_draws])
+        state = {**server.parts[STATE], **terms, "drawn": drawn}
+        released = record_release(server.heads, server.block)
         return self.solve_gram(server.with_part(STATE, state), released)
 
-    def add_terms(self, server: ServerState, sums: Mapping[str, AnyArray], question: str, fade: float = 1.0) -> Arrays:
+    def _fade_earlier_terms(self, server: ServerState) -> float:
+        """What earlier terms keep of their weight in this block."""
+        last = read_last_release(server.heads)
+        if last < 0:
+            return 1.0
+        age = server.block - last
+        return float(self.config.decay**age)
+
+    def add_terms(self, server: ServerState, sums: FieldSums, question: str, fade: float = 1.0) -> Arrays:
         """The server's sum, faded, with the terms of a release; and the noise in that."""
         state = server.parts[STATE]
         deviation = self.term_deviation(server, question)
         gram = fade * state["gram"] + sums["terms"]
-        variance = fade**2 * state["variance"] + count_draws(sums) * deviation**2
+        added_variance = count_draws(sums) * deviation**2
+        variance = fade**2 * state["variance"] + added_variance
         return {"gram": gram, "variance": variance}
 
     def _choose_terms(self, server: ServerState, total: Total, n_draws: float) -> ServerState:
         """The items that terms are about, and in what terms."""
-        s = self.term_deviation(server, STATISTIC) * n_draws**0.5
-        people = min(float(total["people"][0]), MOST_PEOPLE)  # nodes may say any number
+        deviation = self.term_deviation(server, STATISTIC) * n_draws**0.5
+        people = read_scalar(total.sums, "people")
+        people = min(people, MOST_PEOPLE)  # nodes may say any number
         liked = total["liked"]
-        k = choose_n_inputs(people, s, len(liked), self.codes is not None)
+        has_features = self.codes is not None
+        k = choose_n_inputs(people, deviation, len(liked), has_features)
         k = min(k, self.config.most_inputs)
         axes = choose_axes(liked, k)
         heads: Arrays = {
@@ -161,15 +178,16 @@ class PrivateTally(BudgetedRelease):
         basis = None
         if self.codes is not None:
             basis = build_feature_basis(self.codes, state["liked"], axes)
-        deviation = float(state["variance"][0]) ** 0.5
-        smooth = fit_smoother(state["gram"], axes.centre, deviation, basis)
+        variance = read_scalar(state, "variance")
+        smooth = fit_smoother(state["gram"], axes.centre, variance**0.5, basis)
+        n_items = len(server.items)
         heads = {
             "weights": solve_weights(smooth, axes.scale),
-            "known": np.array([len(server.items)], np.int32),
+            "known": np.array([n_items], np.int32),
             "released": released,
         }
         for name, value in self.fixed_settings.items():
-            heads[name] = np.array([value], np.float32)
+            heads[name] = make_scalar(value)
         return with_heads(server, heads)
 
     @property
@@ -181,31 +199,34 @@ class PrivateTally(BudgetedRelease):
 
     def popularity(self, server: ServerState) -> Floats:
         state = server.parts.get(STATE, {})
-        liked = np.maximum(state.get("liked", np.zeros(0)), 0.0)
-        n_new = len(server.items) - len(liked)
-        return np.pad(liked, (0, n_new)).astype(np.float32)
+        noisy = state.get("liked", np.zeros(0))
+        liked = np.maximum(noisy, 0.0)
+        return pad_items(liked, server)
 
     def likeness(self, server: ServerState, items: Floats, item: int) -> Floats:
         """The weight of every item for this one: its column of B, which is between the inputs; 0 for other items."""
         inputs = server.heads["inputs"]
         weights = server.heads["weights"]
         likeness = np.zeros(len(server.items), np.float32)
-        place = np.flatnonzero(inputs == item)
-        if len(place) and len(weights):
-            likeness[inputs] = weights[:, place[0]]
+        places = np.flatnonzero(inputs == item)
+        if len(places) and len(weights):
+            column = places[0]
+            likeness[inputs] = weights[:, column]
         return likeness
 
     def promises(self, server: ServerState) -> dict[str, float]:
         """What a user lost who took part in every block; who retracted lost more, which their own ledger says."""
         state = server.parts.get(STATE, {})
-        n_blocks = min(server.block + 1, self.budget.blocks)
+        budget = self.budget
+        n_blocks = min(server.block + 1, budget.blocks)
         n_draws = state.get("drawn", np.ones(1))
+        n_inputs = len(server.heads["inputs"])
         return {
-            "epsilon": self.budget.spent_epsilon(n_blocks),
-            "epsilon_planned": self.budget.epsilon,
-            "delta": self.budget.delta,
-            "blocks_planned": float(self.budget.blocks),
-            "items_told_of": float(len(server.heads["inputs"])),
+            "epsilon": budget.spent_epsilon(n_blocks),
+            "epsilon_planned": budget.epsilon,
+            "delta": budget.delta,
+            "blocks_planned": float(budget.blocks),
+            "items_told_of": float(n_inputs),
             "noise_draws_in_a_sum": float(n_draws[0]),
         }
 
@@ -215,44 +236,50 @@ class PrivateTally(BudgetedRelease):
     def retracts_exactly(self) -> bool:
         return False
 
-    def apply_retraction(self, server: ServerState, change: Mapping[str, AnyArray]) -> tuple[ServerState, int]:
+    def apply_retraction(self, server: ServerState, change: FieldSums) -> tuple[ServerState, int]:
         terms = self.add_terms(server, change, "retraction")
         state = {**server.parts[STATE], **terms}
-        last, releases = server.heads["released"].tolist()
-        released = np.array([last, releases + 1], np.int32)
-        return self.solve_gram(server.with_part(STATE, state), released), 0
+        last = read_last_release(server.heads)
+        released = record_release(server.heads, last)
+        changed = server.with_part(STATE, state)
+        return self.solve_gram(changed, released), 0
 
     def describe_retraction(self) -> RetractionCaveats:
-        more = self.budget.spent_epsilon(self.budget.blocks, 1)
+        budget = self.budget
+        more = budget.spent_epsilon(budget.blocks, 1)
         return RetractionCaveats(
             assumptions=(
                 "the sum had noise before and has more now, so no comparison with training again is exact",
                 "which items are told of, their scales and their popularity stay as they were chosen, with noise",
-                f"a retraction is a release of its own and is charged: who told in all {self.budget.blocks} planned "
-                f"blocks and retracts once has spent epsilon {more:.3g} at delta {self.budget.delta:g}",
+                f"a retraction is a release of its own and is charged: who told in all {budget.blocks} planned "
+                f"blocks and retracts once has spent epsilon {more:.3g} at delta {budget.delta:g}",
             ),
             residual_risk="What was told before stays protected by the budget it was told under, not erased from "
             "copies of earlier models.",
         )
 
-    def retrain_from(self, server: ServerState, block_lists: list[Ragged]) -> ServerState:
+    def retrain_from(self, server: ServerState, block_lists: BlockLists) -> ServerState:
         """The sum of these lists in the same terms, with noise of its own as large as the noise of the sum now."""
+        heads = server.heads
         state = server.parts[STATE]
-        last, releases = server.heads["released"].tolist()
+        last = read_last_release(heads)
         gram = np.zeros_like(state["gram"])
         for block, lists in enumerate(block_lists[: last + 1]):
-            vectors = term_vectors(self.select_counted(lists), server.heads)
-            gram += self.config.decay ** (last - block) * (vectors.T @ vectors)
-        deviation = float(state["variance"][0]) ** 0.5
-        stream = NoiseStream(Draws(releases), "tally trained again")
-        noise = draw_symmetric_noise(stream, deviation, len(gram))
+            counted = self.select_counted(lists)
+            vectors = build_term_vectors(counted, heads)
+            fade = self.config.decay ** (last - block)
+            gram += fade * (vectors.T @ vectors)
+        draws = Draws(count_releases(heads))
+        stream = NoiseStream(draws, "tally trained again")
+        variance = read_scalar(state, "variance")
+        noise = draw_symmetric_noise(stream, variance**0.5, len(gram))
         retrained = server.with_part(STATE, {**state, "gram": gram + noise})
-        return self.solve_gram(retrained, server.heads["released"])
+        return self.solve_gram(retrained, heads["released"])
 
     def simulate_release(self, server: ServerState, lists: Ragged, draws: Draws) -> ServerState:
         """The server after a first block of these users and no others, with the noise of these draws."""
         n_users = len(lists)
-        user_ptr = np.arange(n_users + 1, dtype=np.int64)
+        user_ptr = count_single_users(n_users)
         for question in (SURVEY, STATISTIC):
             fields = self.statistic_fields(server, question)
             forms = self.encode_lists(lists, user_ptr, server.heads, question)
@@ -262,21 +289,31 @@ class PrivateTally(BudgetedRelease):
         return server
 
 
-def count_draws(sums: Mapping[str, AnyArray]) -> float:
+def count_draws(sums: FieldSums) -> float:
     """How many draws of noise are in a sum; at least one."""
-    return max(1.0, float(sums["draws"][0]))
+    n_draws = read_scalar(sums, "draws")
+    return max(1.0, n_draws)
+
+
+def record_release(heads: Arrays, block: int) -> Ints:
+    """The block as the last one that was released, and one release more."""
+    n_releases = count_releases(heads) + 1
+    return np.array([block, n_releases], np.int32)
 
 
 def multiply_lists(lists: Ragged, view: CohortView, recency: float, matrix: Floats) -> Floats:
     """(users, k) what lists score through a matrix between the inputs, older items counting less."""
-    return multiply_weighted_lists(lists, recency_weights(lists, recency), view, matrix)
+    weight = recency_weights(lists, recency)
+    return multiply_weighted_lists(lists, weight, view, matrix)
 
 
 def multiply_weighted_lists(lists: Ragged, weight: Floats, view: CohortView, matrix: Floats) -> Floats:
     """The same with a weight for every entry."""
     k = len(matrix)
+    inputs = view.heads["inputs"]
     row_of = np.full(view.n_items, -1, np.int32)
-    row_of[view.heads["inputs"]] = np.arange(k)
-    scores = np.zeros((len(view.user), k), np.float32)
+    row_of[inputs] = np.arange(k)
+    shape = (len(view.user), k)
+    scores = np.zeros(shape, np.float32)
     dense_products(lists.ptr, lists.ids, weight, row_of, matrix, scores)
     return scores

@@ -125,7 +125,7 @@ def zero_diagonal_columns(inverse: Doubles, lo: int, hi: int) -> Doubles:
     diagonal = np.diag(inverse)[lo:hi, None]
     columns = inverse[lo:hi] / -diagonal
     columns[np.arange(hi - lo), np.arange(lo, hi)] = 0.0
-    return np.asarray(columns)
+    return columns
 
 
 def solve_zero_diagonal(inverse: Doubles) -> Floats:
