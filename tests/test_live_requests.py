@@ -37,6 +37,7 @@ from tacita.live.server.open_requests import OpenRequest
 from tacita.live.server.remote_devices import RemoteDevices
 from tacita.live.server.request_service import group_requests
 from tacita.live.wire import MAGIC, Reply, UserRequest, decode_reply, decode_request, encode_message
+from tacita.round.fulfilment import can_fulfil
 from tacita.runs.assembly import Machine, assemble, build_plan
 
 
@@ -509,7 +510,7 @@ def test_a_run_that_lets_people_leave_need_not_forget_single_items(part: str, ab
     train = {"aggregation": "fixed", "denominator": 6.0}
     values = {"data": "synthetic:users=20", "train": train, "parts": [{"name": "withdrawal"}, {"name": part}]}
     plan = build_plan(validate_model(RunConfig, values, "the test"))
-    assert {kind: user_requests._is_supported(plan, kind) for kind in able} == able
+    assert {kind: can_fulfil(plan, kind) for kind in able} == able
     assert "`tacita node leave ann` takes everything back" in user_requests.UNSUPPORTED["single"].format(user="ann")
 
 

@@ -121,7 +121,9 @@ def _model_style(place: int) -> str:
 
 def show_verdict(run: Run) -> None:
     """Whether the run beats its controls, what clients send, and where the report is."""
-    from tacita.report.data import format_bytes, judge_run, read_run
+    from tacita.report.data import read_run
+    from tacita.report.formats import format_bytes
+    from tacita.report.judgement import judge_run
 
     facts = read_run(run.folder)
     n_sentences = max(1, len(facts.better_controls))

@@ -22,6 +22,7 @@ from tacita.federation.one_round import Progress, open_block, run_round, start_r
 from tacita.messages import Total
 from tacita.round.capabilities import Unlearning
 from tacita.round.device_state import DeviceState
+from tacita.round.fulfilment import can_retract
 from tacita.round.part import Part
 from tacita.round.plan import Federation, Plan
 from tacita.round.question import Question
@@ -243,8 +244,7 @@ def check_requests(plan: Plan, requests: RequestBatch) -> None:
     """Refuse what nobody would carry out, before any device or record changes."""
     if plan.config.train.silos:
         raise TacitaError("requests are for clients that are one user each; train.silos must be 0.")
-    learner_withdraws = plan.learner.unlearning is not None and requests.kind in ("forget", "leave")
-    if not plan.implementing("on_server") and not learner_withdraws:
+    if not plan.implementing("on_server") and not can_retract(plan, requests.kind):
         names = ", ".join(part.name for part in plan.parts) or "none"
         raise TacitaError(
             f"nothing in this run can carry out '{requests.kind}': its parts are {names}; train again with other data."

@@ -21,7 +21,7 @@ from tacita.round.device_state import PARTS
 from tacita.round.learner import Learner, collect_extra_fields, register
 from tacita.round.part import implements
 from tacita.round.question import Question
-from tacita.round.request import RequestBatch
+from tacita.round.request import UNLEARNING_KINDS, RequestBatch
 from tacita.round.state import Role, StateSpec
 from tacita.round.task import CohortTask
 from tacita.round.unlearning_report import UnlearningReport
@@ -31,7 +31,6 @@ RETRACTION_KIND = "retraction"  # the learner's own question to those who withdr
 RETRACTION = f"{STATISTIC}/{RETRACTION_KIND}"
 CONTRIBUTION_LOG = "told"  # on devices: what was contributed
 PENDING_USERS = "asked"  # on the server: who waits to take something back
-WITHDRAWAL_KINDS = ("forget", "leave")
 
 
 @register
@@ -163,7 +162,7 @@ class StatisticLearner(Learner, Unlearning):
     # retractions
 
     def on_device(self, view: CohortView, requests: RequestBatch) -> StateUpdate:
-        if requests.kind not in WITHDRAWAL_KINDS:
+        if requests.kind not in UNLEARNING_KINDS:
             return {}
         log = view.lists[self.name][CONTRIBUTION_LOG]
         stays = log.values["stays"] & ~requests.items.holds(log.rows(), log.ids)
@@ -175,7 +174,7 @@ class StatisticLearner(Learner, Unlearning):
         self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
     ) -> tuple[ServerState, UnlearningReport] | None:
         """Ask for the retractions of all who wait, once they are enough; in a sum, nobody's own shows."""
-        if requests.kind not in WITHDRAWAL_KINDS:
+        if requests.kind not in UNLEARNING_KINDS:
             return None
         self._check_retractable()
         waiting = server.parts.get(self.name, {}).get(PENDING_USERS, np.zeros(0, np.uint64))

@@ -18,8 +18,6 @@ from tacita.core.types import FilterEffect
 from tacita.data.filters import format_removals
 from tacita.methods import method_label
 from tacita.models import backbone_class, backbone_names
-from tacita.report.formats import format_bytes
-from tacita.report.judgement import judge_run
 from tacita.report.promises import PRIVACY_KEY, find_largest_epsilon
 from tacita.report.run_data import (
     CONTROLS,
@@ -28,24 +26,9 @@ from tacita.report.run_data import (
     Curve,
     RunData,
     Scores,
-    control_name,
     exchanges_once,
     other_mask,
 )
-
-__all__ = [
-    "RunData",
-    "control_name",
-    "damaged_ids_error",
-    "find_read_mode",
-    "format_bytes",
-    "judge_run",
-    "method_name",
-    "missing_run_error",
-    "parse_removals",
-    "read_run",
-    "refuse_changed",
-]
 
 Json = dict[str, Any]
 Curves = dict[str, Curve]

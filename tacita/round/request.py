@@ -11,6 +11,12 @@ from tacita.core.types import AnyArray, Ints, Keys, Ragged, make_single_list
 
 RequestKind = Literal["share", "unshare", "forget", "leave"]
 
+REQUEST_KINDS: tuple[RequestKind, ...] = ("share", "unshare", "forget", "leave")
+WITHDRAWAL_KINDS: tuple[RequestKind, ...] = ("unshare", "forget", "leave")
+"""Requests that take something back."""
+UNLEARNING_KINDS: tuple[RequestKind, ...] = ("forget", "leave")
+"""Requests that take back what devices contributed, and not only what they share."""
+
 
 @dataclass(frozen=True)
 class Request:

@@ -9,7 +9,8 @@ from typing import Any
 from tacita.core.errors import TacitaError
 from tacita.core.files import parse_folder
 from tacita.data.frames import Frame, make_frame, number_column
-from tacita.report.data import RunData, read_run
+from tacita.report.data import read_run
+from tacita.report.run_data import RunData
 from tacita.report.seeds import CONTINUAL, group_seeds, make_rows
 from tacita.runs.serving import Run
 

@@ -12,7 +12,8 @@ from typing import Any
 from tacita.core.errors import TacitaError
 from tacita.core.files import write_bytes
 from tacita.methods import resolve_config
-from tacita.report.data import format_bytes, read_run
+from tacita.report.data import read_run
+from tacita.report.formats import format_bytes
 from tacita.report.pages import write_report
 from tacita.report.run_comparison import ComparedRun, draw_comparison
 from tacita.runs.assembly import Machine

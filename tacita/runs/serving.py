@@ -16,8 +16,9 @@ from tacita.core.python_messages import translate_errors, translate_message
 from tacita.core.types import Floats, Ints
 from tacita.data.filters import format_data_notes
 from tacita.data.frames import Frame, integer_column, lookup_names, make_frame, number_column, to_raw_ids
-from tacita.report.data import control_name, method_name, parse_removals
+from tacita.report.data import method_name, parse_removals
 from tacita.report.promises import NO_EPSILON, describe_leaks, privacy_lines, summarise_privacy
+from tacita.report.run_data import control_name
 from tacita.runs.file_schemas import RunResult, ScoreRow
 from tacita.runs.fold_in import recommend_newcomer
 from tacita.runs.loaded_run import (

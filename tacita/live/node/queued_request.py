@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from tacita.live.node.answers import QuestionNumber
 from tacita.live.wire import RequestOutcome, UserRequest
-
-WITHDRAWALS = ("forget", "leave")
+from tacita.round.request import UNLEARNING_KINDS
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class QueuedRequest:
 
     @property
     def is_withdrawal(self) -> bool:
-        return self.kind in WITHDRAWALS
+        return self.kind in UNLEARNING_KINDS
 
     @property
     def is_final(self) -> bool:

@@ -13,7 +13,6 @@ from sqlite3 import Connection
 from tacita.core.config import validate_model
 from tacita.live.node import attempt_snapshot
 from tacita.live.node.answers import QuestionNumber, request_size
-from tacita.live.node.queued_request import WITHDRAWALS as WITHDRAWALS
 from tacita.live.node.queued_request import QueuedRequest
 from tacita.live.node.withdrawal_batches import (
     ANSWERED_PREFIX,

@@ -29,9 +29,9 @@ from tacita.live.node.answers import AnswerRecord, QuestionNumber, StoredDevices
 from tacita.live.node.queued_request import QueuedRequest
 from tacita.live.node.store_connection import StoreConnection
 from tacita.live.wire import Catalogue, RequestOutcome
+from tacita.round.request import REQUEST_KINDS
 
 LEVELS = ("learn", "keep")
-REQUEST_KINDS = ("share", "unshare", "forget", "leave")
 
 SpendingNotes = Callable[[int | None], dict[str, int]]  # what stays of a user (None: of all)
 Interaction = tuple[str, str, float | None, float | None]  # raw user, raw item, time, rating

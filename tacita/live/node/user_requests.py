@@ -11,14 +11,12 @@ from dataclasses import dataclass
 from tacita.core.errors import TacitaError
 from tacita.live.json_object import JsonObject
 from tacita.live.node.node import Node
-from tacita.live.node.queued_request import WITHDRAWALS
-from tacita.live.node.request_states import list_request_states as list_request_states
+from tacita.live.node.request_states import list_request_states
 from tacita.live.node.row_index import ItemNumbers, number_items
-from tacita.live.node.store import REQUEST_KINDS
 from tacita.live.node.user_run import UserRun, load_plan, load_user_run
-from tacita.round.part import forgetting_scope
+from tacita.round.fulfilment import can_fulfil, list_scopes
 from tacita.round.plan import Plan
-from tacita.round.state import Role
+from tacita.round.request import REQUEST_KINDS, UNLEARNING_KINDS
 
 UNSUPPORTED = {
     "share": "no run that user '{user}' takes part in learns from what is shared; its operator trains with a method "
@@ -103,17 +101,16 @@ def _list_known_runs(node: Node, number: int) -> list[str]:
 
 def _may_support(user_run: UserRun, kind: str) -> bool:
     """Whether a run carries out such requests, or has not said yet."""
-    return user_run.plan is None or _is_supported(user_run.plan, kind)
+    return user_run.plan is None or can_fulfil(user_run.plan, kind)
 
 
 def _unsupported_error(user_runs: Sequence[UserRun], kind: str, user: str) -> TacitaError:
     """What to do instead, where no run carries the request out."""
-    reach = set[str]()
+    scopes = set[str]()
     for user_run in user_runs:
         if user_run.plan is not None:
-            for part in user_run.plan.parts:
-                reach.update(forgetting_scope(part))
-    reason = "single" if kind == "forget" and "people" in reach else kind
+            scopes.update(list_scopes(user_run.plan))
+    reason = "single" if kind == "forget" and "people" in scopes else kind
     return TacitaError(UNSUPPORTED[reason].format(user=user[:100]))
 
 
@@ -144,7 +141,7 @@ def _name_runs(user_runs: Sequence[UserRun]) -> str:
 def _select_items(node: Node, request: ItemRequest, user_run: UserRun, known_items: set[str]) -> set[str]:
     """The items that a request is about in one run; a `Rejection` if it cannot be meant."""
     _reject_late_items(request, user_run, known_items)
-    if request.kind in WITHDRAWALS:
+    if request.kind in UNLEARNING_KINDS:
         _reject_empty_withdrawal(request, user_run)
     if request.kind == "leave":
         return set()
@@ -249,19 +246,4 @@ def allowed_kinds(node: Node, run: str) -> list[str]:
 
 
 def _list_supported(plan: Plan) -> list[str]:
-    return [kind for kind in REQUEST_KINDS if _is_supported(plan, kind)]
-
-
-def _is_supported(plan: Plan, kind: str) -> bool:
-    """Whether a run carries out such requests."""
-    shares_items = bool(plan.names_of(Role.SHARED))
-    if kind in ("share", "unshare"):
-        return shares_items
-    if plan.learner.unlearning is not None:
-        return True
-    reach = set[str]()
-    for part in plan.forgetting_parts:
-        reach.update(forgetting_scope(part))
-    if kind == "leave":
-        return bool(reach) or shares_items
-    return bool(reach - {"people"})
+    return [kind for kind in REQUEST_KINDS if can_fulfil(plan, kind)]

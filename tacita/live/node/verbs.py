@@ -16,7 +16,8 @@ from tacita.live.json_object import JsonObject
 from tacita.live.node.budgets import describe_epsilon, set_budget
 from tacita.live.node.node import Node
 from tacita.live.node.release_log import read_release_log
-from tacita.live.node.user_requests import list_request_states, submit_request
+from tacita.live.node.request_states import list_request_states
+from tacita.live.node.user_requests import submit_request
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,9 @@ import json
 from collections.abc import Collection, Iterable
 
 from tacita.live.node.answers import QuestionNumber
-from tacita.live.node.queued_request import WITHDRAWALS, QueuedRequest
+from tacita.live.node.queued_request import QueuedRequest
 from tacita.live.wire import MOST_REQUESTS
+from tacita.round.request import UNLEARNING_KINDS
 
 ANSWERED_PREFIX = "answered/"  # a person, and what was asked of them when they withdrew
 
@@ -35,7 +36,7 @@ def select_due(
         return due
     new_requests = [request for request in due if request.sent is None]
     waiting = list[QueuedRequest]()
-    for kind in WITHDRAWALS:
+    for kind in UNLEARNING_KINDS:
         batch = [request for request in new_requests if request.kind == kind]
         if not may_leave_together(batch, min_users, empty_withdrawals):
             waiting += batch

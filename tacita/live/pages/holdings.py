@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tacita.live.node.queued_request import QueuedRequest
-from tacita.live.node.request_queue import WITHDRAWALS
+from tacita.round.request import UNLEARNING_KINDS
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ def collect_removals(requests: Sequence[QueuedRequest]) -> CertifiedRemovals:
         if request.kind == "leave":
             left_runs.add(request.run)
         verdict = str(request.outcome.certificate.get("verdict", ""))
-        if request.kind in WITHDRAWALS and "not unlearned" in verdict:
+        if request.kind in UNLEARNING_KINDS and "not unlearned" in verdict:
             retaining_runs.add(request.run)
     return CertifiedRemovals(items, left_runs, retaining_runs)
 

@@ -12,8 +12,9 @@ from tacita.live.node import store_file as node_file
 from tacita.live.node.budgets import declared_budget, read_user_accounts, set_budget
 from tacita.live.node.node import Node
 from tacita.live.node.queued_request import QueuedRequest
+from tacita.live.node.request_states import list_request_states
 from tacita.live.node.user_queries import ItemQuery, ItemSet, Preset
-from tacita.live.node.user_requests import allowed_kinds, list_request_states, read_request_options, submit_request
+from tacita.live.node.user_requests import allowed_kinds, read_request_options, submit_request
 from tacita.live.pages.holdings import collect_removals, describe_holdings, join_run_names
 from tacita.live.pages.response_models import JsonObject
 from tacita.runs.ledger import describe_ledger

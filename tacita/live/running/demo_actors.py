@@ -15,11 +15,11 @@ from typing import Any
 
 from tacita.core.errors import TacitaError
 from tacita.live.node.node import read_config
-from tacita.live.node.request_queue import WITHDRAWALS
 from tacita.live.running import node_client
 from tacita.live.running.demo import RUN, DemoData, import_block, open_next_block
 from tacita.live.running.server import find_stop_reason, open_store
 from tacita.live.server.store import count_done_blocks
+from tacita.round.request import UNLEARNING_KINDS
 
 POLL_SECONDS = 1.0  # between two looks at the person's requests
 
@@ -64,7 +64,7 @@ class DemoActors:
             return ""
         if self.imported_blocks == n_opened:
             return self._report_end_once()
-        for kind in sorted(queued_kinds & set(WITHDRAWALS)):
+        for kind in sorted(queued_kinds & set(UNLEARNING_KINDS)):
             self._add_neighbour_requests(kind)
         open_next_block(self.folder)
         n_others = self._read_min_users() - 1

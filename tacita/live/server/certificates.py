@@ -12,9 +12,9 @@ from tacita.core.types import ServerState
 from tacita.federation.state_arrays import pack_server
 from tacita.live.json_object import JsonObject
 from tacita.live.server.open_requests import OpenRequest
+from tacita.round.request import WITHDRAWAL_KINDS
 from tacita.round.unlearning_report import Cost, UnlearningReport, are_exact, list_purged, sum_cost
 
-WITHDRAWALS = ("unshare", "forget", "leave")
 RESIDUAL = (
     "Models sent before, and what was recommended from them, are not reached; nor are choices that validation made "
     "while the data took part."
@@ -68,7 +68,7 @@ def _sum_costs(reports: list[UnlearningReport]) -> dict[str, float]:
 def _describe_purge(reports: list[UnlearningReport], kind: str) -> str:
     """What the server no longer holds."""
     purged = ["request"]
-    if kind in WITHDRAWALS:
+    if kind in WITHDRAWAL_KINDS:
         purged.append("record of shared items")
     purged += list_purged(reports)
     return ", ".join(dict.fromkeys(purged))

@@ -18,12 +18,12 @@ from tacita.federation.requests import handle_requests
 from tacita.federation.rounds import Progress
 from tacita.live.json_object import JsonObject
 from tacita.live.server.attempts import NoAnswer
-from tacita.live.server.certificates import WITHDRAWALS, build_certificate, certify_each, certify_user
+from tacita.live.server.certificates import build_certificate, certify_each, certify_user
 from tacita.live.server.open_requests import ApplyResult, NumberedOutcome, OpenRequest
 from tacita.live.server.remote_devices import RemoteDevices
 from tacita.live.wire import RequestOutcome
 from tacita.round.plan import Federation
-from tacita.round.request import Request, RequestBatch
+from tacita.round.request import WITHDRAWAL_KINDS, Request, RequestBatch
 from tacita.round.unlearning_report import PartReports, UnlearningReport
 
 log = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ def _find_group(groups: list[RequestGroup], request: OpenRequest) -> RequestGrou
 def apply_requests(federation: Federation, progress: Progress, group: RequestGroup) -> ApplyResult:
     """Carry out requests of one kind that came with answers; those whose nodes do not answer stay open."""
     kind = group[0].kind
-    is_withdrawal = kind in WITHDRAWALS
+    is_withdrawal = kind in WITHDRAWAL_KINDS
     fitting, refused = _separate_misfits(progress, group)
     if not fitting:
         reason = refused[0].outcome.said
@@ -224,7 +224,7 @@ def _certify(
     content = {name: _to_json(report.to_json()) for name, report in reports_by_part.items()}
     event = {"kind": kind, "people": len(group), "done": content}
     freed_users = _collect_freed(reports)
-    return ApplyResult(event, outcomes, kind in WITHDRAWALS, freed_users, freed.outcome)
+    return ApplyResult(event, outcomes, kind in WITHDRAWAL_KINDS, freed_users, freed.outcome)
 
 
 def _collect_freed(reports: list[UnlearningReport]) -> Keys:
@@ -252,7 +252,7 @@ def _postpone(progress: Progress, group: RequestGroup, refused: Outcomes, reason
         "node": str(first.node),
         "tries": first.tries + 1,
     }
-    needs_scrub = bool(refused) and kind in WITHDRAWALS
+    needs_scrub = bool(refused) and kind in WITHDRAWAL_KINDS
     return ApplyResult(event, outcomes, needs_scrub, _NO_KEYS)
 
 
