@@ -10,9 +10,14 @@ from typing import Any
 import polars as pl
 import pytest
 from pydantic import BaseModel
-from test_cli import SMALL, _own_world, call, refuses  # noqa: F401  (the first fixture holds here, too)
 
 import tacita as tc
+from helpers.command_line import (
+    SMALL_DATA,
+    _isolated_folder,  # noqa: F401  (a fixture that every test here uses)
+    assert_refused,
+    call,
+)
 from tacita.core.config import RunConfig, _known_keys
 from tacita.methods import part_class, part_names, preset_names
 from tacita.models import backbone_class, backbone_names
@@ -24,8 +29,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Three seeds of one recipe, and a run of another."""
     place = tmp_path_factory.mktemp("runs")
     quick: dict[str, Any] = {"train": {"rounds": 2}, "evaluate": {"controls": False}}
-    made = [tc.train(SMALL, seed=seed, out=place / f"seed-{seed}", **quick).folder for seed in (1, 2, 3)]
-    return [*made, tc.train(SMALL, backbone="tally", out=place / "tally", **quick).folder]
+    made = [tc.train(SMALL_DATA, seed=seed, out=place / f"seed-{seed}", **quick).folder for seed in (1, 2, 3)]
+    return [*made, tc.train(SMALL_DATA, backbone="tally", out=place / "tally", **quick).folder]
 
 
 # Recommend, similar
@@ -42,15 +47,15 @@ def test_a_run_is_named_by_an_argument_or_by_an_option(runs: list[Path]) -> None
         (run,): "name the item, too",
         ("--run", run, run, item): "name one run folder",
     }.items():
-        refuses(["similar", *words], said)
+        assert_refused(["similar", *words], said)
     told = [call("ledger", *words).out for words in ((run,), ("--run", run))]
     assert told[0] == told[1] != ""
     pages = {"argument.html": [run], "option.html": ["--run", run]}
     for page, words in pages.items():
         assert call("report", *words, "--out", page).code == 0
     assert len({Path(page).read_bytes() for page in pages}) == 1
-    refuses(["report"], "name one run folder or more")
-    refuses(["ledger"], "name one run folder")
+    assert_refused(["report"], "name one run folder or more")
+    assert_refused(["ledger"], "name one run folder")
 
 
 def test_everybody_goes_to_a_file(runs: list[Path]) -> None:
@@ -102,14 +107,14 @@ def test_similar_items_are_printed(runs: list[Path]) -> None:
     ],
 )
 def test_what_cannot_be_recommended_is_refused(runs: list[Path], more: str, words: tuple[str, ...]) -> None:
-    refuses(["recommend", "--run", str(runs[0]), *more.split()], *words)
+    assert_refused(["recommend", "--run", str(runs[0]), *more.split()], *words)
 
 
 def test_similar_refuses(runs: list[Path]) -> None:
-    refuses(["similar", str(runs[0]), "nope"], "item 'nope'")
-    refuses(["similar", str(runs[0]), "i1", "-k", "40"], "cannot find 40 similar items; choose from 1 to the 39")
-    refuses(["similar", "nowhere", "i1"], "no run folder nowhere", "`tacita train --out nowhere`")
-    refuses(["similar", str(runs[0]), "i1", "--out", "x.txt"], ".parquet or a .csv")
+    assert_refused(["similar", str(runs[0]), "nope"], "item 'nope'")
+    assert_refused(["similar", str(runs[0]), "i1", "-k", "40"], "cannot find 40 similar items; choose from 1 to the 39")
+    assert_refused(["similar", "nowhere", "i1"], "no run folder nowhere", "`tacita train --out nowhere`")
+    assert_refused(["similar", str(runs[0]), "i1", "--out", "x.txt"], ".parquet or a .csv")
 
 
 # Settings
@@ -164,8 +169,8 @@ def test_settings_are_printed_and_a_near_miss_is_told() -> None:
     told = json.loads(call("settings", "split.kind", "--json").out)
     assert told[0]["default"] == '"auto"'
     assert '"leave-one-out"' in told[0]["kind"]
-    refuses("settings train.round", "unknown setting 'train.round'", "did you mean 'train.rounds'?")
-    refuses("settings taly", "did you mean 'tally'?")
+    assert_refused("settings train.round", "unknown setting 'train.round'", "did you mean 'train.rounds'?")
+    assert_refused("settings taly", "did you mean 'tally'?")
     assert "backbone tally" in call("settings").out
 
 
@@ -191,7 +196,7 @@ def test_tables_and_pictures_for_a_paper(runs: list[Path]) -> None:
     assert "fedavg" in picture
     assert "tally" in picture
     assert json.loads(call("report", *map(str, runs), "--json").out) == together
-    refuses(["report", str(runs[0]), "--svg", "x.png"], "--svg x.png", ".svg file")
+    assert_refused(["report", str(runs[0]), "--svg", "x.png"], "--svg x.png", ".svg file")
 
 
 def test_a_page_of_seeds_has_intervals(runs: list[Path]) -> None:
@@ -201,7 +206,7 @@ def test_a_page_of_seeds_has_intervals(runs: list[Path]) -> None:
 
 
 def test_names_that_nothing_is_near_to_do_not_list_every_key() -> None:
-    refuses(["settings", "zzzz"], "unknown setting 'zzzz'", "`tacita settings` lists them all")
+    assert_refused(["settings", "zzzz"], "unknown setting 'zzzz'", "`tacita settings` lists them all")
     with pytest.raises(
         tc.TacitaError, match=r"unknown key 'foo'.*known at the top: backbone, .*lists every key"
     ) as told:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from helpers.oracle import federate, make_block, make_stream
 from tacita.cli import main
 from tacita.core.config import RunConfig
 from tacita.core.types import Bools, Ragged
@@ -19,7 +20,6 @@ from tacita.models.tally.weights import unpack_dense_weights
 from tacita.research.audit import reconstruction, retraction, tally_attacks, tally_settings
 from tacita.research.audit.null_space import NullSpace, auc
 from tacita.runs.assembly import Machine, assemble
-from tests.oracle import federate, make_block, make_stream
 
 REAL = os.environ.get("TACITA_DATA", "")
 UNCUT: dict[str, Any] = {"min_item": 0, "min_pair": 0, "keep": 0}

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from oracle import (
+
+from helpers.oracle import (
     TRAINED,
     averaged,
     catalogue,
@@ -20,7 +21,6 @@ from oracle import (
     started,
     train_once,
 )
-
 from tacita.core.config import TrainConfig
 from tacita.core.draws import Draws, derive_keys
 from tacita.core.types import AnyArray, BlockStream, Floats, Ragged, ServerState

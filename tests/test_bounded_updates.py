@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oracle import cohort, federate, make_backbone, make_block, make_stream, slow_round, started
 
+from helpers.oracle import cohort, federate, make_backbone, make_block, make_stream, slow_round, started
 from tacita.core.errors import TacitaError
 from tacita.core.types import CohortView
 from tacita.federation.rounds import run_round

@@ -14,6 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
+from helpers.loopback_site import Loopback, Site, make_site, rows_of_blocks
+from helpers.noise_laws import SURE, normal
+from helpers.oracle import make_block
+from helpers.tally_runs import BUDGET_DATA, SPENT_AT, budget_config, leave_user, run_config
 from tacita.cli import main
 from tacita.core.config import PrivacyConfig, RunConfig, validate_model
 from tacita.core.draws import Draws
@@ -21,7 +25,6 @@ from tacita.core.errors import TacitaError
 from tacita.core.types import Broadcast, Ragged, ServerState
 from tacita.data.features import ItemFeature, ItemFeatures
 from tacita.federation.clients import build_user_view
-from tacita.federation.requests import handle_requests
 from tacita.federation.rounds import Progress, run_stream, start_run
 from tacita.live.node import noise_replay
 from tacita.live.node.node import Node, NodeConfig
@@ -50,35 +53,11 @@ from tacita.privacy.noise import NoiseStream
 from tacita.report.promises import NO_EPSILON
 from tacita.research.audit.budget import READERS, audit_budget
 from tacita.round.device_state import PARTS, DeviceState
-from tacita.round.plan import Federation
-from tacita.round.request import Request
-from tacita.round.unlearning_report import PartReports
 from tacita.runs.assembly import Machine, assemble, build_components
 from tacita.runs.forgetting.request_service import submit_request
 from tacita.runs.forgetting.requests import RawRequest
 from tacita.runs.run_folder import open_saved, read_lists
 from tacita.runs.training import train
-from tests.noise_laws import SURE, normal
-from tests.oracle import make_block
-from tests.test_live_parity import Loopback, Site, make_site, rows_of_blocks
-
-DATA = "synthetic:users=120,items=50,per_user=14,groups=4,drift=0.3,new=0.2"
-SPENT_AT = f"{PARTS}statistic/spent"
-
-
-def config_of(epsilon: float | None = 4.0, blocks: int = 2, **more: Any) -> RunConfig:
-    privacy = {} if epsilon is None else {"epsilon": epsilon}
-    split = {"kind": "blocks", "n_blocks": blocks} if blocks > 1 else {"kind": "random"}
-    values = {"data": DATA, "split": split, "backbone": {"name": "tally"}, "privacy": privacy, "seed": 3, **more}
-    return validate_model(RunConfig, values, "the test")
-
-
-def ran(config: RunConfig, **draws: Any) -> tuple[Federation, Progress]:
-    fed = assemble(config, Machine())
-    fed = replace(fed, draws=replace(fed.draws, **draws))
-    progress = start_run(fed)
-    run_stream(fed, progress, lambda report, now: None)
-    return fed, progress
 
 
 def call(words: list[str]) -> None:
@@ -194,7 +173,7 @@ def test_blocks_compose() -> None:
     assert four.mu2 * 4 == pytest.approx(mu_of(2.0, 1e-5) ** 2)
     assert four.spent_epsilon(4) == pytest.approx(2.0, abs=1e-6)
     assert four.spent_epsilon(1) == pytest.approx(gaussian_epsilon(2 / mu_of(2.0, 1e-5), 1e-5), rel=1e-6)
-    fed, progress = ran(config_of(4.0, 3))
+    fed, progress = run_config(budget_config(4.0, 3))
     assert fed.config.privacy.blocks == 3
     ledger = fed.learner.ledger()
     assert ledger is not None
@@ -213,7 +192,7 @@ def test_blocks_compose() -> None:
 
 def test_who_has_nothing_left_adds_nothing_and_is_served() -> None:
     """The second block, as it would be had those people not come; what they lost stays what it was."""
-    config = config_of(4.0, 2)
+    config = budget_config(4.0, 2)
     fed = assemble(config, Machine())
     plain, poor = start_run(fed), start_run(fed)
     run_stream(fed, plain, lambda report, now: None)
@@ -253,7 +232,7 @@ def test_nobody_is_called_silent_who_can_tell_once_more() -> None:
 
 def test_items_are_alike_by_their_own_column() -> None:
     """B is between the items that terms are about, which are numbered otherwise than the catalogue."""
-    _fed, progress = ran(config_of(8.0, 1, data="synthetic:users=300,items=400,per_user=12,groups=4"))
+    _fed, progress = run_config(budget_config(8.0, 1, data="synthetic:users=300,items=400,per_user=12,groups=4"))
     model, server = private(8.0), progress.server
     inputs, weights = server.heads["inputs"], server.heads["weights"]
     assert 10 < len(inputs) < len(server.items)
@@ -267,7 +246,7 @@ def test_items_are_alike_by_their_own_column() -> None:
 
 
 def test_nothing_is_asked_beyond_the_planned_blocks() -> None:
-    _fed, progress = ran(config_of(4.0, 3, privacy={"epsilon": 4.0, "blocks": 2}))
+    _fed, progress = run_config(budget_config(4.0, 3, privacy={"epsilon": 4.0, "blocks": 2}))
     assert progress.server.heads["released"].tolist() == [1, 2]
     assert progress.clients.arrays[f"{PARTS}statistic/times"].max() == 2
     assert progress.results[2]["users"] > 0
@@ -337,7 +316,7 @@ def test_k_and_the_order_of_items() -> None:
     assert private_math.choose_n_inputs(6040, 1.4541, 3706, True) == 419
     assert private_math.choose_n_inputs(-3.0, 2.0, 3706, False) == 4
     assert private_math.choose_n_inputs(10**6, 0.1, 50, False) == 50
-    fed, progress = ran(config_of(50.0, 1))
+    fed, progress = run_config(budget_config(50.0, 1))
     heads, n = progress.server.heads, fed.stream.n_items
     model = private(50.0)
     assert model.heads_fit(heads, n)
@@ -354,7 +333,7 @@ def test_k_and_the_order_of_items() -> None:
 
 
 def test_items_that_are_not_told_of_come_last() -> None:
-    fed, progress = ran(config_of(1.0, 1))
+    fed, progress = run_config(budget_config(1.0, 1))
     heads, block = progress.server.heads, fed.stream.blocks[0]
     assert len(heads["inputs"]) < block.n_items
     view = build_user_view(
@@ -369,28 +348,22 @@ def test_items_that_are_not_told_of_come_last() -> None:
 
 
 def test_it_learns_where_people_are_many() -> None:
-    config = config_of(8.0, 1, data="synthetic:users=1500,items=60,per_user=14,groups=4,drift=0")
-    _, progress = ran(config)
-    _, noise = ran(config.model_copy(update={"privacy": PrivacyConfig(epsilon=0.05)}))
+    config = budget_config(8.0, 1, data="synthetic:users=1500,items=60,per_user=14,groups=4,drift=0")
+    _, progress = run_config(config)
+    _, noise = run_config(config.model_copy(update={"privacy": PrivacyConfig(epsilon=0.05)}))
     assert progress.results[0]["ndcg@20"] > 1.15 * noise.results[0]["ndcg@20"]
 
 
 # Taking back
 
 
-def _leave(fed: Federation, progress: Progress, user: int) -> PartReports:
-    progress.in_block = True
-    request = Request("leave", int(fed.stream.user_keys[user]), np.zeros(0, np.int32))
-    return handle_requests(fed, progress, request)
-
-
 def test_a_retraction_draws_noise_of_its_own_and_is_charged() -> None:
     """The difference of two sums is the term and noise as large as the bound on two terms; others pay nothing."""
-    fed, progress = ran(config_of(4.0, 1))
+    fed, progress = run_config(budget_config(4.0, 1))
     model = fed.backbone
     assert isinstance(model, PrivateTally)
     before, spent = progress.server, progress.clients.arrays[SPENT_AT].copy()
-    said = _leave(fed, progress, 5)["statistic"]
+    said = leave_user(fed, progress, 5)["statistic"]
     heads = before.heads
     own = unit_vectors(fed.stream.blocks[0].train.take(np.array([5])), heads["inputs"], heads["scale"], heads["centre"])
     difference = progress.server.parts[STATE]["gram"] - before.parts[STATE]["gram"]
@@ -407,7 +380,7 @@ def test_a_retraction_draws_noise_of_its_own_and_is_charged() -> None:
     assert progress.server.parts[STATE]["variance"][0] == pytest.approx(before.parts[STATE]["variance"][0] + s**2)
     assert any("charged" in line for line in said.assumptions)
     again = progress.server
-    _leave(fed, progress, 6)
+    leave_user(fed, progress, 6)
     second = progress.server.parts[STATE]["gram"] - again.parts[STATE]["gram"]
     assert np.abs(second - difference).max() > s  # never the same noise twice
 
@@ -437,7 +410,7 @@ def test_a_retraction_fits_its_noise_whatever_the_server_says_of_blocks(claimed:
 
 
 def test_forget_says_what_holds_under_a_budget(tmp_path: Path) -> None:
-    run = train(config_of(4.0, 2, evaluate={"controls": False}), tmp_path / "run")
+    run = train(budget_config(4.0, 2, evaluate={"controls": False}), tmp_path / "run")
     saved = open_saved(run.folder)
     mine = read_lists(saved.client_arrays, "history").take(saved.user_numbers(["u7"])).ids
     some = [saved.ids["items"][item] for item in mine[:3].tolist()]
@@ -459,7 +432,7 @@ def test_forget_says_what_holds_under_a_budget(tmp_path: Path) -> None:
 
 def test_a_run_says_its_epsilon_or_that_there_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "run")
-    common = ["--data", DATA, "--backbone", "tally", "--no-controls", "--set", "split.n_blocks=2", "--quiet"]
+    common = ["--data", BUDGET_DATA, "--backbone", "tally", "--no-controls", "--set", "split.n_blocks=2", "--quiet"]
     call(["train", *common, "--out", out, "--set", "privacy.epsilon=2"])
     said = " ".join(capsys.readouterr().out.split())
     assert "epsilon 2 at delta 1e-05" in said
@@ -488,7 +461,7 @@ def _site(folder: Path, config: RunConfig, secrets: dict[int, str]) -> Site:
 def test_nodes_add_their_own_noise_to_what_the_lab_adds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the secrets of all nodes, and without chance, the server's sum is the lab's and their noise, to the bit."""
     monkeypatch.setattr(noise_replay, "draw_noise_seed", lambda *_: 0)
-    config = config_of(4.0, 2, privacy={"epsilon": 4.0, "blocks": 2}, split={"kind": "blocks", "n_blocks": 2})
+    config = budget_config(4.0, 2, privacy={"epsilon": 4.0, "blocks": 2}, split={"kind": "blocks", "n_blocks": 2})
     secrets = {1: "one", 2: "two", 3: "three"}
     site = _site(tmp_path, config, secrets)
     fed = assemble(config, Machine())
@@ -516,13 +489,13 @@ def test_nodes_add_their_own_noise_to_what_the_lab_adds_up(tmp_path: Path, monke
 
 
 def test_one_node_is_the_lab(tmp_path: Path) -> None:
-    config = config_of(4.0, 2, privacy={"epsilon": 4.0, "blocks": 2}, split={"kind": "blocks", "n_blocks": 2})
+    config = budget_config(4.0, 2, privacy={"epsilon": 4.0, "blocks": 2}, split={"kind": "blocks", "n_blocks": 2})
     site = make_site(tmp_path, config)
     whole = Loopback({1: site.transport.members[1]})
     with site.store as store:
         for name in ("n2", "n3"):
             store.revoke(name)
-    fed, progress = ran(config)
+    fed, progress = run_config(config)
     for block, rows in zip(fed.stream.blocks, rows_of_blocks(config), strict=True):
         site.publish(list(fed.stream.item_ids[: block.n_items]))
         site.transport.members[1].store.add_interactions([(u, i, t, None) for u, i, t in rows])
@@ -539,7 +512,7 @@ def test_a_reply_that_is_not_noise_and_terms_is_refused(tmp_path: Path) -> None:
     from tacita.live.server.bounds import ExpectedSum, check_total
     from tacita.live.wire import Reply, ReplyHead
 
-    fed, progress = ran(config_of(4.0, 1))
+    fed, progress = run_config(budget_config(4.0, 1))
     fields = fed.backbone.statistic_fields(progress.server, "statistic")
     k = len(progress.server.heads["inputs"])
     head = ReplyHead(kind="statistic", run="r", block=0, round=0, verdict="ok", clients=9, expected=9.0, weight=9.0)
@@ -575,16 +548,17 @@ def test_a_reply_that_is_not_noise_and_terms_is_refused(tmp_path: Path) -> None:
 def test_bad_settings_are_refused_in_one_sentence(values: dict[str, Any], said: str) -> None:
     with pytest.raises(TacitaError, match=said):
         assemble(
-            validate_model(RunConfig, {"data": DATA, "backbone": {"name": "tally"}, **values}, "the test"), Machine()
+            validate_model(RunConfig, {"data": BUDGET_DATA, "backbone": {"name": "tally"}, **values}, "the test"),
+            Machine(),
         )
 
 
 def test_live_says_how_many_blocks_share_the_budget() -> None:
     with pytest.raises(TacitaError, match=r"privacy\.blocks"):
-        check_live_settings(config_of(2.0))
+        check_live_settings(budget_config(2.0))
     with pytest.raises(TacitaError, match=r"privacy\.features is for the lab"):
-        check_live_settings(config_of(2.0, privacy={"epsilon": 2.0, "blocks": 1, "features": True}))
-    check_run(config_of(2.0, privacy={"epsilon": 2.0, "blocks": 3}), 50)
+        check_live_settings(budget_config(2.0, privacy={"epsilon": 2.0, "blocks": 1, "features": True}))
+    check_run(budget_config(2.0, privacy={"epsilon": 2.0, "blocks": 3}), 50)
 
 
 def test_a_part_that_changes_what_is_told_is_refused() -> None:
@@ -608,7 +582,7 @@ def test_a_part_that_changes_what_is_told_is_refused() -> None:
 
 
 def test_the_audit_of_budgets_finds_people_without_noise_only() -> None:
-    config = config_of(None, 1, data="synthetic:users=150,items=80,per_user=14,groups=4,drift=0")
+    config = budget_config(None, 1, data="synthetic:users=150,items=80,per_user=14,groups=4,drift=0")
     found = audit_budget(config, Machine(), [2.0])
     rows = {row["setting"]: row["readers"] for row in found["rows"]}
     assert rows["no budget"]["null_space"]["found"] > 0.85
@@ -624,9 +598,9 @@ def test_settings_without_a_budget_are_what_they_were() -> None:
     from tacita.core.config import find_later_defaults
 
     assert find_later_defaults(RunConfig())["privacy"] is True
-    assert "epsilon" not in str(find_later_defaults(config_of(2.0)))
-    assert isinstance(build_components(config_of(2.0))[0], PrivateTally)
-    assert not isinstance(build_components(config_of(None))[0], PrivateTally)
+    assert "epsilon" not in str(find_later_defaults(budget_config(2.0)))
+    assert isinstance(build_components(budget_config(2.0))[0], PrivateTally)
+    assert not isinstance(build_components(budget_config(None))[0], PrivateTally)
 
 
 def test_a_plan_whose_retractions_could_not_be_noised_is_refused_when_it_is_made() -> None:

@@ -10,6 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.noise_laws import SURE, normal
+from helpers.oracle import federate, make_block, make_stream
+from helpers.tally_runs import SPENT_AT, budget_config, leave_user, run_config
 from tacita.core.config import PrivacyConfig
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
@@ -33,9 +36,6 @@ from tacita.privacy.ledger import UNIT
 from tacita.privacy.noise import NoiseStream
 from tacita.round.device_state import DeviceState
 from tacita.runs.assembly import build_components
-from tests.noise_laws import SURE, normal
-from tests.oracle import federate, make_block, make_stream
-from tests.test_budget import SPENT_AT, _leave, config_of, ran
 
 SHARE = 0.4
 LISTS = st.lists(st.lists(st.integers(0, 29), max_size=25), min_size=1, max_size=5)  # some come twice
@@ -140,13 +140,13 @@ def test_noise_on_both_fields_is_what_the_budget_asks_for() -> None:
 
 def test_a_release_of_both_is_charged_once_and_taking_back_once_more() -> None:
     options = {"name": "tally-order", "order_share": SHARE}
-    fed, progress = ran(config_of(4.0, 2, backbone=options))
-    _, other = ran(config_of(4.0, 2))
+    fed, progress = run_config(budget_config(4.0, 2, backbone=options))
+    _, other = run_config(budget_config(4.0, 2))
     model, spent = fed.backbone, progress.clients.arrays[SPENT_AT]
     assert isinstance(model, PrivateOrderedTally)
     assert np.array_equal(spent.sum(axis=1), other.clients.arrays[SPENT_AT].sum(axis=1))
     before, held = spent.copy(), progress.server.parts[STATE]
-    _leave(fed, progress, 5)
+    leave_user(fed, progress, 5)
     after = progress.server.parts[STATE]
     more = (progress.clients.arrays[SPENT_AT] - before).sum(axis=1)
     assert more[5] * UNIT == pytest.approx(model.budget.mu2, rel=1e-9)
@@ -203,8 +203,10 @@ def test_a_canary_is_told_apart_as_well_as_the_budget_allows_and_no_better() -> 
 
 def test_nothing_is_spent_on_order_that_is_not_told() -> None:
     """Without a share it is tally under the same budget, number for number."""
-    fed, progress = ran(config_of(4.0, 2, backbone={"name": "tally-order", "order_share": 0.0, "recency": 10.0}))
-    plain, other = ran(config_of(4.0, 2, backbone={"name": "tally", "recency": 10.0}))
+    fed, progress = run_config(
+        budget_config(4.0, 2, backbone={"name": "tally-order", "order_share": 0.0, "recency": 10.0})
+    )
+    plain, other = run_config(budget_config(4.0, 2, backbone={"name": "tally", "recency": 10.0}))
     assert np.array_equal(progress.server.parts[STATE]["gram"], other.server.parts[STATE]["gram"])
     assert [one["ndcg@20"] for one in progress.results] == [one["ndcg@20"] for one in other.results]
     names = [one.name for one in fed.backbone.statistic_fields(progress.server, STATISTIC)]
@@ -219,7 +221,7 @@ def test_order_is_seen_through_noise_where_people_are_many() -> None:
     found = {}
     for share, mix in ((0.0, [0.0, 1.0, 0.0]), (0.5, [0.0, 0.0, 1.0])):
         options = {"name": "tally-order", "order_share": share, "mix": mix, "order_fold": 1.0, "recency": 0.0}
-        config = config_of(8.0, 1, backbone=options)
+        config = budget_config(8.0, 1, backbone=options)
         fed = federate(
             stream, build_components(config.model_copy(update={"privacy": PrivacyConfig(epsilon=8.0, blocks=1)}))[0]
         )
@@ -248,12 +250,12 @@ def test_what_noise_alone_puts_there_is_not_seen() -> None:
 )
 def test_settings_that_a_budget_has_no_use_for_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(TacitaError, match=words):
-        build_components(config_of(4.0, backbone={"name": "tally-order", **options}))
+        build_components(budget_config(4.0, backbone={"name": "tally-order", **options}))
 
 
 def test_a_share_without_a_budget_is_refused() -> None:
     with pytest.raises(TacitaError, match=r"divides a budget; set privacy\.epsilon"):
-        ran(config_of(None, backbone={"name": "tally-order", "order_share": 0.2}))
+        run_config(budget_config(None, backbone={"name": "tally-order", "order_share": 0.2}))
 
 
 def test_what_follows_what_fades_with_its_block_and_its_noise_by_the_square() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_door import call, config_of, forget, items_of
 
+from helpers.run_requests import exit_code_of, forget_items, history_of, unlearning_config
 from tacita.core.errors import TacitaError
 from tacita.methods import resolve_config
 from tacita.runs import training
@@ -36,14 +36,14 @@ def test_the_verb_measures_the_runs_own_damping_and_leaving_then_retracts(
     folder = retracting(tmp_path / "run", alpha=0.0)
     before = forgotten_without(folder, tmp_path)
     assert (before["path"], before["ratio"], before["reason"]) == ("checkpoint", None, "alpha was not calibrated")
-    assert call("forget", "--run", str(folder), "--calibrate", "3", "--json") == 0
+    assert exit_code_of("forget", "--run", str(folder), "--calibrate", "3", "--json") == 0
     found = CalibrationRecord(**json.loads(capsys.readouterr().out))
     assert (found.alpha, found.leavers) == (0.0, 3)
     assert found.best_ratio <= found.ratio <= 0.5
     assert json.loads((folder / FILE).read_text()) == found.model_dump()
-    told = forget(folder, {"u1": None})["method"]
+    told = forget_items(folder, {"u1": None})["method"]
     assert told["calibration"] == {"path": "retraction", "alpha": 0.0, "ratio": found.ratio}
-    assert items_of(folder, "u1") == []
+    assert history_of(folder, "u1") == []
     reopen_run(folder)  # the folder is still that of its config
 
 
@@ -52,7 +52,7 @@ def forgotten_without(folder: Path, tmp_path: Path) -> dict[str, Any]:
     import shutil
 
     other = Path(shutil.copytree(folder, tmp_path / "other"))
-    told: dict[str, Any] = forget(other, {"u1": None})["method"]["calibration"]
+    told: dict[str, Any] = forget_items(other, {"u1": None})["method"]["calibration"]
     return told
 
 
@@ -61,7 +61,7 @@ def test_above_a_half_the_table_goes_back_instead(tmp_path: Path, ratio: float, 
     folder = retracting(tmp_path / "run")
     found = CalibrationRecord(alpha=0.1, ratio=ratio, best_alpha=0.2, best_ratio=0.3, plain=2.0, leavers=3, rounds=2)
     (folder / FILE).write_text(json.dumps(found.model_dump()))
-    told = forget(folder, {"u1": None})["method"]["calibration"]
+    told = forget_items(folder, {"u1": None})["method"]["calibration"]
     assert (told["path"], told["ratio"]) == (path, ratio)
     assert (path == "checkpoint") == ("above 0.5" in told.get("reason", ""))
 
@@ -70,25 +70,25 @@ def test_what_is_known_of_another_damping_does_not_count(tmp_path: Path) -> None
     folder = retracting(tmp_path / "run")
     found = CalibrationRecord(alpha=0.2, ratio=0.1, best_alpha=0.2, best_ratio=0.1, plain=2.0, leavers=3, rounds=2)
     (folder / FILE).write_text(json.dumps(found.model_dump()))
-    assert forget(folder, {"u1": None})["method"]["calibration"]["path"] == "checkpoint"
+    assert forget_items(folder, {"u1": None})["method"]["calibration"]["path"] == "checkpoint"
 
 
 def test_what_cannot_be_calibrated_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = training.train(config_of(), tmp_path / "plain").folder
+    folder = training.train(unlearning_config(), tmp_path / "plain").folder
     with pytest.raises(TacitaError, match="no part 'retraction' to calibrate; train with --method retraction"):
         calibrate_run(folder, 3)
-    assert call("forget", "--run", str(folder), "--calibrate", "3", "--user", "u1") == 2
+    assert exit_code_of("forget", "--run", str(folder), "--calibrate", "3", "--user", "u1") == 2
     assert "leave out --user" in capsys.readouterr().err
     run = retracting(tmp_path / "run")
-    assert call("forget", "--run", str(run), "--calibrate", "99") == 2
+    assert exit_code_of("forget", "--run", str(run), "--calibrate", "99") == 2
     assert "take fewer" in capsys.readouterr().err
     (run / FILE).write_text('{"alpha": 3}')
-    assert call("forget", "--run", str(run), "--user", "u1", "--all") == 2
+    assert exit_code_of("forget", "--run", str(run), "--user", "u1", "--all") == 2
     assert FILE in capsys.readouterr().err
 
 
 def test_single_items_of_such_a_run_are_forgotten_by_training_again(tmp_path: Path) -> None:
     folder = retracting(tmp_path / "run")
-    found = forget(folder, {"u1": items_of(folder, "u1")[:1]})["method"]
+    found = forget_items(folder, {"u1": history_of(folder, "u1")[:1]})["method"]
     assert (found["name"], found["exact"]) == ("retrain", True)
     assert "'retraction' takes back whole people only" in found["why"]

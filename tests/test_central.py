@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oracle import make_backbone
 from torch import nn
 
+from helpers.oracle import make_backbone
 from tacita.core.draws import Draws, derive_keys
 from tacita.core.errors import TacitaError
 from tacita.core.files import read_arrays, write_arrays

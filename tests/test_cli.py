@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import gzip
-import hashlib
 import html
 import io
 import json
@@ -20,7 +19,6 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,7 +31,16 @@ from rich.progress import Progress
 from typer.core import TyperGroup, TyperOption
 
 import tacita
-from tacita.cli import app, console, entry, main
+from helpers.command_line import (
+    SMALL_DATA,
+    CommandOutput,
+    _isolated_folder,  # noqa: F401  (a fixture that every test here uses)
+    assert_one_sentence,
+    assert_refused,
+    call,
+    hash_folder,
+)
+from tacita.cli import app, console, entry
 from tacita.cli.options import merge_settings
 from tacita.core import files
 from tacita.core.errors import TacitaError
@@ -41,81 +48,15 @@ from tacita.kernels.threads import max_threads
 from tacita.research.experiments.tuning import build_tuning_config
 from tacita.runs import serving
 
-SMALL = "synthetic:users=60,items=40,per_user=12"
 REAL = os.environ.get("TACITA_DATA", "")
 FAST = ("--rounds", "3", "--set", "evaluate.controls=false", "--quiet")
-
-
-@dataclass(frozen=True)
-class Said:
-    code: int
-    out: str
-    err: str
-
-
-def call(*arguments: str) -> Said:
-    """Run the command line in this process."""
-    out, err = io.StringIO(), io.StringIO()
-    with (
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-        pytest.raises(SystemExit) as left,
-    ):
-        main(list(arguments))
-    return Said(int(left.value.code or 0), out.getvalue(), err.getvalue())
-
-
-def shot(folder: Path) -> dict[str, str]:
-    """Everything in a folder, to see that nothing was added, changed or removed."""
-    found = {}
-    for one in sorted(folder.rglob("*")):
-        content = one.read_bytes() if one.is_file() else b""
-        found[str(one.relative_to(folder))] = hashlib.sha256(content).hexdigest()
-    return found
-
-
-def one_sentence(said: Said, *words: str) -> None:
-    """Exactly one line on standard error that begins with the program's name and holds the words."""
-    assert said.code == 2, said
-    assert said.out == ""
-    assert said.err.startswith("tacita: "), said.err
-    assert said.err.endswith((".\n", "?\n")), said.err
-    assert said.err.count("\n") == 1, said.err
-    for word in words:
-        assert word in said.err, said.err
-    for leak in ("Traceback", "errno", "pydantic", "Error:", "object at"):
-        assert leak not in said.err, said.err
-
-
-def refuses(arguments: str | list[str], *words: str) -> None:
-    """Bad input: one sentence, exit code 2, and the working folder is as it was."""
-    before = shot(Path.cwd())
-    said = call(*(shlex.split(arguments) if isinstance(arguments, str) else arguments))
-    one_sentence(said, *words)
-    assert shot(Path.cwd()) == before
-
-
-@pytest.fixture(autouse=True)
-def _own_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty working folder, no datasets, no cache, no network, a terminal of 80 columns."""
-
-    def offline(*_: object) -> Path:
-        raise AssertionError("a test must not download")
-
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.delenv("TACITA_DATA", raising=False)
-    monkeypatch.setenv("TACITA_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr("tacita.data.datasets.download", offline)
-    monkeypatch.setattr(console, "LINE_SECONDS", 3600.0)  # a slow machine must not add lines of progress
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run with controls; tests that change it take a copy."""
     folder = tmp_path_factory.mktemp("finished") / "run"
-    tacita.train(data=SMALL, train={"rounds": 3}, out=folder)
+    tacita.train(data=SMALL_DATA, train={"rounds": 3}, out=folder)
     return folder
 
 
@@ -201,7 +142,7 @@ def test_help_names_the_models_and_methods_there_are() -> None:
 
 
 def test_version() -> None:
-    assert call("--version") == Said(0, f"{tacita.__version__}\n", "")
+    assert call("--version") == CommandOutput(0, f"{tacita.__version__}\n", "")
 
 
 HEAVY = ("numba", "torch", "polars", "scipy", "numpy", "matplotlib", "flwr", "optuna", "pydantic")
@@ -240,7 +181,7 @@ finally:
 
 
 def test_train_writes_the_whole_folder_and_shows_the_controls() -> None:
-    said = call("train", "--data", SMALL, "--rounds", "3", "--out", "runs/x")
+    said = call("train", "--data", SMALL_DATA, "--rounds", "3", "--out", "runs/x")
     assert said.code == 0
     names = {"config.toml", "events.jsonl", "result.json", "server.safetensors", "clients.safetensors", "ids.json"}
     assert {one.name for one in Path("runs/x").iterdir()} == names | {"report.html"}
@@ -274,7 +215,7 @@ def test_result_holds_what_was_promised(finished: Path) -> None:
 
 
 def test_json_is_the_result_alone(finished: Path) -> None:
-    said = call("train", "--data", SMALL, "--rounds", "3", "--out", "x", "--json")
+    said = call("train", "--data", SMALL_DATA, "--rounds", "3", "--out", "x", "--json")
     assert (said.code, said.err) == (0, "")
     assert json.loads(said.out) == json.loads((finished / "result.json").read_text())
 
@@ -282,19 +223,19 @@ def test_json_is_the_result_alone(finished: Path) -> None:
 def test_threads_and_chunk_change_no_byte(finished: Path) -> None:
     for threads, chunk in ((1, 64), (min(2, max_threads()), 1024)):
         more = ("--threads", str(threads), "--chunk", str(chunk), "--out", f"x{chunk}", "--quiet")
-        assert call("train", "--data", SMALL, "--rounds", "3", *more).code == 0
+        assert call("train", "--data", SMALL_DATA, "--rounds", "3", *more).code == 0
         assert Path(f"x{chunk}/result.json").read_bytes() == (finished / "result.json").read_bytes()
 
 
 def test_quiet_prints_only_the_result() -> None:
-    said = call("train", "--data", SMALL, *FAST, "--out", "x")
+    said = call("train", "--data", SMALL_DATA, *FAST, "--out", "x")
     assert said.code == 0
     assert said.err == ""
     assert "fedavg" in said.out
 
 
 def test_settings_come_from_the_file_then_flags_then_set() -> None:
-    Path("c.toml").write_text(f'data = "{SMALL}"\nseed = 5\n[train]\nrounds = 9\nbatch_size = 7\nnegatives = 1\n')
+    Path("c.toml").write_text(f'data = "{SMALL_DATA}"\nseed = 5\n[train]\nrounds = 9\nbatch_size = 7\nnegatives = 1\n')
     args = ("c.toml", "--rounds", "8", "--set", "train.rounds=2", "--set", "train.batch_size=6", "--quiet")
     assert call("train", *args, "--set", "evaluate.controls=false", "--set", "method=ft", "--out", "x").code == 0
     config = serving.open_run(Path("x")).config
@@ -304,7 +245,7 @@ def test_settings_come_from_the_file_then_flags_then_set() -> None:
 
 def test_runs_without_a_name_get_a_new_folder_each() -> None:
     for _ in range(2):
-        assert call("train", "--data", SMALL, *FAST).code == 0
+        assert call("train", "--data", SMALL_DATA, *FAST).code == 0
     assert sorted(one.name for one in Path("runs").iterdir()) == ["synthetic-mf-fedavg-1", "synthetic-mf-fedavg-1-2"]
 
 
@@ -345,9 +286,9 @@ def test_own_files_train_and_recommend(kind: str) -> None:
 
 def test_five_rows_say_what_to_change_and_then_work() -> None:
     source = write("five.csv", rows_of(5))
-    refuses(f"train --data {source}", "5 interactions are too few", "split.n_blocks")
+    assert_refused(f"train --data {source}", "5 interactions are too few", "split.n_blocks")
     args = ["train", "--data", source, "--rounds", "1", "--set", "split.n_blocks=1", "--out", "x"]
-    refuses(args, "evaluate.k", "catalogue", "--set evaluate.k=[2] --set evaluate.select_by=ndcg@2")
+    assert_refused(args, "evaluate.k", "catalogue", "--set evaluate.k=[2] --set evaluate.select_by=ndcg@2")
     said = call(*args, "--set", "evaluate.k=[2]", "--set", "evaluate.select_by=ndcg@2")
     assert said.code == 0
     assert "Nobody could be tested in block 0" in said.out
@@ -361,12 +302,12 @@ def test_files_that_hold_no_table() -> None:
     write("header.csv", [])
     Path("binary.csv").write_bytes(random.Random(1).randbytes(3000))
     Path("half.csv.gz").write_bytes(gzip.compress(b"user,item\n" + b"1,2\n" * 5000)[:40])
-    refuses("train --data missing.csv", "missing.csv", "neither a file nor a named dataset")
-    refuses("train --data empty.csv", "empty.csv", "empty")
-    refuses("train --data header.csv", "header.csv", "no rows")
-    refuses("train --data binary.csv", "binary.csv", "binary")
-    refuses("train --data half.csv.gz", "half.csv.gz", "damaged")
-    refuses("train --data .", "folder")
+    assert_refused("train --data missing.csv", "missing.csv", "neither a file nor a named dataset")
+    assert_refused("train --data empty.csv", "empty.csv", "empty")
+    assert_refused("train --data header.csv", "header.csv", "no rows")
+    assert_refused("train --data binary.csv", "binary.csv", "binary")
+    assert_refused("train --data half.csv.gz", "half.csv.gz", "damaged")
+    assert_refused("train --data .", "folder")
 
 
 BAD_ROWS: dict[str, tuple[list[Row], tuple[str, ...]]] = {
@@ -380,7 +321,7 @@ BAD_ROWS: dict[str, tuple[list[Row], tuple[str, ...]]] = {
 @pytest.mark.parametrize("kind", BAD_ROWS)
 def test_a_bad_row_is_named(kind: str) -> None:
     rows, words = BAD_ROWS[kind]
-    refuses(f"train --data {write('x.csv', rows_of() + rows)}", "x.csv", *words)
+    assert_refused(f"train --data {write('x.csv', rows_of() + rows)}", "x.csv", *words)
 
 
 BAD_TABLES: dict[str, tuple[Callable[[Row], Row], tuple[str, ...]]] = {
@@ -394,43 +335,43 @@ BAD_TABLES: dict[str, tuple[Callable[[Row], Row], tuple[str, ...]]] = {
 @pytest.mark.parametrize("kind", BAD_TABLES)
 def test_a_table_that_cannot_be_used(kind: str) -> None:
     change, words = BAD_TABLES[kind]
-    refuses(f"train --data {write('x.csv', [change(r) for r in rows_of()])}", "x", *words)
+    assert_refused(f"train --data {write('x.csv', [change(r) for r in rows_of()])}", "x", *words)
 
 
 def test_columns() -> None:
     write("x.csv", rows_of())
     write("abc.csv", [r[:3] for r in rows_of()], ("a", "b", "c"))
-    refuses("train --data abc.csv", "abc.csv", "--columns user=...,item=...")
-    refuses("train --data x.csv --columns user=usr", "no column 'usr'", "did you mean 'user'?")
-    refuses("train --data x.csv --columns usr=user", "'usr'", "did you mean 'user'?")
-    refuses("train --data x.csv --columns user", "--columns 'user' is not role=name")
-    refuses(f"train --data {SMALL} --columns user=a", "--columns is for files")
+    assert_refused("train --data abc.csv", "abc.csv", "--columns user=...,item=...")
+    assert_refused("train --data x.csv --columns user=usr", "no column 'usr'", "did you mean 'user'?")
+    assert_refused("train --data x.csv --columns usr=user", "'usr'", "did you mean 'user'?")
+    assert_refused("train --data x.csv --columns user", "--columns 'user' is not role=name")
+    assert_refused(f"train --data {SMALL_DATA} --columns user=a", "--columns is for files")
     said = call("train", "--data", "abc.csv", "--columns", "user=a, item = b", *FAST, "--out", "o")
     assert said.code == 0
 
 
 def test_names_and_specs() -> None:
-    refuses("train --data ml-100j", "did you mean 'ml-100k'?")
-    refuses("train --data ''", "neither a file nor a named dataset")
-    refuses("train --data synthetic:user=3", "did you mean 'users'?")
-    refuses("train --data synthetic:users=many", "users='many'")
-    refuses("train --data ml-1m", "ml-1m was not found", "--data-dir")
-    refuses("train --data ml-1m --data-dir nowhere", "--data-dir", "nowhere")
-    refuses("data get ml-100", "did you mean 'ml-100k'?")
+    assert_refused("train --data ml-100j", "did you mean 'ml-100k'?")
+    assert_refused("train --data ''", "neither a file nor a named dataset")
+    assert_refused("train --data synthetic:user=3", "did you mean 'users'?")
+    assert_refused("train --data synthetic:users=many", "users='many'")
+    assert_refused("train --data ml-1m", "ml-1m was not found", "--data-dir")
+    assert_refused("train --data ml-1m --data-dir nowhere", "--data-dir", "nowhere")
+    assert_refused("data get ml-100", "did you mean 'ml-100k'?")
 
 
 def test_damaged_checksum_and_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "data" / "ml-1m").mkdir(parents=True)
     (tmp_path / "data" / "ml-1m" / "interactions.csv.gz").write_bytes(gzip.compress(b"user,item\n1,2\n"))
-    refuses(["train", "--data", "ml-1m", "--data-dir", str(tmp_path / "data")], "damaged", "SHA-256")
+    assert_refused(["train", "--data", "ml-1m", "--data-dir", str(tmp_path / "data")], "damaged", "SHA-256")
     monkeypatch.setenv("TACITA_DATA", str(tmp_path / "data"))
-    refuses("data describe ml-1m", "damaged", "SHA-256")
+    assert_refused("data describe ml-1m", "damaged", "SHA-256")
     cached = tmp_path / "cache" / "ml-100k"
     cached.mkdir(parents=True)
     (cached / "ml-100k.inter").write_text("user_id:token\titem_id:token\n1\t2\n")
     (cached / "ml-100k.item").write_text("item_id:token\n2\n")
     (cached / "sha256.json").write_text(json.dumps({"ml-100k.inter": "0" * 64, "ml-100k.item": "0" * 64}))
-    refuses("train --data ml-100k", "ml-100k.inter", "damaged", "tacita data get ml-100k")
+    assert_refused("train --data ml-100k", "ml-100k.inter", "damaged", "tacita data get ml-100k")
 
 
 # Bad settings
@@ -505,7 +446,7 @@ PREDICTIONS: list[tuple[str, tuple[str, ...]]] = [
 @pytest.mark.parametrize(("option", "words"), PREDICTIONS, ids=[s for s, _ in PREDICTIONS])
 def test_a_bad_option_of_prediction_transfer(option: str, words: tuple[str, ...]) -> None:
     part = f"parts=[{{name='prediction-transfer',{option}}}]"
-    refuses(["train", "--data", SMALL, "--method", "fedkdrec", "--set", part], *words)
+    assert_refused(["train", "--data", SMALL_DATA, "--method", "fedkdrec", "--set", part], *words)
 
 
 SENSELESS: list[tuple[str, tuple[str, ...]]] = [
@@ -527,14 +468,14 @@ SENSELESS: list[tuple[str, tuple[str, ...]]] = [
 @pytest.mark.parametrize(("setting", "words"), SENSELESS, ids=[s for s, _ in SENSELESS])
 def test_prediction_transfer_refuses_what_makes_no_sense_with_it(setting: str, words: tuple[str, ...]) -> None:
     sets = [part for one in ("method=fedkdrec", *setting.split(" --set ")) for part in ("--set", one)]
-    refuses(["train", "--data", SMALL, *sets], *words)
+    assert_refused(["train", "--data", SMALL_DATA, *sets], *words)
 
 
 @pytest.mark.parametrize(("setting", "words"), SETTINGS, ids=[s for s, _ in SETTINGS])
 def test_a_bad_setting(setting: str, words: tuple[str, ...]) -> None:
     first, *more = setting.split(" --set ")
     sets = [part for one in (first, *more) for part in ("--set", one)]
-    refuses(["train", "--data", SMALL, *sets], *words)
+    assert_refused(["train", "--data", SMALL_DATA, *sets], *words)
 
 
 FLAGS: list[tuple[str, tuple[str, ...]]] = [
@@ -553,7 +494,7 @@ FLAGS: list[tuple[str, tuple[str, ...]]] = [
 
 @pytest.mark.parametrize(("flags", "words"), FLAGS, ids=[f for f, _ in FLAGS])
 def test_a_bad_flag(flags: str, words: tuple[str, ...]) -> None:
-    refuses(["train", "--data", SMALL, *flags.split()], *words)
+    assert_refused(["train", "--data", SMALL_DATA, *flags.split()], *words)
 
 
 FILES: list[tuple[bytes, tuple[str, ...]]] = [
@@ -574,14 +515,14 @@ FILES: list[tuple[bytes, tuple[str, ...]]] = [
 @pytest.mark.parametrize(("content", "words"), FILES, ids=[str(c) for c, _ in FILES])
 def test_a_bad_config_file(content: bytes, words: tuple[str, ...]) -> None:
     Path("c.toml").write_bytes(content)
-    refuses("train c.toml", *words)
+    assert_refused("train c.toml", *words)
 
 
 def test_a_config_that_is_no_config() -> None:
     write("x.csv", rows_of())
-    refuses("train none.toml", "no such config file: none.toml")
-    refuses("train x.csv", "--data x.csv")
-    refuses("train ml-100k", "--data ml-100k")
+    assert_refused("train none.toml", "no such config file: none.toml")
+    assert_refused("train x.csv", "--data x.csv")
+    assert_refused("train ml-100k", "--data ml-100k")
 
 
 USAGE: list[tuple[str, tuple[str, ...]]] = [
@@ -606,7 +547,7 @@ USAGE: list[tuple[str, tuple[str, ...]]] = [
 
 @pytest.mark.parametrize(("line", "words"), USAGE, ids=[u for u, _ in USAGE])
 def test_a_wrong_command_line(line: str, words: tuple[str, ...]) -> None:
-    refuses(line, *words)
+    assert_refused(line, *words)
 
 
 @pytest.mark.parametrize(
@@ -634,7 +575,7 @@ def test_wrong_calls_read_alike_whatever_typer_says(
         error.__cause__ = SimpleNamespace(errors=lambda: [{"input": given}])
     assert entry._explain_usage(error) == 2
     said = capsys.readouterr().err
-    one_sentence(Said(2, "", said), ours)
+    assert_one_sentence(CommandOutput(2, "", said), ours)
 
 
 # Run folders
@@ -642,15 +583,17 @@ def test_wrong_calls_read_alike_whatever_typer_says(
 
 def test_a_run_folder_that_exists(copied: Path) -> None:
     Path("file").touch()
-    refuses(f"train --data {SMALL} --out run", "exists", "--resume")
+    assert_refused(f"train --data {SMALL_DATA} --out run", "exists", "--resume")
     for name in ("file", "."):
-        refuses(f"train --data {SMALL} --out {name}", f"{name} exists and holds no run; choose another --out.")
-    refuses("demo --out run".replace("demo", f"train --data {SMALL}"), "run exists")
+        assert_refused(
+            f"train --data {SMALL_DATA} --out {name}", f"{name} exists and holds no run; choose another --out."
+        )
+    assert_refused("demo --out run".replace("demo", f"train --data {SMALL_DATA}"), "run exists")
 
 
 def test_a_folder_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("file").touch()
-    refuses(f"train --data {SMALL} --out file/run", "cannot write file/run", "Not a directory")
+    assert_refused(f"train --data {SMALL_DATA} --out file/run", "cannot write file/run", "Not a directory")
     make = os.mkdir
 
     def read_only(path: Any, *more: Any, **named: Any) -> None:
@@ -659,14 +602,14 @@ def test_a_folder_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
         make(path, *more, **named)
 
     monkeypatch.setattr(os, "mkdir", read_only)
-    refuses(f"train --data {SMALL} --out locked/run", "cannot write locked/run", "Read-only file system")
+    assert_refused(f"train --data {SMALL_DATA} --out locked/run", "cannot write locked/run", "Read-only file system")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_without_permission(copied: Path) -> None:
     Path("locked").mkdir(mode=0o500)
-    refuses(f"train --data {SMALL} --out locked/run", "cannot write locked/run", "Permission denied")
-    refuses("report run --out locked/x.html", "cannot write locked/x.html")
+    assert_refused(f"train --data {SMALL_DATA} --out locked/run", "cannot write locked/run", "Permission denied")
+    assert_refused("report run --out locked/x.html", "cannot write locked/x.html")
 
 
 @pytest.mark.parametrize("nth", range(1, 7))
@@ -684,9 +627,9 @@ def test_a_full_disk_leaves_whole_files_and_the_run_goes_on(
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
-        said = call("train", "--data", SMALL, "--rounds", "3", "--out", "run")
+        said = call("train", "--data", SMALL_DATA, "--rounds", "3", "--out", "run")
     remedy = "try again" if nth <= 2 else "`tacita train --out run --resume` goes on"
-    one_sentence(said, "no space left to write", remedy)
+    assert_one_sentence(said, "no space left to write", remedy)
     whole = ["config.toml", "ids.json", "server.safetensors", "clients.safetensors", "result.json", "report.html"]
     if nth <= 2:
         assert "--resume" not in said.err  # there is nothing to go on with
@@ -713,8 +656,8 @@ def test_a_disk_that_fills_up_between_rounds(finished: Path, monkeypatch: pytest
 
     with monkeypatch.context() as patched:
         patched.setattr(files.JsonLinesWriter, "__init__", small)
-        said = call("train", "--data", SMALL, "--rounds", "3", "--out", "run")
-    one_sentence(said, "no space left to write run/events.jsonl", "--resume")
+        said = call("train", "--data", SMALL_DATA, "--rounds", "3", "--out", "run")
+    assert_one_sentence(said, "no space left to write run/events.jsonl", "--resume")
     assert call("train", "--out", "run", "--resume").code == 0
     assert Path("run/result.json").read_bytes() == (finished / "result.json").read_bytes()
     assert len(Path("run/events.jsonl").read_text().splitlines()) == 12
@@ -723,27 +666,27 @@ def test_a_disk_that_fills_up_between_rounds(finished: Path, monkeypatch: pytest
 def test_resume_misuse(copied: Path) -> None:
     Path("empty").mkdir()
     Path("c.toml").touch()
-    refuses("train --resume", "--resume needs --out")
-    refuses("train --resume --out nowhere", "nowhere holds no run", "leave out --resume to start")
-    refuses("train --resume --out empty", "empty holds no run", "leave out --resume and choose another --out")
-    refuses("train --resume --out run --rounds 9", "run/config.toml")
-    refuses("train --resume --out run --seed 9", "run/config.toml")
-    refuses("train --resume --out run --set seed=9", "run/config.toml")
-    refuses("train c.toml --resume --out run", "run/config.toml")
+    assert_refused("train --resume", "--resume needs --out")
+    assert_refused("train --resume --out nowhere", "nowhere holds no run", "leave out --resume to start")
+    assert_refused("train --resume --out empty", "empty holds no run", "leave out --resume and choose another --out")
+    assert_refused("train --resume --out run --rounds 9", "run/config.toml")
+    assert_refused("train --resume --out run --seed 9", "run/config.toml")
+    assert_refused("train --resume --out run --set seed=9", "run/config.toml")
+    assert_refused("train c.toml --resume --out run", "run/config.toml")
     with files.lock_folder(Path("run")):
-        refuses("train --resume --out run", "another process is at work in run")
+        assert_refused("train --resume --out run", "another process is at work in run")
 
 
 def test_resuming_a_finished_run_shows_it_again_and_mends_its_report(copied: Path, finished: Path) -> None:
-    before = shot(copied)
+    before = hash_folder(copied)
     assert call("train", "--resume", "--out", "run").code == 0
-    assert shot(copied) == before
+    assert hash_folder(copied) == before
     (copied / "report.html").unlink()
     (copied / "checkpoint.safetensors").touch()
     (copied / ".result.json.4242").touch()
     said = call("train", "--resume", "--out", "run", "--quiet")
     assert said.code == 0
-    assert shot(copied) == before
+    assert hash_folder(copied) == before
 
 
 DAMAGE: list[tuple[str, str, Callable[[bytes], bytes | None], tuple[str, ...]]] = [
@@ -782,15 +725,15 @@ def test_damaged_files_of_a_run(
         (copied / name).unlink()
     else:
         (copied / name).write_bytes(changed)
-    refuses("recommend --run run --user u1" if verb == "recommend" else "report run --out r.html", *words)
+    assert_refused("recommend --run run --user u1" if verb == "recommend" else "report run --out r.html", *words)
 
 
 def test_models_of_another_dataset_of_the_same_size(copied: Path) -> None:
-    assert call("train", "--data", f"{SMALL},seed=9", *FAST, "--out", "other").code == 0
+    assert call("train", "--data", f"{SMALL_DATA},seed=9", *FAST, "--out", "other").code == 0
     for name in ("server.safetensors", "clients.safetensors"):
         kept = (copied / name).read_bytes()
         shutil.copy(Path("other") / name, copied / name)
-        refuses("recommend --run run --user u1", name, "another dataset")
+        assert_refused("recommend --run run --user u1", name, "another dataset")
         (copied / name).write_bytes(kept)
     assert call("recommend", "--run", "run", "--user", "u1").code == 0
 
@@ -800,7 +743,7 @@ def test_models_of_another_dataset_of_the_same_size(copied: Path) -> None:
 
 @pytest.mark.parametrize(("backbone", "read"), [("mf", None), ("tally", "known")])
 def test_a_result_says_how_it_was_read_where_anything_was(backbone: str, read: str | None) -> None:
-    args = f"train --data {SMALL} --backbone {backbone} --rounds 1 --no-controls --set evaluate.read=known --out x"
+    args = f"train --data {SMALL_DATA} --backbone {backbone} --rounds 1 --no-controls --set evaluate.read=known --out x"
     said = call(*args.split())
     assert said.code == 0, said
     assert (", read known" in " ".join(said.out.split())) == (read is not None)
@@ -813,7 +756,7 @@ def test_a_tally_is_tried_again_by_its_split(tmp_path: Path) -> None:
     for name, seed, split in (("a", 1, 0), ("b", 2, 0), ("c", 3, 7)):
         settings = f"--seed {seed} --set split.seed={split} --set split.kind=random"
         controls = "" if name == "a" else "--no-controls"
-        assert call(*f"train --data {SMALL} --backbone tally {settings} {controls} --out {name}".split()).code == 0
+        assert call(*f"train --data {SMALL_DATA} --backbone tally {settings} {controls} --out {name}".split()).code == 0
     said = call("report", "a", "b", "--latex", "same.tex")
     assert "these 2 runs are the same numbers: vary split.seed" in " ".join(said.err.split() + said.out.split())
     assert "pm" not in Path("same.tex").read_text()
@@ -850,23 +793,23 @@ def test_recommend_says_when_there_are_fewer(finished: Path) -> None:
     ],
 )
 def test_recommend_refuses(finished: Path, more: str, words: tuple[str, ...]) -> None:
-    refuses(["recommend", "--run", str(finished), *more.split()], *words)
+    assert_refused(["recommend", "--run", str(finished), *more.split()], *words)
 
 
 def test_folders_that_are_no_runs() -> None:
     Path("empty").mkdir()
-    refuses("recommend --run nowhere --user u1", "no run folder nowhere")
-    refuses("recommend --run empty --user u1", "empty is not a run folder")
-    refuses("report nowhere", "no run folder nowhere")
-    refuses("report empty", "empty")
+    assert_refused("recommend --run nowhere --user u1", "no run folder nowhere")
+    assert_refused("recommend --run empty --user u1", "empty is not a run folder")
+    assert_refused("report nowhere", "no run folder nowhere")
+    assert_refused("report empty", "empty")
 
 
 def test_report_of_two_runs(copied: Path, finished: Path) -> None:
     said = call("report", "run", str(finished), "--out", "both.html")
     assert (said.code, said.out, said.err) == (0, "", "wrote both.html\n")
     assert Path("both.html").read_text().startswith("<!doctype html>")
-    refuses("report run --out none/x.html", "cannot write none/x.html", "no folder none")
-    refuses("report run --out run", "cannot write run")
+    assert_refused("report run --out none/x.html", "cannot write none/x.html", "no folder none")
+    assert_refused("report run --out run", "cannot write run")
 
 
 @pytest.mark.parametrize("fails", ["open", "write", "fsync", "replace"])
@@ -887,7 +830,7 @@ def test_a_full_disk_leaves_the_report_that_was_there(
             patched.setattr(files, "open", lambda path, mode: Full(), raising=False)
         else:
             patched.setattr(os, fails, full)
-        refuses("report run --out x.html", "no space left to write x.html; free some and try again.")
+        assert_refused("report run --out x.html", "no space left to write x.html; free some and try again.")
     assert Path("x.html").read_text() == "the old one"
     assert call("report", "run", "--out", "x.html").code == 0
     assert Path("x.html").read_text().startswith("<!doctype html>")
@@ -896,7 +839,7 @@ def test_a_full_disk_leaves_the_report_that_was_there(
 def test_a_report_never_takes_the_place_of_a_pipe(copied: Path) -> None:
     os.mkfifo("pipe")
     said = call("report", "run", "--out", "pipe")
-    one_sentence(said, "cannot write pipe: it is a pipe or device")
+    assert_one_sentence(said, "cannot write pipe: it is a pipe or device")
     assert Path("pipe").is_fifo()
 
 
@@ -905,7 +848,7 @@ def test_an_answer_that_does_not_fit_is_a_sentence() -> None:
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-m", "tacita", "data", "list"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
-    one_sentence(Said(done.returncode, "", done.stderr), "no space left to write the output")
+    assert_one_sentence(CommandOutput(done.returncode, "", done.stderr), "no space left to write the output")
 
 
 # Data, bench, doctor
@@ -962,7 +905,7 @@ def test_training_says_what_it_read_what_it_left_out_and_what_could_be_used() ->
 def test_how_dates_and_decimals_are_written_is_kept_with_the_run() -> None:
     rows = [(u, i, f"{r},5", f"{1 + n // 20:02}.09.2020") for n, (u, i, r, _) in enumerate(rows_of())]
     write("x.csv", rows, HEAD, ";")
-    refuses("train --data x.csv --out a", "'01.09.2020'", '--date-format "%d.%m.%Y"')
+    assert_refused("train --data x.csv --out a", "'01.09.2020'", '--date-format "%d.%m.%Y"')
     flags = ("--date-format", "%d.%m.%Y", "--decimal", ",")
     assert call("train", "--data", "x.csv", "--out", "a", *flags, *FAST).code == 0
     config = tomllib.loads(Path("a/config.toml").read_text())
@@ -973,7 +916,7 @@ def test_how_dates_and_decimals_are_written_is_kept_with_the_run() -> None:
     assert told["dates"] == ["2020-09-01 00:00", "2020-09-20 00:00"]
     assert call("data", "import", "x.csv", "--out", "y.csv", *flags).code == 0
     assert json.loads(call("data", "describe", "y.csv", "--json").out)["dates"] == told["dates"]
-    refuses("data describe x.csv --decimal ;", "--decimal ';' is no decimal mark")
+    assert_refused("data describe x.csv --decimal ;", "--decimal ';' is no decimal mark")
 
 
 def test_data_import_is_read_back_as_it_was() -> None:
@@ -982,8 +925,8 @@ def test_data_import_is_read_back_as_it_was() -> None:
     one, two = (json.loads(call("data", "describe", name, "--json").out) for name in ("x.csv", "y.csv"))
     differ = {key for key in one if one[key] != two[key]}
     assert differ <= {"name", "guessed"}
-    refuses("data import x.csv --out y.csv", "y.csv exists")
-    refuses("data import x.csv --out none/y.csv", "cannot write none/y.csv")
+    assert_refused("data import x.csv --out y.csv", "y.csv exists")
+    assert_refused("data import x.csv --out none/y.csv", "cannot write none/y.csv")
 
 
 def test_data_get_finds_a_folder(tmp_path: Path) -> None:
@@ -1000,19 +943,19 @@ def test_bench_prints_figures_and_json() -> None:
     assert (said.code, said.err) == (0, "")
     assert "us_per_participant" in said.out
     assert [row["users"] for row in json.loads(call(*line, "--json").out)["rows"]] == [50, 100]
-    told = json.loads(call("bench", "evaluate", "--data", SMALL, "--repeats", "1", "--json").out)
+    told = json.loads(call("bench", "evaluate", "--data", SMALL_DATA, "--repeats", "1", "--json").out)
     assert told["users"] > 0
 
 
 def test_bench_noise_wants_a_method_that_has_some() -> None:
-    said = call("bench", "noise", "--data", SMALL, "--method", "fedavg")
+    said = call("bench", "noise", "--data", SMALL_DATA, "--method", "fedavg")
     assert said.code == 2
     assert "use --method dpps or dp-fedavg" in said.err
 
 
 @pytest.mark.parametrize("more", [[], ["--method", "dp-fedavg"], ["--backbone", "tally"]], ids=str)
 def test_bench_weighs_private_work_against_plain(more: list[str]) -> None:
-    told = json.loads(call("bench", "noise", "--data", SMALL, "--repeats", "2", "--json", *more).out)
+    told = json.loads(call("bench", "noise", "--data", SMALL_DATA, "--repeats", "2", "--json", *more).out)
     assert told["people"] > 0
     assert len(told["plain_ms_all"]) == len(told["private_ms_all"]) == 2
     assert told["cpu_ratio"] == pytest.approx(told["private_cpu_ms"] / told["plain_cpu_ms"], rel=0.02)
@@ -1021,14 +964,16 @@ def test_bench_weighs_private_work_against_plain(more: list[str]) -> None:
 def test_bench_takes_rounds_of_two_checkouts_in_turns(tmp_path: Path) -> None:
     this = str(Path(tacita.__file__).parents[1])
     told = json.loads(
-        call("bench", "rounds", "--data", SMALL, "--against", this, "--repeats", "1", "--threads", "1", "--json").out
+        call(
+            "bench", "rounds", "--data", SMALL_DATA, "--against", this, "--repeats", "1", "--threads", "1", "--json"
+        ).out
     )
     assert told["same_numbers"]
     assert len(told["old_ms_all"]) == len(told["new_ms_all"]) == told["rounds"] == 10
     assert told["ratio"] == pytest.approx(told["new_ms"] / told["old_ms"], abs=0.01)
     (tmp_path / "tacita").mkdir()
     (tmp_path / "tacita" / "__init__.py").write_text("raise ValueError('too old')")
-    said = call("bench", "rounds", "--data", SMALL, "--against", str(tmp_path))
+    said = call("bench", "rounds", "--data", SMALL_DATA, "--against", str(tmp_path))
     assert said.code == 2
     assert "cannot be timed: ValueError: too old" in " ".join(said.err.split())
 
@@ -1070,7 +1015,7 @@ def test_progress_shows_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> N
         console, "Screen", lambda **named: terminal(**{k: v for k, v in named.items() if k != "stderr"})
     )
     monkeypatch.setattr(console, "Progress", partial(Progress, refresh_per_second=1000))
-    assert call("train", "--data", SMALL, "--rounds", "20", "--out", "x").code == 0
+    assert call("train", "--data", SMALL_DATA, "--rounds", "20", "--out", "x").code == 0
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue())
     assert re.search(r"block \d/4 round \d+/20 .* rounds/s · ≤ \d:\d\d:\d\d left", shown)
     assert re.search(r"controls: .* \d:\d\d:\d\d left", shown)
@@ -1105,7 +1050,7 @@ def program(*arguments: str, **named: Any) -> subprocess.Popen[str]:
 def test_the_program_complains_with_code_2() -> None:
     done = program("train", "--data", "missing.csv")
     out, err = done.communicate(timeout=60)
-    one_sentence(Said(done.returncode, out, err), "missing.csv")
+    assert_one_sentence(CommandOutput(done.returncode, out, err), "missing.csv")
 
 
 def test_the_program_bears_a_reader_who_leaves() -> None:
@@ -1119,7 +1064,9 @@ def test_the_program_bears_a_reader_who_leaves() -> None:
 
 
 def test_ctrl_c_leaves_a_run_that_goes_on() -> None:
-    done = program("train", "--data", SMALL, "--rounds", "100000", "--set", "train.patience=100000", "--out", "run")
+    done = program(
+        "train", "--data", SMALL_DATA, "--rounds", "100000", "--set", "train.patience=100000", "--out", "run"
+    )
     until = time.monotonic() + 300
     while not Path("run/events.jsonl").exists() and time.monotonic() < until:
         time.sleep(0.02)
@@ -1128,7 +1075,7 @@ def test_ctrl_c_leaves_a_run_that_goes_on() -> None:
     _, err = done.communicate(timeout=300)
     assert done.returncode == 130
     assert err.splitlines()[-1] == "tacita: stopped; a run that had begun goes on with --resume."
-    refuses("recommend --run run --user u1", "not finished", "--resume")
+    assert_refused("recommend --run run --user u1", "not finished", "--resume")
 
 
 def test_options_of_parts_are_set_by_the_name_of_the_part() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_live_parity import DATA, SPLIT, Site, close_all, config_of, rows_of_blocks
-from test_live_promises import Hostile, begun, private_tally, spent
 
+from helpers.hostile_server import HostileServer, begin_site, private_tally_config, spent_budgets
+from helpers.loopback_site import DATA, SPLIT, Site, close_nodes, rows_of_blocks, site_config
 from tacita.core.codec import digest_array
 from tacita.core.config import RunConfig, validate_model
 from tacita.live.node import question_handler, verbs
@@ -31,7 +31,7 @@ def replies(site: Site, kind: str) -> list[Reply]:
 
 
 def test_a_private_tally_of_few_who_can_pay_is_not_told(tmp_path: Path) -> None:
-    site = begun(tmp_path, private_tally(1.0, blocks=2))
+    site = begin_site(tmp_path, private_tally_config(1.0, blocks=2))
     node = site.transport.members[1]
     raws = node.store.users()[1]
     for raw in raws[4:]:  # four of thirty are left; min_users is 5
@@ -40,11 +40,11 @@ def test_a_private_tally_of_few_who_can_pay_is_not_told(tmp_path: Path) -> None:
     told = [*replies(site, "survey"), *replies(site, "statistic")]
     assert [one.head.verdict for one in told] == ["refused", "refused"]
     assert all("have budget left" in one.head.said for one in told)
-    close_all(site)
+    close_nodes(site)
 
 
 def test_a_private_tally_of_enough_who_can_pay_does_not_say_how_many_they_are(tmp_path: Path) -> None:
-    site = begun(tmp_path, private_tally(1.0, blocks=2))
+    site = begin_site(tmp_path, private_tally_config(1.0, blocks=2))
     node = site.transport.members[1]
     raws = node.store.users()[1]
     for raw in raws[5:]:
@@ -52,8 +52,8 @@ def test_a_private_tally_of_enough_who_can_pay_does_not_say_how_many_they_are(tm
     site.next_block()
     told = [*replies(site, "survey"), *replies(site, "statistic")]
     assert [(one.head.verdict, one.head.clients) for one in told] == [("ok", len(raws))] * 2
-    assert [raw for raw, cost in spent(node).items() if cost] == raws[:5]
-    close_all(site)
+    assert [raw for raw, cost in spent_budgets(node).items() if cost] == raws[:5]
+    close_nodes(site)
 
 
 def next_block(site: Site) -> None:
@@ -66,7 +66,7 @@ def next_block(site: Site) -> None:
 @pytest.mark.parametrize("kind", ["leave", "forget"])
 def test_who_told_nothing_hides_nobody_who_takes_something_back(tmp_path: Path, kind: str) -> None:
     """Control: the sum of such a batch is, without noise, what the one of them had told."""
-    site = begun(tmp_path, config_of("tally"))
+    site = begin_site(tmp_path, site_config("tally"))
     node = site.transport.members[1]
     raws = node.store.users()[1]
     for raw in raws[1:5]:
@@ -78,7 +78,7 @@ def test_who_told_nothing_hides_nobody_who_takes_something_back(tmp_path: Path, 
     next_block(site)
     assert replies(site, "statistic/retraction") == []
     assert not any(want.sent for want in node.store.list_requests("r"))  # it waits for others, and is told with them
-    close_all(site)
+    close_nodes(site)
 
 
 def test_withdrawals_leave_once_enough_of_them_take_something_back() -> None:
@@ -90,13 +90,13 @@ def test_withdrawals_leave_once_enough_of_them_take_something_back() -> None:
     assert select_due(wants, 5, False, empty_withdrawals={0, 1, 2, 3}) == wants
 
 
-def drawn_server(folder: Path) -> tuple[Hostile, Site]:
+def drawn_server(folder: Path) -> tuple[HostileServer, Site]:
     part = {"name": "dp-fedavg", "clip": 0.1, "epsilon": 2.0, "releases": ROUNDS}
     train = {"rounds": ROUNDS, "aggregation": "fixed", "denominator": 9.0, "participation": DRAWN}
     values: dict[str, Any] = {"data": DATA, "split": SPLIT, "seed": 5, "backbone": {"name": "mf", "dim": 4}}
     values |= {"method": "dp-fedavg", "train": train, "parts": [part]}
-    site = begun(folder, validate_model(RunConfig, values, "the test"), insecure_single_user_uploads=True)
-    return Hostile(site, "round"), site
+    site = begin_site(folder, validate_model(RunConfig, values, "the test"), insecure_single_user_uploads=True)
+    return HostileServer(site, "round"), site
 
 
 def test_nobody_but_chance_draws_whom_a_ledger_counts_as_drawn(tmp_path: Path) -> None:
@@ -121,14 +121,14 @@ def test_nobody_but_chance_draws_whom_a_ledger_counts_as_drawn(tmp_path: Path) -
     once = Event("round", "gaussian", 1.0, noise / ROUNDS**0.5, "person", "central", 0.3, "poisson")
     counted, true = compute_epsilon([(event, ROUNDS)], 1e-5), compute_epsilon([(once, 1)], 1e-5)
     assert counted <= 2.0 < 3.9 < true
-    assert np.isclose(max(spent(server.node).values()), compute_epsilon([(event, 1)], 1e-5), rtol=1e-3)
-    close_all(site)
+    assert np.isclose(max(spent_budgets(server.node).values()), compute_epsilon([(event, 1)], 1e-5), rtol=1e-3)
+    close_nodes(site)
 
 
 def test_who_shares_everything_hides_nobody_who_learns(tmp_path: Path) -> None:
     """Control: without noise, the sum of such a round is how one person's device moved."""
-    values = config_of("fedavg").model_dump(mode="json") | {"parts": [{"name": "sharing", "groups": [1, 0, 0]}]}
-    site = begun(tmp_path, validate_model(RunConfig, values, "the test"))
+    values = site_config("fedavg").model_dump(mode="json") | {"parts": [{"name": "sharing", "groups": [1, 0, 0]}]}
+    site = begin_site(tmp_path, validate_model(RunConfig, values, "the test"))
     node = site.transport.members[1]
     ids = node.store.users()[0].tolist()
     for one in ids[1:]:
@@ -137,4 +137,4 @@ def test_who_shares_everything_hides_nobody_who_learns(tmp_path: Path) -> None:
     told = replies(site, "round")
     assert [(one.head.verdict, one.head.clients) for one in told] == [("ok", len(ids)), ("refused", 0), ("refused", 0)]
     assert "have something to say" in told[1].head.said
-    close_all(site)
+    close_nodes(site)

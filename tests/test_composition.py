@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_guide import load
-from test_runs import KILLER
 
+from helpers.examples import load_example
+from helpers.killed_runs import KILL_SCRIPT
 from tacita.core.errors import TacitaError
 from tacita.core.files import read_arrays
 from tacita.methods import resolve_config
@@ -26,7 +26,7 @@ from tacita.runs.ledger import read_run_ledger
 from tacita.runs.run_folder import open_saved
 
 SMALL = "synthetic:users=60,items=40,per_user=12"
-FOUR = load("all_four")
+FOUR = load_example("all_four")
 QUIET: dict[str, Any] = {"evaluate": {"controls": False}, "split": {"kind": "blocks", "n_blocks": 2}}
 BUDGET = {"name": "dpps", "clip": 0.05, "releases": 4}  # of six rounds: some people must stop
 
@@ -69,7 +69,7 @@ def keeps_its_budgets(folder: Path) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_kill_9_changes_neither_numbers_nor_ledger(kind: str, tmp_path: Path) -> None:
     """The killer compares result, server and devices, accounts among them, with the unbroken run's, byte by byte."""
-    command = [sys.executable, "-c", KILLER, config_of(kind), "7", "4"]
+    command = [sys.executable, "-c", KILL_SCRIPT, config_of(kind), "7", "4"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)

@@ -20,7 +20,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import (
+from scipy import stats
+from scipy.special import expit, logit
+
+from helpers.oracle import (
     Device,
     Groups,
     averaged,
@@ -33,9 +36,6 @@ from oracle import (
     slow_round,
     started,
 )
-from scipy import stats
-from scipy.special import expit, logit
-
 from tacita.core.config import RunConfig
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from oracle import answer_round, cohort, make_block, make_stream, started
-from test_dpps import crowd, dpps, with_parts
 
+from helpers.oracle import answer_round, cohort, make_block, make_stream, started
+from helpers.private_federation import crowd_stream, dpps_part, federate_parts
 from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError
 from tacita.core.types import BlockStream, Ragged
@@ -79,12 +79,12 @@ def test_a_silo_spends_what_it_releases_whoever_of_it_is_there(part: str, monkey
 
 
 def test_in_a_silo_nobody_pays_where_somebody_cannot() -> None:
-    fed = with_parts(
+    fed = federate_parts(
         {"name": "dpps", "unit": "silo", "tiers": [1.0], "shares": [1.0], "releases": 2}, silos=5, aggregation="mean"
     )
     progress = started(fed)
     view = cohort(fed, progress)
-    part = dpps(fed)
+    part = dpps_part(fed)
     held = part._open_accounts(view, np.zeros(len(view.user), np.int64))
     poor = np.zeros(len(view.user), bool)
     poor[view.user_ptr[0]] = True  # one person of the first silo
@@ -114,11 +114,11 @@ def test_what_would_not_be_counted_is_refused(
 ) -> None:
     backbone = "interest" if other["name"] == "interest" else "mf"
     with pytest.raises(TacitaError, match=why):
-        with_parts(*((other, part) if last else (part, other)), backbone=backbone, **train)
+        federate_parts(*((other, part) if last else (part, other)), backbone=backbone, **train)
 
 
 def test_rounds_of_everybody_may_be_played_again() -> None:
-    with_parts(DP, {"name": "retrain"}, **ALL)
+    federate_parts(DP, {"name": "retrain"}, **ALL)
 
 
 def test_training_again_draws_people_anew(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +161,7 @@ def uneven(n_users: int = 12, n_items: int = 40) -> BlockStream:
 
 
 def test_nobody_counts_more_than_fully() -> None:
-    fed = with_parts({**DP, "clip": 1e-3, "full_weight": 2.0}, stream=uneven(), **ALL)
+    fed = federate_parts({**DP, "clip": 1e-3, "full_weight": 2.0}, stream=uneven(), **ALL)
     progress = started(fed)
     part = next(one for one in fed.parts if isinstance(one, DPFedAvg))
     everybody = cohort(fed, progress)
@@ -175,9 +175,9 @@ def test_nobody_counts_more_than_fully() -> None:
 
 def test_devices_weigh_by_the_variance_that_the_server_sends() -> None:
     tiers = {"tiers": [0.5, 50.0], "shares": [1.0, 1.0], "releases": 4, "clip": 0.5}
-    fed = with_parts({"name": "dpps", **tiers}, stream=crowd(200, 40), aggregation="mean")
+    fed = federate_parts({"name": "dpps", **tiers}, stream=crowd_stream(200, 40), aggregation="mean")
     progress = started(fed)
-    part = dpps(fed)
+    part = dpps_part(fed)
     server, _ = run_round(fed, progress.server, progress.devices)
     sent = 4.0
     view = cohort(fed, progress)
@@ -192,7 +192,7 @@ def test_devices_weigh_by_the_variance_that_the_server_sends() -> None:
 
 def test_rounds_counted_for_budgets_that_change_need_more_noise_and_fit_their_plan() -> None:
     plain, careful = (
-        next(iter(with_parts({**DP, "releases": 10, "adaptive": one}, **POISSON).parts)) for one in (False, True)
+        next(iter(federate_parts({**DP, "releases": 10, "adaptive": one}, **POISSON).parts)) for one in (False, True)
     )
     assert isinstance(plain, DPFedAvg)
     assert isinstance(careful, DPFedAvg)

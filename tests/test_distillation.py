@@ -6,6 +6,7 @@ Checks G.4.16, G.5.2 and G.5.4 are about attacks: test_scores_audit.py.
 from __future__ import annotations
 
 import tacita.kernels  # noqa: F401  (before torch, whose threads would otherwise wait by spinning)
+from helpers.score_uploads import N_ITEMS, candidate_lists, round_draws, tied_logits
 
 # isort: split
 from dataclasses import replace
@@ -16,12 +17,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tacita.core.draws import Draws, derive_keys
+from tacita.core.draws import Draws
 from tacita.core.types import Floats, Ints, Ragged
 from tacita.methods.distillation import candidates as cand
 from tacita.methods.distillation import traffic
 from tacita.methods.distillation.measures import cross_entropy, standardize_values
-from tacita.methods.distillation.round_draws import RoundDraws, floor_share, rank_in_rows
+from tacita.methods.distillation.round_draws import floor_share, rank_in_rows
 from tacita.methods.distillation.uploads import (
     Disguise,
     PtfDisguise,
@@ -36,13 +37,8 @@ from tacita.methods.distillation.uploads import (
 )
 from tacita.metrics import EvaluationRules, evaluate
 
-N_ITEMS = 300
 Sizes = list[tuple[int, int, int]]  # positives, negatives and received items of each client
 sizes = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 60), st.integers(0, 30)), min_size=1, max_size=8)
-
-
-def dice_for(n: int, round_no: int = 3, seed: int = 1, public: bool = False) -> RoundDraws:
-    return RoundDraws(Draws(seed), derive_keys(f"u{k}" for k in range(n)), 0, round_no, public)
 
 
 def devices(some: Sizes, seed: int = 0) -> tuple[Ragged, Ragged]:
@@ -85,7 +81,7 @@ def test_g4_1_mixing_labels_mixes_losses() -> None:
 
 def test_received_items_are_told_as_predicted_whatever_alpha() -> None:
     own, received = devices([(4, 4, 5)])
-    told = entries(disguise_predictions(own, received, Disguise(None, 1.0, None), dice_for(1)), 0)
+    told = entries(disguise_predictions(own, received, Disguise(None, 1.0, None), round_draws(1)), 0)
     assert [told[i] for i in received.ids.tolist()] == received.values["prediction"].tolist()
     assert {told[i] for i in liked(own, 0)} == {1.0}
     assert {told[i] for i in liked(own, 0, 0.0)} == {0.0}
@@ -95,7 +91,7 @@ def test_received_items_are_told_as_predicted_whatever_alpha() -> None:
 @settings(max_examples=40, deadline=None)
 def test_g4_2_a_share_of_the_pool_is_told_without_duplicates(some: Sizes, seed: int) -> None:
     own, received = devices(some, seed)
-    told = disguise_predictions(own, received, Disguise(), dice_for(len(some), seed=seed))
+    told = disguise_predictions(own, received, Disguise(), round_draws(len(some), seed=seed))
     for r, n in enumerate(sum(one) for one in some):
         ids = told.row(r).tolist()
         assert min(n, max(1, int(0.3 * n))) <= len(ids) <= max(min(n, 1), int(0.7 * n))
@@ -105,14 +101,14 @@ def test_g4_2_a_share_of_the_pool_is_told_without_duplicates(some: Sizes, seed: 
 
 def test_g4_2_at_least_one_item_is_told_where_there_is_one() -> None:
     own, received = devices([(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 0, 1), (0, 0, 0)])
-    told = disguise_predictions(own, received, Disguise((0.3, 0.4)), dice_for(5))
+    told = disguise_predictions(own, received, Disguise((0.3, 0.4)), round_draws(5))
     assert told.counts().tolist() == [1, 1, 1, 1, 0]
 
 
 def test_g4_2_the_size_is_the_floor_of_the_drawn_share_and_uniform_over_items() -> None:
     n, m = 4000, 11
     own, received = devices([(3, 4, 4)] * n)
-    dice = dice_for(n)
+    dice = round_draws(n)
     pool = pool_items(own, received)
     beta = dice.draw_between("beta", (0.3, 0.7))
     assert beta.min() >= 0.3
@@ -131,7 +127,7 @@ def test_g4_3_swap_keeps_the_values_and_changes_exactly_q_pairs(
     some: Sizes, seed: int, select: Any, lam: float
 ) -> None:
     own, received = devices(some, seed)
-    dice = dice_for(len(some), seed=seed)
+    dice = round_draws(len(some), seed=seed)
     plain = disguise_predictions(own, received, Disguise(swap=None), dice)
     told = disguise_predictions(own, received, Disguise(swap=Swap(lam, select=select)), dice)
     assert told.ids.tolist() == plain.ids.tolist()
@@ -150,9 +146,9 @@ def test_g4_3_swap_keeps_the_values_and_changes_exactly_q_pairs(
 
 def test_g4_3_lambda_zero_still_swaps_one_pair_unless_told_otherwise() -> None:
     own, received = devices([(10, 10, 0)])
-    plain = disguise_predictions(own, received, Disguise(None, swap=None), dice_for(1))
+    plain = disguise_predictions(own, received, Disguise(None, swap=None), round_draws(1))
     for least, moved in ((1, 2), (0, 0)):
-        told = disguise_predictions(own, received, Disguise(None, swap=Swap(0.0, least)), dice_for(1))
+        told = disguise_predictions(own, received, Disguise(None, swap=Swap(0.0, least)), round_draws(1))
         assert (told.values["score"] != plain.values["score"]).sum() == moved
 
 
@@ -160,7 +156,7 @@ def test_random_swaps_choose_every_pair_equally_often() -> None:
     n = 9000
     own, received = devices([(3, 3, 0)])
     own, received = (lists.take(np.zeros(n, np.int64)) for lists in (own, received))
-    dice = dice_for(n)
+    dice = round_draws(n)
     plain = disguise_predictions(own, received, Disguise(None, swap=None), dice).values["score"].reshape(n, 6)
     told = disguise_predictions(own, received, Disguise(None), dice).values["score"].reshape(n, 6)
     pairs = (plain != told) @ (2 ** np.arange(6))
@@ -173,7 +169,7 @@ def test_random_swaps_choose_every_pair_equally_often() -> None:
 @settings(max_examples=30, deadline=None)
 def test_what_a_device_tells_does_not_depend_on_company_or_order(some: Sizes, seed: int, ptf: bool) -> None:
     own, received = devices(some, seed)
-    dice = dice_for(len(some), seed=seed)
+    dice = round_draws(len(some), seed=seed)
 
     def tell(rows: Any) -> Ragged:
         lists = own.take(rows), received.take(rows)
@@ -196,15 +192,15 @@ def test_what_a_device_tells_does_not_depend_on_the_order_of_its_items() -> None
     own, received = devices([(9, 30, 7)])
     mixed_up = np.random.default_rng(3).permutation(len(own.ids))
     turned = Ragged(own.ptr, own.ids[mixed_up], {name: v[mixed_up] for name, v in own.values.items()})
-    first, second = (disguise_predictions(one, received, Disguise(), dice_for(1)) for one in (own, turned))
+    first, second = (disguise_predictions(one, received, Disguise(), round_draws(1)) for one in (own, turned))
     assert entries(first, 0) == entries(second, 0)
     assert (np.diff(first.ids) > 0).all()  # by id: positives do not come first
 
 
 def test_rounds_and_secrets_change_what_is_told() -> None:
     own, received = devices([(20, 80, 10)])
-    dice = dice_for(1)
-    others = [dice_for(1, round_no=4), replace(dice, draws=Draws(1, "secret")), replace(dice, public=True)]
+    dice = round_draws(1)
+    others = [round_draws(1, round_no=4), replace(dice, draws=Draws(1, "secret")), replace(dice, public=True)]
     told = [disguise_predictions(own, received, Disguise(), one).ids.tolist() for one in (dice, *others)]
     assert len({tuple(one) for one in told}) == 4
 
@@ -219,14 +215,17 @@ def test_an_item_counts_once_and_as_the_devices_own() -> None:
     np.testing.assert_array_equal(pool.values["label"], np.array([0, 1, np.nan, np.nan], "f4"))
     np.testing.assert_array_equal(pool.values["prediction"], np.array([0.2, 0.9, 0.5, 0.6], "f4"))
     assert drop_own(received, own).ids.tolist() == [7, 7]
-    assert disguise_predictions(Ragged.empty(2), Ragged.empty(2), Disguise(), dice_for(2)).counts().tolist() == [0, 0]
+    assert disguise_predictions(Ragged.empty(2), Ragged.empty(2), Disguise(), round_draws(2)).counts().tolist() == [
+        0,
+        0,
+    ]
 
 
 def test_g4_15_what_travels_is_items_and_scores() -> None:
     own, received = devices([(5, 20, 3)])
-    told = disguise_predictions(own, received, Disguise(), dice_for(1))
-    by_ptf = disguise_ptf(own, received, PtfDisguise(), dice_for(1))
-    sent = cand.schedule_candidates(offers(), 2, "random", dice_for(3))
+    told = disguise_predictions(own, received, Disguise(), round_draws(1))
+    by_ptf = disguise_ptf(own, received, PtfDisguise(), round_draws(1))
+    sent = cand.schedule_candidates(candidate_lists(), 2, "random", round_draws(3))
     for message in (told, by_ptf, sent):
         assert list(message.values) == ["score"]
         assert message.values["score"].ndim == 1
@@ -239,8 +238,8 @@ def test_g4_15_what_travels_is_items_and_scores() -> None:
 def test_g5_1_counts_of_positives_negatives_and_swaps() -> None:
     own, received = devices([(10, 40, 0)])
     how = PtfDisguise((0.4, 0.4), (2.0, 2.0))
-    told = disguise_ptf(own, received, how, dice_for(1))
-    plain = disguise_ptf(own, received, replace(how, swap=None), dice_for(1))
+    told = disguise_ptf(own, received, how, round_draws(1))
+    plain = disguise_ptf(own, received, replace(how, swap=None), round_draws(1))
     assert len(told.ids) == 12
     assert len(liked(own, 0) & set(told.ids.tolist())) == 4
     assert (told.values["score"] != plain.values["score"]).sum() == 2
@@ -251,7 +250,7 @@ def test_g5_1_counts_of_positives_negatives_and_swaps() -> None:
 @settings(max_examples=40, deadline=None)
 def test_ptf_counts_follow_the_draws(some: Sizes, seed: int, again: bool) -> None:
     own, received = devices(some, seed)
-    how, dice = PtfDisguise(replace=again), dice_for(len(some), seed=seed)
+    how, dice = PtfDisguise(replace=again), round_draws(len(some), seed=seed)
     told = sample_ptf(pool_items(own, received), how, dice)
     b, g = dice.draw_between("positives", (0.1, 1)), dice.draw_between("negatives", (1, 4))
     for r, (p, n, s) in enumerate(some):
@@ -266,14 +265,14 @@ def test_ptf_counts_follow_the_draws(some: Sizes, seed: int, again: bool) -> Non
 @pytest.mark.parametrize("again", [False, True])
 def test_ptf_without_one_of_the_kinds_and_by_id(again: bool) -> None:
     own, received = devices([(6, 0, 0), (0, 6, 0), (0, 0, 6), (20, 60, 20), (0, 0, 0)])
-    told = disguise_ptf(own, received, PtfDisguise((1.0, 1.0), (3.0, 3.0), replace=again), dice_for(5))
+    told = disguise_ptf(own, received, PtfDisguise((1.0, 1.0), (3.0, 3.0), replace=again), round_draws(5))
     assert told.counts().tolist() == [6, 1, 1, 80, 0]
     assert (np.diff(told.row(3)) >= 0).all()  # positives do not come first
 
 
 def test_ptf_without_a_defence_tells_everything_as_predicted() -> None:
     own, received = devices([(5, 20, 3), (0, 0, 0)])
-    told = disguise_ptf(own, received, PtfDisguise(None, swap=None), dice_for(2))
+    told = disguise_ptf(own, received, PtfDisguise(None, swap=None), round_draws(2))
     assert told.counts().tolist() == [28, 0]
     expected = dict(zip(own.ids.tolist(), own.values["prediction"].tolist()))
     assert {i: s for i, s in entries(told, 0).items() if i in expected} == expected
@@ -282,23 +281,11 @@ def test_ptf_without_a_defence_tells_everything_as_predicted() -> None:
 # What the server could send
 
 
-def table(n_users: int, seed: int = 0, n_items: int = N_ITEMS) -> Floats:
-    """Logits with many ties."""
-    return np.random.default_rng(seed).integers(-6, 7, (n_users, n_items)).astype(np.float32) / 2
-
-
-def offers(n: int = 3) -> Ragged:
-    upload = Ragged.from_lists([[(j + 7 * k) % N_ITEMS for j in range(60)] for k in range(n)])
-    logits = table(n)
-    history = cand.UploadHistory.of(upload, N_ITEMS)
-    return cand.find_candidates(history, upload, np.arange(n, dtype=np.int32), lambda users: logits[users])
-
-
 @given(st.lists(st.lists(st.integers(0, 59), max_size=40), min_size=1, max_size=6), st.integers(0, 99))
 @settings(max_examples=40, deadline=None)
 def test_g4_11_candidates_are_others_items_best_first(lists: list[list[int]], seed: int) -> None:
     upload, users = Ragged.from_lists(lists), np.arange(len(lists), dtype=np.int32)
-    logits = table(len(lists), seed, 60)
+    logits = tied_logits(len(lists), seed, 60)
     found = cand.find_candidates(cand.UploadHistory.of(upload, 60), upload, users, lambda some: logits[some])
     told = set(upload.ids.tolist())
     for r, own in enumerate(lists):
@@ -312,7 +299,9 @@ def test_g4_11_candidates_are_others_items_best_first(lists: list[list[int]], se
 
 def test_g4_11_nothing_is_sent_before_there_is_an_upload() -> None:
     history = cand.UploadHistory.of(Ragged.empty(0), N_ITEMS)
-    found = cand.find_candidates(history, Ragged.empty(3), np.arange(3, dtype=np.int32), lambda users: table(3)[users])
+    found = cand.find_candidates(
+        history, Ragged.empty(3), np.arange(3, dtype=np.int32), lambda users: tied_logits(3)[users]
+    )
     assert found.counts().tolist() == [0, 0, 0]
     assert set(found.values) == {"score", "frequency"}
 
@@ -320,7 +309,7 @@ def test_g4_11_nothing_is_sent_before_there_is_an_upload() -> None:
 def test_candidates_do_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     draws = np.random.default_rng(2)
     upload = Ragged.from_lists([draws.integers(0, N_ITEMS, 20).tolist() for _ in range(23)])
-    logits, users = table(23), np.arange(23, dtype=np.int32)
+    logits, users = tied_logits(23), np.arange(23, dtype=np.int32)
     history = cand.UploadHistory.of(upload, N_ITEMS)
     asked: list[int] = []
 
@@ -350,11 +339,11 @@ def test_a_history_can_grow() -> None:
 
 
 def test_fixed_schedules_send_the_same_number_random_or_best() -> None:
-    found = offers(400)
-    best = cand.schedule_candidates(found, 2, "top", dice_for(400))
+    found = candidate_lists(400)
+    best = cand.schedule_candidates(found, 2, "top", round_draws(400))
     assert best.counts().tolist() == np.minimum(2, found.counts()).tolist()
     assert all(best.row(r).tolist() == found.row(r)[:2].tolist() for r in range(400))
-    some = cand.schedule_candidates(found, 4.5, "random", dice_for(400))
+    some = cand.schedule_candidates(found, 4.5, "random", round_draws(400))
     assert set(some.counts().tolist()) == {4, 5}
     assert some.counts().mean() == pytest.approx(4.5, abs=0.1)
     assert found.holds(some.rows(), some.ids).all()
@@ -367,7 +356,7 @@ def test_fixed_schedules_send_the_same_number_random_or_best() -> None:
 @settings(max_examples=40, deadline=None)
 def test_g5_3_hard_selection(lists: list[list[int]], seed: int) -> None:
     upload, users = Ragged.from_lists(lists), np.arange(len(lists), dtype=np.int32)
-    logits = table(len(lists), seed, 60)
+    logits = tied_logits(len(lists), seed, 60)
     counts = cand.UploadHistory.of(upload, 60).counts
     limit = np.arange(len(lists)) * 7
     found = cand.select_confident(counts, upload, users, lambda some: logits[some])

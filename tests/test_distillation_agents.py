@@ -14,9 +14,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_distillation import dice_for, offers
 from torch import nn
 
+from helpers.score_uploads import candidate_lists, round_draws
 from tacita.core.draws import Draws
 from tacita.core.files import read_arrays, write_arrays
 from tacita.core.types import Arrays, Doubles, Floats, Ragged
@@ -300,7 +300,7 @@ def test_g4_10_divergence_is_not_the_cosine_of_numbers() -> None:
 
 
 def test_shuffling_keeps_the_rewards_and_follows_keys_not_order() -> None:
-    dice, values = dice_for(50), np.arange(50.0)
+    dice, values = round_draws(50), np.arange(50.0)
     dealt = rewards.shuffle_values(values, dice)
     assert sorted(dealt) == values.tolist()
     assert abs(np.corrcoef(dealt, values)[0, 1]) < 0.5
@@ -310,7 +310,7 @@ def test_shuffling_keeps_the_rewards_and_follows_keys_not_order() -> None:
 
 def test_the_reward_is_the_mean_of_three_scaled_ones_over_those_who_walked_and_told() -> None:
     walk, outcome = judged_round()
-    found = reward_walks(walk, outcome, SelectionOptions(), dice_for(12))
+    found = reward_walks(walk, outcome, SelectionOptions(), round_draws(12))
     there = np.flatnonzero((walk.length > 0) & (outcome.upload.counts() > 0))
     assert 5 < len(there) < 12
     assert np.isnan(np.delete(found, there)).all()
@@ -322,7 +322,7 @@ def test_the_reward_is_the_mean_of_three_scaled_ones_over_those_who_walked_and_t
     each = {name: standardize_values(values[there]) for name, values in parts.items()}
     assert found[there] == pytest.approx(sum(each.values()) / 3, abs=1e-5)
     for name in each:
-        left = reward_walks(walk, outcome, SelectionOptions(without=name), dice_for(12))  # type: ignore[arg-type]
+        left = reward_walks(walk, outcome, SelectionOptions(without=name), round_draws(12))  # type: ignore[arg-type]
         assert left[there] == pytest.approx((sum(each.values()) - each[name]) / 2, abs=1e-5)
     part = Transfer(TransferConfig(select_diversity="gauss", select_divergence="vector"), None)  # type: ignore[arg-type]
     others = {
@@ -330,9 +330,9 @@ def test_the_reward_is_the_mean_of_three_scaled_ones_over_those_who_walked_and_t
         "divergence": rewards.divergence(outcome.upload, 1 / (1 + np.exp(-outcome.logits)), "vector"),
     }
     other = (each["loss"] + sum(standardize_values(values[there]) for values in others.values())) / 3
-    assert reward_walks(walk, outcome, part.selection, dice_for(12))[there] == pytest.approx(other, abs=1e-5)
+    assert reward_walks(walk, outcome, part.selection, round_draws(12))[there] == pytest.approx(other, abs=1e-5)
     assert np.abs(other - found[there]).max() > 1e-3
-    dealt = reward_walks(walk, outcome, SelectionOptions(shuffle=True), dice_for(12))
+    dealt = reward_walks(walk, outcome, SelectionOptions(shuffle=True), round_draws(12))
     assert sorted(dealt[there]) == pytest.approx(sorted(found[there]))
     assert not np.allclose(dealt[there], found[there])
 
@@ -344,12 +344,12 @@ def walked(n: int = 12, seed: int = 0, how: SelectionOptions | None = None) -> t
     """A walk of n clients, some with few candidates and some with none."""
     how = how or SelectionOptions()
     draws = np.random.default_rng(seed)
-    found = offers(n)
+    found = candidate_lists(n)
     kept = np.arange(30)[None] < np.where(np.arange(n) % 3 == 0, draws.integers(0, 4, n), 30)[:, None]
     columns = {name: v[kept.ravel()] for name, v in found.values.items()}
     found = Ragged.from_pairs(found.rows()[kept.ravel()], found.ids[kept.ravel()], n, columns)
     agent = selection.init_selection(how, DIM, Draws(seed).public("actor"), Draws(seed).public("critic"))
-    return take_walk(agent, found, user_rows(n), item_rows(), how, dice_for(n)), agent, found
+    return take_walk(agent, found, user_rows(n), item_rows(), how, round_draws(n)), agent, found
 
 
 def user_rows(n: int) -> Floats:
@@ -370,7 +370,7 @@ def judged_round() -> tuple[CandidateWalk, SelectionOutcome]:
 def test_a_walk_is_that_of_one_client_one_candidate_at_a_time() -> None:
     walk, agent, found = walked()
     actor = {name.removeprefix("actor."): value.astype(float) for name, value in agent.items()}
-    drawn = dice_for(12).draw_uniforms("action", 30)
+    drawn = round_draws(12).draw_uniforms("action", 30)
     for r in range(12):
         picked: list[int] = []
         for k, i in enumerate(found.row(r).tolist()):
@@ -393,7 +393,7 @@ def test_a_walk_is_that_of_one_client_one_candidate_at_a_time() -> None:
 def test_a_walk_does_not_depend_on_company_or_order() -> None:
     whole, agent, found = walked(40)
     for rows in (np.arange(40)[::-1], np.array([17]), np.arange(7, 30)):
-        dice = dice_for(40).take(rows)
+        dice = round_draws(40).take(rows)
         some = take_walk(agent, found.take(rows), user_rows(40)[rows], item_rows(), SelectionOptions(), dice)
         for name in ("length", "item", "score", "state", "action", "log_prob"):
             np.testing.assert_array_equal(getattr(some, name), getattr(whole, name)[rows])
@@ -403,7 +403,7 @@ def test_nobody_walks_where_there_are_no_candidates() -> None:
     how = SelectionOptions()
     agent = selection.init_selection(how, DIM, np.uint64(1), np.uint64(2))
     none = Ragged(np.zeros(4, np.int64), np.zeros(0, np.int32), {"score": np.zeros(0), "frequency": np.zeros(0)})
-    walk = take_walk(agent, none, user_rows(3), item_rows(), how, dice_for(3))
+    walk = take_walk(agent, none, user_rows(3), item_rows(), how, round_draws(3))
     assert walk.list_picks().counts().tolist() == [0, 0, 0]
     assert update_selection(agent, walk, np.full(3, np.nan), how) is agent
 
@@ -447,7 +447,7 @@ def test_saved_agents_continue_bit_for_bit(tmp_path: Path) -> None:
     walk, outcome = judged_round()
     how, plan = SelectionOptions(), WeightingOptions()
     states, losses = compute_states(outcome.upload, outcome.logits, plan), mean_losses(outcome.upload, outcome.logits)
-    reward = reward_walks(walk, outcome, how, dice_for(12))
+    reward = reward_walks(walk, outcome, how, round_draws(12))
 
     def go_on(agents: list[Arrays]) -> list[Arrays]:
         return [update_selection(agents[0], walk, reward, how), update_weighting(agents[1], states, losses, plan)]
@@ -477,7 +477,7 @@ def drift(kind: str, rounds: int, adjust: bool = True, seed: int = 0, lr: float 
     n, most, dim, n_items = 94, 30, 32, 1682
     how, draws, named = SelectionOptions(adjust=adjust, lr=lr), np.random.default_rng(seed), Draws(seed)
     agent = selection.init_selection(how, dim, named.public("actor"), named.public("critic"))
-    items, dice = draws.normal(0, 0.1, (n_items, dim)).astype(np.float32), dice_for(n, seed=seed, public=True)
+    items, dice = draws.normal(0, 0.1, (n_items, dim)).astype(np.float32), round_draws(n, seed=seed, public=True)
     found = []
     for t in range(rounds):
         users = draws.normal(0, 0.1, (n, dim)).astype(np.float32)

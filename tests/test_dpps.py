@@ -8,67 +8,34 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import noise_laws
 import numpy as np
 import pytest
-from noise_laws import SURE
-from oracle import answer_round, cohort, federate, make_backbone, make_block, make_stream, members, started
 from typer.testing import CliRunner
 
 import tacita
+from helpers import noise_laws
+from helpers.noise_laws import SURE
+from helpers.oracle import answer_round, cohort, members, started
+from helpers.private_federation import ROUND, SMALL_DATA, crowd_stream, dpps_part, federate_parts, serving_broadcast
 from tacita.cli.entry import app
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.files import read_arrays
-from tacita.core.types import BlockStream, CohortView, Doubles, RoundReplay, ServerState
+from tacita.core.types import CohortView, Doubles, RoundReplay, ServerState
 from tacita.federation.rounds import run_round
 from tacita.messages import DenseArrays, SparseRows, Total, Upload
-from tacita.methods import RunContext, build_parts, resolve_config
+from tacita.methods import resolve_config
 from tacita.methods.personal import releases
 from tacita.methods.personal.clip_shares import estimate_client_variance
 from tacita.methods.personal.dp_fedavg import DPFedAvg, keep_largest
-from tacita.methods.personal.dpps import DPPS
 from tacita.privacy.calibration import gaussian_epsilon, gaussian_sigma
 from tacita.privacy.ledger import ACCOUNT_ARRAYS
 from tacita.round import registry
 from tacita.round.part import Part
-from tacita.round.plan import Federation
-from tacita.round.question import Question
 from tacita.runs import training
 from tacita.runs.assembly import build_plan
 from tacita.runs.ledger import describe_ledger, join_accounts, read_run_ledger, summarise_spending
 from tacita.runs.run_folder import read_ids
-
-ROUND = Question("round")
-SMALL = "synthetic:users=90,items=60,per_user=14,groups=4"
-
-
-def crowd(n_users: int = 30, n_items: int = 40, blocks: int = 1) -> BlockStream:
-    rng = np.random.default_rng(5)
-
-    def block(index: int) -> Any:
-        mine = [rng.choice(n_items, 6, replace=False).tolist() for _ in range(n_users)]
-        known = n_users if index else 0
-        return make_block(index, n_items, [m[:4] for m in mine], [m[4:5] for m in mine], [m[5:] for m in mine], known)
-
-    return make_stream(*[block(k) for k in range(blocks)])
-
-
-def with_parts(
-    *specs: dict[str, Any], stream: BlockStream | None = None, backbone: str = "mf", **train: Any
-) -> Federation:
-    fed = federate(stream or crowd(), make_backbone(backbone), **{"rounds": 3, "batch_size": 8} | train)
-    parts = build_parts(list(specs), RunContext(fed.backbone, fed.draws, fed.config.train))
-    made = replace(fed, parts=parts)
-    made.learner.check()
-    for part in parts:
-        part.check(40)
-    return made
-
-
-def dpps(fed: Federation) -> DPPS:
-    (part,) = (one for one in fed.parts if isinstance(one, DPPS))
-    return part
 
 
 def some_upload(rng: np.random.Generator, n_clients: int = 5, n_items: int = 7) -> Upload:
@@ -120,16 +87,16 @@ def test_nothing_and_no_number_are_clipped_to_nothing() -> None:
 
 def test_noise_lies_on_all_coordinates_with_the_planned_deviation() -> None:
     """Also with shrinkage at 0.9: what a release is noised with does not depend on what is made of it later."""
-    fed = with_parts(
+    fed = federate_parts(
         {"name": "dpps", "tiers": [1.0], "shares": [1.0], "releases": 50, "clip": 0.5, "shrink": 0.9, "between": 0.0},
-        stream=crowd(4, 3000),
+        stream=crowd_stream(4, 3000),
     )
-    part, progress = dpps(fed), started(fed)
+    part, progress = dpps_part(fed), started(fed)
     assert part.noise_deviations()[0] == pytest.approx(2 * 0.5 * math.sqrt(50) * gaussian_sigma(1, 1e-5), rel=1e-6)
     fields = fed.fields(progress.server, ROUND)
     quiet = replace(fed, parts=())
-    plain = started(quiet).devices.exchange(quiet, progress.server, fed_down(fed, progress), ROUND).total
-    noisy = progress.devices.exchange(fed, progress.server, fed_down(fed, progress), ROUND).total
+    plain = started(quiet).devices.exchange(quiet, progress.server, serving_broadcast(fed, progress), ROUND).total
+    noisy = progress.devices.exchange(fed, progress.server, serving_broadcast(fed, progress), ROUND).total
     assert {one.name for one in fields} == {"rows", "dpps.noise"}
     assert noisy["dpps.noise"][0] == pytest.approx(4 * part.noise_deviations()[0] ** 2)
     untouched = np.abs(plain["rows"]).sum(axis=1) == 0
@@ -140,12 +107,8 @@ def test_noise_lies_on_all_coordinates_with_the_planned_deviation() -> None:
     assert noise.std() == pytest.approx(2 * part.noise_deviations()[0], rel=0.02)
 
 
-def fed_down(fed: Federation, progress: Any) -> Any:
-    return fed.broadcast_serving(progress.server)
-
-
 def test_weights_follow_inverse_variances_up_to_the_cap() -> None:
-    part = dpps(with_parts({"name": "dpps"}))
+    part = dpps_part(federate_parts({"name": "dpps"}))
     sigma, weights = part.noise_deviations(), part._tier_weights(0.0)
     assert weights.max() == 1
     shares = np.full(3, 1 / 3)
@@ -155,18 +118,18 @@ def test_weights_follow_inverse_variances_up_to_the_cap() -> None:
     drawn = np.random.default_rng(0).normal(size=(20000, 3)) * sigma
     assert (drawn @ weights / weights.sum()).var() == pytest.approx(1 / (sigma**-2.0).sum(), rel=0.05)
     assert (
-        dpps(with_parts({"name": "dpps", "clip": 2.0}))._tier_weights(0.0) == weights
+        dpps_part(federate_parts({"name": "dpps", "clip": 2.0}))._tier_weights(0.0) == weights
     ).all()  # all doubled: the same
     assert part._tier_weights(1e12) == pytest.approx(np.ones(3), rel=1e-6)
-    rare = dpps(with_parts({"name": "dpps", "shares": [0.98, 0.01, 0.01]}))._tier_weights(0.0)
+    rare = dpps_part(federate_parts({"name": "dpps", "shares": [0.98, 0.01, 0.01]}))._tier_weights(0.0)
     assert rare[2] <= 10 * float(np.array([0.98, 0.01, 0.01]) @ rare) * (1 + 1e-9)
     assert rare[2] / rare[0] < weights[2] / weights[0]
-    equal = dpps(with_parts({"name": "dpps", "tiers": [1.0, 1.0], "shares": [1.0, 1.0]}))._tier_weights(0.0)
+    equal = dpps_part(federate_parts({"name": "dpps", "tiers": [1.0, 1.0], "shares": [1.0, 1.0]}))._tier_weights(0.0)
     assert (equal == 1).all()
 
 
 def test_the_variance_between_clients_is_seen_through_the_noise() -> None:
-    part = dpps(with_parts({"name": "dpps"}))
+    part = dpps_part(federate_parts({"name": "dpps"}))
     rng = np.random.default_rng(2)
     deltas = rng.normal(0, 0.02, (2000, 40, 6))
     lengths = np.sqrt((deltas**2).sum(axis=(1, 2)))
@@ -198,7 +161,7 @@ def test_shrinkage_reads_what_was_noised_and_nothing_else() -> None:
         noisy = signal + rng.normal(0, sigma, signal.shape)
         made = releases.shrink_sum(noisy, sigma**2, 1.0, False)
         assert ((made - signal) ** 2).mean() < 0.5 * ((noisy - signal) ** 2).mean()
-    part = dpps(with_parts({"name": "dpps", "between": 0.0, "shrink": 1.0}))
+    part = dpps_part(federate_parts({"name": "dpps", "between": 0.0, "shrink": 1.0}))
     server = ServerState(np.zeros((40, 6), np.float32), {})
     sums = {"rows": rng.normal(size=(40, 6)), "dpps.noise": np.array([0.3])}
     one, two = (part.decode(server, Total(dict(sums), 30.0, n, nonce=n)) for n in (30, 12))
@@ -207,9 +170,9 @@ def test_shrinkage_reads_what_was_noised_and_nothing_else() -> None:
 
 def test_the_same_round_asked_for_again_has_other_noise() -> None:
     """Else the difference of two answers would show two updates without any noise."""
-    fed = with_parts({"name": "dpps", "between": 0.0})
+    fed = federate_parts({"name": "dpps", "between": 0.0})
     progress = started(fed)
-    down = fed_down(fed, progress)
+    down = serving_broadcast(fed, progress)
     first = progress.devices.exchange(fed, progress.server, down, ROUND).total
     again = progress.devices.exchange(fed, progress.server, down, replace(ROUND, replay=RoundReplay(0, 1.0))).total
     difference = (again["rows"] - first["rows"]) / math.sqrt(2 * float(first["dpps.noise"][0]))
@@ -228,13 +191,13 @@ class Halving(Part):
 def test_weights_that_tell_of_people_are_clipped_and_noised_with_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry._PARTS, "halving", Halving)
     nearly_none = {"tiers": [900_000.0], "shares": [1.0], "noise": 0.002, "clip": 100.0, "between": 0.0, "shrink": 0.0}
-    fed = with_parts({"name": "halving"}, {"name": "dpps", **nearly_none})
-    plain = with_parts({"name": "halving"})
+    fed = federate_parts({"name": "halving"}, {"name": "dpps", **nearly_none})
+    plain = federate_parts({"name": "halving"})
     progress, other = started(fed), started(plain)
-    sent = progress.devices.exchange(fed, progress.server, fed_down(fed, progress), ROUND).total
+    sent = progress.devices.exchange(fed, progress.server, serving_broadcast(fed, progress), ROUND).total
     assert sent.weight == 30  # what travels in clear is how many there are
-    total = dpps(fed).decode(progress.server, sent)
-    wanted = other.devices.exchange(plain, other.server, fed_down(plain, other), ROUND).total
+    total = dpps_part(fed).decode(progress.server, sent)
+    wanted = other.devices.exchange(plain, other.server, serving_broadcast(plain, other), ROUND).total
     assert total.weight == pytest.approx(wanted.weight, rel=0.1)
     assert wanted.weight < 28
     noise = math.sqrt(float(sent["dpps.noise"][0]))
@@ -244,12 +207,12 @@ def test_weights_that_tell_of_people_are_clipped_and_noised_with_the_rest(monkey
 def test_what_is_sent_beside_the_rows_is_inside_the_clip(monkeypatch: pytest.MonkeyPatch) -> None:
     """The length of an update and the weight that others give it are numbers of a person like all the rest."""
     monkeypatch.setitem(registry._PARTS, "halving", Halving)
-    fed = with_parts({"name": "halving"}, {"name": "dpps", "clip": 1e-3})
+    fed = federate_parts({"name": "halving"}, {"name": "dpps", "clip": 1e-3})
     view = cohort(fed, started(fed))
     upload = answer_round(fed, view)
-    factors = [part.weigh(view, upload) for part in (fed.parts[0], dpps(fed))]
+    factors = [part.weigh(view, upload) for part in (fed.parts[0], dpps_part(fed))]
     weighed = replace(upload, weight=upload.weight * factors[0] * factors[1])
-    sent, _ = dpps(fed).encode(view, weighed)
+    sent, _ = dpps_part(fed).encode(view, weighed)
     assert set(sent.values) == {"rows", "dpps.noise", "dpps.length", "dpps.mass"}
     private = replace(sent, values={name: v for name, v in sent.values.items() if name != "dpps.noise"})
     assert private.norms() == pytest.approx(np.full(30, 1e-3), rel=1e-4)  # all were longer, and none is any more
@@ -262,13 +225,13 @@ def test_what_is_sent_beside_the_rows_is_inside_the_clip(monkeypatch: pytest.Mon
 
 
 def test_people_stop_when_their_budget_is_spent_and_others_go_on() -> None:
-    fed = with_parts(
-        {"name": "dpps", "tiers": [0.5, 5.0], "shares": [1.0, 1.0], "noise": 8.0, "clip": 0.01}, stream=crowd(40)
+    fed = federate_parts(
+        {"name": "dpps", "tiers": [0.5, 5.0], "shares": [1.0, 1.0], "noise": 8.0, "clip": 0.01}, stream=crowd_stream(40)
     )
     progress = started(fed)
     mine = progress.clients.parts["dpps"]
     assert set(mine["tier"].tolist()) == {0, 1}
-    ledger, server, sent = dpps(fed).ledger(), progress.server, []
+    ledger, server, sent = dpps_part(fed).ledger(), progress.server, []
     for _ in range(6):
         server, _ = run_round(fed, server, progress.devices)
         account = progress.clients.parts["dpps"]
@@ -282,26 +245,26 @@ def test_people_stop_when_their_budget_is_spent_and_others_go_on() -> None:
     assert (sent[-1][high] == 6).all()
     found = summarise_spending(ledger, progress.clients.parts["dpps"])
     assert found["silent_by_budget"] == int(low.sum())
-    assert progress.devices.validate(fed, server, fed_down(fed, progress))  # and everybody is served
+    assert progress.devices.validate(fed, server, serving_broadcast(fed, progress))  # and everybody is served
 
 
 def test_a_planned_number_of_releases_is_exactly_what_fits() -> None:
-    fed = with_parts({"name": "dpps", "releases": 2, "clip": 0.01})
+    fed = federate_parts({"name": "dpps", "releases": 2, "clip": 0.01})
     progress = started(fed)
     server = progress.server
     for _ in range(4):
         server, _ = run_round(fed, server, progress.devices)
     account = progress.clients.parts["dpps"]
     assert (account["times"][:, 0] == 2).all()
-    assert (dpps(fed).ledger().epsilon(account) <= account["budget"] * 1e-6).all()
+    assert (dpps_part(fed).ledger().epsilon(account) <= account["budget"] * 1e-6).all()
     before = server
     server, _ = run_round(fed, server, progress.devices)
     assert np.array_equal(server.items, before.items)  # nobody speaks any more
 
 
 def test_the_papers_noise_is_counted_as_what_it_is() -> None:
-    fed = with_parts({"name": "dpps", "calibration": "paper", "clip": 0.01})
-    part, progress = dpps(fed), started(fed)
+    fed = federate_parts({"name": "dpps", "calibration": "paper", "clip": 0.01})
+    part, progress = dpps_part(fed), started(fed)
     assert part.noise_multipliers() == pytest.approx([2.0, 1.0, 0.2])
     run_round(fed, progress.server, progress.devices)
     account = progress.clients.parts["dpps"]
@@ -315,8 +278,10 @@ def test_the_papers_noise_is_counted_as_what_it_is() -> None:
 
 
 def test_a_budget_by_activity_costs_its_own_count() -> None:
-    fed = with_parts({"name": "dpps", "policy": "activity", "activity_cuts": [3.0, 30.0], "clip": 0.01, "releases": 3})
-    progress, ledger = started(fed), dpps(fed).ledger()
+    fed = federate_parts(
+        {"name": "dpps", "policy": "activity", "activity_cuts": [3.0, 30.0], "clip": 0.01, "releases": 3}
+    )
+    progress, ledger = started(fed), dpps_part(fed).ledger()
     account = progress.clients.parts["dpps"]
     assert account["times"].tolist() == [[0, 0, 1]] * 30
     assert ledger.epsilon(account) == pytest.approx(np.full(30, 0.1), abs=1e-9)
@@ -329,43 +294,45 @@ def test_a_budget_by_activity_costs_its_own_count() -> None:
 
 
 def test_one_noise_covers_the_sum_in_the_central_model_and_clips_differ() -> None:
-    fed = with_parts({"name": "dpps", "threat": "central", "releases": 4}, aggregation="fixed")
-    part, progress = dpps(fed), started(fed)
+    fed = federate_parts({"name": "dpps", "threat": "central", "releases": 4}, aggregation="fixed")
+    part, progress = dpps_part(fed), started(fed)
     for k, epsilon in enumerate((0.5, 1.0, 5.0)):
         wanted = part.noise_deviations()[0] / (math.sqrt(4) * gaussian_sigma(epsilon, 1e-5))
         assert part.clips()[k] == pytest.approx(wanted, rel=1e-5)
-    total = progress.devices.exchange(fed, progress.server, fed_down(fed, progress), ROUND).total
+    total = progress.devices.exchange(fed, progress.server, serving_broadcast(fed, progress), ROUND).total
     assert total["dpps.noise"][0] == pytest.approx(part.noise_deviations()[0] ** 2)
     assert part.clips().mean() == pytest.approx(part.config.clip)  # a third chooses each tier
-    alone = dpps(
-        with_parts({"name": "dpps", "threat": "central", "tiers": [0.5], "shares": [1.0]}, aggregation="fixed")
+    alone = dpps_part(
+        federate_parts({"name": "dpps", "threat": "central", "tiers": [0.5], "shares": [1.0]}, aggregation="fixed")
     )
-    richer = dpps(with_parts({"name": "dpps", "threat": "central"}, aggregation="fixed"))
+    richer = dpps_part(federate_parts({"name": "dpps", "threat": "central"}, aggregation="fixed"))
     assert (
         richer.noise_deviations()[0] < 0.5 * alone.noise_deviations()[0]
     )  # as much signal, less noise: others allow more
     for settings in ({"aggregation": "mean"}, {}):
         with pytest.raises(TacitaError, match="aggregation = 'fixed'"):
-            with_parts({"name": "dpps", "threat": "central"}, **settings)
+            federate_parts({"name": "dpps", "threat": "central"}, **settings)
 
 
 def test_silos_are_a_unit_of_their_own_and_pay_together() -> None:
     with pytest.raises(TacitaError, match="unit = 'silo'"):
-        with_parts({"name": "dpps"}, silos=3)
-    fed = with_parts({"name": "dpps", "unit": "silo", "clip": 0.01, "releases": 2}, silos=3)
+        federate_parts({"name": "dpps"}, silos=3)
+    fed = federate_parts({"name": "dpps", "unit": "silo", "clip": 0.01, "releases": 2}, silos=3)
     progress = started(fed)
     server = progress.server
     for _ in range(3):
         server, _ = run_round(fed, server, progress.devices)
     account = progress.clients.parts["dpps"]
-    assert dpps(fed).promises(server)["unit"] == "silo"
+    assert dpps_part(fed).promises(server)["unit"] == "silo"
     assert (account["times"] <= 2).all()
     assert account["times"].max() == 2
 
 
 def test_a_silo_chooses_one_tier_for_all_its_people() -> None:
     """The most careful of many people would leave hardly a silo any tier but the lowest."""
-    fed = with_parts({"name": "dpps", "unit": "silo", "clip": 0.01, "releases": 2}, stream=crowd(200), silos=12)
+    fed = federate_parts(
+        {"name": "dpps", "unit": "silo", "clip": 0.01, "releases": 2}, stream=crowd_stream(200), silos=12
+    )
     progress = started(fed)
     assert (progress.clients.parts["dpps"]["budget"] == 0).all()
     run_round(fed, progress.server, progress.devices)
@@ -384,20 +351,20 @@ def test_a_silo_chooses_one_tier_for_all_its_people() -> None:
 def test_what_no_noise_covers_is_refused() -> None:
     for settings in ({"aggregation": "per-row"}, {"aggregation": "weighted"}):
         with pytest.raises(TacitaError, match="noise on every row"):
-            with_parts({"name": "dpps"}, **settings)
+            federate_parts({"name": "dpps"}, **settings)
     with pytest.raises(TacitaError, match="list dpps after it"):
-        with_parts({"name": "dpps"}, {"name": "proximal"})
+        federate_parts({"name": "dpps"}, {"name": "proximal"})
     with pytest.raises(TacitaError, match="remembers what leaves a device"):
-        with_parts({"name": "dpps"}, {"name": "retraction"}, aggregation="fixed")
+        federate_parts({"name": "dpps"}, {"name": "retraction"}, aggregation="fixed")
     with pytest.raises(TacitaError, match="no bounded mechanism for scores"):
-        tacita.train(data=SMALL, method="fedkdrec", parts=[{"name": "dpps"}], out=Path("never"))
+        tacita.train(data=SMALL_DATA, method="fedkdrec", parts=[{"name": "dpps"}], out=Path("never"))
     with pytest.raises(TacitaError, match="each client being drawn by itself"):
-        with_parts({"name": "dp-fedavg"}, aggregation="fixed", participation={"kind": "fraction", "rate": 0.1})
+        federate_parts({"name": "dp-fedavg"}, aggregation="fixed", participation={"kind": "fraction", "rate": 0.1})
     with pytest.raises(TacitaError, match="must not divide by who took part"):
-        with_parts({"name": "dp-fedavg"}, participation={"kind": "poisson", "rate": 0.1})
+        federate_parts({"name": "dp-fedavg"}, participation={"kind": "poisson", "rate": 0.1})
     for tiers, shares in (([1.0, 0.5], [1.0, 1.0]), ([1.0], [1.0, 1.0]), ([0.0], [1.0])):
         with pytest.raises(TacitaError):
-            with_parts({"name": "dpps", "tiers": tiers, "shares": shares})
+            federate_parts({"name": "dpps", "tiers": tiers, "shares": shares})
 
 
 # DP-FedAvg
@@ -405,7 +372,7 @@ def test_what_no_noise_covers_is_refused() -> None:
 
 def test_a_round_of_dp_fedavg_costs_everybody_who_could_have_been_drawn() -> None:
     poisson = {"kind": "poisson", "rate": 0.3}
-    fed = with_parts(
+    fed = federate_parts(
         {"name": "dp-fedavg", "noise": 2.0, "epsilon": None, "clip": 0.01},
         aggregation="fixed",
         participation=poisson,
@@ -423,7 +390,7 @@ def test_a_round_of_dp_fedavg_costs_everybody_who_could_have_been_drawn() -> Non
 
 
 def test_dp_fedavg_stops_when_its_plan_is_over_and_adds_noise_where_nobody_was_drawn() -> None:
-    fed = with_parts({"name": "dp-fedavg", "releases": 2, "clip": 0.01}, aggregation="fixed")
+    fed = federate_parts({"name": "dp-fedavg", "releases": 2, "clip": 0.01}, aggregation="fixed")
     progress = started(fed)
     server = progress.server
     for _ in range(3):
@@ -463,7 +430,7 @@ def test_inclusion_is_independent_from_person_to_person() -> None:
     from tacita.core.draws import derive_keys
     from tacita.federation.clients import build_membership, draw_participants
 
-    stream = crowd(30)
+    stream = crowd_stream(30)
     config, draws = ParticipationConfig(kind="poisson", rate=0.3), Draws(1)
     living = build_membership(stream.blocks[0], derive_keys(stream.user_ids), 0, draws)
     drawn = np.zeros((4000, 30))
@@ -480,11 +447,11 @@ def test_inclusion_is_independent_from_person_to_person() -> None:
 
 def test_counted_laplace_noise_is_clipped_in_l1_and_costs_what_it_says() -> None:
     part = {"name": "laplace-noise", "mode": "ldp", "clip": 0.02, "epsilon": 0.5, "budget": 1.0}
-    fed = with_parts(part, stream=crowd(5, 3000))
+    fed = federate_parts(part, stream=crowd_stream(5, 3000))
     (noise,) = fed.parts
     assert noise.scale == 2 * 0.02 / 0.5  # type: ignore[attr-defined]
     progress = started(fed)
-    total = progress.devices.exchange(fed, progress.server, fed_down(fed, progress), ROUND).total
+    total = progress.devices.exchange(fed, progress.server, serving_broadcast(fed, progress), ROUND).total
     assert total["rows"].std() == pytest.approx(0.08 * math.sqrt(2 * 5), rel=0.05)
     server = progress.server
     for _ in range(3):
@@ -495,7 +462,7 @@ def test_counted_laplace_noise_is_clipped_in_l1_and_costs_what_it_says() -> None
     ledger = noise.privacy.ledger()
     assert ledger is not None
     assert ledger.epsilon(account) == pytest.approx(np.ones(5), abs=1e-6)
-    paper = with_parts({"name": "laplace-noise", "from_block": 0}).parts[0]
+    paper = federate_parts({"name": "laplace-noise", "from_block": 0}).parts[0]
     assert paper.privacy is not None
     assert paper.privacy.ledger() is None
 
@@ -517,7 +484,7 @@ def test_it_works_under_other_methods_and_the_result_says_what_it_cost(
     settings: dict[str, Any], tmp_path: Path
 ) -> None:
     quiet = {"evaluate": {"controls": False}, "train": {"rounds": 2}, "split": {"n_blocks": 2}}
-    run = tacita.train(data=SMALL, out=tmp_path / "run", **quiet | settings)
+    run = tacita.train(data=SMALL_DATA, out=tmp_path / "run", **quiet | settings)
     told = run.result["privacy"]
     assert told["released_something"] > 0
     assert told["epsilon"]["most"] is not None
@@ -533,7 +500,7 @@ def test_it_works_under_other_methods_and_the_result_says_what_it_cost(
 
 
 def test_a_run_without_a_ledger_has_no_epsilon(tmp_path: Path) -> None:
-    run = tacita.train(data=SMALL, out=tmp_path / "run", train={"rounds": 1}, evaluate={"controls": False})
+    run = tacita.train(data=SMALL_DATA, out=tmp_path / "run", train={"rounds": 1}, evaluate={"controls": False})
     assert "privacy" not in run.result
     assert describe_ledger(read_run_ledger(run.folder))[0].startswith("No epsilon")
     assert join_accounts((), {}) is None
@@ -544,7 +511,7 @@ def test_a_killed_run_goes_on_with_the_same_numbers_and_the_same_ledger(
 ) -> None:
     monkeypatch.setattr(training, "CHECKPOINT_SECONDS", -1.0)  # after every round
     monkeypatch.setattr(training, "CHECKPOINT_SHARE", float("inf"))
-    settings = {"data": SMALL, "method": "f3crec-dpps", "split": {"n_blocks": 2}, "train": {"rounds": 3}}
+    settings = {"data": SMALL_DATA, "method": "f3crec-dpps", "split": {"n_blocks": 2}, "train": {"rounds": 3}}
     parts = [{"name": "dpps", "releases": 4, "clip": 0.1}]
     config = resolve_config({**settings, "parts": parts, "evaluate": {"controls": False}}, "the test")
     whole = training.train(config, tmp_path / "whole")
@@ -581,7 +548,7 @@ def test_one_noise_lies_on_a_sum_that_nobody_is_in(threat: str) -> None:
     train: dict[str, Any] = {"aggregation": "fixed"}
     train |= {"silos": 3, "in_silos": "apart"} if threat == "silo" else {}
     tiers = {"tiers": [0.1], "shares": [1.0], "releases": 1}
-    values = {"data": SMALL, "backbone": {"name": "mf", "dim": 2}, "method": "dpps", "train": train}
+    values = {"data": SMALL_DATA, "backbone": {"name": "mf", "dim": 2}, "method": "dpps", "train": train}
     values["parts"] = [{"name": "dpps", "threat": threat, **tiers}]
     part = build_plan(resolve_config(values, "the test")).parts[0].privacy
     assert part is not None

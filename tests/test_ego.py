@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from oracle import catalogue, cohort, federate, make_backbone, make_block, make_stream, started, train_once
 
+from helpers.oracle import catalogue, cohort, federate, make_backbone, make_block, make_stream, started, train_once
 from tacita.core.config import RunConfig, validate_model
 from tacita.core.draws import Draws, derive_keys
 from tacita.core.errors import TacitaError

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_door import assert_valid, items_of, shared_by, sharer
 
+from helpers.run_requests import assert_valid_certificate, find_sharer, history_of, shared_items_of
 from tacita.core.draws import derive_keys
 from tacita.core.types import ServerState
 from tacita.methods import preset_names, preset_parts, resolve_config
@@ -49,7 +49,7 @@ def trained(method: str, out: Path, **more: Any) -> Path:
 def forgotten(folder: Path, user: str, items: list[str] | None) -> dict[str, Any]:
     found = submit_request(folder, RawRequest("forget", {user: items}))
     assert found.certificate is not None, found.message
-    assert_valid(found.certificate)
+    assert_valid_certificate(found.certificate)
     assert found.certificate["purged"]["clean"] is True, found.certificate["purged"]
     return found.certificate
 
@@ -57,16 +57,16 @@ def forgotten(folder: Path, user: str, items: list[str] | None) -> dict[str, Any
 @pytest.mark.parametrize("method", preset_names())
 def test_of_every_method_an_item_and_a_person_are_forgotten(method: str, tmp_path: Path) -> None:
     folder = trained(method, tmp_path)
-    mine = items_of(folder, "u1")
+    mine = history_of(folder, "u1")
     found = forgotten(folder, "u1", mine[:1])
-    assert items_of(folder, "u1") == mine[1:]
+    assert history_of(folder, "u1") == mine[1:]
     assert found["method"]["why"].endswith(".")
     able = {"fru", "cufru", "cfru", "retrain"} & {one["name"] for one in preset_parts(method)}
-    if not able and not shared_by(folder, "u1"):
+    if not able and not shared_items_of(folder, "u1"):
         assert found["method"]["name"] == "retrain"
         assert found["method"]["why"].endswith("so the run is trained again from its beginning without it.")
     found = forgotten(folder, "u2", None)
-    assert items_of(folder, "u2") == []
+    assert history_of(folder, "u2") == []
     saved = open_saved(folder)
     assert not saved.client_arrays["private"][saved.user_numbers(["u2"])[0]].any()
     assert submit_request(folder, RawRequest("forget", {"u2": None})).certificate is None  # already forgotten
@@ -78,19 +78,19 @@ def test_what_is_forgotten_is_what_training_again_would_have(tmp_path: Path) -> 
     """Of methods without a part that unlearns: the new model has the bits of a run without the data."""
     for method in ("cdcgnnfed", "fedshare-fedavg"):
         folder = trained(method, tmp_path)
-        user = sharer(folder, 2)
-        items = shared_by(folder, user)[:1]
+        user = find_sharer(folder, 2)
+        items = shared_items_of(folder, user)[:1]
         found = submit_request(folder, RawRequest("unshare", {user: items}), verify=True).certificate
         assert found is not None
         assert found["method"]["exact"] is True, method
         assert found["verdict"].startswith("pass"), found["verdict"]
-        assert not set(shared_by(folder, user)) & set(items)
+        assert not set(shared_items_of(folder, user)) & set(items)
 
 
 def test_who_withdrew_is_mended_no_more_and_no_pair_is_kept(tmp_path: Path) -> None:
     folder = trained("cdcgnnfed", tmp_path)
-    user = sharer(folder, 2)
-    item = shared_by(folder, user)[0]
+    user = find_sharer(folder, 2)
+    item = shared_items_of(folder, user)[0]
     submit_request(folder, RawRequest("unshare", {user: [item]}))
     saved = open_saved(folder)
     number = np.array([saved.ids["items"].index(item)])
@@ -135,9 +135,9 @@ def shared_here(folder: Path, user: str) -> list[str]:
 
 def test_training_again_can_be_asked_for(tmp_path: Path) -> None:
     folder = trained("fedshare", tmp_path)
-    user = sharer(folder, 1)
+    user = find_sharer(folder, 1)
     found = submit_request(
-        folder, RawRequest("forget", {user: items_of(folder, user)}, retrain=True), verify=True
+        folder, RawRequest("forget", {user: history_of(folder, user)}, retrain=True), verify=True
     ).certificate
     assert found is not None
     assert (found["method"]["name"], found["method"]["exact"]) == ("retrain", True)
@@ -184,8 +184,8 @@ def test_sharing_on_a_stream_beside_f3crec_runs_goes_on_and_forgets(
     assert all(np.array_equal(one[name], other[name]) for name in one)
     assert np.array_equal(one["parts/temporal-mean/anchor"], one["items"])
 
-    user = sharer(folder, 2)
-    items = shared_by(folder, user)[:2]
+    user = find_sharer(folder, 2)
+    items = shared_items_of(folder, user)[:2]
     found = submit_request(folder, RawRequest("unshare", {user: items}), verify=True).certificate
     assert found is not None
     assert found["method"]["name"] == "contrastive-unlearning"
@@ -195,7 +195,7 @@ def test_sharing_on_a_stream_beside_f3crec_runs_goes_on_and_forgets(
     after = open_saved(folder).server_arrays
     assert np.array_equal(after["parts/temporal-mean/anchor"], after["items"])  # made of the new model
     assert (after["items"] != other["items"]).any()
-    assert not set(shared_by(folder, user)) & set(items)
+    assert not set(shared_items_of(folder, user)) & set(items)
     forgotten(folder, "u1", None)
 
 
@@ -211,7 +211,7 @@ def test_no_table_of_before_pulls_the_rounds_of_unlearning_back(
         return real(self, before, server, total)
 
     monkeypatch.setattr(TemporalMean, "server_step", watched)
-    user = sharer(folder, 2)
-    submit_request(folder, RawRequest("unshare", {user: shared_by(folder, user)}))
+    user = find_sharer(folder, 2)
+    submit_request(folder, RawRequest("unshare", {user: shared_items_of(folder, user)}))
     assert seen
     assert not any(seen)

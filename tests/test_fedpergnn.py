@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import test_contracts as contracts
 import torch
-from oracle import (
+
+from helpers import contracts
+from helpers.oracle import (
     AttentionDevice,
     averaged,
     catalogue,
@@ -24,7 +25,7 @@ from oracle import (
     started,
     train_once,
 )
-
+from helpers.wiretap import tap_server
 from tacita.core.config import RunConfig
 from tacita.core.draws import Draws, derive_keys
 from tacita.core.errors import TacitaError
@@ -36,6 +37,7 @@ from tacita.messages import SparseRows, Upload
 from tacita.methods import RunContext, build_parts, part_class, resolve_config
 from tacita.methods.distillation.neighbours import MatcherState
 from tacita.models.scoring import score_all
+from tacita.round import registry
 from tacita.round.plan import Federation
 from tacita.round.question import Question
 from tacita.round.registry import wrap_run
@@ -288,11 +290,11 @@ def test_fields_say_who_sees_them() -> None:
 
 def test_what_the_matcher_has_reaches_no_part_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     specs = [{"name": MATCHER}, {"name": "cover"}]
-    tap = contracts.listen(monkeypatch, specs, "fedpergnn")
+    tap = tap_server(monkeypatch, specs, "fedpergnn")
     assert tap.leaks() == []
     assert not [path for path, _ in tap.arrays if MATCHER in path]
-    monkeypatch.setattr(contracts.methods_base, "_WRAPPERS", [])  # one party: everything is heard
-    assert any("holds a private vector" in one for one in contracts.listen(monkeypatch, specs, "fedpergnn").leaks())
+    monkeypatch.setattr(registry, "_WRAPPERS", [])  # one party: everything is heard
+    assert any("holds a private vector" in one for one in tap_server(monkeypatch, specs, "fedpergnn").leaks())
 
 
 def test_the_matcher_sees_its_own_and_can_change_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,7 +321,7 @@ def test_it_is_refused_live_and_without_its_model_in_a_sentence() -> None:
         check_live_settings(resolve_config({"method": "fedpergnn"}, "x"))
     check_live_settings(RunConfig(backbone={"name": "fedpergnn"}))
     with pytest.raises(TacitaError, match="backbone 'mf' does not read; use backbone 'fedpergnn'"):
-        contracts.with_parts([{"name": MATCHER}], "mf")
+        contracts.federate_parts([{"name": MATCHER}], "mf")
 
 
 def test_the_preset_brings_the_settings_of_the_paper() -> None:

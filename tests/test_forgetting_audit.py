@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from oracle import federate, make_backbone, make_block, make_stream
-from test_door import Blunt, TakesShared, config_of
 
+from helpers.oracle import federate, make_backbone, make_block, make_stream
+from helpers.run_requests import RowReset, SharedItemsUnlearning, unlearning_config
 from tacita.cli import main
 from tacita.core.types import Ragged
 from tacita.report import forgetting_audit
@@ -94,7 +94,7 @@ def test_matched_items_are_as_popular_and_never_the_users_own() -> None:
 
 def test_cosines_do_not_see_a_rotation() -> None:
     fed = federate(make_stream(make_block(0, 6, [[0, 1]])), make_backbone("mf"))
-    from oracle import started
+    from helpers.oracle import started
 
     progress = started(fed)
     items = RNG.normal(size=(6, fed.backbone.item_width)).astype(np.float32)
@@ -148,14 +148,14 @@ def test_who_was_learned_from_surprises_less() -> None:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
     out = tmp_path_factory.mktemp("audit")
-    for part in (Blunt, TakesShared):
+    for part in (RowReset, SharedItemsUnlearning):
         registry._PARTS[part.name] = part
     more = {"backbone": {"name": "mf", "dim": 4, "lr": 2.0}, "train": {"rounds": 6}}
-    training.train(config_of("probe-blunt", **more), out / "blunt")
-    training.train(config_of("sharing", "probe-shared", **more), out / "shared")
-    training.train(config_of(backbone={"name": "tally"}), out / "tally")
+    training.train(unlearning_config("probe-blunt", **more), out / "blunt")
+    training.train(unlearning_config("sharing", "probe-shared", **more), out / "shared")
+    training.train(unlearning_config(backbone={"name": "tally"}), out / "tally")
     yield out
-    for part in (Blunt, TakesShared):
+    for part in (RowReset, SharedItemsUnlearning):
         del registry._PARTS[part.name]
 
 

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import frozen
 import pytest
+
+import frozen
 
 FROZEN: dict[str, Any] = json.loads(frozen.FILE.read_text())
 ELSEWHERE: dict[str, Any] = json.loads(frozen.FILE.with_name("frozen_elsewhere.json").read_text())

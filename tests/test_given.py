@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from oracle import (
+
+from helpers.oracle import (
     TRAINED,
     averaged,
     cohort,
@@ -18,7 +19,6 @@ from oracle import (
     started,
     train_once,
 )
-
 from tacita.core.config import TrainConfig
 from tacita.core.errors import TacitaError
 from tacita.core.types import CohortView, Floats, Ints, LocalModels, Longs, Ragged

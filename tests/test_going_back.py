@@ -7,63 +7,34 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
-from oracle import cohort, federate, make_backbone, make_block, make_stream, started
 
+from helpers.oracle import cohort, make_block, make_stream, started
+from helpers.replay_federation import (
+    LISTS,
+    N_ITEMS,
+    forget_request,
+    keys_of,
+    leave_request,
+    make_federation,
+    play_rounds,
+    stream_of_lists,
+)
 from tacita.core.errors import TacitaError
-from tacita.core.types import Block, BlockStream, Keys, Ragged, RoundReplay, ServerState
+from tacita.core.types import Block, BlockStream, Ragged, RoundReplay, ServerState
 from tacita.federation.requests import handle_requests
 from tacita.federation.rounds import Progress, begin_block, end_block, run_block, run_round
 from tacita.learn.training.local_models import build_local_models
 from tacita.live.wire import decode_question, encode_question
 from tacita.messages import SparseRows, Total
-from tacita.methods import RunContext, build_parts
 from tacita.methods.sharing import update_log as log
 from tacita.methods.sharing.cfru import match_requested_rows
 from tacita.methods.sharing.cufru import blend_directions
 from tacita.methods.sharing.negatives import draw_mixed_negatives
 from tacita.round.capabilities import Unlearning
 from tacita.round.part import Part, PartConfig
-from tacita.round.plan import Federation
 from tacita.round.question import Question
 from tacita.round.request import RequestBatch
 from tacita.runs.storage import measure_storage
-
-LISTS = [[0, 1, 2, 7], [2, 3, 8], [4, 9, 1], [0, 4, 5, 6], [1, 6, 8], [3, 5, 9, 2]]
-N_ITEMS = 12
-
-
-def stream_of(lists: list[list[int]] = LISTS) -> BlockStream:
-    return make_stream(make_block(0, N_ITEMS, lists))
-
-
-def federation(
-    *specs: dict[str, Any], backbone: str = "mf", stream: BlockStream | None = None, **train: Any
-) -> Federation:
-    fed = federate(stream or stream_of(), make_backbone(backbone), **{"rounds": 4, "batch_size": 4} | train)
-    parts = build_parts(list(specs), RunContext(fed.backbone, fed.draws, fed.config.train))
-    for part in parts:
-        part.check(N_ITEMS)
-    return replace(fed, parts=parts)
-
-
-def played(fed: Federation, rounds: int) -> Progress:
-    progress = started(fed)
-    for _ in range(rounds):
-        progress.server, _ = run_round(fed, progress.server, progress.devices)
-    return progress
-
-
-def keys(fed: Federation, *users: int) -> Keys:
-    return fed.stream.user_keys[list(users)]
-
-
-def leaving(fed: Federation, *users: int) -> RequestBatch:
-    return RequestBatch("leave", keys(fed, *users), Ragged.empty(len(users)))
-
-
-def forgetting(fed: Federation, user: int, *items: int) -> RequestBatch:
-    return RequestBatch("forget", keys(fed, user), Ragged.from_lists([list(items)]))
-
 
 # Rounds once more
 
@@ -87,7 +58,7 @@ def test_a_question_reads_the_same_after_it_travelled() -> None:
 
 
 def test_an_earlier_round_once_more_draws_as_it_did() -> None:
-    fed = federation(participation={"kind": "fraction", "rate": 0.5})
+    fed = make_federation(participation={"kind": "fraction", "rate": 0.5})
     progress, other = started(fed), started(fed)
     first = progress.server
     after, _ = run_round(fed, first, progress.devices)
@@ -105,7 +76,7 @@ def test_a_share_of_a_round_is_whole_epochs_or_a_few_steps_and_at_least_one(
     share: float, epochs: int, steps: int
 ) -> None:
     """Of somebody with four items and sixteen negatives, in batches of four."""
-    fed = federation(local_epochs=4, batch_size=4)
+    fed = make_federation(local_epochs=4, batch_size=4)
     view = replace(cohort(fed, started(fed)), replay=RoundReplay(0, share))
     local = build_local_models(view, {}, fed.config.train, fed.draws)
     assert len(local.order) == epochs
@@ -120,8 +91,8 @@ def test_a_share_of_a_round_is_whole_epochs_or_a_few_steps_and_at_least_one(
 
 def test_a_log_holds_the_rows_that_moved_furthest() -> None:
     """H.C 2: at most ceil(alpha * touched) of a client."""
-    fed = federation({"name": "fru", "keep": 0.5})
-    progress = played(fed, 3)
+    fed = make_federation({"name": "fru", "keep": 0.5})
+    progress = play_rounds(fed, 3)
     lists = progress.clients.part_lists(np.arange(6))["fru"]
     rounds, rows = lists["rounds"], lists["rows"]
     assert rounds.counts().tolist() == [3] * 6
@@ -144,7 +115,7 @@ def test_a_log_holds_the_rows_that_moved_furthest() -> None:
 
 
 def test_mixed_negatives_are_near_and_never_owned() -> None:
-    fed = federation()
+    fed = make_federation()
     view = cohort(fed, started(fed))
     counts = np.array([5, 0, 3, 8, 1, 2])
     drawn = draw_mixed_negatives(view, counts, view.private, 0.2, np.uint64(5))
@@ -177,10 +148,10 @@ def test_mixed_negatives_are_near_and_never_owned() -> None:
 )
 def test_with_nobody_leaving_and_all_steps_the_rounds_are_as_they_were(backbone: str, train: dict[str, Any]) -> None:
     """H.C 2: alpha = 1, lambda = 1 and nothing withdrawn reproduce the original trajectory."""
-    fed = federation({"name": "fru", "keep": 1.0, "share": 1.0}, backbone=backbone, **train)
-    progress = played(fed, 4)
+    fed = make_federation({"name": "fru", "keep": 1.0, "share": 1.0}, backbone=backbone, **train)
+    progress = play_rounds(fed, 4)
     before, private = progress.server, progress.clients.private.copy()
-    nothing = RequestBatch("unshare", keys(fed, 0), Ragged.from_lists([[0]]))  # nobody shared anything
+    nothing = RequestBatch("unshare", keys_of(fed, 0), Ragged.from_lists([[0]]))  # nobody shared anything
     said = handle_requests(fed, progress, nothing)["fru"]
     assert said.rounds == 4
     np.testing.assert_allclose(progress.server.items, before.items, rtol=0, atol=1e-6)
@@ -193,8 +164,8 @@ def test_with_nobody_leaving_and_all_steps_the_rounds_are_as_they_were(backbone:
 
 def test_lengths_are_those_that_were_kept_and_directions_are_new(monkeypatch: pytest.MonkeyPatch) -> None:
     """H.C 2: row by row in every round after the first, without those who left."""
-    fed = federation({"name": "withdrawal"}, {"name": "fru", "keep": 1.0, "share": 0.3}, local_epochs=3)
-    progress = played(fed, 3)
+    fed = make_federation({"name": "withdrawal"}, {"name": "fru", "keep": 1.0, "share": 0.3}, local_epochs=3)
+    progress = play_rounds(fed, 3)
     tables: list[tuple[Any, Any, Any]] = []
     (fru,) = (part for part in fed.parts if part.name == "fru")
     decode = type(fru).decode
@@ -206,7 +177,7 @@ def test_lengths_are_those_that_were_kept_and_directions_are_new(monkeypatch: py
         return out
 
     monkeypatch.setattr(type(fru), "decode", watched)
-    said = handle_requests(fed, progress, leaving(fed, 3))["fru"]
+    said = handle_requests(fed, progress, leave_request(fed, 3))["fru"]
     assert said.rounds == 3
     assert [bool(held["first"][0]) for held, _, _ in tables] == [True, False, False]
     held, total, out = tables[0]
@@ -222,16 +193,18 @@ def test_lengths_are_those_that_were_kept_and_directions_are_new(monkeypatch: py
 
 
 def test_who_left_is_in_no_round_and_no_log() -> None:
-    fed = federation({"name": "withdrawal"}, {"name": "fru"})
-    progress = played(fed, 3)
+    fed = make_federation({"name": "withdrawal"}, {"name": "fru"})
+    progress = play_rounds(fed, 3)
     first = progress.clients.parts["fru"]["start"][2].copy()
-    handle_requests(fed, progress, leaving(fed, 2, 5))
-    assert not np.isin(keys(fed, 2, 5), progress.server.parts["fru"]["clients"]).any()
+    handle_requests(fed, progress, leave_request(fed, 2, 5))
+    assert not np.isin(keys_of(fed, 2, 5), progress.server.parts["fru"]["clients"]).any()
     lists = progress.clients.part_lists(np.arange(6))["fru"]
     assert lists["rows"].counts()[[2, 5]].tolist() == [0, 0]
     assert np.array_equal(progress.clients.private[2], first)
-    twin = federation({"name": "withdrawal"}, {"name": "fru"}, stream=stream_of([*LISTS[:2], [9], *LISTS[3:5], [7]]))
-    assert not np.array_equal(played(twin, 3).server.items, played(fed, 3).server.items)
+    twin = make_federation(
+        {"name": "withdrawal"}, {"name": "fru"}, stream=stream_of_lists([*LISTS[:2], [9], *LISTS[3:5], [7]])
+    )
+    assert not np.array_equal(play_rounds(twin, 3).server.items, play_rounds(fed, 3).server.items)
 
 
 def test_what_is_forgotten_cannot_be_told_from_what_never_was_after_fru() -> None:
@@ -239,9 +212,11 @@ def test_what_is_forgotten_cannot_be_told_from_what_never_was_after_fru() -> Non
     other = [*LISTS[:3], [10, 11], *LISTS[4:]]
     ends = []
     for lists in (LISTS, other):
-        fed = federation({"name": "withdrawal"}, {"name": "fru", "keep": 1.0, "share": 1.0}, stream=stream_of(lists))
-        progress = played(fed, 1)
-        handle_requests(fed, progress, leaving(fed, 3))
+        fed = make_federation(
+            {"name": "withdrawal"}, {"name": "fru", "keep": 1.0, "share": 1.0}, stream=stream_of_lists(lists)
+        )
+        progress = play_rounds(fed, 1)
+        handle_requests(fed, progress, leave_request(fed, 3))
         ends.append(progress.server.items)
     assert np.array_equal(*ends)
 
@@ -252,14 +227,14 @@ def test_what_is_forgotten_cannot_be_told_from_what_never_was_after_fru() -> Non
 @pytest.mark.parametrize("backbone", ["mf", "ego"])
 @pytest.mark.parametrize("train", [{}, {"aggregation": "weighted"}, {"local_epochs": 2, "redraw": "epoch"}], ids=str)
 def test_retraining_is_bit_for_bit_a_fresh_run_without_the_data(backbone: str, train: dict[str, Any]) -> None:
-    fed = federation({"name": "withdrawal"}, {"name": "retrain"}, backbone=backbone, **train)
-    progress = played(fed, 3)
-    said = handle_requests(fed, progress, leaving(fed, 3))["retrain"]
-    handle_requests(fed, progress, forgetting(fed, 0, 7, 1))
+    fed = make_federation({"name": "withdrawal"}, {"name": "retrain"}, backbone=backbone, **train)
+    progress = play_rounds(fed, 3)
+    said = handle_requests(fed, progress, leave_request(fed, 3))["retrain"]
+    handle_requests(fed, progress, forget_request(fed, 0, 7, 1))
     assert said.exact
     assert said.rounds == 3
     left = [[0, 2], *LISTS[1:3], [], *LISTS[4:]]
-    fresh = played(federation(backbone=backbone, stream=stream_of(left), **train), 3)
+    fresh = play_rounds(make_federation(backbone=backbone, stream=stream_of_lists(left), **train), 3)
     assert progress.server.round == 3
     assert np.array_equal(progress.server.items, fresh.server.items)
     stay = [0, 1, 2, 4, 5]
@@ -267,8 +242,8 @@ def test_retraining_is_bit_for_bit_a_fresh_run_without_the_data(backbone: str, t
     for _ in range(2):  # and it goes on like one
         progress.server, _ = run_round(fed, progress.server, progress.devices)
         fresh.server, _ = run_round(replace(fed, parts=()), fresh.server, fresh.devices)
-    lone = federation(backbone=backbone, stream=stream_of(left), **train)
-    whole = played(lone, 5)
+    lone = make_federation(backbone=backbone, stream=stream_of_lists(left), **train)
+    whole = play_rounds(lone, 5)
     assert np.array_equal(progress.server.items, whole.server.items)
 
 
@@ -282,7 +257,7 @@ def two_blocks(gone: bool) -> BlockStream:
 
 
 def test_retraining_goes_through_all_blocks() -> None:
-    fed = federation({"name": "withdrawal"}, {"name": "retrain"}, stream=two_blocks(False), patience=9)
+    fed = make_federation({"name": "withdrawal"}, {"name": "retrain"}, stream=two_blocks(False), patience=9)
     progress = started(fed)
     run_block(fed, progress, lambda report, now: None)
     end_block(fed, progress)
@@ -290,8 +265,8 @@ def test_retraining_goes_through_all_blocks() -> None:
     for _ in range(2):
         progress.server, _ = run_round(fed, progress.server, progress.devices)
     rounds = progress.server.parts["retrain"]["rounds"].tolist()
-    handle_requests(fed, progress, leaving(fed, 1))
-    fresh = federation(stream=two_blocks(True))
+    handle_requests(fed, progress, leave_request(fed, 1))
+    fresh = make_federation(stream=two_blocks(True))
     want = started(fresh)
     for block, n in enumerate(rounds):
         if block:
@@ -317,8 +292,8 @@ SHARING = {"name": "sharing", "groups": [2, 2, 2], "partial": 0.5}
 
 def test_people_who_share_keep_what_they_chose_when_all_begins_anew() -> None:
     """Taken back after three rounds or before the first: the same, and nobody is asked to choose again."""
-    fed = federation(SHARING, {"name": "retrain"})
-    late, early = played(fed, 3), started(fed)
+    fed = make_federation(SHARING, {"name": "retrain"})
+    late, early = play_rounds(fed, 3), started(fed)
     asked = shared_by(early)
     assert len(asked.items.ids) > 0
     handle_requests(fed, late, asked)
@@ -333,13 +308,13 @@ def test_people_who_share_keep_what_they_chose_when_all_begins_anew() -> None:
 
 @pytest.mark.parametrize("name", ["fru", "cufru", "cfru"])
 def test_methods_that_go_back_stand_beside_sharing(name: str) -> None:
-    fed = federation(SHARING, {"name": name})
-    progress = played(fed, 3)
+    fed = make_federation(SHARING, {"name": name})
+    progress = play_rounds(fed, 3)
     before = progress.server.items
     said = handle_requests(fed, progress, shared_by(progress))[name]
     assert said.rounds == (0 if name == "cfru" else 3)
     someone = int(np.flatnonzero(progress.clients.parts["sharing"]["group"] == 1)[0])  # who shares nothing
-    handle_requests(fed, progress, leaving(fed, someone))
+    handle_requests(fed, progress, leave_request(fed, someone))
     assert np.isfinite(progress.server.items).all()
     assert not np.array_equal(progress.server.items, before)
 
@@ -357,10 +332,12 @@ class Grows(Part):
 def test_the_servers_own_steps_are_taken_back_or_made_again() -> None:
     """cfru takes back an item's part of them; in the rounds that fru plays again they are made of what is left."""
     for name in ("cfru", "fru"):
-        fed = federation(SHARING, {"name": name, "keep": 1.0} | ({"alpha": 0.0} if name == "cfru" else {"share": 1.0}))
+        fed = make_federation(
+            SHARING, {"name": name, "keep": 1.0} | ({"alpha": 0.0} if name == "cfru" else {"share": 1.0})
+        )
         world = fed.parts[0].context
         fed = replace(fed, parts=(fed.parts[0], Grows(PartConfig(), world), fed.parts[1]))
-        progress, never = played(fed, 3), started(fed)
+        progress, never = play_rounds(fed, 3), started(fed)
         asked = shared_by(progress)
         handle_requests(fed, progress, asked)
         handle_requests(fed, never, asked)
@@ -368,10 +345,10 @@ def test_the_servers_own_steps_are_taken_back_or_made_again() -> None:
             never.server, _ = run_round(fed, never.server, never.devices)
         if name == "cfru":  # devices had answered to another table: their steps stay
             gone = np.bincount(asked.items.ids, minlength=N_ITEMS)
-            before = played(fed, 3).server.items
+            before = play_rounds(fed, 3).server.items
             np.testing.assert_allclose(progress.server.items, before - 0.3 * gone[:, None], atol=1e-5)
         else:  # only lengths are of before
-            lost = np.linalg.norm(played(fed, 3).server.items - never.server.items)
+            lost = np.linalg.norm(play_rounds(fed, 3).server.items - never.server.items)
             assert np.linalg.norm(progress.server.items - never.server.items) < 0.5 * lost
 
 
@@ -381,59 +358,62 @@ def test_the_servers_own_steps_are_taken_back_or_made_again() -> None:
 def test_cfru_after_one_round_is_the_round_without_the_target() -> None:
     """H.C 3: alpha = 0, fixed denominator."""
     train = {"aggregation": "fixed", "denominator": 6.0}
-    fed = federation({"name": "withdrawal"}, {"name": "cfru", "keep": 1.0, "alpha": 0.0}, **train)
-    progress, other = played(fed, 1), started(fed)
-    said = handle_requests(fed, progress, leaving(fed, 3))["cfru"]
+    fed = make_federation({"name": "withdrawal"}, {"name": "cfru", "keep": 1.0, "alpha": 0.0}, **train)
+    progress, other = play_rounds(fed, 1), started(fed)
+    said = handle_requests(fed, progress, leave_request(fed, 3))["cfru"]
     without, _ = run_round(fed, other.server, other.devices, np.delete(fed.stream.user_keys[:6], 3))
     np.testing.assert_allclose(progress.server.items, without.items, atol=1e-7)
     assert said.clients_asked == said.rounds == 0
-    assert not any(np.isin(keys(fed, 3), v).any() for k, v in progress.server.parts["cfru"].items() if "sender" in k)
+    assert not any(np.isin(keys_of(fed, 3), v).any() for k, v in progress.server.parts["cfru"].items() if "sender" in k)
 
 
 def test_cfru_damps_by_what_the_others_weigh() -> None:
-    fed = federation({"name": "withdrawal"}, {"name": "cfru", "keep": 1.0, "alpha": 0.5, "theta": 0.7})
-    progress = played(fed, 2)
+    fed = make_federation({"name": "withdrawal"}, {"name": "cfru", "keep": 1.0, "alpha": 0.5, "theta": 0.7})
+    progress = play_rounds(fed, 2)
     held, before = progress.server.parts["cfru"], progress.server.items.astype(np.float64)
     error = np.zeros_like(before)
     for at in ("0000-000000", "0000-000001"):
         error *= 1 - 0.5 * 5 / 6
-        place = int(np.flatnonzero(held[f"{at}.sender"] == keys(fed, 3)[0])[0])
+        place = int(np.flatnonzero(held[f"{at}.sender"] == keys_of(fed, 3)[0])[0])
         ends = np.append(0, np.cumsum(held[f"{at}.count"]))
         mine = slice(ends[place], ends[place + 1])
         error[held[f"{at}.item"][mine]] -= held[f"{at}.row"][mine] / 6
-    handle_requests(fed, progress, leaving(fed, 3))
+    handle_requests(fed, progress, leave_request(fed, 3))
     np.testing.assert_allclose(progress.server.items, before + 0.7 * error, atol=1e-6)
 
 
 def test_cfru_takes_a_rows_own_denominator() -> None:
     """Where a row is divided by who touched it, so is what is taken back, and a row that nobody else touched rests."""
     train = {"aggregation": "per-row"}
-    fed = federation({"name": "withdrawal"}, {"name": "cfru", "keep": 1.0, "alpha": 0.5}, **train)
-    progress = played(fed, 2)
+    fed = make_federation({"name": "withdrawal"}, {"name": "cfru", "keep": 1.0, "alpha": 0.5}, **train)
+    progress = play_rounds(fed, 2)
     held, before = progress.server.parts["cfru"], progress.server.items.astype(np.float64)
     error = np.zeros_like(before)
     for at in ("0000-000000", "0000-000001"):
         sender = np.repeat(held[f"{at}.sender"], held[f"{at}.count"])
-        items, rows, mine = held[f"{at}.item"], held[f"{at}.row"], sender == keys(fed, 3)[0]
+        items, rows, mine = held[f"{at}.item"], held[f"{at}.row"], sender == keys_of(fed, 3)[0]
         touched = np.bincount(items, minlength=N_ITEMS)
         np.testing.assert_allclose(held[f"{at}.by"][touched > 0], touched[touched > 0])
         own = np.bincount(items[mine], minlength=N_ITEMS)
         error *= (1 - 0.5 * np.where(touched > 0, (touched - own) / np.maximum(touched, 1), 0))[:, None]
         error[items[mine]] -= rows[mine] / touched[items[mine], None]
-    handle_requests(fed, progress, leaving(fed, 3))
+    handle_requests(fed, progress, leave_request(fed, 3))
     np.testing.assert_allclose(progress.server.items, before + error, atol=1e-6)
 
 
 @pytest.mark.parametrize("train", [{}, {"aggregation": "per-row"}])
 def test_cfru_learns_as_without_it_and_nobody_leaving_changes_nothing(train: dict[str, Any]) -> None:
     """H.C 3: no targets, no change."""
-    fed, bare = federation({"name": "withdrawal"}, {"name": "cfru", "keep": 1.0}, **train), federation(**train)
-    progress, plain_run = played(fed, 3), played(bare, 3)
+    fed, bare = (
+        make_federation({"name": "withdrawal"}, {"name": "cfru", "keep": 1.0}, **train),
+        make_federation(**train),
+    )
+    progress, plain_run = play_rounds(fed, 3), play_rounds(bare, 3)
     assert np.array_equal(progress.server.items, plain_run.server.items)
     before = progress.server
-    handle_requests(fed, progress, RequestBatch("forget", keys(fed, 3), Ragged.from_lists([[]])))
+    handle_requests(fed, progress, RequestBatch("forget", keys_of(fed, 3), Ragged.from_lists([[]])))
     assert progress.server.items is before.items
-    handle_requests(fed, progress, forgetting(fed, 3, 4))
+    handle_requests(fed, progress, forget_request(fed, 3, 4))
     moved = np.flatnonzero((progress.server.items != before.items).any(1))
     assert moved.tolist() == [4]
 
@@ -444,10 +424,10 @@ def test_cfru_learns_as_without_it_and_nobody_leaving_changes_nothing(train: dic
 @pytest.mark.parametrize("every", [1, 3])
 def test_a_station_that_heeds_nobody_gives_the_table_back(every: int) -> None:
     """kappa = 0, every row kept and nobody gone: the old steps once more, in entries of one round or of several."""
-    fed = federation({"name": "withdrawal"}, {"name": "cufru", "every": every, "keep": 1.0, "fresh": 0.0})
-    progress = played(fed, 4)
+    fed = make_federation({"name": "withdrawal"}, {"name": "cufru", "every": every, "keep": 1.0, "fresh": 0.0})
+    progress = play_rounds(fed, 4)
     before = progress.server.items
-    said = handle_requests(fed, progress, RequestBatch("unshare", keys(fed, 0), Ragged.from_lists([[0]])))["cufru"]
+    said = handle_requests(fed, progress, RequestBatch("unshare", keys_of(fed, 0), Ragged.from_lists([[0]])))["cufru"]
     np.testing.assert_allclose(progress.server.items, before, atol=1e-6)
     assert said.rounds == 4 // every
     assert said.clients_asked == (4 // every) * 2  # a fifth of six, rounded up
@@ -461,25 +441,25 @@ def test_a_step_keeps_its_length_and_turns_half_way() -> None:
 
 
 def test_the_station_asks_nobody_who_left_and_keeps_a_share_of_rows() -> None:
-    fed = federation({"name": "withdrawal"}, {"name": "cufru", "asked": 1.0})
-    progress = played(fed, 3)
+    fed = make_federation({"name": "withdrawal"}, {"name": "cufru", "asked": 1.0})
+    progress = play_rounds(fed, 3)
     before = progress.server.items
     private = progress.clients.private[3].copy()
-    said = handle_requests(fed, progress, leaving(fed, 3))["cufru"]
+    said = handle_requests(fed, progress, leave_request(fed, 3))["cufru"]
     assert said.clients_asked == 3 * 5
     assert not np.array_equal(progress.server.items, before)
     assert np.array_equal(progress.clients.private[3], private)
     held = progress.server.parts["cufru"]
-    assert not np.isin(keys(fed, 3), held["clients"]).any()
+    assert not np.isin(keys_of(fed, 3), held["clients"]).any()
     assert all(len(v) <= N_ITEMS // 2 for name, v in held.items() if name.endswith(".item"))
 
 
 @pytest.mark.parametrize("name", ["fru", "cufru", "cfru", "retrain"])
 def test_an_empty_request_changes_nothing_and_asks_nobody(name: str) -> None:
-    fed = federation({"name": "withdrawal"}, {"name": name})
-    progress = played(fed, 2)
+    fed = make_federation({"name": "withdrawal"}, {"name": name})
+    progress = play_rounds(fed, 2)
     before, private = progress.server, progress.clients.private.copy()
-    said = handle_requests(fed, progress, RequestBatch("forget", keys(fed, 3), Ragged.from_lists([[]])))[name]
+    said = handle_requests(fed, progress, RequestBatch("forget", keys_of(fed, 3), Ragged.from_lists([[]])))[name]
     assert progress.server.items is before.items
     assert progress.server.round == before.round
     assert said.clients_asked == 0
@@ -490,15 +470,15 @@ def test_an_empty_request_changes_nothing_and_asks_nobody(name: str) -> None:
 
 
 def test_what_is_kept_is_counted_as_it_is_written() -> None:
-    fed = federation({"name": "withdrawal"}, {"name": "fru"})
-    progress = played(fed, 3)
+    fed = make_federation({"name": "withdrawal"}, {"name": "fru"})
+    progress = play_rounds(fed, 3)
     found = measure_storage("fru", progress.server, progress.clients)
     each = log.log_bytes(progress.clients.part_lists(np.arange(6))["fru"]) + 4 * 6  # and the vector it began with
     assert found.device_max == each.max()
     assert found.device_mean == pytest.approx(each.mean())
     assert found.server == log.packed_bytes(progress.server.parts["fru"])
-    fed = federation({"name": "withdrawal"}, {"name": "retrain"})
-    nothing = measure_storage("retrain", played(fed, 3).server, progress.clients)
+    fed = make_federation({"name": "withdrawal"}, {"name": "retrain"})
+    nothing = measure_storage("retrain", play_rounds(fed, 3).server, progress.clients)
     assert (nothing.device_mean, nothing.device_max) == (0, 0)
     assert nothing.server < 200
 
@@ -529,10 +509,10 @@ GRAPH = {"name": "shared-graph"}
 def test_parts_in_an_order_in_which_one_does_not_see_rounds_as_they_are(specs: list[dict[str, Any]], said: str) -> None:
     fixed = {"aggregation": "fixed", "denominator": 6.0} if "retraction" in str(specs) else {}
     if not said:
-        federation(*specs, **fixed)
+        make_federation(*specs, **fixed)
         return
     with pytest.raises(TacitaError, match=said) as error:
-        federation(*specs, **fixed)
+        make_federation(*specs, **fixed)
     assert "list all parts in order" in str(error.value)
 
 
@@ -551,14 +531,14 @@ class Hears(Part, Unlearning):
 
 def test_server_code_hears_only_of_items_that_were_shared() -> None:
     """As from a node: of what is forgotten, the server is told what it was given and nothing else."""
-    fed = federation(SHARING, {"name": "fru"})
+    fed = make_federation(SHARING, {"name": "fru"})
     fed = replace(fed, parts=(*fed.parts, Hears(PartConfig(), fed.parts[0].context)))
-    progress = played(fed, 2)
+    progress = play_rounds(fed, 2)
     Hears.heard.clear()
     given = progress.server.shared.lists_of(fed.stream.user_keys[:6])
     some = int(np.flatnonzero((given.counts() > 0) & (given.counts() < [len(one) for one in LISTS]))[0])
     none = int(np.flatnonzero(given.counts() == 0)[0])
-    asked = RequestBatch("forget", keys(fed, some, none), Ragged.from_lists([LISTS[some], LISTS[none]]))
+    asked = RequestBatch("forget", keys_of(fed, some, none), Ragged.from_lists([LISTS[some], LISTS[none]]))
     before = progress.server.items
     said = handle_requests(fed, progress, asked)["fru"]
     (heard,) = Hears.heard
@@ -572,24 +552,24 @@ def test_server_code_hears_only_of_items_that_were_shared() -> None:
 
 
 def test_a_server_that_saw_every_update_is_told_which_to_take_back() -> None:
-    fed = federation({"name": "withdrawal"}, {"name": "cfru", "keep": 1.0})
+    fed = make_federation({"name": "withdrawal"}, {"name": "cfru", "keep": 1.0})
     fed = replace(fed, parts=(*fed.parts, Hears(PartConfig(), fed.parts[0].context)))
-    progress = played(fed, 2)
+    progress = play_rounds(fed, 2)
     Hears.heard.clear()
-    handle_requests(fed, progress, RequestBatch("forget", keys(fed, 3), Ragged.from_lists([LISTS[3][:1]])))
+    handle_requests(fed, progress, RequestBatch("forget", keys_of(fed, 3), Ragged.from_lists([LISTS[3][:1]])))
     assert Hears.heard[0].items.ids.tolist() == LISTS[3][:1]
 
 
 def test_of_what_no_update_was_made_of_cfru_hears_nothing() -> None:
     """Neither before the first round, nor of items that came later than what was sent, nor twice."""
     specs = {"name": "withdrawal"}, {"name": "cfru", "keep": 1.0}
-    fed = federation(*specs, stream=stream_of([*LISTS[:3], [0, 4], *LISTS[4:]]))
+    fed = make_federation(*specs, stream=stream_of_lists([*LISTS[:3], [0, 4], *LISTS[4:]]))
     fed = replace(fed, parts=(*fed.parts, Hears(PartConfig(), fed.parts[0].context)))
     for rounds, expected in ((0, []), (2, [0])):
-        progress = played(fed, rounds)
-        later = replace(fed, stream=stream_of())  # 5 and 6 are new, and nothing was made of them yet
+        progress = play_rounds(fed, rounds)
+        later = replace(fed, stream=stream_of_lists())  # 5 and 6 are new, and nothing was made of them yet
         Hears.heard.clear()
-        handle_requests(later, progress, forgetting(later, 3, 0, 5))
+        handle_requests(later, progress, forget_request(later, 3, 0, 5))
         assert Hears.heard[0].items.ids.tolist() == expected
     told = progress.clients.read_list("parts/cfru/told", np.array([3]))
     assert told.ids.tolist() == [4]
@@ -612,20 +592,20 @@ def test_cfru_finds_rows_to_take_back_as_a_loop_over_people_does() -> None:
 def test_beside_sharing_training_again_is_exact(exclude: str) -> None:
     """What was taken back may be drawn as something else that the person does not have."""
     specs = {"name": "sharing", "groups": [0, 0, 1], "exclude": exclude}, {"name": "retrain"}
-    fed = federation(*specs)
-    progress = played(fed, 3)
-    handle_requests(fed, progress, forgetting(fed, 0, 7))
-    never = played(federation(*specs, stream=stream_of([[0, 1, 2], *LISTS[1:]])), 3)
+    fed = make_federation(*specs)
+    progress = play_rounds(fed, 3)
+    handle_requests(fed, progress, forget_request(fed, 0, 7))
+    never = play_rounds(make_federation(*specs, stream=stream_of_lists([[0, 1, 2], *LISTS[1:]])), 3)
     np.testing.assert_array_equal(progress.server.items, never.server.items)
 
 
 @pytest.mark.parametrize("kind", ["leave", "forget", "unshare"])
 def test_cfru_takes_back_what_the_server_held(kind: Literal["leave", "forget", "unshare"]) -> None:
-    fed = federation({"name": "sharing", "groups": [1, 0, 0]}, {"name": "shared-graph"}, {"name": "cfru"})
+    fed = make_federation({"name": "sharing", "groups": [1, 0, 0]}, {"name": "shared-graph"}, {"name": "cfru"})
     progress = started(fed)
     for _ in range(3):
         progress.server, _ = run_round(fed, progress.server, progress.devices)
-    before, mine = progress.server.items.copy(), progress.server.shared.lists_of(keys(fed, 3))
+    before, mine = progress.server.items.copy(), progress.server.shared.lists_of(keys_of(fed, 3))
     assert len(mine.ids) > 0
-    handle_requests(fed, progress, RequestBatch(kind, keys(fed, 3), Ragged.empty(1) if kind == "leave" else mine))
+    handle_requests(fed, progress, RequestBatch(kind, keys_of(fed, 3), Ragged.empty(1) if kind == "leave" else mine))
     assert np.abs(progress.server.items - before).max() > 1e-5

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_live_parity import close, close_all, config_of, home, make_site, rows_of_blocks
 
+from helpers.loopback_site import are_close, close_nodes, home_node, make_site, rows_of_blocks, site_config
 from tacita.core.codec import digest_array
 from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError
@@ -40,11 +40,11 @@ def test_who_leaves_from_a_node_is_forgotten_as_in_the_lab(
     tmp_path: Path, part: dict[str, Any], train: dict[str, Any]
 ) -> None:
     items = train.get("forget", 0)
-    values = config_of("fedavg", 3, **{k: v for k, v in train.items() if k != "forget"}).model_dump(mode="json")
+    values = site_config("fedavg", 3, **{k: v for k, v in train.items() if k != "forget"}).model_dump(mode="json")
     config = validate_model(RunConfig, values | {"parts": [{"name": "withdrawal"}, part]}, "the test")
     site = make_site(tmp_path, config, insecure_single_user_uploads=True)
     fed = assemble(config, Machine())
-    person = next(raw for raw in fed.stream.user_ids if home(raw) == 1)
+    person = next(raw for raw in fed.stream.user_ids if home_node(raw) == 1)
     key = int(fed.stream.user_keys[fed.stream.user_ids.index(person)])
     mine = fed.stream.blocks[0].train.row(fed.stream.user_ids.index(person))[:items]
     asked = AskedFor("forget" if items else "leave", key, mine)
@@ -77,13 +77,13 @@ def test_who_leaves_from_a_node_is_forgotten_as_in_the_lab(
     done, want = event["done"][part["name"]], told[0][part["name"]].to_json()
     assert (done["rounds"], done["clients_asked"]) == (want["rounds"], want["clients_asked"])
     assert done.get("path") == want.get("path")
-    assert close(site.arrays()["now/items"], progress.server.items)
-    close_all(site)
+    assert are_close(site.arrays()["now/items"], progress.server.items)
+    close_nodes(site)
 
 
 @pytest.mark.parametrize(("name", "field"), [("cfru", "weight"), ("retraction", "psi"), ("retraction", "commitment")])
 def test_what_nodes_say_of_single_uploads_is_bounded(name: str, field: str) -> None:
-    values = config_of("fedavg", 3, **FIXED).model_dump(mode="json")
+    values = site_config("fedavg", 3, **FIXED).model_dump(mode="json")
     config = validate_model(RunConfig, values | {"parts": [{"name": "withdrawal"}, {"name": name}]}, "the test")
     (part,) = [one for one in assemble(config, Machine()).parts if one.name == name]
     (found,) = [one for one in part.fields(50).extra if one.name == field]
@@ -126,7 +126,7 @@ class Hostile:
 
 
 def hostile_to(folder: Path) -> Hostile:
-    values = config_of("fedavg", 6).model_dump(mode="json")
+    values = site_config("fedavg", 6).model_dump(mode="json")
     parts = [{"name": "withdrawal"}, {"name": "fru", "keep": 1.0}]
     config = validate_model(RunConfig, values | {"parts": parts}, "the test")
     site = make_site(folder, config, insecure_single_user_uploads=False)
@@ -217,7 +217,7 @@ def test_who_has_nothing_to_take_back_hides_nobody(tmp_path: Path) -> None:
 def test_requests_take_no_more_rounds_than_nodes_play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The third who asks is refused in one sentence, and the run goes on to its end."""
     monkeypatch.setattr("tacita.live.server.remote_devices.MOST_PLAYED", 5)
-    values = config_of("fedavg", 5).model_dump(mode="json")
+    values = site_config("fedavg", 5).model_dump(mode="json")
     config = validate_model(RunConfig, values | {"parts": [{"name": "withdrawal"}, {"name": "fru"}]}, "the test")
     site = make_site(tmp_path, config, insecure_single_user_uploads=True)
     fed = assemble(config, Machine())
@@ -240,4 +240,4 @@ def test_requests_take_no_more_rounds_than_nodes_play(tmp_path: Path, monkeypatc
     assert [one["done"]["fru"]["rounds"] for one in told if "done" in one] == [1, 2]
     assert "ask again in the next block" in told[2]["said"]
     assert len(done) == 1
-    close_all(site)
+    close_nodes(site)

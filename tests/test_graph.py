@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from oracle import make_backbone
 
+from helpers.oracle import make_backbone
 from tacita.core.draws import Draws, derive_keys
 from tacita.core.types import Doubles, Ragged
 from tacita.models import Backbone, Context

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
-import test_contracts as contracts
-import test_layout as layout
 import typer
-from oracle import federate, make_backbone, make_block, make_stream, started
 
 import tacita
+from helpers import contracts
+from helpers.examples import EXAMPLES, ROOT, load_example
+from helpers.oracle import federate, make_backbone, make_block, make_stream, started
+from helpers.source_imports import ROOMS
 from tacita.cli.entry import CallError, app
 from tacita.core.config import RunConfig, _known_keys
 from tacita.core.errors import TacitaError
@@ -30,8 +29,6 @@ from tacita.round import registry
 from tacita.round.part import ALL_HOOKS, CAPABILITIES, CORE_HOOKS
 from tacita.runs.serving import Run
 
-ROOT = Path(tacita.__file__).parents[1]
-EXAMPLES = ROOT / "examples"
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 GUIDE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 SMALL = "synthetic:users=300,items=120,per_user=20,seed=3"
@@ -42,15 +39,6 @@ every_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: pat
 # The examples
 
 
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(autouse=True)
 def _toys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The examples are registered while a test of this file runs, and nowhere else."""
@@ -58,7 +46,7 @@ def _toys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setattr(module, name, dict(getattr(module, name)))
     monkeypatch.chdir(tmp_path)
     for name in ("toy_method", "toy_backbone"):
-        load(name)
+        load_example(name)
 
 
 def trained(name: str, **settings: Any) -> Run:
@@ -107,7 +95,7 @@ def test_the_toy_method_carries_a_share_of_the_last_move_on() -> None:
 
 
 def test_the_toy_method_shortens_uploads_and_its_devices_remember() -> None:
-    fed = contracts.with_parts([{"name": "steady", "most": 1e-6, "momentum": 0.0}], patience=9)
+    fed = contracts.federate_parts([{"name": "steady", "most": 1e-6, "momentum": 0.0}], patience=9)
     progress = started(fed)
     before = progress.server.items.copy()
     for _ in range(2):
@@ -158,11 +146,11 @@ def table_under(heading: str) -> list[list[str]]:
 
 def test_the_guide_lists_the_rooms_there_are_lowest_first() -> None:
     told = [re.sub("`", "", row[0]) for row in table_under("## The rooms")]
-    assert told == [room for room in layout.ROOMS if "." not in room and not room.startswith("__")]
+    assert told == [room for room in ROOMS if "." not in room and not room.startswith("__")]
     picture = GUIDE.split("```\n", 2)[1]
     drawn = [word for word in re.findall(r"[a-z]+", picture) if word in told]
     assert list(dict.fromkeys(reversed(drawn))) == told
-    inner = [room.split(".")[1] for room in layout.ROOMS if room.startswith("live.")]
+    inner = [room.split(".")[1] for room in ROOMS if room.startswith("live.")]
     assert " ► ".join(reversed(inner)) in picture
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from test_layout import MODULES, imports
+
+from helpers.source_imports import MODULES, imported_names
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -35,7 +36,7 @@ PINNED = dict(
 
 def outside(source: str) -> set[str]:
     """The packages a source text imports that are neither Python's nor ours; most are named as their module."""
-    roots = {dotted.split(".")[0] for dotted in imports(source)}
+    roots = {dotted.split(".")[0] for dotted in imported_names(source)}
     return {canonicalize_name(MODULE_OF.get(one, one)) for one in roots - sys.stdlib_module_names - {"tacita"}}
 
 

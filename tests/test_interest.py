@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import (
+
+from helpers.oracle import (
     averaged,
     cohort,
     federate,
@@ -21,8 +22,7 @@ from oracle import (
     started,
     train_once,
 )
-from test_trainer import crowd, uneven
-
+from helpers.trainer_streams import random_stream, uneven_stream
 from tacita.core.config import RunConfig, SplitConfig, TrainConfig, validate_model
 from tacita.core.draws import Draws, derive_keys
 from tacita.core.errors import TacitaError
@@ -131,7 +131,7 @@ def laid_out(fed: Federation, **changes: Any) -> LocalModels:
 @pytest.mark.parametrize("silos", [0, 4])
 def test_batches_hold_whole_people_and_everybody_is_in_one_of_them(objective: str, silos: int) -> None:
     how = {**PEOPLE, "objective": objective, "silos": silos, "local_epochs": 2, "redraw": "epoch"}
-    local = laid_out(federate(crowd(20, 30, 10), make_backbone("interest"), batch_size=40, **how))
+    local = laid_out(federate(random_stream(20, 30, 10), make_backbone("interest"), batch_size=40, **how))
     assert local.batch_ptr is not None
     assert local.batch_start is not None
     for epoch in range(2):
@@ -147,7 +147,7 @@ def test_batches_hold_whole_people_and_everybody_is_in_one_of_them(objective: st
 
 
 def test_a_share_of_a_round_is_a_share_of_its_batches() -> None:
-    fed = federate(crowd(20, 30, 10), make_backbone("interest"), batch_size=20, silos=3, **PEOPLE)
+    fed = federate(random_stream(20, 30, 10), make_backbone("interest"), batch_size=20, silos=3, **PEOPLE)
     whole, half = laid_out(fed), laid_out(fed, replay=RoundReplay(0, 0.5))
     assert half.steps_per_epoch.tolist() == np.ceil(0.5 * whole.steps_per_epoch).astype(int).tolist()
     for step in range(int(half.n_steps.max())):
@@ -164,7 +164,7 @@ def test_a_share_of_a_round_is_a_share_of_its_batches() -> None:
 @pytest.mark.parametrize("held", [2, 3, 1000])
 def test_held_batches_share_their_people_and_deal_out_all_samples(held: int) -> None:
     how = {**PEOPLE, "silos": 4, "local_epochs": 2, "held_steps": held}
-    local = laid_out(federate(crowd(20, 30, 10), make_backbone("interest"), batch_size=20, **how))
+    local = laid_out(federate(random_stream(20, 30, 10), make_backbone("interest"), batch_size=20, **how))
     assert local.batch_ptr is not None
     assert local.batch_start is not None
     assert local.batches_per_group is not None
@@ -197,7 +197,9 @@ def test_a_held_state_moves_once_for_all_its_batches() -> None:
     made = {}
     for held in (1, 1000):
         backbone = make_backbone("interest", lr=1e-6, mu=0.5)
-        fed = federate(uneven(), backbone, batch_size=10**6 if held == 1 else 8, silos=1, held_steps=held, **PEOPLE)
+        fed = federate(
+            uneven_stream(), backbone, batch_size=10**6 if held == 1 else 8, silos=1, held_steps=held, **PEOPLE
+        )
         made[held] = train_once(fed, started(fed))
     assert made[1000].local.batches_per_group is not None
     assert made[1000].local.batches_per_group.min() > 1
@@ -216,7 +218,7 @@ def test_the_compiled_step_is_that_of_autograd(silos: int, mu: float) -> None:
     made = {}
     for stepper in ("fused", "autograd"):
         backbone = make_backbone("interest", lr=0.02, mu=mu)
-        fed = federate(uneven(), backbone, batch_size=8, silos=silos, stepper=stepper, local_epochs=2, **PEOPLE)
+        fed = federate(uneven_stream(), backbone, batch_size=8, silos=silos, stepper=stepper, local_epochs=2, **PEOPLE)
         view = cohort(fed, started(fed))
         counts = view.train.counts()
         columns = {"rating": 1 + np.arange(counts.sum()) % 5, "time": 7.0 ** (np.arange(counts.sum()) % 9)}
@@ -234,7 +236,7 @@ def test_personal_models_lean_alike_compiled_and_by_autograd(silos: int) -> None
     made = {}
     for stepper in ("fused", "autograd"):
         how = {**PEOPLE, "optimiser": "pfedme", "silos": silos, "local_epochs": 2, "stepper": stepper}
-        fed = federate(uneven(), make_backbone("interest", mu=0.5), batch_size=8, **how)
+        fed = federate(uneven_stream(), make_backbone("interest", mu=0.5), batch_size=8, **how)
         fast = {"inner_steps": 3, "inner_lr": 0.05, "lam": 2.0, "eta": 0.1}
         pfedme = fed.config.train.pfedme.model_copy(update=fast)
         train = fed.config.train.model_copy(update={"pfedme": pfedme})
@@ -282,13 +284,13 @@ def test_weights_of_any_size_are_numbers() -> None:
 
 
 def test_kappa_0_is_fedavg_by_data() -> None:
-    plain = play(with_part(uneven(), "mf", aggregation="weighted"), 3)
-    weighed = play(with_part(uneven(), "mf", {"name": "interest", "kappa": 0.0}, aggregation="weighted"), 3)
+    plain = play(with_part(uneven_stream(), "mf", aggregation="weighted"), 3)
+    weighed = play(with_part(uneven_stream(), "mf", {"name": "interest", "kappa": 0.0}, aggregation="weighted"), 3)
     np.testing.assert_allclose(weighed.server.items, plain.server.items, rtol=1e-6, atol=1e-7)
 
 
 def test_clients_count_by_how_close_they_are_to_the_round_before() -> None:
-    fed = with_part(uneven(), "mf", {"name": "interest", "kappa": 2.0}, aggregation="weighted")
+    fed = with_part(uneven_stream(), "mf", {"name": "interest", "kappa": 2.0}, aggregation="weighted")
     progress = play(fed, 2)
     server, view = progress.server, cohort(fed, progress)
     trained = train_once(fed, progress)
@@ -309,7 +311,7 @@ def test_clients_count_by_how_close_they_are_to_the_round_before() -> None:
 
 
 def test_the_first_round_knows_no_mean_and_weighs_all_alike() -> None:
-    fed = with_part(uneven(), "mf", {"name": "interest", "kappa": 5.0})
+    fed = with_part(uneven_stream(), "mf", {"name": "interest", "kappa": 5.0})
     trained = train_once(fed, progress := started(fed))
     weight = fed.parts[0].weigh(cohort(fed, progress), trained.upload)
     assert weight is not None
@@ -317,7 +319,7 @@ def test_the_first_round_knows_no_mean_and_weighs_all_alike() -> None:
 
 
 def test_a_silo_has_the_mean_interest_of_its_people() -> None:
-    fed = with_part(uneven(), "interest", {"name": "interest"}, silos=2, **PEOPLE)
+    fed = with_part(uneven_stream(), "interest", {"name": "interest"}, silos=2, **PEOPLE)
     progress = started(fed)
     view, sent = cohort(fed, progress), train_once(fed, progress).upload.values["interest.vector"]
     each = fed.backbone.interest(view)
@@ -327,7 +329,7 @@ def test_a_silo_has_the_mean_interest_of_its_people() -> None:
 
 
 def test_learned_weights_turn_away_from_interests_with_a_high_loss() -> None:
-    fed = with_part(uneven(), "mf", {"name": "interest", "weights": "learned", "rate": 1.0})
+    fed = with_part(uneven_stream(), "mf", {"name": "interest", "weights": "learned", "rate": 1.0})
     progress = play(fed, 3)
     held = progress.server.parts["interest"]
     assert np.abs(held["out"]).max() > 0
@@ -345,7 +347,7 @@ def laid_out_now(fed: Federation, progress: Progress) -> LocalModels:
 
 
 def test_a_loss_is_that_of_the_model_as_it_was_received() -> None:
-    fed = federate(uneven(), make_backbone("interest"), batch_size=8)
+    fed = federate(uneven_stream(), make_backbone("interest"), batch_size=8)
     progress = started(fed)
     view, local = cohort(fed, progress), laid_out_now(fed, progress)
     whole = score_all(fed.backbone, view.private, view.heads, view.items, fed.backbone.context(view))
@@ -362,8 +364,8 @@ def test_a_loss_is_that_of_the_model_as_it_was_received() -> None:
 
 def test_a_gate_that_has_learned_nothing_lets_everything_through() -> None:
     assert (compute_gate_factors(np.ones((3, 4)), np.zeros((2, 4), np.float32)) == 1).all()
-    gated = with_part(uneven(), "interest", {"name": "interest", "fusion": "gate"}, **PEOPLE)
-    plain = with_part(uneven(), "interest", {"name": "interest"}, **PEOPLE)
+    gated = with_part(uneven_stream(), "interest", {"name": "interest", "fusion": "gate"}, **PEOPLE)
+    plain = with_part(uneven_stream(), "interest", {"name": "interest"}, **PEOPLE)
     assert np.array_equal(play(gated, 1).server.items, play(plain, 1).server.items)
     later = play(gated, 4).server.parts["interest"]
     assert np.abs(later["gates"]).max() > 0
@@ -390,7 +392,7 @@ def own_loss(fed: Federation, progress: Progress, **options: Any) -> tuple[float
 
 @pytest.mark.parametrize("name", ["mf", "interest", "neumf", "lightgcn"])
 def test_a_step_down_lowers_the_loss_and_the_printed_sign_raises_it(name: str) -> None:
-    fed = federate(uneven(), make_backbone(name, **({"mu": 0.0} if name == "interest" else {})), batch_size=8)
+    fed = federate(uneven_stream(), make_backbone(name, **({"mu": 0.0} if name == "interest" else {})), batch_size=8)
     progress = play(fed, 1)
     before, down = own_loss(fed, progress, rate=1e-2)
     _, up = own_loss(fed, progress, rate=1e-2, sign="printed")
@@ -402,8 +404,8 @@ def test_a_step_down_lowers_the_loss_and_the_printed_sign_raises_it(name: str) -
 
 
 def test_fine_tuning_serves_and_nothing_of_it_is_kept_or_validated() -> None:
-    fed = with_part(uneven(), "interest", {"name": "fine-tuning", "rate": 0.5}, **PEOPLE)
-    bare = with_part(uneven(), "interest", **PEOPLE)
+    fed = with_part(uneven_stream(), "interest", {"name": "fine-tuning", "rate": 0.5}, **PEOPLE)
+    bare = with_part(uneven_stream(), "interest", **PEOPLE)
     one, other = play(fed, 2), play(bare, 2)
     assert np.array_equal(one.server.items, other.server.items)
 
@@ -421,7 +423,7 @@ def test_fine_tuning_serves_and_nothing_of_it_is_kept_or_validated() -> None:
 @pytest.mark.parametrize("purpose", ["valid", "test"])
 @pytest.mark.parametrize("name", ["interest", "neumf", "mf"])
 def test_some_items_are_scored_as_the_catalogue_is(name: str, purpose: Any) -> None:
-    fed = with_part(uneven(), name, {"name": "fine-tuning", "rate": 0.5})
+    fed = with_part(uneven_stream(), name, {"name": "fine-tuning", "rate": 0.5})
     progress = play(fed, 1)
     keys, down = fed.stream.user_keys, fed.broadcast_serving(progress.server)
     scorer = DeviceScorer(fed, progress.server, progress.clients, fed.stream.blocks[0], keys, down, purpose)
@@ -476,7 +478,7 @@ def test_people_who_choose_alike_are_in_one_cluster_where_nothing_is_said_of_gen
 
 
 def test_silos_of_taste_are_where_people_train() -> None:
-    stream = crowd(30, 40, 12)
+    stream = random_stream(30, 40, 12)
     homes = assign_silos(stream, 5, "high", Draws(3))
     assert homes.by == "clusters"
     fed = replace(federate(stream, make_backbone("mf"), silos=5), homes=homes)
@@ -549,7 +551,7 @@ def test_a_rate_decays_from_round_to_round() -> None:
 
 
 def train_at(decay: float, round: int) -> Floats:
-    fed = federate(uneven(), make_backbone("mf"), decay=decay, batch_size=1000)
+    fed = federate(uneven_stream(), make_backbone("mf"), decay=decay, batch_size=1000)
     progress = started(fed)
     progress.server = replace(progress.server, round=round)
     return train_once(fed, progress).local.private - cohort(fed, progress).private
@@ -560,7 +562,7 @@ def train_at(decay: float, round: int) -> Floats:
 )
 def test_virtual_ratings_refuse_what_they_cannot_do(train: dict[str, Any], words: str) -> None:
     with pytest.raises(TacitaError, match=words):
-        with_part(uneven(), "mf", {"name": "virtual-ratings"}, **{"objective": "squared", **train})
+        with_part(uneven_stream(), "mf", {"name": "virtual-ratings"}, **{"objective": "squared", **train})
 
 
 # the protocol (E.7, H.E.6)
@@ -647,14 +649,14 @@ def test_presets_bring_the_settings_of_their_papers() -> None:
 
 
 def test_sums_under_encryption_are_the_plain_ones_up_to_a_quantum() -> None:
-    plain = play(federate(uneven(), make_backbone("mf"), batch_size=8), 2)
-    exact = play(federate(uneven(), make_backbone("mf"), batch_size=8, aggregator="ideal"), 2)
+    plain = play(federate(uneven_stream(), make_backbone("mf"), batch_size=8), 2)
+    exact = play(federate(uneven_stream(), make_backbone("mf"), batch_size=8, aggregator="ideal"), 2)
     np.testing.assert_allclose(exact.server.items, plain.server.items, atol=1e-5)
 
 
 def test_a_loss_in_the_log_changes_nothing() -> None:
-    fed = with_part(uneven(), "interest", {"name": "training-loss"}, **PEOPLE)
-    bare = with_part(uneven(), "interest", **PEOPLE)
+    fed = with_part(uneven_stream(), "interest", {"name": "training-loss"}, **PEOPLE)
+    bare = with_part(uneven_stream(), "interest", **PEOPLE)
     progress = started(fed)
     progress.server, report = run_round(fed, progress.server, progress.devices)
     assert report.notes["loss"] == pytest.approx(0.7, abs=0.5)
@@ -662,7 +664,9 @@ def test_a_loss_in_the_log_changes_nothing() -> None:
 
 
 def test_the_loss_falls_in_silos() -> None:
-    fed = with_part(crowd(40, 30, 10), "interest", {"name": "interest"}, {"name": "training-loss"}, silos=4, **PEOPLE)
+    fed = with_part(
+        random_stream(40, 30, 10), "interest", {"name": "interest"}, {"name": "training-loss"}, silos=4, **PEOPLE
+    )
     fed = replace(fed, backbone=make_backbone("interest", lr=0.01, mu=0.1))
     progress, seen = started(fed), []
     for _ in range(8):

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 from numba import njit
-from oracle import federate, make_backbone, make_block, make_stream, started
 
+from helpers.oracle import federate, make_backbone, make_block, make_stream, started
 from tacita.core.types import CohortView, Floats, LocalModels
 from tacita.federation.rounds import run_round
 from tacita.kernels.norms import sum_row_squares

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_door import call, forget, items_of, shared_by, train_quickly
 
+from helpers.run_requests import exit_code_of, forget_items, history_of, shared_items_of, train_preset
 from tacita.core.draws import derive_keys
 from tacita.core.errors import TacitaError
 from tacita.core.types import Ragged
@@ -29,7 +29,7 @@ from tacita.runs.run_folder import open_saved
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train_quickly("fedshare-decoupled", tmp_path_factory.mktemp("late"))
+    return train_preset("fedshare-decoupled", tmp_path_factory.mktemp("late"))
 
 
 @pytest.fixture
@@ -47,15 +47,15 @@ def trained_items(folder: Path, user: str) -> list[str]:
 
 
 def nobody_sharing(folder: Path) -> str:
-    return next(u for u in open_saved(folder).ids["users"] if not shared_by(folder, u))
+    return next(u for u in open_saved(folder).ids["users"] if not shared_items_of(folder, u))
 
 
 def test_what_was_shared_late_and_forgotten_is_said_to_stay_and_goes_with_again(folder: Path) -> None:
     user = nobody_sharing(folder)
     said = submit_request(folder, RawRequest("share", {user: None}))
     assert (said.n_items, said.n_people) == (len(trained_items(folder, user)), 1)
-    assert sorted(shared_by(folder, user)) == sorted(trained_items(folder, user))
-    found = forget(folder, {user: None})
+    assert sorted(shared_items_of(folder, user)) == sorted(trained_items(folder, user))
+    found = forget_items(folder, {user: None})
     assert found["method"]["exact"] is False
     assert "before it was shared stays in the model" in found["method"]["leaves"]
     assert found["method"]["leaves"] in found["residual_risk"]
@@ -75,11 +75,11 @@ def test_what_was_shared_late_and_forgotten_is_said_to_stay_and_goes_with_again(
 
 
 def test_what_is_unshared_says_whether_it_was_learned_before(folder: Path) -> None:
-    early = next(u for u in open_saved(folder).ids["users"] if shared_by(folder, u))
+    early = next(u for u in open_saved(folder).ids["users"] if shared_items_of(folder, u))
     late = nobody_sharing(folder)
     submit_request(folder, RawRequest("share", {late: trained_items(folder, late)[:2]}))
     for user, stays in ((early, False), (late, True)):
-        found = submit_request(folder, RawRequest("unshare", {user: shared_by(folder, user)})).certificate
+        found = submit_request(folder, RawRequest("unshare", {user: shared_items_of(folder, user)})).certificate
         assert found is not None
         assert found["method"]["exact"] is not stays
         assert ("before it was shared" in found["residual_risk"]) == bool(found["method"]["leaves"]) == stays
@@ -91,35 +91,35 @@ def test_items_that_were_forgotten_and_left_something_can_be_trained_away(folder
     with pytest.raises(TacitaError, match="never liked or forgotten"):
         submit_request(folder, RawRequest("forget", {user: _others(folder, user)[:1]}, retrain=True))
     submit_request(folder, RawRequest("share", {user: item}))
-    assert forget(folder, {user: item})["method"]["leaves"]
+    assert forget_items(folder, {user: item})["method"]["leaves"]
     again = submit_request(folder, RawRequest("forget", {user: item}, retrain=True)).certificate
     assert again is not None
     assert again["method"]["name"] == "retrain"
 
 
 def _others(folder: Path, user: str) -> list[str]:
-    mine = set(items_of(folder, user))
+    mine = set(history_of(folder, user))
     return [one for one in open_saved(folder).ids["items"] if one not in mine]
 
 
 def test_a_verdict_that_fails_is_an_exit_code_and_a_reason(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    user = next(u for u in open_saved(folder).ids["users"] if len(shared_by(folder, u)) > 1)
-    items = shared_by(folder, user)
+    user = next(u for u in open_saved(folder).ids["users"] if len(shared_items_of(folder, u)) > 1)
+    items = shared_items_of(folder, user)
     ask = ("unshare", "--run", str(folder), "--user", user, "--items")
-    assert call(*ask, items[0]) == 0
+    assert exit_code_of(*ask, items[0]) == 0
     capsys.readouterr()
     monkeypatch.setattr(certificate, "is_clean", lambda traces: False)
-    assert call(*ask, items[1], "--json") == 1
+    assert exit_code_of(*ask, items[1], "--json") == 1
     out, err = capsys.readouterr()
     assert json.loads(out)["verdict"].startswith("fail")
     assert "fail: the search of the folder found" in err
 
 
 def test_a_certificate_for_what_the_record_never_held_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    user = next(u for u in open_saved(folder).ids["users"] if shared_by(folder, u))
-    items = shared_by(folder, user)
+    user = next(u for u in open_saved(folder).ids["users"] if shared_items_of(folder, u))
+    items = shared_items_of(folder, user)
     run = reopen_run(folder)
     asked = Request("unshare", int(derive_keys([user])[0]), np.zeros(0, np.int32))
     assert handle_requests(run.federation, run.progress, asked)["decoupled"]["exact"] is False  # nothing was taken
@@ -146,8 +146,8 @@ def _forged(case: Any) -> Any:
 
 
 def test_pseudonyms_need_the_folders_key(folder: Path) -> None:
-    user = next(u for u in open_saved(folder).ids["users"] if shared_by(folder, u))
-    found = submit_request(folder, RawRequest("unshare", {user: shared_by(folder, user)[:1]})).certificate
+    user = next(u for u in open_saved(folder).ids["users"] if shared_items_of(folder, u))
+    found = submit_request(folder, RawRequest("unshare", {user: shared_items_of(folder, user)[:1]})).certificate
     key = read_key(folder)
     assert found is not None
     assert key is not None
@@ -164,10 +164,10 @@ def test_where_nobody_shares_unshare_says_so(tmp_path: Path, capsys: pytest.Capt
     values = {"data": "synthetic:users=30,items=20,per_user=6", "backbone": {"name": "tally"},
               "evaluate": {"controls": False, "k": [5], "select_by": "ndcg@5"}}  # fmt: skip
     out = training.train(resolve_config(values, "the test"), tmp_path / "tally").folder
-    for what in (("--all",), ("--items", items_of(out, "u1")[0])):
-        assert call("unshare", "--run", str(out), "--user", "u1", *what) == 2
+    for what in (("--all",), ("--items", history_of(out, "u1")[0])):
+        assert exit_code_of("unshare", "--run", str(out), "--user", "u1", *what) == 2
         assert "nobody shares anything in a run of method" in capsys.readouterr().err
-    assert call("forget", "--run", str(out), "--calibrate", "3", "--verify", "--all") == 2
+    assert exit_code_of("forget", "--run", str(out), "--calibrate", "3", "--verify", "--all") == 2
     assert "leave out --all and --verify" in capsys.readouterr().err
 
 

@@ -5,46 +5,14 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
-import tacita
+from helpers.source_imports import MODULES, ROOMS, ROOT, imported_names
 
-ROOT = Path(tacita.__file__).parent
-
-# Lowest first: a module imports only rooms that stand before its own, and nothing in a room comes round to itself.
-ROOMS = (
-    "core",
-    "kernels",
-    "privacy",
-    "messages",
-    "data",
-    "models",
-    "metrics",
-    "round",
-    "learn",
-    "federation",
-    "methods",
-    "report",
-    "runs",
-    "live",
-    "live.node",
-    "live.server",
-    "live.engine",
-    "live.running",
-    "live.pages",
-    "research",
-    "research.bench",
-    "research.experiments",
-    "research.audit",
-    "doctor",
-    "cli",
-    "__init__",
-    "__main__",
-)
+TESTS = Path(__file__).parent
 
 HOMES: dict[str, tuple[str, ...]] = {
     "numba": ("kernels.*",),
@@ -94,14 +62,6 @@ HOMES: dict[str, tuple[str, ...]] = {
 }
 
 
-def name_of(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
-
-
-MODULES = {name_of(path): path for path in sorted(ROOT.rglob("*.py"))}
-
-
 def fits(module: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatch(module, pattern) for pattern in patterns)
 
@@ -113,23 +73,10 @@ def room(module: str) -> int:
     return max(inside, key=lambda k: len(ROOMS[k]))
 
 
-def imports(source: str) -> Iterator[str]:
-    """Everything a module imports, anywhere in its text, as dotted names; of the package itself what is used."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (one.name for one in node.names if one.name != "tacita")
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "imports are absolute"
-            yield from (f"{node.module}.{one.name}" for one in node.names)
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "tacita":
-            yield f"tacita.{node.attr}"
-
-
 def own_imports(module: str, source: str) -> set[str]:
     """The modules of the package that a source text imports; the version is a constant anybody may read."""
     found = set()
-    for dotted in imports(source):
+    for dotted in imported_names(source):
         head, _, rest = dotted.partition(".")
         if head != "tacita" or rest == "__version__":
             continue
@@ -184,7 +131,7 @@ def import_graph(sources: dict[str, str]) -> dict[str, set[str]]:
 
 def strangers(module: str, source: str) -> list[str]:
     """Libraries that a module imports though their home is elsewhere."""
-    roots = {dotted.split(".")[0] for dotted in imports(source)}
+    roots = {dotted.split(".")[0] for dotted in imported_names(source)}
     return [f"{module} imports {lib}" for lib in sorted(roots & HOMES.keys()) if not fits(module, HOMES[lib])]
 
 
@@ -249,6 +196,29 @@ def test_the_root_holds_few_modules_and_none_is_long() -> None:
 def test_a_module_says_first_what_it_is_for(module: str) -> None:
     said = (ast.get_docstring(ast.parse(MODULES[module].read_text(encoding="utf-8"))) or "").split("\n\n")[0]
     assert said.endswith("."), f"tacita/{module.replace('.', '/')} does not begin with a sentence"
+
+
+def imported_test_files(source: str) -> list[str]:
+    """Test files that a source text imports, by whatever path."""
+    modules = [module for name in imported_names(source) for module in name.split(".")[:2]]
+    return sorted({module for module in modules if module.startswith("test_")})
+
+
+@pytest.mark.parametrize("path", sorted(TESTS.rglob("*.py")), ids=lambda path: path.stem)
+def test_no_file_imports_a_test_file(path: Path) -> None:
+    assert imported_test_files(path.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "modules"),
+    [
+        ("from test_tally import stream", ["test_tally"]),
+        ("def late():\n    import tests.test_tally as tally", ["test_tally"]),
+        ("from helpers.tally_runs import stream_of_lists", []),
+    ],
+)
+def test_an_import_of_a_test_file_is_detected(line: str, modules: list[str]) -> None:
+    assert imported_test_files(line) == modules
 
 
 def is_verb(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oracle import (
+
+from helpers.oracle import (
     SMALL,
     averaged,
     cohort,
@@ -21,7 +22,6 @@ from oracle import (
     started,
     train_once,
 )
-
 from tacita.core.config import RunConfig, TrainConfig, validate_model
 from tacita.core.errors import TacitaError
 from tacita.core.types import BlockStream, CohortView, ExtraSamples, Floats, LocalModels, Ragged

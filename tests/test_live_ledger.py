@@ -9,10 +9,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from test_live_parity import DATA, PATIENT, SPLIT, Site, but_when, close_all, make_site, play
 
+from helpers.loopback_site import DATA, PATIENT, SPLIT, Site, close_nodes, make_site, play_blocks, without_timestamp
+from helpers.node_accounts import MF, dpps_config, release_counts
 from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError
 from tacita.live.node import question_handler, user_queries, verbs
@@ -22,33 +22,20 @@ from tacita.live.node.erased_spending import load_accounts
 from tacita.live.node.node import Node
 from tacita.live.wire import SPENT_BINS, decode_reply
 
-MF = {"name": "mf", "dim": 8}
 TALLY = {"backbone": {"name": "tally"}, "privacy": {"epsilon": 4.0, "blocks": 2}}
-
-
-def config_of(**dpps: Any) -> RunConfig:
-    part = {"name": "dpps", "clip": 0.01, "releases": 50, **dpps}
-    values = {"data": DATA, "split": SPLIT, "seed": 5, "train": {"rounds": 3}, "backbone": MF}
-    return validate_model(RunConfig, {**values, "method": "dpps", "parts": [part]}, "the test")
 
 
 @pytest.fixture
 def site(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Site]:
-    made = make_site(tmp_path, getattr(request, "param", None) or config_of())
+    made = make_site(tmp_path, getattr(request, "param", None) or dpps_config())
     yield made
-    close_all(made)
-
-
-def times(node: Node, run: str = "r") -> np.ndarray:
-    held = node.store.devices(run)
-    assert held is not None
-    return np.asarray(held[1]["parts/dpps/times"])
+    close_nodes(made)
 
 
 def test_nodes_charge_their_people_and_say_what_it_cost(site: Site) -> None:
-    play(site)
+    play_blocks(site)
     for node in site.transport.members.values():
-        assert times(node).max() > 0
+        assert release_counts(node).max() > 0
         lines = [one for one in node.store.list_releases() if one["kind"] == "round"]
         assert lines
         assert all("at most" in one["epsilon"] and "a person" in one["epsilon"] for one in lines)
@@ -56,13 +43,13 @@ def test_nodes_charge_their_people_and_say_what_it_cost(site: Site) -> None:
         told = verbs.perform_verb(node, "ledger", {"user": raws[0]})
         assert told["user"] == raws[0]
         assert 0 < told["runs"]["r"]["spent"] <= told["runs"]["r"]["budget"]
-        assert told["runs"]["r"]["events"]["dpps: upload"]["times"] == times(node)[0, 0]
+        assert told["runs"]["r"]["events"]["dpps: upload"]["times"] == release_counts(node)[0, 0]
         with pytest.raises(TacitaError):
             verbs.perform_verb(node, "ledger", {"user": "nobody here"})
 
 
 def test_a_second_run_is_no_second_budget(site: Site) -> None:
-    play(site)
+    play_blocks(site)
     with site.store as store:
         store.create_run("again", site.config, PATIENT)
     site.run = "again"
@@ -79,11 +66,11 @@ def test_a_second_run_is_no_second_budget(site: Site) -> None:
         assert second[1]["parts/dpps/spent"][:, 1].max() > 0
 
 
-@pytest.mark.parametrize("site", [config_of(releases=2)], indirect=True)
+@pytest.mark.parametrize("site", [dpps_config(releases=2)], indirect=True)
 def test_who_has_spent_their_budget_stays_silent(site: Site) -> None:
-    play(site)
+    play_blocks(site)
     for node in site.transport.members.values():
-        assert times(node).max() == 2
+        assert release_counts(node).max() == 2
 
 
 def test_what_was_charged_is_in_the_file_before_the_answer_leaves_and_only_once(site: Site) -> None:
@@ -95,29 +82,29 @@ def test_what_was_charged_is_in_the_file_before_the_answer_leaves_and_only_once(
         node = site.transport.members[number]
         held = node.store.devices("r")
         if held is not None and len(seen) < 3 and b'"kind":"round"' in body:
-            before = times(node).sum()
+            before = release_counts(node).sum()
             again = question_handler.answer_message(node, body)
-            assert but_when(again) == but_when(reply)
-            assert times(node).sum() == before
+            assert without_timestamp(again) == without_timestamp(reply)
+            assert release_counts(node).sum() == before
             seen.append((number, int(before)))
         return reply
 
     site.transport.spoil = lossy
-    play(site)
+    play_blocks(site)
     assert seen
     assert all(charged > 0 for _, charged in seen)
 
 
 def test_where_nothing_leaves_nobody_pays(tmp_path: Path) -> None:
-    made = make_site(tmp_path, config_of(), min_users=1000)
+    made = make_site(tmp_path, dpps_config(), min_users=1000)
     with pytest.raises(TacitaError, match="min_users"):  # nobody answered the server
-        play(made)
+        play_blocks(made)
     for node in made.transport.members.values():
         for tag in ("now", "alone"):
             held = node.store.devices("r", tag)
             if held is not None:
                 assert not held[1]["parts/dpps/times"].any()
-    close_all(made)
+    close_nodes(made)
 
 
 # What each release cost each person
@@ -129,12 +116,12 @@ def rows(node: Node, sql: str, *given: Any) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize(
     "site",
-    [config_of(), validate_model(RunConfig, {"data": DATA, "split": SPLIT, "seed": 5, **TALLY}, "the test")],
+    [dpps_config(), validate_model(RunConfig, {"data": DATA, "split": SPLIT, "seed": 5, **TALLY}, "the test")],
     indirect=True,
     ids=["dpps", "tally"],
 )
 def test_what_single_releases_cost_adds_up_to_what_is_spent(site: Site) -> None:
-    play(site)
+    play_blocks(site)
     with site.store as store:
         store.create_run("again", site.config, PATIENT)
     site.run = "again"
@@ -158,7 +145,7 @@ def test_what_single_releases_cost_adds_up_to_what_is_spent(site: Site) -> None:
 
 
 def test_a_cost_is_written_once_named_to_its_owner_alone_and_goes_with_them(site: Site, tmp_path: Path) -> None:
-    play(site)
+    play_blocks(site)
     node = site.transport.members[1]
     ids, raws = node.store.users()
     charged = dict(rows(node, "SELECT user, count(*) FROM costs GROUP BY user"))
@@ -193,8 +180,8 @@ def test_a_file_from_before_gets_its_table_and_can_be_salvaged_without(site: Sit
 
 @pytest.mark.parametrize("least", [5, 12])
 def test_spending_is_told_in_rounded_numbers_of_people_only(tmp_path: Path, least: int) -> None:
-    site = make_site(tmp_path, config_of(releases=12), min_users=least)
-    play(site)
+    site = make_site(tmp_path, dpps_config(releases=12), min_users=least)
+    play_blocks(site)
     with site.store as store:
         note = store.load_run("r").note
     assert note is not None
@@ -213,16 +200,16 @@ def test_spending_is_told_in_rounded_numbers_of_people_only(tmp_path: Path, leas
     assert told == expected
     assert sum(told.values()) > 0
     assert all(n % least == 0 for n in told.values())
-    close_all(site)
+    close_nodes(site)
 
 
 def test_where_nothing_is_counted_nothing_is_told_of_spending(tmp_path: Path) -> None:
     plain = {"data": DATA, "split": SPLIT, "backbone": MF, "train": {"rounds": 1}}
     site = make_site(tmp_path, validate_model(RunConfig, plain, "the test"))
-    play(site)
+    play_blocks(site)
     with site.store as store:
         note = store.load_run("r").note
     assert note is not None
     assert all("spent" not in one for one in note["plain"]["results"])
     assert all(decode_reply(reply).head.spent == [] for _, _, reply in site.transport.log)
-    close_all(site)
+    close_nodes(site)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from itertools import pairwise
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,207 +13,57 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from helpers.loopback_site import (
+    DATA,
+    MODELS,
+    PATIENT,
+    SPLIT,
+    Killed,
+    Site,
+    are_close,
+    close_nodes,
+    drop_node_memory,
+    home_node,
+    make_site,
+    play_blocks,
+    repeat_request,
+    rows_of_blocks,
+    run_lab,
+    same_server_arrays,
+    same_sums,
+    site_config,
+    site_with_first_block,
+    without_timestamp,
+)
 from tacita.core.codec import digest_array
 from tacita.core.config import RunConfig, validate_model
-from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
-from tacita.core.types import Arrays
-from tacita.data import splits
-from tacita.data.sources import load
 from tacita.federation.devices import LocalDevices
-from tacita.federation.rounds import Progress, run_stream, start_run
 from tacita.live.node import question_handler
-from tacita.live.node.node import Node, NodeConfig
+from tacita.live.node.node import Node
 from tacita.live.per_client_arrays import derive_run_secret
 from tacita.live.server.coordinator import STORE_FILE, continue_run
-from tacita.live.server.store import ServerStore
-from tacita.live.wire import ServerRequest, decode_reply, decode_request, encode_message, stamp_reply
-from tacita.methods import part_class, preset_names, preset_parts
-from tacita.round.part import implements
-from tacita.round.registry import is_lab_only
-from tacita.runs.assembly import Machine, assemble, build_plan
-
-DATA = "synthetic:users=90,items=60,per_user=30,groups=4,drift=0.5,new=0.2"
-SPLIT = {"kind": "blocks", "n_blocks": 2, "base_share": 0.7}
-PATIENT = {"pause": 0.0, "give_up": 60.0}  # a server that waits for slow machines
-_MF = {"name": "mf", "dim": 8}
-MODELS: dict[str, dict[str, Any]] = {
-    "fedavg": {"backbone": {"name": "mf", "dim": 8}, "method": "fedavg"},
-    "f3crec": {"backbone": {"name": "mf", "dim": 8}, "method": "f3crec", "parts": [{"name": "replay", "top_n": 10}]},
-    "tally": {"backbone": {"name": "tally", "ridge": 20.0, "min_item": 2, "keep": 20}},
-    "tally-order": {"backbone": {"name": "tally-order", "ridge": 20.0, "min_item": 2, "keep": 20, "order_back": False}},
-    "ncf": {"backbone": {"name": "ncf", "dim": 8}, "method": "f3crec", "parts": [{"name": "replay", "top_n": 10}]},
-}
-
-
-# Parts that remember more items than this catalogue has; and people here share nothing unless they ask for it.
-_CHANGED = {"replay": {"name": "replay", "top_n": 10}, "sharing": {"name": "sharing", "groups": [0, 0, 1]}}
-
-
-def config_of(name: str, rounds: int = 3, **train: Any) -> RunConfig:
-    values = {"data": DATA, "split": SPLIT, "seed": 5, "train": {"rounds": rounds, **train}, **MODELS[name]}
-    return validate_model(RunConfig, values, "the test")
-
-
-def rows_of_blocks(config: RunConfig) -> list[list[tuple[str, str, float]]]:
-    """The raw rows that the lab cuts into each block."""
-    table = load(config.data)
-    order = splits._sort_by_time(table, np.arange(len(table.user)), config.split, Draws(config.split.seed))
-    assert table.timestamp is not None
-    rows = [(table.user_ids[table.user[r]], table.item_ids[table.item[r]], float(table.timestamp[r])) for r in order]
-    return [rows[lo:hi] for lo, hi in pairwise(splits._find_cuts(len(rows), config.split))]
-
-
-@dataclass
-class Loopback:
-    """Nodes in this process; `spoil` may swallow or change what travels."""
-
-    members: dict[int, Node]
-    spoil: Any = lambda number, body, answer: answer()
-    log: list[tuple[int, bytes, bytes]] = field(default_factory=list)
-
-    def nodes(self) -> list[int]:
-        return sorted(self.members)
-
-    def exchange(self, requests: Mapping[int, bytes], timeout: float) -> dict[int, bytes]:
-        out = {}
-        for number, body in requests.items():
-            reply = self.spoil(
-                number, body, lambda n=number, b=body: question_handler.answer_message(self.members[n], b)
-            )
-            if reply is not None:
-                self.log.append((number, body, reply))
-                out[number] = reply
-        return out
-
-
-@dataclass
-class Site:
-    """A server's folder and three nodes that know each other."""
-
-    folder: Path
-    config: RunConfig
-    transport: Loopback
-    run: str = "r"
-
-    @property
-    def store(self) -> ServerStore:
-        return ServerStore(self.folder / STORE_FILE)
-
-    def publish(self, items: list[str]) -> None:
-        with self.store as store:
-            store.add_items([(item, f"title of {item}") for item in items])
-
-    def collect(self, rows: list[tuple[str, str, float]]) -> None:
-        for number, node in self.transport.members.items():
-            node.store.add_interactions([(u, i, t, None) for u, i, t in rows if home(u) == number])
-
-    def next_block(self) -> None:
-        with self.store as store:
-            store.open_block(self.run)
-        continue_run(self.folder, self.run, self.transport)
-
-    def arrays(self) -> Arrays:
-        with self.store as store:
-            return store.load_arrays(self.run)
-
-
-def home(user: str) -> int:
-    return 1 + sum(user.encode()) % 3
+from tacita.live.wire import ServerRequest, decode_reply, decode_request, encode_message
+from tacita.runs.assembly import Machine, assemble
 
 
 @pytest.fixture
 def site(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Site]:
-    config = getattr(request, "param", None) or config_of("fedavg")
+    config = getattr(request, "param", None) or site_config("fedavg")
     made = make_site(tmp_path, config)
     yield made
     for node in made.transport.members.values():
         node.close()
 
 
-def make_site(folder: Path, config: RunConfig, **more: Any) -> Site:
-    plan = build_plan(config)
-    single = any(one.seen == "each" for part in plan.parts for one in part.fields(1).extra)
-    more = {"insecure_single_user_uploads": plan.identifies_clients or single} | more
-    ServerStore.create(folder / STORE_FILE).close()
-    members = {}
-    with ServerStore(folder / STORE_FILE) as store:
-        for number in (1, 2, 3):
-            where = folder / f"node{number}"
-            Node.create(
-                where,
-                validate_model(
-                    NodeConfig,
-                    {"name": f"n{number}", "server": "localhost:1", "min_users": 5, "min_contributors": 1, **more},
-                    "test",
-                ),
-                secret="",
-            )
-            members[number] = Node.open(where)
-            store.add_node(f"n{number}", f"key {number}")
-            store.set_number(f"n{number}", number)
-        store.create_run("r", config, PATIENT)
-    return Site(folder, config, Loopback(members))
-
-
-def lab(config: RunConfig) -> Progress:
-    fed = assemble(config, Machine())
-    progress = start_run(fed)
-    run_stream(fed, progress, lambda report, now: None)
-    return progress
-
-
-def play(site: Site) -> None:
-    """Both blocks, the catalogue as the lab comes to know it."""
-    fed = assemble(site.config, Machine())
-    for block, rows in zip(fed.stream.blocks, rows_of_blocks(site.config), strict=True):
-        site.publish(list(fed.stream.item_ids[: block.n_items]))
-        site.collect(rows)
-        site.next_block()
-
-
-def but_when(reply: bytes) -> bytes:
-    """A reply without what is told of the moment it was sent."""
-    return stamp_reply(reply, "", 0.0)
-
-
-def close(one: Any, other: Any, tolerance: float = 1e-5) -> bool:
-    one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
-    return one.shape == other.shape and bool(np.linalg.norm(one - other) <= tolerance * np.linalg.norm(other))
-
-
-MODELS |= {
-    f"preset {name}": {
-        "backbone": _MF,
-        "method": name,
-        "parts": [_CHANGED[part["name"]] for part in preset_parts(name) if part["name"] in _CHANGED] or None,
-    }
-    for name in preset_names()
-    if name not in MODELS
-    and not any(is_lab_only(part["name"]) for part in preset_parts(name))
-    and not any(implements(part_class(part["name"]), "noise_sum") for part in preset_parts(name))
-}  # noise on a sum is drawn where the sum is made: once in the lab, on nodes once each
-MODELS["preset retraction"]["train"] = {"rounds": 3, "aggregation": "fixed"}
-MODELS["preset fedrec"]["train"] = {"rounds": 3, "objective": "squared", "aggregation": "per-row", "batch_size": 1000}
-MODELS["preset lipm-learned"]["backbone"] = {**_MF, "init_std": 0.5}  # else all losses are log 2 but for rounding
-MODELS["lipm"] = {
-    "backbone": {"name": "interest", "dim": 8, "tower": [16, 8], "last": 6, "lr": 0.01},
-    "method": "lipm",
-    "train": {"rounds": 3, "batches": "people", "optimiser": "lazy-adam", "aggregation": "weighted"},
-}
-MODELS["pfedrec"] = {"backbone": {"name": "pfedrec", "dim": 8}, "method": "spp"}
-MODELS["fedpergnn without neighbours"] = {"backbone": {"name": "fedpergnn", "dim": 8}, "method": "fedavg"}
-MODELS["ego"] = {"backbone": {"name": "ego", "dim": 8}, "method": "fedavg"}
-
-
-@pytest.mark.parametrize("site", [config_of(name) for name in MODELS], indirect=True, ids=list(MODELS))
+@pytest.mark.parametrize("site", [site_config(name) for name in MODELS], indirect=True, ids=list(MODELS))
 def test_nodes_give_what_the_lab_gives(site: Site) -> None:
-    play(site)
-    whole = lab(site.config)
+    play_blocks(site)
+    whole = run_lab(site.config)
     arrays = site.arrays()
-    assert close(arrays["now/items"], whole.server.items)
+    assert are_close(arrays["now/items"], whole.server.items)
     for name, head in whole.server.heads.items():
-        assert close(arrays[f"now/heads/{name}"], head)
+        assert are_close(arrays[f"now/heads/{name}"], head)
     for part, held in whole.server.parts.items():
         for name, value in held.items():
             there = arrays[f"now/parts/{part}/{name}"]
@@ -224,7 +72,7 @@ def test_nodes_give_what_the_lab_gives(site: Site) -> None:
             elif value.dtype == np.uint64:  # people, in whatever order their nodes answered
                 assert np.array_equal(np.sort(there), np.sort(value)), (part, name)
             else:
-                assert close(there, value), (part, name)
+                assert are_close(there, value), (part, name)
     with site.store as store:
         note = store.load_run("r").note
         assert note is not None
@@ -240,14 +88,10 @@ def test_nodes_give_what_the_lab_gives(site: Site) -> None:
             assert found is not None
             raw_of = dict(zip(*node.store.users(), strict=True))
             rows = [number[raw_of[one]] for one in found[1]["users"]]
-            assert close(found[1]["private"], whole.clients.private[rows])
+            assert are_close(found[1]["private"], whole.clients.private[rows])
 
 
 # What can go wrong on the way
-
-
-class Killed(BaseException):
-    """The process is gone."""
 
 
 def test_a_lost_reply_is_sent_again_and_counts_once(site: Site, tmp_path: Path) -> None:
@@ -261,18 +105,18 @@ def test_a_lost_reply_is_sent_again_and_counts_once(site: Site, tmp_path: Path) 
         return None if asked % 3 == 0 else reply
 
     site.transport.spoil = lossy
-    play(site)
+    play_blocks(site)
     whole = make_site(tmp_path / "whole", site.config) if (tmp_path / "whole").mkdir() is None else None
     assert whole is not None
-    play(whole)
-    assert same_bits(site, whole)
+    play_blocks(whole)
+    assert same_server_arrays(site, whole)
     with site.store as store, whole.store as other:
         assert store.list_accepted("r") == other.list_accepted("r")
         assert len(store.list_accepted("r")) == 3 * 2 * (3 + 3 + 1)  # nodes, blocks, trained, validated and closed
-    close_all(whole)
+    close_nodes(whole)
 
 
-@pytest.mark.parametrize("site", [config_of("fedavg"), config_of("f3crec"), config_of("tally")], indirect=True)
+@pytest.mark.parametrize("site", [site_config("fedavg"), site_config("f3crec"), site_config("tally")], indirect=True)
 @pytest.mark.parametrize("stop", [1, 5, 8, 12, 20])
 def test_a_killed_server_goes_on_as_if_nothing_had_happened(site: Site, tmp_path: Path, stop: int) -> None:
     """Killed while it waits for some answer: a new process goes on from the last commit."""
@@ -294,13 +138,13 @@ def test_a_killed_server_goes_on_as_if_nothing_had_happened(site: Site, tmp_path
         try:
             site.next_block()
         except Killed:
-            forget_memory(site)
+            drop_node_memory(site)
             continue_run(site.folder, "r", site.transport)
     (tmp_path / "whole").mkdir()
     whole = make_site(tmp_path / "whole", site.config)
-    play(whole)
-    assert same_bits(site, whole)
-    close_all(whole)
+    play_blocks(whole)
+    assert same_server_arrays(site, whole)
+    close_nodes(whole)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -315,22 +159,22 @@ def test_a_killed_node_loses_nothing(site: Site, tmp_path: Path, when: str) -> N
             if when == "after":
                 answer()
             site.transport.members[number].close()
-            forget_memory(site)
+            drop_node_memory(site)
             site.transport.members[number] = Node.open(site.folder / f"node{number}")
             return None
         return bytes(answer())
 
     site.transport.spoil = deadly
-    play(site)
+    play_blocks(site)
     (tmp_path / "whole").mkdir()
     whole = make_site(tmp_path / "whole", site.config)
-    play(whole)
-    assert same_bits(site, whole)
+    play_blocks(whole)
+    assert same_server_arrays(site, whole)
     for number, node in site.transport.members.items():
         assert node.store.list_releases()[0]["users"] > 0
         lines = [(r["block"], r["round"], r["kind"]) for r in node.store.list_releases()]
         assert len(lines) == len(set(lines)), number  # each release was counted once
-    close_all(whole)
+    close_nodes(whole)
 
 
 def test_rubbish_and_wrong_sums_never_count(site: Site, tmp_path: Path) -> None:
@@ -355,20 +199,20 @@ def test_rubbish_and_wrong_sums_never_count(site: Site, tmp_path: Path) -> None:
         return kinds[spoilt // 4 % 4]
 
     site.transport.spoil = bad
-    play(site)
+    play_blocks(site)
     (tmp_path / "whole").mkdir()
     whole = make_site(tmp_path / "whole", site.config)
-    play(whole)
-    assert same_bits(site, whole)
-    close_all(whole)
+    play_blocks(whole)
+    assert same_server_arrays(site, whole)
+    close_nodes(whole)
 
 
 def test_a_node_answers_one_question_under_one_number(site: Site) -> None:
     """The same round for another table would let a server compare two answers."""
-    play(site)
+    play_blocks(site)
     last = site.transport.log[-1]
     node = site.transport.members[last[0]]
-    assert but_when(question_handler.answer_message(node, last[1])) == but_when(last[2])
+    assert without_timestamp(question_handler.answer_message(node, last[1])) == without_timestamp(last[2])
     asked = decode_request(last[1])
     changed = ServerRequest(asked.head.model_copy(update={"best_round": asked.head.best_round + 1}), asked.arrays)
     answer = decode_reply(question_handler.answer_message(node, encode_message(changed)))
@@ -377,7 +221,7 @@ def test_a_node_answers_one_question_under_one_number(site: Site) -> None:
 
 
 def test_a_small_node_sends_nothing_but_still_learns(tmp_path: Path) -> None:
-    site = make_site(tmp_path, config_of("fedavg"), min_users=1000)
+    site = make_site(tmp_path, site_config("fedavg"), min_users=1000)
     fed = assemble(site.config, Machine())
     site.publish(list(fed.stream.item_ids))
     site.collect(rows_of_blocks(site.config)[0])
@@ -389,7 +233,7 @@ def test_a_small_node_sends_nothing_but_still_learns(tmp_path: Path) -> None:
         node.refresh()
         assert len(node.recommend(user, 5)) == 5, number
     assert all(decode_reply(reply).arrays == {} for _, _, reply in site.transport.log)
-    close_all(site)
+    close_nodes(site)
 
 
 def test_a_late_joiner_gets_the_whole_model_and_takes_part(site: Site) -> None:
@@ -404,7 +248,7 @@ def test_a_late_joiner_gets_the_whole_model_and_takes_part(site: Site) -> None:
     with site.store as store:
         store.add_node("later", "another key")
         store.set_number("later", 4)
-    late.store.add_interactions([(u, i, t, None) for u, i, t in blocks[0] + blocks[1] if home(u) == 3])
+    late.store.add_interactions([(u, i, t, None) for u, i, t in blocks[0] + blocks[1] if home_node(u) == 3])
     site.transport.members[4] = late
     site.collect(blocks[1])
     site.next_block()
@@ -432,7 +276,7 @@ def test_what_is_kept_or_unknown_never_takes_part(site: Site) -> None:
 
 
 def test_nothing_of_a_person_is_on_the_server(site: Site) -> None:
-    play(site)
+    play_blocks(site)
     names = {u.encode() for u, _, _ in rows_of_blocks(site.config)[0]}
     names = {b'"' + one + b'"' for one in names} | {one for one in names if len(one) > 3}
     assert names
@@ -443,10 +287,10 @@ def test_nothing_of_a_person_is_on_the_server(site: Site) -> None:
         assert not [one for one in names if one in reply]
 
 
-@pytest.mark.parametrize("site", [config_of("f3crec"), config_of("tally")], indirect=True, ids=["f3crec", "tally"])
+@pytest.mark.parametrize("site", [site_config("f3crec"), site_config("tally")], indirect=True, ids=["f3crec", "tally"])
 def test_a_node_never_computes_with_arrays_that_do_not_fit(site: Site) -> None:
     """Compiled loops trust shapes and places: a hostile server must not get that far."""
-    play(site)
+    play_blocks(site)
     number, body, _ = next(
         one for one in reversed(site.transport.log) if decode_request(one[1]).head.kind == "validate"
     )
@@ -521,10 +365,10 @@ def test_a_changed_request_is_refused_or_answered_never_a_crash(fuzzed: Site, da
 
 @pytest.fixture(scope="module")
 def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    made = make_site(tmp_path_factory.mktemp("fuzzed"), config_of("f3crec"))
-    play(made)
+    made = make_site(tmp_path_factory.mktemp("fuzzed"), site_config("f3crec"))
+    play_blocks(made)
     yield made
-    close_all(made)
+    close_nodes(made)
 
 
 def node_trained(node: Node) -> Any:
@@ -533,76 +377,42 @@ def node_trained(node: Node) -> Any:
     return found[1]["took_part"]
 
 
-def forget_memory(site: Site) -> None:
-    """What a process that was killed had in memory."""
-    for node in site.transport.members.values():
-        node.open_runs.clear()
-
-
-def same_bits(one: Site, other: Site) -> bool:
-    mine, yours = one.arrays(), other.arrays()
-    return mine.keys() == yours.keys() and all(np.array_equal(mine[k], yours[k]) for k in mine)
-
-
-def close_all(site: Site) -> None:
-    for node in site.transport.members.values():
-        node.close()
-
-
 # What a curious server tries
-
-
-def started_site(folder: Path, name: str = "tally", **more: Any) -> Site:
-    site = make_site(folder, config_of(name), **more)
-    site.publish(list(assemble(site.config, Machine()).stream.item_ids))
-    site.collect(rows_of_blocks(site.config)[0])
-    return site
-
-
-def asked_again(site: Site, run: str, **changes: Any) -> Any:
-    """The last request again under another run, with other settings; the answer of the node that got it."""
-    number, body, _ = site.transport.log[0]
-    head = decode_request(body).head
-    settings = head.config | {"train": head.config["train"] | changes.pop("train", {})}
-    asked = ServerRequest(
-        head.model_copy(update={"run": run, "config": settings, **changes}), decode_request(body).arrays
-    )
-    return decode_reply(question_handler.answer_message(site.transport.members[number], encode_message(asked)))
 
 
 def test_two_runs_never_differ_by_what_a_few_did(tmp_path: Path) -> None:
     """An import of one person between two runs waits until enough others have something new."""
-    site = started_site(tmp_path)
+    site = site_with_first_block(tmp_path)
     site.next_block()
     number, _, reply = site.transport.log[0]
     node = site.transport.members[number]
     person = node.store.users()[1][0]
     items = [item for item, _ in node.store.catalogue()]
     node.store.add_interactions([(person, item, 2e9, None) for item in items[:20]])
-    again = asked_again(site, "second")
+    again = repeat_request(site, "second")
     assert again.head.verdict == "ok"
     assert same_sums(again, decode_reply(reply))
     everybody = [(raw, item, 2e9 + 1, None) for raw in node.store.users()[1] for item in items[:2]]
     node.store.add_interactions(everybody)
-    assert not same_sums(asked_again(site, "third"), again)
-    close_all(site)
+    assert not same_sums(repeat_request(site, "third"), again)
+    close_nodes(site)
 
 
 def test_settings_of_a_run_stay_and_people_are_not_sampled(tmp_path: Path) -> None:
-    site = started_site(tmp_path)
+    site = site_with_first_block(tmp_path)
     site.next_block()
-    said = asked_again(site, "r", round=0, block=1, train={"patience": 7})
+    said = repeat_request(site, "r", round=0, block=1, train={"patience": 7})
     assert said.head.verdict == "refused"
     assert "settings" in said.head.said
     for train in ({"participation": {"kind": "fraction", "rate": 0.9}}, {"negatives": 0}, {"local_epochs": 1000}):
-        assert asked_again(site, "other", train=train).head.verdict == "refused", train
+        assert repeat_request(site, "other", train=train).head.verdict == "refused", train
     for changed in ({"round": 1}, {"kind": "train"}, {"block": 5000}, {"round": 10**6}):
-        assert asked_again(site, "another", **changed).head.verdict == "refused", changed
-    close_all(site)
+        assert repeat_request(site, "another", **changed).head.verdict == "refused", changed
+    close_nodes(site)
 
 
 def test_a_node_whose_model_came_before_later_settings_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    site = started_site(tmp_path)
+    site = site_with_first_block(tmp_path)
     site.next_block()
     store = site.transport.members[site.transport.log[0][0]].store
     run = decode_request(site.transport.log[0][1]).head.run
@@ -611,26 +421,26 @@ def test_a_node_whose_model_came_before_later_settings_goes_on(tmp_path: Path, m
     before = json.loads(held[0]["config"])
     del before["split"]["repeats"], before["evaluate"]["hidden_items"], before["date_format"], before["decimal"]
     monkeypatch.setattr(store, "model", lambda run: ({**held[0], "config": json.dumps(before)}, held[1]))
-    assert "settings" not in asked_again(site, run, kind="validate").head.said
+    assert "settings" not in repeat_request(site, run, kind="validate").head.said
     before["seed"] += 1
-    assert "settings" in asked_again(site, run, kind="validate").head.said
-    close_all(site)
+    assert "settings" in repeat_request(site, run, kind="validate").head.said
+    close_nodes(site)
 
 
 def test_a_refusal_counts_nobody_and_is_no_release(tmp_path: Path) -> None:
-    site = started_site(tmp_path, min_users=1000)
+    site = site_with_first_block(tmp_path, min_users=1000)
     with pytest.raises(TacitaError, match="minimum"):
         site.next_block()
     for _, _, reply in site.transport.log:
         assert not any(letter.isdigit() for letter in decode_reply(reply).head.said)
     assert not any(node.store.list_releases() for node in site.transport.members.values())
-    close_all(site)
+    close_nodes(site)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "tally"])
 def test_after_everybody_refused_the_block_can_be_asked_for_again(tmp_path: Path, name: str) -> None:
     """Nothing was told of the block, so what people add still joins it."""
-    site = make_site(tmp_path, config_of(name), min_users=15)
+    site = make_site(tmp_path, site_config(name), min_users=15)
     fed = assemble(site.config, Machine())
     site.publish(list(fed.stream.item_ids))
     rows = rows_of_blocks(site.config)[0]
@@ -644,7 +454,7 @@ def test_after_everybody_refused_the_block_can_be_asked_for_again(tmp_path: Path
         counted = [n for _, _, kind, _, n in store.list_accepted("r") if kind in ("round", "statistic")]
     assert len(counted) >= 3
     assert min(counted) >= 15
-    close_all(site)
+    close_nodes(site)
 
 
 def wrapping(ptr: Any) -> Any:
@@ -656,7 +466,7 @@ def wrapping(ptr: Any) -> Any:
 
 def test_a_few_people_are_not_read_from_refusals(tmp_path: Path) -> None:
     """A matrix that overflows for whoever has an item got another sentence than one that does not."""
-    site = started_site(tmp_path, min_users=1000)
+    site = site_with_first_block(tmp_path, min_users=1000)
     with pytest.raises(TacitaError, match="minimum"):
         site.next_block()
     _, body, _ = site.transport.log[0]
@@ -679,7 +489,7 @@ def test_a_few_people_are_not_read_from_refusals(tmp_path: Path) -> None:
             said.add((kind, reply.verdict, reply.said, len(reply.sums)))
     assert len(said) == 2
     assert node.store.list_releases() == []
-    close_all(site)
+    close_nodes(site)
 
 
 def whole_sum(reply: Any, name: str, shape: tuple[int, ...]) -> Any:
@@ -691,13 +501,8 @@ def whole_sum(reply: Any, name: str, shape: tuple[int, ...]) -> Any:
     return found
 
 
-def same_sums(one: Any, other: Any) -> bool:
-    same = one.arrays.keys() == other.arrays.keys()
-    return same and all(np.array_equal(v, other.arrays[name]) for name, v in one.arrays.items())
-
-
 def test_a_statistic_does_not_tell_of_items_that_few_have(tmp_path: Path) -> None:
-    site = started_site(tmp_path, min_contributors=6)
+    site = site_with_first_block(tmp_path, min_contributors=6)
     site.next_block()
     reply = decode_reply(site.transport.log[0][2])
     n = len(site.transport.members[1].store.catalogue())
@@ -708,7 +513,7 @@ def test_a_statistic_does_not_tell_of_items_that_few_have(tmp_path: Path) -> Non
     assert pairs.any()
     assert not pairs[rare].any()
     assert not pairs[:, rare].any()
-    close_all(site)
+    close_nodes(site)
 
 
 @pytest.mark.parametrize("backbone", ["tally", "tally-order"])
@@ -723,7 +528,7 @@ def test_nothing_is_told_anew_after_its_noise(tmp_path: Path, backbone: str) -> 
         "parts": [{"name": "dpps", "clip": 1.0, "releases": 4}],
     }
     site = make_site(tmp_path, validate_model(RunConfig, values, "test"), min_contributors=5)
-    play(site)
+    play_blocks(site)
     seen = 0
     for _, body, reply in site.transport.log:
         told = decode_reply(reply)
@@ -732,19 +537,19 @@ def test_nothing_is_told_anew_after_its_noise(tmp_path: Path, backbone: str) -> 
             counts = told.arrays["touched"]
             assert not np.array_equal(counts, np.rint(counts)), decode_request(body).head
     assert seen >= 4
-    close_all(site)
+    close_nodes(site)
 
 
 def test_a_round_tells_how_rows_moved_and_not_who_touched_them(tmp_path: Path) -> None:
-    site = started_site(tmp_path, "fedavg")
+    site = site_with_first_block(tmp_path, "fedavg")
     site.next_block()
     sent = {name.partition("/")[0] for name in decode_reply(site.transport.log[0][2]).arrays}
     assert sent == {"rows"}
-    close_all(site)
+    close_nodes(site)
 
 
 def test_who_withdraws_while_a_sum_is_made_is_not_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    site = started_site(tmp_path, "fedavg")
+    site = site_with_first_block(tmp_path, "fedavg")
     node = site.transport.members[1]
     person = node.store.users()[1][0]
     whole, real, done = len(node.store.users()[1]), LocalDevices.exchange, []
@@ -759,7 +564,7 @@ def test_who_withdraws_while_a_sum_is_made_is_not_in_it(tmp_path: Path, monkeypa
     site.next_block()
     first = next(decode_reply(reply) for number, _, reply in site.transport.log if number == 1)
     assert first.head.clients == whole - 1
-    close_all(site)
+    close_nodes(site)
 
 
 def test_draws_of_two_runs_have_nothing_in_common() -> None:
@@ -788,7 +593,7 @@ def test_a_node_revoked_during_a_round_does_not_count(site: Site) -> None:
         assert {node for _, _, _, node, _ in store.list_accepted("r")} == {1, 2}
 
 
-@pytest.mark.parametrize("site", [config_of("fedavg"), config_of("tally")], indirect=True, ids=["fedavg", "tally"])
+@pytest.mark.parametrize("site", [site_config("fedavg"), site_config("tally")], indirect=True, ids=["fedavg", "tally"])
 def test_a_hostile_node_cannot_stop_or_bend_a_run(site: Site, tmp_path: Path) -> None:
     """What node 3 sends first is always wrong; asked again it answers as it should, and nothing of the rest is left."""
     seen: set[tuple[Any, ...]] = set()
@@ -820,12 +625,12 @@ def test_a_hostile_node_cannot_stop_or_bend_a_run(site: Site, tmp_path: Path) ->
         return encode_message(type(read)(head, bad))
 
     site.transport.spoil = hostile
-    play(site)
+    play_blocks(site)
     (tmp_path / "whole").mkdir()
     whole = make_site(tmp_path / "whole", site.config)
-    play(whole)
-    assert same_bits(site, whole)
-    close_all(whole)
+    play_blocks(whole)
+    assert same_server_arrays(site, whole)
+    close_nodes(whole)
 
 
 def test_titles_and_other_runs_do_not_disturb_a_run(site: Site) -> None:

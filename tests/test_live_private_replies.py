@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from test_live_parity import Site, close_all, rows_of_blocks
-from test_live_promises import Hostile, begun, private_tally
 
+from helpers.hostile_server import HostileServer, begin_site, private_tally_config
+from helpers.loopback_site import Site, close_nodes, rows_of_blocks
 from tacita.core.config import RunConfig, validate_model
 from tacita.live.node.node import Node
 from tacita.live.node.user_run import _read_device_lists
@@ -20,7 +20,7 @@ N_PROBES = 30
 
 def sparse_tally(epsilon: float = 8.0, blocks: int = 2) -> RunConfig:
     """A private tally of short lists, so that a batch of people has about half of the items."""
-    values = private_tally(epsilon, blocks).model_dump(mode="json")
+    values = private_tally_config(epsilon, blocks).model_dump(mode="json")
     return validate_model(RunConfig, values | {"data": SPARSE_DATA}, "the test")
 
 
@@ -31,7 +31,7 @@ class RetractionProbe:
     """A server that reports every attempt of a retraction as failed, and asks again."""
 
     def __init__(self, site: Site) -> None:
-        self.server = Hostile(site, "statistic/retraction")
+        self.server = HostileServer(site, "statistic/retraction")
         self.n_attempts = 0
 
     def ask(self, arrays: dict[str, Any] | None = None) -> Any:
@@ -50,7 +50,7 @@ class RetractionProbe:
 
 def begin_leaving(folder: Path, n_leavers: int = 5) -> tuple[RetractionProbe, Site, list[str]]:
     """People of node 1 leave after a block; the server stands before its question to them."""
-    site = begun(folder, sparse_tally())
+    site = begin_site(folder, sparse_tally())
     site.next_block()
     node = site.transport.members[1]
     leavers = node.store.users()[1][:n_leavers]
@@ -96,4 +96,4 @@ def test_repeated_retraction_tells_nothing_of_who_has_an_item(tmp_path: Path) ->
     assert n_right == is_held.sum() < N_PROBES, f"{n_right} of {N_PROBES} items are read"
     assert answers == [True] * N_PROBES  # every probe is answered alike, whoever has the item
     assert np.array_equal(probe.ask({"heads/scale": scale}).arrays["terms"], first.arrays["terms"])
-    close_all(site)
+    close_nodes(site)

@@ -9,72 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_live_ledger import config_of as dpps_of
-from test_live_parity import PATIENT, Site, close_all, config_of, make_site, play, rows_of_blocks
-from test_live_requests import begin
 
-from tacita.core.codec import digest_array
-from tacita.core.config import RunConfig, validate_model
+from helpers.hostile_server import HostileServer, begin_site, private_tally_config, spent_budgets
+from helpers.loopback_site import PATIENT, Site, close_nodes, make_site, play_blocks, rows_of_blocks, site_config
+from helpers.node_accounts import dpps_config as dpps_of
 from tacita.core.errors import TacitaError
-from tacita.live.node import noise_replay, question_handler, user_queries, verbs
+from tacita.live.node import noise_replay, user_queries, verbs
 from tacita.live.node.budgets import set_budget
 from tacita.live.node.node import Node
 from tacita.live.server.store import describe_run
-from tacita.live.wire import Reply, RequestOutcome, ServerRequest, decode_reply, decode_request, encode_message
+from tacita.live.wire import Reply, RequestOutcome, decode_reply, decode_request, encode_message
 from tacita.privacy.calibration import mu_of
 from tacita.runs.assembly import Machine, assemble
-
-
-class Stop(BaseException):
-    """A server that goes on by itself from here."""
-
-
-class Hostile:
-    """Questions of a server's own making to node 1, from the first honest one of a kind."""
-
-    def __init__(self, site: Site, kind: str) -> None:
-        self.node, self.first = site.transport.members[1], Any
-
-        def listen(number: int, body: bytes, answer: Any) -> bytes:
-            request = decode_request(body)
-            if number == 1 and request.head.kind.startswith(kind):
-                self.first = request
-                raise Stop
-            return bytes(answer())
-
-        site.transport.spoil = listen
-        with pytest.raises(Stop):
-            site.next_block()
-
-    def asks(self, arrays: dict[str, Any] | None = None, **head: Any) -> Any:
-        held = self.node.store.model("r")
-        known = {} if held is None else {name: array for name, (_, array) in held[1].items()}
-        found = {n: a for n, a in (known | self.first.arrays | (arrays or {})).items() if n in self.first.head.names}
-        if "/" not in head.get("kind", self.first.head.kind):
-            found = {n: a for n, a in found.items() if not n.startswith("chosen")}
-        names = {name: digest_array(array) for name, array in found.items()}
-        asked = ServerRequest(self.first.head.model_copy(update={"names": names, **head}), found)
-        return decode_reply(question_handler.answer_message(self.node, encode_message(asked)))
-
-
-def private_tally(epsilon: float = 1.0, blocks: int = 1, **privacy: Any) -> RunConfig:
-    values = config_of("tally").model_dump(mode="json")
-    values |= {"backbone": {"name": "tally"}, "privacy": {"epsilon": epsilon, "blocks": blocks, **privacy}}
-    return validate_model(RunConfig, values, "the test")
-
-
-def begun(folder: Path, config: RunConfig, **more: Any) -> Site:
-    folder.mkdir(exist_ok=True)
-    site = make_site(folder, config, **more)
-    begin(site)
-    return site
-
-
-def spent(node: Any, run: str = "r") -> dict[str, float]:
-    return {
-        raw: verbs.perform_verb(node, "ledger", {"user": raw})["runs"][run]["spent"] for raw in node.store.users()[1]
-    }
-
 
 # Scores
 
@@ -96,27 +42,27 @@ def one_entry(n: int, weights: Any) -> dict[str, Any]:
 
 def test_under_a_budget_nobody_is_told_scores_of_any_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Control: a node that sent them would tell, without noise, whether somebody has the one item that is ranked."""
-    site = begun(tmp_path, private_tally(0.5))
-    server = Hostile(site, "validate")
+    site = begin_site(tmp_path, private_tally_config(0.5))
+    server = HostileServer(site, "validate")
     n, first = len(server.node.store.catalogue()), server.first.head.round
     block = server.node.open_runs["r"].federation.stream.blocks[0]
     wanted = int(np.bincount(block.valid.ids).argmax())
     pointed = np.zeros((n, n))
     pointed[:, wanted] = 1000.0
-    before = spent(server.node)
+    before = spent_budgets(server.node)
     told = [server.asks(one_entry(n, b), round=first + k) for k, b in enumerate((0 * pointed, pointed))]
     assert [(one.head.verdict, one.head.sums, one.head.clients) for one in told] == [("ok", {}, 0)] * 2
-    assert spent(server.node) == before
+    assert spent_budgets(server.node) == before
     ended = server.asks(one_entry(n, pointed), kind="close", round=first + 2)
     assert (ended.head.verdict, ended.head.sums) == ("ok", {})
-    close_all(site)
-    again = begun(tmp_path / "control", private_tally(0.5))
-    server = Hostile(again, "validate")
+    close_nodes(site)
+    again = begin_site(tmp_path / "control", private_tally_config(0.5))
+    server = HostileServer(again, "validate")
     monkeypatch.setattr(type(server.node.open_runs["r"].federation), "ledgers", ())
     told = [server.asks(one_entry(n, b), round=first + k) for k, b in enumerate((0 * pointed, pointed))]
     less, more = (next(iter(one.head.sums.values()))[0] for one in told)
     assert more > less
-    close_all(again)
+    close_nodes(again)
 
 
 def test_a_run_that_counts_keeps_its_last_round_and_says_why_there_are_no_scores(tmp_path: Path) -> None:
@@ -132,7 +78,7 @@ def test_a_run_that_counts_keeps_its_last_round_and_says_why_there_are_no_scores
         return encode_message(Reply(reply.head.model_copy(update=more), reply.arrays))
 
     site.transport.spoil = lying
-    play(site)
+    play_blocks(site)
     with site.store as store:
         row = store.load_run("r")
     assert row.note is not None
@@ -145,7 +91,7 @@ def test_a_run_that_counts_keeps_its_last_round_and_says_why_there_are_no_scores
     told = [one for one in site.transport.members[1].store.list_releases() if one["kind"] in ("validate", "close")]
     assert {one["kind"] for one in told} <= {"close"}
     assert all(one["sees"] == "how many people spent how much of their budgets, rounded" for one in told)
-    close_all(site)
+    close_nodes(site)
 
 
 # Noise
@@ -153,8 +99,8 @@ def test_a_run_that_counts_keeps_its_last_round_and_says_why_there_are_no_scores
 
 def test_a_node_that_is_set_back_to_a_copy_draws_other_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Control: noise that follows what is stored comes again, and the difference is the one who paused, rank one."""
-    site = begun(tmp_path, private_tally(8.0))
-    server = Hostile(site, "statistic")
+    site = begin_site(tmp_path, private_tally_config(8.0))
+    server = HostileServer(site, "statistic")
     where, copy = server.node.folder, tmp_path / "copy"
     with server.node.store._write_transaction() as db:
         db.execute("UPDATE meta SET value = ? WHERE key = 'secret'", ("ab" * 32,))
@@ -177,12 +123,12 @@ def test_a_node_that_is_set_back_to_a_copy_draws_other_noise(tmp_path: Path, mon
     apart = np.abs(np.linalg.eigvalsh(told(False) - told(True)))
     assert (apart > 1e-6).sum() == 1
     site.transport.members.pop(1)
-    close_all(site)
+    close_nodes(site)
 
 
-def leavers_of(folder: Path) -> tuple[Hostile, Site, list[str]]:
+def leavers_of(folder: Path) -> tuple[HostileServer, Site, list[str]]:
     """Five people of node 1 leave after a block under a budget; the server stands before its question to them."""
-    site = begun(folder, private_tally(1.0, blocks=2))
+    site = begin_site(folder, private_tally_config(1.0, blocks=2))
     site.next_block()
     node = site.transport.members[1]
     raws = node.store.users()[1][:5]
@@ -190,7 +136,7 @@ def leavers_of(folder: Path) -> tuple[Hostile, Site, list[str]]:
         node.store.enqueue_request("leave", "r", user=node.store.find_user(raw))
     site.publish(list(assemble(site.config, Machine()).stream.item_ids))
     site.collect(rows_of_blocks(site.config)[1])
-    return Hostile(site, "statistic/retraction"), site, raws
+    return HostileServer(site, "statistic/retraction"), site, raws
 
 
 def test_a_retraction_is_told_again_with_the_same_noise_and_other_ones_are_few(tmp_path: Path) -> None:
@@ -210,13 +156,13 @@ def test_a_retraction_is_told_again_with_the_same_noise_and_other_ones_are_few(t
 
     first = asks()
     assert first.head.verdict == "ok"
-    paid = spent(server.node)
+    paid = spent_budgets(server.node)
     assert all(paid[raw] > 1.0 for raw in raws)  # beyond the budget: taking back is not refused
     for _ in range(4):
         again = asks()
         assert again.head.verdict == "ok"
         assert np.array_equal(again.arrays["terms"], first.arrays["terms"])
-    assert spent(server.node) == paid
+    assert spent_budgets(server.node) == paid
     held = server.node.store.model("r")
     assert held is not None
     scale, costs = held[1]["heads/scale"][1], [paid[raws[0]]]
@@ -225,16 +171,16 @@ def test_a_retraction_is_told_again_with_the_same_noise_and_other_ones_are_few(t
     assert "noise of its own" in others[-1].head.said
     for one in others[:2]:
         assert (one.arrays["terms"] != first.arrays["terms"]).mean() > 0.9
-    costs.append(spent(server.node)[raws[0]])
+    costs.append(spent_budgets(server.node)[raws[0]])
     assert costs[1] > costs[0]
     assert np.array_equal(asks(scale=scale).arrays["terms"], first.arrays["terms"])  # the honest one is not lost
-    assert spent(server.node)[raws[0]] == costs[1]
+    assert spent_budgets(server.node)[raws[0]] == costs[1]
     assert _kept(server.node) == 3
     server.node.store.record_outcomes(
         "r", [RequestOutcome(id=one.id, state="done") for one in server.node.store.list_requests("r")]
     )
     assert _kept(server.node) == 0
-    close_all(site)
+    close_nodes(site)
 
 
 def _kept(node: Any, whose: str = "") -> int:
@@ -245,7 +191,7 @@ def _kept(node: Any, whose: str = "") -> int:
 
 def test_who_is_named_to_the_server_tells_no_more_either(tmp_path: Path) -> None:
     """A node whose owner lets the server name people is asked about other company each time: people have a limit."""
-    site = begun(tmp_path, private_tally(1.0, blocks=2), insecure_single_user_uploads=True)
+    site = begin_site(tmp_path, private_tally_config(1.0, blocks=2), insecure_single_user_uploads=True)
     site.next_block()
     node = site.transport.members[1]
     ids, raws = node.store.users()
@@ -253,7 +199,7 @@ def test_who_is_named_to_the_server_tells_no_more_either(tmp_path: Path) -> None
         node.store.enqueue_request("leave", "r", user=node.store.find_user(raw))
     site.publish(list(assemble(site.config, Machine()).stream.item_ids))
     site.collect(rows_of_blocks(site.config)[1])
-    server = Hostile(site, "statistic/retraction")
+    server = HostileServer(site, "statistic/retraction")
     base, verdicts = server.first.head, []
     everybody = np.sort(server.first.arrays["chosen"])
     for n in range(5):
@@ -267,7 +213,7 @@ def test_who_is_named_to_the_server_tells_no_more_either(tmp_path: Path) -> None
     assert 0 < _kept(node, f"{ids[0]} ") < _kept(node)
     node.erase(raws[0])
     assert _kept(node, f"{ids[0]} ") == 0
-    close_all(site)
+    close_nodes(site)
 
 
 # Budgets
@@ -276,53 +222,53 @@ def test_who_is_named_to_the_server_tells_no_more_either(tmp_path: Path) -> None
 def test_delta_is_not_the_servers_word_alone(tmp_path: Path) -> None:
     """At a delta of 0.999 a budget buys many times the loss that it buys at 1e-5."""
     assert mu_of(0.1, 0.999) > 100 * mu_of(0.1, 1e-5)
-    site = begun(tmp_path, private_tally(0.1, delta=0.999))
-    server = Hostile(site, "")
+    site = begin_site(tmp_path, private_tally_config(0.1, delta=0.999))
+    server = HostileServer(site, "")
     reply = server.asks()
     assert reply.head.verdict == "refused"
     assert "max_delta" in reply.head.said
     assert server.node.store.list_releases() == []
-    close_all(site)
-    allowed = begun(tmp_path / "allowed", private_tally(0.1, delta=1e-4), max_delta=1e-4)
-    assert Hostile(allowed, "").asks().head.verdict == "ok"
-    close_all(allowed)
+    close_nodes(site)
+    allowed = begin_site(tmp_path / "allowed", private_tally_config(0.1, delta=1e-4), max_delta=1e-4)
+    assert HostileServer(allowed, "").asks().head.verdict == "ok"
+    close_nodes(allowed)
 
 
 def test_who_said_nothing_spends_what_the_owner_of_the_node_allows(tmp_path: Path) -> None:
-    site = begun(tmp_path, private_tally(8.0), max_epsilon=0.5)
+    site = begin_site(tmp_path, private_tally_config(8.0), max_epsilon=0.5)
     node = site.transport.members[1]
     raws = node.store.users()[1]
     for raw in raws[:5]:  # as many as one sum needs
         verbs.perform_verb(node, "budget", {"user": raw, "epsilon": 20.0})
-    Hostile(site, "validate")
-    paid = spent(node)
+    HostileServer(site, "validate")
+    paid = spent_budgets(node)
     assert min(paid[raw] for raw in raws[:5]) > 7.0
     assert max(paid[raw] for raw in raws[5:]) <= 0.5
-    close_all(site)
+    close_nodes(site)
 
 
 def test_no_budget_of_one_person_stops_the_node_for_everybody(tmp_path: Path) -> None:
-    site = begun(tmp_path, private_tally(0.5))
-    server = Hostile(site, "")
+    site = begin_site(tmp_path, private_tally_config(0.5))
+    server = HostileServer(site, "")
     raw = server.node.store.users()[1][0]
     for said in (999_999.9999999999, 1e6, float("inf"), float("nan"), -0.1):
         with pytest.raises(TacitaError, match="less than a million"):
             set_budget(server.node, raw, said)
     server.node.store.declare_budget(raw, 10**12)  # as an older version kept it
     assert server.asks().head.verdict == "ok"
-    close_all(site)
+    close_nodes(site)
 
 
 def test_who_is_erased_and_comes_back_has_spent_what_they_spent(tmp_path: Path) -> None:
-    config = private_tally(0.5)
-    site = begun(tmp_path, config)
+    config = private_tally_config(0.5)
+    site = begin_site(tmp_path, config)
     site.next_block()
     node = site.transport.members[1]
     back, rows = node.store.users()[1][:5], []
     for raw in back:
         held = node.store.history([node.store.find_user(raw)])
         rows += [(raw, item, float(at), None) for item, at in zip(held.item, held.time, strict=True)]
-    before = spent(node)
+    before = spent_budgets(node)
     assert min(before[raw] for raw in back) > 0.4
     for _ in range(2):  # twice is not twice as much
         for raw in back:
@@ -338,19 +284,19 @@ def test_who_is_erased_and_comes_back_has_spent_what_they_spent(tmp_path: Path) 
     held = node.store.devices("again")
     assert held is not None
     assert not held[1]["parts/statistic/times"][:, :3].any()
-    after = spent(node, "again")
+    after = spent_budgets(node, "again")
     assert [after[raw] for raw in back] == pytest.approx([before[raw] for raw in back])
     node.erase(None)
     assert (
         len(node.store.run_query(lambda db: db.execute("SELECT 1 FROM meta WHERE key GLOB 'spent/*'").fetchall())) >= 5
     )
-    close_all(site)
+    close_nodes(site)
 
 
 def test_of_who_spent_nothing_an_erasure_leaves_nothing(tmp_path: Path) -> None:
-    site = begun(tmp_path, config_of("tally"))
+    site = begin_site(tmp_path, site_config("tally"))
     site.next_block()
     node = site.transport.members[1]
     node.erase(None)
     assert node.store.run_query(lambda db: db.execute("SELECT 1 FROM meta WHERE key GLOB 'spent/*'").fetchall()) == []
-    close_all(site)
+    close_nodes(site)

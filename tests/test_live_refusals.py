@@ -10,19 +10,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_live_parity import (
-    asked_again,
-    but_when,
-    close_all,
-    config_of,
-    make_site,
-    play,
-    rows_of_blocks,
-    same_bits,
-    same_sums,
-    started_site,
-)
 
+from helpers.loopback_site import (
+    close_nodes,
+    make_site,
+    play_blocks,
+    repeat_request,
+    rows_of_blocks,
+    same_server_arrays,
+    same_sums,
+    site_config,
+    site_with_first_block,
+    without_timestamp,
+)
 from tacita.core.errors import TacitaError
 from tacita.live.node import question_handler
 from tacita.live.node.answers import AnswerRecord, QuestionNumber
@@ -67,9 +67,9 @@ def test_a_node_that_pauses_goes_on_as_if_it_had_not_been_asked(tmp_path: Path, 
     folders = [tmp_path / one for one in ("whole", "paused")]
     for folder in folders:
         folder.mkdir()
-    whole = make_site(folders[0], config_of(name))
-    paused = make_site(folders[1], config_of(name), min_seconds_between_rounds=60.0)
-    play(whole)
+    whole = make_site(folders[0], site_config(name))
+    paused = make_site(folders[1], site_config(name), min_seconds_between_rounds=60.0)
+    play_blocks(whole)
     node, asked = paused.transport.members[1], [(body, reply) for n, body, reply in whole.transport.log if n == 1]
     blocks, refused, answered = rows_of_blocks(paused.config), 0, {}
     for body, reply in asked:
@@ -86,12 +86,12 @@ def test_a_node_that_pauses_goes_on_as_if_it_had_not_been_asked(tmp_path: Path, 
                 refused += 1
         if early.verdict == "refused":
             clock.now = answered[head.kind] + 60.0  # counted from the last answer, not from a refusal
-        assert but_when(question_handler.answer_message(node, body)) == but_when(reply)
+        assert without_timestamp(question_handler.answer_message(node, body)) == without_timestamp(reply)
         answered[head.kind] = clock.now
     assert refused >= 4
     assert len(node.store.list_releases()) == len(asked)
-    close_all(whole)
-    close_all(paused)
+    close_nodes(whole)
+    close_nodes(paused)
 
 
 def test_a_block_ends_on_a_node_that_keeps_its_scores(tmp_path: Path, clock: Clock) -> None:
@@ -100,7 +100,7 @@ def test_a_block_ends_on_a_node_that_keeps_its_scores(tmp_path: Path, clock: Clo
     for folder in folders:
         folder.mkdir()
     sites = [
-        make_site(folder, config_of("f3crec"), max_releases_per_day=most)
+        make_site(folder, site_config("f3crec"), max_releases_per_day=most)
         for folder, most in zip(folders, (1000, 6), strict=True)
     ]
     for site in sites:
@@ -117,12 +117,12 @@ def test_a_block_ends_on_a_node_that_keeps_its_scores(tmp_path: Path, clock: Clo
         for key, value in whole.store.devices("r", tag)[1].items():
             np.testing.assert_array_equal(spent.store.devices("r", tag)[1][key], value)
     for site in sites:
-        close_all(site)
+        close_nodes(site)
 
 
 def test_a_small_node_learns_a_round_once_and_beside_the_run(tmp_path: Path) -> None:
     """Asked again it learns nothing twice; when there are enough people it starts as if it had not refused."""
-    site = started_site(tmp_path, "fedavg", min_users=1000)
+    site = site_with_first_block(tmp_path, "fedavg", min_users=1000)
     with pytest.raises(TacitaError, match="min_users"):
         site.next_block()
     number, body, _ = site.transport.log[0]
@@ -145,8 +145,8 @@ def test_a_small_node_learns_a_round_once_and_beside_the_run(tmp_path: Path) -> 
     )
     assert mine.head.verdict == fresh.head.verdict == "ok"
     assert same_sums(mine, fresh)
-    close_all(site)
-    close_all(other)
+    close_nodes(site)
+    close_nodes(other)
 
 
 # Who counts as having something new
@@ -154,7 +154,7 @@ def test_a_small_node_learns_a_round_once_and_beside_the_run(tmp_path: Path) -> 
 
 def test_only_people_with_something_usable_let_an_import_join(tmp_path: Path) -> None:
     """Rows of unknown items, or of items a sum holds already, do not hide one person's import."""
-    site = started_site(tmp_path, "fedavg")
+    site = site_with_first_block(tmp_path, "fedavg")
     site.next_block()
     number, _, reply = site.transport.log[0]
     node = site.transport.members[number]
@@ -164,10 +164,10 @@ def test_only_people_with_something_usable_let_an_import_join(tmp_path: Path) ->
     node.store.add_interactions([(first, item, 2e9, None) for item in items[:20]])
     node.store.add_interactions([(user, "not in the catalogue", 2e9, None) for user in others])
     node.store.add_interactions([(user, had[user], 2e9, None) for user in others])
-    again = asked_again(site, "second")
+    again = repeat_request(site, "second")
     assert again.head.verdict == "ok"
     assert same_sums(again, decode_reply(reply))
-    close_all(site)
+    close_nodes(site)
 
 
 def test_what_a_run_cannot_learn_from_waits(tmp_path: Path) -> None:
@@ -249,11 +249,11 @@ WRONG: dict[str, dict[str, list[tuple[str, Change]]]] = {
 def settings_of(name: str) -> Any:
     if name == "tally":  # weighted, and read through some of its items
         model = {"name": "tally", "ridge": 20.0, "min_item": 2, "keep": 20, "most_inputs": 30, "length_power": 0.5}
-        return config_of("tally").model_copy(update={"backbone": model})
+        return site_config("tally").model_copy(update={"backbone": model})
     if name == "ncf":
         model = {"name": "ncf", "dim": 8, "share_mlp": True}
-        return config_of("fedavg", 1).model_copy(update={"backbone": model})
-    return config_of("fedavg", 1).model_copy(update={"method": "reg"})
+        return site_config("fedavg", 1).model_copy(update={"backbone": model})
+    return site_config("fedavg", 1).model_copy(update={"method": "reg"})
 
 
 @pytest.mark.parametrize("name", list(WRONG))
@@ -281,16 +281,16 @@ def test_what_people_cannot_have_said_is_refused_by_name(
     expect: list[str] = []
     caplog.set_level(logging.WARNING, "tacita.live.server.remote_devices")
     site.transport.spoil = lying
-    play(site)
+    play_blocks(site)
     said = [record.getMessage() for record in caplog.records if record.name == "tacita.live.server.remote_devices"]
     assert not any(todo.values())
     assert len(said) == len(expect)
     for line, word in zip(said, expect, strict=True):
         assert word in line
-    play(whole)
-    assert same_bits(site, whole)
-    close_all(site)
-    close_all(whole)
+    play_blocks(whole)
+    assert same_server_arrays(site, whole)
+    close_nodes(site)
+    close_nodes(whole)
 
 
 def test_a_reply_brings_no_more_requests_than_it_may() -> None:

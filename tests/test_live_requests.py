@@ -5,27 +5,35 @@ from __future__ import annotations
 import contextlib
 import json
 import struct
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from test_live_parity import (
+
+from helpers.loopback_site import (
     PATIENT,
     Killed,
     Site,
-    close,
-    close_all,
-    config_of,
-    forget_memory,
-    lab,
+    are_close,
+    close_nodes,
+    drop_node_memory,
     make_site,
-    play,
+    play_blocks,
     rows_of_blocks,
+    run_lab,
+    site_config,
 )
-
+from helpers.request_script import (
+    SHARING,
+    act_at_rounds,
+    collect_first_block,
+    fixed_tally_config,
+    request_status,
+    submit_request,
+    user_with_items,
+)
 from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError
 from tacita.live.node import user_requests
@@ -76,7 +84,7 @@ def raw(said: Reply, requests: list[Any]) -> bytes:
     ids=str,
 )
 def test_a_request_that_is_none_makes_a_bad_reply(tmp_path: Path, request_: dict[str, Any]) -> None:
-    site = make_site(tmp_path, config_of("fedavg"))
+    site = make_site(tmp_path, site_config("fedavg"))
     seen = []
 
     def once(said: Reply, reply: bytes) -> bytes:
@@ -84,16 +92,16 @@ def test_a_request_that_is_none_makes_a_bad_reply(tmp_path: Path, request_: dict
         return raw(said, [request_]) if len(seen) == 1 else reply
 
     spoiled(site, once)
-    play(site)
+    play_blocks(site)
     with site.store as store:
         assert any(event["event"] == "bad reply" for _, _, event in store.events("r"))
         assert store.open_requests("r") == []
-    close_all(site)
+    close_nodes(site)
 
 
 @pytest.mark.parametrize("kind", ["share", "forget", "leave"])
 def test_requests_that_nothing_carries_out_change_no_round(tmp_path: Path, kind: str) -> None:
-    config = config_of("fedavg")
+    config = site_config("fedavg")
     site = make_site(tmp_path, config)
     count = [0]
 
@@ -103,8 +111,8 @@ def test_requests_that_nothing_carries_out_change_no_round(tmp_path: Path, kind:
         return encode_message(Reply(said.head.model_copy(update={"requests": [wanted]}), said.arrays))
 
     spoiled(site, ask)
-    play(site)
-    assert close(site.arrays()["now/items"], lab(config).server.items)
+    play_blocks(site)
+    assert are_close(site.arrays()["now/items"], run_lab(config).server.items)
     with site.store as store:
         told = [event for _, _, event in store.events("r") if event["event"] == "request"]
         assert len(told) == count[0] == 6
@@ -112,17 +120,16 @@ def test_requests_that_nothing_carries_out_change_no_round(tmp_path: Path, kind:
         assert store.open_requests("r") == []
         left = store._query("SELECT request FROM requests")
         assert [text for (text,) in left] == [""] * 6  # nothing of what was asked for is kept
-    close_all(site)
+    close_nodes(site)
 
 
 def test_a_reply_over_more_people_than_were_asked_does_not_count(tmp_path: Path) -> None:
-    from test_probes import Log, with_parts
-
+    from helpers.upload_log import UploadLog, config_with_parts
     from tacita.round import registry as parts
 
-    parts._PARTS[Log.name] = Log
+    parts._PARTS[UploadLog.name] = UploadLog
     try:
-        config = with_parts("fedavg", Log, aggregation="fixed", denominator=40.0)
+        config = config_with_parts("fedavg", UploadLog, aggregation="fixed", denominator=40.0)
         site = make_site(tmp_path, config, insecure_single_user_uploads=True)
         with site.store as store:  # nobody else is asked twice
             store._query("UPDATE runs SET options = ?", json.dumps(PATIENT | {"give_up": 1.0}))
@@ -141,9 +148,9 @@ def test_a_reply_over_more_people_than_were_asked_does_not_count(tmp_path: Path)
             told = [event for _, _, event in store.events("r") if event["event"] == "request"]
         assert told
         assert "answered within" in told[0]["said"]
-        close_all(site)
+        close_nodes(site)
     finally:
-        del parts._PARTS[Log.name]
+        del parts._PARTS[UploadLog.name]
 
 
 def play_with_a_leaver(site: Site, node: Any) -> None:
@@ -159,51 +166,6 @@ def play_with_a_leaver(site: Site, node: Any) -> None:
 
 
 # What people ask for with the node's own verbs
-
-
-SHARING = "preset fedshare-local"
-Act = Callable[[], Any]
-
-
-def begin(site: Site, **options: Any) -> None:
-    """The first block's data and catalogue."""
-    with site.store as store:
-        store._query("UPDATE runs SET options = ?", json.dumps(PATIENT | options))
-    fed = assemble(site.config, Machine())
-    site.publish(list(fed.stream.item_ids[: fed.stream.blocks[0].n_items]))
-    site.collect(rows_of_blocks(site.config)[0])
-
-
-def person_of(site: Site, number: int = 1, nth: int = 0) -> tuple[str, list[str]]:
-    """Somebody on a node, and what they have of the catalogue."""
-    node = site.transport.members[number]
-    ids, raws = node.store.users()
-    with site.store as store:
-        known = {item for item, _ in store.catalogue()}
-    return raws[nth], sorted(set(node.store.history([int(ids[nth])]).item) & known)
-
-
-def at_rounds(site: Site, acts: dict[int, Act], lose: Callable[[int, Any], bool] = lambda number, head: False) -> None:
-    """Do something before node 1 answers a round."""
-    left = dict(acts)
-
-    def spoil(number: int, body: bytes, answer: Any) -> bytes | None:
-        head = decode_request(body).head
-        if number == 1 and head.kind == "round" and head.round in left:
-            left.pop(head.round)()
-        reply = bytes(answer())
-        return None if lose(number, head) else reply
-
-    site.transport.spoil = spoil
-
-
-def asks(site: Site, kind: str, user: str, *items: str, number: int = 1) -> dict[str, Any]:
-    found = perform_verb(site.transport.members[number], "request", {"kind": kind, "user": user, "items": list(items)})
-    return dict(found["requests"][0])
-
-
-def status(site: Site, number: int = 1) -> list[dict[str, Any]]:
-    return list(perform_verb(site.transport.members[number], "status", {})["requests"])
 
 
 def given(site: Site) -> list[tuple[int, str]]:
@@ -230,31 +192,31 @@ def needles(site: Site, request: int, sender: int | None = None) -> list[bytes]:
 
 
 def test_share_unshare_and_leave_take_effect_with_the_round_that_carries_them(tmp_path: Path) -> None:
-    site = make_site(tmp_path, config_of(SHARING, rounds=8, patience=100))
-    begin(site)
-    user, items = person_of(site)
+    site = make_site(tmp_path, site_config(SHARING, rounds=8, patience=100))
+    collect_first_block(site)
+    user, items = user_with_items(site)
     seen: dict[str, Any] = {}
 
     def look(name: str) -> None:
-        seen[name] = (given(site), status(site), found_in_server(site, *seen.get("needles", [])))
+        seen[name] = (given(site), request_status(site), found_in_server(site, *seen.get("needles", [])))
 
     def share() -> None:
-        seen["first"] = asks(site, "share", user, *items[:3])["request"]
-        seen["second"] = asks(site, "share", user, *items[3:5])["request"]
+        seen["first"] = submit_request(site, "share", user, *items[:3])["request"]
+        seen["second"] = submit_request(site, "share", user, *items[3:5])["request"]
 
     def unshare() -> None:
         seen["sender"] = given(site)[0][0]
         seen["needles"] = needles(site, seen["first"])
         look("shared")
-        asks(site, "unshare", user, *items[:3])
+        submit_request(site, "unshare", user, *items[:3])
 
     def leave() -> None:
         look("unshared")
         seen["needles"] = needles(site, seen["second"], seen["sender"])
         seen["there"] = found_in_server(site, *seen["needles"])
-        asks(site, "leave", user)
+        submit_request(site, "leave", user)
 
-    at_rounds(site, {1: share, 3: unshare, 5: leave, 7: lambda: look("left")})
+    act_at_rounds(site, {1: share, 3: unshare, 5: leave, 7: lambda: look("left")})
     site.next_block()
     shared, told, there = seen["shared"]
     assert sorted(item for _, item in shared) == items[:5]
@@ -278,7 +240,7 @@ def test_share_unshare_and_leave_take_effect_with_the_round_that_carries_them(tm
             "leave",
         ]
         assert store.list_outcomes("r") == {}  # the node knows
-    close_all(site)
+    close_nodes(site)
 
 
 def test_a_request_survives_kills_between_acknowledgement_and_effect(
@@ -288,10 +250,10 @@ def test_a_request_survives_kills_between_acknowledgement_and_effect(
     made = {}
     for name in ("killed", "whole"):
         (tmp_path / name).mkdir()
-        site = made[name] = make_site(tmp_path / name, config_of(SHARING, rounds=6, patience=100))
-        begin(site)
-        user, items = person_of(site)
-        at_rounds(site, {1: lambda s=site, u=user, i=items: asks(s, "share", u, *i[:4])})
+        site = made[name] = make_site(tmp_path / name, site_config(SHARING, rounds=6, patience=100))
+        collect_first_block(site)
+        user, items = user_with_items(site)
+        act_at_rounds(site, {1: lambda s=site, u=user, i=items: submit_request(s, "share", u, *i[:4])})
     site, deaths = made["killed"], []
     plain, carry_out = site.transport.spoil, coordinator.apply_requests
 
@@ -301,7 +263,7 @@ def test_a_request_survives_kills_between_acknowledgement_and_effect(
         if number == 1 and (head.kind, head.round) == ("round", 1) and "node" not in deaths:
             deaths.append("node")
             site.transport.members[1].close()
-            forget_memory(site)
+            drop_node_memory(site)
             site.transport.members[1] = Node.open(site.folder / "node1")
             return None
         return reply
@@ -318,7 +280,7 @@ def test_a_request_survives_kills_between_acknowledgement_and_effect(
         site.next_block()
     with site.store as store:
         assert len(store.open_requests("r")) == 1
-    forget_memory(site)
+    drop_node_memory(site)
     coordinator.continue_run(site.folder, "r", site.transport)
     made["whole"].next_block()
     assert deaths == ["node", "server"]
@@ -327,33 +289,33 @@ def test_a_request_survives_kills_between_acknowledgement_and_effect(
     assert mine.keys() == yours.keys()
     assert all(np.array_equal(mine[name], yours[name]) for name in mine if not name.endswith("given/time"))
     for one in made.values():
-        assert status(one)[0]["state"] == "done in block 0 after round 2: shared"
-        close_all(one)
+        assert request_status(one)[0]["state"] == "done in block 0 after round 2: shared"
+        close_nodes(one)
 
 
 def test_an_answer_that_nobody_waited_for_loses_no_request(tmp_path: Path) -> None:
-    site = make_site(tmp_path, config_of(SHARING, rounds=5, patience=100))
-    begin(site, quorum=2)
-    user, items = person_of(site)
-    at_rounds(
+    site = make_site(tmp_path, site_config(SHARING, rounds=5, patience=100))
+    collect_first_block(site, quorum=2)
+    user, items = user_with_items(site)
+    act_at_rounds(
         site,
-        {1: lambda: asks(site, "share", user, items[0])},
+        {1: lambda: submit_request(site, "share", user, items[0])},
         lose=lambda number, head: number == 1 and head.round in (1, 2),
     )
     site.next_block()
     assert [item for _, item in given(site)] == [items[0]]
-    assert status(site)[0]["state"] == "done in block 0 after round 3: shared"
-    close_all(site)
+    assert request_status(site)[0]["state"] == "done in block 0 after round 3: shared"
+    close_nodes(site)
 
 
 def test_wishes_that_cannot_be_meant_are_one_sentence(tmp_path: Path) -> None:
-    site = make_site(tmp_path, config_of(SHARING, rounds=2))
-    begin(site)
-    user, items = person_of(site)
+    site = make_site(tmp_path, site_config(SHARING, rounds=2))
+    collect_first_block(site)
+    user, items = user_with_items(site)
     node = site.transport.members[1]
     node.store.add_interactions([(user, "of another world", 1.0, None)])
     with pytest.raises(TacitaError, match="takes part in no run yet"):
-        asks(site, "share", user, items[0])
+        submit_request(site, "share", user, items[0])
     site.next_block()
     other = next(item for item, _ in node.store.catalogue() if item not in items)
     node.set_consent(user, items[1], "keep")
@@ -366,22 +328,22 @@ def test_wishes_that_cannot_be_meant_are_one_sentence(tmp_path: Path) -> None:
         ("forget", [user, items[0]], "can forget"),
     ):
         with pytest.raises(TacitaError, match=match):
-            asks(site, kind, *words)
-    assert asks(site, "share", user)["items"] == len(items) - 1  # all but what is kept
+            submit_request(site, kind, *words)
+    assert submit_request(site, "share", user)["items"] == len(items) - 1  # all but what is kept
     with pytest.raises(TacitaError, match="shares all of that"):
-        asks(site, "share", user, items[0])
-    assert asks(site, "unshare", user, items[0])["state"] == "queued"
-    asks(site, "leave", user)
+        submit_request(site, "share", user, items[0])
+    assert submit_request(site, "unshare", user, items[0])["state"] == "queued"
+    submit_request(site, "leave", user)
     with pytest.raises(TacitaError, match="has left run 'r' already"):
-        asks(site, "leave", user)
-    close_all(site)
+        submit_request(site, "leave", user)
+    close_nodes(site)
 
 
 def test_a_request_goes_to_the_run_that_is_meant(tmp_path: Path) -> None:
     """Two runs over the same people: only the one that is named hears of it, whichever asks first."""
-    site = make_site(tmp_path, config_of(SHARING, rounds=2))
-    begin(site)
-    user, items = person_of(site)
+    site = make_site(tmp_path, site_config(SHARING, rounds=2))
+    collect_first_block(site)
+    user, items = user_with_items(site)
     site.next_block()
     with site.store as store:
         store.create_run("other", site.config, PATIENT)
@@ -389,21 +351,14 @@ def test_a_request_goes_to_the_run_that_is_meant(tmp_path: Path) -> None:
     other = Site(site.folder, site.config, site.transport, "other")
     other.next_block()
     assert given(other) == []
-    assert status(site)[0]["state"] == "queued"
+    assert request_status(site)[0]["state"] == "queued"
     site.collect(rows_of_blocks(site.config)[1])
     site.next_block()
     assert len(given(site)) == 2
-    close_all(site)
+    close_nodes(site)
 
 
 # tally forgets live
-
-
-def tally_of(model: str = "tally", **more: Any) -> Any:
-    """One round a block: nothing that validation chooses."""
-    values = config_of(model).model_dump(mode="json")
-    values["backbone"] |= {"recency": 0.0, **({"mix": [0.2, 0.3, 0.5]} if model == "tally-order" else {}), **more}
-    return validate_model(RunConfig, values, "the test")
 
 
 ENDED = '{"id": 1, "state": "done"}'
@@ -435,11 +390,11 @@ def test_tally_forgets_live_as_if_it_had_never_been_told(tmp_path: Path, kind: s
     sites = {}
     for name in ("asked", "never"):
         (tmp_path / name).mkdir()
-        sites[name] = make_site(tmp_path / name, tally_of(model), min_contributors=least)
-        begin(sites[name])
+        sites[name] = make_site(tmp_path / name, fixed_tally_config(model), min_contributors=least)
+        collect_first_block(sites[name])
     site, never = sites["asked"], sites["never"]
     raws = site.transport.members[1].store.users()[1][:5]
-    gone = {raw: person_of(site, nth=n)[1][:3] for n, raw in enumerate(raws)}
+    gone = {raw: user_with_items(site, nth=n)[1][:3] for n, raw in enumerate(raws)}
     for raw, items in gone.items():
         node = never.transport.members[1]
         node.store.enqueue_request(kind, "r", items if kind == "forget" else [], node.store.find_user(raw))
@@ -449,16 +404,16 @@ def test_tally_forgets_live_as_if_it_had_never_been_told(tmp_path: Path, kind: s
         one.next_block()
     words = {raw: items if kind == "forget" else [] for raw, items in gone.items()}
     for raw in raws[:4]:
-        waits = asks(site, kind, raw, *words[raw])
+        waits = submit_request(site, kind, raw, *words[raw])
     assert waits["state"].startswith("queued: 4 of the 5 people have asked")
     fed = assemble(site.config, Machine())
     for one in sites.values():
         one.publish(list(fed.stream.item_ids))
         one.collect(rows_of_blocks(site.config)[1])
-    asks(site, kind, raws[4], *words[raws[4]])
+    submit_request(site, kind, raws[4], *words[raws[4]])
     for one in sites.values():
         one.next_block()
-    told = status(site)
+    told = request_status(site)
     assert [one["state"].split(":")[0] for one in told] == ["done in block 1 after round 1"] * 5
     assert told[0]["certificate"]["method"] == model
     mine, yours = site.arrays(), never.arrays()
@@ -470,16 +425,16 @@ def test_tally_forgets_live_as_if_it_had_never_been_told(tmp_path: Path, kind: s
         if name.rpartition("/")[2].startswith(("contexts.", "after.", "before.")):
             assert np.array_equal(mine[name], yours[name]), name
     for name in names if least == 1 else ():  # what is rare among those who stay was not rare when it was told
-        assert close(mine[name], yours[name], 1e-9), name
+        assert are_close(mine[name], yours[name], 1e-9), name
     assert np.array_equal(mine["now/parts/tally/touched"], told_by_devices(site))
     assert not np.any(mine.get("now/parts/statistic/asked", np.zeros(0)))
-    close_all(site)
-    close_all(never)
+    close_nodes(site)
+    close_nodes(never)
 
 
 def test_a_server_that_asks_about_some_of_those_who_withdrew_hears_nothing(tmp_path: Path) -> None:
-    site = make_site(tmp_path, tally_of())
-    begin(site)
+    site = make_site(tmp_path, fixed_tally_config())
+    collect_first_block(site)
     raws = site.transport.members[1].store.users()[1][:6]
     for raw in raws[:5]:
         site.transport.members[1].store.enqueue_request(
@@ -496,7 +451,7 @@ def test_a_server_that_asks_about_some_of_those_who_withdrew_hears_nothing(tmp_p
     assert not select_whole_batches(open_, [*users, 99], 5)
     assert not select_whole_batches(open_, users, 6)
     assert not select_whole_batches(wants, users, 5)  # they were asked already
-    close_all(site)
+    close_nodes(site)
 
 
 @pytest.mark.parametrize(
@@ -516,31 +471,31 @@ def test_a_run_that_lets_people_leave_need_not_forget_single_items(part: str, ab
 
 def test_who_shared_under_one_name_takes_back_under_the_same(tmp_path: Path) -> None:
     """Whatever the owner of the node allows by then: under another name nothing would be found."""
-    config = config_of(SHARING, rounds=6, patience=100)
+    config = site_config(SHARING, rounds=6, patience=100)
     site = make_site(tmp_path, config, insecure_single_user_uploads=True)
     node = site.transport.members[1]
     node.store._db.execute(
         "UPDATE meta SET value='ab12' WHERE key='secret'"
     )  # parity tests have none: one name for all
-    begin(site)
-    user, items = person_of(site)
+    collect_first_block(site)
+    user, items = user_with_items(site)
     seen: list[list[str]] = []
 
     def unshare() -> None:
         seen.append(sorted(item for _, item in given(site)))
         node.config = node.config.model_copy(update={"insecure_single_user_uploads": False})
         node.open_runs.clear()
-        asks(site, "unshare", user, *items[:3])
+        submit_request(site, "unshare", user, *items[:3])
 
-    at_rounds(site, {
-        1: lambda: asks(site, "share", user, *items[:3]),
+    act_at_rounds(site, {
+        1: lambda: submit_request(site, "share", user, *items[:3]),
         3: unshare,
         5: lambda: seen.append(sorted(item for _, item in given(site))),
     })  # fmt: skip
     with contextlib.suppress(TacitaError):
         site.next_block()
     assert seen == [sorted(items[:3]), []]
-    close_all(site)
+    close_nodes(site)
 
 
 def test_people_of_two_nodes_do_not_wait_for_each_other(tmp_path: Path) -> None:

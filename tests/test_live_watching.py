@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import test_live_parity
-from test_live_parity import close_all, config_of, make_site, play
 
+from helpers.loopback_site import close_nodes, make_site, play_blocks, site_config
 from tacita import __version__
 from tacita.core.errors import TacitaError
 from tacita.live.node import controls, question_handler
@@ -21,13 +20,13 @@ from tacita.runs.central_training import evaluate_scorer
 from tacita.runs.controls import linear_scorer, popular_scorer, random_scorer
 
 
-def test_controls_on_a_node_with_everybody_are_the_labs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(test_live_parity, "home", lambda user: 1)
-    site = make_site(tmp_path, config_of("tally"))
+def test_controls_on_a_node_with_everybody_are_the_labs(tmp_path: Path) -> None:
+    site = make_site(tmp_path, site_config("tally"))
+    site.home = lambda user: 1
     with site.store as store:
         for name in ("n2", "n3"):
             store.revoke(name)
-    play(site)
+    play_blocks(site)
     fed = assemble(site.config, Machine())
     with site.store as store:
         note = store.load_run("r").note
@@ -40,7 +39,7 @@ def test_controls_on_a_node_with_everybody_are_the_labs(tmp_path: Path, monkeypa
         chance = evaluate_scorer(fed, block, random_scorer(fed, block)).mean()["ndcg@20"]
         assert told["controls"]["random"]["ndcg@20"] == pytest.approx(chance, rel=0.5)
         assert told["controls"]["random"]["ndcg@20"] != chance  # the server cannot know a node's own draws
-    close_all(site)
+    close_nodes(site)
 
 
 def test_a_control_of_other_people_than_the_runs_stands_beside_nothing(
@@ -49,8 +48,8 @@ def test_a_control_of_other_people_than_the_runs_stands_beside_nothing(
     """One node of three makes no linear model: what the two others reach is not what everybody reaches."""
     made = iter([None, "too little memory"] + [None] * 9)
     monkeypatch.setattr(controls, "find_skip_reason", lambda name, fed: next(made))
-    site = make_site(tmp_path, config_of("tally"))
-    play(site)
+    site = make_site(tmp_path, site_config("tally"))
+    play_blocks(site)
     with site.store as store:
         note = store.load_run("r").note
     assert note is not None
@@ -58,11 +57,11 @@ def test_a_control_of_other_people_than_the_runs_stands_beside_nothing(
         ["popular", "random"],
         ["node", "popular", "random"],
     ]
-    close_all(site)
+    close_nodes(site)
 
 
 def test_version_and_clock_are_told_and_an_hour_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    site, sent = make_site(tmp_path, config_of("tally")), list[tuple[bytes, bytes]]()
+    site, sent = make_site(tmp_path, site_config("tally")), list[tuple[bytes, bytes]]()
 
     def changed(number: int, body: bytes, answer: Any) -> bytes | None:
         made = answer()
@@ -72,14 +71,14 @@ def test_version_and_clock_are_told_and_an_hour_is_noticed(tmp_path: Path, monke
         return stamp_reply(made, "0.0.9" if number == 2 else head.version, head.time + ahead)
 
     site.transport.spoil = changed
-    play(site)
+    play_blocks(site)
     told = OverviewReader(tmp_path / STORE_FILE).node_reports()
     assert [told[n]["version"] for n in (1, 2, 3)] == [__version__, "0.0.9", __version__]
     assert told[1]["clock"] == pytest.approx(3600, abs=60)
     assert told[2]["clock"] == pytest.approx(-3600, abs=60)
     assert told[3]["clock"] == 0.0
     _sent_again_is_stamped_anew(site.transport.members[1], sent[-3], monkeypatch)
-    close_all(site)
+    close_nodes(site)
 
 
 def _sent_again_is_stamped_anew(node: Any, said: tuple[bytes, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +99,7 @@ def test_what_a_node_says_of_itself_is_bounded(version: str, at: float) -> None:
 
 
 def test_only_what_was_asked_for_is_taken_of_a_blocks_end() -> None:
-    config = config_of("tally")
+    config = site_config("tally")
 
     def reply(**more: Any) -> Reply:
         head = ReplyHead(kind="close", run="r", block=0, round=1, verdict="ok", clients=5, **more)

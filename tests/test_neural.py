@@ -8,9 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oracle import averaged, cohort, federate, make_backbone, make_block, make_stream, slow_round, started, train_once
 from torch import nn
 
+from helpers.oracle import (
+    averaged,
+    cohort,
+    federate,
+    make_backbone,
+    make_block,
+    make_stream,
+    slow_round,
+    started,
+    train_once,
+)
 from tacita.core.draws import Draws, derive_keys
 from tacita.core.types import Arrays, BlockStream, Floats, Ragged
 from tacita.learn.training import grouped_stepper, tower_stepper

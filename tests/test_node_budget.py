@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_live_ledger import MF, config_of, times
-from test_live_parity import DATA, PATIENT, SPLIT, Site, close_all, make_site, play
 from typer.testing import CliRunner
 
+from helpers.loopback_site import DATA, PATIENT, SPLIT, Site, close_nodes, make_site, play_blocks
+from helpers.node_accounts import MF, dpps_config, release_counts
 from tacita.cli.entry import app
 from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError
@@ -31,9 +31,9 @@ from tacita.runs.assembly import build_plan
 
 @pytest.fixture
 def site(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Site]:
-    made = make_site(tmp_path, getattr(request, "param", None) or config_of())
+    made = make_site(tmp_path, getattr(request, "param", None) or dpps_config())
     yield made
-    close_all(made)
+    close_nodes(made)
 
 
 def account(node: Node, name: str, run: str = "r") -> dict[int, Any]:
@@ -64,7 +64,7 @@ def declared_before(site: Site, said: list[float]) -> dict[Node, list[int]]:
 
 def test_a_budget_is_the_persons_own_and_chooses_noise_and_limit(site: Site) -> None:
     asked = declared_before(site, [5.0, 0.0, 2.5, 0.2])
-    play(site)
+    play_blocks(site)
     part = next(one for one in build_plan(site.config).parts if one.name == "dpps")
     price = np.ceil((1 / part.noise_multipliers()) ** 2 / UNIT)  # type: ignore[attr-defined]
     assert len(asked) == 3
@@ -82,7 +82,7 @@ def test_a_budget_is_the_persons_own_and_chooses_noise_and_limit(site: Site) -> 
 
 def test_less_than_is_spent_ends_it_and_nothing_comes_back(site: Site) -> None:
     declared_before(site, [5.0])
-    play(site)
+    play_blocks(site)
     node = site.transport.members[1]
     ids, raws = node.store.users()
     before = account(node, "dpps/spent")[int(ids[0])]
@@ -107,15 +107,15 @@ def test_who_says_less_while_a_sum_is_made_is_not_in_it(site: Site, monkeypatch:
             verbs.perform_verb(node, "budget", {"user": node.store.users()[1][0], "epsilon": 0.0})
 
     monkeypatch.setattr(charging, "apply_declared_budgets", declare)
-    play(site)
+    play_blocks(site)
     for node in site.transport.members.values():
         assert account(node, "dpps/times")[int(node.store.users()[0][0])][0] == 0
-        assert times(node).max() > 0
+        assert release_counts(node).max() > 0
 
 
 def test_no_message_tells_of_it_and_export_and_erase_know_it(site: Site, tmp_path: Path) -> None:
     declared_before(site, [1.0])
-    play(site)
+    play_blocks(site)
     assert all(decode_reply(reply).head.requests == [] for _, _, reply in site.transport.log)
     node = site.transport.members[1]
     _, raws = node.store.users()
@@ -131,7 +131,7 @@ def test_no_message_tells_of_it_and_export_and_erase_know_it(site: Site, tmp_pat
 def test_a_node_says_the_epsilon_or_that_there_is_none(site: Site) -> None:
     node = site.transport.members[1]
     assert verbs.perform_verb(node, "status", {})["epsilon"].startswith("no epsilon")
-    play(site)
+    play_blocks(site)
     _, raws = node.store.users()
     most = float(verbs.perform_verb(node, "ledger", {"user": raws[0]})["runs"]["r"]["spent"])
     assert verbs.perform_verb(node, "epsilon", {"user": raws[0]}).startswith(
@@ -146,7 +146,7 @@ def test_a_node_says_the_epsilon_or_that_there_is_none(site: Site) -> None:
 
 
 def test_the_verbs_of_the_command_line(site: Site) -> None:
-    play(site)
+    play_blocks(site)
     node = site.transport.members[1]
     _, raws = node.store.users()
     node.close()
@@ -194,7 +194,7 @@ def test_a_private_tally_goes_on_with_what_people_spent_before_also_after_a_kill
         return None
 
     site.transport.spoil = kill
-    play(site)
+    play_blocks(site)
     assert len(killed) == 3
     spent = {number: told(node, "r")[0] for number, node in site.transport.members.items()}
     node = site.transport.members[1]
@@ -264,7 +264,7 @@ def test_kill_9_between_charge_and_answer_neither_loses_nor_doubles_what_people_
 
     site.transport.spoil = die
     for one in sites.values():
-        play(one)
+        play_blocks(one)
     assert left == {1: [], 2: []}
     assert not any(times[1] for times in seen[1].values())  # nothing was written, and nothing had left
     assert max(times[1] for times in seen[2].values()) == 1  # it was charged before anything could leave
@@ -280,7 +280,7 @@ def test_kill_9_between_charge_and_answer_neither_loses_nor_doubles_what_people_
         before = told(node, "r")[0]
         assert all(units[3] == sum(before.get(user, [0])) for user, units in told(node, "again")[0].items())
     for one in sites.values():
-        close_all(one)
+        close_nodes(one)
 
 
 # Rounds that chance decides
@@ -325,7 +325,7 @@ def test_a_second_run_of_drawn_rounds_does_not_begin_at_nothing(tmp_path: Path) 
     part = {"name": "dp-fedavg", "noise": 3.0, "clip": 0.01}
     config = validate_model(RunConfig, {**values, "train": train, "parts": [part]}, "the test")
     site = make_site(tmp_path, config, insecure_single_user_uploads=True)
-    play(site)
+    play_blocks(site)
     with site.store as store:
         store.create_run("again", config, PATIENT)
     site.run = "again"
@@ -337,7 +337,7 @@ def test_a_second_run_of_drawn_rounds_does_not_begin_at_nothing(tmp_path: Path) 
             if rounds:
                 assert earlier == first[user][0]
         assert any(rounds for rounds, _, _ in second.values())
-    close_all(site)
+    close_nodes(site)
 
 
 def test_a_second_run_with_laplace_noise_is_no_second_budget(tmp_path: Path) -> None:
@@ -345,7 +345,7 @@ def test_a_second_run_with_laplace_noise_is_no_second_budget(tmp_path: Path) -> 
     values = {"data": DATA, "split": SPLIT, "seed": 5, "backbone": MF, "method": "fedavg", "train": {"rounds": 2}}
     config = validate_model(RunConfig, {**values, "parts": [part]}, "the test")
     site = make_site(tmp_path, config, min_users=1)
-    play(site)
+    play_blocks(site)
     with site.store as store:
         store.create_run("again", config, PATIENT)
     site.run = "again"
@@ -357,18 +357,18 @@ def test_a_second_run_with_laplace_noise_is_no_second_budget(tmp_path: Path) -> 
             assert earlier == (np.ceil(mu_of_pure(first[user][0] * UNIT) ** 2 / UNIT) if first[user][0] else 0)
             if first[user][0] == 2 / UNIT:
                 assert here == 0
-    close_all(site)
+    close_nodes(site)
 
 
 def test_who_cannot_pay_hides_nobody_who_can(tmp_path: Path) -> None:
     part = {"name": "laplace-noise", "mode": "ldp", "epsilon": 1.0, "budget": 2.0}
     values = {"data": DATA, "split": SPLIT, "seed": 5, "backbone": MF, "method": "fedavg", "train": {"rounds": 2}}
     site = make_site(tmp_path, validate_model(RunConfig, {**values, "parts": [part]}, "the test"), min_users=9)
-    play(site)
+    play_blocks(site)
     answers = [decode_reply(reply).head for _, _, reply in site.transport.log]
     refused = [head for head in answers if head.verdict == "refused" and "have budget left" in head.said]
     assert refused  # in the second block only those who are new can pay, and they are few
     sums = [head.clients for head in answers if head.verdict == "ok" and head.clients]
     assert sums
     assert min(sums) >= 9
-    close_all(site)
+    close_nodes(site)

@@ -6,12 +6,12 @@ import math
 from dataclasses import replace
 
 import dp_accounting
-import noise_laws
 import numpy as np
 import pytest
-from noise_laws import SURE
 from scipy import stats
 
+from helpers import noise_laws
+from helpers.noise_laws import SURE
 from tacita.core.config import RunConfig, validate_model
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError

@@ -8,7 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
-from pages_help import every_route
+
+from helpers.page_routes import every_route
+from helpers.page_sites import ORIGIN, PASSWORD, SAME_ORIGIN, SPENT_SHARES, make_server, public_key_of
 
 pytest.importorskip("fastapi", reason="the pages need tacita[live]")
 pytest.importorskip("cryptography", reason="the server needs tacita[live]")
@@ -16,24 +18,13 @@ pytest.importorskip("cryptography", reason="the server needs tacita[live]")
 from starlette.testclient import TestClient
 
 from tacita import __version__
-from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError
 from tacita.live.pages import tokens as tokens_module
 from tacita.live.pages.operator_app import make_operator_app
 from tacita.live.pages.operator_service import OperatorService
 from tacita.live.pages.tokens import OperatorCredentials, Tokens
 from tacita.live.running import orders
-from tacita.live.running.server import ServerConfig, create_server, find_stop_reason, open_store
-from tacita.live.server.node_query import AcceptedAnswer
-from tacita.live.server.open_requests import ReceivedRequests
-from tacita.live.tls_certificates import make_node_key
-from tacita.live.wire import UserRequest
-
-HERE = "http://127.0.0.1:8000"
-OWN = {"origin": HERE, "sec-fetch-site": "same-origin"}
-PASSWORD = "correct horse battery"
-CONTROLS = {"random": {"ndcg@20": 0.0625}, "popular": {"ndcg@20": 0.375}, "node": {"ndcg@20": 0.125}}
-SPREAD = {"up to a quarter": 0, "up to a half": 40, "up to three quarters": 20, "more": 0, "no limit set": 0}
+from tacita.live.running.server import find_stop_reason, open_store
 
 
 @pytest.fixture(autouse=True)
@@ -41,59 +32,14 @@ def _cheap_hash(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokens_module, "_COST", {"n": 2**4, "r": 8, "p": 1, "maxmem": 2**26})
 
 
-def make_server(tmp_path: Path) -> Path:
-    """A server with two nodes, a run of one block, something refused and something asked for."""
-    made = tmp_path / "server"
-    create_server(made, ServerConfig(), [])
-    with open_store(made) as store:
-        store.add_items([(f"i{n}", f"<i>Film {n}</i>") for n in range(10)])
-        settings = validate_model(RunConfig, {"backbone": {"name": "tally"}}, "the test")
-        for number, name in ((1, "north"), (2, "south")):
-            store.add_node(name, _pub(tmp_path, name))
-            store.set_number(name, number)
-        store.create_run("r", settings, {"quorum": "all", "timeout": 1.0, "give_up": 1.0})
-        store.open_block("r")
-        store.log_event("r", {"event": "block", "block": 0})
-        store.log_event(
-            "r", {"event": "refused", "kind": "statistic", "node": "2", "said": "fewer people than <b>min</b>."}
-        )
-        event = {
-            "event": "round",
-            "asked": 2,
-            "block": 0,
-            "round": 1,
-            "clients": 30,
-            "valid": 0.2,
-            "bytes_up": 1e6,
-            "bytes_down": 2e6,
-        }
-        heard = ReceivedRequests([(1, UserRequest(id=7, kind="forget", sender=123456789, items=[3], time=1.0))])
-        note = {
-            "plain": {
-                "results": [{"block": 0, "ndcg@20": 0.25, "users": 30, "controls": CONTROLS, "spent": SPREAD}],
-                "in_block": False,
-            },
-            "now": {"block": 0, "round": 1},
-            "best": {"block": 0, "round": 1},
-        }
-        store.commit_round("r", note, {}, [AcceptedAnswer(0, 0, "statistic", 1, "x", 30)], heard, event)
-    OperatorCredentials(made).set_password(PASSWORD)
-    return made
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return make_server(tmp_path)
 
 
-def _pub(folder: Path, name: str) -> str:
-    made = make_node_key(folder / f"{name}.key")
-    return Path(f"{folder / name}.key.pub").read_text(encoding="utf-8") if made else ""
-
-
 def stranger(folder: Path, online: dict[int, str] | None = None) -> TestClient:
     app = make_operator_app(folder, Tokens(), lambda: online or {1: "online", 2: "offline"})
-    return TestClient(app, base_url=HERE, headers=OWN)
+    return TestClient(app, base_url=ORIGIN, headers=SAME_ORIGIN)
 
 
 @pytest.fixture
@@ -163,7 +109,7 @@ def test_rounds_budgets_nodes_and_alerts(operator: TestClient) -> None:
     assert [(one["asked"], one["answered"], one["refused"], one["clients"]) for one in rounds] == [(2, 1, 1, 30)]
     budgets = operator.get("/v1/runs/r/budgets").json()
     assert budgets["spread"] == [{"releases": 1, "people at most": 30, "nodes": 1}]
-    assert {one["spent"]: one["people at least"] for one in budgets["spent"]} == SPREAD
+    assert {one["spent"]: one["people at least"] for one in budgets["spent"]} == SPENT_SHARES
     nodes = {one["name"]: one for one in operator.get("/v1/nodes").json()["nodes"]}
     assert nodes["south"]["last error"].startswith("fewer people")
     assert nodes["north"]["last answer"] is not None
@@ -213,7 +159,7 @@ def test_orders(operator: TestClient, folder: Path, tmp_path: Path) -> None:
     alerts = {one["kind"]: one["said"] for one in operator.get("/v1/alerts").json()["alerts"]}
     assert alerts["stopped"] == "Run 'r' stopped: the operator stopped it."
     assert "not up" in operator.post("/v1/runs/r/resume").json()["error"]
-    key = _pub(tmp_path, "east")
+    key = public_key_of(tmp_path, "east")
     done = operator.post("/do/enroll", data={"name": "east", "public_key": key}, headers={"hx-request": "true"})
     assert "SHA256:" in done.text
     again = operator.post("/v1/nodes", json={"name": "east", "public_key": "no key"})
@@ -301,7 +247,7 @@ def test_a_certificate_that_ends_soon_is_told(folder: Path) -> None:
 
 
 def test_the_first_view_of_a_thousand_nodes_is_quick(operator: TestClient, folder: Path, tmp_path: Path) -> None:
-    key = _pub(tmp_path, "many")
+    key = public_key_of(tmp_path, "many")
     with open_store(folder) as store, store._write_transaction() as db:
         many = ((f"node-{n}", f"{key}{n}", str(n + 10), 1.0) for n in range(1000))
         db.executemany("INSERT INTO nodes (name, public_key, number, enrolled) VALUES (?, ?, ?, ?)", many)
@@ -323,7 +269,7 @@ def test_odd_calls_are_refused_with_a_sentence_before_and_after_the_login(folder
     assert nobody.get("/login", headers={"content-length": "9" * 5000}).status_code == 413
     many = nobody.post("/login", content=b"a=1&" * 60, headers={"content-type": "application/x-www-form-urlencoded"})
     assert (many.status_code, many.json()) == (400, {"error": "a form may have 50 fields."})
-    endless = nobody.post("/login", content=(b"a" * 65536 for _ in range(20)), headers=OWN)  # sent in chunks
+    endless = nobody.post("/login", content=(b"a" * 65536 for _ in range(20)), headers=SAME_ORIGIN)  # sent in chunks
     assert endless.status_code == 413
     assert "a body may have 1,048,576 bytes." in endless.text
     for settings in ("a = " + "[" * 5000 + "]" * 5000, "seed = " + "9" * 5000):

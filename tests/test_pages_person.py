@@ -12,9 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pages_help import every_route
-from test_live_ledger import config_of as budget_config
-from test_live_parity import Site, close_all, config_of, make_site, play
+
+from helpers.loopback_site import Site, close_nodes, make_site, play_blocks, site_config
+from helpers.node_accounts import dpps_config as budget_config
+from helpers.page_routes import every_route
+from helpers.page_sites import ORIGIN, SAME_ORIGIN, play_two_blocks, user_ids
 
 pytest.importorskip("fastapi", reason="the pages need tacita[live]")
 
@@ -31,26 +33,12 @@ from tacita.live.pages.rendering import render
 from tacita.live.pages.tokens import Principal, Tokens
 from tacita.live.wire import RequestOutcome
 
-HERE = "http://127.0.0.1:8000"
-OWN = {"origin": HERE, "sec-fetch-site": "same-origin"}
-MARKUP = "<script>alert('x')</script> & <b>Film</b>"
-
-
-def play_two_blocks(folder: Path) -> Site:
-    """Two blocks of tally over three nodes; titles are markup."""
-    made = make_site(folder, config_of("tally"))
-    play(made)
-    for node in made.transport.members.values():
-        node.store.set_catalogue([(item, f"{MARKUP} {item}") for item, _ in node.store.catalogue()])
-        node.refresh()
-    return made
-
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     made = play_two_blocks(tmp_path_factory.mktemp("site"))
     yield made
-    close_all(made)
+    close_nodes(made)
 
 
 @pytest.fixture
@@ -61,23 +49,19 @@ def node(site: Site) -> Node:
 def browser(node: Node, user: str | None, tokens: Tokens | None = None) -> TestClient:
     """Somebody who opened their link; None: somebody without one."""
     tokens = tokens or Tokens()
-    client = TestClient(make_node_app(node, tokens), base_url=HERE, raise_server_exceptions=True)
+    client = TestClient(make_node_app(node, tokens), base_url=ORIGIN, raise_server_exceptions=True)
     if user is not None:
         entered = client.get(f"/enter/{tokens.make_link(Principal('person', user))}")
         assert entered.status_code == 200
-    client.headers.update(OWN)
+    client.headers.update(SAME_ORIGIN)
     return client
-
-
-def people(node: Node) -> list[str]:
-    return node.store.users()[1]
 
 
 # What is said
 
 
 def test_the_terms_of_a_recommendation_add_up_to_its_score(node: Node) -> None:
-    for user in people(node)[:5]:
+    for user in user_ids(node)[:5]:
         for one in node.recommend(user, 5):
             why = explanations.explain_item(node.snapshot, user, one["item"])
             assert why["kind"] == "exact"
@@ -88,7 +72,7 @@ def test_the_terms_of_a_recommendation_add_up_to_its_score(node: Node) -> None:
 
 
 def test_newer_items_are_said_to_count_more_only_where_they_do(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    user = people(node)[0]
+    user = user_ids(node)[0]
     item = node.recommend(user, 1)[0]["item"]
     heads = node.snapshot.scorer.server.heads
     for recency in (0.0, 5.0):
@@ -99,7 +83,7 @@ def test_newer_items_are_said_to_count_more_only_where_they_do(node: Node, monke
 
 
 def test_a_preview_is_what_a_node_without_the_item_recommends(site: Site, node: Node, tmp_path: Path) -> None:
-    user = people(node)[0]
+    user = user_ids(node)[0]
     first = node.recommend(user, 5)[0]["item"]
     gone = explanations.explain_item(node.snapshot, user, first)["terms"][0]["item"]
     told = explanations.preview_removal(node.snapshot, user, first, gone, k=5)
@@ -115,11 +99,11 @@ def test_a_preview_is_what_a_node_without_the_item_recommends(site: Site, node: 
 
 
 def test_a_model_that_cannot_be_taken_apart_says_so(tmp_path: Path) -> None:
-    site = make_site(tmp_path, config_of("fedavg"))
-    play(site)
+    site = make_site(tmp_path, site_config("fedavg"))
+    play_blocks(site)
     node = site.transport.members[1]
     node.refresh()
-    user = people(node)[0]
+    user = user_ids(node)[0]
     one = node.recommend(user, 1)[0]["item"]
     told = explanations.explain_item(node.snapshot, user, one)
     assert told["kind"] == "alike"
@@ -226,14 +210,14 @@ def test_the_first_view_of_a_long_history_is_quick(alone: Node) -> None:
 
 def test_a_link_opens_one_session_and_cookies_are_kept_from_scripts(node: Node) -> None:
     tokens = Tokens()
-    client = TestClient(make_node_app(node, tokens), base_url=HERE)
-    link = f"/enter/{tokens.make_link(Principal('person', people(node)[0]))}"
+    client = TestClient(make_node_app(node, tokens), base_url=ORIGIN)
+    link = f"/enter/{tokens.make_link(Principal('person', user_ids(node)[0]))}"
     answer = client.get(link)
     said = answer.headers["set-cookie"].lower()
     assert "httponly" in said
     assert "samesite=strict" in said
-    assert client.get("/v1/me").json()["user"] == people(node)[0]
-    assert TestClient(make_node_app(node, tokens), base_url=HERE).get(link).status_code == 401
+    assert client.get("/v1/me").json()["user"] == user_ids(node)[0]
+    assert TestClient(make_node_app(node, tokens), base_url=ORIGIN).get(link).status_code == 401
 
 
 def test_links_and_sessions_end() -> None:
@@ -274,7 +258,7 @@ def test_nothing_is_answered_without_a_token(node: Node) -> None:
 
 def test_nothing_of_another_person_is_reachable_with_any_token(node: Node) -> None:
     """Every route with every other token, with ids of the first person wherever something can be named."""
-    first, *others = people(node)[:4]
+    first, *others = user_ids(node)[:4]
     own = node.store.history([node.store.find_user(first)]).item
     for other in others:
         client = browser(node, other)
@@ -302,26 +286,26 @@ def test_a_page_never_takes_the_cookie_of_another_page(site: Site) -> None:
     """One browser, pages of two nodes and of a server on other ports: it sends all cookies to each of them."""
     first, second = site.transport.members[1], site.transport.members[2]
     second.config = second.config.model_copy(update={"name": first.config.name})  # the same name, too
-    mine, theirs = browser(first, people(first)[0]), browser(second, people(second)[0])
+    mine, theirs = browser(first, user_ids(first)[0]), browser(second, user_ids(second)[0])
     (name, session), (other, stolen) = (next(iter(one.cookies.items())) for one in (mine, theirs))
     assert name != other
     for method, path in paths(first):
         if path in OPEN:
             continue
         for held in ({other: stolen}, {name: stolen}, {other: session}, {"tacita-operator": stolen}):
-            stranger = TestClient(mine.app, base_url=HERE, headers=OWN, cookies=held)
+            stranger = TestClient(mine.app, base_url=ORIGIN, headers=SAME_ORIGIN, cookies=held)
             assert stranger.request(method, path, json={}).status_code == 401, (method, path)
     mine.cookies.update(theirs.cookies)
-    assert mine.get("/v1/me").json()["user"] == people(first)[0]
+    assert mine.get("/v1/me").json()["user"] == user_ids(first)[0]
 
 
 def test_an_owners_token_opens_no_persons_page(node: Node) -> None:
     """Every route: an owner gets nothing but the list and links."""
     tokens, walked = Tokens(), 0
-    client = TestClient(make_node_app(node, tokens), base_url=HERE, headers=OWN)
+    client = TestClient(make_node_app(node, tokens), base_url=ORIGIN, headers=SAME_ORIGIN)
     client.get(f"/enter/{tokens.make_link(Principal('owner'))}")
     own = {"/", "/part/people", "/do/link", "/v1/people", "/v1/people/links", "/v1/health", "/v1/openapi.json"}
-    user = people(node)[0]
+    user = user_ids(node)[0]
     item = node.store.history([node.store.find_user(user)]).item[0]
     for method, path in paths(node):
         if path in OPEN | own or "bye" in path:
@@ -339,16 +323,16 @@ def test_an_owners_token_opens_no_persons_page(node: Node) -> None:
 
 def test_an_owner_sees_ids_and_hands_out_links_and_reads_no_history(node: Node) -> None:
     tokens = Tokens()
-    client = TestClient(make_node_app(node, tokens), base_url=HERE, headers=OWN)
+    client = TestClient(make_node_app(node, tokens), base_url=ORIGIN, headers=SAME_ORIGIN)
     client.get(f"/enter/{tokens.make_link(Principal('owner'))}")
     found = client.get("/v1/people").json()
-    assert found["total"] == len(people(node))
+    assert found["total"] == len(user_ids(node))
     assert set(found["people"][0]) == {"user", "rows"}
     assert client.get("/v1/me").status_code == 403
-    link = client.post("/v1/people/links", json={"user": people(node)[1]}).json()["link"]
-    guest = TestClient(make_node_app(node, tokens), base_url=HERE, headers=OWN)
-    guest.get(link.removeprefix(HERE))
-    assert guest.get("/v1/me").json()["user"] == people(node)[1]
+    link = client.post("/v1/people/links", json={"user": user_ids(node)[1]}).json()["link"]
+    guest = TestClient(make_node_app(node, tokens), base_url=ORIGIN, headers=SAME_ORIGIN)
+    guest.get(link.removeprefix(ORIGIN))
+    assert guest.get("/v1/me").json()["user"] == user_ids(node)[1]
     assert "Make a link" in client.get("/").text
 
 
@@ -372,7 +356,7 @@ def test_an_owner_sees_ids_and_hands_out_links_and_reads_no_history(node: Node) 
     ids=str,
 )
 def test_reading_from_elsewhere(node: Node, headers: dict[str, str], status: int) -> None:
-    client = browser(node, people(node)[0])
+    client = browser(node, user_ids(node)[0])
     del client.headers["origin"], client.headers["sec-fetch-site"]
     assert client.get("/v1/me", headers=headers).status_code == status
 
@@ -383,14 +367,14 @@ def test_reading_from_elsewhere(node: Node, headers: dict[str, str], status: int
         {},
         {"origin": "http://evil.example"},
         {"origin": "http://127.0.0.1:9999"},
-        {"origin": HERE, "sec-fetch-site": "cross-site"},
+        {"origin": ORIGIN, "sec-fetch-site": "cross-site"},
         {"sec-fetch-site": "same-site"},
         {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"},
     ],
     ids=str,
 )
 def test_a_change_from_elsewhere_is_refused(node: Node, headers: dict[str, str]) -> None:
-    user = people(node)[0]
+    user = user_ids(node)[0]
     client = browser(node, user)
     del client.headers["origin"], client.headers["sec-fetch-site"]
     for path in ("/v1/me/pause", "/do/pause"):
@@ -400,8 +384,8 @@ def test_a_change_from_elsewhere_is_refused(node: Node, headers: dict[str, str])
 
 
 def test_every_answer_carries_the_policy_and_titles_are_texts(node: Node) -> None:
-    client = browser(node, people(node)[0])
-    item = node.recommend(people(node)[0], 1)[0]["item"]
+    client = browser(node, user_ids(node)[0])
+    item = node.recommend(user_ids(node)[0], 1)[0]["item"]
     for path in ("/", f"/part/why?item={item}", "/part/history", "/part/held", "/v1/me", "/htmx.js", "/enter/no"):
         answer = client.get(path)
         policy = answer.headers["content-security-policy"]
@@ -417,11 +401,11 @@ def test_every_answer_carries_the_policy_and_titles_are_texts(node: Node) -> Non
 
 
 def test_switches_forms_and_erasing(tmp_path: Path) -> None:
-    site = make_site(tmp_path, config_of("tally"))
-    play(site)
+    site = make_site(tmp_path, site_config("tally"))
+    play_blocks(site)
     node = site.transport.members[1]
     node.refresh()
-    user, other = people(node)[:2]
+    user, other = user_ids(node)[:2]
     client = browser(node, user)
     item = node.store.history([node.store.find_user(user)]).item[0]
     assert client.post("/do/switch", data={"item": item}, headers={"hx-request": "true"}).status_code == 200
@@ -452,9 +436,9 @@ def test_switches_forms_and_erasing(tmp_path: Path) -> None:
 
 def test_a_person_declares_a_budget_and_sees_what_releases_cost(tmp_path: Path) -> None:
     site = make_site(tmp_path, budget_config())
-    play(site)
+    play_blocks(site)
     node = site.transport.members[1]
-    user, other = people(node)[:2]
+    user, other = user_ids(node)[:2]
     client = browser(node, user)
     told = client.get("/v1/me/budget").json()
     assert told["declared"] is None
@@ -491,7 +475,7 @@ def test_a_person_declares_a_budget_and_sees_what_releases_cost(tmp_path: Path) 
         assert (said.status_code, 'class="note"' in said.text) == (200, True), wrong
     assert client.get("/v1/me/budget").json()["declared"] == 0.75
     assert browser(node, other).get("/v1/me/budget").json()["declared"] is None
-    close_all(site)
+    close_nodes(site)
 
 
 def test_an_epsilon_is_told_as_how_often_a_guess_is_right() -> None:
@@ -508,11 +492,11 @@ def test_an_epsilon_is_told_as_how_often_a_guess_is_right() -> None:
 
 def test_everything_is_taken_back_from_the_page(tmp_path: Path) -> None:
     """Five people leave; the page says how far that is, and then that the server certified it."""
-    site = make_site(tmp_path, config_of("tally"))
-    play(site)
+    site = make_site(tmp_path, site_config("tally"))
+    play_blocks(site)
     node = site.transport.members[1]
     node.refresh()
-    clients = [browser(node, user) for user in people(node)[:5]]
+    clients = [browser(node, user) for user in user_ids(node)[:5]]
     assert "Take back everything" in clients[0].get("/").text
     assert "not made to forget" not in clients[0].get("/").text
     for client in clients:
@@ -520,21 +504,21 @@ def test_everything_is_taken_back_from_the_page(tmp_path: Path) -> None:
         assert "Leave, and take everything back" in asked
         assert "waits here for the next message" in asked
     assert "Take back everything" not in clients[0].get("/").text  # it is asked for once
-    node.store.add_interactions([(raw, "i1", 1e9 + n, None) for n, raw in enumerate(people(node)[5:])])
+    node.store.add_interactions([(raw, "i1", 1e9 + n, None) for n, raw in enumerate(user_ids(node)[5:])])
     site.next_block()
     told = clients[0].get("/v1/me/requests").json()["requests"][0]
     assert told["done"], told["state"]
     assert told["certificate"]["verdict"]
     assert "It has certified that you left r, with everything." in clients[0].get("/part/held").text
-    close_all(site)
+    close_nodes(site)
 
 
 def test_who_is_refused_may_ask_to_leave_again(tmp_path: Path) -> None:
-    site = make_site(tmp_path, config_of("tally"))
-    play(site)
+    site = make_site(tmp_path, site_config("tally"))
+    play_blocks(site)
     node = site.transport.members[1]
     node.refresh()
-    client = browser(node, people(node)[0])
+    client = browser(node, user_ids(node)[0])
     client.post("/do/ask", data={"kind": "leave"}, headers={"hx-request": "true"})
     (one,) = node.store.list_requests("r")
     assert "Take back everything" not in client.get("/").text
@@ -544,16 +528,15 @@ def test_who_is_refused_may_ask_to_leave_again(tmp_path: Path) -> None:
     assert "Take back everything" in client.get("/").text
     client.post("/do/ask", data={"kind": "leave"}, headers={"hx-request": "true"})
     assert [want.is_refused for want in node.store.list_requests("r")] == [True, False]
-    close_all(site)
+    close_nodes(site)
 
 
 def test_a_certificate_stands_first_on_the_page(tmp_path: Path) -> None:
     """Five people take six items back; the next block carries it, and the page shows the server's certificate."""
-    from test_live_parity import rows_of_blocks
-
+    from helpers.loopback_site import rows_of_blocks
     from tacita.runs.assembly import Machine, assemble
 
-    site = make_site(tmp_path, config_of("tally"))
+    site = make_site(tmp_path, site_config("tally"))
     fed = assemble(site.config, Machine())
     site.publish(list(fed.stream.item_ids))
     blocks = rows_of_blocks(site.config)
@@ -561,7 +544,7 @@ def test_a_certificate_stands_first_on_the_page(tmp_path: Path) -> None:
     site.next_block()
     node = site.transport.members[1]
     node.refresh()
-    clients = [browser(node, user) for user in people(node)[:5]]
+    clients = [browser(node, user) for user in user_ids(node)[:5]]
     for client in clients:  # some of their items only validate: of six one at least was told
         items = [i["item"] for i in client.get("/v1/me/history").json()["items"] if i["left in a sum"]][:6]
         assert client.post("/v1/me/requests", json={"kind": "forget", "items": items}).status_code == 200
@@ -570,7 +553,7 @@ def test_a_certificate_stands_first_on_the_page(tmp_path: Path) -> None:
     text, held = clients[0].get("/").text, clients[0].get("/v1/me/held").json()
     assert held["items in sums"] > 0
     assert "It has certified since that 6 items of yours are taken out of its record and its model (r)." in held["said"]
-    assert not any("certified" in line for line in browser(node, people(node)[5]).get("/v1/me/held").json()["said"])
+    assert not any("certified" in line for line in browser(node, user_ids(node)[5]).get("/v1/me/held").json()["said"])
     assert "<b>Certificate</b>" in text
     assert "Taken out of the record and the model" in text
     assert "· taken back" in text

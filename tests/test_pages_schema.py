@@ -23,10 +23,9 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 from starlette.testclient import TestClient
-from test_live_parity import close_all
-from test_pages_operator import PASSWORD, make_server
-from test_pages_person import HERE, OWN, people, play_two_blocks
 
+from helpers.loopback_site import close_nodes
+from helpers.page_sites import ORIGIN, PASSWORD, SAME_ORIGIN, make_server, play_two_blocks, user_ids
 from tacita.live.pages.operator_app import make_operator_app
 from tacita.live.pages.person_api import make_api
 from tacita.live.pages.person_app import make_node_app
@@ -38,7 +37,7 @@ CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance,
 
 def calls(app: Any, session: dict[str, str], each: int) -> int:
     """So many calls of every operation, right ones and wrong ones; how many were made."""
-    own = {**OWN, **session, "host": HERE.removeprefix("http://")}
+    own = {**SAME_ORIGIN, **session, "host": ORIGIN.removeprefix("http://")}
     schema = schemathesis.openapi.from_asgi("/v1/openapi.json", app, headers=own)
     made = 0
     for found in schema.get_all_operations():
@@ -72,10 +71,10 @@ def person(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, dict
     site = play_two_blocks(tmp_path_factory.mktemp("site"))
     node, tokens = site.transport.members[1], Tokens()
     app = make_node_app(node, tokens)
-    with TestClient(app, base_url=HERE) as client:
-        client.get(f"/enter/{tokens.make_link(Principal('person', people(node)[0]))}")
+    with TestClient(app, base_url=ORIGIN) as client:
+        client.get(f"/enter/{tokens.make_link(Principal('person', user_ids(node)[0]))}")
         yield app, _cookies(client)
-    close_all(site)
+    close_nodes(site)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +82,7 @@ def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, di
     """A server's application, and the session of its operator; orders are taken as if the server were up."""
     folder = make_server(tmp_path_factory.mktemp("server"))
     app = make_operator_app(folder, Tokens(), lambda: {1: "online", 2: "offline"})
-    with pytest.MonkeyPatch.context() as patch, TestClient(app, base_url=HERE, headers=OWN) as client:
+    with pytest.MonkeyPatch.context() as patch, TestClient(app, base_url=ORIGIN, headers=SAME_ORIGIN) as client:
         patch.setattr(orders, "is_up", lambda folder: True)
         client.post("/login", data={"password": PASSWORD}, follow_redirects=False)
         yield app, _cookies(client)

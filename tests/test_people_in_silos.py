@@ -6,14 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import noise_laws
 import numpy as np
 import pytest
-from noise_laws import SURE
-from oracle import started
-from test_dpps import ROUND, SMALL, crowd, dpps, fed_down, with_parts
 
 import tacita
+from helpers import noise_laws
+from helpers.noise_laws import SURE
+from helpers.oracle import started
+from helpers.private_federation import ROUND, SMALL_DATA, crowd_stream, dpps_part, federate_parts, serving_broadcast
 from tacita.core.errors import TacitaError
 from tacita.core.types import BlockStream, Ragged
 from tacita.federation.rounds import run_round
@@ -28,7 +28,7 @@ APART: dict[str, Any] = {"silos": 3, "in_silos": "apart", "aggregation": "fixed"
 
 def sums(fed: Federation) -> Total:
     progress = started(fed)
-    return progress.devices.exchange(fed, progress.server, fed_down(fed, progress), ROUND).total
+    return progress.devices.exchange(fed, progress.server, serving_broadcast(fed, progress), ROUND).total
 
 
 def without(stream: BlockStream, user: int) -> BlockStream:
@@ -39,9 +39,9 @@ def without(stream: BlockStream, user: int) -> BlockStream:
 
 
 def test_people_who_train_apart_train_as_if_there_were_no_silos() -> None:
-    alone, apart = with_parts(), with_parts(silos=3, in_silos="apart")
+    alone, apart = federate_parts(), federate_parts(silos=3, in_silos="apart")
     tables = []
-    for fed in (alone, apart, with_parts(silos=3)):
+    for fed in (alone, apart, federate_parts(silos=3)):
         progress = started(fed)
         server, _ = run_round(fed, progress.server, progress.devices)
         tables.append(server.items)
@@ -50,13 +50,13 @@ def test_people_who_train_apart_train_as_if_there_were_no_silos() -> None:
 
 
 def test_every_silo_adds_one_noise_whoever_took_part() -> None:
-    fed = with_parts({**IN_SILO, "tiers": [1.0], "shares": [1.0]}, stream=crowd(12, 3000), **APART)
-    part, total = dpps(fed), sums(fed)
+    fed = federate_parts({**IN_SILO, "tiers": [1.0], "shares": [1.0]}, stream=crowd_stream(12, 3000), **APART)
+    part, total = dpps_part(fed), sums(fed)
     sigma = part.noise_deviations()[0]
     # with a person or without: one clip, not two
     assert sigma == pytest.approx(part.config.clip * part.noise_multipliers()[0])
     assert total["dpps.noise"][0] == pytest.approx(3 * sigma**2)
-    plain = sums(with_parts(stream=crowd(12, 3000), **APART))
+    plain = sums(federate_parts(stream=crowd_stream(12, 3000), **APART))
     noise = total["rows"][np.abs(plain["rows"]).sum(axis=1) == 0]
     assert noise_laws.normal(noise, np.sqrt(3) * sigma) > SURE
     assert noise_laws.normal(noise, np.sqrt(3) * 0.95 * sigma) < SURE
@@ -66,19 +66,19 @@ def test_every_silo_adds_one_noise_whoever_took_part() -> None:
 def test_a_person_changes_their_silos_sum_by_at_most_their_clip(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DPPS, "noise_sum", lambda part, server, total: total)  # before the noise
     part = {**IN_SILO, "clip": 0.01}
-    stream = crowd(9, 40)
-    fed = with_parts(part, stream=stream, **APART)
-    whole, clips = sums(fed), dpps(fed).clips()
+    stream = crowd_stream(9, 40)
+    fed = federate_parts(part, stream=stream, **APART)
+    whole, clips = sums(fed), dpps_part(fed).clips()
     for user in range(9):
-        rest = sums(with_parts(part, stream=without(stream, user), **APART))
+        rest = sums(federate_parts(part, stream=without(stream, user), **APART))
         changed = float(np.linalg.norm(whole["rows"] - rest["rows"]))
         assert changed <= clips.max() * (1 + 1e-5)
         assert min(abs(changed - clips)) < 1e-4 * clips.max()  # this clip binds, whatever the budget
 
 
 def test_who_is_poorer_is_clipped_more_and_all_stop_when_they_should() -> None:
-    fed = with_parts(IN_SILO, **APART)
-    part, progress = dpps(fed), started(fed)
+    fed = federate_parts(IN_SILO, **APART)
+    part, progress = dpps_part(fed), started(fed)
     assert (np.diff(part.clips()) > 0).all()
     shares = np.array(part.config.shares) / sum(part.config.shares)
     assert shares @ part.clips() == pytest.approx(part.config.clip)
@@ -93,18 +93,18 @@ def test_who_is_poorer_is_clipped_more_and_all_stop_when_they_should() -> None:
 
 def test_what_has_no_person_to_clip_is_refused() -> None:
     with pytest.raises(TacitaError, match=r"train\.in_silos = 'apart'"):
-        with_parts({"name": "dpps"}, silos=3)
+        federate_parts({"name": "dpps"}, silos=3)
     with pytest.raises(TacitaError, match=r"set train\.silos and train\.in_silos"):
-        with_parts(IN_SILO, aggregation="fixed")
+        federate_parts(IN_SILO, aggregation="fixed")
     with pytest.raises(TacitaError, match="needs silos that train together"):
-        with_parts({**IN_SILO, "unit": "silo"}, **APART)
+        federate_parts({**IN_SILO, "unit": "silo"}, **APART)
     with pytest.raises(TacitaError, match="must not divide by how many took part"):
-        with_parts(IN_SILO, silos=3, in_silos="apart")
+        federate_parts(IN_SILO, silos=3, in_silos="apart")
 
 
 def test_the_result_prints_unit_and_threat(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"train": {"rounds": 2, **APART}, "evaluate": {"controls": False}}
-    run = tacita.train(data=SMALL, out=tmp_path / "run", method="dpps", parts=[IN_SILO], **settings)
+    run = tacita.train(data=SMALL_DATA, out=tmp_path / "run", method="dpps", parts=[IN_SILO], **settings)
     said = " ".join(describe_ledger(read_run_ledger(run.folder)))
     assert "protects a person against the server, which sees the noised sum of each silo, and not against" in said
     told = run.result["blocks"][-1]

@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 import dp_accounting
-import noise_laws
 import numpy as np
 import pytest
-from noise_laws import SURE
-from oracle import answer_round, cohort, started
-from test_dpps import ROUND, crowd, dpps, fed_down, with_parts
 
+from helpers import noise_laws
+from helpers.noise_laws import SURE
+from helpers.oracle import answer_round, cohort, started
+from helpers.private_federation import ROUND, crowd_stream, dpps_part, federate_parts, serving_broadcast
 from tacita.core.config import ParticipationConfig
 from tacita.core.draws import Draws, _digest
 from tacita.core.types import RoundReplay
@@ -42,10 +42,10 @@ POISSON = {"kind": "poisson", "rate": 0.3}
 
 def uploads_are_short() -> None:
     """One clip over everything that is sent."""
-    fed = with_parts({**ONE_TIER, "clip": 1e-3})
+    fed = federate_parts({**ONE_TIER, "clip": 1e-3})
     progress = started(fed)
     view = cohort(fed, progress)
-    upload, _ = dpps(fed).encode(view, answer_round(fed, view))
+    upload, _ = dpps_part(fed).encode(view, answer_round(fed, view))
     sent = Upload({"rows": upload.values["rows"]}, upload.weight, upload.sender)
     assert (sent.norms() <= 1e-3 * (1 + 1e-6)).all()
     assert (sent.norms() > 0.9e-3).any()
@@ -53,17 +53,17 @@ def uploads_are_short() -> None:
 
 def noise_is_whole() -> None:
     """All coordinates of the sum carry the noise that the budget asks for, 2 C being what a replacement moves."""
-    fed = with_parts({**ONE_TIER, "releases": 4, "clip": 0.01, "shrink": 0.9}, stream=crowd(4, 3000))
+    fed = federate_parts({**ONE_TIER, "releases": 4, "clip": 0.01, "shrink": 0.9}, stream=crowd_stream(4, 3000))
     progress = started(fed)
-    total = progress.devices.exchange(fed, progress.server, fed_down(fed, progress), ROUND).total
+    total = progress.devices.exchange(fed, progress.server, serving_broadcast(fed, progress), ROUND).total
     wanted = math.sqrt(4) * 2 * 0.01 * math.sqrt(4) * gaussian_sigma(1, 1e-5)
     assert noise_laws.normal(total["rows"], wanted) > SURE
 
 
 def noise_is_new_every_time() -> None:
-    fed = with_parts(ONE_TIER)
+    fed = federate_parts(ONE_TIER)
     progress = started(fed)
-    down = fed_down(fed, progress)
+    down = serving_broadcast(fed, progress)
     first = progress.devices.exchange(fed, progress.server, down, ROUND).total
     again = progress.devices.exchange(fed, progress.server, down, replace(ROUND, replay=RoundReplay(0, 1.0))).total
     assert noise_laws.normal(again["rows"] - first["rows"], math.sqrt(2 * float(first["dpps.noise"][0]))) > SURE
@@ -76,7 +76,9 @@ def noise_of_a_device_follows_its_secret() -> None:
 
 
 def people_are_drawn_independently() -> None:
-    fed = with_parts({"name": "dp-fedavg", "noise": 2.0, "epsilon": None}, aggregation="fixed", participation=POISSON)
+    fed = federate_parts(
+        {"name": "dp-fedavg", "noise": 2.0, "epsilon": None}, aggregation="fixed", participation=POISSON
+    )
     living = started(fed).local_devices.current_membership(fed, started(fed).server)
     config = ParticipationConfig(kind="poisson", rate=0.3)
     sizes = [len(federation_clients.draw_participants(living, config, fed.draws, 0, n)) for n in range(600)]
@@ -85,7 +87,9 @@ def people_are_drawn_independently() -> None:
 
 def the_denominator_tells_nothing() -> None:
     """The mean is the noised sum over a number that does not depend on who was drawn."""
-    fed = with_parts({"name": "dp-fedavg", "noise": 2.0, "epsilon": None}, aggregation="fixed", participation=POISSON)
+    fed = federate_parts(
+        {"name": "dp-fedavg", "noise": 2.0, "epsilon": None}, aggregation="fixed", participation=POISSON
+    )
     progress = started(fed)
     sums = {"rows": np.ones(progress.server.items.shape)}
     moved = [
@@ -96,18 +100,18 @@ def the_denominator_tells_nothing() -> None:
 
 
 def budgets_are_never_exceeded() -> None:
-    fed = with_parts({**ONE_TIER, "releases": 2, "clip": 0.01})
+    fed = federate_parts({**ONE_TIER, "releases": 2, "clip": 0.01})
     progress = started(fed)
     server, said = progress.server, []
     for _ in range(4):
-        down = fed_down(fed, progress)
+        down = serving_broadcast(fed, progress)
         said.append(progress.devices.exchange(fed, server, down, ROUND).total.n_clients)
     assert said == [30, 30, 0, 0]
 
 
 def going_back_gives_nothing_back() -> None:
     """The best round of a block is restored; what later rounds cost stays spent."""
-    fed = with_parts({**ONE_TIER, "releases": 50, "clip": 0.01}, rounds=4)
+    fed = federate_parts({**ONE_TIER, "releases": 50, "clip": 0.01}, rounds=4)
     progress = start_run(fed)
     played = 0
 
@@ -131,14 +135,16 @@ def the_ledger_is_that_of_dp_accounting() -> None:
 
 
 def chance_costs_everybody() -> None:
-    fed = with_parts({"name": "dp-fedavg", "noise": 2.0, "epsilon": None}, aggregation="fixed", participation=POISSON)
+    fed = federate_parts(
+        {"name": "dp-fedavg", "noise": 2.0, "epsilon": None}, aggregation="fixed", participation=POISSON
+    )
     progress = started(fed)
     run_round(fed, progress.server, progress.devices)
     assert (progress.clients.parts["dp-fedavg"]["times"][:, 0] == 1).all()
 
 
 def l1_is_what_laplace_noise_bounds() -> None:
-    fed = with_parts({"name": "laplace-noise", "mode": "ldp", "clip": 1e-3})
+    fed = federate_parts({"name": "laplace-noise", "mode": "ldp", "clip": 1e-3})
     progress = started(fed)
     view = cohort(fed, progress)
     upload, _ = fed.parts[0].encode(view, answer_round(fed, view))
@@ -146,14 +152,14 @@ def l1_is_what_laplace_noise_bounds() -> None:
 
 
 def what_is_no_number_is_sent_as_nothing() -> None:
-    fed = with_parts({**ONE_TIER, "clip": 0.01})
+    fed = federate_parts({**ONE_TIER, "clip": 0.01})
     progress = started(fed)
     view = cohort(fed, progress)
     upload = answer_round(fed, view)
     rows = upload.values["rows"]
     value = rows.value.copy()
     value[rows.client == 3] = np.nan
-    upload, _ = dpps(fed).encode(view, upload.with_value("rows", replace(rows, value=value)))
+    upload, _ = dpps_part(fed).encode(view, upload.with_value("rows", replace(rows, value=value)))
     assert np.isfinite(upload.norms()).all()
     assert upload.weight[3] > 0
 

@@ -11,9 +11,19 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from oracle import cohort, federate, make_backbone, make_block, make_stream, started, train_once
-from test_live_parity import close, close_all, config_of, home, lab, make_site, play, rows_of_blocks
 
+from helpers.loopback_site import (
+    are_close,
+    close_nodes,
+    home_node,
+    make_site,
+    play_blocks,
+    rows_of_blocks,
+    run_lab,
+    site_config,
+)
+from helpers.oracle import cohort, federate, make_backbone, make_block, make_stream, started, train_once
+from helpers.upload_log import UploadLog, config_with_parts
 from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError
 from tacita.core.types import (
@@ -26,7 +36,6 @@ from tacita.core.types import (
     Ragged,
     ServerState,
     SharedRecord,
-    StateUpdate,
 )
 from tacita.data.sources import load
 from tacita.federation.devices import LocalDevices
@@ -42,7 +51,7 @@ from tacita.models.factor import MF
 from tacita.round import learner as learners_base
 from tacita.round import registry as methods_base
 from tacita.round.broadcast import Audience, PartBroadcast, PerClientLists
-from tacita.round.capabilities import DeviceQuery, Privacy, RoundPlayer, Unlearning
+from tacita.round.capabilities import DeviceQuery, Privacy, RoundPlayer
 from tacita.round.fields import PartFields
 from tacita.round.learner import Learner
 from tacita.round.part import Part
@@ -50,7 +59,7 @@ from tacita.round.question import Question
 from tacita.round.request import Request, RequestBatch
 from tacita.round.serving import Purpose, Serving
 from tacita.round.state import StateSpec
-from tacita.round.task import CohortTask, LocalTask, TrainingOutcome
+from tacita.round.task import CohortTask, TrainingOutcome
 from tacita.round.unlearning_report import UnlearningReport
 from tacita.runs.assembly import Machine, assemble
 
@@ -202,69 +211,18 @@ class WritesLetters(Part):
         return scores
 
 
-class Log(Part, Unlearning):
-    """Devices keep what they sent; who wants to be forgotten sends the sum of it, and trains no more."""
-
-    name = "probe-log"
-    fills = frozenset({"data"})
-
-    def state(self, n_users: int) -> Sequence[StateSpec]:
-        width = self.context.backbone.item_width
-        none = Ragged(np.zeros(n_users + 1, np.int64), np.zeros(0, np.int32), {"row": np.zeros((0, width), np.float32)})
-        return [StateSpec("sent", none), StateSpec("gone", np.zeros(n_users, bool))]
-
-    def prepare(self, view: CohortView) -> LocalTask:
-        stays = ~view.parts[self.name]["gone"][view.train.rows()]
-        train = Ragged.from_pairs(view.train.rows()[stays], view.train.ids[stays], len(view.train))
-        return LocalTask(view=replace(view, train=train, exclude=view.train))
-
-    def after_training(self, view: CohortView, local: LocalModels) -> TrainingOutcome:
-        moved = Ragged(local.row_start, local.row_item, {"row": local.rows - view.items[local.row_item]})
-        return TrainingOutcome(state={"sent": view.lists[self.name]["sent"].join_rows(moved)})
-
-    def question_fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
-        return (Spec("sent", server.items.shape, most=1e4),)
-
-    def answer_question(self, view: CohortView, question: str) -> CohortReply:
-        log = view.lists[self.name]["sent"]
-        told = SparseRows(log.rows(), log.ids, log.values["row"])
-        return CohortReply(Upload({"sent": told}, np.ones(view.n_clients), view.client_keys))
-
-    def on_device(self, view: CohortView, requests: RequestBatch) -> StateUpdate:
-        return {"gone": np.ones(len(view.user), bool)}
-
-    def on_server(
-        self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
-    ) -> tuple[ServerState, UnlearningReport] | None:
-        (sender,) = requests.senders.tolist()
-        total = ask(server, "stored", np.array([sender], np.uint64))
-        assert total.n_clients == 1
-        denominator = self.context.train.denominator
-        assert denominator is not None
-        items = server.items - total["sent"] / denominator
-        report = UnlearningReport(details={"taken back": float(np.abs(total["sent"]).sum())})
-        return server.with_items(items.astype(np.float32)), report
-
-
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    for part in (Budget, Clip, ByLength, WritesLetters, Log, Unlearns, Feedback, Whole):
+    for part in (Budget, Clip, ByLength, WritesLetters, UploadLog, Unlearns, Feedback, Whole):
         monkeypatch.setitem(methods_base._PARTS, part.name, part)
     monkeypatch.setitem(learners_base._LEARNERS, Scores.name, Scores)
     Clip.seen.clear()
 
 
-def with_parts(name: str, *parts: type[Part], rounds: int = 3, **train: Any) -> RunConfig:
-    values = config_of(name, rounds, **train).model_dump(mode="json") | {
-        "parts": [{"name": part.name} for part in parts]
-    }
-    return validate_model(RunConfig, values, "the test")
-
-
 def live_and_lab(folder: Path, config: RunConfig, **node: Any) -> tuple[Arrays, Any, Any]:
     site = make_site(folder, config, **node)
-    play(site)
-    return site.arrays(), lab(config), site
+    play_blocks(site)
+    return site.arrays(), run_lab(config), site
 
 
 def small(*parts: type[Part], **more: Any) -> Any:
@@ -293,18 +251,18 @@ def test_who_has_spent_everything_sends_nothing_more() -> None:
 
 @pytest.mark.parametrize("name", ["fedavg", "tally"])
 def test_a_budget_is_kept_on_nodes_as_in_the_lab(tmp_path: Path, name: str) -> None:
-    config = with_parts(name, Budget)  # in the end few can pay, whom a node hides from all but the lab
+    config = config_with_parts(name, Budget)  # in the end few can pay, whom a node hides from all but the lab
     arrays, whole, site = live_and_lab(tmp_path, config, insecure_single_user_uploads=True)
-    assert close(arrays["now/items"], whole.server.items)
+    assert are_close(arrays["now/items"], whole.server.items)
     for head, value in whole.server.heads.items():
-        assert close(arrays[f"now/heads/{head}"], value)
+        assert are_close(arrays[f"now/heads/{head}"], value)
     left = dict(zip(assemble(site.config, Machine()).stream.user_ids, whole.clients.parts["probe-budget"]["left"]))
     assert min(left.values()) == 0
     for node in site.transport.members.values():
         held = node.store.devices("r", "now")[1]
         raw_of = dict(zip(*node.store.users(), strict=True))
         assert [left[raw_of[one]] for one in held["users"]] == held["parts/probe-budget/left"].tolist()
-    close_all(site)
+    close_nodes(site)
 
 
 def test_going_back_to_the_best_round_gives_no_budget_back() -> None:
@@ -373,23 +331,23 @@ def test_whole_tables_touch_every_row(aggregator: str) -> None:
 @pytest.mark.parametrize("name", ["fedavg", "tally"])
 def test_a_clip_bounds_all_that_a_client_sends(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Clip, "most", 0.05 if name == "fedavg" else 4.0)
-    arrays, whole, site = live_and_lab(tmp_path, with_parts(name, Clip))
+    arrays, whole, site = live_and_lab(tmp_path, config_with_parts(name, Clip))
     lengths = np.concatenate(Clip.seen)
     assert lengths.max() <= Clip.most * (1 + 1e-6)
     assert np.isclose(lengths, Clip.most, rtol=1e-5).any()
     if name == "fedavg":  # a node leaves rare items out of statistics, and clipped people count less than one
-        assert close(arrays["now/items"], whole.server.items)
-    plain = lab(with_parts(name))
+        assert are_close(arrays["now/items"], whole.server.items)
+    plain = run_lab(config_with_parts(name))
     for head, value in plain.server.heads.items():
         if head in ("weights",):
             assert value.shape != whole.server.heads[head].shape or not np.array_equal(value, whole.server.heads[head])
-    close_all(site)
+    close_nodes(site)
 
 
 def test_noise_reaches_every_number_of_a_statistic(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Clip, "noise", 0.01)
     monkeypatch.setattr(Clip, "most", 1e9)
-    loud, quiet = (lab(with_parts("tally", *parts)) for parts in ((Clip,), ()))
+    loud, quiet = (run_lab(config_with_parts("tally", *parts)) for parts in ((Clip,), ()))
     with_noise, without = (one.server.parts["tally"]["total"] for one in (loud, quiet))
     assert len(with_noise) > len(without)  # pairs that nobody has are no longer zero
 
@@ -409,9 +367,9 @@ def test_a_weighted_mean_is_the_sum_of_weighted_values_over_the_sum_of_weights()
 
 
 def test_weights_travel_from_nodes(tmp_path: Path) -> None:
-    arrays, whole, site = live_and_lab(tmp_path, with_parts("fedavg", ByLength))
-    assert close(arrays["now/items"], whole.server.items)
-    close_all(site)
+    arrays, whole, site = live_and_lab(tmp_path, config_with_parts("fedavg", ByLength))
+    assert are_close(arrays["now/items"], whole.server.items)
+    close_nodes(site)
 
 
 # Uploads that are seen each by itself, and lists that are written to single clients
@@ -455,11 +413,11 @@ def test_letters_find_their_readers() -> None:
 
 
 def test_nodes_that_may_send_people_one_by_one_give_what_the_lab_gives(tmp_path: Path) -> None:
-    config = with_parts("fedavg", WritesLetters)
+    config = config_with_parts("fedavg", WritesLetters)
     site = make_site(tmp_path, config, insecure_single_user_uploads=True)
-    play(site)
-    whole, arrays = lab(config), site.arrays()
-    assert close(arrays["now/items"], whole.server.items)
+    play_blocks(site)
+    whole, arrays = run_lab(config), site.arrays()
+    assert are_close(arrays["now/items"], whole.server.items)
     assert arrays["now/parts/seen/sender"].tolist() == whole.server.parts["seen"]["sender"].tolist()
     assert arrays["now/parts/probe-letters/written"].tolist() == [whole.server.parts["probe-letters"]["written"][0]]
     with site.store as store:
@@ -473,11 +431,11 @@ def test_nodes_that_may_send_people_one_by_one_give_what_the_lab_gives(tmp_path:
     best = whole.server.items[:, 0]
     assert member.recommend(person, 3)[0]["score"] <= best.max()
     assert any("one by one" in one["sees"] for one in member.store.list_releases())
-    close_all(site)
+    close_nodes(site)
 
 
 def test_a_server_that_was_killed_still_knows_who_lives_where(tmp_path: Path) -> None:
-    config = with_parts("fedavg", WritesLetters)
+    config = config_with_parts("fedavg", WritesLetters)
     site = make_site(tmp_path, config, insecure_single_user_uploads=True)
     fed = assemble(config, Machine())
     site.publish(list(fed.stream.item_ids[: fed.stream.blocks[0].n_items]))
@@ -497,16 +455,16 @@ def test_a_server_that_was_killed_still_knows_who_lives_where(tmp_path: Path) ->
         note = store.load_run("r").note
     assert note is not None
     assert len(note["plain"]["results"]) == 1
-    close_all(site)
+    close_nodes(site)
 
 
 def test_nodes_do_not_send_people_one_by_one_unless_their_owner_allows_it(tmp_path: Path) -> None:
     """H.G.5: single uploads without the flag that says insecure."""
-    site = make_site(tmp_path, with_parts("fedavg", WritesLetters), insecure_single_user_uploads=False)
+    site = make_site(tmp_path, config_with_parts("fedavg", WritesLetters), insecure_single_user_uploads=False)
     with pytest.raises(TacitaError, match="insecure_single_user_uploads"):
-        play(site)
+        play_blocks(site)
     assert all("names" not in decode_reply(reply).arrays for _, _, reply in site.transport.log)
-    close_all(site)
+    close_nodes(site)
 
 
 # Requests between rounds
@@ -516,7 +474,7 @@ FIXED = {"aggregation": "fixed", "denominator": 40.0}
 
 
 def test_who_is_forgotten_leaves_what_a_round_without_them_leaves() -> None:
-    fed = small(Log, aggregation="fixed", denominator=5.0)
+    fed = small(UploadLog, aggregation="fixed", denominator=5.0)
     progress, other = started(fed), started(fed)
     start = progress.server.items
     progress.server, _ = run_round(fed, progress.server, progress.devices)
@@ -537,10 +495,10 @@ def first_item(fed: Any, person: str) -> Any:
 
 
 def test_requests_travel_from_nodes_and_are_carried_out_between_rounds(tmp_path: Path) -> None:
-    config = with_parts("fedavg", Log, **FIXED)
+    config = config_with_parts("fedavg", UploadLog, **FIXED)
     site = make_site(tmp_path, config, insecure_single_user_uploads=True)
     fed = assemble(config, Machine())
-    person = next(raw for raw in fed.stream.user_ids if home(raw) == 1)
+    person = next(raw for raw in fed.stream.user_ids if home_node(raw) == 1)
     key = int(fed.stream.user_keys[fed.stream.user_ids.index(person)])
     progress, asked = start_run(fed), [0]
 
@@ -565,12 +523,12 @@ def test_requests_travel_from_nodes_and_are_carried_out_between_rounds(tmp_path:
     assert [one["kind"] for one in told] == ["forget"]
     assert told[0]["done"]["probe-log"]["taken back"] > 0
     assert b"never told" not in b"".join(reply for _, _, reply in site.transport.log)
-    assert close(site.arrays()["now/items"], progress.server.items)
-    assert not close(lab(config).server.items[: block.n_items], progress.server.items, 1e-6)
-    close_all(site)
+    assert are_close(site.arrays()["now/items"], progress.server.items)
+    assert not are_close(run_lab(config).server.items[: block.n_items], progress.server.items, 1e-6)
+    close_nodes(site)
 
 
-class Unlearns(Log):
+class Unlearns(UploadLog):
     """Forgets in two more rounds without the leaver, and asks twice."""
 
     name = "probe-unlearns"
@@ -594,10 +552,10 @@ class Unlearns(Log):
 @pytest.mark.parametrize("kind", ["forget", "leave"])
 def test_a_request_may_play_rounds_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Whether it succeeds or fails then, the run goes on with all of its own rounds, live as in the lab."""
-    config = with_parts("fedavg", Unlearns, Budget, **FIXED)
+    config = config_with_parts("fedavg", Unlearns, Budget, **FIXED)
     site = make_site(tmp_path, config, insecure_single_user_uploads=True)
     fed = assemble(config, Machine())
-    person = next(raw for raw in fed.stream.user_ids if home(raw) == 1)
+    person = next(raw for raw in fed.stream.user_ids if home_node(raw) == 1)
     key = int(fed.stream.user_keys[fed.stream.user_ids.index(person)])
     progress, rounds, before = start_run(fed), [], list[Any]()
 
@@ -625,8 +583,8 @@ def test_a_request_may_play_rounds_of_its_own(tmp_path: Path, monkeypatch: pytes
     with site.store as store:
         told = [event for _, _, event in store.events("r") if event["event"] == "round"]
     assert [one["round"] for one in told] == rounds
-    assert close(site.arrays()["now/items"], progress.server.items)
-    close_all(site)
+    assert are_close(site.arrays()["now/items"], progress.server.items)
+    close_nodes(site)
 
 
 def test_what_nobody_carries_out_changes_nothing() -> None:
@@ -638,7 +596,7 @@ def test_what_nobody_carries_out_changes_nothing() -> None:
 
 
 def test_chosen_clients_have_to_be_known() -> None:
-    fed = small(Log)
+    fed = small(UploadLog)
     progress = started(fed)
     with pytest.raises(TacitaError, match="not known here"):
         run_round(fed, progress.server, progress.devices, np.array([12345], np.uint64))
@@ -660,22 +618,22 @@ def test_what_people_shared_is_what_their_requests_left() -> None:
 
 
 def test_people_who_decide_by_themselves_are_the_same_wherever_they_live(tmp_path: Path) -> None:
-    config = config_of("fedavg", participation={"kind": "poisson", "rate": 0.7}, aggregation="fixed")
+    config = site_config("fedavg", participation={"kind": "poisson", "rate": 0.7}, aggregation="fixed")
     site = make_site(tmp_path, config, insecure_single_user_uploads=True)
-    play(site)
-    whole = lab(config)
-    assert close(site.arrays()["now/items"], whole.server.items)
+    play_blocks(site)
+    whole = run_lab(config)
+    assert are_close(site.arrays()["now/items"], whole.server.items)
     with site.store as store:
         counted = [n for _, _, kind, _, n in store.list_accepted("r") if kind == "round"]
     assert len(set(counted)) > 2  # not everybody, and not always the same
-    close_all(site)
+    close_nodes(site)
 
 
 def test_nodes_that_send_sums_only_take_part_in_no_sample(tmp_path: Path) -> None:
-    site = make_site(tmp_path, config_of("fedavg", participation={"kind": "poisson", "rate": 0.9}))
+    site = make_site(tmp_path, site_config("fedavg", participation={"kind": "poisson", "rate": 0.9}))
     with pytest.raises(TacitaError, match="insecure_single_user_uploads"):
-        play(site)
-    close_all(site)
+        play_blocks(site)
+    close_nodes(site)
 
 
 # Objectives of the papers to come, here and on nodes
@@ -684,7 +642,7 @@ def test_nodes_that_send_sums_only_take_part_in_no_sample(tmp_path: Path) -> Non
 @pytest.mark.parametrize("objective", ["bpr", "squared"])
 def test_objectives_are_the_same_on_nodes(tmp_path: Path, objective: str) -> None:
     """Pairs under cosines on a user's own star; squared error, on ratings where people gave some."""
-    config = config_of("ego" if objective == "bpr" else "fedavg", objective=objective)
+    config = site_config("ego" if objective == "bpr" else "fedavg", objective=objective)
     table = load(config.data)
     assert table.timestamp is not None
     rated = [
@@ -702,28 +660,28 @@ def test_objectives_are_the_same_on_nodes(tmp_path: Path, objective: str) -> Non
     for block, rows in zip(fed.stream.blocks, rows_of_blocks(config), strict=True):
         site.publish(list(fed.stream.item_ids[: block.n_items]))
         for number, node in site.transport.members.items():
-            node.store.add_interactions([(u, i, t, rating[u, i]) for u, i, t in rows if home(u) == number])
+            node.store.add_interactions([(u, i, t, rating[u, i]) for u, i, t in rows if home_node(u) == number])
         site.next_block()
     assert ("rating" in fed.stream.blocks[0].train.values) == (objective == "squared")
-    whole = lab(config)
-    assert close(site.arrays()["now/items"], whole.server.items)
-    plain = config_of("ego" if objective == "bpr" else "fedavg")
-    assert not close(whole.server.items, lab(plain).server.items, 1e-3)
-    close_all(site)
+    whole = run_lab(config)
+    assert are_close(site.arrays()["now/items"], whole.server.items)
+    plain = site_config("ego" if objective == "bpr" else "fedavg")
+    assert not are_close(whole.server.items, run_lab(plain).server.items, 1e-3)
+    close_nodes(site)
 
 
 def test_noise_reaches_a_statistic_that_nodes_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every node adds its own, so the sum carries three times the variance; the server solves what it gets."""
     monkeypatch.setattr(Clip, "noise", 0.01)
     monkeypatch.setattr(Clip, "most", 1e9)
-    config = with_parts("tally", Clip)
+    config = config_with_parts("tally", Clip)
     site = make_site(tmp_path, config)
-    play(site)
-    quiet = lab(with_parts("tally")).server.parts["tally"]
+    play_blocks(site)
+    quiet = run_lab(config_with_parts("tally")).server.parts["tally"]
     found = site.arrays()
     assert len(found["now/parts/tally/total"]) > len(quiet["total"])  # pairs that nobody has are no longer zero
     assert all(np.isfinite(v).all() for v in found.values() if v.dtype.kind == "f")
-    close_all(site)
+    close_nodes(site)
 
 
 # A model that trains rows and reads what people did before
@@ -762,11 +720,13 @@ def test_a_model_may_train_and_read_history() -> None:
 
 def test_senseless_combinations_are_refused_with_a_sentence() -> None:
     with pytest.raises(TacitaError, match=r"part 'replay' changes how item rows are trained.*sends a statistic"):
-        lab(validate_model(RunConfig, config_of("tally").model_dump(mode="json") | {"method": "f3crec"}, "the test"))
+        run_lab(
+            validate_model(RunConfig, site_config("tally").model_dump(mode="json") | {"method": "f3crec"}, "the test")
+        )
     with pytest.raises(TacitaError, match=r"part 'probe-budget'.*sends a probe-scores, which it cannot change"):
-        lab(with_parts("tally", Budget, WritesLetters))
+        run_lab(config_with_parts("tally", Budget, WritesLetters))
     with pytest.raises(TacitaError, match=r"'fraction' needs somebody who knows everybody.*use 'poisson'"):
-        check_live_settings(config_of("fedavg", participation={"kind": "fraction", "rate": 0.5}))
+        check_live_settings(site_config("fedavg", participation={"kind": "fraction", "rate": 0.5}))
     fed = small()
     with pytest.raises(TacitaError, match="nothing in this run can carry out 'leave'"):
         handle_requests(fed, started(fed), Request("leave", 1, np.zeros(0, np.int32)))
@@ -792,10 +752,10 @@ def test_two_parts_cannot_decide_the_same(attribute: str, decision: str, words: 
 
 @pytest.mark.parametrize("name", ["fedavg", "tally"])
 def test_exact_sums_give_what_plain_ones_give(name: str) -> None:
-    config = config_of(name)
+    config = site_config(name)
     ideal = config.model_copy(update={"train": config.train.model_copy(update={"aggregator": "ideal"})})
-    plain, exact = lab(config), lab(ideal)
-    assert close(exact.server.items, plain.server.items, 1e-4)
+    plain, exact = run_lab(config), run_lab(ideal)
+    assert are_close(exact.server.items, plain.server.items, 1e-4)
     for head, value in plain.server.heads.items():
         if value.dtype.kind == "f":
-            assert close(exact.server.heads[head], value, 1e-4)
+            assert are_close(exact.server.heads[head], value, 1e-4)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import code_measures
 import pytest
-import round_walk
 
+import code_measures
+import round_walk
 from tacita.round.part import ALL_HOOKS, CORE_HOOKS
 
 GUIDE = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")

@@ -7,10 +7,30 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_live_parity import Killed, Loopback, Site, close_all, config_of, forget_memory, make_site, rows_of_blocks
-from test_live_requests import SHARING, asks, at_rounds, begin, person_of, status, tally_of
-from test_requests_survive import LEAVERS, leaving, retracts, told
 
+from helpers.loopback_site import (
+    Killed,
+    Loopback,
+    Site,
+    close_nodes,
+    drop_node_memory,
+    make_site,
+    rows_of_blocks,
+    site_config,
+)
+from helpers.request_script import (
+    LEAVERS,
+    SHARING,
+    act_at_rounds,
+    collect_first_block,
+    fixed_tally_config,
+    is_retraction,
+    request_status,
+    site_with_leavers,
+    stored_upload_sizes,
+    submit_request,
+    user_with_items,
+)
 from tacita.core.codec import digest_array
 from tacita.core.config import RunConfig, validate_model
 from tacita.live.node import attempt_snapshot, attempts, question_handler
@@ -61,10 +81,10 @@ class Hostile:
 
 
 def budgeted(folder: Path) -> Site:
-    values = config_of("tally").model_dump(mode="json")
+    values = site_config("tally").model_dump(mode="json")
     values |= {"backbone": {"name": "tally"}, "privacy": {"epsilon": 8.0, "blocks": 4}}
     site = make_site(folder, validate_model(RunConfig, values, "the test"))
-    begin(site)
+    collect_first_block(site)
     return site
 
 
@@ -92,11 +112,11 @@ def test_no_ordinary_answer_can_be_undone_and_no_two_sums_share_noise(
     pairs = [(first.arrays[name], second.arrays[name]) for name in first.arrays if name.startswith("terms")]
     assert pairs
     assert all(one.shape != other.shape or (one != other).mean() > 0.9 for one, other in pairs)
-    close_all(site)
+    close_nodes(site)
 
 
 def test_an_attempt_ends_with_its_block_and_is_not_begun_anew(tmp_path: Path) -> None:
-    site = leaving(tmp_path / "site")
+    site = site_with_leavers(tmp_path / "site")
     server, config = Hostile(site, "statistic/retraction"), site.config
     run, node = "r", server.node
     node.store.run_withdrawal(lambda db: attempt_snapshot.save_snapshot(db, run, 3, 0))
@@ -114,7 +134,7 @@ def test_an_attempt_ends_with_its_block_and_is_not_begun_anew(tmp_path: Path) ->
     assert said(attempt=0, resolved=3) == ""
     assert "is over" in said(attempt=3)
     assert said(attempt=4) == ""
-    close_all(site)
+    close_nodes(site)
 
 
 def test_what_is_older_than_a_server_can_list_counts_as_failed() -> None:
@@ -127,7 +147,7 @@ def test_what_is_older_than_a_server_can_list_counts_as_failed() -> None:
 
 def test_no_copy_outlives_done_or_an_erasure(tmp_path: Path) -> None:
     """Whatever a server says later, what was called done does not come back; nor is it in a byte of the file."""
-    site = leaving(tmp_path / "site")
+    site = site_with_leavers(tmp_path / "site")
     server = Hostile(site, "statistic/retraction")
     node = server.node
     held = node.store.devices("r")
@@ -150,13 +170,13 @@ def test_no_copy_outlives_done_or_an_erasure(tmp_path: Path) -> None:
     after = node.store.devices("r")
     assert after is not None
     assert after[1]["users"].tolist() == held[1]["users"].tolist()
-    assert not told(site)[:LEAVERS].any()
-    assert told(site)[LEAVERS:].any()
+    assert not stored_upload_sizes(site)[:LEAVERS].any()
+    assert stored_upload_sizes(site)[LEAVERS:].any()
     node.store.run_withdrawal(lambda db: attempt_snapshot.save_snapshot(db, "r", 9, 0))
     node.store.erase(None)
     assert node.store.devices("r", "before/now") is None
     assert node.store.run_query(lambda db: attempt_snapshot.find_open_attempt(db, "r")) == 0
-    close_all(site)
+    close_nodes(site)
 
 
 def _file(node: Any) -> bytes:
@@ -166,11 +186,11 @@ def _file(node: Any) -> bytes:
 
 def test_a_number_that_a_killed_server_used_is_not_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that answered before the crash, and is away after it, must not take a later attempt for that one."""
-    values = tally_of().model_dump(mode="json")
+    values = fixed_tally_config().model_dump(mode="json")
     values["split"] |= {"n_blocks": 4, "base_share": 0.5}
     config = validate_model(RunConfig, values, "the test")
     site = make_site(tmp_path, config, insecure_single_user_uploads=True)
-    begin(site, timeout=0.2, give_up=60.0)
+    collect_first_block(site, timeout=0.2, give_up=60.0)
     node, fed, rows = site.transport.members[1], assemble(config, Machine()), rows_of_blocks(config)
     for raw in node.store.users()[1][:LEAVERS]:
         node.store.enqueue_request("leave", "r", user=node.store.find_user(raw))
@@ -178,9 +198,9 @@ def test_a_number_that_a_killed_server_used_is_not_used_again(tmp_path: Path, mo
 
     def lose(number: int, body: bytes, answer: Any) -> bytes | None:
         reply = bytes(answer())
-        if retracts(body):
+        if is_retraction(body):
             effective.append(sum(float(np.abs(one).sum()) for one in decode_reply(reply).arrays.values()))
-        return None if retracts(body) and decode_request(body).head.block == 0 else reply
+        return None if is_retraction(body) and decode_request(body).head.block == 0 else reply
 
     def more(block: int) -> None:
         site.publish(list(fed.stream.item_ids[: fed.stream.blocks[block].n_items]))
@@ -206,19 +226,19 @@ def test_a_number_that_a_killed_server_used_is_not_used_again(tmp_path: Path, mo
         return [2, 3] if len(looks) == 1 else sorted(self.members)
 
     monkeypatch.setattr(Loopback, "nodes", nodes)
-    forget_memory(site)
+    drop_node_memory(site)
     coordinator.continue_run(site.folder, "r", site.transport)
     more(2)
     site.next_block()
-    assert all(one["state"].startswith("done") for one in status(site))
-    assert status(site)[0]["certificate"]["taken"] == "what was learned out of the model"
+    assert all(one["state"].startswith("done") for one in request_status(site))
+    assert request_status(site)[0]["certificate"]["taken"] == "what was learned out of the model"
     assert effective[-1] > 0
-    assert not told(site)[:LEAVERS].any()
-    close_all(site)
+    assert not stored_upload_sizes(site)[:LEAVERS].any()
+    close_nodes(site)
 
 
 def test_a_silent_node_is_waited_for_once_a_round(tmp_path: Path) -> None:
-    site = leaving(tmp_path / "site", timeout=0.05, give_up=60.0)
+    site = site_with_leavers(tmp_path / "site", timeout=0.05, give_up=60.0)
     node, seen = site.transport.members[1], list[str]()
     raws = node.store.users()[1][LEAVERS : 2 * LEAVERS]
     for raw in raws:
@@ -237,14 +257,14 @@ def test_a_silent_node_is_waited_for_once_a_round(tmp_path: Path) -> None:
     with site.store as store:
         assert {one["tries"] for one in store.list_pending("r")} == {1}
         assert len(store.list_pending("r")) == 2 * LEAVERS
-    close_all(site)
+    close_nodes(site)
 
 
 def test_a_node_cannot_fill_the_server_with_requests_and_loses_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(open_requests, "MOST_OPEN", 3)
-    site = make_site(tmp_path, config_of("fedavg"))
+    site = make_site(tmp_path, site_config("fedavg"))
     some = [(node, UserRequest(id=n, kind="leave", sender=n)) for node in (1, 2) for n in range(1, 7 - node)]
     with site.store as store:
         for _ in range(2):  # sent again with every answer
@@ -257,23 +277,23 @@ def test_a_node_cannot_fill_the_server_with_requests_and_loses_none(
             db.execute("UPDATE requests SET done = 2, request = '' WHERE number < 3")
             open_requests.put_received(db, "r", open_requests.ReceivedRequests(some), 3.0)
         assert [one.request.id for one in store.open_requests("r") if one.node == 1] == [3, 4, 5]
-    close_all(site)
+    close_nodes(site)
 
 
 def test_nobody_learns_from_a_certificate_how_much_another_shared(tmp_path: Path) -> None:
-    site = make_site(tmp_path, config_of(SHARING, rounds=5, patience=100))
-    begin(site)
-    (one, items), (other, _) = person_of(site), person_of(site, nth=1)
+    site = make_site(tmp_path, site_config(SHARING, rounds=5, patience=100))
+    collect_first_block(site)
+    (one, items), (other, _) = user_with_items(site), user_with_items(site, nth=1)
     store = site.transport.members[1].store
 
     def leave() -> None:
         for raw in (one, other):
             store.enqueue_request("leave", "r", user=store.find_user(raw))
 
-    at_rounds(site, {1: lambda: asks(site, "share", one, *items[:6]), 3: leave})
+    act_at_rounds(site, {1: lambda: submit_request(site, "share", one, *items[:6]), 3: leave})
     site.next_block()
-    left = {line["user"]: line["certificate"] for line in status(site) if line["kind"] == "leave"}
+    left = {line["user"]: line["certificate"] for line in request_status(site) if line["kind"] == "leave"}
     assert left[one]["taken"].startswith("6 shared items out of the record")
     assert "shared items" not in left[other]["taken"]
     assert left[other]["shared items"] == 0
-    close_all(site)
+    close_nodes(site)

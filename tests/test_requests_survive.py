@@ -8,9 +8,29 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_live_parity import Killed, Site, close, close_all, config_of, forget_memory, make_site, rows_of_blocks
-from test_live_requests import SHARING, asks, at_rounds, begin, person_of, status, tally_of
 
+from helpers.loopback_site import (
+    Killed,
+    Site,
+    are_close,
+    close_nodes,
+    drop_node_memory,
+    make_site,
+    rows_of_blocks,
+    site_config,
+)
+from helpers.request_script import (
+    LEAVERS,
+    SHARING,
+    act_at_rounds,
+    collect_first_block,
+    is_retraction,
+    request_status,
+    site_with_leavers,
+    stored_upload_sizes,
+    submit_request,
+    user_with_items,
+)
 from tacita.core.codec import pack
 from tacita.core.config import RunConfig, validate_model
 from tacita.federation.rounds import start_run
@@ -37,36 +57,12 @@ from tacita.live.wire import (
 from tacita.round.unlearning_report import UnlearningReport
 from tacita.runs.assembly import Machine, assemble
 
-LEAVERS = 5  # min_users of these nodes
-
-
-def leaving(folder: Path, **options: Any) -> Site:
-    """A run of tally in whose first round five people of node 1 ask to leave."""
-    folder.mkdir()
-    site = make_site(folder, tally_of())
-    begin(site, **options)
-    node = site.transport.members[1]
-    for raw in node.store.users()[1][:LEAVERS]:
-        node.store.enqueue_request("leave", "r", user=node.store.find_user(raw))
-    return site
-
 
 def second_block(site: Site) -> None:
     fed = assemble(site.config, Machine())
     site.publish(list(fed.stream.item_ids))
     site.collect(rows_of_blocks(site.config)[1])
     site.next_block()
-
-
-def retracts(body: bytes) -> bool:
-    return decode_request(body).head.kind.startswith("statistic/retraction")
-
-
-def told(site: Site) -> np.ndarray:
-    """How many people of node 1 remember something that they told."""
-    held = site.transport.members[1].store.devices("r")
-    assert held is not None
-    return np.diff(held[1]["lists/parts/statistic/told:"])
 
 
 def learned(site: Site) -> dict[str, np.ndarray]:
@@ -78,39 +74,39 @@ def learned(site: Site) -> dict[str, np.ndarray]:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
     """The model after two blocks in which nothing got lost."""
-    site = leaving(tmp_path_factory.mktemp("survive") / "whole")
+    site = site_with_leavers(tmp_path_factory.mktemp("survive") / "whole")
     site.next_block()
     second_block(site)
-    assert all(one["state"].startswith("done in block 0 after round 1") for one in status(site))
-    close_all(site)
+    assert all(one["state"].startswith("done in block 0 after round 1") for one in request_status(site))
+    close_nodes(site)
     return learned(site)
 
 
 def same(site: Site, whole: dict[str, np.ndarray]) -> None:
     """It was taken back once, and nobody has anything left that could be taken back again."""
-    assert not told(site)[:LEAVERS].any()
+    assert not stored_upload_sizes(site)[:LEAVERS].any()
     mine = learned(site)
     assert mine.keys() == whole.keys()
     for name, value in whole.items():
-        assert close(mine[name], value, 1e-9), name
+        assert are_close(mine[name], value, 1e-9), name
 
 
 def test_a_retraction_that_got_lost_is_taken_back_in_a_later_round(tmp_path: Path, whole: Any) -> None:
     """The node answered, the server heard nothing: it asks again in the next block, and hears all of it, once."""
-    site = leaving(tmp_path / "lost", timeout=0.2, give_up=60.0)
+    site = site_with_leavers(tmp_path / "lost", timeout=0.2, give_up=60.0)
     answers: list[dict[str, np.ndarray]] = []
     seen: dict[str, Any] = {}
 
     def lose(number: int, body: bytes, answer: Any) -> bytes | None:
         reply = bytes(answer())
-        if not retracts(body):
+        if not is_retraction(body):
             return reply
         answers.append(decode_reply(reply).arrays)
         return None if decode_request(body).head.block == 0 else reply
 
     site.transport.spoil = lose
     site.next_block()
-    seen["status"], seen["told"] = status(site), told(site)
+    seen["status"], seen["told"] = request_status(site), stored_upload_sizes(site)
     with site.store as store:
         seen["open"] = store.list_pending("r")
     second_block(site)
@@ -122,16 +118,16 @@ def test_a_retraction_that_got_lost_is_taken_back_in_a_later_round(tmp_path: Pat
     assert [one["node"] for one in seen["open"]] == ["n1"] * LEAVERS
     assert all(one["tries"] == 1 and one["state"] == "pending" and one["age"] >= 0 for one in seen["open"])
     assert all(seen["told"][:LEAVERS] > 0)  # they have it still, for it was taken back by nobody
-    assert all(one["state"].startswith("done in block 1 after round 1") for one in status(site))
+    assert all(one["state"].startswith("done in block 1 after round 1") for one in request_status(site))
     same(site, whole)
-    close_all(site)
+    close_nodes(site)
 
 
 @pytest.mark.parametrize("node_too", [False, True])
 def test_kills_between_answer_and_effect_lose_nothing_and_count_nothing_twice(
     tmp_path: Path, whole: Any, monkeypatch: pytest.MonkeyPatch, node_too: bool
 ) -> None:
-    site = leaving(tmp_path / "killed")
+    site = site_with_leavers(tmp_path / "killed")
     deaths: list[str] = []
     commit, sent = ServerStore.commit_round, list[bytes]()
 
@@ -143,7 +139,7 @@ def test_kills_between_answer_and_effect_lose_nothing_and_count_nothing_twice(
 
     def watch(number: int, body: bytes, answer: Any) -> bytes:
         reply = bytes(answer())
-        sent.extend([reply] if retracts(body) else [])
+        sent.extend([reply] if is_retraction(body) else [])
         return reply
 
     site.transport.spoil = watch
@@ -153,7 +149,7 @@ def test_kills_between_answer_and_effect_lose_nothing_and_count_nothing_twice(
     if node_too:
         site.transport.members[1].close()
         site.transport.members[1] = Node.open(site.folder / "node1")
-    forget_memory(site)
+    drop_node_memory(site)
     coordinator.continue_run(site.folder, "r", site.transport)
     second_block(site)
     assert len(sent) == 2
@@ -161,7 +157,7 @@ def test_kills_between_answer_and_effect_lose_nothing_and_count_nothing_twice(
     assert first == second  # the same question, the same bytes but for the clock
     assert deaths == ["server"]
     same(site, whole)
-    close_all(site)
+    close_nodes(site)
 
 
 def _whole(given_: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -170,14 +166,14 @@ def _whole(given_: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def test_a_question_from_before_undoes_nothing(tmp_path: Path, whole: Any) -> None:
     """One that lay on the way until the retraction had taken effect says nothing of it: it is refused."""
-    site = leaving(tmp_path / "stale")
+    site = site_with_leavers(tmp_path / "stale")
     late: list[bytes] = []
 
     def keep(number: int, body: bytes, answer: Any) -> bytes:
         if number == 1 and decode_request(body).head.kind == "validate" and not late:
             late.append(body)
         reply = bytes(answer())
-        if number == 1 and retracts(body):
+        if number == 1 and is_retraction(body):
             request = decode_request(late[0])
             other = request.head.model_copy(update={"kind": "close"})  # never answered
             stale = decode_reply(
@@ -194,7 +190,7 @@ def test_a_question_from_before_undoes_nothing(tmp_path: Path, whole: Any) -> No
     second_block(site)
     assert late
     same(site, whole)
-    close_all(site)
+    close_nodes(site)
 
 
 def test_a_silent_node_keeps_its_people_waiting_and_the_operator_hears_of_it(
@@ -202,22 +198,22 @@ def test_a_silent_node_keeps_its_people_waiting_and_the_operator_hears_of_it(
 ) -> None:
     """A method that plays rounds: each vain attempt is undone on the node, the run goes on, and the last one holds."""
     monkeypatch.setattr(coordinator, "MOST_TRIES", 2)
-    values = config_of("preset retraction").model_dump(mode="json")
+    values = site_config("preset retraction").model_dump(mode="json")
     values["train"] |= {"rounds": 7, "patience": 100}
     site = make_site(tmp_path, validate_model(RunConfig, values, "the test"))
-    begin(site, timeout=0.05)
-    user, _ = person_of(site)
+    collect_first_block(site, timeout=0.05)
+    user, _ = user_with_items(site)
     node, seen = site.transport.members[1], dict[str, Any]()
 
     def deaf(number: int, body: bytes, answer: Any) -> bytes | None:
         head = decode_request(body).head
         if number == 1 and head.kind == "round" and head.round == 1 and "asked" not in seen:
-            seen["asked"] = asks(site, "leave", user)["request"]
+            seen["asked"] = submit_request(site, "leave", user)["request"]
         if number == 1 and head.attempt and "before" not in seen:
             seen["before"] = node.store.devices("r")
         reply = bytes(answer())
         if number == 1 and head.attempt and head.round < 5:
-            seen["state"] = status(site)[0]["state"]
+            seen["state"] = request_status(site)[0]["state"]
             return None
         if number == 1 and head.round == 2 and not head.attempt and "after" not in seen and "before" in seen:
             seen["after"] = node.store.run_query(lambda db: attempt_snapshot.find_open_attempt(db, "r"))
@@ -227,7 +223,7 @@ def test_a_silent_node_keeps_its_people_waiting_and_the_operator_hears_of_it(
     site.next_block()
     assert seen["after"] == 0  # undone with the next question, whatever that is
     assert seen["state"].startswith("open for a moment, tried in vain once")
-    one = status(site)[0]
+    one = request_status(site)[0]
     assert one["state"].startswith("done in block 0 after round")
     assert int(one["state"].split("round ")[1].split(":")[0]) > 5
     assert one["effect"].startswith("effective since")
@@ -240,7 +236,7 @@ def test_a_silent_node_keeps_its_people_waiting_and_the_operator_hears_of_it(
         note = store.load_run("r").note
         assert note is not None
         assert (note["attempts"]["resolved"], note["attempts"]["failed"]) == (3, [1, 2])
-    close_all(site)
+    close_nodes(site)
 
 
 def test_what_was_tried_in_vain_is_tried_after_ever_more_rounds_and_holds_back_what_comes_next() -> None:
@@ -265,7 +261,7 @@ def test_what_was_tried_in_vain_is_tried_after_ever_more_rounds_and_holds_back_w
 
 
 def test_devices_go_back_to_where_they_stood_but_what_was_spent_stays_spent(tmp_path: Path) -> None:
-    site = make_site(tmp_path, config_of("fedavg"))
+    site = make_site(tmp_path, site_config("fedavg"))
     store = site.transport.members[1].store
     before = {"users": np.array([1, 2]), "private": np.ones((2, 3)), "parts/p/spent": np.array([[1], [2]])}
     after = {"users": np.array([2, 3]), "private": np.zeros((2, 3)), "parts/p/spent": np.array([[7], [8]])}
@@ -291,17 +287,17 @@ def test_devices_go_back_to_where_they_stood_but_what_was_spent_stays_spent(tmp_
         assert held[1]["parts/p/spent"].tolist() == ([[1], [7], [8]] if failed else [[7], [8]])  # a newcomer's, too
         assert store.devices("r", "before/now") is None
         assert store.run_query(lambda db: attempt_snapshot.find_open_attempt(db, "r")) == 0
-    close_all(site)
+    close_nodes(site)
 
 
 def test_requests_that_travel_are_in_the_ledger_and_the_certificate_says_what_happened(tmp_path: Path) -> None:
-    site = make_site(tmp_path, config_of(SHARING, rounds=5, patience=100))
-    begin(site)
-    user, items = person_of(site)
+    site = make_site(tmp_path, site_config(SHARING, rounds=5, patience=100))
+    collect_first_block(site)
+    user, items = user_with_items(site)
     node = site.transport.members[1]
-    at_rounds(site, {
-        1: lambda: asks(site, "share", user, *items[:3]),
-        3: lambda: asks(site, "unshare", user, *items[:2]),
+    act_at_rounds(site, {
+        1: lambda: submit_request(site, "share", user, *items[:3]),
+        3: lambda: submit_request(site, "unshare", user, *items[:2]),
     })  # fmt: skip
     site.next_block()
     lines = {one["kind"]: one for one in reversed(node.store.list_releases()) if one["kind"].startswith("request/")}
@@ -322,17 +318,17 @@ def test_requests_that_travel_are_in_the_ledger_and_the_certificate_says_what_ha
     assert counted == sum(not one["kind"].startswith("request/") for one in node.store.list_releases())
     _, rows = user_queries.list_releases(node.store, node.store.users()[1][1], 0, 100)
     assert not any(one["yours"] for one in rows if one["kind"].startswith("request/"))  # somebody else's
-    told = status(site)
+    told = request_status(site)
     assert told[0]["certificate"]["taken"] == ""
     assert told[1]["certificate"]["taken"] == "2 shared items out of the record"
     assert (told[1]["certificate"]["effective block"], told[1]["certificate"]["effective after round"]) == (0, 4)
     assert abs(float(told[1]["certificate"]["effective at"]) - time.time()) < 600
     assert "in block 0 after round 4; taken: 2 shared items out of the record; verified by nobody" in told[1]["effect"]
-    close_all(site)
+    close_nodes(site)
 
 
 def test_a_part_that_could_unlearn_and_did_not_is_no_certificate() -> None:
-    config = config_of("preset retraction")
+    config = site_config("preset retraction")
     fed = assemble(config, Machine())
     server = start_run(fed).server
     asked = UserRequest(id=1, kind="unshare", items=[1])
@@ -346,8 +342,8 @@ def test_a_part_that_could_unlearn_and_did_not_is_no_certificate() -> None:
 
 def test_a_node_that_lies_about_times_reorders_nothing(tmp_path: Path) -> None:
     """Times that a node made up are brought between what was carried out last and the server's own clock."""
-    site = make_site(tmp_path, config_of(SHARING, rounds=5, patience=100))
-    begin(site)
+    site = make_site(tmp_path, site_config(SHARING, rounds=5, patience=100))
+    collect_first_block(site)
     count = [0]
 
     def lie(number: int, body: bytes, answer: Any) -> bytes:
@@ -366,7 +362,7 @@ def test_a_node_that_lies_about_times_reorders_nothing(tmp_path: Path) -> None:
     assert len(times) == count[0] == 5
     assert began < times[0] <= times[-1] <= time.time()
     assert (np.diff(times) > 0).all()  # in the order in which they were carried out
-    close_all(site)
+    close_nodes(site)
 
 
 def test_the_time_of_a_request_is_bounded_by_what_the_server_has_seen() -> None:

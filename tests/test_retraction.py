@@ -7,9 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from oracle import started
-from test_going_back import LISTS, N_ITEMS, federation, forgetting, keys, leaving, played
 
+from helpers.oracle import started
+from helpers.replay_federation import (
+    LISTS,
+    N_ITEMS,
+    forget_request,
+    keys_of,
+    leave_request,
+    make_federation,
+    play_rounds,
+)
 from tacita.core.errors import TacitaError
 from tacita.core.types import Doubles, Ragged
 from tacita.federation.requests import handle_requests
@@ -31,7 +39,7 @@ FIXED: dict[str, Any] = {"aggregation": "fixed", "denominator": 6.0}
 
 def retracting(*more: dict[str, Any], train: dict[str, Any] | None = None, **options: Any) -> Federation:
     one = {"name": "retraction", "alpha": 0.0, "ratio": 0.1} | options
-    return federation({"name": "withdrawal"}, *more, one, **FIXED | (train or {}))
+    return make_federation({"name": "withdrawal"}, *more, one, **FIXED | (train or {}))
 
 
 def distance(one: Any, other: Any) -> float:
@@ -45,9 +53,9 @@ def distance(one: Any, other: Any) -> float:
 def test_after_one_round_a_retraction_is_the_round_without_them(alpha: float) -> None:
     """H.D 3."""
     fed = retracting(alpha=alpha)
-    progress, other = played(fed, 1), started(fed)
+    progress, other = play_rounds(fed, 1), started(fed)
     before = progress.server.items
-    said = handle_requests(fed, progress, leaving(fed, 3, 1))["retraction"]
+    said = handle_requests(fed, progress, leave_request(fed, 3, 1))["retraction"]
     without, _ = run_round(fed, other.server, other.devices, np.delete(fed.stream.user_keys[:6], [1, 3]))
     assert distance(progress.server.items, without.items) < 1e-7
     assert distance(before, without.items) > 1e-3
@@ -61,9 +69,9 @@ def test_after_one_round_a_retraction_is_the_round_without_them(alpha: float) ->
 def test_when_everybody_has_left_the_first_table_is_back() -> None:
     """H.D 3: rho = 1, with rounds that some skip."""
     fed = retracting(train={"participation": {"kind": "fraction", "rate": 0.5}, "server_lr": 0.8})
-    progress = played(fed, 5)
+    progress = play_rounds(fed, 5)
     assert distance(progress.server.items, started(fed).server.items) > 1e-2
-    handle_requests(fed, progress, leaving(fed, *range(6)))
+    handle_requests(fed, progress, leave_request(fed, *range(6)))
     assert distance(progress.server.items, started(fed).server.items) < 1e-6
     held = progress.server.parts["retraction"]
     assert len(held["sender"]) == len(held["clients"]) == 0
@@ -74,9 +82,9 @@ def test_the_order_of_two_leavers_does_not_matter() -> None:
     ends = []
     for asked in ([[1], [4]], [[4], [1]], [[1, 4]]):
         fed = retracting()
-        progress = played(fed, 4)
+        progress = play_rounds(fed, 4)
         for one in asked:
-            handle_requests(fed, progress, leaving(fed, *one))
+            handle_requests(fed, progress, leave_request(fed, *one))
         ends.append(progress.server.items)
     assert distance(ends[0], ends[1]) < 1e-6
     assert distance(ends[0], ends[2]) < 1e-6
@@ -129,7 +137,7 @@ def test_a_device_carries_the_damped_sum_of_what_it_sent() -> None:
         alpha=0.4,
         checkpoint_every=2,
     )
-    progress = played(fed, 5)
+    progress = play_rounds(fed, 5)
     lists = progress.clients.part_lists(np.arange(6))
     damping = np.diff(progress.server.parts["retraction"]["damping"])
     np.testing.assert_allclose(np.exp(damping), 1 - 0.4)
@@ -170,7 +178,7 @@ def test_commitments_bind_and_differ() -> None:
     assert (first != compute_commitments(changed, 3, names, np.uint64(1))).any(1).tolist() == [True, False, True]
     assert (first != compute_commitments(rows, 3, names, np.uint64(2))).any(1).all()
     fed = retracting()
-    held = played(fed, 2).server.parts["retraction"]
+    held = play_rounds(fed, 2).server.parts["retraction"]
     assert held["commitment"].shape == (12, 16)
     assert held["commitment"].nbytes == 12 * 32
 
@@ -183,8 +191,8 @@ def test_certificate_noise_is_as_large_as_the_bound_says() -> None:
     ends = []
     for options in ({}, {"epsilon": 1.0}):
         fed = retracting(ratio=0.2, **options)
-        progress = played(fed, 2)
-        said = handle_requests(fed, progress, leaving(fed, 3))["retraction"]
+        progress = play_rounds(fed, 2)
+        said = handle_requests(fed, progress, leave_request(fed, 3))["retraction"]
         ends.append(progress.server.items.astype(np.float64))
     assert said.details["sigma"] == pytest.approx(0.2 * said.psi_bound * gaussian_multiplier(1.0, 1e-5))
     assert np.std(ends[1] - ends[0]) == pytest.approx(said.details["sigma"], rel=0.3)
@@ -197,16 +205,16 @@ def retract_everybody(fed: Federation, progress: Progress, users: list[int]) -> 
     """As if everybody left, without asking why not."""
     (part,) = (one for one in fed.parts if one.name == "retraction")
     object.__setattr__(part, "config", part.config.model_copy(update={"ratio": 0.1}))
-    handle_requests(fed, progress, leaving(fed, *users))
+    handle_requests(fed, progress, leave_request(fed, *users))
 
 
 @pytest.mark.parametrize(("ratio", "said"), [(None, "not calibrated"), (0.7, "left 0.70 of the distance")])
 def test_without_a_good_calibration_the_table_goes_back_to_a_checkpoint(ratio: float | None, said: str) -> None:
     fed = retracting(ratio=ratio, checkpoint_every=2)
-    progress = played(fed, 5)
+    progress = play_rounds(fed, 5)
     tables = [name for name in progress.server.parts["retraction"] if name.startswith("table.")]
     assert sorted(tables) == ["table.000000", "table.000002", "table.000004"]
-    told = handle_requests(fed, progress, leaving(fed, 3))["retraction"]
+    told = handle_requests(fed, progress, leave_request(fed, 3))["retraction"]
     assert told.calibration is not None
     assert told.calibration.path == "checkpoint"
     assert told.calibration is not None
@@ -214,7 +222,7 @@ def test_without_a_good_calibration_the_table_goes_back_to_a_checkpoint(ratio: f
     assert (told.details["from_round"], told.rounds) == (0, 5)
     held = progress.server.parts["retraction"]
     assert len(held["rounds"]) == 5
-    assert not np.isin(keys(fed, 3), held["sender"]).any()
+    assert not np.isin(keys_of(fed, 3), held["sender"]).any()
     assert len(held["sender"]) == 5 * 5
     other = started(fed)
     for _ in range(5):
@@ -234,7 +242,7 @@ def test_a_late_comer_costs_the_rounds_since_it_came() -> None:
         progress.server, _ = run_round(fed, progress.server, progress.devices, early)
     for _ in range(2):
         progress.server, _ = run_round(fed, progress.server, progress.devices)
-    told = handle_requests(fed, progress, leaving(fed, 3))["retraction"]
+    told = handle_requests(fed, progress, leave_request(fed, 3))["retraction"]
     assert (told.details["from_round"], told.rounds) == (2, 3)
     other = started(fed)
     for _ in range(5):
@@ -246,10 +254,10 @@ def test_a_late_comer_costs_the_rounds_since_it_came() -> None:
 
 def test_who_sends_back_more_than_it_ever_sent_is_not_believed() -> None:
     fed = retracting()
-    progress = played(fed, 3)
+    progress = play_rounds(fed, 3)
     columns = progress.clients.lists["parts/retraction/carried"].columns
     columns["row"] *= 1000
-    told = handle_requests(fed, progress, leaving(fed, 3))["retraction"]
+    told = handle_requests(fed, progress, leave_request(fed, 3))["retraction"]
     assert told.calibration is not None
     assert told.calibration.path == "checkpoint"
     assert told.calibration is not None
@@ -258,25 +266,25 @@ def test_who_sends_back_more_than_it_ever_sent_is_not_believed() -> None:
 
 def test_a_retraction_waits_until_enough_leave_together() -> None:
     fed = retracting(min_users=3)
-    progress = played(fed, 2)
+    progress = play_rounds(fed, 2)
     before = progress.server.items
-    said = handle_requests(fed, progress, leaving(fed, 3, 1))["retraction"]
+    said = handle_requests(fed, progress, leave_request(fed, 3, 1))["retraction"]
     assert said.waits_for == 1
     assert progress.server.items is before
-    said = handle_requests(fed, progress, leaving(fed, 4))["retraction"]
+    said = handle_requests(fed, progress, leave_request(fed, 4))["retraction"]
     assert said.clients_asked == said.details["leavers"] == 3
     assert not np.array_equal(progress.server.items, before)
 
 
 def test_what_retractions_cannot_do_is_refused_in_one_sentence() -> None:
     with pytest.raises(TacitaError, match="use 'fixed'"):
-        federation({"name": "retraction"})
+        make_federation({"name": "retraction"})
     with pytest.raises(TacitaError, match=r"say it: train\.denominator"):
-        federation({"name": "retraction"}, aggregation="fixed", participation={"kind": "poisson", "rate": 0.5})
+        make_federation({"name": "retraction"}, aggregation="fixed", participation={"kind": "poisson", "rate": 0.5})
     fed = retracting()
-    progress = played(fed, 1)
+    progress = play_rounds(fed, 1)
     with pytest.raises(TacitaError, match="does not forget single items"):
-        handle_requests(fed, progress, forgetting(fed, 0, 1))
+        handle_requests(fed, progress, forget_request(fed, 0, 1))
 
 
 # Calibration
@@ -300,9 +308,9 @@ def test_calibration_tells_what_the_part_then_does() -> None:
     drawn = calibrate.__globals__["hash_owners"](fed.draws.public("leavers"), fed.stream.user_keys[:6])
     users = np.argsort(drawn, kind="stable")[:2].tolist()
     run = retracting(alpha=0.3)
-    progress, other = played(run, 8), started(run)
+    progress, other = play_rounds(run, 8), started(run)
     before = progress.server.items.astype(np.float64)
-    handle_requests(run, progress, leaving(run, *users))
+    handle_requests(run, progress, leave_request(run, *users))
     for _ in range(8):
         stay = np.delete(run.stream.user_keys[:6], users)
         other.server, _ = run_round(run, other.server, other.devices, stay)
@@ -315,10 +323,10 @@ def test_every_retraction_has_noise_of_its_own() -> None:
     noised, plain = retracting(ratio=0.2, epsilon=1.0), retracting(ratio=0.2)
     moved: dict[str, list[Doubles]] = {"noised": [], "plain": []}
     for name, fed in (("noised", noised), ("plain", plain)):
-        progress = played(fed, 2)
+        progress = play_rounds(fed, 2)
         for user in (3, 1):
             before = progress.server.items.astype(np.float64)
-            handle_requests(fed, progress, leaving(fed, user))
+            handle_requests(fed, progress, leave_request(fed, user))
             moved[name].append(progress.server.items - before)
     first, second = (a - b for a, b in zip(moved["noised"], moved["plain"], strict=True))
     assert first.std() > 0
@@ -327,6 +335,6 @@ def test_every_retraction_has_noise_of_its_own() -> None:
 
 def test_who_asks_to_go_alone_does_not_wait() -> None:
     fed = retracting(min_users=3)
-    request = RequestBatch.from_request(leaving(fed, 3))
-    assert handle_requests(fed, played(fed, 2), request)["retraction"].waits_for == 2
-    assert not handle_requests(fed, played(fed, 2), replace(request, is_immediate=True))["retraction"].is_waiting
+    request = RequestBatch.from_request(leave_request(fed, 3))
+    assert handle_requests(fed, play_rounds(fed, 2), request)["retraction"].waits_for == 2
+    assert not handle_requests(fed, play_rounds(fed, 2), replace(request, is_immediate=True))["retraction"].is_waiting

@@ -7,8 +7,8 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from controls.sasrec import SASRec, asked_for, batches, loss_of, run, windows
 from tacita.core.types import Ragged
-from tests.controls.sasrec import SASRec, asked_for, batches, loss_of, run, windows
 
 
 def test_what_comes_later_is_never_looked_at() -> None:

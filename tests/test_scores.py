@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits as bce
 
+from helpers.oracle import answer_round, batches, federate, make_backbone, make_block, make_stream, members, started
 from tacita.core.config import TrainConfig
 from tacita.core.errors import TacitaError
 from tacita.core.files import read_arrays, write_arrays
@@ -38,7 +39,6 @@ from tacita.round.device_state import flatten_devices
 from tacita.round.part import RunContext
 from tacita.round.plan import Federation
 from tacita.round.registry import build_parts
-from tests.oracle import answer_round, batches, federate, make_backbone, make_block, make_stream, members, started
 
 TRANSFER = "prediction-transfer"
 N_ITEMS = 14

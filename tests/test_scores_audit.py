@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_distillation import dice_for
 
+from helpers.score_uploads import round_draws
 from tacita.cli import main
 from tacita.core.config import RunConfig
 from tacita.core.errors import TacitaError
@@ -67,7 +67,7 @@ def f1(precision: float, recall: float) -> float:
 @pytest.mark.parametrize("alpha", [0.5, 0.6, 1.0])
 def test_g4_16_a_threshold_reads_every_label_that_was_not_swapped(alpha: float) -> None:
     own, _, liked = people()
-    told = disguise_predictions(own, Ragged.empty(len(own)), Disguise(alpha=alpha, swap=None), dice_for(len(own)))
+    told = disguise_predictions(own, Ragged.empty(len(own)), Disguise(alpha=alpha, swap=None), round_draws(len(own)))
     found = guess_by_threshold(told, liked, alpha)
     assert (found.precision == 1).all()
     assert (found.recall == 1).all()
@@ -76,7 +76,7 @@ def test_g4_16_a_threshold_reads_every_label_that_was_not_swapped(alpha: float) 
 
 def test_g4_16_with_swaps_all_but_the_swapped_share_is_read() -> None:
     own, _, liked = people(n_liked=40)
-    dice = dice_for(len(own))
+    dice = round_draws(len(own))
     told = disguise_predictions(own, Ragged.empty(len(own)), Disguise((0.5, 0.5), swap=Swap(0.1)), dice)
     n_liked = np.bincount(told.rows()[liked.holds(told.rows(), told.ids)], minlength=len(own))
     q = np.maximum(1, n_liked // 10)
@@ -88,7 +88,7 @@ def test_g4_16_with_swaps_all_but_the_swapped_share_is_read() -> None:
 
 def test_below_a_half_the_bands_overlap() -> None:
     own, _, liked = people()
-    told = disguise_predictions(own, Ragged.empty(len(own)), Disguise(alpha=0.25, swap=None), dice_for(len(own)))
+    told = disguise_predictions(own, Ragged.empty(len(own)), Disguise(alpha=0.25, swap=None), round_draws(len(own)))
     assert np.mean(guess_by_threshold(told, liked, 0.25).precision) < 0.9
 
 
@@ -113,17 +113,17 @@ def ten_liked(swap: bool) -> tuple[Ragged, Ragged]:
 
 
 def test_g5_2_top_guess_before_and_after_a_swap() -> None:
-    found = guess_by_top(*ten_liked(False), dice_for(1))
+    found = guess_by_top(*ten_liked(False), round_draws(1))
     assert (found.precision[0], found.recall[0], found.f1[0]) == pytest.approx((1, 0.2, 0.3333), abs=1e-4)
-    found = guess_by_top(*ten_liked(True), dice_for(1))
+    found = guess_by_top(*ten_liked(True), round_draws(1))
     assert (found.precision[0], found.recall[0], found.f1[0]) == pytest.approx((0.5, 0.1, 0.1667), abs=1e-4)
 
 
 def test_g5_4_without_a_defence_a_model_that_separates_gives_everything_away() -> None:
     own, _, liked = people(skill=40)
     none = PtfDisguise(positives=None, swap=None)
-    told = disguise_ptf(own, Ragged.empty(len(own)), none, dice_for(len(own)))
-    assert (guess_by_top(told, liked, dice_for(len(own)), share=None).f1 == 1).all()
+    told = disguise_ptf(own, Ragged.empty(len(own)), none, round_draws(len(own)))
+    assert (guess_by_top(told, liked, round_draws(len(own)), share=None).f1 == 1).all()
     assert (auc_per_client(told, liked) == 1).all()
 
 
@@ -132,19 +132,19 @@ def test_duplicates_count_once_with_their_highest_score() -> None:
     told = Ragged(lists.ptr, lists.ids, {"score": np.array([1, 5, 2, 1, 1, 4, 3, 2, 1, 0], np.float32) / 5})
     assert score_attacks.deduplicate_items(told).ids.tolist() == [3, 4, 5, 6, 7, 8]
     assert score_attacks.deduplicate_items(told).values["score"][0] == 1
-    assert guess_by_top(told, Ragged.from_lists([[3, 4]]), dice_for(1)).recall.tolist() == [0.5]  # m = 1, not 2
+    assert guess_by_top(told, Ragged.from_lists([[3, 4]]), round_draws(1)).recall.tolist() == [0.5]  # m = 1, not 2
 
 
 def test_equal_scores_are_guessed_as_by_chance() -> None:
     n = 2000
     told = upload_of(*[dict.fromkeys(range(10), 0.5)] * n)
     liked = Ragged.from_lists([[0, 1, 2]] * n)  # a tie broken by id would always find them
-    assert np.mean(guess_by_top(told, liked, dice_for(n)).precision) == pytest.approx(0.3, abs=0.05)
+    assert np.mean(guess_by_top(told, liked, round_draws(n)).precision) == pytest.approx(0.3, abs=0.05)
 
 
 def test_people_who_told_nothing_are_not_counted() -> None:
     told = upload_of({1: 0.9, 2: 0.1}, {})
-    found = guess_by_top(told, Ragged.from_lists([[1], [2]]), dice_for(2))
+    found = guess_by_top(told, Ragged.from_lists([[1], [2]]), round_draws(2))
     assert np.isnan(found.f1[1])
     assert found.means() == {"precision": 1, "recall": 1, "f1": 1}
     assert score_attacks.mean_of_known(np.array([np.nan])) is None
@@ -171,7 +171,7 @@ def test_auc_counts_pairs(rows: list[list[tuple[int, bool]]]) -> None:
 def test_items_that_rise_are_called_liked() -> None:
     before = upload_of({1: 0.9, 2: 0.8, 3: 0.7, 4: 0.6, 9: 0.99})
     now = upload_of({1: 0.5, 2: 0.4, 3: 0.6, 4: 0.7, 8: 0.99})  # 3 rises by one place, 4 by three; 8 and 9 do not count
-    dice = dice_for(1)
+    dice = round_draws(1)
     assert guess_by_order(before, now, Ragged.from_lists([[3, 4]]), dice).f1.tolist() == [1]
     assert guess_by_order(before, now, Ragged.from_lists([[4]]), dice).f1.tolist() == [1]  # no more guesses than liked
     assert guess_by_order(before, now, Ragged.from_lists([[1, 2]]), dice).f1.tolist() == [0]
@@ -180,15 +180,15 @@ def test_items_that_rise_are_called_liked() -> None:
 
 def test_items_that_stay_are_not_called_liked() -> None:
     told = upload_of({1: 0.9, 2: 0.8, 3: 0.1})
-    found = guess_by_order(told, told, Ragged.from_lists([[1, 2, 3]]), dice_for(1))
+    found = guess_by_order(told, told, Ragged.from_lists([[1, 2, 3]]), round_draws(1))
     assert (found.precision[0], found.recall[0], found.f1[0]) == (0, 0, 0)
 
 
 def test_ranks_may_be_among_all_that_each_upload_has() -> None:
     before, now = upload_of({1: 0.9, 5: 0.8, 6: 0.7, 2: 0.6}), upload_of({1: 0.9, 2: 0.6})
     liked = Ragged.from_lists([[2]])
-    assert guess_by_order(before, now, liked, dice_for(1), among="each").f1.tolist() == [1]  # fourth, then second
-    assert guess_by_order(before, now, liked, dice_for(1)).f1.tolist() == [0]
+    assert guess_by_order(before, now, liked, round_draws(1), among="each").f1.tolist() == [1]  # fourth, then second
+    assert guess_by_order(before, now, liked, round_draws(1)).f1.tolist() == [0]
 
 
 # All of them, beside their controls
@@ -197,7 +197,7 @@ def test_ranks_may_be_among_all_that_each_upload_has() -> None:
 def found_in(how: Disguise | None) -> dict[str, tuple[float, float]]:
     """What attacks find in two rounds of uploads, and in shuffled ones."""
     own, received, liked = people(200)
-    dice = [dice_for(200, round_no) for round_no in (0, 1)]
+    dice = [round_draws(200, round_no) for round_no in (0, 1)]
     if how is None:
         before, now = (disguise_ptf(own, received, PtfDisguise(), one) for one in dice)
     else:
@@ -229,16 +229,16 @@ def test_controls_find_what_chance_finds() -> None:
 
 def test_the_control_of_two_uploads_shuffles_each_its_own_way() -> None:
     own, received, liked = people(200)
-    told = disguise_predictions(own, received, NO_SWAP, dice_for(200))
-    table = attack_scores(told, liked, dice_for(200), AttackOptions(), told)
+    told = disguise_predictions(own, received, NO_SWAP, round_draws(200))
+    table = attack_scores(told, liked, round_draws(200), AttackOptions(), told)
     assert table["order_precision"]["found"] == 0
     assert table["order_precision"]["control"] == pytest.approx(20 / 110, abs=0.03)
-    assert "order_precision" not in attack_scores(told, liked, dice_for(200), AttackOptions())
+    assert "order_precision" not in attack_scores(told, liked, round_draws(200), AttackOptions())
 
 
 def test_sampling_and_swapping_each_take_something_from_the_attack() -> None:
     own, received, liked = people(200)
-    dice = dice_for(200)
+    dice = round_draws(200)
 
     def top(how: PtfDisguise, share: float | None = 0.2) -> float:
         return float(np.nanmean(guess_by_top(disguise_ptf(own, received, how, dice), liked, dice, share).f1))
@@ -249,14 +249,14 @@ def test_sampling_and_swapping_each_take_something_from_the_attack() -> None:
 
 def test_shuffling_stays_within_each_upload_and_follows_the_client() -> None:
     own, received, _ = people(20)
-    told = disguise_predictions(own, received, NO_SWAP, dice_for(20))
-    dealt = score_attacks.shuffle_scores(told, dice_for(20))
+    told = disguise_predictions(own, received, NO_SWAP, round_draws(20))
+    dealt = score_attacks.shuffle_scores(told, round_draws(20))
 
     def scores_of(upload: Ragged, r: int) -> Doubles:
         return upload.values["score"][upload.ptr[r] : upload.ptr[r + 1]]
 
     order = np.arange(20)[::-1]
-    turned = score_attacks.shuffle_scores(told.take(order), dice_for(20).take(order))
+    turned = score_attacks.shuffle_scores(told.take(order), round_draws(20).take(order))
     for r in range(20):
         assert sorted(scores_of(dealt, r)) == sorted(scores_of(told, r))
         assert scores_of(dealt, r).tolist() == scores_of(turned, 19 - r).tolist()

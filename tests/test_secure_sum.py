@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from oracle import federate, make_backbone, started
 from scipy.stats import chisquare
-from test_dpps import crowd, fed_down, with_parts
 
 import tacita
+from helpers.oracle import federate, make_backbone, started
+from helpers.private_federation import crowd_stream, federate_parts, serving_broadcast
 from tacita.core.errors import TacitaError
 from tacita.messages import (
     QUANTUM,
@@ -295,9 +295,11 @@ WHOLES = {"name": "dpps", "noise_on": "wholes", "between": 0.0}
 def test_a_secure_run_is_an_ideal_run_bit_for_bit(backbone: str, parts: list[dict[str, Any]]) -> None:
     totals, results = [], []
     for how in ("ideal", "secure"):
-        fed = with_parts(*parts, stream=crowd(12), backbone=backbone, aggregator=how)
+        fed = federate_parts(*parts, stream=crowd_stream(12), backbone=backbone, aggregator=how)
         progress = started(fed)
-        totals.append(progress.devices.exchange(fed, progress.server, fed_down(fed, progress), Question("round")).total)
+        totals.append(
+            progress.devices.exchange(fed, progress.server, serving_broadcast(fed, progress), Question("round")).total
+        )
         plan = {**TRAIN[backbone], "aggregator": how}
         run = tacita.train(**{**RUN, "backbone": {"name": backbone}}, parts=parts, train=plan)
         results.append([{k: v for k, v in block.items() if k != "bytes_up"} for block in run.result["blocks"]])
@@ -306,7 +308,7 @@ def test_a_secure_run_is_an_ideal_run_bit_for_bit(backbone: str, parts: list[dic
 
 
 def test_what_masks_cannot_carry_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    fed: Federation = federate(crowd(), make_backbone("mf"), rounds=1, batch_size=8, aggregator="secure")
+    fed: Federation = federate(crowd_stream(), make_backbone("mf"), rounds=1, batch_size=8, aggregator="secure")
     fields = [Spec("psi", (1,), seen="each"), Spec("matcher.vector", (2,), seen="each")]
     with pytest.raises(TacitaError, match="'psi' is of each client"):
         make_accumulator(fed.config.train.aggregator, fields, ["matcher."])

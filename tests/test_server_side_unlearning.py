@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from oracle import federate, make_backbone, make_block, make_stream, started
 
+from helpers.oracle import federate, make_backbone, make_block, make_stream, started
 from tacita.core.errors import TacitaError
 from tacita.core.types import Arrays, Floats, Keys, Ragged, ServerState
 from tacita.federation.requests import handle_requests

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oracle import federate, make_backbone, make_block, make_stream, no_total, started
 from torch import Tensor
 from torch.nn import functional
 
+from helpers.oracle import federate, make_backbone, make_block, make_stream, no_total, started
+from helpers.shared_records import DIM, N_ITEMS, random_record, random_table, record_of_edges
 from tacita.core.codec import pack
 from tacita.core.types import Arrays, Doubles, Floats, Keys, ServerState, SharedRecord
 from tacita.federation.rounds import run_round
@@ -35,22 +36,6 @@ from tacita.methods.sharing.snapshots import snapshot_bytes
 from tacita.round.broadcast import Audience
 
 EDGES = [(50, 0), (50, 2), (7, 2), (7, 1), (7, 0), (900, 0)]  # sender, item; item 3 is nobody's
-N_ITEMS, DIM = 4, 5
-
-
-def given_of(edges: list[tuple[int, int]]) -> SharedRecord:
-    pairs = np.array(edges, np.int64).reshape(-1, 2)
-    return SharedRecord(pairs[:, 0].astype(np.uint64), pairs[:, 1].astype(np.int32), np.arange(len(edges), dtype=float))
-
-
-def many_edges(n_users: int, n_items: int, seed: int = 0) -> SharedRecord:
-    rng = np.random.default_rng(seed)
-    lists = [rng.choice(n_items, rng.integers(1, n_items // 2), replace=False) for _ in range(n_users)]
-    return given_of([(3 * u + 1, int(i)) for u, one in enumerate(lists) for i in one])
-
-
-def table_of(n_items: int = N_ITEMS, dim: int = DIM, seed: int = 1) -> Floats:
-    return np.random.default_rng(seed).normal(size=(n_items, dim)).astype(np.float32)
 
 
 def dense(given: SharedRecord, n_items: int, start: UserStart, layers: int) -> tuple[Doubles, Doubles]:
@@ -72,14 +57,14 @@ def dense(given: SharedRecord, n_items: int, start: UserStart, layers: int) -> t
 @pytest.mark.parametrize("layers", [0, 1, 2, 3])
 @pytest.mark.parametrize("start", ["mean", "zero", "learned"])
 def test_smoothing_is_the_dense_matrix(start: UserStart, layers: int) -> None:
-    given, table, people = given_of(EDGES), table_of(), table_of(3, seed=2)
+    given, table, people = record_of_edges(EDGES), random_table(), random_table(3, seed=2)
     graph = SharedGraph.of(given, N_ITEMS, layers=layers, start=start)
     assert graph.users.tolist() == [7, 50, 900]
     by_people, by_table = dense(given, N_ITEMS, start, layers)
     expected = by_table @ table + (by_people @ people if start == "learned" else 0)
     users, items = graph.smooth(table, people if start == "learned" else None)
     np.testing.assert_allclose(np.concatenate([users, items]), expected, rtol=1e-5, atol=1e-6)
-    slope = table_of(3 + N_ITEMS, seed=3)
+    slope = random_table(3 + N_ITEMS, seed=3)
     first, back = graph.backpropagate(slope[:3], slope[3:])
     np.testing.assert_allclose(back, by_table.T @ slope, rtol=1e-5, atol=1e-6)
     if start == "learned":
@@ -87,7 +72,7 @@ def test_smoothing_is_the_dense_matrix(start: UserStart, layers: int) -> None:
 
 
 def test_an_item_that_nobody_shared_keeps_its_direction_and_its_slope() -> None:
-    graph, table = SharedGraph.of(given_of(EDGES), N_ITEMS), table_of()
+    graph, table = SharedGraph.of(record_of_edges(EDGES), N_ITEMS), random_table()
     np.testing.assert_array_equal(graph.smooth(table)[1][3], table[3] / np.float32(4))
     slope = np.zeros((N_ITEMS, DIM), np.float32)
     slope[3] = 1
@@ -97,20 +82,20 @@ def test_an_item_that_nobody_shared_keeps_its_direction_and_its_slope() -> None:
 
 
 def test_degrees_count_what_is_in_the_record_and_nothing_else() -> None:
-    graph = SharedGraph.of(given_of(EDGES), N_ITEMS)
+    graph = SharedGraph.of(record_of_edges(EDGES), N_ITEMS)
     assert graph.lists.counts().tolist() == [3, 2, 1]
     assert graph.people.counts().tolist() == [3, 1, 2, 0]
-    twice = SharedGraph.of(given_of(EDGES + EDGES[:2]), N_ITEMS)
+    twice = SharedGraph.of(record_of_edges(EDGES + EDGES[:2]), N_ITEMS)
     np.testing.assert_array_equal(twice.graph.weight, graph.graph.weight)
     extra = (np.array([900, 1], np.uint64), np.array([3, 3], np.int32))
-    more = SharedGraph.of(given_of(EDGES), N_ITEMS, extra)
+    more = SharedGraph.of(record_of_edges(EDGES), N_ITEMS, extra)
     assert more.users.tolist() == [1, 7, 50, 900]
     assert more.people.counts().tolist() == [3, 1, 2, 2]
 
 
 def test_the_order_of_the_record_changes_no_bit() -> None:
-    table = table_of()
-    one, other = (SharedGraph.of(given_of(edges), N_ITEMS).smooth(table) for edges in (EDGES, EDGES[::-1]))
+    table = random_table()
+    one, other = (SharedGraph.of(record_of_edges(edges), N_ITEMS).smooth(table) for edges in (EDGES, EDGES[::-1]))
     assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 
 
@@ -168,10 +153,10 @@ KINDS = [{}, {"bpr": False}, {"lam1": 0.0}, {"cl_grad": "anchor"}, {"scale": 5.0
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("start", ["mean", "zero", "learned"])
 def test_slopes_are_those_of_autograd(start: UserStart, kind: dict[str, Any]) -> None:
-    given, table, aims = many_edges(9, 14), table_of(14, seed=4), GraphObjective(**kind)
+    given, table, aims = random_record(9, 14), random_table(14, seed=4), GraphObjective(**kind)
     graph = SharedGraph.of(given, 14, start=start)
     batch = next(draw_batches(graph, BatchSizes(20, 8), np.arange(3, dtype=np.uint64)))
-    people, anchor = table_of(9, seed=5), table_of(14, seed=6) if aims.cl_grad == "anchor" else None
+    people, anchor = random_table(9, seed=5), random_table(14, seed=6) if aims.cl_grad == "anchor" else None
     rows, first = by_torch(given, table, batch, aims, start, people, anchor)
     with ThreadPoolExecutor(2) as cores:
         descent = GraphLoss(graph, aims, cores, None if anchor is None else UnitRows.of(anchor))
@@ -183,7 +168,7 @@ def test_slopes_are_those_of_autograd(start: UserStart, kind: dict[str, Any]) ->
 
 
 def test_all_steps_of_a_round_are_those_of_torch_with_adam() -> None:
-    given, table, aims = many_edges(9, 14), table_of(14, seed=4), GraphObjective(lr=0.01)
+    given, table, aims = random_record(9, 14), random_table(14, seed=4), GraphObjective(lr=0.01)
     graph = SharedGraph.of(given, 14)
     batches = list(draw_batches(graph, BatchSizes(12, 8), np.arange(3, dtype=np.uint64)))
     assert len(batches) == -(-len(given) // 12)
@@ -191,13 +176,13 @@ def test_all_steps_of_a_round_are_those_of_torch_with_adam() -> None:
     adam = torch.optim.Adam([rows], lr=0.01)
     for batch in batches:
         now = rows.detach().numpy().copy()
-        rows.grad = torch.from_numpy(by_torch(given, now, batch, aims, "mean", table_of(9), None)[0])
+        rows.grad = torch.from_numpy(by_torch(given, now, batch, aims, "mean", random_table(9), None)[0])
         adam.step()
     np.testing.assert_allclose(refine_table(graph, table, batches, aims).table, rows.detach().numpy(), atol=2e-5)
 
 
 def test_a_row_of_zeros_has_finite_slopes() -> None:
-    given, table = many_edges(5, 8), table_of(8)
+    given, table = random_record(5, 8), random_table(8)
     table[:3] = 0
     graph = SharedGraph.of(given, 8)
     refined = refine_table(
@@ -210,7 +195,7 @@ def test_a_row_of_zeros_has_finite_slopes() -> None:
 
 
 def test_a_pass_takes_every_edge_once_with_a_negative_that_its_user_did_not_share() -> None:
-    given = many_edges(30, 40)
+    given = random_record(30, 40)
     graph = SharedGraph.of(given, 40)
     batches = list(draw_batches(graph, BatchSizes(64, 16), np.arange(3, dtype=np.uint64)))
     seen = [(u, i) for b in batches for u, i in zip(b.user.tolist(), b.liked.tolist(), strict=True)]
@@ -224,7 +209,7 @@ def test_a_pass_takes_every_edge_once_with_a_negative_that_its_user_did_not_shar
 
 
 def test_more_steps_than_a_pass_draw_anew() -> None:
-    graph = SharedGraph.of(many_edges(30, 40), 40)
+    graph = SharedGraph.of(random_record(30, 40), 40)
     a_pass = -(-len(graph) // 64)
     batches = list(draw_batches(graph, BatchSizes(64, 16, 2 * a_pass), np.arange(3, dtype=np.uint64)))
     assert len(batches) == 2 * a_pass
@@ -233,7 +218,7 @@ def test_more_steps_than_a_pass_draw_anew() -> None:
 
 
 def test_who_shared_everything_has_no_negatives_and_is_left_out() -> None:
-    given = given_of([(1, i) for i in range(4)] + [(2, 0)])
+    given = record_of_edges([(1, i) for i in range(4)] + [(2, 0)])
     graph = SharedGraph.of(given, 4)
     batches = list(draw_batches(graph, BatchSizes(), np.arange(3, dtype=np.uint64)))
     assert [b.user.tolist() for b in batches] == [[1]]
@@ -256,7 +241,7 @@ def test_identical_views_of_orthonormal_items(tau: float) -> None:
 def test_the_agreement_stays_between_its_bounds() -> None:
     with ThreadPoolExecutor(2) as cores:
         for sign in (1, -1):
-            view = UnitRows.of(table_of(64, 3)).rows
+            view = UnitRows.of(random_table(64, 3)).rows
             loss, *_ = compute_infonce(view, sign * view, 0.1, 1.0, cores)
             assert 0 <= loss <= 2 / 0.1 + np.log(64)
 
@@ -274,7 +259,7 @@ def part_of(**options: Any) -> SharedGraphPart:
 
 def state(given: SharedRecord | None = None, n_items: int = 14, parts: dict[str, Arrays] | None = None) -> ServerState:
     return ServerState(
-        table_of(n_items, 6), {}, parts=parts or {}, shared=many_edges(9, 14) if given is None else given
+        random_table(n_items, 6), {}, parts=parts or {}, shared=random_record(9, 14) if given is None else given
     )
 
 
@@ -310,7 +295,7 @@ def test_a_step_is_drawn_by_its_round_alone() -> None:
     one, again = stepped(part, state()), stepped(part, state())
     np.testing.assert_array_equal(one.items, again.items)
     assert np.abs(one.items - state().items).max() > 1e-4
-    later = stepped(part, ServerState(state().items, {}, round=1, shared=many_edges(9, 14)))
+    later = stepped(part, ServerState(state().items, {}, round=1, shared=random_record(9, 14)))
     assert not np.array_equal(one.items, later.items)
 
 
@@ -355,7 +340,7 @@ def test_spaced_snapshots_spread_over_a_block() -> None:
     part, server = part_of(snapshots=5, snapshot_every=0), state()
     assert part.context.train.rounds == 100
     for round in range(100):
-        server = part.server_step(server, replace(server, round=round, shared=many_edges(2, 14)), no_total(server))
+        server = part.server_step(server, replace(server, round=round, shared=random_record(2, 14)), no_total(server))
     assert server.parts["shared-graph"]["snapshots_taken"][:, 1].tolist() == [20, 40, 60, 80, 100]
 
 
@@ -375,7 +360,7 @@ def test_snapshots_take_up_what_is_said_and_go_when_they_must() -> None:
 def test_a_table_from_before_an_item_has_its_first_row() -> None:
     part = part_of()
     server = stepped(part, state())
-    grown = replace(server, items=np.concatenate([server.items, table_of(3, 6, seed=9)]), block=1)
+    grown = replace(server, items=np.concatenate([server.items, random_table(3, 6, seed=9)]), block=1)
     grown = grown.with_part("shared-graph", part.server_block_start(grown))
     tables = grown.parts["shared-graph"]["snapshots"]
     np.testing.assert_array_equal(tables[0, :14], server.items)
@@ -397,9 +382,9 @@ def test_a_paused_server_leaves_the_table_alone_until_it_is_purged() -> None:
 
 
 def test_another_graph_is_built_as_the_one_that_was_learned_on() -> None:
-    assert rebuild_graph(state(), given_of([(4, 1)])) is None
+    assert rebuild_graph(state(), record_of_edges([(4, 1)])) is None
     server = stepped(part_of(user_start="learned", layers=2), state())
-    found = rebuild_graph(server, given_of([(4, 1), (5, 2)]))
+    found = rebuild_graph(server, record_of_edges([(4, 1), (5, 2)]))
     assert found is not None
     assert (found[0].layers, found[0].start) == (2, "learned")
     assert found[1] is not None

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oracle import catalogue, federate, make_backbone, make_block, make_stream, started
-from test_contracts import assert_same_numbers, run, through_a_file, with_parts
-from test_live_parity import close, close_all, config_of, home, lab, make_site, rows_of_blocks
 
+from helpers.contracts import assert_same_numbers, federate_parts, run_blocks, write_and_read
+from helpers.loopback_site import are_close, close_nodes, home_node, make_site, rows_of_blocks, run_lab, site_config
+from helpers.oracle import catalogue, federate, make_backbone, make_block, make_stream, started
 from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError
 from tacita.core.types import BlockStream, Ints, Keys, Ragged, ServerState, SharedRecord
@@ -240,7 +240,7 @@ def test_without_sharers_it_is_plain_federation() -> None:
     stream = people(40)
     plain, nobody = federate(stream, make_backbone("ego"), rounds=3), sharing(stream, options={"groups": [0, 0, 1]})
     nobody = replace(nobody, config=plain.config)
-    one, other = run(plain), run(nobody)
+    one, other = run_blocks(plain), run_blocks(nobody)
     assert len(other.server.shared) == 0
     assert np.array_equal(one.server.items, other.server.items)
     assert np.array_equal(one.clients.private, other.clients.private)
@@ -448,7 +448,7 @@ def test_senseless_weights_are_refused(train: dict[str, Any], said: str) -> None
 
 def test_a_run_that_goes_on_does_not_ask_again(tmp_path: Path) -> None:
     fed = sharing(people(), rounds=4)
-    whole, seen = run(fed), []
+    whole, seen = run_blocks(fed), []
 
     def stop(report: Any, now: Progress) -> None:
         seen.append(report.round)
@@ -458,7 +458,7 @@ def test_a_run_that_goes_on_does_not_ask_again(tmp_path: Path) -> None:
     progress = start_run(fed)
     with pytest.raises(InterruptedError):
         run_stream(fed, progress, stop)
-    restored = through_a_file(progress, tmp_path / "now.safetensors")
+    restored = write_and_read(progress, tmp_path / "now.safetensors")
     begun = len(restored.server.shared)
     run_stream(fed, restored, lambda report, now: None)
     assert len(restored.server.shared) == begun == len(whole.server.shared)
@@ -468,11 +468,11 @@ def test_a_run_that_goes_on_does_not_ask_again(tmp_path: Path) -> None:
 def test_people_on_nodes_share_and_take_back_as_in_the_lab(tmp_path: Path) -> None:
     """On nodes nobody chooses for people: the lab's groups are nobody, and both ask after the first round."""
     parts = [{"name": "sharing", "groups": [0, 0, 1]}]
-    values = config_of("fedavg", 4).model_dump(mode="json") | {"parts": parts}
+    values = site_config("fedavg", 4).model_dump(mode="json") | {"parts": parts}
     config = validate_model(RunConfig, values, "the test")
     site = make_site(tmp_path, config, insecure_single_user_uploads=True)
     fed = assemble(config, Machine())
-    persons = [raw for raw in fed.stream.user_ids if home(raw) == 1][:2]
+    persons = [raw for raw in fed.stream.user_ids if home_node(raw) == 1][:2]
     rows = [fed.stream.user_ids.index(raw) for raw in persons]
     block = fed.stream.blocks[0]
     own: list[Ints] = [block.train.row(r) for r in rows]
@@ -495,16 +495,16 @@ def test_people_on_nodes_share_and_take_back_as_in_the_lab(tmp_path: Path) -> No
     run_block(fed, progress, after_the_first_round)
     end_block(fed, progress)
     arrays = site.arrays()
-    assert close(arrays["now/items"], progress.server.items)
-    assert not close(lab(config).server.items[: block.n_items], progress.server.items, 1e-6)
+    assert are_close(arrays["now/items"], progress.server.items)
+    assert not are_close(run_lab(config).server.items[: block.n_items], progress.server.items, 1e-6)
     assert sorted(arrays["now/given/item"].tolist()) == sorted(progress.server.shared.item.tolist())
     assert len(progress.server.shared) == len(own[0]) + 1
-    close_all(site)
+    close_nodes(site)
 
 
 def test_what_was_shared_in_an_earlier_block_stays_shared_beside_f3crec(tmp_path: Path) -> None:
     specs = [{"name": "sharing", "groups": [1, 1, 1]}, {"name": "replay"}, {"name": "temporal-mean"}]
-    fed = with_parts(specs)
+    fed = federate_parts(specs)
     progress = started(fed)
     first = sets(lists(progress, "shared"))
     run_block(fed, progress, lambda report, now: None)
@@ -521,8 +521,8 @@ def test_what_was_shared_in_an_earlier_block_stays_shared_beside_f3crec(tmp_path
     assert sets(progress.server.shared.lists_of(fed.stream.user_keys)) == second
     handle_requests(fed, progress, Request("unshare", int(fed.stream.user_keys[0]), np.arange(120, dtype=np.int32)))
     assert not sets(progress.server.shared.lists_of(fed.stream.user_keys[:1]))[0]
-    whole = run(with_parts(specs))
-    again = with_parts(specs)
+    whole = run_blocks(federate_parts(specs))
+    again = federate_parts(specs)
     restored = start_run(again)
 
     def stop(report: Any, now: Progress) -> None:
@@ -531,8 +531,8 @@ def test_what_was_shared_in_an_earlier_block_stays_shared_beside_f3crec(tmp_path
 
     with pytest.raises(InterruptedError):
         run_stream(again, restored, stop)
-    restored = through_a_file(restored, tmp_path / "now.safetensors")
-    run_stream(with_parts(specs), restored, lambda report, now: None)
+    restored = write_and_read(restored, tmp_path / "now.safetensors")
+    run_stream(federate_parts(specs), restored, lambda report, now: None)
     assert_same_numbers(restored, whole)
 
 
@@ -565,7 +565,7 @@ def test_a_run_says_what_it_finds_under_both_masks(mask: str) -> None:
     fed = sharing(people(40), rounds=2)
     how = {"k": [3], "metrics": ["hr", "ndcg"], "select_by": "ndcg@3", "unmasked": True, "mask": mask}
     config = validate_model(RunConfig, {"evaluate": how, "train": {"rounds": 2}, "seed": 3}, "the test")
-    (block,) = run(replace(fed, config=config)).results
+    (block,) = run_blocks(replace(fed, config=config)).results
     bare = {name: block[f"unmasked {name}"] for name in ("hr@3", "ndcg@3")}
     assert block["hr@3"] > bare["hr@3"] if mask == "block" else block["hr@3"] == bare["hr@3"]
     if mask == "none":

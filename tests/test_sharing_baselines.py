@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oracle import federate, make_backbone, make_block, make_stream, no_total, started, train_once
-from test_contracts import assert_same_numbers, run, through_a_file
-from test_live_parity import close_all, config_of, home, make_site, rows_of_blocks
-from test_shared_graph import given_of, many_edges, table_of
 
+from helpers.contracts import assert_same_numbers, run_blocks, write_and_read
+from helpers.loopback_site import close_nodes, home_node, make_site, rows_of_blocks, site_config
+from helpers.oracle import federate, make_backbone, make_block, make_stream, no_total, started, train_once
+from helpers.shared_records import random_record, random_table, record_of_edges
 from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError
 from tacita.core.types import BlockStream, CohortView, Floats, Ragged, ServerState, SharedRecord
@@ -83,8 +83,8 @@ def server_part(aggregation: str = "weighted", **options: Any) -> ServerClient:
 
 def states(given: SharedRecord) -> tuple[ServerState, ServerState]:
     """What a round began with, and what clients of weight 12 made of it."""
-    before = ServerState(table_of(14, 6), {}, shared=given)
-    return before, before.with_items(before.items + table_of(14, 6, seed=9) / 10)
+    before = ServerState(random_table(14, 6), {}, shared=given)
+    return before, before.with_items(before.items + random_table(14, 6, seed=9) / 10)
 
 
 def alone(part: ServerClient, before: ServerState) -> Floats:
@@ -93,7 +93,7 @@ def alone(part: ServerClient, before: ServerState) -> Floats:
 
 
 def test_the_server_enters_the_mean_by_the_number_of_its_edges() -> None:
-    before, server = states(many_edges(5, 14))
+    before, server = states(random_record(5, 14))
     part, edges = server_part(), len(before.shared)
     total = replace(no_total(before, 3), weight=12.0)
     mine = alone(part, before)
@@ -105,7 +105,7 @@ def test_the_server_enters_the_mean_by_the_number_of_its_edges() -> None:
 
 
 def test_its_share_of_the_mean_can_be_capped() -> None:
-    before, server = states(many_edges(5, 14))
+    before, server = states(random_record(5, 14))
     total = replace(no_total(before, 3), weight=12.0)
     made = server_part(weight_cap=0.25).server_step(before, server, total)
     np.testing.assert_allclose(made.items, 0.75 * server.items + 0.25 * alone(server_part(), before), atol=1e-6)
@@ -115,7 +115,7 @@ def test_its_share_of_the_mean_can_be_capped() -> None:
 
 @pytest.mark.parametrize("aggregation", ["mean", "fixed", "per-row"])
 def test_it_joins_every_kind_of_mean(aggregation: str) -> None:
-    before, server = states(given_of([(1, 0), (1, 2), (2, 2), (2, 5)]))
+    before, server = states(record_of_edges([(1, 0), (1, 2), (2, 2), (2, 5)]))
     touched = np.zeros(14)
     touched[:4] = 3.0
     total = replace(no_total(before, 3), sums={"rows": np.zeros((14, 6)), "rows.touched": touched})
@@ -137,7 +137,7 @@ def test_a_fixed_denominator_has_to_be_said_where_the_server_joins_the_sum() -> 
 
 
 def test_layers_change_what_the_server_learns() -> None:
-    before, _ = states(many_edges(5, 14))
+    before, _ = states(random_record(5, 14))
     assert not np.array_equal(alone(server_part(layers=1), before), alone(server_part(layers=3), before))
 
 
@@ -145,7 +145,7 @@ def test_layers_change_what_the_server_learns() -> None:
 
 
 def test_edges_that_count_less_are_those_of_the_dense_matrix() -> None:
-    given, table = given_of([(7, 0), (7, 2), (50, 2), (900, 0)]), table_of(4, 5)
+    given, table = record_of_edges([(7, 0), (7, 2), (50, 2), (900, 0)]), random_table(4, 5)
     more = np.array([7, 900, 7], np.uint64), np.array([3, 2, 0], np.int32)
     graph = SharedGraph.of(given, 4, more, layers=2, extra_weight=np.array([0.5, 0.25, 0.1], np.float32))
     a = np.array([[1, 0, 1, 0.5], [0, 0, 1, 0], [1, 0, 0.25, 0]])  # what is in the record counts 1
@@ -184,9 +184,12 @@ def clubs(n_users: int = 60, n_items: int = 40) -> list[list[int]]:
 
 
 def test_a_mender_finds_links_and_never_one_that_is_there() -> None:
-    given, effort = given_of([(u, i) for u, mine in enumerate(clubs()) for i in mine]), LinkPredictionOptions(epochs=60)
+    given, effort = (
+        record_of_edges([(u, i) for u, mine in enumerate(clubs()) for i in mine]),
+        LinkPredictionOptions(epochs=60),
+    )
     graph = SharedGraph.of(given, 40)
-    table, whom = table_of(40, 8), np.arange(0, 60, 1)
+    table, whom = random_table(40, 8), np.arange(0, 60, 1)
     free = propose_links(graph, table, whom, effort, np.uint64(3))
     assert free is not None
     assert len(free.user) > 50
@@ -219,15 +222,15 @@ def test_the_likeliest_are_those_of_a_stable_order(k: int) -> None:
 
 
 def test_a_mender_that_has_nothing_to_hide_proposes_nothing() -> None:
-    graph = SharedGraph.of(given_of([(1, 0), (2, 1)]), 5)
-    assert propose_links(graph, table_of(5, 4), np.arange(2), LinkPredictionOptions(), np.uint64(1)) is None
+    graph = SharedGraph.of(record_of_edges([(1, 0), (2, 1)]), 5)
+    assert propose_links(graph, random_table(5, 4), np.arange(2), LinkPredictionOptions(), np.uint64(1)) is None
 
 
 def test_people_are_drawn_to_what_their_devices_say_by_the_right_slope() -> None:
-    graph, table = SharedGraph.of(many_edges(6, 14), 14), table_of(14, 5)
-    told = DeviceVectors(np.array([0, 2, 5]), UnitRows.of(table_of(3, 5, seed=8)).rows)
+    graph, table = SharedGraph.of(random_record(6, 14), 14), random_table(14, 5)
+    told = DeviceVectors(np.array([0, 2, 5]), UnitRows.of(random_table(3, 5, seed=8)).rows)
     nothing = np.zeros(0, np.int64)
-    batch, along = Batch(nothing, nothing, nothing, nothing), table_of(14, 5, seed=4)
+    batch, along = Batch(nothing, nothing, nothing, nothing), random_table(14, 5, seed=4)
     with ThreadPoolExecutor(1) as cores:
         descent = GraphLoss(graph, GraphObjective(lam1=0.7, lam=0.0), cores, device_vectors=told)
         slope = descent.compute_gradients(table, batch).table
@@ -315,18 +318,18 @@ def log_ratio(chance: Any) -> float:
 def test_no_output_is_much_likelier_for_one_item_than_for_another(epsilon: float) -> None:
     everything = np.arange(5)
     for seed in range(5):
-        chance = compute_probabilities("exponential", epsilon, table_of(5, 3, seed), everything)
+        chance = compute_probabilities("exponential", epsilon, random_table(5, 3, seed), everything)
         np.testing.assert_allclose(chance.sum(1), 1)
         assert 0 < log_ratio(chance) <= epsilon
         assert (chance.argmax(1) == everything).all()
-    told = compute_probabilities("krr", epsilon, table_of(5, 3), everything)
+    told = compute_probabilities("krr", epsilon, random_table(5, 3), everything)
     assert log_ratio(told) == pytest.approx(epsilon)
     np.testing.assert_allclose(np.diag(told), np.exp(epsilon) / (np.exp(epsilon) + 4))
 
 
 @pytest.mark.parametrize("mechanism", ["exponential", "krr"])
 def test_an_epsilon_of_nothing_tells_nothing(mechanism: Mechanism) -> None:
-    np.testing.assert_allclose(compute_probabilities(mechanism, 0.0, table_of(5, 3), np.arange(5)), 1 / 5)
+    np.testing.assert_allclose(compute_probabilities(mechanism, 0.0, random_table(5, 3), np.arange(5)), 1 / 5)
 
 
 @pytest.mark.parametrize(("epsilon", "truth"), [(1.0, 0.0004), (8.0, 0.0145), (16.0, 0.446)])
@@ -339,7 +342,7 @@ def test_how_often_the_truth_is_told_of_3706_items_that_are_nothing_alike(epsilo
 
 @pytest.mark.parametrize("mechanism", ["exponential", "krr"])
 def test_items_are_told_as_often_as_they_should_be_and_apart_from_each_other(mechanism: Mechanism) -> None:
-    table, items = table_of(6, 3), np.tile([4, 1], 20_000).astype(np.int32)
+    table, items = random_table(6, 3), np.tile([4, 1], 20_000).astype(np.int32)
     drawn = np.random.default_rng(1).integers(0, 2**63, len(items), np.uint64) * np.uint64(2)
     told = perturb_items(mechanism, 3.0, table, items, drawn)
     chance = compute_probabilities(mechanism, 3.0, table, np.array([4, 1]))
@@ -432,7 +435,7 @@ def test_people_contribute_after_some_rounds_and_the_result_says_what_it_cost() 
     said = progress.results[0]["promises"]["contribution"]
     assert said["epsilon_per_item"] == 8.0
     assert said["epsilon_per_person_most"] >= 16.0
-    assert "promises" not in run(fed_with(rounds=1)).results[0]
+    assert "promises" not in run_blocks(fed_with(rounds=1)).results[0]
 
 
 @pytest.mark.parametrize("stop", [1, 2, 3])
@@ -447,9 +450,9 @@ def test_a_run_that_goes_on_contributes_once(stop: int, tmp_path: Path) -> None:
     progress = start_run(fed)
     with pytest.raises(InterruptedError):
         run_stream(fed, progress, on_round)
-    restored = through_a_file(progress, tmp_path / "now.safetensors")
+    restored = write_and_read(progress, tmp_path / "now.safetensors")
     run_stream(fed, restored, lambda report, now: None)
-    assert_same_numbers(restored, run(fed))
+    assert_same_numbers(restored, run_blocks(fed))
 
 
 def test_the_auxiliary_model_sends_contributors_what_their_club_likes() -> None:
@@ -479,10 +482,10 @@ def test_without_agreement_and_likely_items_the_federated_table_is_left_alone() 
 def test_on_nodes_too_what_leaves_is_another_item_and_can_be_taken_back(tmp_path: Path) -> None:
     """One person shares all and keeps it so, another takes everything back; at epsilon 0 any item is as likely."""
     parts = [{"name": "sharing", "groups": [0, 0, 1]}, {"name": "contribution", "epsilon": 0.0}]
-    config = validate_model(RunConfig, config_of("fedavg", 3).model_dump(mode="json") | {"parts": parts}, "the test")
+    config = validate_model(RunConfig, site_config("fedavg", 3).model_dump(mode="json") | {"parts": parts}, "the test")
     site = make_site(tmp_path, config, insecure_single_user_uploads=True)
     fed = assemble(config, Machine())
-    persons = [raw for raw in fed.stream.user_ids if home(raw) == 1][:2]
+    persons = [raw for raw in fed.stream.user_ids if home_node(raw) == 1][:2]
     block, node = fed.stream.blocks[0], site.transport.members[1]
     own = [block.train.row(fed.stream.user_ids.index(raw)) for raw in persons]
     site.publish(list(fed.stream.item_ids[: block.n_items]))
@@ -498,7 +501,7 @@ def test_on_nodes_too_what_leaves_is_another_item_and_can_be_taken_back(tmp_path
     assert found != set(own[0].tolist())
     (told,) = [v for name, v in arrays.items() if name.startswith("now/") and name.endswith("contribution/told")]
     assert sorted(told.tolist()) == sorted(len(one) for one in own)  # what was told stays spent
-    close_all(site)
+    close_nodes(site)
 
 
 # likes with weights

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import averaged, cohort, federate, make_backbone, started, train_once
 
+from helpers.oracle import averaged, cohort, federate, make_backbone, started, train_once
 from tacita.core.config import RunConfig, SplitConfig, validate_model
 from tacita.core.draws import derive_keys
 from tacita.core.errors import TacitaError

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import stable_names
-import test_live_parity as parity
 
+import stable_names
+from helpers.loopback_site import Loopback, Site, close_nodes, without_timestamp
 from tacita.core.codec import unpack
 from tacita.core.config import RunConfig, validate_model
 from tacita.live.node import question_handler
 from tacita.live.node.node import Node
+from tacita.live.server.store import STORE_FILE, ServerStore
 from tacita.live.wire import decode_reply, decode_request, encode_message
 from tacita.runs import serving, training
 
@@ -81,13 +82,13 @@ def test_stores_of_an_earlier_version_go_on_where_they_stood(earlier: Path, name
     folder = earlier / "sites" / name
     data = json.loads((earlier / "sites" / f"{name}.rows.json").read_text())
     nodes = {number: Node.open(folder / f"node{number}") for number in (1, 2, 3)}
-    site = parity.Site(folder, _stored_config(folder), parity.Loopback(nodes))
+    site = Site(folder, _stored_config(folder), Loopback(nodes))
     for path in sorted((earlier / "messages" / name).glob("close.*.request")):
         number = int(path.name.split(".")[1])
         stored = question_handler.answer_message(
             nodes[number], path.read_bytes()
         )  # what was answered is answered alike
-        assert parity.but_when(stored) == parity.but_when(path.with_suffix(".reply").read_bytes())
+        assert without_timestamp(stored) == without_timestamp(path.with_suffix(".reply").read_bytes())
     site.publish(data["items"][1])
     site.collect([tuple(row) for row in data["rows"][1]])
     site.next_block()
@@ -98,9 +99,9 @@ def test_stores_of_an_earlier_version_go_on_where_they_stood(earlier: Path, name
         assert arrays[key].dtype == want.dtype
         if want.dtype.kind == "f" and not key.endswith(("commitment", "/time")):
             np.testing.assert_allclose(arrays[key], want, rtol=2e-4, atol=2e-4 * np.abs(want).max(initial=1e-6))
-    parity.close_all(site)
+    close_nodes(site)
 
 
 def _stored_config(folder: Path) -> RunConfig:
-    with parity.ServerStore(folder / parity.STORE_FILE) as store:
+    with ServerStore(folder / STORE_FILE) as store:
         return validate_model(RunConfig, store.load_run("r").config.model_dump(), "the store")

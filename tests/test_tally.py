@@ -17,13 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from threadpoolctl import ThreadpoolController
 
+from helpers.oracle import Lists, make_block, make_stream
+from helpers.tally_runs import UNCUT, random_lists, stream_of_lists, train_stream
 from tacita.cli import main
 from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError
 from tacita.core.files import read_arrays
-from tacita.core.types import BlockStream, Broadcast, Doubles, Floats, Ragged, ServerState
+from tacita.core.types import Broadcast, Doubles, Floats, Ragged, ServerState
 from tacita.federation.clients import build_user_view
-from tacita.federation.rounds import Progress, run_stream, start_run
+from tacita.federation.rounds import run_stream, start_run
 from tacita.federation.state_arrays import read_server
 from tacita.kernels.threads import max_threads
 from tacita.learn.statistic import split_by_block
@@ -37,7 +39,6 @@ from tacita.research.audit import peeling_attack, reconstruction, tally_settings
 from tacita.research.experiments import tally_tuning
 from tacita.research.experiments.shared_base import continue_run, train_base
 from tacita.round.device_state import read_devices
-from tacita.round.plan import Federation
 from tacita.round.question import Question
 from tacita.round.task import CohortTask
 from tacita.runs import assembly, serving, training
@@ -46,33 +47,17 @@ from tacita.runs.forgetting.certificate import SENT_ALONE
 from tacita.runs.forgetting.request_service import RunRequestResult, submit_request
 from tacita.runs.forgetting.requests import RawRequest
 from tacita.runs.run_folder import open_saved, read_lists
-from tests.oracle import Lists, federate, make_block, make_stream
 
-OPEN: dict[str, Any] = {"min_item": 0, "min_pair": 0, "keep": 0}  # nothing is cut
 SMALL = "synthetic:users=60,items=40,per_user=12"
 
 
 def tally(**options: Any) -> Tally:
-    plain = {**OPEN, "recency": 0.0, "repeat": 0.0, "ridge": 2.0, "decay": 1.0}
+    plain = {**UNCUT, "recency": 0.0, "repeat": 0.0, "ridge": 2.0, "decay": 1.0}
     return Tally(TallyConfig(**{**plain, **options}))
 
 
-def trained(stream: BlockStream, backbone: Tally) -> tuple[Federation, Progress]:
-    fed = federate(stream, backbone)
-    progress = start_run(fed)
-    run_stream(fed, progress, lambda report, now: None)
-    return fed, progress
-
-
-def stream_of(n_items: int, *blocks: Lists) -> BlockStream:
-    """Blocks of training lists; users without a list are empty."""
-    n = max(len(block) for block in blocks)
-    filled = [[*block, *[[] for _ in range(n - len(block))]] for block in blocks]
-    return make_stream(*(make_block(b, n_items, lists, known=n if b else 0) for b, lists in enumerate(filled)))
-
-
 def learned(backbone: Tally, n_items: int, *blocks: Lists) -> ServerState:
-    return trained(stream_of(n_items, *blocks), backbone)[1].server
+    return train_stream(stream_of_lists(n_items, *blocks), backbone)[1].server
 
 
 def dense_gram(lists: Lists, n_items: int, power: float = 0.0) -> Doubles:
@@ -92,11 +77,6 @@ def gram_of(backbone: Tally, server: ServerState) -> Doubles:
 
 def weights(server: ServerState) -> Floats:
     return unpack_dense_weights(server.heads)
-
-
-def random_lists(seed: int, users: int, items: int, most: int = 6) -> list[list[int]]:
-    rng = np.random.default_rng(seed)
-    return [rng.permutation(items)[: rng.integers(0, most + 1)].tolist() for _ in range(users)]
 
 
 # The solution
@@ -125,7 +105,7 @@ def test_it_is_the_constrained_least_squares_solution_column_by_column() -> None
 def test_it_learns_a_checkerboard() -> None:
     """Everybody knows all items of one colour but one; that one comes first."""
     lists = [[i for i in range(12) if i % 2 == u % 2 and i != u % 12] for u in range(24)]
-    fed, progress = trained(stream_of(12, lists), tally())
+    fed, progress = train_stream(stream_of_lists(12, lists), tally())
     users = np.arange(24, dtype=np.int32)
     view = build_user_view(
         progress.clients, progress.server, fed.stream.blocks[0], users, fed.stream.user_keys, Broadcast()
@@ -179,7 +159,7 @@ def test_blocks_add_up_with_decay(decay: float, power: float) -> None:
 
 def test_totals_of_two_cohorts_are_the_whole() -> None:
     lists = random_lists(3, 40, 9)
-    fed, progress = trained(stream_of(9, lists), tally(length_power=0.5))
+    fed, progress = train_stream(stream_of_lists(9, lists), tally(length_power=0.5))
     block, keys = fed.stream.blocks[0], fed.stream.user_keys
 
     def total(users: Sequence[int]) -> Any:
@@ -197,7 +177,7 @@ def test_totals_of_two_cohorts_are_the_whole() -> None:
 def test_new_items_get_rows_and_old_places_stay() -> None:
     stream = make_stream(make_block(0, 2, [[0, 1], [0]]), make_block(1, 4, [[2, 3], [0, 3]], known=2))
     backbone = tally()
-    _, progress = trained(stream, backbone)
+    _, progress = train_stream(stream, backbone)
     want = dense_gram([[0, 1], [0], [2, 3], [0, 3]], 4)
     assert np.array_equal(gram_of(backbone, progress.server), want)
 
@@ -280,9 +260,9 @@ def test_reading_all_items_as_inputs_is_the_exact_form() -> None:
     blocks = [random_lists(b, 50, 20, most=9) for b in range(2)]
     exact = weights(learned(tally(), 20, *blocks))
     backbone = tally()
-    _, progress = trained(stream_of(20, *blocks), backbone)
+    _, progress = train_stream(stream_of_lists(20, *blocks), backbone)
     server = progress.server
-    told = [block.train for block in stream_of(20, *blocks).blocks]
+    told = [block.train for block in stream_of_lists(20, *blocks).blocks]
     read = backbone.retrain_from(replace(server, heads={**server.heads, "inputs": np.arange(20, dtype=np.int32)}), told)
     assert weights(read) == pytest.approx(exact, abs=1e-6)
 
@@ -313,7 +293,7 @@ def test_reading_most_items_is_close_to_reading_all() -> None:
     exact, read = tally(ridge=50.0), tally(ridge=50.0, most_inputs=30)
     scores = []
     for backbone in (exact, read):
-        fed, progress = trained(stream_of(40, lists), backbone)
+        fed, progress = train_stream(stream_of_lists(40, lists), backbone)
         users = np.arange(300, dtype=np.int32)
         view = build_user_view(
             progress.clients, progress.server, fed.stream.blocks[0], users, fed.stream.user_keys, Broadcast()
@@ -327,7 +307,7 @@ def test_reading_most_items_is_close_to_reading_all() -> None:
 
 def test_a_catalogue_that_grows_past_the_limit_stays_exact() -> None:
     stream = make_stream(make_block(0, 4, [[0, 1], [2, 3]]), make_block(1, 8, [[4, 5], [6, 7]], known=2))
-    _, progress = trained(stream, tally(most_inputs=4))
+    _, progress = train_stream(stream, tally(most_inputs=4))
     assert len(progress.server.heads["inputs"]) == 0
     assert weights(progress.server).shape == (8, 8)
 
@@ -337,7 +317,7 @@ def test_a_catalogue_that_grows_past_the_limit_stays_exact() -> None:
 
 def test_older_items_count_less_and_earlier_blocks_are_avoided_or_preferred() -> None:
     backbone = tally(recency=2.0, repeat=-0.25)
-    fed, progress = trained(stream_of(4, [[3], [1, 0]], [[0, 1], [2]]), backbone)
+    fed, progress = train_stream(stream_of_lists(4, [[3], [1, 0]], [[0, 1], [2]]), backbone)
     users = np.array([0, 1], np.int32)
     view = build_user_view(
         progress.clients, progress.server, fed.stream.blocks[1], users, fed.stream.user_keys, Broadcast()
@@ -352,7 +332,7 @@ def test_older_items_count_less_and_earlier_blocks_are_avoided_or_preferred() ->
 
 def test_who_did_nothing_lately_is_scored_by_what_came_earlier() -> None:
     backbone = tally()
-    fed, progress = trained(stream_of(4, [[3, 1], [1, 0]], [[], [2]]), backbone)
+    fed, progress = train_stream(stream_of_lists(4, [[3, 1], [1, 0]], [[], [2]]), backbone)
     users = np.array([0], np.int32)
     view = build_user_view(
         progress.clients, progress.server, fed.stream.blocks[1], users, fed.stream.user_keys, Broadcast()
@@ -378,10 +358,10 @@ def test_validation_chooses_the_recency() -> None:
     lists: Lists = [*asking, *crowd]
     valid: Lists = [[55 + u % 3] if u < 6 else [] for u in range(len(lists))]
     backbone = tally(recency="learn", ridge=20.0)
-    _, progress = trained(make_stream(make_block(0, 60, lists, valid=valid)), backbone)
+    _, progress = train_stream(make_stream(make_block(0, 60, lists, valid=valid)), backbone)
     assert progress.server.heads["recency"][0] == 10
     assert progress.results[0]["rounds"] == len(RECENCIES)
-    _, blind = trained(make_stream(make_block(0, 60, lists)), backbone)
+    _, blind = train_stream(make_stream(make_block(0, 60, lists)), backbone)
     assert blind.server.heads["recency"][0] == RECENCIES[-1]
 
 
@@ -462,7 +442,7 @@ def test_a_low_rank_update_is_a_new_solve(options: dict[str, Any]) -> None:
 
 
 def config_of(**options: Any) -> RunConfig:
-    values = {"data": SMALL, "backbone": {"name": "tally", **OPEN, **options}, "evaluate": {"controls": False}}
+    values = {"data": SMALL, "backbone": {"name": "tally", **UNCUT, **options}, "evaluate": {"controls": False}}
     return validate_model(RunConfig, values, "the test")
 
 

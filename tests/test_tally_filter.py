@@ -14,6 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tacita as tc
+from helpers.oracle import Lists
+from helpers.tally_runs import stream_of_lists, train_stream
 from tacita.core.config import PrivacyConfig, RunConfig, SplitConfig, validate_model
 from tacita.core.errors import TacitaError
 from tacita.core.files import read_arrays
@@ -35,8 +37,6 @@ from tacita.runs import loaded_run, training
 from tacita.runs.assembly import build_components
 from tacita.runs.forgetting.request_service import reopen_run, submit_request
 from tacita.runs.forgetting.requests import RawRequest
-from tests.oracle import Lists
-from tests.test_tally import stream_of, trained
 
 SMALL = "synthetic:users=80,items=60,per_user=12,groups=4"
 
@@ -62,7 +62,7 @@ def marks(lists: Lists, n_items: int) -> Doubles:
 
 
 def scores_of(backbone: Tally, lists: Lists, n_items: int, people: int | None = None) -> Floats:
-    fed, progress = trained(stream_of(n_items, lists), backbone)
+    fed, progress = train_stream(stream_of_lists(n_items, lists), backbone)
     users = np.arange(people or len(lists))
     view = build_user_view(
         progress.clients, progress.server, fed.stream.blocks[0], users, fed.stream.user_keys, Broadcast()
@@ -158,7 +158,7 @@ def test_forgetting_is_training_again_to_the_last_bit(solve: str, dense: int, mo
     n, lists, more = 14, lists_by_hand(3), lists_by_hand(4)
     mixed: dict[str, Any] = {"ridge": 2.0, "blend": 0.5} if solve == "mixture" else {}
     backbone = filtered(solve=solve, decay=0.7, min_item=2, lift=0.2, **mixed)
-    server = trained(stream_of(n, lists, more), backbone)[1].server
+    server = train_stream(stream_of_lists(n, lists, more), backbone)[1].server
     assert server.heads["lift"] == np.float32(0.2)
     before = [Ragged.from_lists([lists[5], lists[8]]), Ragged.from_lists([more[5], more[8]])]
     after = [Ragged.from_lists([lists[5][1:], []]), Ragged.from_lists([more[5], []])]
@@ -178,7 +178,7 @@ def test_forgetting_is_training_again_to_the_last_bit(solve: str, dense: int, mo
 
 def test_who_never_told_takes_nothing_back() -> None:
     backbone = filtered()
-    server = trained(stream_of(14, [[0, 1], [1, 2]]), backbone)[1].server
+    server = train_stream(stream_of_lists(14, [[0, 1], [1, 2]]), backbone)[1].server
     with pytest.raises(TacitaError, match="never told"):
         backbone.replace_lists(server, [Ragged.from_lists([[3, 4]])], [Ragged.from_lists([[]])])
 
@@ -212,7 +212,7 @@ def test_validation_chooses_among_what_is_left_open() -> None:
     assert filtered(solve="mixture", lift="learn").trials == len(BLENDS)
     mixed = filtered(solve="mixture", alpha="learn")
     assert {blend for *_, blend in mixed._choices} >= {0.0, 1.0}  # either alone is among the choices
-    server = trained(stream_of(14, lists_by_hand()), mixed)[1].server
+    server = train_stream(stream_of_lists(14, lists_by_hand()), mixed)[1].server
     assert [float(mixed.apply_trial(server, k).heads["blend"][0]) for k in range(5)] == list(BLENDS)
 
 
@@ -240,7 +240,7 @@ def test_scores_do_not_depend_on_the_company() -> None:
 
 def test_an_item_waits_for_contributors() -> None:
     lists: Lists = [[0, 1], [0, 1], [0, 2]]
-    server = trained(stream_of(3, lists), filtered(min_item=2))[1].server
+    server = train_stream(stream_of_lists(3, lists), filtered(min_item=2))[1].server
     assert server.heads["root"][2] == 0
     assert not unpack_dense_weights(server.heads)[2].any()
     assert unpack_dense_weights(server.heads)[0, 1] > 0
@@ -248,7 +248,7 @@ def test_an_item_waits_for_contributors() -> None:
 
 def test_what_a_device_receives_is_checked() -> None:
     backbone = filtered(solve="mixture")
-    heads = trained(stream_of(14, lists_by_hand()), backbone)[1].server.heads
+    heads = train_stream(stream_of_lists(14, lists_by_hand()), backbone)[1].server.heads
     assert backbone.heads_fit(heads, 14)
     wrong: dict[str, Any] = {
         "axes": heads["axes"][:-1],
@@ -269,7 +269,7 @@ def test_what_a_device_receives_is_checked() -> None:
 def test_an_item_is_like_those_that_go_with_it() -> None:
     lists: Lists = [[0, 1], [0, 1, 2], [3, 4], [3, 4, 2]]
     backbone = filtered(axes=2)
-    server = trained(stream_of(5, lists), backbone)[1].server
+    server = train_stream(stream_of_lists(5, lists), backbone)[1].server
     found = backbone.likeness(server, server.items, 0)
     assert found.argmax() == 1
     assert found[0] == 0
@@ -280,7 +280,7 @@ def test_what_is_said_of_likeness_is_what_scores_add_up(item: int) -> None:
     """Of a person with one item, the score of another is what that item says for it, lifted or not."""
     lists: Lists = [[0, 1], [0, 1, 2], [3, 4], [3, 4, 2], [1], [3]]
     backbone = filtered(axes=2, lift=0.7)
-    server = trained(stream_of(5, lists), backbone)[1].server
+    server = train_stream(stream_of_lists(5, lists), backbone)[1].server
     said = backbone.likeness(server, server.items, item)
     scores = scores_of(backbone, lists, 5)
     assert np.allclose(said[[1, 3]], scores[[4, 5], item], atol=1e-6)

@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.oracle import Lists, federate, make_block, make_stream
+from helpers.tally_runs import UNCUT, random_lists, stream_of_lists, train_stream
 from tacita.core.config import EvaluateConfig, RunConfig, validate_model
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
@@ -30,10 +32,8 @@ from tacita.runs import serving, training
 from tacita.runs.forgetting.request_service import submit_request
 from tacita.runs.forgetting.requests import RawRequest
 from tacita.runs.run_folder import open_saved, read_lists
-from tests.oracle import Lists, federate, make_block, make_stream
-from tests.test_tally import OPEN, random_lists, stream_of, trained
 
-PLAIN: dict[str, Any] = {**OPEN, "recency": 0.0, "repeat": 0.0, "ridge": 2.0, "decay": 1.0}
+PLAIN: dict[str, Any] = {**UNCUT, "recency": 0.0, "repeat": 0.0, "ridge": 2.0, "decay": 1.0}
 ORDER: dict[str, Any] = {"order_ridge": 3.0, "order_fold": 3.0, "order_window": 4, "mix": [0.2, 0.3, 0.5]}
 
 
@@ -42,7 +42,7 @@ def ordered(**options: Any) -> OrderedTally:
 
 
 def learned(backbone: Tally, n_items: int, *blocks: Lists) -> ServerState:
-    return trained(stream_of(n_items, *blocks), backbone)[1].server
+    return train_stream(stream_of_lists(n_items, *blocks), backbone)[1].server
 
 
 def slow(blocks: tuple[Lists, ...], n: int, fall: Doubles, decay: float = 1.0) -> tuple[Doubles, Doubles]:
@@ -164,7 +164,7 @@ def test_few_entries_a_column_of_both_matrices() -> None:
 
 
 def view_of(stream: BlockStream, backbone: Tally, **heads: Any) -> Any:
-    fed, progress = trained(stream, backbone)
+    fed, progress = train_stream(stream, backbone)
     block, users = fed.stream.blocks[-1], np.arange(fed.stream.n_users)
     view = build_user_view(progress.clients, progress.server, block, users, fed.stream.user_keys, Broadcast())
     past = fed.stream.history(block.index)
@@ -172,7 +172,7 @@ def view_of(stream: BlockStream, backbone: Tally, **heads: Any) -> Any:
 
 
 def test_without_order_it_is_plain_tally_bit_for_bit() -> None:
-    stream = stream_of(15, random_lists(1, 30, 15), random_lists(2, 30, 15))
+    stream = stream_of_lists(15, random_lists(1, 30, 15), random_lists(2, 30, 15))
     same = {**PLAIN, "recency": 10.0, "repeat": -1.0}
     plain = Tally(TallyConfig(**same))
     mixed = OrderedTally(OrderConfig(**{**same, **ORDER, "mix": [0.0, 1.0, 0.0]}))
@@ -184,7 +184,7 @@ def test_the_mixture_is_what_it_says() -> None:
     """Three scores by hand, standardised; what was done in earlier blocks moves by the same rank as in plain tally."""
     first, second = random_lists(1, 20, 15), random_lists(2, 20, 15)
     backbone = ordered(recency=5.0, repeat=-1.0)
-    view = view_of(stream_of(15, first, second), backbone)
+    view = view_of(stream_of_lists(15, first, second), backbone)
     found = backbone.score_history(view)
     b, after = unpack_dense_weights(view.heads), b_prime(ServerState(np.zeros((15, 0), np.float32), view.heads))
     for u in range(20):
@@ -258,7 +258,7 @@ def test_read_known_reads_validation_items_in_tests_alone() -> None:
     backbone = ordered(mix=[0.0, 0.0, 1.0], order_fold=1.0)
     found = {}
     for read in ("train", "known"):
-        fed, progress = trained(stream, backbone)
+        fed, progress = train_stream(stream, backbone)
         evaluate = fed.config.evaluate.model_copy(update={"read": read, "k": [1], "metrics": ["hr"]})
         fed = replace(fed, config=fed.config.model_copy(update={"evaluate": evaluate}))
         block, learned = fed.stream.blocks[0], TrainedState(progress.server, progress.clients)
@@ -336,7 +336,7 @@ SMALL = "synthetic:users=60,items=40,per_user=12"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    values = {"data": SMALL, "backbone": {"name": "tally-order", **OPEN}, "evaluate": {"controls": False}}
+    values = {"data": SMALL, "backbone": {"name": "tally-order", **UNCUT}, "evaluate": {"controls": False}}
     out = tmp_path_factory.mktemp("order") / "run"
     training.train(validate_model(RunConfig, values, "the test"), out)
     return out

@@ -12,7 +12,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import (
+from scipy import stats
+
+from helpers.oracle import (
     TRAINED,
     Device,
     Groups,
@@ -26,8 +28,7 @@ from oracle import (
     started,
     train_once,
 )
-from scipy import stats
-
+from helpers.trainer_streams import N_ITEMS, UNEVEN, random_stream, uneven_stream
 from tacita.core.config import TrainConfig
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
@@ -39,8 +40,6 @@ from tacita.methods import Part
 from tacita.round.plan import Federation
 from tacita.round.task import LocalTask
 
-N_ITEMS = 12
-UNEVEN = [[0, 3], [1, 2, 4, 7, 9], [5], [], [0, 1, 2, 3, 4, 5, 6], [11, 2, 6], [8]]
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in TRAINED}
 VARIANTS["ncf-shared"] = ("ncf", {"share_mlp": True})
 FUSED = [v for v, (name, more) in VARIANTS.items() if FusedStepper.supports(make_backbone(name, **more), TrainConfig())]
@@ -48,20 +47,10 @@ EVERY_STEPPER = [(v, "autograd") for v in VARIANTS] + [(v, "fused") for v in FUS
 Numbers = tuple[Floats, Floats]  # item table, private vectors
 
 
-def uneven() -> BlockStream:
-    return make_stream(make_block(0, N_ITEMS, UNEVEN))
-
-
-def crowd(n_users: int, n_items: int, most: int) -> BlockStream:
-    rng = np.random.default_rng(0)
-    lists = [rng.choice(n_items, rng.integers(1, most), replace=False).tolist() for _ in range(n_users)]
-    return make_stream(make_block(0, n_items, lists))
-
-
 def federation(variant: str, *parts: type[Part], stream: BlockStream | None = None, **train: Any) -> Federation:
     name, options = VARIANTS[variant]
     small = {"batch_size": 8, "local_epochs": 2} | train
-    return federate(stream or uneven(), make_backbone(name, **options), *parts, **small)
+    return federate(stream or uneven_stream(), make_backbone(name, **options), *parts, **small)
 
 
 def numbers_after(fed: Federation, rounds: int) -> Numbers:
@@ -127,7 +116,7 @@ def test_adam_is_torch_adam_started_afresh_on_every_client(variant: str, silos: 
     # a slope that is nothing but rounding becomes a step of full length, 0.05, and later steps see where it went
     atol = 2e-4 if name in ("fedpergnn", "interest") else 1e-5
     assert_matches_oracle(
-        fed := federate(uneven(), backbone, batch_size=8, optimiser="adam", silos=silos), started(fed), atol
+        fed := federate(uneven_stream(), backbone, batch_size=8, optimiser="adam", silos=silos), started(fed), atol
     )
 
 
@@ -135,7 +124,7 @@ def test_adam_is_torch_adam_started_afresh_on_every_client(variant: str, silos: 
 def test_adam_leaves_a_client_alone_once_its_steps_are_done(variant: str) -> None:
     """A client with one batch must not drift on while its cohort mates still have batches to go."""
     name, options = VARIANTS[variant]
-    fed = federate(uneven(), make_backbone(name, **options), batch_size=8, optimiser="adam")
+    fed = federate(uneven_stream(), make_backbone(name, **options), batch_size=8, optimiser="adam")
     together = train_once(fed, progress := started(fed)).local.private
     short = 2  # one positive, four negatives: one step
     alone = train_once(fed, progress, np.array([short])).local.private
@@ -179,7 +168,7 @@ def test_the_fused_stepper_is_refused_where_it_does_not_fit() -> None:
 @pytest.mark.parametrize("chunk", [1, 3])
 @pytest.mark.parametrize(("variant", "stepper"), EVERY_STEPPER)
 def test_chunking_the_cohort_changes_no_bit(variant: str, stepper: str, chunk: int) -> None:
-    fed = federation(variant, stream=crowd(20, 30, 10), stepper=stepper, local_epochs=1)
+    fed = federation(variant, stream=random_stream(20, 30, 10), stepper=stepper, local_epochs=1)
     assert_same_bits(numbers_after(fed, 2), numbers_after(replace(fed, chunk=chunk), 2))
 
 
@@ -196,7 +185,7 @@ def threads() -> Iterator[None]:
 @pytest.mark.skipif(numba.config.NUMBA_NUM_THREADS < 2, reason="one core")
 @pytest.mark.parametrize(("variant", "stepper"), EVERY_STEPPER)
 def test_the_number_of_threads_changes_no_bit(variant: str, stepper: str) -> None:
-    fed = federation(variant, stream=crowd(120, 60, 40), stepper=stepper, local_epochs=1, batch_size=200)
+    fed = federation(variant, stream=random_stream(120, 60, 40), stepper=stepper, local_epochs=1, batch_size=200)
     seen = []
     for n in (1, 2):
         numba.set_num_threads(n)

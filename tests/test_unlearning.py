@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oracle import federate, make_backbone, make_block, make_stream, no_total, started
-from test_shared_graph import given_of, many_edges, table_of
 
+from helpers.oracle import federate, make_backbone, make_block, make_stream, no_total, started
+from helpers.shared_records import random_record, random_table, record_of_edges
 from tacita.core.types import Doubles, Floats, Keys, Longs, Ragged, ServerState
 from tacita.federation.requests import handle_requests
 from tacita.federation.rounds import Progress, run_round
@@ -155,8 +155,8 @@ def test_everything_can_be_withdrawn() -> None:
 
 
 def test_forgotten_views_have_degrees_of_their_own_and_stay_as_they_are() -> None:
-    tables = np.stack([table_of(14, seed=s) for s in range(3)])
-    gone = given_of([(1, 2), (1, 3), (5, 2)])
+    tables = np.stack([random_table(14, seed=s) for s in range(3)])
+    gone = record_of_edges([(1, 2), (1, 3), (5, 2)])
     found = ForgottenViews.of(SharedGraph.of(gone, 14), tables)
     assert found.items.tolist() == [2, 3]
     expected = UnitRows.of(np.ascontiguousarray(SharedGraph.of(gone, 14).smooth(tables[1])[1][[2, 3]])).rows
@@ -188,7 +188,7 @@ def contrast(
 
 
 def unit(n: int, dim: int = 6, seed: int = 0) -> Floats:
-    return UnitRows.of(table_of(n, dim, seed)).rows
+    return UnitRows.of(random_table(n, dim, seed)).rows
 
 
 def by_hand(loss: Loss, own: Doubles, made: Doubles, views: Doubles, where: Longs, tau: float) -> float:
@@ -277,7 +277,7 @@ def test_the_hinge_rests_where_a_row_agrees_with_what_remains_and_nowhere_else()
 
 
 def test_an_item_that_is_shared_no_more_is_compared_with_the_background() -> None:
-    table = table_of(200, 6)
+    table = random_table(200, 6)
     forgotten = ForgottenViews(np.array([3, 5]), np.stack([unit(2, seed=3)]))
     found = estimate_background(table, forgotten, np.array([False, True]), np.uint64(1))
     assert np.isnan(found[0, 0])
@@ -286,7 +286,7 @@ def test_an_item_that_is_shared_no_more_is_compared_with_the_background() -> Non
 
 
 def test_slopes_in_the_table_take_the_way_through_the_graph() -> None:
-    given, table = many_edges(6, 14), table_of(14, 6)
+    given, table = random_record(6, 14), random_table(14, 6)
     graph = SharedGraph.of(given, 14)
     forgotten = ForgottenViews(np.array([1, 2]), np.stack([unit(2, seed=3)]))
     items = np.union1d(graph.shared_items, forgotten.items).astype(np.int64)
@@ -300,7 +300,7 @@ def test_slopes_in_the_table_take_the_way_through_the_graph() -> None:
             made[lonely] = walk.anchor
             return one.compute_gradients(UnitRows.of(now).rows[items], made, np.uint64(0)).loss
 
-        slope, moved = walk.compute_gradient(table, np.uint64(0)), table_of(14, 6, seed=8)
+        slope, moved = walk.compute_gradient(table, np.uint64(0)), random_table(14, 6, seed=8)
         ends = [value((table + s * 1e-2 * moved).astype(np.float32)) for s in (1, -1)]
         assert (slope * moved).sum() == pytest.approx((ends[0] - ends[1]) / 2e-2, rel=2e-2)
 
@@ -436,7 +436,7 @@ def test_it_takes_a_tenth_of_the_rounds_at_most() -> None:
 
 
 def test_pairs_that_stand_out_are_told_from_others() -> None:
-    gone, kept = given_of([(1, i) for i in range(8)] + [(2, i) for i in range(8, 16)]), many_edges(10, 60)
+    gone, kept = record_of_edges([(1, i) for i in range(8)] + [(2, i) for i in range(8, 16)]), random_record(10, 60)
     pairs = WithdrawnPairs.of(gone, kept, 60)
     other = pairs.draw_matched_items(np.uint64(3))
     assert not pairs.lists.holds(pairs.row[other >= 0], other[other >= 0]).any()
@@ -445,4 +445,4 @@ def test_pairs_that_stand_out_are_told_from_others() -> None:
     flat[:8, 0] += 20
     flat[8:16, 1] += 20
     assert pairs.auc(flat, np.uint64(1)) == 1.0
-    assert WithdrawnPairs.of(given_of([(1, 3)]), given_of([]), 60).auc(flat, np.uint64(1)) is None
+    assert WithdrawnPairs.of(record_of_edges([(1, 3)]), record_of_edges([]), 60).auc(flat, np.uint64(1)) is None

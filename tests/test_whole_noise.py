@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import noise_laws
 import numpy as np
 import pytest
-from noise_laws import SURE
-from oracle import started
-from test_dpps import ROUND, crowd, dpps, fed_down, with_parts
 
+from helpers import noise_laws
+from helpers.noise_laws import SURE
+from helpers.oracle import started
+from helpers.private_federation import ROUND, crowd_stream, dpps_part, federate_parts, serving_broadcast
 from tacita.core.errors import TacitaError
 from tacita.messages import QUANTUM, SparseRows, Spec, Total, Upload, add_upload, empty_total
 from tacita.methods.personal.dp_fedavg import DPFedAvg
@@ -26,7 +26,7 @@ EXACT: dict[str, Any] = {"aggregator": "ideal"}
 
 def told(fed: Federation) -> Total:
     progress = started(fed)
-    return progress.devices.exchange(fed, progress.server, fed_down(fed, progress), ROUND).total
+    return progress.devices.exchange(fed, progress.server, serving_broadcast(fed, progress), ROUND).total
 
 
 def wholes(value: np.ndarray) -> np.ndarray:
@@ -36,11 +36,11 @@ def wholes(value: np.ndarray) -> np.ndarray:
 
 
 def test_sums_and_noise_are_whole_numbers_of_the_same_law() -> None:
-    stream = crowd(4, 3000)
-    fed = with_parts({**WHOLE, "clip": 0.5}, stream=stream, **EXACT)
+    stream = crowd_stream(4, 3000)
+    fed = federate_parts({**WHOLE, "clip": 0.5}, stream=stream, **EXACT)
     total = told(fed)
-    sigma = 2 * dpps(fed).noise_deviations()[0]  # of four people
-    plain = told(with_parts(stream=stream, **EXACT))
+    sigma = 2 * dpps_part(fed).noise_deviations()[0]  # of four people
+    plain = told(federate_parts(stream=stream, **EXACT))
     untouched = np.abs(plain["rows"]).sum(axis=1) == 0
     noise = wholes(total["rows"])[untouched] * QUANTUM
     assert noise_laws.normal(noise, sigma) > SURE
@@ -74,10 +74,10 @@ def test_what_is_rounded_is_no_longer_than_the_clip(
     monkeypatch.setattr(DPPS, "noise_sum", lambda part, server, total: total)
     for tiers in ([1.0], [0.5, 5.0]):
         part = {**WHOLE, "noise_on": noise_on, "clip": clip, "tiers": tiers, "shares": [1.0] * len(tiers)}
-        fed = with_parts(part, stream=crowd(1, 40), **EXACT)
+        fed = federate_parts(part, stream=crowd_stream(1, 40), **EXACT)
         total = told(fed)
         length = math.sqrt(sum(float((v**2).sum()) for k, v in total.sums.items() if k != "dpps.noise"))
-        room = float(dpps(fed)._bound_rounding_error(40, total.weight)) / clip
+        room = float(dpps_part(fed)._bound_rounding_error(40, total.weight)) / clip
         assert 0 < room < 0.01
         assert length / total.weight <= clip
         if clip < 0.1:  # it binds
@@ -90,37 +90,37 @@ def test_what_dp_fedavg_clips_is_no_longer_once_it_is_rounded(monkeypatch: pytes
     part = {"name": "dp-fedavg", "noise": 1.0, "clip": clip}
     lengths, room = (
         [],
-        bound_rounding_error(with_parts(part, stream=crowd(1, 40), **EXACT, **fixed).parts[0].context, 40),
+        bound_rounding_error(federate_parts(part, stream=crowd_stream(1, 40), **EXACT, **fixed).parts[0].context, 40),
     )
     for more in (EXACT, {}):
-        total = told(with_parts(part, stream=crowd(1, 40), **more, **fixed))
+        total = told(federate_parts(part, stream=crowd_stream(1, 40), **more, **fixed))
         lengths.append(math.sqrt(sum(float((v**2).sum()) for v in total.sums.values())))
     assert 0 < room < clip / 10
     assert clip - 3 * room < lengths[0] <= clip - room / 2  # rounding adds half of what it may at most
     assert lengths[1] > clip * (1 - 1e-5)
     with pytest.raises(TacitaError, match=r"larger dp-fedavg\.clip"):
-        with_parts({**part, "clip": 1e-5}, **EXACT, **fixed)
+        federate_parts({**part, "clip": 1e-5}, **EXACT, **fixed)
 
 
 def test_it_costs_what_noise_on_reals_costs() -> None:
     spent = []
     for kind in ("reals", "wholes"):
-        fed = with_parts({**WHOLE, "noise_on": kind, "releases": 4}, **EXACT)
+        fed = federate_parts({**WHOLE, "noise_on": kind, "releases": 4}, **EXACT)
         progress = started(fed)
-        progress.devices.exchange(fed, progress.server, fed_down(fed, progress), ROUND)
+        progress.devices.exchange(fed, progress.server, serving_broadcast(fed, progress), ROUND)
         spent.append(progress.clients.parts["dpps"]["spent"])
-        assert dpps(fed).noise_deviations()[0] > 0
+        assert dpps_part(fed).noise_deviations()[0] > 0
     assert np.array_equal(*spent)
     assert spent[0][0, 0] * UNIT > 0
 
 
 def test_where_sums_are_not_whole_or_rounding_counts_it_is_refused() -> None:
     with pytest.raises(TacitaError, match=r"train\.aggregator = 'ideal'"):
-        with_parts(WHOLE)
+        federate_parts(WHOLE)
     with pytest.raises(TacitaError, match=r"more than a tenth of the clip"):
-        with_parts({**WHOLE, "clip": 1e-5}, **EXACT)
+        federate_parts({**WHOLE, "clip": 1e-5}, **EXACT)
     with pytest.raises(TacitaError, match=r"more than a tenth of the clip"):
-        with_parts({**WHOLE, "noise_on": "reals", "clip": 1e-5}, **EXACT)
+        federate_parts({**WHOLE, "noise_on": "reals", "clip": 1e-5}, **EXACT)
 
 
 def test_counted_laplace_noise_refuses_sums_that_round_what_it_has_shortened() -> None:
@@ -135,5 +135,5 @@ def test_counted_laplace_noise_refuses_sums_that_round_what_it_has_shortened() -
     part = {"name": "laplace-noise", "mode": "ldp", "clip": length}
     for how in ("ideal", "secure"):
         with pytest.raises(TacitaError, match="longer then than what is counted"):
-            with_parts(part, aggregation="mean", aggregator=how)
-    with_parts(part, aggregation="mean")
+            federate_parts(part, aggregation="mean", aggregator=how)
+    federate_parts(part, aggregation="mean")

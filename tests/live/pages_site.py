@@ -11,9 +11,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from test_live_ledger import config_of as budget_config
-from test_live_parity import Site, config_of, make_site, rows_of_blocks
-
+from helpers.loopback_site import Site, make_site, rows_of_blocks, site_config
+from helpers.node_accounts import dpps_config as budget_config
 from tacita.core.config import RunConfig, validate_model
 from tacita.live.node.node import Node
 from tacita.live.node.verbs import perform_verb
@@ -119,7 +118,7 @@ def pages_site(folder: Path, monkeypatch: Any) -> PagesSite:
     create_server(server, ServerConfig(host="127.0.0.1"), [])
     for one in server.glob(f"{STORE_FILE}*"):
         one.unlink()
-    plain = config_of("tally").model_dump()
+    plain = site_config("tally").model_dump()
     config = validate_model(RunConfig, {**plain, "split": {**plain["split"], "n_blocks": 3}}, "the test")
     site = make_site(server, config)
     site.run = "careful"

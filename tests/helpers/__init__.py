@@ -1,0 +1,1 @@
+"""What several test files share: builders, oracles, laws of noise, sites of servers and nodes."""
