@@ -17,6 +17,7 @@ from tacita.federation.rounds import run_round
 from tacita.learn.training import TrainedCohort, train_cohort
 from tacita.methods import RunContext, build_parts
 from tacita.round.plan import Federation
+from tacita.round.task import prepare_cohort
 
 FIXED: dict[str, Any] = {"aggregation": "fixed", "participation": {"kind": "poisson", "rate": 1.0}}
 UNEVEN = [[0, 1, 2, 3, 4, 5], [3, 4], [5, 6, 7, 0], [1, 8, 9]]
@@ -37,7 +38,7 @@ def lengths(fed: Federation, view: CohortView) -> np.ndarray:
 
 
 def train_view(fed: Federation, view: CohortView) -> TrainedCohort:
-    return train_cohort(fed.prepare(view), fed.backbone, fed.parts, fed.config.train, fed.draws)
+    return train_cohort(prepare_cohort(fed.preparing_parts, view), fed.backbone, fed.parts, fed.config.train, fed.draws)
 
 
 @pytest.mark.parametrize("name", ["mf", "ncf", "pfedrec"])

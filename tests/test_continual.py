@@ -127,7 +127,7 @@ def played(fed: Federation) -> Progress:
 
 def ready(fed: Federation, progress: Progress) -> CohortView:
     """Everybody as one cohort, about to train."""
-    return fed.prepare(cohort(fed, progress)).view
+    return prepare_cohort(fed.preparing_parts, cohort(fed, progress)).view
 
 
 def train_view(fed: Federation, view: CohortView, parts: Any = None) -> TrainedCohort:

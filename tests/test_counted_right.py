@@ -18,7 +18,8 @@ from tacita.federation import devices
 from tacita.federation.evaluation import TrainedState
 from tacita.federation.requests import handle_requests
 from tacita.federation.rounds import run_round, run_stream, start_run
-from tacita.messages import QUANTUM, empty_total
+from tacita.messages import QUANTUM, Upload, empty_total
+from tacita.messages.aggregation import UploadAccumulator
 from tacita.methods.personal.dp_fedavg import DPFedAvg
 from tacita.models.tally.order_sums import NEXT
 from tacita.models.tally.private_math import GRID
@@ -46,14 +47,13 @@ STREAM = {
 def releases_of(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
     """How often each client sends something that counts, from now on."""
     released: Counter[int] = Counter()
-    encoded = devices.LocalDevices._encode_upload
+    add_upload = UploadAccumulator.add
 
-    def counting(self: Any, fed: Any, view: Any, upload: Any, question: Question) -> Any:
-        out = encoded(self, fed, view, upload, question)
-        released.update(view.client_keys[out.weight > 0].tolist())
-        return out
+    def count_senders(self: UploadAccumulator, upload: Upload, entire: bool) -> None:
+        released.update(upload.sender[upload.weight > 0].tolist())
+        add_upload(self, upload, entire)
 
-    monkeypatch.setattr(devices.LocalDevices, "_encode_upload", counting)
+    monkeypatch.setattr(UploadAccumulator, "add", count_senders)
     return released
 
 

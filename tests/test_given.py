@@ -25,8 +25,8 @@ from tacita.core.types import CohortView, Floats, Ints, LocalModels, Longs, Ragg
 from tacita.federation.devices import Federation
 from tacita.federation.rounds import run_round
 from tacita.learn.training import check_training
-from tacita.learn.training.fused_stepper import FusedStepper
 from tacita.learn.training.local_models import build_local_models
+from tacita.learn.training.stepper import FusedStepper
 from tacita.methods import Part
 from tacita.round.task import LocalTask, prepare_cohort
 

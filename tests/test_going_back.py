@@ -34,6 +34,7 @@ from tacita.round.capabilities import Unlearning
 from tacita.round.part import Part, PartConfig
 from tacita.round.question import Question
 from tacita.round.request import RequestBatch
+from tacita.round.task import prepare_cohort
 from tacita.runs.storage import measure_storage
 
 # Rounds once more
@@ -99,7 +100,7 @@ def test_a_log_holds_the_rows_that_moved_furthest() -> None:
     assert rows.counts().tolist() == [int(one.sum()) for one in np.split(rounds.values["count"], rounds.ptr[1:-1])]
     table = started(fed)
     view = cohort(fed, table)
-    upload = fed.answer(fed.prepare(view), Question("round")).upload
+    upload = fed.learner.answer(prepare_cohort(fed.preparing_parts, view), "round").upload
     sent = upload.values["rows"]
     assert isinstance(sent, SparseRows)
     kept, weight = log.read_round(lists, (0, 0))

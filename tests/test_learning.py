@@ -29,10 +29,9 @@ from tacita.federation.rounds import run_block, run_round
 from tacita.federation.scoring import take_lists
 from tacita.learn.training import TrainedCohort, check_training
 from tacita.learn.training.autograd_stepper import AutogradStepper
-from tacita.learn.training.fused_stepper import FusedStepper
 from tacita.learn.training.local_models import build_local_models
 from tacita.learn.training.objectives import bpr
-from tacita.learn.training.stepper import StepExtras
+from tacita.learn.training.stepper import FusedStepper, StepExtras
 from tacita.methods import Part
 from tacita.round.plan import Federation
 from tacita.round.task import LocalTask

@@ -39,6 +39,7 @@ from tacita.round.device_state import flatten_devices
 from tacita.round.part import RunContext
 from tacita.round.plan import Federation
 from tacita.round.registry import build_parts
+from tacita.round.task import prepare_cohort
 
 TRANSFER = "prediction-transfer"
 N_ITEMS = 14
@@ -154,7 +155,7 @@ def train_by_hand(
 ) -> tuple[ByHand, Ragged]:
     """One client of a cohort alone: its model after the round, and what it tells; `adam` goes on from earlier ones."""
     plan: TrainConfig = fed.config.train
-    tasks = fed.prepare(view).tasks
+    tasks = prepare_cohort(fed.preparing_parts, view).tasks
     local = build_local_models(view, {}, plan, fed.draws, Workspace(), tasks)
     items = view.items.copy()
     for i, row in rows.items():

@@ -29,6 +29,7 @@ from tacita.research.bench.shared_graph import NaiveSharing, bench_sharing
 from tacita.round.part import RunContext
 from tacita.round.plan import Federation
 from tacita.round.request import Request, RequestBatch
+from tacita.round.task import prepare_cohort
 from tacita.round.unlearning_report import PartReports, UnlearningReport
 from tacita.runs.assembly import Machine, assemble
 from tacita.runs.controls import _evaluate_control, popular_scorer
@@ -63,7 +64,7 @@ def learned_from(fed: Federation, progress: Progress) -> Any:
     users = np.arange(block.n_users)
     down = fed.broadcast_serving(progress.server)
     view = build_user_view(progress.clients, progress.server, block, users, fed.stream.user_keys, down)
-    return fed.prepare(view).view
+    return prepare_cohort(fed.preparing_parts, view).view
 
 
 def sets(some: Ragged) -> list[set[int]]:

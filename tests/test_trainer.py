@@ -34,8 +34,8 @@ from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.types import BlockStream, CohortView, ExtraSamples, Floats, LocalModels, ProximalTerm, Ragged
 from tacita.federation.rounds import Progress, run_round
-from tacita.learn.training.fused_stepper import FusedStepper
 from tacita.learn.training.local_models import build_local_models
+from tacita.learn.training.stepper import FusedStepper
 from tacita.methods import Part
 from tacita.round.plan import Federation
 from tacita.round.task import LocalTask

@@ -80,6 +80,15 @@ class Membership:
         return np.sort(order[at])
 
 
+@dataclass(frozen=True)
+class Respondents:
+    """Whom a question goes to."""
+
+    members: Membership
+    clients: Longs  # ascending
+    expected: float  # how many were to answer: exactly, or on average where each decides by itself
+
+
 def build_membership(
     block: Block, user_keys: Keys, silos: int, draws: Draws, among: Bools | None = None, homes: Longs | None = None
 ) -> Membership:

@@ -18,6 +18,7 @@ from tacita.core.types import AnyArray, Bools, Broadcast, CohortView, Keys, Long
 from tacita.federation.clients import (
     Cohort,
     Membership,
+    Respondents,
     build_membership,
     build_user_view,
     build_view,
@@ -40,7 +41,7 @@ from tacita.federation.evaluation import (
     selection_metric,
 )
 from tacita.federation.scoring import take_lists
-from tacita.messages import CohortReply, Spec, Total, Upload, make_accumulator
+from tacita.messages import CohortReply, Total, Upload, make_accumulator
 from tacita.metrics import Evaluation
 from tacita.round.device_state import OWN_ROWS, PARTS, DeviceState
 from tacita.round.part import Part
@@ -48,7 +49,7 @@ from tacita.round.plan import Federation, Plan
 from tacita.round.question import Question
 from tacita.round.request import RequestBatch
 from tacita.round.state import with_part_state
-from tacita.round.task import CohortTask
+from tacita.round.task import prepare_cohort
 
 
 @dataclass(frozen=True)
@@ -194,13 +195,22 @@ class LocalDevices:
 
     def select_respondents(
         self, federation: Federation, server: ServerState, question: Question, chosen: Keys | None
-    ) -> tuple[Membership, Longs]:
+    ) -> Respondents:
         """Whom a question goes to: those of the round, or, where a part asks, all who ever had data."""
-        if question.owner is None:
-            members = self.current_membership(federation, server)
-            if chosen is None:
-                return members, self.round_participants(federation, server)
-            return members, np.intersect1d(members.find_clients(chosen), members.active)
+        if question.owner is not None:
+            return self._select_from_all(federation, server, chosen)
+        members = self.current_membership(federation, server)
+        participants = self.round_participants(federation, server)
+        expected = expected_clients(members.active, federation.config.train.participation)
+        if chosen is None:
+            return Respondents(members, participants, expected)
+        clients = np.intersect1d(members.find_clients(chosen), members.active)
+        if not np.array_equal(clients, participants):
+            expected = float(len(clients))
+        return Respondents(members, clients, expected)
+
+    def _select_from_all(self, federation: Federation, server: ServerState, chosen: Keys | None) -> Respondents:
+        """All who ever had data, or some of them."""
         block = federation.stream.blocks[server.block]
         trained = federation.stream.train_items(server.block)
         had_data = np.zeros(block.n_users, bool)
@@ -208,7 +218,8 @@ class LocalDevices:
         if chosen is not None and not federation.config.train.silos:  # who withdrew all may still be asked for it
             had_data |= np.isin(federation.stream.user_keys[: block.n_users], chosen)
         members = self._build_membership(federation, server, had_data)
-        return members, members.active if chosen is None else members.find_clients(chosen)
+        clients = members.active if chosen is None else members.find_clients(chosen)
+        return Respondents(members, clients, float(len(clients)))
 
     # one exchange
 
@@ -221,46 +232,62 @@ class LocalDevices:
         chosen: Keys | None = None,
     ) -> RoundReply:
         """The answers of all who are asked, as one total; what devices keep is changed in place."""
+        encoders = federation.encoders(question)
+        whole_table = federation.sends_whole_table(server)
+        apart_fields = federation.apart_fields
         specs = federation.fields(server, question)
+        sums = make_accumulator(federation.config.train.aggregator, specs, apart_fields)
         if question.replay is not None:
             server = replace(server, round=question.replay.round)
-        members, respondents = self.select_respondents(federation, server, question, chosen)
+        respondents = self.select_respondents(federation, server, question, chosen)
         if question.owner is None:
-            self._charge_eligible(federation, server, members)
+            self._charge_eligible(federation, server, respondents.members)
         if OWN_ROWS in self.clients.lists:
             self.clients.common[OWN_ROWS] = server.items
-        sums = make_accumulator(federation.config.train.aggregator, specs, list(federation.apart_fields))
         contributors = 0
         notes: dict[str, list[AnyArray]] = {}
-        whole_table = _sends_whole_table(federation, server)
-        for start in range(0, len(respondents), federation.chunk):
-            cohort = respondents[start : start + federation.chunk]
-            view = self._build_view(federation, server, broadcast, members, cohort)
-            reply, upload = self._answer(federation, replace(view, replay=question.replay), question)
+        n_clients = len(respondents.clients)
+        for start in range(0, n_clients, federation.chunk):
+            cohort = respondents.clients[start : start + federation.chunk]
+            view = self._build_view(federation, server, broadcast, respondents.members, cohort)
+            view = replace(view, replay=question.replay)
+            reply, upload = self._answer(federation, view, question, encoders)
             sums.add(upload, whole_table)
             contributors += _count_contributors(upload, reply)
             for name, values in reply.notes.items():
                 notes.setdefault(name, []).append(values)
+        mean_notes = _mean_notes(notes)
         total = sums.total()
         if self.draw_nonce is not None:
             total = replace(total, nonce=total.nonce ^ self.draw_nonce(total))
+        bytes_up = federation.count_upload_bytes(specs, sums.n_bytes)
         total = federation.noise_sum(server, total, question)
-        bytes_up = _count_bytes(federation, specs, sums.n_bytes)
-        expected = self._expect_clients(federation, server, members, respondents, question)
-        return RoundReply(total, len(respondents), expected, bytes_up, _mean_notes(notes), contributors)
+        return RoundReply(total, n_clients, respondents.expected, bytes_up, mean_notes, contributors)
 
-    def _answer(self, federation: Federation, view: CohortView, question: Question) -> tuple[CohortReply, Upload]:
-        """What one cohort answers, and its uploads as they leave; its state is kept."""
-        task = CohortTask(view)
-        if question.owner is None:
-            task = federation.prepare(view)
+    def _answer(
+        self, federation: Federation, view: CohortView, question: Question, encoders: Sequence[Part]
+    ) -> tuple[CohortReply, Upload]:
+        """What one cohort answers, and its uploads as they leave; what its devices keep is stored before they do."""
+        owner = federation.owner_of(question) if question.owner is not None else None
+        if owner is not None:
+            reply = owner.answer_question(view, question.kind)
+        else:
+            task = prepare_cohort(federation.preparing_parts, view)
             for name, part_task in task.tasks.items():
                 if part_task.state:
                     store_part_state(self.clients, view.user, {name: part_task.state})
-        reply = federation.answer(task, question)
-        self.clients.put(view.user, self._filter_state_update(reply))
-        view = _with_state_update(task.view, reply.state_update)
-        return reply, self._encode_upload(federation, view, reply.upload, question)
+            reply = federation.learner.answer(task, question.kind)
+            view = task.view
+        update = self._filter_state_update(reply)
+        view = _with_state_update(view, reply.state_update)
+        upload = reply.upload
+        if owner is None:
+            upload = _weigh_upload(federation.weighing_parts, view, upload)
+        upload, part_updates = _encode_upload(encoders, view, upload)
+        self.clients.put(view.user, update)
+        for name, part_update in part_updates.items():
+            store_part_state(self.clients, view.user, {name: part_update})
+        return reply, upload
 
     def _build_view(
         self, federation: Federation, server: ServerState, broadcast: Broadcast, members: Membership, cohort: Longs
@@ -280,7 +307,7 @@ class LocalDevices:
         """What it costs those who could take part, whether they do or not, before anybody answers."""
         block = federation.stream.blocks[server.block]
         users = members.users.take(members.active).ids
-        for part in federation.implementing("charge_eligible"):
+        for part in federation.charging_parts:
             assert part.privacy is not None
             view = build_user_view(self.clients, server, block, users, federation.stream.user_keys, Broadcast())
             charged = part.privacy.charge_eligible(view)
@@ -294,31 +321,6 @@ class LocalDevices:
         for name in update.keys() - self.clients.arrays.keys() - self.clients.lists.keys():
             raise TacitaError(f"'{name}' is to be kept on devices, and no `state` makes room for it.")
         return update
-
-    def _encode_upload(self, federation: Federation, view: CohortView, upload: Upload, question: Question) -> Upload:
-        """Uploads as they leave: weighed, then changed by each part, which notes what it did on the device first."""
-        for part in federation.weighing_parts if question.owner is None else ():
-            factor = part.weigh(view, upload)
-            if factor is not None:
-                upload = replace(upload, weight=upload.weight * np.clip(factor, 0.0, 1.0))
-        for part in federation.encoders(question):
-            upload, update = part.encode(view, upload)
-            if update:
-                store_part_state(self.clients, view.user, {part.name: update})
-        return upload
-
-    def _expect_clients(
-        self,
-        federation: Federation,
-        server: ServerState,
-        members: Membership,
-        respondents: Longs,
-        question: Question,
-    ) -> float:
-        """How many were to answer: exactly, or on average where each decides by itself."""
-        if question.owner is None and np.array_equal(respondents, self.round_participants(federation, server)):
-            return expected_clients(members.active, federation.config.train.participation)
-        return float(len(respondents))
 
     # requests and what lab users choose
 
@@ -377,9 +379,24 @@ def empty_local_devices(plan: Plan) -> LocalDevices:
     return LocalDevices(clients)
 
 
-def _sends_whole_table(federation: Federation, server: ServerState) -> bool:
-    n_items = len(server.items)
-    return any(part.fields(n_items, server.block).whole_table for part in federation.implementing("fields"))
+def _weigh_upload(parts: Sequence[Part], view: CohortView, upload: Upload) -> Upload:
+    """Uploads with the factors of the parts that weigh clients."""
+    for part in parts:
+        factor = part.weigh(view, upload)
+        if factor is not None:
+            weight = upload.weight * np.clip(factor, 0.0, 1.0)
+            upload = replace(upload, weight=weight)
+    return upload
+
+
+def _encode_upload(parts: Sequence[Part], view: CohortView, upload: Upload) -> tuple[Upload, dict[str, StateUpdate]]:
+    """Uploads as they leave, changed by each part, and what devices keep of that, by part."""
+    updates: dict[str, StateUpdate] = {}
+    for part in parts:
+        upload, update = part.encode(view, upload)
+        if update:
+            updates[part.name] = update
+    return upload, updates
 
 
 def _count_contributors(upload: Upload, reply: CohortReply) -> int:
@@ -388,14 +405,6 @@ def _count_contributors(upload: Upload, reply: CohortReply) -> int:
     if reply.contributes is not None:
         is_sent &= reply.contributes
     return int(is_sent.sum())
-
-
-def _count_bytes(federation: Federation, specs: Sequence[Spec], n_bytes: float) -> float:
-    """What clients sent; a silo whose users train apart sends one sum of all of them."""
-    train = federation.config.train
-    if train.silos and not train.n_joint_silos:
-        return train.silos * sum(spec.n_bytes for spec in specs if spec.seen == "summed")
-    return n_bytes
 
 
 def _with_state_update(view: CohortView, update: StateUpdate) -> CohortView:

@@ -93,17 +93,20 @@ def run_round(
         total = plan.decode(server, reply.total, question)
         server = plan.learn(server, total, question, reply.expected)
     server = replace(plan.server_step(before, server, total), round=number + 1)
-    report = _build_report(plan, server, replies, broadcast.n_bytes)
+    part_metrics = plan.metrics(server) if replies else {}
+    report = _build_report(plan, server, replies, broadcast.n_bytes, part_metrics)
     return server, replace(report, seconds=seconds)
 
 
-def _build_report(plan: Plan, server: ServerState, replies: list[RoundReply], bytes_down: float) -> RoundReport:
+def _build_report(
+    plan: Plan, server: ServerState, replies: list[RoundReply], bytes_down: float, part_metrics: dict[str, float]
+) -> RoundReport:
     if not replies:
         return RoundReport(server.block, server.round, 0, 4.0, 4.0)  # a setting down, a score up
     notes: dict[str, float] = {}
     for reply in replies:
         notes |= reply.notes
-    notes |= plan.metrics(server)
+    notes |= part_metrics
     n_clients = replies[-1].clients
     bytes_up = sum(reply.bytes_up for reply in replies) / max(1, n_clients)
     if plan.learner.model_after:

@@ -10,11 +10,11 @@ import numpy as np
 from tacita.core.config import TrainConfig
 from tacita.core.errors import TacitaError
 from tacita.core.files import flatten_parts
-from tacita.core.types import AnyArray, Doubles, Floats, Ragged, ServerState
+from tacita.core.types import AnyArray, Doubles, Ragged, ServerState
 from tacita.learn.training import Workspace, check_training, train_cohort
 from tacita.messages import CohortReply, Spec, Total, touched_name
 from tacita.round.device_state import OWN_ROWS, PARTS
-from tacita.round.learner import Learner, collect_extra_fields, register
+from tacita.round.learner import Learner, register
 from tacita.round.part import Part, RunContext
 from tacita.round.task import CohortTask
 
@@ -57,9 +57,10 @@ class RowsLearner(Learner):
         about = "how item rows and shared parameters moved"
         per_row = self.context.train.aggregation == "per-row"  # else nobody's business
         rows = Spec("rows", server.items.shape, most=MOST_MOVE, touched=per_row, about=about)
-        heads = [Spec(f"{HEADS}{name}", v.shape, most=MOST_MOVE) for name, v in server.heads.items()]
-        extras = collect_extra_fields(self.declaring_parts, len(server.items))
-        return (rows, *heads, *extras)
+        specs = [rows]
+        for name, head in server.heads.items():
+            specs.append(Spec(f"{HEADS}{name}", head.shape, most=MOST_MOVE))
+        return tuple(specs)
 
     def answer(self, task: CohortTask, question: str) -> CohortReply:
         context = self.context
@@ -81,25 +82,38 @@ class RowsLearner(Learner):
         return apply_total(server, total, self.context.train, expected)
 
 
-def choose_denominator(total: Total, name: str, plan: TrainConfig, expected: float) -> float | Doubles:
+def choose_denominator(total: Total, name: str, train: TrainConfig, expected: float) -> float | Doubles:
     """What the sum of a field of item rows is divided by."""
-    if plan.aggregation == "per-row":
-        return np.asarray(np.maximum(total[touched_name(name)], 1e-300)[:, None])
-    return (plan.denominator or expected) if plan.aggregation == "fixed" else total.weight
+    if train.aggregation == "per-row":
+        touched = total.sums[touched_name(name)]
+        return np.maximum(touched, 1e-300)[:, None]
+    if train.aggregation == "fixed":
+        return train.denominator or expected
+    return total.weight
 
 
-def apply_total(server: ServerState, total: Total, plan: TrainConfig, expected: float) -> ServerState:
+def apply_total(server: ServerState, total: Total, train: TrainConfig, expected: float) -> ServerState:
     """The table after the round, before any part's server step."""
     if total.n_clients == 0:
         return server
-    for name, now in (("rows", server.items), *((f"{HEADS}{k}", v) for k, v in server.heads.items())):
-        if total[name].shape != now.shape:
-            raise TacitaError(f"the total of '{name}' has shape {total[name].shape}, where the model has {now.shape}.")
-    denominator = choose_denominator(total, "rows", plan, expected)
+    _check_shapes(server, total)
+    denominator = choose_denominator(total, "rows", train, expected)
     whole = denominator if isinstance(denominator, float) else total.weight
-    step = plan.server_lr
-    items: Floats = (server.items + step * total["rows"] / denominator).astype(np.float32)
-    heads: dict[str, AnyArray] = {
-        name: (v + step * total[f"{HEADS}{name}"] / whole).astype(np.float32) for name, v in server.heads.items()
-    }
-    return replace(server, items=items, heads=heads)
+    step = train.server_lr
+    items = server.items + step * total.sums["rows"] / denominator
+    heads: dict[str, AnyArray] = {}
+    for name, head in server.heads.items():
+        moved = head + step * total.sums[f"{HEADS}{name}"] / whole
+        heads[name] = moved.astype(np.float32)
+    return replace(server, items=items.astype(np.float32), heads=heads)
+
+
+def _check_shapes(server: ServerState, total: Total) -> None:
+    """Refuse a total that does not fit the model."""
+    tables = {"rows": server.items}
+    for name, head in server.heads.items():
+        tables[f"{HEADS}{name}"] = head
+    for name, table in tables.items():
+        shape = total.sums[name].shape
+        if shape != table.shape:
+            raise TacitaError(f"the total of '{name}' has shape {shape}, where the model has {table.shape}.")

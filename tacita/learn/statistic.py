@@ -18,7 +18,7 @@ from tacita.models.statistic_model import StatisticModel
 from tacita.privacy.ledger import ACCOUNT_ARRAYS, NO_LIMIT, Ledger
 from tacita.round.capabilities import DeviceQuery, RoundPlayer, Unlearning
 from tacita.round.device_state import PARTS
-from tacita.round.learner import Learner, collect_extra_fields, register
+from tacita.round.learner import Learner, register
 from tacita.round.part import implements
 from tacita.round.question import Question
 from tacita.round.request import UNLEARNING_KINDS, RequestBatch
@@ -80,8 +80,7 @@ class StatisticLearner(Learner, Unlearning):
         return self.model.questions(server) if server.round == 0 else ()
 
     def fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
-        extras = collect_extra_fields(self.declaring_parts, len(server.items))
-        return (*self.model.statistic_fields(server, question), *extras)
+        return self.model.statistic_fields(server, question)
 
     def answer(self, task: CohortTask, question: str) -> CohortReply:
         view = task.view

@@ -22,6 +22,7 @@ class UploadAccumulator:
 
     def __init__(self, fields: Sequence[Spec], exact: bool = False) -> None:
         self.fields = fields
+        self.specs = {spec.name: spec for spec in fields}
         self.exact = exact
         self.sum = empty_total(fields)
         self.n_bytes = 0.0
@@ -29,7 +30,13 @@ class UploadAccumulator:
     def add(self, upload: Upload, entire: bool) -> None:
         """`entire`: uploads travel as whole arrays, not only as the touched rows."""
         self.sum = add_upload(self.sum, upload, self.fields, self.exact)
-        self.n_bytes += upload.n_bytes(self.fields, entire)
+        if entire:
+            bytes_per_client = sum(spec.n_bytes for spec in self.fields)
+            self.n_bytes += bytes_per_client * len(upload.weight)
+            return
+        for name, value in upload.values.items():
+            spec = self.specs[name]
+            self.n_bytes += value.n_bytes(spec)
 
     def total(self) -> Total:
         return self.sum

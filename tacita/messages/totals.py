@@ -69,17 +69,6 @@ class Upload:
         weight = np.where(dropped, 0.0, self.weight)
         return replace(self, weight=weight)
 
-    def n_bytes(self, fields: Sequence[Spec], whole: bool = False) -> float:
-        """Bytes on the wire; `whole`: as whole arrays, not only the touched rows."""
-        if whole:
-            per_client = sum(spec.n_bytes for spec in fields)
-            return per_client * self.n_clients
-        specs = {spec.name: spec for spec in fields}
-        total = 0.0
-        for name, value in self.values.items():
-            total += value.n_bytes(specs[name])
-        return total
-
 
 @dataclass(frozen=True)
 class CohortReply:
@@ -311,7 +300,8 @@ def merge_totals(a: Total, b: Total) -> Total:
 
 def _check_upload(upload: Upload, fields: dict[str, Spec]) -> None:
     """Refuse an upload that does not fit the fields, before any of it is added."""
-    shape = (upload.n_clients,)
+    n_clients = upload.n_clients
+    shape = (n_clients,)
     check_shape("weight", upload.weight.shape, shape)
     check_shape("sender", upload.sender.shape, shape)
     weight = upload.weight
@@ -322,4 +312,4 @@ def _check_upload(upload: Upload, fields: dict[str, Spec]) -> None:
         if name not in fields:
             raise TacitaError(f"an upload holds '{name}', which was not asked for.")
         spec = fields[name]
-        value.check(spec, upload.n_clients)
+        value.check(spec, n_clients)

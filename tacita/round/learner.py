@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import ClassVar
 
 from tacita.core.errors import TacitaError, unknown_name_error
@@ -36,7 +35,6 @@ class Learner(ABC):
     def __init__(self, context: RunContext, parts: Sequence[Part]) -> None:
         self.context = context
         self.parts = tuple(parts)
-        self.declaring_parts = tuple(part for part in parts if implements(part, "fields"))
         self.watching_parts = tuple(part for part in parts if implements(part, "after_training"))
 
     @classmethod
@@ -64,7 +62,7 @@ class Learner(ABC):
 
     @abstractmethod
     def fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
-        """What may be in an answer."""
+        """What may be in an answer, beside what parts add to it."""
 
     def state(self, n_users: int) -> Sequence[StateSpec]:
         """What it keeps on devices, as it is before a user's first block; it stands beside what parts keep."""
@@ -119,15 +117,6 @@ def ledger_of(owner: Part | Learner) -> Ledger | None:
     if isinstance(owner, Learner):
         return owner.ledger()
     return None if owner.privacy is None else owner.privacy.ledger()
-
-
-def collect_extra_fields(parts: Sequence[Part], n_items: int) -> tuple[Spec, ...]:
-    """What parts send beside a learner's own fields."""
-    specs = []
-    for part in parts:
-        for spec in part.fields(n_items).extra:
-            specs.append(replace(spec, name=f"{part.name}.{spec.name}"))
-    return tuple(specs)
 
 
 _LEARNERS: dict[str, type[Learner]] = {}

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from tacita.core.config import RunConfig
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
-from tacita.core.types import Arrays, BlockStream, Broadcast, CohortView, Floats, Keys, Ragged, ServerState
+from tacita.core.types import Arrays, BlockStream, Broadcast, Floats, Keys, Ragged, ServerState
 from tacita.data.silos import SiloAssignment
-from tacita.messages import CohortReply, Spec, Total
+from tacita.messages import Spec, Total
 from tacita.models.base import Backbone
 from tacita.models.scorer import Scorer, require_scorer
 from tacita.privacy.ledger import Ledger
@@ -21,12 +21,11 @@ from tacita.round.capabilities import Unlearning
 from tacita.round.clashes import check_single_owners
 from tacita.round.device_state import PARTS
 from tacita.round.fields import PartFields
-from tacita.round.learner import Learner, build_learner, collect_extra_fields
+from tacita.round.learner import Learner, build_learner
 from tacita.round.part import ALL_HOOKS, Part, RunContext, implements
 from tacita.round.question import Question
 from tacita.round.serving import ServingField
 from tacita.round.state import Role, StateSpec
-from tacita.round.task import CohortTask, prepare_cohort
 
 RETRAINING_OVER_BUDGET = (
     "to train again, everybody would tell all of it once more, beyond the budget; take back what was told instead, "
@@ -56,13 +55,27 @@ class Plan:
     def _parts_by_hook(self) -> dict[str, tuple[Part, ...]]:
         return {hook: tuple(part for part in self.parts if implements(part, hook)) for hook in ALL_HOOKS}
 
+    @cached_property
+    def _declared_fields(self) -> dict[tuple[int, int], dict[str, PartFields]]:
+        """By the size of the catalogue and the block; filled when they are first needed."""
+        return {}
+
     def implementing(self, hook: str) -> tuple[Part, ...]:
         """The parts that override a hook, in their order."""
         return self._parts_by_hook[hook]
 
     @cached_property
+    def preparing_parts(self) -> tuple[Part, ...]:
+        return self.implementing("prepare")
+
+    @cached_property
     def weighing_parts(self) -> tuple[Part, ...]:
         return self.implementing("weigh")
+
+    @cached_property
+    def charging_parts(self) -> tuple[Part, ...]:
+        """The parts that charge users who could take part, whether they do or not."""
+        return self.implementing("charge_eligible")
 
     @cached_property
     def serving_parts(self) -> tuple[Part, ...]:
@@ -154,32 +167,41 @@ class Plan:
         return tuple(part for part in parts if part.name == question.owner or _covers_all(part))
 
     def fields(self, server: ServerState, question: Question) -> tuple[Spec, ...]:
-        """What may be in the answer to a question."""
-        n_items = len(server.items)
+        """What may be in the answer to a question: of whose question it is, and what the encoding parts add."""
+        declared = self.declared_fields(len(server.items), server.block)
         encoders = self.encoders(question, "fields")
         owner = self.owner_of(question)
         if owner is None:
-            specs = self.learner.fields(server, question.kind)
+            specs = list(self.learner.fields(server, question.kind))
         else:
-            covering = [part for part in encoders if part.name != question.owner]
-            extra = collect_extra_fields(covering, n_items)
-            specs = (*owner.question_fields(server, question.kind), *extra)
+            specs = list(owner.question_fields(server, question.kind))
         for part in encoders:
-            after_encoding = part.fields(n_items, server.block).after_encoding
+            if part.name != question.owner:
+                specs += declared[part.name].extra
+        for part in encoders:
+            after_encoding = declared[part.name].after_encoding
             if after_encoding is not None:
-                specs = tuple(after_encoding(spec) for spec in specs)
-        return specs
+                specs = [after_encoding(spec) for spec in specs]
+        return tuple(specs)
 
-    def prepare(self, view: CohortView) -> CohortTask:
-        """What a cohort learns from in a round, by all parts."""
-        return prepare_cohort(self._parts_by_hook["prepare"], view)
+    def declared_fields(self, n_items: int, block: int = 0) -> dict[str, PartFields]:
+        """What travels because of each part, by its name; parts are asked once for a catalogue and block."""
+        key = (n_items, block)
+        if key not in self._declared_fields:
+            self._declared_fields[key] = {part.name: _declare_fields(part, n_items, block) for part in self.parts}
+        return self._declared_fields[key]
 
-    def answer(self, task: CohortTask, question: Question) -> CohortReply:
-        """What devices make of a question."""
-        owner = self.owner_of(question)
-        if owner is None:
-            return self.learner.answer(task, question.kind)
-        return owner.answer_question(task.view, question.kind)
+    def sends_whole_table(self, server: ServerState) -> bool:
+        """Whether every client sends its whole table, not only the rows it touched."""
+        declared = self.declared_fields(len(server.items), server.block)
+        return any(fields.whole_table for fields in declared.values())
+
+    def count_upload_bytes(self, specs: Sequence[Spec], n_bytes: float) -> float:
+        """What clients sent; a silo whose users train apart sends one sum of all of them."""
+        train = self.config.train
+        if train.silos and not train.n_joint_silos:
+            return train.silos * sum(spec.n_bytes for spec in specs if spec.seen == "summed")
+        return n_bytes
 
     def noise_sum(self, server: ServerState, total: Total, question: Question) -> Total:
         """The sum with the noise of the parts, then of the learner."""
@@ -250,8 +272,8 @@ class Plan:
             messages[part.name] = message
             if message.server is not None:
                 server = self.merge_state(part, server, message.server)
-        n_bytes = self._common_bytes(server, messages)
         common = self._collect_common(messages)
+        n_bytes = self._common_bytes(server, messages)
         lists = {name: message.per_client for name, message in messages.items() if message.per_client is not None}
         if chosen is None or not lists:
             return server, Broadcast(common, n_bytes=n_bytes)
@@ -290,16 +312,11 @@ class Plan:
                 n_bytes += sum(array.nbytes for array in message.common.values())
         return n_bytes
 
-    def part_fields(self, name: str, n_items: int) -> PartFields:
-        """What travels because of one part."""
-        by_name = {part.name: part for part in self.parts}
-        return by_name[name].fields(n_items)
-
     def decode_lists(self, lists: dict[str, Ragged], n_items: int) -> dict[str, Ragged]:
         """Lists for single clients as devices read them."""
         decoded = {}
         for name, part_lists in lists.items():
-            read_lists = self.part_fields(name, n_items).read_lists
+            read_lists = self.declared_fields(n_items)[name].read_lists
             decoded[name] = part_lists if read_lists is None else read_lists(part_lists)
         return decoded
 
@@ -329,6 +346,13 @@ class Plan:
     ) -> Total:
         changed = change(self.visible_state(part, server), self.visible_total(part, total))
         return self.merge_total(part, total, changed)
+
+
+def _declare_fields(part: Part, n_items: int, block: int) -> PartFields:
+    """What travels because of a part, its extra fields by their full name."""
+    declared = part.fields(n_items, block)
+    extra = tuple(replace(spec, name=f"{part.name}.{spec.name}") for spec in declared.extra)
+    return replace(declared, extra=extra)
 
 
 def _covers_all(part: Part) -> bool:

@@ -134,7 +134,7 @@ def train_once(fed: Federation, progress: Progress, order: AnyArray | None = Non
 
 def answer_round(fed: Federation, view: CohortView, kind: str = "round") -> Upload:
     """What some clients answer in a round, before parts encode it."""
-    return fed.answer(fed.prepare(view), Question(kind)).upload
+    return fed.learner.answer(prepare_cohort(fed.preparing_parts, view), kind).upload
 
 
 def catalogue(backbone: Backbone, progress: Progress, block: Block) -> Floats:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from tacita.core.config import TrainConfig
 from tacita.core.errors import TacitaError
 from tacita.learn.training.ego_stepper import EgoStepper
-from tacita.learn.training.fused_stepper import FusedStepper
 from tacita.learn.training.recurrent_stepper import RecurrentStepper
+from tacita.learn.training.stepper import FusedStepper
 from tacita.learn.training.tower_stepper import TowerStepper
 from tacita.models.scorer import Scorer
 from tacita.round.clashes import check_objective

@@ -12,11 +12,10 @@ from tacita.core.draws import Draws
 from tacita.core.types import Bools, CohortView, LocalModels, NormPenalty, ProximalTerm, Ragged, StateUpdate
 from tacita.kernels.steps import subtract_rows
 from tacita.learn.training.ego_stepper import EgoStepper
-from tacita.learn.training.fused_stepper import FusedStepper
 from tacita.learn.training.implicit_steps import apply_penalty, apply_pull
 from tacita.learn.training.local_models import Workspace, build_local_models
 from tacita.learn.training.recurrent_stepper import RecurrentStepper
-from tacita.learn.training.stepper import CONTEXT, StepExtras, Stepper
+from tacita.learn.training.stepper import CONTEXT, FusedStepper, StepExtras, Stepper
 from tacita.learn.training.tower_stepper import TowerStepper
 from tacita.messages import DenseArrays, Form, SparseRows, Upload
 from tacita.models.ego import EgoModel
@@ -166,12 +165,10 @@ def _run_steps(joint: _JointSteps, stepper: Stepper, backbone: Scorer, used: Boo
 def _run_joint_steps(joint: _JointSteps, stepper: Stepper, backbone: Scorer, used: Bools | None) -> None:
     """Step by step, with what joins each of them."""
     local = stepper.local
-    none = StepExtras.empty(local.view.n_clients)
     for step in range(int(local.n_steps.max(initial=0))):
         for phase in range(len(backbone.phases)):
-            drawn = {name: draw(joint.view, local, step, phase) for name, draw in joint.samplers.items()}
-            samples = {name: extra for name, extra in drawn.items() if extra is not None}
-            extras = StepExtras.collect(local, samples) if samples else none
+            samples = {name: draw(joint.view, local, step, phase) for name, draw in joint.samplers.items()}
+            extras = StepExtras.collect(local, samples)
             stepper.run(step, step + 1, phase, extras)
             if used is not None:
                 used[extras.row + np.repeat(local.row_start[:-1], np.diff(extras.ptr))] = True

@@ -1,14 +1,20 @@
-"""Stepper: moves the local models of a cohort by some SGD steps. Two of them, same answer."""
+"""Stepper: moves the local models of a cohort by some SGD steps; `FusedStepper` is the compiled one.
+
+The others are modules of their own. All give the same answer.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from tacita.core.config import TrainConfig
 from tacita.core.types import ExtraSamples, Floats, Ints, LocalModels, Longs
+from tacita.kernels.steps import affine_steps
+from tacita.kernels.threads import threads_in_use
 from tacita.models.scorer import Scorer
 
 CONTEXT = "its context"
@@ -31,21 +37,26 @@ class StepExtras:
         return StepExtras(np.zeros(n_clients + 1, np.int64), ints, ints, floats, floats)
 
     @staticmethod
-    def collect(local: LocalModels, extras: dict[str, ExtraSamples]) -> StepExtras:
+    def collect(local: LocalModels, samples: Mapping[str, ExtraSamples | None]) -> StepExtras:
+        """The samples of each part, by its name; None: it has none in this step."""
+        n_clients = local.view.n_clients
         client, row, owner, label, weight = [], [], [], [], []
-        for name, extra in extras.items():
+        for name, extra in samples.items():
+            if extra is None:
+                continue
             lists, rows = local.rows_needed[name]
-            client.append(np.repeat(np.arange(local.view.n_clients), np.diff(extra.ptr)))
+            counts = np.diff(extra.ptr)
+            client.append(np.repeat(np.arange(n_clients), counts))
             row.append(rows[extra.pick])
             owner.append(lists.rows()[extra.pick])
             label.append(extra.label)
             weight.append(extra.weight)
         if not client:
-            return StepExtras.empty(local.view.n_clients)
-        who = np.concatenate(client)
-        order = np.argsort(who, kind="stable")
-        ptr = np.zeros(local.view.n_clients + 1, np.int64)
-        np.cumsum(np.bincount(who, minlength=local.view.n_clients), out=ptr[1:])
+            return StepExtras.empty(n_clients)
+        clients = np.concatenate(client)
+        order = np.argsort(clients, kind="stable")
+        ptr = np.zeros(n_clients + 1, np.int64)
+        np.cumsum(np.bincount(clients, minlength=n_clients), out=ptr[1:])
         return StepExtras(
             ptr,
             np.concatenate(row)[order].astype(np.int32),
@@ -72,3 +83,55 @@ class Stepper(ABC):
     @abstractmethod
     def run(self, first: int, last: int, phase: int | None, extras: StepExtras) -> None:
         """Steps first..last-1 of every client that has them; one phase of them, or all in turn."""
+
+
+class FusedStepper(Stepper):
+    def __init__(self, backbone: Scorer, plan: TrainConfig, local: LocalModels) -> None:
+        super().__init__(backbone, plan, local)
+        assert backbone.affine_kind is not None
+        self.kind = backbone.affine_kind
+        rates = backbone.rates(local.view.n_items)
+        self.rate = np.concatenate([np.full(width, rates[name], np.float32) for name, width in backbone.layout.items()])
+        self.item_rate = rates["rows"]
+
+    @staticmethod
+    def supports(backbone: Scorer, plan: TrainConfig) -> bool:
+        plain = plan.objective == "bce" and plan.optimiser == "sgd" and plan.l2 == 0 and plan.n_joint_silos == 0
+        return plain and plan.batches == "samples" and backbone.affine_kind is not None
+
+    def run(self, first: int, last: int, phase: int | None, extras: StepExtras) -> None:
+        phases = (0, len(self.backbone.phases)) if phase is None else (phase, phase + 1)
+        self._take_steps(first, last, phases, extras, whole=False)
+
+    def train_whole(self) -> None:
+        """Gather, take all steps and diff, client by client: for models whose rows nobody looks at in between."""
+        n_steps, phases = int(self.local.n_steps.max(initial=0)), (0, len(self.backbone.phases))
+        self._take_steps(0, n_steps, phases, StepExtras.empty(self.local.view.n_clients), whole=True)
+
+    def _take_steps(self, first: int, last: int, phases: tuple[int, int], extras: StepExtras, whole: bool) -> None:
+        local = self.local
+        affine_steps(
+            threads_in_use(),
+            self.kind,
+            len(self.backbone.phases) == 2,
+            first,
+            last,
+            *phases,
+            local.batch,
+            local.turn_ptr,
+            local.order,
+            local.row_of,
+            local.label,
+            local.row_start,
+            local.rows,
+            local.private,
+            self.rate,
+            self.item_rate,
+            extras.ptr,
+            extras.row,
+            extras.label,
+            extras.weight,
+            whole,
+            local.row_item,
+            local.view.items,
+        )

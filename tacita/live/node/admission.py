@@ -207,10 +207,10 @@ def refuse_chosen_respondents(admission: Admission, question: ReceivedQuestion) 
 
 def refuse_small_or_early_sum(node: Node, node_run: NodeRun, question: ReceivedQuestion) -> None:
     """A sum needs `min_users` respondents, and keeps to the node's rate."""
-    _, respondents = node_run.devices.select_respondents(
+    respondents = node_run.devices.select_respondents(
         node_run.federation, question.server, question.question, question.respondents
     )
-    refusal = node.find_refusal(len(respondents), question.head.kind)
+    refusal = node.find_refusal(len(respondents.clients), question.head.kind)
     if refusal is not None:
         raise Refusal(refusal)
 
