@@ -6,6 +6,7 @@ at work.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ from tacita.core.errors import TacitaError
 from tacita.core.python_messages import translate_errors
 
 __version__ = "0.1.0"
+
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from tacita.data.frames import Frame
@@ -69,6 +72,7 @@ def train(
     from tacita.data.frames import IN_MEMORY
     from tacita.methods import resolve_config
     from tacita.runs import assembly, training
+    from tacita.runs.default_model import choose_model, names_model
     from tacita.runs.run_folder import find_free_folder
 
     quiet = bool(settings.pop("quiet", False))
@@ -89,9 +93,16 @@ def train(
                 )
             with _watching(quiet) as watcher:
                 return training.resume(target, machine, watcher, evaluate["controls"], frame=table)
-        config = resolve_config(settings, "the settings")
+        start = None
+        if names_model(settings):
+            config = resolve_config(settings, "the settings")
+        else:
+            model = choose_model(settings, "the settings", machine, table, log.info)
+            log.info(model.reason)
+            config = model.config
+            start = model.start
         with _watching(quiet) as watcher:
-            return training.train(config, target or find_free_folder(config), machine, watcher, frame=table)
+            return training.train(config, target or find_free_folder(config), machine, watcher, table, start)
 
 
 def _table(data: Any) -> Frame | None:

@@ -121,6 +121,7 @@ def _model_style(place: int) -> str:
 
 def show_verdict(run: Run) -> None:
     """Whether the run beats its controls, what clients send, and where the report is."""
+    from tacita.report.advice import list_advice
     from tacita.report.data import read_run
     from tacita.report.formats import format_bytes
     from tacita.report.judgement import judge_run
@@ -128,6 +129,8 @@ def show_verdict(run: Run) -> None:
     facts = read_run(run.folder)
     n_sentences = max(1, len(facts.better_controls))
     for _, sentence in judge_run(facts)[:n_sentences]:
+        print_note(sentence)
+    for sentence in list_advice(run.config, run.result):
         print_note(sentence)
     up = format_bytes(facts.up)
     down = format_bytes(facts.down)

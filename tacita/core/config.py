@@ -197,7 +197,13 @@ class EvaluateConfig(StrictModel):
     every: int = Field(
         1, ge=1, description="validate every n rounds; where a round only tries a setting on sums (tally), all of them"
     )
+    valid_users: int = Field(
+        0, ge=0, description="users, drawn by their key, who validate a round or a trial; 0: all who can"
+    )
     controls: bool = Field(True, description="run the controls beside the method")
+    linear_control: bool = Field(
+        False, description="run the centralised linear control also where it takes longer than the run"
+    )
 
 
 class PrivacyConfig(StrictModel):
@@ -241,9 +247,11 @@ _LATER_SETTINGS = {
     "item_rows",
     "privacy",
     "evaluate.hidden_items",
+    "evaluate.linear_control",
     "evaluate.read",
     "evaluate.ties",
     "evaluate.unmasked",
+    "evaluate.valid_users",
     "split.held_items",
     "split.least_items",
     "split.lend",

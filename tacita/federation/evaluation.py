@@ -10,8 +10,9 @@ import numpy as np
 
 from tacita.core.config import RunConfig
 from tacita.core.errors import TacitaError
-from tacita.core.types import Block, Broadcast, Ragged, ServerState
+from tacita.core.types import Block, Broadcast, Keys, Ragged, ServerState
 from tacita.federation.scoring import DeviceScorer
+from tacita.kernels.hashing import hash_owners
 from tacita.metrics import Evaluation, EvaluationRules, evaluate, sample_candidates
 from tacita.round.device_state import DeviceState
 from tacita.round.plan import Federation
@@ -77,10 +78,30 @@ def evaluate_devices(
     keys = fed.stream.user_keys
     read = block
     if wanted is None:
-        wanted = block.valid if purpose == "valid" else block.test
+        wanted = select_validators(fed, block) if purpose == "valid" else block.test
         read = build_test_block(fed, block) if purpose == "test" else block
     scorer = DeviceScorer(fed, learned.server, learned.clients, read, keys, down, purpose, past)
     return evaluate(scorer, wanted, mask, keys, fed.draws, rules or build_rules(fed, block))
+
+
+def select_validators(fed: Federation, block: Block) -> Ragged:
+    """The validation items of a block: everybody's, or those of `evaluate.valid_users` users."""
+    most = fed.config.evaluate.valid_users
+    if most == 0:
+        return block.valid
+    key = fed.draws.public("validators", block.index)
+    return sample_lists(block.valid, fed.stream.user_keys, key, most)
+
+
+def sample_lists(lists: Ragged, user_keys: Keys, key: np.uint64, most: int) -> Ragged:
+    """The lists of at most so many users, drawn by their key; the others' become empty."""
+    candidates = np.flatnonzero(lists.counts())
+    if len(candidates) <= most:
+        return lists
+    order = np.argsort(hash_owners(key, user_keys[candidates]), kind="stable")
+    is_drawn = np.zeros(len(lists), bool)
+    is_drawn[candidates[order[:most]]] = True
+    return lists.filter_entries(is_drawn[lists.rows()])
 
 
 def resolve_read_setting(fed: Federation) -> str | None:

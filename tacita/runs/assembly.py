@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
-from tacita.core.config import RunConfig, TrainConfig, validate_model
+from tacita.core.config import RunConfig, SplitConfig, TrainConfig, validate_model
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.types import BlockStream
@@ -53,18 +53,41 @@ def use_threads(threads: int) -> None:
     set_threads(threads or most)
 
 
-def assemble(config: RunConfig, machine: Machine, frame: Frame | None = None) -> Federation:
+@dataclass(frozen=True)
+class RunData:
+    """The rows that runs learn from, and the splits of them that were made already."""
+
+    table: Interactions
+    streams: dict[str, BlockStream] = field(default_factory=dict)
+
+    def split(self, config: SplitConfig) -> BlockStream:
+        key = config.model_dump_json()
+        if key not in self.streams:
+            self.streams[key] = split(self.table, config)
+        return self.streams[key]
+
+
+def load_run_data(config: RunConfig, machine: Machine, frame: Frame | None = None) -> RunData:
+    """Read the rows that a config names, once for several runs on them."""
+    use_threads(machine.threads)
+    return RunData(_load_table(config, machine, frame))
+
+
+def assemble(
+    config: RunConfig, machine: Machine, frame: Frame | None = None, data: RunData | None = None
+) -> Federation:
     """Load, split and check everything, so that bad input is refused before anything is written.
 
-    `frame`: a table in memory, where the run learns from one.
+    `frame`: a table in memory, where the run learns from one. `data`: its rows, where they were read before.
     """
     backbone, parts, draws = build_components(config)
     check_settings(config, backbone)
-    use_threads(machine.threads)
-    table = _load_table(config, machine, frame)
+    if data is None:
+        data = load_run_data(config, machine, frame)
+    table = data.table
     split_config = resolve_split(table, config.split)
     config = expand_config(config.model_copy(update={"split": split_config}), backbone, parts)
-    stream = split(table, config.split)
+    stream = data.split(config.split)
     if backbone.reads_order and table.timestamp is None:
         stream = replace(stream, notes=(*stream.notes, NO_TIMES))
     if config.privacy.epsilon is not None and not config.privacy.blocks:

@@ -11,7 +11,7 @@ import scipy.sparse
 
 from tacita.core.sparse import matrix_of_lists
 from tacita.core.types import Block, CohortView, Doubles, Floats, Ints, Ragged
-from tacita.federation.evaluation import build_test_block, unmasked_means
+from tacita.federation.evaluation import build_test_block, sample_lists, unmasked_means
 from tacita.kernels.hashing import uniforms
 from tacita.kernels.pairs import dense_products
 from tacita.learn.training import train_cohort
@@ -27,7 +27,11 @@ from tacita.runs.file_schemas import ScoreRow
 
 RIDGE = 200.0  # of the linear control, on every dataset
 MOST_LINEAR_ITEMS = 20_000
+CHEAP_LINEAR_ITEMS = {"rows": 4_000, "statistic": 2_000}
+"""Learner -> items up to which the linear control costs little beside the run: it solves once a block."""
 ALONE_EPOCHS = 30
+ALONE_USERS = 500
+"""Users of a block whose devices train alone; a mean over more of them costs more than it tells."""
 
 
 def random_scorer(federation: Federation, block: Block) -> ScoreUsers:
@@ -158,15 +162,19 @@ CONTROLS: dict[str, MakeScorer] = {
 def find_skip_reason(name: str, federation: Federation) -> str | None:
     """Why a control cannot be computed for a run; None: it can."""
     if name == "linear":
-        return _find_linear_obstacle(federation.stream.n_items)
+        return _find_linear_obstacle(federation)
     if name == "alone":
         return _find_alone_obstacle(federation)
     return None
 
 
-def _find_linear_obstacle(n_items: int) -> str | None:
+def _find_linear_obstacle(federation: Federation) -> str | None:
+    n_items = federation.stream.n_items
     if n_items > MOST_LINEAR_ITEMS:
         return f"more than {MOST_LINEAR_ITEMS:,} items"
+    most_cheap = CHEAP_LINEAR_ITEMS.get(federation.learner.name, MOST_LINEAR_ITEMS)
+    if n_items > most_cheap and not federation.config.evaluate.linear_control:
+        return f"it would take longer than the run above {most_cheap:,} items (--set evaluate.linear_control=true)"
     needed = bytes_to_solve(n_items)
     if needed > available_memory():
         return f"{needed / 1e9:.0f} GB of free memory are needed for it"
@@ -195,18 +203,26 @@ def run_controls(
         blocks = []
         for block in federation.stream.blocks:
             scorer = make_scorer(federation, block)
-            blocks.append(_evaluate_control(federation, block, scorer))
+            most_users = ALONE_USERS if name == "alone" else None
+            blocks.append(_evaluate_control(federation, block, scorer, most_users))
             if on_each:
                 on_each(name, block.index)
         yield name, {"blocks": blocks, "mean": average_blocks(blocks)}
 
 
-def _evaluate_control(federation: Federation, block: Block, scorer: ScoreUsers) -> ScoreRow:
-    evaluation = evaluate_scorer(federation, block, scorer)
+def _evaluate_control(
+    federation: Federation, block: Block, scorer: ScoreUsers, most_users: int | None = None
+) -> ScoreRow:
+    """The scores of a control, of everybody or of a sample of the users."""
+    tested = block
+    if most_users is not None:
+        key = federation.draws.public("control-users", block.index)
+        tested = replace(block, test=sample_lists(block.test, federation.stream.user_keys, key, most_users))
+    evaluation = evaluate_scorer(federation, tested, scorer)
     scores: ScoreRow = {"users": len(evaluation.users)}
     scores |= evaluation.mean()
     if federation.config.evaluate.unmasked:
-        unmasked = evaluate_scorer(federation, block, scorer, mask="none")
+        unmasked = evaluate_scorer(federation, tested, scorer, mask="none")
         scores |= unmasked_means(unmasked)
     return scores
 

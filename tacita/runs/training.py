@@ -10,7 +10,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from tacita.report.promises import PRIVACY_KEY, privacy_lines
 from tacita.round.plan import Federation
 from tacita.runs.assembly import ALL_CORES, Machine, assemble
 from tacita.runs.controls import CONTROLS, average_blocks, run_controls
+from tacita.runs.default_model import RoundRecord, TrainingStart
 from tacita.runs.file_schemas import RunIds, RunResult, ScoreRow
 from tacita.runs.ledger import CountedParts, join_accounts, summarise_spending
 from tacita.runs.run_folder import (
@@ -77,24 +78,37 @@ def train(
     machine: Machine = ALL_CORES,
     watcher: TrainingCallbacks = NO_CALLBACKS,
     frame: Frame | None = None,
+    start: TrainingStart | None = None,
 ) -> Run:
     """A new run in a new folder; a failure before its first round leaves no folder.
 
-    `frame`: the table it learns from, where that is in memory.
+    `frame`: the table it learns from, where that is in memory. `start`: a first block that was trained already.
     """
     if out.exists() or out.is_symlink():
         raise _folder_exists_error(out)
-    federation = assemble(config, machine, frame)
+    if start is None:
+        federation = assemble(config, machine, frame)
+        start = TrainingStart(federation, start_run(federation), ())
+    federation = start.federation
     make_folder(out, federation.config, federation.stream)
     with lock_folder(out):
         try:
-            _train_to_end(federation, start_run(federation), out, watcher)
+            spent = _write_rounds(out / "events.jsonl", start.rounds)
+            _train_to_end(federation, start.progress, out, watcher, spent)
         except (TacitaError, MemoryError):
             events = out / "events.jsonl"
             if not events.is_file() or events.stat().st_size == 0:
                 shutil.rmtree(out, ignore_errors=True)
             raise
         return _run_missing_controls(federation, out, watcher)
+
+
+def _write_rounds(events: Path, rounds: Sequence[RoundRecord]) -> float:
+    """Log rounds that were run before there was a folder; returns the time that they took."""
+    with JsonLinesWriter(events) as log:
+        for record in rounds:
+            log.add({**asdict(record.report), "seconds": record.seconds})
+    return rounds[-1].seconds if rounds else 0.0
 
 
 def _folder_exists_error(out: Path) -> TacitaError:

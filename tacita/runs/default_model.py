@@ -1,0 +1,199 @@
+"""What a run learns with where nobody names a model: the best form of tally that fits the data and the memory.
+
+The rule:
+
+1. rows with times, at most `MOST_ORDER_ITEMS` items, `LONG_HISTORY` rows or more of a user on average: tally-order;
+2. else two models are tried, and validation decides: a graph filter, and tally-order, tally (no times) or tally read
+   through the most popular items (larger catalogues). What does not fit into the free memory is left out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tacita.core.config import RunConfig
+from tacita.core.errors import TacitaError
+from tacita.data.frames import Frame
+from tacita.federation.rounds import Progress, RoundReport, begin_block, run_block, start_run
+from tacita.methods import resolve_config
+from tacita.models.tally.solver import available_memory, bytes_to_solve
+from tacita.round.plan import Federation
+from tacita.runs.assembly import Machine, RunData, assemble, load_run_data
+
+MOST_ORDER_ITEMS = 10_000
+"""tally-order solves over all items of a catalogue."""
+MOST_INPUTS = 4_000
+"""Larger catalogues are read through this many popular items."""
+ORDER_SOLVES = 4
+"""Matrices of tally-order that stand beside each other in memory, compared with tally."""
+LONG_HISTORY = 20
+"""Rows of a user, on average, from which on tally-order needs no trial."""
+VALID_USERS = 3_000
+"""Users whose validation items decide between models and settings."""
+FILTER = "graph filter"
+
+OnNote = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """What the rule looks at."""
+
+    n_rows: int
+    n_users: int
+    n_items: int
+    has_times: bool
+    free_memory: float  # bytes
+
+    @property
+    def has_long_histories(self) -> bool:
+        return self.n_rows >= LONG_HISTORY * self.n_users
+
+    def describe(self) -> str:
+        times = "with times" if self.has_times else "without times"
+        return f"{self.n_rows:,} rows {times}, {self.n_users:,} users, {self.n_items:,} items"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model that the rule considers."""
+
+    label: str
+    backbone: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """A round that was run before its run had a folder."""
+
+    report: RoundReport
+    seconds: float
+
+
+@dataclass(frozen=True)
+class TrainingStart:
+    """A run that has trained its first block already."""
+
+    federation: Federation
+    progress: Progress
+    rounds: tuple[RoundRecord, ...]
+
+    @property
+    def score(self) -> float:
+        return self.progress.best_score
+
+
+@dataclass(frozen=True)
+class DefaultModel:
+    """The model that was chosen, and why."""
+
+    label: str
+    config: RunConfig
+    reason: str
+    start: TrainingStart | None = None  # None: nothing had to be tried
+
+
+def names_model(settings: dict[str, Any]) -> bool:
+    """Whether settings say what to learn with, or how to train it."""
+    return any(settings.get(key) for key in ("backbone", "method", "parts", "train"))
+
+
+def list_candidates(facts: DataFacts, is_private: bool = False) -> list[Candidate]:
+    """The models that fit the data and the memory, the one that the rule prefers first."""
+    candidates = []
+    if facts.n_items <= MOST_ORDER_ITEMS:
+        needed = bytes_to_solve(facts.n_items)
+        if facts.has_times and not is_private and ORDER_SOLVES * needed <= facts.free_memory:
+            candidates.append(Candidate("tally-order", {"name": "tally-order"}))
+            if facts.has_long_histories:
+                return candidates
+        elif needed <= facts.free_memory:
+            candidates.append(Candidate("tally", {"name": "tally"}))
+    elif bytes_to_solve(MOST_INPUTS) <= facts.free_memory:
+        label = f"tally through {MOST_INPUTS:,} items"
+        candidates.append(Candidate(label, {"name": "tally", "most_inputs": MOST_INPUTS}))
+    if not is_private:
+        candidates.append(Candidate(FILTER, {"name": "tally", "solve": "filter"}))
+    return candidates
+
+
+def complete_settings(settings: dict[str, Any], candidate: Candidate, facts: DataFacts) -> dict[str, Any]:
+    """The settings with a model and, where they do not say otherwise, the protocol of a last item left out."""
+    split = {"kind": "leave-one-out", "held_out": "last" if facts.has_times else "random"}
+    split_settings = settings.get("split") or {}
+    if "kind" not in split_settings:
+        split_settings = {**split, **split_settings}
+    protocol = {"k": [10], "select_by": "ndcg@10", "read": "known", "valid_users": VALID_USERS}
+    evaluate = {**protocol, **(settings.get("evaluate") or {})}
+    return {**settings, "backbone": candidate.backbone, "split": split_settings, "evaluate": evaluate}
+
+
+def choose_model(
+    settings: dict[str, Any], source: str, machine: Machine, frame: Frame | None, on_note: OnNote
+) -> DefaultModel:
+    """Look at the data, try the models that fit, and take the one that validates best."""
+    base = resolve_config({**settings, "backbone": {"name": "tally"}}, source)
+    data = load_run_data(base, machine, frame)
+    facts = measure_data(data)
+    is_private = base.privacy.epsilon is not None
+    candidates = list_candidates(facts, is_private)
+    if not candidates:
+        raise TacitaError(
+            f"{facts.describe()}: no model fits into {facts.free_memory / 1e9:.1f} GB of free memory; free some, or "
+            "train on fewer items with --set split.k_core=5."
+        )
+    configs = {}
+    for candidate in candidates:
+        completed = complete_settings(settings, candidate, facts)
+        configs[candidate.label] = resolve_config(completed, source)
+    if len(candidates) == 1:
+        label = candidates[0].label
+        return DefaultModel(label, configs[label], f"{label}, for {facts.describe()}.")
+    labels = " and ".join(configs)
+    on_note(f"No model is named: trying {labels} on {facts.describe()}.")
+    starts = {}
+    for label, config in configs.items():
+        starts[label] = _try_model(config, machine, frame, data)
+    return _take_best(configs, starts)
+
+
+def measure_data(data: RunData) -> DataFacts:
+    table = data.table
+    return DataFacts(
+        n_rows=len(table.user),
+        n_users=len(table.user_ids),
+        n_items=len(table.item_ids),
+        has_times=table.timestamp is not None,
+        free_memory=available_memory(),
+    )
+
+
+def _try_model(config: RunConfig, machine: Machine, frame: Frame | None, data: RunData) -> TrainingStart:
+    """Train the first block of a run, validated and not yet tested."""
+    federation = assemble(config, machine, frame, data)
+    began = time.monotonic()
+    records: list[RoundRecord] = []
+
+    def on_round(report: RoundReport, progress: Progress) -> None:
+        seconds = round(time.monotonic() - began, 3)
+        records.append(RoundRecord(report, seconds))
+
+    progress = start_run(federation)
+    begin_block(federation, progress, 0)
+    run_block(federation, progress, on_round)
+    return TrainingStart(federation, progress, tuple(records))
+
+
+def _take_best(configs: dict[str, RunConfig], starts: dict[str, TrainingStart]) -> DefaultModel:
+    """The model with the best validation; where nobody validates, the one that the rule prefers."""
+    label = max(starts, key=lambda name: starts[name].score)  # the first of several equals
+    chosen = starts[label]
+    others = [f"{name} {start.score:.4f}" for name, start in starts.items() if name != label]
+    metric = configs[label].evaluate.select_by
+    reason = f"{label}: its validation {metric} is {chosen.score:.4f} ({', '.join(others)})."
+    if chosen.score < 0:
+        reason = f"{label}: nobody has enough items to validate, so the rule decides by size."
+    return DefaultModel(label, configs[label], reason, chosen)
