@@ -286,7 +286,7 @@ def test_own_files_train_and_recommend(kind: str) -> None:
 
 def test_five_rows_say_what_to_change_and_then_work() -> None:
     source = write("five.csv", rows_of(5))
-    assert_refused(f"train --data {source}", "5 interactions are too few", "split.n_blocks")
+    assert_refused(f"train --method fedavg --data {source}", "5 interactions are too few", "split.n_blocks")
     args = ["train", "--data", source, "--rounds", "1", "--set", "split.n_blocks=1", "--out", "x"]
     assert_refused(args, "evaluate.k", "catalogue", "--set evaluate.k=[2] --set evaluate.select_by=ndcg@2")
     said = call(*args, "--set", "evaluate.k=[2]", "--set", "evaluate.select_by=ndcg@2")
@@ -321,7 +321,7 @@ BAD_ROWS: dict[str, tuple[list[Row], tuple[str, ...]]] = {
 @pytest.mark.parametrize("kind", BAD_ROWS)
 def test_a_bad_row_is_named(kind: str) -> None:
     rows, words = BAD_ROWS[kind]
-    assert_refused(f"train --data {write('x.csv', rows_of() + rows)}", "x.csv", *words)
+    assert_refused(f"train --method fedavg --data {write('x.csv', rows_of() + rows)}", "x.csv", *words)
 
 
 BAD_TABLES: dict[str, tuple[Callable[[Row], Row], tuple[str, ...]]] = {
@@ -335,7 +335,7 @@ BAD_TABLES: dict[str, tuple[Callable[[Row], Row], tuple[str, ...]]] = {
 @pytest.mark.parametrize("kind", BAD_TABLES)
 def test_a_table_that_cannot_be_used(kind: str) -> None:
     change, words = BAD_TABLES[kind]
-    assert_refused(f"train --data {write('x.csv', [change(r) for r in rows_of()])}", "x", *words)
+    assert_refused(f"train --method fedavg --data {write('x.csv', [change(r) for r in rows_of()])}", "x", *words)
 
 
 def test_columns() -> None:
@@ -602,13 +602,19 @@ def test_a_folder_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
         make(path, *more, **named)
 
     monkeypatch.setattr(os, "mkdir", read_only)
-    assert_refused(f"train --data {SMALL_DATA} --out locked/run", "cannot write locked/run", "Read-only file system")
+    assert_refused(
+        f"train --method fedavg --data {SMALL_DATA} --out locked/run",
+        "cannot write locked/run",
+        "Read-only file system",
+    )
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_without_permission(copied: Path) -> None:
     Path("locked").mkdir(mode=0o500)
-    assert_refused(f"train --data {SMALL_DATA} --out locked/run", "cannot write locked/run", "Permission denied")
+    assert_refused(
+        f"train --method fedavg --data {SMALL_DATA} --out locked/run", "cannot write locked/run", "Permission denied"
+    )
     assert_refused("report run --out locked/x.html", "cannot write locked/x.html")
 
 

@@ -760,7 +760,7 @@ def test_python_is_told_of_keywords(mf: tc.Run) -> None:
     with pytest.raises(tc.TacitaError, match=r'exists; go on with tacita.train\(out=".*", resume=True\)'):
         tc.train(SMALL, out=mf.folder)
     with pytest.raises(tc.TacitaError, match=r'try evaluate=\{"k": \[5\], "select_by": "ndcg@5"\}'):
-        tc.train("synthetic:users=30,items=10,per_user=4")
+        tc.train("synthetic:users=30,items=10,per_user=4", method="fedavg")
     with pytest.raises(tc.TacitaError, match="columns is for files"):
         tc.train(SMALL, columns={"user": "a"})
     with pytest.raises(tc.TacitaError, match=r"did you mean 'train\.rounds'"):

@@ -136,6 +136,8 @@ def _train_run(settings: dict[str, Any], source: str, out: Path | None, machine:
     from tacita.runs.run_folder import find_free_folder
 
     start = None
+    if out is not None:
+        training.refuse_existing_folder(out)
     if names_model(settings):
         config = resolve_config(settings, source)
     else:

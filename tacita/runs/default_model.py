@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from tacita.core.config import RunConfig
 from tacita.core.errors import TacitaError
 from tacita.data.frames import Frame
@@ -31,6 +33,9 @@ ORDER_SOLVES = 4
 """Matrices of tally-order that stand beside each other in memory, compared with tally."""
 LONG_HISTORY = 20
 """Rows of a user, on average, from which on tally-order needs no trial."""
+CUTOFF = 10
+BLOCK_SETTINGS = {"kind", "n_blocks", "base_share", "inner"}
+"""Settings that say how a stream is cut into blocks."""
 VALID_USERS = 3_000
 """Users whose validation items decide between models and settings."""
 FILTER = "graph filter"
@@ -47,6 +52,7 @@ class DataFacts:
     n_items: int
     has_times: bool
     free_memory: float  # bytes
+    has_split: bool = False  # the source says which rows train and which test
 
     @property
     def has_long_histories(self) -> bool:
@@ -75,7 +81,7 @@ class RoundRecord:
 
 @dataclass(frozen=True)
 class TrainingStart:
-    """A run that has trained its first block already."""
+    """A run that is assembled, and has maybe trained its first block already."""
 
     federation: Federation
     progress: Progress
@@ -91,9 +97,12 @@ class DefaultModel:
     """The model that was chosen, and why."""
 
     label: str
-    config: RunConfig
     reason: str
-    start: TrainingStart | None = None  # None: nothing had to be tried
+    start: TrainingStart
+
+    @property
+    def config(self) -> RunConfig:
+        return self.start.federation.config
 
 
 def names_model(settings: dict[str, Any]) -> bool:
@@ -122,12 +131,14 @@ def list_candidates(facts: DataFacts, is_private: bool = False) -> list[Candidat
 
 def complete_settings(settings: dict[str, Any], candidate: Candidate, facts: DataFacts) -> dict[str, Any]:
     """The settings with a model and, where they do not say otherwise, the protocol of a last item left out."""
-    split = {"kind": "leave-one-out", "held_out": "last" if facts.has_times else "random"}
     split_settings = settings.get("split") or {}
-    if "kind" not in split_settings:
-        split_settings = {**split, **split_settings}
-    protocol = {"k": [10], "select_by": "ndcg@10", "read": "known", "valid_users": VALID_USERS}
-    evaluate = {**protocol, **(settings.get("evaluate") or {})}
+    if not facts.has_split and not BLOCK_SETTINGS & split_settings.keys():
+        held_out = "last" if facts.has_times else "random"
+        split_settings = {"kind": "leave-one-out", "held_out": held_out, **split_settings}
+    evaluate = {"read": "known", "valid_users": VALID_USERS, **(settings.get("evaluate") or {})}
+    if not {"k", "select_by"} & evaluate.keys():
+        cutoff = min(CUTOFF, max(1, facts.n_items))
+        evaluate |= {"k": [cutoff], "select_by": f"ndcg@{cutoff}"}
     return {**settings, "backbone": candidate.backbone, "split": split_settings, "evaluate": evaluate}
 
 
@@ -145,19 +156,19 @@ def choose_model(
             f"{facts.describe()}: no model fits into {facts.free_memory / 1e9:.1f} GB of free memory; free some, or "
             "train on fewer items with --set split.k_core=5."
         )
-    configs = {}
+    federations = {}
     for candidate in candidates:
         completed = complete_settings(settings, candidate, facts)
-        configs[candidate.label] = resolve_config(completed, source)
-    if len(candidates) == 1:
-        label = candidates[0].label
-        return DefaultModel(label, configs[label], f"{label}, for {facts.describe()}.")
-    labels = " and ".join(configs)
+        config = resolve_config(completed, source)
+        federations[candidate.label] = assemble(config, machine, frame, data)
+    if len(federations) == 1:
+        [(label, federation)] = federations.items()
+        start = TrainingStart(federation, start_run(federation), ())
+        return DefaultModel(label, f"{label}, for {facts.describe()}.", start)
+    labels = " and ".join(federations)
     on_note(f"No model is named: trying {labels} on {facts.describe()}.")
-    starts = {}
-    for label, config in configs.items():
-        starts[label] = _try_model(config, machine, frame, data)
-    return _take_best(configs, starts)
+    starts = {label: _try_model(federation) for label, federation in federations.items()}
+    return _take_best(starts)
 
 
 def measure_data(data: RunData) -> DataFacts:
@@ -166,14 +177,14 @@ def measure_data(data: RunData) -> DataFacts:
         n_rows=len(table.user),
         n_users=len(table.user_ids),
         n_items=len(table.item_ids),
-        has_times=table.timestamp is not None,
+        has_times=table.timestamp is not None and bool(np.ptp(table.timestamp) > 0),
         free_memory=available_memory(),
+        has_split=table.split is not None or table.block is not None,
     )
 
 
-def _try_model(config: RunConfig, machine: Machine, frame: Frame | None, data: RunData) -> TrainingStart:
+def _try_model(federation: Federation) -> TrainingStart:
     """Train the first block of a run, validated and not yet tested."""
-    federation = assemble(config, machine, frame, data)
     began = time.monotonic()
     records: list[RoundRecord] = []
 
@@ -187,13 +198,13 @@ def _try_model(config: RunConfig, machine: Machine, frame: Frame | None, data: R
     return TrainingStart(federation, progress, tuple(records))
 
 
-def _take_best(configs: dict[str, RunConfig], starts: dict[str, TrainingStart]) -> DefaultModel:
+def _take_best(starts: dict[str, TrainingStart]) -> DefaultModel:
     """The model with the best validation; where nobody validates, the one that the rule prefers."""
     label = max(starts, key=lambda name: starts[name].score)  # the first of several equals
     chosen = starts[label]
     others = [f"{name} {start.score:.4f}" for name, start in starts.items() if name != label]
-    metric = configs[label].evaluate.select_by
+    metric = chosen.federation.config.evaluate.select_by
     reason = f"{label}: its validation {metric} is {chosen.score:.4f} ({', '.join(others)})."
     if chosen.score < 0:
         reason = f"{label}: nobody has enough items to validate, so the rule decides by size."
-    return DefaultModel(label, configs[label], reason, chosen)
+    return DefaultModel(label, reason, chosen)

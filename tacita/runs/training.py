@@ -6,8 +6,10 @@ checkpoint gives the numbers of an unbroken run.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +24,7 @@ from tacita.core.config import RunConfig
 from tacita.core.errors import TacitaError
 from tacita.core.files import (
     JsonLinesWriter,
+    disk_error,
     lock_folder,
     read_arrays,
     remove_temporary_files,
@@ -84,8 +87,7 @@ def train(
 
     `frame`: the table it learns from, where that is in memory. `start`: a first block that was trained already.
     """
-    if out.exists() or out.is_symlink():
-        raise _folder_exists_error(out)
+    refuse_existing_folder(out)
     if start is None:
         federation = assemble(config, machine, frame)
         start = TrainingStart(federation, start_run(federation), ())
@@ -111,10 +113,16 @@ def _write_rounds(events: Path, rounds: Sequence[RoundRecord]) -> float:
     return rounds[-1].seconds if rounds else 0.0
 
 
-def _folder_exists_error(out: Path) -> TacitaError:
+def refuse_existing_folder(out: Path) -> None:
+    """A new run needs a new folder in a place that can hold one."""
+    for parent in out.parents:
+        if parent.exists() and not parent.is_dir():
+            raise disk_error(out, NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)))
+    if not out.exists() and not out.is_symlink():
+        return
     if (out / "config.toml").is_file():
-        return TacitaError(f"{out} exists; go on with `tacita train --out {out} --resume`, or choose another --out.")
-    return TacitaError(f"{out} exists and holds no run; choose another --out.")
+        raise TacitaError(f"{out} exists; go on with `tacita train --out {out} --resume`, or choose another --out.")
+    raise TacitaError(f"{out} exists and holds no run; choose another --out.")
 
 
 def resume(
