@@ -70,9 +70,8 @@ def train(
     """
     from tacita.core.files import parse_folder
     from tacita.data.frames import IN_MEMORY
-    from tacita.methods import resolve_config
     from tacita.runs import assembly, training
-    from tacita.runs.default_model import choose_model, names_model
+    from tacita.runs.default_model import resolve_model
     from tacita.runs.run_folder import find_free_folder
 
     quiet = bool(settings.pop("quiet", False))
@@ -93,14 +92,7 @@ def train(
                 )
             with _watching(quiet) as watcher:
                 return training.resume(target, machine, watcher, evaluate["controls"], frame=table)
-        start = None
-        if names_model(settings):
-            config = resolve_config(settings, "the settings")
-        else:
-            model = choose_model(settings, "the settings", machine, table, log.info)
-            log.info(model.reason)
-            config = model.config
-            start = model.start
+        config, start = resolve_model(settings, "the settings", machine, table, log.info)
         with _watching(quiet) as watcher:
             return training.train(config, target or find_free_folder(config), machine, watcher, table, start)
 

@@ -28,7 +28,6 @@ from tacita.core.errors import DiskFull, TacitaError
 
 if TYPE_CHECKING:
     from tacita.runs.assembly import Machine
-    from tacita.runs.default_model import DefaultModel
     from tacita.runs.serving import Run
     from tacita.runs.training import TrainingCallbacks
 
@@ -130,38 +129,21 @@ def _check_resumable(folder: Path | None, has_settings: bool) -> Path:
 
 
 def _train_run(settings: dict[str, Any], source: str, out: Path | None, machine: Machine, quiet: bool) -> Run:
-    from tacita.methods import resolve_config
     from tacita.runs import training
-    from tacita.runs.default_model import names_model
+    from tacita.runs.default_model import resolve_model
     from tacita.runs.run_folder import find_free_folder
-
-    start = None
-    if out is not None:
-        training.refuse_existing_folder(out)
-    if names_model(settings):
-        config = resolve_config(settings, source)
-    else:
-        model = _choose_model(settings, source, machine, quiet)
-        config = model.config
-        start = model.start
-    folder = out if out is not None else find_free_folder(config)
-    with show_run_progress(folder, quiet) as callbacks:
-        return training.train(config, folder, machine, callbacks, start=start)
-
-
-def _choose_model(settings: dict[str, Any], source: str, machine: Machine, quiet: bool) -> DefaultModel:
-    """The model for settings that name none, with a line that says which and why."""
-    from tacita.runs.default_model import choose_model
 
     def note(text: str) -> None:
         if not quiet:
             console.print_note(text)
 
-    with console.show_clock("trying models", quiet):
-        model = choose_model(settings, source, machine, None, note)
-    note(f"Model: {model.reason}")
-    note("Choose otherwise with --backbone or --method; `tacita methods` lists them.")
-    return model
+    if out is not None:
+        training.refuse_existing_folder(out)
+    with console.show_clock("looking at the data", quiet):
+        config, start = resolve_model(settings, source, machine, None, note)
+    folder = out if out is not None else find_free_folder(config)
+    with show_run_progress(folder, quiet) as callbacks:
+        return training.train(config, folder, machine, callbacks, start=start)
 
 
 def _resume_run(folder: Path, machine: Machine, controls: bool, quiet: bool) -> Run:

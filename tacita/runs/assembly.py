@@ -54,7 +54,7 @@ def use_threads(threads: int) -> None:
 
 
 @dataclass(frozen=True)
-class RunData:
+class RunTable:
     """The rows that runs learn from, and the splits of them that were made already."""
 
     table: Interactions
@@ -67,14 +67,14 @@ class RunData:
         return self.streams[key]
 
 
-def load_run_data(config: RunConfig, machine: Machine, frame: Frame | None = None) -> RunData:
+def load_run_table(config: RunConfig, machine: Machine, frame: Frame | None = None) -> RunTable:
     """Read the rows that a config names, once for several runs on them."""
     use_threads(machine.threads)
-    return RunData(_load_table(config, machine, frame))
+    return RunTable(_load_table(config, machine, frame))
 
 
 def assemble(
-    config: RunConfig, machine: Machine, frame: Frame | None = None, data: RunData | None = None
+    config: RunConfig, machine: Machine, frame: Frame | None = None, data: RunTable | None = None
 ) -> Federation:
     """Load, split and check everything, so that bad input is refused before anything is written.
 
@@ -83,7 +83,7 @@ def assemble(
     backbone, parts, draws = build_components(config)
     check_settings(config, backbone)
     if data is None:
-        data = load_run_data(config, machine, frame)
+        data = load_run_table(config, machine, frame)
     table = data.table
     split_config = resolve_split(table, config.split)
     config = expand_config(config.model_copy(update={"split": split_config}), backbone, parts)

@@ -23,7 +23,7 @@ from tacita.federation.rounds import Progress, RoundReport, begin_block, run_blo
 from tacita.methods import resolve_config
 from tacita.models.tally.solver import available_memory, bytes_to_solve
 from tacita.round.plan import Federation
-from tacita.runs.assembly import Machine, RunData, assemble, load_run_data
+from tacita.runs.assembly import Machine, RunTable, assemble, load_run_table
 
 MOST_ORDER_ITEMS = 10_000
 """tally-order solves over all items of a catalogue."""
@@ -110,6 +110,18 @@ def names_model(settings: dict[str, Any]) -> bool:
     return any(settings.get(key) for key in ("backbone", "method", "parts", "train"))
 
 
+def resolve_model(
+    settings: dict[str, Any], source: str, machine: Machine, frame: Frame | None, on_note: OnNote
+) -> tuple[RunConfig, TrainingStart | None]:
+    """The config of a run, with the model that fits best where settings name none."""
+    if names_model(settings):
+        return resolve_config(settings, source), None
+    model = choose_model(settings, source, machine, frame, on_note)
+    on_note(f"Model: {model.reason}")
+    on_note("Choose otherwise with --backbone or --method; `tacita methods` lists them.")
+    return model.config, model.start
+
+
 def list_candidates(facts: DataFacts, is_private: bool = False) -> list[Candidate]:
     """The models that fit the data and the memory, the one that the rule prefers first."""
     candidates = []
@@ -147,7 +159,7 @@ def choose_model(
 ) -> DefaultModel:
     """Look at the data, try the models that fit, and take the one that validates best."""
     base = resolve_config({**settings, "backbone": {"name": "tally"}}, source)
-    data = load_run_data(base, machine, frame)
+    data = load_run_table(base, machine, frame)
     facts = measure_data(data)
     is_private = base.privacy.epsilon is not None
     candidates = list_candidates(facts, is_private)
@@ -171,7 +183,7 @@ def choose_model(
     return _take_best(starts)
 
 
-def measure_data(data: RunData) -> DataFacts:
+def measure_data(data: RunTable) -> DataFacts:
     table = data.table
     return DataFacts(
         n_rows=len(table.user),
