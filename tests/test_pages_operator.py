@@ -121,7 +121,7 @@ def test_rounds_budgets_nodes_and_alerts(operator: TestClient) -> None:
     for name, score in (("random", "0.0625"), ("most popular", "0.3750"), ("each node alone", "0.1250")):
         assert f'<th scope="row">{name}</th><td>{score}</td>' in page
     assert '<th scope="row">Up to a half</th><td>40</td>' in page
-    assert "a multiple of its minimum" in page
+    assert "no epsilon covers these numbers" in page
     assert "below most popular: ndcg@20 0.2500 in block 0, most popular 0.3750." in page
     assert 'tacita_quality{run="r",block="0",model="run",metric="ndcg@20"} 0.25' in operator.get("/v1/metrics").text
     assert operator.get("/v1/runs/none/rounds").status_code == 400

@@ -15,6 +15,7 @@ from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError
 from tacita.live.node.node import Node
 from tacita.live.node.node_run import NodeRun, Refusal
+from tacita.live.node.public_counts import count_company
 from tacita.live.node.question_reader import ReceivedQuestion, normalise_config
 from tacita.live.node.request_queue import has_conflict
 from tacita.live.node.withdrawal_batches import make_answer_marks, select_whole_batches
@@ -206,11 +207,12 @@ def refuse_chosen_respondents(admission: Admission, question: ReceivedQuestion) 
 
 
 def refuse_small_or_early_sum(node: Node, node_run: NodeRun, question: ReceivedQuestion) -> None:
-    """A sum needs `min_users` respondents, and keeps to the node's rate."""
+    """A sum needs `min_users` respondents, under a budget people enrolled, and keeps to the node's rate."""
     respondents = node_run.devices.select_respondents(
         node_run.federation, question.server, question.question, question.respondents
     )
-    refusal = node.find_refusal(len(respondents.clients), question.head.kind)
+    n_people = count_company(node_run, question, len(respondents.clients))
+    refusal = node.find_refusal(n_people, question.head.kind)
     if refusal is not None:
         raise Refusal(refusal)
 
@@ -218,13 +220,15 @@ def refuse_small_or_early_sum(node: Node, node_run: NodeRun, question: ReceivedQ
 def refuse_small_company(node: Node, node_run: NodeRun, admission: Admission, contributors: int) -> None:
     """A sum to which fewer than `min_users` contribute could be read as theirs.
 
-    Who cannot pay, or has nothing to say, hides nobody. A sum of nothing may be sent.
+    Who has nothing to say hides nobody. A sum of nothing may be sent. A run that counts epsilon relies on its noise: a
+    refusal by who can pay, or has something, would tell of them.
     """
+    if node_run.counts_epsilon:
+        return
     is_too_few = node.is_too_few(contributors)
     is_learners_sum = admission.question.owner == node_run.federation.learner.name
     is_empty_retraction = contributors == 0 and is_learners_sum
     if admission.withdraws_together and is_too_few and not is_empty_retraction:
         raise Refusal("fewer people than this node's minimum (min_users) have something to take back.")
     if contributors > 0 and is_too_few:
-        lack = "budget left for this" if node_run.federation.ledgers else "something to say"
-        raise Refusal(f"fewer people than this node's minimum (min_users) have {lack}.")
+        raise Refusal("fewer people than this node's minimum (min_users) have something to say.")

@@ -76,6 +76,7 @@ class AnswerRecord:
     release: ReleaseRecord | None = None
     sent_requests: Sequence[UserRequest] = ()  # the requests of people here that the reply carries
     releases_block: bool = False  # the block's rows were part of a sum in the reply
+    has_noise: bool = False  # that sum counts epsilon: it shows no row by itself
     marks: Mapping[str, str] = field(default_factory=dict)  # what those who withdrew answer in this batch only
     min_batch: int = 0  # withdrawals leave together with those of so many people; 0: each by itself
     tags: tuple[str, str] = ("now", "best")
@@ -88,7 +89,7 @@ class AnswerRecord:
 def put_answer(db: Connection, number: QuestionNumber, answer: AnswerRecord, at: float) -> None:
     """Store everything of an answer; people who were erased meanwhile do not come back."""
     if answer.releases_block:
-        _mark_released(db, number)
+        _mark_released(db, number, answer.has_noise)
     if answer.attempt:
         attempt_snapshot.save_snapshot(db, number.run, answer.attempt, number.block)
     user_ids = [user for (user,) in db.execute("SELECT id FROM users")]
@@ -104,10 +105,11 @@ def put_answer(db: Connection, number: QuestionNumber, answer: AnswerRecord, at:
         _put_release(db, number, kind, request_release, at, set(user_ids))
 
 
-def _mark_released(db: Connection, number: QuestionNumber) -> None:
-    """The rows of a block were part of a sum that left."""
+def _mark_released(db: Connection, number: QuestionNumber, has_noise: bool) -> None:
+    """The rows of a block were part of a sum that left: 1 of an exact one, 2 of noised ones only."""
     assigned = "SELECT interaction FROM assigned WHERE run = ? AND block = ?"
-    db.execute(f"UPDATE interactions SET released = 1 WHERE id IN ({assigned})", (number.run, number.block))
+    mark = "2 WHERE released = 0 AND" if has_noise else "1 WHERE"
+    db.execute(f"UPDATE interactions SET released = {mark} id IN ({assigned})", (number.run, number.block))
 
 
 def _put_devices(db: Connection, run: str, answer: AnswerRecord, user_ids: list[int]) -> None:

@@ -18,7 +18,7 @@ _DUE_SQL = f"""FROM interactions i
     AND (:items IS NULL OR i.item IN (SELECT value FROM json_each(:items)))
     AND (:rating IS NULL OR i.rating >= :rating)"""
 # The same item at another time adds nothing to what a sum already holds of a person.
-_NEW_SQL = "AND NOT EXISTS (SELECT 1 FROM interactions r WHERE r.user = i.user AND r.item = i.item AND r.released)"
+_NEW_SQL = "AND NOT EXISTS (SELECT 1 FROM interactions r WHERE r.user = i.user AND r.item = i.item AND r.released = 1)"
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def assign_interactions(
     count_users = f"SELECT count(DISTINCT i.user) {_DUE_SQL}"
     (n_users,) = db.execute(count_users, parameters).fetchone()
     (n_newcomers,) = db.execute(f"{count_users} {_NEW_SQL}", parameters).fetchone()
-    only_released = "AND i.released" if n_newcomers < min_newcomers <= n_users else ""
+    only_released = "AND i.released = 1" if n_newcomers < min_newcomers <= n_users else ""
     put = f"INSERT INTO assigned (interaction, run, block) SELECT i.id, :run, :block {_DUE_SQL} {only_released}"
     return int(db.execute(put, parameters).rowcount)
 

@@ -70,7 +70,7 @@ def _find_empty_withdrawals(node_run: NodeRun, queue: list[QueuedRequest], item_
     """Withdrawals that take nothing back from a sum: in a batch they hide nobody."""
     learner = node_run.federation.learner
     clients = node_run.devices.clients
-    if learner.unlearning is None:
+    if learner.unlearning is None or node_run.counts_epsilon:  # under a budget nobody's data decides what waits
         return set()
     log_name = f"{PARTS}{learner.name}/{CONTRIBUTION_LOG}"
     row_of_user = index_rows(node_run.users[: clients.n_users])

@@ -124,11 +124,10 @@ def _finite_or_none(values: Doubles) -> list[float | None]:
     return [value if math.isfinite(value) else None for value in values.tolist()]
 
 
-def count_budget_use(node: Node, node_run: NodeRun) -> list[int]:
-    """How many people here have spent how much of their budgets (`SPENT_BINS`), in multiples of `min_users`.
+def count_budget_use(node_run: NodeRun) -> list[int]:
+    """How many people here have spent how much of their budgets (`SPENT_BINS`).
 
-    Rounded down: no number stands for fewer people, and who moves alone from one bin to the next mostly does not show.
-    That is a mitigation: who knows what all others spent can wait for the number that turns.
+    Exact numbers, which no epsilon covers: only a node whose owner allows single uploads sends them.
     """
     accounts = read_accounts(node_run)
     if accounts is None:
@@ -144,6 +143,4 @@ def count_budget_use(node: Node, node_run: NodeRun) -> list[int]:
     bin_edges = [0.0, *np.nextafter([0.25, 0.5, 0.75], 1.0), 1.0]
     counts, _ = np.histogram(np.clip(used_share, 0.0, 1.0), bin_edges)
     n_unlimited = (~is_limited).sum()
-    step = 1 if node.config.insecure_single_user_uploads else node.config.min_users
-    bins = [*counts, n_unlimited]
-    return [int(n_users) // step * step for n_users in bins]
+    return [int(n_users) for n_users in (*counts, n_unlimited)]

@@ -228,13 +228,13 @@ class Node:
         if people >= min_users:
             return (
                 f"The server sees one sum over up to {people:,} people per round: how item rows moved, or which items "
-                "go together, how many people took part, of runs that count no epsilon sums of scores, of others how "
-                f"many people spent how much, in multiples of {min_users:,}. It is not told who they are. That does "
-                "not hide what one of them did from a server that looks for it: two runs with other settings can be "
-                "subtracted, every new run is another exact answer, and people whom somebody invented on this node "
-                f"hide nobody. An item must be with {self.config.min_contributors} people before a statistic tells of "
-                "it; a moved row may be one "
-                "person's. It also sees when this node is online, its address, version and clock."
+                "go together, how many people took part (a tally that counts epsilon does not tell), of runs that "
+                f"count no epsilon sums of scores, and that at least {min_users:,} people are enrolled here. It is not "
+                "told who they are. That does not hide what one of them did from a server that looks for it: two runs "
+                "with other settings can be subtracted, every new run is another exact answer, and people whom "
+                f"somebody invented on this node hide nobody. An item must be with {self.config.min_contributors} "
+                "people before a statistic tells of it; a moved row may be one person's. It also sees when this node "
+                "is online, its address, version and clock."
             )
         if self.config.insecure_single_user_uploads:
             return (
@@ -244,7 +244,8 @@ class Node:
             )
         return (
             f"Nothing of anybody: {people:,} of the {min_users:,} people are here that one sum needs (min_users), so "
-            "this node receives models and sends no sum. The server sees when this node is online, and its address."
+            "this node receives models and sends no sum but to runs that count epsilon, whose noise protects also one "
+            "alone. The server sees when this node is online, and its address."
         )
 
     def is_too_few(self, people: int) -> bool:

@@ -22,11 +22,13 @@ from tacita.live.node.withdrawal_batches import collect_withdrawn
 from tacita.live.per_client_arrays import derive_pseudonyms, derive_run_secret
 from tacita.round.device_state import DeviceState, flatten_devices, read_devices, take_rows
 from tacita.round.plan import Federation
-from tacita.runs.assembly import build_components
+from tacita.runs.assembly import build_components, build_plan
 
 MOST_AHEAD = 100  # blocks that a server may be ahead of a node
 RUN_TAGS = ("now", "best")  # under which devices are stored
 ALONE_TAGS = ("alone", "best alone")  # the same, where a node has too few people for a sum
+MISSING_TIME = 0.0  # of a row without a time, in a run that counts epsilon
+MISSING_RATING = 1.0  # the same for a rating
 
 
 class Refusal(TacitaError):
@@ -52,6 +54,16 @@ class NodeRun:
         return self.tags == ALONE_TAGS
 
     @property
+    def counts_epsilon(self) -> bool:
+        """Whether the run counts what answers cost people."""
+        return bool(self.federation.ledgers)
+
+    @property
+    def n_enrolled(self) -> int:
+        """How many people are on this node, whatever they have."""
+        return len(self.users)
+
+    @property
     def keys(self) -> Keys:
         return self.federation.stream.user_keys
 
@@ -75,7 +87,7 @@ def open_node_run(node: Node, run: str, block: int, config: RunConfig, items: li
     last_block = max(store.last_block(run), 0)
     if block > last_block + MOST_AHEAD:
         raise Refusal(f"block {block} is too far ahead.")
-    min_newcomers = 1 if node.config.insecure_single_user_uploads else node.config.min_users
+    min_newcomers = count_newcomers_needed(node, config)
     store.reopen_block(run, block)
     store.assign_block(run, block, min_newcomers, items, config.split.min_rating)
     cache_key = (store.changes, block, len(items), config.model_dump_json())
@@ -85,6 +97,16 @@ def open_node_run(node: Node, run: str, block: int, config: RunConfig, items: li
     node_run = _load_node_run(node, run, block, config, items, cache_key)
     node.open_runs[run] = node_run
     return node_run
+
+
+def count_newcomers_needed(node: Node, config: RunConfig) -> int:
+    """How many people must have something new before any of it joins a block.
+
+    In a run that counts epsilon nobody waits for others: who came last would switch on the data of all who waited.
+    """
+    if node.config.insecure_single_user_uploads or build_plan(config).ledgers:
+        return 1
+    return node.config.min_users
 
 
 def _load_node_run(
@@ -97,14 +119,22 @@ def _load_node_run(
     secret = derive_run_secret(store.secret, run)
     backbone, parts, draws = build_components(config, secret)
     federation = Federation(backbone, parts, config, draws, stream=stream)
-    has_training_items = stream.blocks[block].train.counts() > 0
-    is_alone = node.is_too_few(int(has_training_items.sum()))
+    is_alone = node.is_too_few(_count_participants(federation, block))
     tags = ALONE_TAGS if is_alone else RUN_TAGS
     node_run = NodeRun(federation, empty_local_devices(federation), users, cache_key, tags)
     stored = _find_stored_devices(store, run, is_alone)
     if stored is not None:
         _restore_devices(node_run, *stored)
     return node_run
+
+
+def _count_participants(federation: Federation, block: int) -> int:
+    """The people whom `min_users` counts: those with data in the block; under a budget all who are enrolled."""
+    stream = federation.stream
+    if federation.ledgers:
+        return len(stream.user_ids)
+    has_training_items = stream.blocks[block].train.counts() > 0
+    return int(has_training_items.sum())
 
 
 def _build_stream(
@@ -123,10 +153,13 @@ def _build_stream(
     user_keys = derive_keys(raw_ids)
     item_keys = derive_keys(items)
     has_earlier = np.zeros(len(users), bool)
+    fills_gaps = bool(build_plan(config).ledgers)
     blocks = []
     for index in range(block + 1):
         stored_rows = store.block_rows(run, index)
         rows = _collect_rows(stored_rows, row_of_user, item_numbers, split.min_rating)
+        if fills_gaps:
+            rows = _fill_gaps(rows)
         is_new = ~has_earlier
         blocks.append(split_collected_rows(index, rows, is_new, user_keys, item_keys, split))
         has_earlier[rows.user] = True
@@ -148,6 +181,16 @@ def _collect_rows(
     time = rows.time[is_usable]
     rating = rows.rating[is_usable]
     return CollectedRows(user[is_usable], item[is_usable], time, rating)
+
+
+def _fill_gaps(rows: CollectedRows) -> CollectedRows:
+    """The same rows, each with a time and a rating.
+
+    A block has these columns only if no row lacks them: one person's gap would change what is learned of all others.
+    """
+    time = np.where(np.isnan(rows.time), MISSING_TIME, rows.time)
+    rating = np.where(np.isnan(rows.rating), MISSING_RATING, rows.rating)
+    return CollectedRows(rows.user, rows.item, time, rating)
 
 
 def _drop_withdrawn(

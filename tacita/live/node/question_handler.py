@@ -193,6 +193,7 @@ def _make_record(
         release=release,
         sent_requests=carried,
         releases_block=answer.is_answered and is_sum,
+        has_noise=node_run.counts_epsilon,
         marks=make_withdrawal_marks(node, node_run, question) if answer.is_answered else {},
         min_batch=node.config.min_users if batches_withdrawals(node, node_run) else 0,
         tags=node_run.tags,

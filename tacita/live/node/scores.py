@@ -31,7 +31,8 @@ def answer_scores(node: Node, node_run: NodeRun, question: ReceivedQuestion) -> 
     if is_close:
         node_run.devices.end_block(node_run.federation, question.server, question.broadcast)
         node_run.has_ended = True
-        spent = count_budget_use(node, node_run)
+        if node.config.insecure_single_user_uploads:
+            spent = count_budget_use(node_run)
     people = max((n_users for _, n_users in sums.values()), default=0)
     reply_head = make_reply_head(head, verdict="ok", sums=sums, spent=spent, clients=people, said=refusal or "")
     return NodeAnswer(Reply(reply_head), _make_release(people, spent))
@@ -77,7 +78,7 @@ def _make_release(people: int, spent: list[int]) -> ReleaseRecord | None:
     if people:
         contents.append("sums of scores and how many people they are over")
     if any(spent):
-        contents.append("how many people spent how much of their budgets, rounded")
+        contents.append("how many people spent how much of their budgets")
     if not contents:
         return None
     return ReleaseRecord(people or sum(spent), 0, ", and ".join(contents))

@@ -42,7 +42,7 @@ CREATE TABLE interactions (
     item TEXT NOT NULL,
     time REAL,
     rating REAL,
-    released INTEGER NOT NULL DEFAULT 0 -- 1: was part of a sum that left
+    released INTEGER NOT NULL DEFAULT 0 -- 1: was part of an exact sum that left; 2: of noised sums only
 );
 CREATE UNIQUE INDEX interaction_once ON interactions (user, item, ifnull(time, 'none'));
 CREATE TABLE consent (

@@ -21,6 +21,7 @@ from tacita.live.node.charging import (
 )
 from tacita.live.node.node import Node
 from tacita.live.node.node_run import NodeRun
+from tacita.live.node.public_counts import count_told_clients, hides_presence
 from tacita.live.node.question_reader import ReceivedQuestion
 from tacita.live.node.withdrawal_batches import list_batch_digests
 from tacita.live.per_client_arrays import encode_client_fields
@@ -48,7 +49,7 @@ def answer_sum(node: Node, node_run: NodeRun, question: ReceivedQuestion, withdr
         reply = replace(reply, total=total)
     if admission.ends_round:
         node_run.round = question.head.round + 1
-    return record_release(node_run, question, admission, reply, accounts, replay_notes)
+    return record_release(node, node_run, question, admission, reply, accounts, replay_notes)
 
 
 def compute_sum(node: Node, node_run: NodeRun, question: ReceivedQuestion) -> RoundReply:
@@ -128,6 +129,7 @@ def shares_statistic(node_run: NodeRun, admission: Admission) -> bool:
 
 
 def record_release(
+    node: Node,
     node_run: NodeRun,
     question: ReceivedQuestion,
     admission: Admission,
@@ -137,18 +139,18 @@ def record_release(
 ) -> NodeAnswer:
     """The answer as it is sent, and the line of the ledger that says what left and what it cost."""
     total = reply.total
-    head = make_reply_head(
-        question.head, verdict="ok", clients=total.n_clients, expected=reply.expected, weight=total.weight
-    )
+    n_clients, weight = count_told_clients(node, node_run, question, total)
+    expected = float(n_clients) if hides_presence(node_run) else reply.expected
+    head = make_reply_head(question.head, verdict="ok", clients=n_clients, expected=expected, weight=weight)
     keys = node_run.keys.tolist()
     pseudonyms = dict(zip(keys, node_run.names.tolist(), strict=True))
     sums = encode_total(total, admission.specs)
     arrays = sums | encode_client_fields(total, pseudonyms)
     accounts_now = read_accounts(node_run)
     release = ReleaseRecord(
-        users=total.n_clients,
+        users=max(1, total.n_clients) if node_run.counts_epsilon else total.n_clients,  # noise alone is a release, too
         n_bytes=0,
-        sees=_describe_content(admission, total),
+        sees=_describe_content(node_run, admission, total),
         epsilon=describe_highest_cost(accounts_now),
         costs=compute_costs(node_run.users, accounts.accounts, accounts_now),
         replay_notes=replay_notes,
@@ -156,10 +158,12 @@ def record_release(
     return NodeAnswer(Reply(head, arrays), release)
 
 
-def _describe_content(admission: Admission, total: Total) -> str:
+def _describe_content(node_run: NodeRun, admission: Admission, total: Total) -> str:
     """What the server sees, in a few words."""
     subjects = [spec.about for spec in admission.specs if spec.about]
     subject = subjects[0] if subjects else "a sum"
     if total.each:
         return f"{subject}, of {total.n_clients} people one by one"
+    if hides_presence(node_run):
+        return f"one sum of {subject}, and not over how many people"
     return f"one sum of {subject}, over {total.n_clients} people"

@@ -28,17 +28,16 @@ from tacita.methods import resolve_config
 from tacita.runs.assembly import build_plan
 
 SERVER_SEES_TEXT = (
-    "Of each node one sum per round: how item rows moved or which items go together, how many people are in it, in "
-    "runs that count no epsilon sums of scores, in runs that do how many people spent how much of their budgets, "
-    "rounded; when the node is online, its address, version and clock. Of requests what is asked, from which node and "
+    "Of each node one sum per round: how item rows moved or which items go together, how many people are in it (a "
+    "tally that counts epsilon does not tell), in runs that count no epsilon sums of scores; when the node is online, "
+    "its address, version and clock. Of requests what is asked, from which node and "
     "when, under a made-up name. Of single people only what they chose to show, under made-up names. No history, no "
     "private vector, no name. This does not mean that nothing can be worked out: sums of several runs can be "
     "subtracted down to one person, and sums without noise bound nothing."
 )
 SPENDING_TEXT = (
-    "Told by nodes when a block ends. Each node rounds each number down to a multiple of its minimum (min_users), so "
-    "no number stands for fewer people; who is left over is in no row. This lessens what the numbers tell of one "
-    "person, and does not bound it."
+    "Told when a block ends by nodes whose owners let servers see people one by one; no epsilon covers these numbers. "
+    "Other nodes do not tell them."
 )
 ONLINE_CACHE_SECONDS = 5.0  # the engine is asked which nodes are online at most so often
 
@@ -113,13 +112,16 @@ class OperatorService:
             promises = result.get("promises") or promises
         spending = results[-1].get("spent", {}) if results else {}
         buckets = [{"spent": name, "people at least": n} for name, n in spending.items()]
+        plan = build_plan(row.config)
+        tells_people = plan.learner.ledger() is None
+        spread = self._store_overview.count_release_spread(run) if tells_people else []
         return {
             "run": run,
             "spent": buckets,
             "spent said": SPENDING_TEXT,
-            "spread": self._store_overview.count_release_spread(run),
+            "spread": spread,
             "promises": promises,
-            "counts": bool(build_plan(row.config).ledgers),
+            "counts": bool(plan.ledgers),
         }
 
     def alerts(self) -> JsonObject:

@@ -32,6 +32,7 @@ class ExpectedSum:
     may_drop: bool = False  # people may take part and then send nothing
     is_sampled: bool = False  # people take part by chance, so more or fewer than expected do
     has_item_counts: bool = False  # fields say how many people have each item, and pairs of items are summed
+    most_people: int | None = None  # a node does not say how many people are in its sum: bounds are for this many
     inputs: AnyArray | None = None  # the items that the rows of pairs are about; None: all
 
 
@@ -44,11 +45,12 @@ def check_total(reply: Reply, expected: ExpectedSum) -> None:
     if not _is_plausible(head, expected):
         raise _excess_error("expected", head)
     arrays = reply.arrays
+    weight = head.weight if expected.most_people is None else float(expected.most_people)
     for spec in specs:
         name = spec.name
         if name not in arrays:
             name = f"{name}/value"
-        upper = np.array(_upper_bound(spec, head.weight))
+        upper = np.array(_upper_bound(spec, weight))
         _check_bounds(name, arrays[name], upper, head, spec.least)
     if expected.has_item_counts:
         _check_pairs(reply, expected)

@@ -47,6 +47,7 @@ from tacita.round.request import RequestBatch
 log = logging.getLogger(__name__)
 
 NO_SCORES = "no scores: what answers cost is counted in this run, and nodes send nothing that is not"
+MOST_PRIVATE_PEOPLE = 2**20  # in a node's sum, where the node does not say how many: larger ones are not exact
 WAITING_INTERVAL = 10  # seconds between events that say for how many nodes a round waits
 
 Replies = dict[int, Reply]  # by node
@@ -399,6 +400,7 @@ def _make_expected_sum(plan: Plan, server: ServerState, specs: Specs) -> Expecte
         equal_weights=not train.weighs_data and not changes_weights,
         may_drop=changes_weights or bool(plan.implementing("encode")),
         is_sampled=train.participation.kind != "all",
+        most_people=MOST_PRIVATE_PEOPLE if plan.learner.ledger() is not None else None,
         has_item_counts=is_exact and any(spec.name == "touched" for spec in specs),
         inputs=inputs if len(inputs) else None,
     )
