@@ -11,7 +11,21 @@ from typing import Annotated, Any
 import typer
 
 from tacita import __version__
-from tacita.cli import audit, bench, data, demo, doctor, experiments, node, privacy, server, serving, settings, train
+from tacita.cli import (
+    audit,
+    bench,
+    data,
+    demo,
+    doctor,
+    experiments,
+    methods,
+    node,
+    privacy,
+    server,
+    serving,
+    settings,
+    train,
+)
 from tacita.core.errors import DiskFull, TacitaError, make_printable
 
 app = typer.Typer(
@@ -26,6 +40,7 @@ for verb in (
     serving.recommend,
     serving.similar,
     train.report,
+    methods.methods,
     settings.settings,
     experiments.reproduce,
     experiments.tune,

@@ -25,7 +25,10 @@ STUDIES = Path("runs/tune")
 
 
 def reproduce(
-    table: Annotated[str, typer.Argument(help="PAPER/TABLE, for example f3crec/table2; 'list' shows all.")],
+    table: Annotated[
+        str | None, typer.Argument(metavar="[PAPER/TABLE]", help="For example f3crec/table2; --list shows all.")
+    ] = None,
+    list_tables: Annotated[bool, typer.Option("--list", help="The tables there are, with their titles.")] = False,
     only: Annotated[
         list[str] | None, typer.Option("--only", help="A dataset, backbone or variant; repeat for more.")
     ] = None,
@@ -52,12 +55,14 @@ def reproduce(
 
     `tacita reproduce fedshare/table3 --finished`
     """
-    from tacita.research.experiments import experiment_spec, tables
     from tacita.research.experiments import reproduction as reproducing
+    from tacita.research.experiments import tables
 
-    if table == "list":
-        console.print_answer("\n".join(experiment_spec.experiment_names()))
+    if list_tables or table == "list":
+        _list_tables(as_json)
         return
+    if table is None:
+        raise TacitaError("name a table, as in `tacita reproduce f3crec/table2`; `tacita reproduce --list` shows all.")
     plan = reproducing.plan_table(table, only or [], seeds, quick, out)
     if finished:
         plan = reproducing.keep_finished(plan, out)
@@ -73,6 +78,17 @@ def reproduce(
     counts = [f"{n} {verdict}" for verdict, n in verdicts.items() if n]
     summary = ", ".join(counts) or "nothing published"
     console.print_note(f"against the paper: {summary}; wrote {result.path}.md, .csv and .html")
+
+
+def _list_tables(as_json: bool) -> None:
+    from tacita.research.experiments.experiment_spec import experiment_names, load_experiment
+
+    titles = {name: load_experiment(name)[0].title for name in experiment_names()}
+    if as_json:
+        console.print_json(titles)
+        return
+    rows = [{"table": name, "title": title} for name, title in titles.items()]
+    result_tables.show_table("tables (tacita reproduce PAPER/TABLE)", rows, left_aligned=("table", "title"))
 
 
 def tune(

@@ -37,7 +37,34 @@ Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other setting; repeat for more.")
 ]
 RunOption = Annotated[Path | None, typer.Option("--run", help="Run folder, instead of as the first argument.")]
+Imports = Annotated[
+    list[str] | None,
+    typer.Option("--import", metavar="FILE.py", help="A file or module with methods of your own; repeat for more."),
+]
 HowMany = Annotated[int, typer.Option("-k", help="How many.")]
+
+
+def import_modules(names: list[str] | None) -> None:
+    """Import files or modules that register parts, presets or backbones, those of installed packages first."""
+    from tacita.runs.extensions import import_entry_points, import_extension
+
+    import_entry_points()
+    for name in names or ():
+        import_extension(name)
+
+
+def complete_method(incomplete: str) -> list[str]:
+    """Names of methods that begin with what was typed."""
+    from tacita.methods import preset_names
+
+    return [name for name in preset_names() if name.startswith(incomplete)]
+
+
+def complete_backbone(incomplete: str) -> list[str]:
+    """Names of models that begin with what was typed."""
+    from tacita.models import backbone_names
+
+    return [name for name in backbone_names() if name.startswith(incomplete)]
 
 
 def split_run_argument(run: Path | None, words: list[str | None], example: str) -> tuple[Path, str | None]:

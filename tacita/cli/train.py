@@ -16,11 +16,15 @@ from tacita.cli.options import (
     DataDir,
     DateFormat,
     Decimal,
+    Imports,
     Quiet,
     RunOut,
     Sets,
     Threads,
     check_decimal,
+    complete_backbone,
+    complete_method,
+    import_modules,
     merge_settings,
     parse_columns,
 )
@@ -54,12 +58,18 @@ def train(
         str | None,
         typer.Option(
             help="The model: mf, ncf, pfedrec, ego, fedpergnn, interest, lightgcn, neumf, neuncf, tally or "
-            "tally-order (the release of these two gives people away, unless there is a privacy.epsilon)."
+            "tally-order (the release of these two gives people away, unless there is a privacy.epsilon).",
+            autocompletion=complete_backbone,
         ),
     ] = None,
     method: Annotated[
-        str | None, typer.Option(help="fedavg, f3crec, reg, kd, rlp2, spp, fedkdrec, fedshare, ...")
+        str | None,
+        typer.Option(
+            help="fedavg, f3crec, fedkdrec, fedshare, lipm-dpps, ...: `tacita methods` lists them.",
+            autocompletion=complete_method,
+        ),
     ] = None,
+    imports: Imports = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, same numbers.")] = None,
     lr: Annotated[float | None, typer.Option(help="Base learning rate of the backbone.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Most rounds in a block.")] = None,
@@ -94,6 +104,7 @@ def train(
     """
     from tacita.runs import assembly
 
+    import_modules(imports)
     flags: dict[str, Any] = {
         "data": data,
         "backbone.name": backbone,

@@ -44,6 +44,11 @@ def resolve_config(values: dict[str, Any], where: str) -> RunConfig:
     )
 
 
+def preset_settings(method: str) -> dict[str, Any]:
+    """The settings that a method brings along."""
+    return dict(_SETTINGS.get(method, {}))
+
+
 def brings_settings(method: str) -> bool:
     """Whether a method is more than its parts: a model, a split, an optimiser of its paper."""
     return bool(_SETTINGS.get(method))

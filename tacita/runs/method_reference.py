@@ -1,0 +1,102 @@
+"""What there is to learn with: every preset with its family, its promises and its cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tacita.core.config import ParticipationConfig, TrainConfig
+from tacita.methods import part_class, preset_names, preset_parts
+from tacita.methods.catalogue import METHODS
+from tacita.round.capabilities import Privacy, Unlearning
+from tacita.round.registry import is_lab_only, preset_settings
+
+SCOPES = {"given": "what was shared", "local": "single items", "people": "whole users"}
+NO_FAMILY = "average"
+
+
+@dataclass(frozen=True)
+class MethodReference:
+    """What a person may want to know of a preset before using it."""
+
+    name: str
+    family: str
+    paper: str
+    about: str
+    parts: tuple[str, ...]
+    budget: str
+    forgetting: str
+    cost: str
+    live: str
+
+    def to_row(self) -> dict[str, Any]:
+        return {"method": self.name, "family": self.family, "about": self.about}
+
+
+def list_methods() -> list[MethodReference]:
+    """Every preset, families together."""
+    methods = [describe_method(name) for name in preset_names()]
+    return sorted(methods, key=lambda method: (method.family, method.name))
+
+
+def describe_method(name: str) -> MethodReference:
+    specs = preset_parts(name)
+    parts = tuple(str(spec["name"]) for spec in specs)
+    info = METHODS.get(name)
+    return MethodReference(
+        name=name,
+        family=_find_family(parts),
+        paper=info.paper if info else "a method of your own",
+        about=info.about if info else _first_line(parts),
+        parts=parts,
+        budget=_describe_budget(parts),
+        forgetting=_describe_forgetting(parts),
+        cost=_describe_cost(preset_settings(name)),
+        live="lab only: it needs a third party" if any(map(is_lab_only, parts)) else "lab and live",
+    )
+
+
+def _find_family(parts: tuple[str, ...]) -> str:
+    """The folder of the first part of a preset."""
+    for name in parts:
+        module = part_class(name).__module__.split(".")
+        if module[:2] == ["tacita", "methods"]:
+            return module[2]
+        return "own"
+    return NO_FAMILY
+
+
+def _first_line(parts: tuple[str, ...]) -> str:
+    for name in parts:
+        text = part_class(name).__doc__
+        if text:
+            return text.strip().splitlines()[0].rstrip(".")
+    return "no description"
+
+
+def _describe_budget(parts: tuple[str, ...]) -> str:
+    private = [name for name in parts if issubclass(part_class(name), Privacy)]
+    if not private:
+        return "no epsilon"
+    return f"an epsilon, counted by part '{private[0]}'"
+
+
+def _describe_forgetting(parts: tuple[str, ...]) -> str:
+    scopes: list[str] = []
+    for name in parts:
+        cls = part_class(name)
+        if issubclass(cls, Unlearning):
+            scopes += [SCOPES.get(scope, scope) for scope in cls.scope]
+    if not scopes:
+        return "by retraining"
+    listed = ", ".join(dict.fromkeys(scopes))
+    return f"{listed} by its own route; the rest by retraining"
+
+
+def _describe_cost(settings: dict[str, Any]) -> str:
+    train = {**TrainConfig().model_dump(), **settings.get("train", {})}
+    participation = {**ParticipationConfig().model_dump(), **train["participation"]}
+    share = f"{100 * participation['rate']:.3g} % of the clients" if participation["kind"] != "all" else "all clients"
+    epochs = train["local_epochs"]
+    plural = "s" if epochs > 1 else ""
+    return f"at most {train['rounds']} rounds a block, {share}, {epochs} local epoch{plural}"
