@@ -34,9 +34,9 @@ def gaussian(mu: float, n: int, rate: float = 1.0, seed: int = 0) -> Trials:
 
 def test_chances_are_those_of_clopper_and_pearson() -> None:
     for seen, of in ((0, 50), (3, 50), (49, 50)):
-        assert bounds._upper_bound(seen, of) == pytest.approx(beta.ppf(0.975, seen + 1, of - seen))
-        assert binom.cdf(seen, of, bounds._upper_bound(seen, of)) == pytest.approx(0.025)
-    assert bounds._upper_bound(50, 50) == 1
+        assert bounds.upper_bound(seen, of) == pytest.approx(beta.ppf(0.975, seen + 1, of - seen))
+        assert binom.cdf(seen, of, bounds.upper_bound(seen, of)) == pytest.approx(0.025)
+    assert bounds.upper_bound(50, 50) == 1
 
 
 def test_the_loss_of_a_threshold_is_that_of_the_trade_off_curve() -> None:

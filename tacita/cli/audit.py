@@ -347,7 +347,8 @@ def audit_canary(
     """How large every claimed epsilon really is, at least: canaries through the releases themselves.
 
     Each mechanism is played with the worst data there is. The bounds must lie below the claim, and with half of the
-    noise, without the clip, or with a bug of its own above it. Exit code 1: a claim is broken.
+    noise, without the clip, or with a bug of its own above it. Then whole transcripts are compared, with one person and
+    without them: replies, refusals, blocks, catalogue, models, certificates. Exit code 1: a claim is broken.
 
     Examples:
 
@@ -366,11 +367,25 @@ def audit_canary(
     if as_json:
         console.print_json(result)
     else:
-        result_tables.show_bench({"rows": canary_audit.make_rows(result)}, False)
-        for line in (canary_audit.state_verdict(result), *canary_audit.NOTES):
-            console.print_note(line)
+        _show_canaries(result)
     if not result["holds"]:
         raise typer.Exit(1)
+
+
+def _show_canaries(result: dict[str, Any]) -> None:
+    from tacita.report import canary_audit
+
+    if result["rows"]:
+        result_tables.show_bench({"rows": canary_audit.make_rows(result)}, False)
+        for line in canary_audit.NOTES:
+            console.print_note(line)
+    if result["transcripts"]:
+        result_tables.show_bench({"rows": canary_audit.make_transcript_rows(result)}, False)
+        for line in (*canary_audit.TRANSCRIPT_NOTES, *canary_audit.list_outside(result)):
+            console.print_note(line)
+        for line in canary_audit.list_exact_differences(result):
+            console.print_note(line)
+    console.print_note(canary_audit.state_verdict(result))
 
 
 @audit_app.command("uploads")

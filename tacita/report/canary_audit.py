@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from tacita.report.text_tables import AuditResult, TextRow, markdown_page, write_text
@@ -15,6 +16,17 @@ NOTES = (
     "claimed, and the bound is on how much of it there is.",
     "A bug is caught where the larger of the two bounds is above the claim; where devices keep ledgers, above what "
     "these say with the bug.",
+)
+
+
+TRANSCRIPT_TITLE = (
+    "Whole transcripts: all that leaves, with one person and without them. What is exact has to be the same in both."
+)
+TRANSCRIPT_NOTES = (
+    "At least: a lower bound on epsilon, wrong in at most 5 of 100 audits, by a statistic that half of the plays chose "
+    "and the other half tested. mu: by how many deviations the best reader tells the worlds apart, and the claim.",
+    "A leak is a mended mistake that is put back. It is caught where something exact differs (no finite epsilon), or "
+    "where the bound is above the claim.",
 )
 
 
@@ -58,15 +70,72 @@ def _format_own_bugs(row: AuditResult) -> str:
     return "; ".join(own_bugs) or "-"
 
 
+# Transcripts
+
+
+def make_transcript_rows(result: AuditResult) -> list[TextRow]:
+    return [_make_transcript_row(row) for row in result.get("transcripts", [])]
+
+
+def _make_transcript_row(row: AuditResult) -> TextRow:
+    return {
+        "mechanism": row["mechanism"],
+        "neighbour": row["neighbour"],
+        "against": row["against"],
+        "claimed": f"{row['epsilon']:.3g}",
+        "plays": f"{row['plays']:,}",
+        "exact differences": str(len(row["exact"])) if row["exact"] else "none",
+        "at least": _format_bound(row["exact"], row["bound"]),
+        "mu (claimed)": _format_mu(row),
+        "planted leak": row["leak"] or "-",
+        "with the leak": _format_bound(row["leak_exact"], row["leak_bound"]) if row["leak"] else "-",
+    }
+
+
+def _format_bound(exact: Sequence[str], bound: float) -> str:
+    if exact:
+        return "no finite epsilon"
+    return f"{bound:.2f}"
+
+
+def _format_mu(row: AuditResult) -> str:
+    if not row["mu_claimed"] or row["exact"]:
+        return "-"
+    return f"{row['mu']:.2f} ({row['mu_claimed']:.2f})"
+
+
+def list_outside(result: AuditResult) -> list[str]:
+    """What of a transcript no epsilon covers, each once, with the reason."""
+    reasons: dict[str, None] = {}
+    for row in result.get("transcripts", []):
+        for entry, reason in row["outside"].items():
+            reasons[f"`{entry}`: {reason}"] = None
+    if not reasons:
+        return []
+    return [f"Outside of every epsilon: {'; '.join(reasons)}."]
+
+
+def list_exact_differences(result: AuditResult) -> list[str]:
+    """The first exact difference of every transcript that has one."""
+    lines = []
+    for row in result.get("transcripts", []):
+        if row["exact"]:
+            lines.append(f"{row['mechanism']}, {row['neighbour']}: {row['exact'][0]}")
+    return lines
+
+
 def state_verdict(result: AuditResult) -> str:
     """Whether all claims stand, and whether the bugs were seen."""
     broken = []
     missed = []
-    for row in result["rows"]:
+    for row in [*result["rows"], *result.get("transcripts", [])]:
+        name = row["mechanism"]
+        if "neighbour" in row:
+            name = f"{name} ({row['neighbour']})"
         if not row["holds"]:
-            broken.append(row["mechanism"])
+            broken.append(name)
         if not row["caught"]:
-            missed.append(row["mechanism"])
+            missed.append(name)
     claims = "No bound is above its claim."
     if broken:
         claims = f"BROKEN: {', '.join(broken)}."
@@ -77,10 +146,18 @@ def state_verdict(result: AuditResult) -> str:
 
 
 def to_markdown(result: AuditResult) -> str:
-    rows = make_rows(result)
     verdict = state_verdict(result)
     title = f"Canaries, seed {result['seed']}. {verdict}"
-    return markdown_page(title, rows, NOTES)
+    pages = []
+    rows = make_rows(result)
+    if rows:
+        pages.append(markdown_page(title, rows, NOTES))
+    transcript_rows = make_transcript_rows(result)
+    if transcript_rows:
+        transcript_title = TRANSCRIPT_TITLE if rows else f"{title} {TRANSCRIPT_TITLE}"
+        notes = [*TRANSCRIPT_NOTES, *list_outside(result), *list_exact_differences(result)]
+        pages.append(markdown_page(transcript_title, transcript_rows, notes))
+    return "\n".join(pages)
 
 
 def write_audit(result: AuditResult, folder: Path) -> Path:

@@ -114,9 +114,9 @@ def choose_threshold(claim: Claim, each: int) -> float:
     true_rates = claim.chance_inside(false_rates, present_rates)
     bounds = []
     for false_rate, true_rate in zip(false_rates, true_rates):
-        most_false = _upper_bound(false_rate * each, each)
+        most_false = upper_bound(false_rate * each, each)
         n_missed = (1 - true_rate) * each
-        least_true = 1 - _upper_bound(n_missed, each)
+        least_true = 1 - upper_bound(n_missed, each)
         mu = infer_mu(most_false, least_true, claim.rate)
         bounds.append(mu)
     best = int(np.argmax(bounds))
@@ -213,7 +213,7 @@ def _log_odds(share: float) -> float:
 
 
 def _bound_right_share(n: int, right: float) -> float:
-    return 1 - _upper_bound((1 - right) * n, n)
+    return 1 - upper_bound((1 - right) * n, n)
 
 
 def _bound_rates(trials: Trials, threshold: float) -> tuple[float, float]:
@@ -225,12 +225,12 @@ def _bound_rates(trials: Trials, threshold: float) -> tuple[float, float]:
     false_misses = float(is_missed.sum())
     n_outside = int(is_outside.sum())
     n_inside = int(trials.inside.sum())
-    most_false = _upper_bound(false_passes, n_outside)
-    most_missed = _upper_bound(false_misses, n_inside)
+    most_false = upper_bound(false_passes, n_outside)
+    most_missed = upper_bound(false_misses, n_inside)
     return most_false, 1 - most_missed
 
 
-def _upper_bound(count: float, of: int) -> float:
+def upper_bound(count: float, of: int) -> float:
     """The largest chance that shows so seldom; half of the doubt is for each of two such bounds."""
     if count >= of:
         return 1.0

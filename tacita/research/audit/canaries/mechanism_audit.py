@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tacita.core.errors import TacitaError
-from tacita.research.audit.audit_progress import AuditTable, OnStep
+from tacita.research.audit.audit_progress import AuditTable, OnStep, StepCounter
 from tacita.research.audit.canaries import items, rounds, streams, sums
 from tacita.research.audit.canaries.bounds import Claim, Trials, bound_one_run, bound_within_law
+from tacita.research.audit.canaries.transcript_scenarios import list_transcripts
 
 HALF_NOISE_BUG = "half the noise"
 NO_CLIP_BUG = "no clip"
@@ -263,23 +264,26 @@ def list_mechanisms() -> list[MechanismAudit]:
 
 
 def audit_canaries(seed: int = 1, share: float = 1.0, on_done: OnStep = None, only: str = "") -> AuditTable:
-    """A row for every mechanism; `share`: of the canaries, where it has to be quick."""
-    chosen = []
-    for audit in list_mechanisms():
-        if only.lower() in audit.name.lower():
-            chosen.append(audit)
-    if not chosen:
+    """A row for every mechanism, then one for every transcript; `share`: of the canaries, where it has to be quick."""
+    mechanisms = [audit for audit in list_mechanisms() if only.lower() in audit.name.lower()]
+    transcripts = [audit for audit in list_transcripts() if only.lower() in audit.title.lower()]
+    if not mechanisms and not transcripts:
         raise TacitaError(f"--only {only}: no mechanism has that in its name; leave it out to see all.")
+    steps = StepCounter(len(mechanisms) + len(transcripts), on_done)
+    steps.reach(0)
     rows = []
-    for done, audit in enumerate(chosen):
-        if on_done:
-            on_done(done, len(chosen))
-        rows.append(audit.make_row(seed, share))
-    if on_done:
-        on_done(len(chosen), len(chosen))
+    for mechanism in mechanisms:
+        rows.append(mechanism.make_row(seed, share))
+        steps.advance()
+    transcript_rows = []
+    for transcript in transcripts:
+        transcript_rows.append(transcript.make_row(seed, share))
+        steps.advance()
+    all_rows = [*rows, *transcript_rows]
     return {
         "seed": seed,
         "rows": rows,
-        "holds": all(row["holds"] for row in rows),
-        "caught": all(row["caught"] for row in rows),
+        "transcripts": transcript_rows,
+        "holds": all(row["holds"] for row in all_rows),
+        "caught": all(row["caught"] for row in all_rows),
     }
