@@ -19,7 +19,8 @@ from tacita.core.types import Doubles
 from tacita.kernels.sampling import shuffle_order
 from tacita.kernels.threads import set_threads, threads_in_use
 from tacita.learn.training import central_model as central_module
-from tacita.learn.training.central_model import CentralModel, CentralState, InteractionGraph, TrainingSamples
+from tacita.learn.training.central_model import CentralModel
+from tacita.learn.training.central_state import CentralState, InteractionGraph, TrainingSamples
 
 DRAWS = Draws(5)
 N_USERS, N_ITEMS = 9, 13

@@ -10,6 +10,13 @@ from numpy.typing import NDArray
 AnyArray = NDArray[Any]
 
 
+def count_offsets(counts: AnyArray) -> NDArray[np.int64]:
+    """Where each of some consecutive groups begins, and where the last one ends."""
+    offsets = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    return offsets
+
+
 def expand_spans(starts: AnyArray, counts: AnyArray) -> NDArray[np.int64]:
     """start, start + 1, ... of every span, one after the other."""
     ends = np.cumsum(counts)

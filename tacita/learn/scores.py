@@ -73,10 +73,10 @@ class ScoresLearner(Learner):
 
     @property
     def prediction_part(self) -> PredictionPart:
-        found = [part for part in self.parts if isinstance(part, PredictionPart)]
-        if len(found) != 1:
+        parts = [part for part in self.parts if isinstance(part, PredictionPart)]
+        if len(parts) != 1:
             raise TacitaError("a run that sends scores needs exactly one part that says what is told of them.")
-        return found[0]
+        return parts[0]
 
     def check(self) -> None:
         train = self.context.train
@@ -87,11 +87,12 @@ class ScoresLearner(Learner):
         if train.silos:
             raise TacitaError("train.silos: prediction transfer is for clients that are one user each; leave it at 0.")
         for name in ("aggregator", "aggregation", "denominator", "server_lr"):
-            said = getattr(train, name)
-            if said != TrainConfig.model_fields[name].default:
+            value = getattr(train, name)
+            default = TrainConfig.model_fields[name].default
+            if value != default:
                 raise TacitaError(
-                    f"train.{name} = {said!r} is about sums, secure ones among them, and predictions are never summed: "
-                    "the server reads every client's own; leave it out."
+                    f"train.{name} = {value!r} is about sums, secure ones among them, and predictions are never summed"
+                    ": the server reads every client's own; leave it out."
                 )
         if train.objective != "bce":
             raise TacitaError(f"train.objective = '{train.objective}': predictions are probabilities; use 'bce'.")
@@ -160,7 +161,8 @@ class ScoresLearner(Learner):
         view = task.view
         local = self._restore_local(task)
         stepper = choose_stepper(self.context.scorer, self.context.train, local, alone=True)
-        stepper.run(0, int(local.n_steps.max(initial=0)), None, StepExtras.empty(view.n_clients))
+        n_steps = int(local.n_steps.max(initial=0))
+        stepper.run(0, n_steps, None, StepExtras.empty(view.n_clients))
         predicted = sigmoid(stepper.row_logits())
         own, received = self._collect_predictions(view, local, predicted)
         sent = self.prediction_part.choose_predictions(view, own, received)
@@ -180,8 +182,12 @@ class ScoresLearner(Learner):
         if self.keeps_moments:
             state[f"{PARTS}{SCORES}/steps"] = local.moments["steps"] + local.n_steps
         state[f"{PARTS}{SCORES}/rows"] = _merge_rows(view.lists[SCORES]["rows"], local)
-        part_state = {part.name: part.after_training(view, local).state for part in self.watching_parts}
-        state |= flatten_parts({name: update for name, update in part_state.items() if update}, PARTS)
+        part_state = {}
+        for part in self.watching_parts:
+            update = part.after_training(view, local).state
+            if update:
+                part_state[part.name] = update
+        state |= flatten_parts(part_state, PARTS)
         return state
 
     def _restore_local(self, task: CohortTask) -> LocalModels:
@@ -203,16 +209,18 @@ class ScoresLearner(Learner):
         """The clients' own samples of the round, and what they were sent, with what their models say now."""
         assert local.n_part_samples is not None
         counts = np.diff(local.user_ptr)
-        sample = np.arange(len(local.item)) - np.repeat(local.user_ptr[:-1], counts)
-        own = sample < np.repeat(counts - local.n_part_samples, counts)
+        number = np.arange(len(local.item)) - np.repeat(local.user_ptr[:-1], counts)
+        n_own = counts - local.n_part_samples
+        is_own = number < np.repeat(n_own, counts)
         client = np.repeat(np.arange(view.n_clients), counts)
-        score = predicted[local.row_of + local.row_start[client]]
+        row = local.row_of + local.row_start[client]
+        score = predicted[row]
 
-        def of(some: AnyArray) -> Ragged:
-            columns: Arrays = {"label": local.label[some], "prediction": score[some]}
-            return Ragged.from_pairs(client[some], local.item[some], view.n_clients, columns)
+        def select_samples(is_selected: AnyArray) -> Ragged:
+            columns: Arrays = {"label": local.label[is_selected], "prediction": score[is_selected]}
+            return Ragged.from_pairs(client[is_selected], local.item[is_selected], view.n_clients, columns)
 
-        return of(own), of(~own)
+        return select_samples(is_own), select_samples(~is_own)
 
     def learn(self, server: ServerState, total: Total, question: str, expected: float) -> ServerState:
         """The part that brings this learner along learns, in its server step."""
@@ -229,35 +237,48 @@ def _restore_moments(view: CohortView, local: LocalModels, entry: AnyArray, is_k
     rows: Arrays = {f"rows.{kind}": np.zeros_like(local.rows) for kind in MOMENT_KINDS}
     rows["rows.steps"] = np.zeros(len(local.rows), np.int64)
     for name, column in rows.items():
-        column[is_known] = own_rows.values[name.removeprefix("rows.")][entry]
+        own_column = own_rows.values[name.removeprefix("rows.")]
+        column[is_known] = own_column[entry]
     return moments | rows
 
 
 def _entry_keys(lists: Ragged, width: int) -> AnyArray:
-    return lists.rows().astype(np.int64) * width + lists.ids
+    row = lists.rows().astype(np.int64)
+    return row * width + lists.ids
 
 
-def _key_width(*lists: Ragged) -> int:
-    return 1 + max(int(one.ids.max(initial=0)) for one in lists)
+def _key_width(first: Ragged, second: Ragged) -> int:
+    last_item = max(int(first.ids.max(initial=0)), int(second.ids.max(initial=0)))
+    return 1 + last_item
 
 
-def _find_entries(held: Ragged, wanted: Ragged) -> tuple[AnyArray, AnyArray]:
-    """Where held entries are that are wanted, and which of the wanted ones those are; held lists are sorted."""
-    width = _key_width(held, wanted)
-    keys, want = _entry_keys(held, width), _entry_keys(wanted, width)
-    at = np.minimum(np.searchsorted(keys, want), max(0, len(keys) - 1))
-    found = keys[at] == want if len(keys) else np.zeros(len(want), bool)
-    return at[found], found
+def _find_entries(lists: Ragged, wanted: Ragged) -> tuple[AnyArray, AnyArray]:
+    """Where the wanted entries are in sorted lists, and which of the wanted ones are there."""
+    width = _key_width(lists, wanted)
+    keys = _entry_keys(lists, width)
+    wanted_keys = _entry_keys(wanted, width)
+    if not len(keys):
+        return np.zeros(0, np.int64), np.zeros(len(wanted_keys), bool)
+    place = np.minimum(np.searchsorted(keys, wanted_keys), len(keys) - 1)
+    is_known = keys[place] == wanted_keys
+    return place[is_known], is_known
 
 
-def _merge_rows(held: Ragged, local: LocalModels) -> Ragged:
+def _merge_rows(earlier: Ragged, local: LocalModels) -> Ragged:
     """What clients have touched so far, each list sorted by item, with the rows as they are after training."""
     now = Ragged(local.row_start, local.row_item)
-    width = _key_width(held, now)
-    keys = np.concatenate([_entry_keys(now, width), _entry_keys(held, width)])
-    kept, first = np.unique(keys, return_index=True)  # the newer one of two
-    ptr = np.searchsorted(kept, np.arange(len(held) + 1, dtype=np.int64) * width)
-    trained = {k.removeprefix("rows."): v for k, v in local.moments.items() if k.startswith("rows.")}
-    trained["row"] = local.rows
-    columns = {name: np.concatenate([trained[name], v])[first] for name, v in held.values.items()}
-    return Ragged(ptr.astype(np.int64), (kept % width).astype(np.int32), columns)
+    width = _key_width(earlier, now)
+    keys = np.concatenate([_entry_keys(now, width), _entry_keys(earlier, width)])
+    merged, first = np.unique(keys, return_index=True)  # the newer one of two
+    row_keys = np.arange(len(earlier) + 1, dtype=np.int64) * width
+    ptr = np.searchsorted(merged, row_keys)
+    trained = {"row": local.rows}
+    for name, moment in local.moments.items():
+        if name.startswith("rows."):
+            trained[name.removeprefix("rows.")] = moment
+    columns: Arrays = {}
+    for name, column in earlier.values.items():
+        both = np.concatenate([trained[name], column])
+        columns[name] = both[first]
+    items = (merged % width).astype(np.int32)
+    return Ragged(ptr.astype(np.int64), items, columns)

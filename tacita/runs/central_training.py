@@ -14,7 +14,8 @@ from tacita.core.types import Block, Floats, Ints, Ragged
 from tacita.federation.evaluation import build_mask, build_rules, selection_metric
 from tacita.kernels.sampling import draw_samples, room_for_negatives
 from tacita.kernels.threads import threads_in_use
-from tacita.learn.training.central_model import CentralModel, CentralState, InteractionGraph, TrainingSamples
+from tacita.learn.training.central_model import CentralModel
+from tacita.learn.training.central_state import CentralState, InteractionGraph, TrainingSamples
 from tacita.metrics import Evaluation, ScoreUsers, evaluate
 from tacita.models.lightgcn import LightGCN
 from tacita.round.plan import Federation

@@ -38,10 +38,26 @@ class _SampleBlock:
 
     @staticmethod
     def pad(owner: AnyArray, row: AnyArray, inside: AnyArray, label: AnyArray, weight: AnyArray) -> _SampleBlock:
-        idle = (0, -len(row) % _LANES)
-        who, place = (np.pad(x.astype(np.int64), idle, mode="edge" if len(x) else "constant") for x in (owner, row))
-        among, wanted, force = (np.pad(x.astype(np.float32), idle) for x in (inside, label, weight))
-        return _SampleBlock(who, place, among, wanted, force, len(row))
+        n = len(row)
+        n_idle = -n % _LANES
+        return _SampleBlock(
+            owner=_pad_places(owner, n_idle),
+            row=_pad_places(row, n_idle),
+            inside=_pad_numbers(inside, n_idle),
+            label=_pad_numbers(label, n_idle),
+            weight=_pad_numbers(weight, n_idle),
+            n=n,
+        )
+
+
+def _pad_places(places: AnyArray, n_idle: int) -> Longs:
+    """Idle samples stand where the last one does."""
+    mode = "edge" if len(places) else "constant"
+    return np.pad(places.astype(np.int64), (0, n_idle), mode=mode)  # type: ignore[call-overload, no-any-return]
+
+
+def _pad_numbers(numbers: AnyArray, n_idle: int) -> Floats:
+    return np.pad(numbers.astype(np.float32), (0, n_idle))
 
 
 @dataclass(frozen=True)
@@ -56,182 +72,249 @@ class _StepBatch:
     size: Longs  # (clients,) turns in its batch
     place: dict[str, Longs]  # kind -> where the step's copy holds each row, if it has one
 
+    @property
+    def own_blocks(self) -> list[_SampleBlock]:
+        """Without the samples of parts."""
+        if self.positives is None:
+            return [self.own]
+        return [self.own, self.positives]
+
 
 def _select_rows(table: Tensor, which: AnyArray) -> Tensor:
     """Rows of a table, with a gradient that adds up in the order of `which`."""
     return table.index_select(0, torch.from_numpy(which))
 
 
-def _find_distinct(numbers: list[Longs], n: int) -> Longs:
+def _find_distinct(lists: list[Longs], n: int) -> Longs:
     """The different numbers below n, ascending; much faster than np.unique where n is small."""
-    seen = np.zeros(n, bool)
-    for some in numbers:
-        seen[some] = True
-    return np.flatnonzero(seen)
+    is_present = np.zeros(n, bool)
+    for numbers in lists:
+        is_present[numbers] = True
+    return np.flatnonzero(is_present)
 
 
 class AutogradStepper(Stepper):
-    def __init__(self, backbone: Scorer, plan: TrainConfig, local: LocalModels) -> None:
+    def __init__(self, backbone: Scorer, train: TrainConfig, local: LocalModels) -> None:
         torch.set_num_threads(1)
-        super().__init__(backbone, plan, local)
+        super().__init__(backbone, train, local)
         view = local.view
         clients = np.arange(view.n_clients)
         self.owner = local.owner
         self.client_of_user = np.repeat(clients, np.diff(view.user_ptr))
-        self.sample_row = local.row_of + np.repeat(local.row_start[:-1], np.diff(local.ptr))
+        first_row = np.repeat(local.row_start[:-1], np.diff(local.ptr))
+        self.sample_row = local.row_of + first_row
+        self._read_context()
+        self.moving = self._wrap_arrays()
+        self._bind_tables([array.tensor for array in self.moving.values()], {})
+        optimiser_class = OPTIMISERS[train.optimiser]
+        self.optimiser = optimiser_class(train, list(self.moving.values()), local.n_steps)
+        if train.optimiser == "pfedme":
+            local.personal = {name: array.tensor.numpy() for name, array in self.moving.items()}
+
+    def _read_context(self) -> None:
+        """Which rows users' models read, and which samples are among them."""
+        local = self.local
         self.context: Ragged | None = None
         self.context_row = np.zeros(0, np.int64)
         self.sample_inside = np.zeros(len(local.item), bool)
         if CONTEXT in local.rows_needed:
             self.context, row = local.rows_needed[CONTEXT]
-            self.context_row = row + local.row_start[self.client_of_user[self.context.rows()]]
+            client = self.client_of_user[self.context.rows()]
+            self.context_row = row + local.row_start[client]
             self.sample_inside = self.context.holds(self.owner, local.item)
-        rates = backbone.rates(view.n_items)
-        vector = [torch.full((width,), rates[name]) for name, width in backbone.layout.items()]
-        private = self._wrap_array("private", local.private, torch.cat(vector) if vector else 0.0, self.client_of_user)
-        heads = {name: self._wrap_array(f"heads.{name}", v, rates[name], clients) for name, v in local.heads.items()}
-        rows = self._wrap_array("rows", local.rows, rates["rows"], np.repeat(clients, np.diff(local.row_start)))
-        self.moving = {"private": private, **{f"heads.{name}": one for name, one in heads.items()}, "rows": rows}
-        self._bind_tables([one.tensor for one in self.moving.values()], {})
-        self.optimiser = OPTIMISERS[plan.optimiser](plan, list(self.moving.values()), local.n_steps)
-        if plan.optimiser == "pfedme":
-            local.personal = {name: one.tensor.numpy() for name, one in self.moving.items()}
+
+    def _wrap_arrays(self) -> dict[str, MovingArray]:
+        """Everything that moves, by name."""
+        local = self.local
+        clients = np.arange(local.view.n_clients)
+        rates = self.rates
+        private_rates = [torch.full((width,), rates[name]) for name, width in self.backbone.layout.items()]
+        private_rate = torch.cat(private_rates) if private_rates else 0.0
+        moving = {"private": self._wrap_array("private", local.private, private_rate, self.client_of_user)}
+        for name, head in local.heads.items():
+            full_name = f"heads.{name}"
+            moving[full_name] = self._wrap_array(full_name, head, rates[name], clients)
+        client_of_row = np.repeat(clients, np.diff(local.row_start))
+        moving["rows"] = self._wrap_array("rows", local.rows, rates["rows"], client_of_row)
+        return moving
 
     def _wrap_array(self, name: str, array: AnyArray, rate: Any, client: AnyArray) -> MovingArray:
         """An array of the local models to be moved in place; pFedMe learns a personal one beside it."""
         own = torch.from_numpy(array)
-        live = own.clone() if self.plan.optimiser == "pfedme" else own
-        return MovingArray(name.partition(".")[0], live, own, rate, torch.from_numpy(client), self._load_moments(name))
+        learning = own.clone() if self.train.optimiser == "pfedme" else own
+        kind = name.partition(".")[0]
+        return MovingArray(kind, learning, own, rate, torch.from_numpy(client), self._load_moments(name))
 
     def _bind_tables(self, tables: list[Tensor], place: dict[str, Longs]) -> None:
         """What is read from now on: whole tables, or a step's rows of them, and then where these are found."""
         named = dict(zip(self.moving, tables, strict=True))
-        self.private, self.rows, self.place = named.pop("private"), named.pop("rows"), place
+        self.private = named.pop("private")
+        self.rows = named.pop("rows")
         self.heads = {name.removeprefix("heads."): table for name, table in named.items()}
+        self.place = place
 
     def _local_index(self, kind: str, which: AnyArray) -> AnyArray:
-        return self.place[kind][which] if kind in self.place else which
+        if kind not in self.place:
+            return which
+        return self.place[kind][which]
 
     def _load_moments(self, name: str) -> tuple[Tensor, Tensor, Tensor] | None:
-        held = self.local.moments
-        if not held:
+        moments = self.local.moments
+        if not moments:
             return None
-        steps = held["rows.steps"] if name == "rows" else held["steps"].copy()  # these are counted by the learner
-        mean, square, count = (torch.from_numpy(x) for x in (held[f"{name}.mean"], held[f"{name}.square"], steps))
-        return mean, square, count
+        mean = torch.from_numpy(moments[f"{name}.mean"])
+        square = torch.from_numpy(moments[f"{name}.square"])
+        if name == "rows":
+            return mean, square, torch.from_numpy(moments["rows.steps"])
+        steps = moments["steps"].copy()  # these are counted by the learner
+        return mean, square, torch.from_numpy(steps)
 
     def run(self, first: int, last: int, phase: int | None, extras: StepExtras) -> None:
-        phases = self.backbone.phases if phase is None else (self.backbone.phases[phase],)
+        phases = self.backbone.phases
+        if phase is not None:
+            phases = (phases[phase],)
         last = min(last, int(self.local.n_steps.max(initial=0)))
         for step in range(first, last):
             batch = self._build_batch(step, extras)
-            for moving in phases:
-                self.optimiser.take_step(step, moving, partial(self._compute_loss, batch), batch.used)
+            compute_loss = partial(self._compute_loss, batch)
+            for kinds in phases:
+                self.optimiser.take_step(step, kinds, compute_loss, batch.used)
         self.optimiser.finish_pending(last)
-        self._bind_tables([one.tensor for one in self.moving.values()], {})
+        self._bind_tables([array.tensor for array in self.moving.values()], {})
 
     def row_logits(self) -> Floats:
         local = self.local
+        n_rows = len(local.rows)
         client = np.repeat(np.arange(local.view.n_clients), np.diff(local.row_start))
-        owner, row = local.view.user_ptr[client], np.arange(len(local.rows))
-        inside = np.zeros(len(row), bool) if self.context is None else self.context.holds(owner, local.row_item)
-        nothing = np.zeros(len(row), np.float32)
-        block = _SampleBlock.pad(owner, row, inside, nothing, nothing)
+        owner = local.view.user_ptr[client]
+        inside = np.zeros(n_rows, bool)
+        if self.context is not None:
+            inside = self.context.holds(owner, local.row_item)
+        zeros = np.zeros(n_rows, np.float32)
+        block = _SampleBlock.pad(owner, np.arange(n_rows), inside, zeros, zeros)
         users = _find_distinct([owner], len(local.view.user))
         with torch.no_grad():
-            return self._score_blocks(users, self._represent_users(users), [block])[0].numpy()[: block.n]
+            rep = self._represent_users(users)
+            (scores,) = self._score_blocks(users, rep, [block])
+        return scores.numpy()[: block.n]
 
     def _build_batch(self, step: int, extras: StepExtras) -> _StepBatch:
         local = self.local
         active, epoch, start, size = local.find_batches(step)
-        sample = local.order[np.repeat(epoch, size), expand_spans(start, size)]
-        each = np.repeat(1.0 / size, size)
+        turn = expand_spans(start, size)
+        sample = local.order[np.repeat(epoch, size), turn]
+        weight = np.repeat(1.0 / size, size)
         if local.weight is not None:
-            each = each * local.weight[sample]
+            weight = weight * local.weight[sample]
+        own = self._gather_samples(sample, weight)
         extra = self._gather_extras(step, extras)
-        own, above = self._gather_samples(sample, each), None
-        taken = [own.row[: own.n], extra.row[: extra.n]]
+        used_rows = [own.row[: own.n], extra.row[: extra.n]]
+        positives = None
         if local.partner is not None:
-            above = self._gather_samples(local.partner[sample], each)
-            taken.append(above.row[: above.n])
-        users = _find_distinct([own.owner[: own.n], extra.owner[: extra.n]], len(local.view.user))
+            positives = self._gather_samples(local.partner[sample], weight)
+            used_rows.append(positives.row[: positives.n])
+        owners = [own.owner[: own.n], extra.owner[: extra.n]]
+        users = _find_distinct(owners, len(local.view.user))
         if self.context is not None:
-            taken.append(self.context_row[expand_spans(self.context.ptr[users], self.context.counts()[users])])
-        kinds = {"private": users, "rows": _find_distinct(taken, len(local.rows)), "heads": active}
-        used = {kind: torch.from_numpy(some) for kind, some in kinds.items()}
-        full = np.zeros(local.view.n_clients, np.int64)
-        full[active] = size
-        return _StepBatch(own, above, extra, users, used, full, self._map_places(kinds))
+            counts = self.context.counts()[users]
+            entry = expand_spans(self.context.ptr[users], counts)
+            used_rows.append(self.context_row[entry])
+        rows = _find_distinct(used_rows, len(local.rows))
+        used_by_kind = {"private": users, "rows": rows, "heads": active}
+        used = {kind: torch.from_numpy(places) for kind, places in used_by_kind.items()}
+        batch_size = np.zeros(local.view.n_clients, np.int64)
+        batch_size[active] = size
+        return _StepBatch(own, positives, extra, users, used, batch_size, self._map_places(used_by_kind))
 
-    def _map_places(self, kinds: dict[str, Longs]) -> dict[str, Longs]:
+    def _map_places(self, used_by_kind: dict[str, Longs]) -> dict[str, Longs]:
         """Where a step's copies hold the rows that it uses; idle samples read whatever comes first."""
-        found = {}
-        for kind, n in (("private", len(self.local.private)), ("rows", len(self.local.rows))):
-            if self.optimiser.copies_rows(kind, n, len(kinds[kind])):
-                found[kind] = np.zeros(n, np.int64)
-                found[kind][kinds[kind]] = np.arange(len(kinds[kind]))
-        return found
+        sizes = {"private": len(self.local.private), "rows": len(self.local.rows)}
+        places = {}
+        for kind, n in sizes.items():
+            used = used_by_kind[kind]
+            if self.optimiser.copies_rows(kind, n, len(used)):
+                place = np.zeros(n, np.int64)
+                place[used] = np.arange(len(used))
+                places[kind] = place
+        return places
 
     def _gather_samples(self, sample: Longs, weight: AnyArray) -> _SampleBlock:
+        owner = self.owner[sample]
+        row = self.sample_row[sample]
+        inside = self.sample_inside[sample]
         label = self.local.label[sample]
-        return _SampleBlock.pad(self.owner[sample], self.sample_row[sample], self.sample_inside[sample], label, weight)
+        return _SampleBlock.pad(owner, row, inside, label, weight)
 
     def _gather_extras(self, step: int, extras: StepExtras) -> _SampleBlock:
         """The parts' samples of the clients that have this step."""
         local = self.local
-        keep = np.repeat(step < local.n_steps, np.diff(extras.ptr))
-        client = np.repeat(np.arange(local.view.n_clients), np.diff(extras.ptr))[keep]
-        row, owner = extras.row[keep] + local.row_start[client], extras.owner[keep]
+        counts = np.diff(extras.ptr)
+        is_active = np.repeat(step < local.n_steps, counts)
+        client = np.repeat(np.arange(local.view.n_clients), counts)[is_active]
+        row = extras.row[is_active] + local.row_start[client]
+        owner = extras.owner[is_active]
         inside = np.zeros(len(row), bool)
         if self.context is not None and len(row):
             inside = self.context.holds(owner, local.row_item[row])
-        return _SampleBlock.pad(owner, row, inside, extras.label[keep], extras.weight[keep])
+        return _SampleBlock.pad(owner, row, inside, extras.label[is_active], extras.weight[is_active])
 
     def _compute_loss(self, batch: _StepBatch, tables: list[Tensor]) -> Tensor:
         """The sum over clients of the means over their batches, and of the parts' weighted samples."""
         self._bind_tables(tables, batch.place)
-        blocks = [one for one in (batch.own, batch.positives, batch.extra) if one is not None]
         rep = self._represent_users(batch.users)
-        scores = self._score_blocks(batch.users, rep, blocks)
-        label, weight = torch.from_numpy(batch.own.label), torch.from_numpy(batch.own.weight)
-        pointwise = POINTWISE.get(self.plan.objective, POINTWISE["bce"])  # a part's labels are probabilities
+        scores = self._score_blocks(batch.users, rep, [*batch.own_blocks, batch.extra])
+        pointwise = POINTWISE.get(self.train.objective, POINTWISE["bce"])  # a part's labels are probabilities
+        weight = torch.from_numpy(batch.own.weight)
         if batch.positives is None:
-            loss = (weight * pointwise(scores[0], label)).sum()
+            label = torch.from_numpy(batch.own.label)
+            own_loss = weight * pointwise(scores[0], label)
         else:
-            loss = (weight * bpr(scores[1], scores[0], self.plan.bpr_scale)).sum()
+            own_loss = weight * bpr(scores[1], scores[0], self.train.bpr_scale)
+        loss = own_loss.sum()
         if len(batch.extra.row):
-            each = pointwise(scores[-1], torch.from_numpy(batch.extra.label))
-            loss = loss + (torch.from_numpy(batch.extra.weight) * each).sum()
-        own = self.backbone.own_loss(rep) if self.backbone.has_own_loss else None
-        if own is not None:
-            people = np.bincount(self.client_of_user[batch.users], minlength=self.local.view.n_clients)
-            share = (1 / np.maximum(people, 1))[self.client_of_user[batch.users]]
-            loss = loss + (torch.from_numpy(share.astype(np.float32)) * own).sum()
-        return loss + self._compute_penalty(batch) if self.plan.l2 > 0 else loss
+            extra_label = torch.from_numpy(batch.extra.label)
+            extra_weight = torch.from_numpy(batch.extra.weight)
+            extra_loss = extra_weight * pointwise(scores[-1], extra_label)
+            loss = loss + extra_loss.sum()
+        if self.backbone.has_own_loss:
+            loss = self._add_user_loss(batch.users, rep, loss)
+        if self.train.l2 > 0:
+            loss = loss + self._compute_penalty(batch)
+        return loss
+
+    def _add_user_loss(self, users: Longs, rep: dict[str, Tensor], loss: Tensor) -> Tensor:
+        """With what users add to the loss beside their samples, as a mean over the users of each client."""
+        user_loss: Tensor | None = self.backbone.own_loss(rep)
+        if user_loss is None:
+            return loss
+        client = self.client_of_user[users]
+        n_users = np.bincount(client, minlength=self.local.view.n_clients)
+        share = (1 / np.maximum(n_users, 1))[client]
+        weight = torch.from_numpy(share.astype(np.float32))
+        return loss + (weight * user_loss).sum()
 
     def _represent_users(self, users: Longs) -> dict[str, Tensor]:
         """Every user of a batch as the model sees it, once."""
-        own = {name: _select_rows(tensor, self.client_of_user[users]) for name, tensor in self.heads.items()}
-        return self.backbone.represent(
-            self.backbone.named(_select_rows(self.private, self._local_index("private", users))),
-            own,
-            self._build_context(users),
-        )
+        client = self.client_of_user[users]
+        heads = {name: _select_rows(tensor, client) for name, tensor in self.heads.items()}
+        private = _select_rows(self.private, self._local_index("private", users))
+        return self.backbone.represent(self.backbone.named(private), heads, self._build_context(users))
 
     def _score_blocks(self, users: Longs, rep: dict[str, Tensor], blocks: list[_SampleBlock]) -> list[Tensor]:
         """The samples of all blocks, with what their users are represented by."""
-        owner = np.concatenate([one.owner for one in blocks])
-        at = np.searchsorted(users, owner)
-        inside, read = None, self.backbone.heads_to_score(self.heads)
+        owner = np.concatenate([block.owner for block in blocks])
+        row = np.concatenate([block.row for block in blocks])
+        place = np.searchsorted(users, owner)
+        client = self.client_of_user[owner]
+        inside = None
         if self.context is not None:
-            inside = torch.from_numpy(np.concatenate([one.inside for one in blocks]))
-        scores = self.backbone.score(
-            {name: _select_rows(value, at) for name, value in rep.items()},
-            {name: _select_rows(tensor, self.client_of_user[owner]) for name, tensor in read.items()},
-            _select_rows(self.rows, self._local_index("rows", np.concatenate([one.row for one in blocks]))),
-            inside,
-        )
-        return list(scores.split([len(one.row) for one in blocks]))
+            inside = torch.from_numpy(np.concatenate([block.inside for block in blocks]))
+        sample_rep = {name: _select_rows(value, place) for name, value in rep.items()}
+        heads_read = self.backbone.heads_to_score(self.heads)
+        heads = {name: _select_rows(tensor, client) for name, tensor in heads_read.items()}
+        rows = _select_rows(self.rows, self._local_index("rows", row))
+        scores = self.backbone.score(sample_rep, heads, rows, inside)
+        return list(scores.split([len(block.row) for block in blocks]))
 
     def _build_context(self, users: Longs) -> Context | None:
         """What these users' models read, from the client's own rows."""
@@ -240,24 +323,32 @@ class AutogradStepper(Stepper):
         count = self.context.counts()[users]
         entry = expand_spans(self.context.ptr[users], count)
         ptr = np.concatenate([[0], np.cumsum(count)])
+        owner = np.repeat(np.arange(len(users)), count)
+        columns = {name: torch.from_numpy(column[entry]) for name, column in self.context.values.items()}
         return Context(
             ptr,
-            torch.from_numpy(np.repeat(np.arange(len(users)), count)),
+            torch.from_numpy(owner),
             torch.from_numpy(count.astype(np.float32)),
             _select_rows(self.rows, self._local_index("rows", self.context_row[entry])),
-            {name: torch.from_numpy(column[entry]) for name, column in self.context.values.items()},
+            columns,
         )
 
     def _compute_penalty(self, batch: _StepBatch) -> Tensor:
         """l2 times the squared lengths of the rows and private vectors of a batch's own samples, over its size."""
-        blocks = [one for one in (batch.own, batch.positives) if one is not None]
-        row, first = np.unique(np.concatenate([one.row for one in blocks]), return_index=True)
-        owner = np.concatenate([one.owner for one in blocks])
-        user = np.unique(owner)
-        total = torch.zeros(())
-        for table, kind, some, whose in ((self.rows, "rows", row, owner[first]), (self.private, "private", user, user)):
-            weight = self.plan.l2 / batch.size[self.client_of_user[whose]]
-            total = total + sum_weighted_squares(
-                table, torch.from_numpy(self._local_index(kind, some)), torch.from_numpy(weight.astype(np.float32))
-            )
-        return total
+        all_rows = np.concatenate([block.row for block in batch.own_blocks])
+        all_owners = np.concatenate([block.owner for block in batch.own_blocks])
+        row, first = np.unique(all_rows, return_index=True)
+        user = np.unique(all_owners)
+        rows = self._sum_squares(self.rows, "rows", row, self._penalty_weights(batch, all_owners[first]))
+        private = self._sum_squares(self.private, "private", user, self._penalty_weights(batch, user))
+        return torch.zeros(()) + rows + private
+
+    def _penalty_weights(self, batch: _StepBatch, owner: Longs) -> Floats:
+        """l2 over the size of the batch that each of some users is in."""
+        client = self.client_of_user[owner]
+        weight = self.train.l2 / batch.size[client]
+        return weight.astype(np.float32)
+
+    def _sum_squares(self, table: Tensor, kind: str, which: Longs, weight: Floats) -> Tensor:
+        place = self._local_index(kind, which)
+        return sum_weighted_squares(table, torch.from_numpy(place), torch.from_numpy(weight))

@@ -18,13 +18,14 @@ import numpy as np
 
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
-from tacita.core.types import AnyArray, Arrays, Floats, Ints, Keys, Longs
+from tacita.core.types import AnyArray, Arrays, Floats, Keys, Longs
 from tacita.kernels.adam import adam_rows, adam_used_rows
-from tacita.kernels.graph import add_bce_slopes, propagate_rows
+from tacita.kernels.graph import add_bce_slopes
 from tacita.kernels.sampling import shuffle_order
 from tacita.kernels.steps import affine_scores
 from tacita.kernels.threads import limit_blas_threads, threads_in_use
 from tacita.kernels.tower import tower_catalogue, tower_logits, tower_slopes
+from tacita.learn.training.central_state import HEADS, CentralState, InteractionGraph, TrainingSamples
 from tacita.models.base import Backbone
 from tacita.models.neural_cf import TowerModel
 from tacita.models.scorer import Scorer
@@ -33,91 +34,11 @@ from tacita.models.scoring import score_aligned, score_all
 if TYPE_CHECKING:
     import torch
 
-HEADS = "heads/"
 _ROWS = ("users", "items")
+_MOMENTS = ("mean", "square", "steps")
 _USERS_PER_TASK = 32  # users whom one core scores at a time
-_SAMPLES_PER_TASK = (
-    512  # samples that one core scores; the same whatever the number of cores, so that sums are the same
-)
-
-
-@dataclass(frozen=True)
-class InteractionGraph:
-    """Who is joined to what: users first, then items; weights divided by the roots of both ends' degrees."""
-
-    ptr: Longs  # (nodes + 1,)
-    to: Ints  # (2 * edges,)
-    weight: Floats
-
-    @staticmethod
-    def from_edges(user: AnyArray, item: AnyArray, weight: AnyArray, n_users: int, n_items: int) -> InteractionGraph:
-        """Edges given twice add up; a node whose edges weigh nothing passes nothing on."""
-        pair, at = np.unique(user.astype(np.int64) * n_items + item, return_inverse=True)
-        heavy = np.bincount(at, weights=weight, minlength=len(pair))
-        one, other = pair // n_items, pair % n_items + n_users
-        ends, far = np.concatenate([one, other]), np.concatenate([other, one])
-        both = np.concatenate([heavy, heavy])
-        n = n_users + n_items
-        degree = np.bincount(ends, weights=both, minlength=n)
-        scale = np.zeros(n)
-        scale[degree > 0] = degree[degree > 0] ** -0.5
-        order = np.argsort(ends, kind="stable")
-        ptr = np.zeros(n + 1, np.int64)
-        np.cumsum(np.bincount(ends, minlength=n), out=ptr[1:])
-        value = (both * scale[ends] * scale[far])[order]
-        return InteractionGraph(ptr, far[order].astype(np.int32), value.astype(np.float32))
-
-    def smooth(self, start: Floats, layers: int) -> Floats:
-        """The mean of the first vectors and of those after 1..layers passes.
-
-        The matrix is its own transpose, so this also carries slopes back.
-        """
-        start = np.ascontiguousarray(start, np.float32)
-        now, spare = start, [np.empty_like(start), np.empty_like(start)]
-        for k in range(layers):
-            propagate_rows(self.ptr, self.to, self.weight, start, now, spare[k % 2])
-            now = spare[k % 2]
-        return now / np.float32(layers + 1)
-
-
-@dataclass(frozen=True)
-class CentralState:
-    """A value: arrays in, arrays out; training makes a new one."""
-
-    values: Arrays  # users (users, width), items (items, width), heads/<name>
-    moments: Arrays  # users.mean, users.square, users.steps (users,), the same of items and of all heads
-
-    def arrays(self) -> Arrays:
-        """All of it, by names that files can hold."""
-        return {
-            **{f"values/{k}": v for k, v in self.values.items()},
-            **{f"moments/{k}": v for k, v in self.moments.items()},
-        }
-
-    @staticmethod
-    def from_arrays(arrays: Arrays) -> CentralState:
-        values, moments = (
-            {k.removeprefix(kind): v for k, v in arrays.items() if k.startswith(kind)}
-            for kind in ("values/", "moments/")
-        )
-        return CentralState(values, moments)
-
-    @property
-    def heads(self) -> Arrays:
-        return {k.removeprefix(HEADS): v for k, v in self.values.items() if k.startswith(HEADS)}
-
-
-@dataclass(frozen=True)
-class TrainingSamples:
-    """What is learnt from; labels may be soft."""
-
-    user: Longs
-    item: Longs
-    label: Floats
-    weight: Floats
-
-    def take(self, which: Any) -> TrainingSamples:
-        return TrainingSamples(self.user[which], self.item[which], self.label[which], self.weight[which])
+_SAMPLES_PER_TASK = 512
+"""Samples that one core scores; the same whatever the number of cores, so that sums are the same."""
 
 
 def require_central(backbone: Backbone) -> Scorer:
@@ -129,7 +50,7 @@ def require_central(backbone: Backbone) -> Scorer:
 
 @dataclass(frozen=True)
 class CentralModel:
-    """A backbone whose users are all here; a graph model needs its graph."""
+    """A backbone with all its users in one place; a graph model needs its graph."""
 
     backbone: Scorer
     graph: InteractionGraph | None = None
@@ -142,14 +63,18 @@ class CentralModel:
 
     def init_state(self, draws: Draws, user_keys: Keys, item_keys: Keys) -> CentralState:
         backbone = self.backbone
-        values = {"users": backbone.init_private(draws, user_keys), "items": backbone.init_items(draws, item_keys)}
-        heads = backbone.init_heads(draws)
-        values |= {f"{HEADS}{name}": v for name, v in heads.items()}
-        sizes = {"users": values["users"].shape, "items": values["items"].shape}
-        sizes["heads"] = (1, sum(v.size for v in heads.values()))
+        users = backbone.init_private(draws, user_keys)
+        items = backbone.init_items(draws, item_keys)
+        values = {"users": users, "items": items}
+        head_size = 0
+        for name, head in backbone.init_heads(draws).items():
+            values[f"{HEADS}{name}"] = head
+            head_size += head.size
+        shapes = {"users": users.shape, "items": items.shape, "heads": (1, head_size)}
         moments: Arrays = {}
-        for name, shape in sizes.items():
-            moments |= {f"{name}.{kind}": np.zeros(shape, np.float32) for kind in ("mean", "square")}
+        for name, shape in shapes.items():
+            moments[f"{name}.mean"] = np.zeros(shape, np.float32)
+            moments[f"{name}.square"] = np.zeros(shape, np.float32)
             moments[f"{name}.steps"] = np.zeros(shape[0], np.int64)
         return CentralState(values, moments)
 
@@ -162,57 +87,69 @@ class CentralModel:
         loss: Literal["mean", "sum"] = "mean",
     ) -> CentralState:
         """An epoch for every key of `orders`: weighted BCE, mean or sum over a batch, each shuffled by its key."""
-        if len(samples.user) == 0:
+        n_samples = len(samples.user)
+        if n_samples == 0:
             return state
-        worker = self._make_trainer(state)
-        order = np.empty(len(samples.user), np.int64)
+        trainer = self._make_trainer(state)
+        order = np.empty(n_samples, np.int64)
+        common_owner = np.zeros(1, np.uint64)
         with limit_blas_threads(), ThreadPoolExecutor(threads_in_use()) as cores:
             for key in orders:
-                shuffle_order(key, np.zeros(1, np.uint64), np.array([0, len(order)]), batch, order)
-                for at in range(0, len(order), batch):
-                    some = samples.take(order[at : at + batch])
-                    each = np.float32(len(some.user) if loss == "mean" else 1)
-                    worker.step(replace(some, weight=some.weight / each), cores)
-        return worker.state()
+                shuffle_order(key, common_owner, np.array([0, n_samples]), batch, order)
+                for start in range(0, n_samples, batch):
+                    chosen = samples.take(order[start : start + batch])
+                    divisor = np.float32(len(chosen.user) if loss == "mean" else 1)
+                    trainer.step(replace(chosen, weight=chosen.weight / divisor), cores)
+        return trainer.state()
 
     def _make_trainer(self, state: CentralState) -> _Trainer:
         if self.backbone.on_graph:
             return _GraphTrainer(self, state)
-        return (_TowerTrainer if isinstance(self.backbone, TowerModel) else _RowTrainer)(self, state)
+        if isinstance(self.backbone, TowerModel):
+            return _TowerTrainer(self, state)
+        return _RowTrainer(self, state)
 
     def vectors(self, state: CentralState) -> tuple[Floats, Floats]:
         """A vector of `dim` numbers for each: of NeuMF those it multiplies, of a graph model the final ones."""
-        users, items = state.values["users"], state.values["items"]
+        users = state.values["users"]
+        items = state.values["items"]
         if self.backbone.on_graph:
             assert self.graph is not None
-            both = self.graph.smooth(np.concatenate([users, items]), self.backbone.config.layers)  # type: ignore[attr-defined]
-            return both[: len(users)], both[len(users) :]
+            layers = self.backbone.config.layers  # type: ignore[attr-defined]
+            nodes = self.graph.smooth(np.concatenate([users, items]), layers)
+            return nodes[: len(users)], nodes[len(users) :]
         dim = self.backbone.config.dim  # type: ignore[attr-defined]
         return users[:, :dim], items[:, :dim]
 
     def score(self, state: CentralState, users: AnyArray) -> Floats:
         """Logits (users, items), in tiles of one shape."""
         if self.backbone.on_graph:
-            mine, items = self.vectors(state)
-            return affine_scores(mine[users], np.zeros(len(users), np.float32), np.ascontiguousarray(items.T))
-        mine, items = state.values["users"][users], state.values["items"]
+            vectors, items = self.vectors(state)
+            offsets = np.zeros(len(users), np.float32)
+            return affine_scores(vectors[users], offsets, np.ascontiguousarray(items.T))
+        private = state.values["users"][users]
+        items = state.values["items"]
         if not self.backbone.grouped:
-            return score_all(self.backbone, mine, state.heads, items)
-        rows = np.pad(items, ((0, -len(items) % _SAMPLES_PER_TASK), (0, 0)))
-        out, form = np.empty((len(users), len(items)), np.float32), self._tower_arguments(state)
+            return score_all(self.backbone, private, state.heads, items)
+        n_idle = -len(items) % _SAMPLES_PER_TASK
+        rows = np.pad(items, ((0, n_idle), (0, 0)))
+        tower = self._tower_arguments(state)
+        logits = np.empty((len(users), len(items)), np.float32)
 
-        def score_some(at: int) -> None:
-            some = slice(at, at + _USERS_PER_TASK)
-            tower_catalogue(*form, mine[some], rows, _SAMPLES_PER_TASK, out[some])
+        def score_users(start: int) -> None:
+            span = slice(start, start + _USERS_PER_TASK)
+            tower_catalogue(*tower, private[span], rows, _SAMPLES_PER_TASK, logits[span])
 
-        self._run_on_cores(score_some, range(0, len(users), _USERS_PER_TASK))
-        return out
+        self._run_on_cores(score_users, range(0, len(users), _USERS_PER_TASK))
+        return logits
 
     def _tower_arguments(self, state: CentralState) -> tuple[Floats, Longs, int]:
         """A tower as compiled loops want it."""
         assert isinstance(self.backbone, TowerModel)
-        flat = self.backbone.flatten_heads({k: v[None] for k, v in state.heads.items()})[0]
-        return flat, np.array(self.backbone.config.tower, np.int64), self.backbone.gmf_width
+        heads = {name: head[None] for name, head in state.heads.items()}
+        flat = self.backbone.flatten_heads(heads)[0]
+        sizes = np.array(self.backbone.config.tower, np.int64)
+        return flat, sizes, self.backbone.gmf_width
 
     def _run_on_cores(self, work: Callable[[int], None], numbers: Iterable[int]) -> None:
         with limit_blas_threads(), ThreadPoolExecutor(threads_in_use()) as cores:
@@ -221,41 +158,52 @@ class CentralModel:
     def score_pairs(self, state: CentralState, user: AnyArray, item: AnyArray) -> Floats:
         """Logits of aligned users and items."""
         if self.backbone.on_graph:
-            mine, items = self.vectors(state)
-            return np.asarray((mine[user] * items[item]).sum(1), np.float32)
-        values = state.values
+            vectors, rows = self.vectors(state)
+            products = vectors[user] * rows[item]
+            return np.asarray(products.sum(1), np.float32)
+        users = state.values["users"]
+        items = state.values["items"]
         if not self.backbone.grouped:
-            return score_aligned(self.backbone, values["users"][user], state.heads, values["items"][item])
-        n, form = len(user), self._tower_arguments(state)
-        out = np.empty(n + -n % _SAMPLES_PER_TASK, np.float32)
-        whose, what = (np.pad(np.asarray(x, np.int64), (0, -n % _SAMPLES_PER_TASK)) for x in (user, item))
+            return score_aligned(self.backbone, users[user], state.heads, items[item])
+        n = len(user)
+        n_idle = -n % _SAMPLES_PER_TASK
+        tower = self._tower_arguments(state)
+        padded_user = np.pad(np.asarray(user, np.int64), (0, n_idle))
+        padded_item = np.pad(np.asarray(item, np.int64), (0, n_idle))
+        logits = np.empty(n + n_idle, np.float32)
 
-        def score_some(at: int) -> None:
-            some = slice(at, at + _SAMPLES_PER_TASK)
-            out[some] = tower_logits(*form, values["users"], values["items"], whose[some], what[some])
+        def score_samples(start: int) -> None:
+            span = slice(start, start + _SAMPLES_PER_TASK)
+            logits[span] = tower_logits(*tower, users, items, padded_user[span], padded_item[span])
 
-        self._run_on_cores(score_some, range(0, n, _SAMPLES_PER_TASK))
-        return out[:n]
+        self._run_on_cores(score_samples, range(0, n, _SAMPLES_PER_TASK))
+        return logits[:n]
 
 
 class _Trainer(ABC):
     """Arrays of a state while they move."""
 
     def __init__(self, central: CentralModel, state: CentralState) -> None:
-        self.backbone, self.decay = central.backbone, np.float32(central.weight_decay)
-        self.values = {k: v.copy() for k, v in state.values.items()}
-        self.moments = {k: v.copy() for k, v in state.moments.items()}
+        self.backbone = central.backbone
+        self.decay = np.float32(central.weight_decay)
+        self.values = {name: value.copy() for name, value in state.values.items()}
+        self.moments = {name: moment.copy() for name, moment in state.moments.items()}
         rates = self.backbone.rates(len(self.values["items"]))
-        mine = [np.full(width, rates[name], np.float32) for name, width in self.backbone.layout.items()]
+        user_rates = [np.full(width, rates[name], np.float32) for name, width in self.backbone.layout.items()]
         item_width = self.values["items"].shape[1]
-        self.rate = {"users": np.concatenate(mine), "items": np.full(item_width, rates["rows"], np.float32)}
-        shapes = self.backbone.shared()  # in this order: that of a file is another
-        heads = [np.full(math.prod(shape), rates[name], np.float32) for name, shape in shapes.items()]
-        self.rate["heads"] = np.concatenate(heads) if heads else np.zeros(0, np.float32)
+        head_rates = [np.zeros(0, np.float32)]
+        for name, shape in self.backbone.shared().items():  # in this order: that of a file is another
+            head_rates.append(np.full(math.prod(shape), rates[name], np.float32))
+        self.rate = {
+            "users": np.concatenate(user_rates),
+            "items": np.full(item_width, rates["rows"], np.float32),
+            "heads": np.concatenate(head_rates),
+        }
 
     def adam_arguments(self, name: str) -> tuple[Any, ...]:
         """What one of Adam's kernels moves, after the gradient."""
-        return (*(self.moments[f"{name}.{kind}"] for kind in ("mean", "square", "steps")), self.rate[name], self.decay)
+        moments = [self.moments[f"{name}.{kind}"] for kind in _MOMENTS]
+        return (*moments, self.rate[name], self.decay)
 
     @abstractmethod
     def step(self, batch: TrainingSamples, cores: ThreadPoolExecutor) -> None:
@@ -273,32 +221,45 @@ class _RowTrainer(_Trainer):
 
         super().__init__(central, state)
         torch.set_num_threads(1)
-        names = [f"{HEADS}{k}" for k in self.backbone.shared()]
-        flat = np.concatenate([self.values[k].reshape(-1) for k in names]) if names else np.zeros(0, np.float32)
-        self.flat, at = flat[None], 0
+        names = list(self.backbone.shared())
+        heads = [self.values[f"{HEADS}{name}"].reshape(-1) for name in names]
+        flat = np.concatenate([np.zeros(0, np.float32), *heads])
+        self.flat = flat[None]
+        self.heads = {}
+        start = 0
         for name in names:  # views of one vector, so that one call moves them all
-            size = self.values[name].size
-            self.values[name] = flat[at : at + size].reshape(self.values[name].shape)
-            at += size
-        self.heads = {k.removeprefix(HEADS): torch.from_numpy(self.values[k]).requires_grad_() for k in names}
+            head = self.values[f"{HEADS}{name}"]
+            end = start + head.size
+            head_view = flat[start:end].reshape(head.shape)
+            self.values[f"{HEADS}{name}"] = head_view
+            self.heads[name] = torch.from_numpy(head_view).requires_grad_()
+            start = end
         self.slots = {name: np.full(len(self.values[name]), -1, np.int64) for name in _ROWS}
-        self.only = np.zeros(1, np.int64)
+        self.only_row = np.zeros(1, np.int64)
 
     def step(self, batch: TrainingSamples, cores: ThreadPoolExecutor) -> None:
-        pieces = [batch.take(slice(at, at + _SAMPLES_PER_TASK)) for at in range(0, len(batch.user), _SAMPLES_PER_TASK)]
-        slopes = list(zip(*cores.map(self._compute_gradients, pieces), strict=True))
-        used = dict(zip(_ROWS, (batch.user, batch.item), strict=True))
+        starts = range(0, len(batch.user), _SAMPLES_PER_TASK)
+        pieces = [batch.take(slice(start, start + _SAMPLES_PER_TASK)) for start in starts]
+        gradients = list(cores.map(self._compute_gradients, pieces))
+        user_slopes, item_slopes, head_slopes = zip(*gradients, strict=True)
 
-        def move(name: str) -> None:
-            slope = slopes[("users", "items", "heads").index(name)]
-            if name == "heads":
-                adam_rows(self.only, sum(slope[1:], slope[0]), self.flat, *self.adam_arguments(name))
-            else:
-                adam_used_rows(
-                    used[name], np.concatenate(slope), self.slots[name], self.values[name], *self.adam_arguments(name)
-                )
+        def move_users() -> None:
+            self._move_rows("users", batch.user, np.concatenate(user_slopes))
 
-        list(cores.map(move, (*_ROWS, "heads") if self.heads else _ROWS))
+        def move_items() -> None:
+            self._move_rows("items", batch.item, np.concatenate(item_slopes))
+
+        def move_heads() -> None:
+            slope = sum(head_slopes[1:], head_slopes[0])
+            adam_rows(self.only_row, slope, self.flat, *self.adam_arguments("heads"))
+
+        moves = [move_users, move_items]
+        if self.heads:
+            moves.append(move_heads)
+        list(cores.map(_call, moves))
+
+    def _move_rows(self, name: str, used: Longs, slope: Floats) -> None:
+        adam_used_rows(used, slope, self.slots[name], self.values[name], *self.adam_arguments(name))
 
     def _compute_gradients(self, piece: TrainingSamples) -> tuple[Floats, Floats, Floats]:
         """Of the loss of some samples, in their users' rows, their items' rows and all heads."""
@@ -306,20 +267,26 @@ class _RowTrainer(_Trainer):
 
         from tacita.learn.training.objectives import bce
 
-        used = {"users": piece.user, "items": piece.item}
-        rows = [torch.from_numpy(self.values[name][some]).requires_grad_() for name, some in used.items()]
-        each = bce(self._compute_logits(*rows), torch.from_numpy(piece.label))
-        users, items, *heads = torch.autograd.grad(
-            (torch.from_numpy(piece.weight) * each).sum(), [*rows, *self.heads.values()]
-        )
-        flat = torch.cat([one.reshape(-1) for one in heads])[None] if heads else torch.zeros(1, 0)
-        return users.numpy(), items.numpy(), flat.numpy()
+        users = torch.from_numpy(self.values["users"][piece.user]).requires_grad_()
+        items = torch.from_numpy(self.values["items"][piece.item]).requires_grad_()
+        losses = bce(self._compute_logits(users, items), torch.from_numpy(piece.label))
+        loss = (torch.from_numpy(piece.weight) * losses).sum()
+        leaves = [users, items, *self.heads.values()]
+        user_slope, item_slope, *head_slopes = torch.autograd.grad(loss, leaves)
+        flat = torch.zeros(1, 0)
+        if head_slopes:
+            flat = torch.cat([slope.reshape(-1) for slope in head_slopes])[None]
+        return user_slope.numpy(), item_slope.numpy(), flat.numpy()
 
     def _compute_logits(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        named = self.backbone.named(users)
-        wide = {k: v[None].expand(len(users), *v.shape) for k, v in self.heads.items()}
-        one_by_one: torch.Tensor = self.backbone.score(named, wide, items)
-        return one_by_one
+        rep = self.backbone.named(users)
+        heads = {name: head[None].expand(len(users), *head.shape) for name, head in self.heads.items()}
+        logits: torch.Tensor = self.backbone.score(rep, heads, items)
+        return logits
+
+
+def _call(work: Callable[[], None]) -> None:
+    work()
 
 
 class _TowerTrainer(_RowTrainer):
@@ -328,12 +295,15 @@ class _TowerTrainer(_RowTrainer):
     def __init__(self, central: CentralModel, state: CentralState) -> None:
         super().__init__(central, state)
         assert isinstance(self.backbone, TowerModel)
-        self.form = (np.array(self.backbone.config.tower, np.int64), self.backbone.gmf_width)
+        self.sizes = (np.array(self.backbone.config.tower, np.int64), self.backbone.gmf_width)
 
     def _compute_gradients(self, piece: TrainingSamples) -> tuple[Floats, Floats, Floats]:
-        users, items = (self.values[name] for name in _ROWS)
-        made = tower_slopes(self.flat[0], *self.form, users, items, piece.user, piece.item, piece.label, piece.weight)
-        return made[0], made[1], made[2][None]
+        users = self.values["users"]
+        items = self.values["items"]
+        user_slope, item_slope, flat_slope = tower_slopes(
+            self.flat[0], *self.sizes, users, items, piece.user, piece.item, piece.label, piece.weight
+        )
+        return user_slope, item_slope, flat_slope[None]
 
 
 class _GraphTrainer(_Trainer):
@@ -342,19 +312,23 @@ class _GraphTrainer(_Trainer):
     def __init__(self, central: CentralModel, state: CentralState) -> None:
         super().__init__(central, state)
         assert central.graph is not None
-        self.graph, self.layers = central.graph, central.backbone.config.layers  # type: ignore[attr-defined]
+        self.graph = central.graph
+        self.layers = central.backbone.config.layers  # type: ignore[attr-defined]
         self.n_users = len(self.values["users"])
-        self.both = np.concatenate([self.values[name] for name in _ROWS])
-        self.everything = {name: np.arange(len(self.values[name])) for name in _ROWS}
+        self.nodes = np.concatenate([self.values["users"], self.values["items"]])
+        self.spans = {"users": slice(0, self.n_users), "items": slice(self.n_users, None)}
 
     def step(self, batch: TrainingSamples, cores: ThreadPoolExecutor) -> None:
-        ends = self.graph.smooth(self.both, self.layers)
-        slope = np.zeros_like(ends)
-        add_bce_slopes(batch.user, batch.item + self.n_users, batch.label, batch.weight, ends, slope)
+        vectors = self.graph.smooth(self.nodes, self.layers)
+        slope = np.zeros_like(vectors)
+        item_node = batch.item + self.n_users
+        add_bce_slopes(batch.user, item_node, batch.label, batch.weight, vectors, slope)
         slope = self.graph.smooth(slope, self.layers)
-        for name, some in (("users", slice(0, self.n_users)), ("items", slice(self.n_users, None))):
-            adam_rows(self.everything[name], slope[some], self.both[some], *self.adam_arguments(name))
+        for name, span in self.spans.items():
+            rows = self.nodes[span]
+            adam_rows(np.arange(len(rows)), slope[span], rows, *self.adam_arguments(name))
 
     def state(self) -> CentralState:
-        values = {"users": self.both[: self.n_users].copy(), "items": self.both[self.n_users :].copy()}
-        return CentralState(values, self.moments)
+        users = self.nodes[: self.n_users].copy()
+        items = self.nodes[self.n_users :].copy()
+        return CentralState({"users": users, "items": items}, self.moments)

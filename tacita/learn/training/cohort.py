@@ -83,13 +83,15 @@ class _JointSteps:
 
     @staticmethod
     def collect(task: CohortTask, lists: dict[str, Ragged]) -> _JointSteps:
-        samplers = {}
+        joint = _JointSteps(task.view, {}, [], [])
         for name, part_task in task.tasks.items():
             if name in lists and part_task.step_samples is not None:
-                samplers[name] = part_task.step_samples
-        pulls = [part_task.pull for part_task in task.tasks.values() if part_task.pull is not None]
-        penalties = [part_task.penalty for part_task in task.tasks.values() if part_task.penalty is not None]
-        return _JointSteps(task.view, samplers, pulls, penalties)
+                joint.samplers[name] = part_task.step_samples
+            if part_task.pull is not None:
+                joint.pulls.append(part_task.pull)
+            if part_task.penalty is not None:
+                joint.penalties.append(part_task.penalty)
+        return joint
 
     @property
     def is_empty(self) -> bool:
@@ -111,7 +113,8 @@ def train_cohort(
     """
     view = task.view
     if train.decay < 1 and view.round > 0:
-        backbone = _scale_rate(backbone, train.decay**view.round)
+        factor = train.decay**view.round
+        backbone = _scale_rate(backbone, factor)
     lists = _collect_rows_needed(task, backbone)
     joint = _JointSteps.collect(task, lists)
     is_watched = bool(parts) or not joint.is_empty
@@ -125,16 +128,18 @@ def train_cohort(
     if is_watched or not isinstance(stepper, FusedStepper):
         subtract_rows(local.row_item, local.rows, view.items)
     values = _collect_moves(local, used) | _collect_extras(outcomes)
+    upload = Upload(values, np.ones(view.n_clients), view.client_keys)
     part_state = {name: outcome.state for name, outcome in outcomes.items() if outcome.state}
-    return TrainedCohort(Upload(values, np.ones(view.n_clients), view.client_keys), local, part_state)
+    return TrainedCohort(upload, local, part_state)
 
 
 def _collect_rows_needed(task: CohortTask, backbone: Scorer) -> dict[str, Ragged]:
     """Items whose rows are needed beside those of the samples: by parts, and by the model itself."""
     lists = {}
     for name, part_task in task.tasks.items():
-        if part_task.rows_needed is not None and len(part_task.rows_needed.ids):
-            lists[name] = part_task.rows_needed
+        part_lists = part_task.rows_needed
+        if part_lists is not None and len(part_lists.ids):
+            lists[name] = part_lists
     reads_rows = backbone.reads_context or backbone.reads_history
     context = backbone.context(task.view) if reads_rows else None
     if context is not None:
@@ -147,7 +152,8 @@ def _collect_extras(outcomes: dict[str, TrainingOutcome]) -> dict[str, Form]:
     extras: dict[str, Form] = {}
     for name, outcome in outcomes.items():
         for key, value in outcome.extras.items():
-            extras[f"{name}.{key}"] = value if isinstance(value, Form) else DenseArrays(np.asarray(value))
+            form = value if isinstance(value, Form) else DenseArrays(np.asarray(value))
+            extras[f"{name}.{key}"] = form
     return extras
 
 
@@ -157,7 +163,9 @@ def _run_steps(joint: _JointSteps, stepper: Stepper, backbone: Scorer, used: Boo
     if isinstance(stepper, FusedStepper) and not is_watched:
         stepper.train_whole()
     elif joint.is_empty:
-        stepper.run(0, int(local.n_steps.max(initial=0)), None, StepExtras.empty(local.view.n_clients))
+        n_steps = int(local.n_steps.max(initial=0))
+        no_extras = StepExtras.empty(local.view.n_clients)
+        stepper.run(0, n_steps, None, no_extras)
     else:
         _run_joint_steps(joint, stepper, backbone, used)
 
@@ -171,7 +179,8 @@ def _run_joint_steps(joint: _JointSteps, stepper: Stepper, backbone: Scorer, use
             extras = StepExtras.collect(local, samples)
             stepper.run(step, step + 1, phase, extras)
             if used is not None:
-                used[extras.row + np.repeat(local.row_start[:-1], np.diff(extras.ptr))] = True
+                first_row = np.repeat(local.row_start[:-1], np.diff(extras.ptr))
+                used[first_row + extras.row] = True
         for pull in joint.pulls:
             apply_pull(pull, backbone, local, step)
         for penalty in joint.penalties:
@@ -181,28 +190,36 @@ def _run_joint_steps(joint: _JointSteps, stepper: Stepper, backbone: Scorer, use
 def _collect_moves(local: LocalModels, used: Bools | None) -> dict[str, Form]:
     """How item rows and shared parameters moved; rows that were never needed stay at home."""
     view = local.view
-    client = np.repeat(np.arange(view.n_clients, dtype=np.int32), np.diff(local.row_start))
+    clients = np.arange(view.n_clients, dtype=np.int32)
+    client = np.repeat(clients, np.diff(local.row_start))
     rows = SparseRows(client, local.row_item, local.rows)
     if used is not None and not used.all():
         sent = np.flatnonzero(used)
-        rows = SparseRows(client[sent], local.row_item[sent], local.rows.take(sent, axis=0))
+        sent_rows = local.rows.take(sent, axis=0)
+        rows = SparseRows(client[sent], local.row_item[sent], sent_rows)
     values: dict[str, Form] = {"rows": rows}
-    for name, value in view.heads.items():
-        values[f"heads/{name}"] = DenseArrays(local.heads[name] - value)
+    for name, head in view.heads.items():
+        moved = local.heads[name] - head
+        values[f"heads/{name}"] = DenseArrays(moved)
     return values
 
 
 def _scale_rate(backbone: Scorer, factor: float) -> Scorer:
     """The same model with a lower learning rate."""
     rate = getattr(backbone.config, "lr", 1.0) * factor
-    return type(backbone)(backbone.config.model_copy(update={"lr": rate}))
+    config = backbone.config.model_copy(update={"lr": rate})
+    return type(backbone)(config)
 
 
 def _mark_used_rows(local: LocalModels) -> Bools:
     """Marks the rows that the round's own samples use and that the model reads."""
     used = np.zeros(len(local.row_item), bool)
-    used[local.row_of + np.repeat(local.row_start[:-1], np.diff(local.ptr))] = True
+    first_row = local.row_start[:-1]
+    row_of_sample = local.row_of + np.repeat(first_row, np.diff(local.ptr))
+    used[row_of_sample] = True
     if CONTEXT in local.rows_needed:
         lists, row = local.rows_needed[CONTEXT]
-        used[row + np.repeat(local.row_start[:-1], np.diff(lists.ptr[local.view.user_ptr]))] = True
+        n_entries = np.diff(lists.ptr[local.view.user_ptr])
+        row_of_entry = row + np.repeat(first_row, n_entries)
+        used[row_of_entry] = True
     return used

@@ -17,28 +17,48 @@ class EgoStepper(Stepper):
     backbone: EgoModel
 
     @staticmethod
-    def supports(backbone: Scorer, plan: TrainConfig) -> bool:
-        plain = plan.objective == "bpr" and plan.optimiser == "lazy-adam" and plan.n_joint_silos == 0
-        cut = plan.batches == "samples"
-        return plain and cut and type(backbone) is EgoModel  # who derives from it may read other items or weigh them
+    def supports(backbone: Scorer, train: TrainConfig) -> bool:
+        is_plain = train.objective == "bpr" and train.optimiser == "lazy-adam" and train.n_joint_silos == 0
+        cuts_samples = train.batches == "samples"
+        is_ego = type(backbone) is EgoModel  # who derives from it may read other items or weigh them
+        return is_plain and cuts_samples and is_ego
 
     def run(self, first: int, last: int, phase: int | None, extras: StepExtras) -> None:
-        local, plan, backbone = self.local, self.plan, self.backbone
-        whole = first == 0 and last >= int(local.n_steps.max(initial=0)) and len(extras.row) == 0
-        assert whole, "a client's steps are taken all at once"
+        self.assert_whole(first, last, extras)
+        local = self.local
+        train = self.train
+        backbone = self.backbone
         partner = local.partner
         assert partner is not None
-        weight = np.ones(len(local.item), np.float32) if local.weight is None else local.weight
+        weight = local.weight
+        if weight is None:
+            weight = np.ones(len(local.item), np.float32)
         context, row = local.rows_needed[CONTEXT]
         inside = mark_listed(local.view.n_items, local.user_ptr, local.item, context.ptr, context.ids)
-        rates = backbone.rates(local.view.n_items)
-        rate, row_rate = (np.full(backbone.item_width, rates[name], np.float32) for name in ("p", "rows"))
+        rate = np.full(backbone.item_width, self.rates["p"], np.float32)
+        row_rate = np.full(backbone.item_width, self.rates["rows"], np.float32)
 
-        def train(some: tuple[int, int]) -> None:
+        def train_clients(clients: tuple[int, int]) -> None:
             ego_steps(
-                *some, local.batch, np.float32(plan.bpr_scale), np.float32(plan.l2), backbone.config.item_propagation,
-                local.turn_ptr, local.order, partner, weight, local.row_of, inside, context.ptr, row, local.row_start,
-                local.rows, local.private, rate, row_rate, np.float32(plan.weight_decay),
-            )  # fmt: skip
+                *clients,
+                local.batch,
+                np.float32(train.bpr_scale),
+                np.float32(train.l2),
+                backbone.config.item_propagation,
+                local.turn_ptr,
+                local.order,
+                partner,
+                weight,
+                local.row_of,
+                inside,
+                context.ptr,
+                row,
+                local.row_start,
+                local.rows,
+                local.private,
+                rate,
+                row_rate,
+                np.float32(train.weight_decay),
+            )
 
-        run_on_cores(local.turn_ptr, train)
+        run_on_cores(local.turn_ptr, train_clients)

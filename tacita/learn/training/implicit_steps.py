@@ -22,7 +22,8 @@ def apply_pull(pull: ProximalTerm, backbone: Scorer, local: LocalModels, step: i
     strength = 2 * np.concatenate(widths) * pull.strength
     is_active_user = np.repeat(is_active, np.diff(local.view.user_ptr))
     users = np.flatnonzero(pull.pulls_private & is_active_user)
-    local.private[users] = (local.private[users] + strength * pull.private[users]) / (1 + strength)
+    pulled = local.private[users] + strength * pull.private[users]
+    local.private[users] = pulled / (1 + strength)
 
 
 def apply_penalty(penalty: NormPenalty, backbone: Scorer, local: LocalModels, step: int) -> None:
@@ -39,12 +40,16 @@ def apply_penalty(penalty: NormPenalty, backbone: Scorer, local: LocalModels, st
     reached = _solve_length(penalty.length, length, squares, strengths)
     shrinks = (length > penalty.length) & (step < local.n_steps)
     factors: Arrays = {}
+    excess = 1 - penalty.length / reached
     for name, strength in strengths.items():
-        factors[name] = np.where(shrinks, 1 / (1 + strength * (1 - penalty.length / reached)), 1.0)
+        shrunk = 1 / (1 + strength * excess)
+        factors[name] = np.where(shrinks, shrunk, 1.0)
     scale_moves(factors["rows"], local.row_start, local.row_item, local.rows, view.items)
     for name, value in view.heads.items():
-        factor = factors[name].reshape(-1, *[1] * value.ndim)
-        local.heads[name][...] = value + factor * (local.heads[name] - value)
+        column_shape = (-1, *[1] * value.ndim)
+        factor = factors[name].reshape(column_shape)
+        moved = local.heads[name] - value
+        local.heads[name][...] = value + factor * moved
 
 
 def _squared_moves(local: LocalModels) -> dict[str, Doubles]:
@@ -52,8 +57,9 @@ def _squared_moves(local: LocalModels) -> dict[str, Doubles]:
     view = local.view
     squares = {"rows": sum_move_squares(local.row_start, local.row_item, local.rows, view.items)}
     for name, value in view.heads.items():
-        moved = (local.heads[name] - value).astype(np.float64).reshape(view.n_clients, -1)
-        squares[name] = (moved**2).sum(axis=1)
+        moved = (local.heads[name] - value).astype(np.float64)
+        vectors = moved.reshape(view.n_clients, -1)
+        squares[name] = (vectors**2).sum(axis=1)
     return squares
 
 
@@ -63,8 +69,12 @@ def _solve_length(bound: float, length: Doubles, squares: dict[str, Doubles], st
     high = np.maximum(length, bound)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        terms = (square / (1 + strengths[name] * (1 - bound / middle)) ** 2 for name, square in squares.items())
-        is_longer = sum(terms, 0.0) > middle**2
+        excess = 1 - bound / middle
+        reached = np.zeros(len(length))
+        for name, square in squares.items():
+            shrink = 1 + strengths[name] * excess
+            reached += square / shrink**2
+        is_longer = reached > middle**2
         low = np.where(is_longer, middle, low)
         high = np.where(is_longer, high, middle)
     return high

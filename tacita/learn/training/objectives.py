@@ -20,12 +20,15 @@ def squared_error(scores: Tensor, label: Tensor) -> Tensor:
 
 
 def bpr(positive: Tensor, negative: Tensor, scale: float) -> Tensor:
-    return -functional.logsigmoid(scale * (positive - negative))
+    margin = scale * (positive - negative)
+    return -functional.logsigmoid(margin)
 
 
 POINTWISE: dict[str, Loss] = {"bce": bce, "squared": squared_error}
 
 
-def sum_weighted_squares(table: Tensor, some: Tensor, weight: Tensor) -> Tensor:
+def sum_weighted_squares(table: Tensor, rows: Tensor, weight: Tensor) -> Tensor:
     """The weighted squared lengths of some rows of a table."""
-    return (weight[:, None] * table[some] ** 2).sum()
+    squares = table[rows] ** 2
+    weighted = weight[:, None] * squares
+    return weighted.sum()

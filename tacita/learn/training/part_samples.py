@@ -24,9 +24,11 @@ def collect_part_samples(view: CohortView, tasks: Tasks, own: Ragged) -> Ragged 
         if len(samples) != len(view.user) or len(label) != len(samples.ids):
             raise TacitaError(f"part '{name}' must give every user a list of samples, and every sample a 'label'.")
         _check_items(name, samples.ids, view.n_items)
-        if not ((label >= 0) & (label <= 1)).all():  # not a number fails, too
+        is_probability = (label >= 0) & (label <= 1)  # not a number fails, too
+        if not is_probability.all():
             raise TacitaError(f"part '{name}' gave samples with a label outside 0 to 1.")
-        collected = collected.join_rows(Ragged(samples.ptr, samples.ids, {"label": label}))
+        labelled = Ragged(samples.ptr, samples.ids, {"label": label})
+        collected = collected.join_rows(labelled)
     return collected if len(collected.ids) else None
 
 
@@ -37,29 +39,36 @@ def collect_part_likes(view: CohortView, tasks: Tasks) -> Ragged | None:
         likes = None if task.likes is None else task.likes(view)
         if likes is None:
             continue
-        weight = np.asarray(likes.values.get("weight", np.zeros(0)), np.float32)
+        column = likes.values.get("weight", np.zeros(0))
+        weight = np.asarray(column, np.float32)
         if len(likes) != len(view.user) or len(weight) != len(likes.ids):
             raise TacitaError(f"part '{name}' must give every user a list of likes, and every one a 'weight'.")
         _check_items(name, likes.ids, view.n_items)
-        if not ((weight >= 0) & (weight < np.inf)).all():
+        is_weight = (weight >= 0) & (weight < np.inf)
+        if not is_weight.all():
             raise TacitaError(f"part '{name}' gave likes with a weight that is negative or not finite.")
-        collected = collected.join_rows(Ragged(likes.ptr, likes.ids, {"weight": weight}))
+        weighted = Ragged(likes.ptr, likes.ids, {"weight": weight})
+        collected = collected.join_rows(weighted)
     return collected if len(collected.ids) else None
 
 
 def collect_part_negatives(view: CohortView, tasks: Tasks, counts: Longs) -> Ints | None:
     """The negatives of the part that chooses them, flat in user order; None: they are drawn uniformly."""
+    n_negatives = counts.sum()
     for name, task in tasks.items():
         chosen = None if task.negatives is None else task.negatives(view, counts)
         if chosen is None:
             continue
-        if chosen.shape != (counts.sum(),):
-            raise TacitaError(f"part '{name}' chose {chosen.size} negatives where {counts.sum()} were asked for.")
+        if chosen.shape != (n_negatives,):
+            raise TacitaError(f"part '{name}' chose {chosen.size} negatives where {n_negatives} were asked for.")
         _check_items(name, chosen, view.n_items)
         return chosen
     return None
 
 
 def _check_items(name: str, ids: AnyArray, n_items: int) -> None:
-    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < n_items:
+    if not len(ids):
+        return
+    is_in_range = ids.min() >= 0 and ids.max() < n_items
+    if not is_in_range:
         raise TacitaError(f"part '{name}' gave samples of items outside 0 to {n_items - 1}.")

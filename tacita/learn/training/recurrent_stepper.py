@@ -1,7 +1,7 @@
 """The compiled stepper of the interest model: all steps of a client at once, clients on all cores.
 
 A client may be a silo of many people. Batches hold whole people, or `train.held_steps` of them share theirs, so a state
-is made once a person and epoch. Over held steps it stands still, where the torch steppers make it anew in each: the
+is computed once a person and epoch. Over held steps it stands still, where the torch steppers compute it in each: the
 only setting in which the two differ by more than rounding.
 """
 
@@ -24,75 +24,120 @@ from tacita.models.scorer import Scorer
 class RecurrentStepper(Stepper):
     backbone: InterestModel
 
-    def __init__(self, backbone: InterestModel, plan: TrainConfig, local: LocalModels) -> None:
-        super().__init__(backbone, plan, local)
-        rates = backbone.rates(local.view.n_items)
+    def __init__(self, backbone: InterestModel, train: TrainConfig, local: LocalModels) -> None:
+        super().__init__(backbone, train, local)
+        rates = self.rates
         shapes = backbone.shared()
-        starts = np.cumsum([0, *(math.prod(shape) for shape in shapes.values())])
-        place = dict(zip(shapes, starts.tolist()))
-        sizes = backbone.config.tower
-        deeper = range(1, len(sizes))
-        self.form: tuple[Any, ...] = (
-            np.array([place[name] for name in PIECES]),
-            np.array([place["item_layer"], *(place[f"layer_{k}"] for k in deeper)]),
-            np.array([place[f"bias_{k}"] for k in range(len(sizes))]),
-            np.array(sizes, np.int64),
-            backbone.config.gap_width,
-            np.float32(backbone.config.mu),
-        )
+        self.form = _describe_model(backbone)
         self.rate = np.full(backbone.config.dim, rates["p"], np.float32)
         self.row_rate = np.full(backbone.item_width, rates["rows"], np.float32)
-        self.flat_rate = np.concatenate([np.full(math.prod(v), rates[k], np.float32) for k, v in shapes.items()])
+        flat_rates = [np.full(math.prod(shape), rates[name], np.float32) for name, shape in shapes.items()]
+        self.flat_rate = np.concatenate(flat_rates)
 
     @staticmethod
-    def supports(backbone: Scorer, plan: TrainConfig) -> bool:
-        plain = plan.objective == "bce" and plan.optimiser in ("lazy-adam", "pfedme") and plan.l2 == 0
-        return plain and plan.batches == "people" and isinstance(backbone, InterestModel)
+    def supports(backbone: Scorer, train: TrainConfig) -> bool:
+        is_plain = train.objective == "bce" and train.optimiser in ("lazy-adam", "pfedme") and train.l2 == 0
+        return is_plain and train.batches == "people" and isinstance(backbone, InterestModel)
 
     def run(self, first: int, last: int, phase: int | None, extras: StepExtras) -> None:
+        self.assert_whole(first, last, extras)
         local = self.local
-        whole = first == 0 and last >= int(local.n_steps.max(initial=0)) and len(extras.row) == 0
-        assert whole, "a client's steps are taken all at once"
         flat = self.backbone.flatten_heads(local.heads)
-        lists, row = local.rows_needed[CONTEXT]
-        read = (
-            local.batch_ptr, local.batch_start, local.order, local.owner, local.row_of, local.label,
-            lists.ptr, row, lists.values[RATING], lists.values[GAP], local.row_start,
-        )  # fmt: skip
-        if self.plan.optimiser == "pfedme":
-            self._run_pfedme(flat, read)
+        samples = self._sample_arguments()
+        if self.train.optimiser == "pfedme":
+            self._run_pfedme(flat, samples)
         else:
-            self._run_adam(flat, read)
+            self._run_adam(flat, samples)
         for name, value in self.backbone.unflatten_heads(flat).items():
             local.heads[name][...] = value
 
-    def _run_adam(self, flat: Floats, read: tuple[Any, ...]) -> None:
-        """By lazy Adam."""
-        local, decay, steps = self.local, np.float32(self.plan.weight_decay), cast(Any, interest_steps)
+    def _sample_arguments(self) -> tuple[Any, ...]:
+        """What both loops read and never change."""
+        local = self.local
+        lists, row = local.rows_needed[CONTEXT]
+        return (
+            local.batch_ptr,
+            local.batch_start,
+            local.order,
+            local.owner,
+            local.row_of,
+            local.label,
+            lists.ptr,
+            row,
+            lists.values[RATING],
+            lists.values[GAP],
+            local.row_start,
+        )
 
-        def train(some: tuple[int, int]) -> None:
-            steps(
-                *some, *self.form, decay, local.batches_per_group, *read, local.rows, local.view.user_ptr,
+    def _run_adam(self, flat: Floats, samples: tuple[Any, ...]) -> None:
+        """By lazy Adam."""
+        local = self.local
+        take_steps = cast(Any, interest_steps)
+        decay = np.float32(self.train.weight_decay)
+
+        def train_clients(clients: tuple[int, int]) -> None:
+            take_steps(
+                *clients,
+                *self.form,
+                decay,
+                local.batches_per_group,
+                *samples,
+                local.rows,
+                local.view.user_ptr,
                 local.private,
                 flat,
-                self.rate, self.row_rate, self.flat_rate,
-            )  # fmt: skip
+                self.rate,
+                self.row_rate,
+                self.flat_rate,
+            )
 
-        run_on_cores(local.turn_ptr, train)
+        run_on_cores(local.turn_ptr, train_clients)
 
-    def _run_pfedme(self, flat: Floats, read: tuple[Any, ...]) -> None:
+    def _run_pfedme(self, flat: Floats, samples: tuple[Any, ...]) -> None:
         """By pFedMe: personal models learn beside those that were received."""
-        local, how, steps = self.local, self.plan.pfedme, cast(Any, interest_pfedme_steps)
-        said = how.inner_steps, np.float32(how.inner_lr), np.float32(how.lam), np.float32(how.eta)
-        rows, private, mine = local.rows.copy(), local.private.copy(), flat.copy()
+        local = self.local
+        config = self.train.pfedme
+        take_steps = cast(Any, interest_pfedme_steps)
+        settings = (config.inner_steps, np.float32(config.inner_lr), np.float32(config.lam), np.float32(config.eta))
+        personal_rows = local.rows.copy()
+        personal_private = local.private.copy()
+        personal_flat = flat.copy()
 
-        def train(some: tuple[int, int]) -> None:
-            steps(
-                *some, *self.form, *said, *read, local.view.user_ptr, local.rows, local.private,
+        def train_clients(clients: tuple[int, int]) -> None:
+            take_steps(
+                *clients,
+                *self.form,
+                *settings,
+                *samples,
+                local.view.user_ptr,
+                local.rows,
+                local.private,
                 flat,
-                rows, private, mine,
-            )  # fmt: skip
+                personal_rows,
+                personal_private,
+                personal_flat,
+            )
 
-        run_on_cores(local.turn_ptr, train)
-        heads = {f"heads.{name}": value for name, value in self.backbone.unflatten_heads(mine).items()}
-        local.personal = {"private": private, "rows": rows, **heads}
+        run_on_cores(local.turn_ptr, train_clients)
+        local.personal = {"private": personal_private, "rows": personal_rows}
+        for name, value in self.backbone.unflatten_heads(personal_flat).items():
+            local.personal[f"heads.{name}"] = value
+
+
+def _describe_model(backbone: InterestModel) -> tuple[Any, ...]:
+    """Where the pieces of the flat shared parameters begin, and the sizes, as compiled loops want them."""
+    shapes = backbone.shared()
+    lengths = [math.prod(shape) for shape in shapes.values()]
+    starts = np.cumsum([0, *lengths])
+    start_of = dict(zip(shapes, starts.tolist(), strict=False))
+    sizes = backbone.config.tower
+    layers = ["item_layer", *(f"layer_{k}" for k in range(1, len(sizes)))]
+    biases = [f"bias_{k}" for k in range(len(sizes))]
+    return (
+        np.array([start_of[name] for name in PIECES]),
+        np.array([start_of[name] for name in layers]),
+        np.array([start_of[name] for name in biases]),
+        np.array(sizes, np.int64),
+        backbone.config.gap_width,
+        np.float32(backbone.config.mu),
+    )

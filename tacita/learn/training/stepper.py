@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tacita.core.config import TrainConfig
+from tacita.core.flat_indices import count_offsets
 from tacita.core.types import ExtraSamples, Floats, Ints, LocalModels, Longs
 from tacita.kernels.steps import affine_steps
 from tacita.kernels.threads import threads_in_use
@@ -33,8 +34,10 @@ class StepExtras:
 
     @staticmethod
     def empty(n_clients: int) -> StepExtras:
-        ints, floats = np.zeros(0, np.int32), np.zeros(0, np.float32)
-        return StepExtras(np.zeros(n_clients + 1, np.int64), ints, ints, floats, floats)
+        ptr = np.zeros(n_clients + 1, np.int64)
+        ints = np.zeros(0, np.int32)
+        floats = np.zeros(0, np.float32)
+        return StepExtras(ptr, ints, ints, floats, floats)
 
     @staticmethod
     def collect(local: LocalModels, samples: Mapping[str, ExtraSamples | None]) -> StepExtras:
@@ -55,10 +58,8 @@ class StepExtras:
             return StepExtras.empty(n_clients)
         clients = np.concatenate(client)
         order = np.argsort(clients, kind="stable")
-        ptr = np.zeros(n_clients + 1, np.int64)
-        np.cumsum(np.bincount(clients, minlength=n_clients), out=ptr[1:])
         return StepExtras(
-            ptr,
+            count_offsets(np.bincount(clients, minlength=n_clients)),
             np.concatenate(row)[order].astype(np.int32),
             np.concatenate(owner)[order].astype(np.int32),
             np.concatenate(label)[order].astype(np.float32),
@@ -67,18 +68,28 @@ class StepExtras:
 
 
 class Stepper(ABC):
-    def __init__(self, backbone: Scorer, plan: TrainConfig, local: LocalModels) -> None:
+    def __init__(self, backbone: Scorer, train: TrainConfig, local: LocalModels) -> None:
         self.backbone = backbone
-        self.plan = plan
+        self.train = train
         self.local = local
+        self.rates = backbone.rates(local.view.n_items)
+
+    def assert_whole(self, first: int, last: int, extras: StepExtras) -> None:
+        """For steppers that take all steps of a client at once, with nothing in between."""
+        most_steps = int(self.local.n_steps.max(initial=0))
+        is_whole = first == 0 and last >= most_steps and len(extras.row) == 0
+        assert is_whole, "a client's steps are taken all at once"
 
     def row_logits(self) -> Floats:
         """The logit of every local row under its client's own model, as it stands; clients are one user each."""
         reading = self.backbone.reading(self.local.private, {})
         assert reading is not None, "models that are not affine in the item row have steppers that say it"
-        a, c = reading
-        client = np.repeat(np.arange(self.local.view.n_clients), np.diff(self.local.row_start))
-        return np.asarray((a[client] * self.local.rows).sum(1) + c[client], np.float32)
+        weights, bias = reading
+        n_rows = np.diff(self.local.row_start)
+        client = np.repeat(np.arange(self.local.view.n_clients), n_rows)
+        products = weights[client] * self.local.rows
+        logits = products.sum(1) + bias[client]
+        return np.asarray(logits, np.float32)
 
     @abstractmethod
     def run(self, first: int, last: int, phase: int | None, extras: StepExtras) -> None:
@@ -86,27 +97,33 @@ class Stepper(ABC):
 
 
 class FusedStepper(Stepper):
-    def __init__(self, backbone: Scorer, plan: TrainConfig, local: LocalModels) -> None:
-        super().__init__(backbone, plan, local)
+    """All clients, all steps, for backbones that are affine in the item row."""
+
+    def __init__(self, backbone: Scorer, train: TrainConfig, local: LocalModels) -> None:
+        super().__init__(backbone, train, local)
         assert backbone.affine_kind is not None
         self.kind = backbone.affine_kind
-        rates = backbone.rates(local.view.n_items)
-        self.rate = np.concatenate([np.full(width, rates[name], np.float32) for name, width in backbone.layout.items()])
-        self.item_rate = rates["rows"]
+        private_rates = [np.full(width, self.rates[name], np.float32) for name, width in backbone.layout.items()]
+        self.rate = np.concatenate(private_rates)
 
     @staticmethod
-    def supports(backbone: Scorer, plan: TrainConfig) -> bool:
-        plain = plan.objective == "bce" and plan.optimiser == "sgd" and plan.l2 == 0 and plan.n_joint_silos == 0
-        return plain and plan.batches == "samples" and backbone.affine_kind is not None
+    def supports(backbone: Scorer, train: TrainConfig) -> bool:
+        is_plain = train.objective == "bce" and train.optimiser == "sgd" and train.l2 == 0
+        cuts_samples = train.n_joint_silos == 0 and train.batches == "samples"
+        return is_plain and cuts_samples and backbone.affine_kind is not None
 
     def run(self, first: int, last: int, phase: int | None, extras: StepExtras) -> None:
-        phases = (0, len(self.backbone.phases)) if phase is None else (phase, phase + 1)
+        phases = (0, len(self.backbone.phases))
+        if phase is not None:
+            phases = (phase, phase + 1)
         self._take_steps(first, last, phases, extras, whole=False)
 
     def train_whole(self) -> None:
         """Gather, take all steps and diff, client by client: for models whose rows nobody looks at in between."""
-        n_steps, phases = int(self.local.n_steps.max(initial=0)), (0, len(self.backbone.phases))
-        self._take_steps(0, n_steps, phases, StepExtras.empty(self.local.view.n_clients), whole=True)
+        n_steps = int(self.local.n_steps.max(initial=0))
+        phases = (0, len(self.backbone.phases))
+        no_extras = StepExtras.empty(self.local.view.n_clients)
+        self._take_steps(0, n_steps, phases, no_extras, whole=True)
 
     def _take_steps(self, first: int, last: int, phases: tuple[int, int], extras: StepExtras, whole: bool) -> None:
         local = self.local
@@ -126,7 +143,7 @@ class FusedStepper(Stepper):
             local.rows,
             local.private,
             self.rate,
-            self.item_rate,
+            self.rates["rows"],
             extras.ptr,
             extras.row,
             extras.label,

@@ -22,70 +22,103 @@ _SHARES = 8  # for every core, so that none waits long for another
 class TowerStepper(Stepper):
     backbone: TowerModel
 
-    def __init__(self, backbone: TowerModel, plan: TrainConfig, local: LocalModels) -> None:
-        super().__init__(backbone, plan, local)
-        rates = backbone.rates(local.view.n_items)
-        self.rate = np.concatenate([np.full(width, rates[name], np.float32) for name, width in backbone.layout.items()])
+    def __init__(self, backbone: TowerModel, train: TrainConfig, local: LocalModels) -> None:
+        super().__init__(backbone, train, local)
+        rates = self.rates
+        private_rates = [np.full(width, rates[name], np.float32) for name, width in backbone.layout.items()]
+        self.rate = np.concatenate(private_rates)
         self.row_rate = np.full(backbone.item_width, rates["rows"], np.float32)
-        each = {name: np.full(shape, rates[name], np.float32) for name, shape in backbone.shared().items()}
-        self.flat_rate = backbone.flatten_heads({name: v[None] for name, v in each.items()})[0]
-        self.form = (backbone.gmf_width, np.array(backbone.config.tower, np.int64))
+        head_rates = {}
+        for name, shape in backbone.shared().items():
+            head_rates[name] = np.full((1, *shape), rates[name], np.float32)
+        self.flat_rate = backbone.flatten_heads(head_rates)[0]
+        self.sizes = (backbone.gmf_width, np.array(backbone.config.tower, np.int64))
 
     @staticmethod
-    def supports(backbone: Scorer, plan: TrainConfig) -> bool:
-        plain = plan.objective == "bce" and plan.optimiser == "lazy-adam" and plan.l2 == 0 and plan.n_joint_silos == 0
-        return plain and plan.batches == "samples" and isinstance(backbone, TowerModel) and not backbone.reads_context
+    def supports(backbone: Scorer, train: TrainConfig) -> bool:
+        is_plain = train.objective == "bce" and train.optimiser == "lazy-adam" and train.l2 == 0
+        cuts_samples = train.n_joint_silos == 0 and train.batches == "samples"
+        is_tower = isinstance(backbone, TowerModel) and not backbone.reads_context
+        return is_plain and cuts_samples and is_tower
 
     def run(self, first: int, last: int, phase: int | None, extras: StepExtras) -> None:
+        self.assert_whole(first, last, extras)
         local = self.local
-        whole = first == 0 and last >= int(local.n_steps.max(initial=0)) and len(extras.row) == 0
-        assert whole, "a client's steps are taken all at once"
-        flat, decay = self.backbone.flatten_heads(local.heads), np.float32(self.plan.weight_decay)
+        flat = self.backbone.flatten_heads(local.heads)
         moments = self._load_moments(flat)
 
-        def train(some: tuple[int, int]) -> None:
+        def train_clients(clients: tuple[int, int]) -> None:
             tower_steps(
-                *some, local.batch, *self.form, local.turn_ptr, local.order, local.row_of, local.label,
-                local.row_start, local.rows, local.private, flat, self.rate, self.row_rate, self.flat_rate, decay,
+                *clients,
+                local.batch,
+                *self.sizes,
+                local.turn_ptr,
+                local.order,
+                local.row_of,
+                local.label,
+                local.row_start,
+                local.rows,
+                local.private,
+                flat,
+                self.rate,
+                self.row_rate,
+                self.flat_rate,
+                np.float32(self.train.weight_decay),
                 *moments,
-            )  # fmt: skip
+            )
 
-        run_on_cores(local.turn_ptr, train)
+        run_on_cores(local.turn_ptr, train_clients)
         for name, value in self.backbone.unflatten_heads(flat).items():
             local.heads[name][...] = value
-        for kind, made in zip(("mean", "square"), moments[-2:], strict=True):
-            if local.moments:
-                for name, value in self.backbone.unflatten_heads(made).items():
-                    local.moments[f"heads.{name}.{kind}"][...] = value
+        if local.moments:
+            self._store_moments("mean", moments[-2])
+            self._store_moments("square", moments[-1])
+
+    def _store_moments(self, kind: str, flat: AnyArray) -> None:
+        for name, value in self.backbone.unflatten_heads(flat).items():
+            self.local.moments[f"heads.{name}.{kind}"][...] = value
 
     def _load_moments(self, flat: Floats) -> tuple[AnyArray, ...]:
         """What is kept of Adam, as the loop wants it; it is empty where nothing is."""
-        held = self.local.moments
-        if not held:
-            longs, table, vectors = np.zeros(0, np.int64), self.local.rows[:0], flat[:0]
-            return (longs, longs, table, table, self.local.private[:0], self.local.private[:0], vectors, vectors)
-        own = [held[f"{name}.{kind}"] for name in ("rows", "private") for kind in ("mean", "square")]
-        heads = [
-            self.backbone.flatten_heads({name: held[f"heads.{name}.{kind}"] for name in self.local.heads})
-            for kind in ("mean", "square")
-        ]
-        return (held["steps"], held["rows.steps"], *own, *heads)
+        moments = self.local.moments
+        if not moments:
+            no_steps = np.zeros(0, np.int64)
+            no_rows = self.local.rows[:0]
+            no_private = self.local.private[:0]
+            no_heads = flat[:0]
+            return (no_steps, no_steps, no_rows, no_rows, no_private, no_private, no_heads, no_heads)
+        return (
+            moments["steps"],
+            moments["rows.steps"],
+            moments["rows.mean"],
+            moments["rows.square"],
+            moments["private.mean"],
+            moments["private.square"],
+            self._flatten_moments("mean"),
+            self._flatten_moments("square"),
+        )
+
+    def _flatten_moments(self, kind: str) -> AnyArray:
+        moments = self.local.moments
+        return self.backbone.flatten_heads({name: moments[f"heads.{name}.{kind}"] for name in self.local.heads})
 
     def row_logits(self) -> Floats:
-        local, flat = self.local, self.backbone.flatten_heads(self.local.heads)
-        out = np.empty(len(local.rows), np.float32)
+        local = self.local
+        flat = self.backbone.flatten_heads(local.heads)
+        logits = np.empty(len(local.rows), np.float32)
 
-        def read(some: tuple[int, int]) -> None:
-            tower_row_logits(*some, *self.form, local.row_start, local.rows, local.private, flat, out)
+        def score_clients(clients: tuple[int, int]) -> None:
+            tower_row_logits(*clients, *self.sizes, local.row_start, local.rows, local.private, flat, logits)
 
-        run_on_cores(local.turn_ptr, read)
-        return out
+        run_on_cores(local.turn_ptr, score_clients)
+        return logits
 
 
 def run_on_cores(ptr: Longs, work: Callable[[tuple[int, int]], None]) -> None:
     """Some neighbouring clients at a time, with about as many samples."""
     cores = threads_in_use()
     marks = np.linspace(0, ptr[-1], cores * _SHARES + 1).astype(np.int64)
-    ends = np.unique(np.append(np.searchsorted(ptr, marks), [0, len(ptr) - 1]))
+    cuts = np.searchsorted(ptr, marks)
+    ends = np.unique(np.append(cuts, [0, len(ptr) - 1]))
     with limit_blas_threads(), ThreadPoolExecutor(cores) as pool:
         list(pool.map(work, pairwise(ends.tolist())))

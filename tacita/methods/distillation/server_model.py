@@ -9,7 +9,8 @@ import numpy as np
 from tacita.core.draws import Draws
 from tacita.core.types import Arrays, Floats, Ints, Keys, Longs, Ragged
 from tacita.kernels.hashing import hash_owners
-from tacita.learn.training.central_model import CentralModel, CentralState, InteractionGraph
+from tacita.learn.training.central_model import CentralModel
+from tacita.learn.training.central_state import CentralState, InteractionGraph
 from tacita.methods.distillation.candidates import UploadHistory
 from tacita.models.scorer import Scorer
 

@@ -20,7 +20,8 @@ from tacita.core.config import validate_model
 from tacita.core.errors import TacitaError, unknown_name_error
 from tacita.core.types import Arrays, CohortView, Doubles, Floats, Keys, LocalModels, Ragged, ServerState
 from tacita.learn.scores import SCORES, PredictionPart
-from tacita.learn.training.central_model import CentralModel, TrainingSamples
+from tacita.learn.training.central_model import CentralModel
+from tacita.learn.training.central_state import TrainingSamples
 from tacita.messages import PerClientField, SparseRows, Total
 from tacita.methods.distillation.candidates import find_candidates, schedule_candidates, select_confident
 from tacita.methods.distillation.client_model import score_client_models

@@ -16,7 +16,7 @@ import numpy as np
 
 from tacita.core.types import AnyArray, Arrays, Doubles, Floats, Ints, Keys, Longs, Ragged, SharedRecord
 from tacita.kernels.graph import propagate_rows
-from tacita.learn.training.central_model import InteractionGraph
+from tacita.learn.training.central_state import InteractionGraph
 
 UserStart = Literal["mean", "zero", "learned"]
 
