@@ -16,7 +16,8 @@ from tacita.core.device_lists import AppendedLists, DeviceLists, slice_lists, up
 from tacita.core.files import read_arrays, write_arrays
 from tacita.core.types import Ragged
 from tacita.kernels.pages import NONE, PAGE
-from tacita.round.device_state import DeviceState, PagedLists, flatten_devices, read_devices, stream_devices, take_rows
+from tacita.round.device_state import DeviceState, flatten_devices, read_devices, stream_devices, take_rows
+from tacita.round.paged_lists import PagedLists
 
 N = 6
 EMPTY = {"item": np.zeros(0, np.int32), "row": np.zeros((0, 2), np.float32)}

@@ -41,7 +41,7 @@ from tacita.data.splits import split
 from tacita.federation.evaluation import draw_candidates
 from tacita.federation.rounds import Progress, run_round
 from tacita.federation.scoring import DeviceScorer
-from tacita.kernels import interest as kernels
+from tacita.kernels import interest, interest_states, interest_tower
 from tacita.learn.training.local_models import build_local_models
 from tacita.learn.training.recurrent_stepper import RecurrentStepper
 from tacita.methods import RunContext, build_parts, preset_parts, resolve_config
@@ -678,7 +678,11 @@ def test_the_loss_falls_in_silos() -> None:
 
 def test_no_sum_of_the_compiled_step_may_be_reordered() -> None:
     """Loops that round otherwise with their caller than by themselves made a first run differ from the next."""
-    compiled = {name: one for name, one in vars(kernels).items() if hasattr(one, "targetoptions")}
-    found = {name: one for name, one in compiled.items() if one.__module__ == kernels.__name__}
-    assert len(found) > 10
-    assert [name for name, one in found.items() if one.targetoptions.get("fastmath")] == []
+    modules = (interest, interest_states, interest_tower)
+    compiled = {}
+    for module in modules:
+        for name, function in vars(module).items():
+            if hasattr(function, "targetoptions") and function.__module__ == module.__name__:
+                compiled[name] = function
+    assert len(compiled) > 10
+    assert [name for name, function in compiled.items() if function.targetoptions.get("fastmath")] == []

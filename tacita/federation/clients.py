@@ -15,6 +15,7 @@ from tacita.core.config import ParticipationConfig
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.files import flatten_parts, nest_parts
+from tacita.core.flat_indices import count_offsets, find_in_sorted
 from tacita.core.types import (
     AnyArray,
     Arrays,
@@ -31,7 +32,8 @@ from tacita.core.types import (
 )
 from tacita.kernels.hashing import choose_distinct, hash_owners, sample_owners
 from tacita.models.base import Backbone
-from tacita.round.device_state import OWN_ROWS, PARTS, DeviceState, PagedLists
+from tacita.round.device_state import OWN_ROWS, PARTS, DeviceState
+from tacita.round.paged_lists import PagedLists
 from tacita.round.plan import Plan
 from tacita.round.state import initial_state
 
@@ -73,11 +75,13 @@ class Membership:
 
     def find_clients(self, keys: Keys) -> Longs:
         """The clients that have these keys, ascending."""
+        if not len(keys):
+            return np.zeros(0, np.int64)
         order = np.argsort(self.keys)
-        at = np.minimum(np.searchsorted(self.keys, keys, sorter=order), max(0, len(order) - 1))
-        if len(keys) and (len(order) == 0 or not (self.keys[order[at]] == keys).all()):
+        place, is_known = find_in_sorted(self.keys[order], keys)
+        if not is_known.all():
             raise TacitaError("some of the clients that were chosen are not known here.")
-        return np.sort(order[at])
+        return np.sort(order[place])
 
 
 @dataclass(frozen=True)
@@ -93,20 +97,24 @@ def build_membership(
     block: Block, user_keys: Keys, silos: int, draws: Draws, among: Bools | None = None, homes: Longs | None = None
 ) -> Membership:
     """The clients of a block: of the users who have data in it, or of others; `homes`: everybody's silo."""
-    here = block.train.counts() > 0 if among is None else among
-    living = np.flatnonzero(here)
+    is_member = block.train.counts() > 0 if among is None else among
+    members = np.flatnonzero(is_member)
     if silos == 0:
-        ptr = np.zeros(block.n_users + 1, np.int64)
-        np.cumsum(here, out=ptr[1:])
-        return Membership(Ragged(ptr, living.astype(np.int32)), user_keys[: block.n_users], living)
-    home = assign_silos(user_keys[living], silos, draws) if homes is None else homes[living]
-    users = Ragged.from_pairs(home, living, silos)
-    return Membership(users, np.arange(silos, dtype=np.uint64), np.flatnonzero(users.counts() > 0))
+        ptr = count_offsets(is_member)
+        users = Ragged(ptr, members.astype(np.int32))
+        return Membership(users, user_keys[: block.n_users], members)
+    home = assign_silos(user_keys[members], silos, draws) if homes is None else homes[members]
+    users = Ragged.from_pairs(home, members, silos)
+    silo_keys = np.arange(silos, dtype=np.uint64)
+    active = np.flatnonzero(users.counts() > 0)
+    return Membership(users, silo_keys, active)
 
 
 def assign_silos(user_keys: Keys, silos: int, draws: Draws) -> Longs:
     """The silo a user lives in, by a hash of the user alone."""
-    return (hash_owners(draws.public("silo"), user_keys) % np.uint64(silos)).astype(np.int64)
+    hashes = hash_owners(draws.public("silo"), user_keys)
+    silo = hashes % np.uint64(silos)
+    return silo.astype(np.int64)
 
 
 def equalise_silo_accounts(clients: DeviceState, plan: Plan, home: Longs) -> None:
@@ -140,16 +148,23 @@ def draw_participants(members: Membership, config: ParticipationConfig, draws: D
     if config.kind == "all" or (config.kind == "poisson" and config.rate >= 1):
         return active
     if config.kind == "poisson":
-        return active[sample_owners(draws.private("participants", block, round), members.keys[active], config.rate)]
+        key = draws.private("participants", block, round)
+        chosen = sample_owners(key, members.keys[active], config.rate)
+        return active[chosen]
     key = draws.public("participants", block, round)
-    return active[np.sort(choose_distinct(key, len(active), int(expected_clients(active, config))))]
+    n_clients = int(expected_clients(active, config))
+    chosen = choose_distinct(key, len(active), n_clients)
+    return active[np.sort(chosen)]
 
 
 def expected_clients(active: Longs, config: ParticipationConfig) -> float:
     """How many take part: exactly, or on average where each decides by itself."""
     if config.kind == "all":
         return float(len(active))
-    return config.rate * len(active) if config.kind == "poisson" else float(max(1, round(config.rate * len(active))))
+    expected = config.rate * len(active)
+    if config.kind == "poisson":
+        return expected
+    return float(max(1, round(expected)))
 
 
 @dataclass(frozen=True)
@@ -161,10 +176,14 @@ class Cohort:
     user_keys: Keys  # of everybody
 
 
-def build_view(clients: DeviceState, server: ServerState, block: Block, cohort: Cohort, down: Broadcast) -> CohortView:
+def build_view(
+    clients: DeviceState, server: ServerState, block: Block, cohort: Cohort, broadcast: Broadcast
+) -> CohortView:
     """What some clients' devices see: their own rows, and what the server sent."""
     users = cohort.users.ids
-    train, mine = block.train.take(users), clients.take(users)
+    train = block.train.take(users)
+    state = clients.take(users)
+    lists = broadcast.per_client(cohort.keys)
     return CohortView(
         block=server.block,  # now, even where an earlier block is looked at
         round=server.round,
@@ -175,20 +194,21 @@ def build_view(clients: DeviceState, server: ServerState, block: Block, cohort: 
         client_keys=cohort.keys,
         train=train,
         exclude=train,
-        private=mine["private"],
-        parts=nest_parts(mine, PARTS),
+        private=state["private"],
+        parts=nest_parts(state, PARTS),
         items=server.items,
         heads=server.heads,
-        received=down.common,
-        per_client=down.decode_lists(down.per_client(cohort.keys), len(server.items)),
+        received=broadcast.common,
+        per_client=broadcast.decode_lists(lists, len(server.items)),
         lists=clients.part_lists(users),
     )
 
 
 def build_user_view(
-    clients: DeviceState, server: ServerState, block: Block, users: AnyArray, keys: Keys, down: Broadcast
+    clients: DeviceState, server: ServerState, block: Block, users: AnyArray, keys: Keys, broadcast: Broadcast
 ) -> CohortView:
     """A view in which every user stands for itself, as when a device scores."""
     users = np.asarray(users, np.int32)
     alone = Ragged(np.arange(len(users) + 1, dtype=np.int64), users)
-    return build_view(clients, server, block, Cohort(alone, keys[users], keys), down)
+    cohort = Cohort(alone, keys[users], keys)
+    return build_view(clients, server, block, cohort, broadcast)

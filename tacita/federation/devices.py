@@ -65,46 +65,56 @@ class RoundReply:
 
 
 class Devices(Protocol):
-    """What a federated loop asks of the people's devices; the server's state and `down` are what travels down."""
+    """What a federated loop asks of the users' devices; the server's state and the broadcast are what travels down."""
+
+    @property
+    def in_process(self) -> LocalDevices | None:
+        """The devices themselves, where they are in this process; None: they are on nodes."""
+        ...
 
     @property
     def max_request_rounds(self) -> int | None:
         """How many rounds of a block requests may take, beside its own; None: as many as they like."""
         ...
 
-    def begin_block(self, plan: Any, server: ServerState, broadcast: Broadcast) -> None: ...
+    def begin_block(self, federation: Federation, server: ServerState, broadcast: Broadcast) -> None: ...
 
-    def has_data(self, plan: Any, server: ServerState) -> bool:
+    def has_data(self, federation: Federation, server: ServerState) -> bool:
         """Whether somebody has data to learn from in this block."""
         ...
 
-    def choose_clients(self, plan: Any, server: ServerState) -> Keys:
+    def choose_clients(self, federation: Federation, server: ServerState) -> Keys:
         """The keys of the clients that take part in the next round, for a server that has to know them."""
         ...
 
     def exchange(
-        self, plan: Any, server: ServerState, broadcast: Broadcast, question: Question, chosen: Keys | None = None
+        self,
+        federation: Federation,
+        server: ServerState,
+        broadcast: Broadcast,
+        question: Question,
+        chosen: Keys | None = None,
     ) -> RoundReply:
         """Ask some clients, or everybody who takes part in the round by itself."""
         ...
 
-    def apply_requests(self, plan: Any, server: ServerState, requests: RequestBatch) -> RequestBatch:
+    def apply_requests(self, federation: Federation, server: ServerState, requests: RequestBatch) -> RequestBatch:
         """Let people's own devices do their part, where they have not done it already; what they then ask for."""
         ...
 
-    def validate(self, plan: Any, server: ServerState, broadcast: Broadcast) -> MetricSums: ...
+    def validate(self, federation: Federation, server: ServerState, broadcast: Broadcast) -> MetricSums: ...
 
     def keep_best(self, round: int) -> None:
         """The round that has just ended is the best of the block so far."""
         ...
 
     def evaluate_best(
-        self, plan: Any, server: ServerState, broadcast: Broadcast
+        self, federation: Federation, server: ServerState, broadcast: Broadcast
     ) -> tuple[dict[str, Any], Evaluation | None]:
         """Test scores of the best round, and per user where that stays in one process."""
         ...
 
-    def end_block(self, plan: Any, server: ServerState, broadcast: Broadcast) -> None:
+    def end_block(self, federation: Federation, server: ServerState, broadcast: Broadcast) -> None:
         """Keep what the parts need of the best round and go on from it."""
         ...
 
@@ -118,6 +128,10 @@ class LocalDevices:
     mask: Ragged | None = None  # what validation does not rank
     past: Ragged | None = None  # training items of earlier blocks, where the model reads them
     draw_nonce: Callable[[Total], int] | None = None  # a number that the noise of a sum follows, too; None: the lab
+
+    @property
+    def in_process(self) -> LocalDevices:
+        return self
 
     @property
     def max_request_rounds(self) -> int | None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from tacita.core.config import RunConfig
 from tacita.core.errors import TacitaError
-from tacita.core.types import Block, Broadcast, Keys, Ragged, ServerState
+from tacita.core.types import Block, Bools, Broadcast, Keys, Ragged, ServerState
 from tacita.federation.scoring import DeviceScorer
 from tacita.kernels.hashing import hash_owners
 from tacita.metrics import Evaluation, EvaluationRules, evaluate, sample_candidates
@@ -23,7 +23,7 @@ MetricSums = dict[str, tuple[float, int]]
 """Metric -> sum over users, number of users: what several groups of devices can add up."""
 
 
-def build_mask(fed: Federation, block: Block, purpose: Purpose, mask: str) -> Ragged:
+def build_mask(federation: Federation, block: Block, purpose: Purpose, mask: str) -> Ragged:
     """What is not ranked for a block's users: its train part, at test its validation part, maybe all history.
 
     With the mask "none" all items compete.
@@ -31,18 +31,20 @@ def build_mask(fed: Federation, block: Block, purpose: Purpose, mask: str) -> Ra
     if mask == "none":
         return Ragged.empty(block.n_users)
     known = block.train if purpose == "valid" else block.train.join_rows(block.valid)
-    return known.join_rows(fed.stream.history(block.index)) if mask == "history" else known
+    if mask != "history":
+        return known
+    return known.join_rows(federation.stream.history(block.index))
 
 
-def draw_candidates(fed: Federation, block: Block) -> Ragged | None:
+def draw_candidates(federation: Federation, block: Block) -> Ragged | None:
     """What a block's wanted items are ranked against; None: the whole catalogue."""
-    n = fed.config.evaluate.sampled_negatives
+    n = federation.config.evaluate.sampled_negatives
     if n == 0:
         return None
-    touched = fed.stream.history(len(fed.stream.blocks))
-    if fed.stream.low_rated is not None:  # chosen all the same
-        touched = touched.join_rows(fed.stream.low_rated)
-    return sample_candidates(touched, n, block.n_items, fed.stream.user_keys, fed.draws, block.index)
+    touched = federation.stream.history(len(federation.stream.blocks))
+    if federation.stream.low_rated is not None:  # chosen all the same
+        touched = touched.join_rows(federation.stream.low_rated)
+    return sample_candidates(touched, n, block.n_items, federation.stream.user_keys, federation.draws, block.index)
 
 
 @dataclass(frozen=True)
@@ -55,17 +57,18 @@ class TrainedState:
 
 
 def build_rules(
-    fed: Federation, block: Block, metrics: Sequence[str] | None = None, cutoffs: Sequence[int] | None = None
+    federation: Federation, block: Block, metrics: Sequence[str] | None = None, cutoffs: Sequence[int] | None = None
 ) -> EvaluationRules:
     """What the run counts on a block, or other metrics under its rules."""
-    cfg = fed.config.evaluate
-    count = cfg.hidden_items == "count"
-    return EvaluationRules(metrics or list(cfg.metrics), cutoffs or cfg.k, draw_candidates(fed, block), count, cfg.ties)
+    config = federation.config.evaluate
+    counts_hidden = config.hidden_items == "count"
+    candidates = draw_candidates(federation, block)
+    return EvaluationRules(metrics or list(config.metrics), cutoffs or config.k, candidates, counts_hidden, config.ties)
 
 
 def evaluate_devices(
-    fed: Federation,
-    learned: TrainedState,
+    federation: Federation,
+    trained: TrainedState,
     block: Block,
     purpose: Purpose,
     mask: Ragged,
@@ -73,24 +76,24 @@ def evaluate_devices(
     wanted: Ragged | None = None,
 ) -> Evaluation:
     """Evaluate the devices' own scores on a block's validation or test items."""
-    past = fed.stream.history(block.index) if fed.backbone.reads_history else None
-    down = learned.broadcast or fed.broadcast_serving(learned.server)
-    keys = fed.stream.user_keys
+    past = federation.stream.history(block.index) if federation.backbone.reads_history else None
+    broadcast = trained.broadcast or federation.broadcast_serving(trained.server)
+    keys = federation.stream.user_keys
     read = block
     if wanted is None:
-        wanted = select_validators(fed, block) if purpose == "valid" else block.test
-        read = build_test_block(fed, block) if purpose == "test" else block
-    scorer = DeviceScorer(fed, learned.server, learned.clients, read, keys, down, purpose, past)
-    return evaluate(scorer, wanted, mask, keys, fed.draws, rules or build_rules(fed, block))
+        wanted = select_validators(federation, block) if purpose == "valid" else block.test
+        read = build_test_block(federation, block) if purpose == "test" else block
+    scorer = DeviceScorer(federation, trained.server, trained.clients, read, keys, broadcast, purpose, past)
+    return evaluate(scorer, wanted, mask, keys, federation.draws, rules or build_rules(federation, block))
 
 
-def select_validators(fed: Federation, block: Block) -> Ragged:
+def select_validators(federation: Federation, block: Block) -> Ragged:
     """The validation items of a block: everybody's, or those of `evaluate.valid_users` users."""
-    most = fed.config.evaluate.valid_users
+    most = federation.config.evaluate.valid_users
     if most == 0:
         return block.valid
-    key = fed.draws.public("validators", block.index)
-    return sample_lists(block.valid, fed.stream.user_keys, key, most)
+    key = federation.draws.public("validators", block.index)
+    return sample_lists(block.valid, federation.stream.user_keys, key, most)
 
 
 def sample_lists(lists: Ragged, user_keys: Keys, key: np.uint64, most: int) -> Ragged:
@@ -98,25 +101,27 @@ def sample_lists(lists: Ragged, user_keys: Keys, key: np.uint64, most: int) -> R
     candidates = np.flatnonzero(lists.counts())
     if len(candidates) <= most:
         return lists
-    order = np.argsort(hash_owners(key, user_keys[candidates]), kind="stable")
+    hashes = hash_owners(key, user_keys[candidates])
+    order = np.argsort(hashes, kind="stable")
     is_drawn = np.zeros(len(lists), bool)
     is_drawn[candidates[order[:most]]] = True
     return lists.filter_entries(is_drawn[lists.rows()])
 
 
-def resolve_read_setting(fed: Federation) -> str | None:
+def resolve_read_setting(federation: Federation) -> str | None:
     """What of a block a run reads when it is tested (`evaluate.read`); None: its models read nobody's items."""
-    backbone = fed.backbone
+    backbone = federation.backbone
     model_reads = backbone.reads_history or backbone.reads_context
-    reads = model_reads or any(part.reads_items for part in fed.parts)
-    return fed.config.evaluate.read if reads else None
+    reads = model_reads or any(part.reads_items for part in federation.parts)
+    return federation.config.evaluate.read if reads else None
 
 
-def build_test_block(fed: Federation, block: Block) -> Block:
+def build_test_block(federation: Federation, block: Block) -> Block:
     """A block as a test reads it: its training part, or all that devices know by then; of test items nothing."""
-    if resolve_read_setting(fed) != "known":
+    if resolve_read_setting(federation) != "known":
         return block
-    return replace(block, train=block.train.join_rows(block.valid).sort_by_time())
+    known = block.train.join_rows(block.valid)
+    return replace(block, train=known.sort_by_time())
 
 
 def selection_metric(config: RunConfig) -> tuple[str, int]:
@@ -133,50 +138,80 @@ def unmasked_means(evaluation: Evaluation) -> dict[str, float]:
     return {f"{UNMASKED}{name}": value for name, value in evaluation.mean().items()}
 
 
-def block_metric_sums(fed: Federation, server: ServerState, clients: DeviceState, down: Broadcast) -> MetricSums:
+def block_metric_sums(
+    federation: Federation, server: ServerState, clients: DeviceState, broadcast: Broadcast
+) -> MetricSums:
     """Test scores on the current block, as sums that several groups of devices can add up."""
-    block = fed.stream.blocks[server.block]
-    mask = build_mask(fed, block, "test", fed.config.evaluate.mask)
-    return evaluate_devices(fed, TrainedState(server, clients, down), block, "test", mask).sums()
+    block = federation.stream.blocks[server.block]
+    mask = build_mask(federation, block, "test", federation.config.evaluate.mask)
+    trained = TrainedState(server, clients, broadcast)
+    return evaluate_devices(federation, trained, block, "test", mask).sums()
 
 
 def evaluate_block(
-    fed: Federation, server: ServerState, clients: DeviceState, down: Broadcast | None = None
+    federation: Federation, server: ServerState, clients: DeviceState, broadcast: Broadcast | None = None
 ) -> tuple[dict[str, Any], Evaluation]:
     """Test scores on this block and on every earlier block, for new and returning users, under both masks."""
-    block, cfg = fed.stream.blocks[server.block], fed.config.evaluate
-    new = np.zeros(fed.stream.n_users, bool)
-    new[: block.n_users] = block.new_users
-    learned = TrainedState(server, clients, down)
-
-    def test(on: Block, mask: Ragged, only_chosen: bool = False, wanted: Ragged | None = None) -> Evaluation:
-        rules = build_rules(fed, on, [metric], [k]) if only_chosen else None
-        return evaluate_devices(fed, learned, on, "test", mask, rules, wanted)
-
-    metric, k = selection_metric(fed.config)
-    chosen = f"{metric}@{k}"
-    found = test(block, build_mask(fed, block, "test", cfg.mask))
-    other = "history" if cfg.mask == "block" else "block"
-    masks_differ = block.index > 0 or cfg.mask == "none"  # before the first block there is no history
+    block = federation.stream.blocks[server.block]
+    config = federation.config.evaluate
+    trained = TrainedState(server, clients, broadcast)
+    mask = build_mask(federation, block, "test", config.mask)
+    evaluation = evaluate_devices(federation, trained, block, "test", mask)
+    is_new = np.zeros(federation.stream.n_users, bool)
+    is_new[: block.n_users] = block.new_users
     result: dict[str, Any] = {
-        **found.mean(),
-        "users": len(found.users),
-        "new": {"users": int(new[found.users].sum()), **found.mean(new)},
-        "returning": {"users": int((~new)[found.users].sum()), **found.mean(~new)},
-        f"mask_{other}": (test(block, build_mask(fed, block, "test", other)) if masks_differ else found).mean(),
-        "on_blocks": [],
+        **evaluation.mean(),
+        "users": len(evaluation.users),
+        "new": _describe_users(evaluation, is_new),
+        "returning": _describe_users(evaluation, ~is_new),
     }
-    if cfg.unmasked:
-        result |= unmasked_means(test(block, build_mask(fed, block, "test", "none")))
-    for earlier in fed.stream.blocks[: block.index + 1]:
-        if earlier.index == block.index and chosen in found.values:
-            result["on_blocks"].append(found.mean()[chosen])
-            continue
-        own = cfg.old_block_mask == "own" or earlier.index == block.index
-        seen = test(earlier, build_mask(fed, earlier if own else block, "test", cfg.mask), only_chosen=True)
-        result["on_blocks"].append(seen.mean()[chosen])
-    if len(block.valid.ids) and any(part.serves & {"correction", "personal_scores"} for part in fed.parts):
+    other_mask = "history" if config.mask == "block" else "block"
+    other = evaluation
+    if block.index > 0 or config.mask == "none":  # before the first block there is no history
+        mask = build_mask(federation, block, "test", other_mask)
+        other = evaluate_devices(federation, trained, block, "test", mask)
+    result[f"mask_{other_mask}"] = other.mean()
+    result["on_blocks"] = _score_blocks(federation, trained, evaluation)
+    if config.unmasked:
+        no_mask = build_mask(federation, block, "test", "none")
+        result |= unmasked_means(evaluate_devices(federation, trained, block, "test", no_mask))
+    corrects_serving = any(part.serves & {"correction", "personal_scores"} for part in federation.parts)
+    if len(block.valid.ids) and corrects_serving:
         # with the corrections that only serving applies; what tuning looks at
-        mask = build_mask(fed, block, "valid", cfg.mask)
-        result["valid_served"] = test(block, mask, only_chosen=True, wanted=block.valid).mean()[chosen]
-    return result, found
+        mask = build_mask(federation, block, "valid", config.mask)
+        result["valid_served"] = _selection_score(federation, trained, block, mask, block.valid)
+    return result, evaluation
+
+
+def _describe_users(evaluation: Evaluation, is_chosen: Bools) -> dict[str, Any]:
+    """How many of some users were tested, and their mean scores."""
+    n_users = int(is_chosen[evaluation.users].sum())
+    return {"users": n_users, **evaluation.mean(is_chosen)}
+
+
+def _score_blocks(federation: Federation, trained: TrainedState, evaluation: Evaluation) -> list[float]:
+    """The selecting metric on every block so far; `evaluation`: that of the newest one."""
+    block = federation.stream.blocks[trained.server.block]
+    config = federation.config.evaluate
+    metric, k = selection_metric(federation.config)
+    name = f"{metric}@{k}"
+    scores = []
+    for earlier in federation.stream.blocks[: block.index + 1]:
+        is_newest = earlier.index == block.index
+        if is_newest and name in evaluation.values:
+            scores.append(evaluation.mean()[name])
+            continue
+        masked = earlier if config.old_block_mask == "own" or is_newest else block
+        mask = build_mask(federation, masked, "test", config.mask)
+        scores.append(_selection_score(federation, trained, earlier, mask))
+    return scores
+
+
+def _selection_score(
+    federation: Federation, trained: TrainedState, block: Block, mask: Ragged, wanted: Ragged | None = None
+) -> float:
+    """The selecting metric on a block's test items, or on others."""
+    metric, k = selection_metric(federation.config)
+    rules = build_rules(federation, block, [metric], [k])
+    evaluation = evaluate_devices(federation, trained, block, "test", mask, rules, wanted)
+    return evaluation.mean()[f"{metric}@{k}"]

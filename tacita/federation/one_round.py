@@ -13,7 +13,7 @@ from tacita.core.types import Keys, RoundReplay, ServerState
 from tacita.federation.devices import Devices, LocalDevices, RoundReply, empty_local_devices
 from tacita.metrics import Evaluation
 from tacita.round.device_state import DeviceState
-from tacita.round.plan import Federation, Plan
+from tacita.round.plan import Federation
 from tacita.round.question import Question
 
 
@@ -49,8 +49,9 @@ class Progress:
     @property
     def local_devices(self) -> LocalDevices:
         """The devices, where they are in this process."""
-        assert isinstance(self.devices, LocalDevices)
-        return self.devices
+        devices = self.devices.in_process
+        assert devices is not None, "the devices are on nodes"
+        return devices
 
     @property
     def clients(self) -> DeviceState:
@@ -70,7 +71,11 @@ def start_run(federation: Federation, devices: Devices | None = None) -> Progres
 
 
 def run_round(
-    plan: Plan, server: ServerState, devices: Devices, chosen: Keys | None = None, replay: RoundReplay | None = None
+    federation: Federation,
+    server: ServerState,
+    devices: Devices,
+    chosen: Keys | None = None,
+    replay: RoundReplay | None = None,
 ) -> tuple[ServerState, RoundReport]:
     """One federated round, with some clients or with those that it chooses. Devices change in place.
 
@@ -78,28 +83,32 @@ def run_round(
     """
     number = server.round
     before = server if replay is None else replace(server, round=replay.round)
-    if chosen is None and plan.identifies_clients:
-        chosen = devices.choose_clients(plan, before)
-    server, broadcast = plan.broadcast_round(before, chosen)
+    if chosen is None and federation.identifies_clients:
+        chosen = devices.choose_clients(federation, before)
+    server, broadcast = federation.broadcast_round(before, chosen)
     replies: list[RoundReply] = []
     total = None
     seconds = 0.0
-    for kind in plan.learner.questions(server):
+    for kind in federation.learner.questions(server):
         question = Question(kind, replay=replay)
         began = time.perf_counter()
-        reply = devices.exchange(plan, replace(server, round=number), broadcast, question, chosen)
+        reply = devices.exchange(federation, replace(server, round=number), broadcast, question, chosen)
         seconds += time.perf_counter() - began
         replies.append(reply)
-        total = plan.decode(server, reply.total, question)
-        server = plan.learn(server, total, question, reply.expected)
-    server = replace(plan.server_step(before, server, total), round=number + 1)
-    part_metrics = plan.metrics(server) if replies else {}
-    report = _build_report(plan, server, replies, broadcast.n_bytes, part_metrics)
+        total = federation.decode(server, reply.total, question)
+        server = federation.learn(server, total, question, reply.expected)
+    server = replace(federation.server_step(before, server, total), round=number + 1)
+    part_metrics = federation.metrics(server) if replies else {}
+    report = _build_report(federation, server, replies, broadcast.n_bytes, part_metrics)
     return server, replace(report, seconds=seconds)
 
 
 def _build_report(
-    plan: Plan, server: ServerState, replies: list[RoundReply], bytes_down: float, part_metrics: dict[str, float]
+    federation: Federation,
+    server: ServerState,
+    replies: list[RoundReply],
+    bytes_down: float,
+    part_metrics: dict[str, float],
 ) -> RoundReport:
     if not replies:
         return RoundReport(server.block, server.round, 0, 4.0, 4.0)  # a setting down, a score up
@@ -109,8 +118,8 @@ def _build_report(
     notes |= part_metrics
     n_clients = replies[-1].clients
     bytes_up = sum(reply.bytes_up for reply in replies) / max(1, n_clients)
-    if plan.learner.model_after:
-        bytes_down = plan.broadcast_serving(server).n_bytes
+    if federation.learner.model_after:
+        bytes_down = federation.broadcast_serving(server).n_bytes
     return RoundReport(server.block, server.round, n_clients, bytes_up, bytes_down, None, notes)
 
 

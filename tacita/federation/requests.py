@@ -16,7 +16,6 @@ import numpy as np
 
 from tacita.core.errors import TacitaError
 from tacita.core.types import Keys, Ragged, RoundReplay, ServerState, SharedRecord
-from tacita.federation.devices import LocalDevices
 from tacita.federation.evaluation import selection_metric
 from tacita.federation.one_round import Progress, open_block, run_round, start_run
 from tacita.messages import Total
@@ -24,25 +23,25 @@ from tacita.round.capabilities import Unlearning
 from tacita.round.device_state import DeviceState
 from tacita.round.fulfilment import can_retract
 from tacita.round.part import Part
-from tacita.round.plan import Federation, Plan
+from tacita.round.plan import Federation
 from tacita.round.question import Question
 from tacita.round.request import Request, RequestBatch
 from tacita.round.unlearning_report import PartReports, UnlearningReport
 
 
-def handle_requests(plan: Plan, progress: Progress, request: Request | RequestBatch) -> PartReports:
+def handle_requests(federation: Federation, progress: Progress, request: Request | RequestBatch) -> PartReports:
     """Carry out what one user asks for, or many; returns what each part that it concerns reports, and what it took."""
     requests = RequestBatch.from_request(request)
-    check_requests(plan, requests)
+    check_requests(federation, requests)
     before = progress.server
-    requests = progress.devices.apply_requests(plan, before, requests)
+    requests = progress.devices.apply_requests(federation, before, requests)
     server = replace(before, shared=update_shared_record(before.shared, requests))
     requests = replace(requests, withdrawn_items=_withdrawn_items(before.shared, requests))
-    server, purged = _purge_parts(plan, server, requests)
-    rounds = RequestRounds(plan, progress, server, requests)
+    server, purged = _purge_parts(federation, server, requests)
+    rounds = RequestRounds(federation, progress, server, requests)
     reports = {name: UnlearningReport(purged=tuple(lines)) for name, lines in purged.items()}
     try:
-        for name, unlearning in plan.unlearners.items():
+        for name, unlearning in federation.unlearners.items():
             report = rounds.run_handler(name, unlearning)
             if report is not None:
                 reports[name] = report.with_defaults(reports[name]) if name in reports else report
@@ -50,18 +49,18 @@ def handle_requests(plan: Plan, progress: Progress, request: Request | RequestBa
         progress.server = replace(progress.server, round=progress.server.round + rounds.rounds_played)
         progress.played += rounds.rounds_played
     server = rounds.full_state
-    if not rounds.rounds_played and not _model_changed(before, server, plan.learner.name):
-        _keep_best_round(plan, progress, server)
+    if not rounds.rounds_played and not _model_changed(before, server, federation.learner.name):
+        _keep_best_round(federation, progress, server)
     else:
         _continue_from(progress, server, rounds.restarted)
     return reports
 
 
-def _keep_best_round(plan: Plan, progress: Progress, server: ServerState) -> None:
+def _keep_best_round(federation: Federation, progress: Progress, server: ServerState) -> None:
     """The model is as it was: only records changed, and who waits to take something back."""
     parts = dict(progress.best_server.parts)
-    if plan.learner.name in server.parts:
-        parts[plan.learner.name] = server.parts[plan.learner.name]
+    if federation.learner.name in server.parts:
+        parts[federation.learner.name] = server.parts[federation.learner.name]
     progress.server = server
     progress.best_server = replace(progress.best_server, shared=server.shared, parts=parts)
 
@@ -106,7 +105,7 @@ class RequestCost:
 class RequestRounds:
     """The questions and rounds that a request takes, on the run's own devices."""
 
-    plan: Plan
+    federation: Federation
     progress: Progress
     full_state: ServerState  # where hooks see only their share of it
     requests: RequestBatch
@@ -121,7 +120,7 @@ class RequestRounds:
         part = self._part_of(name)
         self.cost = RequestCost()
         began = time.perf_counter()
-        visible = self.plan.visible_state(part, self.full_state)
+        visible = self.federation.visible_state(part, self.full_state)
 
         def ask(server: ServerState, kind: str, chosen: Keys | None) -> Total:
             return self.ask_devices(server, Question(kind, owner=name), chosen)
@@ -130,38 +129,38 @@ class RequestRounds:
         if handled is None:
             return None
         changed, report = handled
-        self.full_state = self.plan.merge_state(part, self.full_state, changed)
+        self.full_state = self.federation.merge_state(part, self.full_state, changed)
         if not report.is_certified:
             return report
         seconds = time.perf_counter() - began
         return report.with_defaults(self.cost.to_report(seconds))
 
     def _part_of(self, name: str) -> Part | None:
-        return next((part for part in self.plan.parts if part.name == name), None)
+        return next((part for part in self.federation.parts if part.name == name), None)
 
     def ask_devices(self, server: ServerState, question: Question, chosen: Keys | None) -> Total:
         """One exchange between rounds."""
         self.questions_asked += 1  # nodes answer each question once
         question = question.numbered(self.requests.number, self.questions_asked)
-        server = self.plan.merge_state(None, self.full_state, server)
-        broadcast = self.plan.broadcast_serving(server)
+        server = self.federation.merge_state(None, self.full_state, server)
+        broadcast = self.federation.broadcast_serving(server)
         began = time.perf_counter()
-        reply = self.progress.devices.exchange(self.plan, server, broadcast, question, chosen)
+        reply = self.progress.devices.exchange(self.federation, server, broadcast, question, chosen)
         seconds = time.perf_counter() - began
         self.add_cost(reply.clients, reply.bytes_up, broadcast.n_bytes * reply.clients, seconds)
-        return self.plan.visible_total(None, self.plan.decode(server, reply.total, question))
+        return self.federation.visible_total(None, self.federation.decode(server, reply.total, question))
 
     def __call__(self, server: ServerState, chosen: Keys | None, replay: RoundReplay | None = None) -> ServerState:
         self.require_rounds(1)
-        server = self.plan.merge_state(None, self.full_state, server)
-        self.full_state, report = run_round(self.plan, server, self.progress.devices, chosen, replay)
+        server = self.federation.merge_state(None, self.full_state, server)
+        self.full_state, report = run_round(self.federation, server, self.progress.devices, chosen, replay)
         self.rounds_played += 1
         self.cost.rounds += 1
         self.progress.bytes_up += report.bytes_up
         self.progress.bytes_down += report.bytes_down
         n_clients = report.clients
         self.add_cost(n_clients, n_clients * report.bytes_up, n_clients * report.bytes_down, report.seconds)
-        return self.plan.visible_state(None, self.full_state)
+        return self.federation.visible_state(None, self.full_state)
 
     def require_rounds(self, rounds: int) -> None:
         most = self.progress.devices.max_request_rounds
@@ -173,31 +172,31 @@ class RequestRounds:
             )
 
     def restart_block(self, server: ServerState, block: int) -> ServerState:
-        devices = self.progress.devices
-        if not isinstance(devices, LocalDevices) or not isinstance(self.plan, Federation):
+        devices = self.progress.devices.in_process
+        if devices is None:
             raise TacitaError("nodes do not go back to an earlier block; begin a new run without what was withdrawn.")
         if self.devices_before is None:
             self.devices_before = devices.clients
-        server = self.plan.merge_state(None, self.full_state, server)
+        server = self.federation.merge_state(None, self.full_state, server)
         if block == 0:
-            devices.restart(self.plan)
-            server = replace(start_run(self.plan).server, shared=server.shared)
+            devices.restart(self.federation)
+            server = replace(start_run(self.federation).server, shared=server.shared)
         else:
             devices.keep_best(server.round)
-            devices.end_block(self.plan, server, self.plan.broadcast_serving(server))
-            server = self.plan.end_block(server)
+            devices.end_block(self.federation, server, self.federation.broadcast_serving(server))
+            server = self.federation.end_block(server)
         reopened = Progress(server, devices, server)
         n_known = devices.clients.n_users
-        open_block(self.plan, reopened, block)
-        devices.restore_persistent(self.plan, self.devices_before, n_known)
+        open_block(self.federation, reopened, block)
+        devices.restore_persistent(self.federation, self.devices_before, n_known)
         self.restarted = True
         self.full_state = reopened.server
-        return self.plan.visible_state(None, self.full_state)
+        return self.federation.visible_state(None, self.full_state)
 
     def validate(self, server: ServerState) -> float | None:
-        metric, k = selection_metric(self.plan.config)
-        server = self.plan.merge_state(None, self.full_state, server)
-        sums = self.progress.devices.validate(self.plan, server, self.plan.broadcast_serving(server))
+        metric, k = selection_metric(self.federation.config)
+        server = self.federation.merge_state(None, self.full_state, server)
+        sums = self.progress.devices.validate(self.federation, server, self.federation.broadcast_serving(server))
         total, users = sums.get(f"{metric}@{k}", (0.0, 0))
         return total / users if users else None
 
@@ -216,15 +215,17 @@ def _model_changed(before: ServerState, after: ServerState, learner: str) -> boo
     return any(after.parts[name] is not before.parts[name] for name in common)
 
 
-def _purge_parts(plan: Plan, server: ServerState, requests: RequestBatch) -> tuple[ServerState, dict[str, list[str]]]:
+def _purge_parts(
+    federation: Federation, server: ServerState, requests: RequestBatch
+) -> tuple[ServerState, dict[str, list[str]]]:
     """Without what parts keep of earlier models, where somebody is about to unlearn; by part, what that was."""
     purged: dict[str, list[str]] = {}
-    if not plan.forgetting_parts or not _withdraws(requests):
+    if not federation.forgetting_parts or not _withdraws(requests):
         return server, purged
-    for part in plan.parts:
+    for part in federation.parts:
         if part.unlearning is None:
             continue
-        remaining, lines = part.unlearning.purge(plan.visible_state(part, server))
+        remaining, lines = part.unlearning.purge(federation.visible_state(part, server))
         if lines:
             server = server.with_part(part.name, remaining)
             purged[part.name] = lines
@@ -240,12 +241,12 @@ def _withdraws(requests: RequestBatch) -> bool:
     return len(requests.senders) > 0
 
 
-def check_requests(plan: Plan, requests: RequestBatch) -> None:
+def check_requests(federation: Federation, requests: RequestBatch) -> None:
     """Refuse what nobody would carry out, before any device or record changes."""
-    if plan.config.train.silos:
+    if federation.config.train.silos:
         raise TacitaError("requests are for clients that are one user each; train.silos must be 0.")
-    if not plan.implementing("on_server") and not can_retract(plan, requests.kind):
-        names = ", ".join(part.name for part in plan.parts) or "none"
+    if not federation.implementing("on_server") and not can_retract(federation, requests.kind):
+        names = ", ".join(part.name for part in federation.parts) or "none"
         raise TacitaError(
             f"nothing in this run can carry out '{requests.kind}': its parts are {names}; train again with other data."
         )
@@ -278,12 +279,13 @@ def _withdrawn_items(record: SharedRecord, requests: RequestBatch) -> Ragged:
 
 def enrol_users(federation: Federation, progress: Progress) -> None:
     """What the lab's users choose as a block begins, or some rounds later; live users choose by themselves."""
-    if not isinstance(progress.devices, LocalDevices):
+    devices = progress.devices.in_process
+    if devices is None:
         return
     rounds_done = progress.server.round - progress.played
     for part in federation.parts:
         if part.lab_enrolment is None or part.lab_enrolment.enrolment_round != rounds_done:
             continue
-        requests = progress.devices.enrol(federation, progress.server, part)
+        requests = devices.enrol(federation, progress.server, part)
         if requests is not None and len(requests.senders):
             handle_requests(federation, progress, requests)

@@ -16,9 +16,14 @@ _SHARED_COLUMNS = ("sender", "item", "time")
 
 
 def pack_server(server: ServerState, prefix: str = "") -> Arrays:
-    heads = {f"{prefix}heads/{k}": v for k, v in server.heads.items()}
-    given = {f"{prefix}given/{k}": getattr(server.shared, k) for k in _SHARED_COLUMNS} if len(server.shared) else {}
-    return {f"{prefix}items": server.items, **heads, **flatten_parts(server.parts, f"{prefix}parts/"), **given}
+    arrays: Arrays = {f"{prefix}items": server.items}
+    for name, head in server.heads.items():
+        arrays[f"{prefix}heads/{name}"] = head
+    arrays |= flatten_parts(server.parts, f"{prefix}parts/")
+    if len(server.shared):
+        for column in _SHARED_COLUMNS:
+            arrays[f"{prefix}given/{column}"] = getattr(server.shared, column)
+    return arrays
 
 
 def server_note(server: ServerState) -> dict[str, str]:
@@ -26,31 +31,34 @@ def server_note(server: ServerState) -> dict[str, str]:
 
 
 def read_server(arrays: Arrays, note: dict[str, str], prefix: str = "") -> ServerState:
-    heads = {k[len(prefix) + 6 :]: v for k, v in arrays.items() if k.startswith(f"{prefix}heads/")}
+    heads_prefix = f"{prefix}heads/"
+    heads = {name.removeprefix(heads_prefix): head for name, head in arrays.items() if name.startswith(heads_prefix)}
     parts: dict[str, Arrays] = {name: {} for name in json.loads(note["parts"])}
     parts |= nest_parts(arrays, f"{prefix}parts/")
-    held = [arrays[f"{prefix}given/{k}"] for k in _SHARED_COLUMNS] if f"{prefix}given/item" in arrays else []
-    return ServerState(
-        arrays[f"{prefix}items"], heads, int(note["block"]), int(note["round"]), parts, SharedRecord(*held)
-    )
+    shared = SharedRecord()
+    if f"{prefix}given/item" in arrays:
+        columns = [arrays[f"{prefix}given/{column}"] for column in _SHARED_COLUMNS]
+        shared = SharedRecord(*columns)
+    items = arrays[f"{prefix}items"]
+    return ServerState(items, heads, int(note["block"]), int(note["round"]), parts, shared)
 
 
 _JSON_FIELDS = ("best_score", "best_round", "stale", "in_block", "played", "bytes_up", "bytes_down", "results")
 
 
 def json_fields(now: Progress) -> dict[str, Any]:
-    """What of a standing is not arrays."""
+    """What of a run's progress is not arrays."""
     return {name: getattr(now, name) for name in _JSON_FIELDS}
 
 
 def pack_progress(now: Progress) -> tuple[dict[str, AnyArray | ChunkedArray], dict[str, str]]:
     """Where a run stands, with its devices here, for a file."""
-    lasting = now.clients.persistent  # the same in both
+    persistent = now.clients.persistent  # the same in both
     arrays: dict[str, AnyArray | ChunkedArray] = {
         **pack_server(now.server, "now/server/"),
         **pack_server(now.best_server, "best/server/"),
         **stream_devices(now.clients, "now/device/"),
-        **stream_devices(now.best_clients, "best/device/", without=lasting),
+        **stream_devices(now.best_clients, "best/device/", without=persistent),
     }
     note = {
         "plain": json.dumps(json_fields(now)),
@@ -61,6 +69,10 @@ def pack_progress(now: Progress) -> tuple[dict[str, AnyArray | ChunkedArray], di
 
 
 def read_progress(arrays: Arrays, note: dict[str, str]) -> Progress:
-    server, best = (read_server(arrays, json.loads(note[tag]), f"{tag}/server/") for tag in ("now", "best"))
-    clients, kept = (read_devices(arrays, f"{tag}/device/") for tag in ("now", "best"))
-    return Progress(server, LocalDevices(clients.with_snapshot(kept)), best, **json.loads(note["plain"]))
+    server = read_server(arrays, json.loads(note["now"]), "now/server/")
+    best_server = read_server(arrays, json.loads(note["best"]), "best/server/")
+    clients = read_devices(arrays, "now/device/")
+    best_clients = read_devices(arrays, "best/device/")
+    devices = LocalDevices(clients.with_snapshot(best_clients))
+    fields = json.loads(note["plain"])
+    return Progress(server, devices, best_server, **fields)

@@ -13,15 +13,19 @@ from numba import njit
 
 from tacita.core.types import Floats, Longs
 
-_KEEP, _TAKE = np.float32(0.9), np.float32(0.1)
-_KEEP_SQUARE, _TAKE_SQUARE = np.float32(0.999), np.float32(0.001)
+_KEEP = np.float32(0.9)
+_TAKE = np.float32(0.1)
+_KEEP_SQUARE = np.float32(0.999)
+_TAKE_SQUARE = np.float32(0.001)
 _EPS = np.float32(1e-8)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def bias_correction(steps: int) -> np.float32:
     """What a step is multiplied by, because moments begin at zero."""
-    return np.float32(math.sqrt(1.0 - 0.999**steps) / (1.0 - 0.9**steps))
+    square_bias = 1.0 - 0.999**steps
+    mean_bias = 1.0 - 0.9**steps
+    return np.float32(math.sqrt(square_bias) / mean_bias)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

@@ -20,7 +20,8 @@ def normalise_rows(table: Floats, unit: Floats, length: Floats) -> None:
         square = np.float32(0.0)
         for j in range(table.shape[1]):
             square += table[r, j] * table[r, j]
-        length[r] = max(np.float32(math.sqrt(square)), _LEAST)
+        norm = np.float32(math.sqrt(square))
+        length[r] = max(norm, _LEAST)
         for j in range(table.shape[1]):
             unit[r, j] = table[r, j] / length[r]
 
@@ -52,18 +53,22 @@ def add_bpr_slopes(
     """The sum of -log sigmoid(scale (u . v - u . w)) times weight; adds its slopes, pair by pair, on one core."""
     total = 0.0
     for k in range(len(user)):
-        u, v, w = users[user[k]], items[liked[k]], items[other[k]]
+        u = users[user[k]]
+        v = items[liked[k]]
+        w = items[other[k]]
         apart = np.float32(0.0)
         for j in range(users.shape[1]):
             apart += u[j] * (v[j] - w[j])
         x = float(scale * apart)
         total += math.log1p(math.exp(-abs(x))) + max(-x, 0.0)
         g = np.float32(-weight * scale / (1.0 + math.exp(x)))
-        mine, up, down = slope_users[user[k]], slope_items[liked[k]], slope_items[other[k]]
+        slope_user = slope_users[user[k]]
+        slope_liked = slope_items[liked[k]]
+        slope_other = slope_items[other[k]]
         for j in range(users.shape[1]):
-            mine[j] += g * (v[j] - w[j])
-            up[j] += g * u[j]
-            down[j] -= g * u[j]
+            slope_user[j] += g * (v[j] - w[j])
+            slope_liked[j] += g * u[j]
+            slope_other[j] -= g * u[j]
     return weight * total
 
 

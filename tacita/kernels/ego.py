@@ -39,14 +39,24 @@ def _mix_item(rows: Floats, r: int, passed: Floats, inside: bool, v: Floats) -> 
 
 @njit(inline="always")
 def _add_cosine_slopes(
-    slope: np.float32, user: Floats, length: np.float32, v: Floats, square: np.float32, product: np.float32,
-    inside: bool, r: int, d_user: Floats, d_passed: Floats, d_rows: Floats,
-) -> None:  # fmt: skip
+    slope: np.float32,
+    user: Floats,
+    length: np.float32,
+    v: Floats,
+    square: np.float32,
+    product: np.float32,
+    inside: bool,
+    r: int,
+    d_user: Floats,
+    d_passed: Floats,
+    d_rows: Floats,
+) -> None:
     """Adds the slopes of one cosine: in the user, in the row, and in what the user passes to its items."""
     whole = length * square + _TINY
     by = slope / np.sqrt(whole)
     back = by * product / whole
-    to_v, to_user = back * length, back * square
+    to_v = back * length
+    to_user = back * square
     for j in range(len(v)):
         d_user[j] += by * v[j] - to_user * user[j]
         d_rows[r, j] += _HALF * (by * user[j] - to_v * v[j])
@@ -86,13 +96,20 @@ def ego_steps(
     for c in range(first, last):
         most = max(most, row_start[c + 1] - row_start[c])
     grad, mean, square = np.zeros((3, most, d), np.float32)  # once: fresh memory costs as much as the steps
-    steps, used, state = np.zeros(most, np.int64), np.empty(most, np.int64), np.zeros(most, np.int8)
+    steps = np.zeros(most, np.int64)
+    used = np.empty(most, np.int64)
+    state = np.zeros(most, np.int8)
     for c in range(first, last):
-        start, n = turn_ptr[c], turn_ptr[c + 1] - turn_ptr[c]
-        mine, own = rows[row_start[c] : row_start[c + 1]], private[c]
+        start = turn_ptr[c]
+        n = turn_ptr[c + 1] - turn_ptr[c]
+        own_rows = rows[row_start[c] : row_start[c + 1]]
+        own = private[c]
         read = context_row[context_ptr[c] : context_ptr[c + 1]]
-        mean[: len(mine)], square[: len(mine)], steps[: len(mine)] = 0.0, 0.0, 0
-        own_mean[:], own_square[:] = 0.0, 0.0
+        mean[: len(own_rows)] = 0.0
+        square[: len(own_rows)] = 0.0
+        steps[: len(own_rows)] = 0
+        own_mean[:] = 0.0
+        own_square[:] = 0.0
         corrected = np.array([bias_correction(max(1, k)) for k in range(len(order) * ((n + batch - 1) // batch) + 1)])
         share = np.float32(0.5 / math.sqrt(max(1, len(read))))
         give = share if passes else np.float32(0.0)
@@ -103,19 +120,22 @@ def ego_steps(
                 for j in range(d):
                     user[j] = _HALF * own[j]
                     passed[j] = give * own[j]
-                    d_user[j], d_passed[j] = np.float32(0.0), np.float32(0.0)
+                    d_user[j] = np.float32(0.0)
+                    d_passed[j] = np.float32(0.0)
                 for r in read:
                     for j in range(d):
-                        user[j] += share * mine[r, j]
+                        user[j] += share * own_rows[r, j]
                 length = _dot(user, user)
                 n_used = 0
                 for k in range(m):
                     low = order[epoch, start + begin + k]
                     high = partner[low]
-                    below, above = row_of[low], row_of[high]
-                    square_v = _mix_item(mine, below, passed, inside[low], v)
-                    square_w = _mix_item(mine, above, passed, inside[high], w)
-                    product_v, product_w = _dot(user, v), _dot(user, w)
+                    below = row_of[low]
+                    above = row_of[high]
+                    square_v = _mix_item(own_rows, below, passed, inside[low], v)
+                    square_w = _mix_item(own_rows, above, passed, inside[high], w)
+                    product_v = _dot(user, v)
+                    product_w = _dot(user, w)
                     cosine_v = product_v / np.sqrt(length * square_v + _TINY)
                     cosine_w = product_w / np.sqrt(length * square_w + _TINY)
                     wrong = np.float32(1.0) + np.exp(scale * (cosine_w - cosine_v))
@@ -135,7 +155,7 @@ def ego_steps(
                 for k in range(n_used):  # of what is only read nothing is held back
                     r = used[k]
                     for j in range(d):
-                        grad[r, j] += shrink * mine[r, j]
+                        grad[r, j] += shrink * own_rows[r, j]
                 for r in read:
                     if state[r] == 0:
                         state[r] = 1
@@ -151,6 +171,6 @@ def ego_steps(
                     r = used[k]
                     state[r] = 0
                     steps[r] += 1
-                    move_row_at(r, mine, grad, mean, square, corrected[steps[r]], row_rate, decay)
+                    move_row_at(r, own_rows, grad, mean, square, corrected[steps[r]], row_rate, decay)
                     for j in range(d):
                         grad[r, j] = np.float32(0.0)

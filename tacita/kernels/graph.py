@@ -19,30 +19,40 @@ def propagate_rows(ptr: Longs, to: Ints, weight: Floats, start: Floats, now: Flo
     for r in prange(len(ptr) - 1):
         row = out[r]
         row[:] = start[r]
-        k, end = ptr[r], ptr[r + 1]
+        k = ptr[r]
+        end = ptr[r + 1]
         while k + 4 <= end:  # four at a time: `row` is written a quarter as often
-            a, b, c, d = now[to[k]], now[to[k + 1]], now[to[k + 2]], now[to[k + 3]]
-            wa, wb, wc, wd = weight[k], weight[k + 1], weight[k + 2], weight[k + 3]
+            a = now[to[k]]
+            b = now[to[k + 1]]
+            c = now[to[k + 2]]
+            d = now[to[k + 3]]
+            wa = weight[k]
+            wb = weight[k + 1]
+            wc = weight[k + 2]
+            wd = weight[k + 3]
             for j in range(width):
                 row[j] += (wa * a[j] + wb * b[j]) + (wc * c[j] + wd * d[j])
             k += 4
         while k < end:
-            x, w = now[to[k]], weight[k]
+            x = now[to[k]]
+            w = weight[k]
             for j in range(width):
                 row[j] += w * x[j]
             k += 1
 
 
 @njit(cache=True)
-def add_bce_slopes(left: Longs, right: Longs, label: Floats, weight: Floats, table: Floats, slope: Floats) -> None:
-    """Adds the slopes of weighted BCE of logits left . right to `slope`, pair by pair."""
+def add_bce_slopes(first: Longs, second: Longs, label: Floats, weight: Floats, table: Floats, slope: Floats) -> None:
+    """Adds the slopes of weighted BCE of logits first . second to `slope`, pair by pair."""
     width = table.shape[1]
-    for k in range(len(left)):
-        a, b = table[left[k]], table[right[k]]
+    for k in range(len(first)):
+        a = table[first[k]]
+        b = table[second[k]]
         logit = np.float32(0.0)
         for j in range(width):
             logit += a[j] * b[j]
-        g = np.float32(weight[k] * (1.0 / (1.0 + math.exp(-logit)) - label[k]))
+        probability = 1.0 / (1.0 + math.exp(-logit))
+        g = np.float32(weight[k] * (probability - label[k]))
         for j in range(width):
-            slope[left[k], j] += g * b[j]
-            slope[right[k], j] += g * a[j]
+            slope[first[k], j] += g * b[j]
+            slope[second[k], j] += g * a[j]

@@ -39,13 +39,15 @@ def stream_of(key: np.uint64, owner: np.uint64) -> np.uint64:
 
 @njit(inline="always")
 def bits(stream: np.uint64, counter: np.uint64) -> np.uint64:
-    return mix(stream + (counter + np.uint64(1)) * _GOLDEN)
+    place = counter + np.uint64(1)
+    return mix(stream + place * _GOLDEN)
 
 
 @njit(inline="always")
 def random_below(stream: np.uint64, counter: np.uint64, n: np.uint64) -> np.int64:
     """A whole number in [0, n), n < 2^32; the bias of the multiply-shift is under n / 2^32."""
-    return np.int64(((bits(stream, counter) >> _S32) * n) >> _S32)
+    upper = bits(stream, counter) >> _S32
+    return np.int64((upper * n) >> _S32)
 
 
 @njit(inline="always")
@@ -69,8 +71,10 @@ def normals(key: np.uint64, owners: Keys, width: int) -> Floats:
     for i in prange(len(owners)):
         stream = stream_of(key, owners[i])
         for j in range(0, width, 2):
-            radius = math.sqrt(-2.0 * math.log(1.0 - random_unit(stream, np.uint64(j))))
-            angle = 2.0 * math.pi * random_unit(stream, np.uint64(j + 1))
+            first = random_unit(stream, np.uint64(j))
+            second = random_unit(stream, np.uint64(j + 1))
+            radius = math.sqrt(-2.0 * math.log(1.0 - first))
+            angle = 2.0 * math.pi * second
             out[i, j] = radius * math.cos(angle)
             if j + 1 < width:
                 out[i, j + 1] = radius * math.sin(angle)
@@ -84,7 +88,8 @@ def uniforms(key: np.uint64, owners: Keys, width: int) -> Floats:
     for i in prange(len(owners)):
         stream = stream_of(key, owners[i])
         for j in range(width):
-            out[i, j] = min(np.float32(random_unit(stream, np.uint64(j))), _LAST)
+            number = np.float32(random_unit(stream, np.uint64(j)))
+            out[i, j] = min(number, _LAST)
     return out
 
 
@@ -108,7 +113,8 @@ def sample_owners(key: np.uint64, owners: Keys, rate: float) -> Longs:
     out = np.empty(len(owners), np.int64)
     n = 0
     for i in range(len(owners)):
-        if random_unit(stream_of(key, owners[i]), np.uint64(0)) < rate:
+        stream = stream_of(key, owners[i])
+        if random_unit(stream, np.uint64(0)) < rate:
             out[n] = i
             n += 1
     return out[:n]

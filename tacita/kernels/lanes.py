@@ -15,33 +15,46 @@ from numba.extending import intrinsic
 
 LANES = 16
 _WORD = ir.IntType(64)
+_INDEX = ir.IntType(32)
 
 
 def _vector_address(context: Any, builder: Any, kind: Any, array: Any, row: Any, column: Any) -> Any:
     """The address of LANES numbers of a row, and the bytes of one."""
     assert kind.layout == "C"
     assert kind.ndim == 2
-    one = cgutils.create_struct_proxy(kind)(context, builder, value=array)  # type: ignore[no-untyped-call]
-    width = context.get_abi_sizeof(context.get_data_type(kind.dtype))
-    row_start = builder.mul(row, builder.extract_value(one.strides, 0))
-    place = builder.add(row_start, builder.mul(column, ir.Constant(_WORD, width)))
-    address = builder.add(builder.ptrtoint(one.data, _WORD), place)
-    return builder.inttoptr(address, ir.VectorType(context.get_data_type(kind.dtype), LANES).as_pointer()), width
+    make_proxy = cgutils.create_struct_proxy(kind)  # type: ignore[no-untyped-call]
+    proxy = make_proxy(context, builder, value=array)
+    number = context.get_data_type(kind.dtype)
+    width = context.get_abi_sizeof(number)
+    row_bytes = builder.extract_value(proxy.strides, 0)
+    row_start = builder.mul(row, row_bytes)
+    column_start = builder.mul(column, ir.Constant(_WORD, width))
+    place = builder.add(row_start, column_start)
+    table = builder.ptrtoint(proxy.data, _WORD)
+    address = builder.add(table, place)
+    pointer = ir.VectorType(number, LANES).as_pointer()
+    return builder.inttoptr(address, pointer), width
 
 
 def _build_add_lanes(typing: Any, target: Any, t: Any, source: Any, s: Any, first: Any, factor: Any) -> Any:
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        to, from_ = signature.args[0], signature.args[2]
+        to = signature.args[0]
+        from_ = signature.args[2]
         lanes = ir.VectorType(context.get_data_type(to.dtype), LANES)
-        left, left_width = _vector_address(context, builder, to, args[0], args[1], args[4])
-        right, right_width = _vector_address(context, builder, from_, args[2], args[3], args[4])
-        more = builder.load(right, align=right_width)
+        target_address, target_width = _vector_address(context, builder, to, args[0], args[1], args[4])
+        source_address, source_width = _vector_address(context, builder, from_, args[2], args[3], args[4])
+        more = builder.load(source_address, align=source_width)
         if from_.dtype != to.dtype:
             more = builder.fpext(more, lanes)
-        alone = builder.insert_element(ir.Constant(lanes, ir.Undefined), args[5], ir.Constant(ir.IntType(32), 0))
-        times = builder.shuffle_vector(alone, alone, ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES))
-        total = builder.fadd(builder.load(left, align=left_width), builder.fmul(times, more))
-        builder.store(total, left, left_width)
+        empty = ir.Constant(lanes, ir.Undefined)
+        first_lane = ir.Constant(_INDEX, 0)
+        single = builder.insert_element(empty, args[5], first_lane)
+        all_first = ir.Constant(ir.VectorType(_INDEX, LANES), [0] * LANES)
+        factors = builder.shuffle_vector(single, single, all_first)
+        before = builder.load(target_address, align=target_width)
+        addend = builder.fmul(factors, more)
+        total = builder.fadd(before, addend)
+        builder.store(total, target_address, target_width)
         return context.get_dummy_value()
 
     return types.void(target, types.int64, source, types.int64, types.int64, target.dtype), build

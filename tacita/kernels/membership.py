@@ -11,7 +11,8 @@ from tacita.core.types import Bools, Ints, Longs
 @njit(cache=True)
 def mark_listed(n_items: int, ptr: Longs, ids: Ints, other_ptr: Longs, other_ids: Ints) -> Bools:
     """For every entry of lists, one a user, whether the user's other list has the item."""
-    out, marked = np.zeros(len(ids), np.bool_), np.zeros(n_items, np.bool_)
+    out = np.zeros(len(ids), np.bool_)
+    marked = np.zeros(n_items, np.bool_)
     for u in range(len(ptr) - 1):
         others = other_ids[other_ptr[u] : other_ptr[u + 1]]
         if len(others) == 0:

@@ -40,7 +40,8 @@ def write_errors(
     """
     size = held_item.shape[1]
     for u in prange(len(user_ptr) - 1):
-        lo, hi = user_ptr[u], user_ptr[u + 1]
+        lo = user_ptr[u]
+        hi = user_ptr[u + 1]
         keys = np.full(table_size(hi - lo), -1, np.int32)
         newest = np.empty(len(keys), np.int64)
         for k in range(lo, hi):

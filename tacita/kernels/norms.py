@@ -16,17 +16,20 @@ def sum_row_squares(client: Ints, value: Floats, n_clients: int) -> Doubles:
 
     Threads take whole clients where their rows lie together, so each sum runs in the order of its rows.
     """
-    out, shares = np.zeros(n_clients), _SHARES
+    out = np.zeros(n_clients)
+    shares = _SHARES
     for r in range(1, len(client)):
         if client[r] < client[r - 1]:
             shares = 1
     for share in prange(shares):
-        for r in range(_find_share_start(client, share, shares), _find_share_start(client, share + 1, shares)):
-            some = 0.0
+        begin = _find_share_start(client, share, shares)
+        end = _find_share_start(client, share + 1, shares)
+        for r in range(begin, end):
+            square = 0.0
             for j in range(value.shape[1]):
-                one = np.float64(value[r, j])
-                some += one * one
-            out[client[r]] += some
+                number = np.float64(value[r, j])
+                square += number * number
+            out[client[r]] += square
     return out
 
 
@@ -47,8 +50,8 @@ def sum_move_squares(row_start: Longs, row_item: Ints, rows: Floats, items: Floa
         for r in range(row_start[c], row_start[c + 1]):
             source = items[row_item[r]]
             for j in range(rows.shape[1]):
-                one = np.float64(rows[r, j]) - np.float64(source[j])
-                out[c] += one * one
+                move = np.float64(rows[r, j]) - np.float64(source[j])
+                out[c] += move * move
     return out
 
 
@@ -60,4 +63,5 @@ def scale_moves(factor: Doubles, row_start: Longs, row_item: Ints, rows: Floats,
             for r in range(row_start[c], row_start[c + 1]):
                 source = items[row_item[r]]
                 for j in range(rows.shape[1]):
-                    rows[r, j] = np.float32(source[j] + factor[c] * (np.float64(rows[r, j]) - source[j]))
+                    move = np.float64(rows[r, j]) - source[j]
+                    rows[r, j] = np.float32(source[j] + factor[c] * move)

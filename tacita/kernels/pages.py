@@ -31,13 +31,14 @@ def find_entries(first: Ints, counts: Longs, following: Ints, where: Longs) -> N
     """The places in the pool of all entries of some lists, list by list."""
     at = 0
     for k in range(len(first)):
-        page, left = first[k], counts[k]
-        while left > 0:
-            n = min(left, PAGE)
+        page = first[k]
+        remaining = counts[k]
+        while remaining > 0:
+            n = min(remaining, PAGE)
             for j in range(n):
                 where[at + j] = np.int64(page) * PAGE + j
             at += n
-            left -= n
+            remaining -= n
             page = following[page]
 
 
@@ -48,13 +49,15 @@ def find_pieces(first: Ints, starts: Longs, counts: Longs, following: Ints, wher
     for k in range(len(first)):
         if counts[k] == 0:
             continue
-        page, offset = first[k], starts[k]
+        page = first[k]
+        offset = starts[k]
         while offset >= PAGE:
             page = following[page]
             offset -= PAGE
         for _ in range(counts[k]):
             if offset == PAGE:
-                page, offset = following[page], 0
+                page = following[page]
+                offset = 0
             where[at] = np.int64(page) * PAGE + offset
             at += 1
             offset += 1
@@ -65,13 +68,16 @@ def extend_lists(
     first: Ints, counts: Longs, more: Longs, pages: Ints, following: Ints, last: Ints, where: Longs
 ) -> None:
     """Writes some lists on, into what their last pages have left and then into new pages; `where` is of what is new."""
-    at, used = 0, 0
+    at = 0
+    used = 0
     for k in range(len(first)):
-        page, offset = last[first[k]], (counts[k] - 1) % PAGE + 1
+        page = last[first[k]]
+        offset = (counts[k] - 1) % PAGE + 1
         for _ in range(more[k]):
             if offset == PAGE:
                 following[page] = pages[used]
-                page, offset = pages[used], 0
+                page = pages[used]
+                offset = 0
                 following[page] = NONE
                 used += 1
             where[at] = np.int64(page) * PAGE + offset

@@ -69,13 +69,14 @@ def lower_entries(square: Doubles) -> tuple[Longs, Doubles]:
     n = len(square)
     ptr = np.zeros(n + 1, np.int64)
     for i in prange(n):
-        found = 0
+        n_entries = 0
         for j in range(i + 1):
-            found += square[i, j] != 0
-        ptr[i + 1] = found
+            n_entries += square[i, j] != 0
+        ptr[i + 1] = n_entries
     for i in range(n):
         ptr[i + 1] += ptr[i]
-    at, value = np.empty(ptr[n], np.int64), np.empty(ptr[n])
+    at = np.empty(ptr[n], np.int64)
+    value = np.empty(ptr[n])
     for i in prange(n):
         k = ptr[i]
         for j in range(i + 1):
@@ -96,25 +97,30 @@ def context_sums(
     the products of weights over 1..k places after the later of two entries d places apart. Numbers are whole multiples
     of the quantum: the sum is the same in any order, so each thread takes the rows that are its own.
     """
-    window, n_threads = len(both), 16
+    window = len(both)
+    n_threads = 16
     for thread in prange(n_threads):
         for u in range(len(ptr) - 1):
-            first, n = ptr[u], ptr[u + 1] - ptr[u]
+            first = ptr[u]
+            n = ptr[u + 1] - ptr[u]
             for late in range(n - 1):
-                least, most = max(start[u] - late, 1), n - 1 - late
+                least = max(start[u] - late, 1)
+                most = n - 1 - late
                 for apart in range(min(window, late + 1)):
                     last = min(window - apart, most)
                     if last < least:
                         continue
-                    i, j = item[first + late], item[first + late - apart]
-                    mine, other = i % n_threads == thread, j % n_threads == thread
-                    if not (mine or other):
+                    i = item[first + late]
+                    j = item[first + late - apart]
+                    has_row = i % n_threads == thread
+                    has_column = j % n_threads == thread
+                    if not (has_row or has_column):
                         continue
                     value = factor[u] * (both[apart, last] - both[apart, least - 1])
                     value = np.rint(value / quantum) * quantum
-                    if mine:
+                    if has_row:
                         out[i, j] += value
-                    if other and apart > 0:
+                    if has_column and apart > 0:
                         out[j, i] += value
 
 
@@ -126,12 +132,15 @@ def next_sums(
     n_threads = 16
     for thread in prange(n_threads):
         for u in range(len(ptr) - 1):
-            first, n = ptr[u], ptr[u + 1] - ptr[u]
+            first = ptr[u]
+            n = ptr[u + 1] - ptr[u]
             for place in range(start[u], n):
                 for age in range(min(len(fall), place)):
                     i = item[first + place - 1 - age]
                     if i % n_threads == thread:
-                        out[i, item[first + place]] += np.rint(factor[u] * fall[age] / quantum) * quantum
+                        j = item[first + place]
+                        multiples = np.rint(factor[u] * fall[age] / quantum)
+                        out[i, j] += multiples * quantum
 
 
 def lag_products(fall: Doubles) -> Doubles:
@@ -151,7 +160,8 @@ def multiply_sparse(ptr: Ints, column: Ints, value: Floats, right: Floats, out: 
         row = out[r]
         row[:] = 0.0
         for e in range(ptr[r], ptr[r + 1]):
-            other, v = right[column[e]], value[e]
+            other = right[column[e]]
+            v = value[e]
             for j in range(width):
                 row[j] += v * other[j]
 
@@ -162,7 +172,9 @@ def find_row_thresholds(ptr: Ints, size: Floats, keep: int) -> Floats:
     n = len(ptr) - 1
     out = np.zeros(n, np.float32)
     for r in prange(n):
-        held = ptr[r + 1] - ptr[r]
-        if held > keep:
-            out[r] = np.partition(size[ptr[r] : ptr[r + 1]], held - keep)[held - keep]
+        n_entries = ptr[r + 1] - ptr[r]
+        if n_entries > keep:
+            place = n_entries - keep
+            sizes = size[ptr[r] : ptr[r + 1]]
+            out[r] = np.partition(sizes, place)[place]
     return out

@@ -60,9 +60,9 @@ def pick_subset(key: np.uint64, owners: Keys, length: int, count: Longs) -> Long
             order[j] = j
         for j in range(count[k]):
             other = j + random_below(stream, np.uint64(j), np.uint64(length - j))
-            held = order[j]
+            swapped = order[j]
             order[j] = order[other]
-            order[other] = held
+            order[other] = swapped
             out[at] = order[j]
             at += 1
     return out
@@ -80,7 +80,8 @@ def weighted_picks(key: np.uint64, owners: Keys, log_weight: Floats, n: int) -> 
     for k in range(len(owners)):
         stream = stream_of(key, owners[k])
         for j in range(width):
-            noisy[j] = log_weight[k, j] - math.log(-math.log(random_unit(stream, np.uint64(j)) + 1e-300))
+            number = random_unit(stream, np.uint64(j)) + 1e-300
+            noisy[j] = log_weight[k, j] - math.log(-math.log(number))
         for m in range(n):
             best = -1
             for j in range(width):

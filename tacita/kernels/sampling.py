@@ -65,9 +65,12 @@ def draw_samples(
     """
     for share in prange(shares):
         never = np.zeros(n_items, np.bool_)
-        for u in range(find_share_start(out_ptr, share, shares), find_share_start(out_ptr, share + 1, shares)):
+        first_user = find_share_start(out_ptr, share, shares)
+        last_user = find_share_start(out_ptr, share + 1, shares)
+        for u in range(first_user, last_user):
             stream = stream_of(key, owners[u])
-            at, end = out_ptr[u], out_ptr[u + 1]
+            at = out_ptr[u]
+            end = out_ptr[u + 1]
             for k in range(pos_ptr[u], pos_ptr[u + 1]):
                 item[at] = pos_ids[k]
                 label[at] = 1.0
@@ -75,10 +78,12 @@ def draw_samples(
             for k in range(at, end):
                 label[k] = 0.0
             _mark(never, ex_ids[ex_ptr[u] : ex_ptr[u + 1]], True)
-            if at < end and 8 * (n_items - (ex_ptr[u + 1] - ex_ptr[u])) < n_items:
+            n_allowed = n_items - (ex_ptr[u + 1] - ex_ptr[u])
+            if at < end and 8 * n_allowed < n_items:
                 rest = np.flatnonzero(~never)
                 for k in range(end - at):
-                    item[at + k] = rest[random_below(stream, np.uint64(k), np.uint64(len(rest)))]
+                    place = random_below(stream, np.uint64(k), np.uint64(len(rest)))
+                    item[at + k] = rest[place]
             else:
                 counter = np.uint64(0)
                 while at < end:  # a pick that may not be is written over by the next: no branch to mispredict
@@ -102,12 +107,14 @@ def draw_distinct(
 ) -> None:
     """Distinct items that the user may get: places among them, moved past the excluded ones."""
     for u in prange(len(owners)):
-        places = choose_distinct(stream_of(key, owners[u]), room[u], out_ptr[u + 1] - out_ptr[u])
+        stream = stream_of(key, owners[u])
+        n_wanted = out_ptr[u + 1] - out_ptr[u]
+        places = choose_distinct(stream, room[u], n_wanted)
         excluded = np.unique(ex_ids[ex_ptr[u] : ex_ptr[u + 1]])
         for k in range(len(places)):
             at = places[k]
-            for one in excluded:
-                if one > at:
+            for item_id in excluded:
+                if item_id > at:
                     break
                 at += 1
             item[out_ptr[u] + k] = at
@@ -117,16 +124,17 @@ def draw_distinct(
 def shuffle_order(key: np.uint64, owners: Keys, ptr: Longs, batch: int, order: Longs) -> None:
     """A permutation of each client's samples; the identity where one batch holds them all."""
     for c in prange(len(owners)):
-        start, n = ptr[c], ptr[c + 1] - ptr[c]
+        start = ptr[c]
+        n = ptr[c + 1] - ptr[c]
         for k in range(n):
             order[start + k] = start + k
         if n > batch:
             stream = stream_of(key, owners[c])
             for k in range(n - 1):
                 j = k + random_below(stream, np.uint64(k), np.uint64(n - k))
-                held = order[start + k]
+                swapped = order[start + k]
                 order[start + k] = order[start + j]
-                order[start + j] = held
+                order[start + j] = swapped
 
 
 @njit(cache=True, parallel=True)
@@ -148,22 +156,24 @@ def touch_rows(
     """
     counts = np.zeros(len(ptr) - 1, np.int64)
     for share in prange(shares):
-        begin, end = find_share_start(ptr, share, shares), find_share_start(ptr, share + 1, shares)
+        begin = find_share_start(ptr, share, shares)
+        end = find_share_start(ptr, share + 1, shares)
         direct = n_items <= 64 * (ptr[end] - ptr[begin])  # a place for every item is cheap beside so many samples
         place = np.full(n_items if direct else 0, -1, np.int32)
         for c in range(begin, end):
-            own, further = slice(ptr[c], ptr[c + 1]), slice(more_ptr[c], more_ptr[c + 1])
-            mine = rows[own.start + further.start : own.stop + further.stop]
+            own = slice(ptr[c], ptr[c + 1])
+            further = slice(more_ptr[c], more_ptr[c + 1])
+            own_rows = rows[own.start + further.start : own.stop + further.stop]
             if direct:
-                n = _number_rows(place, item[own], mine, 0, row_of[own])
-                n = _number_rows(place, more[further], mine, n, row_of_more[further])
+                n = _number_rows(place, item[own], own_rows, 0, row_of[own])
+                n = _number_rows(place, more[further], own_rows, n, row_of_more[further])
                 for k in range(n):
-                    place[mine[k]] = -1
+                    place[own_rows[k]] = -1
             else:
-                keys = np.full(table_size(len(mine)), -1, np.int32)
+                keys = np.full(table_size(len(own_rows)), -1, np.int32)
                 slots = np.empty(len(keys), np.int32)
-                n = _number_hashed(keys, slots, item[own], mine, 0, row_of[own])
-                n = _number_hashed(keys, slots, more[further], mine, n, row_of_more[further])
+                n = _number_hashed(keys, slots, item[own], own_rows, 0, row_of[own])
+                n = _number_hashed(keys, slots, more[further], own_rows, n, row_of_more[further])
             counts[c] = n
     return counts
 

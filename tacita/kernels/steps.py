@@ -16,7 +16,9 @@ from tacita.core.types import Bools, Doubles, Floats, Ints, Longs
 from tacita.kernels.lanes import LANES, add_lanes
 from tacita.kernels.threads import find_share_start
 
-MF, PFEDREC, NCF = 0, 1, 2
+MF = 0
+PFEDREC = 1
+NCF = 2
 _FAST = {"reassoc", "contract", "nsz"}
 
 
@@ -50,7 +52,8 @@ def _step_private(kind: int, private: Floats, d: int, rate: Floats, grad: Floats
         private[d] -= rate[d] * grad_c
     else:
         for j in range(d):
-            p, w = private[j], private[d + j]
+            p = private[j]
+            w = private[d + j]
             private[j] = p - rate[j] * grad_c * w
             private[d + j] = w - rate[d + j] * grad_c * p
             private[2 * d + j] -= rate[2 * d + j] * grad[j]
@@ -92,10 +95,13 @@ def affine_steps(
     """
     d = rows.shape[1]
     for share in prange(shares):
-        begin, end = find_share_start(ptr, share, shares), find_share_start(ptr, share + 1, shares)
+        begin = find_share_start(ptr, share, shares)
+        end = find_share_start(ptr, share + 1, shares)
         most = 0
         for c in range(begin, end):
-            most = max(most, min(batch, ptr[c + 1] - ptr[c]) + extra_ptr[c + 1] - extra_ptr[c])
+            n = ptr[c + 1] - ptr[c]
+            n_extra = extra_ptr[c + 1] - extra_ptr[c]
+            most = max(most, min(batch, n) + n_extra)
         residual = np.empty(most, np.float32)
         at = np.empty(most, np.int64)  # the row of each sample of the batch, extras last
         a = np.empty(d, np.float32)
@@ -103,14 +109,17 @@ def affine_steps(
         for c in range(begin, end):
             n = ptr[c + 1] - ptr[c]
             per_epoch = (n + batch - 1) // batch
-            n_extra = extra_ptr[c + 1] - extra_ptr[c]
+            first_extra = extra_ptr[c]
+            n_extra = extra_ptr[c + 1] - first_extra
             base = row_start[c]
             if whole:
                 for r in range(base, row_start[c + 1]):
-                    row, source = rows[r], items[row_item[r]]
+                    row = rows[r]
+                    source = items[row_item[r]]
                     for j in range(d):
                         row[j] = source[j]
-            for step in range(first_step, min(last_step, order.shape[0] * per_epoch)):
+            n_steps = order.shape[0] * per_epoch
+            for step in range(first_step, min(last_step, n_steps)):
                 epoch = step // per_epoch
                 lo = ptr[c] + (step % per_epoch) * batch
                 size = min(batch, ptr[c + 1] - lo)
@@ -122,7 +131,7 @@ def affine_steps(
                     for k in range(size):
                         at[k] = base + row_of[order[epoch, lo + k]]
                     for e in range(n_extra):
-                        at[size + e] = base + extra_row[extra_ptr[c] + e]
+                        at[size + e] = base + extra_row[first_extra + e]
                     for k in range(size + n_extra):
                         row = rows[at[k]]
                         s = offset
@@ -134,7 +143,8 @@ def affine_steps(
                         residual[k] = scale * (p - label[order[epoch, lo + k]])
                     for e in range(n_extra):
                         p = np.float32(1.0) / (np.float32(1.0) + math.exp(-residual[size + e]))
-                        residual[size + e] = extra_weight[extra_ptr[c] + e] * (p - extra_label[extra_ptr[c] + e])
+                        extra = first_extra + e
+                        residual[size + e] = extra_weight[extra] * (p - extra_label[extra])
                     if not two_phases or phase == 0:
                         for k in range(size + n_extra):
                             row = rows[at[k]]
@@ -152,7 +162,8 @@ def affine_steps(
                         _step_private(kind, private[c], d, rate, grad, grad_c)
             if whole:
                 for r in range(base, row_start[c + 1]):
-                    row, source = rows[r], items[row_item[r]]
+                    row = rows[r]
+                    source = items[row_item[r]]
                     for j in range(d):
                         row[j] -= source[j]
 

@@ -39,8 +39,8 @@ def _libraries() -> ThreadpoolController:
 
 def limit_blas_threads() -> AbstractContextManager[Any]:
     """Inside it a matrix product stays on the core that asks for it: for callers that keep all cores busy."""
-    found: AbstractContextManager[Any] = _libraries().limit(limits=1, user_api="blas")
-    return found
+    limit: AbstractContextManager[Any] = _libraries().limit(limits=1, user_api="blas")
+    return limit
 
 
 def run_in_shares(work: Callable[[slice], Any], n: int) -> None:
@@ -54,8 +54,8 @@ def run_in_shares(work: Callable[[slice], Any], n: int) -> None:
     with ThreadPoolExecutor(shares - 1) as others:
         started = [others.submit(work, cut) for cut in cuts[1:]]
         work(cuts[0])
-        for one in started:
-            one.result()
+        for future in started:
+            future.result()
 
 
 @njit(inline="always")

@@ -1,10 +1,11 @@
 """NeuMF's and NeuNCF's towers, up and down again by hand: products by BLAS, everything between them in one pass.
 
-A model is three vectors: a user's, an item's, and all that is shared, one after another in the order of `places`. Rows
-hold the numbers that are multiplied first (NeuNCF has none), then those that climb. A client's products are its own, so
-that numbers do not depend on the company; the loops run on one core, for callers that keep every core busy. Nothing
-may be reordered by the compiler (fastmath): a loop that is compiled with its caller would round otherwise than the same
-loop when it is loaded by itself, and a first run otherwise than those that find it compiled.
+A model is three vectors: a user's, an item's, and all that is shared, one after another in the order of
+`piece_offsets`. Rows hold the numbers that are multiplied first (NeuNCF has none), then those that climb. A client's
+products are its own, so that numbers do not depend on other clients; the loops run on one core, for callers that keep
+every core busy. Nothing may be reordered by the compiler (fastmath): a loop that is compiled with its caller would
+round otherwise than the same loop when it is loaded by itself, and a first run otherwise than those that find it
+compiled.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def piece_offsets(sizes: Longs, d: int, g: int) -> Longs:
     n = len(sizes)
     at = np.zeros(2 * n + 5, np.int64)
     at[1] = d * sizes[0]
-    at[2] = 2 * d * sizes[0]
+    at[2] = 2 * at[1]
     for k in range(1, n):
         at[k + 2] = at[k + 1] + sizes[k - 1] * sizes[k]
     for k in range(n):
@@ -41,6 +42,11 @@ def piece_offsets(sizes: Longs, d: int, g: int) -> Longs:
 @njit(inline="always")
 def view_matrix(flat: Floats, start: int, rows: int, columns: int) -> Floats:
     return flat[start : start + rows * columns].reshape((rows, columns))
+
+
+@njit(inline="always")
+def view_vector(flat: Floats, start: int, length: int) -> Floats:
+    return flat[start : start + length]
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -68,7 +74,10 @@ def sum_columns(table: Floats, out: Floats) -> None:
 @njit(nogil=True, cache=True, error_model="numpy")
 def _triple_dot(a: Floats, b: Floats, c: Floats) -> np.float32:
     # four sums in turn, so that no addition waits for the one before it
-    s, t, u, v = np.float32(0.0), np.float32(0.0), np.float32(0.0), np.float32(0.0)
+    s = np.float32(0.0)
+    t = np.float32(0.0)
+    u = np.float32(0.0)
+    v = np.float32(0.0)
     whole = len(a) - len(a) % 4
     for j in range(0, whole, 4):
         s += a[j] * b[j] * c[j]
@@ -83,15 +92,25 @@ def _triple_dot(a: Floats, b: Floats, c: Floats) -> np.float32:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def run_forward(
-    flat: Floats, at: Longs, sizes: Longs, own: Floats, own_met: Floats, item: Floats, item_met: Floats, up: Floats,
+    flat: Floats,
+    at: Longs,
+    sizes: Longs,
+    own: Floats,
+    own_met: Floats,
+    item: Floats,
+    item_met: Floats,
+    up: Floats,
     logit: Floats,
-) -> None:  # fmt: skip
+) -> None:
     """Logits of samples; own: (samples or 1, d), one user may stand for all. `up` keeps every layer's output."""
-    n, d, layers = item.shape[0], item.shape[1], len(sizes)
+    n = item.shape[0]
+    d = item.shape[1]
+    layers = len(sizes)
     s = sizes[0]
     now = view_matrix(up, 0, n, s)
     np.dot(item, view_matrix(flat, at[1], d, s), now)
-    bias = flat[at[layers + 1] : at[layers + 1] + s]
+    biases = at[layers + 1 :]
+    bias = view_vector(flat, biases[0], s)
     user = np.dot(own, view_matrix(flat, at[0], d, s))
     if len(own) == 1:
         apply_relu(now, user[0] + bias)
@@ -102,14 +121,17 @@ def run_forward(
     for k in range(1, layers):
         after = view_matrix(up, start, n, sizes[k])
         np.dot(now, view_matrix(flat, at[k + 1], sizes[k - 1], sizes[k]), after)
-        apply_relu(after, flat[at[layers + 1 + k] : at[layers + 1 + k] + sizes[k]])
+        apply_relu(after, view_vector(flat, biases[k], sizes[k]))
         start += n * sizes[k]
         now = after
-    out, product = flat[at[2 * layers + 1] : at[2 * layers + 2]], flat[at[2 * layers + 3] : at[2 * layers + 4]]
+    ends = at[2 * layers + 1 :]
+    out = flat[ends[0] : ends[1]]
+    out_bias = flat[ends[1]]
+    product = flat[ends[2] : ends[3]]
     np.dot(now, out, logit)
     for i in range(n):
-        mine = own_met[0] if len(own_met) == 1 else own_met[i]
-        logit[i] += flat[at[2 * layers + 2]] + _triple_dot(mine, item_met[i], product)
+        user_met = own_met[0] if len(own_met) == 1 else own_met[i]
+        logit[i] += out_bias + _triple_dot(user_met, item_met[i], product)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -129,46 +151,68 @@ def _backprop_products(
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def run_backward(
-    flat: Floats, at: Longs, sizes: Longs, own: Floats, own_met: Floats, item: Floats, item_met: Floats, up: Floats,
-    slope: Floats, down: Floats, d_flat: Floats, d_own: Floats, d_own_met: Floats, d_item: Floats, d_item_met: Floats,
-) -> None:  # fmt: skip
-    """Slopes of all there is, from those of the logits and what `climb` kept; `down` is scratch as large as `up`."""
-    n, d, layers = item.shape[0], item.shape[1], len(sizes)
+    flat: Floats,
+    at: Longs,
+    sizes: Longs,
+    own: Floats,
+    own_met: Floats,
+    item: Floats,
+    item_met: Floats,
+    up: Floats,
+    slope: Floats,
+    down: Floats,
+    d_flat: Floats,
+    d_own: Floats,
+    d_own_met: Floats,
+    d_item: Floats,
+    d_item_met: Floats,
+) -> None:
+    """Slopes of all there is, from those of the logits and what `run_forward` wrote to `up`.
+
+    `down` is scratch as large as `up`.
+    """
+    n = item.shape[0]
+    d = item.shape[1]
+    layers = len(sizes)
     k = layers - 1
     total = 0
     for j in range(k):
         total += sizes[j]
     start = n * total
     now = view_matrix(up, start, n, sizes[k])
-    out = flat[at[2 * layers + 1] : at[2 * layers + 2]]
-    np.dot(slope, now, d_flat[at[2 * layers + 1] : at[2 * layers + 2]])
-    d_flat[at[2 * layers + 2]] = slope.sum()
+    biases = at[layers + 1 :]
+    ends = at[2 * layers + 1 :]
+    out = flat[ends[0] : ends[1]]
+    np.dot(slope, now, d_flat[ends[0] : ends[1]])
+    d_flat[ends[1]] = slope.sum()
     back = view_matrix(down, start, n, sizes[k])
     for i in range(n):
         for j in range(sizes[k]):
             back[i, j] = slope[i] * out[j]
     backprop_relu(back, now)
     while k > 0:
-        sum_columns(back, d_flat[at[layers + 1 + k] : at[layers + 1 + k] + sizes[k]])
+        layer = view_matrix(flat, at[k + 1], sizes[k - 1], sizes[k])
+        sum_columns(back, view_vector(d_flat, biases[k], sizes[k]))
         start -= n * sizes[k - 1]
-        before, further = view_matrix(up, start, n, sizes[k - 1]), view_matrix(down, start, n, sizes[k - 1])
+        before = view_matrix(up, start, n, sizes[k - 1])
+        further = view_matrix(down, start, n, sizes[k - 1])
         np.dot(before.T, back, view_matrix(d_flat, at[k + 1], sizes[k - 1], sizes[k]))
-        np.dot(back, view_matrix(flat, at[k + 1], sizes[k - 1], sizes[k]).T, further)
+        np.dot(back, layer.T, further)
         backprop_relu(further, before)
         back = further
         k -= 1
     s = sizes[0]
-    bias = d_flat[at[layers + 1] : at[layers + 1] + s]
+    bias = view_vector(d_flat, biases[0], s)
     sum_columns(back, bias)
     np.dot(item.T, back, view_matrix(d_flat, at[1], d, s))
-    np.dot(back, view_matrix(flat, at[1], d, s).T, d_item)
-    theirs = bias.copy().reshape((1, s)) if len(own) == 1 else back
-    np.dot(own.T, theirs, view_matrix(d_flat, at[0], d, s))
-    np.dot(theirs, view_matrix(flat, at[0], d, s).T, d_own)
-    product, d_product = (
-        flat[at[2 * layers + 3] : at[2 * layers + 4]],
-        d_flat[at[2 * layers + 3] : at[2 * layers + 4]],
-    )
+    item_layer = view_matrix(flat, at[1], d, s)
+    np.dot(back, item_layer.T, d_item)
+    user_back = bias.copy().reshape((1, s)) if len(own) == 1 else back
+    user_layer = view_matrix(flat, at[0], d, s)
+    np.dot(own.T, user_back, view_matrix(d_flat, at[0], d, s))
+    np.dot(user_back, user_layer.T, d_own)
+    product = flat[ends[2] : ends[3]]
+    d_product = d_flat[ends[2] : ends[3]]
     _backprop_products(slope, product, own_met, item_met, d_product, d_own_met, d_item_met)
 
 
@@ -176,13 +220,15 @@ def run_backward(
 def bce_slopes(logit: Floats, label: Floats, weight: Floats) -> None:
     """Logits become the slopes of their weighted loss."""
     for i in range(len(logit)):
-        logit[i] = weight[i] * (np.float32(1.0 / (1.0 + math.exp(-logit[i]))) - label[i])
+        probability = np.float32(1.0 / (1.0 + math.exp(-logit[i])))
+        logit[i] = weight[i] * (probability - label[i])
 
 
 @njit(nogil=True, cache=True)
 def _split_rows(rows: Floats, which: Longs, met: Floats, item: Floats) -> None:
     """Rows of a table, in two: what is multiplied, and what climbs."""
-    g, w = met.shape[1], rows.shape[1]
+    g = met.shape[1]
+    w = rows.shape[1]
     for i in range(len(which)):
         r = which[i]
         for j in range(g):
@@ -193,40 +239,72 @@ def _split_rows(rows: Floats, which: Longs, met: Floats, item: Floats) -> None:
 
 @njit(nogil=True, cache=True)
 def tower_slopes(
-    flat: Floats, sizes: Longs, g: int, users: Floats, items: Floats, user: Longs, item: Longs, label: Floats,
+    flat: Floats,
+    sizes: Longs,
+    g: int,
+    users: Floats,
+    items: Floats,
+    user: Longs,
+    item: Longs,
+    label: Floats,
     weight: Floats,
-) -> tuple[Floats, Floats, Floats]:  # fmt: skip
+) -> tuple[Floats, Floats, Floats]:
     """Of the loss of some samples, in their users' rows, their items' rows and all that is shared."""
-    n, w = len(user), items.shape[1]
+    n = len(user)
+    w = items.shape[1]
     d = w - g
     at = piece_offsets(sizes, d, g)
-    own, own_met = np.empty((n, d), np.float32), np.empty((n, g), np.float32)
-    theirs, theirs_met = np.empty((n, d), np.float32), np.empty((n, g), np.float32)
+    own = np.empty((n, d), np.float32)
+    own_met = np.empty((n, g), np.float32)
+    item_climb = np.empty((n, d), np.float32)
+    item_met = np.empty((n, g), np.float32)
     _split_rows(users, user, own_met, own)
-    _split_rows(items, item, theirs_met, theirs)
-    up, logit = np.empty(n * sizes.sum(), np.float32), np.empty(n, np.float32)
-    run_forward(flat, at, sizes, own, own_met, theirs, theirs_met, up, logit)
+    _split_rows(items, item, item_met, item_climb)
+    up = np.empty(n * sizes.sum(), np.float32)
+    logit = np.empty(n, np.float32)
+    run_forward(flat, at, sizes, own, own_met, item_climb, item_met, up, logit)
     bce_slopes(logit, label, weight)
-    down, d_flat = np.empty_like(up), np.empty_like(flat)
-    d_own, d_own_met = np.empty_like(own), np.empty_like(own_met)
-    d_item, d_item_met = np.empty_like(theirs), np.empty_like(theirs_met)
+    down = np.empty_like(up)
+    d_flat = np.empty_like(flat)
+    d_own = np.empty_like(own)
+    d_own_met = np.empty_like(own_met)
+    d_climb = np.empty_like(item_climb)
+    d_item_met = np.empty_like(item_met)
     run_backward(
-        flat, at, sizes, own, own_met, theirs, theirs_met, up, logit, down, d_flat, d_own, d_own_met, d_item, d_item_met
+        flat,
+        at,
+        sizes,
+        own,
+        own_met,
+        item_climb,
+        item_met,
+        up,
+        logit,
+        down,
+        d_flat,
+        d_own,
+        d_own_met,
+        d_climb,
+        d_item_met,
     )
-    return np.concatenate((d_own_met, d_own), 1), np.concatenate((d_item_met, d_item), 1), d_flat
+    return np.concatenate((d_own_met, d_own), 1), np.concatenate((d_item_met, d_climb), 1), d_flat
 
 
 @njit(nogil=True, cache=True)
 def tower_logits(flat: Floats, sizes: Longs, g: int, users: Floats, items: Floats, user: Longs, item: Longs) -> Floats:
     """Logits of aligned samples, or of one user's with all of them."""
-    n, w = len(item), items.shape[1]
+    n = len(item)
+    w = items.shape[1]
     d = w - g
-    own, own_met = np.empty((len(user), d), np.float32), np.empty((len(user), g), np.float32)
-    theirs, theirs_met = np.empty((n, d), np.float32), np.empty((n, g), np.float32)
+    own = np.empty((len(user), d), np.float32)
+    own_met = np.empty((len(user), g), np.float32)
+    item_climb = np.empty((n, d), np.float32)
+    item_met = np.empty((n, g), np.float32)
     _split_rows(users, user, own_met, own)
-    _split_rows(items, item, theirs_met, theirs)
-    up, logit = np.empty(n * sizes.sum(), np.float32), np.empty(n, np.float32)
-    run_forward(flat, piece_offsets(sizes, d, g), sizes, own, own_met, theirs, theirs_met, up, logit)
+    _split_rows(items, item, item_met, item_climb)
+    up = np.empty(n * sizes.sum(), np.float32)
+    logit = np.empty(n, np.float32)
+    run_forward(flat, piece_offsets(sizes, d, g), sizes, own, own_met, item_climb, item_met, up, logit)
     return logit
 
 
@@ -261,69 +339,114 @@ def tower_steps(
     """All steps of clients first..last-1."""
     w = rows.shape[1]
     d = w - g
-    at, many = piece_offsets(sizes, d, g), sizes.sum()
-    own, own_met = np.empty((1, d), np.float32), np.empty((1, g), np.float32)
-    d_own, d_own_met, d_mine = np.empty_like(own), np.empty_like(own_met), np.empty(w, np.float32)
+    at = piece_offsets(sizes, d, g)
+    many = sizes.sum()
+    own = np.empty((1, d), np.float32)
+    own_met = np.empty((1, g), np.float32)
+    d_own = np.empty_like(own)
+    d_own_met = np.empty_like(own_met)
+    d_private = np.empty(w, np.float32)
     d_flat = np.empty(flat.shape[1], np.float32)
     for c in range(first, last):
-        start, n = turn_ptr[c], turn_ptr[c + 1] - turn_ptr[c]
-        mine, shared = rows[row_start[c] : row_start[c + 1]], flat[c]
+        start = turn_ptr[c]
+        n = turn_ptr[c + 1] - turn_ptr[c]
+        own_rows = rows[row_start[c] : row_start[c + 1]]
+        shared = flat[c]
         if len(before):
-            a, b = row_start[c], row_start[c + 1]
-            mean, square, steps = all_mean[a:b], all_square[a:b], all_steps[a:b]
-            flat_mean, flat_square = flat_means[c], flat_squares[c]
-            own_mean, own_square, step = own_means[c], own_squares[c], before[c]
+            a = row_start[c]
+            b = row_start[c + 1]
+            mean = all_mean[a:b]
+            square = all_square[a:b]
+            steps = all_steps[a:b]
+            flat_mean = flat_means[c]
+            flat_square = flat_squares[c]
+            own_mean = own_means[c]
+            own_square = own_squares[c]
+            step = before[c]
         else:
-            mean, square, steps = np.zeros_like(mine), np.zeros_like(mine), np.zeros(len(mine), np.int64)
-            flat_mean, flat_square = np.zeros_like(shared), np.zeros_like(shared)
-            own_mean, own_square, step = np.zeros(w, np.float32), np.zeros(w, np.float32), 0
-        slot = np.full(len(mine), -1, np.int64)
+            mean = np.zeros_like(own_rows)
+            square = np.zeros_like(own_rows)
+            steps = np.zeros(len(own_rows), np.int64)
+            flat_mean = np.zeros_like(shared)
+            flat_square = np.zeros_like(shared)
+            own_mean = np.zeros(w, np.float32)
+            own_square = np.zeros(w, np.float32)
+            step = 0
+        slot = np.full(len(own_rows), -1, np.int64)
         for epoch in range(len(order)):
             for begin in range(0, n, batch):
                 m = min(batch, n - begin)
-                used, wanted = np.empty(m, np.int64), np.empty(m, np.float32)
+                used = np.empty(m, np.int64)
+                wanted = np.empty(m, np.float32)
                 for k in range(m):
                     sample = order[epoch, start + begin + k]
                     used[k] = row_of[sample]
                     wanted[k] = label[sample]
-                own_met[0], own[0] = private[c, :g], private[c, g:]
-                item, item_met = np.empty((m, d), np.float32), np.empty((m, g), np.float32)
-                _split_rows(mine, used, item_met, item)
-                up, logit = np.empty(m * many, np.float32), np.empty(m, np.float32)
+                own_met[0] = private[c, :g]
+                own[0] = private[c, g:]
+                item = np.empty((m, d), np.float32)
+                item_met = np.empty((m, g), np.float32)
+                _split_rows(own_rows, used, item_met, item)
+                up = np.empty(m * many, np.float32)
+                logit = np.empty(m, np.float32)
                 run_forward(shared, at, sizes, own, own_met, item, item_met, up, logit)
                 bce_slopes(logit, wanted, np.full(m, np.float32(1.0 / m)))
-                d_item, d_item_met = np.empty_like(item), np.empty_like(item_met)
+                d_item = np.empty_like(item)
+                d_item_met = np.empty_like(item_met)
                 run_backward(
-                    shared, at, sizes, own, own_met, item, item_met, up, logit, np.empty_like(up), d_flat, d_own,
-                    d_own_met, d_item, d_item_met,
-                )  # fmt: skip
+                    shared,
+                    at,
+                    sizes,
+                    own,
+                    own_met,
+                    item,
+                    item_met,
+                    up,
+                    logit,
+                    np.empty_like(up),
+                    d_flat,
+                    d_own,
+                    d_own_met,
+                    d_item,
+                    d_item_met,
+                )
                 step += 1
-                d_mine[:g], d_mine[g:] = d_own_met[0], d_own[0]
-                move_row(private[c], d_mine, own_mean, own_square, step, rate, decay)
+                d_private[:g] = d_own_met[0]
+                d_private[g:] = d_own[0]
+                move_row(private[c], d_private, own_mean, own_square, step, rate, decay)
                 move_row(shared, d_flat, flat_mean, flat_square, step, flat_rate, decay)
                 slopes = np.concatenate((d_item_met, d_item), 1)
-                adam_used_rows(used, slopes, slot, mine, mean, square, steps, row_rate, decay)
+                adam_used_rows(used, slopes, slot, own_rows, mean, square, steps, row_rate, decay)
 
 
 @njit(nogil=True, cache=True)
 def tower_row_logits(
-    first: int, last: int, g: int, sizes: Longs, row_start: Longs, rows: Floats, private: Floats, flat: Floats,
+    first: int,
+    last: int,
+    g: int,
+    sizes: Longs,
+    row_start: Longs,
+    rows: Floats,
+    private: Floats,
+    flat: Floats,
     out: Floats,
-) -> None:  # fmt: skip
+) -> None:
     """Logits of every local row of clients first..last-1, each under its own model."""
     for c in range(first, last):
-        mine = rows[row_start[c] : row_start[c + 1]]
-        one = np.full(1, c)
-        out[row_start[c] : row_start[c + 1]] = tower_logits(flat[c], sizes, g, private, mine, one, np.arange(len(mine)))
+        begin = row_start[c]
+        end = row_start[c + 1]
+        own_rows = rows[begin:end]
+        user = np.full(1, c)
+        all_rows = np.arange(len(own_rows))
+        out[begin:end] = tower_logits(flat[c], sizes, g, private, own_rows, user, all_rows)
 
 
 @njit(nogil=True, cache=True)
-def tower_catalogue(
-    flat: Floats, sizes: Longs, g: int, users: Floats, items: Floats, tile: int, out: Floats
-) -> None:  # fmt: skip
+def tower_catalogue(flat: Floats, sizes: Longs, g: int, users: Floats, items: Floats, tile: int, out: Floats) -> None:
     """Logits (users, items) in tiles of one shape: items are filled up to a number of whole ones."""
     for begin in range(0, out.shape[1], tile):
         n = min(tile, out.shape[1] - begin)
         some = np.arange(begin, begin + tile)
         for u in range(len(users)):
-            out[u, begin : begin + n] = tower_logits(flat, sizes, g, users, items, np.full(1, u), some)[:n]
+            logits = tower_logits(flat, sizes, g, users, items, np.full(1, u), some)
+            out[u, begin : begin + n] = logits[:n]

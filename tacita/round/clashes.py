@@ -21,7 +21,8 @@ def check_single_owners(parts: Sequence[Part]) -> None:
 
 def _check_single(owners: Sequence[Part], decision: str) -> None:
     if len(owners) > 1:
-        first, second = owners[0].name, owners[1].name
+        first = owners[0].name
+        second = owners[1].name
         raise TacitaError(f"parts '{first}' and '{second}' both decide {decision}; leave one of them out.")
 
 

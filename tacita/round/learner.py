@@ -139,9 +139,11 @@ def build_learner(context: RunContext, parts: Sequence[Part]) -> Learner:
     brought = {name: part for name, part in bringers.items() if part is not None}
     name = next(iter(brought), context.backbone.learner)
     learner = learner_class(name)
-    kind, source = "backbone", context.backbone.name
+    kind = "backbone"
+    source = context.backbone.name
     if name in brought:
-        kind, source = "part", brought[name].name
+        kind = "part"
+        source = brought[name].name
     for part in parts:
         if part.privacy is not None and name in part.privacy.refused_learners:
             raise TacitaError(part.privacy.refused_learners[name])

@@ -138,15 +138,18 @@ class Plan:
         """The same of the parts alone, in their order."""
         names = []
         for part in self.parts:
-            kept = [spec.name for spec in part.state(0) if spec.persistent and spec.on_device]
-            names += [f"{PARTS}{part.name}/{name}" for name in kept]
+            for spec in part.state(0):
+                if spec.persistent and spec.on_device:
+                    names.append(f"{PARTS}{part.name}/{spec.name}")
         return tuple(names)
 
     def names_of(self, role: Role) -> tuple[str, ...]:
         """What devices keep in a role, by its full name."""
         names = []
         for owner, specs in self.state_specs().items():
-            names += [f"{PARTS}{owner}/{spec.name}" for spec in specs if spec.role is role]
+            for spec in specs:
+                if spec.role is role:
+                    names.append(f"{PARTS}{owner}/{spec.name}")
         return tuple(names)
 
     # questions and answers

@@ -33,15 +33,16 @@ def resolve_config(values: dict[str, Any], where: str) -> RunConfig:
     """The settings of a run: what is said, then what its method and its model bring along, then the defaults."""
     method = values.get("method")
     brought = _SETTINGS.get(method, {}) if isinstance(method, str) else {}
-    named, own = values.get("backbone"), brought.get("backbone")
+    named = values.get("backbone")
+    own = brought.get("backbone")
     if own and isinstance(named, dict) and named.get("name", own["name"]) != own["name"]:
         brought = {k: v for k, v in brought.items() if k != "backbone"}  # options of another model do not fit
-    said = _fill_missing(values, brought)
-    model = said.get("backbone")
+    settings = _fill_missing(values, brought)
+    model = settings.get("backbone")
     name = model.get("name") if isinstance(model, dict) else None
-    return validate_model(
-        RunConfig, _fill_missing(said, backbone_class(name).brings) if isinstance(name, str) else said, where
-    )
+    if isinstance(name, str):
+        settings = _fill_missing(settings, backbone_class(name).brings)
+    return validate_model(RunConfig, settings, where)
 
 
 def preset_settings(method: str) -> dict[str, Any]:
@@ -54,13 +55,13 @@ def brings_settings(method: str) -> bool:
     return bool(_SETTINGS.get(method))
 
 
-def _fill_missing(said: dict[str, Any], brought: dict[str, Any]) -> dict[str, Any]:
-    """Nested settings with what is not said filled in."""
-    out = {**brought, **said}
-    for name, value in brought.items():
-        if isinstance(value, dict) and isinstance(said.get(name), dict):
-            out[name] = _fill_missing(said[name], value)
-    return out
+def _fill_missing(settings: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """Nested settings with defaults for what is not set."""
+    filled = {**defaults, **settings}
+    for name, value in defaults.items():
+        if isinstance(value, dict) and isinstance(settings.get(name), dict):
+            filled[name] = _fill_missing(settings[name], value)
+    return filled
 
 
 def part_names() -> list[str]:
@@ -80,7 +81,7 @@ def part_class(name: str) -> type[Part]:
 def preset_parts(name: str) -> list[dict[str, Any]]:
     if name not in _PRESETS:
         raise unknown_name_error("method", name, _PRESETS)
-    return [dict(one) for one in _PRESETS[name]]
+    return [dict(spec) for spec in _PRESETS[name]]
 
 
 def method_label(method: str, parts: list[dict[str, Any]] | None) -> str:

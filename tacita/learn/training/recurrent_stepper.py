@@ -14,7 +14,8 @@ import numpy as np
 
 from tacita.core.config import TrainConfig
 from tacita.core.types import Floats, LocalModels
-from tacita.kernels.interest import PIECES, interest_pfedme_steps, interest_steps
+from tacita.kernels.interest import interest_pfedme_steps, interest_steps
+from tacita.kernels.interest_states import PIECES
 from tacita.learn.training.stepper import CONTEXT, StepExtras, Stepper
 from tacita.learn.training.tower_stepper import run_on_cores
 from tacita.models.interest import GAP, RATING, InterestModel

@@ -43,7 +43,11 @@ class StepExtras:
     def collect(local: LocalModels, samples: Mapping[str, ExtraSamples | None]) -> StepExtras:
         """The samples of each part, by its name; None: it has none in this step."""
         n_clients = local.view.n_clients
-        client, row, owner, label, weight = [], [], [], [], []
+        client = []
+        row = []
+        owner = []
+        label = []
+        weight = []
         for name, extra in samples.items():
             if extra is None:
                 continue

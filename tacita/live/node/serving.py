@@ -23,7 +23,8 @@ from tacita.live.node.row_index import ItemNumbers, find_items, find_rows, index
 from tacita.live.node.store import InteractionRows, NodeStore, unknown_user_error
 from tacita.live.per_client_arrays import decode_per_client, derive_pseudonyms, derive_run_secret
 from tacita.live.wire import Catalogue, select_prefixed
-from tacita.round.device_state import DeviceState, PagedLists, read_devices, take_rows
+from tacita.round.device_state import DeviceState, read_devices, take_rows
+from tacita.round.paged_lists import PagedLists
 from tacita.round.plan import Plan
 from tacita.runs.assembly import build_plan
 from tacita.runs.serving import check_list_length

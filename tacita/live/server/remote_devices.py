@@ -82,6 +82,10 @@ class RemoteDevices:
     _held_digests: dict[int, set[str]] = field(default_factory=dict)
 
     @property
+    def in_process(self) -> None:
+        return None
+
+    @property
     def max_request_rounds(self) -> int | None:
         return MOST_PLAYED
 

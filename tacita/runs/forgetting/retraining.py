@@ -146,8 +146,7 @@ def _restore_devices(fed: Federation, progress: Progress, now: DeviceState, know
     shared = () if told else fed.names_of(Role.SHARED)
     names = [name for name in fed.persistent_part_names if name not in shared]
     copy_state(clients, now, names, new)
-    if isinstance(progress.devices, LocalDevices):
-        progress.devices.equalise_silos(fed, progress.server)
+    progress.local_devices.equalise_silos(fed, progress.server)
     clients.take_snapshot()
 
 
