@@ -31,10 +31,17 @@ class SplitConfig(StrictModel):
     )
     n_blocks: int = Field(4, ge=1, le=1000, description="time blocks (kind = blocks)")
     base_share: float = Field(0.6, gt=0, le=1, description="share of all interactions in block 0")
+    borders: Literal["auto", "quantile", "person"] | list[str | float] = Field(
+        "auto",
+        description="where blocks are cut: quantile: by count over everybody's rows; person: each person's own rows, "
+        "in the same shares; or a list of dates such as 2020-01-31, or of times as the data has them (split.n_blocks "
+        "follows it); auto: quantile, and person under a budget, where quantile is refused",
+    )
     k_core: int | None = Field(
         None,
         ge=0,
-        description="drop users and items with fewer rows, repeatedly; default: as published for named data, else 0",
+        description="drop users and items with fewer rows, repeatedly; default: as published for named data, else 0; "
+        "refused under a budget (split.min_user counts a person's own rows)",
     )
     min_user: int = Field(
         0, ge=0, description="drop users with fewer rows, once, before split.k_core; items are not asked"
@@ -252,6 +259,7 @@ _LATER_SETTINGS = {
     "evaluate.ties",
     "evaluate.unmasked",
     "evaluate.valid_users",
+    "split.borders",
     "split.held_items",
     "split.least_items",
     "split.lend",

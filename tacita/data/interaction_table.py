@@ -76,12 +76,12 @@ def describe(table: Interactions) -> dict[str, object]:
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_SECONDS = {"d": 86_400.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+SECONDS_PER_UNIT = {"d": 86_400.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
 def _format_dates(time: Longs, unit: str) -> tuple[str, str] | None:
     """The first and the last time as dates, where the numbers are times since 1970 in some unit."""
-    known_unit = unit or _guess_time_unit(time)
+    known_unit = unit or guess_time_unit(time)
     if known_unit is None:
         return None
     try:
@@ -92,18 +92,18 @@ def _format_dates(time: Longs, unit: str) -> tuple[str, str] | None:
     return f"{first:%Y-%m-%d %H:%M}", f"{last:%Y-%m-%d %H:%M}"
 
 
-def _guess_time_unit(time: Longs) -> str | None:
+def guess_time_unit(time: Longs) -> str | None:
     """The unit in which the middle time is between 1973 and 5138."""
     middle = float(np.median(time))  # a few wild values do not matter
     for unit in ("s", "ms", "us", "ns"):
-        seconds = middle * _SECONDS[unit]
+        seconds = middle * SECONDS_PER_UNIT[unit]
         if 1e8 <= seconds < 1e11:
             return unit
     return None
 
 
 def _to_date(time: np.int64, unit: str) -> datetime:
-    seconds = int(time) * _SECONDS[unit]
+    seconds = int(time) * SECONDS_PER_UNIT[unit]
     return _EPOCH + timedelta(seconds=seconds)
 
 

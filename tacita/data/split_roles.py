@@ -165,14 +165,12 @@ def _tenth(n: Longs) -> Longs:
     return np.asarray(np.maximum(1, whole_tenth))
 
 
-def use_source_split(
-    table: Interactions, rows: Longs, config: SplitConfig, shuffle: Shuffle
-) -> tuple[list[int], AssignRoles]:
-    """Blocks and roles as the source has them; a tenth of the training rows may be lent for validation."""
+def use_source_roles(table: Interactions, rows: Longs, config: SplitConfig, shuffle: Shuffle) -> AssignRoles:
+    """Roles as the source has them; a tenth of the training rows may be lent for validation."""
     assert table.split is not None
     source_role = table.split[rows]
     source_role = source_role.astype(np.int64)
-    cuts = _find_source_cuts(table, rows)
+    cuts = find_source_cuts(table, rows)
     has_validation = (source_role == VALID).any()
     lends = config.lend and not has_validation
 
@@ -184,10 +182,10 @@ def use_source_split(
             role = _lend_validation(role, user, order)
         return role
 
-    return cuts, assign_roles
+    return assign_roles
 
 
-def _find_source_cuts(table: Interactions, rows: Longs) -> list[int]:
+def find_source_cuts(table: Interactions, rows: Longs) -> list[int]:
     """The borders of the source's own blocks, or of one block; a block without rows is refused."""
     if table.block is None:
         return [0, len(rows)]

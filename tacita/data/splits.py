@@ -2,8 +2,9 @@
 
 Kinds:
 
-- time blocks as in F3CRec: k-core on row counts, rows sorted by time and user, cut by count. Where a user's rows share
-  a time, a hash decides: item numbers follow popularity in MovieLens, so they must not decide what is last.
+- time blocks as in F3CRec: k-core on row counts, rows sorted by time and user, cut by count, or as block_cuts.py says.
+  Where a user's rows share a time, a hash decides: item numbers follow popularity in MovieLens, so they must not
+  decide what is last.
 - leave-one-out.
 - leave-some-out: some test items of every user who has enough, and a tenth of the rest for validation.
 - random 8:1:1 of every user, or of all rows.
@@ -18,7 +19,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from fractions import Fraction
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -28,6 +28,7 @@ from tacita.core.config import SplitConfig, find_later_defaults
 from tacita.core.draws import Draws, derive_keys
 from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Arrays, Block, BlockStream, Bools, Doubles, Ints, Keys, Longs, Ragged
+from tacita.data.block_cuts import PER_PERSON_NOTE, assign_blocks, cuts_by_count, find_quantile_cuts
 from tacita.data.filters import filter_rows, list_removals
 from tacita.data.interaction_table import rating_note
 from tacita.data.sources import Interactions
@@ -37,10 +38,11 @@ from tacita.data.split_roles import (
     VALID,
     AssignRoles,
     Shuffle,
+    find_source_cuts,
     make_inner_roles,
     make_single_roles,
     number_pairs,
-    use_source_split,
+    use_source_roles,
 )
 from tacita.kernels.hashing import hash_owners
 
@@ -55,7 +57,10 @@ def resolve_split(table: Interactions, config: SplitConfig) -> SplitConfig:
         core = 0
         if kind == "blocks":
             core = _DEFAULT_K_CORE.get(table.name, 0)
-    return config.model_copy(update={"kind": kind, "k_core": core})
+    changes: dict[str, object] = {"kind": kind, "k_core": core}
+    if isinstance(config.borders, list):
+        changes["n_blocks"] = len(config.borders) + 1
+    return config.model_copy(update=changes)
 
 
 def split(table: Interactions, config: SplitConfig, draws: Draws | None = None) -> BlockStream:
@@ -63,7 +68,7 @@ def split(table: Interactions, config: SplitConfig, draws: Draws | None = None) 
     draws = draws or Draws(config.seed)
     config = resolve_split(table, config)
     rows, sizes = filter_rows(table, config)
-    rows = _order_rows(table, rows, config, draws)
+    rows, cuts = order_rows(table, rows, config, draws)
     user_codes = table.user[rows]
     item_codes = table.item[rows]
     user, user_ids = _number_by_appearance(user_codes, table.user_ids)
@@ -78,7 +83,7 @@ def split(table: Interactions, config: SplitConfig, draws: Draws | None = None) 
     user_keys = derive_keys(user_ids)
     item_keys = derive_keys(item_ids)
     shuffle = Shuffle(user_keys, item_keys, draws, config.repeats)
-    cuts, assign_roles = _plan_split(table, rows, config, shuffle)
+    assign_roles = _plan_roles(table, rows, config, shuffle)
     columns = _extra_columns(table)
     interactions = _InteractionRows(user, item, rows, columns)
     blocks = _make_blocks(interactions, cuts, assign_roles, config.repeats)
@@ -139,6 +144,8 @@ def _collect_notes(table: Interactions, config: SplitConfig) -> tuple[str, ...]:
     if table.columns:
         notes.append(table.format_note)
     notes.extend(table.notes)
+    if config.kind == "blocks" and config.borders == "person":
+        notes.append(PER_PERSON_NOTE)
     if config.min_rating is None:
         unrated = rating_note(table)
         if unrated:
@@ -188,14 +195,23 @@ def _choose_kind(table: Interactions, config: SplitConfig) -> str:
     return "random"
 
 
-def _order_rows(table: Interactions, rows: Longs, config: SplitConfig, draws: Draws) -> Longs:
-    """Rows in time order; under the source's own blocks, block after block."""
+def order_rows(table: Interactions, rows: Longs, config: SplitConfig, draws: Draws) -> tuple[Longs, list[int]]:
+    """Rows in time order, block after block, and where the blocks are cut."""
     time_blocks = config if config.kind == "blocks" else None
     rows = _sort_by_time(table, rows, time_blocks, draws)
-    if config.kind == "given" and table.block is not None:
-        block = table.block[rows]
-        rows = rows[np.argsort(block, kind="stable")]
-    return rows
+    if config.kind == "given":
+        if table.block is not None:
+            block = table.block[rows]
+            rows = rows[np.argsort(block, kind="stable")]
+        return rows, find_source_cuts(table, rows)
+    if config.kind != "blocks":
+        return rows, [0, len(rows)]
+    if cuts_by_count(config):
+        return rows, find_quantile_cuts(len(rows), config)
+    assigned = assign_blocks(table, rows, config)
+    ends = np.cumsum(np.bincount(assigned))
+    rows = rows[np.argsort(assigned, kind="stable")]
+    return rows, [0, *ends.tolist()]
 
 
 def _sort_by_time(table: Interactions, rows: Longs, blocks: SplitConfig | None, draws: Draws) -> Longs:
@@ -259,35 +275,13 @@ def _number_by_appearance(codes: Ints, names: tuple[str, ...]) -> tuple[Ints, tu
 # Cut
 
 
-def _plan_split(
-    table: Interactions, rows: Longs, config: SplitConfig, shuffle: Shuffle
-) -> tuple[list[int], AssignRoles]:
-    """Where the ordered rows are cut, and what decides the role of each."""
+def _plan_roles(table: Interactions, rows: Longs, config: SplitConfig, shuffle: Shuffle) -> AssignRoles:
+    """What decides the role of each of the ordered rows."""
     if config.kind == "blocks":
-        cuts = _find_cuts(len(rows), config)
-        return cuts, make_inner_roles(config, shuffle)
+        return make_inner_roles(config, shuffle)
     if config.kind == "given":
-        return use_source_split(table, rows, config, shuffle)
-    cuts = [0, len(rows)]
-    assign_roles = make_single_roles(config.kind, table, config, shuffle)
-    return cuts, assign_roles
-
-
-def _find_cuts(n: int, config: SplitConfig) -> list[int]:
-    """Block borders by count: the base share, then equal blocks, the last one takes the rest."""
-    if config.n_blocks == 1:
-        return [0, n]
-    share = Fraction(str(config.base_share))
-    if share == 1:
-        raise TacitaError("split.base_share = 1 leaves nothing for later blocks; lower it or set split.n_blocks = 1.")
-    n_later = config.n_blocks - 1
-    base = int(share * n)
-    later_share = (1 - share) / n_later
-    step = int(later_share * n)
-    if base < 1 or step < 1:
-        raise TacitaError(f"{n} interactions are too few for {config.n_blocks} blocks; lower split.n_blocks.")
-    borders = [base + step * number for number in range(n_later)]
-    return [0, *borders, n]
+        return use_source_roles(table, rows, config, shuffle)
+    return make_single_roles(config.kind, table, config, shuffle)
 
 
 class _InteractionRows(NamedTuple):

@@ -12,6 +12,7 @@ from tacita.core.config import RunConfig, SplitConfig, TrainConfig, validate_mod
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.types import BlockStream
+from tacita.data.block_cuts import decouple_split, refuse_coupled_split
 from tacita.data.frames import Frame, read_frame
 from tacita.data.interaction_table import Interactions
 from tacita.data.sources import load
@@ -23,7 +24,7 @@ from tacita.models import backbone_class
 from tacita.models.base import Backbone, apply_budget, apply_form
 from tacita.privacy.secure_sum import check_installed, check_size
 from tacita.round.capabilities import Privacy
-from tacita.round.learner import build_learner
+from tacita.round.learner import build_learner, ledger_of
 from tacita.round.part import implements
 from tacita.round.plan import Federation, Plan
 from tacita.round.registry import wrap_run
@@ -85,7 +86,7 @@ def assemble(
     if data is None:
         data = load_run_table(config, machine, frame)
     table = data.table
-    split_config = resolve_split(table, config.split)
+    split_config = _choose_split(config, parts, table)
     config = expand_config(config.model_copy(update={"split": split_config}), backbone, parts)
     stream = data.split(config.split)
     if backbone.reads_order and table.timestamp is None:
@@ -102,6 +103,21 @@ def assemble(
     federation = with_features(federation)
     wrapped: Federation = wrap_run(with_silos(federation))
     return wrapped
+
+
+def states_epsilon(config: RunConfig, parts: Parts) -> bool:
+    """Whether a run counts releases, so that nothing may leave beside them."""
+    if config.privacy.epsilon is not None:
+        return True
+    return any(ledger_of(part) is not None for part in parts)
+
+
+def _choose_split(config: RunConfig, parts: Parts, table: Interactions) -> SplitConfig:
+    """The split with what depends on the data decided; under a budget everybody's rows are split by themselves."""
+    if not states_epsilon(config, parts):
+        return resolve_split(table, config.split)
+    refuse_coupled_split(config.split)
+    return decouple_split(resolve_split(table, config.split))
 
 
 def _load_table(config: RunConfig, machine: Machine, frame: Frame | None) -> Interactions:

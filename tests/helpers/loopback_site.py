@@ -49,10 +49,11 @@ def site_config(name: str, rounds: int = 3, **train: Any) -> RunConfig:
 def rows_of_blocks(config: RunConfig) -> list[list[tuple[str, str, float]]]:
     """The raw rows that the lab cuts into each block."""
     table = load(config.data)
-    order = splits._sort_by_time(table, np.arange(len(table.user)), config.split, Draws(config.split.seed))
+    split = assemble(config, Machine()).config.split
+    order, cuts = splits.order_rows(table, np.arange(len(table.user)), split, Draws(split.seed))
     assert table.timestamp is not None
     rows = [(table.user_ids[table.user[r]], table.item_ids[table.item[r]], float(table.timestamp[r])) for r in order]
-    return [rows[lo:hi] for lo, hi in pairwise(splits._find_cuts(len(rows), config.split))]
+    return [rows[lo:hi] for lo, hi in pairwise(cuts)]
 
 
 @dataclass

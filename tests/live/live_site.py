@@ -96,10 +96,11 @@ def home(user: str) -> str:
 def rows_of_blocks(config: RunConfig) -> list[list[Row]]:
     """The raw rows that the lab cuts into each block."""
     table = load(config.data)
-    order = splits._sort_by_time(table, np.arange(len(table.user)), config.split, Draws(config.split.seed))
+    split = assemble(config, Machine()).config.split
+    order, cuts = splits.order_rows(table, np.arange(len(table.user)), split, Draws(split.seed))
     assert table.timestamp is not None
     rows = [(table.user_ids[table.user[r]], table.item_ids[table.item[r]], int(table.timestamp[r])) for r in order]
-    return [rows[lo:hi] for lo, hi in pairwise(splits._find_cuts(len(rows), config.split))]
+    return [rows[lo:hi] for lo, hi in pairwise(cuts)]
 
 
 def items_of_blocks(config: RunConfig) -> list[list[str]]:
