@@ -233,6 +233,12 @@ class RunConfig(StrictModel):
     columns: dict[str, str] = Field({}, description="role -> column name, where guessing fails")
     date_format: str | None = Field(None, description="how the file writes its dates, such as %d.%m.%Y")
     decimal: Literal[".", ","] | None = Field(None, description="the file's decimal mark, where it is not clear")
+    catalogue: str | None = Field(
+        None,
+        description="file with the public list of items, in which those that nobody has stay; from-data: the items "
+        "that people have, which under a budget is outside of the epsilon; default: under a budget the item file "
+        "beside the data, or what named and synthetic data publish, else from-data",
+    )
     split: SplitConfig = SplitConfig()
     backbone: dict[str, Any] = Field({"name": "mf"}, description="name and options of the model")
     method: str = Field("fedavg", description="preset: a named list of parts")
@@ -249,6 +255,7 @@ class RunConfig(StrictModel):
 
 
 _LATER_SETTINGS = {
+    "catalogue",
     "date_format",
     "decimal",
     "item_rows",

@@ -45,6 +45,7 @@ def make_interactions(name: str, table: RawTable) -> Interactions:
         own_blocks = (block,)
     user_notes = _note_missing_ids(table, "user", user_ids)
     item_notes = _note_missing_ids(table, "item", item_ids)
+    item_file = find_item_file(table.path)
     return Interactions(
         name=name,
         user=user,
@@ -63,7 +64,8 @@ def make_interactions(name: str, table: RawTable) -> Interactions:
         columns=dict(table.names),
         unused=table.unused,
         notes=(*table.notes, *user_notes, *item_notes),
-        items_from=find_item_file(table.path) or table.path,
+        items_from=item_file or table.path,
+        item_file=item_file,
     )
 
 

@@ -105,7 +105,7 @@ def read_frame(frame: Frame, columns: RequestedColumns, date_format: str | None,
     raw_table = make_raw_table(IN_MEMORY_PATH, "in memory", frame, hints)
     raw_table = check_table(raw_table)
     table = make_interactions("table", raw_table)
-    return replace(table, items_from=None)  # no file next to it describes its items
+    return replace(table, items_from=None, item_file=None)  # no file next to it describes its items
 
 
 def to_raw_ids(source: Any, role: str = "user") -> list[str]:

@@ -36,6 +36,8 @@ class Interactions:
     unused: tuple[str, ...] = ()  # columns that were not read
     notes: tuple[str, ...] = ()  # sentences on columns that look usable
     items_from: Path | None = None  # the file that may describe the items
+    item_file: Path | None = None  # the file beside the interactions that lists the items
+    catalogue: str = ""  # digest of the public list of items that `item_ids` is; empty: they are those of the rows
 
 
 def describe(table: Interactions) -> dict[str, object]:

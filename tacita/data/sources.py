@@ -20,11 +20,21 @@ from tacita.data.file_errors import file_error, unreadable_error
 from tacita.data.frames import IN_MEMORY
 from tacita.data.interaction_table import Interactions, compute_fingerprint, describe, number_by_appearance
 from tacita.data.roles import check_roles
-from tacita.data.synthetic import generate_synthetic
+from tacita.data.synthetic import generate_synthetic, parse_options
 from tacita.data.table_files import find_main_file, read_table
 from tacita.data.values import FileHints
 
-__all__ = ["DATASETS", "DatasetInfo", "Interactions", "cache_dir", "describe", "fetch", "load", "save_csv"]
+__all__ = [
+    "DATASETS",
+    "DatasetInfo",
+    "Interactions",
+    "cache_dir",
+    "describe",
+    "fetch",
+    "is_synthetic",
+    "load",
+    "save_csv",
+]
 
 
 def load(
@@ -36,8 +46,8 @@ def load(
     decimal: str | None = None,
 ) -> Interactions:
     """Interactions of a named dataset, of `synthetic:users=...`, or of a file or folder."""
-    is_synthetic = source == "synthetic" or source.startswith("synthetic:")
-    is_file = not is_synthetic and source not in DATASETS
+    is_drawn = is_synthetic(source)
+    is_file = not is_drawn and source not in DATASETS
     hints = {"--columns": columns, "--date-format": date_format, "--decimal": decimal}
     for flag, hint in hints.items():
         if hint and not is_file:
@@ -47,7 +57,7 @@ def load(
             "the run learned from a table in memory, which is not kept; forgetting, sharing and audits read the data "
             "again, so write the table to a file and train a run on that."
         )
-    if is_synthetic:
+    if is_drawn:
         return _load_synthetic(source)
     if source in DATASETS:
         path = find_verified_file(source, data_dir)
@@ -60,6 +70,10 @@ def load(
         raise _unknown_source_error(source)
     roles = check_roles(columns or {})
     return _load_path(path, _stem(path), FileHints(roles, date_format, decimal))
+
+
+def is_synthetic(source: str) -> bool:
+    return source == "synthetic" or source.startswith("synthetic:")
 
 
 def save_csv(table: Interactions, out: Path) -> None:

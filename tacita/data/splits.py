@@ -72,7 +72,10 @@ def split(table: Interactions, config: SplitConfig, draws: Draws | None = None) 
     user_codes = table.user[rows]
     item_codes = table.item[rows]
     user, user_ids = _number_by_appearance(user_codes, table.user_ids)
-    item, item_ids = _number_by_appearance(item_codes, table.item_ids)
+    if table.catalogue:
+        item, item_ids = item_codes, table.item_ids
+    else:
+        item, item_ids = _number_by_appearance(item_codes, table.item_ids)
     n_users = len(user_ids)
     n_items = len(item_ids)
     if n_users < 2 or n_items < 2:
@@ -86,10 +89,12 @@ def split(table: Interactions, config: SplitConfig, draws: Draws | None = None) 
     assign_roles = _plan_roles(table, rows, config, shuffle)
     columns = _extra_columns(table)
     interactions = _InteractionRows(user, item, rows, columns)
-    blocks = _make_blocks(interactions, cuts, assign_roles, config.repeats)
+    n_listed = n_items if table.catalogue else 0
+    blocks = _make_blocks(interactions, cuts, assign_roles, config.repeats, n_listed)
     reason = _describe_deduplication(config)
     n_entries = _count_entries(blocks)
-    sizes.append((reason, (n_entries, n_users, n_items)))
+    n_present = len(np.unique(item))
+    sizes.append((reason, (n_entries, n_users, n_present)))
     low_rated = None
     if config.min_rating is not None:
         low_rated = _collect_low_rated(table, rows, user, item)
@@ -135,6 +140,8 @@ def _compute_split_fingerprint(table: Interactions, config: SplitConfig) -> str:
     settings = config.model_dump_json(exclude=excluded)
     core = config.k_core or 0
     lines = [table.fingerprint, str(config.kind), str(core), settings]
+    if table.catalogue:
+        lines.append(table.catalogue)
     text = "\n".join(lines)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -156,7 +163,10 @@ def _collect_notes(table: Interactions, config: SplitConfig) -> tuple[str, ...]:
 def _collect_low_rated(table: Interactions, rows: Longs, user: Ints, item: Ints) -> Ragged:
     """The rows below the least rating, of users and items that remain."""
     user_number = _map_codes(table.user[rows], user, len(table.user_ids))
-    item_number = _map_codes(table.item[rows], item, len(table.item_ids))
+    if table.catalogue:
+        item_number = np.arange(len(table.item_ids), dtype=np.int32)
+    else:
+        item_number = _map_codes(table.item[rows], item, len(table.item_ids))
     is_removed = np.ones(len(table.user), bool)
     is_removed[rows] = False
     removed_user = user_number[table.user[is_removed]]
@@ -323,11 +333,12 @@ def _mark_first(pair: Longs) -> Bools:
 
 
 def _make_blocks(
-    interactions: _InteractionRows, cuts: list[int], assign_roles: AssignRoles, repeats: str
+    interactions: _InteractionRows, cuts: list[int], assign_roles: AssignRoles, repeats: str, n_listed: int
 ) -> tuple[Block, ...]:
+    """The blocks; all have the items of a catalogue (`n_listed`), else those that occurred by then."""
     blocks: list[Block] = []
     n_users = 0
-    n_items = 0
+    n_items = n_listed
     for index, (start, end) in enumerate(pairwise(cuts)):
         block_rows = interactions.take(slice(start, end))
         n_known = n_users

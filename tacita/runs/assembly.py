@@ -13,6 +13,7 @@ from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.types import BlockStream
 from tacita.data.block_cuts import decouple_split, refuse_coupled_split
+from tacita.data.catalogue import FROM_DATA, apply_catalogue, find_catalogue, missing_catalogue_error
 from tacita.data.frames import Frame, read_frame
 from tacita.data.interaction_table import Interactions
 from tacita.data.sources import load
@@ -85,6 +86,7 @@ def assemble(
     check_settings(config, backbone)
     if data is None:
         data = load_run_table(config, machine, frame)
+    data = _with_catalogue(config, parts, data)
     table = data.table
     split_config = _choose_split(config, parts, table)
     config = expand_config(config.model_copy(update={"split": split_config}), backbone, parts)
@@ -94,7 +96,7 @@ def assemble(
     if config.privacy.epsilon is not None and not config.privacy.blocks:
         planned_blocks = config.privacy.model_copy(update={"blocks": len(stream.blocks)})
         config = config.model_copy(update={"privacy": planned_blocks})
-        backbone, parts, draws = build_components(config)
+    backbone, parts, draws = build_components(config)
     _check_catalogue(config, backbone, parts, stream)
     federation = Federation(backbone, parts, config, draws, machine.chunk, stream=stream)
     if config.train.aggregator == "secure":
@@ -118,6 +120,19 @@ def _choose_split(config: RunConfig, parts: Parts, table: Interactions) -> Split
         return resolve_split(table, config.split)
     refuse_coupled_split(config.split)
     return decouple_split(resolve_split(table, config.split))
+
+
+def _with_catalogue(config: RunConfig, parts: Parts, data: RunTable) -> RunTable:
+    """The data with a public list of items: required under a budget, unless a list made of the data is accepted."""
+    has_budget = states_epsilon(config, parts)
+    if config.catalogue is None and not has_budget:
+        return data
+    catalogue = find_catalogue(config.catalogue, config.data, data.table)
+    if catalogue is not None:
+        return RunTable(apply_catalogue(data.table, catalogue))
+    if has_budget and config.catalogue != FROM_DATA:
+        raise missing_catalogue_error(data.table)
+    return data
 
 
 def _load_table(config: RunConfig, machine: Machine, frame: Frame | None) -> Interactions:
