@@ -139,7 +139,13 @@ class TrainConfig(StrictModel):
         description="how sums are made: in double precision; in whole numbers, as a secure sum would make them; or "
         "by masks, of 3 to 50 clients (the lab plays the protocol; needs tacita[secure])",
     )
-    denominator: float | None = Field(None, gt=0, description="for aggregation = fixed; default: expected clients")
+    denominator: float | None = Field(
+        None,
+        gt=0,
+        description="for aggregation = fixed; default: expected clients; where noise covers the sum (dp-fedavg, dpps "
+        "central or silo) a public number: how many of the enrolled people take part on average, which named and "
+        "synthetic data know and other data has to be told",
+    )
     server_lr: float = Field(1.0, gt=0, description="factor on the aggregated change")
     silos: int = Field(0, ge=0, description="0: every user is a client; n: users live in n silos")
     skew: Literal["none", "low", "medium", "high"] | float = Field(

@@ -29,6 +29,7 @@ __all__ = [
     "DatasetInfo",
     "Interactions",
     "cache_dir",
+    "count_enrolled",
     "describe",
     "fetch",
     "is_synthetic",
@@ -70,6 +71,15 @@ def load(
         raise _unknown_source_error(source)
     roles = check_roles(columns or {})
     return _load_path(path, _stem(path), FileHints(roles, date_format, decimal))
+
+
+def count_enrolled(source: str, table: Interactions) -> int | None:
+    """How many people a source publishes, with data or without; None: a file says only who has data."""
+    if is_synthetic(source):
+        return parse_options(source).users
+    if source in DATASETS:
+        return len(table.user_ids)
+    return None
 
 
 def is_synthetic(source: str) -> bool:

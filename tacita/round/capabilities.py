@@ -82,6 +82,15 @@ class Privacy:
         """The sum with its noise, in distribution as if each upload had been noised."""
         return total
 
+    @property
+    def covers_mean(self) -> bool:
+        """One noise covers a sum that is divided afterwards, which only a public number may do."""
+        return False
+
+    def default_denominator(self, expected: float) -> float | None:
+        """What sums are divided by where nobody says it and so many enrolled people are expected; None: no default."""
+        return expected
+
     def promises(self, server: ServerState) -> Mapping[str, float | str]:
         """What it promises, for the result of a block: an epsilon, and what it is about."""
         return {}

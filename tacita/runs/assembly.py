@@ -16,7 +16,7 @@ from tacita.data.block_cuts import decouple_split, refuse_coupled_split
 from tacita.data.catalogue import FROM_DATA, apply_catalogue, find_catalogue, missing_catalogue_error
 from tacita.data.frames import Frame, read_frame
 from tacita.data.interaction_table import Interactions
-from tacita.data.sources import load
+from tacita.data.sources import count_enrolled, load
 from tacita.data.splits import resolve_split, split
 from tacita.federation.evaluation import selection_metric
 from tacita.kernels.threads import max_threads, set_threads
@@ -88,6 +88,7 @@ def assemble(
         data = load_run_table(config, machine, frame)
     data = _with_catalogue(config, parts, data)
     table = data.table
+    config = _with_denominator(config, parts, table)
     split_config = _choose_split(config, parts, table)
     config = expand_config(config.model_copy(update={"split": split_config}), backbone, parts)
     stream = data.split(config.split)
@@ -133,6 +134,21 @@ def _with_catalogue(config: RunConfig, parts: Parts, data: RunTable) -> RunTable
     if has_budget and config.catalogue != FROM_DATA:
         raise missing_catalogue_error(data.table)
     return data
+
+
+def _with_denominator(config: RunConfig, parts: Parts, table: Interactions) -> RunConfig:
+    """With a public number to divide noised sums by: how many named or synthetic data enrols, not who has rows."""
+    enrolled = count_enrolled(config.data, table)
+    if config.train.denominator is not None or enrolled is None:
+        return config
+    drawn = config.train.participation
+    expected = float(enrolled) if drawn.kind == "all" else drawn.rate * enrolled
+    for part in parts:
+        if part.privacy is not None and part.privacy.covers_mean:
+            denominator = part.privacy.default_denominator(expected)
+            train = config.train.model_copy(update={"denominator": denominator})
+            return config.model_copy(update={"train": train})
+    return config
 
 
 def _load_table(config: RunConfig, machine: Machine, frame: Frame | None) -> Interactions:

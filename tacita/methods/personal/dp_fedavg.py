@@ -2,8 +2,9 @@
 
 Updates are clipped to `clip`, weighed by at most 1, summed with one draw of Gaussian noise and divided by a number
 that does not depend on who was drawn. What it promises: whoever sees the models, and not the sums before their noise,
-cannot tell well whether a person was there at all. How many people there are is taken as known. Chance is part of the
-mechanism, so a round costs everybody who could have been drawn, drawn or not.
+cannot tell well whether a person was there at all. How many people are enrolled is public, who has data is not:
+sums are divided by `train.denominator`. Chance is part of the mechanism, so a round costs everybody who could have
+been drawn, drawn or not.
 
 With `penalty` a device also learns not to move further than the clip: what is longer costs it, in its own loss, the
 square of the rest, so that less is cut off. The release, its clip and its noise are the same, and so is what it costs.
@@ -86,6 +87,7 @@ class DPFedAvg(Part, Privacy):
             )
         if self.config.full_weight is not None and train.denominator is None:
             raise TacitaError("dp-fedavg.full_weight needs train.denominator: the rate times all weights.")
+        releases.require_denominator(self.name, train)
 
     def _check_training(self) -> None:
         """Refuse training that holds several people in a model, or ignores the penalty."""
@@ -182,6 +184,15 @@ class DPFedAvg(Part, Privacy):
         if spec.seen == "each":
             raise TacitaError(f"'{spec.name}' is seen each by itself, and dp-fedavg noises sums; leave it out.")
         return replace(spec, most=np.inf, least=-np.inf)
+
+    @property
+    def covers_mean(self) -> bool:
+        return True
+
+    def default_denominator(self, expected: float) -> float | None:
+        if self.config.full_weight is not None:
+            return None
+        return expected
 
     def noise_sum(self, server: ServerState, total: Total) -> Total:
         """One noise, also where nobody was drawn: that nobody was is nobody's business."""

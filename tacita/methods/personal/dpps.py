@@ -67,6 +67,8 @@ class DPPS(Part, Privacy):
         train = self.context.train
         check_unit(self.config, train)
         check_noise(self.config, train, self._trains_rows)
+        if self.covers_mean:
+            releases.require_denominator(self.name, train)
         lightest = self._tier_weights(0.0).min()
         rounding_share = self._bound_rounding_error(n_items, lightest) / self.clips().min()
         releases.check_rounding(self.name, n_items, float(rounding_share))
@@ -82,6 +84,10 @@ class DPPS(Part, Privacy):
     @property
     def _trains_rows(self) -> bool:
         return self.context.backbone.learner == "rows"
+
+    @property
+    def covers_mean(self) -> bool:
+        return self.config.has_shared_noise and self._trains_rows
 
     @property
     def _sensitivity(self) -> float:

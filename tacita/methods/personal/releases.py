@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from tacita.core.config import TrainConfig
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Arrays, Bools, CohortView, Doubles, Keys, Longs
@@ -43,6 +44,22 @@ def bound_rounding_error(context: RunContext, n_items: int) -> float:
     for shape in backbone.shared().values():
         size += math.prod(shape)
     return math.sqrt(size) * QUANTUM / 2
+
+
+def require_denominator(name: str, train: TrainConfig) -> None:
+    """Refuse to divide a noised sum by who has data: its noise would tell how many they are."""
+    if train.denominator is None:
+        raise TacitaError(
+            f"{name} divides a noised sum, and how many people have data is no public number; set train.denominator: "
+            f"how many of the people you enrolled take part in a round on average ({_format_share(train)})."
+        )
+
+
+def _format_share(train: TrainConfig) -> str:
+    drawn = train.participation
+    if drawn.kind == "all":
+        return "here all of them"
+    return f"here {drawn.rate:g} times their number"
 
 
 def check_rounding(name: str, n_items: int, share: float) -> None:
