@@ -122,7 +122,9 @@ KINDS: dict[str, dict[str, Any]] = {
 
 def config_of(kind: str) -> RunConfig:
     base = {"data": DATA, "backbone": MF, "train": ROUNDS, "evaluate": PLAIN, "seed": 3}
-    return validate_model(RunConfig, base | KINDS[kind], kind)
+    values = base | KINDS[kind]
+    values["privacy"] = {**values.get("privacy", {}), "reproducible_noise": True}
+    return validate_model(RunConfig, values, kind)
 
 
 def numbers_of(run: Run) -> dict[str, Any]:

@@ -78,6 +78,13 @@ def train(
     controls: Annotated[
         bool, typer.Option("--controls/--no-controls", help="Controls beside the result; also with --resume.")
     ] = True,
+    reproducible_noise: Annotated[
+        bool,
+        typer.Option(
+            "--reproducible-noise",
+            help="Draw the noise of a budget from the seed: runs repeat, and whoever has the folder can take it off.",
+        ),
+    ] = False,
     sets: Sets = None,
     columns: Columns = "",
     date_format: DateFormat = None,
@@ -115,6 +122,7 @@ def train(
         "columns": parse_columns(columns) or None,
         "date_format": date_format,
         "decimal": check_decimal(decimal),
+        "privacy.reproducible_noise": True if reproducible_noise else None,
     }
     if chunk < 1:
         raise TacitaError(f"--chunk {chunk}: at least one client must be trained at a time.")

@@ -230,6 +230,11 @@ class PrivacyConfig(StrictModel):
         0, ge=0, le=1000, description="blocks that share the budget; 0: those of the split (live: say how many)"
     )
     features: bool = Field(False, description="help noised sums with what is public of items: genres and year")
+    reproducible_noise: bool = Field(
+        False,
+        description="noise follows the seed, so that a run can be repeated and whoever has its config.toml can take "
+        "the noise off; false: it follows a secret that the run folder does not hold",
+    )
 
 
 class RunConfig(StrictModel):
@@ -266,6 +271,7 @@ _LATER_SETTINGS = {
     "decimal",
     "item_rows",
     "privacy",
+    "privacy.reproducible_noise",
     "evaluate.hidden_items",
     "evaluate.linear_control",
     "evaluate.read",

@@ -1,8 +1,8 @@
 """Named randomness: every draw comes from (seed, purpose, block, round, owner, counter), never from call order.
 
 Public draws (participants, initial tables, server steps) follow the run seed. Draws that protect a user (negatives,
-replay, noise) follow a secret as well. The lab derives it from the seed; a device makes its own, so a server that knows
-the seed cannot subtract the device's noise.
+replay, noise) follow a secret as well: a device makes its own, so a server that knows the seed cannot subtract the
+device's noise; a lab run that states an epsilon has one that its folder does not hold. All other lab runs have none.
 """
 
 from __future__ import annotations
@@ -36,17 +36,27 @@ class Draws:
     """Makes 64-bit purpose keys; the kernels turn a key and an owner into a stream of numbers."""
 
     seed: int
-    secret: str = ""  # "" in the lab
+    secret: str = ""  # of a device; "" in the lab
+    lab_secret: str = ""  # of a lab run under a budget; "": draws follow the seed alone
+
+    @property
+    def is_secret(self) -> bool:
+        """Whether private draws follow more than the seed."""
+        return bool(self._all_secrets)
+
+    @property
+    def _all_secrets(self) -> str:
+        return self.secret + self.lab_secret
 
     def public(self, purpose: str, *ids: int) -> np.uint64:
         return _digest("public", self.seed, purpose, *ids)
 
     def private(self, purpose: str, *ids: int) -> np.uint64:
-        return _digest("private", self.seed, self.secret, purpose, *ids)
+        return _digest("private", self.seed, self._all_secrets, purpose, *ids)
 
     def secret_key(self, purpose: str, *ids: int) -> bytes:
         """A private key of 32 bytes, for streams of which others see a part and may not guess the rest."""
-        fields = ("sealed", self.seed, self.secret, purpose, *ids)
+        fields = ("sealed", self.seed, self._all_secrets, purpose, *ids)
         return _hash_fields(fields, 32)
 
 

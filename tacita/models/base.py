@@ -181,7 +181,7 @@ def apply_form(backbone: Backbone) -> Backbone:
 def apply_budget(backbone: Backbone, privacy: PrivacyConfig) -> Backbone:
     """The backbone in the form that the settings of `privacy` ask for."""
     if privacy.epsilon is None:
-        if privacy != PrivacyConfig():
+        if privacy != PrivacyConfig(reproducible_noise=privacy.reproducible_noise):
             raise TacitaError("privacy.delta, blocks and features are for a budget; set privacy.epsilon, too.")
         return backbone
     if backbone.name not in _PRIVATE:

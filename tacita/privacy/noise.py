@@ -1,9 +1,10 @@
 """Privacy noise from named draws: whole arrays, and whole numbers for exact sums.
 
-In the lab a stream follows the run's seed through a fast generator. On a device it follows the device's secret through
-SHAKE-256. Where a user's change is 0 the server reads the noise itself; from a generator that is not cryptographic it
-could compute the rest of it. Sums of doubles with Gaussian noise are still for research: rounding leaves traces that
-the closed forms do not count. `NoiseStream.discrete_normals` is for sums of whole numbers.
+Where noise is reproducible a stream follows the run's seed through a fast generator. Else it follows the secret of the
+device or of the lab run through SHAKE-256. Where a user's change is 0 the server reads the noise itself; from a
+generator that is not cryptographic it could compute the rest of it. Sums of doubles with Gaussian noise are still for
+research: rounding leaves traces that the closed forms do not count. `NoiseStream.discrete_normals` is for sums of whole
+numbers.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class NoiseStream:
         self._key = draws.secret_key(purpose, *ids)
         self._drawn = 0
         self._fast: np.random.Philox | None = None
-        if not draws.secret:
+        if not draws.is_secret:
             short_key = self._key[:16]
             number = int.from_bytes(short_key, "little")
             self._fast = np.random.Philox(key=number)

@@ -30,6 +30,7 @@ from tacita.round.part import implements
 from tacita.round.plan import Federation, Plan
 from tacita.round.registry import wrap_run
 from tacita.runs.item_rows import with_features, with_side_rows
+from tacita.runs.noise_secret import draw_secret
 from tacita.runs.silos import with_silos
 
 
@@ -76,11 +77,16 @@ def load_run_table(config: RunConfig, machine: Machine, frame: Frame | None = No
 
 
 def assemble(
-    config: RunConfig, machine: Machine, frame: Frame | None = None, data: RunTable | None = None
+    config: RunConfig,
+    machine: Machine,
+    frame: Frame | None = None,
+    data: RunTable | None = None,
+    noise_secret: str | None = None,
 ) -> Federation:
     """Load, split and check everything, so that bad input is refused before anything is written.
 
     `frame`: a table in memory, where the run learns from one. `data`: its rows, where they were read before.
+    `noise_secret`: of a run that goes on.
     """
     backbone, parts, draws = build_components(config)
     check_settings(config, backbone)
@@ -97,7 +103,8 @@ def assemble(
     if config.privacy.epsilon is not None and not config.privacy.blocks:
         planned_blocks = config.privacy.model_copy(update={"blocks": len(stream.blocks)})
         config = config.model_copy(update={"privacy": planned_blocks})
-    backbone, parts, draws = build_components(config)
+    lab_secret = _choose_secret(config, parts, noise_secret)
+    backbone, parts, draws = build_components(config, lab_secret=lab_secret)
     _check_catalogue(config, backbone, parts, stream)
     federation = Federation(backbone, parts, config, draws, machine.chunk, stream=stream)
     if config.train.aggregator == "secure":
@@ -113,6 +120,13 @@ def states_epsilon(config: RunConfig, parts: Parts) -> bool:
     if config.privacy.epsilon is not None:
         return True
     return any(ledger_of(part) is not None for part in parts)
+
+
+def _choose_secret(config: RunConfig, parts: Parts, noise_secret: str | None) -> str:
+    """What the noise of a lab run follows: a secret of its own, unless settings say that it follows the seed."""
+    if config.privacy.reproducible_noise or not states_epsilon(config, parts):
+        return ""
+    return noise_secret or draw_secret()
 
 
 def _choose_split(config: RunConfig, parts: Parts, table: Interactions) -> SplitConfig:
@@ -184,8 +198,8 @@ def _expand_options(name: str, options: BaseModel) -> dict[str, Any]:
     return {"name": name, **options.model_dump(mode="json", exclude_none=True)}
 
 
-def build_components(config: RunConfig, secret: str = "") -> tuple[Backbone, Parts, Draws]:
-    """Model and parts; `secret` is what a device adds to the seed of draws that protect its people."""
+def build_components(config: RunConfig, secret: str = "", lab_secret: str = "") -> tuple[Backbone, Parts, Draws]:
+    """Model and parts; a secret is what a device, or a lab run, adds to the seed of draws that protect people."""
     options = dict(config.backbone)
     name = options.pop("name", "mf")
     if not isinstance(name, str):
@@ -197,7 +211,7 @@ def build_components(config: RunConfig, secret: str = "") -> tuple[Backbone, Par
     backbone_config = validate_model(cls.Config, options, f"backbone '{name}'")
     backbone = apply_form(cls(backbone_config))
     backbone = apply_budget(backbone, config.privacy)
-    draws = Draws(config.seed, secret)
+    draws = Draws(config.seed, secret, lab_secret)
     context = RunContext(backbone, draws, config.train)
     parts = build_parts(specs, context)
     build_learner(context, parts).check()

@@ -45,6 +45,7 @@ from tacita.runs.controls import CONTROLS, average_blocks, run_controls
 from tacita.runs.default_model import RoundRecord, TrainingStart
 from tacita.runs.file_schemas import RunIds, RunResult, ScoreRow
 from tacita.runs.ledger import CountedParts, join_accounts, summarise_spending
+from tacita.runs.noise_secret import delete_secret, missing_secret_error, read_secret, store_secret
 from tacita.runs.run_folder import (
     UNFINISHED,
     is_finished,
@@ -95,11 +96,14 @@ def train(
     make_folder(out, federation.config, federation.stream)
     with lock_folder(out):
         try:
+            if federation.draws.lab_secret:
+                store_secret(out, federation.draws.lab_secret)
             spent = _write_rounds(out / "events.jsonl", start.rounds)
             _train_to_end(federation, start.progress, out, watcher, spent)
         except (TacitaError, MemoryError):
             events = out / "events.jsonl"
             if not events.is_file() or events.stat().st_size == 0:
+                delete_secret(out)
                 shutil.rmtree(out, ignore_errors=True)
             raise
         return _run_missing_controls(federation, out, watcher)
@@ -147,10 +151,13 @@ def resume(
                 _refuse_other_table(out, ids, fingerprint)
             return _publish_run(out)
         _refuse_unresumable(out, config, ids, frame)
-        federation = assemble(config, machine, frame)
+        secret = read_secret(out)
+        federation = assemble(config, machine, frame, noise_secret=secret)
         if ids["fingerprint"] != federation.stream.fingerprint:
             raise TacitaError(f"{out} was trained on other data than '{config.data}' holds now; start a new run.")
         if not (out / "result.json").is_file():
+            if federation.draws.lab_secret and secret is None:
+                raise missing_secret_error(out)
             checkpoint = out / CHECKPOINT
             progress = _read_checkpoint(checkpoint, config) if checkpoint.is_file() else start_run(federation)
             spent = _trim_events(out / "events.jsonl", progress)
@@ -226,6 +233,7 @@ def _train_to_end(
         result[UNFINISHED] = "controls"
     write_json(out / "result.json", result)
     (out / CHECKPOINT).unlink(missing_ok=True)
+    delete_secret(out)
 
 
 def _run_missing_controls(

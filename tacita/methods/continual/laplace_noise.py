@@ -140,8 +140,8 @@ class LaplaceNoise(Part, Privacy):
 
 
 def _gamma_sampler(draws: Draws, server: ServerState, also: tuple[int, ...]) -> Callable[..., Doubles]:
-    """Gamma(n) numbers: on a device from its sealed stream, in the lab from a fast generator."""
-    if draws.secret:
+    """Gamma(n) numbers: from a secret's sealed stream, else from a fast generator."""
+    if draws.is_secret:
         return NoiseStream(draws, "laplace-noise", server.block, server.round, *also).gammas
     key = draws.private("laplace-noise", server.block, server.round, *also)
     rng = np.random.Generator(np.random.Philox(key=int(key)))

@@ -151,7 +151,7 @@ class Contribution(Part, Privacy, Unlearning):
         draws = self.context.draws
         rows = items.rows()
         numbers = items.ids.astype(np.uint64)
-        if draws.secret:  # a device's own: releases of some items must not give away the draws of others
+        if draws.is_secret:  # a device's own: releases of some items must not give away the draws of others
             secret = draws.secret_key("contribution", view.block, view.round)
             return hash_rows(secret, view.user_keys[rows], numbers)
         user_key = draws.private("contribution", view.block, view.round)

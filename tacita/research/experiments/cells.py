@@ -35,6 +35,7 @@ from tacita.research.experiments.single_block import (
 from tacita.research.experiments.withdrawals import WithdrawalJob, job_key
 from tacita.round.plan import Federation
 from tacita.runs.assembly import Machine, assemble
+from tacita.runs.noise_secret import with_reproducible_noise
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def run_job(job: CellJob) -> list[Line]:
     """The base of the cells once, then each of them; or a run by itself. In a process of its own, on one core."""
     first = job.cells[0]
     machine = Machine(threads=1, data_dir=job.data_dir)
-    federation = assemble(first.config, machine)
+    federation = assemble(with_reproducible_noise(first.config), machine)
     measure = _choose_measure(federation, first.kind)
     lines = []
     for cell in job.cells:

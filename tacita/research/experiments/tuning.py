@@ -29,7 +29,7 @@ from tacita.research.experiments.search_callbacks import OnDone, SearchCallbacks
 from tacita.research.experiments.shared_base import continue_run, train_base, with_parts
 from tacita.round.plan import Federation
 from tacita.round.registry import brings_settings
-from tacita.runs.assembly import Machine, assemble
+from tacita.runs.assembly import Machine, assemble, states_epsilon
 from tacita.runs.training import save_run
 
 Options = dict[str, dict[str, Any]]
@@ -144,6 +144,7 @@ def tune_method(
 ) -> TuningResult:
     """Search a method's options from one trained block 0; going on with an interrupted study."""
     choices = list_open_options(method)
+    _refuse_counted_method(federation, method)
     name = _study_name(federation, method)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     folder.mkdir(parents=True, exist_ok=True)
@@ -174,6 +175,16 @@ def tune_method(
         failed=reasons,
         folder=folder / name,
     )
+
+
+def _refuse_counted_method(federation: Federation, method: str) -> None:
+    """Trials go on from a block 0 that was trained without noise: no epsilon would hold for them."""
+    variant = _build_variant(federation, method, {})
+    if states_epsilon(variant.config, variant.parts):
+        raise TacitaError(
+            f"trials of method '{method}' would state an epsilon and go on from a first block that has none; train a "
+            "run for each setting instead (`tacita train --set ...`)."
+        )
 
 
 def _run_trial(

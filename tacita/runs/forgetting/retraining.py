@@ -119,7 +119,7 @@ def _counts_on_sampling(fed: Federation) -> bool:
 def _with_seed(fed: Federation, seed: int) -> Federation:
     """The same run with other draws."""
     config = fed.config.model_copy(update={"seed": seed})
-    backbone, parts, draws = build_components(config)
+    backbone, parts, draws = build_components(config, lab_secret=fed.draws.lab_secret)
     return replace(fed, backbone=backbone, parts=parts, draws=draws, config=config)
 
 
