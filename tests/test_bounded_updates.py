@@ -19,7 +19,7 @@ from tacita.methods import RunContext, build_parts
 from tacita.round.plan import Federation
 from tacita.round.task import prepare_cohort
 
-FIXED: dict[str, Any] = {"aggregation": "fixed", "participation": {"kind": "poisson", "rate": 1.0}}
+FIXED: dict[str, Any] = {"aggregation": "fixed", "denominator": 4.0, "participation": {"kind": "poisson", "rate": 1.0}}
 UNEVEN = [[0, 1, 2, 3, 4, 5], [3, 4], [5, 6, 7, 0], [1, 8, 9]]
 
 

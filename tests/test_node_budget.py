@@ -321,7 +321,8 @@ def test_rounds_of_other_settings_count_as_no_less_than_they_cost(noise: float, 
 
 def test_a_second_run_of_drawn_rounds_does_not_begin_at_nothing(tmp_path: Path) -> None:
     values = {"data": DATA, "split": SPLIT, "seed": 5, "backbone": MF, "method": "dp-fedavg"}
-    train = {"rounds": 2, "aggregation": "fixed", "participation": {"kind": "poisson", "rate": 0.5}}
+    drawn = {"kind": "poisson", "rate": 0.5}
+    train = {"rounds": 2, "aggregation": "fixed", "denominator": 15.0, "participation": drawn}
     part = {"name": "dp-fedavg", "noise": 3.0, "clip": 0.01}
     config = validate_model(RunConfig, {**values, "train": train, "parts": [part]}, "the test")
     site = make_site(tmp_path, config, insecure_single_user_uploads=True)
@@ -363,7 +364,8 @@ def test_a_second_run_with_laplace_noise_is_no_second_budget(tmp_path: Path) -> 
 def test_who_can_pay_decides_no_refusal(tmp_path: Path) -> None:
     """In the second block only those who are new can pay, and they are few; noise protects each of them."""
     part = {"name": "laplace-noise", "mode": "ldp", "epsilon": 1.0, "budget": 2.0}
-    values = {"data": DATA, "split": SPLIT, "seed": 5, "backbone": MF, "method": "fedavg", "train": {"rounds": 2}}
+    dated = {"kind": "blocks", "borders": [1_676_522_048]}  # some people come later
+    values = {"data": DATA, "split": dated, "seed": 5, "backbone": MF, "method": "fedavg", "train": {"rounds": 2}}
     site = make_site(tmp_path, validate_model(RunConfig, {**values, "parts": [part]}, "the test"), min_users=9)
     play_blocks(site)
     answers = [decode_reply(reply).head for _, _, reply in site.transport.log]

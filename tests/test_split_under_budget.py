@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_splits import Row, table
 
 from tacita.core.config import RunConfig, SplitConfig, validate_model
 from tacita.core.errors import TacitaError
 from tacita.core.types import BlockStream
-from tacita.data.frames import IN_MEMORY
+from tacita.data.interaction_table import Interactions
 from tacita.data.splits import split
 from tacita.runs.assembly import Machine, assemble
 
+Row = tuple[int, int, int]  # user, item, time
 SMALL = "synthetic:users=60,items=40,per_user=12,groups=4"
 PRIVATE: dict[str, dict[str, Any]] = {
     "tally": {"backbone": {"name": "tally"}, "privacy": {"epsilon": 8.0}},
@@ -22,6 +22,25 @@ PRIVATE: dict[str, dict[str, Any]] = {
     "dp-fedavg": {"method": "dp-fedavg"},
     "laplace-noise": {"parts": [{"name": "laplace-noise", "mode": "ldp"}]},
 }
+
+
+def table(rows: list[Row]) -> Interactions:
+    """Rows as a source would hand them over: codes by first appearance, raw ids u7 and i3."""
+    users = tuple(dict.fromkeys(f"u{user}" for user, _, _ in rows))
+    items = tuple(dict.fromkeys(f"i{item}" for _, item, _ in rows))
+    return Interactions(
+        name="toy",
+        user=np.array([users.index(f"u{user}") for user, _, _ in rows], np.int32),
+        item=np.array([items.index(f"i{item}") for _, item, _ in rows], np.int32),
+        rating=None,
+        timestamp=np.array([time for _, _, time in rows], np.int64),
+        split=None,
+        user_ids=users,
+        item_ids=items,
+        titles={},
+        fingerprint="toy",
+        format_note="",
+    )
 
 
 def config_of(data: str = SMALL, **settings: Any) -> RunConfig:
@@ -141,4 +160,3 @@ def test_a_budget_refuses_what_couples_people(name: str, settings: dict[str, Any
 def test_a_split_without_time_blocks_keeps_its_borders_setting() -> None:
     federation = assemble(config_of(**PRIVATE["tally"], split={"kind": "random"}), Machine(threads=1))
     assert federation.config.split.borders == "auto"
-    assert IN_MEMORY not in federation.config.data

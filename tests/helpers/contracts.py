@@ -61,7 +61,7 @@ def two_blocks() -> BlockStream:
 
 NEEDS: dict[str, dict[str, Any]] = {
     "retraction": {"aggregation": "fixed"},
-    "dp-fedavg": {"aggregation": "fixed"},
+    "dp-fedavg": {"aggregation": "fixed", "denominator": 10.0},
     "virtual-ratings": {"objective": "squared", "batch_size": 1000},
 }
 """Settings without which a part refuses to work."""

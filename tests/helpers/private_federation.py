@@ -32,7 +32,11 @@ def crowd_stream(n_users: int = 30, n_items: int = 40, blocks: int = 1) -> Block
 def federate_parts(
     *specs: dict[str, Any], stream: BlockStream | None = None, backbone: str = "mf", **train: Any
 ) -> Federation:
-    fed = federate(stream or crowd_stream(), make_backbone(backbone), **{"rounds": 3, "batch_size": 8} | train)
+    stream = stream or crowd_stream()
+    if train.get("aggregation") == "fixed":  # everybody of the stream is enrolled
+        rate = train.get("participation", {}).get("rate", 1.0)
+        train.setdefault("denominator", rate * stream.n_users)
+    fed = federate(stream, make_backbone(backbone), **{"rounds": 3, "batch_size": 8} | train)
     parts = build_parts(list(specs), RunContext(fed.backbone, fed.draws, fed.config.train))
     made = replace(fed, parts=parts)
     made.learner.check()
