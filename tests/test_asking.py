@@ -18,7 +18,8 @@ from helpers.command_line import (
     assert_refused,
     call,
 )
-from tacita.core.config import RunConfig, _known_keys
+from tacita.core.config import RunConfig
+from tacita.core.config_errors import list_keys
 from tacita.methods import part_class, part_names, preset_names
 from tacita.models import backbone_class, backbone_names
 from tacita.runs.settings_reference import find_settings, list_settings
@@ -121,12 +122,12 @@ def test_similar_refuses(runs: list[Path]) -> None:
 
 
 def options(model: type[BaseModel]) -> int:
-    return len(_known_keys(model))
+    return len(list_keys(model))
 
 
 def test_every_setting_is_listed_with_what_it_does() -> None:
     every = list_settings()
-    assert [one.key for one in every if one.owner == "run"] == _known_keys(RunConfig)
+    assert [one.key for one in every if one.owner == "run"] == list_keys(RunConfig)
     for name in backbone_names():
         assert sum(one.owner == f"backbone {name}" for one in every) == options(backbone_class(name).Config)
     for name in part_names():

@@ -19,7 +19,8 @@ from helpers.examples import EXAMPLES, ROOT, load_example
 from helpers.oracle import federate, make_backbone, make_block, make_stream, started
 from helpers.source_imports import ROOMS
 from tacita.cli.entry import CallError, app
-from tacita.core.config import RunConfig, _known_keys
+from tacita.core.config import RunConfig
+from tacita.core.config_errors import list_keys
 from tacita.core.errors import TacitaError
 from tacita.federation.rounds import run_round
 from tacita.methods import RunContext, build_parts, preset_names
@@ -211,7 +212,7 @@ def settings_in(text: str) -> Iterator[str]:
 
 @every_document
 def test_settings_named_in_documents_exist(path: Path) -> None:
-    keys = _known_keys(RunConfig)
+    keys = list_keys(RunConfig)
     for name in settings_in(path.read_text(encoding="utf-8")):
         assert any(key == name or key.startswith(f"{name}.") for key in keys), f"{path.name}: {name}"
 
