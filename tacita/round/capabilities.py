@@ -87,9 +87,10 @@ class Privacy:
         """One noise covers a sum that is divided afterwards, which only a public number may do."""
         return False
 
-    def default_denominator(self, expected: float) -> float | None:
-        """What sums are divided by where nobody says it and so many enrolled people are expected; None: no default."""
-        return expected
+    @property
+    def counts_people(self) -> bool:
+        """Whether that number is how many enrolled people are expected, where settings do not say it."""
+        return True
 
     def promises(self, server: ServerState) -> Mapping[str, float | str]:
         """What it promises, for the result of a block: an epsilon, and what it is about."""

@@ -158,9 +158,9 @@ def _with_denominator(config: RunConfig, parts: Parts, table: Interactions) -> R
     drawn = config.train.participation
     expected = float(enrolled) if drawn.kind == "all" else drawn.rate * enrolled
     for part in parts:
-        if part.privacy is not None and part.privacy.covers_mean:
-            denominator = part.privacy.default_denominator(expected)
-            train = config.train.model_copy(update={"denominator": denominator})
+        privacy = part.privacy
+        if privacy is not None and privacy.covers_mean and privacy.counts_people:
+            train = config.train.model_copy(update={"denominator": expected})
             return config.model_copy(update={"train": train})
     return config
 

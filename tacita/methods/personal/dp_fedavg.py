@@ -189,10 +189,9 @@ class DPFedAvg(Part, Privacy):
     def covers_mean(self) -> bool:
         return True
 
-    def default_denominator(self, expected: float) -> float | None:
-        if self.config.full_weight is not None:
-            return None
-        return expected
+    @property
+    def counts_people(self) -> bool:
+        return self.config.full_weight is None
 
     def noise_sum(self, server: ServerState, total: Total) -> Total:
         """One noise, also where nobody was drawn: that nobody was is nobody's business."""
