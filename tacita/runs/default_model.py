@@ -34,7 +34,7 @@ ORDER_SOLVES = 4
 LONG_HISTORY = 20
 """Rows of a user, on average, from which on tally-order needs no trial."""
 CUTOFF = 10
-BLOCK_SETTINGS = {"kind", "n_blocks", "base_share", "inner"}
+BLOCK_SETTINGS = {"kind", "n_blocks", "base_share", "borders", "inner"}
 """Settings that say how a stream is cut into blocks."""
 VALID_USERS = 3_000
 """Users whose validation items decide between models and settings."""
