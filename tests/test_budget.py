@@ -419,10 +419,7 @@ def test_forget_says_what_holds_under_a_budget(tmp_path: Path) -> None:
     assert found is not None
     assert "noise of its own" in granted.message
     assert found["guarantee"]["type"] != "exact"
-    assert "AUC" in found["verdict"]
-    everything = submit_request(run.folder, RawRequest("forget", {"u7": None}), verify=True).certificate
-    assert everything is not None
-    assert "pairs not judged" in everything["verdict"]  # there is nothing left to score them with
+    assert found["verdict"].startswith("not verified: the run states an epsilon")
     assert "sent alone shows" not in found["residual_risk"]
     assert any("spent epsilon" in line for line in found["guarantee"]["assumptions"])
 

@@ -240,7 +240,7 @@ def _show_certificate(certificate: dict[str, Any], result: RunRequestResult) -> 
     seconds = certificate["cost"]["seconds_request"]
     console.print_markup(_capitalize(method["why"]))
     console.print_markup(
-        f"{request['n_items']} items of {people} are taken back; {method['name']}: {method['mode']}, {seconds:.2f} s."
+        f"{result.n_items} items of {people} are taken back; {method['name']}: {method['mode']}, {seconds:.2f} s."
     )
     if result.cost_message:
         console.print_answer(result.cost_message)

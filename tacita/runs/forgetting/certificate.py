@@ -26,6 +26,18 @@ from tacita.runs.run_folder import SavedRun
 
 NOT_RUN = "not run"
 ROUNDING = "up to rounding"
+WITHHELD = "withheld"
+NOT_COUNTED = (
+    "the run states an epsilon: figures made of exact data, and a comparison with training again, are withheld, "
+    "because no release of the run counts them"
+)
+_EXACT_FIGURES = {
+    "request": ("n_edges", "n_items"),
+    "model": ("sha256_data_remaining",),
+    "participation": ("bytes_up",),
+    "cost": ("storage_bytes_client_mean", "bytes_on_devices_mean"),
+}
+"""What a certificate says of exact data, by its sections."""
 MAX_SCORE_DIFFERENCE = 1e-6  # the largest difference of a score that counts as equal to training again
 SENT_ALONE = "A retraction sent alone shows its author's items to whoever compares the models before and after it."
 RESIDUAL_RISK = (
@@ -90,7 +102,17 @@ def certify(case: CertificateInput) -> dict[str, Any]:
         "residual_risk": _describe_residual_risk(case),
         "verdict": _reach_verdict(case),
     }
+    if case.applied.counts_releases:
+        found = withhold_exact_figures(found)
     return {name: _to_json(value) for name, value in found.items()}
+
+
+def withhold_exact_figures(certificate: dict[str, Any]) -> dict[str, Any]:
+    """A certificate of a run that states an epsilon holds nothing that is not charged to somebody."""
+    released = dict(certificate)
+    for section, names in _EXACT_FIGURES.items():
+        released[section] = {**certificate[section], **dict.fromkeys(names, WITHHELD)}
+    return released
 
 
 def _to_json(value: Any) -> Any:
@@ -231,6 +253,8 @@ def _describe_guarantee(case: CertificateInput) -> dict[str, Any]:
     said: list[str] = []
     for report in case.part_reports:
         said += report.assumptions
+    if case.applied.counts_releases:
+        said.append(NOT_COUNTED)
     return {
         "type": kind,
         "epsilon": None if bounded is None else bounded.epsilon,
@@ -285,6 +309,8 @@ def _reach_verdict(case: CertificateInput) -> str:
         return "fail: the server's record held nothing of what is taken back"
     if not is_clean(case.traces):
         return "fail: the search of the folder found what was withdrawn"
+    if case.applied.counts_releases:
+        return f"not verified: {NOT_COUNTED}"
     if case.verification is None:
         return "not verified"
     proof = case.verification

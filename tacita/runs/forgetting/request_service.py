@@ -149,9 +149,16 @@ def submit_request(
             return RunRequestResult(explain_no_change(request, run.build_context()))
         done = apply_request(run.federation, run.progress, asked, run.choose_route(asked, request.retrain))
         proof = None
-        if verify and request.kind != "share" and not done.is_waiting:
+        if verify and _admits_verification(done):
             proof = verify_request(done)
         return _write_result(run.saved, done, proof, began)
+
+
+def _admits_verification(done: AppliedRequest) -> bool:
+    """What is shared or waits cannot be compared; under a budget nothing is charged for a comparison of exact data."""
+    if done.request.requests.kind == "share" or done.is_waiting:
+        return False
+    return not done.counts_releases
 
 
 def reopen_run(folder: Path, machine: Machine = ALL_CORES) -> ReopenedRun:

@@ -44,6 +44,11 @@ class AppliedRequest:
         return bool(find_waiting_parts(self.part_reports))
 
     @property
+    def counts_releases(self) -> bool:
+        """Whether the run states an epsilon, so that no comparison of exact data may leave beside it."""
+        return bool(self.federation.ledgers)
+
+    @property
     def withdrawn_items(self) -> Ragged:
         """(users) what was taken back, from the model if not from the device."""
         users = self.request.users[self.request.items.rows()]
