@@ -21,7 +21,7 @@ from tacita.core.draws import Draws
 from tacita.core.types import Floats, Ints, Ragged
 from tacita.methods.distillation import candidates as cand
 from tacita.methods.distillation import traffic
-from tacita.methods.distillation.measures import cross_entropy, standardize_values
+from tacita.methods.distillation.measures import compute_cross_entropy, standardize_values
 from tacita.methods.distillation.round_draws import floor_share, rank_in_rows
 from tacita.methods.distillation.uploads import (
     Disguise,
@@ -74,9 +74,9 @@ def test_g4_1_mixing_labels_mixes_losses() -> None:
     assert mix_labels(one, 0.6 * one, 0.5) == pytest.approx([0.8])
     draws = np.random.default_rng(0)
     logits, label, told = draws.normal(0, 3, 500), draws.integers(0, 2, 500), draws.random(500)
-    both = 0.3 * cross_entropy(logits, label) + 0.7 * cross_entropy(logits, told)
+    both = 0.3 * compute_cross_entropy(logits, label) + 0.7 * compute_cross_entropy(logits, told)
     soft = mix_labels(label.astype(np.float32), told.astype(np.float32), 0.3)
-    assert cross_entropy(logits, soft) == pytest.approx(both, abs=1e-6)
+    assert compute_cross_entropy(logits, soft) == pytest.approx(both, abs=1e-6)
 
 
 def test_received_items_are_told_as_predicted_whatever_alpha() -> None:
@@ -286,7 +286,7 @@ def test_ptf_without_a_defence_tells_everything_as_predicted() -> None:
 def test_g4_11_candidates_are_others_items_best_first(lists: list[list[int]], seed: int) -> None:
     upload, users = Ragged.from_lists(lists), np.arange(len(lists), dtype=np.int32)
     logits = tied_logits(len(lists), seed, 60)
-    found = cand.find_candidates(cand.UploadHistory.of(upload, 60), upload, users, lambda some: logits[some])
+    found = cand.find_candidates(cand.UploadHistory.from_upload(upload, 60), upload, users, lambda some: logits[some])
     told = set(upload.ids.tolist())
     for r, own in enumerate(lists):
         best = sorted(told - set(own), key=lambda i, r=r: (-logits[r, i], i))[:30]  # type: ignore[misc]
@@ -298,7 +298,7 @@ def test_g4_11_candidates_are_others_items_best_first(lists: list[list[int]], se
 
 
 def test_g4_11_nothing_is_sent_before_there_is_an_upload() -> None:
-    history = cand.UploadHistory.of(Ragged.empty(0), N_ITEMS)
+    history = cand.UploadHistory.from_upload(Ragged.empty(0), N_ITEMS)
     found = cand.find_candidates(
         history, Ragged.empty(3), np.arange(3, dtype=np.int32), lambda users: tied_logits(3)[users]
     )
@@ -310,7 +310,7 @@ def test_candidates_do_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -> 
     draws = np.random.default_rng(2)
     upload = Ragged.from_lists([draws.integers(0, N_ITEMS, 20).tolist() for _ in range(23)])
     logits, users = tied_logits(23), np.arange(23, dtype=np.int32)
-    history = cand.UploadHistory.of(upload, N_ITEMS)
+    history = cand.UploadHistory.from_upload(upload, N_ITEMS)
     asked: list[int] = []
 
     def answer(some: Ints) -> Floats:
@@ -332,8 +332,8 @@ def test_candidates_do_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_history_can_grow() -> None:
-    history = cand.UploadHistory.of(Ragged.from_lists([[0, 1], [2, 3]]), 5)
-    grown = history.plus(cand.UploadHistory.of(Ragged.from_lists([[4, 4, 0]]), 5))
+    history = cand.UploadHistory.from_upload(Ragged.from_lists([[0, 1], [2, 3]]), 5)
+    grown = history.add_history(cand.UploadHistory.from_upload(Ragged.from_lists([[4, 4, 0]]), 5))
     assert grown.counts.tolist() == [2, 1, 1, 1, 1]
     assert grown.n_uploads == 3
 
@@ -357,7 +357,7 @@ def test_fixed_schedules_send_the_same_number_random_or_best() -> None:
 def test_g5_3_hard_selection(lists: list[list[int]], seed: int) -> None:
     upload, users = Ragged.from_lists(lists), np.arange(len(lists), dtype=np.int32)
     logits = tied_logits(len(lists), seed, 60)
-    counts = cand.UploadHistory.of(upload, 60).counts
+    counts = cand.UploadHistory.from_upload(upload, 60).counts
     limit = np.arange(len(lists)) * 7
     found = cand.select_confident(counts, upload, users, lambda some: logits[some])
     cut = cand.select_confident(counts, upload, users, lambda some: logits[some], truncate=limit)
@@ -375,11 +375,11 @@ def test_g5_3_hard_selection(lists: list[list[int]], seed: int) -> None:
 
 
 def test_g4_14_bytes() -> None:
-    assert traffic.pair_bytes(Ragged.from_lists([list(range(30)), []])).tolist() == [240, 0]
-    assert traffic.paper_units(30) == pytest.approx(4.578, abs=5e-4)
-    assert traffic.paper_units(0.46) == pytest.approx(0.070, abs=5e-4)
-    assert traffic.table_bytes(1682) == 215_296
-    assert traffic.table_bytes(1682) / traffic.MEGABYTE == pytest.approx(0.2053, abs=5e-5)
+    assert traffic.count_pair_bytes(Ragged.from_lists([list(range(30)), []])).tolist() == [240, 0]
+    assert traffic.convert_to_paper_units(30) == pytest.approx(4.578, abs=5e-4)
+    assert traffic.convert_to_paper_units(0.46) == pytest.approx(0.070, abs=5e-4)
+    assert traffic.count_table_bytes(1682) == 215_296
+    assert traffic.count_table_bytes(1682) / traffic.MEGABYTE == pytest.approx(0.2053, abs=5e-5)
 
 
 @pytest.mark.parametrize("constant", [False, True])

@@ -21,16 +21,22 @@ from tacita.core.draws import Draws
 from tacita.core.files import read_arrays, write_arrays
 from tacita.core.types import Arrays, Doubles, Floats, Ragged
 from tacita.methods.distillation import networks, rewards, selection, weighting
-from tacita.methods.distillation.measures import cross_entropy, mean_losses, row_means, standardize_values
+from tacita.methods.distillation.measures import (
+    average_rows,
+    compute_cross_entropy,
+    compute_mean_losses,
+    standardize_values,
+)
 from tacita.methods.distillation.selection import (
     CandidateWalk,
     SelectionOptions,
     SelectionOutcome,
     reward_walks,
-    take_walk,
     update_selection,
+    walk_candidates,
 )
-from tacita.methods.distillation.transfer import Transfer, TransferConfig
+from tacita.methods.distillation.transfer import PredictionTransfer
+from tacita.methods.distillation.transfer_config import TransferConfig
 from tacita.methods.distillation.weighting import (
     WeightingOptions,
     compute_states,
@@ -62,7 +68,7 @@ def lined_up(*answers: float) -> Arrays:
 def module_of(net: Arrays) -> nn.Sequential:
     """The same network as torch has it."""
     layers: list[nn.Module] = []
-    for k in range(len(networks.layer_names(net)) // 2):
+    for k in range(len(networks.list_layers(net)) // 2):
         one = nn.Linear(*net[f"w{k}"].shape)
         with torch.no_grad():
             one.weight.copy_(torch.from_numpy(net[f"w{k}"].T.copy()))
@@ -121,7 +127,7 @@ def test_g4_4_weights_are_a_softmax() -> None:
     weights = compute_weights(lined_up(0, np.log(2), 0), np.arange(3.0)[:, None])
     assert weights == pytest.approx([0.25, 0.5, 0.25])
     assert compute_weights(lined_up(3.0, 1), np.zeros((1, 1))).tolist() == [1.0]
-    assert weighting.concentration(weights) == pytest.approx(1.5)
+    assert weighting.measure_concentration(weights) == pytest.approx(1.5)
 
 
 @given(st.permutations(range(6)), st.integers(0, 50))
@@ -187,10 +193,10 @@ def test_g4_6_rewards_and_objective() -> None:
     reward = weighting.compute_rewards(np.array([1.0, 2, 3]), WeightingOptions())
     assert reward == pytest.approx([1.224745, 0, -1.224745], abs=1e-6)
     logits = torch.log(torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)).requires_grad_()
-    loss = weighting.objective(logits, torch.from_numpy(reward), 0.0)
+    loss = weighting.compute_objective(logits, torch.from_numpy(reward), 0.0)
     assert loss.item() == pytest.approx(-1.122222, abs=1e-6)
     assert torch.autograd.grad(loss, logits)[0].numpy() == pytest.approx(-reward, abs=1e-9)
-    with_bonus = weighting.objective(logits, torch.from_numpy(reward), 0.01)
+    with_bonus = weighting.compute_objective(logits, torch.from_numpy(reward), 0.01)
     entropy = -sum(w * np.log(w) for w in (0.5, 0.3, 0.2))
     assert with_bonus.item() == pytest.approx(loss.item() - 0.01 * entropy)
 
@@ -212,7 +218,7 @@ def test_weighting_updates_are_those_of_plain_torch() -> None:
     adam = torch.optim.Adam(module.parameters(), lr=5e-3)
     for seed in range(10):
         upload, logits = uploads(30, seed)
-        states, losses = compute_states(upload, logits, how), mean_losses(upload, logits)
+        states, losses = compute_states(upload, logits, how), compute_mean_losses(upload, logits)
         agent = update_weighting(agent, states, losses, how)
         reward = torch.from_numpy(np.clip(-(losses - losses.mean()) / (losses.std() + 1e-8), -3, 3)).float()
         adam.zero_grad()
@@ -231,10 +237,10 @@ def test_the_weighting_agent_learns_to_prefer_low_losses() -> None:
     for seed in range(150):
         upload, logits = uploads(30, seed)
         states = compute_states(upload, logits, how)
-        agent = update_weighting(agent, states, mean_losses(upload, logits), how)
+        agent = update_weighting(agent, states, compute_mean_losses(upload, logits), how)
     weights = compute_weights(agent, states)
-    assert np.corrcoef(weights, mean_losses(upload, logits))[0, 1] < -0.5
-    assert weighting.concentration(weights) > 1.2
+    assert np.corrcoef(weights, compute_mean_losses(upload, logits))[0, 1] < -0.5
+    assert weighting.measure_concentration(weights) > 1.2
 
 
 # Rewards of the selection agent
@@ -255,14 +261,14 @@ def test_g4_7_the_adjustment_by_position_always_pays_skipping() -> None:
 def test_g4_8_errors_of_the_critic() -> None:
     values = torch.tensor([[1.0, 2.0, 7.0]], requires_grad=True)
     inside = torch.tensor([[1.0, 1.0, 0.0]])
-    errors = selection.td_errors(values, torch.tensor([[0.5, 0.5, 9.0]]), inside, 0.9)
+    errors = selection.compute_td_errors(values, torch.tensor([[0.5, 0.5, 9.0]]), inside, 0.9)
     assert errors.detach().numpy()[0, :2] == pytest.approx([1.3, -1.5])
-    loss = selection.critic_loss(errors, inside)
+    loss = selection.compute_critic_loss(errors, inside)
     assert loss.item() == pytest.approx(1.97)
     slope = torch.autograd.grad(loss, values, retain_graph=True)[0].numpy()[0]
     assert slope == pytest.approx([-1.3, 1.5, 0])  # were V(next) differentiated, the second would be 2.67
     logits = torch.zeros(1, 3, requires_grad=True)
-    acting = selection.actor_loss(logits, torch.tensor([[True, False, True]]), errors, inside)
+    acting = selection.compute_actor_loss(logits, torch.tensor([[True, False, True]]), errors, inside)
     assert acting.item() == pytest.approx(np.log(2) * (1.3 - 1.5) / 2)
     to_logits, to_values = torch.autograd.grad(acting, [logits, values], allow_unused=True)
     assert to_values is None
@@ -273,11 +279,11 @@ def test_g4_9_diversity_compares_pooled_rows() -> None:
     table = np.array([[0, 0], [np.log(3), 0], [5, 5], [1, -1], [-1, 1]])
     upload = Ragged.from_lists([[0], [0], [3, 4], [0], [2], []])
     picked = Ragged.from_lists([[1], [2], [0], [], [1], [1]])
-    found = rewards.diversity(upload, picked, table)
+    found = rewards.measure_diversity(upload, picked, table)
     assert found == pytest.approx([0.143841, 0, 0, 0, 0.143841, 0], abs=1e-6)
     draws = np.random.default_rng(0)
     lists = [Ragged.from_lists([draws.integers(0, 50, 5).tolist() for _ in range(200)]) for _ in range(2)]
-    assert (rewards.diversity(*lists, draws.normal(size=(50, 8))) >= 0).all()
+    assert (rewards.measure_diversity(*lists, draws.normal(size=(50, 8))) >= 0).all()
 
 
 def test_diversity_of_gaussians_in_closed_form() -> None:
@@ -285,16 +291,16 @@ def test_diversity_of_gaussians_in_closed_form() -> None:
     upload = Ragged.from_lists([[0, 1], [0, 1], [0, 1], [4, 5]])  # mean 1 variance 1; the last: variance floor
     picked = Ragged.from_lists([[2, 3], [0, 1], [3], [4, 5]])  # mean 3 variance 4; same; too few; same
     expected = 0.5 * (1 / 4 - 1 + np.log(4) + 4 / 4)
-    assert rewards.diversity(upload, picked, table, "gauss") == pytest.approx([expected, 0, 0, 0])
+    assert rewards.measure_diversity(upload, picked, table, "gauss") == pytest.approx([expected, 0, 0, 0])
 
 
 def test_g4_10_divergence_is_not_the_cosine_of_numbers() -> None:
     lists = Ragged.from_lists([[0], [1], [2], [3, 4]])
     upload = Ragged(lists.ptr, lists.ids, {"score": np.array([1, 1, 0.3, 1, 1], np.float32)})
     predicted = np.array([0.5, 0, 0.3, 0.5, 0], np.float32)
-    found = rewards.divergence(upload, predicted)
+    found = rewards.measure_divergence(upload, predicted)
     assert found == pytest.approx([0.292893, 1, 0, (0.292893 + 1) / 2], abs=1e-6)
-    one = rewards.divergence(upload, predicted, "vector")
+    one = rewards.measure_divergence(upload, predicted, "vector")
     assert one[[0, 2]] == pytest.approx([0, 0], abs=1e-7)  # of single numbers nothing is left
     assert one[3] == pytest.approx(1 - 0.5 / np.sqrt(2 * 0.25))
 
@@ -315,22 +321,24 @@ def test_the_reward_is_the_mean_of_three_scaled_ones_over_those_who_walked_and_t
     assert 5 < len(there) < 12
     assert np.isnan(np.delete(found, there)).all()
     parts = {
-        "loss": -mean_losses(outcome.upload, outcome.logits),
-        "diversity": rewards.diversity(outcome.upload, walk.list_picks(), outcome.table),
-        "divergence": rewards.divergence(outcome.upload, 1 / (1 + np.exp(-outcome.logits))),
+        "loss": -compute_mean_losses(outcome.upload, outcome.logits),
+        "diversity": rewards.measure_diversity(outcome.upload, walk.list_picks(), outcome.table),
+        "divergence": rewards.measure_divergence(outcome.upload, 1 / (1 + np.exp(-outcome.logits))),
     }
     each = {name: standardize_values(values[there]) for name, values in parts.items()}
     assert found[there] == pytest.approx(sum(each.values()) / 3, abs=1e-5)
     for name in each:
         left = reward_walks(walk, outcome, SelectionOptions(without=name), round_draws(12))  # type: ignore[arg-type]
         assert left[there] == pytest.approx((sum(each.values()) - each[name]) / 2, abs=1e-5)
-    part = Transfer(TransferConfig(select_diversity="gauss", select_divergence="vector"), None)  # type: ignore[arg-type]
+    part = PredictionTransfer(TransferConfig(select_diversity="gauss", select_divergence="vector"), None)  # type: ignore[arg-type]
     others = {
-        "diversity": rewards.diversity(outcome.upload, walk.list_picks(), outcome.table, "gauss"),
-        "divergence": rewards.divergence(outcome.upload, 1 / (1 + np.exp(-outcome.logits)), "vector"),
+        "diversity": rewards.measure_diversity(outcome.upload, walk.list_picks(), outcome.table, "gauss"),
+        "divergence": rewards.measure_divergence(outcome.upload, 1 / (1 + np.exp(-outcome.logits)), "vector"),
     }
     other = (each["loss"] + sum(standardize_values(values[there]) for values in others.values())) / 3
-    assert reward_walks(walk, outcome, part.selection, round_draws(12))[there] == pytest.approx(other, abs=1e-5)
+    assert reward_walks(walk, outcome, part.config.selection_options, round_draws(12))[there] == pytest.approx(
+        other, abs=1e-5
+    )
     assert np.abs(other - found[there]).max() > 1e-3
     dealt = reward_walks(walk, outcome, SelectionOptions(shuffle=True), round_draws(12))
     assert sorted(dealt[there]) == pytest.approx(sorted(found[there]))
@@ -349,7 +357,7 @@ def walked(n: int = 12, seed: int = 0, how: SelectionOptions | None = None) -> t
     columns = {name: v[kept.ravel()] for name, v in found.values.items()}
     found = Ragged.from_pairs(found.rows()[kept.ravel()], found.ids[kept.ravel()], n, columns)
     agent = selection.init_selection(how, DIM, Draws(seed).public("actor"), Draws(seed).public("critic"))
-    return take_walk(agent, found, user_rows(n), item_rows(), how, round_draws(n)), agent, found
+    return walk_candidates(agent, found, user_rows(n), item_rows(), how, round_draws(n)), agent, found
 
 
 def user_rows(n: int) -> Floats:
@@ -394,7 +402,7 @@ def test_a_walk_does_not_depend_on_company_or_order() -> None:
     whole, agent, found = walked(40)
     for rows in (np.arange(40)[::-1], np.array([17]), np.arange(7, 30)):
         dice = round_draws(40).take(rows)
-        some = take_walk(agent, found.take(rows), user_rows(40)[rows], item_rows(), SelectionOptions(), dice)
+        some = walk_candidates(agent, found.take(rows), user_rows(40)[rows], item_rows(), SelectionOptions(), dice)
         for name in ("length", "item", "score", "state", "action", "log_prob"):
             np.testing.assert_array_equal(getattr(some, name), getattr(whole, name)[rows])
 
@@ -403,7 +411,7 @@ def test_nobody_walks_where_there_are_no_candidates() -> None:
     how = SelectionOptions()
     agent = selection.init_selection(how, DIM, np.uint64(1), np.uint64(2))
     none = Ragged(np.zeros(4, np.int64), np.zeros(0, np.int32), {"score": np.zeros(0), "frequency": np.zeros(0)})
-    walk = take_walk(agent, none, user_rows(3), item_rows(), how, round_draws(3))
+    walk = walk_candidates(agent, none, user_rows(3), item_rows(), how, round_draws(3))
     assert walk.list_picks().counts().tolist() == [0, 0, 0]
     assert update_selection(agent, walk, np.full(3, np.nan), how) is agent
 
@@ -446,7 +454,8 @@ def test_selection_updates_are_those_of_one_client_at_a_time(adjust: bool) -> No
 def test_saved_agents_continue_bit_for_bit(tmp_path: Path) -> None:
     walk, outcome = judged_round()
     how, plan = SelectionOptions(), WeightingOptions()
-    states, losses = compute_states(outcome.upload, outcome.logits, plan), mean_losses(outcome.upload, outcome.logits)
+    states = compute_states(outcome.upload, outcome.logits, plan)
+    losses = compute_mean_losses(outcome.upload, outcome.logits)
     reward = reward_walks(walk, outcome, how, round_draws(12))
 
     def go_on(agents: list[Arrays]) -> list[Arrays]:
@@ -484,7 +493,7 @@ def drift(kind: str, rounds: int, adjust: bool = True, seed: int = 0, lr: float 
         score, frequency = -np.sort(-draws.random((n, most)), axis=1), draws.random((n, most))
         columns = {"score": score.ravel().astype(np.float32), "frequency": frequency.ravel().astype(np.float32)}
         offered = Ragged(np.arange(n + 1) * most, draws.integers(0, n_items, n * most).astype(np.int32), columns)
-        walk = take_walk(agent, offered, users, items, how, replace(dice, round=t))
+        walk = walk_candidates(agent, offered, users, items, how, replace(dice, round=t))
         found.append(walk.action.sum(1).mean())
         noise = draws.normal(size=(n, 3)).mean(1)
         agent = update_selection(agent, walk, noise if kind == "noise" else np.full(n, float(kind)), how)
@@ -531,20 +540,22 @@ def test_a_slower_agent_drifts_slowly() -> None:
 
 
 def test_losses_come_from_logits() -> None:
-    assert cross_entropy(np.array([0.0, 800, -800]), np.array([0.5, 1, 1])) == pytest.approx([np.log(2), 0, 800])
+    losses = compute_cross_entropy(np.array([0.0, 800, -800]), np.array([0.5, 1, 1]))
+    assert losses == pytest.approx([np.log(2), 0, 800])
 
 
 def test_kl_is_cross_entropy_less_what_soft_labels_cost_anyway() -> None:
     upload, logits = uploads()
-    both = mean_losses(upload, logits), mean_losses(upload, logits, "kl")
+    both = compute_mean_losses(upload, logits), compute_mean_losses(upload, logits, "kl")
     p, y = 1 / (1 + np.exp(-logits.astype(np.float64))), upload.values["score"].astype(np.float64)
-    expected = row_means(upload, y * np.log(y / p) + (1 - y) * np.log((1 - y) / (1 - p)))
+    expected = average_rows(upload, y * np.log(y / p) + (1 - y) * np.log((1 - y) / (1 - p)))
     assert both[1] == pytest.approx(expected, rel=1e-6)
     assert (both[0] > both[1]).all()
     hard = Ragged(upload.ptr, upload.ids, {"score": np.round(y).astype(np.float32)})
-    assert mean_losses(hard, logits, "kl") == pytest.approx(mean_losses(hard, logits))  # labels that are certain
+    kl = compute_mean_losses(hard, logits, "kl")
+    assert kl == pytest.approx(compute_mean_losses(hard, logits))  # labels that are certain
     same = np.log(y / (1 - y))
-    assert mean_losses(upload, same, "kl") == pytest.approx(0, abs=1e-6)
+    assert compute_mean_losses(upload, same, "kl") == pytest.approx(0, abs=1e-6)
 
 
 def test_what_the_agents_are_told_is_a_setting() -> None:

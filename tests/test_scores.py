@@ -232,7 +232,7 @@ def test_the_server_distils_as_a_plain_loop_would(name: str, weighting: bool) ->
     progress, adam = started(fed), Lazy(1e-6)
     for _ in range(2):
         before, view = view_now(fed, progress)
-        fresh = Teacher.of(progress.server.parts[TRANSFER])
+        fresh = Teacher.from_arrays(progress.server.parts[TRANSFER])
         model = fresh.with_clients(fed.backbone, fed.draws, view.client_keys)
         upload = answer_round(fed, view, SCORES).values[SCORES]
         assert isinstance(upload, SparseRows)
@@ -251,7 +251,7 @@ def test_the_server_distils_as_a_plain_loop_would(name: str, weighting: bool) ->
                 some = turn[at : at + 16]
                 hand.step(user[some], item[some], label[some], weight[some] / np.float32(len(some)))
         progress.server, _ = run_round(fed, progress.server, progress.devices)
-        after = Teacher.of(progress.server.parts[TRANSFER])
+        after = Teacher.from_arrays(progress.server.parts[TRANSFER])
         assert after.names.tolist() == model.names.tolist()
         users, items, heads = hand.numbers()
         assert_close(after.model.values["users"], np.stack(users))
@@ -419,7 +419,7 @@ def test_a_stream_brings_new_users_and_items_to_both_sides(name: str) -> None:
     fed = transferring(make_backbone(name, **SMALL[name]), two_blocks())
     progress = start_run(fed)
     run_stream(fed, progress, lambda report, now: None)
-    teacher = Teacher.of(progress.server.parts[TRANSFER])
+    teacher = Teacher.from_arrays(progress.server.parts[TRANSFER])
     assert sorted(teacher.names.tolist()) == sorted(fed.stream.user_keys.tolist())
     assert len(teacher.model.values["items"]) == 24
     assert progress.clients.n_users == 8

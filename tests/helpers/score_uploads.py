@@ -25,5 +25,5 @@ def tied_logits(n_users: int, seed: int = 0, n_items: int = N_ITEMS) -> Floats:
 def candidate_lists(n: int = 3) -> Ragged:
     upload = Ragged.from_lists([[(j + 7 * k) % N_ITEMS for j in range(60)] for k in range(n)])
     logits = tied_logits(n)
-    history = cand.UploadHistory.of(upload, N_ITEMS)
+    history = cand.UploadHistory.from_upload(upload, N_ITEMS)
     return cand.find_candidates(history, upload, np.arange(n, dtype=np.int32), lambda users: logits[users])

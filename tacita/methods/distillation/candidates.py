@@ -7,12 +7,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
-from tacita.core.types import Bools, Floats, Ints, Longs, Ragged
+from tacita.core.types import AnyArray, Bools, Floats, Ints, Longs, Ragged
 from tacita.kernels.ranking import best_items
 from tacita.methods.distillation.round_draws import RoundDraws, rank_in_rows
 from tacita.models.scoring import sigmoid
@@ -29,101 +29,168 @@ class UploadHistory:
     n_uploads: int
 
     @staticmethod
-    def of(upload: Ragged, n_items: int) -> UploadHistory:
-        width = max(n_items, 1 + int(upload.ids.max(initial=0)))
-        pairs = np.sort(upload.rows().astype(np.int64) * width + upload.ids)
-        new = np.diff(pairs, prepend=-1) > 0  # an item that was told twice in an upload counts once
-        told = int((upload.counts() > 0).sum())
-        return UploadHistory(np.bincount(pairs[new] % width, minlength=n_items), told)
+    def from_upload(upload: Ragged, n_items: int) -> UploadHistory:
+        """Count a round's uploads; an item that occurs twice in an upload counts once."""
+        largest = int(upload.ids.max(initial=0))
+        width = max(n_items, 1 + largest)
+        client = upload.rows().astype(np.int64)
+        codes = client * width + upload.ids
+        pairs = np.sort(codes)
+        is_first = np.diff(pairs, prepend=-1) > 0
+        items = pairs[is_first] % width
+        counts = np.bincount(items, minlength=n_items)
+        n_uploads = int(np.count_nonzero(upload.counts()))
+        return UploadHistory(counts, n_uploads)
 
-    def plus(self, other: UploadHistory) -> UploadHistory:
+    def add_history(self, other: UploadHistory) -> UploadHistory:
         """Both together: how a history that forgets nothing grows, and PTF-FedRec's counts."""
-        return UploadHistory(self.counts + other.counts, self.n_uploads + other.n_uploads)
+        counts = self.counts + other.counts
+        n_uploads = self.n_uploads + other.n_uploads
+        return UploadHistory(counts, n_uploads)
+
+
+@dataclass
+class _PickedItems:
+    """Items that were picked for clients, chunk by chunk, with the server's probability of each."""
+
+    rows: list[AnyArray] = field(default_factory=lambda: [np.zeros(0, np.int64)])
+    ids: list[AnyArray] = field(default_factory=lambda: [np.zeros(0, np.int32)])
+    scores: list[AnyArray] = field(default_factory=lambda: [np.zeros(0, np.float32)])
+
+    def add(self, rows: AnyArray, ids: AnyArray, logits: Floats) -> None:
+        self.rows.append(rows)
+        self.ids.append(ids)
+        self.scores.append(sigmoid(logits))
 
 
 def iterate_chunks(users: Ints, last: Ragged, logits: Logits) -> Iterator[tuple[Longs, Ragged, Floats]]:
     """Some clients at a time: their rows, their last uploads, their logits."""
-    for lo in range(0, len(users), CHUNK):
-        some = np.arange(lo, min(lo + CHUNK, len(users)))
-        yield some, last.take(some), np.asarray(logits(users[some]), np.float32)
+    for start in range(0, len(users), CHUNK):
+        end = min(start + CHUNK, len(users))
+        chunk = np.arange(start, end)
+        chunk_users = users[chunk]
+        chunk_logits = np.asarray(logits(chunk_users), np.float32)
+        yield chunk, last.take(chunk), chunk_logits
 
 
 def find_candidates(history: UploadHistory, last: Ragged, users: Ints, logits: Logits, most: int = 30) -> Ragged:
-    """Items of the history that the client did not tell itself, best server score first, ties by id, `most` at most.
+    """Items of the history that the client did not upload itself, best server score first, ties by id, `most` at most.
 
     Columns: score, the server's probability; frequency, the share of uploads with the item.
     """
     known = np.flatnonzero(history.counts).astype(np.int32)
-    place = np.full(len(history.counts), -1, np.int64)
+    n_items = len(history.counts)
+    place = np.full(n_items, -1, np.int64)
     place[known] = np.arange(len(known))
-    rows, ids, score = [np.zeros(0, np.int64)], [np.zeros(0, np.int32)], [np.zeros(0, np.float32)]
-    for some, own, all_logits in iterate_chunks(users, last, logits) if len(known) else ():
-        table = all_logits[:, known]
-        keys = table.copy()
-        at = place[own.ids]
-        keys[own.rows()[at >= 0], at[at >= 0]] = -np.inf
-        top, value = best_items(keys, min(most, len(known)))
-        row, rank = np.nonzero(value > -np.inf)
-        picked = top[row, rank]
-        rows.append(some[row])
-        ids.append(known[picked])
-        score.append(sigmoid(table[row, picked]))
-    item = np.concatenate(ids)
-    frequency = (history.counts[item] / max(1, history.n_uploads)).astype(np.float32)
-    columns = {"score": np.concatenate(score), "frequency": frequency}
-    return Ragged.from_pairs(np.concatenate(rows), item, len(users), columns)
+    picked = _PickedItems()
+    if len(known):
+        for chunk, own, chunk_logits in iterate_chunks(users, last, logits):
+            table = chunk_logits[:, known]
+            row, column = _rank_unsent(table, own, place, most)
+            item = known[column]
+            item_logits = table[row, column]
+            picked.add(chunk[row], item, item_logits)
+    item = np.concatenate(picked.ids)
+    n_uploads = max(1, history.n_uploads)
+    frequency = history.counts[item] / n_uploads
+    score = np.concatenate(picked.scores)
+    columns = {"score": score, "frequency": frequency.astype(np.float32)}
+    rows = np.concatenate(picked.rows)
+    return Ragged.from_pairs(rows, item, len(users), columns)
 
 
-def schedule_candidates(candidates: Ragged, n: float, how: Literal["random", "top"], dice: RoundDraws) -> Ragged:
+def _rank_unsent(table: Floats, own: Ragged, place: Longs, most: int) -> tuple[AnyArray, AnyArray]:
+    """Rows and columns of each client's best logits, without items of its own upload; `place`: an item's column."""
+    keys = table.copy()
+    column = place[own.ids]
+    is_known = column >= 0
+    client = own.rows()
+    known_client = client[is_known]
+    known_column = column[is_known]
+    keys[known_client, known_column] = -np.inf
+    n_best = min(most, table.shape[1])
+    best, value = best_items(keys, n_best)
+    is_allowed = value > -np.inf
+    row, rank = np.nonzero(is_allowed)
+    return row, best[row, rank]
+
+
+def schedule_candidates(candidates: Ragged, n: float, how: Literal["random", "top"], draws: RoundDraws) -> Ragged:
     """A fixed number of each client's candidates, random or best: a control for the agent.
 
     A fraction is sent to that share of the clients: an agent's mean is seldom whole.
     """
     whole = int(n)
-    wanted = whole + (dice.draw_uniforms("schedule")[:, 0] < n - whole)
+    uniform = draws.draw_uniforms("schedule")[:, 0]
+    gets_another = uniform < n - whole
+    limit = whole + gets_another
     rows = candidates.rows()
-    by = (
-        rank_in_rows(rows, dice.hash_entries("scheduled", rows, candidates.ids))
-        if how == "random"
-        else rank_in_rows(rows)
-    )
-    kept = by < wanted[rows]
-    return Ragged.from_pairs(
-        rows[kept], candidates.ids[kept], len(candidates), {"score": candidates.values["score"][kept]}
-    )
+    if how == "random":
+        order = draws.hash_entries("scheduled", rows, candidates.ids)
+        rank = rank_in_rows(rows, order)
+    else:
+        rank = rank_in_rows(rows)
+    return _select_scores(candidates, rank < limit[rows])
+
+
+def _select_scores(lists: Ragged, is_selected: Bools) -> Ragged:
+    """Some entries of lists, with their scores alone."""
+    score = lists.values["score"][is_selected]
+    rows = lists.rows()[is_selected]
+    ids = lists.ids[is_selected]
+    return Ragged.from_pairs(rows, ids, len(lists), {"score": score})
 
 
 def select_confident(
     counts: Longs, last: Ragged, users: Ints, logits: Logits, most: int = 30, truncate: Longs | None = None
 ) -> Ragged:
-    """PTF-FedRec's rule: half by how often everybody told an item so far, half from the client's own top scores.
+    """PTF-FedRec's rule: half by how often items were uploaded so far, half from the client's own top scores.
 
-    Nothing the client told last; the frequent ones stand first. `truncate` cuts each list to a number per client, as
-    the released code does with the number of the client's positives, which a server cannot know.
+    Nothing of the client's last upload; the frequent ones stand first. `truncate` cuts each list to a number per
+    client, as the released code does with the number of the client's positives, which a server cannot know.
     """
-    half = most // 2
-    frequent = np.lexsort((np.arange(len(counts)), -counts))[: int((counts > 0).sum())]
-    rows, ids, score = [np.zeros(0, np.int64)], [np.zeros(0, np.int32)], [np.zeros(0, np.float32)]
-    for some, own, table in iterate_chunks(users, last, logits):
-        told = np.zeros(table.shape, bool)
-        told[own.rows(), own.ids] = True
-        who, at = np.nonzero(mark_first(~told[:, frequent], half))
-        told[who, frequent[at]] = True
-        top, _ = best_items(table, min(most, table.shape[1]))
-        hard = np.nonzero(mark_first(~np.take_along_axis(told, top, axis=1), most - half))
-        row = np.concatenate([who, hard[0]])
-        item = np.concatenate([frequent[at], top[hard]]).astype(np.int32)
-        rows.append(some[row])
-        ids.append(item)
-        score.append(sigmoid(table[row, item]))
-    found = Ragged.from_pairs(np.concatenate(rows), np.concatenate(ids), len(users), {"score": np.concatenate(score)})
+    item_ids = np.arange(len(counts))
+    by_frequency = np.lexsort((item_ids, -counts))
+    n_known = np.count_nonzero(counts > 0)
+    frequent = by_frequency[:n_known]
+    picked = _PickedItems()
+    for chunk, own, table in iterate_chunks(users, last, logits):
+        row, item = _pick_frequent_and_best(table, own, frequent, most)
+        item_logits = table[row, item]
+        picked.add(chunk[row], item, item_logits)
+    columns = {"score": np.concatenate(picked.scores)}
+    rows = np.concatenate(picked.rows)
+    ids = np.concatenate(picked.ids)
+    lists = Ragged.from_pairs(rows, ids, len(users), columns)
     if truncate is None:
-        return found
-    owner = found.rows()
-    kept = rank_in_rows(owner) < truncate[owner]
-    return Ragged.from_pairs(owner[kept], found.ids[kept], len(found), {"score": found.values["score"][kept]})
+        return lists
+    owner = lists.rows()
+    rank = rank_in_rows(owner)
+    return _select_scores(lists, rank < truncate[owner])
+
+
+def _pick_frequent_and_best(table: Floats, own: Ragged, frequent: Longs, most: int) -> tuple[AnyArray, AnyArray]:
+    """Rows and items: first each client's frequent items, then those with the best logits."""
+    n_frequent = most // 2
+    is_excluded = np.zeros(table.shape, bool)
+    is_excluded[own.rows(), own.ids] = True
+    is_free = ~is_excluded[:, frequent]
+    is_picked = mark_first(is_free, n_frequent)
+    frequent_row, place = np.nonzero(is_picked)
+    frequent_item = frequent[place]
+    is_excluded[frequent_row, frequent_item] = True
+    n_best = min(most, table.shape[1])
+    best, _ = best_items(table, n_best)
+    is_new = ~np.take_along_axis(is_excluded, best, axis=1)
+    is_picked_best = mark_first(is_new, most - n_frequent)
+    best_row, rank = np.nonzero(is_picked_best)
+    row = np.concatenate([frequent_row, best_row])
+    best_item = best[best_row, rank]
+    item = np.concatenate([frequent_item, best_item])
+    return row, item.astype(np.int32)
 
 
 def mark_first(marked: Bools, n: int) -> Bools:
     """The first n marks of every row."""
-    return np.asarray(marked & (np.cumsum(marked, axis=1) <= n))
+    n_so_far = np.cumsum(marked, axis=1)
+    return np.asarray(marked & (n_so_far <= n))

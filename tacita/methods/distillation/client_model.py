@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tacita.core.types import CohortView, Floats, Ragged
+from tacita.core.types import CohortView, Floats, Longs, Ragged
 from tacita.learn.scores import HEAD, SCORES
 from tacita.models.scorer import Scorer
 from tacita.models.scoring import score_with_own_rows
@@ -14,19 +14,40 @@ CHUNK_CLIENTS = 16  # whose own tables exist at once
 
 def score_client_models(backbone: Scorer, view: CohortView) -> Floats:
     """Logits (users, items) as each device would compute them by itself."""
-    mine = view.lists[SCORES]["rows"]
     if not backbone.grouped:
-        moved = mine.values["row"] - view.items[mine.ids]
-        own = Ragged(mine.ptr, mine.ids, {"moved": moved})
-        return score_with_own_rows(backbone, view.private, view.heads, view.items, own, backbone.context(view))
-    out = np.empty((len(view.user), view.n_items), np.float32)
-    for lo in range(0, len(view.user), CHUNK_CLIENTS):
-        some = np.arange(lo, min(lo + CHUNK_CLIENTS, len(view.user)))
-        filled = np.append(some, np.full(CHUNK_CLIENTS - len(some), some[0]))  # one shape, whoever is asked about
-        held = mine.take(filled)
-        rows = np.repeat(view.items[None], CHUNK_CLIENTS, axis=0)
-        rows[held.rows(), held.ids] = held.values["row"]
-        private = {k: v[:, None] for k, v in backbone.named(view.private[filled]).items()}
-        heads = {k: view.parts[SCORES][f"{HEAD}{k}"][filled] for k in view.heads}
-        out[some] = np.asarray(backbone.score_groups(private, heads, rows))[: len(some)]
-    return out
+        own_rows = view.lists[SCORES]["rows"]
+        received_rows = view.items[own_rows.ids]
+        moved = own_rows.values["row"] - received_rows
+        moved_rows = Ragged(own_rows.ptr, own_rows.ids, {"moved": moved})
+        context = backbone.context(view)
+        return score_with_own_rows(backbone, view.private, view.heads, view.items, moved_rows, context)
+    n_users = len(view.user)
+    shape = (n_users, view.n_items)
+    scores = np.empty(shape, np.float32)
+    for start in range(0, n_users, CHUNK_CLIENTS):
+        end = min(start + CHUNK_CLIENTS, n_users)
+        users = np.arange(start, end)
+        scores[users] = _score_chunk(backbone, view, users)
+    return scores
+
+
+def _score_chunk(backbone: Scorer, view: CohortView, users: Longs) -> Floats:
+    """Logits of a few users. The first fills empty places, so that arrays have one shape whoever is scored."""
+    n_missing = CHUNK_CLIENTS - len(users)
+    filler = np.full(n_missing, users[0])
+    filled = np.append(users, filler)
+    all_rows = view.lists[SCORES]["rows"]
+    own_rows = all_rows.take(filled)
+    tables = np.repeat(view.items[None], CHUNK_CLIENTS, axis=0)
+    tables[own_rows.rows(), own_rows.ids] = own_rows.values["row"]
+    private = {}
+    vectors_by_name = backbone.named(view.private[filled])
+    for name, vectors in vectors_by_name.items():
+        private[name] = vectors[:, None]
+    heads = {}
+    for name in view.heads:
+        own_head = view.parts[SCORES][f"{HEAD}{name}"]
+        heads[name] = own_head[filled]
+    logits = backbone.score_groups(private, heads, tables)
+    scores = np.asarray(logits)
+    return scores[: len(users)]

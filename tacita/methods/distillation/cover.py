@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from tacita.core.types import AnyArray, Arrays, CohortView, Doubles, Floats, Keys
+from tacita.core.types import AnyArray, Arrays, CohortView, Doubles, Floats, Ints, Keys
 from tacita.kernels.hashing import hash_owners, normals, uniforms
 from tacita.messages import DenseArrays, SparseRows, Spec, Upload
 from tacita.round.fields import PartFields
@@ -44,8 +44,10 @@ class Cover(Part):
             assert isinstance(rows, SparseRows)
             upload = upload.with_value("rows", self._add_pseudo_items(view, rows))
         if self.config.clip:
-            upload = _clip_upload(upload, self.config.clip)
-        return (self._add_noise(view, upload) if self.config.noise else upload), {}
+            upload = _clip_model_fields(upload, self.config.clip)
+        if self.config.noise:
+            upload = self._add_noise(view, upload)
+        return upload, {}
 
     def fields(self, n_items: int, block: int = 0) -> PartFields:
         return PartFields(after_encoding=self._widen_bounds)
@@ -54,36 +56,62 @@ class Cover(Part):
         """A field as it leaves with noise."""
         if not _is_model_field(spec.name):
             return spec
-        return replace(spec, most=spec.most + _FARTHEST * self.config.noise)
+        farthest_noise = _FARTHEST * self.config.noise
+        return replace(spec, most=spec.most + farthest_noise)
 
-    def _key(self, view: CohortView, what: str) -> np.uint64:
-        return self.context.draws.private(f"cover-{what}", view.block, view.round)
+    def _derive_key(self, view: CohortView, what: str) -> np.uint64:
+        """The key of one kind of draws in a round."""
+        draws = self.context.draws
+        return draws.private(f"cover-{what}", view.block, view.round)
 
     def _add_pseudo_items(self, view: CohortView, rows: SparseRows) -> SparseRows:
         """Rows of items drawn at random, with numbers as the client's own rows have them on average."""
-        drawn = uniforms(self._key(view, "items"), view.client_keys, self.config.pseudo_items)
-        item = np.minimum((drawn * view.n_items).astype(np.int64), view.n_items - 1)
-        pairs = np.unique(item + view.n_items * np.arange(view.n_clients)[:, None])
-        pairs = np.setdiff1d(pairs, rows.client.astype(np.int64) * view.n_items + rows.item)
-        client, item = (one.astype(np.int32) for one in np.divmod(pairs, view.n_items))
+        client, item = self._draw_pseudo_items(view, rows)
         mean, spread = _compute_moments(rows, view.n_clients)
-        owners = _derive_streams(self._key(view, "owners"), view.client_keys[client], item)
-        value = mean[client] + spread[client] * normals(self._key(view, "values"), owners, rows.value.shape[1])
-        columns = ((rows.client, client), (rows.item, item), (rows.value, value.astype(np.float32)))
-        both = SparseRows(*(np.concatenate(pair) for pair in columns))
-        order = np.lexsort((both.item, both.client))
-        return SparseRows(both.client[order], both.item[order], both.value[order])
+        key = self._derive_key(view, "owners")
+        streams = _derive_streams(key, view.client_keys[client], item)
+        width = rows.value.shape[1]
+        values_key = self._derive_key(view, "values")
+        noise = normals(values_key, streams, width)
+        scaled_noise = spread[client] * noise
+        value = mean[client] + scaled_noise
+        clients = np.concatenate([rows.client, client])
+        items = np.concatenate([rows.item, item])
+        pseudo_values = value.astype(np.float32)
+        values = np.concatenate([rows.value, pseudo_values])
+        order = np.lexsort((items, clients))
+        return SparseRows(clients[order], items[order], values[order])
+
+    def _draw_pseudo_items(self, view: CohortView, rows: SparseRows) -> tuple[Ints, Ints]:
+        """Clients and items of random rows that the clients do not send anyhow."""
+        key = self._derive_key(view, "items")
+        draws = uniforms(key, view.client_keys, self.config.pseudo_items)
+        item = (draws * view.n_items).astype(np.int64)
+        item = np.minimum(item, view.n_items - 1)
+        client = np.arange(view.n_clients)[:, None]
+        codes = item + view.n_items * client
+        pairs = np.unique(codes)
+        own_client = rows.client.astype(np.int64)
+        own_pairs = own_client * view.n_items + rows.item
+        pseudo_pairs = np.setdiff1d(pairs, own_pairs)
+        pseudo_client, pseudo_item = np.divmod(pseudo_pairs, view.n_items)
+        return pseudo_client.astype(np.int32), pseudo_item.astype(np.int32)
 
     def _add_noise(self, view: CohortView, upload: Upload) -> Upload:
         for name in filter(_is_model_field, upload.values):
-            value, key = upload.values[name], self._key(view, name)
-            assert isinstance(value, SparseRows | DenseArrays)
-            owners = view.client_keys
-            if isinstance(value, SparseRows):
-                owners = _derive_streams(self._key(view, "owners"), view.client_keys[value.client], value.item)
-            flat = value.value.reshape(len(owners), -1)
-            noised = flat + self.config.noise * _draw_laplace(key, owners, flat.shape[1])
-            upload = upload.with_value(name, replace(value, value=noised.reshape(value.value.shape).astype(np.float32)))
+            field = upload.values[name]
+            assert isinstance(field, SparseRows | DenseArrays)
+            streams = view.client_keys
+            if isinstance(field, SparseRows):
+                owners_key = self._derive_key(view, "owners")
+                clients = view.client_keys[field.client]
+                streams = _derive_streams(owners_key, clients, field.item)
+            flat = field.value.reshape(len(streams), -1)
+            key = self._derive_key(view, name)
+            noise = _draw_laplace(key, streams, flat.shape[1])
+            noisy = flat + self.config.noise * noise
+            noisy = noisy.reshape(field.value.shape).astype(np.float32)
+            upload = upload.with_value(name, replace(field, value=noisy))
         return upload
 
 
@@ -94,29 +122,45 @@ def _is_model_field(name: str) -> bool:
 
 def _derive_streams(key: np.uint64, clients: Keys, item: AnyArray) -> Keys:
     """A stream of its own for an item of a client."""
-    return np.asarray(clients ^ hash_owners(key, item.astype(np.uint64)))
+    of_items = hash_owners(key, item.astype(np.uint64))
+    return np.asarray(clients ^ of_items)
 
 
-def _clip_upload(upload: Upload, most: float) -> Upload:
+def _clip_model_fields(upload: Upload, most: float) -> Upload:
+    """The moves of the model, as one vector for each client, shortened to a length."""
     squares: Doubles = np.zeros(upload.n_clients)
     for name in filter(_is_model_field, upload.values):
-        squares = squares + upload.values[name].squared_norms(upload.n_clients)
-    factor = np.minimum(1.0, most / np.maximum(np.sqrt(squares), 1e-12))
-    return replace(upload, values={k: v.scale(factor) if _is_model_field(k) else v for k, v in upload.values.items()})
+        field = upload.values[name]
+        squares = squares + field.squared_norms(upload.n_clients)
+    norms = np.sqrt(squares)
+    shortening = most / np.maximum(norms, 1e-12)
+    factor = np.minimum(1.0, shortening)
+    values = dict(upload.values)
+    for name in filter(_is_model_field, upload.values):
+        values[name] = values[name].scale(factor)
+    return replace(upload, values=values)
 
 
 def _compute_moments(rows: SparseRows, n_clients: int) -> tuple[Doubles, Doubles]:
     """Mean and standard deviation of each column of every client's rows."""
     value = rows.value.astype(np.float64)
-    count = np.maximum(np.bincount(rows.client, minlength=n_clients), 1)[:, None]
-    mean, square = np.zeros((n_clients, value.shape[1])), np.zeros((n_clients, value.shape[1]))
+    n_rows = np.bincount(rows.client, minlength=n_clients)
+    count = np.maximum(n_rows, 1)[:, None]
+    shape = (n_clients, value.shape[1])
+    mean = np.zeros(shape)
     np.add.at(mean, rows.client, value)
     mean /= count
-    np.add.at(square, rows.client, (value - mean[rows.client]) ** 2)
-    return mean, np.sqrt(square / count)
+    deviation = value - mean[rows.client]
+    squares = np.zeros(shape)
+    squared_deviation = deviation**2
+    np.add.at(squares, rows.client, squared_deviation)
+    return mean, np.sqrt(squares / count)
 
 
 def _draw_laplace(key: np.uint64, owners: Keys, width: int) -> Floats:
     """Laplace numbers of scale 1."""
-    drawn = uniforms(key, owners, width) - 0.5
-    return np.asarray(-np.sign(drawn) * np.log(np.maximum(1 - 2 * np.abs(drawn), _SMALLEST)), np.float32)
+    draws = uniforms(key, owners, width) - 0.5
+    distance = 2 * np.abs(draws)
+    tail = np.maximum(1 - distance, _SMALLEST)
+    magnitude = np.log(tail)
+    return np.asarray(-np.sign(draws) * magnitude, np.float32)

@@ -24,47 +24,78 @@ class MatchedFederation(Federation):
 
     @property
     def matched(self) -> frozenset[str]:
-        return frozenset(part.name for part in self.parts if part.name in MATCHER_PARTS)
+        """Names of this run's parts whose server side the matcher plays."""
+        names = {part.name for part in self.parts}
+        return frozenset(names & MATCHER_PARTS)
 
     @property
     def apart_fields(self) -> tuple[str, ...]:
         return tuple(f"{name}." for name in sorted(self.matched))
 
     def visible_state(self, part: Part | None, server: ServerState) -> ServerState:
-        matched = self.matched
-        is_matcher = part is not None and part.name in matched
-        parts = {name: arrays for name, arrays in server.parts.items() if (name in matched) == is_matcher}
-        if is_matcher:
+        if self._is_matched(part):
+            parts = {}
+            for name, arrays in server.parts.items():
+                if name in self.matched:
+                    parts[name] = arrays
             return replace(server, parts=parts, shared=SharedRecord())
+        parts = {}
+        for name, arrays in server.parts.items():
+            if name not in self.matched:
+                parts[name] = arrays
         return replace(server, parts=parts)
 
     def visible_total(self, part: Part | None, total: Total) -> Total:
-        is_matcher = part is not None and part.name in self.matched
-        sums = {name: value for name, value in total.sums.items() if self._is_apart(name) == is_matcher}
-        each = {name: value for name, value in total.each.items() if self._is_apart(name) == is_matcher}
+        is_matched = self._is_matched(part)
+        sums = {}
+        for name, value in total.sums.items():
+            if self._is_apart(name) == is_matched:
+                sums[name] = value
+        each = {}
+        for name, field in total.each.items():
+            if self._is_apart(name) == is_matched:
+                each[name] = field
         return replace(total, sums=sums, each=each)
 
+    def _is_matched(self, part: Part | None) -> bool:
+        """Whether the matcher plays a part's server side; None: the learner."""
+        return part is not None and part.name in self.matched
+
     def _is_apart(self, field: str) -> bool:
+        """Whether a field goes to the matcher and not to the server."""
         return field.startswith(self.apart_fields)
 
     def merge_state(self, part: Part | None, server: ServerState, changed: ServerState) -> ServerState:
-        if part is not None and part.name in self.matched:
-            return server.with_part(part.name, changed.parts.get(part.name, {}))
+        if part is not None and self._is_matched(part):
+            state = changed.parts.get(part.name, {})
+            return server.with_part(part.name, state)
         return replace(changed, parts={**server.parts, **changed.parts})
 
     def merge_total(self, part: Part, total: Total, changed: Total) -> Total:
         visible = self.visible_total(part, total)
-        sums = {name: value for name, value in total.sums.items() if name not in visible.sums}
-        each = {name: value for name, value in total.each.items() if name not in visible.each}
-        return replace(changed, sums={**sums, **changed.sums}, each={**each, **changed.each})
+        sums = {}
+        for name, value in total.sums.items():
+            if name not in visible.sums:
+                sums[name] = value
+        each = {}
+        for name, field in total.each.items():
+            if name not in visible.each:
+                each[name] = field
+        all_sums = {**sums, **changed.sums}
+        all_each = {**each, **changed.each}
+        return replace(changed, sums=all_sums, each=all_each)
 
 
 def wrap_federation(federation: Federation) -> Federation:
     """The same run with a matcher, where one of its parts needs it."""
-    if not any(part.name in MATCHER_PARTS for part in federation.parts):
+    names = {part.name for part in federation.parts}
+    if names.isdisjoint(MATCHER_PARTS):
         return federation
-    names = [field.name for field in fields(Federation) if field.init]
-    return MatchedFederation(**{name: getattr(federation, name) for name in names})
+    values = {}
+    for field in fields(Federation):
+        if field.init:
+            values[field.name] = getattr(federation, field.name)
+    return MatchedFederation(**values)
 
 
 register_wrapper(MATCHER_PARTS, wrap_federation)

@@ -14,37 +14,52 @@ Loss = Literal["ce", "kl"]
 _TINY = 1e-8
 
 
-def row_means(lists: Ragged, values: AnyArray) -> Doubles:
+def average_rows(lists: Ragged, values: AnyArray) -> Doubles:
     """Mean of each row's values (one per entry); 0 for a row without entries."""
-    sums = np.bincount(lists.rows(), weights=values, minlength=len(lists))
-    return np.asarray(sums / np.maximum(lists.counts(), 1))
+    rows = lists.rows()
+    sums = np.bincount(rows, weights=values, minlength=len(lists))
+    counts = np.maximum(lists.counts(), 1)
+    return np.asarray(sums / counts)
 
 
 def pool_rows(lists: Ragged, table: AnyArray) -> Doubles:
     """Mean of the table's rows of each list's items; zeros for a list without items."""
-    return np.asarray(
-        matrix_of_lists(lists, len(table)) @ np.asarray(table, np.float64) / np.maximum(lists.counts(), 1)[:, None]
-    )
+    matrix = matrix_of_lists(lists, len(table))
+    values = np.asarray(table, np.float64)
+    sums = matrix @ values
+    counts = np.maximum(lists.counts(), 1)
+    return np.asarray(sums / counts[:, None])
 
 
-def cross_entropy(logits: AnyArray, labels: AnyArray) -> Doubles:
+def compute_cross_entropy(logits: AnyArray, labels: AnyArray) -> Doubles:
     """-(y ln p + (1 - y) ln(1 - p)) with p = sigmoid(logit); labels may be soft."""
-    x, y = np.asarray(logits, np.float64), np.asarray(labels, np.float64)
-    return np.asarray(np.maximum(x, 0) - x * y + np.log1p(np.exp(-np.abs(x))))
+    x = np.asarray(logits, np.float64)
+    y = np.asarray(labels, np.float64)
+    decay = np.exp(-np.abs(x))
+    tail = np.log1p(decay)
+    positive = np.maximum(x, 0)
+    return np.asarray(positive - x * y + tail)
 
 
-def mean_losses(upload: Ragged, logits: AnyArray, how: Loss = "ce") -> Doubles:
+def compute_mean_losses(upload: Ragged, logits: AnyArray, how: Loss = "ce") -> Doubles:
     """Mean cross entropy of each client's upload under the logits of its entries, or KL divergence from its labels.
 
     Both pull a model the same way. They rank clients differently: cross entropy charges those whose labels are soft.
     """
-    labels = np.asarray(upload.values["score"], np.float64)
-    losses = cross_entropy(logits, labels)
-    return row_means(upload, losses if how == "ce" else losses - _entropy(labels))
+    score = upload.values["score"]
+    labels = np.asarray(score, np.float64)
+    losses = compute_cross_entropy(logits, labels)
+    if how == "kl":
+        losses = losses - _compute_entropy(labels)
+    return average_rows(upload, losses)
 
 
-def _entropy(labels: Doubles) -> Doubles:
-    return np.asarray(-(xlogy(labels, labels) + xlog1py(1 - labels, -labels)))
+def _compute_entropy(labels: Doubles) -> Doubles:
+    """Of Bernoulli variables with these probabilities."""
+    first = xlogy(labels, labels)
+    second = xlog1py(1 - labels, -labels)
+    negative = first + second
+    return np.asarray(-negative)
 
 
 def standardize_values(values: Doubles, cap: float | None = None) -> Doubles:
@@ -52,6 +67,10 @@ def standardize_values(values: Doubles, cap: float | None = None) -> Doubles:
     values = np.asarray(values, np.float64)
     if len(values) == 0:
         return values
-    out = (values - values.mean(0)) / (values.std(0) + _TINY)
-    out = np.where(values.max(0) == values.min(0), 0.0, out)
-    return out if cap is None else np.clip(out, -cap, cap)
+    deviation = values.std(0) + _TINY
+    scores = (values - values.mean(0)) / (deviation)
+    is_constant = values.max(0) == values.min(0)
+    scores = np.where(is_constant, 0.0, scores)
+    if cap is None:
+        return scores
+    return np.clip(scores, -cap, cap)

@@ -19,7 +19,7 @@ from pydantic import Field
 
 from tacita.core.errors import TacitaError
 from tacita.core.flat_indices import expand_spans
-from tacita.core.types import Arrays, CohortView, Floats, Ints, Keys, LocalModels, Longs, Ragged, ServerState
+from tacita.core.types import Arrays, Bools, CohortView, Floats, Ints, Keys, LocalModels, Longs, Ragged, ServerState
 from tacita.kernels.hashing import hash_owners
 from tacita.messages import DenseArrays, SparseRows, Spec, Total
 from tacita.methods.distillation.matcher import MATCHER_PARTS
@@ -46,51 +46,94 @@ class MatcherState:
 
     @staticmethod
     def empty(width: int) -> MatcherState:
-        nobody, nothing = np.zeros(0, np.uint64), np.zeros(0, np.int32)
-        return MatcherState(nobody, np.zeros((0, width), np.float32), nothing, nothing)
+        """A matcher that knows nobody."""
+        names = np.zeros(0, np.uint64)
+        vectors = np.zeros((0, width), np.float32)
+        entries = np.zeros(0, np.int32)
+        return MatcherState(names, vectors, entries, entries)
 
     def record_uploads(self, senders: Keys, vectors: Floats, lists: SparseRows, key: np.uint64) -> MatcherState:
         """After some people sent their vector and numbers, which replace what they sent before."""
-        stays = ~np.isin(self.names, senders)
-        names = np.concatenate([self.names[stays], senders])
+        is_old = ~np.isin(self.names, senders)
+        old_names = self.names[is_old]
+        names = np.concatenate([old_names, senders])
         order = np.argsort(names)
+        names = names[order]
+        old_vectors = self.vectors[is_old]
+        all_vectors = np.concatenate([old_vectors, vectors])[order]
+        is_old_entry = is_old[self.holder]
+        old_number = self.number[is_old_entry]
+        number = np.concatenate([old_number, lists.item])
+        unsorted_holder = self._renumber_holders(is_old, lists)
         place = np.empty(len(order), np.int32)
-        place[order] = np.arange(len(order), dtype=np.int32)
-        kept, old = int(stays.sum()), stays[self.holder]
-        renamed = np.cumsum(stays) - 1
-        holder = place[np.concatenate([renamed[self.holder[old]], kept + lists.client]).astype(np.int64)]
-        number = np.concatenate([self.number[old], lists.item])
-        everybody = np.concatenate([self.vectors[stays], vectors])[order]
-        drawn = hash_owners(key, names[order][holder] ^ hash_owners(key, number.astype(np.uint64)))
-        mixed = np.lexsort((drawn, number))
-        return MatcherState(names[order], everybody, number[mixed], holder[mixed])
+        n_people = len(order)
+        place[order] = np.arange(n_people, dtype=np.int32)
+        holder = place[unsorted_holder]
+        of_numbers = hash_owners(key, number.astype(np.uint64))
+        streams = names[holder] ^ of_numbers
+        drawn_order = hash_owners(key, streams)
+        shuffled = np.lexsort((drawn_order, number))
+        return MatcherState(names, all_vectors, number[shuffled], holder[shuffled])
+
+    def _renumber_holders(self, is_old: Bools, lists: SparseRows) -> Longs:
+        """The holders of all entries when those who stay come first, and the senders behind them."""
+        new_row = np.cumsum(is_old) - 1
+        is_old_entry = is_old[self.holder]
+        old_holders = new_row[self.holder[is_old_entry]]
+        senders = np.count_nonzero(is_old) + lists.client
+        holder = np.concatenate([old_holders, senders])
+        return holder.astype(np.int64)
 
     def find_neighbours(self, clients: Keys, most: int) -> Ragged:
         """For each client and number that it has, vectors of up to `most` others who have it.
 
         They are those who follow the client in the drawn order, round and round, so all others are equally likely.
         """
-        asked = np.full(len(self.names), -1, np.int64)
-        at = np.minimum(np.searchsorted(self.names, clients), max(0, len(self.names) - 1))
-        known = self.names[at] == clients if len(self.names) else np.zeros(len(clients), bool)
-        asked[at[known]] = np.flatnonzero(known)
-        entry = np.flatnonzero(asked[self.holder] >= 0)
+        client_of_person = self._find_clients(clients)
+        client_of_holder = client_of_person[self.holder]
+        entry = np.flatnonzero(client_of_holder >= 0)
         first, count = _find_runs(self.number)
-        start, size = first[entry], count[entry]
-        n = np.minimum(size - 1, most)
-        ahead = expand_spans(np.ones(len(n), np.int64), n)
-        which = np.repeat(start, n) + (np.repeat(entry - start, n) + ahead) % np.repeat(size, n)
-        rows, number = asked[self.holder[np.repeat(entry, n)]], self.number[np.repeat(entry, n)]
+        start = first[entry]
+        size = count[entry]
+        n_others = np.minimum(size - 1, most)
+        ones = np.ones(len(n_others), np.int64)
+        ahead = expand_spans(ones, n_others)
+        own_offset = np.repeat(entry - start, n_others)
+        offset = own_offset + ahead
+        run_start = np.repeat(start, n_others)
+        run_size = np.repeat(size, n_others)
+        other = run_start + offset % run_size
+        own = np.repeat(entry, n_others)
+        rows = client_of_person[self.holder[own]]
         order = np.argsort(rows, kind="stable")
-        ptr = np.zeros(len(clients) + 1, np.int64)
-        np.cumsum(np.bincount(rows, minlength=len(clients)), out=ptr[1:])
-        return Ragged(ptr, number[order], {"vector": self.vectors[self.holder[which[order]]]})
+        n_clients = len(clients)
+        ptr = np.zeros(n_clients + 1, np.int64)
+        counts = np.bincount(rows, minlength=len(clients))
+        np.cumsum(counts, out=ptr[1:])
+        holder = self.holder[other[order]]
+        vectors = self.vectors[holder]
+        number = self.number[own[order]]
+        return Ragged(ptr, number, {"vector": vectors})
+
+    def _find_clients(self, clients: Keys) -> Longs:
+        """(people,) the place of each person among some clients; -1: not among them."""
+        n_people = len(self.names)
+        client_of_person = np.full(n_people, -1, np.int64)
+        if not len(self.names):
+            return client_of_person
+        place = np.searchsorted(self.names, clients)
+        last = len(self.names) - 1
+        place = np.minimum(place, last)
+        is_known = self.names[place] == clients
+        client_of_person[place[is_known]] = np.flatnonzero(is_known)
+        return client_of_person
 
 
 def _find_runs(ascending: Ints) -> tuple[Longs, Longs]:
     """For every entry, where the run of its value begins, and how long it is."""
     first = np.searchsorted(ascending, ascending)
-    return first, np.searchsorted(ascending, ascending, side="right") - first
+    end = np.searchsorted(ascending, ascending, side="right")
+    return first, end - first
 
 
 @register
@@ -123,7 +166,9 @@ class Neighbours(Part):
     def _draw_pseudonyms(self, n_items: int) -> Ints:
         """The number that stands for each item, by a key that clients share and nobody else has."""
         key = self.context.draws.private("numbers-for-items")
-        return np.argsort(hash_owners(key, np.arange(n_items, dtype=np.uint64))).astype(np.int32)
+        items = np.arange(n_items, dtype=np.uint64)
+        order = np.argsort(hash_owners(key, items))
+        return order.astype(np.int32)
 
     def fields(self, n_items: int, block: int = 0) -> PartFields:
         width = self.model.private_width
@@ -131,35 +176,42 @@ class Neighbours(Part):
         items = Spec(
             "items", (n_items, 0), seen="each", by="matcher", about="items under other numbers, for the matcher"
         )
-        return PartFields(
-            extra=(vector, items), per_client={"vector": (width,)}, read_lists=partial(self._read_numbers, n_items)
-        )
+        read_lists = partial(self._decode_pseudonyms, n_items)
+        per_client = {"vector": (width,)}
+        return PartFields(extra=(vector, items), per_client=per_client, read_lists=read_lists)
 
-    def _read_numbers(self, n_items: int, lists: Ragged) -> Ragged:
+    def _decode_pseudonyms(self, n_items: int, lists: Ragged) -> Ragged:
         """Lists with items in place of the numbers that stand for them."""
-        item = np.argsort(self._draw_pseudonyms(n_items)).astype(np.int32)
+        numbers = self._draw_pseudonyms(n_items)
+        item = np.argsort(numbers).astype(np.int32)
         return Ragged(lists.ptr, item[lists.ids], lists.values)
 
     def after_training(self, view: CohortView, local: LocalModels) -> TrainingOutcome:
         if view.round % self.config.every:
             return TrainingOutcome()
         client = view.train.rows()
-        number = self._draw_pseudonyms(view.n_items)[view.train.ids]
+        numbers = self._draw_pseudonyms(view.n_items)
+        number = numbers[view.train.ids]
         order = np.lexsort((number, client))
-        items = SparseRows(client[order], number[order], np.zeros((len(number), 0), np.float32))
+        shape = (len(number), 0)
+        no_values = np.zeros(shape, np.float32)
+        items = SparseRows(client[order], number[order], no_values)
         return TrainingOutcome(extras={"vector": local.private.copy(), "items": items})
 
     # at the matcher
 
     def server_block_start(self, server: ServerState) -> Arrays:
         """Nothing: there are new items, so all numbers are others."""
-        return dict(vars(MatcherState.empty(self.model.private_width)))
+        matches = MatcherState.empty(self.model.private_width)
+        return dict(vars(matches))
 
     def broadcast(self, server: ServerState, audience: Audience) -> PartBroadcast:
         if audience.clients is None:
             return PartBroadcast()
         matches = MatcherState(**server.parts[self.name])
-        return PartBroadcast(per_client=matches.find_neighbours(audience.clients, self.model.config.most))
+        most = self.model.config.most
+        neighbours = matches.find_neighbours(audience.clients, most)
+        return PartBroadcast(per_client=neighbours)
 
     def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
         vector = total.each.get(f"{self.name}.vector")
@@ -170,7 +222,8 @@ class Neighbours(Part):
         assert isinstance(items.value, SparseRows)
         key = self.context.draws.public("neighbours", before.block, before.round)
         matches = MatcherState(**server.parts[self.name])
-        matches = matches.record_uploads(vector.sender, vector.value.value, items.value, key)
+        vectors = vector.value.value
+        matches = matches.record_uploads(vector.sender, vectors, items.value, key)
         return server.with_part(self.name, dict(vars(matches)))
 
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Layers: TypeAlias = "dict[str, Tensor]"
-_DECAYS = (0.9, 0.999)
+_MEAN_DECAY = 0.9
+_SQUARE_DECAY = 0.999
 _EPS = 1e-8
 
 
@@ -28,23 +29,43 @@ def init_network(sizes: tuple[int, ...], key: np.uint64) -> Arrays:
     """Weights and biases uniform within 1 / sqrt(inputs), the last bias 0; no step taken."""
     net: Arrays = {}
     for layer, (n_in, n_out) in enumerate(pairwise(sizes)):
-        drawn = uniforms(key, np.array([layer], np.uint64), (n_in + 1) * n_out)[0].reshape(n_in + 1, n_out)
-        numbers = ((2 * drawn - 1) / np.sqrt(n_in)).astype(np.float32)
-        net[f"w{layer}"], net[f"b{layer}"] = numbers[:-1].copy(), numbers[-1].copy()
-    net[f"b{len(sizes) - 2}"][:] = 0
+        owner = np.array([layer], np.uint64)
+        n_numbers = (n_in + 1) * n_out
+        draws = uniforms(key, owner, n_numbers)[0]
+        unit = draws.reshape(n_in + 1, n_out)
+        numbers = (2 * unit - 1) / np.sqrt(n_in)
+        numbers = numbers.astype(np.float32)
+        weights = numbers[:-1]
+        net[f"w{layer}"] = weights.copy()
+        biases = numbers[-1]
+        net[f"b{layer}"] = biases.copy()
+    last_layer = len(sizes) - 2
+    net[f"b{last_layer}"][:] = 0
     for name in list(net):
-        net[f"mean.{name}"], net[f"square.{name}"] = np.zeros_like(net[name]), np.zeros_like(net[name])
-    return {**net, "steps": np.zeros(1, np.int64)}
+        net[f"mean.{name}"] = np.zeros_like(net[name])
+        net[f"square.{name}"] = np.zeros_like(net[name])
+    net["steps"] = np.zeros(1, np.int64)
+    return net
 
 
-def layer_names(net: Arrays) -> list[str]:
-    return [name for name in net if name[0] in "wb" and name[1:].isdigit()]
+def list_layers(net: Arrays) -> list[str]:
+    """Names of weights and biases, without the optimiser's arrays."""
+    names = []
+    for name in net:
+        if name[0] in "wb" and name[1:].isdigit():
+            names.append(name)
+    return names
 
 
 def to_tensors(net: Arrays) -> Layers:
+    """Copies of weights and biases that a gradient can be taken of."""
     import torch
 
-    return {name: torch.from_numpy(net[name].copy()).requires_grad_() for name in layer_names(net)}
+    layers = {}
+    for name in list_layers(net):
+        tensor = torch.from_numpy(net[name].copy())
+        layers[name] = tensor.requires_grad_()
+    return layers
 
 
 def forward(layers: Layers, x: Tensor) -> Tensor:
@@ -52,17 +73,22 @@ def forward(layers: Layers, x: Tensor) -> Tensor:
     import torch
 
     last = len(layers) // 2 - 1
-    for k in range(last):
-        x = torch.relu(x @ layers[f"w{k}"] + layers[f"b{k}"])
-    return (x @ layers[f"w{last}"] + layers[f"b{last}"])[..., 0]
+    for layer in range(last):
+        product = x @ layers[f"w{layer}"]
+        x = torch.relu(product + layers[f"b{layer}"])
+    product = x @ layers[f"w{last}"]
+    out = product + layers[f"b{last}"]
+    return out[..., 0]
 
 
 def predict_values(net: Arrays, x: AnyArray) -> Tensor:
     """The network's answer without a gradient."""
     import torch
 
-    with one_thread(), torch.no_grad():
-        return forward(to_tensors(net), torch.from_numpy(np.ascontiguousarray(x, np.float32)))
+    array = np.ascontiguousarray(x, np.float32)
+    inputs = torch.from_numpy(array)
+    with single_thread(), torch.no_grad():
+        return forward(to_tensors(net), inputs)
 
 
 def take_adam_step(net: Arrays, loss: Callable[[Layers], Tensor], lr: float, clip_norm: float) -> Arrays:
@@ -70,35 +96,61 @@ def take_adam_step(net: Arrays, loss: Callable[[Layers], Tensor], lr: float, cli
     import torch
 
     layers = to_tensors(net)
-    with one_thread():
-        slopes = torch.autograd.grad(loss(layers), list(layers.values()))
-    norm = float(torch.sqrt(sum((slope.double() ** 2).sum() for slope in slopes)))  # type: ignore[arg-type]
-    factor = np.float32(min(1.0, clip_norm / (norm + 1e-6)))
+    with single_thread():
+        parameters = list(layers.values())
+        slopes = torch.autograd.grad(loss(layers), parameters)
+    factor = _compute_clip_factor(slopes, clip_norm)
     steps = net["steps"] + 1
-    first, second = (float(1 - decay ** steps[0]) for decay in _DECAYS)
-    out: Arrays = {**net, "steps": steps}
+    mean_correction = float(1 - _MEAN_DECAY ** steps[0])
+    square_correction = float(1 - _SQUARE_DECAY ** steps[0])
+    updated: Arrays = {**net, "steps": steps}
     for name, slope in zip(layers, slopes, strict=True):
-        grad = slope.numpy() * factor
-        mean = 0.9 * net[f"mean.{name}"] + 0.1 * grad
-        square = 0.999 * net[f"square.{name}"] + 0.001 * grad * grad
-        moved = lr / first * mean / (np.sqrt(square) / np.sqrt(second) + _EPS)
-        out[name], out[f"mean.{name}"], out[f"square.{name}"] = (
-            np.asarray(x, np.float32) for x in (net[name] - moved, mean, square)
-        )
-    return out
+        gradient = slope.numpy() * factor
+        old_mean = net[f"mean.{name}"]
+        mean = 0.9 * old_mean + 0.1 * gradient
+        old_square = net[f"square.{name}"]
+        square = 0.999 * old_square + 0.001 * gradient * gradient
+        root = np.sqrt(square_correction)
+        deviation = np.sqrt(square) / root + _EPS
+        step = lr / mean_correction * mean / deviation
+        moved = net[name] - step
+        updated[name] = np.asarray(moved, np.float32)
+        updated[f"mean.{name}"] = np.asarray(mean, np.float32)
+        updated[f"square.{name}"] = np.asarray(square, np.float32)
+    return updated
+
+
+def _compute_clip_factor(slopes: tuple[Tensor, ...], clip_norm: float) -> np.float32:
+    """What gradients are multiplied by so that their common norm is `clip_norm` at most."""
+    import torch
+
+    squares = [(slope.double() ** 2).sum() for slope in slopes]
+    norm = float(torch.sqrt(sum(squares)))  # type: ignore[arg-type]
+    factor = clip_norm / (norm + 1e-6)
+    return np.float32(min(1.0, factor))
 
 
 def select_network(agent: Arrays, name: str) -> Arrays:
     """One of several networks that share a dict, under names without its prefix."""
-    return {key.removeprefix(f"{name}."): value for key, value in agent.items() if key.startswith(f"{name}.")}
+    prefix = f"{name}."
+    net: Arrays = {}
+    for key, value in agent.items():
+        if key.startswith(prefix):
+            net[key.removeprefix(prefix)] = value
+    return net
 
 
 def bundle_networks(**nets: Arrays) -> Arrays:
-    return {f"{name}.{key}": value for name, net in nets.items() for key, value in net.items()}
+    """Several networks in one dict, each with a prefix."""
+    agent: Arrays = {}
+    for name, net in nets.items():
+        for key, value in net.items():
+            agent[f"{name}.{key}"] = value
+    return agent
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
+def single_thread() -> Iterator[None]:
     """The same sums in the same order, whatever the number of threads outside."""
     import torch
 

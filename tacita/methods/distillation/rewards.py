@@ -13,7 +13,7 @@ import numpy as np
 from scipy.special import log_softmax
 
 from tacita.core.types import AnyArray, Bools, Doubles, Longs, Ragged
-from tacita.methods.distillation.measures import pool_rows, row_means
+from tacita.methods.distillation.measures import average_rows, pool_rows
 from tacita.methods.distillation.round_draws import RoundDraws
 
 Diversity = Literal["softmax", "gauss"]
@@ -21,51 +21,84 @@ Divergence = Literal["bernoulli", "vector"]
 _FLOOR = 1e-4  # least variance of a fitted Gaussian
 
 
-def diversity(upload: Ragged, picked: Ragged, table: AnyArray, how: Diversity = "softmax") -> Doubles:
-    """KL divergence of the items told from the items picked, by the server's item rows; 0 where either is missing.
+def measure_diversity(upload: Ragged, picked: Ragged, table: AnyArray, how: Diversity = "softmax") -> Doubles:
+    """KL divergence of uploaded items from picked ones, by the server's item rows; 0 where either is missing.
 
     softmax: of the two mean rows, read as logits over coordinates. gauss: of diagonal Gaussians fitted to both sets,
     which takes two items each.
     """
-    told, sent = pool_rows(upload, table), pool_rows(picked, table)
+    upload_mean = pool_rows(upload, table)
+    picked_mean = pool_rows(picked, table)
     if how == "softmax":
-        p, q = log_softmax(told, axis=1), log_softmax(sent, axis=1)
-        found, least = (np.exp(p) * (p - q)).sum(1), 1
+        min_items = 1
+        p = log_softmax(upload_mean, axis=1)
+        q = log_softmax(picked_mean, axis=1)
+        terms = np.exp(p) * (p - q)
+        values = terms.sum(1)
     else:
+        min_items = 2
         squares = np.asarray(table, np.float64) ** 2
-        v = np.maximum(pool_rows(upload, squares) - told**2, _FLOOR)
-        w = np.maximum(pool_rows(picked, squares) - sent**2, _FLOOR)
-        found, least = 0.5 * (v / w - 1 + np.log(w / v) + (told - sent) ** 2 / w).sum(1), 2
-    enough = np.minimum(upload.counts(), picked.counts()) >= least
-    return np.where(enough, np.maximum(found, 0), 0.0)
+        upload_variance = _fit_variance(pool_rows(upload, squares), upload_mean)
+        picked_variance = _fit_variance(pool_rows(picked, squares), picked_mean)
+        distance = (upload_mean - picked_mean) ** 2 / picked_variance
+        ratio = upload_variance / picked_variance
+        log_ratio = np.log(picked_variance / upload_variance)
+        terms = ratio - 1 + log_ratio + distance
+        values = 0.5 * terms.sum(1)
+    n_items = np.minimum(upload.counts(), picked.counts())
+    bounded = np.maximum(values, 0)
+    return np.where(n_items >= min_items, bounded, 0.0)
 
 
-def divergence(upload: Ragged, predicted: AnyArray, how: Divergence = "bernoulli") -> Doubles:
-    """1 - cosine between what a client tells and what the server predicts for it, in [0, 1].
+def _fit_variance(mean_square: Doubles, mean: Doubles) -> Doubles:
+    """The variance of a fitted Gaussian, held away from 0."""
+    return np.maximum(mean_square - mean**2, _FLOOR)
+
+
+def measure_divergence(upload: Ragged, predicted: AnyArray, how: Divergence = "bernoulli") -> Doubles:
+    """1 - cosine between a client's upload and what the server predicts for it, in [0, 1].
 
     Equation 9 takes the cosine of two positive numbers, which is always 1. bernoulli: of (r, 1 - r), item by item, then
     averaged. vector: one cosine over all items of the upload.
     """
-    r, s = upload.values["score"].astype(np.float64), np.asarray(predicted, np.float64)
+    r = upload.values["score"].astype(np.float64)
+    s = np.asarray(predicted, np.float64)
     if how == "bernoulli":
-        length = np.sqrt((r**2 + (1 - r) ** 2) * (s**2 + (1 - s) ** 2))
-        return row_means(upload, np.clip(1 - (r * s + (1 - r) * (1 - s)) / length, 0, 1))
-    dot, rr, ss = (row_means(upload, product) for product in (r * s, r * r, s * s))
-    length = np.sqrt(rr * ss)
-    return np.where(length > 0, np.clip(1 - dot / np.where(length > 0, length, 1), 0, 1), 0.0)
+        r_square = r**2 + (1 - r) ** 2
+        s_square = s**2 + (1 - s) ** 2
+        product = r * s + (1 - r) * (1 - s)
+        length = np.sqrt(r_square * s_square)
+        cosine = (product) / length
+        return average_rows(upload, np.clip(1 - cosine, 0, 1))
+    product = average_rows(upload, r * s)
+    r_square = average_rows(upload, r * r)
+    s_square = average_rows(upload, s * s)
+    squares = r_square * s_square
+    length = np.sqrt(squares)
+    has_length = length > 0
+    cosine = product / np.where(has_length, length, 1)
+    divergence = np.clip(1 - cosine, 0, 1)
+    return np.where(has_length, divergence, 0.0)
 
 
 def adjust_by_position(reward: Doubles, action: Bools, length: Longs, rho: float) -> Doubles:
     """The reward of every position (clients, positions): later in the list, picking earns less and skipping more."""
-    position = np.arange(1, action.shape[1] + 1)
-    share = position / (rho * np.maximum(length, 1)[:, None]) * np.abs(reward)[:, None]
-    return np.asarray(reward[:, None] + np.where(action, -share, share))
+    n_positions = action.shape[1]
+    position = np.arange(1, n_positions + 1)
+    n_candidates = np.maximum(length, 1)[:, None]
+    magnitude = np.abs(reward)[:, None]
+    share = position / (rho * n_candidates) * magnitude
+    adjustment = np.where(action, -share, share)
+    return np.asarray(reward[:, None] + adjustment)
 
 
-def shuffle_values(values: Doubles, dice: RoundDraws) -> Doubles:
-    """The values dealt anew among the clients: a control in which the reward says nothing of who earned it."""
+def shuffle_values(values: Doubles, draws: RoundDraws) -> Doubles:
+    """The values in random order among the clients: a control in which the reward says nothing of who earned it."""
+    clients = np.arange(len(values))
     zeros = np.zeros(len(values), np.int64)
-    dealt = np.argsort(dice.hash_entries("shuffle", np.arange(len(values)), zeros), kind="stable")
-    out = np.empty_like(values)
-    out[np.argsort(dice.keys, kind="stable")] = values[dealt]
-    return out
+    bits = draws.hash_entries("shuffle", clients, zeros)
+    source = np.argsort(bits, kind="stable")
+    target = np.argsort(draws.keys, kind="stable")
+    shuffled = np.empty_like(values)
+    shuffled[target] = values[source]
+    return shuffled

@@ -15,7 +15,7 @@ import numpy as np
 from scipy.special import expit
 
 from tacita.core.types import AnyArray, Arrays, Bools, Doubles, Floats, Ints, Longs, Ragged
-from tacita.methods.distillation.measures import Loss, mean_losses, standardize_values
+from tacita.methods.distillation.measures import Loss, compute_mean_losses, standardize_values
 from tacita.methods.distillation.networks import (
     Layers,
     bundle_networks,
@@ -29,8 +29,8 @@ from tacita.methods.distillation.rewards import (
     Divergence,
     Diversity,
     adjust_by_position,
-    divergence,
-    diversity,
+    measure_divergence,
+    measure_diversity,
     shuffle_values,
 )
 from tacita.methods.distillation.round_draws import RoundDraws, rank_in_rows
@@ -69,12 +69,18 @@ class CandidateWalk:
 
     @property
     def inside(self) -> Bools:
-        return np.asarray(np.arange(self.item.shape[1]) < self.length[:, None])
+        """(clients, most) whether there is a candidate at a position."""
+        position = np.arange(self.item.shape[1])
+        length = self.length[:, None]
+        return np.asarray(position < length)
 
     def list_picks(self) -> Ragged:
         """What is sent: items with their scores, best first."""
-        row, at = np.nonzero(self.action)
-        return Ragged.from_pairs(row, self.item[row, at], len(self.length), {"score": self.score[row, at]})
+        row, position = np.nonzero(self.action)
+        item = self.item[row, position]
+        score = self.score[row, position]
+        n_clients = len(self.length)
+        return Ragged.from_pairs(row, item, n_clients, {"score": score})
 
 
 @dataclass(frozen=True)
@@ -87,98 +93,176 @@ class SelectionOutcome:
 
 
 def init_selection(how: SelectionOptions, dim: int, actor_key: np.uint64, critic_key: np.uint64) -> Arrays:
+    """New networks that decide (actor) and judge (critic)."""
     sizes = (2 * dim + 3, how.hidden, 1)
-    return bundle_networks(actor=init_network(sizes, actor_key), critic=init_network(sizes, critic_key))
+    actor = init_network(sizes, actor_key)
+    critic = init_network(sizes, critic_key)
+    return bundle_networks(actor=actor, critic=critic)
 
 
-def take_walk(
-    agent: Arrays, candidates: Ragged, user_rows: AnyArray, item_rows: AnyArray, how: SelectionOptions, dice: RoundDraws
+def walk_candidates(
+    agent: Arrays,
+    candidates: Ragged,
+    user_rows: AnyArray,
+    item_rows: AnyArray,
+    how: SelectionOptions,
+    draws: RoundDraws,
 ) -> CandidateWalk:
-    """Decide on every candidate of every client; `found` as `candidates` gives it, `user_rows` one row per client."""
-    dim, actor = item_rows.shape[1], select_network(agent, "actor")
-    row, at, n = candidates.rows(), rank_in_rows(candidates.rows()), len(candidates)
-    state = np.zeros((n, how.most, 2 * dim + 3), np.float32)
-    state[row, at, 0], state[row, at, 1] = candidates.values["score"], candidates.values["frequency"]
-    state[row, at, 2 : 2 + dim] = user_rows[row]
-    state[row, at, 2 + dim : 2 + 2 * dim] = item_rows[candidates.ids]
-    item, score = np.full((n, how.most), -1, np.int32), np.zeros((n, how.most), np.float32)
-    item[row, at], score[row, at] = candidates.ids, candidates.values["score"]
-    action, log_prob = np.zeros((n, how.most), bool), np.zeros((n, how.most), np.float32)
-    length, drawn, picked = candidates.counts(), dice.draw_uniforms("action", how.most), np.zeros(n, np.float32)
-    known = np.matmul(state[:, :, :-1], actor["w0"][:-1]) + actor["b0"]  # all but the count, for every position
-    for k in range(int(length.max(initial=0))):
-        state[:, k, -1] = np.where(k < length, picked / how.most, 0)
-        hidden = np.maximum(known[:, k] + state[:, k, -1:] * actor["w0"][-1], 0)
-        logit = (hidden * actor["w1"][:, 0]).sum(1) + actor["b1"][0]
-        action[:, k] = (drawn[:, k] < expit(logit.astype(np.float64))) & (k < length)
-        log_prob[:, k] = np.where(k < length, -np.logaddexp(0, np.where(action[:, k], -logit, logit)), 0)
-        picked += action[:, k]
+    """Decide on every candidate of every client; `user_rows` has one row per client."""
+    row = candidates.rows()
+    position = rank_in_rows(row)
+    shape = (len(candidates), how.most)
+    item = np.full(shape, -1, np.int32)
+    item[row, position] = candidates.ids
+    score = np.zeros(shape, np.float32)
+    score[row, position] = candidates.values["score"]
+    state = _build_states(candidates, position, user_rows, item_rows, how)
+    length = candidates.counts()
+    uniform = draws.draw_uniforms("action", how.most)
+    action, log_prob = _draw_actions(agent, state, length, uniform)
     return CandidateWalk(length, item, score, state, action, log_prob)
 
 
-def reward_walks(walk: CandidateWalk, outcome: SelectionOutcome, how: SelectionOptions, dice: RoundDraws) -> Doubles:
+def _build_states(
+    candidates: Ragged, position: Longs, user_rows: AnyArray, item_rows: AnyArray, how: SelectionOptions
+) -> Floats:
+    """What the agent sees at each position: score, frequency, user, item; the number of picks so far is still 0."""
+    dim = item_rows.shape[1]
+    row = candidates.rows()
+    n_clients = len(candidates)
+    width = 2 * dim + 3
+    state = np.zeros((n_clients, how.most, width), np.float32)
+    state[row, position, 0] = candidates.values["score"]
+    state[row, position, 1] = candidates.values["frequency"]
+    state[row, position, 2 : 2 + dim] = user_rows[row]
+    state[row, position, 2 + dim : 2 + 2 * dim] = item_rows[candidates.ids]
+    return state
+
+
+def _draw_actions(agent: Arrays, state: Floats, length: Longs, uniform: Doubles) -> tuple[Bools, Floats]:
+    """Picks and their log-probabilities, position by position; writes the number of picks so far into the states."""
+    actor = select_network(agent, "actor")
+    n_clients, most, _ = state.shape
+    action = np.zeros((n_clients, most), bool)
+    log_prob = np.zeros((n_clients, most), np.float32)
+    n_picked = np.zeros(n_clients, np.float32)
+    input_weights = actor["w0"][:-1]
+    count_weights = actor["w0"][-1]
+    output_weights = actor["w1"][:, 0]
+    inputs = state[:, :, :-1]
+    without_count = np.matmul(inputs, input_weights) + actor["b0"]  # for every position at once
+    n_positions = int(length.max(initial=0))
+    for k in range(n_positions):
+        is_inside = k < length
+        picked_share = n_picked / most
+        state[:, k, -1] = np.where(is_inside, picked_share, 0)
+        from_count = state[:, k, -1:] * count_weights
+        hidden = np.maximum(without_count[:, k] + from_count, 0)
+        output = (hidden * output_weights).sum(1)
+        logit = output + actor["b1"][0]
+        probability = expit(logit.astype(np.float64))
+        is_drawn = uniform[:, k] < probability
+        action[:, k] = is_drawn & is_inside
+        is_picked = action[:, k]
+        signed = np.where(is_picked, -logit, logit)
+        log_probability = -np.logaddexp(0, signed)
+        log_prob[:, k] = np.where(is_inside, log_probability, 0)
+        n_picked += action[:, k]
+    return action, log_prob
+
+
+def reward_walks(walk: CandidateWalk, outcome: SelectionOutcome, how: SelectionOptions, draws: RoundDraws) -> Doubles:
     """The reward of each client's walk: the mean of three, each scaled over the clients; nan for those not judged."""
     upload = outcome.upload
-    judged = np.flatnonzero((walk.length > 0) & (upload.counts() > 0))
+    has_upload = upload.counts() > 0
+    is_judged = (walk.length > 0) & (has_upload)
+    judged = np.flatnonzero(is_judged)
+    predicted = sigmoid(np.asarray(outcome.logits))
     raw = {
-        "loss": -mean_losses(upload, outcome.logits, how.loss),
-        "diversity": diversity(upload, walk.list_picks(), outcome.table, how.diversity),
-        "divergence": divergence(upload, sigmoid(np.asarray(outcome.logits)), how.divergence),
+        "loss": -compute_mean_losses(upload, outcome.logits, how.loss),
+        "diversity": measure_diversity(upload, walk.list_picks(), outcome.table, how.diversity),
+        "divergence": measure_divergence(upload, predicted, how.divergence),
     }
-    parts = [standardize_values(values[judged]) for name, values in raw.items() if name != how.without]
-    reward = np.mean(parts, axis=0)
-    out = np.full(len(walk.length), np.nan)
-    out[judged] = shuffle_values(reward, dice.take(judged)) if how.shuffle else reward
-    return out
+    rewards = []
+    for name, values in raw.items():
+        if name != how.without:
+            rewards.append(standardize_values(values[judged]))
+    mean_reward = np.mean(rewards, axis=0)
+    if how.shuffle:
+        mean_reward = shuffle_values(mean_reward, draws.take(judged))
+    n_clients = len(walk.length)
+    reward = np.full(n_clients, np.nan)
+    reward[judged] = mean_reward
+    return reward
 
 
-def td_errors(values: Tensor, rewards: Tensor, inside: Tensor, discount: float) -> Tensor:
+def compute_td_errors(values: Tensor, rewards: Tensor, inside: Tensor, discount: float) -> Tensor:
     """R + discount * V(next) - V, with V = 0 after the last state; no gradient through the next value."""
     import torch
 
-    ahead = torch.zeros_like(values)
-    ahead[:, :-1] = (values * inside)[:, 1:]
-    return (rewards + discount * ahead.detach() - values) * inside
+    next_values = torch.zeros_like(values)
+    inside_values = values * inside
+    next_values[:, :-1] = (inside_values)[:, 1:]
+    discounted = discount * next_values.detach()
+    errors = rewards + discounted - values
+    return errors * inside
 
 
-def client_mean(values: Tensor, inside: Tensor) -> Tensor:
+def average_over_clients(values: Tensor, inside: Tensor) -> Tensor:
     """Mean over the states of each client, then over clients."""
-    return ((values * inside).sum(1) / inside.sum(1)).mean()
+    sums = (values * inside).sum(1)
+    means = sums / inside.sum(1)
+    return means.mean()
 
 
-def critic_loss(errors: Tensor, inside: Tensor) -> Tensor:
-    return client_mean(errors**2, inside)
+def compute_critic_loss(errors: Tensor, inside: Tensor) -> Tensor:
+    """The mean squared error of the critic's values."""
+    return average_over_clients(errors**2, inside)
 
 
-def actor_loss(logits: Tensor, action: Tensor, errors: Tensor, inside: Tensor) -> Tensor:
+def compute_actor_loss(logits: Tensor, action: Tensor, errors: Tensor, inside: Tensor) -> Tensor:
     """-ln pi(action) times the error, which is a constant here."""
     import torch
     from torch.nn.functional import logsigmoid
 
-    return -client_mean(logsigmoid(torch.where(action, logits, -logits)) * errors.detach(), inside)
+    signed = torch.where(action, logits, -logits)
+    gains = logsigmoid(signed) * errors.detach()
+    return -average_over_clients(gains, inside)
 
 
 def update_selection(agent: Arrays, walk: CandidateWalk, reward: Doubles, how: SelectionOptions) -> Arrays:
     """The agent after a round; clients without candidates or without a reward (nan) teach nothing."""
     import torch
 
-    told = np.flatnonzero((walk.length > 0) & ~np.isnan(reward))
-    if len(told) == 0:
+    has_reward = ~np.isnan(reward)
+    is_rewarded = (walk.length > 0) & has_reward
+    clients = np.flatnonzero(is_rewarded)
+    if len(clients) == 0:
         return agent
-    each = reward[told]
-    rho = how.rho if how.adjust else np.inf
-    gained = adjust_by_position(each, walk.action[told], walk.length[told], rho)
-    state = torch.from_numpy(walk.state[told])
-    action, inside = torch.from_numpy(walk.action[told]), torch.from_numpy(walk.inside[told].astype(np.float32))
-    rewards = torch.from_numpy(gained.astype(np.float32))
-    actor, critic = select_network(agent, "actor"), select_network(agent, "critic")
-    errors = td_errors(predict_values(critic, walk.state[told]), rewards, inside, how.discount)
+    rho = how.rho
+    if not how.adjust:
+        rho = np.inf
+    actions = walk.action[clients]
+    lengths = walk.length[clients]
+    adjusted = adjust_by_position(reward[clients], actions, lengths, rho)
+    state = torch.from_numpy(walk.state[clients])
+    action = torch.from_numpy(walk.action[clients])
+    is_inside = walk.inside[clients]
+    inside = torch.from_numpy(is_inside.astype(np.float32))
+    rewards = torch.from_numpy(adjusted.astype(np.float32))
+    actor = select_network(agent, "actor")
+    critic = select_network(agent, "critic")
+    old_values = predict_values(critic, walk.state[clients])
+    errors = compute_td_errors(old_values, rewards, inside, how.discount)
 
     def judge_values(layers: Layers) -> Tensor:
-        return critic_loss(td_errors(forward(layers, state), rewards, inside, how.discount), inside)
+        values = forward(layers, state)
+        new_errors = compute_td_errors(values, rewards, inside, how.discount)
+        return compute_critic_loss(new_errors, inside)
 
     def judge_actions(layers: Layers) -> Tensor:
-        return actor_loss(forward(layers, state), action, errors, inside)
+        logits = forward(layers, state)
+        return compute_actor_loss(logits, action, errors, inside)
 
     critic = take_adam_step(critic, judge_values, how.lr, how.clip_norm)
     actor = take_adam_step(actor, judge_actions, how.lr, how.clip_norm)

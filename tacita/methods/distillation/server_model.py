@@ -14,6 +14,8 @@ from tacita.learn.training.central_state import CentralState, InteractionGraph
 from tacita.methods.distillation.candidates import UploadHistory
 from tacita.models.scorer import Scorer
 
+MODEL = "model/"
+NOTES = "notes/"
 AGENTS = "agents/"
 
 
@@ -23,7 +25,7 @@ class Teacher:
 
     names: Keys
     model: CentralState
-    last: Ragged  # what each client told last, with its score
+    last: Ragged  # the items of each client's last upload, with its scores
     recent: UploadHistory  # of the last round's uploads
     ever: UploadHistory  # of all uploads
     agents: Arrays = field(default_factory=dict)
@@ -32,11 +34,12 @@ class Teacher:
     @staticmethod
     def new(backbone: Scorer, draws: Draws, items: Floats) -> Teacher:
         """Knows nobody; its item rows are those that clients start from, where the models are alike."""
-        nobody, nothing = np.zeros(0, np.uint64), np.zeros(0, np.uint64)
-        state = CentralModel(backbone, _empty_graph()).init_state(draws, nobody, nothing)
-        none = UploadHistory(np.zeros(0, np.int64), 0)
-        empty = Ragged(np.zeros(1, np.int64), np.zeros(0, np.int32), {"score": np.zeros(0, np.float32)})
-        return Teacher(nobody, state, empty, none, none).with_items(backbone, draws, items)
+        no_keys = np.zeros(0, np.uint64)
+        central = CentralModel(backbone, _empty_graph())
+        state = central.init_state(draws, no_keys, no_keys)
+        history = UploadHistory(np.zeros(0, np.int64), 0)
+        teacher = Teacher(no_keys, state, empty_scores(0), history, history)
+        return teacher.with_items(backbone, draws, items)
 
     def with_items(self, backbone: Scorer, draws: Draws, items: Floats) -> Teacher:
         """Rows for items that are new."""
@@ -46,85 +49,147 @@ class Teacher:
         fresh = items[known:]
         if items.shape[1] != backbone.item_width:  # another kind of model than the clients': it starts by itself
             numbers = np.arange(known, len(items), dtype=np.uint64)
-            fresh = backbone.init_items(draws, hash_owners(draws.public("server-items"), numbers))
-        more = len(items) - known
-        recent, ever = (
-            UploadHistory(np.append(one.counts, np.zeros(more, np.int64)), one.n_uploads)
-            for one in (self.recent, self.ever)
-        )
-        return replace(self, model=_append_rows(self.model, "items", fresh), recent=recent, ever=ever)
+            keys = hash_owners(draws.public("server-items"), numbers)
+            fresh = backbone.init_items(draws, keys)
+        model = _append_rows(self.model, "items", fresh)
+        n_new = len(items) - known
+        recent = _append_items(self.recent, n_new)
+        ever = _append_items(self.ever, n_new)
+        return replace(self, model=model, recent=recent, ever=ever)
 
     def with_clients(self, backbone: Scorer, draws: Draws, clients: Keys) -> Teacher:
         """Rows for clients that are new, as the model has newcomers start."""
         fresh = np.setdiff1d(clients, self.names)
         if len(fresh) == 0:
             return self
-        ptr = np.append(self.last.ptr, np.full(len(fresh), self.last.ptr[-1]))
+        end = self.last.ptr[-1]
+        ends = np.full(len(fresh), end)
+        ptr = np.append(self.last.ptr, ends)
+        vectors = backbone.init_private(draws, fresh)
         return replace(
             self,
             names=np.append(self.names, fresh),
-            model=_append_rows(self.model, "users", backbone.init_private(draws, fresh)),
+            model=_append_rows(self.model, "users", vectors),
             last=replace(self.last, ptr=ptr),
         )
 
     def find_rows(self, clients: Keys) -> Ints:
         """Places of clients that are known."""
         order = np.argsort(self.names)
-        return order[np.searchsorted(self.names, clients, sorter=order)].astype(np.int32)
+        place = np.searchsorted(self.names, clients, sorter=order)
+        return order[place].astype(np.int32)
+
+    @property
+    def n_items(self) -> int:
+        return len(self.model.values["items"])
 
     def build_graph(self, above: float = 0.0) -> InteractionGraph:
-        """Who told what last, by how much; what is told as no more than `above` joins nobody."""
-        joined = self.last.values["score"] > above
-        user, item = self.last.rows()[joined], self.last.ids[joined]
-        weight = self.last.values["score"][joined]
-        return InteractionGraph.from_edges(user, item, weight, len(self.names), len(self.model.values["items"]))
+        """Clients and the items of their last uploads, weighed by score; scores up to `above` make no edge."""
+        score = self.last.values["score"]
+        is_edge = score > above
+        user = self.last.rows()[is_edge]
+        item = self.last.ids[is_edge]
+        n_users = len(self.names)
+        return InteractionGraph.from_edges(user, item, score[is_edge], n_users, self.n_items)
 
     def with_uploads(self, users: Ints, uploads: Ragged) -> Teacher:
         """After another round's uploads, one list for each of these users."""
-        keep = np.ones(len(self.names), bool)
-        keep[users] = False
-        stays = keep[self.last.rows()]
-        rows = np.concatenate([self.last.rows()[stays], users[uploads.rows()]])
-        ids = np.concatenate([self.last.ids[stays], uploads.ids])
-        score = np.concatenate([self.last.values["score"][stays], uploads.values["score"]])
-        recent = UploadHistory.of(uploads, len(self.model.values["items"]))
-        last = Ragged.from_pairs(rows, ids, len(self.names), {"score": score})
-        return replace(self, last=last, recent=recent, ever=self.ever.plus(recent))
+        is_silent = np.ones(len(self.names), bool)
+        is_silent[users] = False
+        old_rows = self.last.rows()
+        stays = is_silent[old_rows]
+        old_score = self.last.values["score"]
+        new_rows = users[uploads.rows()]
+        rows = np.concatenate([old_rows[stays], new_rows])
+        old_ids = self.last.ids[stays]
+        ids = np.concatenate([old_ids, uploads.ids])
+        new_score = uploads.values["score"]
+        score = np.concatenate([old_score[stays], new_score])
+        n_users = len(self.names)
+        last = Ragged.from_pairs(rows, ids, n_users, {"score": score})
+        recent = UploadHistory.from_upload(uploads, self.n_items)
+        ever = self.ever.add_history(recent)
+        return replace(self, last=last, recent=recent, ever=ever)
 
-    def arrays(self) -> Arrays:
-        out: Arrays = {"names": self.names, **{f"model/{k}": v for k, v in self.model.arrays().items()}}
-        out |= {"last/ptr": self.last.ptr, "last/ids": self.last.ids, "last/score": self.last.values["score"]}
-        for name, one in (("recent", self.recent), ("ever", self.ever)):
-            out |= {f"{name}/counts": one.counts, f"{name}/uploads": np.array([one.n_uploads], np.int64)}
-        out |= {f"notes/{k}": np.array([v]) for k, v in self.notes.items()}
-        return out | {f"{AGENTS}{k}": v for k, v in self.agents.items()}
+    def to_arrays(self) -> Arrays:
+        """Everything as named arrays, as the server keeps it."""
+        arrays: Arrays = {"names": self.names}
+        for name, value in self.model.arrays().items():
+            arrays[f"{MODEL}{name}"] = value
+        arrays["last/ptr"] = self.last.ptr
+        arrays["last/ids"] = self.last.ids
+        arrays["last/score"] = self.last.values["score"]
+        for name, history in (("recent", self.recent), ("ever", self.ever)):
+            arrays[f"{name}/counts"] = history.counts
+            arrays[f"{name}/uploads"] = np.array([history.n_uploads], np.int64)
+        for name, note in self.notes.items():
+            arrays[f"{NOTES}{name}"] = np.array([note])
+        for name, value in self.agents.items():
+            arrays[f"{AGENTS}{name}"] = value
+        return arrays
 
     @staticmethod
-    def of(arrays: Arrays) -> Teacher:
-        def under(prefix: str) -> Arrays:
-            return {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
-
-        last = Ragged(arrays["last/ptr"], arrays["last/ids"], {"score": arrays["last/score"]})
-        recent, ever = (
-            UploadHistory(arrays[f"{name}/counts"], int(arrays[f"{name}/uploads"][0])) for name in ("recent", "ever")
-        )
-        notes = {k: float(v[0]) for k, v in under("notes/").items()}
+    def from_arrays(arrays: Arrays) -> Teacher:
+        """The teacher that `to_arrays` wrote."""
+        notes = {}
+        for name, value in _select_prefix(arrays, NOTES).items():
+            notes[name] = float(value[0])
         return Teacher(
-            arrays["names"], CentralState.from_arrays(under("model/")), last, recent, ever, under(AGENTS), notes
+            names=arrays["names"],
+            model=CentralState.from_arrays(_select_prefix(arrays, MODEL)),
+            last=Ragged(arrays["last/ptr"], arrays["last/ids"], {"score": arrays["last/score"]}),
+            recent=_read_history(arrays, "recent"),
+            ever=_read_history(arrays, "ever"),
+            agents=_select_prefix(arrays, AGENTS),
+            notes=notes,
         )
+
+
+def _select_prefix(arrays: Arrays, prefix: str) -> Arrays:
+    """Arrays whose names begin with a prefix, under names without it."""
+    selected: Arrays = {}
+    for name, value in arrays.items():
+        if name.startswith(prefix):
+            selected[name.removeprefix(prefix)] = value
+    return selected
+
+
+def _read_history(arrays: Arrays, name: str) -> UploadHistory:
+    n_uploads = int(arrays[f"{name}/uploads"][0])
+    return UploadHistory(arrays[f"{name}/counts"], n_uploads)
+
+
+def _append_items(history: UploadHistory, n_items: int) -> UploadHistory:
+    """A history with more items, which no upload had yet."""
+    no_uploads = np.zeros(n_items, np.int64)
+    counts = np.append(history.counts, no_uploads)
+    return UploadHistory(counts, history.n_uploads)
+
+
+def empty_scores(n_clients: int) -> Ragged:
+    """Lists of items with scores, empty for every client."""
+    ptr = np.zeros(n_clients + 1, np.int64)
+    no_items = np.zeros(0, np.int32)
+    no_scores = np.zeros(0, np.float32)
+    return Ragged(ptr, no_items, {"score": no_scores})
 
 
 def _empty_graph() -> InteractionGraph:
-    nothing = np.zeros(0, np.int64)
-    return InteractionGraph.from_edges(nothing, nothing, np.zeros(0), 0, 1)
+    no_edges = np.zeros(0, np.int64)
+    return InteractionGraph.from_edges(no_edges, no_edges, np.zeros(0), 0, 1)
 
 
 def _append_rows(state: CentralState, name: str, fresh: Floats) -> CentralState:
     """More rows of one kind, which no step has moved yet."""
-    values = {**state.values, name: np.concatenate([state.values[name], fresh])}
+    values = dict(state.values)
+    old_rows = state.values[name]
+    values[name] = np.concatenate([old_rows, fresh])
     moments = dict(state.moments)
     for kind in ("mean", "square"):
-        moments[f"{name}.{kind}"] = np.concatenate([moments[f"{name}.{kind}"], np.zeros_like(fresh)])
+        moment = moments[f"{name}.{kind}"]
+        no_moment = np.zeros_like(fresh)
+        moments[f"{name}.{kind}"] = np.concatenate([moment, no_moment])
     steps: Longs = moments[f"{name}.steps"]
-    moments[f"{name}.steps"] = np.append(steps, np.zeros(len(fresh), steps.dtype))
+    no_steps = np.zeros(len(fresh), steps.dtype)
+    moments[f"{name}.steps"] = np.append(steps, no_steps)
     return CentralState(values, moments)

@@ -10,16 +10,16 @@ MEGABYTE = 2**20
 KILOBYTE = 2**10
 
 
-def pair_bytes(lists: Ragged) -> Longs:
+def count_pair_bytes(lists: Ragged) -> Longs:
     """Bytes of each client's (item, score) pairs."""
     return lists.counts() * PAIR_BYTES
 
 
-def paper_units(samples: float) -> float:
+def convert_to_paper_units(samples: float) -> float:
     """What the paper calls KB: thousandths of 2^20 bytes."""
     return samples * PAPER_SAMPLE / MEGABYTE * 1000
 
 
-def table_bytes(n_items: int, numbers_per_item: int = 32) -> int:
+def count_table_bytes(n_items: int, numbers_per_item: int = 32) -> int:
     """Bytes of an item table in single precision, as parameter transfer sends it to every client."""
     return 4 * n_items * numbers_per_item

@@ -1,9 +1,9 @@
 """Prediction transfer: FedKDRec (spec E) and PTF-FedRec (spec F) as one part with a switch for each of their steps.
 
 On the device: what is received joins the client's own samples, and its predictions are sampled, mixed and swapped
-before they are told. On the server: uploads are weighed, distilled into one model of everybody, and the agents learn
+before they leave. On the server: uploads are weighed, distilled into one model of everybody, and the agents learn
 from what came of it; then some items are picked for every client of the next round. The server's model answers,
-or, if asked, each client's own.
+or, with `answers = "client"`, each client's own.
 """
 
 from __future__ import annotations
@@ -11,49 +11,45 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
-from pydantic import Field
 
 from tacita.core.config import validate_model
 from tacita.core.errors import TacitaError, unknown_name_error
-from tacita.core.types import Arrays, CohortView, Doubles, Floats, Keys, LocalModels, Ragged, ServerState
+from tacita.core.types import Arrays, CohortView, Doubles, Floats, Ints, Keys, LocalModels, Ragged, ServerState
 from tacita.learn.scores import SCORES, PredictionPart
 from tacita.learn.training.central_model import CentralModel
-from tacita.learn.training.central_state import TrainingSamples
+from tacita.learn.training.central_state import CentralState, TrainingSamples
 from tacita.messages import PerClientField, SparseRows, Total
 from tacita.methods.distillation.candidates import find_candidates, schedule_candidates, select_confident
 from tacita.methods.distillation.client_model import score_client_models
-from tacita.methods.distillation.measures import Loss, cross_entropy, mean_losses
+from tacita.methods.distillation.measures import compute_cross_entropy, compute_mean_losses
 from tacita.methods.distillation.networks import bundle_networks, select_network
-from tacita.methods.distillation.rewards import Divergence, Diversity
 from tacita.methods.distillation.round_draws import RoundDraws
 from tacita.methods.distillation.selection import (
     CandidateWalk,
-    SelectionOptions,
     SelectionOutcome,
     init_selection,
     reward_walks,
-    take_walk,
     update_selection,
+    walk_candidates,
 )
-from tacita.methods.distillation.server_model import Teacher
+from tacita.methods.distillation.server_model import Teacher, empty_scores
+from tacita.methods.distillation.transfer_config import TransferConfig
 from tacita.methods.distillation.uploads import (
     Disguise,
     PtfDisguise,
-    Swap,
     disguise_predictions,
     disguise_ptf,
     drop_own,
 )
 from tacita.methods.distillation.weighting import (
-    WeightingOptions,
     compute_states,
     compute_weights,
-    concentration,
     expand_weights,
     init_weighting,
+    measure_concentration,
     update_weighting,
 )
 from tacita.models import backbone_class, backbone_names
@@ -70,49 +66,9 @@ from tacita.round.task import LocalTask, TrainingOutcome
 WALK = "walk/"
 
 
-class TransferConfig(PartConfig):
-    alpha: float = Field(0.3, ge=0, le=1, description="weight of the hard label; from 0.5 on a threshold reads it")
-    beta_low: float = Field(0.3, ge=0, le=1, description="least share of its predictions that a client tells")
-    beta_high: float = Field(0.7, ge=0, le=1, description="largest share of them")
-    swap: float = Field(0.1, ge=0, le=1, description="share of told positives whose value is swapped; 0: no swap")
-    swap_select: Literal["random", "top"] = Field("random", description="which values are swapped")
-    scheme: Literal["mix", "ptf"] = Field("mix", description="how predictions are told: FedKDRec's way or PTF-FedRec's")
-    accumulate: bool = Field(False, description="received items stay with a client for good, as PTF-FedRec's code does")
-    server: dict[str, Any] = Field(
-        {}, description="the server's model; without a name the clients' own, with options changed"
-    )
-    server_epochs: int = Field(4, ge=1, description="passes over the uploads of a round")
-    server_batch: int = Field(1024, ge=1, description="samples of one step of the server's model")
-    server_loss: Literal["mean", "sum"] = Field("mean", description="over a batch; sum as PTF-FedRec's code")
-    graph_above: float = Field(0.0, ge=0, lt=1, description="scores that join a user and an item in the server's graph")
-    server_decay: float = Field(1e-6, ge=0, description="weight decay of the server's model")
-    weighting: bool = Field(True, description="an agent weighs the uploads (false: -c)")
-    weighting_without: Literal["", "size", "statistics", "loss"] = Field("", description="state it does without")
-    weighting_lr: float = Field(1e-3, gt=0, description="learning rate of the agent that weighs teachers")
-    agent_loss: Loss = Field("ce", description="what the agents are told of a client's upload: cross entropy, or KL")
-    select: Literal["agent", "confident", "random", "top", "none"] = Field(
-        "agent", description="what the server sends: an agent's picks, PTF-FedRec's rule, a schedule, nothing"
-    )
-    most: int = Field(30, ge=1, description="items that may be sent to a client in a round (mu)")
-    scheduled: float = Field(1.0, ge=0, description="items a client gets under select = random or top, on average")
-    select_lr: float = Field(1e-3, gt=0, description="learning rate of the agent that picks samples")
-    select_without: Literal["", "loss", "diversity", "divergence"] = Field("", description="reward it does without")
-    select_diversity: Diversity = Field(
-        "softmax", description="KL of what was told from what was picked: of pooled rows, or of fitted Gaussians"
-    )
-    select_divergence: Divergence = Field(
-        "bernoulli", description="cosine of what is told and predicted: item by item, or of both vectors"
-    )
-    select_adjust: bool = Field(True, description="picking pays less the later in the list (control ii: false)")
-    select_shuffle: bool = Field(False, description="rewards are dealt anew among the clients (control i)")
-    select_rho: float = Field(4.0, gt=0, description="how fast picking pays less down the list")
-    history: Literal["last", "all"] = Field("last", description="uploads that candidates come from")
-    answers: Literal["server", "client"] = Field("server", description="whose model recommends and is measured")
-
-
 @register
-class Transfer(PredictionPart):
-    """Devices tell disguised predictions; the server distils them, and sends some of its own."""
+class PredictionTransfer(PredictionPart):
+    """Devices upload disguised predictions; the server distils them, and sends some of its own."""
 
     name = "prediction-transfer"
     fills = frozenset({"samples"})
@@ -125,6 +81,7 @@ class Transfer(PredictionPart):
 
     @property
     def server_backbone(self) -> Scorer:
+        """The server's model: the clients' own, with other options, or another by its name."""
         options = dict(self.config.server)
         if not options:
             return self.context.scorer
@@ -138,34 +95,22 @@ class Transfer(PredictionPart):
         cls = backbone_class(name)
         if not issubclass(cls, Scorer):
             raise TacitaError(f"server model '{name}' cannot be taught; use neumf, neuncf, lightgcn or mf.")
-        return cls(validate_model(cls.Config, options, f"server model '{name}'"))
-
-    @property
-    def weighting(self) -> WeightingOptions:
-        return WeightingOptions(
-            lr=self.config.weighting_lr, without=self.config.weighting_without, loss=self.config.agent_loss
-        )
-
-    @property
-    def selection(self) -> SelectionOptions:
-        c = self.config
-        return SelectionOptions(
-            most=c.most, lr=c.select_lr, rho=c.select_rho, adjust=c.select_adjust, shuffle=c.select_shuffle,
-            without=c.select_without, diversity=c.select_diversity, divergence=c.select_divergence, loss=c.agent_loss,
-        )  # fmt: skip
+        config = validate_model(cls.Config, options, f"server model '{name}'")
+        return cls(config)
 
     @property
     def evaluates_clients(self) -> bool:
         return self.config.answers == "client"
 
     def check_server(self) -> None:
-        c = self.config
-        if c.beta_low > c.beta_high:
-            raise TacitaError(f"beta_low = {c.beta_low} is above beta_high = {c.beta_high}; swap them.")
-        CentralModel(
-            self.server_backbone,
-            Teacher.new(self.server_backbone, self.context.draws, _empty_items(self)).build_graph(),
-        )
+        config = self.config
+        if config.beta_low > config.beta_high:
+            raise TacitaError(f"beta_low = {config.beta_low} is above beta_high = {config.beta_high}; swap them.")
+        backbone = self.server_backbone
+        width = self.context.backbone.item_width
+        no_items = np.zeros((0, width), np.float32)
+        teacher = Teacher.new(backbone, self.context.draws, no_items)
+        CentralModel(backbone, teacher.build_graph())
 
     def check(self, n_items: int) -> None:
         if self.config.most > n_items:
@@ -174,15 +119,12 @@ class Transfer(PredictionPart):
                 f"(--set prediction-transfer.most={max(1, n_items // 2)})."
             )
 
-    def _build_draws(self, keys: Keys, block: int, round: int, public: bool) -> RoundDraws:
-        return RoundDraws(self.context.draws, keys, block, round, public)
-
     # on the device
 
     def state(self, n_users: int) -> Sequence[StateSpec]:
         if not self.config.accumulate:
             return ()
-        return [StateSpec("received", _empty_scores(n_users))]
+        return [StateSpec("received", empty_scores(n_users))]
 
     def fields(self, n_items: int, block: int = 0) -> PartFields:
         return PartFields(per_client={"score": ()})
@@ -192,40 +134,57 @@ class Transfer(PredictionPart):
 
     def add_received(self, view: CohortView, own: Ragged) -> Ragged | None:
         """What was received and is not the client's own: of PTF-FedRec not its positives."""
-        own_items = own if self.config.scheme == "mix" else view.train
-        new = drop_own(self.received_items(view), Ragged(own_items.ptr, own_items.ids))
+        own_items = view.train
+        if self.config.scheme == "mix":
+            own_items = own
+        known = Ragged(own_items.ptr, own_items.ids)
+        received = self.collect_received(view)
+        new = drop_own(received, known)
         if not len(new.ids):
             return None
-        return Ragged(new.ptr, new.ids, {"label": np.clip(new.values["score"], 0, 1)})
+        label = np.clip(new.values["score"], 0, 1)
+        return Ragged(new.ptr, new.ids, {"label": label})
 
-    def received_items(self, view: CohortView) -> Ragged:
-        now = view.per_client.get(self.name, _empty_scores(len(view.user)))
+    def collect_received(self, view: CohortView) -> Ragged:
+        """Items that the server sent to each client in this round; with `accumulate`, in all rounds."""
+        no_scores = empty_scores(len(view.user))
+        received = view.per_client.get(self.name, no_scores)
         if not self.config.accumulate:
-            return now
-        return view.lists[self.name]["received"].join_rows(now)
+            return received
+        earlier = view.lists[self.name]["received"]
+        return earlier.join_rows(received)
 
     def after_training(self, view: CohortView, local: LocalModels) -> TrainingOutcome:
         if not self.config.accumulate:
             return TrainingOutcome()
-        new = drop_own(self.received_items(view), Ragged(view.train.ptr, view.train.ids))
-        score = new.values.get("score", np.zeros(0, np.float32))
-        return TrainingOutcome({"received": Ragged(new.ptr, new.ids, {"score": score})})
+        own_items = Ragged(view.train.ptr, view.train.ids)
+        new = drop_own(self.collect_received(view), own_items)
+        no_score = np.zeros(0, np.float32)
+        score = new.values.get("score", no_score)
+        received = Ragged(new.ptr, new.ids, {"score": score})
+        return TrainingOutcome({"received": received})
 
     def choose_predictions(self, view: CohortView, own: Ragged, received: Ragged) -> Ragged:
-        c, dice = self.config, self._build_draws(view.client_keys, view.block, view.round, public=False)
-        swap = Swap(c.swap, select=c.swap_select) if c.swap > 0 else None
-        if c.scheme == "ptf":
-            return disguise_ptf(own, received, PtfDisguise(swap=swap), dice)
-        return disguise_predictions(own, received, Disguise((c.beta_low, c.beta_high), c.alpha, swap), dice)
+        config = self.config
+        draws = RoundDraws(self.context.draws, view.client_keys, view.block, view.round)
+        if config.scheme == "ptf":
+            ptf_disguise = PtfDisguise(swap=config.swap_options)
+            return disguise_ptf(own, received, ptf_disguise, draws)
+        beta = (config.beta_low, config.beta_high)
+        disguise = Disguise(beta, config.alpha, config.swap_options)
+        return disguise_predictions(own, received, disguise, draws)
 
     def serve(self, view: CohortView, purpose: Purpose) -> Serving:
-        return Serving(scores=partial(self.score_view, view))
+        return Serving(scores=partial(self.score_users, view))
 
-    def score_view(self, view: CohortView, only: Ragged | None) -> Floats | None:
+    def score_users(self, view: CohortView, only: Ragged | None) -> Floats | None:
         """The scores that the server sent, or those of the clients' own models."""
         if self.config.answers == "client":
-            return None if only is not None else score_client_models(self.context.scorer, view)
-        scores: Floats = view.per_client[self.name].values["score"]
+            if only is not None:
+                return None
+            return score_client_models(self.context.scorer, view)
+        sent = view.per_client[self.name]
+        scores: Floats = sent.values["score"]
         if only is not None:
             return scores
         return scores.reshape(len(view.user), view.n_items).copy()
@@ -233,34 +192,50 @@ class Transfer(PredictionPart):
     # on the server
 
     def server_block_start(self, server: ServerState) -> Arrays:
-        held = server.parts.get(self.name)
-        backbone, draws = self.server_backbone, self.context.draws
-        teacher = Teacher.of(held) if held else self._add_agents(Teacher.new(backbone, draws, server.items))
-        return teacher.with_items(backbone, draws, server.items).arrays()
+        state = server.parts.get(self.name)
+        backbone = self.server_backbone
+        draws = self.context.draws
+        if state:
+            teacher = Teacher.from_arrays(state)
+        else:
+            new_teacher = Teacher.new(backbone, draws, server.items)
+            teacher = self._add_agents(new_teacher)
+        teacher = teacher.with_items(backbone, draws, server.items)
+        return teacher.to_arrays()
 
     def _add_agents(self, teacher: Teacher) -> Teacher:
-        draws, dim = self.context.draws, self._dim(teacher)
-        weights = init_weighting(self.weighting, draws.public("weighting-agent"))
-        picks = init_selection(self.selection, dim, draws.public("actor"), draws.public("critic"))
+        """A teacher with new agents that weigh uploads and pick items."""
+        draws = self.context.draws
+        central = self._build_central(teacher)
+        _, item_vectors = central.vectors(teacher.model)
+        width = int(item_vectors.shape[1])
+        weights = init_weighting(self.config.weighting_options, draws.public("weighting-agent"))
+        actor_key = draws.public("actor")
+        critic_key = draws.public("critic")
+        options = self.config.selection_options
+        picks = init_selection(options, width, actor_key, critic_key)
         return replace(teacher, agents=bundle_networks(weights=weights, picks=picks))
 
-    def _dim(self, teacher: Teacher) -> int:
-        return int(self._build_central(teacher).vectors(teacher.model)[1].shape[1])
-
     def _build_central(self, teacher: Teacher) -> CentralModel:
+        """The server's model, on the graph of the last uploads where it needs one."""
         backbone = self.server_backbone
-        graph = teacher.build_graph(self.config.graph_above) if isinstance(backbone, LightGCN) else None
+        graph = None
+        if isinstance(backbone, LightGCN):
+            graph = teacher.build_graph(self.config.graph_above)
         return CentralModel(backbone, graph, self.config.server_decay)
 
     def _load_teacher(self, server: ServerState, clients: Keys) -> Teacher:
-        held = {k: v for k, v in server.parts[self.name].items() if not k.startswith(WALK)}
-        return Teacher.of(held).with_clients(self.server_backbone, self.context.draws, clients)
+        """The teacher of the last round, with rows for clients that are new."""
+        state = _drop_walk(server.parts[self.name])
+        teacher = Teacher.from_arrays(state)
+        return teacher.with_clients(self.server_backbone, self.context.draws, clients)
 
     def broadcast(self, server: ServerState, audience: Audience) -> PartBroadcast:
         if audience.clients is None:
             return PartBroadcast()
         if audience.occasion == "serving":
-            return PartBroadcast(per_client=self._serve_scores(server, audience.clients, audience.items))
+            scores = self._serve_scores(server, audience.clients, audience.items)
+            return PartBroadcast(per_client=scores)
         server, lists = self.select_items(server, audience.clients)
         return PartBroadcast(per_client=lists, server=server)
 
@@ -268,31 +243,39 @@ class Transfer(PredictionPart):
         """What every client of the round is sent; an agent's walk is kept until the round is over."""
         config = self.config
         teacher = self._load_teacher(server, clients)
-        updated = server.with_part(self.name, teacher.arrays())
+        updated = server.with_part(self.name, teacher.to_arrays())
         if config.select == "none" or teacher.recent.n_uploads == 0:
-            return updated, _empty_scores(len(clients))
+            return updated, empty_scores(len(clients))
         central = self._build_central(teacher)
         users = teacher.find_rows(clients)
         last = teacher.last.take(users)
-        draws = self._build_draws(clients, server.block, server.round, public=True)
+        draws = self._public_draws(server, clients)
 
         def score_users(some: Any) -> Floats:
             return central.score(teacher.model, some)
 
         if config.select == "confident":
-            return updated, select_confident(teacher.ever.counts, last, users, score_users, config.most)
-        history = teacher.recent if config.history == "last" else teacher.ever
+            picked = select_confident(teacher.ever.counts, last, users, score_users, config.most)
+            return updated, picked
+        history = teacher.ever
+        if config.history == "last":
+            history = teacher.recent
         candidates = find_candidates(history, last, users, score_users, config.most)
         if config.select != "agent":
-            return updated, schedule_candidates(candidates, config.scheduled, config.select, draws)
-        people, items = central.vectors(teacher.model)
-        picks = select_network(teacher.agents, "picks")
-        walk = take_walk(picks, candidates, people[users], items, self.selection, draws)
-        state = teacher.arrays()
-        for field in fields(CandidateWalk):
-            state[f"{WALK}{field.name}"] = getattr(walk, field.name)
-        state[f"{WALK}clients"] = clients
-        return server.with_part(self.name, state), walk.list_picks()
+            scheduled = schedule_candidates(candidates, config.scheduled, config.select, draws)
+            return updated, scheduled
+        user_vectors, item_vectors = central.vectors(teacher.model)
+        agent = select_network(teacher.agents, "picks")
+        options = config.selection_options
+        vectors = user_vectors[users]
+        walk = walk_candidates(agent, candidates, vectors, item_vectors, options, draws)
+        state = {**teacher.to_arrays(), **_write_walk(walk, clients)}
+        updated = server.with_part(self.name, state)
+        return updated, walk.list_picks()
+
+    def _public_draws(self, server: ServerState, clients: Keys) -> RoundDraws:
+        """The server's own draws of a round."""
+        return RoundDraws(self.context.draws, clients, server.block, server.round, public=True)
 
     def _serve_scores(self, server: ServerState, clients: Keys, items: Ragged | None) -> Ragged | None:
         """The server's logits of the whole catalogue, or of some items, for each client."""
@@ -302,107 +285,145 @@ class Transfer(PredictionPart):
         central = self._build_central(teacher)
         users = teacher.find_rows(clients)
         if items is not None:
-            scores = central.score_pairs(teacher.model, users[items.rows()], items.ids)
+            user = users[items.rows()]
+            scores = central.score_pairs(teacher.model, user, items.ids)
             return Ragged(items.ptr, items.ids, {"score": scores})
         n_items = len(server.items)
         scores = central.score(teacher.model, users)
-        ptr = np.arange(len(clients) + 1, dtype=np.int64) * n_items
-        ids = np.tile(np.arange(n_items, dtype=np.int32), len(clients))
+        n_clients = len(clients)
+        ptr = np.arange(n_clients + 1, dtype=np.int64) * n_items
+        catalogue = np.arange(n_items, dtype=np.int32)
+        ids = np.tile(catalogue, len(clients))
         return Ragged(ptr, ids, {"score": scores.reshape(-1)})
 
     def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
-        """Steps 5 to 9 of a round: weigh, distil, let the agents learn, remember what was told."""
+        """Steps 5 to 9 of a round: weigh, distil, let the agents learn, remember the uploads."""
         if SCORES not in total.each:
             return server
-        clients, told = _sort_by_sender(total.each[SCORES])
+        clients, uploads = _sort_by_sender(total.each[SCORES])
         teacher = self._load_teacher(server, clients)
-        users, before_model = teacher.find_rows(clients), teacher.model
-        state, weights = self._weigh_uploads(teacher, users, told)
-        teacher = teacher.with_uploads(users, told)
+        users = teacher.find_rows(clients)
+        states, weights = self._weigh_uploads(teacher, users, uploads)
+        teacher = teacher.with_uploads(users, uploads)
         central = self._build_central(teacher)
-        samples = self._build_samples(users, told, weights)
-        orders = [
-            self.context.draws.public("server-order", server.block, server.round, epoch)
-            for epoch in range(self.config.server_epochs)
-        ]
-        model = central.train(before_model, samples, self.config.server_batch, orders, self.config.server_loss)
+        samples = _build_samples(users, uploads, weights)
+        model = self._distil_uploads(central, teacher, samples, server)
         teacher = replace(teacher, model=model)
-        after = central.score_pairs(model, samples.user, samples.item)
-        agents, notes = self._update_agents(server, teacher, central, (told, clients, after, state))
-        notes |= {
-            "server_loss": float(cross_entropy(after, samples.label).mean()),
-            "weight_concentration": concentration(weights),
-        }
-        return server.with_part(self.name, replace(teacher, agents=agents, notes=notes).arrays())
+        logits = central.score_pairs(model, samples.user, samples.item)
+        agents = {name: select_network(teacher.agents, name) for name in ("weights", "picks")}
+        if states is not None:
+            losses = compute_mean_losses(uploads, logits, self.config.agent_loss)
+            options = self.config.weighting_options
+            agents["weights"] = update_weighting(agents["weights"], states, losses, options)
+        notes = {}
+        state = server.parts[self.name]
+        if f"{WALK}clients" in state:
+            walk, walkers = _read_walk(state)
+            _, item_vectors = central.vectors(model)
+            outcome = SelectionOutcome(*_align_uploads(uploads, clients, logits, walkers), item_vectors)
+            agents["picks"] = self._update_selection(
+                agents["picks"], walk, outcome, self._public_draws(server, walkers)
+            )
+            n_picked = walk.action.sum()
+            notes["picked"] = float(n_picked / max(1, len(walkers)))
+        losses = compute_cross_entropy(logits, samples.label)
+        notes["server_loss"] = float(losses.mean())
+        notes["weight_concentration"] = measure_concentration(weights)
+        teacher = replace(teacher, agents=bundle_networks(**agents), notes=notes)
+        return server.with_part(self.name, teacher.to_arrays())
 
-    def _weigh_uploads(self, teacher: Teacher, users: Any, told: Ragged) -> tuple[Doubles | None, Doubles]:
+    def _weigh_uploads(self, teacher: Teacher, users: Ints, uploads: Ragged) -> tuple[Doubles | None, Doubles]:
         """What the weighting agent saw, and a weight for each client."""
         if not self.config.weighting:
-            return None, np.full(len(told), 1.0 / max(1, len(told)))
-        logits = self._build_central(teacher).score_pairs(teacher.model, users[told.rows()], told.ids)
-        state = compute_states(told, logits, self.weighting)
-        return state, compute_weights(select_network(teacher.agents, "weights"), state)
+            equal = 1.0 / max(1, len(uploads))
+            return None, np.full(len(uploads), equal)
+        central = self._build_central(teacher)
+        user = users[uploads.rows()]
+        logits = central.score_pairs(teacher.model, user, uploads.ids)
+        states = compute_states(uploads, logits, self.config.weighting_options)
+        agent = select_network(teacher.agents, "weights")
+        return states, compute_weights(agent, states)
 
-    def _build_samples(self, users: Any, told: Ragged, weights: Doubles) -> TrainingSamples:
-        weight = expand_weights(weights, told)
-        return TrainingSamples(
-            users[told.rows()].astype(np.int64), told.ids.astype(np.int64), told.values["score"], weight
-        )
+    def _distil_uploads(
+        self, central: CentralModel, teacher: Teacher, samples: TrainingSamples, server: ServerState
+    ) -> CentralState:
+        """The server's model after it learned a round's uploads."""
+        config = self.config
+        orders = []
+        for epoch in range(config.server_epochs):
+            order = self.context.draws.public("server-order", server.block, server.round, epoch)
+            orders.append(order)
+        return central.train(teacher.model, samples, config.server_batch, orders, config.server_loss)
 
-    def _update_agents(
-        self,
-        server: ServerState,
-        teacher: Teacher,
-        central: CentralModel,
-        heard: tuple[Ragged, Keys, Floats, Doubles | None],
-    ) -> tuple[Arrays, dict[str, float]]:
-        told, clients, after, state = heard
-        agents = {name: select_network(teacher.agents, name) for name in ("weights", "picks")}
-        if state is not None:
-            losses = mean_losses(told, after, self.config.agent_loss)
-            agents["weights"] = update_weighting(agents["weights"], state, losses, self.weighting)
-        kept = server.parts[self.name]
-        notes = {}
-        if f"{WALK}clients" in kept:
-            walk = CandidateWalk(**{one.name: kept[f"{WALK}{one.name}"] for one in fields(CandidateWalk)})
-            asked = kept[f"{WALK}clients"]
-            outcome = SelectionOutcome(*_align_uploads(told, clients, after, asked), central.vectors(teacher.model)[1])
-            dice = self._build_draws(asked, server.block, server.round, public=True)
-            reward = reward_walks(walk, outcome, self.selection, dice)
-            agents["picks"] = update_selection(agents["picks"], walk, reward, self.selection)
-            notes["picked"] = float(walk.action.sum() / max(1, len(asked)))
-        return bundle_networks(**agents), notes
+    def _update_selection(
+        self, agent: Arrays, walk: CandidateWalk, outcome: SelectionOutcome, draws: RoundDraws
+    ) -> Arrays:
+        """The agent that picks items, after it saw what came of its picks."""
+        options = self.config.selection_options
+        reward = reward_walks(walk, outcome, options, draws)
+        return update_selection(agent, walk, reward, options)
 
     def metrics(self, server: ServerState) -> dict[str, float]:
-        return Teacher.of(_drop_walk(server.parts[self.name])).notes if self.name in server.parts else {}
-
-
-def _empty_scores(n: int) -> Ragged:
-    """Nothing for anybody."""
-    return Ragged(np.zeros(n + 1, np.int64), np.zeros(0, np.int32), {"score": np.zeros(0, np.float32)})
+        if self.name not in server.parts:
+            return {}
+        state = _drop_walk(server.parts[self.name])
+        teacher = Teacher.from_arrays(state)
+        return teacher.notes
 
 
 def _sort_by_sender(sent: PerClientField) -> tuple[Keys, Ragged]:
-    """Who told what, in an order that does not depend on where people live."""
-    assert isinstance(sent.value, SparseRows)
-    score = sent.value.value.astype(np.float32)
-    told = Ragged.from_pairs(sent.value.client, sent.value.item, len(sent.sender), {"score": score})
+    """Clients and their uploads, in an order that does not depend on where people live."""
+    rows = sent.value
+    assert isinstance(rows, SparseRows)
+    score = rows.value.astype(np.float32)
+    n_senders = len(sent.sender)
+    uploads = Ragged.from_pairs(rows.client, rows.item, n_senders, {"score": score})
     order = np.argsort(sent.sender)
-    return sent.sender[order], told.take(order)
+    return sent.sender[order], uploads.take(order)
 
 
-def _empty_items(part: Transfer) -> Floats:
-    return np.zeros((0, part.context.backbone.item_width), np.float32)
+def _build_samples(users: Ints, uploads: Ragged, weights: Doubles) -> TrainingSamples:
+    """What the server's model learns: uploaded scores, weighed by client."""
+    user_of_entry = users[uploads.rows()]
+    user = user_of_entry.astype(np.int64)
+    item = uploads.ids.astype(np.int64)
+    weight = expand_weights(weights, uploads)
+    return TrainingSamples(user, item, uploads.values["score"], weight)
 
 
-def _drop_walk(held: Arrays) -> Arrays:
-    return {k: v for k, v in held.items() if not k.startswith(WALK)}
+def _write_walk(walk: CandidateWalk, clients: Keys) -> Arrays:
+    """A walk as named arrays, as the server keeps it until the round is over."""
+    state: Arrays = {}
+    for field in fields(CandidateWalk):
+        state[f"{WALK}{field.name}"] = getattr(walk, field.name)
+    state[f"{WALK}clients"] = clients
+    return state
 
 
-def _align_uploads(told: Ragged, clients: Keys, logits: Floats, wanted: Keys) -> tuple[Ragged, Floats]:
-    """Uploads and their logits in another order of clients; who sent nothing has an empty row."""
-    order = np.argsort(wanted)
-    row = order[np.searchsorted(wanted, clients[told.rows()], sorter=order)]
-    columns = {"score": told.values["score"], "logit": logits}
-    made = Ragged.from_pairs(row, told.ids, len(wanted), columns)
-    return Ragged(made.ptr, made.ids, {"score": made.values["score"]}), made.values["logit"]
+def _read_walk(state: Arrays) -> tuple[CandidateWalk, Keys]:
+    """The walk of this round, and its clients."""
+    columns = {}
+    for field in fields(CandidateWalk):
+        columns[field.name] = state[f"{WALK}{field.name}"]
+    return CandidateWalk(**columns), state[f"{WALK}clients"]
+
+
+def _drop_walk(state: Arrays) -> Arrays:
+    rest: Arrays = {}
+    for name, value in state.items():
+        if not name.startswith(WALK):
+            rest[name] = value
+    return rest
+
+
+def _align_uploads(uploads: Ragged, clients: Keys, logits: Floats, walkers: Keys) -> tuple[Ragged, Floats]:
+    """Uploads and their logits in the order of a walk's clients; a client that sent nothing has an empty row."""
+    order = np.argsort(walkers)
+    senders = clients[uploads.rows()]
+    place = np.searchsorted(walkers, senders, sorter=order)
+    row = order[place]
+    columns = {"score": uploads.values["score"], "logit": logits}
+    aligned = Ragged.from_pairs(row, uploads.ids, len(walkers), columns)
+    score = aligned.values["score"]
+    scores = Ragged(aligned.ptr, aligned.ids, {"score": score})
+    return scores, aligned.values["logit"]

@@ -1,4 +1,4 @@
-"""What a device makes of its predictions before it tells them (spec E.3 step 4; PTF-FedRec: F.2 steps 3 and 4).
+"""What a device makes of its predictions before it uploads them (spec E.3 step 4; PTF-FedRec: F.2 steps 3 and 4).
 
 FedKDRec samples a random share of the items it has predictions for, mixes hard labels into them and swaps some high
 values with low ones. Equation 4: alpha 1 is hard labels only; the paper's text on alpha says the reverse. With alpha
@@ -14,13 +14,13 @@ from typing import Literal
 import numpy as np
 
 from tacita.core.flat_indices import expand_spans
-from tacita.core.types import Bools, Floats, Longs, Ragged
+from tacita.core.types import AnyArray, Bools, Floats, Longs, Ragged
 from tacita.methods.distillation.round_draws import RoundDraws, floor_share, rank_in_rows
 
 
 @dataclass(frozen=True)
 class Swap:
-    share: float = 0.1  # of the positives told (lambda)
+    share: float = 0.1  # of the positives in an upload (lambda)
     least: int = 1  # pairs, where there is one to swap; 0: share 0 swaps nothing
     select: Literal["random", "top"] = "random"  # top: highest values on both sides, as PTF-FedRec does
 
@@ -29,7 +29,7 @@ class Swap:
 class Disguise:
     """FedKDRec's three steps."""
 
-    beta: tuple[float, float] | None = (0.3, 0.7)  # bounds of the share that is told; None: all of it
+    beta: tuple[float, float] | None = (0.3, 0.7)  # bounds of the share that is uploaded; None: all of it
     alpha: float = 0.5  # weight of the hard label; 0: predictions as they are
     swap: Swap | None = field(default_factory=Swap)  # None: no swap
 
@@ -38,8 +38,8 @@ class Disguise:
 class PtfDisguise:
     """PTF-FedRec's steps."""
 
-    positives: tuple[float, float] | None = (0.1, 1.0)  # bounds of the share that is told (b); None: tell everything
-    negatives: tuple[float, float] = (1.0, 4.0)  # bounds of how many for each positive told (g)
+    positives: tuple[float, float] | None = (0.1, 1.0)  # bounds of the share that is uploaded (b); None: everything
+    negatives: tuple[float, float] = (1.0, 4.0)  # bounds of how many for each of these (g)
     replace: bool = False  # the released code draws negatives with replacement
     swap: Swap | None = field(default_factory=lambda: Swap(select="top"))
 
@@ -47,114 +47,180 @@ class PtfDisguise:
 def drop_own(received: Ragged, own: Ragged) -> Ragged:
     """What was received, without items of the device's own set: `own` its private set, in PTF-FedRec its positives."""
     rows = received.rows()
-    keep = ~own.holds(rows, received.ids)
-    columns = {name: column[keep] for name, column in received.values.items()}
-    return Ragged.from_pairs(rows[keep], received.ids[keep], len(received), columns)
+    is_new = ~own.holds(rows, received.ids)
+    columns = {}
+    for name, column in received.values.items():
+        columns[name] = column[is_new]
+    new_rows = rows[is_new]
+    new_ids = received.ids[is_new]
+    return Ragged.from_pairs(new_rows, new_ids, len(received), columns)
 
 
 def pool_items(own: Ragged, received: Ragged) -> Ragged:
-    """Every item a device may tell of, once, by id: so that the order of an upload says nothing of labels.
+    """Every item a device may upload, once, by id: so that the order of an upload says nothing of labels.
 
     `own` has columns label (0 or 1) and prediction, `received` prediction; an item in both is the device's own. In the
     result a received item has label nan.
     """
-    rows = np.concatenate([own.rows(), received.rows()]).astype(np.int64)
+    all_rows = np.concatenate([own.rows(), received.rows()])
+    rows = all_rows.astype(np.int64)
     ids = np.concatenate([own.ids, received.ids])
-    missing = np.full(len(received.ids), np.nan, np.float32)
-    label, predicted = (
-        np.concatenate([read_column(own, name), missing if name == "label" else read_column(received, name)])
-        for name in ("label", "prediction")
-    )
-    _, first = np.unique(rows * (1 + int(ids.max(initial=0))) + ids, return_index=True)
-    columns = {"label": label[first], "prediction": predicted[first]}
+    n_received = len(received.ids)
+    no_label = np.full(n_received, np.nan, np.float32)
+    label = np.concatenate([read_column(own, "label"), no_label])
+    own_prediction = read_column(own, "prediction")
+    received_prediction = read_column(received, "prediction")
+    prediction = np.concatenate([own_prediction, received_prediction])
+    width = 1 + int(ids.max(initial=0))
+    codes = rows * width + ids
+    _, first = np.unique(codes, return_index=True)
+    columns = {"label": label[first], "prediction": prediction[first]}
     return Ragged.from_pairs(rows[first], ids[first], len(own), columns)
 
 
 def read_column(lists: Ragged, name: str) -> Floats:
     """A column, which lists without entries need not have."""
-    return lists.values[name].astype(np.float32) if len(lists.ids) else np.zeros(0, np.float32)
+    if not len(lists.ids):
+        return np.zeros(0, np.float32)
+    return lists.values[name].astype(np.float32)
 
 
 def take_entries(pool: Ragged, entries: Longs) -> Ragged:
-    """The given entries of a pool, in its order; repeats stay."""
+    """Some entries of a pool, in its order; repeats stay."""
     entries = np.sort(entries)
-    columns = {name: values[entries] for name, values in pool.values.items()}
-    return Ragged.from_pairs(pool.rows()[entries], pool.ids[entries], len(pool), columns)
+    columns = {}
+    for name, values in pool.values.items():
+        columns[name] = values[entries]
+    rows = pool.rows()[entries]
+    ids = pool.ids[entries]
+    return Ragged.from_pairs(rows, ids, len(pool), columns)
 
 
-def sample_pool(pool: Ragged, beta: tuple[float, float], dice: RoundDraws) -> Ragged:
+def sample_pool(pool: Ragged, beta: tuple[float, float], draws: RoundDraws) -> Ragged:
     """A random share of each client's pool, at least one item where there is one."""
-    rows, counts = pool.rows(), pool.counts()
-    wanted = np.minimum(np.maximum(1, floor_share(dice.draw_between("beta", beta), counts)), counts)
-    return take_entries(
-        pool, np.flatnonzero(rank_in_rows(rows, dice.hash_entries("sample", rows, pool.ids)) < wanted[rows])
-    )
+    rows = pool.rows()
+    n_sampled = _draw_sizes("beta", beta, pool.counts(), draws)
+    order = draws.hash_entries("sample", rows, pool.ids)
+    is_sampled = rank_in_rows(rows, order) < n_sampled[rows]
+    return take_entries(pool, np.flatnonzero(is_sampled))
+
+
+def _draw_sizes(purpose: str, span: tuple[float, float], counts: Longs, draws: RoundDraws) -> Longs:
+    """A random share of each count, at least 1 where there is something."""
+    share = draws.draw_between(purpose, span)
+    size = np.maximum(1, floor_share(share, counts))
+    return np.minimum(size, counts)
 
 
 def mix_labels(label: Floats, prediction: Floats, alpha: float) -> Floats:
     """alpha * label + (1 - alpha) * prediction; the prediction where there is no label."""
-    blend = alpha * label.astype(np.float64) + (1 - alpha) * prediction.astype(np.float64)
-    return np.where(np.isnan(label), prediction, blend).astype(np.float32)
+    hard = alpha * label.astype(np.float64)
+    weight = 1 - alpha
+    soft = (weight) * prediction.astype(np.float64)
+    has_label = ~np.isnan(label)
+    mixed = np.where(has_label, hard + soft, prediction)
+    return mixed.astype(np.float32)
 
 
-def swap_scores(upload: Ragged, score: Floats, low: Bools, how: Swap, dice: RoundDraws) -> Floats:
+def swap_scores(upload: Ragged, score: Floats, low: Bools, how: Swap, draws: RoundDraws) -> Floats:
     """Scores after some items with label 1 exchanged theirs, pair by pair, with some of the items marked `low`."""
-    rows, n = upload.rows(), len(upload)
+    rows = upload.rows()
     high = upload.values["label"] == 1
-    n_high, n_low = (np.bincount(rows[side], minlength=n) for side in (high, low))
-    pairs = np.minimum(np.maximum(how.least, floor_share(how.share, n_high)), np.minimum(n_high, n_low))
-    partners = []
-    for name, side in (("swap-high", high), ("swap-low", low)):
-        at = np.flatnonzero(side)
-        first = -score[at] if how.select == "top" else dice.hash_entries(name, rows[at], upload.ids[at])
-        place = rank_in_rows(rows[at], first, upload.ids[at])
-        kept = place < pairs[rows[at]]
-        partners.append(at[kept][np.lexsort((place[kept], rows[at][kept]))])
-    out = score.copy()
-    out[partners[0]], out[partners[1]] = score[partners[1]], score[partners[0]]
-    return out
+    n_high = np.bincount(rows[high], minlength=len(upload))
+    n_low = np.bincount(rows[low], minlength=len(upload))
+    share = floor_share(how.share, n_high)
+    n_wanted = np.maximum(how.least, share)
+    n_possible = np.minimum(n_high, n_low)
+    n_pairs = np.minimum(n_wanted, n_possible)
+    first = _choose_partners(upload, score, high, n_pairs, how, draws, "swap-high")
+    second = _choose_partners(upload, score, low, n_pairs, how, draws, "swap-low")
+    swapped = score.copy()
+    swapped[first] = score[second]
+    swapped[second] = score[first]
+    return swapped
 
 
-def disguise_predictions(own: Ragged, received: Ragged, how: Disguise, dice: RoundDraws) -> Ragged:
-    """What each device tells: items by id, with the column score."""
-    pool = pool_items(own, received)
-    told = pool if how.beta is None else sample_pool(pool, how.beta, dice)
-    label = told.values["label"]
-    score = mix_labels(label, told.values["prediction"], how.alpha)
+def _choose_partners(
+    upload: Ragged, score: Floats, side: Bools, n_pairs: Longs, how: Swap, draws: RoundDraws, purpose: str
+) -> Longs:
+    """Entries of one side that take part in a swap, client by client, in the order of their pairs."""
+    entries = np.flatnonzero(side)
+    rows = upload.rows()[entries]
+    ids = upload.ids[entries]
+    order: AnyArray = -score[entries]
+    if how.select == "random":
+        order = draws.hash_entries(purpose, rows, ids)
+    rank = rank_in_rows(rows, order, ids)
+    is_chosen = rank < n_pairs[rows]
+    chosen_rank = rank[is_chosen]
+    chosen_rows = rows[is_chosen]
+    by_pair = np.lexsort((chosen_rank, chosen_rows))
+    return entries[is_chosen][by_pair]
+
+
+def disguise_predictions(own: Ragged, received: Ragged, how: Disguise, draws: RoundDraws) -> Ragged:
+    """What each device uploads: items by id, with the column score."""
+    sample = pool_items(own, received)
+    if how.beta is not None:
+        sample = sample_pool(sample, how.beta, draws)
+    label = sample.values["label"]
+    prediction = sample.values["prediction"]
+    score = mix_labels(label, prediction, how.alpha)
     if how.swap is not None:
-        score = swap_scores(told, score, label == 0, how.swap, dice)
-    return Ragged(told.ptr, told.ids, {"score": score})
+        is_low = label == 0
+        score = swap_scores(sample, score, is_low, how.swap, draws)
+    return Ragged(sample.ptr, sample.ids, {"score": score})
 
 
-def sample_ptf(pool: Ragged, how: PtfDisguise, dice: RoundDraws) -> Ragged:
+def sample_ptf(pool: Ragged, how: PtfDisguise, draws: RoundDraws) -> Ragged:
     """A random share of the positives, and for each of them some of the other items."""
     if how.positives is None:
         return pool
-    rows, n = pool.rows(), len(pool)
-    high = np.flatnonzero(pool.values["label"] == 1)
-    rest = np.flatnonzero(pool.values["label"] != 1)
-    n_high, n_rest = (np.bincount(rows[side], minlength=n) for side in (high, rest))
-    told = np.minimum(np.maximum(1, floor_share(dice.draw_between("positives", how.positives), n_high)), n_high)
-    picked = high[
-        rank_in_rows(rows[high], dice.hash_entries("positive", rows[high], pool.ids[high])) < told[rows[high]]
-    ]
-    # who has no positive tells one other item all the same: an empty upload would say so
-    wanted = np.maximum(1, floor_share(dice.draw_between("negatives", how.negatives), told)) * (n_rest > 0)
+    rows = pool.rows()
+    is_positive = pool.values["label"] == 1
+    positives = np.flatnonzero(is_positive)
+    others = np.flatnonzero(~is_positive)
+    n_positives = np.bincount(rows[positives], minlength=len(pool))
+    n_others = np.bincount(rows[others], minlength=len(pool))
+    n_sampled = _draw_sizes("positives", how.positives, n_positives, draws)
+    sampled = _sample_entries(pool, positives, n_sampled, "positive", draws)
+    # who has no positive uploads one other item all the same: an empty upload would say so
+    share = draws.draw_between("negatives", how.negatives)
+    n_wanted = np.maximum(1, floor_share(share, n_sampled))
+    n_negatives = n_wanted * (n_others > 0)
     if how.replace:
-        owner = np.repeat(np.arange(n), wanted)
-        start = np.searchsorted(rows[rest], owner)
-        turn = expand_spans(np.zeros(n, np.int64), wanted)
-        return take_entries(
-            pool, np.concatenate([picked, rest[start + dice.draw_indices("other", owner, turn, n_rest[owner])]])
-        )
-    others = rest[rank_in_rows(rows[rest], dice.hash_entries("other", rows[rest], pool.ids[rest])) < wanted[rows[rest]]]
-    return take_entries(pool, np.concatenate([picked, others]))
+        negatives = _sample_with_replacement(pool, others, n_negatives, n_others, draws)
+    else:
+        negatives = _sample_entries(pool, others, n_negatives, "other", draws)
+    return take_entries(pool, np.concatenate([sampled, negatives]))
 
 
-def disguise_ptf(own: Ragged, received: Ragged, how: PtfDisguise, dice: RoundDraws) -> Ragged:
-    """What each device tells in PTF-FedRec: items by id, with the column score."""
-    told = sample_ptf(pool_items(own, received), how, dice)
-    score = told.values["prediction"]
+def _sample_entries(pool: Ragged, entries: Longs, sizes: Longs, purpose: str, draws: RoundDraws) -> Longs:
+    """Random entries of each client, so many of them, none twice."""
+    rows = pool.rows()[entries]
+    ids = pool.ids[entries]
+    order = draws.hash_entries(purpose, rows, ids)
+    is_sampled = rank_in_rows(rows, order) < sizes[rows]
+    return entries[is_sampled]
+
+
+def _sample_with_replacement(pool: Ragged, entries: Longs, sizes: Longs, counts: Longs, draws: RoundDraws) -> Longs:
+    """Random entries of each client, so many of them, some perhaps twice; `counts`: how many it has."""
+    clients = np.arange(len(pool))
+    owner = np.repeat(clients, sizes)
+    rows = pool.rows()[entries]
+    start = np.searchsorted(rows, owner)
+    zeros = np.zeros(len(pool), np.int64)
+    turn = expand_spans(zeros, sizes)
+    place = draws.draw_indices("other", owner, turn, counts[owner])
+    return np.asarray(entries[start + place])
+
+
+def disguise_ptf(own: Ragged, received: Ragged, how: PtfDisguise, draws: RoundDraws) -> Ragged:
+    """What each device uploads in PTF-FedRec: items by id, with the column score."""
+    sample = sample_ptf(pool_items(own, received), how, draws)
+    score = sample.values["prediction"]
     if how.swap is not None:
-        score = swap_scores(told, score, told.values["label"] != 1, how.swap, dice)
-    return Ragged(told.ptr, told.ids, {"score": score})
+        is_low = sample.values["label"] != 1
+        score = swap_scores(sample, score, is_low, how.swap, draws)
+    return Ragged(sample.ptr, sample.ids, {"score": score})

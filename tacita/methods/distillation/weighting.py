@@ -1,7 +1,7 @@
 """The agent that weighs uploads (spec E.3 steps 5 to 7): clients whose labels the server fits well weigh more.
 
 There is no sampling and no baseline in its objective: it is pushed to give more weight to lower losses without bound.
-A small reward for entropy is ours; `concentration` tells whether the weights collapsed.
+A small reward for entropy is ours; `measure_concentration` tells whether the weights collapsed.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from tacita.core.types import AnyArray, Arrays, Doubles, Floats, Ragged
-from tacita.methods.distillation.measures import Loss, mean_losses, row_means, standardize_values
-from tacita.methods.distillation.networks import forward, init_network, predict_values, take_adam_step
+from tacita.methods.distillation.measures import Loss, average_rows, compute_mean_losses, standardize_values
+from tacita.methods.distillation.networks import Layers, forward, init_network, predict_values, take_adam_step
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +33,10 @@ class WeightingOptions:
 
 
 def init_weighting(how: WeightingOptions, key: np.uint64) -> Arrays:
-    return init_network((4 - len(_COLUMNS.get(how.without, ())), how.hidden, 1), key)
+    """A new network from a client's state to its logit."""
+    left_out = _COLUMNS.get(how.without, ())
+    width = 4 - len(left_out)
+    return init_network((width, how.hidden, 1), key)
 
 
 def compute_states(upload: Ragged, logits: AnyArray, how: WeightingOptions) -> Doubles:
@@ -42,40 +45,51 @@ def compute_states(upload: Ragged, logits: AnyArray, how: WeightingOptions) -> D
     `logits`: of the server before it learns from the upload, one per entry.
     """
     score = upload.values["score"].astype(np.float64)
-    mean = row_means(upload, score)
-    variance = row_means(upload, (score - mean[upload.rows()]) ** 2)
-    raw = np.stack([np.log1p(upload.counts()), mean, variance, mean_losses(upload, logits, how.loss)], axis=1)
-    return standardize_values(np.delete(raw, _COLUMNS.get(how.without, ()), axis=1))
+    size = np.log1p(upload.counts())
+    mean = average_rows(upload, score)
+    deviation = score - mean[upload.rows()]
+    variance = average_rows(upload, deviation**2)
+    losses = compute_mean_losses(upload, logits, how.loss)
+    columns = np.stack([size, mean, variance, losses], axis=1)
+    left_out = _COLUMNS.get(how.without, ())
+    return standardize_values(np.delete(columns, left_out, axis=1))
 
 
 def compute_weights(agent: Arrays, states: Doubles) -> Doubles:
     """The weights of the round's clients; they sum to 1."""
     import torch
 
-    return np.asarray(torch.softmax(predict_values(agent, states).double(), 0).numpy())
+    logits = predict_values(agent, states).double()
+    weights = torch.softmax(logits, 0)
+    return np.asarray(weights.numpy())
 
 
 def expand_weights(weights: Doubles, upload: Ragged) -> Floats:
     """Weight of each entry in the server's loss, mean 1 over clients: equal weights give exactly 1."""
-    return np.repeat((len(weights) * weights).astype(np.float32), upload.counts())
+    relative = len(weights) * weights
+    counts = upload.counts()
+    return np.repeat(relative.astype(np.float32), counts)
 
 
-def concentration(weights: Doubles) -> float:
+def measure_concentration(weights: Doubles) -> float:
     """The largest weight as a multiple of an equal share."""
     return float(weights.max() * len(weights))
 
 
 def compute_rewards(losses: Doubles, how: WeightingOptions) -> Doubles:
     """A low loss of the updated server on a client's upload is rewarded, relative to the round's other clients."""
-    return standardize_values(-np.asarray(losses, np.float64), how.reward_cap)
+    gains = -np.asarray(losses, np.float64)
+    return standardize_values(gains, how.reward_cap)
 
 
-def objective(logits: Tensor, reward: Tensor, entropy: float) -> Tensor:
+def compute_objective(logits: Tensor, reward: Tensor, entropy: float) -> Tensor:
     """What the agent minimises: -sum R ln w, less what entropy is worth."""
     import torch
 
     log_weight = torch.log_softmax(logits, 0)
-    return -(reward * log_weight).sum() + entropy * (log_weight.exp() * log_weight).sum()
+    gain = (reward * log_weight).sum()
+    negative_entropy = (log_weight.exp() * log_weight).sum()
+    return -gain + entropy * negative_entropy
 
 
 def update_weighting(agent: Arrays, states: Doubles, losses: Doubles, how: WeightingOptions) -> Arrays:
@@ -85,5 +99,13 @@ def update_weighting(agent: Arrays, states: Doubles, losses: Doubles, how: Weigh
     reward = compute_rewards(losses, how)
     if len(reward) < 2 or not reward.any():
         return agent
-    x, r = (torch.from_numpy(np.ascontiguousarray(one, np.float32)) for one in (states, reward))
-    return take_adam_step(agent, lambda layers: objective(forward(layers, x), r, how.entropy), how.lr, how.clip_norm)
+    state_array = np.ascontiguousarray(states, np.float32)
+    state_tensor = torch.from_numpy(state_array)
+    reward_array = np.ascontiguousarray(reward, np.float32)
+    reward_tensor = torch.from_numpy(reward_array)
+
+    def judge_weights(layers: Layers) -> Tensor:
+        logits = forward(layers, state_tensor)
+        return compute_objective(logits, reward_tensor, how.entropy)
+
+    return take_adam_step(agent, judge_weights, how.lr, how.clip_norm)

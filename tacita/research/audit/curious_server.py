@@ -21,7 +21,7 @@ from tacita.federation.rounds import begin_block, run_round, start_run
 from tacita.learn.scores import SCORES
 from tacita.messages import SparseRows
 from tacita.methods.distillation.round_draws import RoundDraws
-from tacita.methods.distillation.transfer import Transfer
+from tacita.methods.distillation.transfer import PredictionTransfer
 from tacita.research.audit.audit_progress import AuditTable, OnData, OnStep
 from tacita.research.audit.score_attacks import AttackOptions, attack_scores
 from tacita.research.experiments.shared_base import with_parts
@@ -67,7 +67,7 @@ class RecordingDevices(LocalDevices):
         return reply
 
 
-def list_settings(part: Transfer) -> list[dict[str, Any]]:
+def list_settings(part: PredictionTransfer) -> list[dict[str, Any]]:
     """Options of every row; PTF-FedRec mixes nothing, so only its swap is switched."""
     swap = part.config.swap or SWAP
     alphas = ALPHAS if part.config.scheme == "mix" else (0.0,)
@@ -111,17 +111,17 @@ def audit_scores(
     }
 
 
-def _require_transfer(federation: Federation, config: RunConfig) -> Transfer:
+def _require_transfer(federation: Federation, config: RunConfig) -> PredictionTransfer:
     """The part that sends scores; a method without one is refused."""
     for part in federation.parts:
-        if isinstance(part, Transfer):
+        if isinstance(part, PredictionTransfer):
             return part
     raise TacitaError(
         f"method '{config.method}' sends no scores, so there are none to read; audit one such as fedkdrec."
     )
 
 
-def _change_part(federation: Federation, part: Transfer, options: dict[str, Any]) -> Federation:
+def _change_part(federation: Federation, part: PredictionTransfer, options: dict[str, Any]) -> Federation:
     """The federation with other options of one part."""
     specs = []
     for spec in federation.config.parts or []:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from tacita.core.config import RunConfig
 from tacita.core.errors import TacitaError
-from tacita.methods.distillation.transfer import Transfer
+from tacita.methods.distillation.transfer import PredictionTransfer
 from tacita.models.base import Backbone, TrainedConfig
 from tacita.research.experiments.axes import list_combinations, sample_around
 from tacita.research.experiments.experiment_spec import (
@@ -197,7 +197,7 @@ def _default_rates(config: RunConfig) -> TunedChoice:
     backbone, parts, _ = build_components(config)
     server_lr = None
     for part in parts:
-        if isinstance(part, Transfer):
+        if isinstance(part, PredictionTransfer):
             server_lr = _backbone_rate(part.server_backbone)
             break
     return TunedChoice(lr=_backbone_rate(backbone), server_lr=server_lr)

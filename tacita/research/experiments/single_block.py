@@ -17,7 +17,7 @@ from tacita.core.types import Block, Doubles, ServerState
 from tacita.federation.evaluation import UNMASKED, TrainedState, build_mask, evaluate_devices, unmasked_means
 from tacita.federation.rounds import Progress, RoundReport, begin_block, run_block, run_stream, start_run
 from tacita.learn.scores import SCORES
-from tacita.methods.distillation.traffic import KILOBYTE, MEGABYTE, PAIR_BYTES, paper_units
+from tacita.methods.distillation.traffic import KILOBYTE, MEGABYTE, PAIR_BYTES, convert_to_paper_units
 from tacita.metrics import Evaluation
 from tacita.research.experiments.shared_base import ignore_round, with_parts
 from tacita.round.plan import Federation
@@ -228,5 +228,5 @@ def _measure_traffic(federation: Federation, server: ServerState, result: dict[s
     n_samples = down / PAIR_BYTES
     traffic["KB once"] = model_bytes / KILOBYTE
     traffic["samples down"] = n_samples
-    traffic["down, paper's KB"] = paper_units(n_samples)
+    traffic["down, paper's KB"] = convert_to_paper_units(n_samples)
     return traffic
