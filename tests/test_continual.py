@@ -60,7 +60,7 @@ from tacita.learn.training.local_models import build_local_models
 from tacita.methods import RunContext, build_parts, preset_parts
 from tacita.methods.continual import proxies
 from tacita.methods.continual.error_memory import ErrorMemory, normalise_rows
-from tacita.methods.continual.f3crec import Replay, TemporalMean, current_ranks, replay_size
+from tacita.methods.continual.f3crec import Replay, TemporalMean, compute_replay_sizes, rank_listed_items
 from tacita.methods.continual.proxies import Proxies
 from tacita.models.scoring import score_all, score_lists
 from tacita.round.part import Part
@@ -189,7 +189,7 @@ def test_an_unchanged_model_has_not_shifted_and_replays_its_whole_list(name: str
     local = laid_out(fed, view)
     back = np.flatnonzero(view.parts["replay"]["list"][:, 0] >= 0).astype(np.int32)
     assert len(back) == 8
-    assert part.rank_shift(view, local, back).tolist() == [0] * 8
+    assert part.measure_rank_shift(view, local, back).tolist() == [0] * 8
     extra = sample_step(part, view, local)
     assert np.diff(extra.ptr).tolist() == [30] * 8 + [0, 0]
 
@@ -211,8 +211,8 @@ def test_ranks_two_five_one_shift_by_six_and_one_of_three_is_replayed() -> None:
     view = with_held(view, "replay", list=np.array([[0, 1, 2]], np.int32))
     local = laid_out(fed, view)
     user = np.zeros(1, np.int32)
-    assert current_ranks(part, view, local, user, np.array([[0, 1, 2]], np.int32)).tolist() == [2, 5, 1]
-    assert part.rank_shift(view, local, user).tolist() == [6]
+    assert rank_listed_items(part, view, local, user, np.array([[0, 1, 2]], np.int32)).tolist() == [2, 5, 1]
+    assert part.measure_rank_shift(view, local, user).tolist() == [6]
     assert np.exp(-0.1 * 6) == pytest.approx(0.548812, abs=1e-6)
     extra = sample_step(part, view, local)
     assert len(extra.pick) == 1
@@ -223,13 +223,13 @@ def test_ranks_two_five_one_shift_by_six_and_one_of_three_is_replayed() -> None:
 @given(st.integers(0, 10**6), st.integers(1, 100), st.floats(1e-6, 1))
 def test_nothing_is_replayed_exactly_when_eps_times_shift_exceeds_log_n(shift: int, n: int, eps: float) -> None:
     shifts = np.array([shift])
-    assert replay_size(shifts, 0.0, n).tolist() == [n]
+    assert compute_replay_sizes(shifts, 0.0, n).tolist() == [n]
     if abs(eps * shift - np.log(n)) > 1e-9:
-        assert (replay_size(shifts, eps, n)[0] == 0) == (eps * shift > np.log(n))
+        assert (compute_replay_sizes(shifts, eps, n)[0] == 0) == (eps * shift > np.log(n))
 
 
 def test_the_border_of_replay_at_the_published_setting() -> None:
-    assert replay_size(np.array([0, 566, 567, 2000]), 0.006, 30).tolist() == [30, 1, 0, 0]
+    assert compute_replay_sizes(np.array([0, 566, 567, 2000]), 0.006, 30).tolist() == [30, 1, 0, 0]
 
 
 @every_backbone
@@ -364,7 +364,7 @@ def temporal_mean(**options: Any) -> TemporalMean:
 def test_a_row_of_ones_over_a_row_of_zeros(phi: str, gamma: float) -> None:
     """d = 4, beta 0.9: the squared shift is 4 / 2 = 2, the plain one 2 / 2 = 1."""
     part = temporal_mean(beta=0.9, phi=phi)
-    assert part.gamma(np.zeros((1, 4)), np.ones((1, 4))).tolist() == pytest.approx([gamma])
+    assert part.weigh_earlier_rows(np.zeros((1, 4)), np.ones((1, 4))).tolist() == pytest.approx([gamma])
     np.testing.assert_allclose(server_step(part, np.zeros((1, 4)), np.ones((1, 4))), 1 - gamma, rtol=1e-6)
 
 
@@ -376,7 +376,7 @@ def test_gamma_falls_with_the_shift_and_rows_stay_on_the_segment(seed: int, beta
     anchor = rng.normal(size=(6, 4))
     now = np.concatenate([anchor + rng.normal(size=(6, 4)) * rng.random((6, 1)), rng.normal(size=(2, 4))])
     now[0] = anchor[0]
-    gamma = part.gamma(anchor, now[:6])
+    gamma = part.weigh_earlier_rows(anchor, now[:6])
     assert gamma[0] == pytest.approx(beta)
     assert ((gamma > 0) & (gamma <= beta)).all()
     order = np.argsort(((anchor - now[:6]) ** 2).sum(1))
@@ -537,7 +537,7 @@ def test_ranks_under_local_models_are_those_of_a_sorted_table(name: str, silos: 
     local.rows[moved] = items[rng.integers(0, len(items), len(moved))]  # some equal to rows of other items
     users = np.flatnonzero(view.parts["replay"]["list"][:, 0] >= 0).astype(np.int32)
     lists = view.parts["replay"]["list"][users]
-    found = current_ranks(fed.parts[0], view, local, users, lists).reshape(lists.shape)
+    found = rank_listed_items(fed.parts[0], view, local, users, lists).reshape(lists.shape)
     client = np.repeat(np.arange(view.n_clients), np.diff(view.user_ptr))
     for k, user in enumerate(users):
         table = view.items.copy()

@@ -314,10 +314,10 @@ def test_learned_rows_follow_their_people() -> None:
     kept = server.parts["shared-graph"]
     assert kept["sender"].tolist() == sorted(set(server.shared.sender.tolist()))
     keys: Keys = np.array([4, 5, 1], np.uint64)
-    rows = part.load_user_rows(server, keys)
+    rows = part.training.load_user_rows(server, keys)
     np.testing.assert_array_equal(rows[0], kept["people"][1])
     np.testing.assert_array_equal(rows[2], kept["people"][0])
-    np.testing.assert_array_equal(rows[1], part.load_user_rows(state(), keys)[1])
+    np.testing.assert_array_equal(rows[1], part.training.load_user_rows(state(), keys)[1])
     cleaned, said = purge_learned_state(server, keys[:1])
     assert said == ["snapshots", "learned_rows"]
     assert 4 not in cleaned.parts["shared-graph"]["sender"].tolist()

@@ -17,6 +17,7 @@ from pydantic import Field
 
 from tacita.core.types import CohortView, Floats, LocalModels
 from tacita.kernels.memory import correct_scores, sample_scores, write_errors
+from tacita.methods.continual.cohort_index import cumulate_counts, find_clients_of_users
 from tacita.models.scoring import sigmoid
 from tacita.round.part import Part, PartConfig
 from tacita.round.registry import register, register_preset
@@ -55,7 +56,9 @@ class ErrorMemory(Part):
 
     def after_training(self, view: CohortView, local: LocalModels) -> TrainingOutcome:
         """Write the round's own samples, judged by the model that has just learned from them."""
-        memory = {name: array.copy() for name, array in view.parts[self.name].items()}
+        memory = {}
+        for name, array in view.parts[self.name].items():
+            memory[name] = array.copy()
         probability = sigmoid(self.sample_scores(view, local))
         write_errors(
             local.user_ptr,
@@ -73,40 +76,50 @@ class ErrorMemory(Part):
     def sample_scores(self, view: CohortView, local: LocalModels) -> Floats:
         """Logit of every sample of the round under the local model it belongs to."""
         backbone = self.context.scorer
-        client_of = np.repeat(np.arange(view.n_clients), np.diff(view.user_ptr))
-        first_row = local.row_start[client_of]
-        reading = None if local.heads else backbone.reading(local.private, {})
+        client_of_user = find_clients_of_users(view)
+        first_row = local.row_start[client_of_user]
+        reading = None
+        if not local.heads:
+            reading = backbone.reading(local.private, {})
         if reading is not None:
-            a = np.ascontiguousarray(reading[0], np.float32)
-            c = np.ascontiguousarray(reading[1], np.float32)
+            slope, offset = reading
+            a = np.ascontiguousarray(slope, np.float32)
+            c = np.ascontiguousarray(offset, np.float32)
             return sample_scores(local.user_ptr, a, c, first_row, local.row_of, local.rows)
         owner = local.owner
-        heads = {name: v[client_of[owner]] for name, v in local.heads.items()}
-        rows = local.rows[first_row[owner] + local.row_of]
-        return np.asarray(backbone.score(backbone.named(local.private[owner]), heads, rows), np.float32)
+        client = client_of_user[owner]
+        heads = {}
+        for name, head in local.heads.items():
+            heads[name] = head[client]
+        place = first_row[owner] + local.row_of
+        vectors = backbone.named(local.private[owner])
+        rows = local.rows[place]
+        scores = backbone.score(vectors, heads, rows)
+        return np.asarray(scores, np.float32)
 
     def serve(self, view: CohortView, purpose: Purpose) -> Serving:
         if purpose == "valid" or view.block == 0 or self.config.weight == 0:
             return Serving()
-        return Serving(correction=partial(self.correct, view))
+        return Serving(correction=partial(self.correct_scores, view))
 
-    def correct(self, view: CohortView, scores: Floats) -> Floats:
+    def correct_scores(self, view: CohortView, scores: Floats) -> Floats:
         """Probabilities in place of logits for those who remember something; a ranking needs no more."""
         memory = view.parts[self.name]
         is_filled = memory["item"] >= 0
         users = np.flatnonzero(is_filled.any(1))
         if len(users) == 0:
             return scores
-        remembered, place = np.unique(memory["item"][is_filled], return_inverse=True)
+        items = memory["item"][is_filled]
+        remembered, place = np.unique(items, return_inverse=True)
         normal = normalise_rows(view.items)
-        ptr = np.zeros(len(users) + 1, np.int64)
-        np.cumsum(is_filled[users].sum(1), out=ptr[1:])
+        remembered_rows = normal[remembered]
+        n_entries = is_filled[users].sum(1)
         corrected = scores.copy()
         corrected[users] = correct_scores(
             sigmoid(scores[users]),
             normal,
-            np.ascontiguousarray(normal[remembered].T),
-            ptr,
+            np.ascontiguousarray(remembered_rows.T),
+            cumulate_counts(n_entries),
             place.astype(np.int32),
             memory["label"][is_filled],
             memory["base"][is_filled],
@@ -120,8 +133,10 @@ class ErrorMemory(Part):
 
 def normalise_rows(items: Floats) -> Floats:
     """Rows of length one; a row of zeros stays, and is like no other."""
-    length = np.sqrt((items.astype(np.float64) ** 2).sum(1, keepdims=True))
-    return np.asarray(items / np.maximum(length, 1e-30), np.float32)
+    squares = items.astype(np.float64) ** 2
+    length = np.sqrt(squares.sum(1, keepdims=True))
+    normalised = items / np.maximum(length, 1e-30)
+    return np.asarray(normalised, np.float32)
 
 
 register_preset("rlp2", {"name": "error-memory"})

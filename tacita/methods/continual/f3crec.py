@@ -28,6 +28,7 @@ from tacita.core.types import (
 from tacita.kernels.ranking import best_items
 from tacita.kernels.replay import local_list_ranks, pick_subset
 from tacita.messages import Total
+from tacita.methods.continual.cohort_index import cumulate_counts, find_clients_of_users
 from tacita.methods.continual.last_table import LastTable
 from tacita.models.scoring import score_all, score_lists, sigmoid
 from tacita.round.capabilities import Unlearning
@@ -66,130 +67,166 @@ class Replay(LastTable, Unlearning):
                 f"replay ranks with private parameters only, and backbone '{self.context.backbone.name}' shares others "
                 "as well; use another backbone (of ncf, turn backbone.share_mlp off)."
             )
-        nobody = np.zeros((1, self.context.backbone.private_width), np.float32)
-        if self.config.eps > 0 and self.context.scorer.reading(nobody, {}) is None:
+        if self.config.eps > 0 and not self._reads_rows_affinely():
             raise TacitaError(
                 f"replay with eps > 0 needs a backbone that is affine in the item row, not "
                 f"'{self.context.backbone.name}'; use eps = 0 (method kd) or another backbone."
             )
 
+    def _reads_rows_affinely(self) -> bool:
+        """Whether the backbone's scores are affine in the item row, so that ranks are cheap."""
+        width = self.context.backbone.private_width
+        shape = (1, width)
+        vector = np.zeros(shape, np.float32)
+        return self.context.scorer.reading(vector, {}) is not None
+
     def state(self, n_users: int) -> Sequence[StateSpec]:
         width = self.context.backbone.private_width
         list_shape = (n_users, self.config.top_n)
+        no_items = np.full(list_shape, -1, np.int32)
+        vector_shape = (n_users, width)
+        no_vectors = np.zeros(vector_shape, np.float32)
+        no_labels = np.zeros(list_shape, np.float32)
         return [
-            StateSpec("list", np.full(list_shape, -1, np.int32)),
-            StateSpec("teacher", np.zeros((n_users, width), np.float32)),
-            StateSpec("label", np.zeros(list_shape, np.float32)),
+            StateSpec("list", no_items),
+            StateSpec("teacher", no_vectors),
+            StateSpec("label", no_labels),
         ]
 
     def on_block_start(self, view: CohortView) -> Arrays:
         """Teacher scores: the client's last private parameters on the last block's table."""
         state = view.parts[self.name]
         label = state["label"].copy()
-        returning = np.flatnonzero(state["list"][:, 0] >= 0)
+        first_item = state["list"][:, 0]
+        returning = np.flatnonzero(first_item >= 0)
         if len(returning):
             table = view.received[self.name]["table"]
             teacher = state["teacher"][returning]
-            scores = score_lists(self.context.scorer, teacher, view.heads, table, state["list"][returning])
+            lists = state["list"][returning]
+            scorer = self.context.scorer
+            scores = score_lists(scorer, teacher, view.heads, table, lists)
             label[returning] = sigmoid(scores)
         return {"label": label}
 
     def on_block_end(self, view: CohortView) -> Arrays:
-        scores = score_all(self.context.scorer, view.private, view.heads, view.items)
+        scorer = self.context.scorer
+        scores = score_all(scorer, view.private, view.heads, view.items)
         if self.config.topn_mask == "train":
-            scores[view.train.rows(), view.train.ids] = -np.inf
+            rows = view.train.rows()
+            scores[rows, view.train.ids] = -np.inf
         top, _ = best_items(scores, self.config.top_n)
         return {"list": top, "teacher": view.private.copy()}
 
     def purge(self, server: ServerState) -> tuple[Arrays, list[str]]:
         """The last block's table, which devices have read by now; the block's end leaves a new one."""
-        state = server.parts.get(self.name, {})
-        return {}, ["last_table"] if "table" in state else []
+        if "table" not in server.parts.get(self.name, {}):
+            return {}, []
+        return {}, ["last_table"]
 
     def prepare(self, view: CohortView) -> LocalTask:
         if view.block == 0 or self.config.weight == 0:
             return LocalTask()
-        return LocalTask(rows_needed=self.list_items(view), step_samples=self.draw_replay)
+        items = self.list_items(view)
+        return LocalTask(rows_needed=items, step_samples=self.draw_replay)
 
     def list_items(self, view: CohortView) -> Ragged:
         """The items that every user remembers."""
         lists = view.parts[self.name]["list"]
-        counts = np.where(lists[:, 0] >= 0, lists.shape[1], 0)
-        ptr = np.zeros(len(lists) + 1, np.int64)
-        np.cumsum(counts, out=ptr[1:])
-        return Ragged(ptr, np.ascontiguousarray(lists[counts > 0].reshape(-1)))
+        has_list = lists[:, 0] >= 0
+        length = lists.shape[1]
+        counts = np.where(has_list, length, 0)
+        items = lists[has_list].reshape(-1)
+        return Ragged(cumulate_counts(counts), np.ascontiguousarray(items))
 
-    def rank_shift(self, view: CohortView, local: LocalModels, users: Ints) -> Longs:
+    def measure_rank_shift(self, view: CohortView, local: LocalModels, users: Ints) -> Longs:
         """How far the remembered items have moved in the clients' current rankings (Delta)."""
-        lists = view.parts[self.name]["list"][users]
-        n = lists.shape[1]
-        ranks = current_ranks(self, view, local, users, lists).reshape(-1, n)
-        moved = np.abs(ranks - np.arange(1, n + 1))
-        return np.asarray(moved.sum(1), np.int64)
+        all_lists = view.parts[self.name]["list"]
+        lists = all_lists[users]
+        length = lists.shape[1]
+        ranks = rank_listed_items(self, view, local, users, lists)
+        old_ranks = np.arange(1, length + 1)
+        new_ranks = ranks.reshape(-1, length)
+        shift = np.abs(new_ranks - old_ranks)
+        return np.asarray(shift.sum(1), np.int64)
 
-    def replay_sizes(self, view: CohortView, local: LocalModels, users: Ints) -> Longs:
+    def choose_replay_sizes(self, view: CohortView, local: LocalModels, users: Ints) -> Longs:
         """How many items each of these users replays, given how its ranks stand now."""
         if self.config.eps == 0:
-            return np.full(len(users), self.config.top_n, np.int64)
-        shift = self.rank_shift(view, local, users)
-        return replay_size(shift, self.config.eps, self.config.top_n)
+            n_users = len(users)
+            return np.full(n_users, self.config.top_n, np.int64)
+        shift = self.measure_rank_shift(view, local, users)
+        config = self.config
+        return compute_replay_sizes(shift, config.eps, config.top_n)
 
     def draw_replay(self, view: CohortView, local: LocalModels, step: int, phase: int) -> ExtraSamples:
         """The replayed subset of each list, drawn again in every step and phase."""
         lists, _ = local.rows_needed[self.name]
-        client_of = np.repeat(np.arange(view.n_clients), np.diff(view.user_ptr))
-        is_active = (step < local.n_steps)[client_of]
-        users = np.flatnonzero((lists.counts() > 0) & is_active).astype(np.int32)
-        sizes = self.replay_sizes(view, local, users)
+        client_of_user = find_clients_of_users(view)
+        is_active = (step < local.n_steps)[client_of_user]
+        has_list = lists.counts() > 0
+        replays = np.flatnonzero(has_list & is_active)
+        users = replays.astype(np.int32)
+        sizes = self.choose_replay_sizes(view, local, users)
         if step == 0 and phase == 0 and view.has_single_users:
-            local.notes["replayed"] = np.full(view.n_clients, np.nan)
-            local.notes["replayed"][users] = sizes
-        key = self.context.draws.private("replay", view.block, view.round, step, phase)
-        entry = pick_subset(key, view.user_keys[users], self.config.top_n, sizes)
+            note = np.full(view.n_clients, np.nan)
+            note[users] = sizes
+            local.notes["replayed"] = note
+        draws = self.context.draws
+        key = draws.private("replay", view.block, view.round, step, phase)
+        keys = view.user_keys[users]
+        entry = pick_subset(key, keys, self.config.top_n, sizes)
         user = np.repeat(users, sizes)
-        ptr = np.zeros(view.n_clients + 1, np.int64)
-        np.cumsum(np.bincount(client_of[user], minlength=view.n_clients), out=ptr[1:])
+        client = client_of_user[user]
+        n_samples = np.bincount(client, minlength=view.n_clients)
+        labels = view.parts[self.name]["label"]
         return ExtraSamples(
-            ptr=ptr,
+            ptr=cumulate_counts(n_samples),
             pick=lists.ptr[user] + entry,
-            label=view.parts[self.name]["label"][user, entry],
-            weight=self.sample_weights(sizes),
+            label=labels[user, entry],
+            weight=self.weigh_samples(sizes),
         )
 
-    def sample_weights(self, sizes: Longs) -> Floats:
+    def weigh_samples(self, sizes: Longs) -> Floats:
         """What each replayed sample weighs in the loss, user by user."""
+        strength = self.config.weight
         if self.config.reduction == "mean":
-            weight = np.repeat(self.config.weight / np.maximum(sizes, 1), sizes)
+            shares = strength / np.maximum(sizes, 1)
+            weight = np.repeat(shares, sizes)
         else:
-            weight = np.full(sizes.sum(), self.config.weight)
+            weight = np.full(sizes.sum(), strength)
         return weight.astype(np.float32)
 
 
-def replay_size(shift: Longs, eps: float, n: int) -> Longs:
+def compute_replay_sizes(shift: Longs, eps: float, n: int) -> Longs:
     """How many of the n remembered items are replayed: floor(n exp(-eps Delta))."""
-    return np.asarray(np.floor(np.exp(-eps * shift.astype(np.float64)) * n), np.int64)
+    shifts = shift.astype(np.float64)
+    exponent = -eps * shifts
+    size = np.exp(exponent) * n
+    return np.asarray(np.floor(size), np.int64)
 
 
-def current_ranks(part: Part, view: CohortView, local: LocalModels, users: Ints, lists: Ints) -> Ints:
+def rank_listed_items(part: Part, view: CohortView, local: LocalModels, users: Ints, lists: Ints) -> Ints:
     """1-based ranks of listed items among all items under the users' local models, ties to the smaller id."""
-    client_of = np.repeat(np.arange(view.n_clients, dtype=np.int32), np.diff(view.user_ptr))
+    client_of_user = find_clients_of_users(view)
     backbone = part.context.scorer
-    heads = view.heads
-    reading = backbone.reading(local.private[users], heads)
+    vectors = local.private[users]
+    reading = backbone.reading(vectors, view.heads)
     if reading is None:
         raise TacitaError(f"part '{part.name}' needs a backbone that is affine in the item row, not '{backbone.name}'.")
-    a, c = (np.ascontiguousarray(x, np.float32) for x in reading)
-    ptr = np.arange(len(users) + 1, dtype=np.int64) * lists.shape[1]
+    slope, offset = reading
+    n_lists = len(users) + 1
+    starts = np.arange(n_lists, dtype=np.int64)
+    items = lists.reshape(-1)
     return local_list_ranks(
-        client_of[users],
-        a,
-        c,
+        client_of_user[users],
+        np.ascontiguousarray(slope, np.float32),
+        np.ascontiguousarray(offset, np.float32),
         np.ascontiguousarray(view.items.T),
         local.row_start,
         local.row_item,
         local.rows,
-        ptr,
-        np.ascontiguousarray(lists.reshape(-1)),
+        starts * lists.shape[1],
+        np.ascontiguousarray(items),
     )
 
 
@@ -213,33 +250,47 @@ class TemporalMean(Part, Unlearning):
 
     def purge(self, server: ServerState) -> tuple[Arrays, list[str]]:
         """Nothing pulls back to a table that had learned from what is unlearned; the block's end makes a new one."""
-        state = server.parts.get(self.name, {})
-        return {}, ["anchor_table"] if "anchor" in state else []
+        if "anchor" not in server.parts.get(self.name, {}):
+            return {}, []
+        return {}, ["anchor_table"]
 
-    def gamma(self, anchor: Doubles, now: Doubles) -> Doubles:
-        """The weight of the earlier row, per item."""
+    def weigh_earlier_rows(self, anchor: Doubles, now: Doubles) -> Doubles:
+        """The weight of the earlier row, per item (gamma)."""
+        beta = self.config.beta
         if not self.config.itemwise:
-            return np.full(len(anchor), self.config.beta)
-        square = ((anchor - now) ** 2).sum(1)
-        moved = square if self.config.phi == "sq" else np.sqrt(square)
-        return np.asarray(self.config.beta / (1 + moved / np.sqrt(anchor.shape[1])))
+            return np.full(len(anchor), beta)
+        squares = (anchor - now) ** 2
+        shift = squares.sum(1)
+        if self.config.phi == "l2":
+            shift = np.sqrt(shift)
+        width = anchor.shape[1]
+        relative_shift = shift / np.sqrt(width)
+        return np.asarray(beta / (1 + relative_shift))
 
     def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
-        anchor = server.parts.get(self.name, {}).get("anchor")
+        state = server.parts.get(self.name, {})
+        anchor = state.get("anchor")
         if anchor is None or self.config.beta == 0:
             return server
         known = len(anchor)
         earlier = anchor.astype(np.float64)
-        now = server.items[:known].astype(np.float64)
-        gamma = self.gamma(earlier, now)
+        known_rows = server.items[:known]
+        now = known_rows.astype(np.float64)
+        gamma = self.weigh_earlier_rows(earlier, now)
+        weight = gamma[:, None]
         items = server.items.copy()
-        items[:known] = (1 - gamma[:, None]) * now + gamma[:, None] * earlier
-        state = {"anchor": anchor, "gamma": np.array([gamma.mean()])}
-        return server.with_items(items).with_part(self.name, state)
+        new_part = (1 - weight) * now
+        items[:known] = new_part + weight * earlier
+        mean = np.array([gamma.mean()])
+        state = {"anchor": anchor, "gamma": mean}
+        updated = server.with_items(items)
+        return updated.with_part(self.name, state)
 
     def metrics(self, server: ServerState) -> dict[str, float]:
-        gamma = server.parts.get(self.name, {}).get("gamma")
-        return {} if gamma is None else {"gamma": float(gamma[0])}
+        state = server.parts.get(self.name, {})
+        if "gamma" not in state:
+            return {}
+        return {"gamma": float(state["gamma"][0])}
 
 
 register_preset("ft")

@@ -20,15 +20,16 @@ from tacita.core.errors import TacitaError
 from tacita.core.types import Arrays, CohortView, Doubles, ServerState
 from tacita.messages import Spec, Total, Upload
 from tacita.methods.personal import releases
-from tacita.methods.personal.releases import reduce_by_client, repeat_by_user
+from tacita.methods.personal.accounts import count_releases, find_payers, select_account, specify_accounts
+from tacita.methods.personal.releases import repeat_by_user
 from tacita.privacy.accounting import Event
-from tacita.privacy.ledger import ACCOUNT_ARRAYS, EARLIER_RUNS, Ledger
+from tacita.privacy.ledger import EARLIER_RUNS, Ledger
 from tacita.privacy.noise import NoiseStream
 from tacita.round.capabilities import Privacy
 from tacita.round.fields import PartFields
 from tacita.round.part import Part, PartConfig, RunContext
 from tacita.round.registry import register
-from tacita.round.state import Role, StateSpec
+from tacita.round.state import StateSpec
 
 
 class LaplaceNoiseConfig(PartConfig):
@@ -59,13 +60,17 @@ class LaplaceNoise(Part, Privacy):
     @property
     def scale(self) -> float:
         """Of the noise: a person's data may be replaced, which moves what is sent by two clips at most."""
-        return 2 * self.config.clip / self.config.epsilon if self._is_ldp else self.config.scale
+        if self._is_ldp:
+            return 2 * self.config.clip / self.config.epsilon
+        return self.config.scale
 
     def _adds_noise(self, block: int) -> bool:
         return self.scale > 0 and (self._is_ldp or block >= self.config.from_block)
 
     def fields(self, n_items: int, block: int = 0) -> PartFields:
-        after_encoding = self._widen_bounds if self._is_ldp else None
+        after_encoding = None
+        if self._is_ldp:
+            after_encoding = self._widen_bounds
         return PartFields(after_encoding=after_encoding, whole_table=self._adds_noise(block))
 
     def _widen_bounds(self, spec: Spec) -> Spec:
@@ -93,56 +98,80 @@ class LaplaceNoise(Part, Privacy):
     def ledger(self) -> Ledger | None:
         if not self._is_ldp:
             return None
-        unit: Literal["person", "silo"] = "silo" if self.context.train.n_joint_silos else "person"
-        earlier = Event(EARLIER_RUNS, "gaussian", 1.0, 1.0, unit, once=True)  # in the coin that all ledgers have
-        return Ledger((Event("upload", "laplace", 2 * self.config.clip, self.scale, unit), earlier))
+        sensitivity = 2 * self.config.clip
+        upload = Event("upload", "laplace", sensitivity, self.scale, self._unit)
+        earlier = Event(EARLIER_RUNS, "gaussian", 1.0, 1.0, self._unit, once=True)  # in the unit of all ledgers
+        return Ledger((upload, earlier))
+
+    @property
+    def _unit(self) -> Literal["person", "silo"]:
+        """Whose data a release is about."""
+        if self.context.train.n_joint_silos:
+            return "silo"
+        return "person"
 
     def state(self, n_users: int) -> Sequence[StateSpec]:
         ledger = self.ledger()
         if ledger is None:
             return ()
-        account = ledger.open_accounts(n_users, self.config.budget)
-        return [StateSpec(name, array, Role.ACCOUNT, persistent=True) for name, array in account.items()]
+        return specify_accounts(ledger, n_users, self.config.budget)
 
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
         ledger = self.ledger()
         if ledger is None:
             return upload, {}
-        account = {name: view.parts[self.name][name] for name in ACCOUNT_ARRAYS}
-        is_sent = repeat_by_user(view, upload.weight > 0)
-        _, could_pay = ledger.charge(account, "upload", participants=is_sent)
-        goes = reduce_by_client(view, could_pay, np.logical_and).astype(bool)
-        account, _ = ledger.charge(account, "upload", participants=repeat_by_user(view, goes))
-        lengths = releases.compute_l1_norms(upload)
-        upload = releases.clip_upload(upload, self.config.clip, lengths).drop_clients(~goes)
-        times = account["times"][:, 0].astype(np.int64)
-        return releases.add_nonces(upload, self.context.draws, self.name, view, times), account
+        account = select_account(view.parts[self.name])
+        takes_part = repeat_by_user(view, upload.weight > 0)
+        _, can_pay = ledger.charge(account, "upload", participants=takes_part)
+        pays = find_payers(view, can_pay)
+        participants = repeat_by_user(view, pays)
+        account, _ = ledger.charge(account, "upload", participants=participants)
+        norms = releases.compute_l1_norms(upload)
+        clip = self.config.clip
+        upload = releases.clip_upload(upload, clip, norms)
+        upload = upload.drop_clients(~pays)
+        draws = self.context.draws
+        n_releases = count_releases(account)
+        upload = releases.add_nonces(upload, draws, self.name, view, n_releases)
+        return upload, account
 
     def noise_sum(self, server: ServerState, total: Total) -> Total:
         """The sum of n Laplace variables is the difference of two Gamma(n) variables."""
         if not self._adds_noise(server.block) or total.n_clients == 0:
             return total
-        nonces = (total.nonce,) if self._is_ldp or total.nonce else ()
-        draw = _gamma_sampler(self.context.draws, server, nonces)
-        names = sorted(total.sums) if self._is_ldp else ["rows"]
+        nonces: tuple[int, ...] = ()
+        if self._is_ldp or total.nonce:
+            nonces = (total.nonce,)
+        draw = _build_gamma_sampler(self.context.draws, server, nonces)
+        names = ["rows"]
+        if self._is_ldp:
+            names = sorted(total.sums)
         sums: Arrays = {}
         for name in names:
-            shape = total[name].shape
-            difference = draw(total.n_clients, *shape) - draw(total.n_clients, *shape)
-            sums[name] = total[name] + self.scale * difference
+            value = total[name]
+            above = draw(total.n_clients, *value.shape)
+            below = draw(total.n_clients, *value.shape)
+            noise = self.scale * (above - below)
+            sums[name] = value + noise
         return total.with_sums(sums)
 
     def promises(self, server: ServerState) -> dict[str, float | str]:
         if not self._is_ldp:
             return {}
-        unit = "silo" if self.context.train.n_joint_silos else "person"
-        return {"unit": unit, "threat": "local", "delta": 0.0, "epsilon_of_a_release": self.config.epsilon}
+        return {"unit": self._unit, "threat": "local", "delta": 0.0, "epsilon_of_a_release": self.config.epsilon}
 
 
-def _gamma_sampler(draws: Draws, server: ServerState, also: tuple[int, ...]) -> Callable[..., Doubles]:
+def _build_gamma_sampler(draws: Draws, server: ServerState, nonces: tuple[int, ...]) -> Callable[..., Doubles]:
     """Gamma(n) numbers: from a secret's sealed stream, else from a fast generator."""
+    moment = (server.block, server.round, *nonces)
     if draws.is_secret:
-        return NoiseStream(draws, "laplace-noise", server.block, server.round, *also).gammas
-    key = draws.private("laplace-noise", server.block, server.round, *also)
-    rng = np.random.Generator(np.random.Philox(key=int(key)))
-    return lambda n, *shape: rng.standard_gamma(n, shape)
+        stream = NoiseStream(draws, "laplace-noise", *moment)
+        return stream.gammas
+    key = int(draws.private("laplace-noise", *moment))
+    bits = np.random.Philox(key=key)
+    generator = np.random.Generator(bits)
+
+    def draw_gammas(n: int, *shape: int) -> Doubles:
+        return generator.standard_gamma(n, shape)
+
+    return draw_gammas

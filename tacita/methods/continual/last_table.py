@@ -12,11 +12,13 @@ class LastTable(Part):
     """A part whose devices need the last block's table."""
 
     def fields(self, n_items: int, block: int = 0) -> PartFields:
-        table = ArraySpec((n_items, self.context.backbone.item_width), fewer_rows=True)
+        shape = (n_items, self.context.backbone.item_width)
+        table = ArraySpec(shape, fewer_rows=True)
         return PartFields(common={"table": table})
 
     def server_block_end(self, server: ServerState) -> Arrays:
         return {"table": server.items}
 
     def broadcast(self, server: ServerState, audience: Audience) -> PartBroadcast:
-        return PartBroadcast(dict(server.parts.get(self.name, {})), once=True)
+        state = server.parts.get(self.name, {})
+        return PartBroadcast(dict(state), once=True)

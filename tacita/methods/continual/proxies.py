@@ -27,6 +27,7 @@ from tacita.core.types import (
 )
 from tacita.kernels.ranking import best_items, list_ranks
 from tacita.kernels.replay import weighted_picks
+from tacita.methods.continual.cohort_index import cumulate_counts
 from tacita.models.scoring import CHUNK, score_all, score_lists, sigmoid
 from tacita.round.broadcast import Audience, PartBroadcast
 from tacita.round.fields import ArraySpec, PartFields
@@ -61,14 +62,19 @@ class Proxies(Part):
     config: ProxiesConfig
 
     def retention(self, proxy: str) -> float:
-        return self.config.w_stability if proxy == STABILITY else self.config.w_plasticity
+        """The share that a proxy keeps of itself in a block."""
+        if proxy == STABILITY:
+            return self.config.w_stability
+        return self.config.w_plasticity
 
     # on the server: the public half of both proxies
 
     def fields(self, n_items: int, block: int = 0) -> PartFields:
         backbone = self.context.scorer
-        specs = {"table": ArraySpec((n_items, backbone.item_width), fewer_rows=True)}
-        for name, head in backbone.init_heads(self.context.draws).items():
+        table_shape = (n_items, backbone.item_width)
+        specs = {"table": ArraySpec(table_shape, fewer_rows=True)}
+        heads = backbone.init_heads(self.context.draws)
+        for name, head in heads.items():
             specs[f"heads.{name}"] = ArraySpec(head.shape)
         common = {}
         for proxy in (STABILITY, PLASTICITY):
@@ -84,25 +90,33 @@ class Proxies(Part):
         proxies: Arrays = {}
         for proxy in (STABILITY, PLASTICITY):
             for name, value in newest.items():
-                earlier = state.get(f"{proxy}.{name}", value[:0])
-                proxies[f"{proxy}.{name}"] = average_rows(earlier, value, self.retention(proxy))
+                full_name = f"{proxy}.{name}"
+                earlier = state.get(full_name, value[:0])
+                share = self.retention(proxy)
+                proxies[full_name] = average_with_newest(earlier, value, share)
         return proxies
 
     def broadcast(self, server: ServerState, audience: Audience) -> PartBroadcast:
-        return PartBroadcast(dict(server.parts.get(self.name, {})), once=True)
+        state = server.parts.get(self.name, {})
+        return PartBroadcast(dict(state), once=True)
 
     # on the device: the private half, and what was drawn last
 
     def state(self, n_users: int) -> Sequence[StateSpec]:
-        width = self.context.backbone.private_width
-        n_drawn = self.config.n_stability + self.config.n_plasticity
+        vector_shape = (n_users, self.context.backbone.private_width)
+        drawn_shape = (n_users, self._n_drawn)
         return [
-            StateSpec(STABILITY, np.zeros((n_users, width), np.float32)),
-            StateSpec(PLASTICITY, np.zeros((n_users, width), np.float32)),
+            StateSpec(STABILITY, np.zeros(vector_shape, np.float32)),
+            StateSpec(PLASTICITY, np.zeros(vector_shape, np.float32)),
             StateSpec("seen", np.zeros(n_users, bool)),
-            StateSpec("item", np.full((n_users, n_drawn), -1, np.int32)),
-            StateSpec("label", np.zeros((n_users, n_drawn), np.float32)),
+            StateSpec("item", np.full(drawn_shape, -1, np.int32)),
+            StateSpec("label", np.zeros(drawn_shape, np.float32)),
         ]
+
+    @property
+    def _n_drawn(self) -> int:
+        """Items that are drawn for a user from both proxies together."""
+        return self.config.n_stability + self.config.n_plasticity
 
     def on_block_end(self, view: CohortView) -> Arrays:
         state = view.parts[self.name]
@@ -110,104 +124,163 @@ class Proxies(Part):
         is_returning = state["seen"][:, None]
         proxies: Arrays = {}
         for proxy in (STABILITY, PLASTICITY):
-            average = average_rows(state[proxy], now, self.retention(proxy))
+            share = self.retention(proxy)
+            average = average_with_newest(state[proxy], now, share)
             proxies[proxy] = np.where(is_returning, average, now)
-        return {**proxies, "seen": np.ones(len(now), bool)}
+        is_seen = np.ones(len(now), bool)
+        return {**proxies, "seen": is_seen}
 
     def on_block_start(self, view: CohortView) -> Arrays:
         """Draws of an earlier block are forgotten: what they were drawn against is gone."""
-        return {"item": np.full_like(view.parts[self.name]["item"], -1)}
+        items = view.parts[self.name]["item"]
+        return {"item": np.full_like(items, -1)}
 
     def prepare(self, view: CohortView) -> LocalTask:
-        """Draw again every few rounds, and for who was not there when the others drew."""
+        """Draw items every few rounds, and for users who were absent when the others drew."""
         if view.block == 0 or self.config.weight == 0:
             return LocalTask()
         state = view.parts[self.name]
-        has_no_draw = (state["item"] < 0).all(1)
-        is_due = state["seen"] & ((view.round % self.config.every == 0) | has_no_draw)
         item = state["item"].copy()
         label = state["label"].copy()
-        users = np.flatnonzero(is_due)
+        users = self._find_due_users(view)
         for start in range(0, len(users), CHUNK):
             chunk = users[start : start + CHUNK]
-            item[chunk], label[chunk] = self.draw_items(view, chunk)
-        ptr = np.zeros(len(item) + 1, np.int64)
-        np.cumsum((item >= 0).sum(1), out=ptr[1:])
+            new_items, new_labels = self.draw_items(view, chunk)
+            item[chunk] = new_items
+            label[chunk] = new_labels
+        is_drawn = item >= 0
+        ptr = cumulate_counts(is_drawn.sum(1))
         return LocalTask(
             state={"item": item, "label": label},
-            rows_needed=Ragged(ptr, item[item >= 0]),
+            rows_needed=Ragged(ptr, item[is_drawn]),
             step_samples=self.list_samples,
         )
 
+    def _find_due_users(self, view: CohortView) -> Longs:
+        """Users with a proxy whose items are drawn in this round."""
+        state = view.parts[self.name]
+        is_undrawn = state["item"] < 0
+        is_due = is_undrawn.all(1)
+        if view.round % self.config.every == 0:
+            is_due = np.ones_like(is_due)
+        return np.flatnonzero(state["seen"] & is_due)
+
     def draw_items(self, view: CohortView, users: Longs) -> tuple[Ints, Floats]:
         """Items and labels for these users of the view; in block 1 both proxies coincide and one is enough."""
-        model = score_all(self.context.scorer, view.private[users], view.heads, view.items)
-        train = view.train.take(users)
-        model[train.rows(), train.ids] = -np.inf
-        draws = [self.draw_from_proxy(view, users, model, STABILITY, self.config.n_stability)]
+        vectors = view.private[users]
+        scorer = self.context.scorer
+        model_scores = score_all(scorer, vectors, view.heads, view.items)
+        mask_items(model_scores, view.train.take(users))
+        stable_draw = self.draw_from_proxy(view, users, model_scores, STABILITY)
+        draws = [stable_draw]
         if view.block > 1:
-            draws.append(self.draw_from_proxy(view, users, model, PLASTICITY, self.config.n_plasticity))
+            plastic_draw = self.draw_from_proxy(view, users, model_scores, PLASTICITY)
+            draws.append(plastic_draw)
         item = np.concatenate([items for items, _ in draws], axis=1)
         label = np.concatenate([labels for _, labels in draws], axis=1)
-        return merge_draws(item, label, self.config.n_stability + self.config.n_plasticity)
+        return merge_draws(item, label, self._n_drawn)
 
-    def draw_from_proxy(self, view: CohortView, users: Longs, model: Floats, proxy: str, n: int) -> tuple[Ints, Floats]:
-        """n items of the proxy's best for each user, and what the proxy thinks of them."""
-        private = view.parts[self.name][proxy][users]
-        sent = view.received[self.name]
-        table = sent[f"{proxy}.table"]
-        heads = {k: sent[f"{proxy}.heads.{k}"] for k in view.heads}
-        scores = score_all(self.context.scorer, private, heads, table)
-        train = view.train.take(users)
-        known = train.ids < len(table)  # items of this block alone have no row in a proxy
-        scores[train.rows()[known], train.ids[known]] = -np.inf
+    def draw_from_proxy(self, view: CohortView, users: Longs, model_scores: Floats, proxy: str) -> tuple[Ints, Floats]:
+        """Some of the proxy's best items for each user, and what the proxy thinks of them."""
+        scorer = self.context.scorer
+        vectors = view.parts[self.name][proxy]
+        private = vectors[users]
+        received = view.received[self.name]
+        table = received[f"{proxy}.table"]
+        heads = {}
+        for name in view.heads:
+            heads[name] = received[f"{proxy}.heads.{name}"]
+        scores = score_all(scorer, private, heads, table)
+        mask_items(scores, view.train.take(users))
         best, value = best_items(scores, self.config.rank_limit)
-        width = best.shape[1]
-        ptr = np.arange(len(users) + 1) * width
-        ranks = list_ranks(model, ptr, best.reshape(-1)).reshape(best.shape) - 1
-        drop = ranks - np.arange(width)
-        log_weight = np.where(np.isfinite(value), self.config.eps_r * drop, -np.inf).astype(np.float32)
-        key = self.context.draws.private(f"proxies-{proxy}", view.block, view.round)
-        place = weighted_picks(key, view.user_keys[users], log_weight, n)
-        picked = np.take_along_axis(best, np.maximum(place, 0), 1)
-        item = np.where(place < 0, -1, picked).astype(np.int32)
-        scores = score_lists(self.context.scorer, private, heads, table, np.maximum(item, 0))
-        label = sigmoid(scores)
-        return item, np.where(item < 0, np.float32(0), label)
+        log_weight = self._weigh_dropped_items(model_scores, best, value)
+        draws = self.context.draws
+        key = draws.private(f"proxies-{proxy}", view.block, view.round)
+        n_items = self.config.n_plasticity
+        if proxy == STABILITY:
+            n_items = self.config.n_stability
+        keys = view.user_keys[users]
+        place = weighted_picks(key, keys, log_weight, n_items)
+        position = np.maximum(place, 0)
+        picked = np.take_along_axis(best, position, 1)
+        chosen = np.where(place < 0, -1, picked)
+        item = chosen.astype(np.int32)
+        known_items = np.maximum(item, 0)
+        picked_scores = score_lists(scorer, private, heads, table, known_items)
+        label = sigmoid(picked_scores)
+        labels = np.where(item < 0, np.float32(0), label)
+        return item, labels
+
+    def _weigh_dropped_items(self, model_scores: Floats, best: Ints, value: Floats) -> Floats:
+        """Log-weights of a proxy's best items: the further the model has let an item drop, the likelier it is drawn."""
+        n_users, width = best.shape
+        ptr = np.arange(n_users + 1) * width
+        items = best.reshape(-1)
+        ranks = list_ranks(model_scores, ptr, items)
+        places = ranks.reshape(best.shape) - 1
+        drop = places - np.arange(width)
+        preference = self.config.eps_r * drop
+        is_ranked = np.isfinite(value)
+        log_weight = np.where(is_ranked, preference, -np.inf)
+        return log_weight.astype(np.float32)
 
     def list_samples(self, view: CohortView, local: LocalModels, step: int, phase: int) -> ExtraSamples:
         """All that is drawn, in every step."""
         lists, _ = local.rows_needed[self.name]
         state = view.parts[self.name]
-        strength = self.config.weight * np.exp(-view.round / self.config.fade)
+        exponent = -view.round / self.config.fade
+        fading = np.exp(exponent)
+        strength = self.config.weight * fading
         counts = lists.counts()
-        weight = np.repeat(strength / np.maximum(counts, 1), counts)
+        shares = strength / np.maximum(counts, 1)
+        weight = np.repeat(shares, counts)
+        is_drawn = state["item"] >= 0
         return ExtraSamples(
             ptr=lists.ptr[view.user_ptr],
             pick=np.arange(len(lists.ids)),
-            label=state["label"][state["item"] >= 0],
+            label=state["label"][is_drawn],
             weight=weight.astype(np.float32),
         )
 
 
-def average_rows(held: AnyArray, newest: AnyArray, keep: float) -> AnyArray:
-    """keep * held + (1 - keep) * newest; rows that are new are copied."""
-    out = newest.copy()
-    out[: len(held)] = keep * held + (1 - keep) * newest[: len(held)]
-    return out
+def mask_items(scores: Floats, items: Ragged) -> None:
+    """Set each user's own items to minus infinity; items without a column in the scores are left out."""
+    n_columns = scores.shape[1]
+    is_known = items.ids < n_columns
+    rows = items.rows()[is_known]
+    ids = items.ids[is_known]
+    scores[rows, ids] = -np.inf
+
+
+def average_with_newest(earlier: AnyArray, newest: AnyArray, keep: float) -> AnyArray:
+    """keep * earlier + (1 - keep) * newest; rows that are new are copied."""
+    known = len(earlier)
+    average = newest.copy()
+    new_part = (1 - keep) * newest[:known]
+    average[:known] = keep * earlier + new_part
+    return average
 
 
 def merge_draws(item: Ints, label: Floats, width: int) -> tuple[Ints, Floats]:
     """One entry per item, with the larger of its labels; padded to a width."""
-    out_item = np.full((len(item), width), -1, np.int32)
-    out_label = np.zeros((len(item), width), np.float32)
-    out_item[:, : item.shape[1]], out_label[:, : item.shape[1]] = item, label
-    for late in range(1, item.shape[1]):
-        twice = (out_item[:, :late] == out_item[:, late, None]) & (out_item[:, late, None] >= 0)
-        rows, first = np.nonzero(twice)
-        out_label[rows, first] = np.maximum(out_label[rows, first], out_label[rows, late])
-        out_item[rows, late], out_label[rows, late] = -1, 0
-    return out_item, out_label
+    n_users, n_drawn = item.shape
+    shape = (n_users, width)
+    items = np.full(shape, -1, np.int32)
+    labels = np.zeros((n_users, width), np.float32)
+    items[:, :n_drawn] = item
+    labels[:, :n_drawn] = label
+    for column in range(1, n_drawn):
+        later = items[:, column, None]
+        is_equal = items[:, :column] == later
+        is_repeated = (is_equal) & (later >= 0)
+        rows, first = np.nonzero(is_repeated)
+        first_label = labels[rows, first]
+        later_label = labels[rows, column]
+        larger = np.maximum(first_label, later_label)
+        labels[rows, first] = larger
+        items[rows, column] = -1
+        labels[rows, column] = 0
+    return items, labels
 
 
 register_preset("spp", {"name": "proxies"})

@@ -39,37 +39,44 @@ class Proximal(LastTable):
     config: ProximalConfig
 
     def state(self, n_users: int) -> Sequence[StateSpec]:
-        width = self.context.backbone.private_width
-        return [
-            StateSpec("private", np.zeros((n_users, width), np.float32)),
-            StateSpec("returning", np.zeros(n_users, bool)),
-        ]
+        shape = (n_users, self.context.backbone.private_width)
+        private = np.zeros(shape, np.float32)
+        returning = np.zeros(n_users, bool)
+        return [StateSpec("private", private), StateSpec("returning", returning)]
 
     def fields(self, n_items: int, block: int = 0) -> PartFields:
         share = Spec("share", (), most=1.0, least=0.0)
-        return replace(super().fields(n_items, block), extra=(share,))
+        table_fields = super().fields(n_items, block)
+        return replace(table_fields, extra=(share,))
 
     def on_block_end(self, view: CohortView) -> Arrays:
-        return {"private": view.private.copy(), "returning": np.ones(len(view.user), bool)}
+        n_users = len(view.user)
+        returning = np.ones(n_users, bool)
+        return {"private": view.private.copy(), "returning": returning}
 
-    def _pulls(self, view: CohortView) -> bool:
+    def _has_pull(self, view: CohortView) -> bool:
+        """Whether a round has a table to pull to."""
         return self.config.strength > 0 and "table" in view.received[self.name]
 
     def prepare(self, view: CohortView) -> LocalTask:
-        if not self._pulls(view):
+        if not self._has_pull(view):
             return LocalTask()
         state = view.parts[self.name]
         table = view.received[self.name]["table"]
-        return LocalTask(pull=ProximalTerm(self.config.strength, table, state["private"], state["returning"]))
+        strength = self.config.strength
+        pull = ProximalTerm(strength, table, state["private"], state["returning"])
+        return LocalTask(pull=pull)
 
     def after_training(self, view: CohortView, local: LocalModels) -> TrainingOutcome:
         """The share of the way to the old table that rows go which a client never touches."""
-        if not self._pulls(view):
+        if not self._has_pull(view):
             return TrainingOutcome()
-        rate = self.context.scorer.rates(view.n_items)["rows"]
-        k = 2 * rate * self.config.strength
-        share = 1 - (1 + k) ** -local.n_steps.astype(np.float64)
-        return TrainingOutcome(extras={"share": share})
+        rates = self.context.scorer.rates(view.n_items)
+        rate = rates["rows"]
+        step = 2 * rate * self.config.strength
+        n_steps = local.n_steps.astype(np.float64)
+        remaining = (1 + step) ** -n_steps
+        return TrainingOutcome(extras={"share": 1 - remaining})
 
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
         """Touched rows relative to what the pull alone does to every old row."""
@@ -82,7 +89,8 @@ class Proximal(LastTable):
         table = view.received[self.name]["table"]
         value = rows.value.copy()
         subtract_background(rows.client, rows.item, value, share.value, table, view.items)
-        return upload.with_value("rows", replace(rows, value=value)), {}
+        relative_rows = replace(rows, value=value)
+        return upload.with_value("rows", relative_rows), {}
 
     def decode(self, server: ServerState, total: Total) -> Total:
         state = server.parts.get(self.name, {})
@@ -91,12 +99,16 @@ class Proximal(LastTable):
         table = state["table"]
         known = len(table)
         rows = total["rows"].copy()
-        rows[:known] += total[f"{self.name}.share"] * (table.astype(np.float64) - server.items[:known])
+        known_rows = server.items[:known]
+        distance = table.astype(np.float64) - known_rows
+        share = total[f"{self.name}.share"]
+        rows[:known] += share * distance
         sums = {"rows": rows}
-        touched = touched_name("rows")
-        if touched in total.sums:
-            sums[touched] = total[touched].copy()
-            sums[touched][:known] = total.weight  # every client moves every old row
+        touched_field = touched_name("rows")
+        if touched_field in total.sums:
+            touched = total[touched_field].copy()
+            touched[:known] = total.weight  # every client moves every old row
+            sums[touched_field] = touched
         return total.with_sums(sums)
 
 

@@ -36,7 +36,8 @@ class UploadHistory:
         client = upload.rows().astype(np.int64)
         codes = client * width + upload.ids
         pairs = np.sort(codes)
-        is_first = np.diff(pairs, prepend=-1) > 0
+        steps = np.diff(pairs, prepend=-1)
+        is_first = steps > 0
         items = pairs[is_first] % width
         counts = np.bincount(items, minlength=n_items)
         n_uploads = int(np.count_nonzero(upload.counts()))
@@ -66,7 +67,8 @@ class _PickedItems:
 def iterate_chunks(users: Ints, last: Ragged, logits: Logits) -> Iterator[tuple[Longs, Ragged, Floats]]:
     """Some clients at a time: their rows, their last uploads, their logits."""
     for start in range(0, len(users), CHUNK):
-        end = min(start + CHUNK, len(users))
+        n_users = len(users)
+        end = min(start + CHUNK, n_users)
         chunk = np.arange(start, end)
         chunk_users = users[chunk]
         chunk_logits = np.asarray(logits(chunk_users), np.float32)
@@ -78,10 +80,12 @@ def find_candidates(history: UploadHistory, last: Ragged, users: Ints, logits: L
 
     Columns: score, the server's probability; frequency, the share of uploads with the item.
     """
-    known = np.flatnonzero(history.counts).astype(np.int32)
+    known_items = np.flatnonzero(history.counts)
+    known = known_items.astype(np.int32)
     n_items = len(history.counts)
     place = np.full(n_items, -1, np.int64)
-    place[known] = np.arange(len(known))
+    n_known = len(known)
+    place[known] = np.arange(n_known)
     picked = _PickedItems()
     if len(known):
         for chunk, own, chunk_logits in iterate_chunks(users, last, logits):
@@ -89,14 +93,17 @@ def find_candidates(history: UploadHistory, last: Ragged, users: Ints, logits: L
             row, column = _rank_unsent(table, own, place, most)
             item = known[column]
             item_logits = table[row, column]
-            picked.add(chunk[row], item, item_logits)
+            clients = chunk[row]
+            picked.add(clients, item, item_logits)
     item = np.concatenate(picked.ids)
     n_uploads = max(1, history.n_uploads)
     frequency = history.counts[item] / n_uploads
     score = np.concatenate(picked.scores)
-    columns = {"score": score, "frequency": frequency.astype(np.float32)}
+    rounded = frequency.astype(np.float32)
+    columns = {"score": score, "frequency": rounded}
     rows = np.concatenate(picked.rows)
-    return Ragged.from_pairs(rows, item, len(users), columns)
+    n_users = len(users)
+    return Ragged.from_pairs(rows, item, n_users, columns)
 
 
 def _rank_unsent(table: Floats, own: Ragged, place: Longs, most: int) -> tuple[AnyArray, AnyArray]:
@@ -130,7 +137,8 @@ def schedule_candidates(candidates: Ragged, n: float, how: Literal["random", "to
         rank = rank_in_rows(rows, order)
     else:
         rank = rank_in_rows(rows)
-    return _select_scores(candidates, rank < limit[rows])
+    is_sent = rank < limit[rows]
+    return _select_scores(candidates, is_sent)
 
 
 def _select_scores(lists: Ragged, is_selected: Bools) -> Ragged:
@@ -138,7 +146,8 @@ def _select_scores(lists: Ragged, is_selected: Bools) -> Ragged:
     score = lists.values["score"][is_selected]
     rows = lists.rows()[is_selected]
     ids = lists.ids[is_selected]
-    return Ragged.from_pairs(rows, ids, len(lists), {"score": score})
+    n_clients = len(lists)
+    return Ragged.from_pairs(rows, ids, n_clients, {"score": score})
 
 
 def select_confident(
@@ -157,23 +166,27 @@ def select_confident(
     for chunk, own, table in iterate_chunks(users, last, logits):
         row, item = _pick_frequent_and_best(table, own, frequent, most)
         item_logits = table[row, item]
-        picked.add(chunk[row], item, item_logits)
+        clients = chunk[row]
+        picked.add(clients, item, item_logits)
     columns = {"score": np.concatenate(picked.scores)}
     rows = np.concatenate(picked.rows)
     ids = np.concatenate(picked.ids)
-    lists = Ragged.from_pairs(rows, ids, len(users), columns)
+    n_users = len(users)
+    lists = Ragged.from_pairs(rows, ids, n_users, columns)
     if truncate is None:
         return lists
     owner = lists.rows()
     rank = rank_in_rows(owner)
-    return _select_scores(lists, rank < truncate[owner])
+    is_short = rank < truncate[owner]
+    return _select_scores(lists, is_short)
 
 
 def _pick_frequent_and_best(table: Floats, own: Ragged, frequent: Longs, most: int) -> tuple[AnyArray, AnyArray]:
     """Rows and items: first each client's frequent items, then those with the best logits."""
     n_frequent = most // 2
     is_excluded = np.zeros(table.shape, bool)
-    is_excluded[own.rows(), own.ids] = True
+    own_rows = own.rows()
+    is_excluded[own_rows, own.ids] = True
     is_free = ~is_excluded[:, frequent]
     is_picked = mark_first(is_free, n_frequent)
     frequent_row, place = np.nonzero(is_picked)
@@ -181,7 +194,8 @@ def _pick_frequent_and_best(table: Floats, own: Ragged, frequent: Longs, most: i
     is_excluded[frequent_row, frequent_item] = True
     n_best = min(most, table.shape[1])
     best, _ = best_items(table, n_best)
-    is_new = ~np.take_along_axis(is_excluded, best, axis=1)
+    is_taken = np.take_along_axis(is_excluded, best, axis=1)
+    is_new = ~is_taken
     is_picked_best = mark_first(is_new, most - n_frequent)
     best_row, rank = np.nonzero(is_picked_best)
     row = np.concatenate([frequent_row, best_row])

@@ -38,15 +38,19 @@ def _score_chunk(backbone: Scorer, view: CohortView, users: Longs) -> Floats:
     filled = np.append(users, filler)
     all_rows = view.lists[SCORES]["rows"]
     own_rows = all_rows.take(filled)
-    tables = np.repeat(view.items[None], CHUNK_CLIENTS, axis=0)
-    tables[own_rows.rows(), own_rows.ids] = own_rows.values["row"]
+    table = view.items[None]
+    tables = np.repeat(table, CHUNK_CLIENTS, axis=0)
+    rows = own_rows.rows()
+    tables[rows, own_rows.ids] = own_rows.values["row"]
     private = {}
-    vectors_by_name = backbone.named(view.private[filled])
+    private_rows = view.private[filled]
+    vectors_by_name = backbone.named(private_rows)
     for name, vectors in vectors_by_name.items():
         private[name] = vectors[:, None]
     heads = {}
     for name in view.heads:
-        own_head = view.parts[SCORES][f"{HEAD}{name}"]
+        head_name = f"{HEAD}{name}"
+        own_head = view.parts[SCORES][head_name]
         heads[name] = own_head[filled]
     logits = backbone.score_groups(private, heads, tables)
     scores = np.asarray(logits)

@@ -42,7 +42,8 @@ class Cover(Part):
         if self.config.pseudo_items:
             rows = upload.values["rows"]
             assert isinstance(rows, SparseRows)
-            upload = upload.with_value("rows", self._add_pseudo_items(view, rows))
+            covered = self._add_pseudo_items(view, rows)
+            upload = upload.with_value("rows", covered)
         if self.config.clip:
             upload = _clip_model_fields(upload, self.config.clip)
         if self.config.noise:
@@ -69,7 +70,8 @@ class Cover(Part):
         client, item = self._draw_pseudo_items(view, rows)
         mean, spread = _compute_moments(rows, view.n_clients)
         key = self._derive_key(view, "owners")
-        streams = _derive_streams(key, view.client_keys[client], item)
+        keys = view.client_keys[client]
+        streams = _derive_streams(key, keys, item)
         width = rows.value.shape[1]
         values_key = self._derive_key(view, "values")
         noise = normals(values_key, streams, width)
@@ -85,14 +87,19 @@ class Cover(Part):
     def _draw_pseudo_items(self, view: CohortView, rows: SparseRows) -> tuple[Ints, Ints]:
         """Clients and items of random rows that the clients do not send anyhow."""
         key = self._derive_key(view, "items")
-        draws = uniforms(key, view.client_keys, self.config.pseudo_items)
-        item = (draws * view.n_items).astype(np.int64)
-        item = np.minimum(item, view.n_items - 1)
-        client = np.arange(view.n_clients)[:, None]
+        n_draws = self.config.pseudo_items
+        draws = uniforms(key, view.client_keys, n_draws)
+        scaled = draws * view.n_items
+        item = (scaled).astype(np.int64)
+        last_item = view.n_items - 1
+        item = np.minimum(item, last_item)
+        clients = np.arange(view.n_clients)
+        client = clients[:, None]
         codes = item + view.n_items * client
         pairs = np.unique(codes)
         own_client = rows.client.astype(np.int64)
-        own_pairs = own_client * view.n_items + rows.item
+        first_code = own_client * view.n_items
+        own_pairs = first_code + rows.item
         pseudo_pairs = np.setdiff1d(pairs, own_pairs)
         pseudo_client, pseudo_item = np.divmod(pseudo_pairs, view.n_items)
         return pseudo_client.astype(np.int32), pseudo_item.astype(np.int32)
@@ -106,12 +113,17 @@ class Cover(Part):
                 owners_key = self._derive_key(view, "owners")
                 clients = view.client_keys[field.client]
                 streams = _derive_streams(owners_key, clients, field.item)
-            flat = field.value.reshape(len(streams), -1)
+            n_rows = len(streams)
+            flat = field.value.reshape(n_rows, -1)
             key = self._derive_key(view, name)
-            noise = _draw_laplace(key, streams, flat.shape[1])
-            noisy = flat + self.config.noise * noise
-            noisy = noisy.reshape(field.value.shape).astype(np.float32)
-            upload = upload.with_value(name, replace(field, value=noisy))
+            width = flat.shape[1]
+            noise = _draw_laplace(key, streams, width)
+            scaled_noise = self.config.noise * noise
+            noisy = flat + scaled_noise
+            shaped = noisy.reshape(field.value.shape)
+            noisy = shaped.astype(np.float32)
+            noisy_field = replace(field, value=noisy)
+            upload = upload.with_value(name, noisy_field)
         return upload
 
 
@@ -122,7 +134,8 @@ def _is_model_field(name: str) -> bool:
 
 def _derive_streams(key: np.uint64, clients: Keys, item: AnyArray) -> Keys:
     """A stream of its own for an item of a client."""
-    of_items = hash_owners(key, item.astype(np.uint64))
+    numbers = item.astype(np.uint64)
+    of_items = hash_owners(key, numbers)
     return np.asarray(clients ^ of_items)
 
 
@@ -145,7 +158,8 @@ def _compute_moments(rows: SparseRows, n_clients: int) -> tuple[Doubles, Doubles
     """Mean and standard deviation of each column of every client's rows."""
     value = rows.value.astype(np.float64)
     n_rows = np.bincount(rows.client, minlength=n_clients)
-    count = np.maximum(n_rows, 1)[:, None]
+    at_least_one = np.maximum(n_rows, 1)
+    count = at_least_one[:, None]
     shape = (n_clients, value.shape[1])
     mean = np.zeros(shape)
     np.add.at(mean, rows.client, value)
@@ -154,7 +168,8 @@ def _compute_moments(rows: SparseRows, n_clients: int) -> tuple[Doubles, Doubles
     squares = np.zeros(shape)
     squared_deviation = deviation**2
     np.add.at(squares, rows.client, squared_deviation)
-    return mean, np.sqrt(squares / count)
+    deviations = np.sqrt(squares / count)
+    return mean, deviations
 
 
 def _draw_laplace(key: np.uint64, owners: Keys, width: int) -> Floats:
@@ -163,4 +178,5 @@ def _draw_laplace(key: np.uint64, owners: Keys, width: int) -> Floats:
     distance = 2 * np.abs(draws)
     tail = np.maximum(1 - distance, _SMALLEST)
     magnitude = np.log(tail)
-    return np.asarray(-np.sign(draws) * magnitude, np.float32)
+    sign = -np.sign(draws)
+    return np.asarray(sign * magnitude, np.float32)

@@ -94,7 +94,8 @@ def wrap_federation(federation: Federation) -> Federation:
     values = {}
     for field in fields(Federation):
         if field.init:
-            values[field.name] = getattr(federation, field.name)
+            value = getattr(federation, field.name)
+            values[field.name] = value
     return MatchedFederation(**values)
 
 

@@ -17,7 +17,8 @@ _TINY = 1e-8
 def average_rows(lists: Ragged, values: AnyArray) -> Doubles:
     """Mean of each row's values (one per entry); 0 for a row without entries."""
     rows = lists.rows()
-    sums = np.bincount(rows, weights=values, minlength=len(lists))
+    n_lists = len(lists)
+    sums = np.bincount(rows, weights=values, minlength=n_lists)
     counts = np.maximum(lists.counts(), 1)
     return np.asarray(sums / counts)
 
@@ -35,10 +36,12 @@ def compute_cross_entropy(logits: AnyArray, labels: AnyArray) -> Doubles:
     """-(y ln p + (1 - y) ln(1 - p)) with p = sigmoid(logit); labels may be soft."""
     x = np.asarray(logits, np.float64)
     y = np.asarray(labels, np.float64)
-    decay = np.exp(-np.abs(x))
+    magnitude = np.abs(x)
+    decay = np.exp(-magnitude)
     tail = np.log1p(decay)
     positive = np.maximum(x, 0)
-    return np.asarray(positive - x * y + tail)
+    product = x * y
+    return np.asarray(positive - product + tail)
 
 
 def compute_mean_losses(upload: Ragged, logits: AnyArray, how: Loss = "ce") -> Doubles:
@@ -68,7 +71,8 @@ def standardize_values(values: Doubles, cap: float | None = None) -> Doubles:
     if len(values) == 0:
         return values
     deviation = values.std(0) + _TINY
-    scores = (values - values.mean(0)) / (deviation)
+    centred = values - values.mean(0)
+    scores = (centred) / (deviation)
     is_constant = values.max(0) == values.min(0)
     scores = np.where(is_constant, 0.0, scores)
     if cap is None:

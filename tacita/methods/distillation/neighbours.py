@@ -60,7 +60,8 @@ class MatcherState:
         order = np.argsort(names)
         names = names[order]
         old_vectors = self.vectors[is_old]
-        all_vectors = np.concatenate([old_vectors, vectors])[order]
+        both_vectors = np.concatenate([old_vectors, vectors])
+        all_vectors = both_vectors[order]
         is_old_entry = is_old[self.holder]
         old_number = self.number[is_old_entry]
         number = np.concatenate([old_number, lists.item])
@@ -69,18 +70,22 @@ class MatcherState:
         n_people = len(order)
         place[order] = np.arange(n_people, dtype=np.int32)
         holder = place[unsorted_holder]
-        of_numbers = hash_owners(key, number.astype(np.uint64))
+        numbers = number.astype(np.uint64)
+        of_numbers = hash_owners(key, numbers)
         streams = names[holder] ^ of_numbers
         drawn_order = hash_owners(key, streams)
         shuffled = np.lexsort((drawn_order, number))
-        return MatcherState(names, all_vectors, number[shuffled], holder[shuffled])
+        shuffled_number = number[shuffled]
+        shuffled_holder = holder[shuffled]
+        return MatcherState(names, all_vectors, shuffled_number, shuffled_holder)
 
     def _renumber_holders(self, is_old: Bools, lists: SparseRows) -> Longs:
         """The holders of all entries when those who stay come first, and the senders behind them."""
         new_row = np.cumsum(is_old) - 1
         is_old_entry = is_old[self.holder]
         old_holders = new_row[self.holder[is_old_entry]]
-        senders = np.count_nonzero(is_old) + lists.client
+        n_old = np.count_nonzero(is_old)
+        senders = n_old + lists.client
         holder = np.concatenate([old_holders, senders])
         return holder.astype(np.int64)
 
@@ -96,9 +101,11 @@ class MatcherState:
         start = first[entry]
         size = count[entry]
         n_others = np.minimum(size - 1, most)
-        ones = np.ones(len(n_others), np.int64)
+        n_entries = len(n_others)
+        ones = np.ones(n_entries, np.int64)
         ahead = expand_spans(ones, n_others)
-        own_offset = np.repeat(entry - start, n_others)
+        own_place = entry - start
+        own_offset = np.repeat(own_place, n_others)
         offset = own_offset + ahead
         run_start = np.repeat(start, n_others)
         run_size = np.repeat(size, n_others)
@@ -125,7 +132,8 @@ class MatcherState:
         last = len(self.names) - 1
         place = np.minimum(place, last)
         is_known = self.names[place] == clients
-        client_of_person[place[is_known]] = np.flatnonzero(is_known)
+        known_place = place[is_known]
+        client_of_person[known_place] = np.flatnonzero(is_known)
         return client_of_person
 
 
@@ -184,7 +192,8 @@ class Neighbours(Part):
         """Lists with items in place of the numbers that stand for them."""
         numbers = self._draw_pseudonyms(n_items)
         item = np.argsort(numbers).astype(np.int32)
-        return Ragged(lists.ptr, item[lists.ids], lists.values)
+        items = item[lists.ids]
+        return Ragged(lists.ptr, items, lists.values)
 
     def after_training(self, view: CohortView, local: LocalModels) -> TrainingOutcome:
         if view.round % self.config.every:
@@ -195,8 +204,11 @@ class Neighbours(Part):
         order = np.lexsort((number, client))
         shape = (len(number), 0)
         no_values = np.zeros(shape, np.float32)
-        items = SparseRows(client[order], number[order], no_values)
-        return TrainingOutcome(extras={"vector": local.private.copy(), "items": items})
+        senders = client[order]
+        sorted_numbers = number[order]
+        items = SparseRows(senders, sorted_numbers, no_values)
+        vectors = local.private.copy()
+        return TrainingOutcome(extras={"vector": vectors, "items": items})
 
     # at the matcher
 
@@ -208,7 +220,8 @@ class Neighbours(Part):
     def broadcast(self, server: ServerState, audience: Audience) -> PartBroadcast:
         if audience.clients is None:
             return PartBroadcast()
-        matches = MatcherState(**server.parts[self.name])
+        state = server.parts[self.name]
+        matches = MatcherState(**state)
         most = self.model.config.most
         neighbours = matches.find_neighbours(audience.clients, most)
         return PartBroadcast(per_client=neighbours)
@@ -220,11 +233,14 @@ class Neighbours(Part):
             return server
         assert isinstance(vector.value, DenseArrays)
         assert isinstance(items.value, SparseRows)
-        key = self.context.draws.public("neighbours", before.block, before.round)
-        matches = MatcherState(**server.parts[self.name])
+        draws = self.context.draws
+        key = draws.public("neighbours", before.block, before.round)
+        state = server.parts[self.name]
+        matches = MatcherState(**state)
         vectors = vector.value.value
         matches = matches.record_uploads(vector.sender, vectors, items.value, key)
-        return server.with_part(self.name, dict(vars(matches)))
+        state_after = dict(vars(matches))
+        return server.with_part(self.name, state_after)
 
 
 MATCHER_PARTS.add(NEIGHBOURS)

@@ -33,7 +33,8 @@ def init_network(sizes: tuple[int, ...], key: np.uint64) -> Arrays:
         n_numbers = (n_in + 1) * n_out
         draws = uniforms(key, owner, n_numbers)[0]
         unit = draws.reshape(n_in + 1, n_out)
-        numbers = (2 * unit - 1) / np.sqrt(n_in)
+        centred = 2 * unit - 1
+        numbers = (centred) / np.sqrt(n_in)
         numbers = numbers.astype(np.float32)
         weights = numbers[:-1]
         net[f"w{layer}"] = weights.copy()
@@ -63,7 +64,8 @@ def to_tensors(net: Arrays) -> Layers:
 
     layers = {}
     for name in list_layers(net):
-        tensor = torch.from_numpy(net[name].copy())
+        copied = net[name].copy()
+        tensor = torch.from_numpy(copied)
         layers[name] = tensor.requires_grad_()
     return layers
 
@@ -75,9 +77,11 @@ def forward(layers: Layers, x: Tensor) -> Tensor:
     last = len(layers) // 2 - 1
     for layer in range(last):
         product = x @ layers[f"w{layer}"]
-        x = torch.relu(product + layers[f"b{layer}"])
+        bias = layers[f"b{layer}"]
+        x = torch.relu(product + bias)
     product = x @ layers[f"w{last}"]
-    out = product + layers[f"b{last}"]
+    bias = layers[f"b{last}"]
+    out = product + bias
     return out[..., 0]
 
 
@@ -98,7 +102,8 @@ def take_adam_step(net: Arrays, loss: Callable[[Layers], Tensor], lr: float, cli
     layers = to_tensors(net)
     with single_thread():
         parameters = list(layers.values())
-        slopes = torch.autograd.grad(loss(layers), parameters)
+        value = loss(layers)
+        slopes = torch.autograd.grad(value, parameters)
     factor = _compute_clip_factor(slopes, clip_norm)
     steps = net["steps"] + 1
     mean_correction = float(1 - _MEAN_DECAY ** steps[0])
@@ -109,10 +114,13 @@ def take_adam_step(net: Arrays, loss: Callable[[Layers], Tensor], lr: float, cli
         old_mean = net[f"mean.{name}"]
         mean = 0.9 * old_mean + 0.1 * gradient
         old_square = net[f"square.{name}"]
-        square = 0.999 * old_square + 0.001 * gradient * gradient
+        squared_gradient = 0.001 * gradient * gradient
+        square = 0.999 * old_square + squared_gradient
         root = np.sqrt(square_correction)
-        deviation = np.sqrt(square) / root + _EPS
-        step = lr / mean_correction * mean / deviation
+        square_root = np.sqrt(square)
+        deviation = square_root / root + _EPS
+        rate = lr / mean_correction
+        step = rate * mean / deviation
         moved = net[name] - step
         updated[name] = np.asarray(moved, np.float32)
         updated[f"mean.{name}"] = np.asarray(mean, np.float32)

@@ -33,19 +33,23 @@ def measure_diversity(upload: Ragged, picked: Ragged, table: AnyArray, how: Dive
         min_items = 1
         p = log_softmax(upload_mean, axis=1)
         q = log_softmax(picked_mean, axis=1)
-        terms = np.exp(p) * (p - q)
+        probability = np.exp(p)
+        terms = probability * (p - q)
         values = terms.sum(1)
     else:
         min_items = 2
-        squares = np.asarray(table, np.float64) ** 2
+        values_of_items = np.asarray(table, np.float64)
+        squares = values_of_items**2
         upload_variance = _fit_variance(pool_rows(upload, squares), upload_mean)
         picked_variance = _fit_variance(pool_rows(picked, squares), picked_mean)
-        distance = (upload_mean - picked_mean) ** 2 / picked_variance
+        difference = upload_mean - picked_mean
+        distance = (difference) ** 2 / picked_variance
         ratio = upload_variance / picked_variance
         log_ratio = np.log(picked_variance / upload_variance)
         terms = ratio - 1 + log_ratio + distance
         values = 0.5 * terms.sum(1)
-    n_items = np.minimum(upload.counts(), picked.counts())
+    n_uploaded = upload.counts()
+    n_items = np.minimum(n_uploaded, picked.counts())
     bounded = np.maximum(values, 0)
     return np.where(n_items >= min_items, bounded, 0.0)
 
@@ -61,22 +65,26 @@ def measure_divergence(upload: Ragged, predicted: AnyArray, how: Divergence = "b
     Equation 9 takes the cosine of two positive numbers, which is always 1. bernoulli: of (r, 1 - r), item by item, then
     averaged. vector: one cosine over all items of the upload.
     """
-    r = upload.values["score"].astype(np.float64)
+    score = upload.values["score"]
+    r = score.astype(np.float64)
     s = np.asarray(predicted, np.float64)
     if how == "bernoulli":
         r_square = r**2 + (1 - r) ** 2
         s_square = s**2 + (1 - s) ** 2
-        product = r * s + (1 - r) * (1 - s)
+        complements = (1 - r) * (1 - s)
+        product = r * s + complements
         length = np.sqrt(r_square * s_square)
         cosine = (product) / length
-        return average_rows(upload, np.clip(1 - cosine, 0, 1))
+        divergence = np.clip(1 - cosine, 0, 1)
+        return average_rows(upload, divergence)
     product = average_rows(upload, r * s)
     r_square = average_rows(upload, r * r)
     s_square = average_rows(upload, s * s)
     squares = r_square * s_square
     length = np.sqrt(squares)
     has_length = length > 0
-    cosine = product / np.where(has_length, length, 1)
+    divisor = np.where(has_length, length, 1)
+    cosine = product / divisor
     divergence = np.clip(1 - cosine, 0, 1)
     return np.where(has_length, divergence, 0.0)
 
@@ -85,17 +93,21 @@ def adjust_by_position(reward: Doubles, action: Bools, length: Longs, rho: float
     """The reward of every position (clients, positions): later in the list, picking earns less and skipping more."""
     n_positions = action.shape[1]
     position = np.arange(1, n_positions + 1)
-    n_candidates = np.maximum(length, 1)[:, None]
+    at_least_one = np.maximum(length, 1)
+    n_candidates = at_least_one[:, None]
     magnitude = np.abs(reward)[:, None]
-    share = position / (rho * n_candidates) * magnitude
+    relative_position = position / (rho * n_candidates)
+    share = relative_position * magnitude
     adjustment = np.where(action, -share, share)
-    return np.asarray(reward[:, None] + adjustment)
+    column = reward[:, None]
+    return np.asarray(column + adjustment)
 
 
 def shuffle_values(values: Doubles, draws: RoundDraws) -> Doubles:
     """The values in random order among the clients: a control in which the reward says nothing of who earned it."""
     clients = np.arange(len(values))
-    zeros = np.zeros(len(values), np.int64)
+    n_values = len(values)
+    zeros = np.zeros(n_values, np.int64)
     bits = draws.hash_entries("shuffle", clients, zeros)
     source = np.argsort(bits, kind="stable")
     target = np.argsort(draws.keys, kind="stable")

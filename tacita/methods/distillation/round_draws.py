@@ -42,14 +42,16 @@ class RoundDraws:
     def draw_between(self, purpose: str, span: tuple[float, float]) -> Doubles:
         """One uniform number per client, from the first bound up to the second."""
         low, high = span
-        unit = self.draw_uniforms(purpose)[:, 0]
+        draws = self.draw_uniforms(purpose)
+        unit = draws[:, 0]
         width = high - low
         return np.asarray(low + (width) * unit)
 
     def hash_entries(self, purpose: str, rows: AnyArray, ids: AnyArray) -> Keys:
         """64 random bits per (client, id); sorting by them shuffles."""
         key = self.derive_key(purpose)
-        streams = hash_owners(key, self.keys)[rows]
+        of_clients = hash_owners(key, self.keys)
+        streams = of_clients[rows]
         offsets = np.asarray(ids).astype(np.uint64)
         entries = streams + offsets
         return hash_owners(key, entries)
@@ -59,8 +61,10 @@ class RoundDraws:
         hashes = self.hash_entries(purpose, rows, ids)
         bits = hashes >> np.uint64(11)
         unit = bits.astype(np.float64) * _UNIT
-        index = (unit * counts).astype(np.int64)
-        largest = np.asarray(counts, np.int64) - 1
+        scaled = unit * counts
+        index = (scaled).astype(np.int64)
+        limits = np.asarray(counts, np.int64)
+        largest = limits - 1
         return np.minimum(index, largest)
 
 
@@ -70,13 +74,17 @@ def rank_in_rows(rows: AnyArray, *by: AnyArray) -> Longs:
     order = np.lexsort(columns)
     sorted_rows = rows[order]
     _, starts, counts = np.unique(sorted_rows, return_index=True, return_counts=True)
-    rank = np.empty(len(rows), np.int64)
+    n_entries = len(rows)
+    rank = np.empty(n_entries, np.int64)
     first_places = np.repeat(starts, counts)
-    rank[order] = np.arange(len(rows)) - first_places
+    places = np.arange(len(rows))
+    rank[order] = places - first_places
     return rank
 
 
 def floor_share(share: AnyArray | float, counts: AnyArray) -> Longs:
     """floor(share * count), where a product that misses a whole number by rounding counts as that number."""
-    product = np.asarray(share, np.float64) * counts
-    return np.floor(product + 1e-9).astype(np.int64)
+    shares = np.asarray(share, np.float64)
+    product = shares * counts
+    whole = np.floor(product + 1e-9)
+    return whole.astype(np.int64)

@@ -70,7 +70,8 @@ class CandidateWalk:
     @property
     def inside(self) -> Bools:
         """(clients, most) whether there is a candidate at a position."""
-        position = np.arange(self.item.shape[1])
+        n_positions = self.item.shape[1]
+        position = np.arange(n_positions)
         length = self.length[:, None]
         return np.asarray(position < length)
 
@@ -94,7 +95,8 @@ class SelectionOutcome:
 
 def init_selection(how: SelectionOptions, dim: int, actor_key: np.uint64, critic_key: np.uint64) -> Arrays:
     """New networks that decide (actor) and judge (critic)."""
-    sizes = (2 * dim + 3, how.hidden, 1)
+    width = 2 * dim + 3
+    sizes = (width, how.hidden, 1)
     actor = init_network(sizes, actor_key)
     critic = init_network(sizes, critic_key)
     return bundle_networks(actor=actor, critic=critic)
@@ -115,7 +117,8 @@ def walk_candidates(
     item = np.full(shape, -1, np.int32)
     item[row, position] = candidates.ids
     score = np.zeros(shape, np.float32)
-    score[row, position] = candidates.values["score"]
+    scores = candidates.values["score"]
+    score[row, position] = scores
     state = _build_states(candidates, position, user_rows, item_rows, how)
     length = candidates.counts()
     uniform = draws.draw_uniforms("action", how.most)
@@ -131,11 +134,18 @@ def _build_states(
     row = candidates.rows()
     n_clients = len(candidates)
     width = 2 * dim + 3
-    state = np.zeros((n_clients, how.most, width), np.float32)
-    state[row, position, 0] = candidates.values["score"]
-    state[row, position, 1] = candidates.values["frequency"]
-    state[row, position, 2 : 2 + dim] = user_rows[row]
-    state[row, position, 2 + dim : 2 + 2 * dim] = item_rows[candidates.ids]
+    shape = (n_clients, how.most, width)
+    state = np.zeros(shape, np.float32)
+    score = candidates.values["score"]
+    state[row, position, 0] = score
+    frequency = candidates.values["frequency"]
+    state[row, position, 1] = frequency
+    users = user_rows[row]
+    state[row, position, 2 : 2 + dim] = users
+    items = item_rows[candidates.ids]
+    end = 2 + 2 * dim
+    start = 2 + dim
+    state[row, position, start:end] = items
     return state
 
 
@@ -144,29 +154,37 @@ def _draw_actions(agent: Arrays, state: Floats, length: Longs, uniform: Doubles)
     actor = select_network(agent, "actor")
     n_clients, most, _ = state.shape
     action = np.zeros((n_clients, most), bool)
-    log_prob = np.zeros((n_clients, most), np.float32)
+    shape = (n_clients, most)
+    log_prob = np.zeros(shape, np.float32)
     n_picked = np.zeros(n_clients, np.float32)
     input_weights = actor["w0"][:-1]
     count_weights = actor["w0"][-1]
     output_weights = actor["w1"][:, 0]
     inputs = state[:, :, :-1]
-    without_count = np.matmul(inputs, input_weights) + actor["b0"]  # for every position at once
+    from_inputs = np.matmul(inputs, input_weights)
+    without_count = from_inputs + actor["b0"]  # for every position at once
     n_positions = int(length.max(initial=0))
     for k in range(n_positions):
         is_inside = k < length
         picked_share = n_picked / most
-        state[:, k, -1] = np.where(is_inside, picked_share, 0)
-        from_count = state[:, k, -1:] * count_weights
-        hidden = np.maximum(without_count[:, k] + from_count, 0)
+        share_so_far = np.where(is_inside, picked_share, 0)
+        state[:, k, -1] = share_so_far
+        count_share = state[:, k, -1:]
+        from_count = count_share * count_weights
+        before_relu = without_count[:, k] + from_count
+        hidden = np.maximum(before_relu, 0)
         output = (hidden * output_weights).sum(1)
         logit = output + actor["b1"][0]
         probability = expit(logit.astype(np.float64))
-        is_drawn = uniform[:, k] < probability
+        draws = uniform[:, k]
+        is_drawn = draws < probability
         action[:, k] = is_drawn & is_inside
         is_picked = action[:, k]
-        signed = np.where(is_picked, -logit, logit)
+        negative = -logit
+        signed = np.where(is_picked, negative, logit)
         log_probability = -np.logaddexp(0, signed)
-        log_prob[:, k] = np.where(is_inside, log_probability, 0)
+        known_log_prob = np.where(is_inside, log_probability, 0)
+        log_prob[:, k] = known_log_prob
         n_picked += action[:, k]
     return action, log_prob
 
@@ -244,15 +262,21 @@ def update_selection(agent: Arrays, walk: CandidateWalk, reward: Doubles, how: S
         rho = np.inf
     actions = walk.action[clients]
     lengths = walk.length[clients]
-    adjusted = adjust_by_position(reward[clients], actions, lengths, rho)
-    state = torch.from_numpy(walk.state[clients])
-    action = torch.from_numpy(walk.action[clients])
+    client_rewards = reward[clients]
+    adjusted = adjust_by_position(client_rewards, actions, lengths, rho)
+    states = walk.state[clients]
+    state = torch.from_numpy(states)
+    actions_taken = walk.action[clients]
+    action = torch.from_numpy(actions_taken)
     is_inside = walk.inside[clients]
-    inside = torch.from_numpy(is_inside.astype(np.float32))
-    rewards = torch.from_numpy(adjusted.astype(np.float32))
+    weights = is_inside.astype(np.float32)
+    inside = torch.from_numpy(weights)
+    reward_values = adjusted.astype(np.float32)
+    rewards = torch.from_numpy(reward_values)
     actor = select_network(agent, "actor")
     critic = select_network(agent, "critic")
-    old_values = predict_values(critic, walk.state[clients])
+    client_states = walk.state[clients]
+    old_values = predict_values(critic, client_states)
     errors = compute_td_errors(old_values, rewards, inside, how.discount)
 
     def judge_values(layers: Layers) -> Tensor:

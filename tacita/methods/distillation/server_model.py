@@ -37,8 +37,10 @@ class Teacher:
         no_keys = np.zeros(0, np.uint64)
         central = CentralModel(backbone, _empty_graph())
         state = central.init_state(draws, no_keys, no_keys)
-        history = UploadHistory(np.zeros(0, np.int64), 0)
-        teacher = Teacher(no_keys, state, empty_scores(0), history, history)
+        no_counts = np.zeros(0, np.int64)
+        history = UploadHistory(no_counts, 0)
+        no_uploads = empty_scores(0)
+        teacher = Teacher(no_keys, state, no_uploads, history, history)
         return teacher.with_items(backbone, draws, items)
 
     def with_items(self, backbone: Scorer, draws: Draws, items: Floats) -> Teacher:
@@ -48,7 +50,8 @@ class Teacher:
             return self
         fresh = items[known:]
         if items.shape[1] != backbone.item_width:  # another kind of model than the clients': it starts by itself
-            numbers = np.arange(known, len(items), dtype=np.uint64)
+            n_items = len(items)
+            numbers = np.arange(known, n_items, dtype=np.uint64)
             keys = hash_owners(draws.public("server-items"), numbers)
             fresh = backbone.init_items(draws, keys)
         model = _append_rows(self.model, "items", fresh)
@@ -90,21 +93,25 @@ class Teacher:
         user = self.last.rows()[is_edge]
         item = self.last.ids[is_edge]
         n_users = len(self.names)
-        return InteractionGraph.from_edges(user, item, score[is_edge], n_users, self.n_items)
+        weight = score[is_edge]
+        return InteractionGraph.from_edges(user, item, weight, n_users, self.n_items)
 
     def with_uploads(self, users: Ints, uploads: Ragged) -> Teacher:
         """After another round's uploads, one list for each of these users."""
-        is_silent = np.ones(len(self.names), bool)
+        n_users = len(self.names)
+        is_silent = np.ones(n_users, bool)
         is_silent[users] = False
         old_rows = self.last.rows()
         stays = is_silent[old_rows]
         old_score = self.last.values["score"]
         new_rows = users[uploads.rows()]
-        rows = np.concatenate([old_rows[stays], new_rows])
+        silent_rows = old_rows[stays]
+        rows = np.concatenate([silent_rows, new_rows])
         old_ids = self.last.ids[stays]
         ids = np.concatenate([old_ids, uploads.ids])
         new_score = uploads.values["score"]
-        score = np.concatenate([old_score[stays], new_score])
+        silent_score = old_score[stays]
+        score = np.concatenate([silent_score, new_score])
         n_users = len(self.names)
         last = Ragged.from_pairs(rows, ids, n_users, {"score": score})
         recent = UploadHistory.from_upload(uploads, self.n_items)
@@ -114,16 +121,19 @@ class Teacher:
     def to_arrays(self) -> Arrays:
         """Everything as named arrays, as the server keeps it."""
         arrays: Arrays = {"names": self.names}
-        for name, value in self.model.arrays().items():
+        model_arrays = self.model.arrays()
+        for name, value in model_arrays.items():
             arrays[f"{MODEL}{name}"] = value
         arrays["last/ptr"] = self.last.ptr
         arrays["last/ids"] = self.last.ids
         arrays["last/score"] = self.last.values["score"]
         for name, history in (("recent", self.recent), ("ever", self.ever)):
             arrays[f"{name}/counts"] = history.counts
-            arrays[f"{name}/uploads"] = np.array([history.n_uploads], np.int64)
+            n_uploads = np.array([history.n_uploads], np.int64)
+            arrays[f"{name}/uploads"] = n_uploads
         for name, note in self.notes.items():
-            arrays[f"{NOTES}{name}"] = np.array([note])
+            value = np.array([note])
+            arrays[f"{NOTES}{name}"] = value
         for name, value in self.agents.items():
             arrays[f"{AGENTS}{name}"] = value
         return arrays
@@ -132,7 +142,8 @@ class Teacher:
     def from_arrays(arrays: Arrays) -> Teacher:
         """The teacher that `to_arrays` wrote."""
         notes = {}
-        for name, value in _select_prefix(arrays, NOTES).items():
+        saved_notes = _select_prefix(arrays, NOTES)
+        for name, value in saved_notes.items():
             notes[name] = float(value[0])
         return Teacher(
             names=arrays["names"],
@@ -155,7 +166,8 @@ def _select_prefix(arrays: Arrays, prefix: str) -> Arrays:
 
 
 def _read_history(arrays: Arrays, name: str) -> UploadHistory:
-    n_uploads = int(arrays[f"{name}/uploads"][0])
+    saved = arrays[f"{name}/uploads"]
+    n_uploads = int(saved[0])
     return UploadHistory(arrays[f"{name}/counts"], n_uploads)
 
 
@@ -176,7 +188,8 @@ def empty_scores(n_clients: int) -> Ragged:
 
 def _empty_graph() -> InteractionGraph:
     no_edges = np.zeros(0, np.int64)
-    return InteractionGraph.from_edges(no_edges, no_edges, np.zeros(0), 0, 1)
+    no_weights = np.zeros(0)
+    return InteractionGraph.from_edges(no_edges, no_edges, no_weights, 0, 1)
 
 
 def _append_rows(state: CentralState, name: str, fresh: Floats) -> CentralState:
@@ -188,8 +201,11 @@ def _append_rows(state: CentralState, name: str, fresh: Floats) -> CentralState:
     for kind in ("mean", "square"):
         moment = moments[f"{name}.{kind}"]
         no_moment = np.zeros_like(fresh)
-        moments[f"{name}.{kind}"] = np.concatenate([moment, no_moment])
+        grown = np.concatenate([moment, no_moment])
+        moments[f"{name}.{kind}"] = grown
     steps: Longs = moments[f"{name}.steps"]
-    no_steps = np.zeros(len(fresh), steps.dtype)
-    moments[f"{name}.steps"] = np.append(steps, no_steps)
+    n_new = len(fresh)
+    no_steps = np.zeros(n_new, steps.dtype)
+    grown_steps = np.append(steps, no_steps)
+    moments[f"{name}.steps"] = grown_steps
     return CentralState(values, moments)

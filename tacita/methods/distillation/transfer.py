@@ -9,7 +9,7 @@ or, with `answers = "client"`, each client's own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -21,7 +21,6 @@ from tacita.core.types import Arrays, CohortView, Doubles, Floats, Ints, Keys, L
 from tacita.learn.scores import SCORES, PredictionPart
 from tacita.learn.training.central_model import CentralModel
 from tacita.learn.training.central_state import CentralState, TrainingSamples
-from tacita.messages import PerClientField, SparseRows, Total
 from tacita.methods.distillation.candidates import find_candidates, schedule_candidates, select_confident
 from tacita.methods.distillation.client_model import score_client_models
 from tacita.methods.distillation.measures import compute_cross_entropy, compute_mean_losses
@@ -37,6 +36,15 @@ from tacita.methods.distillation.selection import (
 )
 from tacita.methods.distillation.server_model import Teacher, empty_scores
 from tacita.methods.distillation.transfer_config import TransferConfig
+from tacita.methods.distillation.transfer_records import (
+    align_uploads,
+    build_samples,
+    drop_walk,
+    has_walk,
+    read_walk,
+    sort_by_sender,
+    write_walk,
+)
 from tacita.methods.distillation.uploads import (
     Disguise,
     PtfDisguise,
@@ -47,7 +55,6 @@ from tacita.methods.distillation.uploads import (
 from tacita.methods.distillation.weighting import (
     compute_states,
     compute_weights,
-    expand_weights,
     init_weighting,
     measure_concentration,
     update_weighting,
@@ -62,8 +69,6 @@ from tacita.round.registry import register
 from tacita.round.serving import Purpose, Serving
 from tacita.round.state import StateSpec
 from tacita.round.task import LocalTask, TrainingOutcome
-
-WALK = "walk/"
 
 
 @register
@@ -86,8 +91,10 @@ class PredictionTransfer(PredictionPart):
         if not options:
             return self.context.scorer
         if "name" not in options:
-            options = {**self.context.scorer.config.model_dump(), **options}
-        name = options.pop("name", self.context.backbone.name)
+            own_options = self.context.scorer.config.model_dump()
+            options = {**own_options, **options}
+        default_name = self.context.backbone.name
+        name = options.pop("name", default_name)
         if not isinstance(name, str):
             raise TacitaError("server.name of part 'prediction-transfer' must be a name such as 'neumf'.")
         if name not in backbone_names():
@@ -95,7 +102,8 @@ class PredictionTransfer(PredictionPart):
         cls = backbone_class(name)
         if not issubclass(cls, Scorer):
             raise TacitaError(f"server model '{name}' cannot be taught; use neumf, neuncf, lightgcn or mf.")
-        config = validate_model(cls.Config, options, f"server model '{name}'")
+        label = f"server model '{name}'"
+        config = validate_model(cls.Config, options, label)
         return cls(config)
 
     @property
@@ -108,8 +116,10 @@ class PredictionTransfer(PredictionPart):
             raise TacitaError(f"beta_low = {config.beta_low} is above beta_high = {config.beta_high}; swap them.")
         backbone = self.server_backbone
         width = self.context.backbone.item_width
-        no_items = np.zeros((0, width), np.float32)
-        teacher = Teacher.new(backbone, self.context.draws, no_items)
+        shape = (0, width)
+        no_items = np.zeros(shape, np.float32)
+        draws = self.context.draws
+        teacher = Teacher.new(backbone, draws, no_items)
         CentralModel(backbone, teacher.build_graph())
 
     def check(self, n_items: int) -> None:
@@ -142,7 +152,8 @@ class PredictionTransfer(PredictionPart):
         new = drop_own(received, known)
         if not len(new.ids):
             return None
-        label = np.clip(new.values["score"], 0, 1)
+        score = new.values["score"]
+        label = np.clip(score, 0, 1)
         return Ragged(new.ptr, new.ids, {"label": label})
 
     def collect_received(self, view: CohortView) -> Ragged:
@@ -166,7 +177,8 @@ class PredictionTransfer(PredictionPart):
 
     def choose_predictions(self, view: CohortView, own: Ragged, received: Ragged) -> Ragged:
         config = self.config
-        draws = RoundDraws(self.context.draws, view.client_keys, view.block, view.round)
+        shared_draws = self.context.draws
+        draws = RoundDraws(shared_draws, view.client_keys, view.block, view.round)
         if config.scheme == "ptf":
             ptf_disguise = PtfDisguise(swap=config.swap_options)
             return disguise_ptf(own, received, ptf_disguise, draws)
@@ -209,12 +221,14 @@ class PredictionTransfer(PredictionPart):
         central = self._build_central(teacher)
         _, item_vectors = central.vectors(teacher.model)
         width = int(item_vectors.shape[1])
-        weights = init_weighting(self.config.weighting_options, draws.public("weighting-agent"))
+        weighting_key = draws.public("weighting-agent")
+        weights = init_weighting(self.config.weighting_options, weighting_key)
         actor_key = draws.public("actor")
         critic_key = draws.public("critic")
         options = self.config.selection_options
         picks = init_selection(options, width, actor_key, critic_key)
-        return replace(teacher, agents=bundle_networks(weights=weights, picks=picks))
+        agents = bundle_networks(weights=weights, picks=picks)
+        return replace(teacher, agents=agents)
 
     def _build_central(self, teacher: Teacher) -> CentralModel:
         """The server's model, on the graph of the last uploads where it needs one."""
@@ -226,9 +240,11 @@ class PredictionTransfer(PredictionPart):
 
     def _load_teacher(self, server: ServerState, clients: Keys) -> Teacher:
         """The teacher of the last round, with rows for clients that are new."""
-        state = _drop_walk(server.parts[self.name])
+        saved = server.parts[self.name]
+        state = drop_walk(saved)
         teacher = Teacher.from_arrays(state)
-        return teacher.with_clients(self.server_backbone, self.context.draws, clients)
+        draws = self.context.draws
+        return teacher.with_clients(self.server_backbone, draws, clients)
 
     def broadcast(self, server: ServerState, audience: Audience) -> PartBroadcast:
         if audience.clients is None:
@@ -243,7 +259,8 @@ class PredictionTransfer(PredictionPart):
         """What every client of the round is sent; an agent's walk is kept until the round is over."""
         config = self.config
         teacher = self._load_teacher(server, clients)
-        updated = server.with_part(self.name, teacher.to_arrays())
+        arrays = teacher.to_arrays()
+        updated = server.with_part(self.name, arrays)
         if config.select == "none" or teacher.recent.n_uploads == 0:
             return updated, empty_scores(len(clients))
         central = self._build_central(teacher)
@@ -255,7 +272,8 @@ class PredictionTransfer(PredictionPart):
             return central.score(teacher.model, some)
 
         if config.select == "confident":
-            picked = select_confident(teacher.ever.counts, last, users, score_users, config.most)
+            counts = teacher.ever.counts
+            picked = select_confident(counts, last, users, score_users, config.most)
             return updated, picked
         history = teacher.ever
         if config.history == "last":
@@ -269,13 +287,15 @@ class PredictionTransfer(PredictionPart):
         options = config.selection_options
         vectors = user_vectors[users]
         walk = walk_candidates(agent, candidates, vectors, item_vectors, options, draws)
-        state = {**teacher.to_arrays(), **_write_walk(walk, clients)}
+        saved_walk = write_walk(walk, clients)
+        state = {**teacher.to_arrays(), **saved_walk}
         updated = server.with_part(self.name, state)
         return updated, walk.list_picks()
 
     def _public_draws(self, server: ServerState, clients: Keys) -> RoundDraws:
         """The server's own draws of a round."""
-        return RoundDraws(self.context.draws, clients, server.block, server.round, public=True)
+        draws = self.context.draws
+        return RoundDraws(draws, clients, server.block, server.round, public=True)
 
     def _serve_scores(self, server: ServerState, clients: Keys, items: Ragged | None) -> Ragged | None:
         """The server's logits of the whole catalogue, or of some items, for each client."""
@@ -291,56 +311,65 @@ class PredictionTransfer(PredictionPart):
         n_items = len(server.items)
         scores = central.score(teacher.model, users)
         n_clients = len(clients)
-        ptr = np.arange(n_clients + 1, dtype=np.int64) * n_items
+        starts = np.arange(n_clients + 1, dtype=np.int64)
+        ptr = starts * n_items
         catalogue = np.arange(n_items, dtype=np.int32)
         ids = np.tile(catalogue, len(clients))
-        return Ragged(ptr, ids, {"score": scores.reshape(-1)})
+        flat_scores = scores.reshape(-1)
+        return Ragged(ptr, ids, {"score": flat_scores})
 
     def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
         """Steps 5 to 9 of a round: weigh, distil, let the agents learn, remember the uploads."""
         if SCORES not in total.each:
             return server
-        clients, uploads = _sort_by_sender(total.each[SCORES])
+        field = total.each[SCORES]
+        clients, uploads = sort_by_sender(field)
         teacher = self._load_teacher(server, clients)
         users = teacher.find_rows(clients)
         states, weights = self._weigh_uploads(teacher, users, uploads)
         teacher = teacher.with_uploads(users, uploads)
         central = self._build_central(teacher)
-        samples = _build_samples(users, uploads, weights)
+        samples = build_samples(users, uploads, weights)
         model = self._distil_uploads(central, teacher, samples, server)
         teacher = replace(teacher, model=model)
         logits = central.score_pairs(model, samples.user, samples.item)
         agents = {name: select_network(teacher.agents, name) for name in ("weights", "picks")}
         if states is not None:
-            losses = compute_mean_losses(uploads, logits, self.config.agent_loss)
+            kind = self.config.agent_loss
+            losses = compute_mean_losses(uploads, logits, kind)
             options = self.config.weighting_options
-            agents["weights"] = update_weighting(agents["weights"], states, losses, options)
+            old_agent = agents["weights"]
+            agents["weights"] = update_weighting(old_agent, states, losses, options)
         notes = {}
         state = server.parts[self.name]
-        if f"{WALK}clients" in state:
-            walk, walkers = _read_walk(state)
+        if has_walk(state):
+            walk, walkers = read_walk(state)
             _, item_vectors = central.vectors(model)
-            outcome = SelectionOutcome(*_align_uploads(uploads, clients, logits, walkers), item_vectors)
+            outcome = SelectionOutcome(*align_uploads(uploads, clients, logits, walkers), item_vectors)
             agents["picks"] = self._update_selection(
                 agents["picks"], walk, outcome, self._public_draws(server, walkers)
             )
             n_picked = walk.action.sum()
-            notes["picked"] = float(n_picked / max(1, len(walkers)))
+            n_walkers = max(1, len(walkers))
+            notes["picked"] = float(n_picked / n_walkers)
         losses = compute_cross_entropy(logits, samples.label)
         notes["server_loss"] = float(losses.mean())
         notes["weight_concentration"] = measure_concentration(weights)
-        teacher = replace(teacher, agents=bundle_networks(**agents), notes=notes)
+        bundle = bundle_networks(**agents)
+        teacher = replace(teacher, agents=bundle, notes=notes)
         return server.with_part(self.name, teacher.to_arrays())
 
     def _weigh_uploads(self, teacher: Teacher, users: Ints, uploads: Ragged) -> tuple[Doubles | None, Doubles]:
         """What the weighting agent saw, and a weight for each client."""
         if not self.config.weighting:
             equal = 1.0 / max(1, len(uploads))
-            return None, np.full(len(uploads), equal)
+            n_clients = len(uploads)
+            return None, np.full(n_clients, equal)
         central = self._build_central(teacher)
         user = users[uploads.rows()]
         logits = central.score_pairs(teacher.model, user, uploads.ids)
-        states = compute_states(uploads, logits, self.config.weighting_options)
+        options = self.config.weighting_options
+        states = compute_states(uploads, logits, options)
         agent = select_network(teacher.agents, "weights")
         return states, compute_weights(agent, states)
 
@@ -351,9 +380,11 @@ class PredictionTransfer(PredictionPart):
         config = self.config
         orders = []
         for epoch in range(config.server_epochs):
-            order = self.context.draws.public("server-order", server.block, server.round, epoch)
+            draws = self.context.draws
+            order = draws.public("server-order", server.block, server.round, epoch)
             orders.append(order)
-        return central.train(teacher.model, samples, config.server_batch, orders, config.server_loss)
+        batch = config.server_batch
+        return central.train(teacher.model, samples, batch, orders, config.server_loss)
 
     def _update_selection(
         self, agent: Arrays, walk: CandidateWalk, outcome: SelectionOutcome, draws: RoundDraws
@@ -366,64 +397,7 @@ class PredictionTransfer(PredictionPart):
     def metrics(self, server: ServerState) -> dict[str, float]:
         if self.name not in server.parts:
             return {}
-        state = _drop_walk(server.parts[self.name])
+        saved = server.parts[self.name]
+        state = drop_walk(saved)
         teacher = Teacher.from_arrays(state)
         return teacher.notes
-
-
-def _sort_by_sender(sent: PerClientField) -> tuple[Keys, Ragged]:
-    """Clients and their uploads, in an order that does not depend on where people live."""
-    rows = sent.value
-    assert isinstance(rows, SparseRows)
-    score = rows.value.astype(np.float32)
-    n_senders = len(sent.sender)
-    uploads = Ragged.from_pairs(rows.client, rows.item, n_senders, {"score": score})
-    order = np.argsort(sent.sender)
-    return sent.sender[order], uploads.take(order)
-
-
-def _build_samples(users: Ints, uploads: Ragged, weights: Doubles) -> TrainingSamples:
-    """What the server's model learns: uploaded scores, weighed by client."""
-    user_of_entry = users[uploads.rows()]
-    user = user_of_entry.astype(np.int64)
-    item = uploads.ids.astype(np.int64)
-    weight = expand_weights(weights, uploads)
-    return TrainingSamples(user, item, uploads.values["score"], weight)
-
-
-def _write_walk(walk: CandidateWalk, clients: Keys) -> Arrays:
-    """A walk as named arrays, as the server keeps it until the round is over."""
-    state: Arrays = {}
-    for field in fields(CandidateWalk):
-        state[f"{WALK}{field.name}"] = getattr(walk, field.name)
-    state[f"{WALK}clients"] = clients
-    return state
-
-
-def _read_walk(state: Arrays) -> tuple[CandidateWalk, Keys]:
-    """The walk of this round, and its clients."""
-    columns = {}
-    for field in fields(CandidateWalk):
-        columns[field.name] = state[f"{WALK}{field.name}"]
-    return CandidateWalk(**columns), state[f"{WALK}clients"]
-
-
-def _drop_walk(state: Arrays) -> Arrays:
-    rest: Arrays = {}
-    for name, value in state.items():
-        if not name.startswith(WALK):
-            rest[name] = value
-    return rest
-
-
-def _align_uploads(uploads: Ragged, clients: Keys, logits: Floats, walkers: Keys) -> tuple[Ragged, Floats]:
-    """Uploads and their logits in the order of a walk's clients; a client that sent nothing has an empty row."""
-    order = np.argsort(walkers)
-    senders = clients[uploads.rows()]
-    place = np.searchsorted(walkers, senders, sorter=order)
-    row = order[place]
-    columns = {"score": uploads.values["score"], "logit": logits}
-    aligned = Ragged.from_pairs(row, uploads.ids, len(walkers), columns)
-    score = aligned.values["score"]
-    scores = Ragged(aligned.ptr, aligned.ids, {"score": score})
-    return scores, aligned.values["logit"]

@@ -47,13 +47,15 @@ class PtfDisguise:
 def drop_own(received: Ragged, own: Ragged) -> Ragged:
     """What was received, without items of the device's own set: `own` its private set, in PTF-FedRec its positives."""
     rows = received.rows()
-    is_new = ~own.holds(rows, received.ids)
+    is_own = own.holds(rows, received.ids)
+    is_new = ~is_own
     columns = {}
     for name, column in received.values.items():
         columns[name] = column[is_new]
     new_rows = rows[is_new]
     new_ids = received.ids[is_new]
-    return Ragged.from_pairs(new_rows, new_ids, len(received), columns)
+    n_clients = len(received)
+    return Ragged.from_pairs(new_rows, new_ids, n_clients, columns)
 
 
 def pool_items(own: Ragged, received: Ragged) -> Ragged:
@@ -62,20 +64,27 @@ def pool_items(own: Ragged, received: Ragged) -> Ragged:
     `own` has columns label (0 or 1) and prediction, `received` prediction; an item in both is the device's own. In the
     result a received item has label nan.
     """
-    all_rows = np.concatenate([own.rows(), received.rows()])
+    own_rows = own.rows()
+    received_rows = received.rows()
+    all_rows = np.concatenate([own_rows, received_rows])
     rows = all_rows.astype(np.int64)
     ids = np.concatenate([own.ids, received.ids])
     n_received = len(received.ids)
     no_label = np.full(n_received, np.nan, np.float32)
-    label = np.concatenate([read_column(own, "label"), no_label])
+    own_label = read_column(own, "label")
+    label = np.concatenate([own_label, no_label])
     own_prediction = read_column(own, "prediction")
     received_prediction = read_column(received, "prediction")
     prediction = np.concatenate([own_prediction, received_prediction])
-    width = 1 + int(ids.max(initial=0))
+    largest = int(ids.max(initial=0))
+    width = 1 + largest
     codes = rows * width + ids
     _, first = np.unique(codes, return_index=True)
     columns = {"label": label[first], "prediction": prediction[first]}
-    return Ragged.from_pairs(rows[first], ids[first], len(own), columns)
+    first_rows = rows[first]
+    first_ids = ids[first]
+    n_clients = len(own)
+    return Ragged.from_pairs(first_rows, first_ids, n_clients, columns)
 
 
 def read_column(lists: Ragged, name: str) -> Floats:
@@ -93,7 +102,8 @@ def take_entries(pool: Ragged, entries: Longs) -> Ragged:
         columns[name] = values[entries]
     rows = pool.rows()[entries]
     ids = pool.ids[entries]
-    return Ragged.from_pairs(rows, ids, len(pool), columns)
+    n_clients = len(pool)
+    return Ragged.from_pairs(rows, ids, n_clients, columns)
 
 
 def sample_pool(pool: Ragged, beta: tuple[float, float], draws: RoundDraws) -> Ragged:
@@ -101,7 +111,8 @@ def sample_pool(pool: Ragged, beta: tuple[float, float], draws: RoundDraws) -> R
     rows = pool.rows()
     n_sampled = _draw_sizes("beta", beta, pool.counts(), draws)
     order = draws.hash_entries("sample", rows, pool.ids)
-    is_sampled = rank_in_rows(rows, order) < n_sampled[rows]
+    rank = rank_in_rows(rows, order)
+    is_sampled = rank < n_sampled[rows]
     return take_entries(pool, np.flatnonzero(is_sampled))
 
 
@@ -114,11 +125,14 @@ def _draw_sizes(purpose: str, span: tuple[float, float], counts: Longs, draws: R
 
 def mix_labels(label: Floats, prediction: Floats, alpha: float) -> Floats:
     """alpha * label + (1 - alpha) * prediction; the prediction where there is no label."""
-    hard = alpha * label.astype(np.float64)
+    labels = label.astype(np.float64)
+    hard = alpha * labels
     weight = 1 - alpha
-    soft = (weight) * prediction.astype(np.float64)
+    predictions = prediction.astype(np.float64)
+    soft = (weight) * predictions
     has_label = ~np.isnan(label)
-    mixed = np.where(has_label, hard + soft, prediction)
+    blend = hard + soft
+    mixed = np.where(has_label, blend, prediction)
     return mixed.astype(np.float32)
 
 
@@ -126,8 +140,10 @@ def swap_scores(upload: Ragged, score: Floats, low: Bools, how: Swap, draws: Rou
     """Scores after some items with label 1 exchanged theirs, pair by pair, with some of the items marked `low`."""
     rows = upload.rows()
     high = upload.values["label"] == 1
-    n_high = np.bincount(rows[high], minlength=len(upload))
-    n_low = np.bincount(rows[low], minlength=len(upload))
+    high_rows = rows[high]
+    n_high = np.bincount(high_rows, minlength=len(upload))
+    low_rows = rows[low]
+    n_low = np.bincount(low_rows, minlength=len(upload))
     share = floor_share(how.share, n_high)
     n_wanted = np.maximum(how.least, share)
     n_possible = np.minimum(n_high, n_low)
@@ -180,8 +196,10 @@ def sample_ptf(pool: Ragged, how: PtfDisguise, draws: RoundDraws) -> Ragged:
     is_positive = pool.values["label"] == 1
     positives = np.flatnonzero(is_positive)
     others = np.flatnonzero(~is_positive)
-    n_positives = np.bincount(rows[positives], minlength=len(pool))
-    n_others = np.bincount(rows[others], minlength=len(pool))
+    positive_rows = rows[positives]
+    n_positives = np.bincount(positive_rows, minlength=len(pool))
+    other_rows = rows[others]
+    n_others = np.bincount(other_rows, minlength=len(pool))
     n_sampled = _draw_sizes("positives", how.positives, n_positives, draws)
     sampled = _sample_entries(pool, positives, n_sampled, "positive", draws)
     # who has no positive uploads one other item all the same: an empty upload would say so
@@ -192,7 +210,8 @@ def sample_ptf(pool: Ragged, how: PtfDisguise, draws: RoundDraws) -> Ragged:
         negatives = _sample_with_replacement(pool, others, n_negatives, n_others, draws)
     else:
         negatives = _sample_entries(pool, others, n_negatives, "other", draws)
-    return take_entries(pool, np.concatenate([sampled, negatives]))
+    entries = np.concatenate([sampled, negatives])
+    return take_entries(pool, entries)
 
 
 def _sample_entries(pool: Ragged, entries: Longs, sizes: Longs, purpose: str, draws: RoundDraws) -> Longs:
@@ -200,7 +219,8 @@ def _sample_entries(pool: Ragged, entries: Longs, sizes: Longs, purpose: str, dr
     rows = pool.rows()[entries]
     ids = pool.ids[entries]
     order = draws.hash_entries(purpose, rows, ids)
-    is_sampled = rank_in_rows(rows, order) < sizes[rows]
+    rank = rank_in_rows(rows, order)
+    is_sampled = rank < sizes[rows]
     return entries[is_sampled]
 
 
@@ -210,15 +230,19 @@ def _sample_with_replacement(pool: Ragged, entries: Longs, sizes: Longs, counts:
     owner = np.repeat(clients, sizes)
     rows = pool.rows()[entries]
     start = np.searchsorted(rows, owner)
-    zeros = np.zeros(len(pool), np.int64)
+    n_clients = len(pool)
+    zeros = np.zeros(n_clients, np.int64)
     turn = expand_spans(zeros, sizes)
-    place = draws.draw_indices("other", owner, turn, counts[owner])
-    return np.asarray(entries[start + place])
+    n_choices = counts[owner]
+    place = draws.draw_indices("other", owner, turn, n_choices)
+    places = start + place
+    return np.asarray(entries[places])
 
 
 def disguise_ptf(own: Ragged, received: Ragged, how: PtfDisguise, draws: RoundDraws) -> Ragged:
     """What each device uploads in PTF-FedRec: items by id, with the column score."""
-    sample = sample_ptf(pool_items(own, received), how, draws)
+    pool = pool_items(own, received)
+    sample = sample_ptf(pool, how, draws)
     score = sample.values["prediction"]
     if how.swap is not None:
         is_low = sample.values["label"] != 1

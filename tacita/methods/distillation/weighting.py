@@ -44,10 +44,12 @@ def compute_states(upload: Ragged, logits: AnyArray, how: WeightingOptions) -> D
 
     `logits`: of the server before it learns from the upload, one per entry.
     """
-    score = upload.values["score"].astype(np.float64)
+    scores = upload.values["score"]
+    score = scores.astype(np.float64)
     size = np.log1p(upload.counts())
     mean = average_rows(upload, score)
-    deviation = score - mean[upload.rows()]
+    row_means = mean[upload.rows()]
+    deviation = score - row_means
     variance = average_rows(upload, deviation**2)
     losses = compute_mean_losses(upload, logits, how.loss)
     columns = np.stack([size, mean, variance, losses], axis=1)
@@ -68,12 +70,14 @@ def expand_weights(weights: Doubles, upload: Ragged) -> Floats:
     """Weight of each entry in the server's loss, mean 1 over clients: equal weights give exactly 1."""
     relative = len(weights) * weights
     counts = upload.counts()
-    return np.repeat(relative.astype(np.float32), counts)
+    weight = relative.astype(np.float32)
+    return np.repeat(weight, counts)
 
 
 def measure_concentration(weights: Doubles) -> float:
     """The largest weight as a multiple of an equal share."""
-    return float(weights.max() * len(weights))
+    n_clients = len(weights)
+    return float(weights.max() * n_clients)
 
 
 def compute_rewards(losses: Doubles, how: WeightingOptions) -> Doubles:

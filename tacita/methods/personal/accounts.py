@@ -15,7 +15,8 @@ from tacita.round.state import Role, StateSpec
 def specify_accounts(ledger: Ledger, n_users: int, epsilon: float | None) -> list[StateSpec]:
     """Specs of new accounts with one budget for all; None: no limit. Going back to an earlier round refunds nothing."""
     specs = []
-    for name, array in ledger.open_accounts(n_users, epsilon).items():
+    accounts = ledger.open_accounts(n_users, epsilon)
+    for name, array in accounts.items():
         spec = StateSpec(name, array, Role.ACCOUNT, persistent=True)
         specs.append(spec)
     return specs

@@ -23,7 +23,8 @@ def compute_noise_multipliers(config: DPPSConfig) -> Doubles:
     count_epsilon = 0.0
     if config.policy == "activity":
         count_epsilon = config.activity_epsilon
-    multipliers = _fit_noise(tuple(config.tiers), count_epsilon, config.delta, config.releases)
+    tiers = tuple(config.tiers)
+    multipliers = _fit_noise(tiers, count_epsilon, config.delta, config.releases)
     return np.array(multipliers)
 
 
@@ -47,8 +48,10 @@ def compute_clips(config: DPPSConfig) -> Doubles:
     multipliers = compute_noise_multipliers(config)
     if not config.has_shared_noise:
         return np.full(len(multipliers), config.clip)
-    mean_inverse = float(normalise_shares(config) @ (1 / multipliers))
-    return np.asarray(config.clip / multipliers / mean_inverse)
+    shares = normalise_shares(config)
+    mean_inverse = float(shares @ (1 / multipliers))
+    relative = config.clip / multipliers
+    return np.asarray(relative / mean_inverse)
 
 
 def normalise_shares(config: DPPSConfig) -> Doubles:
@@ -61,7 +64,8 @@ def cap_weights(weights: Doubles, shares: Doubles, cap: float) -> Doubles:
     """Tier weights of which none is more than `cap` times the mean, if users chose tiers by their shares."""
     while True:
         most = cap * float(shares @ weights)
-        is_above_cap = weights.max() > most * (1 + 1e-9)
+        tolerance = 1 + 1e-9
+        is_above_cap = weights.max() > most * (tolerance)
         if not is_above_cap or most <= 0:
             return weights
         weights = np.minimum(weights, most)
@@ -76,14 +80,16 @@ def limit_budgets(config: DPPSConfig) -> Doubles:
 
 def choose_tiers(config: DPPSConfig, uniforms: Floats) -> Longs:
     """The tiers of lab users, chosen by their shares from uniform draws."""
-    inner_edges = np.cumsum(config.shares)[:-1]
+    cumulative = np.cumsum(config.shares)
+    inner_edges = cumulative[:-1]
     edges = inner_edges / sum(config.shares)
     return np.searchsorted(edges, uniforms, side="right")
 
 
 def find_tiers_by_budget(config: DPPSConfig, epsilon: Doubles) -> Longs:
     """The largest tier that a budget pays for; where there is none, the smallest."""
-    n_affordable = np.searchsorted(np.array(config.tiers), epsilon, side="right")
+    tiers = np.array(config.tiers)
+    n_affordable = np.searchsorted(tiers, epsilon, side="right")
     return np.maximum(0, n_affordable - 1)
 
 

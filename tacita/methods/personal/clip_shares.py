@@ -24,7 +24,8 @@ def subtract_length(room: Doubles, used: Doubles) -> Doubles:
 def encode_length(norms: Doubles, room: Doubles, clips: Doubles) -> Doubles:
     """The squared length of each update within its room, as a number that takes `LENGTH_SHARE` of a clip at most."""
     clipped = np.minimum(norms, room)
-    clipped = np.where(np.isfinite(norms), clipped, 0.0)
+    is_finite = np.isfinite(norms)
+    clipped = np.where(is_finite, clipped, 0.0)
     return LENGTH_SHARE * clipped**2 / clips
 
 
@@ -46,13 +47,15 @@ def estimate_client_variance(total: Total, noise_variance: float, clip: float) -
     """The variance of a coordinate between clients: mean square minus square of the mean, both without noise."""
     size = releases.count_coordinates(total, OWN_FIELDS)
     noised_length = float(total["dpps.length"][0])
-    mean_square = clip / LENGTH_SHARE * noised_length / total.weight
+    length = clip / LENGTH_SHARE * noised_length
+    mean_square = length / total.weight
     squares = []
     for name, value in total.sums.items():
         if not name.startswith(OWN_FIELDS):
             square = (value**2).sum()
             squares.append(float(square))
-    squared_sum = max(0.0, sum(squares) - size * noise_variance)
+    noise_squares = size * noise_variance
+    squared_sum = max(0.0, sum(squares) - noise_squares)
     squared_mean = squared_sum / total.weight**2
     return max(0.0, mean_square - squared_mean) / size
 

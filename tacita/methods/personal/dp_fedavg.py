@@ -68,7 +68,8 @@ class DPFedAvg(Part, Privacy):
         self._check_training()
         if self.config.epsilon is None and self.config.noise is None:
             raise TacitaError("part 'dp-fedavg' needs an epsilon or a noise: set dp-fedavg.epsilon.")
-        rounding_share = releases.bound_rounding_error(self.context, n_items) / self.config.clip
+        error = releases.bound_rounding_error(self.context, n_items)
+        rounding_share = error / self.config.clip
         releases.check_rounding(self.name, n_items, rounding_share)
         self._check_other_parts()
         self.noise_multiplier()
@@ -138,7 +139,8 @@ class DPFedAvg(Part, Privacy):
         rate = 1.0
         if self._is_sampled:
             rate = self.context.train.participation.rate
-        event = Event("round", "gaussian", 1.0, self.noise_multiplier(), "person", "central", rate, "poisson")
+        multiplier = self.noise_multiplier()
+        event = Event("round", "gaussian", 1.0, multiplier, "person", "central", rate, "poisson")
         earlier_rounds = replace(event, what=EARLIER_ROUNDS, once=True)
         earlier_runs = Event(EARLIER_RUNS, "gaussian", 1.0, 1.0, "person", "central", once=True)
         events = (event, earlier_rounds, earlier_runs)
@@ -147,33 +149,41 @@ class DPFedAvg(Part, Privacy):
     # on the device
 
     def state(self, n_users: int) -> Sequence[StateSpec]:
-        accounts = specify_accounts(self.ledger(), n_users, self.config.epsilon)
+        ledger = self.ledger()
+        accounts = specify_accounts(ledger, n_users, self.config.epsilon)
         pays_nothing = np.zeros(n_users, bool)
         return [*accounts, StateSpec("pays", pays_nothing, persistent=True)]
 
     def charge_eligible(self, view: CohortView) -> Arrays:
         account = select_account(view.parts[self.name])
-        account, pays = self.ledger().charge(account, "round")
+        ledger = self.ledger()
+        account, pays = ledger.charge(account, "round")
         return {**account, "pays": pays}
 
     def prepare(self, view: CohortView) -> LocalTask:
         if not self.config.penalty:
             return LocalTask()
-        return LocalTask(penalty=NormPenalty(self.config.penalty, self.config.clip))
+        penalty = NormPenalty(self.config.penalty, self.config.clip)
+        return LocalTask(penalty=penalty)
 
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
         if self.config.keep < 1:
             upload = keep_largest(upload, self.config.keep)
-        clip = self.config.clip - releases.bound_rounding_error(self.context, view.n_items)
+        error = releases.bound_rounding_error(self.context, view.n_items)
+        clip = self.config.clip - error
         upload = releases.clip_upload(upload, clip)
         if self.config.full_weight is not None:
-            n_interactions = np.diff(view.train.ptr[view.user_ptr])
-            share = np.minimum(1.0, n_interactions / self.config.full_weight)
+            ends = view.train.ptr[view.user_ptr]
+            n_interactions = np.diff(ends)
+            weight = n_interactions / self.config.full_weight
+            share = np.minimum(1.0, weight)
             upload = upload.scale(share)
         state = view.parts[self.name]
         pays = find_payers(view, state["pays"])
         upload = upload.drop_clients(~pays)
-        upload = releases.add_nonces(upload, self.context.draws, self.name, view, count_releases(state))
+        draws = self.context.draws
+        n_releases = count_releases(state)
+        upload = releases.add_nonces(upload, draws, self.name, view, n_releases)
         return upload, {}
 
     def fields(self, n_items: int, block: int = 0) -> PartFields:
@@ -195,9 +205,11 @@ class DPFedAvg(Part, Privacy):
 
     def noise_sum(self, server: ServerState, total: Total) -> Total:
         """One noise, also where nobody was drawn: that nobody was is nobody's business."""
-        stream = NoiseStream(self.context.draws, "dp-fedavg-noise", server.block, server.round, total.nonce)
+        draws = self.context.draws
+        stream = NoiseStream(draws, "dp-fedavg-noise", server.block, server.round, total.nonce)
         deviation = self.config.clip * self.noise_multiplier()
-        total = releases.add_noise(total, deviation, stream, ("nothing is public",))
+        nothing_public = ("nothing is public",)
+        total = releases.add_noise(total, deviation, stream, nothing_public)
         return replace(total, n_clients=max(1, total.n_clients))
 
     def promises(self, server: ServerState) -> dict[str, float | str]:
@@ -217,26 +229,35 @@ def keep_largest(upload: Upload, share: float) -> Upload:
             forms[name] = _apply_factor(value)
     owners = [_owners_of_numbers(form) for form in forms.values()]
     numbers = [form.value.reshape(-1) for form in forms.values()]
-    is_large = _find_largest(np.concatenate(owners), np.concatenate(numbers), upload.n_clients, share)
+    owner = np.concatenate(owners)
+    number = np.concatenate(numbers)
+    is_large = _find_largest(owner, number, upload.n_clients, share)
     start = 0
     for name, form in forms.items():
         end = start + form.value.size
-        is_sent = is_large[start:end].reshape(form.value.shape)
-        thinned = np.where(is_sent, form.value, 0).astype(form.value.dtype)
-        upload = upload.with_value(name, replace(form, value=thinned))
+        flags = is_large[start:end]
+        is_sent = flags.reshape(form.value.shape)
+        large = np.where(is_sent, form.value, 0)
+        thinned = large.astype(form.value.dtype)
+        thinned_form = replace(form, value=thinned)
+        upload = upload.with_value(name, thinned_form)
         start = end
     return upload
 
 
 def _find_largest(owner: AnyArray, number: AnyArray, n_owners: int, share: float) -> Bools:
     """Whether each number is among that share of its owner's numbers with the largest magnitude."""
-    order = np.lexsort((-np.abs(number), owner))
+    descending = -np.abs(number)
+    order = np.lexsort((descending, owner))
     counts = np.bincount(owner, minlength=n_owners)
     starts = np.cumsum(counts) - counts
-    rank = np.arange(len(order)) - np.repeat(starts, counts)
-    n_sent = np.maximum(1, np.ceil(share * counts))
+    first_places = np.repeat(starts, counts)
+    rank = np.arange(len(order)) - first_places
+    n_exact = np.ceil(share * counts)
+    n_sent = np.maximum(1, n_exact)
     is_large = np.zeros(len(order), bool)
-    is_large[order] = rank < np.repeat(n_sent, counts)
+    limit = np.repeat(n_sent, counts)
+    is_large[order] = rank < limit
     return is_large
 
 
@@ -250,10 +271,12 @@ def _apply_factor(form: Form) -> SparseRows | DenseArrays:
 
 def _owners_of_numbers(form: SparseRows | DenseArrays) -> AnyArray:
     """The client of each number of a field."""
-    client: AnyArray = np.arange(len(form.value))
+    n_rows = len(form.value)
+    client: AnyArray = np.arange(n_rows)
     if isinstance(form, SparseRows):
         client = form.client
-    row_size = int(np.prod(form.value.shape[1:]))
+    row_shape = form.value.shape[1:]
+    row_size = int(np.prod(row_shape))
     return np.repeat(client, row_size)
 
 

@@ -70,14 +70,16 @@ class DPPS(Part, Privacy):
         if self.covers_mean:
             releases.require_denominator(self.name, train)
         lightest = self._tier_weights(0.0).min()
-        rounding_share = self._bound_rounding_error(n_items, lightest) / self.clips().min()
+        error = self._bound_rounding_error(n_items, lightest)
+        rounding_share = error / self.clips().min()
         releases.check_rounding(self.name, n_items, float(rounding_share))
         releases.check_other_parts(self)
 
     def _bound_rounding_error(self, n_items: int, weight: float | Doubles) -> Doubles:
         """By how much rounding to whole numbers, after weights, can lengthen what a client of a weight sends."""
         error = releases.bound_rounding_error(self.context, n_items)
-        return np.asarray(error / np.maximum(weight, 1e-12))
+        divisor = np.maximum(weight, 1e-12)
+        return np.asarray(error / divisor)
 
     # what noise there is
 
@@ -145,23 +147,30 @@ class DPPS(Part, Privacy):
         if self.config.silos_choose:
             return {}
         if self.config.policy == "declared":
-            return self._open_accounts(view, self._draw_tiers(view.user_keys))
+            tiers = self._draw_tiers(view.user_keys)
+            return self._open_accounts(view, tiers)
         return self._open_accounts_by_activity(view)
 
     def _open_accounts_by_activity(self, view: CohortView) -> Arrays:
         """Accounts whose tiers follow from a noisy count of interactions, which new users pay for."""
-        is_new = view.parts[self.name]["tier"] < 0
-        counts = view.train.counts().astype(np.float64)
-        counts[is_new] += self._draw_count_noise(view.user_keys[is_new])
+        old_tiers = view.parts[self.name]["tier"]
+        is_new = old_tiers < 0
+        n_items = view.train.counts()
+        counts = n_items.astype(np.float64)
+        noise = self._draw_count_noise(view.user_keys[is_new])
+        counts[is_new] += noise
         tiers = budget_tiers.find_tiers_by_count(self.config, counts)
         state = self._open_accounts(view, tiers)
-        account, _ = self.ledger().charge(select_account(state), "activity", participants=is_new)
+        account = select_account(state)
+        account, _ = self.ledger().charge(account, "activity", participants=is_new)
         return {**state, **account}
 
     def _draw_tiers(self, keys: Keys) -> Longs:
         """The tiers that these users, or silos, choose; on a device whose user said nothing, the smallest."""
-        draws = uniforms(self.context.draws.private("budget"), keys, 1)
-        tiers = budget_tiers.choose_tiers(self.config, draws[:, 0])
+        key = self.context.draws.private("budget")
+        draws = uniforms(key, keys, 1)
+        uniform = draws[:, 0]
+        tiers = budget_tiers.choose_tiers(self.config, uniform)
         if self.context.draws.secret:
             return np.zeros_like(tiers)
         return tiers
@@ -171,8 +180,10 @@ class DPPS(Part, Privacy):
         state = view.parts[self.name]
         is_new = state["tier"] < 0
         budgets = budget_tiers.limit_budgets(self.config)[tiers]
-        account = self.ledger().with_budget(select_account(state), budgets, is_new)
-        tier = np.where(is_new, tiers, state["tier"])
+        old_account = select_account(state)
+        account = self.ledger().with_budget(old_account, budgets, is_new)
+        old_tiers = state["tier"]
+        tier = np.where(is_new, tiers, old_tiers)
         return {**account, "tier": tier.astype(np.int8)}
 
     def declare_budget(self, view: CohortView, epsilon: Doubles) -> StateUpdate:
@@ -188,7 +199,8 @@ class DPPS(Part, Privacy):
         scale = 1 / self.config.activity_epsilon
         noise = []
         for key in keys:
-            stream = NoiseStream(self.context.draws, "activity", int(key))
+            draws = self.context.draws
+            stream = NoiseStream(draws, "activity", int(key))
             noise.append(stream.laplaces(1)[0])
         return scale * np.array(noise, np.float64)
 
@@ -237,7 +249,8 @@ class DPPS(Part, Privacy):
 
     def weigh(self, view: CohortView, upload: Upload) -> Doubles:
         tiers = self._client_tiers(view)
-        return self._tier_weights(self._received_variance(view))[tiers]
+        between = self._received_variance(view)
+        return self._tier_weights(between)[tiers]
 
     def _received_variance(self, view: CohortView) -> float:
         """The variance between clients: as it was set, or as the server estimated it; 0 before it did."""
@@ -252,7 +265,8 @@ class DPPS(Part, Privacy):
         """The tier of each client: a silo's own, or, where people have theirs, that of its most careful ones."""
         if self.config.silos_choose:
             return self._draw_tiers(view.client_keys)
-        least = reduce_by_client(view, view.parts[self.name]["tier"], np.minimum)
+        tiers = view.parts[self.name]["tier"]
+        least = reduce_by_client(view, tiers, np.minimum)
         return np.maximum(least, 0).astype(np.int64)
 
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
@@ -260,29 +274,36 @@ class DPPS(Part, Privacy):
         tiers = self._client_tiers(view)
         state = view.parts[self.name]
         if self.config.silos_choose:
-            state = self._open_accounts(view, repeat_by_user(view, tiers))
-        account, pays = self._charge_clients(view, upload, select_account(state), tiers)
-        clips = self._leave_room_for_rounding(view, upload, self.clips()[tiers])
+            user_tiers = repeat_by_user(view, tiers)
+            state = self._open_accounts(view, user_tiers)
+        account = select_account(state)
+        account, pays = self._charge_clients(view, upload, account, tiers)
+        tier_clips = self.clips()[tiers]
+        clips = self._leave_room_for_rounding(view, upload, tier_clips)
         upload = self._clip_upload(view, upload, clips)
         upload = self._add_noise_variance(upload, tiers)
         upload = upload.drop_clients(~pays)
-        upload = releases.add_nonces(upload, self.context.draws, "dpps", view, count_releases(account))
+        n_releases = count_releases(account)
+        upload = releases.add_nonces(upload, self.context.draws, "dpps", view, n_releases)
         return upload, {**account, "tier": state["tier"]}
 
     def _charge_clients(self, view: CohortView, upload: Upload, account: Arrays, tiers: Longs) -> tuple[Arrays, Bools]:
         """The accounts after a release, and the clients that pay for it. In a silo all users pay, or none does."""
         ledger = self.ledger()
-        loss = repeat_by_user(view, 1 / self.noise_multipliers()[tiers])
+        losses = 1 / self.noise_multipliers()[tiers]
+        loss = repeat_by_user(view, losses)
         takes_part = repeat_by_user(view, upload.weight > 0)
         charged, can_pay = ledger.charge(account, "upload", loss, takes_part)
         pays = find_payers(view, can_pay)
         if not view.has_single_users:
-            charged, _ = ledger.charge(account, "upload", loss, repeat_by_user(view, pays))
+            participants = repeat_by_user(view, pays)
+            charged, _ = ledger.charge(account, "upload", loss, participants)
         return charged, pays
 
     def _leave_room_for_rounding(self, view: CohortView, upload: Upload, clips: Doubles) -> Doubles:
         """Clips less what rounding to whole numbers may add."""
-        error = self._bound_rounding_error(view.n_items, self.weigh(view, upload))
+        weight = self.weigh(view, upload)
+        error = self._bound_rounding_error(view.n_items, weight)
         return clips - np.minimum(error, clips)
 
     def _clip_upload(self, view: CohortView, upload: Upload, clips: Doubles) -> Upload:
@@ -312,14 +333,16 @@ class DPPS(Part, Privacy):
         is_sent = upload.weight > 0
         mass = clip_shares.encode_weight(other_weight, clips, is_sent)
         weight = np.where(is_sent, tier_weight, 0.0)
-        return replace(upload.scale(other_weight), weight=weight), mass
+        scaled = upload.scale(other_weight)
+        return replace(scaled, weight=weight), mass
 
     def _add_noise_variance(self, upload: Upload, tiers: Longs) -> Upload:
         """How much noise an upload is owed; its sum says how much noise the total gets."""
         variance = np.zeros(len(tiers))
         if not self.config.has_shared_noise:
             variance = self.noise_deviations()[tiers] ** 2
-        return upload.with_value("dpps.noise", to_column(upload.weight * variance))
+        noise = upload.weight * variance
+        return upload.with_value("dpps.noise", to_column(noise))
 
     def noise_sum(self, server: ServerState, total: Total) -> Total:
         """The noise of all who sent, in one draw: sums of Gaussians are Gaussian."""
@@ -327,20 +350,25 @@ class DPPS(Part, Privacy):
             total = self._set_shared_noise(total)
         elif total.n_clients == 0:
             return total
-        stream = NoiseStream(self.context.draws, "dpps-noise", server.block, server.round, total.nonce)
+        draws = self.context.draws
+        stream = NoiseStream(draws, "dpps-noise", server.block, server.round, total.nonce)
         variance = float(total["dpps.noise"][0])
         if self.config.noise_on == "reals":
-            return releases.add_noise(total, math.sqrt(variance), stream, self._public_fields)
+            deviation = math.sqrt(variance)
+            return releases.add_noise(total, deviation, stream, self._public_fields)
         variance += total.n_clients * QUANTUM  # the sum of variances was rounded, too
-        return releases.add_integer_noise(total, math.sqrt(variance), stream, self._public_fields, QUANTUM)
+        deviation = math.sqrt(variance)
+        return releases.add_integer_noise(total, deviation, stream, self._public_fields, QUANTUM)
 
     def _set_shared_noise(self, total: Total) -> Total:
         """A total that gets the noise of every silo, or one for all, also where nobody took part: that is hidden."""
         n_draws = 1
         if self.config.threat == "silo":
             n_draws = self.context.train.silos
-        variance = n_draws * self.noise_deviations()[-1] ** 2
-        total = total.with_sums({"dpps.noise": np.array([variance])})
+        deviation = self.noise_deviations()[-1]
+        variance = n_draws * deviation**2
+        noise = np.array([variance])
+        total = total.with_sums({"dpps.noise": noise})
         return replace(total, n_clients=max(1, total.n_clients))
 
     # on the server
@@ -358,21 +386,25 @@ class DPPS(Part, Privacy):
         variance = float(total["dpps.noise"][0])
         sums: Arrays = {}
         if self._is_weighed:
-            weight = clip_shares.decode_weight(total, float(self.clips().max()))
+            largest_clip = float(self.clips().max())
+            weight = clip_shares.decode_weight(total, largest_clip)
             total = replace(total, weight=weight)
         if self._estimates_variance:
-            between = clip_shares.estimate_client_variance(total, variance, self.config.clip)
+            clip = self.config.clip
+            between = clip_shares.estimate_client_variance(total, variance, clip)
             sums["dpps.length"] = np.array([between])
         for name, value in total.sums.items():
             if not name.startswith(clip_shares.OWN_FIELDS):
                 by_row = self.config.shrink_by == "row" and name == "rows"
-                sums[name] = releases.shrink_sum(value, variance, self.config.shrink, by_row)
+                strength = self.config.shrink
+                sums[name] = releases.shrink_sum(value, variance, strength, by_row)
         return total.with_sums(sums)
 
     def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
         if not self._estimates_variance or total.n_clients == 0 or "dpps.length" not in total.sums:
             return server
-        between = np.asarray(total["dpps.length"], np.float64)
+        length = total["dpps.length"]
+        between = np.asarray(length, np.float64)
         return server.with_part(self.name, {"between": between})
 
     def promises(self, server: ServerState) -> dict[str, float | str]:
@@ -380,12 +412,17 @@ class DPPS(Part, Privacy):
         config = self.config
         promise: dict[str, float | str] = {"unit": config.unit, "threat": config.threat, "delta": config.delta}
         if config.calibration == "analytic":
-            return {**promise, "epsilon_most": config.tiers[-1], "epsilon_least": config.tiers[0]}
-        for tier, multiplier in zip(config.tiers, self.noise_multipliers()):
+            largest = config.tiers[-1]
+            smallest = config.tiers[0]
+            return {**promise, "epsilon_most": largest, "epsilon_least": smallest}
+        multipliers = self.noise_multipliers()
+        for tier, multiplier in zip(config.tiers, multipliers):
             noise = float(multiplier)
             noise_of_all = noise / math.sqrt(config.releases)
-            promise[f"epsilon_{tier:g}_really"] = gaussian_epsilon(noise_of_all, config.delta)
-            promise[f"delta_at_{tier:g}_really"] = gaussian_delta(noise, tier)
+            epsilon = gaussian_epsilon(noise_of_all, config.delta)
+            promise[f"epsilon_{tier:g}_really"] = epsilon
+            delta = gaussian_delta(noise, tier)
+            promise[f"delta_at_{tier:g}_really"] = delta
         return promise
 
 

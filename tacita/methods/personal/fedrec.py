@@ -57,36 +57,49 @@ class VirtualRatings(Part):
             label[is_real] = 1.0
         user = own.rows()
         if view.round >= self.config.predict_from:
-            vectors = self._refine_vectors(view, user[is_real], own.ids[is_real], label[is_real])
-            products = vectors[user] * view.items[own.ids]
+            real_user = user[is_real]
+            real_item = own.ids[is_real]
+            real_label = label[is_real]
+            vectors = self._refine_vectors(view, real_user, real_item, real_label)
+            rows = view.items[own.ids]
+            products = vectors[user] * rows
             virtual = products.sum(1)
         else:
             means = self._average_labels(view, own, label, is_real)
             virtual = means[user]
-        return np.where(is_real, label, virtual).astype(np.float32)
+        labels = np.where(is_real, label, virtual)
+        return labels.astype(np.float32)
 
     def _average_labels(self, view: CohortView, own: Ragged, label: Floats, is_real: Bools) -> Doubles:
         """Each user's mean rating. Where there are no ratings, sampled negatives count 0 in the mean."""
         n_averaged = view.train.counts()
         user = own.rows()
-        sums = np.bincount(user[is_real], weights=label[is_real], minlength=len(n_averaged))
+        real_user = user[is_real]
+        real_label = label[is_real]
+        sums = np.bincount(real_user, weights=real_label, minlength=len(n_averaged))
         if self.config.implicit or "rating" not in view.train.values:
             n_averaged = own.counts()
-        return np.asarray(sums / np.maximum(n_averaged, 1))
+        divisor = np.maximum(n_averaged, 1)
+        return np.asarray(sums / divisor)
 
     def _refine_vectors(self, view: CohortView, user: Ints, item: Ints, rating: Floats) -> Doubles:
         """User vectors after some steps on the mean squared error of real ratings; item rows stand still."""
         vectors = view.private.astype(np.float64)
-        rows = view.items[item].astype(np.float64)
+        item_rows = view.items[item]
+        rows = item_rows.astype(np.float64)
         n_ratings = np.bincount(user, minlength=len(vectors))
-        divisor = np.maximum(n_ratings, 1)[:, None]
-        rate = self.context.scorer.rates(view.n_items)["p"]
+        counts = np.maximum(n_ratings, 1)
+        divisor = counts[:, None]
+        rates = self.context.scorer.rates(view.n_items)
+        rate = rates["p"]
         for _ in range(self.config.local_steps):
             products = vectors[user] * rows
             error = rating - products.sum(1)
             slope = np.zeros_like(vectors)
-            np.add.at(slope, user, error[:, None] * rows)
-            vectors = vectors + rate * 2 * slope / divisor
+            slopes = error[:, None] * rows
+            np.add.at(slope, user, slopes)
+            step = rate * 2 * slope
+            vectors = vectors + step / divisor
         return vectors
 
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
@@ -94,10 +107,13 @@ class VirtualRatings(Part):
 
         A local step divides it by how many samples there are, and multiplies it by `item_lr_scale`.
         """
-        of_users = view.train.counts() * (1 + self.context.train.negatives)
-        of_clients = np.add.reduceat(np.append(of_users, 0), view.user_ptr)[:-1]
+        n_drawn = 1 + self.context.train.negatives
+        of_users = view.train.counts() * (n_drawn)
+        padded = np.append(of_users, 0)
+        of_clients = np.add.reduceat(padded, view.user_ptr)[:-1]
         n_samples = of_clients.astype(np.float64)
-        factor = n_samples / self.context.scorer.item_scale(view.n_items)
+        scale = self.context.scorer.item_scale(view.n_items)
+        factor = n_samples / scale
         rows = upload.values["rows"].scale(factor)
         return upload.with_value("rows", rows), {}
 
@@ -105,7 +121,10 @@ class VirtualRatings(Part):
 def _find_real_samples(view: CohortView, own: Ragged) -> Bools:
     """Which samples are the user's own items: a user's list begins with them, and negatives follow."""
     n_samples = own.counts()
-    starts = np.repeat(own.ptr[:-1], n_samples)
-    place = np.arange(len(own.ids)) - starts
-    n_real = np.repeat(view.train.counts(), n_samples)
+    list_starts = own.ptr[:-1]
+    starts = np.repeat(list_starts, n_samples)
+    places = np.arange(len(own.ids))
+    place = places - starts
+    n_items = view.train.counts()
+    n_real = np.repeat(n_items, n_samples)
     return np.asarray(place < n_real)

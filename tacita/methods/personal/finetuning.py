@@ -60,15 +60,21 @@ class FineTuning(Part):
         """Scores by the model that the device makes for its user."""
         private, heads, own_rows = self.fine_tune(view)
         backbone = self.context.scorer
-        return score_personal(backbone, private, heads, view.items, own_rows, backbone.context(view), only)
+        context = backbone.context(view)
+        return score_personal(backbone, private, heads, view.items, own_rows, context, only)
 
     def fine_tune(self, view: CohortView) -> tuple[Floats, dict[str, Floats], Ragged]:
         """Everybody's private vector, shared parameters and moved rows after the steps."""
         task = CohortTask(view)
-        training = train_cohort(task, self.context.scorer, (), self._training_config(), self.context.draws)
+        config = self._training_config()
+        scorer = self.context.scorer
+        training = train_cohort(task, scorer, (), config, self.context.draws)
         local = training.local
-        heads = {name: local.personal[f"heads.{name}"] for name in local.heads}
-        moved = local.personal["rows"] - view.items[local.row_item]
+        heads = {}
+        for name in local.heads:
+            heads[name] = local.personal[f"heads.{name}"]
+        received_rows = view.items[local.row_item]
+        moved = local.personal["rows"] - received_rows
         moved_rows = Ragged(local.row_start, local.row_item, {"moved": moved})
         return local.personal["private"], heads, moved_rows
 

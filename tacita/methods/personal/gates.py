@@ -18,8 +18,10 @@ from tacita.core.types import AnyArray, Arrays, CohortView, Doubles, Floats, Loc
 
 def compute_gate_factors(interest: Doubles, gates: Floats) -> Doubles:
     """(clients, arrays) factors between 0 and 2."""
-    logits = interest @ gates.T.astype(np.float64)
-    return np.asarray(2 * scipy.special.expit(logits))
+    weights = gates.T.astype(np.float64)
+    logits = interest @ weights
+    probability = scipy.special.expit(logits)
+    return np.asarray(2 * probability)
 
 
 def select_arrays(server: ServerState, names: Sequence[str]) -> Arrays:
@@ -29,7 +31,8 @@ def select_arrays(server: ServerState, names: Sequence[str]) -> Arrays:
         if name == "rows":
             arrays[name] = server.items
         else:
-            arrays[name] = server.heads[_head_name(name)]
+            head = _head_name(name)
+            arrays[name] = server.heads[head]
     return arrays
 
 
@@ -40,33 +43,42 @@ def _head_name(field: str) -> str:
 
 def measure_agreement(view: CohortView, local: LocalModels, received: Arrays, names: Sequence[str]) -> Floats:
     """(clients, arrays) the cosine of each change with where everybody went; 0 where either stands still."""
-    agreement = np.zeros((view.n_clients, len(names)))
+    shape = (view.n_clients, len(names))
+    agreement = np.zeros(shape)
     for column, name in enumerate(names):
-        mean_change = received[f"moved.{name}"].astype(np.float64)
+        change = received[f"moved.{name}"]
+        mean_change = change.astype(np.float64)
         if np.linalg.norm(mean_change) == 0:
             continue
         if name == "rows":
             agreement[:, column] = _compare_rows(view, local, mean_change)
         else:
-            agreement[:, column] = _compare_head(view, local, _head_name(name), mean_change)
-    return np.asarray(np.clip(agreement, -1, 1), np.float32)
+            head = _head_name(name)
+            agreement[:, column] = _compare_head(view, local, head, mean_change)
+    bounded = np.clip(agreement, -1, 1)
+    return np.asarray(bounded, np.float32)
 
 
 def _compare_rows(view: CohortView, local: LocalModels, mean_change: Doubles) -> Doubles:
     """The cosine of each client's change of item rows with the mean change."""
     n_rows = np.diff(local.row_start)
-    client = np.repeat(np.arange(view.n_clients), n_rows)
-    change = local.rows.astype(np.float64) - view.items[local.row_item]
+    clients = np.arange(view.n_clients)
+    client = np.repeat(clients, n_rows)
+    received_rows = view.items[local.row_item]
+    change = local.rows.astype(np.float64) - received_rows
     products = change * mean_change[local.row_item]
     squares = change**2
-    product = np.bincount(client, products.sum(1), view.n_clients)
-    length = np.sqrt(np.bincount(client, squares.sum(1), view.n_clients))
+    row_products = products.sum(1)
+    product = np.bincount(client, row_products, view.n_clients)
+    row_squares = squares.sum(1)
+    length = np.sqrt(np.bincount(client, row_squares, view.n_clients))
     return _divide_by_lengths(product, length, mean_change)
 
 
 def _compare_head(view: CohortView, local: LocalModels, head: str, mean_change: Doubles) -> Doubles:
     """The cosine of each client's change of a shared parameter with the mean change."""
-    change = local.heads[head].astype(np.float64) - view.heads[head]
+    trained = local.heads[head].astype(np.float64)
+    change = trained - view.heads[head]
     change = change.reshape(view.n_clients, -1)
     product = change @ mean_change.reshape(-1)
     length = np.linalg.norm(change, axis=1)
@@ -75,4 +87,5 @@ def _compare_head(view: CohortView, local: LocalModels, head: str, mean_change: 
 
 def _divide_by_lengths(product: AnyArray, length: Doubles, mean_change: Doubles) -> Doubles:
     lengths = length * np.linalg.norm(mean_change)
-    return np.asarray(product / np.maximum(lengths, 1e-12))
+    divisor = np.maximum(lengths, 1e-12)
+    return np.asarray(product / divisor)

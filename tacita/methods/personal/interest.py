@@ -69,7 +69,9 @@ class InterestWeights(Part):
     # on the device
 
     def fields(self, n_items: int, block: int = 0) -> PartFields:
-        return PartFields(extra=self._extra_fields(), common=self._broadcast_specs(n_items), requires_all=True)
+        extra = self._extra_fields()
+        common = self._broadcast_specs(n_items)
+        return PartFields(extra=extra, common=common, requires_all=True)
 
     def _extra_fields(self) -> tuple[Spec, ...]:
         width = self.width
@@ -102,16 +104,19 @@ class InterestWeights(Part):
 
     def after_training(self, view: CohortView, local: LocalModels) -> TrainingOutcome:
         received = view.received.get(self.name, {})
-        interest = average_by_client(view, self.context.scorer.interest(view))
+        of_users = self.context.scorer.interest(view)
+        interest = average_by_client(view, of_users)
         direction = normalise_vectors(interest)
-        vector = (self.config.length * direction).astype(np.float32)
+        scaled = self.config.length * direction
+        vector = (scaled).astype(np.float32)
         extras: dict[str, AnyArray | Form] = {"vector": vector}
         if self.config.weights == "learned":
             extras |= self._compute_weight_gradients(view, local, direction, received)
         if self.config.fusion == "gate":
             agreement = measure_agreement(view, local, received, self.gated_arrays)
             extras["agrees"] = agreement
-            extras["gates"] = _compute_gate_gradient(agreement, received["agreed"], direction)
+            mean_agreement = received["agreed"]
+            extras["gates"] = _compute_gate_gradient(agreement, mean_agreement, direction)
         return TrainingOutcome(extras=extras)
 
     def _compute_weight_gradients(
@@ -125,8 +130,10 @@ class InterestWeights(Part):
         mean_loss = received["loss"][0]
         difference = (loss - mean_loss) * (mean_loss > 0)
         column = difference[:, None]
-        slope = column * out_weights * (1 - hidden**2)
-        gradient = slope[:, :, None] * direction[:, None]
+        activation_slope = 1 - hidden**2
+        slope = column * out_weights * (activation_slope)
+        column_slope = slope[:, :, None]
+        gradient = column_slope * direction[:, None]
         return {
             "loss": loss[:, None].astype(np.float32),
             "out": (column * hidden).astype(np.float32),
@@ -137,11 +144,14 @@ class InterestWeights(Part):
         received = view.received.get(self.name, {})
         direction = self._read_direction(upload)
         if self.config.weights == "learned":
-            g = _compute_hidden(direction, received) @ received["out"].astype(np.float64)
+            out_weights = received["out"].astype(np.float64)
+            g = _compute_hidden(direction, received) @ out_weights
             return compute_bounded_exp(g, _MOST_G)
-        centre = normalise_vectors(received["centre"][None])[0]
+        vector = received["centre"][None]
+        centre = normalise_vectors(vector)[0]
         cosine = direction @ centre
-        return compute_bounded_exp(self.config.kappa * cosine, self.config.kappa)
+        kappa = self.config.kappa
+        return compute_bounded_exp(kappa * cosine, kappa)
 
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
         """Scale changes by their gates."""
@@ -150,7 +160,8 @@ class InterestWeights(Part):
         gates = view.received[self.name]["gates"]
         factors = compute_gate_factors(self._read_direction(upload), gates)
         for gate, name in enumerate(self.gated_arrays):
-            scaled = upload.values[name].scale(factors[:, gate])
+            factor = factors[:, gate]
+            scaled = upload.values[name].scale(factor)
             upload = upload.with_value(name, scaled)
         return upload, {}
 
@@ -170,21 +181,25 @@ class InterestWeights(Part):
             if name in earlier:
                 state[name] = earlier[name]
         if self.config.fusion == "gate":
-            for name, value in select_arrays(server, self.gated_arrays).items():
+            arrays = select_arrays(server, self.gated_arrays)
+            for name, value in arrays.items():
                 state[f"moved.{name}"] = 0 * value
         return state
 
     def _initial_state(self) -> Arrays:
         """What the server keeps from block to block, before the first one."""
-        state: Arrays = {"centre": np.zeros(self.width, np.float32)}
+        no_interest = np.zeros(self.width, np.float32)
+        state: Arrays = {"centre": no_interest}
         if self.config.weights == "learned":
             key = self.context.draws.public("interest-weights")
-            state["hidden"] = normals(key, _HIDDEN_KEYS, self.width).astype(np.float32)
+            start = normals(key, _HIDDEN_KEYS, self.width)
+            state["hidden"] = start.astype(np.float32)
             state["out"] = np.zeros(_HIDDEN, np.float32)
             state["loss"] = np.zeros(1, np.float32)
         if self.config.fusion == "gate":
             n_gates = len(self.gated_arrays)
-            state["gates"] = np.zeros((n_gates, self.width), np.float32)
+            shape = (n_gates, self.width)
+            state["gates"] = np.zeros(shape, np.float32)
             state["agreed"] = np.zeros(n_gates, np.float32)
         return state
 
@@ -196,20 +211,24 @@ class InterestWeights(Part):
             return server
         means = {}
         for spec in self._extra_fields():
-            means[spec.name] = total[f"{self.name}.{spec.name}"] / total.weight
+            total_value = total[f"{self.name}.{spec.name}"]
+            means[spec.name] = total_value / total.weight
         state = dict(server.parts[self.name])
         state["centre"] = means["vector"].astype(np.float32)
         if self.config.weights == "learned":
             state["loss"] = means["loss"].astype(np.float32)
             for name in ("out", "hidden"):
-                moved = state[name] - self.config.rate * means[name]
+                step = self.config.rate * means[name]
+                moved = state[name] - step
                 state[name] = moved.astype(np.float32)
         if self.config.fusion == "gate":
-            gates = state["gates"] + self.config.rate * means["gates"]
+            step = self.config.rate * means["gates"]
+            gates = state["gates"] + step
             state["gates"] = gates.astype(np.float32)
             state["agreed"] = means["agrees"].astype(np.float32)
             old_arrays = select_arrays(before, self.gated_arrays)
-            for name, new_array in select_arrays(server, self.gated_arrays).items():
+            new_arrays = select_arrays(server, self.gated_arrays)
+            for name, new_array in new_arrays.items():
                 state[f"moved.{name}"] = new_array - old_arrays[name]
         return server.with_part(self.name, state)
 
@@ -225,7 +244,8 @@ def _compute_gate_gradient(agreement: Floats, mean_agreement: AnyArray, directio
     difference = 0 * agreement
     if mean_agreement.any():
         difference = agreement - mean_agreement
-    gradient = difference[:, :, None] * direction[:, None]
+    column = difference[:, :, None]
+    gradient = column * direction[:, None]
     return np.asarray(gradient, np.float32)
 
 
@@ -245,20 +265,27 @@ def normalise_vectors(vectors: AnyArray) -> Doubles:
 
 def average_by_client(view: CohortView, of_users: Floats) -> Doubles:
     """The mean over each client's users."""
-    last_row = np.zeros((1, of_users.shape[1]))
-    padded = np.append(of_users.astype(np.float64), last_row, 0)
+    width = of_users.shape[1]
+    last_row = np.zeros((1, width))
+    values = of_users.astype(np.float64)
+    padded = np.append(values, last_row, 0)
     sums = np.add.reduceat(padded, view.user_ptr)[:-1]
     n_users = np.diff(view.user_ptr)[:, None]
     sums = np.where(n_users > 0, sums, 0.0)
-    return np.asarray(sums / np.maximum(n_users, 1))
+    divisor = np.maximum(n_users, 1)
+    return np.asarray(sums / divisor)
 
 
 def compute_client_losses(backbone: Scorer, view: CohortView, local: LocalModels) -> Doubles:
     """The mean cross-entropy of a client's samples under the model as it was received."""
-    logits = score_samples(backbone, view, local.owner, local.item).astype(np.float64)
+    scores = score_samples(backbone, view, local.owner, local.item)
+    logits = scores.astype(np.float64)
     label = np.clip(local.label, 0, 1)
-    losses = np.logaddexp(0, logits) - label * logits
+    positive_losses = np.logaddexp(0, logits)
+    losses = positive_losses - label * logits
     n_samples = np.diff(local.ptr)
-    client = np.repeat(np.arange(view.n_clients), n_samples)
+    clients = np.arange(view.n_clients)
+    client = np.repeat(clients, n_samples)
     sums = np.bincount(client, weights=losses, minlength=view.n_clients)
-    return np.asarray(sums / np.maximum(n_samples, 1))
+    divisor = np.maximum(n_samples, 1)
+    return np.asarray(sums / divisor)

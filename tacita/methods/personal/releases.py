@@ -80,16 +80,22 @@ def clip_upload(upload: Upload, bound: float | Doubles, norms: Doubles | None = 
         norms = compute_norms(upload)
     diverged = ~np.isfinite(norms)
     if diverged.any():
-        cleared = {name: _clear_clients(value, diverged) for name, value in upload.values.items()}
+        cleared = {}
+        for name, value in upload.values.items():
+            cleared[name] = _clear_clients(value, diverged)
         upload = replace(upload, values=cleared)
         norms = np.where(diverged, 0.0, norms)
-    bounds = np.broadcast_to(np.asarray(bound, np.float64), norms.shape)
+    scalar_bound = np.asarray(bound, np.float64)
+    bounds = np.broadcast_to(scalar_bound, norms.shape)
     is_longer = norms > bounds
     if not is_longer.any():
         return upload
-    shortening = _CLIP_MARGIN * bounds / np.maximum(norms, 1e-300)
+    lengths = np.maximum(norms, 1e-300)
+    shortening = _CLIP_MARGIN * bounds / lengths
     factor = np.where(is_longer, shortening, 1.0)
-    scaled = {name: _scale_form(value, factor) for name, value in upload.values.items()}
+    scaled = {}
+    for name, value in upload.values.items():
+        scaled[name] = _scale_form(value, factor)
     return replace(upload, values=scaled)
 
 
@@ -129,13 +135,18 @@ def _l1_norms_of_form(value: Form, n_clients: int) -> Doubles:
         return np.sqrt(value.squared_norms(n_clients))
     if isinstance(value, SparseRows):
         value = value.apply_factor()
-        norms = _sum_magnitudes(value.value, len(value.item))
+        n_rows = len(value.item)
+        norms = _sum_magnitudes(value.value, n_rows)
     elif isinstance(value, OuterProducts):
-        vector_norms = np.abs(value.vector).sum(axis=1)
-        norms = np.abs(value.sign) * vector_norms**2
+        magnitudes = np.abs(value.vector)
+        vector_norms = magnitudes.sum(axis=1)
+        scale = np.abs(value.sign)
+        norms = scale * vector_norms**2
     else:
-        n_items = np.diff(value.ptr).astype(np.float64)
-        norms = np.abs(value.factor) * n_items**2
+        lengths = np.diff(value.ptr)
+        n_items = lengths.astype(np.float64)
+        scale = np.abs(value.factor)
+        norms = scale * n_items**2
     sums = np.bincount(value.client, weights=norms, minlength=n_clients)
     return np.asarray(sums, np.float64)
 
@@ -143,7 +154,8 @@ def _l1_norms_of_form(value: Form, n_clients: int) -> Doubles:
 def _sum_magnitudes(values: AnyArray, n_rows: int) -> Doubles:
     """The L1 length of each row."""
     magnitudes = np.abs(values.astype(np.float64))
-    return np.asarray(magnitudes.reshape(n_rows, -1).sum(axis=1))
+    rows = magnitudes.reshape(n_rows, -1)
+    return np.asarray(rows.sum(axis=1))
 
 
 def _clear_clients(value: Form, diverged: Bools) -> Form:
@@ -203,11 +215,14 @@ def add_nonces(upload: Upload, draws: Draws, purpose: str, view: CohortView, rel
     """Uploads with a number each that follows the device and how often it has released something, nothing else."""
     counts = releases
     if len(releases):
-        first_users = np.asarray(view.user_ptr[:-1])
+        starts = view.user_ptr[:-1]
+        first_users = np.asarray(starts)
         counts = np.add.reduceat(releases, first_users)
-    owners = hash_owners(draws.private(purpose), view.client_keys)
+    key = draws.private(purpose)
+    owners = hash_owners(key, view.client_keys)
     mixed = owners + counts.astype(np.uint64)
-    nonce: Keys = hash_owners(draws.private(purpose, 1), mixed)
+    key = draws.private(purpose, 1)
+    nonce: Keys = hash_owners(key, mixed)
     if upload.nonce is not None:
         nonce = upload.nonce ^ nonce
     return replace(upload, nonce=nonce)
@@ -239,7 +254,8 @@ def _add_scaled_noise(total: Total, public: tuple[str, ...], draw: Callable[...,
         value = total.sums[name]
         noise = draw(*value.shape)
         if name in total.symmetric:  # by what it is: noise whose shape followed the data would tell of it
-            noise = np.triu(noise) + np.triu(noise, 1).T
+            below = np.triu(noise, 1).T
+            noise = np.triu(noise) + below
         noise *= scale
         noise += value
         sums[name] = noise
@@ -270,7 +286,8 @@ def shrink_sum(value: AnyArray, variance: float, strength: float, by_row: bool) 
         blocks = value.reshape(1, -1)
     size = blocks.shape[1]
     squares = (blocks**2).sum(axis=1, keepdims=True)
-    factor = 1 - strength * (size - 2) * variance / np.maximum(squares, 1e-300)
+    noise_length = strength * (size - 2) * variance
+    factor = 1 - noise_length / np.maximum(squares, 1e-300)
     shrunk = np.maximum(factor, 0.0) * blocks
     return np.asarray(shrunk).reshape(value.shape)
 

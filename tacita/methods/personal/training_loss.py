@@ -16,5 +16,6 @@ class TrainingLoss(Part):
     name = "training-loss"
 
     def after_training(self, view: CohortView, local: LocalModels) -> TrainingOutcome:
-        local.notes["loss"] = compute_client_losses(self.context.scorer, view, local)
+        losses = compute_client_losses(self.context.scorer, view, local)
+        local.notes["loss"] = losses
         return TrainingOutcome()

@@ -23,7 +23,8 @@ Damping = float | Callable[[Doubles], Doubles]
 
 def accumulate_retraction(pieces: Sequence[Doubles], damping: Sequence[Damping]) -> Doubles:
     """The retraction of a user who added these pieces, one a round: what to add to the table when the user leaves."""
-    carried = np.zeros_like(pieces[0], dtype=np.float64)
+    first_piece = pieces[0]
+    carried = np.zeros_like(first_piece, dtype=np.float64)
     for piece, factor in zip(pieces, damping, strict=True):
         if callable(factor):
             damped = factor(carried)
@@ -59,7 +60,8 @@ def _mark_segment(lists: Ragged, segment: int) -> Ragged:
     rows = lists.values["row"]
     n_rows = len(rows)
     segments = np.full(n_rows, segment, np.int32)
-    columns = {"row": rows.astype(np.float32), "segment": segments}
+    stored_rows = rows.astype(np.float32)
+    columns = {"row": stored_rows, "segment": segments}
     return Ragged(lists.ptr, lists.ids, columns)
 
 
@@ -70,11 +72,15 @@ def _find_pairs(old: Ragged, new: Ragged, entries: Longs) -> tuple[Longs, Bools]
     largest = max(largest_old, largest_new)
     width = 1 + int(largest)
     old_rows = old.rows()
-    known = _number_pairs(old_rows[entries], old.ids[entries], width)
-    wanted = _number_pairs(new.rows(), new.ids, width)
+    entry_rows = old_rows[entries]
+    entry_ids = old.ids[entries]
+    known = _number_pairs(entry_rows, entry_ids, width)
+    new_rows = new.rows()
+    wanted = _number_pairs(new_rows, new.ids, width)
     n_known = len(known)
     if not n_known:
-        nowhere = np.zeros(len(wanted), np.int64)
+        n_pairs = len(wanted)
+        nowhere = np.zeros(n_pairs, np.int64)
         return nowhere, nowhere > 0
     order = np.argsort(known)
     position = np.searchsorted(known, wanted, sorter=order)
@@ -101,14 +107,19 @@ def compute_commitments(rows: SparseRows, n_clients: int, keys: Keys, secret: np
     secret_bytes = secret.tobytes()
     size = 2 * COMMITMENT_SIZE
     for client in range(n_clients):
-        entries = slice(ends[client], ends[client + 1])
+        start = ends[client]
+        end = ends[client + 1]
+        entries = slice(start, end)
         items = np.ascontiguousarray(rows.item[entries])
         values = all_values[entries]
         key = keys[client].tobytes()
-        digest = hashlib.blake2b(key=secret_bytes + key, digest_size=size)
+        full_key = secret_bytes + key
+        digest = hashlib.blake2b(key=full_key, digest_size=size)
         digest.update(items.tobytes())
         digest.update(values.tobytes())
-        commitments[client] = np.frombuffer(digest.digest(), np.uint16)
+        digest_bytes = digest.digest()
+        numbers = np.frombuffer(digest_bytes, np.uint16)
+        commitments[client] = numbers
     return commitments
 
 

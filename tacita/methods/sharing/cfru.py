@@ -62,11 +62,13 @@ class Cfru(Part, Unlearning):
     config: CfruConfig
 
     def check(self, n_items: int) -> None:
-        log.check_replay_settings(self.name, self.context.train)
+        train = self.context.train
+        log.check_replay_settings(self.name, train)
         log.check_part_order(self.name, self.context, ("encode", "after"), ("server_step", "after"))
 
     def state(self, n_users: int) -> Sequence[StateSpec]:
-        return (StateSpec(_UPLOADED_ITEMS, Ragged.empty(n_users), Role.REPORTED),)
+        no_items = Ragged.empty(n_users)
+        return (StateSpec(_UPLOADED_ITEMS, no_items, Role.REPORTED),)
 
     def fields(self, n_items: int, block: int = 0) -> PartFields:
         most = log.compute_max_weight(self.context, n_items)
@@ -83,19 +85,22 @@ class Cfru(Part, Unlearning):
         uploaded = _read_uploaded_items(view)
         if uploaded is None or requests.kind not in ("forget", "leave"):
             return {}
-        is_requested = requests.items.holds(uploaded.rows(), uploaded.ids)
+        uploaded_rows = uploaded.rows()
+        is_requested = requests.items.holds(uploaded_rows, uploaded.ids)
         stays = ~is_requested & (requests.kind == "forget")
         return {_UPLOADED_ITEMS: uploaded.filter_entries(stays)}
 
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, StateUpdate]:
         """Each client's rows and weight, as single uploads travel."""
         rows = log.as_rows(upload.values["rows"])
-        order = np.lexsort((rows.item, rows.client))
+        keys = (rows.item, rows.client)
+        order = np.lexsort(keys)
         rows = _select_rows(rows, order)
         weight = upload.weight.astype(np.float32)
         upload = upload.with_value("rows", rows)
         column = DenseArrays(weight[:, None])
-        upload = upload.with_value(f"{self.name}.weight", column)
+        name = f"{self.name}.weight"
+        upload = upload.with_value(name, column)
         return upload, self._record_items(view)
 
     def _record_items(self, view: CohortView) -> StateUpdate:
@@ -103,8 +108,10 @@ class Cfru(Part, Unlearning):
         uploaded = _read_uploaded_items(view)
         if uploaded is None:
             return {}
-        items = Ragged(view.train.ptr, view.train.ids)
-        is_new = ~uploaded.holds(items.rows(), items.ids)
+        train = view.train
+        items = Ragged(train.ptr, train.ids)
+        item_rows = items.rows()
+        is_new = ~uploaded.holds(item_rows, items.ids)
         if not is_new.any():
             return {}
         new_items = items.filter_entries(is_new)
@@ -114,12 +121,14 @@ class Cfru(Part, Unlearning):
 
     def decode(self, server: ServerState, total: Total) -> Total:
         """The sum that all others need."""
-        sums: dict[str, Doubles] = {"rows": np.zeros(server.items.shape)}
+        zeros = np.zeros(server.items.shape)
+        sums: dict[str, Doubles] = {"rows": zeros}
         touched = np.zeros(len(server.items))
         uploads = total.each.get("rows")
         if uploads is not None:
             weights = _read_weights(total)
-            uploads.value.add_to(sums["rows"], touched, weights)
+            row_sums = sums["rows"]
+            uploads.value.add_to(row_sums, touched, weights)
         if self.context.train.aggregation == "per-row":
             sums[touched_name("rows")] = touched
         return total.with_sums(sums)
@@ -134,12 +143,14 @@ class Cfru(Part, Unlearning):
         weight = _read_weights(total)[order]
         entry: Arrays = {"sender": uploads.sender[order]}
         entry |= self._build_entry(rows, weight, total)
-        without_parts = apply_total(before, total, self.context.train, 0.0)
+        train = self.context.train
+        without_parts = apply_total(before, total, train, 0.0)
         server_step = server.items - without_parts.items
         if server_step.any():
             entry["own"] = server_step
         moment = f"{server.block:04d}-{before.round:06d}"
-        state = dict(server.parts[self.name])
+        old_state = server.parts[self.name]
+        state = dict(old_state)
         for name, array in entry.items():
             state[f"{moment}.{name}"] = array
         return server.with_part(self.name, state)
@@ -151,8 +162,10 @@ class Cfru(Part, Unlearning):
         divisor = 1.0
         if isinstance(denominator, float):
             divisor = denominator
-        places = log.select_largest_rows(rows, n_clients, self.config.keep)
-        counts = np.bincount(rows.client[places], minlength=n_clients)
+        share = self.config.keep
+        places = log.select_largest_rows(rows, n_clients, share)
+        client = rows.client[places]
+        counts = np.bincount(client, minlength=n_clients)
         values = rows.value[places]
         entry: Arrays = {
             "part": train.server_lr * weight / divisor,
@@ -174,7 +187,8 @@ class Cfru(Part, Unlearning):
         state = server.parts[self.name]
         entries = _group_by_round(state)
         if not entries or not log.asks_to_forget(requests):
-            return server, log.build_report(self.name, state)
+            report = log.build_report(self.name, state)
+            return server, report
         disturbance = np.zeros(server.items.shape)
         withdrawn = _compute_withdrawn_share(server, requests)
         remaining = dict(state)
@@ -182,32 +196,40 @@ class Cfru(Part, Unlearning):
             stripped = self._take_back_round(entry, requests, withdrawn, disturbance)
             for name, array in stripped.items():
                 remaining[f"{moment}.{name}"] = array
-        items = server.items + self.config.theta * disturbance
+        correction = self.config.theta * disturbance
+        items = server.items + correction
         table: Floats = items.astype(np.float32)
         server = server.with_items(table)
-        report = log.build_report(self.name, remaining, purged=["updates of those who asked"])
-        return server.with_part(self.name, remaining), report
+        purged = ["updates of those who asked"]
+        report = log.build_report(self.name, remaining, purged=purged)
+        updated = server.with_part(self.name, remaining)
+        return updated, report
 
     def _take_back_round(
         self, entry: Arrays, requests: RequestBatch, withdrawn: Doubles, disturbance: Doubles
     ) -> Arrays:
         """Damp the disturbance by one round, add what the senders did in it, and strip its record of them."""
         takes_updates_back = requests.kind != "unshare"
-        is_sender = np.isin(entry["sender"], requests.senders)
+        sender = entry["sender"]
+        is_sender = np.isin(sender, requests.senders)
         is_sender &= takes_updates_back
         client = _find_row_clients(entry)
         item = entry["item"]
         row_weight = entry["part"][client]
         if "by" in entry:
-            row_weight = row_weight / entry["by"][item]
-        damping = self._compute_damping(len(disturbance), entry, is_sender, row_weight)
+            divisor = entry["by"][item]
+            row_weight = row_weight / divisor
+        n_items = len(disturbance)
+        damping = self._compute_damping(n_items, entry, is_sender, row_weight)
         disturbance[: len(damping)] *= damping
         removed = is_sender[client]
         if requests.kind == "forget":
-            removed &= match_requested_rows(requests, entry["sender"], client, item)
+            removed &= match_requested_rows(requests, sender, client, item)
         removed_rows = entry["row"][removed]
-        effect = -row_weight[removed, None] * removed_rows
-        np.add.at(disturbance, item[removed], effect)
+        removed_weight = row_weight[removed, None]
+        effect = -removed_weight * removed_rows
+        removed_items = item[removed]
+        np.add.at(disturbance, removed_items, effect)
         if "own" in entry and withdrawn.any():
             server_step = entry["own"]
             n_items = len(server_step)
@@ -215,25 +237,30 @@ class Cfru(Part, Unlearning):
             disturbance[:n_items] -= share * server_step
         stripped = _strip_rows(entry, removed)
         if "own" in entry:
-            stripped["own"] = _strip_server_step(entry["own"], withdrawn)
+            own_step = entry["own"]
+            stripped["own"] = _strip_server_step(own_step, withdrawn)
         if requests.kind == "leave":  # they took part in nothing
-            stripped |= _strip_participation(entry, stripped["count"], is_sender)
+            counts = stripped["count"]
+            stripped |= _strip_participation(entry, counts, is_sender)
         return stripped
 
     def _compute_damping(self, n_items: int, entry: Arrays, is_sender: Bools, row_weight: Doubles) -> Doubles:
         """(items, 1) what remains of earlier disturbances after a round, by what the others weigh in it."""
         if "by" not in entry:
             part = entry["part"]
-            weight = part.sum() - part[is_sender].sum()
+            senders_part = part[is_sender].sum()
+            weight = part.sum() - senders_part
             others = np.full(n_items, weight)
         else:
             divisor = entry["by"]
             is_senders_row = np.repeat(is_sender, entry["count"])
             senders_items = entry["item"][is_senders_row]
             weights = row_weight[is_senders_row]
-            senders_weight = np.bincount(senders_items, weights=weights, minlength=len(divisor))
+            n_rows = len(divisor)
+            senders_weight = np.bincount(senders_items, weights=weights, minlength=n_rows)
             is_touched = divisor > _UNTOUCHED
-            others = self.context.train.server_lr * is_touched - senders_weight
+            rate = self.context.train.server_lr
+            others = rate * is_touched - senders_weight
         absorbed = self.config.alpha * others
         remains = np.maximum(0.0, 1 - absorbed)
         return np.asarray(remains[:, None])
@@ -243,14 +270,16 @@ def _name_senders(spec: Spec) -> Spec:
     """Rows leave one client at a time, not as a sum."""
     if spec.name != "rows":
         return spec
-    return Spec("rows", spec.shape, "each", spec.by, spec.most, about="how each one's item rows moved")
+    about = "how each one's item rows moved"
+    return Spec("rows", spec.shape, "each", spec.by, spec.most, about=about)
 
 
 def _reorder_clients(rows: SparseRows, order: Longs) -> SparseRows:
     """The same rows with their clients in another order."""
     n_clients = len(order)
     place = np.empty(n_clients, np.int32)
-    place[order] = np.arange(n_clients, dtype=np.int32)
+    sorted_places = np.arange(n_clients, dtype=np.int32)
+    place[order] = sorted_places
     client = place[rows.client]
     row_order = np.argsort(client, kind="stable")
     renumbered = SparseRows(client, rows.item, rows.value)
@@ -276,7 +305,8 @@ def _read_uploaded_items(view: CohortView, default: Ragged | None = None) -> Rag
 def _read_weights(total: Total) -> Doubles:
     weights = total.each["cfru.weight"].value
     assert isinstance(weights, DenseArrays)
-    return weights.value[:, 0].astype(np.float64)
+    column = weights.value[:, 0]
+    return column.astype(np.float64)
 
 
 def _compute_withdrawn_share(server: ServerState, requests: RequestBatch) -> Doubles:
@@ -288,9 +318,11 @@ def _compute_withdrawn_share(server: ServerState, requests: RequestBatch) -> Dou
     elif withdrawn is None:
         withdrawn = Ragged.empty(len(requests.senders))
     withdrawn_edges = np.bincount(withdrawn.ids, minlength=n_items)
-    remaining_edges = np.bincount(server.shared.item, minlength=n_items)
+    shared_items = server.shared.item
+    remaining_edges = np.bincount(shared_items, minlength=n_items)
     edges = withdrawn_edges + remaining_edges
-    return np.asarray(withdrawn_edges / np.maximum(edges, 1))
+    divisor = np.maximum(edges, 1)
+    return np.asarray(withdrawn_edges / divisor)
 
 
 def _group_by_round(state: Arrays) -> dict[str, Arrays]:
@@ -309,20 +341,23 @@ def match_requested_rows(requests: RequestBatch, sender: Keys, client: Longs, it
     order = np.argsort(requests.senders, kind="stable")
     if not len(order):
         return is_requested
-    place = np.searchsorted(requests.senders, sender, side="right", sorter=order)
+    senders = requests.senders
+    place = np.searchsorted(senders, sender, side="right", sorter=order)
     request = order[place - 1]
     has_request = requests.senders[request] == sender
     known = has_request[client]
     request_of_row = request[client[known]]
     known_items = item[known]
-    is_requested[known] = requests.items.holds(request_of_row, known_items)
+    holds = requests.items.holds(request_of_row, known_items)
+    is_requested[known] = holds
     return is_requested
 
 
 def _find_row_clients(entry: Arrays) -> Longs:
     """The client of every recorded row."""
     counts = entry["count"]
-    return np.repeat(np.arange(len(counts)), counts)
+    places = np.arange(len(counts))
+    return np.repeat(places, counts)
 
 
 def _strip_rows(entry: Arrays, removed: Bools) -> Arrays:
@@ -330,7 +365,8 @@ def _strip_rows(entry: Arrays, removed: Bools) -> Arrays:
     stays = ~removed
     client = _find_row_clients(entry)
     n_clients = len(entry["count"])
-    counts = np.bincount(client[stays], minlength=n_clients)
+    remaining_client = client[stays]
+    counts = np.bincount(remaining_client, minlength=n_clients)
     return {
         "count": counts.astype(np.int32),
         "item": entry["item"][stays],
@@ -341,14 +377,17 @@ def _strip_rows(entry: Arrays, removed: Bools) -> Arrays:
 def _strip_server_step(server_step: Floats, withdrawn: Doubles) -> Floats:
     """The server's own step of a round without what withdrawn edges had added."""
     n_items = len(server_step)
-    share = 1 - withdrawn[:n_items, None]
+    lost = withdrawn[:n_items, None]
+    share = 1 - lost
     return server_step * share.astype(np.float32)
 
 
 def _strip_participation(entry: Arrays, counts: Ints, is_sender: Bools) -> Arrays:
     """A round's record without some of its participants."""
     stays = ~is_sender
-    return {"sender": entry["sender"][stays], "part": entry["part"][stays], "count": counts[stays]}
+    sender = entry["sender"][stays]
+    part = entry["part"][stays]
+    return {"sender": sender, "part": part, "count": counts[stays]}
 
 
 register_preset("cfru", {"name": "withdrawal"}, {"name": "cfru"})

@@ -36,14 +36,18 @@ class ForgottenViews:
     ) -> ForgottenViews:
         """What the graph of withdrawn edges, with degrees of its own, makes of each table; or its plain rows."""
         items = graph.shared_items.astype(np.int64)
-        shape = (len(tables), len(items), tables.shape[2])
+        width = tables.shape[2]
+        n_tables = len(tables)
+        n_items = len(items)
+        shape = (n_tables, n_items, width)
         views = np.zeros(shape, np.float32)
         for number, table in enumerate(tables):
             rows = table
             if through_graph:
                 _, rows = graph.smooth(table, people)
             forgotten_rows = np.ascontiguousarray(rows[items])
-            views[number] = UnitRows.of(forgotten_rows).rows
+            unit_rows = UnitRows.of(forgotten_rows)
+            views[number] = unit_rows.rows
         return ForgottenViews(items, views)
 
 
@@ -84,7 +88,8 @@ class ContrastiveLoss:
         """`own`: rows of length one of `items`; `step`: key of what a step draws."""
         remaining = np.einsum("ij,ij->i", own, remaining_views)
         forgotten_rows = own[self.where]
-        forgotten = np.einsum("mij,ij->mi", self.forgotten.views, forgotten_rows)
+        forgotten_views = self.forgotten.views
+        forgotten = np.einsum("mij,ij->mi", forgotten_views, forgotten_rows)
         cosines = Similarities(
             own,
             remaining_views,
@@ -105,10 +110,13 @@ class ContrastiveLoss:
         share = self.mu / max(1, n_tables)
         scale = n_items * self.tau
         pull = (1 - cosines.remaining).sum()
-        push = share * np.maximum(excess, 0).sum()
-        by_remaining = np.full(n_items, -1 / scale)
+        positive = np.maximum(excess, 0)
+        push = share * positive.sum()
+        slope = -1 / scale
+        by_remaining = np.full(n_items, slope)
         is_excess = excess > 0
-        by_forgotten = np.asarray(share / scale * is_excess, np.float64)
+        slopes = share / scale * is_excess
+        by_forgotten = np.asarray(slopes, np.float64)
         loss = (pull + push) / scale
         return self._combine_gradients(loss, by_remaining, by_forgotten, cosines)
 
@@ -128,10 +136,14 @@ class ContrastiveLoss:
         scale = n_items * self.tau
         logits = cosines.forgotten / self.tau
         push, weight = _logsumexp(logits)
-        pull = -cosines.remaining.sum() / self.tau
-        loss = (pull + push.sum()) / n_items
-        by_remaining = np.full(n_items, -1 / scale)
-        return self._combine_gradients(loss, by_remaining, weight / scale, cosines)
+        similarity = cosines.remaining.sum()
+        pull = -similarity / self.tau
+        total_loss = pull + push.sum()
+        loss = (total_loss) / n_items
+        slope = -1 / scale
+        by_remaining = np.full(n_items, slope)
+        by_forgotten = weight / scale
+        return self._combine_gradients(loss, by_remaining, by_forgotten, cosines)
 
     def _compute_softplus(self, cosines: Similarities, step: np.uint64) -> ContrastiveGradients:
         """log(1 + sum exp((n - p) / tau)) of forgotten items, in-batch InfoNCE of some others."""
@@ -161,13 +173,15 @@ class ContrastiveLoss:
         agreement, by_row, by_view = compute_infonce(rows, views, self.tau, share, self.cores)
         gradients.row_gradient[others] += by_row
         gradients.view_gradient[others] += by_view
-        agreement_loss = agreement * len(others) / n_used
+        n_others = len(others)
+        agreement_loss = agreement * n_others / n_used
         loss = gradients.loss + agreement_loss
         return ContrastiveGradients(loss, gradients.row_gradient, gradients.view_gradient)
 
     def _draw_other_items(self, n_items: int, step: np.uint64) -> Longs:
         """Places of some items that are not forgotten."""
-        others = np.setdiff1d(np.arange(n_items), self.where)
+        all_items = np.arange(n_items)
+        others = np.setdiff1d(all_items, self.where)
         n_others = len(others)
         n_chosen = min(self.batch, n_others)
         chosen = choose_distinct(step, n_others, n_chosen)
@@ -177,10 +191,12 @@ class ContrastiveLoss:
         self, loss: float, by_remaining: Doubles, by_forgotten: Doubles, cosines: Similarities
     ) -> ContrastiveGradients:
         """Gradients from those in p (items,) and in n (tables, forgotten)."""
-        factor = by_remaining.astype(np.float32)[:, None]
+        slopes = by_remaining.astype(np.float32)
+        factor = slopes[:, None]
         view_factor = by_forgotten.astype(np.float32)
         row_gradient = factor * cosines.views
-        push = np.einsum("mi,mij->ij", view_factor, self.forgotten.views)
+        views = self.forgotten.views
+        push = np.einsum("mi,mij->ij", view_factor, views)
         row_gradient[self.where] += push
         view_gradient = factor * cosines.own
         return ContrastiveGradients(float(loss), row_gradient, view_gradient)
@@ -205,7 +221,8 @@ def estimate_background(table: Floats, forgotten: ForgottenViews, lonely: Bools,
     if not lonely.any():
         return background
     n_items, width = table.shape
-    others = np.setdiff1d(np.arange(n_items), forgotten.items)
+    all_items = np.arange(n_items)
+    others = np.setdiff1d(all_items, forgotten.items)
     n_others = len(others)
     n_chosen = min(BACKGROUND_ITEMS, n_others)
     places = choose_distinct(key, n_others, n_chosen)
@@ -213,7 +230,8 @@ def estimate_background(table: Floats, forgotten: ForgottenViews, lonely: Bools,
     mean = np.zeros(width)
     if len(chosen):
         rows = np.ascontiguousarray(table[chosen])
-        mean = UnitRows.of(rows).rows.mean(0)
+        unit_rows = UnitRows.of(rows)
+        mean = unit_rows.rows.mean(0)
     mean_row = mean.astype(np.float32)
     lonely_views = forgotten.views[:, lonely]
     background[:, lonely] = lonely_views @ mean_row

@@ -82,13 +82,16 @@ class ContrastiveUnlearning(Part, Unlearning):
         if requests.kind == "share" or requests.withdrawn_items is None:
             return None
         withdrawn = build_withdrawn_record(requests.senders, requests.withdrawn_items)
-        n_bytes_stored = snapshot_bytes(server.parts.get(NAME, {}))
+        state = server.parts.get(NAME, {})
+        n_bytes_stored = snapshot_bytes(state)
         forgotten_graph = rebuild_graph(server, withdrawn)
         if forgotten_graph is None or not len(withdrawn):  # nothing was withdrawn, or learned from it
             idle = {"edges": len(withdrawn), "stopped": "nothing to forget"}
-            return server, self._report(n_bytes_stored, [], idle)
+            report = self._report(n_bytes_stored, [], idle)
+            return server, report
         graph, people = forgotten_graph
-        tables = load_tables(server.parts[NAME], server.items)
+        state = server.parts[NAME]
+        tables = load_tables(state, server.items)
         if not len(tables):
             tables = server.items[None]
         through_graph = self.config.forgotten == "graph"
@@ -104,7 +107,8 @@ class ContrastiveUnlearning(Part, Unlearning):
             "loss": self.config.loss,
             **progress.build_summary(),
         }
-        return server, self._report(n_bytes_stored, purged, details)
+        report = self._report(n_bytes_stored, purged, details)
+        return server, report
 
     def _report(self, storage_server: float, purged: list[str], details: dict[str, Any]) -> UnlearningReport:
         return UnlearningReport(
@@ -159,14 +163,16 @@ class ContrastiveUnlearning(Part, Unlearning):
         batches = self._draw_batches(graph, key)
         with ThreadPoolExecutor(threads_in_use()) as cores:
             contrast = self._build_descent(server.items, graph, people, forgotten, cores, key)
-            ranking = GraphLoss(graph, GraphObjective(lam1=0.0, lam=0.0), cores)
+            objective = GraphObjective(lam1=0.0, lam=0.0)
+            ranking = GraphLoss(graph, objective, cores)
             with limit_blas_threads():
                 for step in range(config.steps):
                     step_key = key + np.uint64(step)
                     gradient = contrast.compute_gradient(adam.table, step_key)
                     if config.keep_bpr and len(graph):
                         batch = next(batches)
-                        gradient += ranking.compute_gradients(adam.table, batch, people).table
+                        slopes = ranking.compute_gradients(adam.table, batch, people)
+                        gradient += slopes.table
                     adam.step(_clip_gradient(gradient, config.clip))
         return adam.table
 
@@ -185,15 +191,19 @@ class ContrastiveUnlearning(Part, Unlearning):
         items = np.union1d(shared_items, forgotten.items)
         is_lonely = ~np.isin(items, shared_items)
         where = np.searchsorted(items, forgotten.items)
-        reference = estimate_background(table, forgotten, is_lonely[where], key)
+        is_lonely_item = is_lonely[where]
+        reference = estimate_background(table, forgotten, is_lonely_item, key)
         loss = ContrastiveLoss(config.loss, config.tau, config.mu, items, forgotten, where, reference, cores)
         lonely_items = items[is_lonely]
-        anchor = UnitRows.of(table).rows[lonely_items]
+        unit_rows = UnitRows.of(table).rows
+        anchor = unit_rows[lonely_items]
         return ContrastiveDescent(graph, people, loss, is_lonely, anchor, config.moves_view)
 
     def _draw_batches(self, graph: SharedGraph, key: np.uint64) -> Iterator[Batch]:
         numbers = np.array([1, 2, 3], np.uint64)
-        keys = key + numbers * np.uint64(1 << 32)
+        stride = np.uint64(1 << 32)
+        offsets = numbers * stride
+        keys = key + offsets
         sizes = BatchSizes(items=1, steps=self.config.steps)
         return draw_batches(graph, sizes, keys)
 
@@ -216,7 +226,8 @@ class ContrastiveDescent:
         views = UnitRows.of(smoothed)
         remaining_views = views.rows[items]
         remaining_views[self.lonely] = self.anchor
-        gradients = self.contrast.compute_gradients(rows.rows[items], remaining_views, key)
+        own_rows = rows.rows[items]
+        gradients = self.contrast.compute_gradients(own_rows, remaining_views, key)
         row_gradient = _scatter_rows(gradients.row_gradient, items, table)
         gradient = rows.backpropagate(row_gradient)
         if not self.moves_view or self.lonely.all():
@@ -224,7 +235,9 @@ class ContrastiveDescent:
         gradients.view_gradient[self.lonely] = 0
         view_gradient = _scatter_rows(gradients.view_gradient, items, table)
         item_gradient = views.backpropagate(view_gradient)
-        user_shape = (len(self.graph.users), table.shape[1])
+        n_users = len(self.graph.users)
+        width = table.shape[1]
+        user_shape = (n_users, width)
         user_gradient = np.zeros(user_shape, np.float32)
         gradient += self.graph.backpropagate_table(user_gradient, item_gradient)
         return gradient
@@ -232,7 +245,8 @@ class ContrastiveDescent:
 
 def _clip_gradient(gradient: Floats, longest: float) -> Floats:
     length = float(np.linalg.norm(gradient))
-    factor = min(1.0, longest / max(length, 1e-12))
+    shortening = longest / max(length, 1e-12)
+    factor = min(1.0, shortening)
     return gradient * np.float32(factor)
 
 
@@ -271,7 +285,8 @@ class StoppingRule:
         earlier = [score for score in self.valid if score is not None]
         if not earlier:
             return True
-        return valid > (1 + _MIN_GAIN) * max(earlier)
+        least = (1 + _MIN_GAIN) * max(earlier)
+        return valid > least
 
     def _is_steady(self, auc: float | None) -> bool:
         """Whether the AUC moved little since two checks ago."""
@@ -297,7 +312,9 @@ def build_withdrawn_record(senders: AnyArray, withdrawn: Ragged) -> SharedRecord
 def mean_cosine(first: Floats, second: Floats) -> float:
     if not len(first):
         return 1.0
-    first_rows = UnitRows.of(np.ascontiguousarray(first)).rows
-    second_rows = UnitRows.of(np.ascontiguousarray(second)).rows
+    first_array = np.ascontiguousarray(first)
+    first_rows = UnitRows.of(first_array).rows
+    second_array = np.ascontiguousarray(second)
+    second_rows = UnitRows.of(second_array).rows
     cosines = (first_rows * second_rows).sum(1)
     return float(cosines.mean())

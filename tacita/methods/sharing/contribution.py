@@ -112,7 +112,8 @@ class Contribution(Part, Privacy, Unlearning):
         return self._take_back_releases(view, requests, items)
 
     def _read_sent(self, view: CohortView) -> Ragged:
-        sent = view.lists[self.name]["sent"]
+        lists = view.lists[self.name]
+        sent = lists["sent"]
         return _ensure_release_column(sent)
 
     def _release_items(
@@ -122,11 +123,15 @@ class Contribution(Part, Privacy, Unlearning):
         sent = self._read_sent(view)
         new = subtract_lists(items, sent, view.n_items)
         replacements = self.draw_replacements(view, new)
-        released = Ragged(new.ptr, new.ids, {_RELEASE_KEY: replacements})
-        earlier = view.parts[self.name]["releases"]
+        columns = {_RELEASE_KEY: replacements}
+        released = Ragged(new.ptr, new.ids, columns)
+        state = view.parts[self.name]
+        earlier = state["releases"]
         releases = earlier + new.counts()
-        redacted = _replace_items(requests, Ragged(new.ptr, replacements))
-        return redacted, {"sent": sent.join_rows(released), "releases": releases}
+        replaced = Ragged(new.ptr, replacements)
+        redacted = _replace_items(requests, replaced)
+        all_sent = sent.join_rows(released)
+        return redacted, {"sent": all_sent, "releases": releases}
 
     def _take_back_releases(
         self, view: CohortView, requests: RequestBatch, items: Ragged
@@ -137,7 +142,8 @@ class Contribution(Part, Privacy, Unlearning):
         withdrawn = sent.filter_entries(is_withdrawn)
         remaining = sent.filter_entries(~is_withdrawn)
         withdrawn_releases = deduplicate_items(_read_releases(withdrawn), view.n_items)
-        released_only_once = subtract_lists(withdrawn_releases, _read_releases(remaining), view.n_items)
+        remaining_releases = _read_releases(remaining)
+        released_only_once = subtract_lists(withdrawn_releases, remaining_releases, view.n_items)
         return _replace_items(requests, released_only_once), {"sent": remaining}
 
     def draw_replacements(self, view: CohortView, items: Ragged) -> Ints:
@@ -153,11 +159,13 @@ class Contribution(Part, Privacy, Unlearning):
         numbers = items.ids.astype(np.uint64)
         if draws.is_secret:  # a device's own: releases of some items must not give away the draws of others
             secret = draws.secret_key("contribution", view.block, view.round)
-            return hash_rows(secret, view.user_keys[rows], numbers)
+            keys = view.user_keys[rows]
+            return hash_rows(secret, keys, numbers)
         user_key = draws.private("contribution", view.block, view.round)
         item_key = draws.private("contribution-item")
         users = hash_owners(user_key, view.user_keys)
-        return hash_owners(item_key, users[rows] + numbers)
+        streams = users[rows] + numbers
+        return hash_owners(item_key, streams)
 
     def prepare(self, view: CohortView) -> LocalTask:
         return LocalTask(likes=self._choose_likes)
@@ -171,8 +179,10 @@ class Contribution(Part, Privacy, Unlearning):
         items = Ragged(received.ptr, received.ids)
         likely = items.filter_entries(~is_owned)
         n_likely = len(likely.ids)
-        weight = np.full(n_likely, self.config.soft_weight, np.float32)
-        return Ragged(likely.ptr, likely.ids, {"weight": weight})
+        soft_weight = self.config.soft_weight
+        weight = np.full(n_likely, soft_weight, np.float32)
+        columns = {"weight": weight}
+        return Ragged(likely.ptr, likely.ids, columns)
 
     # on the server
 
@@ -188,7 +198,8 @@ class Contribution(Part, Privacy, Unlearning):
         if not len(graph):
             return server
         config = self.config
-        keys = draw_batch_keys(self.context.draws, self.name, server)
+        draws = self.context.draws
+        keys = draw_batch_keys(draws, self.name, server)
         table, people = self.load_auxiliary_rows(server, graph.users)
         objective = GraphObjective(lam1=0.0, lam=config.lam, lr=config.lr, scale=config.bpr_scale)
         sizes = BatchSizes(config.edge_batch, 1)
@@ -197,12 +208,15 @@ class Contribution(Part, Privacy, Unlearning):
         assert refined.people is not None
         item_key = keys[2]
         loss, items = self.align_rows(server.items, graph, refined.table, refined.people, item_key)
-        state = dict(server.parts.get(self.name, {}))
-        state[_NOTES_KEY] = np.array([refined.bpr, loss])
+        earlier = server.parts.get(self.name, {})
+        state = dict(earlier)
+        notes = np.array([refined.bpr, loss])
+        state[_NOTES_KEY] = notes
         state[_ITEMS] = refined.table
         state[_SENDER] = graph.users
         state[_PEOPLE] = refined.people
-        return server.with_items(items).with_part(self.name, state)
+        updated = server.with_items(items)
+        return updated.with_part(self.name, state)
 
     def load_auxiliary_rows(self, server: ServerState, users: Keys) -> tuple[Floats, Floats]:
         """The auxiliary rows of all items and of some senders; new ones start as Xavier's rows do."""
@@ -217,7 +231,9 @@ class Contribution(Part, Privacy, Unlearning):
         if _ITEMS in state:
             n_known = len(state[_ITEMS])
             table[:n_known] = state[_ITEMS]
-            copy_known_rows(people, users, state[_SENDER], state[_PEOPLE])
+            known_users = state[_SENDER]
+            known_rows = state[_PEOPLE]
+            copy_known_rows(people, users, known_users, known_rows)
         return table, people
 
     def align_rows(
@@ -238,7 +254,8 @@ class Contribution(Part, Privacy, Unlearning):
         with limit_blas_threads(), ThreadPoolExecutor(threads_in_use()) as cores:
             for step in range(n_steps):
                 step_key = key + np.uint64(step)
-                places = shared_items[choose_distinct(step_key, n_shared, n_chosen)]
+                chosen = choose_distinct(step_key, n_shared, n_chosen)
+                places = shared_items[chosen]
                 unit = UnitRows.of(adam.table)
                 rows = unit.rows[places]
                 row_views = views[places]
@@ -247,17 +264,20 @@ class Contribution(Part, Privacy, Unlearning):
                 gradient[places] = row_gradient
                 adam.step(unit.backpropagate(gradient))
                 losses.append(loss)
-        return float(np.mean(losses)), adam.table
+        mean_loss = float(np.mean(losses))
+        return mean_loss, adam.table
 
     def broadcast(self, server: ServerState, audience: Audience) -> PartBroadcast:
         if audience.occasion != "round" or audience.clients is None:
             return PartBroadcast()
-        return PartBroadcast(per_client=self._choose_likely_items(server, audience.clients))
+        likely = self._choose_likely_items(server, audience.clients)
+        return PartBroadcast(per_client=likely)
 
     def _choose_likely_items(self, server: ServerState, clients: Keys) -> Ragged:
         """For every contributor, what the auxiliary model finds likeliest of what they did not release."""
         state = server.parts.get(self.name, {})
-        most = min(self.config.k_aug, len(server.items))
+        n_items = len(server.items)
+        most = min(self.config.k_aug, n_items)
         graph = self.build_graph(server)
         n_users = len(graph.users)
         if _ITEMS not in state or not most or not len(graph):
@@ -266,7 +286,8 @@ class Contribution(Part, Privacy, Unlearning):
         place = np.minimum(position, n_users - 1)
         is_contributor = graph.users[place] == clients
         contributors = np.flatnonzero(is_contributor)
-        scores = self._score_contributors(server, graph, place[contributors])
+        rows = place[contributors]
+        scores = self._score_contributors(server, graph, rows)
         order = np.argsort(-scores, axis=1, kind="stable")
         best = order[:, :most]
         likely = np.sort(best, axis=1)
@@ -274,17 +295,22 @@ class Contribution(Part, Privacy, Unlearning):
         is_allowed = np.isfinite(likely_scores)
         column = contributors[:, None]
         receiver = np.broadcast_to(column, likely.shape)
-        return Ragged.from_pairs(receiver[is_allowed], likely[is_allowed], len(clients))
+        receivers = receiver[is_allowed]
+        items = likely[is_allowed]
+        return Ragged.from_pairs(receivers, items, len(clients))
 
     def _score_contributors(self, server: ServerState, graph: SharedGraph, place: Longs) -> Floats:
         """(contributors, items) by the auxiliary model; -inf for released items."""
         table, people = self.load_auxiliary_rows(server, graph.users)
         users, items = graph.smooth(table, people)
         with limit_blas_threads():
-            user_rows = UnitRows.of(users).rows[place]
-            scores = user_rows @ UnitRows.of(items).rows.T
+            unit_rows = UnitRows.of(users).rows
+            user_rows = unit_rows[place]
+            item_rows = UnitRows.of(items).rows
+            scores = user_rows @ item_rows.T
         released = graph.lists.take(place)
-        scores[released.rows(), released.ids] = -np.inf
+        rows = released.rows()
+        scores[rows, released.ids] = -np.inf
         return scores
 
     def on_server(
@@ -294,8 +320,11 @@ class Contribution(Part, Privacy, Unlearning):
         state = server.parts.get(self.name, {})
         if requests.kind == "share":
             counted = _count_releases(state, requests)
-            server = server.with_part(self.name, {**state, **counted})
-            return server, UnlearningReport(method=self.name, details=self.promises(server))
+            counted_state = {**state, **counted}
+            server = server.with_part(self.name, counted_state)
+            promises = self.promises(server)
+            report = UnlearningReport(method=self.name, details=promises)
+            return server, report
         withdrawn = requests.withdrawn_items
         if withdrawn is None or not len(withdrawn.ids):
             return server, self._report_withdrawal(())
@@ -307,7 +336,9 @@ class Contribution(Part, Privacy, Unlearning):
             counts = counts[stays]
         purged = ("auxiliary_model",) if _ITEMS in state else ()
         remaining = {_CONTRIBUTOR_KEY: contributors, _RELEASE_KEY: counts}
-        return server.with_part(self.name, remaining), self._report_withdrawal(purged)
+        report = self._report_withdrawal(purged)
+        updated = server.with_part(self.name, remaining)
+        return updated, report
 
     def _report_withdrawal(self, purged: tuple[str, ...]) -> UnlearningReport:
         return UnlearningReport(
@@ -339,7 +370,8 @@ class Contribution(Part, Privacy, Unlearning):
             bpr, cl = state[_NOTES_KEY]
             numbers["told_bpr"] = float(bpr)
             numbers["told_cl"] = float(cl)
-        for name, value in self.promises(server).items():
+        promises = self.promises(server)
+        for name, value in promises.items():
             if name.startswith("epsilon"):
                 numbers[name] = value
         return numbers
@@ -349,13 +381,16 @@ def _ensure_release_column(sent: Ragged) -> Ragged:
     """A list without entries has no columns either."""
     if _RELEASE_KEY in sent.values:
         return sent
-    no_releases = np.zeros(len(sent.ids), np.int32)
-    return Ragged(sent.ptr, sent.ids, {_RELEASE_KEY: no_releases})
+    n_entries = len(sent.ids)
+    no_releases = np.zeros(n_entries, np.int32)
+    columns = {_RELEASE_KEY: no_releases}
+    return Ragged(sent.ptr, sent.ids, columns)
 
 
 def _read_releases(sent: Ragged) -> Ragged:
     """The released items, in place of the users' own."""
-    return Ragged(sent.ptr, sent.values[_RELEASE_KEY])
+    releases = sent.values[_RELEASE_KEY]
+    return Ragged(sent.ptr, releases)
 
 
 def _replace_items(requests: RequestBatch, items: Ragged) -> RequestBatch:
@@ -380,5 +415,7 @@ def _count_releases(state: Arrays, requests: RequestBatch) -> Arrays:
     senders = np.concatenate([earlier_senders, requests.senders])
     counts = np.append(earlier_counts, new_counts)
     contributors, place = np.unique(senders, return_inverse=True)
-    totals = np.bincount(place, weights=counts, minlength=len(contributors))
-    return {_CONTRIBUTOR_KEY: contributors, _RELEASE_KEY: totals.astype(np.int64)}
+    n_contributors = len(contributors)
+    totals = np.bincount(place, weights=counts, minlength=n_contributors)
+    counts = totals.astype(np.int64)
+    return {_CONTRIBUTOR_KEY: contributors, _RELEASE_KEY: counts}

@@ -51,7 +51,8 @@ class Cufru(ReplayUnlearning):
 
     def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
         """An entry of the station; between two entries the steps add up."""
-        state = dict(server.parts[self.name])
+        old_state = server.parts[self.name]
+        state = dict(old_state)
         if "now" in state:
             return server
         step: Floats = server.items - before.items
@@ -69,8 +70,10 @@ class Cufru(ReplayUnlearning):
             return server.with_part(self.name, state)
         entry = f"{n_rounds - 1:06d}"
         items = _select_longest(step, self.config.keep)
-        state[f"{entry}.item"] = items.astype(np.int32)
-        state[f"{entry}.row"] = step[items]
+        stored_items = items.astype(np.int32)
+        state[f"{entry}.item"] = stored_items
+        rows = step[items]
+        state[f"{entry}.row"] = rows
         state |= _add_prefix(f"{entry}.head", head_steps)
         return server.with_part(self.name, state)
 
@@ -85,20 +88,25 @@ class Cufru(ReplayUnlearning):
         divisor = total.weight
         if isinstance(denominator, float):
             divisor = denominator
-        step = blend_directions(state["now"], total["rows"], self.config.fresh)
+        old_step = state["now"]
+        new_step = total["rows"]
+        fresh = self.config.fresh
+        step = blend_directions(old_step, new_step, fresh)
         rows = step * denominator / train.server_lr
         heads = {}
         for key, head_step in state.items():
             if key.startswith("now."):
                 name = key.removeprefix("now.")
-                heads[f"{HEADS}{name}"] = head_step * divisor / train.server_lr
+                total_step = head_step * divisor
+                heads[f"{HEADS}{name}"] = total_step / train.server_lr
         return total.with_sums({"rows": rows, **heads})
 
     def replay_all(
         self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
     ) -> tuple[ServerState, UnlearningReport]:
         n_rounds = self.count_block_rounds(server)
-        n_entries = math.ceil(n_rounds / self.config.every)
+        step = self.config.every
+        n_entries = math.ceil(n_rounds / step)
         play.require_rounds(n_entries)
         leavers = find_leavers(requests)
         state = server.parts[self.name]
@@ -121,7 +129,8 @@ class Cufru(ReplayUnlearning):
             server = server.with_items(items)
         purged = ["tables after the first"]
         report = log.build_report(self.name, state, purged=purged, **self.report_fields)
-        return server.with_part(self.name, state), report
+        updated = server.with_part(self.name, state)
+        return updated, report
 
     def _replay_entry(
         self, server: ServerState, entry: int, moment: log.BlockRound, clients: Keys, play: RoundPlayer
@@ -132,29 +141,39 @@ class Cufru(ReplayUnlearning):
         key = f"{entry:06d}"
         step = np.zeros(server.items.shape)
         items = state[f"{key}.item"]
-        step[items] = state[f"{key}.row"]
-        head_steps = {name: state[f"{key}.head.{name}"] for name in server.heads}
+        rows = state[f"{key}.row"]
+        step[items] = rows
+        head_steps = {}
+        for name in server.heads:
+            head_steps[name] = state[f"{key}.head.{name}"]
         if block != server.block or len(clients) == 0:
             return _add_steps(server, step, head_steps)
         respondents = self._draw_respondents(clients, moment)
         replaying = {**state, "now": step, **_add_prefix("now", head_steps)}
         one_epoch = 1 / self.context.train.local_epochs
         server = server.with_part(self.name, replaying)
-        server = play(server, respondents, RoundReplay(number, one_epoch))
+        replay = RoundReplay(number, one_epoch)
+        server = play(server, respondents, replay)
         return server.with_part(self.name, state)
 
     def _draw_respondents(self, clients: Keys, moment: log.BlockRound) -> Keys:
         """The clients that are asked for a new direction."""
-        share = self.config.asked * len(clients)
+        n_clients = len(clients)
+        share = self.config.asked * n_clients
         count = max(1, math.ceil(share))
-        key = self.context.draws.public("station", *moment)
+        draws = self.context.draws
+        key = draws.public("station", *moment)
         drawn = hash_owners(key, clients)
         order = np.argsort(drawn, kind="stable")
-        return np.sort(clients[order[:count]])
+        chosen = order[:count]
+        return np.sort(clients[chosen])
 
 
 def _add_prefix(prefix: str, arrays: Arrays) -> Arrays:
-    return {f"{prefix}.{name}": array for name, array in arrays.items()}
+    named: Arrays = {}
+    for name, array in arrays.items():
+        named[f"{prefix}.{name}"] = array
+    return named
 
 
 def _list_entries(state: Arrays) -> list[int]:
@@ -168,7 +187,8 @@ def _add_steps(server: ServerState, step: Doubles, head_steps: Arrays) -> Server
     for name, head in server.heads.items():
         moved = head + head_steps[name]
         heads[name] = moved.astype(np.float32)
-    return replace(server, items=items.astype(np.float32), heads=heads)
+    rounded = items.astype(np.float32)
+    return replace(server, items=rounded, heads=heads)
 
 
 def _select_longest(step: Floats, keep: float) -> Longs:
@@ -176,7 +196,8 @@ def _select_longest(step: Floats, keep: float) -> Longs:
     length = np.linalg.norm(step, axis=1)
     moved = np.flatnonzero(length > 0)
     moved_length = length[moved]
-    order = np.lexsort((moved, -moved_length))
+    descending = -moved_length
+    order = np.lexsort((moved, descending))
     share = keep * len(moved)
     count = math.ceil(share - 1e-9)
     longest = moved[order[:count]]
@@ -189,7 +210,8 @@ def blend_directions(old: Doubles, new: Doubles, fresh: float) -> Doubles:
     new_length = np.linalg.norm(new, axis=1, keepdims=True)
     old_divisor = np.maximum(old_length, _TINY)
     new_divisor = np.maximum(new_length, _TINY)
-    old_direction = (1 - fresh) * old / old_divisor
+    scaled = (1 - fresh) * old
+    old_direction = scaled / old_divisor
     new_direction = fresh * new / new_divisor
     both = old_direction + new_direction
     has_moved = new_length > _TINY
@@ -197,7 +219,8 @@ def blend_directions(old: Doubles, new: Doubles, fresh: float) -> Doubles:
     length = np.linalg.norm(between, axis=1, keepdims=True)
     divisor = np.maximum(length, _TINY)
     rescaled = old_length * between / divisor
-    blended = np.where(length > _TINY, rescaled, old)
+    has_length = length > _TINY
+    blended = np.where(has_length, rescaled, old)
     return np.asarray(blended)
 
 

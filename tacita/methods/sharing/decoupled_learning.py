@@ -74,16 +74,20 @@ class DecoupledLearning(Part, Unlearning):
 
     def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
         rounds = server.round + 1
-        if rounds % self.config.sync_every or not len(server.shared):
+        is_between = rounds % self.config.sync_every
+        if is_between or not len(server.shared):
             return server
         n_shards = self.config.shards
-        state = dict(server.parts.get(self.name, {}))
+        earlier = server.parts.get(self.name, {})
+        state = dict(earlier)
         state[_BASE] = server.items
         shape = (n_shards, *server.items.shape)
         state[_RESIDUAL] = np.zeros(shape, np.float32)
-        state[_SYNCED] = np.array([server.block, rounds])
+        moment = [server.block, rounds]
+        state[_SYNCED] = np.array(moment)
         all_shards = np.arange(n_shards)
-        state = self.train_shards(state, server.shared, all_shards)
+        record = server.shared
+        state = self.train_shards(state, record, all_shards)
         return server.with_part(self.name, state)
 
     def train_shards(self, state: Arrays, record: SharedRecord, shards: Longs) -> Arrays:
@@ -95,20 +99,27 @@ class DecoupledLearning(Part, Unlearning):
         for shard in shards:
             is_in_shard = shard_of_edge == shard
             edges = _select_edges(record, is_in_shard)
-            residual[shard] = self.train_residual(base, edges, int(shard), synced)
-        weight = np.zeros((self.config.shards, len(base)))
-        np.add.at(weight, (shard_of_edge, record.item), 1.0)
-        weight /= np.maximum(1, weight.sum(0))
+            number = int(shard)
+            residual[shard] = self.train_residual(base, edges, number, synced)
+        n_items = len(base)
+        shape = (self.config.shards, n_items)
+        weight = np.zeros(shape)
+        places = (shard_of_edge, record.item)
+        np.add.at(weight, places, 1.0)
+        totals = np.maximum(1, weight.sum(0))
+        weight /= totals
         added = np.zeros(base.shape)
         for shard in range(self.config.shards):
             shard_weight = weight[shard][:, None]
             added += shard_weight * residual[shard]
-        return {**state, _RESIDUAL: residual, _ADDED: added.astype(np.float32)}
+        rounded = added.astype(np.float32)
+        return {**state, _RESIDUAL: residual, _ADDED: rounded}
 
     def train_residual(self, base: Floats, edges: SharedRecord, shard: int, synced: Longs) -> Floats:
         """What a shard's users change of the table: a function of their edges, the table and the seed alone."""
         n_items = len(base)
-        graph = SharedGraph.of(edges, n_items, layers=self.config.layers)
+        layers = self.config.layers
+        graph = SharedGraph.of(edges, n_items, layers=layers)
         if not len(graph):
             return np.zeros_like(base)
         draws = self.context.draws
@@ -116,7 +127,8 @@ class DecoupledLearning(Part, Unlearning):
         negative_key = draws.public("shard-other", shard, *moment)
         item_key = draws.public("shard-items", shard, *moment)
         batches = self._draw_batches(graph, negative_key, item_key)
-        refined = refine_table(graph, base, batches, self.config.build_objective())
+        objective = self.config.build_objective()
+        refined = refine_table(graph, base, batches, objective)
         return refined.table - base
 
     def _draw_batches(self, graph: SharedGraph, negative_key: np.uint64, item_key: np.uint64) -> Iterator[Batch]:
@@ -131,13 +143,18 @@ class DecoupledLearning(Part, Unlearning):
             number = np.uint64(step)
             other = draw_negatives(graph, negative_key + number)
             chosen = choose_distinct(item_key + number, n_shared, n_chosen)
-            yield Batch(user[pairs], liked[pairs], other[pairs], shared_items[chosen])
+            users = user[pairs]
+            liked_items = liked[pairs]
+            other_items = other[pairs]
+            contrasted = shared_items[chosen]
+            yield Batch(users, liked_items, other_items, contrasted)
 
     def assign_shards(self, senders: Keys) -> Longs:
         """By chance, not by what users like: a shard must not say anything of its users."""
         key = self.context.draws.public("shards")
         drawn = hash_owners(key, senders)
-        shards = drawn % np.uint64(self.config.shards)
+        n_shards = np.uint64(self.config.shards)
+        shards = drawn % n_shards
         return shards.astype(np.int64)
 
     # what devices score with
@@ -153,7 +170,8 @@ class DecoupledLearning(Part, Unlearning):
         received = view.received.get(self.name, {})
         if "table" not in received:
             return Serving()
-        return Serving(view=replace(view, items=received["table"]))
+        changed = replace(view, items=received["table"])
+        return Serving(view=changed)
 
     # what users ask for
 
@@ -165,7 +183,8 @@ class DecoupledLearning(Part, Unlearning):
             return self._record_late_sharers(server, requests.senders)
         if withdrawn is None:
             return None
-        senders = requests.senders[withdrawn.counts() > 0]
+        withdraws = withdrawn.counts() > 0
+        senders = requests.senders[withdraws]
         has_withdrawn = len(senders) > 0
         is_exact = has_withdrawn and self._is_exact(server, requests)
         state = self._drop_late_sharers(server, requests.senders)
@@ -178,7 +197,8 @@ class DecoupledLearning(Part, Unlearning):
             shards = np.unique(self.assign_shards(senders))
             state = self.train_shards(state, server.shared, shards)
             server = server.with_part(self.name, state)
-            details |= {"shards": len(shards), "of_shards": self.config.shards}
+            n_shards = self.config.shards
+            details |= {"shards": len(shards), "of_shards": n_shards}
             purged = ("residuals",)
         return server, UnlearningReport(
             method=self.name,
@@ -201,9 +221,13 @@ class DecoupledLearning(Part, Unlearning):
         if server.round == 0 and server.block == 0:
             return None
         state = server.parts.get(self.name, {})
-        late = np.union1d(self._read_late_sharers(server), senders)
-        server = server.with_part(self.name, {**state, _LATE: late})
-        return server, UnlearningReport(method=self.name, details={"late": len(senders)})
+        earlier = self._read_late_sharers(server)
+        late = np.union1d(earlier, senders)
+        updated = {**state, _LATE: late}
+        server = server.with_part(self.name, updated)
+        details = {"late": len(senders)}
+        report = UnlearningReport(method=self.name, details=details)
+        return server, report
 
     def _drop_late_sharers(self, server: ServerState, senders: Keys) -> Arrays:
         """The state without late sharers who share nothing any more."""
@@ -211,10 +235,12 @@ class DecoupledLearning(Part, Unlearning):
         if _LATE not in state:
             return state
         without_items = np.setdiff1d(senders, server.shared.sender)
-        is_dropped = np.isin(state[_LATE], without_items)
+        late = state[_LATE]
+        is_dropped = np.isin(late, without_items)
         if not is_dropped.any():
             return state
-        return {**state, _LATE: state[_LATE][~is_dropped]}
+        remaining = state[_LATE][~is_dropped]
+        return {**state, _LATE: remaining}
 
     def _is_exact(self, server: ServerState, requests: RequestBatch) -> bool:
         """Whether all that is to be forgotten was learned by this part and nowhere else."""
@@ -224,7 +250,8 @@ class DecoupledLearning(Part, Unlearning):
         excludes_local = sharing.get("exclude") == "local"
         deletes = sharing.get("unshare", "delete") == "delete"
         still_learns = sharing.get("still_learn", False)
-        is_late = np.isin(requests.senders, self._read_late_sharers(server))
+        late = self._read_late_sharers(server)
+        is_late = np.isin(requests.senders, late)
         learns_apart = excludes_local and deletes and not still_learns
         return bool(learns_apart and not is_late.any())
 
@@ -238,5 +265,8 @@ def _select_edges(record: SharedRecord, selected: Any) -> SharedRecord:
 
 def n_bytes(state: Arrays) -> int:
     """What is kept so that a shard can be learned from zeros: its first table, and every shard by itself."""
-    arrays = [state[name] for name in (_BASE, _RESIDUAL) if name in state]
+    arrays = []
+    for name in (_BASE, _RESIDUAL):
+        if name in state:
+            arrays.append(state[name])
     return sum(int(array.nbytes) for array in arrays)

@@ -13,15 +13,16 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
+from tacita.core.config import validate_model
 from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Arrays, Floats, ServerState, SharedRecord
 from tacita.messages import Total
 from tacita.methods.sharing.contrastive_unlearning import build_withdrawn_record
 from tacita.methods.sharing.shared_graph_part import NAME as GRAPH
-from tacita.methods.sharing.shared_graph_part import SharedGraphPart, purge_learned_state
+from tacita.methods.sharing.shared_graph_part import SharedGraphConfig, SharedGraphTraining, purge_learned_state
 from tacita.round.capabilities import DeviceQuery, RoundPlayer, Unlearning
 from tacita.round.part import Part, PartConfig
-from tacita.round.registry import build_parts, register
+from tacita.round.registry import register
 from tacita.round.request import RequestBatch
 from tacita.round.unlearning_report import UnlearningReport
 
@@ -76,7 +77,8 @@ class DeltaReplay(Part, Unlearning):
         moves = state[_MOVES]
         n_known = len(state[_START])
         new_rows = server.items[n_known:]
-        new_shape = (len(moves), *new_rows.shape)
+        n_moves = len(moves)
+        new_shape = (n_moves, *new_rows.shape)
         no_moves = np.zeros(new_shape, moves.dtype)
         return {
             **state,
@@ -102,20 +104,33 @@ class DeltaReplay(Part, Unlearning):
     def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
         """Record the round's move, and build the table from it, as a replay will."""
         move = server.items - before.items
-        state = dict(server.parts[self.name])
-        moment = np.array([[server.block, server.round]])
+        old_state = server.parts[self.name]
+        state = dict(old_state)
+        pair = [server.block, server.round]
+        moment = np.array([pair])
         last_time = server.shared.time.max(initial=_NEVER)
-        rounds = np.concatenate([state[_ROUNDS], moment])
+        earlier = state[_ROUNDS]
+        rounds = np.concatenate([earlier, moment])
         state[_ROUNDS] = rounds
-        state[_MARK] = np.append(state[_MARK], last_time)
+        earlier_marks = state[_MARK]
+        marks = np.append(earlier_marks, last_time)
+        state[_MARK] = marks
         state[_OPEN] = state[_OPEN] + move
-        n_closed = state[_ENDS][-1:].sum()
-        if len(rounds) - n_closed == self.config.segment:
-            closed = state[_OPEN].astype(self._dtype)
-            state[_MOVES] = np.concatenate([state[_MOVES], closed[None]])
-            state[_ENDS] = np.append(state[_ENDS], len(rounds))
+        last_end = state[_ENDS][-1:]
+        n_closed = last_end.sum()
+        n_open = len(rounds) - n_closed
+        if n_open == self.config.segment:
+            open_move = state[_OPEN]
+            closed = open_move.astype(self._dtype)
+            earlier_moves = state[_MOVES]
+            moves = np.concatenate([earlier_moves, closed[None]])
+            state[_MOVES] = moves
+            n_rounds = len(rounds)
+            earlier_ends = state[_ENDS]
+            state[_ENDS] = np.append(earlier_ends, n_rounds)
             state[_OPEN] = np.zeros_like(server.items)
-        server = server.with_items(before.items + move)
+        items = before.items + move
+        server = server.with_items(items)
         return server.with_part(self.name, state)
 
     def on_server(
@@ -125,7 +140,8 @@ class DeltaReplay(Part, Unlearning):
             return None
         withdrawn = build_withdrawn_record(requests.senders, requests.withdrawn_items)
         state = server.parts[self.name]
-        details = {"edges": len(withdrawn), "segments": len(state[_MOVES])}
+        n_segments = len(state[_MOVES])
+        details = {"edges": len(withdrawn), "segments": n_segments}
         report = UnlearningReport(
             method=self.name,
             exact=False,
@@ -152,21 +168,25 @@ class DeltaReplay(Part, Unlearning):
     def replay_run(self, server: ServerState, withdrawn: SharedRecord | None = None) -> ServerState:
         """The run once more, on what is shared now; `withdrawn`: edges that went, for the correction of moves."""
         state = server.parts[self.name]
-        repeated = replace(server, items=state[_START], parts={})
+        start = state[_START]
+        repeated = replace(server, items=start, parts={})
         original = None
         if self.config.correction and withdrawn is not None:
-            original = replace(repeated, shared=_join_records(server.shared, withdrawn))
+            record = _join_records(server.shared, withdrawn)
+            original = replace(repeated, shared=record)
         new_moves = []
         for move, rounds in _list_segments(state):
             current = move.astype(np.float32)
             if original is not None:
                 items_before = original.items
                 original = self._replay_segment(original, current, rounds, state)
-                remains = (1 - self.config.correction) ** len(rounds)
+                share = 1 - self.config.correction
+                remains = (share) ** len(rounds)
                 pull = np.float32(1 - remains)
                 distance = repeated.items - items_before
                 corrected = current - pull * distance
-                current = corrected.astype(move.dtype).astype(np.float32)  # as it is kept
+                stored = corrected.astype(move.dtype)
+                current = stored.astype(np.float32)  # as it is kept
             repeated = self._replay_segment(repeated, current, rounds, state)
             new_moves.append(current.astype(move.dtype))
         *closed, open_move = new_moves
@@ -176,44 +196,53 @@ class DeltaReplay(Part, Unlearning):
         parts = dict(server.parts)
         if GRAPH in parts:
             learned = repeated.parts.get(GRAPH, {})
-            parts[GRAPH] = {**parts[GRAPH], **learned}
-        parts[self.name] = {**state, _MOVES: moves, _OPEN: open_move}
+            old_state = parts[GRAPH]
+            parts[GRAPH] = {**old_state, **learned}
+        updated = {**state, _MOVES: moves, _OPEN: open_move}
+        parts[self.name] = updated
         return replace(server, items=repeated.items, parts=parts)
 
     def _replay_segment(self, server: ServerState, move: Floats, rounds: range, state: Arrays) -> ServerState:
         """One segment: the devices' move, then the server's steps of its rounds on what was shared by then."""
-        server = server.with_items(server.items + move)
-        graph_part = self._build_graph_part()
-        if graph_part is None:
+        items = server.items + move
+        server = server.with_items(items)
+        graph_training = self._load_graph_training()
+        if graph_training is None:
             return server
         for index in rounds:
-            block, number = state[_ROUNDS][index].tolist()
+            moment = state[_ROUNDS][index]
+            block, number = moment.tolist()
             last_time = state[_MARK][index]
             shared = _select_shared_by(server.shared, last_time)
             earlier = replace(server, block=block, round=number, shared=shared)
-            trained = graph_part.train_on_shared(earlier)
+            trained = graph_training.train_on_shared(earlier)
             server = replace(server, items=trained.items, parts=trained.parts)
         return server
 
-    def _build_graph_part(self) -> SharedGraphPart | None:
+    def _load_graph_training(self) -> SharedGraphTraining | None:
+        """The run's steps on what users shared; None: it has none."""
         options = self.context.part_options(GRAPH)
         if options is None:
             return None
-        (part,) = build_parts([{"name": GRAPH, **options}], self.context)
-        assert isinstance(part, SharedGraphPart)
-        return part
+        label = f"part '{GRAPH}'"
+        config = validate_model(SharedGraphConfig, options, label)
+        return SharedGraphTraining(config, self.context.draws)
 
 
 def _list_segments(state: Arrays) -> list[tuple[AnyArray, range]]:
     """Every recorded move and the rounds that it is the sum of; the open segment is the last."""
     segments = []
     start = 0
-    for move, end in zip(state[_MOVES], state[_ENDS].tolist(), strict=True):
-        segments.append((move, range(start, end)))
+    ends = state[_ENDS].tolist()
+    moves = state[_MOVES]
+    for move, end in zip(moves, ends, strict=True):
+        rounds = range(start, end)
+        segments.append((move, rounds))
         start = end
     n_rounds = len(state[_ROUNDS])
     open_rounds = range(start, n_rounds)
-    segments.append((state[_OPEN], open_rounds))
+    open_move = state[_OPEN]
+    segments.append((open_move, open_rounds))
     return segments
 
 
@@ -230,7 +259,8 @@ def _select_shared_by(record: SharedRecord, time: float) -> SharedRecord:
     is_shared = record.time <= time
     sender = record.sender[is_shared]
     item = record.item[is_shared]
-    return SharedRecord(sender, item, record.time[is_shared])
+    times = record.time[is_shared]
+    return SharedRecord(sender, item, times)
 
 
 def n_bytes(state: Arrays) -> int:

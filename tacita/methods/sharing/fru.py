@@ -83,7 +83,8 @@ class Fru(ReplayUnlearning):
     def state(self, n_users: int) -> Sequence[StateSpec]:
         backbone = self.context.backbone
         lists = log.empty_log(n_users, backbone.item_width)
-        start = np.zeros((n_users, backbone.private_width), np.float32)
+        shape = (n_users, backbone.private_width)
+        start = np.zeros(shape, np.float32)
         return (
             StateSpec("rows", lists["rows"]),
             StateSpec("rounds", lists["rounds"], Role.REPORTED),
@@ -99,20 +100,24 @@ class Fru(ReplayUnlearning):
         return LocalTask(negatives=self._draw_negatives)
 
     def _draw_negatives(self, view: CohortView, counts: Longs) -> Ints:
-        private = self.context.backbone.named(view.private)
+        backbone = self.context.backbone
+        private = backbone.named(view.private)
         vectors = private.get("p")
         width = view.items.shape[1]
         if vectors is not None and vectors.shape[1] != width:
             vectors = None
         draws = self.context.draws
         key = draws.private("semi-hard", view.block, view.round)
-        return draw_mixed_negatives(view, counts, vectors, self.config.pool, key)
+        n_pool = self.config.pool
+        return draw_mixed_negatives(view, counts, vectors, n_pool, key)
 
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, StateUpdate]:
         """Keep what leaves, as it leaves: this part stands after those that change uploads."""
         if view.replay is not None or "rows" not in upload.values:
             return upload, {}
-        return upload, log.record_upload(view, upload, self.config.keep)
+        share = self.config.keep
+        records = log.record_upload(view, upload, share)
+        return upload, records
 
     def on_device(self, view: CohortView, requests: RequestBatch) -> StateUpdate:
         if requests.kind == "leave":
@@ -122,30 +127,34 @@ class Fru(ReplayUnlearning):
             return {}
         lists = view.lists[self.name]
         rows = lists["rows"]
-        dropped = requests.items.holds(rows.rows(), rows.ids)
+        row_owners = rows.rows()
+        dropped = requests.items.holds(row_owners, rows.ids)
         return log.drop_rows(lists, dropped)
 
     def answer_question(self, view: CohortView, question: str) -> CohortReply:
         if question == "back":
             return self._restore_block_start(view)
-        moment = _STORED_PATTERN.fullmatch(question)
-        if moment is None:  # a round has one name: under a second one it would be sent twice
+        match = _STORED_PATTERN.fullmatch(question)
+        if match is None:  # a round has one name: under a second one it would be sent twice
             return super().answer_question(view, question)
         lists = view.lists[self.name]
-        block = int(moment[1])
-        number = int(moment[2])
-        rows, weight = log.read_round(lists, (block, number))
+        block = int(match[1])
+        number = int(match[2])
+        moment = (block, number)
+        rows, weight = log.read_round(lists, moment)
         upload = Upload({"stored": rows}, weight, view.client_keys)
         return CohortReply(upload)
 
     def _restore_block_start(self, view: CohortView) -> CohortReply:
         """The private vectors of the block's start; the answer is the size of the log."""
         lists = view.lists[self.name]
-        size = log.log_bytes(lists).astype(np.float64)
+        n_bytes = log.log_bytes(lists)
+        size = n_bytes.astype(np.float64)
         column = DenseArrays(size[:, None])
         weight = np.ones(view.n_clients)
         upload = Upload({"bytes": column}, weight, view.client_keys)
-        start = view.parts[self.name]["start"]
+        state = view.parts[self.name]
+        start = state["start"]
         return CohortReply(upload, {"private": start})
 
     # on the server
@@ -155,10 +164,12 @@ class Fru(ReplayUnlearning):
             return (Spec("bytes", (1,), least=0.0, about="how much devices keep to be able to forget"),)
         per_row = self.context.train.aggregation == "per-row"
         about = "what was sent in an earlier round"
-        return (Spec("stored", server.items.shape, most=MOST_MOVE, touched=per_row, about=about),)
+        shape = server.items.shape
+        return (Spec("stored", shape, most=MOST_MOVE, touched=per_row, about=about),)
 
     def empty_state(self, server: ServerState) -> Arrays:
-        no_lengths = np.zeros((0, len(server.heads)))
+        n_heads = len(server.heads)
+        no_lengths = np.zeros((0, n_heads))
         return log.empty_round_log() | {"lengths-seen": no_lengths}
 
     def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
@@ -169,9 +180,12 @@ class Fru(ReplayUnlearning):
         for name, head in server.heads.items():
             step = head - before.heads[name]
             moved.append(np.linalg.norm(step))
-        new_lengths = np.array([moved]).reshape(1, -1)
-        lengths = np.concatenate([state["lengths-seen"], new_lengths])
-        return server.with_part(self.name, {**state, "lengths-seen": lengths})
+        lengths_of_round = np.array([moved])
+        new_lengths = lengths_of_round.reshape(1, -1)
+        earlier = state["lengths-seen"]
+        lengths = np.concatenate([earlier, new_lengths])
+        updated = {**state, "lengths-seen": lengths}
+        return server.with_part(self.name, updated)
 
     def decode(self, server: ServerState, total: Total) -> Total:
         """In a replayed round: the new direction, and the length that was kept."""
@@ -196,10 +210,14 @@ class Fru(ReplayUnlearning):
 
     def _compute_stored_step(self, state: Arrays) -> Doubles:
         """The mean that devices' logs give for the replayed round."""
-        sums = {"rows": state["stored"], touched_name("rows"): state["touched"]}
+        name = touched_name("rows")
+        stored_rows = state["stored"]
+        touched_rows = state["touched"]
+        sums = {"rows": stored_rows, name: touched_rows}
         weight = float(state["weight"][0])
         stored = Total(sums, weight)
-        denominator = choose_denominator(stored, "rows", self.context.train, 0.0)
+        train = self.context.train
+        denominator = choose_denominator(stored, "rows", train, 0.0)
         divisor = np.maximum(denominator, _TINY)
         return np.asarray(state["stored"] / divisor)
 
@@ -208,18 +226,22 @@ class Fru(ReplayUnlearning):
         axis = 1 if self.config.length == "row" else None
         old_length = np.linalg.norm(old, axis=axis, keepdims=True)
         new_length = np.linalg.norm(new, axis=axis, keepdims=True)
-        factor = old_length / np.maximum(new_length, _TINY)
+        divisor = np.maximum(new_length, _TINY)
+        factor = old_length / divisor
         moved = new_length > _TINY
-        return np.asarray(np.where(moved, factor, 0.0))
+        factors = np.where(moved, factor, 0.0)
+        return np.asarray(factors)
 
     def _scale_heads(self, server: ServerState, total: Total, divisor: float) -> dict[str, Doubles]:
         """Shared parameters' sums, brought to the lengths that the server saw."""
-        lengths = server.parts[self.name]["lengths"]
+        state = server.parts[self.name]
+        lengths = state["lengths"]
         sums = {}
         for index, head in enumerate(server.heads):
             name = f"{HEADS}{head}"
             norm = np.linalg.norm(total[name])
-            length = self.context.train.server_lr * norm / divisor
+            rate = self.context.train.server_lr
+            length = rate * norm / divisor
             factor = lengths[index] / max(length, _TINY)
             sums[name] = total[name] * factor
         return sums
@@ -235,8 +257,10 @@ class Fru(ReplayUnlearning):
         server = self.restore_start(server)
         is_first = True
         skipped = 0
-        for index, (moment, clients) in enumerate(log.iterate_rounds(state)):
-            remaining = clients[~np.isin(clients, leavers)]
+        rounds = log.iterate_rounds(state)
+        for index, (moment, clients) in enumerate(rounds):
+            has_left = np.isin(clients, leavers)
+            remaining = clients[~has_left]
             if len(remaining) == 0:
                 skipped += 1
                 continue
@@ -244,8 +268,10 @@ class Fru(ReplayUnlearning):
             if is_first and requests.kind == "forget":
                 respondents = _without_forgetting_users(remaining, requests.senders)
             block, number = moment
-            total = ask(server, f"stored-{block}-{number}", respondents)
-            stored = StoredRound(total, is_first, state["lengths-seen"][index])
+            question = f"stored-{block}-{number}"
+            total = ask(server, question, respondents)
+            lengths = state["lengths-seen"][index]
+            stored = StoredRound(total, is_first, lengths)
             server = self._replay_round(server, stored, moment, remaining, play)
             is_first = False
         state = log.drop_clients(state, leavers)
@@ -254,7 +280,8 @@ class Fru(ReplayUnlearning):
         purged = ["logs of those who left", "tables after the first"]
         details = {"skipped": skipped}
         report = log.build_report(self.name, state, storage_client=size, purged=purged, details=details)
-        return server.with_part(self.name, state), report
+        updated = server.with_part(self.name, state)
+        return updated, report
 
     def _replay_round(
         self, server: ServerState, stored: StoredRound, moment: log.BlockRound, clients: Keys, play: RoundPlayer
@@ -265,7 +292,8 @@ class Fru(ReplayUnlearning):
         if block != server.block:
             denominator = choose_denominator(stored.total, "stored", train, 0.0)
             divisor = np.maximum(denominator, _TINY)
-            step = train.server_lr * stored.total["stored"] / divisor
+            move = stored.total["stored"]
+            step = train.server_lr * move / divisor
             items = server.items + step
             return server.with_items(items.astype(np.float32))
         state = server.parts[self.name]
@@ -278,7 +306,8 @@ class Fru(ReplayUnlearning):
 
 def _without_forgetting_users(clients: Keys, senders: Keys) -> Keys:
     """The clients whose first round holds nothing that is to be forgotten; all, where there is no other."""
-    others = clients[~np.isin(clients, senders)]
+    asks = np.isin(clients, senders)
+    others = clients[~asks]
     return others if len(others) else clients
 
 

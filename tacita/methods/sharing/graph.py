@@ -38,21 +38,26 @@ class SharedGraph:
         lists = self.lists
         user = lists.rows()
         item = lists.ids
-        people = Ragged.from_pairs(item, user, self.n_items, lists.values)
+        columns = lists.values
+        people = Ragged.from_pairs(item, user, self.n_items, columns)
         of_users = _read_edge_weights(lists)
         of_items = _read_edge_weights(people)
         n_users = len(self.users)
         item_nodes = item + np.int32(n_users)
-        item_ends = len(item) + people.ptr[1:]
+        n_edges = len(item)
+        item_ends = n_edges + people.ptr[1:]
         ends = np.concatenate([lists.ptr, item_ends])
         targets = np.concatenate([item_nodes, people.ids])
         edges = np.concatenate([of_users, of_items])
         degree, graph = _normalise_edges(ends, targets, edges)
-        divisor = np.where(degree > 0, degree, 1)
+        has_edges = degree > 0
+        divisor = np.where(has_edges, degree, 1)
         share = 1 / divisor[:n_users]
         user_part = of_users * share[user]
         item_part = of_items * share[people.ids]
-        part = (user_part.astype(np.float32), item_part.astype(np.float32))
+        user_share = user_part.astype(np.float32)
+        item_share = item_part.astype(np.float32)
+        part = (user_share, item_share)
         object.__setattr__(self, "people", people)
         object.__setattr__(self, "graph", graph)
         object.__setattr__(self, "part", part)
@@ -77,7 +82,8 @@ class SharedGraph:
         cached = _find_cached_graph(record, shape)
         if cached is not None:
             return cached
-        users, lists, _ = _list_edges(record.sender, record.item, n_items)
+        sender = record.sender
+        users, lists, _ = _list_edges(sender, record.item, n_items)
         graph = SharedGraph(users, lists, n_items, layers, start)
         _cache_graph(record, shape, graph)
         return graph
@@ -101,14 +107,16 @@ class SharedGraph:
 
     def _split_nodes(self, rows: Floats) -> tuple[Floats, Floats]:
         n_users = len(self.users)
-        return rows[:n_users], rows[n_users:]
+        user_rows = rows[:n_users]
+        return user_rows, rows[n_users:]
 
     def init_user_vectors(self, table: Floats, people: Floats | None = None) -> Floats:
         """The users' vectors before anything passes along."""
         if self.start == "learned":
             assert people is not None, "learned rows have to be given"
             return people
-        shape = (len(self.users), table.shape[1])
+        width = table.shape[1]
+        shape = (len(self.users), width)
         zeros = np.zeros(shape, np.float32)
         if self.start == "zero":
             return zeros
@@ -149,13 +157,16 @@ def _normalise_edges(ends: Longs, targets: Ints, edges: AnyArray) -> tuple[Doubl
     nodes = np.arange(n_nodes)
     counts = np.diff(ends)
     source = np.repeat(nodes, counts)
-    degree: Doubles = np.bincount(source, weights=edges, minlength=n_nodes).astype(np.float64)
+    weights = np.bincount(source, weights=edges, minlength=n_nodes)
+    degree: Doubles = weights.astype(np.float64)
     has_edges = degree > 0
     scale = np.zeros(len(degree))
-    scale[has_edges] = degree[has_edges] ** -0.5
+    known_degree = degree[has_edges]
+    scale[has_edges] = known_degree**-0.5
     weight = edges * scale[source]
     weight *= scale[targets]
-    return degree, InteractionGraph(ends, targets, weight.astype(np.float32))
+    edge_weight = weight.astype(np.float32)
+    return degree, InteractionGraph(ends, targets, edge_weight)
 
 
 def _list_edges(sender: Keys, item: AnyArray, n_items: int) -> tuple[Keys, Ragged, Longs]:
@@ -163,10 +174,12 @@ def _list_edges(sender: Keys, item: AnyArray, n_items: int) -> tuple[Keys, Ragge
     width = max(1, n_items)
     users, user = np.unique(sender, return_inverse=True)
     first_pairs = user * np.int64(width)
-    pairs = first_pairs + item.astype(np.int64)
+    item_numbers = item.astype(np.int64)
+    pairs = first_pairs + item_numbers
     pairs, first = np.unique(pairs, return_index=True)
     user, item = np.divmod(pairs, width)
-    lists = Ragged.from_pairs(user, item, len(users))
+    n_users = len(users)
+    lists = Ragged.from_pairs(user, item, n_users)
     return users, lists, first
 
 
@@ -180,10 +193,12 @@ def _list_extended_edges(
     users, lists, first = _list_edges(sender, item, n_items)
     if extra_weight is None:
         return users, lists
-    ones = np.ones(len(record), np.float32)
+    n_edges = len(record)
+    ones = np.ones(n_edges, np.float32)
     weight = np.concatenate([ones, extra_weight])
     columns: Arrays = {"weight": weight[first]}
-    return users, Ragged(lists.ptr, lists.ids, columns)
+    extended = Ragged(lists.ptr, lists.ids, columns)
+    return users, extended
 
 
 _GRAPH_CACHE: list[tuple[weakref.ref[SharedRecord], Hashable, SharedGraph]] = []
@@ -211,4 +226,6 @@ def list_edges(graph: SharedGraph) -> tuple[Longs, Longs]:
     """Both ends of every edge, by user."""
     user = graph.lists.rows()
     item = graph.lists.ids
-    return user.astype(np.int64), item.astype(np.int64)
+    users = user.astype(np.int64)
+    items = item.astype(np.int64)
+    return users, items

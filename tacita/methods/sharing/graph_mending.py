@@ -111,7 +111,8 @@ class GraphMending(Part, Unlearning):
         vectors = _compute_user_vectors(self.context.scorer, view, local)
         directions = UnitRows.of(vectors).rows
         zero = np.float32(0)
-        sent = np.where(shares[:, None], directions, zero)
+        is_shared = shares[:, None]
+        sent = np.where(is_shared, directions, zero)
         return TrainingOutcome(extras={"vector": sent})
 
     def question_fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
@@ -121,14 +122,17 @@ class GraphMending(Part, Unlearning):
     def answer_question(self, view: CohortView, question: str) -> CohortReply:
         """Whether something stays local; asked of users who share."""
         train = view.train
-        leaves = np.zeros(len(train.ids), bool)
+        n_entries = len(train.ids)
+        leaves = np.zeros(n_entries, bool)
         for items in view.lists.get("sharing", {}).values():
             leaves |= find_listed(train, items, view.n_items)
         local_items = train.filter_entries(~leaves)
-        keeps_some = (local_items.counts() > 0).astype(np.float32)
+        has_items = local_items.counts() > 0
+        keeps_some = (has_items).astype(np.float32)
         weight = np.ones(len(keeps_some))
         values = DenseArrays(keeps_some[:, None])
-        return CohortReply(Upload({_PARTIAL: values}, weight, view.client_keys))
+        upload = Upload({_PARTIAL: values}, weight, view.client_keys)
+        return CohortReply(upload)
 
     # on the server
 
@@ -137,12 +141,14 @@ class GraphMending(Part, Unlearning):
             return server
         config = self.config
         n_items = len(server.items)
-        shared_graph = SharedGraph.of(server.shared, n_items, layers=config.layers)
+        layers = config.layers
+        shared_graph = SharedGraph.of(server.shared, n_items, layers=layers)
         rounds = server.round + 1
         if rounds % config.mend_every == 0:
             server = self.update_links(server, shared_graph)
         state = server.parts.get(self.name, {})
-        keys = draw_batch_keys(self.context.draws, self.name, server)
+        draws = self.context.draws
+        keys = draw_batch_keys(draws, self.name, server)
         batches = draw_batches(shared_graph, config.build_batch_sizes(), keys)  # a proposed link is no positive
         device_vectors = self._collect_device_vectors(shared_graph.users, total)
         graph = self.build_graph(server, shared_graph)
@@ -151,19 +157,23 @@ class GraphMending(Part, Unlearning):
         n_links = len(state.get(_LINK_SENDER, ()))
         notes = np.array([refined.bpr, refined.cl, n_links])
         server = server.with_items(refined.table)
-        return server.with_part(self.name, {**state, _NOTES_KEY: notes})
+        updated = {**state, _NOTES_KEY: notes}
+        return server.with_part(self.name, updated)
 
     def build_graph(self, server: ServerState, shared_graph: SharedGraph) -> SharedGraph:
         """What vectors pass along: the record, and proposed links of users who are still in it."""
         state = server.parts.get(self.name, {})
         if _LINK_SENDER not in state:
             return shared_graph
-        still_shares = np.isin(state[_LINK_SENDER], shared_graph.users)
+        link_senders = state[_LINK_SENDER]
+        still_shares = np.isin(link_senders, shared_graph.users)
         sender = state[_LINK_SENDER][still_shares]
         item = state[_LINK_ITEM][still_shares]
         weight = state[_LINK_WEIGHT][still_shares]
         n_items = len(server.items)
-        return SharedGraph.of(server.shared, n_items, (sender, item), self.config.layers, extra_weight=weight)
+        layers = self.config.layers
+        links = (sender, item)
+        return SharedGraph.of(server.shared, n_items, links, layers, extra_weight=weight)
 
     def update_links(self, server: ServerState, shared_graph: SharedGraph) -> ServerState:
         """With new proposals for users who share a part."""
@@ -172,14 +182,17 @@ class GraphMending(Part, Unlearning):
         partial = state.get(_PARTIAL, _NOBODY)
         denied = state.get(_DENIED, _NOBODY)
         open_users = np.setdiff1d(partial, denied)
-        places = np.flatnonzero(np.isin(shared_graph.users, open_users))
+        is_open = np.isin(shared_graph.users, open_users)
+        places = np.flatnonzero(is_open)
         if not len(places):
             return server.with_part(self.name, remaining)
-        key = self.context.draws.public(f"{self.name}-mend", server.block, server.round)
+        draws = self.context.draws
+        key = draws.public(f"{self.name}-mend", server.block, server.round)
         options = self.config.build_link_options()
         links = propose_links(shared_graph, server.items, places, options, key)
         if links is not None:
-            remaining[_LINK_SENDER] = shared_graph.users[links.user]
+            link_users = shared_graph.users[links.user]
+            remaining[_LINK_SENDER] = link_users
             remaining[_LINK_ITEM] = links.item
             remaining[_LINK_WEIGHT] = links.weight
         return server.with_part(self.name, remaining)
@@ -192,10 +205,13 @@ class GraphMending(Part, Unlearning):
         assert isinstance(uploads.value, DenseArrays)
         rows = uploads.value.value.astype(np.float32)
         position = np.searchsorted(users, uploads.sender)
-        place = np.minimum(position, len(users) - 1)
+        last = len(users) - 1
+        place = np.minimum(position, last)
         is_in_graph = users[place] == uploads.sender
-        senders = np.flatnonzero(is_in_graph & rows.any(1))
-        senders = senders[np.argsort(place[senders])]  # in an order that no chunk of clients changes
+        has_vector = rows.any(1)
+        senders = np.flatnonzero(is_in_graph & has_vector)
+        order = np.argsort(place[senders])
+        senders = senders[order]  # in an order that no chunk of clients changes
         sent_rows = np.ascontiguousarray(rows[senders])
         places = place[senders].astype(np.int64)
         return DeviceVectors(places, UnitRows.of(sent_rows).rows)
@@ -211,20 +227,22 @@ class GraphMending(Part, Unlearning):
         self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
     ) -> tuple[ServerState, UnlearningReport] | None:
         """Users who share say whether that is all. A withdrawal ends all proposals, and the user is mended no more."""
-        state = dict(server.parts.get(self.name, {}))
+        earlier = server.parts.get(self.name, {})
+        state = dict(earlier)
         clients_asked = 0
         purged: tuple[str, ...] = ()
         details = {}
         if requests.kind != "leave":
-            state[_PARTIAL] = self._update_partial_sharers(server, requests.senders, ask)
+            senders = requests.senders
+            state[_PARTIAL] = self._update_partial_sharers(server, senders, ask)
             clients_asked = len(requests.senders)
         if requests.kind != "share":
             denied = _find_denied(server, requests)
             if _LINK_SENDER in state:
                 purged = ("mended_edges",)
             details["denied"] = len(denied)
-            earlier = state.get(_DENIED, _NOBODY)
-            others = np.setdiff1d(earlier, requests.senders)
+            denied_before = state.get(_DENIED, _NOBODY)
+            others = np.setdiff1d(denied_before, requests.senders)
             state[_DENIED] = np.union1d(others, denied)
             state = _drop_links(state)
             state.pop(_NOTES_KEY, None)
@@ -238,11 +256,13 @@ class GraphMending(Part, Unlearning):
         state = server.parts.get(self.name, {})
         earlier = state.get(_PARTIAL, _NOBODY)
         others = np.setdiff1d(earlier, senders)
-        answers = ask(server, _PARTIAL, senders).each.get(_PARTIAL)
+        total = ask(server, _PARTIAL, senders)
+        answers = total.each.get(_PARTIAL)
         if answers is None:
             return others
         assert isinstance(answers.value, DenseArrays)
-        keeps_some = answers.value.value[:, 0] > 0
+        values = answers.value.value[:, 0]
+        keeps_some = values > 0
         return np.union1d(others, answers.sender[keeps_some])
 
 
@@ -250,12 +270,17 @@ def _find_denied(server: ServerState, requests: RequestBatch) -> Keys:
     """The senders for whom no link may be proposed; of users who share nothing any more nothing is kept."""
     if requests.kind == "leave":
         return _NOBODY
-    still_shares = np.isin(requests.senders, server.shared.sender)
+    shared_by = server.shared.sender
+    still_shares = np.isin(requests.senders, shared_by)
     return requests.senders[still_shares]
 
 
 def _drop_links(state: Arrays) -> Arrays:
-    return {name: array for name, array in state.items() if name not in _LINK_KEYS}
+    remaining: Arrays = {}
+    for name, array in state.items():
+        if name not in _LINK_KEYS:
+            remaining[name] = array
+    return remaining
 
 
 def _read_shared(view: CohortView) -> Ragged:

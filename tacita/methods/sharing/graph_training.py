@@ -60,7 +60,8 @@ class UnitRows:
     @staticmethod
     def of(table: Floats) -> UnitRows:
         rows = np.empty(table.shape, np.float32)
-        length = np.empty(len(table), np.float32)
+        n_rows = len(table)
+        length = np.empty(n_rows, np.float32)
         normalise_rows(table, rows, length)
         return UnitRows(rows, length)
 
@@ -97,17 +98,20 @@ def compute_infonce(
     The denominator has every item of the batch, the item itself as well.
     """
     n_rows = len(own)
-    factor = np.float32(weight / (tau * n_rows))
+    divisor = tau * n_rows
+    factor = np.float32(weight / (divisor))
     inverse_tau = np.float32(1 / tau)
 
     def compute_piece(start: int) -> tuple[AnyArray, Floats, Floats]:
-        piece = own[start : start + _PIECE]
+        end = start + _PIECE
+        piece = own[start:end]
         scaled = piece * inverse_tau
         products = scaled @ views.T
         logits = np.asarray(products, np.float32)
         rows = np.arange(len(piece))
         itself = (rows, start + rows)
-        own_logits = logits[itself].astype(np.float64)
+        diagonal = logits[itself]
+        own_logits = diagonal.astype(np.float64)
         largest = logits.max(1)
         logits -= largest[:, None]
         np.exp(logits, out=logits)
@@ -117,7 +121,9 @@ def compute_infonce(
         logits[itself] -= factor
         loss = -own_logits + largest
         loss += np.log(total)
-        return loss, logits @ views, logits.T @ piece
+        own_gradient = logits @ views
+        view_gradient = logits.T @ piece
+        return loss, own_gradient, view_gradient
 
     starts = range(0, n_rows, _PIECE)
     pieces = list(cores.map(compute_piece, starts))
@@ -230,14 +236,18 @@ class GraphLoss:
             used += [batch.liked, batch.other]
             size = len(batch.user)
         size = max(1, size)
-        weight = np.float32(2 * objective.lam / size)
+        share = 2 * objective.lam / size
+        weight = np.float32(share)
         if not weight or not used:
             return
         items = _collect_distinct(used, len(table))
-        table_gradient[items] += weight * table[items]
+        item_rows = table[items]
+        table_gradient[items] += weight * item_rows
         if people is not None and objective.bpr:
-            users = _collect_distinct([batch.user], len(people))
-            people_gradient[users] += weight * people[users]
+            n_users = len(people)
+            users = _collect_distinct([batch.user], n_users)
+            user_rows = people[users]
+            people_gradient[users] += weight * user_rows
 
 
 def _collect_distinct(numbers: list[Longs], below: int) -> Longs:
@@ -286,7 +296,8 @@ def refine_table(
     bpr, cl = 0.0, 0.0
     if losses:
         bpr, cl = np.mean(losses, axis=0)
-    return RefinedTable(item_rows.table, people, float(bpr), float(cl))
+    table = item_rows.table
+    return RefinedTable(table, people, float(bpr), float(cl))
 
 
 @dataclass(frozen=True)
@@ -302,7 +313,8 @@ def draw_batch_keys(draws: Draws, name: str, server: ServerState) -> Keys:
     """The keys of orders, negatives and items for a part's steps on the server in one round."""
     keys = []
     for purpose in ("order", "other", "items"):
-        key = draws.public(f"{name}-{purpose}", server.block, server.round)
+        full_name = f"{name}-{purpose}"
+        key = draws.public(full_name, server.block, server.round)
         keys.append(key)
     return np.array(keys)
 
@@ -332,12 +344,17 @@ def draw_batches(graph: SharedGraph, sizes: BatchSizes, keys: Keys) -> Iterator[
             _shuffle(order_key + turn, order, sizes.edges)
             other = draw_negatives(graph, negative_key + turn)
         start = step_in_pass * sizes.edges
-        turns = order[start : start + sizes.edges]
+        end = start + sizes.edges
+        turns = order[start:end]
         places = pairs[turns]
         step_key = item_key + np.uint64(step)
         chosen = choose_distinct(step_key, n_shared, n_chosen)
-        items = shared_items[chosen].astype(np.int64)
-        yield Batch(user[places], liked[places], other[places], items)
+        chosen_items = shared_items[chosen]
+        items = chosen_items.astype(np.int64)
+        users = user[places]
+        liked_items = liked[places]
+        other_items = other[places]
+        yield Batch(users, liked_items, other_items, items)
 
 
 def _shuffle(key: np.uint64, order: Longs, batch: int) -> None:
@@ -358,7 +375,8 @@ def draw_negatives(graph: SharedGraph, key: np.uint64) -> Longs:
     counts = graph.lists.counts()
     has_negatives = count_unshared(graph) > 0
     wanted = np.where(has_negatives, counts, 0)
-    negatives = np.zeros(len(graph), np.int64)
+    n_users = len(graph)
+    negatives = np.zeros(n_users, np.int64)
     has_negative = np.repeat(wanted > 0, counts)
     negatives[has_negative] = draw_unshared(graph, wanted, key)
     return negatives
@@ -366,12 +384,14 @@ def draw_negatives(graph: SharedGraph, key: np.uint64) -> Longs:
 
 def draw_unshared(graph: SharedGraph, wanted: Longs, key: np.uint64) -> AnyArray:
     """So many items for each user of a graph that the user did not share, flat in the order of users."""
-    ends = np.zeros(len(wanted) + 1, np.int64)
+    n_ends = len(wanted) + 1
+    ends = np.zeros(n_ends, np.int64)
     np.cumsum(wanted, out=ends[1:])
     total = ends[-1]
     item = np.empty(total, np.int32)
     label = np.empty(total, np.float32)
-    no_positives = np.zeros(len(ends), np.int64)
+    n_ends = len(ends)
+    no_positives = np.zeros(n_ends, np.int64)
     no_items = np.zeros(0, np.int32)
     lists = graph.lists
     n_threads = threads_in_use()
@@ -396,8 +416,10 @@ def draw_unshared(graph: SharedGraph, wanted: Longs, key: np.uint64) -> AnyArray
 
 def draw_first_rows(key: np.uint64, owners: Keys, width: int) -> Floats:
     """Rows as Xavier's start draws them."""
-    bound = math.sqrt(6 / (1 + width))
-    drawn = 2 * uniforms(key, owners, width) - 1
+    fan = 1 + width
+    bound = math.sqrt(6 / (fan))
+    unit = uniforms(key, owners, width)
+    drawn = 2 * unit - 1
     rows = bound * drawn
     return rows.astype(np.float32)
 

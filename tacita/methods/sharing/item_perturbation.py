@@ -37,7 +37,8 @@ def _weigh_uniformly(epsilon: float, n_items: int, items: Longs) -> Doubles:
     """k-ary randomised response."""
     n_rows = len(items)
     shape = (n_rows, n_items)
-    weights = np.full(shape, np.exp(-epsilon))
+    least = np.exp(-epsilon)
+    weights = np.full(shape, least)
     rows = np.arange(n_rows)
     weights[rows, items] = 1.0
     return weights
@@ -53,10 +54,12 @@ def _weigh_similar(epsilon: float, table: Floats, items: Longs) -> Doubles:
 def _compute_similarity(table: Floats, items: Longs) -> Doubles:
     """(items, catalogue): from 0 to 1, by the cosine of rows."""
     unit = np.empty(table.shape, np.float32)
-    length = np.empty(len(table), np.float32)
+    n_items = len(table)
+    length = np.empty(n_items, np.float32)
     rows = np.ascontiguousarray(table, np.float32)
     normalise_rows(rows, unit, length)
-    item_rows = unit[items].astype(np.float64)
+    unit_rows = unit[items]
+    item_rows = unit_rows.astype(np.float64)
     all_rows = unit.T.astype(np.float64)
     cosine = item_rows @ all_rows
     similarity = (1 + cosine) / 2
@@ -68,17 +71,23 @@ def perturb_items(mechanism: Mechanism, epsilon: float, table: Floats, items: In
     n_items = len(items)
     released = np.empty(n_items, np.int32)
     order = np.argsort(items, kind="stable")
-    distinct, first = np.unique(items[order], return_index=True)
+    sorted_items = items[order]
+    distinct, first = np.unique(sorted_items, return_index=True)
     ends = np.append(first, n_items)
     high_bits = drawn >> np.uint64(11)
     share = high_bits * _UNIT
     for start in range(0, len(distinct), _ROWS):
-        chunk = distinct[start : start + _ROWS]
+        end = start + _ROWS
+        chunk = distinct[start:end]
         cumulative = _accumulate_probabilities(mechanism, epsilon, table, chunk)
         for row in range(len(chunk)):  # over items, not over users
             place = start + row
-            entries = order[ends[place] : ends[place + 1]]
-            item = np.searchsorted(cumulative[row], share[entries], side="right")
+            first_entry = ends[place]
+            last_entry = ends[place + 1]
+            entries = order[first_entry:last_entry]
+            edges = cumulative[row]
+            shares = share[entries]
+            item = np.searchsorted(edges, shares, side="right")
             released[entries] = item
     return released
 

@@ -65,14 +65,18 @@ class LinkScorer:
         n_inputs = 2 * dim
         n_hidden = options.hidden
         n_first = n_inputs * n_hidden
-        numbers = np.arange(n_first + n_hidden, dtype=np.uint64)
+        n_numbers = n_first + n_hidden
+        numbers = np.arange(n_numbers, dtype=np.uint64)
         drawn = hash_owners(key, numbers)
         high_bits = drawn >> np.uint64(11)
-        fraction = 2 * high_bits * 2.0**-53
+        doubled = 2 * high_bits
+        fraction = doubled * 2.0**-53
         centred = fraction - 1
         start = centred.astype(np.float32)
-        first = start[:n_first].reshape(n_inputs, n_hidden)
-        second = start[n_first:].reshape(1, -1)
+        first_numbers = start[:n_first]
+        first = first_numbers.reshape(n_inputs, n_hidden)
+        second_numbers = start[n_first:]
+        second = second_numbers.reshape(1, -1)
         tables = [
             first * n_inputs**-0.5,
             np.zeros((1, n_hidden)),
@@ -85,8 +89,10 @@ class LinkScorer:
         """The inputs for pairs, of about the size 1 whatever the width."""
         width = users.shape[-1]
         scale = np.float32(width**0.5)
-        product = scale * scale * users * items
-        distance = scale * np.abs(users - items)
+        squared_scale = scale * scale
+        product = squared_scale * users * items
+        difference = np.abs(users - items)
+        distance = scale * difference
         return np.concatenate([product, distance], axis=-1)
 
     def logits(self, features: Floats) -> tuple[Floats, Floats]:
@@ -102,9 +108,12 @@ class LinkScorer:
     def step(self, features: Floats, label: Floats) -> None:
         """One step on the mean cross-entropy."""
         logits, hidden = self.logits(features)
-        probability = 1 / (1 + np.exp(-logits))
-        residual = (probability - label) / len(label)
-        by_logit = residual.astype(np.float32)[:, None]
+        odds = np.exp(-logits)
+        probability = 1 / (1 + odds)
+        n_samples = len(label)
+        residual = (probability - label) / n_samples
+        slope = residual.astype(np.float32)
+        by_logit = slope[:, None]
         is_active = hidden > 0
         second = self.layers[2].table
         by_hidden = by_logit * second * is_active
@@ -116,7 +125,8 @@ class LinkScorer:
             by_logit.sum(0)[None],
         ]
         for layer, gradient in zip(self.layers, gradients, strict=True):
-            layer.step(np.ascontiguousarray(gradient, np.float32))
+            slopes = np.ascontiguousarray(gradient, np.float32)
+            layer.step(slopes)
 
 
 def propose_links(
@@ -131,7 +141,9 @@ def propose_links(
     places = np.repeat(whom, lists.counts())
     remaining = _remove_edges(graph, whom, is_hidden)
     with limit_blas_threads(), ThreadPoolExecutor(threads_in_use()) as cores:
-        hidden_edges = (places[is_hidden], lists.ids[is_hidden])
+        hidden_users = places[is_hidden]
+        hidden_items = lists.ids[is_hidden]
+        hidden_edges = (hidden_users, hidden_items)
         remaining_vectors = LinkVectors.of(remaining, table)
         scorer = _train_scorer(graph, remaining_vectors, hidden_edges, options, key)
         vectors = LinkVectors.of(graph, table)
@@ -144,9 +156,9 @@ def propose_links(
         proposals = list(cores.map(propose, crowds))
     users, items, chances = zip(*proposals, strict=True)
     user = np.concatenate(users)
-    item = np.concatenate(items)
-    weight = np.concatenate(chances)
-    return ProposedLinks(user, item.astype(np.int32), weight.astype(np.float32))
+    item = np.concatenate(items).astype(np.int32)
+    weight = np.concatenate(chances).astype(np.float32)
+    return ProposedLinks(user, item, weight)
 
 
 def _remove_edges(graph: SharedGraph, whom: Longs, is_hidden: Bools) -> SharedGraph:
@@ -161,12 +173,14 @@ def _remove_edges(graph: SharedGraph, whom: Longs, is_hidden: Bools) -> SharedGr
 def _hash_pairs(key: np.uint64, sender: Keys, item: AnyArray) -> Keys:
     """A number for each pair of sender and item."""
     senders = hash_owners(key, sender)
-    return hash_owners(key, senders + item.astype(np.uint64))
+    streams = senders + item.astype(np.uint64)
+    return hash_owners(key, streams)
 
 
 def _find_entries(lists: Ragged, rows: Longs) -> Longs:
     """Where the entries of some rows are."""
-    numbers = np.arange(len(lists.ids), dtype=np.int32)
+    n_edges = len(lists.ids)
+    numbers = np.arange(n_edges, dtype=np.int32)
     numbered = Ragged(lists.ptr, numbers)
     entries = numbered.take(rows).ids
     return entries.astype(np.int64)
@@ -178,14 +192,18 @@ def _hide_edges(lists: Ragged, senders: Keys, share: float, key: np.uint64) -> B
     limit = np.maximum(counts - 1, 1)
     rounded = np.rint(share * counts)
     hidden = np.clip(rounded, 1, limit)
-    wanted = np.where(counts > 1, hidden, 0)
+    has_several = counts > 1
+    wanted = np.where(has_several, hidden, 0)
     rows = lists.rows()
-    drawn = _hash_pairs(key, senders[rows], lists.ids)
+    row_senders = senders[rows]
+    drawn = _hash_pairs(key, row_senders, lists.ids)
     order = np.lexsort((drawn, rows))
     numbers = np.arange(len(rows))
     rank = numbers - lists.ptr[rows]
-    is_hidden: Bools = np.zeros(len(rows), bool)
-    is_hidden[order] = rank < wanted[rows]
+    n_edges = len(rows)
+    is_hidden: Bools = np.zeros(n_edges, bool)
+    row_limit = wanted[rows]
+    is_hidden[order] = rank < row_limit
     return is_hidden
 
 
@@ -200,21 +218,26 @@ def _train_scorer(
     liked_user, liked_item = hidden_edges
     negative_key = key + np.uint64(1)
     start_key = key + np.uint64(2)
-    other_user, other_item = _draw_negatives(graph, liked_user, options.others, negative_key)
+    n_others = options.others
+    other_user, other_item = _draw_negatives(graph, liked_user, n_others, negative_key)
     user = np.concatenate([liked_user, other_user])
     item = np.concatenate([liked_item, other_item])
     ones = np.ones(len(liked_user))
     zeros = np.zeros(len(other_item))
-    label = np.append(ones, zeros).astype(np.float32)
+    labels = np.append(ones, zeros)
+    label = labels.astype(np.float32)
     width = vectors.users.shape[1]
     scorer = LinkScorer(width, options, start_key)
-    numbers = np.arange(len(user), dtype=np.uint64)
+    n_samples = len(user)
+    numbers = np.arange(n_samples, dtype=np.uint64)
     for epoch in range(options.epochs):
-        epoch_key = key + np.uint64(3 + epoch)
+        offset = np.uint64(3 + epoch)
+        epoch_key = key + offset
         drawn = hash_owners(epoch_key, numbers)
         order = np.argsort(drawn)
         for start in range(0, len(order), options.batch):
-            batch = order[start : start + options.batch]
+            end = start + options.batch
+            batch = order[start:end]
             users = vectors.users[user[batch]]
             items = vectors.items[item[batch]]
             features = scorer.build_features(users, items)
@@ -227,9 +250,11 @@ def _draw_negatives(graph: SharedGraph, user: Longs, each: int, key: np.uint64) 
     n_users = len(graph.lists)
     edges = np.bincount(user, minlength=n_users)
     has_negatives = count_unshared(graph) > 0
-    wanted = np.where(has_negatives, each * edges, 0)
+    n_wanted = each * edges
+    wanted = np.where(has_negatives, n_wanted, 0)
     item = draw_unshared(graph, wanted, key)
-    owner = np.repeat(np.arange(n_users), wanted)
+    users = np.arange(n_users)
+    owner = np.repeat(users, wanted)
     return owner, item
 
 
@@ -241,25 +266,30 @@ def _propose_items(
     n_items = graph.n_items
     edges = graph.lists.take(users)
     width = vectors.items.shape[1]
-    shape = (n_users * n_items, 2 * width)
+    n_rows = n_users * n_items
+    shape = (n_rows, 2 * width)
     features = np.empty(shape, np.float32)
     user_vectors = vectors.users[users]
     write_pair_features(user_vectors, vectors.items, features)
     logits, _ = scorer.logits(features)
-    probability = 1 / (1 + np.exp(-logits))
+    odds = np.exp(-logits)
+    probability = 1 / (1 + odds)
     chances = np.asarray(probability, np.float32)
     chance = chances.reshape(n_users, n_items)
-    chance[edges.rows(), edges.ids] = -1.0
+    rows = edges.rows()
+    chance[rows, edges.ids] = -1.0
     share = options.kappa * edges.counts()
     wanted = np.rint(share)
     allowed = np.minimum(options.most, wanted)
     allowed = allowed.astype(np.int64)
     most = min(options.most, n_items)
     row, item = _select_likeliest(chance, most)
-    is_allowed = _rank_in_row(row) < allowed[row]
+    rank = _rank_in_row(row)
+    is_allowed = rank < allowed[row]
     row = row[is_allowed]
     item = item[is_allowed]
-    return users[row], item, chance[row, item]
+    value = chance[row, item]
+    return users[row], item, value
 
 
 def _select_likeliest(chance: Floats, k: int) -> tuple[Longs, Longs]:
@@ -272,9 +302,11 @@ def _select_likeliest(chance: Floats, k: int) -> tuple[Longs, Longs]:
         threshold = partitioned[:, place]
     is_large = chance >= threshold[:, None]
     is_likely = chance > 0.5
-    row, item = np.nonzero(is_large & is_likely)
+    is_proposed = is_large & is_likely
+    row, item = np.nonzero(is_proposed)
     likely_chance = chance[row, item]
-    order = np.lexsort((item, -likely_chance, row))
+    descending = -likely_chance
+    order = np.lexsort((item, descending, row))
     row = row[order]
     item = item[order]
     is_first = _rank_in_row(row) < k

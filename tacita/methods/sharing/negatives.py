@@ -22,13 +22,15 @@ def draw_mixed_negatives(view: CohortView, counts: Longs, vectors: Floats | None
     n_users = len(counts)
     items = view.items.astype(np.float64)
     squares = items**2
-    lengths = squares.sum(1).astype(np.float32)
+    sums = squares.sum(1)
+    lengths = sums.astype(np.float32)
     drawn = []
     for start in range(0, n_users, _SLICE):
         end = min(n_users, start + _SLICE)
         users = np.arange(start, end)
         pools = _mark_pools(view, users, vectors, lengths, share)
-        negatives = _draw_from_pools(view, users, pools, counts[users], key)
+        n_drawn = counts[users]
+        negatives = _draw_from_pools(view, users, pools, n_drawn, key)
         drawn.append(negatives)
     if not drawn:
         return np.zeros(0, np.int32)
@@ -65,8 +67,11 @@ def _draw_from_pools(view: CohortView, users: Longs, pools: Bools, wanted: Longs
     owner = np.repeat(places, wanted)
     zeros = np.zeros_like(wanted)
     turn = expand_spans(zeros, wanted)
-    scaled = numbers[owner, turn] * sizes[owner]
-    offset = np.floor(scaled).astype(np.int64)
+    pool_size = sizes[owner]
+    uniform = numbers[owner, turn]
+    scaled = uniform * pool_size
+    whole = np.floor(scaled)
+    offset = whole.astype(np.int64)
     entry = starts[owner] + offset
     items = pool_items.astype(np.int32)
     return np.asarray(items[entry])
@@ -78,7 +83,8 @@ def _average_lists(lists: Ragged, items: Floats) -> Floats:
     shape = (len(lists), width)
     total = np.zeros(shape, np.float32)
     all_items = np.arange(n_items, dtype=np.int32)
-    ones = np.ones(len(lists.ids), np.float32)
+    n_entries = len(lists.ids)
+    ones = np.ones(n_entries, np.float32)
     dense_products(lists.ptr, lists.ids, ones, all_items, items, total)
     counts = lists.counts()
     divisor = np.maximum(counts, 1)
@@ -92,8 +98,10 @@ def _mark_nearest(distance: Floats, exclude: Ragged, share: float) -> Bools:
     wanted = math.ceil(share * n_items)
     wanted = max(1, wanted)
     most = min(n_items, wanted)
-    distance[exclude.rows(), exclude.ids] = np.inf
-    order = np.argpartition(distance, most - 1, axis=1)
+    rows = exclude.rows()
+    distance[rows, exclude.ids] = np.inf
+    last = most - 1
+    order = np.argpartition(distance, last, axis=1)
     nearest = order[:, :most]
     nearest_distance = np.take_along_axis(distance, nearest, 1)
     is_allowed = np.isfinite(nearest_distance)

@@ -31,8 +31,10 @@ class ReplayUnlearning(Part, Unlearning):
     report_fields: ClassVar[dict[str, Any]] = {}  # in every report
 
     def check(self, n_items: int) -> None:
-        log.check_replay_settings(self.name, self.context.train)
-        log.check_part_order(self.name, self.context, self.required_order)
+        train = self.context.train
+        log.check_replay_settings(self.name, train)
+        order = self.required_order
+        log.check_part_order(self.name, self.context, order)
 
     def server_block_start(self, server: ServerState) -> Arrays:
         state = server.parts.get(self.name)
@@ -42,7 +44,8 @@ class ReplayUnlearning(Part, Unlearning):
         for name, head in server.heads.items():
             key = f"start.{name}"
             heads[key] = state.get(key, head)
-        start = log.append_new_rows(state.get("start"), server.items)
+        earlier = state.get("start")
+        start = log.append_new_rows(earlier, server.items)
         return {**state, **heads, "start": start}
 
     def empty_state(self, server: ServerState) -> Arrays:
@@ -59,7 +62,8 @@ class ReplayUnlearning(Part, Unlearning):
             moment = (server.block, server.round)
             state = log.record_participants(state, moment, clients)
         nothing = Ragged.empty(len(clients))
-        return PartBroadcast(per_client=nothing, server=server.with_part(self.name, state))
+        updated = server.with_part(self.name, state)
+        return PartBroadcast(per_client=nothing, server=updated)
 
     def on_server(
         self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
@@ -67,11 +71,13 @@ class ReplayUnlearning(Part, Unlearning):
         if requests.kind == "share":
             return None
         state = server.parts[self.name]
-        took_part = np.isin(requests.senders, state["clients"])
+        clients = state["clients"]
+        took_part = np.isin(requests.senders, clients)
         concerns_rounds = took_part.any() or requests.kind == "unshare"
         if concerns_rounds and log.asks_to_forget(requests):
             return self.replay_all(server, requests, ask, play)
-        return server, log.build_report(self.name, state, **self.report_fields)
+        report = log.build_report(self.name, state, **self.report_fields)
+        return server, report
 
     @abstractmethod
     def replay_all(
@@ -81,8 +87,10 @@ class ReplayUnlearning(Part, Unlearning):
 
     def count_block_rounds(self, server: ServerState) -> int:
         """How many rounds of the open block are recorded: only these can be played."""
-        rounds = server.parts[self.name]["rounds"]
-        is_of_block = rounds[:, 0] == server.block
+        state = server.parts[self.name]
+        rounds = state["rounds"]
+        blocks = rounds[:, 0]
+        is_of_block = blocks == server.block
         return int(is_of_block.sum())
 
     def restore_start(self, server: ServerState) -> ServerState:

@@ -26,7 +26,8 @@ from tacita.learn.rows import MOST_MOVE
 from tacita.messages import CohortReply, DenseArrays, Form, SparseRows, Spec, Total, Upload
 from tacita.methods.sharing import retraction_record as record
 from tacita.methods.sharing import update_log as log
-from tacita.methods.sharing.accumulators import COMMITMENT_SIZE, compute_commitments, gaussian_multiplier, merge_rows
+from tacita.methods.sharing.accumulators import COMMITMENT_SIZE, compute_commitments, gaussian_multiplier
+from tacita.methods.sharing.carried_rows import CarriedRows, specify_carried_rows
 from tacita.round.broadcast import Audience, PartBroadcast
 from tacita.round.capabilities import DeviceQuery, RoundPlayer, Unlearning
 from tacita.round.fields import ArraySpec, PartFields
@@ -74,7 +75,8 @@ class Retraction(Part, Unlearning):
         about = "a digest of what was sent"
         commitment = Spec("commitment", (COMMITMENT_SIZE,), seen="each", most=largest, least=0.0, about=about)
         damping = ArraySpec((4,), np.float64)
-        return PartFields(extra=(psi, commitment), common={"damping": damping}, requires_all=True)
+        extra = (psi, commitment)
+        return PartFields(extra=extra, common={"damping": damping}, requires_all=True)
 
     def check(self, n_items: int) -> None:
         train = self.context.train
@@ -93,141 +95,48 @@ class Retraction(Part, Unlearning):
 
     def state(self, n_users: int) -> Sequence[StateSpec]:
         backbone = self.context.backbone
-        ptr = np.zeros(n_users + 1, np.int64)
-        ids = np.zeros(0, np.int32)
-        no_rows = np.zeros((0, backbone.item_width), np.float32)
-        no_vectors = np.zeros((0, backbone.private_width), np.float32)
-        columns: Arrays = {"row": no_rows, "segment": np.zeros(0, np.int32)}
-        return (
-            StateSpec("carried", Ragged(ptr, ids, columns)),
-            StateSpec("vectors", Ragged(ptr, ids, {"private": no_vectors})),
-            StateSpec("since", np.zeros(n_users)),
-        )
+        return specify_carried_rows(n_users, backbone.item_width, backbone.private_width)
 
     def prepare(self, view: CohortView) -> LocalTask:
         """Keep the private vector as it was before the first round after a checkpoint, to be able to go back."""
-        damping = view.received[self.name]["damping"]
-        segment = int(damping[3])
-        vectors = view.lists[self.name]["vectors"]
-        n_users = len(view.user)
-        last = np.full(n_users, -1, np.int64)
-        last[vectors.rows()] = vectors.ids  # the last of each
-        users = np.flatnonzero(last != segment)
-        if not len(users):
-            return LocalTask()
-        segments = np.full(len(users), segment, np.int32)
-        columns = {"private": view.private[users]}
-        new = Ragged.from_pairs(users, segments, n_users, columns)
-        return LocalTask(state={"vectors": vectors.join_rows(new)})
+        device = CarriedRows(view, self.name)
+        return LocalTask(state=device.record_vectors())
 
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, StateUpdate]:
         """Add what leaves to what is carried: this part stands after those that change uploads."""
         if "rows" not in upload.values:
             return upload, {}
-        damping = view.received[self.name]["damping"]
-        denominator = max(float(damping[2]), 1e-300)
+        device = CarriedRows(view, self.name)
         rows = log.as_rows(upload.values["rows"])
-        train = self.context.train
-        share = train.server_lr * upload.weight / denominator
-        update = self._carry(view, upload, rows, share)
-        norms = np.sqrt(rows.squared_norms(upload.n_clients))
-        length = (share * norms).astype(np.float32)
+        denominator = max(device.damping.denominator, 1e-300)
+        scaled_weight = self.context.train.server_lr * upload.weight
+        share = scaled_weight / denominator
+        update = device.add_upload(upload, rows, share, self.config.alpha)
+        squares = rows.squared_norms(upload.n_clients)
+        lengths = share * np.sqrt(squares)
+        psi = DenseArrays(lengths.astype(np.float32)[:, None])
         secret = self.context.draws.private("commitment", view.block, view.round)
         digest = compute_commitments(rows, upload.n_clients, view.client_keys, secret)
-        commitment = digest.astype(np.float32)
-        psi = DenseArrays(length[:, None])
+        commitment = DenseArrays(digest.astype(np.float32))
         upload = upload.with_value(f"{self.name}.psi", psi)
-        upload = upload.with_value(f"{self.name}.commitment", DenseArrays(commitment))
+        upload = upload.with_value(f"{self.name}.commitment", commitment)
         return upload, update
 
-    def _carry(self, view: CohortView, upload: Upload, rows: SparseRows, share: Doubles) -> StateUpdate:
-        """What users carry after an upload: earlier rows damped, and the new ones."""
-        damping = view.received[self.name]["damping"]
-        before, step, _, segment = damping.tolist()
-        n_users = len(view.user)
-        first_user = view.user_ptr[:-1]
-        sends = upload.weight > 0
-        is_sent = sends[rows.client]
-        client = rows.client[is_sent]
-        row_share = -share[client, None]
-        columns = {"row": row_share * rows.value[is_sent]}
-        item = rows.item[is_sent]
-        new = Ragged.from_pairs(first_user[client], item, n_users, columns)
-        users = first_user[sends]
-        since = view.parts[self.name]["since"].copy()
-        own_weight = self.config.alpha * share[sends]
-        own_damping = np.log(np.exp(step) + own_weight)  # a user does not absorb itself
-        own_damping = np.minimum(own_damping, 0.0)
-        absorbed = before - since[users]
-        factor = np.ones(n_users)
-        factor[users] = np.exp(absorbed + own_damping)
-        since[users] = before + step
-        carried = view.lists[self.name]["carried"]
-        carried = merge_rows(carried, factor, new, int(segment))
-        return {"carried": carried, "since": since}
-
     def answer_question(self, view: CohortView, question: str) -> CohortReply:
+        device = CarriedRows(view, self.name)
         kind, *options = question.split("-")
+        values: dict[str, Form] = {}
         if kind == "back":  # the rounds after the checkpoint are going to be replayed
-            return self._return_to_checkpoint(view, int(options[0]))
-        cleared = self._clear_state(view)
+            rounds = int(options[0])
+            update = device.return_to(rounds)
+        else:
+            newcomers = self.context.backbone.init_private(self.context.draws, view.user_keys)
+            update = device.clear(newcomers)
+            if kind != "gone":
+                values = _list_carried(device)
         weight = np.ones(view.n_clients)
-        if kind == "gone":
-            return CohortReply(Upload({}, weight, view.client_keys), cleared)
-        carried = view.lists[self.name]["carried"]
-        rows = carried.values["row"]
-        owner = carried.rows()
-        factor = self._compute_absorbed(view)
-        damped = rows * factor[owner, None]
-        numbers_in_row = 2 + rows.shape[1]
-        size = 4.0 * carried.counts()[:, None] * numbers_in_row
-        values: dict[str, Form] = {"carried": SparseRows(owner, carried.ids, damped), "bytes": DenseArrays(size)}
         upload = Upload(values, weight, view.client_keys)
-        return CohortReply(upload, cleared)
-
-    def _compute_absorbed(self, view: CohortView) -> Doubles:
-        """What remains of users' carried rows after the rounds since their last upload."""
-        damping = view.received[self.name]["damping"]
-        now = float(damping[0])
-        since = view.parts[self.name]["since"]
-        return np.asarray(np.exp(now - since))
-
-    def _clear_state(self, view: CohortView) -> StateUpdate:
-        """The devices as if their users had never taken part."""
-        context = self.context
-        start = context.backbone.init_private(context.draws, view.user_keys)
-        lists = view.lists[self.name]
-        carried = _clear_lists(lists["carried"])
-        vectors = _clear_lists(lists["vectors"])
-        since = view.parts[self.name]["since"]
-        update = self._build_state_update(carried, np.zeros_like(since), vectors)
-        return {"private": start, **update}
-
-    def _return_to_checkpoint(self, view: CohortView, rounds: int) -> CohortReply:
-        """What was carried after so many rounds, and the private vectors of that time."""
-        lists = view.lists[self.name]
-        carried = lists["carried"]
-        carried = carried.filter_entries(carried.values["segment"] < rounds)
-        factor = self._compute_absorbed(view)
-        owner = carried.rows()
-        damped = carried.values["row"] * factor[owner, None]
-        columns = {**carried.values, "row": damped.astype(np.float32)}
-        carried = Ragged(carried.ptr, carried.ids, columns)
-        vectors = lists["vectors"]
-        later = vectors.filter_entries(vectors.ids >= rounds)
-        earlier = vectors.filter_entries(vectors.ids < rounds)
-        private = view.private.copy()
-        private[later.rows()[::-1]] = later.values["private"][::-1]  # the first vector of each user is written last
-        damping = view.received[self.name]["damping"]
-        now = float(damping[0])
-        since = np.full_like(view.parts[self.name]["since"], now)
-        update = self._build_state_update(carried, since, earlier)
-        upload = Upload({}, np.ones(view.n_clients), view.client_keys)
-        return CohortReply(upload, {"private": private, **update})
-
-    def _build_state_update(self, carried: Ragged, since: Doubles, vectors: Ragged) -> StateUpdate:
-        prefix = f"parts/{self.name}"
-        return {f"{prefix}/carried": carried, f"{prefix}/since": since, f"{prefix}/vectors": vectors}
+        return CohortReply(upload, update)
 
     # on the server
 
@@ -235,7 +144,8 @@ class Retraction(Part, Unlearning):
         if question != "leave":
             return ()
         about = "what those who leave take back"
-        carried = Spec("carried", server.items.shape, most=MOST_MOVE, about=about)
+        shape = server.items.shape
+        carried = Spec("carried", shape, most=MOST_MOVE, about=about)
         size = Spec("bytes", (1,), least=0.0)
         return (carried, size)
 
@@ -255,7 +165,8 @@ class Retraction(Part, Unlearning):
         state = log.record_participants(state, moment, clients)
         server = server.with_part(self.name, state)
         nothing = Ragged.empty(len(clients))
-        return PartBroadcast({"damping": self._compute_damping(server)}, nothing, server)
+        damping = self._compute_damping(server)
+        return PartBroadcast({"damping": damping}, nothing, server)
 
     def _compute_damping(self, server: ServerState) -> Doubles:
         """The logarithms of the damping so far and of this round, its denominator, and the segment it is in."""
@@ -270,19 +181,24 @@ class Retraction(Part, Unlearning):
         denominator = self.context.train.denominator or cohort_size
         so_far = state["damping"][-1]
         step = self._compute_log_damping(state, n_clients, denominator)
-        segment = float(max(record.list_checkpoints(state)))
+        checkpoints = record.list_checkpoints(state)
+        segment = float(max(checkpoints))
         return np.array([so_far, step, denominator, segment])
 
     def _compute_log_damping(self, state: Arrays, n_clients: int, denominator: float) -> float:
         """The logarithm of what remains of an earlier addition after a round of so many."""
-        weight = float(state["mean-weight"][0]) or 1.0
+        mean_weight = float(state["mean-weight"][0])
+        weight = mean_weight or 1.0
         server_lr = self.context.train.server_lr
-        others = server_lr * weight * n_clients / denominator
-        remains = 1 - self.config.alpha * others
+        expected = server_lr * weight * n_clients
+        others = expected / denominator
+        absorbed = self.config.alpha * others
+        remains = 1 - absorbed
         return float(np.log(max(1e-3, remains)))
 
     def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
-        state = dict(server.parts[self.name])
+        old_state = server.parts[self.name]
+        state = dict(old_state)
         step = self._compute_damping(server)[1]
         damping = state["damping"]
         number = len(damping) - 1
@@ -301,18 +217,23 @@ class Retraction(Part, Unlearning):
         if requests.kind != "leave":
             _refuse_single_items(requests)
             return None
-        state = dict(server.parts[self.name])
-        waiting = np.union1d(state["waiting"], requests.senders)
-        missing = self.config.min_users - len(waiting)
+        old_state = server.parts[self.name]
+        state = dict(old_state)
+        earlier = state["waiting"]
+        waiting = np.union1d(earlier, requests.senders)
+        n_waiting = len(waiting)
+        missing = self.config.min_users - n_waiting
         if missing > 0 and not requests.is_immediate:
             state["waiting"] = waiting
             report = log.build_report(self.name, state, waits_for=missing)
-            return server.with_part(self.name, state), report
+            updated = server.with_part(self.name, state)
+            return updated, report
         state["waiting"] = np.zeros(0, np.uint64)
         server = server.with_part(self.name, state)
         took_part = np.isin(waiting, state["sender"])
         if not took_part.any():
-            return server, log.build_report(self.name, state)
+            report = log.build_report(self.name, state)
+            return server, report
         reason = self._find_refusal_reason()
         if reason is None:
             outcome = self._apply_retraction(server, waiting, ask)
@@ -338,7 +259,8 @@ class Retraction(Part, Unlearning):
         state = server.parts[self.name]
         total = ask(server, "leave", leavers)
         bound = record.sum_lengths(state, leavers)
-        length = float(np.linalg.norm(total["carried"]))
+        norm = np.linalg.norm(total["carried"])
+        length = float(norm)
         if length > bound * _SLACK:
             return None
         items = server.items + total["carried"]
@@ -347,7 +269,8 @@ class Retraction(Part, Unlearning):
             generator = self._make_noise_generator(server, leavers)
             noise = generator.normal(size=items.shape)
             items = items + sigma * noise
-        server = server.with_items(np.asarray(items, np.float32))
+        rounded = np.asarray(items, np.float32)
+        server = server.with_items(rounded)
         state = record.drop_leavers(state, leavers, server)
         guarantee = self._describe_guarantee() if sigma else {}
         report = log.build_report(
@@ -360,14 +283,16 @@ class Retraction(Part, Unlearning):
             purged=["checkpoints that hold them", "their participation, commitments and lengths"],
             **guarantee,
         )
-        return server.with_part(self.name, state), report
+        updated = server.with_part(self.name, state)
+        return updated, report
 
     def _compute_sigma(self, bound: float) -> float:
         """The noise on a retraction; 0: none is set."""
-        if self.config.epsilon is None:
+        config = self.config
+        if config.epsilon is None:
             return 0.0
-        ratio = self.config.ratio or 0.0
-        multiplier = gaussian_multiplier(self.config.epsilon, self.config.delta)
+        ratio = config.ratio or 0.0
+        multiplier = gaussian_multiplier(config.epsilon, config.delta)
         return ratio * bound * multiplier
 
     def _describe_guarantee(self) -> dict[str, Any]:
@@ -383,9 +308,12 @@ class Retraction(Part, Unlearning):
 
     def _make_noise_generator(self, server: ServerState, leavers: Keys) -> np.random.Generator:
         """Fresh for every retraction: two with the same noise, subtracted, would show what was carried."""
-        keys = [int(key) for key in np.sort(leavers)]
-        key = self.context.draws.private("retraction", server.block, server.round, *keys)
-        bits = np.random.Philox(key=int(key))
+        ordered = np.sort(leavers)
+        leaver_keys = [int(key) for key in ordered]
+        draws = self.context.draws
+        key = draws.private("retraction", server.block, server.round, *leaver_keys)
+        number = int(key)
+        bits = np.random.Philox(key=number)
         return np.random.Generator(bits)
 
     def _roll_back(
@@ -393,7 +321,8 @@ class Retraction(Part, Unlearning):
     ) -> tuple[ServerState, UnlearningReport]:
         """The last checkpoint that holds little enough of the leavers, and the rounds since then without them."""
         state = server.parts[self.name]
-        checkpoint = record.find_checkpoint(state, leavers, self.config.most_psi)
+        most = self.config.most_psi
+        checkpoint = record.find_checkpoint(state, leavers, most)
         rounds = list(log.iterate_rounds(state))
         if checkpoint is None or record.reaches_earlier_block(state, checkpoint, server.block):
             raise TacitaError(
@@ -404,12 +333,14 @@ class Retraction(Part, Unlearning):
         server = record.restore_checkpoint(server, state, checkpoint)
         server = server.with_part(self.name, truncated)
         is_leaver = np.isin(state["clients"], leavers)
-        remaining = np.unique(state["clients"][~is_leaver])
+        remaining_clients = state["clients"][~is_leaver]
+        remaining = np.unique(remaining_clients)
         ask(server, "gone", leavers)
         if len(remaining):
             ask(server, f"back-{checkpoint}", remaining)
         for (_, number), clients in rounds[checkpoint:]:
-            others = clients[~np.isin(clients, leavers)]
+            has_left = np.isin(clients, leavers)
+            others = clients[~has_left]
             if len(others):
                 server = play(server, others, RoundReplay(number))
         report = log.build_report(
@@ -433,9 +364,16 @@ def _refuse_single_items(requests: RequestBatch) -> None:
         )
 
 
-def _clear_lists(lists: Ragged) -> Ragged:
-    nothing = np.zeros(len(lists.ids), bool)
-    return lists.filter_entries(nothing)
+def _list_carried(device: CarriedRows) -> dict[str, Form]:
+    """What leavers send back, and how many bytes they carried."""
+    carried = device.rows
+    owner = carried.rows()
+    damped = device.damp_rows(carried)
+    numbers_in_row = 2 + damped.shape[1]
+    n_rows = carried.counts()[:, None]
+    size = 4.0 * n_rows * numbers_in_row
+    rows = SparseRows(owner, carried.ids, damped)
+    return {"carried": rows, "bytes": DenseArrays(size)}
 
 
 register_preset(

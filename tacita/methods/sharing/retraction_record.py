@@ -36,11 +36,13 @@ def record_uploads(state: Arrays, number: int, total: Total, name: str) -> Array
     lengths = total.each.get(f"{name}.psi")
     if lengths is None:
         return state
-    commitments = total.each[f"{name}.commitment"].value
+    commitment_field = total.each[f"{name}.commitment"]
+    commitments = commitment_field.value
     assert isinstance(lengths.value, DenseArrays)
     assert isinstance(commitments, DenseArrays)
     order = np.argsort(lengths.sender)  # so that the list does not depend on where users live
-    psi = lengths.value.value[order, 0]
+    values = lengths.value.value
+    psi = values[order, 0]
     digest = commitments.value[order]
     new: Arrays = {
         "sender": lengths.sender[order],
@@ -50,8 +52,11 @@ def record_uploads(state: Arrays, number: int, total: Total, name: str) -> Array
     }
     updated = dict(state)
     for column in _UPLOAD_COLUMNS:
-        updated[column] = np.concatenate([state[column], new[column]])
-    mean_weight = total.weight / max(1, total.n_clients)
+        earlier = state[column]
+        added = new[column]
+        updated[column] = np.concatenate([earlier, added])
+    n_clients = max(1, total.n_clients)
+    mean_weight = total.weight / n_clients
     updated["mean-weight"] = np.array([mean_weight])
     return updated
 
@@ -61,7 +66,8 @@ def sum_lengths(state: Arrays, leavers: Keys, before: int | None = None) -> floa
     is_counted = np.isin(state["sender"], leavers)
     if before is not None:
         is_counted &= state["number"] < before
-    return float(state["psi"][is_counted].sum())
+    counted = state["psi"][is_counted]
+    return float(counted.sum())
 
 
 def _select_uploads(state: Arrays, stays: Bools) -> Arrays:
@@ -106,15 +112,19 @@ def find_checkpoint(state: Arrays, leavers: Keys, most_psi: float) -> int | None
 
 def reaches_earlier_block(state: Arrays, checkpoint: int, block: int) -> bool:
     """Whether some round after a checkpoint is not of this block."""
-    blocks = state["rounds"][checkpoint:, 0]
+    rounds = state["rounds"]
+    blocks = rounds[checkpoint:, 0]
     return bool((blocks != block).any())
 
 
 def restore_checkpoint(server: ServerState, state: Arrays, rounds: int) -> ServerState:
     """The server with the model of a checkpoint."""
     key = f"{_CHECKPOINT}{rounds:06d}"
-    heads = {name: state[f"{key}.{name}"] for name in server.heads}
-    return replace(server, items=state[key], heads=heads)
+    heads = {}
+    for name in server.heads:
+        heads[name] = state[f"{key}.{name}"]
+    items = state[key]
+    return replace(server, items=items, heads=heads)
 
 
 def _drop_later_checkpoints(state: Arrays, last: int) -> Arrays:
@@ -146,11 +156,16 @@ def truncate_record(state: Arrays, leavers: Keys, rounds: int) -> Arrays:
     is_leaver = np.isin(state["sender"], leavers)
     is_early = state["number"] < rounds
     remaining = log.drop_clients(state, leavers)
-    remaining |= _select_uploads(state, ~is_leaver & is_early)
-    ptr = remaining["ptr"][: rounds + 1]
+    is_remaining = ~is_leaver & is_early
+    remaining |= _select_uploads(state, is_remaining)
+    n_ends = rounds + 1
+    ptr = remaining["ptr"][:n_ends]
     n_clients = ptr[-1]
-    remaining["rounds"] = remaining["rounds"][:rounds]
+    kept_rounds = remaining["rounds"]
+    remaining["rounds"] = kept_rounds[:rounds]
     remaining["ptr"] = ptr
-    remaining["damping"] = state["damping"][: rounds + 1]
-    remaining["clients"] = remaining["clients"][:n_clients]
+    n_damping = rounds + 1
+    remaining["damping"] = state["damping"][:n_damping]
+    clients = remaining["clients"]
+    remaining["clients"] = clients[:n_clients]
     return _drop_later_checkpoints(remaining, rounds)

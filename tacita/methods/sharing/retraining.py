@@ -42,7 +42,9 @@ class RetrainPart(Part, Unlearning):
         return {"rounds": np.append(rounds, 0)}
 
     def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
-        rounds = server.parts[self.name]["rounds"].copy()
+        state = server.parts[self.name]
+        earlier = state["rounds"]
+        rounds = earlier.copy()
         rounds[-1] += 1
         return server.with_part(self.name, {"rounds": rounds})
 
@@ -59,7 +61,9 @@ class RetrainPart(Part, Unlearning):
         return server, report
 
     def _retrain(self, server: ServerState, play: RoundPlayer) -> ServerState:
-        rounds_of_blocks = server.parts[self.name]["rounds"].tolist()
+        state = server.parts[self.name]
+        recorded = state["rounds"]
+        rounds_of_blocks = recorded.tolist()
         for block, rounds in enumerate(rounds_of_blocks):
             server = play.restart_block(server, block)
             for _ in range(rounds):

@@ -52,10 +52,12 @@ class ServerClient(Part):
 
     def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
         config = self.config
-        graph = SharedGraph.of(server.shared, len(server.items), layers=config.layers)
+        n_items = len(server.items)
+        graph = SharedGraph.of(server.shared, n_items, layers=config.layers)
         if not len(graph):
             return server
-        keys = draw_batch_keys(self.context.draws, self.name, server)
+        draws = self.context.draws
+        keys = draw_batch_keys(draws, self.name, server)
         sizes = BatchSizes(config.edge_batch, 1)
         objective = GraphObjective(lam1=0.0, lam=config.lam, lr=config.lr, scale=config.bpr_scale)
         batches = draw_batches(graph, sizes, keys)
@@ -63,8 +65,11 @@ class ServerClient(Part):
         moved = refined.table - before.items
         n_edges = float(len(graph))
         items, share = self.merge_server_update(before, server, total, moved, n_edges)
-        state: Arrays = {"said": np.array([refined.bpr, share])}
-        return server.with_items(items).with_part(self.name, state)
+        notes_values = [refined.bpr, share]
+        notes = np.array(notes_values)
+        state: Arrays = {"said": notes}
+        updated = server.with_items(items)
+        return updated.with_part(self.name, state)
 
     def merge_server_update(
         self, before: ServerState, server: ServerState, total: Total, moved: Floats, edges: float
@@ -80,12 +85,15 @@ class ServerClient(Part):
             is_touched = (moved != 0).any(1)
             weight = server_weight * is_touched[:, None]
         whole = np.maximum(others + weight, 1e-300)
-        step = train.server_lr * moved.astype(np.float64)
+        change = moved.astype(np.float64)
+        step = train.server_lr * change
         target = before.items + step
         distance = target - server.items
-        items = server.items + weight / whole * distance
+        factor = weight / whole
+        items = server.items + factor * distance
         clients_and_server = max(server_weight + total.weight, 1e-300)
-        return items.astype(np.float32), server_weight / clients_and_server
+        share = server_weight / clients_and_server
+        return items.astype(np.float32), share
 
     def _choose_weight(self, edges: float, total: Total) -> float:
         """What the server counts, where a client of weight 1 counts 1."""
@@ -94,7 +102,8 @@ class ServerClient(Part):
         if self.context.train.weighs_data:
             weight = edges
         if cap < 1:
-            most = cap / (1 - cap) * total.weight
+            odds = cap / (1 - cap)
+            most = odds * total.weight
             weight = min(weight, most)
         return weight
 

@@ -5,12 +5,13 @@ It keeps the last tables as well, where the run may have to unlearn by contrast 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
+from tacita.core.draws import Draws
 from tacita.core.types import Arrays, CohortView, Floats, Keys, ServerState, SharedRecord
 from tacita.messages import Total
 from tacita.methods.sharing.graph import SharedGraph, UserStart
@@ -81,6 +82,62 @@ class SharedGraphConfig(LearningConfig):
     snapshot_every: int = Field(1, ge=0, description="rounds between two of them; 0: spread over a block")
 
 
+@dataclass(frozen=True)
+class SharedGraphTraining:
+    """The server's steps on what users shared, as settings and draws: the part runs them, and a replay does."""
+
+    config: SharedGraphConfig
+    draws: Draws
+
+    def build_graph(self, server: ServerState) -> SharedGraph:
+        n_items = len(server.items)
+        config = self.config
+        return SharedGraph.of(server.shared, n_items, layers=config.layers, start=config.user_start)
+
+    def train_on_shared(self, server: ServerState) -> ServerState:
+        """The server after its steps on what is shared; unchanged where there are none."""
+        config = self.config
+        has_objective = config.bpr or config.lam1
+        graph = self.build_graph(server)
+        if not len(graph) or config.steps == 0 or not has_objective:
+            return server
+        keys = draw_batch_keys(self.draws, NAME, server)
+        people = self.load_people(server, graph)
+        batches = draw_batches(graph, config.build_batch_sizes(), keys)
+        objective = config.build_objective()
+        refined = refine_table(graph, server.items, batches, objective, people)
+        earlier = server.parts.get(NAME, {})
+        state = dict(earlier)
+        start = _STARTS.index(config.user_start)
+        losses = np.array([refined.bpr, refined.cl])
+        state[_LOSS] = losses
+        shape = np.array([config.layers, start])
+        state[_SHAPE] = shape
+        if refined.people is not None:
+            state[_SENDER] = graph.users
+            state[_PEOPLE] = refined.people
+        updated = server.with_items(refined.table)
+        return updated.with_part(NAME, state)
+
+    def load_people(self, server: ServerState, graph: SharedGraph) -> Floats | None:
+        """The users' rows, where these are learned."""
+        if self.config.user_start != "learned":
+            return None
+        return self.load_user_rows(server, graph.users)
+
+    def load_user_rows(self, server: ServerState, users: Keys) -> Floats:
+        """The learned rows of some senders; a sender without one starts as a row of Xavier's does."""
+        width = server.items.shape[1]
+        key = self.draws.public(f"{NAME}-people")
+        rows = draw_first_rows(key, users, width)
+        state = server.parts.get(NAME, {})
+        if _SENDER in state:
+            known_users = state[_SENDER]
+            known_rows = state[_PEOPLE]
+            copy_known_rows(rows, users, known_users, known_rows)
+        return rows
+
+
 @register
 class SharedGraphPart(Part):
     """FedShare's server: positives above negatives along shared edges, and rows that agree with the graph."""
@@ -90,14 +147,13 @@ class SharedGraphPart(Part):
     Config: ClassVar[type[PartConfig]] = SharedGraphConfig
     config: SharedGraphConfig
 
+    @property
+    def training(self) -> SharedGraphTraining:
+        return SharedGraphTraining(self.config, self.context.draws)
+
     def fields(self, n_items: int, block: int = 0) -> PartFields:
         shape = (n_items, self.context.backbone.item_width)
         return PartFields(common={"table": ArraySpec(shape, fewer_rows=True)})
-
-    def build_graph(self, server: ServerState) -> SharedGraph:
-        n_items = len(server.items)
-        config = self.config
-        return SharedGraph.of(server.shared, n_items, layers=config.layers, start=config.user_start)
 
     def server_block_start(self, server: ServerState) -> Arrays:
         state = server.parts.get(self.name, {})
@@ -107,16 +163,18 @@ class SharedGraphPart(Part):
         return {**state, TABLES: tables}
 
     def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
-        is_paused = _PAUSED in server.parts.get(self.name, {})
+        state = server.parts.get(self.name, {})
+        is_paused = _PAUSED in state
         if is_paused or not len(server.shared):
             return server
-        server = self.train_on_shared(server)
+        server = self.training.train_on_shared(server)
         rounds = server.round + 1
         if not self._is_snapshot_due(rounds):
             return server
         state = server.parts.get(self.name, {})
         moment = (server.block, rounds)
-        state = append_table(state, server.items, moment, self.config.snapshots)
+        most = self.config.snapshots
+        state = append_table(state, server.items, moment, most)
         return server.with_part(self.name, state)
 
     def _is_snapshot_due(self, rounds: int) -> bool:
@@ -124,45 +182,9 @@ class SharedGraphPart(Part):
         if not most:
             return False
         block_rounds = self.context.train.rounds
-        spacing = compute_spacing(self.config.snapshot_every, most, block_rounds)
+        every = self.config.snapshot_every
+        spacing = compute_spacing(every, most, block_rounds)
         return rounds % spacing == 0
-
-    def train_on_shared(self, server: ServerState) -> ServerState:
-        """The server after its steps on what is shared; unchanged where there are none."""
-        config = self.config
-        has_objective = config.bpr or config.lam1
-        graph = self.build_graph(server)
-        if not len(graph) or config.steps == 0 or not has_objective:
-            return server
-        keys = draw_batch_keys(self.context.draws, NAME, server)
-        people = self._load_people(server, graph)
-        batches = draw_batches(graph, config.build_batch_sizes(), keys)
-        objective = config.build_objective()
-        refined = refine_table(graph, server.items, batches, objective, people)
-        state = dict(server.parts.get(self.name, {}))
-        start = _STARTS.index(config.user_start)
-        state[_LOSS] = np.array([refined.bpr, refined.cl])
-        state[_SHAPE] = np.array([config.layers, start])
-        if refined.people is not None:
-            state[_SENDER] = graph.users
-            state[_PEOPLE] = refined.people
-        return server.with_items(refined.table).with_part(self.name, state)
-
-    def _load_people(self, server: ServerState, graph: SharedGraph) -> Floats | None:
-        """The users' rows, where these are learned."""
-        if self.config.user_start != "learned":
-            return None
-        return self.load_user_rows(server, graph.users)
-
-    def load_user_rows(self, server: ServerState, users: Keys) -> Floats:
-        """The learned rows of some senders; a sender without one starts as a row of Xavier's does."""
-        width = server.items.shape[1]
-        key = self.context.draws.public(f"{NAME}-people")
-        rows = draw_first_rows(key, users, width)
-        state = server.parts.get(self.name, {})
-        if _SENDER in state:
-            copy_known_rows(rows, users, state[_SENDER], state[_PEOPLE])
-        return rows
 
     def broadcast(self, server: ServerState, audience: Audience) -> PartBroadcast:
         """What the graph makes of the rows, where devices score with that."""
@@ -171,8 +193,8 @@ class SharedGraphPart(Part):
         return PartBroadcast({"table": self.smooth_items(server)})
 
     def smooth_items(self, server: ServerState) -> Floats:
-        graph = self.build_graph(server)
-        people = self._load_people(server, graph)
+        graph = self.training.build_graph(server)
+        people = self.training.load_people(server, graph)
         _, items = graph.smooth(server.items, people)
         return items
 
@@ -180,7 +202,8 @@ class SharedGraphPart(Part):
         received = view.received.get(self.name, {})
         if "table" not in received:
             return Serving()
-        return Serving(view=replace(view, items=received["table"]))
+        changed = replace(view, items=received["table"])
+        return Serving(view=changed)
 
     def metrics(self, server: ServerState) -> dict[str, float]:
         state = server.parts.get(self.name, {})
@@ -200,18 +223,22 @@ def rebuild_graph(server: ServerState, record: SharedRecord) -> tuple[SharedGrap
         return None
     layers, start = state[_SHAPE].tolist()
     n_items = len(server.items)
-    graph = SharedGraph.of(record, n_items, layers=layers, start=_STARTS[start])
+    user_start = _STARTS[start]
+    graph = SharedGraph.of(record, n_items, layers=layers, start=user_start)
     if graph.start != "learned":
         return graph, None
     width = server.items.shape[1]
-    people = np.zeros((len(graph.users), width), np.float32)
+    shape = (len(graph.users), width)
+    people = np.zeros(shape, np.float32)
     senders = state[_SENDER]
     if len(senders):
         position = np.searchsorted(senders, graph.users)
-        place = np.minimum(position, len(senders) - 1)
+        last = len(senders) - 1
+        place = np.minimum(position, last)
         is_known = senders[place] == graph.users
         known = place[is_known]
-        people[is_known] = state[_PEOPLE][known]
+        known_rows = state[_PEOPLE][known]
+        people[is_known] = known_rows
     return graph, people
 
 
@@ -232,9 +259,12 @@ def purge_learned_state(server: ServerState, senders: Keys) -> tuple[ServerState
     remaining.pop(_LOSS, None)
     remaining.pop(_PAUSED, None)
     if _SENDER in remaining:
-        is_sender = np.isin(remaining[_SENDER], senders)
+        known = remaining[_SENDER]
+        is_sender = np.isin(known, senders)
         if is_sender.any():
-            remaining[_SENDER] = remaining[_SENDER][~is_sender]
-            remaining[_PEOPLE] = remaining[_PEOPLE][~is_sender]
+            known_senders = remaining[_SENDER]
+            known_rows = remaining[_PEOPLE]
+            remaining[_SENDER] = known_senders[~is_sender]
+            remaining[_PEOPLE] = known_rows[~is_sender]
             purged.append("learned_rows")
     return server.with_part(NAME, remaining), purged

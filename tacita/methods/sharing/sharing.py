@@ -90,7 +90,8 @@ class Sharing(Part, Unlearning, LabEnrolment):
         if self.config.exclude == "owned":
             exclude = self._exclude_owned(view, shared, withdrawn)
         history = self._remove_from_history(view, *removed)
-        return LocalTask(view=replace(view, train=train, exclude=exclude, history=history))
+        changed = replace(view, train=train, exclude=exclude, history=history)
+        return LocalTask(view=changed)
 
     def _exclude_owned(self, view: CohortView, shared: Ragged, withdrawn: Ragged) -> Ragged:
         """All that users have and share. A withdrawn item may be drawn, as if it had never been theirs."""
@@ -116,8 +117,10 @@ class Sharing(Part, Unlearning, LabEnrolment):
         if len(untaught) and private.shape[1] == view.items.shape[1]:
             private = private.copy()
             untaught_items = items.take(untaught)
-            private[untaught] = mean_rows(untaught_items, view.items)
-        return Serving(view=replace(view, train=items, history=history, private=private))
+            mean_vectors = mean_rows(untaught_items, view.items)
+            private[untaught] = mean_vectors
+        changed = replace(view, train=items, history=history, private=private)
+        return Serving(view=changed)
 
     def _find_untaught(self, view: CohortView, items: Ragged) -> Longs:
         """The users who have items and share all of them, so that their devices learned from nothing."""
@@ -137,7 +140,8 @@ class Sharing(Part, Unlearning, LabEnrolment):
 
     def _remove_items(self, view: CohortView, items: Ragged, *removed: Ragged) -> Ragged:
         """Lists without some of their items; of users who left, nothing."""
-        has_left = view.parts[self.name]["left"]
+        state = view.parts[self.name]
+        has_left = state["left"]
         is_removed = np.repeat(has_left, items.counts())
         for lists in removed:
             is_removed |= find_listed(items, lists, view.n_items)
@@ -157,26 +161,36 @@ class Sharing(Part, Unlearning, LabEnrolment):
         local_items = self._remove_items(view, view.train, shared, withdrawn)
         local_items = deduplicate_items(local_items, view.n_items)
         chosen = self._draw_shared_items(view, local_items, group)
-        senders = np.flatnonzero(chosen.counts() > 0)
+        n_chosen = chosen.counts()
+        senders = np.flatnonzero(n_chosen > 0)
         keys = view.client_keys[senders]
         items = chosen.take(senders)
         time = _find_last_time(view, chosen)
-        return {"group": group}, RequestBatch("share", keys, items, time)
+        requests = RequestBatch("share", keys, items, time)
+        return {"group": group}, requests
 
     def _draw_groups(self, view: CohortView) -> AnyArray:
         """What each user shares. Of users without a group, the first of a drawn order share all."""
-        group = view.parts[self.name]["group"].copy()
+        state = view.parts[self.name]
+        earlier = state["group"]
+        group = earlier.copy()
         undecided = np.flatnonzero(group == SHARE_UNDECIDED)
         key = self.context.draws.private("sharing-groups")
-        drawn = hash_owners(key, view.user_keys[undecided])
-        order = undecided[np.argsort(drawn, kind="stable")]
+        keys = view.user_keys[undecided]
+        drawn = hash_owners(key, keys)
+        by_draw = np.argsort(drawn, kind="stable")
+        order = undecided[by_draw]
         groups = self.config.groups
-        shares = np.cumsum(groups) / sum(groups)
-        counts = np.rint(shares * len(order))
+        n_all = sum(groups)
+        shares = np.cumsum(groups) / n_all
+        exact = shares * len(order)
+        counts = np.rint(exact)
         ends = counts.astype(np.int64)
         group[order] = SHARE_NONE
-        group[order[: ends[1]]] = SHARE_SOME
-        group[order[: ends[0]]] = SHARE_ALL
+        sharers = order[: ends[1]]
+        group[sharers] = SHARE_SOME
+        full_sharers = order[: ends[0]]
+        group[full_sharers] = SHARE_ALL
         return group
 
     def _draw_shared_items(self, view: CohortView, items: Ragged, group: AnyArray) -> Ragged:
@@ -194,7 +208,8 @@ class Sharing(Part, Unlearning, LabEnrolment):
         places = np.arange(len(rows))
         rank = places - items.ptr[rows]
         is_chosen = np.zeros(len(rows), bool)
-        is_chosen[order] = rank < wanted[rows]
+        limit = wanted[rows]
+        is_chosen[order] = rank < limit
         return items.filter_entries(is_chosen)
 
     def _count_shared_items(self, counts: Longs, group: AnyArray) -> Longs:
@@ -204,8 +219,10 @@ class Sharing(Part, Unlearning, LabEnrolment):
         rounded_up = rounded_up.astype(np.int64)
         at_least_one = np.maximum(rounded_up, 1)
         some = np.minimum(at_least_one, counts - 1)
-        shared_by_some = np.where(group == SHARE_SOME, some, 0)
-        return np.where(group == SHARE_ALL, counts, shared_by_some)
+        is_some = group == SHARE_SOME
+        shared_by_some = np.where(is_some, some, 0)
+        shares_all = group == SHARE_ALL
+        return np.where(shares_all, counts, shared_by_some)
 
     # what users ask for
 
@@ -223,7 +240,8 @@ class Sharing(Part, Unlearning, LabEnrolment):
         n_users = len(view.user)
         nothing = Ragged.empty(n_users)
         learned = self._store_learned(view, nothing)
-        return {"shared": nothing, "left": np.ones(n_users, bool), **learned}
+        has_left = np.ones(n_users, bool)
+        return {"shared": nothing, "left": has_left, **learned}
 
     def _apply_share(self, view: CohortView, items: Ragged) -> StateUpdate:
         n_items = view.n_items
@@ -247,13 +265,16 @@ class Sharing(Part, Unlearning, LabEnrolment):
 
     def _apply_withdrawal(self, view: CohortView, items: Ragged, kind: str) -> StateUpdate:
         n_items = view.n_items
-        remaining_shared = subtract_lists(self._read_shared(view), items, n_items)
-        remaining_learned = subtract_lists(self._read_learned(view), items, n_items)
+        shared = self._read_shared(view)
+        remaining_shared = subtract_lists(shared, items, n_items)
+        old_learned = self._read_learned(view)
+        remaining_learned = subtract_lists(old_learned, items, n_items)
         learned = self._store_learned(view, remaining_learned)
         goes_to_device = kind == "unshare" and self.config.unshare == "to_local"
         if goes_to_device:
             return {"shared": remaining_shared, **learned}
-        withdrawn = merge_lists(self._read_withdrawn(view), items, n_items)
+        earlier = self._read_withdrawn(view)
+        withdrawn = merge_lists(earlier, items, n_items)
         return {"shared": remaining_shared, "gone": withdrawn, **learned}
 
     def _select_learned(self, view: CohortView, items: Ragged) -> Ragged:
@@ -264,7 +285,8 @@ class Sharing(Part, Unlearning, LabEnrolment):
 
     def _read_learned(self, view: CohortView) -> Ragged:
         no_items = Ragged.empty(len(view.user))
-        return view.lists[self.name].get("learned", no_items)
+        lists = view.lists[self.name]
+        return lists.get("learned", no_items)
 
     def _store_learned(self, view: CohortView, items: Ragged) -> StateUpdate:
         """Runs of earlier versions have no such list."""
@@ -280,7 +302,8 @@ class Sharing(Part, Unlearning, LabEnrolment):
             return None
         n_users = len(requests.senders)
         n_items = len(requests.items.ids)
-        return server, UnlearningReport(details={"people": n_users, "items": n_items})
+        details = {"people": n_users, "items": n_items}
+        return server, UnlearningReport(details=details)
 
 
 def _find_last_time(view: CohortView, chosen: Ragged) -> float:

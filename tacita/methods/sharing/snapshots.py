@@ -20,17 +20,20 @@ def compute_spacing(every: int, most: int, rounds: int) -> int:
     """Rounds between two snapshots; 0: as many as spread them over a block."""
     if every:
         return every
-    return math.ceil(rounds / max(1, most))
+    n_tables = max(1, most)
+    return math.ceil(rounds / n_tables)
 
 
 def load_tables(state: Arrays, items: Floats) -> Floats:
     """(tables, items, width), grown for items that came later."""
     tables = state.get(TABLES)
     if tables is None:
-        return np.zeros((0, *items.shape), np.float32)
+        shape = (0, *items.shape)
+        return np.zeros(shape, np.float32)
     n_known = tables.shape[1]
     new_rows = items[n_known:]
-    new_shape = (len(tables), *new_rows.shape)
+    n_tables = len(tables)
+    new_shape = (n_tables, *new_rows.shape)
     repeated = np.broadcast_to(new_rows, new_shape)
     return np.concatenate([tables, repeated], axis=1)
 
@@ -38,16 +41,24 @@ def load_tables(state: Arrays, items: Floats) -> Floats:
 def append_table(state: Arrays, items: Floats, when: tuple[int, int], most: int) -> Arrays:
     """One snapshot more, of a block and round; the oldest goes where there are too many."""
     earlier = load_tables(state, items)
-    no_moments = np.zeros((0, 2), np.int64)
+    shape = (0, 2)
+    no_moments = np.zeros(shape, np.int64)
     moments = state.get(TAKEN_AT, no_moments)
     new_moment = np.array([when])
-    tables = np.concatenate([earlier, items[None]])
+    table = items[None]
+    tables = np.concatenate([earlier, table])
     moments = np.concatenate([moments, new_moment])
-    return {**state, TABLES: tables[-most:], TAKEN_AT: moments[-most:]}
+    last_tables = tables[-most:]
+    last_moments = moments[-most:]
+    return {**state, TABLES: last_tables, TAKEN_AT: last_moments}
 
 
 def drop_tables(state: Arrays) -> Arrays:
-    return {name: array for name, array in state.items() if name not in (TABLES, TAKEN_AT)}
+    remaining: Arrays = {}
+    for name, array in state.items():
+        if name not in (TABLES, TAKEN_AT):
+            remaining[name] = array
+    return remaining
 
 
 def snapshot_bytes(state: Arrays) -> int:

@@ -58,7 +58,8 @@ def check_part_order(name: str, context: RunContext, *places: tuple[str, Place])
 
 
 def _check_position(name: str, place: Place, other: PartTraits, hook: str) -> None:
-    changes_rounds = hook in other.hooks and not other.observes_only
+    changes = hook in other.hooks
+    changes_rounds = changes and not other.observes_only
     if changes_rounds:
         raise TacitaError(
             f"part '{name}' has to stand {place} '{other.name}' in 'parts'; where a method has another order, use "
@@ -84,10 +85,13 @@ def asks_to_forget(requests: RequestBatch) -> bool:
 
 
 def empty_log(n_users: int, width: int) -> dict[str, Ragged]:
-    ptr = np.zeros(n_users + 1, np.int64)
+    n_ends = n_users + 1
+    ptr = np.zeros(n_ends, np.int64)
     ids = np.zeros(0, np.int32)
-    no_rows = np.zeros((0, width), np.float32)
-    columns: Arrays = {"block": ids, "count": ids, "weight": np.zeros(0)}
+    shape = (0, width)
+    no_rows = np.zeros(shape, np.float32)
+    no_weights = np.zeros(0)
+    columns: Arrays = {"block": ids, "count": ids, "weight": no_weights}
     rows = Ragged(ptr, ids, {"row": no_rows})
     rounds = Ragged(ptr, ids, columns)
     return {"rows": rows, "rounds": rounds}
@@ -99,10 +103,12 @@ def as_rows(value: Form) -> SparseRows:
         return value
     if not isinstance(value, DenseArrays):
         raise TacitaError("a person's statistic has no rows to be kept.")
-    n_clients, n_items = value.value.shape[:2]
+    shape = value.value.shape
+    n_clients, n_items = shape[:2]
     clients = np.arange(n_clients, dtype=np.int32)
     items = np.arange(n_items, dtype=np.int32)
-    rows = value.value.reshape(n_clients * n_items, -1)
+    n_rows = n_clients * n_items
+    rows = value.value.reshape(n_rows, -1)
     client = np.repeat(clients, n_items)
     item = np.tile(items, n_clients)
     return SparseRows(client, item, rows)
@@ -110,13 +116,18 @@ def as_rows(value: Form) -> SparseRows:
 
 def select_largest_rows(rows: SparseRows, n_clients: int, share: float) -> Longs:
     """The places of the rows that moved furthest: of every client a share of them, rounded up."""
-    squares = rows.value.astype(np.float64) ** 2
+    values = rows.value.astype(np.float64)
+    squares = values**2
     length = squares.sum(1)
-    order = np.lexsort((rows.item, -length, rows.client))
+    descending = -length
+    keys = (rows.item, descending, rows.client)
+    order = np.lexsort(keys)
     counts = np.bincount(rows.client, minlength=n_clients)
     starts = np.cumsum(counts) - counts
-    limits = np.ceil(share * counts - 1e-9)
-    largest = expand_spans(starts, limits.astype(np.int64))
+    exact = share * counts
+    limits = np.ceil(exact - 1e-9)
+    n_largest = limits.astype(np.int64)
+    largest = expand_spans(starts, n_largest)
     places = np.sort(order[largest])
     return np.asarray(places)
 
@@ -133,7 +144,8 @@ def record_upload(view: CohortView, upload: Upload, share: float) -> StateUpdate
     n_users = len(view.user)
     first_user = view.user_ptr[:-1]
     owner = first_user[client]
-    row_lists = Ragged.from_pairs(owner, rows.item[places], n_users, {"row": moved})
+    items = rows.item[places]
+    row_lists = Ragged.from_pairs(owner, items, n_users, {"row": moved})
     row_counts = np.bincount(client, minlength=upload.n_clients)
     senders = np.flatnonzero(sends)
     columns: Arrays = {
@@ -141,8 +153,10 @@ def record_upload(view: CohortView, upload: Upload, share: float) -> StateUpdate
         "count": row_counts[senders].astype(np.int32),
         "weight": upload.weight[senders],
     }
-    round_ids = np.full(len(senders), view.round, np.int32)
-    round_lists = Ragged.from_pairs(first_user[senders], round_ids, n_users, columns)
+    n_senders = len(senders)
+    round_ids = np.full(n_senders, view.round, np.int32)
+    users = first_user[senders]
+    round_lists = Ragged.from_pairs(users, round_ids, n_users, columns)
     return {"rows": _as_appended(row_lists), "rounds": _as_appended(round_lists)}
 
 
@@ -154,20 +168,26 @@ def read_round(lists: Lists, moment: BlockRound) -> tuple[SparseRows, Doubles]:
     """What every device kept of a round, and the weight of its upload; 0: it did not take part."""
     block, number = moment
     rounds = lists["rounds"]
-    counts = rounds.values["count"].astype(np.int64)
+    columns = rounds.values
+    counts = columns["count"].astype(np.int64)
     starts = np.cumsum(counts) - counts  # rows lie in the order of their rounds, user by user
     is_of_block = rounds.values["block"] == block
     is_of_round = rounds.ids == number
     entries = np.flatnonzero(is_of_block & is_of_round)
     owner = rounds.rows()[entries]
     first_entry = rounds.ptr[owner]
-    list_starts = starts[entries] - starts[first_entry]
+    first_start = starts[first_entry]
+    list_starts = starts[entries] - first_start
     entry_counts = counts[entries]
-    rows = slice_lists(lists, "rows", (owner, list_starts, entry_counts))
+    spans = (owner, list_starts, entry_counts)
+    rows = slice_lists(lists, "rows", spans)
     client = np.repeat(owner, entry_counts)
     weight = np.zeros(len(rounds))
-    weight[owner] = rounds.values["weight"][entries]
-    return SparseRows(client, rows.ids, rows.values["row"]), weight
+    weights = rounds.values["weight"]
+    weight[owner] = weights[entries]
+    values = rows.values["row"]
+    moved = SparseRows(client, rows.ids, values)
+    return moved, weight
 
 
 def drop_rows(lists: Lists, dropped: Bools) -> StateUpdate:
@@ -175,15 +195,20 @@ def drop_rows(lists: Lists, dropped: Bools) -> StateUpdate:
     rounds = lists["rounds"]
     rows = lists["rows"]
     stays = ~dropped
-    counts = rounds.values["count"].astype(np.int64)
+    earlier_counts = rounds.values["count"]
+    counts = earlier_counts.astype(np.int64)
     n_rounds = len(counts)
-    round_of_row = np.repeat(np.arange(n_rounds), counts)
-    remaining_counts = np.bincount(round_of_row[stays], minlength=n_rounds)
-    columns = {**rounds.values, "count": remaining_counts.astype(np.int32)}
+    round_ids = np.arange(n_rounds)
+    round_of_row = np.repeat(round_ids, counts)
+    round_of_remaining = round_of_row[stays]
+    remaining_counts = np.bincount(round_of_remaining, minlength=n_rounds)
+    new_counts = remaining_counts.astype(np.int32)
+    columns = {**rounds.values, "count": new_counts}
     values = rows.values["row"][stays]
     owner = rows.rows()[stays]
     items = rows.ids[stays]
-    remaining_rows = Ragged.from_pairs(owner, items, len(rows), {"row": values})
+    n_users = len(rows)
+    remaining_rows = Ragged.from_pairs(owner, items, n_users, {"row": values})
     remaining_rounds = Ragged(rounds.ptr, rounds.ids, columns)
     return {"rows": remaining_rows, "rounds": remaining_rounds}
 
@@ -195,7 +220,8 @@ def log_bytes(lists: Lists) -> Longs:
     for entries in lists.values():
         entry_size = entries.ids.itemsize
         for column in entries.values.values():
-            numbers = int(np.prod(column.shape[1:]))
+            row_shape = column.shape[1:]
+            numbers = int(np.prod(row_shape))
             entry_size += column.itemsize * numbers
         sizes += entries.counts() * entry_size
     return sizes
@@ -215,7 +241,8 @@ def empty_round_log() -> Arrays:
 def record_participants(state: Arrays, moment: BlockRound, clients: Keys) -> Arrays:
     """One round more, and who takes part in it."""
     new_round = np.array([moment], np.int32)
-    end = state["ptr"][-1] + len(clients)
+    start = state["ptr"][-1]
+    end = start + len(clients)
     return {
         **state,
         "rounds": np.concatenate([state["rounds"], new_round]),
@@ -227,15 +254,20 @@ def record_participants(state: Arrays, moment: BlockRound, clients: Keys) -> Arr
 def iterate_rounds(state: Arrays) -> Iterator[tuple[BlockRound, Keys]]:
     """Every round that led to the model, in order, and who took part in it."""
     ends = state["ptr"]
-    for index, (block, number) in enumerate(state["rounds"].tolist()):
-        participants = slice(ends[index], ends[index + 1])
-        yield (block, number), state["clients"][participants]
+    moments = state["rounds"].tolist()
+    for index, (block, number) in enumerate(moments):
+        start = ends[index]
+        end = ends[index + 1]
+        participants = slice(start, end)
+        clients = state["clients"][participants]
+        yield (block, number), clients
 
 
 def drop_clients(state: Arrays, dropped: Keys) -> Arrays:
     clients = state["clients"]
     stays = ~np.isin(clients, dropped)
-    ends = np.concatenate([[0], np.cumsum(stays)])
+    counts = np.cumsum(stays)
+    ends = np.concatenate([[0], counts])
     ptr = ends[state["ptr"]]
     return {**state, "clients": clients[stays], "ptr": ptr}
 

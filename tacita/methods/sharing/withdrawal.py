@@ -37,12 +37,15 @@ class Withdrawal(Part, Unlearning):
 
     def on_device(self, view: CohortView, requests: RequestBatch) -> StateUpdate:
         if requests.kind == "leave":
-            return {"left": np.ones(len(view.user), bool)}
+            n_users = len(view.user)
+            return {"left": np.ones(n_users, bool)}
         if requests.kind != "forget":
             return {}
-        withdrawn = view.lists[self.name]["gone"]
+        lists = view.lists[self.name]
+        withdrawn = lists["gone"]
         items = requests.items
-        is_known = withdrawn.holds(items.rows(), items.ids)
+        rows = items.rows()
+        is_known = withdrawn.holds(rows, items.ids)
         new = items.filter_entries(~is_known)
         return {"gone": withdrawn.join_rows(new)}
 
@@ -56,9 +59,13 @@ class Withdrawal(Part, Unlearning):
     def _remove_withdrawn(self, view: CohortView) -> CohortView:
         train = view.train
         owner = train.rows()
-        has_left = view.parts[self.name]["left"]
-        withdrawn = view.lists[self.name]["gone"]
-        stays = ~has_left[owner] & ~withdrawn.holds(owner, train.ids)
+        state = view.parts[self.name]
+        has_left = state["left"]
+        lists = view.lists[self.name]
+        withdrawn = lists["gone"]
+        is_withdrawn = withdrawn.holds(owner, train.ids)
+        stays_on = ~has_left[owner]
+        stays = stays_on & ~is_withdrawn
         if not stays.all():
             train = train.filter_entries(stays)
         return replace(view, train=train, exclude=train)

@@ -64,11 +64,15 @@ class WithdrawnPairs:
         n_items = len(self.order)
         n_pairs = len(self.item)
         place = np.empty(n_items, np.int64)
-        place[self.order] = np.arange(n_items)
-        tenth = place[self.item] * 10 // n_items
+        ranks = np.arange(n_items)
+        place[self.order] = ranks
+        rank = place[self.item]
+        tenth = rank * 10 // n_items
         next_tenth = tenth + 1
-        low = -(-tenth * n_items // 10)
-        high = -(-next_tenth * n_items // 10)
+        negative = -tenth * n_items
+        low = -(negative // 10)
+        next_negative = -next_tenth * n_items
+        high = -(next_negative // 10)
         size = high - low
         numbers = np.arange(n_pairs, dtype=np.uint64)
         drawn = uniforms(key, numbers, _TRIES)
@@ -89,7 +93,8 @@ class WithdrawnPairs:
             return None
         users = self._compute_user_vectors(table, usable)
         unit = np.empty(table.shape, np.float32)
-        length = np.empty(len(table), np.float32)
+        n_items = len(table)
+        length = np.empty(n_items, np.float32)
         normalise_rows(table, unit, length)
         withdrawn_rows = unit[self.item[usable]]
         other_rows = unit[other[usable]]
@@ -106,5 +111,7 @@ class WithdrawnPairs:
         starts = lists.ptr[:-1]
         rows = table[lists.ids]
         total = np.add.reduceat(rows, starts, axis=0)
-        without_item: Floats = total[self.row] - table[self.item]
+        own_row = table[self.item]
+        own_total = total[self.row]
+        without_item: Floats = own_total - own_row
         return without_item[usable]
