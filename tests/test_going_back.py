@@ -111,7 +111,7 @@ def test_a_log_holds_the_rows_that_moved_furthest() -> None:
         lengths = np.linalg.norm(sent.value[all_of], axis=1)
         smallest = np.linalg.norm(kept.value[mine], axis=1).min()
         assert smallest == np.sort(lengths)[-mine.sum()]
-    size = log.log_bytes(lists)
+    size = log.count_log_bytes(lists)
     assert size.tolist() == [int(n * (4 * 6 + 4) + 3 * (4 + 4 + 4 + 8)) for n in rows.counts()]
 
 
@@ -474,10 +474,10 @@ def test_what_is_kept_is_counted_as_it_is_written() -> None:
     fed = make_federation({"name": "withdrawal"}, {"name": "fru"})
     progress = play_rounds(fed, 3)
     found = measure_storage("fru", progress.server, progress.clients)
-    each = log.log_bytes(progress.clients.part_lists(np.arange(6))["fru"]) + 4 * 6  # and the vector it began with
+    each = log.count_log_bytes(progress.clients.part_lists(np.arange(6))["fru"]) + 4 * 6  # and the vector it began with
     assert found.device_max == each.max()
     assert found.device_mean == pytest.approx(each.mean())
-    assert found.server == log.packed_bytes(progress.server.parts["fru"])
+    assert found.server == log.count_packed_bytes(progress.server.parts["fru"])
     fed = make_federation({"name": "withdrawal"}, {"name": "retrain"})
     nothing = measure_storage("retrain", play_rounds(fed, 3).server, progress.clients)
     assert (nothing.device_mean, nothing.device_max) == (0, 0)

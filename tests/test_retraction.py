@@ -27,7 +27,7 @@ from tacita.methods.sharing import update_log as log
 from tacita.methods.sharing.accumulators import (
     accumulate_retraction,
     compute_commitments,
-    gaussian_multiplier,
+    find_gaussian_multiplier,
     merge_rows,
 )
 from tacita.round.plan import Federation
@@ -184,7 +184,7 @@ def test_commitments_bind_and_differ() -> None:
 
 
 def test_the_analytic_gaussian_multiplier() -> None:
-    assert gaussian_multiplier(1.0, 1e-5) == pytest.approx(3.7306, abs=1e-4)
+    assert find_gaussian_multiplier(1.0, 1e-5) == pytest.approx(3.7306, abs=1e-4)
 
 
 def test_certificate_noise_is_as_large_as_the_bound_says() -> None:
@@ -194,7 +194,7 @@ def test_certificate_noise_is_as_large_as_the_bound_says() -> None:
         progress = play_rounds(fed, 2)
         said = handle_requests(fed, progress, leave_request(fed, 3))["retraction"]
         ends.append(progress.server.items.astype(np.float64))
-    assert said.details["sigma"] == pytest.approx(0.2 * said.psi_bound * gaussian_multiplier(1.0, 1e-5))
+    assert said.details["sigma"] == pytest.approx(0.2 * said.psi_bound * find_gaussian_multiplier(1.0, 1e-5))
     assert np.std(ends[1] - ends[0]) == pytest.approx(said.details["sigma"], rel=0.3)
 
 

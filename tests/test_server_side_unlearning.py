@@ -245,7 +245,7 @@ def test_the_number_of_steps_does_not_depend_on_the_data() -> None:
     assert isinstance(part, DecoupledLearning)
     for n in (1, 9):
         progress = started(fed)
-        graph = SharedGraph.of(progress.server.shared, N_ITEMS)
+        graph = SharedGraph.from_record(progress.server.shared, N_ITEMS)
         some = SharedGraph(graph.users[:n], graph.lists.take(np.arange(n)), N_ITEMS)
         assert len(list(part._draw_batches(some, np.uint64(0), np.uint64(1)))) == 7
 

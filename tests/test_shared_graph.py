@@ -32,7 +32,7 @@ from tacita.methods.sharing.graph_training import (
     refine_table,
 )
 from tacita.methods.sharing.shared_graph_part import SharedGraphPart, pause_learning, purge_learned_state, rebuild_graph
-from tacita.methods.sharing.snapshots import snapshot_bytes
+from tacita.methods.sharing.snapshots import count_snapshot_bytes
 from tacita.round.broadcast import Audience
 
 EDGES = [(50, 0), (50, 2), (7, 2), (7, 1), (7, 0), (900, 0)]  # sender, item; item 3 is nobody's
@@ -58,7 +58,7 @@ def dense(given: SharedRecord, n_items: int, start: UserStart, layers: int) -> t
 @pytest.mark.parametrize("start", ["mean", "zero", "learned"])
 def test_smoothing_is_the_dense_matrix(start: UserStart, layers: int) -> None:
     given, table, people = record_of_edges(EDGES), random_table(), random_table(3, seed=2)
-    graph = SharedGraph.of(given, N_ITEMS, layers=layers, start=start)
+    graph = SharedGraph.from_record(given, N_ITEMS, layers=layers, start=start)
     assert graph.users.tolist() == [7, 50, 900]
     by_people, by_table = dense(given, N_ITEMS, start, layers)
     expected = by_table @ table + (by_people @ people if start == "learned" else 0)
@@ -72,7 +72,7 @@ def test_smoothing_is_the_dense_matrix(start: UserStart, layers: int) -> None:
 
 
 def test_an_item_that_nobody_shared_keeps_its_direction_and_its_slope() -> None:
-    graph, table = SharedGraph.of(record_of_edges(EDGES), N_ITEMS), random_table()
+    graph, table = SharedGraph.from_record(record_of_edges(EDGES), N_ITEMS), random_table()
     np.testing.assert_array_equal(graph.smooth(table)[1][3], table[3] / np.float32(4))
     slope = np.zeros((N_ITEMS, DIM), np.float32)
     slope[3] = 1
@@ -82,20 +82,22 @@ def test_an_item_that_nobody_shared_keeps_its_direction_and_its_slope() -> None:
 
 
 def test_degrees_count_what_is_in_the_record_and_nothing_else() -> None:
-    graph = SharedGraph.of(record_of_edges(EDGES), N_ITEMS)
+    graph = SharedGraph.from_record(record_of_edges(EDGES), N_ITEMS)
     assert graph.lists.counts().tolist() == [3, 2, 1]
     assert graph.people.counts().tolist() == [3, 1, 2, 0]
-    twice = SharedGraph.of(record_of_edges(EDGES + EDGES[:2]), N_ITEMS)
+    twice = SharedGraph.from_record(record_of_edges(EDGES + EDGES[:2]), N_ITEMS)
     np.testing.assert_array_equal(twice.graph.weight, graph.graph.weight)
     extra = (np.array([900, 1], np.uint64), np.array([3, 3], np.int32))
-    more = SharedGraph.of(record_of_edges(EDGES), N_ITEMS, extra)
+    more = SharedGraph.from_record(record_of_edges(EDGES), N_ITEMS, extra)
     assert more.users.tolist() == [1, 7, 50, 900]
     assert more.people.counts().tolist() == [3, 1, 2, 2]
 
 
 def test_the_order_of_the_record_changes_no_bit() -> None:
     table = random_table()
-    one, other = (SharedGraph.of(record_of_edges(edges), N_ITEMS).smooth(table) for edges in (EDGES, EDGES[::-1]))
+    one, other = (
+        SharedGraph.from_record(record_of_edges(edges), N_ITEMS).smooth(table) for edges in (EDGES, EDGES[::-1])
+    )
     assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 
 
@@ -154,12 +156,12 @@ KINDS = [{}, {"bpr": False}, {"lam1": 0.0}, {"cl_grad": "anchor"}, {"scale": 5.0
 @pytest.mark.parametrize("start", ["mean", "zero", "learned"])
 def test_slopes_are_those_of_autograd(start: UserStart, kind: dict[str, Any]) -> None:
     given, table, aims = random_record(9, 14), random_table(14, seed=4), GraphObjective(**kind)
-    graph = SharedGraph.of(given, 14, start=start)
+    graph = SharedGraph.from_record(given, 14, start=start)
     batch = next(draw_batches(graph, BatchSizes(20, 8), np.arange(3, dtype=np.uint64)))
     people, anchor = random_table(9, seed=5), random_table(14, seed=6) if aims.cl_grad == "anchor" else None
     rows, first = by_torch(given, table, batch, aims, start, people, anchor)
     with ThreadPoolExecutor(2) as cores:
-        descent = GraphLoss(graph, aims, cores, None if anchor is None else UnitRows.of(anchor))
+        descent = GraphLoss(graph, aims, cores, None if anchor is None else UnitRows.normalise(anchor))
         found = descent.compute_gradients(table, batch, people if start == "learned" else None)
     np.testing.assert_allclose(found.table, rows, rtol=2e-4, atol=2e-6)
     if start == "learned":
@@ -169,7 +171,7 @@ def test_slopes_are_those_of_autograd(start: UserStart, kind: dict[str, Any]) ->
 
 def test_all_steps_of_a_round_are_those_of_torch_with_adam() -> None:
     given, table, aims = random_record(9, 14), random_table(14, seed=4), GraphObjective(lr=0.01)
-    graph = SharedGraph.of(given, 14)
+    graph = SharedGraph.from_record(given, 14)
     batches = list(draw_batches(graph, BatchSizes(12, 8), np.arange(3, dtype=np.uint64)))
     assert len(batches) == -(-len(given) // 12)
     rows = torch.from_numpy(table.astype(np.float64)).requires_grad_()
@@ -184,7 +186,7 @@ def test_all_steps_of_a_round_are_those_of_torch_with_adam() -> None:
 def test_a_row_of_zeros_has_finite_slopes() -> None:
     given, table = random_record(5, 8), random_table(8)
     table[:3] = 0
-    graph = SharedGraph.of(given, 8)
+    graph = SharedGraph.from_record(given, 8)
     refined = refine_table(
         graph, table, draw_batches(graph, BatchSizes(), np.arange(3, dtype=np.uint64)), GraphObjective()
     )
@@ -196,7 +198,7 @@ def test_a_row_of_zeros_has_finite_slopes() -> None:
 
 def test_a_pass_takes_every_edge_once_with_a_negative_that_its_user_did_not_share() -> None:
     given = random_record(30, 40)
-    graph = SharedGraph.of(given, 40)
+    graph = SharedGraph.from_record(given, 40)
     batches = list(draw_batches(graph, BatchSizes(64, 16), np.arange(3, dtype=np.uint64)))
     seen = [(u, i) for b in batches for u, i in zip(b.user.tolist(), b.liked.tolist(), strict=True)]
     expected = zip(graph.lists.rows().tolist(), graph.lists.ids.tolist(), strict=True)
@@ -209,7 +211,7 @@ def test_a_pass_takes_every_edge_once_with_a_negative_that_its_user_did_not_shar
 
 
 def test_more_steps_than_a_pass_draw_anew() -> None:
-    graph = SharedGraph.of(random_record(30, 40), 40)
+    graph = SharedGraph.from_record(random_record(30, 40), 40)
     a_pass = -(-len(graph) // 64)
     batches = list(draw_batches(graph, BatchSizes(64, 16, 2 * a_pass), np.arange(3, dtype=np.uint64)))
     assert len(batches) == 2 * a_pass
@@ -219,7 +221,7 @@ def test_more_steps_than_a_pass_draw_anew() -> None:
 
 def test_who_shared_everything_has_no_negatives_and_is_left_out() -> None:
     given = record_of_edges([(1, i) for i in range(4)] + [(2, 0)])
-    graph = SharedGraph.of(given, 4)
+    graph = SharedGraph.from_record(given, 4)
     batches = list(draw_batches(graph, BatchSizes(), np.arange(3, dtype=np.uint64)))
     assert [b.user.tolist() for b in batches] == [[1]]
     assert len(draw_negatives(graph, np.uint64(0))) == 5
@@ -241,7 +243,7 @@ def test_identical_views_of_orthonormal_items(tau: float) -> None:
 def test_the_agreement_stays_between_its_bounds() -> None:
     with ThreadPoolExecutor(2) as cores:
         for sign in (1, -1):
-            view = UnitRows.of(random_table(64, 3)).rows
+            view = UnitRows.normalise(random_table(64, 3)).rows
             loss, *_ = compute_infonce(view, sign * view, 0.1, 1.0, cores)
             assert 0 <= loss <= 2 / 0.1 + np.log(64)
 
@@ -350,10 +352,10 @@ def test_snapshots_take_up_what_is_said_and_go_when_they_must() -> None:
         server = stepped(part, replace(server, round=round))
     kept = server.parts["shared-graph"]
     written = len(pack({"snapshots": kept["snapshots"]})) - len(pack({"snapshots": kept["snapshots"][:0]}))
-    assert snapshot_bytes(kept) == 2 * 14 * 6 * 4 == pytest.approx(written, abs=8)  # a header in front, padded
+    assert count_snapshot_bytes(kept) == 2 * 14 * 6 * 4 == pytest.approx(written, abs=8)  # a header in front, padded
     cleaned, said = purge_learned_state(server, np.zeros(0, np.uint64))
     assert said == ["snapshots"]
-    assert snapshot_bytes(cleaned.parts["shared-graph"]) == 0
+    assert count_snapshot_bytes(cleaned.parts["shared-graph"]) == 0
     assert not any("snapshots" in name for name in cleaned.parts["shared-graph"])
 
 
@@ -377,7 +379,7 @@ def test_a_paused_server_leaves_the_table_alone_until_it_is_purged() -> None:
     part, server = part_of(), stepped(part_of(), state())
     still = stepped(part, pause_learning(server))
     assert still.items is server.items
-    assert snapshot_bytes(still.parts["shared-graph"]) == snapshot_bytes(server.parts["shared-graph"])
+    assert count_snapshot_bytes(still.parts["shared-graph"]) == count_snapshot_bytes(server.parts["shared-graph"])
     assert stepped(part, purge_learned_state(still, np.zeros(0, np.uint64))[0]).items is not server.items
 
 
@@ -395,21 +397,21 @@ def test_devices_score_with_the_smoothed_table_where_they_are_to() -> None:
     part, server = part_of(serve="glob"), state()
     everybody = Audience("serving")
     sent = part.broadcast(server, everybody).common
-    np.testing.assert_array_equal(sent["table"], SharedGraph.of(server.shared, 14).smooth(server.items)[1])
+    np.testing.assert_array_equal(sent["table"], SharedGraph.from_record(server.shared, 14).smooth(server.items)[1])
     assert part_of().broadcast(server, everybody).common == {}
     assert part.fields(14).accept_common({"table": server.items})
 
 
 def test_a_graph_is_made_once_for_a_record_and_ends_with_it() -> None:
     given = SharedRecord(np.array([5, 5, 9], np.uint64), np.array([0, 2, 1], np.int32), np.zeros(3))
-    first = SharedGraph.of(given, 4)
-    assert SharedGraph.of(given, 4) is first
-    assert SharedGraph.of(given, 5) is not first
-    assert SharedGraph.of(given, 5, layers=1) is not SharedGraph.of(given, 5)
-    other = SharedGraph.of(given.without_items(5, np.array([2])), 4)
+    first = SharedGraph.from_record(given, 4)
+    assert SharedGraph.from_record(given, 4) is first
+    assert SharedGraph.from_record(given, 5) is not first
+    assert SharedGraph.from_record(given, 5, layers=1) is not SharedGraph.from_record(given, 5)
+    other = SharedGraph.from_record(given.without_items(5, np.array([2])), 4)
     assert len(other) == 2
-    more = SharedGraph.of(given, 4, (np.array([9], np.uint64), np.array([3], np.int32)))
+    more = SharedGraph.from_record(given, 4, (np.array([9], np.uint64), np.array([3], np.int32)))
     assert len(more) == 4
-    assert len(SharedGraph.of(given, 4)) == 3
+    assert len(SharedGraph.from_record(given, 4)) == 3
     del given
     assert graph_module._GRAPH_CACHE == []  # what was withdrawn is not kept by being remembered

@@ -147,7 +147,7 @@ def test_layers_change_what_the_server_learns() -> None:
 def test_edges_that_count_less_are_those_of_the_dense_matrix() -> None:
     given, table = record_of_edges([(7, 0), (7, 2), (50, 2), (900, 0)]), random_table(4, 5)
     more = np.array([7, 900, 7], np.uint64), np.array([3, 2, 0], np.int32)
-    graph = SharedGraph.of(given, 4, more, layers=2, extra_weight=np.array([0.5, 0.25, 0.1], np.float32))
+    graph = SharedGraph.from_record(given, 4, more, layers=2, extra_weight=np.array([0.5, 0.25, 0.1], np.float32))
     a = np.array([[1, 0, 1, 0.5], [0, 0, 1, 0], [1, 0, 0.25, 0]])  # what is in the record counts 1
     degrees = [np.where(d > 0, np.where(d > 0, d, 1) ** -0.5, 0) for d in (a.sum(1), a.sum(0))]
     whole = np.zeros((7, 7))
@@ -162,14 +162,14 @@ def test_the_scorer_steps_down_the_cross_entropy() -> None:
     """Adam's first step is the sign of the slope times the rate."""
     rng = np.random.default_rng(2)
     scorer = LinkScorer(3, LinkPredictionOptions(hidden=5, lr=0.01), np.uint64(4))
-    users, items = (UnitRows.of(rng.normal(size=(9, 3)).astype(np.float32)).rows for _ in range(2))
+    users, items = (UnitRows.normalise(rng.normal(size=(9, 3)).astype(np.float32)).rows for _ in range(2))
     label = (rng.random(9) < 0.5).astype(np.float32)
     tensors = [torch.tensor(one.table, requires_grad=True) for one in scorer.layers]
     met = torch.from_numpy(scorer.build_features(users, items))
     logits = torch.relu(met @ tensors[0] + tensors[1]) @ tensors[2][0] + tensors[3][0, 0]
     torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(label)).backward()
     before = [one.table.copy() for one in scorer.layers]
-    scorer.step(met.numpy(), label)
+    scorer.train_step(met.numpy(), label)
     for one, was, tensor in zip(scorer.layers, before, tensors, strict=True):
         assert tensor.grad is not None
         slope = tensor.grad.numpy()
@@ -188,7 +188,7 @@ def test_a_mender_finds_links_and_never_one_that_is_there() -> None:
         record_of_edges([(u, i) for u, mine in enumerate(clubs()) for i in mine]),
         LinkPredictionOptions(epochs=60),
     )
-    graph = SharedGraph.of(given, 40)
+    graph = SharedGraph.from_record(given, 40)
     table, whom = random_table(40, 8), np.arange(0, 60, 1)
     free = propose_links(graph, table, whom, effort, np.uint64(3))
     assert free is not None
@@ -222,13 +222,13 @@ def test_the_likeliest_are_those_of_a_stable_order(k: int) -> None:
 
 
 def test_a_mender_that_has_nothing_to_hide_proposes_nothing() -> None:
-    graph = SharedGraph.of(record_of_edges([(1, 0), (2, 1)]), 5)
+    graph = SharedGraph.from_record(record_of_edges([(1, 0), (2, 1)]), 5)
     assert propose_links(graph, random_table(5, 4), np.arange(2), LinkPredictionOptions(), np.uint64(1)) is None
 
 
 def test_people_are_drawn_to_what_their_devices_say_by_the_right_slope() -> None:
-    graph, table = SharedGraph.of(random_record(6, 14), 14), random_table(14, 5)
-    told = DeviceVectors(np.array([0, 2, 5]), UnitRows.of(random_table(3, 5, seed=8)).rows)
+    graph, table = SharedGraph.from_record(random_record(6, 14), 14), random_table(14, 5)
+    told = DeviceVectors(np.array([0, 2, 5]), UnitRows.normalise(random_table(3, 5, seed=8)).rows)
     nothing = np.zeros(0, np.int64)
     batch, along = Batch(nothing, nothing, nothing, nothing), random_table(14, 5, seed=4)
     with ThreadPoolExecutor(1) as cores:

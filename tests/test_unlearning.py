@@ -20,7 +20,7 @@ from tacita.methods.sharing.contrastive_loss import ContrastiveLoss, ForgottenVi
 from tacita.methods.sharing.contrastive_unlearning import ContrastiveDescent, ContrastiveUnlearning, StoppingRule
 from tacita.methods.sharing.graph import SharedGraph
 from tacita.methods.sharing.graph_training import UnitRows
-from tacita.methods.sharing.snapshots import snapshot_bytes
+from tacita.methods.sharing.snapshots import count_snapshot_bytes
 from tacita.methods.sharing.withdrawn_pairs import WithdrawnPairs
 from tacita.round.plan import Federation
 from tacita.round.request import RequestBatch
@@ -93,7 +93,7 @@ def test_withdrawn_edges_leave_the_graph_and_a_second_request_changes_nothing() 
     said = told(handle_requests(fed, progress, asked))
     assert said.details["edges"] == len(asked.items.ids) > 0
     assert not np.isin(progress.server.shared.sender, asked.senders).any()
-    graph = SharedGraph.of(progress.server.shared, N_ITEMS)
+    graph = SharedGraph.from_record(progress.server.shared, N_ITEMS)
     recount = np.bincount(progress.server.shared.item, minlength=N_ITEMS)
     np.testing.assert_array_equal(graph.people.counts(), recount)
     before = progress.server
@@ -157,12 +157,14 @@ def test_everything_can_be_withdrawn() -> None:
 def test_forgotten_views_have_degrees_of_their_own_and_stay_as_they_are() -> None:
     tables = np.stack([random_table(14, seed=s) for s in range(3)])
     gone = record_of_edges([(1, 2), (1, 3), (5, 2)])
-    found = ForgottenViews.of(SharedGraph.of(gone, 14), tables)
+    found = ForgottenViews.compute(SharedGraph.from_record(gone, 14), tables)
     assert found.items.tolist() == [2, 3]
-    expected = UnitRows.of(np.ascontiguousarray(SharedGraph.of(gone, 14).smooth(tables[1])[1][[2, 3]])).rows
+    expected = UnitRows.normalise(
+        np.ascontiguousarray(SharedGraph.from_record(gone, 14).smooth(tables[1])[1][[2, 3]])
+    ).rows
     np.testing.assert_array_equal(found.views[1], expected)
-    rows = ForgottenViews.of(SharedGraph.of(gone, 14), tables, through_graph=False)
-    np.testing.assert_allclose(rows.views[2], UnitRows.of(tables[2]).rows[[2, 3]], rtol=1e-6)
+    rows = ForgottenViews.compute(SharedGraph.from_record(gone, 14), tables, through_graph=False)
+    np.testing.assert_allclose(rows.views[2], UnitRows.normalise(tables[2]).rows[[2, 3]], rtol=1e-6)
 
 
 def test_rounds_do_not_touch_the_views() -> None:
@@ -171,7 +173,7 @@ def test_rounds_do_not_touch_the_views() -> None:
     part = fed.parts[2]
     assert isinstance(part, ContrastiveUnlearning)
     gone = progress.server.shared
-    forgotten = ForgottenViews.of(SharedGraph.of(gone, N_ITEMS), progress.server.items[None])
+    forgotten = ForgottenViews.compute(SharedGraph.from_record(gone, N_ITEMS), progress.server.items[None])
     before = forgotten.views.copy()
     part.run_forget_steps(progress.server, forgotten, np.uint64(3))
     np.testing.assert_array_equal(forgotten.views, before)
@@ -188,7 +190,7 @@ def contrast(
 
 
 def unit(n: int, dim: int = 6, seed: int = 0) -> Floats:
-    return UnitRows.of(random_table(n, dim, seed)).rows
+    return UnitRows.normalise(random_table(n, dim, seed)).rows
 
 
 def by_hand(loss: Loss, own: Doubles, made: Doubles, views: Doubles, where: Longs, tau: float) -> float:
@@ -281,24 +283,24 @@ def test_an_item_that_is_shared_no_more_is_compared_with_the_background() -> Non
     forgotten = ForgottenViews(np.array([3, 5]), np.stack([unit(2, seed=3)]))
     found = estimate_background(table, forgotten, np.array([False, True]), np.uint64(1))
     assert np.isnan(found[0, 0])
-    similar = UnitRows.of(table).rows[np.setdiff1d(np.arange(200), [3, 5])] @ forgotten.views[0, 1]
+    similar = UnitRows.normalise(table).rows[np.setdiff1d(np.arange(200), [3, 5])] @ forgotten.views[0, 1]
     assert found[0, 1] == pytest.approx(similar.mean(), abs=0.1)
 
 
 def test_slopes_in_the_table_take_the_way_through_the_graph() -> None:
     given, table = random_record(6, 14), random_table(14, 6)
-    graph = SharedGraph.of(given, 14)
+    graph = SharedGraph.from_record(given, 14)
     forgotten = ForgottenViews(np.array([1, 2]), np.stack([unit(2, seed=3)]))
     items = np.union1d(graph.shared_items, forgotten.items).astype(np.int64)
     lonely = ~np.isin(items, graph.shared_items)
     with ThreadPoolExecutor(1) as cores:
         one = contrast("printed", items, forgotten, cores)
-        walk = ContrastiveDescent(graph, None, one, lonely, UnitRows.of(table).rows[items[lonely]], True)
+        walk = ContrastiveDescent(graph, None, one, lonely, UnitRows.normalise(table).rows[items[lonely]], True)
 
         def value(now: Floats) -> float:
-            made = UnitRows.of(graph.smooth(now)[1]).rows[items]
+            made = UnitRows.normalise(graph.smooth(now)[1]).rows[items]
             made[lonely] = walk.anchor
-            return one.compute_gradients(UnitRows.of(now).rows[items], made, np.uint64(0)).loss
+            return one.compute_gradients(UnitRows.normalise(now).rows[items], made, np.uint64(0)).loss
 
         slope, moved = walk.compute_gradient(table, np.uint64(0)), random_table(14, 6, seed=8)
         ends = [value((table + s * 1e-2 * moved).astype(np.float32)) for s in (1, -1)]
@@ -320,7 +322,7 @@ def test_items_that_are_neither_shared_nor_forgotten_move_by_devices_alone(optio
     asking = np.unique(server.shared.sender)[:3]
     gone = server.shared.lists_of(asking)
     edges = type(given)(np.repeat(asking, gone.counts()), gone.ids, np.zeros(len(gone.ids)))
-    forgotten = ForgottenViews.of(SharedGraph.of(edges, N_ITEMS), server.items[None])
+    forgotten = ForgottenViews.compute(SharedGraph.from_record(edges, N_ITEMS), server.items[None])
     after = part.run_forget_steps(server, forgotten, np.uint64(5))
     outside = np.setdiff1d(np.arange(N_ITEMS), np.union1d(server.shared.item, forgotten.items))
     assert len(outside) >= 5
@@ -364,7 +366,7 @@ def test_storage_is_said_as_it_was_and_nothing_is_left_of_it() -> None:
     assert said.storage_server == 3 * N_ITEMS * 6 * 4
     assert said.details["tables"] == 3
     assert said.purged == ("snapshots",)
-    assert snapshot_bytes(progress.server.parts["shared-graph"]) == 0
+    assert count_snapshot_bytes(progress.server.parts["shared-graph"]) == 0
     assert "paused" not in progress.server.parts["shared-graph"]
     assert progress.best_server is progress.server
 
@@ -393,9 +395,9 @@ def test_forgetting_brings_rows_nearer_to_what_remains() -> None:
         progress = learned(fed)
         handle_requests(fed, progress, request(progress, 6))
         server: ServerState = progress.server
-        graph = SharedGraph.of(server.shared, N_ITEMS)
-        made = UnitRows.of(graph.smooth(server.items)[1]).rows
-        near.append((made * UnitRows.of(server.items).rows).sum(1)[graph.shared_items].mean())
+        graph = SharedGraph.from_record(server.shared, N_ITEMS)
+        made = UnitRows.normalise(graph.smooth(server.items)[1]).rows
+        near.append((made * UnitRows.normalise(server.items).rows).sum(1)[graph.shared_items].mean())
     assert near[1] > near[0] + 0.01
 
 
@@ -437,12 +439,15 @@ def test_it_takes_a_tenth_of_the_rounds_at_most() -> None:
 
 def test_pairs_that_stand_out_are_told_from_others() -> None:
     gone, kept = record_of_edges([(1, i) for i in range(8)] + [(2, i) for i in range(8, 16)]), random_record(10, 60)
-    pairs = WithdrawnPairs.of(gone, kept, 60)
+    pairs = WithdrawnPairs.from_record(gone, kept, 60)
     other = pairs.draw_matched_items(np.uint64(3))
     assert not pairs.lists.holds(pairs.row[other >= 0], other[other >= 0]).any()
     flat = np.random.default_rng(0).normal(size=(60, 40)).astype(np.float32)
-    assert pairs.auc(flat, np.uint64(1)) == pytest.approx(0.5, abs=0.35)
+    assert pairs.compute_auc(flat, np.uint64(1)) == pytest.approx(0.5, abs=0.35)
     flat[:8, 0] += 20
     flat[8:16, 1] += 20
-    assert pairs.auc(flat, np.uint64(1)) == 1.0
-    assert WithdrawnPairs.of(record_of_edges([(1, 3)]), record_of_edges([]), 60).auc(flat, np.uint64(1)) is None
+    assert pairs.compute_auc(flat, np.uint64(1)) == 1.0
+    assert (
+        WithdrawnPairs.from_record(record_of_edges([(1, 3)]), record_of_edges([]), 60).compute_auc(flat, np.uint64(1))
+        is None
+    )

@@ -24,7 +24,7 @@ from tacita.kernels.hashing import hash_owners
 from tacita.messages import SparseRows, Upload
 from tacita.methods import Part
 from tacita.methods.sharing.accumulators import accumulate_retraction
-from tacita.methods.sharing.update_log import as_rows
+from tacita.methods.sharing.update_log import to_sparse_rows
 from tacita.round.part import PartConfig
 from tacita.round.plan import Federation
 
@@ -174,7 +174,7 @@ class UploadWatcher(Part):
     uploads: list[WatchedUpload]
 
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, StateUpdate]:
-        rows = as_rows(upload.values["rows"])
+        rows = to_sparse_rows(upload.values["rows"])
         is_watched = np.isin(upload.sender, self.watched)
         watched_upload = WatchedUpload(
             sender=upload.sender.copy(),

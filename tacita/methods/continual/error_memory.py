@@ -59,7 +59,7 @@ class ErrorMemory(Part):
         memory = {}
         for name, array in view.parts[self.name].items():
             memory[name] = array.copy()
-        probability = sigmoid(self.sample_scores(view, local))
+        probability = sigmoid(self.score_samples(view, local))
         write_errors(
             local.user_ptr,
             local.item,
@@ -73,7 +73,7 @@ class ErrorMemory(Part):
         )
         return TrainingOutcome(memory)
 
-    def sample_scores(self, view: CohortView, local: LocalModels) -> Floats:
+    def score_samples(self, view: CohortView, local: LocalModels) -> Floats:
         """Logit of every sample of the round under the local model it belongs to."""
         backbone = self.context.scorer
         client_of_user = find_clients_of_users(view)

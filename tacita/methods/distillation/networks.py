@@ -91,7 +91,7 @@ def predict_values(net: Arrays, x: AnyArray) -> Tensor:
 
     array = np.ascontiguousarray(x, np.float32)
     inputs = torch.from_numpy(array)
-    with single_thread(), torch.no_grad():
+    with use_single_thread(), torch.no_grad():
         return forward(to_tensors(net), inputs)
 
 
@@ -100,7 +100,7 @@ def take_adam_step(net: Arrays, loss: Callable[[Layers], Tensor], lr: float, cli
     import torch
 
     layers = to_tensors(net)
-    with single_thread():
+    with use_single_thread():
         parameters = list(layers.values())
         value = loss(layers)
         slopes = torch.autograd.grad(value, parameters)
@@ -158,7 +158,7 @@ def bundle_networks(**nets: Arrays) -> Arrays:
 
 
 @contextmanager
-def single_thread() -> Iterator[None]:
+def use_single_thread() -> Iterator[None]:
     """The same sums in the same order, whatever the number of threads outside."""
     import torch
 

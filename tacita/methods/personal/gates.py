@@ -31,12 +31,12 @@ def select_arrays(server: ServerState, names: Sequence[str]) -> Arrays:
         if name == "rows":
             arrays[name] = server.items
         else:
-            head = _head_name(name)
+            head = _strip_prefix(name)
             arrays[name] = server.heads[head]
     return arrays
 
 
-def _head_name(field: str) -> str:
+def _strip_prefix(field: str) -> str:
     """The name of a shared parameter without its prefix in an upload."""
     return field.removeprefix("heads/")
 
@@ -53,7 +53,7 @@ def measure_agreement(view: CohortView, local: LocalModels, received: Arrays, na
         if name == "rows":
             agreement[:, column] = _compare_rows(view, local, mean_change)
         else:
-            head = _head_name(name)
+            head = _strip_prefix(name)
             agreement[:, column] = _compare_head(view, local, head, mean_change)
     bounded = np.clip(agreement, -1, 1)
     return np.asarray(bounded, np.float32)

@@ -123,7 +123,7 @@ def compute_commitments(rows: SparseRows, n_clients: int, keys: Keys, secret: np
     return commitments
 
 
-def gaussian_multiplier(epsilon: float, delta: float) -> float:
+def find_gaussian_multiplier(epsilon: float, delta: float) -> float:
     """The least sigma for which normal noise on a change of length 1 is (epsilon, delta) private (Balle, Wang 2018)."""
     low = 1e-6
     high = 1.0
@@ -144,11 +144,11 @@ def _compute_delta(sigma: float, epsilon: float) -> float:
     shift = epsilon * sigma
     bounded_epsilon = min(epsilon, 700.0)
     factor = math.exp(bounded_epsilon)
-    near = _normal_cdf(half - shift)
-    far = _normal_cdf(-half - shift)
+    near = _compute_normal_cdf(half - shift)
+    far = _compute_normal_cdf(-half - shift)
     return near - factor * far
 
 
-def _normal_cdf(x: float) -> float:
+def _compute_normal_cdf(x: float) -> float:
     scaled = -x / math.sqrt(2)
     return 0.5 * math.erfc(scaled)

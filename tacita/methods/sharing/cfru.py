@@ -92,7 +92,7 @@ class Cfru(Part, Unlearning):
 
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, StateUpdate]:
         """Each client's rows and weight, as single uploads travel."""
-        rows = log.as_rows(upload.values["rows"])
+        rows = log.to_sparse_rows(upload.values["rows"])
         keys = (rows.item, rows.client)
         order = np.lexsort(keys)
         rows = _select_rows(rows, order)

@@ -31,7 +31,7 @@ class ForgottenViews:
     views: Floats  # (tables, forgotten items, width) of length one
 
     @staticmethod
-    def of(
+    def compute(
         graph: SharedGraph, tables: Floats, people: Floats | None = None, through_graph: bool = True
     ) -> ForgottenViews:
         """What the graph of withdrawn edges, with degrees of its own, makes of each table; or its plain rows."""
@@ -46,7 +46,7 @@ class ForgottenViews:
             if through_graph:
                 _, rows = graph.smooth(table, people)
             forgotten_rows = np.ascontiguousarray(rows[items])
-            unit_rows = UnitRows.of(forgotten_rows)
+            unit_rows = UnitRows.normalise(forgotten_rows)
             views[number] = unit_rows.rows
         return ForgottenViews(items, views)
 
@@ -230,7 +230,7 @@ def estimate_background(table: Floats, forgotten: ForgottenViews, lonely: Bools,
     mean = np.zeros(width)
     if len(chosen):
         rows = np.ascontiguousarray(table[chosen])
-        unit_rows = UnitRows.of(rows)
+        unit_rows = UnitRows.normalise(rows)
         mean = unit_rows.rows.mean(0)
     mean_row = mean.astype(np.float32)
     lonely_views = forgotten.views[:, lonely]

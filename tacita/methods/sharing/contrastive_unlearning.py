@@ -30,7 +30,7 @@ from tacita.methods.sharing.graph_training import (
     draw_batches,
 )
 from tacita.methods.sharing.shared_graph_part import NAME, pause_learning, purge_learned_state, rebuild_graph
-from tacita.methods.sharing.snapshots import load_tables, snapshot_bytes
+from tacita.methods.sharing.snapshots import count_snapshot_bytes, load_tables
 from tacita.methods.sharing.withdrawn_pairs import WithdrawnPairs
 from tacita.round.capabilities import DeviceQuery, RoundPlayer, Unlearning
 from tacita.round.part import Part, PartConfig
@@ -43,7 +43,7 @@ _AUC_TOLERANCE = 0.01  # a move of the AUC that counts
 _MIN_GAIN = 0.005  # a relative gain of the validation metric that counts
 
 
-class UnlearningConfig(PartConfig):
+class ContrastiveUnlearningConfig(PartConfig):
     loss: Literal["ref_hinge", "infonce_pos", "printed"] = Field(
         "ref_hinge", description="only what remaining data does not justify is pushed away; softplus; or as printed"
     )
@@ -73,8 +73,8 @@ class ContrastiveUnlearning(Part, Unlearning):
     name = "contrastive-unlearning"
     scope = ("given",)
     replays_rounds = True
-    Config: ClassVar[type[PartConfig]] = UnlearningConfig
-    config: UnlearningConfig
+    Config: ClassVar[type[PartConfig]] = ContrastiveUnlearningConfig
+    config: ContrastiveUnlearningConfig
 
     def on_server(
         self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
@@ -83,11 +83,11 @@ class ContrastiveUnlearning(Part, Unlearning):
             return None
         withdrawn = build_withdrawn_record(requests.senders, requests.withdrawn_items)
         state = server.parts.get(NAME, {})
-        n_bytes_stored = snapshot_bytes(state)
+        n_bytes_stored = count_snapshot_bytes(state)
         forgotten_graph = rebuild_graph(server, withdrawn)
         if forgotten_graph is None or not len(withdrawn):  # nothing was withdrawn, or learned from it
             idle = {"edges": len(withdrawn), "stopped": "nothing to forget"}
-            report = self._report(n_bytes_stored, [], idle)
+            report = self._build_report(n_bytes_stored, [], idle)
             return server, report
         graph, people = forgotten_graph
         state = server.parts[NAME]
@@ -95,9 +95,9 @@ class ContrastiveUnlearning(Part, Unlearning):
         if not len(tables):
             tables = server.items[None]
         through_graph = self.config.forgotten == "graph"
-        forgotten = ForgottenViews.of(graph, tables, people, through_graph)
+        forgotten = ForgottenViews.compute(graph, tables, people, through_graph)
         n_items = len(server.items)
-        pairs = WithdrawnPairs.of(withdrawn, server.shared, n_items)
+        pairs = WithdrawnPairs.from_record(withdrawn, server.shared, n_items)
         server, progress = self._run_rounds(server, forgotten, pairs, play)
         server, purged = purge_learned_state(server, requests.senders)
         details = {
@@ -107,10 +107,10 @@ class ContrastiveUnlearning(Part, Unlearning):
             "loss": self.config.loss,
             **progress.build_summary(),
         }
-        report = self._report(n_bytes_stored, purged, details)
+        report = self._build_report(n_bytes_stored, purged, details)
         return server, report
 
-    def _report(self, storage_server: float, purged: list[str], details: dict[str, Any]) -> UnlearningReport:
+    def _build_report(self, storage_server: float, purged: list[str], details: dict[str, Any]) -> UnlearningReport:
         return UnlearningReport(
             method=self.name,
             exact=False,
@@ -135,12 +135,12 @@ class ContrastiveUnlearning(Part, Unlearning):
             items = self.run_forget_steps(server, forgotten, key)
             server = server.with_items(items)
             after = server.items[forgotten.items]
-            if mean_cosine(after, before) < MIN_COSINE:
+            if compute_mean_cosine(after, before) < MIN_COSINE:
                 progress.stopped = "over-forgetting"
             elif (turn + 1) % self.config.check_every == 0:
                 valid = play.validate(server)
                 pair_key = draws.public(self.name)
-                auc = pairs.auc(server.items, pair_key)
+                auc = pairs.compute_auc(server.items, pair_key)
                 progress.record_check(valid, auc)
             progress.rounds += 1
             if progress.stopped:
@@ -173,7 +173,7 @@ class ContrastiveUnlearning(Part, Unlearning):
                         batch = next(batches)
                         slopes = ranking.compute_gradients(adam.table, batch, people)
                         gradient += slopes.table
-                    adam.step(_clip_gradient(gradient, config.clip))
+                    adam.take_step(_clip_gradient(gradient, config.clip))
         return adam.table
 
     def _build_descent(
@@ -195,7 +195,7 @@ class ContrastiveUnlearning(Part, Unlearning):
         reference = estimate_background(table, forgotten, is_lonely_item, key)
         loss = ContrastiveLoss(config.loss, config.tau, config.mu, items, forgotten, where, reference, cores)
         lonely_items = items[is_lonely]
-        unit_rows = UnitRows.of(table).rows
+        unit_rows = UnitRows.normalise(table).rows
         anchor = unit_rows[lonely_items]
         return ContrastiveDescent(graph, people, loss, is_lonely, anchor, config.moves_view)
 
@@ -222,8 +222,8 @@ class ContrastiveDescent:
     def compute_gradient(self, table: Floats, key: np.uint64) -> Floats:
         items = self.contrast.items
         _, smoothed = self.graph.smooth(table, self.people)
-        rows = UnitRows.of(table)
-        views = UnitRows.of(smoothed)
+        rows = UnitRows.normalise(table)
+        views = UnitRows.normalise(smoothed)
         remaining_views = views.rows[items]
         remaining_views[self.lonely] = self.anchor
         own_rows = rows.rows[items]
@@ -309,12 +309,12 @@ def build_withdrawn_record(senders: AnyArray, withdrawn: Ragged) -> SharedRecord
     return SharedRecord(sender, withdrawn.ids, time)
 
 
-def mean_cosine(first: Floats, second: Floats) -> float:
+def compute_mean_cosine(first: Floats, second: Floats) -> float:
     if not len(first):
         return 1.0
     first_array = np.ascontiguousarray(first)
-    first_rows = UnitRows.of(first_array).rows
+    first_rows = UnitRows.normalise(first_array).rows
     second_array = np.ascontiguousarray(second)
-    second_rows = UnitRows.of(second_array).rows
+    second_rows = UnitRows.normalise(second_array).rows
     cosines = (first_rows * second_rows).sum(1)
     return float(cosines.mean())

@@ -191,7 +191,7 @@ class Contribution(Part, Privacy, Unlearning):
         if self.config.auxiliary == "lightgcn":
             layers = self.config.layers
         n_items = len(server.items)
-        return SharedGraph.of(server.shared, n_items, layers=layers, start="learned")
+        return SharedGraph.from_record(server.shared, n_items, layers=layers, start="learned")
 
     def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
         graph = self.build_graph(server)
@@ -244,7 +244,7 @@ class Contribution(Part, Privacy, Unlearning):
         if not config.lam1:
             return 0.0, items
         _, auxiliary = graph.smooth(table, people)
-        views = UnitRows.of(auxiliary).rows
+        views = UnitRows.normalise(auxiliary).rows
         shared_items = graph.shared_items
         n_shared = len(shared_items)
         n_steps = math.ceil(n_shared / config.item_batch)
@@ -256,13 +256,13 @@ class Contribution(Part, Privacy, Unlearning):
                 step_key = key + np.uint64(step)
                 chosen = choose_distinct(step_key, n_shared, n_chosen)
                 places = shared_items[chosen]
-                unit = UnitRows.of(adam.table)
+                unit = UnitRows.normalise(adam.table)
                 rows = unit.rows[places]
                 row_views = views[places]
                 loss, row_gradient, _ = compute_infonce(rows, row_views, config.tau, config.lam1, cores)
                 gradient = np.zeros_like(items)
                 gradient[places] = row_gradient
-                adam.step(unit.backpropagate(gradient))
+                adam.take_step(unit.backpropagate(gradient))
                 losses.append(loss)
         mean_loss = float(np.mean(losses))
         return mean_loss, adam.table
@@ -304,9 +304,9 @@ class Contribution(Part, Privacy, Unlearning):
         table, people = self.load_auxiliary_rows(server, graph.users)
         users, items = graph.smooth(table, people)
         with limit_blas_threads():
-            unit_rows = UnitRows.of(users).rows
+            unit_rows = UnitRows.normalise(users).rows
             user_rows = unit_rows[place]
-            item_rows = UnitRows.of(items).rows
+            item_rows = UnitRows.normalise(items).rows
             scores = user_rows @ item_rows.T
         released = graph.lists.take(place)
         rows = released.rows()

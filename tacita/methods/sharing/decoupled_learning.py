@@ -119,7 +119,7 @@ class DecoupledLearning(Part, Unlearning):
         """What a shard's users change of the table: a function of their edges, the table and the seed alone."""
         n_items = len(base)
         layers = self.config.layers
-        graph = SharedGraph.of(edges, n_items, layers=layers)
+        graph = SharedGraph.from_record(edges, n_items, layers=layers)
         if not len(graph):
             return np.zeros_like(base)
         draws = self.context.draws
@@ -190,7 +190,7 @@ class DecoupledLearning(Part, Unlearning):
         state = self._drop_late_sharers(server, requests.senders)
         if state:
             server = server.with_part(self.name, state)
-        storage_server = n_bytes(state)
+        storage_server = count_shard_bytes(state)
         details = {"edges": len(withdrawn.ids), "shards": 0}
         purged: tuple[str, ...] = ()
         if len(senders) and _BASE in state:
@@ -263,7 +263,7 @@ def _select_edges(record: SharedRecord, selected: Any) -> SharedRecord:
     return SharedRecord(sender, item, time)
 
 
-def n_bytes(state: Arrays) -> int:
+def count_shard_bytes(state: Arrays) -> int:
     """What is kept so that a shard can be learned from zeros: its first table, and every shard by itself."""
     arrays = []
     for name in (_BASE, _RESIDUAL):

@@ -147,7 +147,7 @@ class DeltaReplay(Part, Unlearning):
             exact=False,
             rounds=0,
             clients_asked=0,
-            storage_server=n_bytes(state),
+            storage_server=count_state_bytes(state),
             storage_client=0,
             purged=(),
             details=details,
@@ -263,5 +263,6 @@ def _select_shared_by(record: SharedRecord, time: float) -> SharedRecord:
     return SharedRecord(sender, item, times)
 
 
-def n_bytes(state: Arrays) -> int:
+def count_state_bytes(state: Arrays) -> int:
+    """What is kept so that rounds can be repeated."""
     return sum(int(array.nbytes) for array in state.values())

@@ -148,7 +148,7 @@ class Fru(ReplayUnlearning):
     def _restore_block_start(self, view: CohortView) -> CohortReply:
         """The private vectors of the block's start; the answer is the size of the log."""
         lists = view.lists[self.name]
-        n_bytes = log.log_bytes(lists)
+        n_bytes = log.count_log_bytes(lists)
         size = n_bytes.astype(np.float64)
         column = DenseArrays(size[:, None])
         weight = np.ones(view.n_clients)
@@ -266,7 +266,7 @@ class Fru(ReplayUnlearning):
                 continue
             respondents = remaining
             if is_first and requests.kind == "forget":
-                respondents = _without_forgetting_users(remaining, requests.senders)
+                respondents = _drop_forgetting_users(remaining, requests.senders)
             block, number = moment
             question = f"stored-{block}-{number}"
             total = ask(server, question, respondents)
@@ -304,7 +304,7 @@ class Fru(ReplayUnlearning):
         return server.with_part(self.name, state)
 
 
-def _without_forgetting_users(clients: Keys, senders: Keys) -> Keys:
+def _drop_forgetting_users(clients: Keys, senders: Keys) -> Keys:
     """The clients whose first round holds nothing that is to be forgotten; all, where there is no other."""
     asks = np.isin(clients, senders)
     others = clients[~asks]

@@ -63,7 +63,7 @@ class SharedGraph:
         object.__setattr__(self, "part", part)
 
     @staticmethod
-    def of(
+    def from_record(
         record: SharedRecord,
         n_items: int,
         extra_edges: tuple[Keys, Ints] | None = None,

@@ -109,7 +109,7 @@ class GraphMending(Part, Unlearning):
             return TrainingOutcome()
         shares = _read_shared(view).counts() > 0
         vectors = _compute_user_vectors(self.context.scorer, view, local)
-        directions = UnitRows.of(vectors).rows
+        directions = UnitRows.normalise(vectors).rows
         zero = np.float32(0)
         is_shared = shares[:, None]
         sent = np.where(is_shared, directions, zero)
@@ -142,7 +142,7 @@ class GraphMending(Part, Unlearning):
         config = self.config
         n_items = len(server.items)
         layers = config.layers
-        shared_graph = SharedGraph.of(server.shared, n_items, layers=layers)
+        shared_graph = SharedGraph.from_record(server.shared, n_items, layers=layers)
         rounds = server.round + 1
         if rounds % config.mend_every == 0:
             server = self.update_links(server, shared_graph)
@@ -173,7 +173,7 @@ class GraphMending(Part, Unlearning):
         n_items = len(server.items)
         layers = self.config.layers
         links = (sender, item)
-        return SharedGraph.of(server.shared, n_items, links, layers, extra_weight=weight)
+        return SharedGraph.from_record(server.shared, n_items, links, layers, extra_weight=weight)
 
     def update_links(self, server: ServerState, shared_graph: SharedGraph) -> ServerState:
         """With new proposals for users who share a part."""
@@ -214,7 +214,7 @@ class GraphMending(Part, Unlearning):
         senders = senders[order]  # in an order that no chunk of clients changes
         sent_rows = np.ascontiguousarray(rows[senders])
         places = place[senders].astype(np.int64)
-        return DeviceVectors(places, UnitRows.of(sent_rows).rows)
+        return DeviceVectors(places, UnitRows.normalise(sent_rows).rows)
 
     def metrics(self, server: ServerState) -> dict[str, float]:
         state = server.parts.get(self.name, {})

@@ -58,7 +58,7 @@ class UnitRows:
     length: Floats
 
     @staticmethod
-    def of(table: Floats) -> UnitRows:
+    def normalise(table: Floats) -> UnitRows:
         rows = np.empty(table.shape, np.float32)
         n_rows = len(table)
         length = np.empty(n_rows, np.float32)
@@ -84,7 +84,7 @@ class AdamTable:
         width = self.table.shape[1]
         self.rate = np.full(width, lr, np.float32)
 
-    def step(self, gradient: Floats) -> None:
+    def take_step(self, gradient: Floats) -> None:
         no_decay = np.float32(0.0)
         moments = (self.mean, self.square, self.steps)
         adam_rows(self.all, gradient, self.table, *moments, self.rate, no_decay)
@@ -165,8 +165,8 @@ class GraphLoss:
 
     def compute_gradients(self, table: Floats, batch: Batch, people: Floats | None = None) -> BatchGradients:
         user_vectors, item_vectors = self.graph.smooth(table, people)
-        users = UnitRows.of(user_vectors)
-        items = UnitRows.of(item_vectors)
+        users = UnitRows.normalise(user_vectors)
+        items = UnitRows.normalise(item_vectors)
         user_gradient = np.zeros_like(users.rows)
         item_gradient = np.zeros_like(items.rows)
         bpr = self._add_ranking(batch, users, items, user_gradient, item_gradient)
@@ -199,7 +199,7 @@ class GraphLoss:
         objective = self.objective
         if not objective.lam1 or not len(places):
             return 0.0, table_gradient
-        rows = self.anchor or UnitRows.of(table)
+        rows = self.anchor or UnitRows.normalise(table)
         views = items.rows[places]
         loss, row_gradient, view_gradient = compute_infonce(
             rows.rows[places], views, objective.tau, objective.lam1, self.cores
@@ -278,7 +278,7 @@ def refine_table(
     """One step of Adam for every batch."""
     anchor = None
     if objective.cl_grad == "anchor":
-        anchor = UnitRows.of(table)
+        anchor = UnitRows.normalise(table)
     item_rows = AdamTable(table, objective.lr)
     user_rows = None
     if people is not None:
@@ -289,9 +289,9 @@ def refine_table(
         graph_loss = GraphLoss(graph, objective, cores, anchor, device_vectors)
         for batch in batches:
             gradients = graph_loss.compute_gradients(item_rows.table, batch, people)
-            item_rows.step(gradients.table)
+            item_rows.take_step(gradients.table)
             if user_rows is not None:
-                user_rows.step(gradients.people)
+                user_rows.take_step(gradients.people)
             losses.append((gradients.bpr, gradients.cl))
     bpr, cl = 0.0, 0.0
     if losses:

@@ -38,7 +38,7 @@ def deduplicate_items(lists: Ragged, n_items: int) -> Ragged:
     return items.filter_entries(stays)
 
 
-def mean_rows(lists: Ragged, table: Floats) -> Floats:
+def average_rows(lists: Ragged, table: Floats) -> Floats:
     """The mean of the rows in each list; none of the lists is empty."""
     starts = lists.ptr[:-1]
     rows = table[lists.ids]

@@ -51,10 +51,10 @@ class LinkVectors:
     items: Floats
 
     @staticmethod
-    def of(graph: SharedGraph, table: Floats) -> LinkVectors:
+    def compute(graph: SharedGraph, table: Floats) -> LinkVectors:
         users, items = graph.smooth(table)
-        unit_users = UnitRows.of(users)
-        unit_items = UnitRows.of(items)
+        unit_users = UnitRows.normalise(users)
+        unit_items = UnitRows.normalise(items)
         return LinkVectors(unit_users.rows, unit_items.rows)
 
 
@@ -95,7 +95,7 @@ class LinkScorer:
         distance = scale * difference
         return np.concatenate([product, distance], axis=-1)
 
-    def logits(self, features: Floats) -> tuple[Floats, Floats]:
+    def compute_logits(self, features: Floats) -> tuple[Floats, Floats]:
         """The logits of pairs, and the values of the layer between."""
         first, shift, second, bias = [layer.table for layer in self.layers]
         hidden = features @ first
@@ -105,9 +105,9 @@ class LinkScorer:
         logits = products + bias[0, 0]
         return logits, hidden
 
-    def step(self, features: Floats, label: Floats) -> None:
+    def train_step(self, features: Floats, label: Floats) -> None:
         """One step on the mean cross-entropy."""
-        logits, hidden = self.logits(features)
+        logits, hidden = self.compute_logits(features)
         odds = np.exp(-logits)
         probability = 1 / (1 + odds)
         n_samples = len(label)
@@ -126,7 +126,7 @@ class LinkScorer:
         ]
         for layer, gradient in zip(self.layers, gradients, strict=True):
             slopes = np.ascontiguousarray(gradient, np.float32)
-            layer.step(slopes)
+            layer.take_step(slopes)
 
 
 def propose_links(
@@ -144,9 +144,9 @@ def propose_links(
         hidden_users = places[is_hidden]
         hidden_items = lists.ids[is_hidden]
         hidden_edges = (hidden_users, hidden_items)
-        remaining_vectors = LinkVectors.of(remaining, table)
+        remaining_vectors = LinkVectors.compute(remaining, table)
         scorer = _train_scorer(graph, remaining_vectors, hidden_edges, options, key)
-        vectors = LinkVectors.of(graph, table)
+        vectors = LinkVectors.compute(graph, table)
         starts = range(0, len(whom), _CROWD)
         crowds = [whom[start : start + _CROWD] for start in starts]
 
@@ -241,7 +241,7 @@ def _train_scorer(
             users = vectors.users[user[batch]]
             items = vectors.items[item[batch]]
             features = scorer.build_features(users, items)
-            scorer.step(features, label[batch])
+            scorer.train_step(features, label[batch])
     return scorer
 
 
@@ -271,7 +271,7 @@ def _propose_items(
     features = np.empty(shape, np.float32)
     user_vectors = vectors.users[users]
     write_pair_features(user_vectors, vectors.items, features)
-    logits, _ = scorer.logits(features)
+    logits, _ = scorer.compute_logits(features)
     odds = np.exp(-logits)
     probability = 1 / (1 + odds)
     chances = np.asarray(probability, np.float32)

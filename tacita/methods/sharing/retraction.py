@@ -26,7 +26,7 @@ from tacita.learn.rows import MOST_MOVE
 from tacita.messages import CohortReply, DenseArrays, Form, SparseRows, Spec, Total, Upload
 from tacita.methods.sharing import retraction_record as record
 from tacita.methods.sharing import update_log as log
-from tacita.methods.sharing.accumulators import COMMITMENT_SIZE, compute_commitments, gaussian_multiplier
+from tacita.methods.sharing.accumulators import COMMITMENT_SIZE, compute_commitments, find_gaussian_multiplier
 from tacita.methods.sharing.carried_rows import CarriedRows, specify_carried_rows
 from tacita.round.broadcast import Audience, PartBroadcast
 from tacita.round.capabilities import DeviceQuery, RoundPlayer, Unlearning
@@ -107,7 +107,7 @@ class Retraction(Part, Unlearning):
         if "rows" not in upload.values:
             return upload, {}
         device = CarriedRows(view, self.name)
-        rows = log.as_rows(upload.values["rows"])
+        rows = log.to_sparse_rows(upload.values["rows"])
         denominator = max(device.damping.denominator, 1e-300)
         scaled_weight = self.context.train.server_lr * upload.weight
         share = scaled_weight / denominator
@@ -292,7 +292,7 @@ class Retraction(Part, Unlearning):
         if config.epsilon is None:
             return 0.0
         ratio = config.ratio or 0.0
-        multiplier = gaussian_multiplier(config.epsilon, config.delta)
+        multiplier = find_gaussian_multiplier(config.epsilon, config.delta)
         return ratio * bound * multiplier
 
     def _describe_guarantee(self) -> dict[str, Any]:

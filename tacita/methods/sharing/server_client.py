@@ -53,7 +53,7 @@ class ServerClient(Part):
     def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
         config = self.config
         n_items = len(server.items)
-        graph = SharedGraph.of(server.shared, n_items, layers=config.layers)
+        graph = SharedGraph.from_record(server.shared, n_items, layers=config.layers)
         if not len(graph):
             return server
         draws = self.context.draws

@@ -28,9 +28,9 @@ from tacita.methods.sharing.snapshots import (
     TABLES,
     append_table,
     compute_spacing,
+    count_snapshot_bytes,
     drop_tables,
     load_tables,
-    snapshot_bytes,
 )
 from tacita.round.broadcast import Audience, PartBroadcast
 from tacita.round.fields import ArraySpec, PartFields
@@ -92,7 +92,7 @@ class SharedGraphTraining:
     def build_graph(self, server: ServerState) -> SharedGraph:
         n_items = len(server.items)
         config = self.config
-        return SharedGraph.of(server.shared, n_items, layers=config.layers, start=config.user_start)
+        return SharedGraph.from_record(server.shared, n_items, layers=config.layers, start=config.user_start)
 
     def train_on_shared(self, server: ServerState) -> ServerState:
         """The server after its steps on what is shared; unchanged where there are none."""
@@ -224,7 +224,7 @@ def rebuild_graph(server: ServerState, record: SharedRecord) -> tuple[SharedGrap
     layers, start = state[_SHAPE].tolist()
     n_items = len(server.items)
     user_start = _STARTS[start]
-    graph = SharedGraph.of(record, n_items, layers=layers, start=user_start)
+    graph = SharedGraph.from_record(record, n_items, layers=layers, start=user_start)
     if graph.start != "learned":
         return graph, None
     width = server.items.shape[1]
@@ -253,7 +253,7 @@ def purge_learned_state(server: ServerState, senders: Keys) -> tuple[ServerState
     """The server without the kept tables and some senders' learned rows, and the names of what was dropped."""
     state = server.parts.get(NAME, {})
     purged = []
-    if snapshot_bytes(state):
+    if count_snapshot_bytes(state):
         purged.append("snapshots")
     remaining = drop_tables(state)
     remaining.pop(_LOSS, None)

@@ -18,7 +18,7 @@ from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, CohortView, Doubles, Longs, Ragged, ServerState, StateUpdate
 from tacita.kernels.hashing import hash_owners
 from tacita.messages import Upload
-from tacita.methods.sharing.item_lists import deduplicate_items, find_listed, mean_rows, merge_lists, subtract_lists
+from tacita.methods.sharing.item_lists import average_rows, deduplicate_items, find_listed, merge_lists, subtract_lists
 from tacita.round.capabilities import DeviceQuery, LabEnrolment, RoundPlayer, Unlearning
 from tacita.round.part import Part, PartConfig, RunContext
 from tacita.round.registry import register
@@ -117,7 +117,7 @@ class Sharing(Part, Unlearning, LabEnrolment):
         if len(untaught) and private.shape[1] == view.items.shape[1]:
             private = private.copy()
             untaught_items = items.take(untaught)
-            mean_vectors = mean_rows(untaught_items, view.items)
+            mean_vectors = average_rows(untaught_items, view.items)
             private[untaught] = mean_vectors
         changed = replace(view, train=items, history=history, private=private)
         return Serving(view=changed)

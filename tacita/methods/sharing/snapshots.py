@@ -61,7 +61,7 @@ def drop_tables(state: Arrays) -> Arrays:
     return remaining
 
 
-def snapshot_bytes(state: Arrays) -> int:
+def count_snapshot_bytes(state: Arrays) -> int:
     """What they take up wherever they are written."""
     if TABLES not in state:
         return 0

@@ -97,7 +97,7 @@ def empty_log(n_users: int, width: int) -> dict[str, Ragged]:
     return {"rows": rows, "rounds": rounds}
 
 
-def as_rows(value: Form) -> SparseRows:
+def to_sparse_rows(value: Form) -> SparseRows:
     """Uploads as rows, whatever a part made of them."""
     if isinstance(value, SparseRows):
         return value
@@ -134,7 +134,7 @@ def select_largest_rows(rows: SparseRows, n_clients: int, share: float) -> Longs
 
 def record_upload(view: CohortView, upload: Upload, share: float) -> StateUpdate:
     """What an upload adds to the log; a client of weight 0 records nothing. A silo's first user keeps its log."""
-    rows = as_rows(upload.values["rows"])
+    rows = to_sparse_rows(upload.values["rows"])
     sends = upload.weight > 0
     places = select_largest_rows(rows, upload.n_clients, share)
     is_sent = sends[rows.client[places]]
@@ -157,10 +157,10 @@ def record_upload(view: CohortView, upload: Upload, share: float) -> StateUpdate
     round_ids = np.full(n_senders, view.round, np.int32)
     users = first_user[senders]
     round_lists = Ragged.from_pairs(users, round_ids, n_users, columns)
-    return {"rows": _as_appended(row_lists), "rounds": _as_appended(round_lists)}
+    return {"rows": _to_appended(row_lists), "rounds": _to_appended(round_lists)}
 
 
-def _as_appended(lists: Ragged) -> AppendedLists:
+def _to_appended(lists: Ragged) -> AppendedLists:
     return AppendedLists(lists.ptr, lists.ids, lists.values)
 
 
@@ -213,7 +213,7 @@ def drop_rows(lists: Lists, dropped: Bools) -> StateUpdate:
     return {"rows": remaining_rows, "rounds": remaining_rounds}
 
 
-def log_bytes(lists: Lists) -> Longs:
+def count_log_bytes(lists: Lists) -> Longs:
     """The size of each user's log: numbers and ids, nothing else is written."""
     n_users = len(lists["rows"])
     sizes = np.zeros(n_users, np.int64)
@@ -280,7 +280,7 @@ def append_new_rows(start: Floats | None, items: Floats) -> Floats:
     return np.concatenate([start, new_rows])
 
 
-def packed_bytes(arrays: Arrays) -> int:
+def count_packed_bytes(arrays: Arrays) -> int:
     """The serialised size."""
     if not arrays:
         return 0
@@ -289,6 +289,6 @@ def packed_bytes(arrays: Arrays) -> int:
 
 def build_report(name: str, state: Arrays, **fields: Any) -> UnlearningReport:
     """What every method reports: its name, whether it is exact and what the server keeps for it."""
-    size = packed_bytes(state)
+    size = count_packed_bytes(state)
     values = {"method": name, "exact": False, "storage_server": size} | fields
     return UnlearningReport(**values)

@@ -28,7 +28,7 @@ class WithdrawnPairs:
     order: Longs  # (items,) by how often they are still shared, popular last
 
     @staticmethod
-    def of(withdrawn: SharedRecord, record: SharedRecord, n_items: int) -> WithdrawnPairs:
+    def from_record(withdrawn: SharedRecord, record: SharedRecord, n_items: int) -> WithdrawnPairs:
         stays = np.isin(record.sender, withdrawn.sender)
         remaining_sender = record.sender[stays]
         remaining_item = record.item[stays]
@@ -38,7 +38,7 @@ class WithdrawnPairs:
             np.concatenate([withdrawn.item, remaining_item]),
             np.concatenate([withdrawn.time, remaining_time]),
         )
-        graph = SharedGraph.of(everything, n_items)
+        graph = SharedGraph.from_record(everything, n_items)
         row = np.searchsorted(graph.users, withdrawn.sender)
         item = withdrawn.item.astype(np.int64)
         popularity = np.bincount(record.item, minlength=n_items)
@@ -82,7 +82,7 @@ class WithdrawnPairs:
         position = np.minimum(position, n_items - 1)
         return np.asarray(self.order[position])
 
-    def auc(self, table: Floats, key: np.uint64) -> float | None:
+    def compute_auc(self, table: Floats, key: np.uint64) -> float | None:
         """How often a withdrawn item is nearer to its user than another; None: nothing can be compared."""
         other = self.draw_matched_items(key)
         list_lengths = self.lists.counts()
