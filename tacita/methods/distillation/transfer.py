@@ -21,6 +21,7 @@ from tacita.core.types import Arrays, CohortView, Doubles, Floats, Ints, Keys, L
 from tacita.learn.scores import SCORES, PredictionPart
 from tacita.learn.training.central_model import CentralModel
 from tacita.learn.training.central_state import CentralState, TrainingSamples
+from tacita.messages import Total
 from tacita.methods.distillation.candidates import find_candidates, schedule_candidates, select_confident
 from tacita.methods.distillation.client_model import score_client_models
 from tacita.methods.distillation.measures import compute_cross_entropy, compute_mean_losses
