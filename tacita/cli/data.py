@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from tacita.cli import console, result_tables
-from tacita.cli.options import AsJson, Columns, DataDir, DateFormat, Decimal, check_decimal, parse_columns
+from tacita.cli.options import (
+    AsJson,
+    Columns,
+    DataDir,
+    DateFormat,
+    Decimal,
+    DropMissing,
+    check_decimal,
+    parse_columns,
+)
 from tacita.core.errors import TacitaError
 
 if TYPE_CHECKING:
@@ -52,13 +61,19 @@ def data_get(
 
 
 def _load(
-    source: str, columns: str, date_format: str | None, decimal: str | None, data_dir: Path | None
+    source: str, columns: str, date_format: str | None, decimal: str | None, drop_missing: bool, data_dir: Path | None
 ) -> Interactions:
     from tacita.data.sources import load
 
     roles = parse_columns(columns) or None
-    mark = check_decimal(decimal)
-    return load(source, data_dir=data_dir, columns=roles, date_format=date_format, decimal=mark)
+    return load(
+        source,
+        data_dir=data_dir,
+        columns=roles,
+        date_format=date_format,
+        decimal=check_decimal(decimal),
+        drop_missing=drop_missing,
+    )
 
 
 @app.command("describe")
@@ -67,6 +82,7 @@ def data_describe(
     columns: Columns = "",
     date_format: DateFormat = None,
     decimal: Decimal = None,
+    drop_missing: DropMissing = False,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -83,7 +99,7 @@ def data_describe(
     from tacita.data.sources import describe
 
     with console.show_clock(f"reading {source}", quiet=as_json):
-        table = _load(source, columns, date_format, decimal, data_dir)
+        table = _load(source, columns, date_format, decimal, drop_missing, data_dir)
     facts = {"name": table.name, "guessed": table.format_note, **describe(table)}
     if as_json:
         console.print_json(facts)
@@ -104,6 +120,7 @@ def data_import(
     columns: Columns = "",
     date_format: DateFormat = None,
     decimal: Decimal = None,
+    drop_missing: DropMissing = False,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -116,7 +133,7 @@ def data_import(
     if out.exists():
         raise TacitaError(f"{out} exists; choose another --out.")
     with console.show_clock(f"reading {source}", quiet=as_json):
-        table = _load(source, columns, date_format, decimal, data_dir)
+        table = _load(source, columns, date_format, decimal, drop_missing, data_dir)
         save_csv(table, out)
     if as_json:
         n_rows = len(table.user)

@@ -32,6 +32,9 @@ DateFormat = Annotated[
     str | None, typer.Option("--date-format", help="How the file writes dates, such as %d.%m.%Y or %Y%m%d.")
 ]
 Decimal = Annotated[str | None, typer.Option("--decimal", help="The file's decimal mark: , or . (default: seen).")]
+DropMissing = Annotated[
+    bool, typer.Option("--drop-missing", help="Leave out rows without a value in a column that is read.")
+]
 RunOut = Annotated[Path | None, typer.Option("--out", help="Run folder (default: a new one under runs/).")]
 Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other setting; repeat for more.")

@@ -16,6 +16,7 @@ from tacita.cli.options import (
     DataDir,
     DateFormat,
     Decimal,
+    DropMissing,
     Imports,
     Quiet,
     RunOut,
@@ -89,6 +90,7 @@ def train(
     columns: Columns = "",
     date_format: DateFormat = None,
     decimal: Decimal = None,
+    drop_missing: DropMissing = False,
     data_dir: DataDir = None,
     threads: Threads = 0,
     chunk: Annotated[int, typer.Option(help="Clients trained together. Never changes a number.")] = 256,
@@ -123,6 +125,7 @@ def train(
         "date_format": date_format,
         "decimal": check_decimal(decimal),
         "privacy.reproducible_noise": True if reproducible_noise else None,
+        "drop_missing": drop_missing or None,
     }
     if chunk < 1:
         raise TacitaError(f"--chunk {chunk}: at least one client must be trained at a time.")

@@ -249,6 +249,7 @@ class RunConfig(StrictModel):
         "that people have, which under a budget is outside of the epsilon; default: under a budget the item file "
         "beside the data, or what named and synthetic data publish, else from-data",
     )
+    drop_missing: bool = Field(False, description="leave out rows without a value in a column that is read")
     split: SplitConfig = SplitConfig()
     backbone: dict[str, Any] = Field({"name": "mf"}, description="name and options of the model")
     method: str = Field("fedavg", description="preset: a named list of parts")
@@ -268,6 +269,7 @@ _LATER_SETTINGS = {
     "catalogue",
     "date_format",
     "decimal",
+    "drop_missing",
     "item_rows",
     "privacy",
     "privacy.reproducible_noise",

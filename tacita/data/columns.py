@@ -15,6 +15,7 @@ from tacita.core.types import Floats, Ints, Longs
 from tacita.data.delimited_text import is_atomic
 from tacita.data.file_errors import file_error, list_names, quote_value
 from tacita.data.interaction_table import Interactions, compute_fingerprint
+from tacita.data.missing_values import resolve_missing
 from tacita.data.roles import RequestedColumns, find_column, is_position, rank_name
 from tacita.data.table_files import RawTable, read_columns
 from tacita.data.values import parse_finite, parse_times
@@ -32,7 +33,7 @@ _ITEM_FILES = {
 
 def make_interactions(name: str, table: RawTable) -> Interactions:
     """The table as arrays; the first value that cannot be used is an error."""
-    table = _drop_false_splits(table)
+    table = resolve_missing(_drop_false_splits(table))
     user, user_ids = _encode_ids(table, "user")
     item, item_ids = _encode_ids(table, "item")
     rating = _parse_ratings(table)

@@ -97,9 +97,15 @@ def _convert_column(column: Any) -> pl.Series:
     return series
 
 
-def read_frame(frame: Frame, columns: RequestedColumns, date_format: str | None, decimal: str | None) -> Interactions:
+def read_frame(
+    frame: Frame,
+    columns: RequestedColumns,
+    date_format: str | None,
+    decimal: str | None,
+    drop_missing: bool = False,
+) -> Interactions:
     """Interactions of a table in memory: columns are found as in a file."""
-    hints = FileHints(check_roles(columns), date_format, decimal)
+    hints = FileHints(check_roles(columns), date_format, decimal, drop_missing)
     if not frame.height:
         raise TacitaError(f"{IN_MEMORY_PATH} has no rows; give one that has interactions in it.")
     raw_table = make_raw_table(IN_MEMORY_PATH, "in memory", frame, hints)

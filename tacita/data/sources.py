@@ -45,6 +45,7 @@ def load(
     columns: dict[str, str] | None = None,
     date_format: str | None = None,
     decimal: str | None = None,
+    drop_missing: bool = False,
 ) -> Interactions:
     """Interactions of a named dataset, of `synthetic:users=...`, or of a file or folder."""
     is_drawn = is_synthetic(source)
@@ -70,7 +71,7 @@ def load(
     if not source or not _exists(path):
         raise _unknown_source_error(source)
     roles = check_roles(columns or {})
-    return _load_path(path, _stem(path), FileHints(roles, date_format, decimal))
+    return _load_path(path, _stem(path), FileHints(roles, date_format, decimal, drop_missing))
 
 
 def count_enrolled(source: str, table: Interactions) -> int | None:

@@ -73,16 +73,19 @@ class RawTable:
         if value is None or value == "":
             name = f"{role} id" if is_id else role
             problem = f"no {name}"
-            remedy = "fill it in or remove the row"
+            n_missing = int(self.frame[role].is_null().sum())
+            others = f" ({n_missing:,} rows lack it)" if n_missing > 1 else ""
+            problem += others
+            remedy = "fill it in, or leave such rows out with --drop-missing"
         else:
             problem = f"{problem}: {quote_value(value)}"
             remedy = f"correct it{hint}"
         if not is_id:
             remedy += f", or leave the column out with --columns {role}=-"
-        place = self._describe_place(row)
+        place = self.describe_place(row)
         raise file_error(self.path, f"{place} has {problem}", remedy)
 
-    def _describe_place(self, row: int) -> str:
+    def describe_place(self, row: int) -> str:
         if self.layout is not None:
             with suppress(csv.Error):
                 data = read_text(self.path)

@@ -27,11 +27,12 @@ _MAYBE_THOUSANDS = r",\d{3}$"
 
 @dataclass(frozen=True)
 class FileHints:
-    """What the caller says of a file: role -> column, how its dates are written, its decimal mark."""
+    """What the caller says of a file: role -> column, how its dates are written, its decimal mark, what to drop."""
 
     columns: dict[str, str] = field(default_factory=dict)
     date_format: str | None = None
     decimal: str | None = None
+    drop_missing: bool = False  # rows without a value in a column that is read
 
 
 def parse_number(field: str) -> float | None:

@@ -168,13 +168,14 @@ def _with_denominator(config: RunConfig, parts: Parts, table: Interactions) -> R
 def _load_table(config: RunConfig, machine: Machine, frame: Frame | None) -> Interactions:
     """The rows that a run learns from: of a table in memory, or of its dataset."""
     if frame is not None:
-        return read_frame(frame, config.columns, config.date_format, config.decimal)
+        return read_frame(frame, config.columns, config.date_format, config.decimal, config.drop_missing)
     return load(
         config.data,
         data_dir=machine.data_dir,
         columns=config.columns or None,
         date_format=config.date_format,
         decimal=config.decimal,
+        drop_missing=config.drop_missing,
     )
 
 
