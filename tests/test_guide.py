@@ -17,7 +17,7 @@ import tacita
 from helpers import contracts
 from helpers.examples import EXAMPLES, ROOT, load_example
 from helpers.oracle import federate, make_backbone, make_block, make_stream, started
-from helpers.source_imports import ROOMS
+from helpers.source_imports import read_layers
 from tacita.cli.entry import CallError, app
 from tacita.core.config import RunConfig
 from tacita.core.config_errors import list_keys
@@ -147,11 +147,11 @@ def table_under(heading: str) -> list[list[str]]:
 
 def test_the_guide_lists_the_rooms_there_are_lowest_first() -> None:
     told = [re.sub("`", "", row[0]) for row in table_under("## The rooms")]
-    assert told == [room for room in ROOMS if "." not in room and not room.startswith("__")]
+    assert told == [room for room in read_layers("rooms") if not room.startswith("__")]
     picture = GUIDE.split("```\n", 2)[1]
     drawn = [word for word in re.findall(r"[a-z]+", picture) if word in told]
     assert list(dict.fromkeys(reversed(drawn))) == told
-    inner = [room.split(".")[1] for room in ROOMS if room.startswith("live.")]
+    inner = [room for room in read_layers("rooms-of-live") if " : " not in room]
     assert " ► ".join(reversed(inner)) in picture
 
 

@@ -3,42 +3,21 @@
 from __future__ import annotations
 
 import ast
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import tacita
 
 ROOT = Path(tacita.__file__).parent
-# Lowest first: a module imports only rooms that stand before its own, and nothing in a room comes round to itself.
-ROOMS = (
-    "core",
-    "kernels",
-    "privacy",
-    "messages",
-    "data",
-    "models",
-    "metrics",
-    "round",
-    "learn",
-    "federation",
-    "methods",
-    "report",
-    "runs",
-    "live",
-    "live.node",
-    "live.server",
-    "live.engine",
-    "live.running",
-    "live.pages",
-    "research",
-    "research.bench",
-    "research.experiments",
-    "research.audit",
-    "doctor",
-    "cli",
-    "__init__",
-    "__main__",
-)
+
+
+def read_layers(contract_id: str) -> list[str]:
+    """The layers of an import contract of pyproject.toml, lowest first."""
+    with open(ROOT.parent / "pyproject.toml", "rb") as file:
+        contracts = tomllib.load(file)["tool"]["importlinter"]["contracts"]
+    (contract,) = (contract for contract in contracts if contract["id"] == contract_id)
+    return list(reversed(contract["layers"]))
 
 
 def module_name(path: Path) -> str:
