@@ -82,7 +82,7 @@ def test_bounds_of_a_gaussian_lie_below_it_and_see_less_noise(epsilon: float) ->
     assert np.mean(found) > 0.25 * epsilon
 
 
-def test_who_is_there_by_chance_is_bounded_too() -> None:
+def test_bound_holds_for_sampled_participants() -> None:
     mu = 1 / calibrate_sampled_noise(2.0, DELTA, 0.25, 4)
     claim = Claim(2.0, DELTA, mu=mu, rate=0.25, releases=4)
     for seed in range(2):
@@ -91,7 +91,7 @@ def test_who_is_there_by_chance_is_bounded_too() -> None:
         assert bound_within_law(gaussian(mu, 20_000, 1.0, seed), claim) > 2.0  # drawn always and counted as by chance
 
 
-def test_what_tells_nothing_bounds_nothing() -> None:
+def test_uninformative_scores_give_no_bound() -> None:
     trials = gaussian(0.0, 2000)
     for claim in (Claim(1.0, DELTA, mu=0.3), Claim(1.0, 0.0, "pure", threshold=0.0)):
         assert bound_one_run(trials, claim) < 0.2
@@ -122,7 +122,7 @@ def test_no_claim_is_broken_and_every_planted_bug_is_caught(
     assert row["caught"], row
 
 
-def test_what_blocks_and_retractions_show_is_worth_what_ledgers_say() -> None:
+def test_blocks_and_retractions_cost_what_the_ledger_says() -> None:
     """Scores are spread as the claim has it, and devices wrote down what it says."""
     for setting, loss in ((streams.StreamScenario(4.0, 3), 1.0), (streams.StreamScenario(3.0, 1, 4), 0.8)):
         trials, claim = streams.run_trials(setting, 1000, 7), setting.claim()
@@ -195,7 +195,7 @@ def test_the_command_shows_bounds_beside_claims(tmp_path: Path, capsys: pytest.C
     assert ended.value.code == 2
 
 
-def test_a_broken_claim_is_said_and_ends_with_1(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_broken_claim_is_reported_with_exit_code_1(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     wrong = Claim(0.5, 0.0, "pure", threshold=1.0)
     broken = [
         mechanism_audit.MechanismAudit("a bug", "one item", "the server", lambda: wrong, one.run_trials, 5000, ())

@@ -284,7 +284,7 @@ def test_own_files_train_and_recommend(kind: str) -> None:
         assert "[bold]" in told.out
 
 
-def test_five_rows_say_what_to_change_and_then_work() -> None:
+def test_tiny_table_is_refused_with_a_remedy_that_works() -> None:
     source = write("five.csv", rows_of(5))
     assert_refused(f"train --method fedavg --data {source}", "5 interactions are too few", "split.n_blocks")
     args = ["train", "--data", source, "--rounds", "1", "--set", "split.n_blocks=1", "--out", "x"]
@@ -518,7 +518,7 @@ def test_a_bad_config_file(content: bytes, words: tuple[str, ...]) -> None:
     assert_refused("train c.toml", *words)
 
 
-def test_a_config_that_is_no_config() -> None:
+def test_config_argument_that_is_no_file_is_refused() -> None:
     write("x.csv", rows_of())
     assert_refused("train none.toml", "no such config file: none.toml")
     assert_refused("train x.csv", "--data x.csv")
@@ -567,7 +567,7 @@ def test_a_wrong_command_line(line: str, words: tuple[str, ...]) -> None:
         ),
     ],
 )
-def test_wrong_calls_read_alike_whatever_typer_says(
+def test_usage_errors_read_alike_across_typer_versions(
     theirs: str, given: str | None, ours: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     error = SimpleNamespace(format_message=lambda: theirs, __cause__=None)
@@ -591,7 +591,7 @@ def test_a_run_folder_that_exists(copied: Path) -> None:
     assert_refused("demo --out run".replace("demo", f"train --data {SMALL_DATA}"), "run exists")
 
 
-def test_a_folder_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_folder_that_cannot_be_created_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("file").touch()
     assert_refused(f"train --data {SMALL_DATA} --out file/run", "cannot write file/run", "Not a directory")
     make = os.mkdir
@@ -669,7 +669,7 @@ def test_a_disk_that_fills_up_between_rounds(finished: Path, monkeypatch: pytest
     assert len(Path("run/events.jsonl").read_text().splitlines()) == 12
 
 
-def test_resume_misuse(copied: Path) -> None:
+def test_resume_with_wrong_options_is_refused(copied: Path) -> None:
     Path("empty").mkdir()
     Path("c.toml").touch()
     assert_refused("train --resume", "--resume needs --out")
@@ -748,7 +748,7 @@ def test_models_of_another_dataset_of_the_same_size(copied: Path) -> None:
 
 
 @pytest.mark.parametrize(("backbone", "read"), [("mf", None), ("tally", "known")])
-def test_a_result_says_how_it_was_read_where_anything_was(backbone: str, read: str | None) -> None:
+def test_result_records_how_the_data_was_read(backbone: str, read: str | None) -> None:
     args = f"train --data {SMALL_DATA} --backbone {backbone} --rounds 1 --no-controls --set evaluate.read=known --out x"
     said = call(*args.split())
     assert said.code == 0, said
@@ -757,7 +757,7 @@ def test_a_result_says_how_it_was_read_where_anything_was(backbone: str, read: s
     assert json.loads(Path("x/result.json").read_text())["read"] == read
 
 
-def test_a_tally_is_tried_again_by_its_split(tmp_path: Path) -> None:
+def test_tally_replicates_differ_by_split_seed_not_run_seed(tmp_path: Path) -> None:
     """It draws nothing from the run's seed: other seeds are no second try, other splits are."""
     for name, seed, split in (("a", 1, 0), ("b", 2, 0), ("c", 3, 7)):
         settings = f"--seed {seed} --set split.seed={split} --set split.kind=random"
@@ -850,7 +850,7 @@ def test_a_report_never_takes_the_place_of_a_pipe(copied: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="needs /dev/full")
-def test_an_answer_that_does_not_fit_is_a_sentence() -> None:
+def test_output_that_cannot_be_written_is_one_sentence() -> None:
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-m", "tacita", "data", "list"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
@@ -887,7 +887,7 @@ def test_data_describe_goes_to_standard_output() -> None:
     assert "split.min_rating=4" in told["notes"][0]
 
 
-def test_training_says_what_it_read_what_it_left_out_and_what_could_be_used() -> None:
+def test_training_lists_used_skipped_and_unused_columns() -> None:
     rows = [(*r, f"{1 + n % 28:02}.09.2020") for n, r in enumerate(rows_of())]
     write("x.csv", [(u, i, r, d) for u, i, r, _, d in rows], ("user", "item", "rating", "day"))
     said = call("train", "--data", "x.csv", "--rounds", "1", "--out", "a", "--set", "split.k_core=10")
@@ -908,7 +908,7 @@ def test_training_says_what_it_read_what_it_left_out_and_what_could_be_used() ->
     assert "liked" not in quiet.err
 
 
-def test_how_dates_and_decimals_are_written_is_kept_with_the_run() -> None:
+def test_date_and_decimal_formats_are_stored_with_the_run() -> None:
     rows = [(u, i, f"{r},5", f"{1 + n // 20:02}.09.2020") for n, (u, i, r, _) in enumerate(rows_of())]
     write("x.csv", rows, HEAD, ";")
     assert_refused("train --data x.csv --out a", "'01.09.2020'", '--date-format "%d.%m.%Y"')
@@ -953,14 +953,14 @@ def test_bench_prints_figures_and_json() -> None:
     assert told["users"] > 0
 
 
-def test_bench_noise_wants_a_method_that_has_some() -> None:
+def test_bench_noise_requires_a_private_method() -> None:
     said = call("bench", "noise", "--data", SMALL_DATA, "--method", "fedavg")
     assert said.code == 2
     assert "use --method dpps or dp-fedavg" in said.err
 
 
 @pytest.mark.parametrize("more", [[], ["--method", "dp-fedavg"], ["--backbone", "tally"]], ids=str)
-def test_bench_weighs_private_work_against_plain(more: list[str]) -> None:
+def test_bench_compares_private_with_plain_rounds(more: list[str]) -> None:
     told = json.loads(call("bench", "noise", "--data", SMALL_DATA, "--repeats", "2", "--json", *more).out)
     assert told["people"] > 0
     assert len(told["plain_ms_all"]) == len(told["private_ms_all"]) == 2
@@ -998,7 +998,7 @@ def test_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not REAL or not (Path(REAL) / "ml-100k").is_dir(), reason="needs ml-100k in $TACITA_DATA")
-def test_demo_tells_the_whole_story() -> None:
+def test_demo_runs_every_step() -> None:
     refuses_demo = call("demo", "--out", ".", "--data-dir", REAL)
     assert refuses_demo.code == 2
     assert refuses_demo.err == "tacita: . exists; choose another --out.\n"
@@ -1038,7 +1038,7 @@ def test_pace_measures_recent_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pace.format_remaining(7200) == "1:00:00 left"
 
 
-def test_the_bar_of_counted_work_says_nothing_where_nobody_watches() -> None:
+def test_progress_bar_is_silent_without_a_terminal() -> None:
     err = io.StringIO()
     with contextlib.redirect_stderr(err), console.show_progress("cells") as tell:
         tell(1, 3)
@@ -1053,13 +1053,13 @@ def program(*arguments: str, **named: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **named)
 
 
-def test_the_program_complains_with_code_2() -> None:
+def test_program_exits_with_code_2_on_errors() -> None:
     done = program("train", "--data", "missing.csv")
     out, err = done.communicate(timeout=60)
     assert_one_sentence(CommandOutput(done.returncode, out, err), "missing.csv")
 
 
-def test_the_program_bears_a_reader_who_leaves() -> None:
+def test_program_survives_a_closed_pipe() -> None:
     done = program("data", "list")
     assert done.stdout is not None
     done.stdout.close()
@@ -1090,6 +1090,6 @@ def test_options_of_parts_are_set_by_the_name_of_the_part() -> None:
     assert found == {"method": "f3crec", "parts": [{"name": "replay", "top_n": 3, "eps": 0.5}], "train": {"rounds": 2}}
 
 
-def test_a_method_with_settings_of_its_paper_is_not_tuned_as_another() -> None:
+def test_paper_preset_is_refused_as_a_tuning_base() -> None:
     with pytest.raises(TacitaError, match="method 'fedkdrec' brings the settings of its paper along"):
         build_tuning_config(["ml-100k"], "mf", "fedkdrec", 1)

@@ -90,7 +90,9 @@ def test_an_audit_takes_columns_and_settings(
         (["tune", "--paper", "f3crec", "--set", "train.rounds=2"], "not for --paper"),
     ],
 )
-def test_what_cannot_be_set_is_said(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_settings_are_refused_in_one_sentence(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert code_of(words) == 2
     told = capsys.readouterr()
     assert said in " ".join((told.out + told.err).split())

@@ -100,7 +100,7 @@ def takes_back(folder: Path) -> None:
     assert own["spent"] <= own["budget"] + 1e-9
 
 
-def test_scores_meet_neither_budgets_nor_what_changes_rows() -> None:
+def test_score_uploads_refuse_budgets_and_row_parts() -> None:
     """Of the four papers FedKDRec stays apart, and each refusal says why."""
     for one in FOUR.PARTS:
         said = (
@@ -111,7 +111,7 @@ def test_scores_meet_neither_budgets_nor_what_changes_rows() -> None:
             build_plan(settings).learner.check()
 
 
-def test_the_example_runs_and_says_what_it_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_example_runs_and_states_its_epsilon(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     FOUR.main(tmp_path / "run", SMALL, train={"rounds": 1, "aggregation": "mean"})
     said = capsys.readouterr().out
     assert said.count("protects a person against the server") == 2

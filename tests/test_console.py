@@ -54,7 +54,7 @@ def tally(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # Lines instead of a bar
 
 
-def test_training_tells_a_pipe_how_it_goes() -> None:
+def test_training_prints_progress_to_a_pipe() -> None:
     """Block, round, validation and time left; then the controls."""
     _, err = call("train", "--data", SMALL, "--rounds", "150", "--set", "train.patience=150", "--out", "x")
     assert re.search(rf"(?m)^{CLOCK} block \d/4 round \d+/150 · valid 0\.\d+ · .* rounds/s · ≤ {CLOCK} left$", err)
@@ -62,18 +62,18 @@ def test_training_tells_a_pipe_how_it_goes() -> None:
     assert "\x1b" not in err
 
 
-def test_quiet_tells_a_pipe_nothing() -> None:
+def test_quiet_prints_no_progress_to_a_pipe() -> None:
     assert call("train", "--data", SMALL, "--rounds", "150", "--out", "x", "--quiet")[1] == ""
 
 
-def test_json_leaves_progress_where_it_belongs() -> None:
+def test_json_output_keeps_progress_on_standard_error() -> None:
     out, err = call("train", "--data", SMALL, "--rounds", "150", "--out", "x", "--json")
     assert json.loads(out)["data"]["users"] == 60
     assert re.search(rf"(?m)^{CLOCK} block ", err)
 
 
 @pytest.mark.parametrize("more", [[], ["--json"], ["--quiet"]], ids=str)
-def test_the_audit_tells_a_pipe_how_it_goes(monkeypatch: pytest.MonkeyPatch, more: list[str]) -> None:
+def test_audit_prints_progress_to_a_pipe(monkeypatch: pytest.MonkeyPatch, more: list[str]) -> None:
     """Every attack may take minutes: the verb passes on what the audit says of them."""
 
     def slow(*given: object) -> None:
@@ -93,7 +93,7 @@ def test_the_audit_tells_a_pipe_how_it_goes(monkeypatch: pytest.MonkeyPatch, mor
 
 
 @pytest.mark.parametrize("quiet", [False, True])
-def test_work_that_calls_nobody_is_still_told(quiet: bool) -> None:
+def test_long_step_without_callbacks_still_prints_progress(quiet: bool) -> None:
     err = io.StringIO()
     with contextlib.redirect_stderr(err), console.show_clock("reading [x]", quiet):
         time.sleep(0.15)
@@ -103,7 +103,7 @@ def test_work_that_calls_nobody_is_still_told(quiet: bool) -> None:
     assert err.getvalue() == told, "the teller ends with the work"
 
 
-def test_counted_work_tells_its_note_and_the_time_left() -> None:
+def test_counted_progress_shows_note_and_time_left() -> None:
     err = io.StringIO()
     with contextlib.redirect_stderr(err), console.show_progress("cells") as tell:
         tell(0, 4)
@@ -113,7 +113,7 @@ def test_counted_work_tells_its_note_and_the_time_left() -> None:
     assert re.search(rf"(?m)^{CLOCK} cells · 2/4 · mf · {CLOCK} left$", err.getvalue())
 
 
-def test_a_reader_who_leaves_does_not_stop_the_work() -> None:
+def test_closed_pipe_does_not_stop_training() -> None:
     class Gone(io.StringIO):
         def write(self, _: str) -> int:
             raise BrokenPipeError
@@ -125,7 +125,7 @@ def test_a_reader_who_leaves_does_not_stop_the_work() -> None:
 # What things are called
 
 
-def test_a_run_of_tally_goes_by_its_own_name() -> None:
+def test_tally_run_is_named_after_its_backbone() -> None:
     assert find_free_folder(RunConfig(data="ml-100k", backbone={"name": "tally"})) == Path("runs/ml-100k-tally-1")
     assert find_free_folder(RunConfig(data="ml-100k", method="reg")) == Path("runs/ml-100k-mf-reg-1")
     out, err = call("train", "--data", SMALL, "--backbone", "tally")
@@ -161,7 +161,7 @@ def forgotten(tally: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def test_who_is_forgotten_gets_popular_items_that_say_so(forgotten: Path) -> None:
+def test_forgotten_user_gets_popular_items_marked_as_such(forgotten: Path) -> None:
     out, _ = call("recommend", "--run", "run", "--user", "u1", "--user", "u2", "-k", "3")
     mine, other = out.split("for user u2")
     assert "for user u1: popular items, nothing is known of this person" in " ".join(mine.split())
@@ -177,7 +177,7 @@ def test_who_is_forgotten_gets_popular_items_that_say_so(forgotten: Path) -> Non
 TOLD = "lists/parts/statistic/told:item"
 
 
-def test_what_is_popular_no_longer_counts_who_left(tally: Path, forgotten: Path) -> None:
+def test_popularity_excludes_users_who_left(tally: Path, forgotten: Path) -> None:
     """Against the lists of everybody else."""
     saved = open_saved(forgotten)
     counts = {raw: 0 for raw in saved.ids["items"]}
@@ -231,7 +231,7 @@ def test_completion_is_shown_and_installed(tmp_path: Path) -> None:
 # What files bring along
 
 
-def test_ids_cannot_steer_the_terminal_and_formulas_are_told() -> None:
+def test_ids_with_control_characters_or_formulas_are_escaped() -> None:
     evil = "a\x1b[31m\x1b]0;title\x07\u202eb"
     items = [evil, "=1+1", *(f"i{n}" for n in range(10))]
     rows = {

@@ -228,7 +228,7 @@ def test_nothing_is_replayed_exactly_when_eps_times_shift_exceeds_log_n(shift: i
         assert (compute_replay_sizes(shifts, eps, n)[0] == 0) == (eps * shift > np.log(n))
 
 
-def test_the_border_of_replay_at_the_published_setting() -> None:
+def test_replay_threshold_at_the_published_setting() -> None:
     assert compute_replay_sizes(np.array([0, 566, 567, 2000]), 0.006, 30).tolist() == [30, 1, 0, 0]
 
 
@@ -361,7 +361,7 @@ def temporal_mean(**options: Any) -> TemporalMean:
 
 
 @pytest.mark.parametrize(("phi", "gamma"), [("sq", 0.3), ("l2", 0.45)])
-def test_a_row_of_ones_over_a_row_of_zeros(phi: str, gamma: float) -> None:
+def test_temporal_mean_of_ones_over_zeros(phi: str, gamma: float) -> None:
     """d = 4, beta 0.9: the squared shift is 4 / 2 = 2, the plain one 2 / 2 = 1."""
     part = temporal_mean(beta=0.9, phi=phi)
     assert part.weigh_earlier_rows(np.zeros((1, 4)), np.ones((1, 4))).tolist() == pytest.approx([gamma])
@@ -494,7 +494,7 @@ def test_the_presets_are_the_method_matrix() -> None:
 
 
 @every_backbone
-def test_what_a_block_leaves_comes_from_its_best_round(name: str) -> None:
+def test_block_ends_with_the_state_of_its_best_round(name: str) -> None:
     specs = [{"name": "replay", "top_n": 10}, {"name": "temporal-mean"}, {"name": "error-memory", "size": 20}]
     specs.append({"name": "proxies"})
     fed = federation(specs, name, rounds=8)
@@ -690,7 +690,7 @@ def test_the_gate_chooses_whose_error_is_corrected() -> None:
     np.testing.assert_allclose(corrected[:2], [0.66, 0.0], atol=1e-6)
 
 
-def test_nobody_reads_the_memory_of_another() -> None:
+def test_error_memory_is_private_to_its_device() -> None:
     part, view = remembering(2, 4)
     scores = as_logits([[0.3, 0.5, 0.6, 0.2], [0.4, 0.1, 0.7, 0.2]])
     of_a = memory_of(view, 0, [(0, 1.0, 0.2), (2, 0.0, 0.9)])
@@ -833,7 +833,7 @@ def test_a_device_remembers_what_its_own_trained_model_gets_wrong(name: str, opt
 
 
 @every_backbone
-def test_rlp2_goes_the_way_of_fine_tuning_and_corrects_what_it_tests(name: str) -> None:
+def test_rlp2_trains_as_fine_tuning_and_corrects_at_test_time(name: str) -> None:
     seen: dict[str, list[float | None]] = {"rlp2": [], "ft": []}
     ended = {}
     for method in seen:
@@ -918,7 +918,7 @@ def one_taste(
     return part, replace(view, parts={"proxies": held})
 
 
-def test_items_the_model_let_drop_are_drawn_rather_and_none_beyond_the_limit() -> None:
+def test_proxies_prefer_items_whose_rank_dropped_within_the_limit() -> None:
     """Proxy order 1, 0, 2, 3, ... after the training item 4; the model has the reverse order."""
     proxy = np.array([8.0, 9, 7, 6, 99, 4, 3, 2])
     n_users, eps = 4000, 0.4
@@ -975,7 +975,7 @@ def test_both_proxies_draw_from_block_2_on_and_an_item_of_both_has_one_entry_wit
         np.testing.assert_allclose(label[kept], expit(np.abs(proxy[item[kept]])), rtol=1e-6)
 
 
-def test_users_without_a_past_and_without_candidates_draw_nothing() -> None:
+def test_users_without_history_or_candidates_draw_no_proxies() -> None:
     part, view = one_taste(3, np.arange(4.0), np.arange(4.0), [0, 1, 2, 3])
     assert (part.prepare(view).state["item"] == -1).all()
     part, view = one_taste(3, np.arange(4.0), np.arange(4.0), [0])
@@ -984,7 +984,7 @@ def test_users_without_a_past_and_without_candidates_draw_nothing() -> None:
     assert part.prepare(replace(view, block=0)).state == {}
 
 
-def test_items_are_drawn_anew_every_few_rounds_and_forgotten_after_the_block() -> None:
+def test_proxies_are_redrawn_every_few_rounds_and_dropped_after_the_block() -> None:
     fed = federation([{"name": "proxies", "every": 3}], stream=blocks_of(3), rounds=8, patience=99)
     drawn: list[list[AnyArray]] = [[], [], []]
     progress = start_run(fed)
@@ -1003,7 +1003,7 @@ def test_items_are_drawn_anew_every_few_rounds_and_forgotten_after_the_block() -
     assert (begun.clients.parts["proxies"]["item"] == -1).all()
 
 
-def test_who_missed_the_draw_draws_when_it_comes() -> None:
+def test_absent_user_draws_proxies_at_its_next_round() -> None:
     fed = federation("spp")
     progress = in_block(fed, 1)
     progress.server = replace(progress.server, round=2)
@@ -1057,7 +1057,7 @@ def test_averaged_noise_has_twice_the_squared_scale_over_n(n: int) -> None:
         assert stats.kstest(drawn.ravel(), stats.laplace(scale=0.5).cdf).pvalue > 1e-3
 
 
-def test_no_noise_in_block_0_or_of_scale_0_and_none_twice() -> None:
+def test_block_0_and_scale_0_have_no_noise_and_draws_differ() -> None:
     server = ServerState(np.zeros((4, 3), np.float32), {}, block=1)
     total = no_total(server, 3)
     assert noise(0.0).noise_sum(server, total) is total
@@ -1181,7 +1181,7 @@ def test_a_bad_value_is_refused_in_a_sentence_before_anything_is_written(spec: S
     assert list(tmp_path.iterdir()) == []
 
 
-def test_replay_is_refused_where_ranks_cannot_be_told_before_training() -> None:
+def test_replay_is_refused_for_models_that_cannot_rank_before_training() -> None:
     """A model that is not affine in the item row has no reading."""
     backbone = make_backbone("mf")
     backbone.reading = lambda private, heads: None  # type: ignore[method-assign]

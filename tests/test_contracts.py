@@ -140,7 +140,7 @@ class WritesOn(Part):
         return upload, self.line(view, 3)
 
 
-def test_what_is_written_on_is_there_once_in_every_later_hook() -> None:
+def test_appended_lists_reach_every_later_hook_once() -> None:
     fed = federate(make_stream(make_block(0, 5, [[0, 1], [2], [3, 4]])), make_backbone("mf"), WritesOn, rounds=2)
     progress = started(fed)
     WritesOn.seen.clear()
@@ -176,7 +176,7 @@ def test_every_method_runs_two_blocks_on_every_backbone_or_is_refused(method: st
 UNHEARD = {"purge"}  # only a withdrawal asks for it
 
 
-def test_the_server_hooks_are_those_that_are_handed_nothing_of_a_device() -> None:
+def test_server_hooks_take_only_server_values() -> None:
     of_the_server = {"server_block_start", "broadcast", "decode", "server_step", "server_block_end", "noise_sum"}
     assert of_the_server <= set(server_hooks())
     of_devices = {"encode", "weigh", "after_training", "serve", "on_block_start", "on_block_end", "state", "on_device"}
@@ -244,13 +244,13 @@ class SendsItself(Part, Privacy):
         (SendsItself, "is a CohortView"),
     ],
 )
-def test_the_spy_notices_a_part_that_leaks(monkeypatch: pytest.MonkeyPatch, leak: type[Part], said: str) -> None:
+def test_wiretap_detects_a_part_that_leaks(monkeypatch: pytest.MonkeyPatch, leak: type[Part], said: str) -> None:
     found = tap_server(monkeypatch, [], "mf", leak).leaks()
     assert any(said in one for one in found)
 
 
 @pytest.mark.parametrize("kind", SEEN_BY_THE_SERVER)
-def test_what_the_server_sees_is_made_of_arrays_and_numbers(kind: type) -> None:
+def test_server_values_hold_only_arrays_and_numbers(kind: type) -> None:
     def plain(hint: Any) -> bool:
         if get_origin(hint) is dict:
             key, value = get_args(hint)

@@ -244,7 +244,7 @@ def test_the_lists_of_a_view_stay_as_they_were_when_it_was_made(
     assert len(log._pool.owners) - log._pool.n_free == pages_owned(log, state.snapshot.lists["parts/p/log"])
 
 
-def test_what_nobody_asks_for_is_not_read() -> None:
+def test_unused_lists_are_not_read() -> None:
     class Loud:
         def read(self, pieces: Any = None) -> Ragged:
             raise AssertionError("read")
@@ -259,7 +259,7 @@ def test_what_nobody_asks_for_is_not_read() -> None:
         kept["log"]
 
 
-def test_pages_are_given_back_when_a_list_was_read_and_when_its_view_is_gone() -> None:
+def test_pages_are_released_after_reading_and_with_their_view() -> None:
     state = DeviceState({"private": np.zeros((2, 1))}, {"parts/p/log": PagedLists.from_columns(*log_of([PAGE, PAGE]))})
     pool = state.lists["parts/p/log"]._pool
     for reads in (True, False):
@@ -272,7 +272,7 @@ def test_pages_are_given_back_when_a_list_was_read_and_when_its_view_is_gone() -
     assert len(pool.owners) - pool.n_free == 2
 
 
-def test_threads_that_only_read_do_not_lose_a_page() -> None:
+def test_concurrent_readers_leak_no_page() -> None:
     state = DeviceState({"private": np.zeros((N, 1))}, {"parts/p/log": PagedLists.from_columns(*log_of([5] * N))})
     lists = state.lists["parts/p/log"]
 
@@ -284,7 +284,7 @@ def test_threads_that_only_read_do_not_lose_a_page() -> None:
     assert lists._pool.owners[lists._first].tolist() == [1] * N
 
 
-def test_what_lasts_is_the_same_in_the_copy_and_the_rest_is_not() -> None:
+def test_persistent_arrays_are_shared_with_the_copy_and_others_are_not() -> None:
     kinds = {"now": PagedLists.empty(N, EMPTY), "then": PagedLists.empty(N, EMPTY)}
     state = DeviceState({"a": np.zeros(N), "b": np.zeros(N)}, kinds, persistent=frozenset({"a", "now"}))
     state.take_snapshot()
@@ -299,7 +299,7 @@ def test_what_lasts_is_the_same_in_the_copy_and_the_rest_is_not() -> None:
     assert state.snapshot.arrays["b"][1] == 1
 
 
-def test_a_file_without_what_lasts_in_the_copy_gives_both_back(tmp_path: Path) -> None:
+def test_file_without_persistent_arrays_in_the_copy_restores_both(tmp_path: Path) -> None:
     state = DeviceState({"private": np.arange(N)[:, None] * 1.0, "took_part": np.zeros(N, bool)})
     state.lists["parts/p/log"] = PagedLists.from_columns(*log_of([40, 0, 3, 16, 17, 1]))
     state.persistent = frozenset({"private", "parts/p/log"})
@@ -332,7 +332,7 @@ def test_pieces_of_lists_are_the_packed_lists() -> None:
 
 
 @pytest.mark.parametrize("count", [1, PAGE - 2, PAGE, PAGE + 3])
-def test_two_copies_of_a_list_go_on_apart(count: int) -> None:
+def test_copies_of_a_list_diverge_independently(count: int) -> None:
     """Both are written on from where they parted, the shorter after the longer: the best round, gone back to."""
     lists = PagedLists.from_columns(*log_of([count]))
     best = lists.copy()
@@ -348,7 +348,7 @@ def test_two_copies_of_a_list_go_on_apart(count: int) -> None:
     assert len(best._pool.owners) - best._pool.n_free == -(-(count + 2 + PAGE) // PAGE)
 
 
-def test_what_is_added_moves_nothing_that_is_there() -> None:
+def test_appending_moves_no_existing_entry() -> None:
     """Also with a copy beside it, which is as long or shorter: else a log would cost what it holds, every round."""
     lists = PagedLists.from_columns(*log_of([3, PAGE, 40]))
     first, copies = lists._first.tolist(), []

@@ -1,6 +1,6 @@
 """Prediction transfer: every check of spec G.4 (FedKDRec) and G.5 (PTF-FedRec) that is not an attack, and oracles.
 
-Checks G.4.16, G.5.2 and G.5.4 are about attacks: test_scores_audit.py.
+Checks G.4.16, G.5.2 and G.5.4 are about attacks: test_prediction_transfer_audit.py.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def test_g4_1_mixing_labels_mixes_losses() -> None:
     assert compute_cross_entropy(logits, soft) == pytest.approx(both, abs=1e-6)
 
 
-def test_received_items_are_told_as_predicted_whatever_alpha() -> None:
+def test_received_items_are_uploaded_as_predicted_for_any_alpha() -> None:
     own, received = devices([(4, 4, 5)])
     told = entries(disguise_predictions(own, received, Disguise(None, 1.0, None), round_draws(1)), 0)
     assert [told[i] for i in received.ids.tolist()] == received.values["prediction"].tolist()
@@ -89,7 +89,7 @@ def test_received_items_are_told_as_predicted_whatever_alpha() -> None:
 
 @given(sizes, st.integers(0, 1000))
 @settings(max_examples=40, deadline=None)
-def test_g4_2_a_share_of_the_pool_is_told_without_duplicates(some: Sizes, seed: int) -> None:
+def test_g4_2_share_of_the_pool_is_uploaded_without_duplicates(some: Sizes, seed: int) -> None:
     own, received = devices(some, seed)
     told = disguise_predictions(own, received, Disguise(), round_draws(len(some), seed=seed))
     for r, n in enumerate(sum(one) for one in some):
@@ -99,7 +99,7 @@ def test_g4_2_a_share_of_the_pool_is_told_without_duplicates(some: Sizes, seed: 
         assert set(ids) <= set(own.row(r).tolist()) | set(received.row(r).tolist())
 
 
-def test_g4_2_at_least_one_item_is_told_where_there_is_one() -> None:
+def test_g4_2_at_least_one_item_is_uploaded_if_any() -> None:
     own, received = devices([(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 0, 1), (0, 0, 0)])
     told = disguise_predictions(own, received, Disguise((0.3, 0.4)), round_draws(5))
     assert told.counts().tolist() == [1, 1, 1, 1, 0]
@@ -144,7 +144,7 @@ def test_g4_3_swap_keeps_the_values_and_changes_exactly_q_pairs(
             assert [after[i] for i in best[0]] == [before[i] for i in best[1]]
 
 
-def test_g4_3_lambda_zero_still_swaps_one_pair_unless_told_otherwise() -> None:
+def test_g4_3_lambda_zero_swaps_one_pair_by_default() -> None:
     own, received = devices([(10, 10, 0)])
     plain = disguise_predictions(own, received, Disguise(None, swap=None), round_draws(1))
     for least, moved in ((1, 2), (0, 0)):
@@ -167,7 +167,7 @@ def test_random_swaps_choose_every_pair_equally_often() -> None:
 
 @given(sizes, st.integers(0, 1000), st.booleans())
 @settings(max_examples=30, deadline=None)
-def test_what_a_device_tells_does_not_depend_on_company_or_order(some: Sizes, seed: int, ptf: bool) -> None:
+def test_upload_is_independent_of_cohort_and_order(some: Sizes, seed: int, ptf: bool) -> None:
     own, received = devices(some, seed)
     dice = round_draws(len(some), seed=seed)
 
@@ -188,7 +188,7 @@ def test_what_a_device_tells_does_not_depend_on_company_or_order(some: Sizes, se
             assert lists.values["score"][span].tolist() == together.values["score"][mine].tolist()
 
 
-def test_what_a_device_tells_does_not_depend_on_the_order_of_its_items() -> None:
+def test_upload_is_independent_of_item_order() -> None:
     own, received = devices([(9, 30, 7)])
     mixed_up = np.random.default_rng(3).permutation(len(own.ids))
     turned = Ragged(own.ptr, own.ids[mixed_up], {name: v[mixed_up] for name, v in own.values.items()})
@@ -197,7 +197,7 @@ def test_what_a_device_tells_does_not_depend_on_the_order_of_its_items() -> None
     assert (np.diff(first.ids) > 0).all()  # by id: positives do not come first
 
 
-def test_rounds_and_secrets_change_what_is_told() -> None:
+def test_upload_depends_on_round_and_secret() -> None:
     own, received = devices([(20, 80, 10)])
     dice = round_draws(1)
     others = [round_draws(1, round_no=4), replace(dice, draws=Draws(1, "secret")), replace(dice, public=True)]
@@ -221,7 +221,7 @@ def test_an_item_counts_once_and_as_the_devices_own() -> None:
     ]
 
 
-def test_g4_15_what_travels_is_items_and_scores() -> None:
+def test_g4_15_uploads_hold_items_and_scores_only() -> None:
     own, received = devices([(5, 20, 3)])
     told = disguise_predictions(own, received, Disguise(), round_draws(1))
     by_ptf = disguise_ptf(own, received, PtfDisguise(), round_draws(1))
@@ -270,7 +270,7 @@ def test_ptf_without_one_of_the_kinds_and_by_id(again: bool) -> None:
     assert (np.diff(told.row(3)) >= 0).all()  # positives do not come first
 
 
-def test_ptf_without_a_defence_tells_everything_as_predicted() -> None:
+def test_ptf_without_a_defence_uploads_every_prediction() -> None:
     own, received = devices([(5, 20, 3), (0, 0, 0)])
     told = disguise_ptf(own, received, PtfDisguise(None, swap=None), round_draws(2))
     assert told.counts().tolist() == [28, 0]
@@ -398,7 +398,7 @@ def test_g4_13_random_and_constant_scores_over_one_in_a_hundred(constant: bool) 
     assert found["ndcg@10"] == pytest.approx(expected, abs=5 * 0.15 / np.sqrt(n))
 
 
-def test_places_and_shares() -> None:
+def test_ranks_in_rows_and_floored_shares_by_hand() -> None:
     rows = np.array([1, 0, 1, 1, 0])
     assert rank_in_rows(rows, np.array([5, 2, 3, 3, 1]), np.array([0, 0, 9, 8, 0])).tolist() == [2, 1, 1, 0, 0]
     assert rank_in_rows(rows[:0]).tolist() == []

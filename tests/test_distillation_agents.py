@@ -314,7 +314,7 @@ def test_shuffling_keeps_the_rewards_and_follows_keys_not_order() -> None:
     np.testing.assert_array_equal(rewards.shuffle_values(values[order], dice.take(order)), dealt[order])
 
 
-def test_the_reward_is_the_mean_of_three_scaled_ones_over_those_who_walked_and_told() -> None:
+def test_reward_is_the_mean_of_three_scaled_terms_over_active_clients() -> None:
     walk, outcome = judged_round()
     found = reward_walks(walk, outcome, SelectionOptions(), round_draws(12))
     there = np.flatnonzero((walk.length > 0) & (outcome.upload.counts() > 0))
@@ -375,7 +375,7 @@ def judged_round() -> tuple[CandidateWalk, SelectionOutcome]:
     return walked()[0], SelectionOutcome(upload, logits[nobody], item_rows())
 
 
-def test_a_walk_is_that_of_one_client_one_candidate_at_a_time() -> None:
+def test_selection_equals_one_client_and_candidate_at_a_time() -> None:
     walk, agent, found = walked()
     actor = {name.removeprefix("actor."): value.astype(float) for name, value in agent.items()}
     drawn = round_draws(12).draw_uniforms("action", 30)
@@ -398,7 +398,7 @@ def test_a_walk_is_that_of_one_client_one_candidate_at_a_time() -> None:
         assert (walk.item[r, walk.length[r] :] == -1).all()
 
 
-def test_a_walk_does_not_depend_on_company_or_order() -> None:
+def test_selection_is_independent_of_cohort_and_order() -> None:
     whole, agent, found = walked(40)
     for rows in (np.arange(40)[::-1], np.array([17]), np.arange(7, 30)):
         dice = round_draws(40).take(rows)
@@ -407,7 +407,7 @@ def test_a_walk_does_not_depend_on_company_or_order() -> None:
             np.testing.assert_array_equal(getattr(some, name), getattr(whole, name)[rows])
 
 
-def test_nobody_walks_where_there_are_no_candidates() -> None:
+def test_nothing_is_selected_without_candidates() -> None:
     how = SelectionOptions()
     agent = selection.init_selection(how, DIM, np.uint64(1), np.uint64(2))
     none = Ragged(np.zeros(4, np.int64), np.zeros(0, np.int32), {"score": np.zeros(0), "frequency": np.zeros(0)})
@@ -544,7 +544,7 @@ def test_losses_come_from_logits() -> None:
     assert losses == pytest.approx([np.log(2), 0, 800])
 
 
-def test_kl_is_cross_entropy_less_what_soft_labels_cost_anyway() -> None:
+def test_kl_is_cross_entropy_minus_label_entropy() -> None:
     upload, logits = uploads()
     both = compute_mean_losses(upload, logits), compute_mean_losses(upload, logits, "kl")
     p, y = 1 / (1 + np.exp(-logits.astype(np.float64))), upload.values["score"].astype(np.float64)
@@ -558,7 +558,7 @@ def test_kl_is_cross_entropy_less_what_soft_labels_cost_anyway() -> None:
     assert compute_mean_losses(upload, same, "kl") == pytest.approx(0, abs=1e-6)
 
 
-def test_what_the_agents_are_told_is_a_setting() -> None:
+def test_weighting_states_follow_the_loss_setting() -> None:
     upload, logits = uploads()
     ce, kl = (compute_states(upload, logits, WeightingOptions(loss=how)) for how in ("ce", "kl"))
     assert (ce[:, :3] == kl[:, :3]).all()

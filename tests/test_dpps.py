@@ -62,7 +62,7 @@ def test_everything_a_client_sends_is_one_vector_of_at_most_the_clip() -> None:
     assert releases.clip_upload(upload, 1e9) is upload
 
 
-def test_nothing_and_no_number_are_clipped_to_nothing() -> None:
+def test_empty_and_non_finite_uploads_are_clipped_to_zero() -> None:
     upload = some_upload(np.random.default_rng(0))
     rows = upload.values["rows"]
     assert isinstance(rows, SparseRows)
@@ -128,7 +128,7 @@ def test_weights_follow_inverse_variances_up_to_the_cap() -> None:
     assert (equal == 1).all()
 
 
-def test_the_variance_between_clients_is_seen_through_the_noise() -> None:
+def test_between_client_variance_is_estimated_through_noise() -> None:
     part = dpps_part(federate_parts({"name": "dpps"}))
     rng = np.random.default_rng(2)
     deltas = rng.normal(0, 0.02, (2000, 40, 6))
@@ -145,7 +145,7 @@ def test_the_variance_between_clients_is_seen_through_the_noise() -> None:
 # after the noise
 
 
-def test_shrinkage_reads_what_was_noised_and_nothing_else() -> None:
+def test_shrinkage_uses_only_noisy_values() -> None:
     rng = np.random.default_rng(3)
     value = rng.normal(size=(50, 8))
     assert (releases.shrink_sum(value, 0.5, 0.0, True) == value).all()
@@ -168,7 +168,7 @@ def test_shrinkage_reads_what_was_noised_and_nothing_else() -> None:
     assert (one["rows"] == two["rows"]).all()
 
 
-def test_the_same_round_asked_for_again_has_other_noise() -> None:
+def test_repeated_round_draws_fresh_noise() -> None:
     """Else the difference of two answers would show two updates without any noise."""
     fed = federate_parts({"name": "dpps", "between": 0.0})
     progress = started(fed)
@@ -188,7 +188,7 @@ class Halving(Part):
         return np.where(view.client_keys % np.uint64(2) == 0, 0.5, 1.0)
 
 
-def test_weights_that_tell_of_people_are_clipped_and_noised_with_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_weights_are_clipped_and_noised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry._PARTS, "halving", Halving)
     nearly_none = {"tiers": [900_000.0], "shares": [1.0], "noise": 0.002, "clip": 100.0, "between": 0.0, "shrink": 0.0}
     fed = federate_parts({"name": "halving"}, {"name": "dpps", **nearly_none})
@@ -204,7 +204,7 @@ def test_weights_that_tell_of_people_are_clipped_and_noised_with_the_rest(monkey
     assert np.abs(total["rows"] - wanted["rows"]).max() < 6 * noise
 
 
-def test_what_is_sent_beside_the_rows_is_inside_the_clip(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clip_covers_all_fields(monkeypatch: pytest.MonkeyPatch) -> None:
     """The length of an update and the weight that others give it are numbers of a person like all the rest."""
     monkeypatch.setitem(registry._PARTS, "halving", Halving)
     fed = federate_parts({"name": "halving"}, {"name": "dpps", "clip": 1e-3})
@@ -224,7 +224,7 @@ def test_what_is_sent_beside_the_rows_is_inside_the_clip(monkeypatch: pytest.Mon
 # budgets
 
 
-def test_people_stop_when_their_budget_is_spent_and_others_go_on() -> None:
+def test_users_stop_when_their_budget_is_spent() -> None:
     fed = federate_parts(
         {"name": "dpps", "tiers": [0.5, 5.0], "shares": [1.0, 1.0], "noise": 8.0, "clip": 0.01}, stream=crowd_stream(40)
     )
@@ -262,7 +262,7 @@ def test_a_planned_number_of_releases_is_exactly_what_fits() -> None:
     assert np.array_equal(server.items, before.items)  # nobody speaks any more
 
 
-def test_the_papers_noise_is_counted_as_what_it_is() -> None:
+def test_noise_as_published_is_counted_at_its_true_cost() -> None:
     fed = federate_parts({"name": "dpps", "calibration": "paper", "clip": 0.01})
     part, progress = dpps_part(fed), started(fed)
     assert part.noise_multipliers() == pytest.approx([2.0, 1.0, 0.2])
@@ -293,7 +293,7 @@ def test_a_budget_by_activity_costs_its_own_count() -> None:
     assert (ledger.epsilon(account) <= account["budget"] * 1e-6).all()
 
 
-def test_one_noise_covers_the_sum_in_the_central_model_and_clips_differ() -> None:
+def test_central_model_noises_the_sum_once_with_per_tier_clips() -> None:
     fed = federate_parts({"name": "dpps", "threat": "central", "releases": 4}, aggregation="fixed")
     part, progress = dpps_part(fed), started(fed)
     for k, epsilon in enumerate((0.5, 1.0, 5.0)):
@@ -314,7 +314,7 @@ def test_one_noise_covers_the_sum_in_the_central_model_and_clips_differ() -> Non
             federate_parts({"name": "dpps", "threat": "central"}, **settings)
 
 
-def test_silos_are_a_unit_of_their_own_and_pay_together() -> None:
+def test_silo_unit_is_charged_as_one() -> None:
     with pytest.raises(TacitaError, match="unit = 'silo'"):
         federate_parts({"name": "dpps"}, silos=3)
     fed = federate_parts({"name": "dpps", "unit": "silo", "clip": 0.01, "releases": 2}, silos=3)
@@ -348,7 +348,7 @@ def test_a_silo_chooses_one_tier_for_all_its_people() -> None:
 # what does not go together
 
 
-def test_what_no_noise_covers_is_refused() -> None:
+def test_fields_without_noise_are_refused() -> None:
     for settings in ({"aggregation": "per-row"}, {"aggregation": "weighted"}):
         with pytest.raises(TacitaError, match="noise on every row"):
             federate_parts({"name": "dpps"}, **settings)
@@ -370,7 +370,7 @@ def test_what_no_noise_covers_is_refused() -> None:
 # DP-FedAvg
 
 
-def test_a_round_of_dp_fedavg_costs_everybody_who_could_have_been_drawn() -> None:
+def test_dp_fedavg_charges_every_eligible_user() -> None:
     poisson = {"kind": "poisson", "rate": 0.3}
     fed = federate_parts(
         {"name": "dp-fedavg", "noise": 2.0, "epsilon": None, "clip": 0.01},
@@ -389,7 +389,7 @@ def test_a_round_of_dp_fedavg_costs_everybody_who_could_have_been_drawn() -> Non
     assert noise_laws.normal(moved[np.abs(moved) < 1], 2.0 * 0.01 / (0.3 * 30)) > 1e-12  # nearly all of it is noise
 
 
-def test_dp_fedavg_stops_when_its_plan_is_over_and_adds_noise_where_nobody_was_drawn() -> None:
+def test_dp_fedavg_stops_after_its_plan_and_noises_empty_rounds() -> None:
     fed = federate_parts({"name": "dp-fedavg", "releases": 2, "clip": 0.01}, aggregation="fixed")
     progress = started(fed)
     server = progress.server
@@ -480,9 +480,7 @@ def test_counted_laplace_noise_is_clipped_in_l1_and_costs_what_it_says() -> None
     ],
     ids=lambda s: s["method"],
 )
-def test_it_works_under_other_methods_and_the_result_says_what_it_cost(
-    settings: dict[str, Any], tmp_path: Path
-) -> None:
+def test_dpps_composes_with_other_methods_and_reports_epsilon(settings: dict[str, Any], tmp_path: Path) -> None:
     quiet = {"evaluate": {"controls": False}, "train": {"rounds": 2}, "split": {"n_blocks": 2}}
     run = tacita.train(data=SMALL_DATA, out=tmp_path / "run", **quiet | settings)
     told = run.result["privacy"]
@@ -543,7 +541,7 @@ def test_a_killed_run_goes_on_with_the_same_numbers_and_the_same_ledger(
 
 
 @pytest.mark.parametrize("threat", ["central", "silo"])
-def test_one_noise_lies_on_a_sum_that_nobody_is_in(threat: str) -> None:
+def test_empty_sum_is_noised_once(threat: str) -> None:
     """Else a model that did not move would say for certain that nobody's budget paid."""
     train: dict[str, Any] = {"aggregation": "fixed"}
     train |= {"silos": 3, "in_silos": "apart"} if threat == "silo" else {}

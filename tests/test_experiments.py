@@ -191,7 +191,7 @@ def test_a_damaged_cell_file_is_named_with_its_line(tmp_path: Path) -> None:
         kept.read(wanted)
 
 
-def test_a_line_cut_off_by_a_kill_is_as_if_not_begun(tmp_path: Path) -> None:
+def test_truncated_line_is_treated_as_missing(tmp_path: Path) -> None:
     kept = cells.CellFile(tmp_path, "paper")
     wanted = some_cells({"ft": "ft"}, 1)
     path = tmp_path / "paper-tiny-mf.jsonl"
@@ -200,7 +200,7 @@ def test_a_line_cut_off_by_a_kill_is_as_if_not_begun(tmp_path: Path) -> None:
     assert path.read_text() == '{"key": "x"}\n'
 
 
-def test_a_run_that_diverges_is_a_finding(tmp_path: Path) -> None:
+def test_diverged_run_is_recorded_as_a_result(tmp_path: Path) -> None:
     config = tiny_config()
     config = config.model_copy(update={"parts": [{"name": "replay", "eps": 0.0, "weight": 1e30, "top_n": 5}]})
     wanted = [experiment_spec.ExperimentCell("tiny", "mf", "bad", 1, config)]
@@ -385,7 +385,7 @@ def test_quick_and_only_exclude_each_other(paper: Path) -> None:
         reproduction.plan_table("mine/table2", ["mf"], None, quick=True)
 
 
-def test_a_table_is_written_and_told_and_its_cells_are_found_once(
+def test_table_is_written_and_printed_and_cells_run_once(
     paper: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told: list[tuple[int, int]] = []
@@ -416,7 +416,7 @@ def test_a_paper_is_tuned_on_each_dataset_and_backbone_with_methods_of_their_own
     assert (job.dataset, job.backbone, job.methods, job.rounds, job.trials) == (TINY, "mf", ("ft",), 2, 7)
 
 
-def test_what_a_paper_was_tuned_to_is_stored_beside_its_tables(paper: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tuned_settings_are_stored_with_the_tables(paper: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "search_space", lambda: {"parts": {}, "backbones": {"mf": {"lr": [1e30, 0.5]}}})
     told: list[tuple[int, int]] = []
     jobs = paper_tuning.list_paper_jobs("mine", [], 3, paper / "study", None)
@@ -469,7 +469,7 @@ def test_the_committed_pages_follow_from_the_committed_cells(
 # analyses
 
 
-def test_fifths_are_the_ends_of_the_order() -> None:
+def test_quintiles_are_the_ends_of_the_order() -> None:
     low, high = analyses.split_fifths(np.array([5.0, 1, 4, 2, 3, 9, 8, 7, 6, 0]))
     assert low.tolist() == [9, 1]
     assert high.tolist() == [6, 5]
@@ -555,7 +555,7 @@ def test_a_learning_rate_that_fails_is_a_sentence_and_never_a_score(monkeypatch:
         tuning.tune_lr(config, Machine())
 
 
-def test_the_verb_tune_tells_of_every_trial(
+def test_tune_prints_every_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     space = {"parts": {"proximal": {"strength": [-1.0, 0.1]}}, "backbones": {"mf": {"lr": [1e30, 0.5]}}}
@@ -572,7 +572,7 @@ def test_the_verb_tune_tells_of_every_trial(
     assert "the one trial: method 'fedavg' has none to choose" in said["fedavg"]
 
 
-def test_a_study_of_another_base_starts_anew(tiny: tuple[Federation, Progress], tmp_path: Path) -> None:
+def test_study_of_another_base_starts_over(tiny: tuple[Federation, Progress], tmp_path: Path) -> None:
     fed, base = tiny
     tuning.tune_method(fed, base, "reg", 1, tmp_path)
     other = replace(fed, config=fed.config.model_copy(update={"seed": 9}))
@@ -641,7 +641,7 @@ def test_a_method_brings_its_paper_along_and_the_table_has_the_last_word() -> No
     assert ours.item_rows == "random"
 
 
-def test_runs_of_one_block_tell_quality_traffic_and_their_course(
+def test_single_block_runs_report_quality_traffic_and_curve(
     once_lines: tuple[experiment_spec.Experiment, list[experiment_spec.ExperimentCell], dict[str, single_block.Line]],
 ) -> None:
     _, found, lines = once_lines
@@ -709,7 +709,7 @@ def test_a_stream_of_blocks_is_no_run_of_one_block() -> None:
     assert line["failed"].startswith("a table of kind 'once' wants one block")
 
 
-def test_a_variant_can_be_run_by_itself_and_what_leaves_nothing_is_refused() -> None:
+def test_one_variant_can_run_alone_and_empty_selections_are_refused() -> None:
     wanted = reproduction.plan_table("fedkdrec/table1", ["ml-100k", "central"], 1, quick=False)
     assert {(c.variant, c.backbone) for c in wanted.cells} >= {("central", "neumf"), ("central", "lightgcn")}
     assert {c.variant for c in wanted.cells} == {"central"}
@@ -818,7 +818,7 @@ def test_rates_are_tuned_once_and_taken_by_the_tables(
     assert tune_them("--trials", "3") == told
 
 
-def test_a_trial_that_fails_is_told_and_not_chosen(once_paper: experiment_spec.Experiment) -> None:
+def test_failed_trial_is_reported_and_not_chosen(once_paper: experiment_spec.Experiment) -> None:
     [entry] = learning_rates.list_tuning_entries(once_paper, ["central"], 3)
     first, second, third = (cell.key for cell in entry.cells)
     lines = {first: {"failed": "diverged."}, second: {"valid": 0.2}, third: {"valid": 0.1}}
@@ -867,7 +867,7 @@ def test_a_schedule_sends_as_much_as_the_agent_of_its_seed(
     assert len(lines) == 4
 
 
-def test_a_schedule_whose_agent_failed_is_told_why(once_paper: experiment_spec.Experiment) -> None:
+def test_schedule_of_a_failed_agent_names_the_reason(once_paper: experiment_spec.Experiment) -> None:
     ours = once_paper.variants["ours"]
     table = once_paper.model_copy(
         update={"variants": {"ours": ours, "top": ours.model_copy(update={"sends_as": "ours"})}}

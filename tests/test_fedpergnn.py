@@ -183,7 +183,7 @@ def test_everybody_is_chosen_about_as_often_and_by_a_new_draw_each_time() -> Non
     assert np.abs(seen[1:] / 400 - 2 / 9).max() < 0.08
 
 
-def test_who_sends_again_is_known_by_what_it_sent_last() -> None:
+def test_matcher_uses_the_latest_upload_of_a_client() -> None:
     matches, lists = crowd()
     key, names = Draws(1).public("again"), derive_keys(["p3", "new"])
     later = matches.record_uploads(names, np.full((2, 2), 77, np.float32), sent_rows([[5], [0, 5]]), key)
@@ -200,7 +200,7 @@ def test_who_sends_again_is_known_by_what_it_sent_last() -> None:
             assert vector[0] == matches.vectors[matches.names == name][0, 0]
 
 
-def test_nobody_gets_anything_before_somebody_has_sent_something() -> None:
+def test_no_neighbours_before_the_first_upload() -> None:
     fed = federation(train={"participation": {"kind": "fraction", "rate": 0.3}})
     progress = started(fed)
     assert len(fed.broadcast_serving(progress.server).per_client(fed.stream.user_keys)[MATCHER].ids) == 0
@@ -241,7 +241,7 @@ def test_vectors_that_arrive_are_those_that_others_had_after_they_trained_last()
 
 
 @pytest.mark.parametrize("every", [1, 3])
-def test_clients_tell_the_matcher_every_so_many_rounds(every: int) -> None:
+def test_clients_upload_to_the_matcher_at_intervals(every: int) -> None:
     fed = federation([{"name": MATCHER, "every": every}])
     progress, told = started(fed), []
     for _ in range(6):
@@ -281,14 +281,14 @@ def test_the_matcher_gets_numbers_that_only_clients_can_read() -> None:
     assert not np.array_equal(part._draw_pseudonyms(50), type(part)(part.config, secret)._draw_pseudonyms(50))  # type: ignore[attr-defined]
 
 
-def test_fields_say_who_sees_them() -> None:
+def test_fields_name_their_audience() -> None:
     fed = federation()
     by = {one.name: (one.seen, one.by) for one in fed.fields(started(fed).server, Question("round"))}
     assert by["neighbours.vector"] == by["neighbours.items"] == ("each", "matcher")
     assert {who for name, who in by.items() if not name.startswith(MATCHER)} == {("summed", "server")}
 
 
-def test_what_the_matcher_has_reaches_no_part_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matcher_data_reaches_no_server_part(monkeypatch: pytest.MonkeyPatch) -> None:
     specs = [{"name": MATCHER}, {"name": "cover"}]
     tap = tap_server(monkeypatch, specs, "fedpergnn")
     assert tap.leaks() == []
@@ -297,7 +297,7 @@ def test_what_the_matcher_has_reaches_no_part_of_the_server(monkeypatch: pytest.
     assert any("holds a private vector" in one for one in tap_server(monkeypatch, specs, "fedpergnn").leaks())
 
 
-def test_the_matcher_sees_its_own_and_can_change_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matcher_sees_only_its_fields_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[set[str], set[str], set[str]]] = []
     cls = part_class(MATCHER)
     plain = cls.server_step
@@ -389,7 +389,7 @@ def test_noise_is_laplace_on_every_number_and_no_two_alike() -> None:
     assert flat.std() == pytest.approx(0.5 * 2**0.5, rel=0.1)
 
 
-def test_what_clients_tell_the_matcher_is_not_covered() -> None:
+def test_matcher_uploads_are_not_noised() -> None:
     specs = [{"name": MATCHER}, {"name": "cover", "noise": 0.5, "clip": 1e-3, "pseudo_items": 5}]
     progress = after_rounds(federation(specs), 1)
     held = MatcherState(**progress.server.parts[MATCHER])

@@ -137,7 +137,7 @@ def test_retraining_and_what_is_exact_have_no_distance_and_others_have(table: An
         assert lines[name]["values"]["distance"][0] > 1e-3, name
 
 
-def test_what_it_takes_is_told(table: Any) -> None:
+def test_table_reports_the_cost_of_unlearning(table: Any) -> None:
     _, _, lines = table
     values = {name: lines[name]["values"] for name in TAKING_BACK}
     rounds, present = lines["retrain"]["best_round"], values["retrain"]["clients asked"][0]
@@ -164,7 +164,7 @@ def test_cells_that_learn_alike_share_the_run_and_leave_it_as_it_was(table: Any)
     assert len(set(trained.values())) == 1  # the learning row is the same run
 
 
-def test_what_was_before_a_request_does_not_change_with_it() -> None:
+def test_results_before_a_request_are_independent_of_it() -> None:
     [cell] = [one for one in planned(small_table()) if one.variant == "contrast"]
     fed = assemble(cell.config, Machine(threads=1))
     base = withdrawals.TrainedBase.train(fed)
@@ -258,21 +258,21 @@ def test_a_table_can_be_written_of_what_is_finished(
         reproduction.keep_finished(wanted, tmp_path / "elsewhere")
 
 
-def test_a_run_that_cannot_be_trained_is_a_finding_of_all_its_cells() -> None:
+def test_untrainable_run_is_recorded_in_all_its_cells() -> None:
     experiment = small_table(split={"kind": "blocks", "n_blocks": 2})
     some = tuple(c for c in planned(experiment) if c.variant in ("retrain", "contrast"))
     found = cells.run_job(cells.CellJob(some, None))
     assert [line["failed"].split(";")[0] for line in found] == ["a table of kind 'once' wants one block"] * 2
 
 
-def test_nobody_who_shares_is_a_sentence() -> None:
+def test_table_without_sharers_is_refused_in_one_sentence() -> None:
     with pytest.raises(TacitaError, match="nobody in this run shares anything"):
         draw_unshare_request(
             Ragged.empty(3), np.zeros(3, np.uint64), build_components(planned(small_table())[0].config)[2], 0.3
         )
 
 
-def test_who_withdraws_makes_another_cell_and_nothing_else_does() -> None:
+def test_cell_key_depends_on_who_withdraws() -> None:
     one = next(c for c in planned(small_table()) if c.variant == "contrast")
     assert replace(one, withdraws=0.6).key != one.key
     assert replace(one, variant="renamed").key == one.key
@@ -338,7 +338,7 @@ def tuned_table() -> experiment_spec.Experiment:
     return small_table(tune=searched, train=train, variants={**variants, "fedavg": more}, baseline="")
 
 
-def test_every_learning_method_has_the_same_budget_and_others_take_what_it_found() -> None:
+def test_every_learning_method_has_the_same_search_budget() -> None:
     experiment = tuned_table()
     entries = {one.source: one for one in learning_rates.list_tuning_entries(experiment, [], 7)}
     assert entries.keys() == {"fedshare", "fedshare-fedavg"}

@@ -126,7 +126,7 @@ def test_a_person_whose_items_lie_together_is_fitted() -> None:
     assert membership.count_steps_to(table, samples, -1.0) is None
 
 
-def test_who_was_learned_from_surprises_less() -> None:
+def test_members_have_lower_loss() -> None:
     """Members' items point one way; strangers' lie anywhere."""
     table = RNG.normal(size=(200, 8)).astype(np.float32)
     lists = []
@@ -170,7 +170,7 @@ def judged_of(folder: Path, perfect: bool) -> AuditedWithdrawal:
 
 
 @pytest.mark.parametrize("name", ["blunt", "shared"])
-def test_a_model_that_was_trained_again_passes_every_attack(made: Path, name: str) -> None:
+def test_retrained_model_passes_every_attack(made: Path, name: str) -> None:
     found = run_attacks(judged_of(made / name, perfect=True))
     own = found["rows"]["X"]
     assert found["auc_gap"] == 0
@@ -183,7 +183,7 @@ def test_a_model_that_was_trained_again_passes_every_attack(made: Path, name: st
     assert found["rows"]["O"]["auc_difference"] == 0.5  # O beside O
 
 
-def test_members_are_told_in_the_run_and_less_after_training_again(made: Path) -> None:
+def test_membership_signal_falls_after_retraining(made: Path) -> None:
     found = run_attacks(judged_of(made / "blunt", perfect=True))["rows"]
     assert found["O"]["auc_pairs"] > found["R1"]["auc_pairs"]
     assert found["O"]["rank_percentile"] > found["R1"]["rank_percentile"]
@@ -232,7 +232,7 @@ def test_canaries_have_pairs_that_nobody_has_and_the_held_out_are_not_learned_fr
         assert not any({a, b} <= set(trained.row(user).tolist()) for user in range(len(trained)))
 
 
-def test_half_of_what_people_have() -> None:
+def test_half_of_each_history_is_withdrawn() -> None:
     lists = Ragged.from_lists([[1, 2, 3, 4, 5], [6], [], [7, 8]])
     half = draw_half(lists, np.arange(10, dtype=np.uint64))
     assert half.counts().tolist() == [2, 0, 0, 1]
@@ -299,7 +299,7 @@ def test_an_audit_judges_more_than_one_figure(scores: tuple[float, float], faile
     assert found["failed"] == [*failed, "distance", "search"]
 
 
-def test_a_run_that_only_drops_the_record_fails_by_name(made: Path) -> None:
+def test_dropping_only_the_record_fails_the_audit(made: Path) -> None:
     """O in place of X: nothing was forgotten, and its own distance says so."""
     judged = judged_of(made / "blunt", perfect=True)
     kept = replace(judged, models={**judged.models, "X": judged.models["O"]})

@@ -16,7 +16,7 @@ ELSEWHERE: dict[str, Any] = json.loads(frozen.FILE.with_name("frozen_elsewhere.j
 
 
 @pytest.mark.parametrize("kind", [*frozen.KINDS, "resumed"])
-def test_a_frozen_run(kind: str, tmp_path: Path) -> None:
+def test_run_reproduces_its_frozen_numbers(kind: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
     numbers = frozen.resumed(out) if kind == "resumed" else frozen.run(kind, out)
     summary = frozen.summary_of(numbers)

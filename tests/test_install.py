@@ -54,7 +54,7 @@ def test_what_a_module_imports_is_declared(module: str) -> None:
     assert undeclared(module, MODULES[module].read_text(encoding="utf-8")) == set()
 
 
-def test_the_rule_finds_what_is_not_declared() -> None:
+def test_undeclared_import_is_detected() -> None:
     assert undeclared("cli", "import os\ndef late():\n    import click.core") == {"click"}
     assert undeclared("rounds", "from flwr.app import Message") == {"flwr"}
     assert undeclared("live.flower", "from flwr.app import Message\nimport tomli_w") == set()

@@ -89,7 +89,7 @@ def states(train: list[list[int]], n_items: int = 12, **values: Any) -> Floats:
     return fed.backbone.interest(replace(view, train=replace(view.train, values=values)))
 
 
-def test_a_state_does_not_depend_on_the_company() -> None:
+def test_state_is_independent_of_the_cohort() -> None:
     alone = states([[3, 1]])
     among = states([[3, 1], [2, 4, 5, 6, 7], [1]])
     assert np.array_equal(alone[0], among[0])
@@ -101,7 +101,7 @@ def test_a_state_depends_on_the_order_and_begins_with_the_last_events() -> None:
     assert np.array_equal(states([[9, 8, 1, 2, 3, 4]]), states([[1, 2, 3, 4]]))  # `last` is 4
 
 
-def test_a_state_reads_ratings_and_times_but_never_what_is_held_out() -> None:
+def test_state_reads_ratings_and_times_and_no_held_out_items() -> None:
     plain = states([[3, 1]])
     rated = states([[3, 1]], rating=np.array([1.0, 5.0], np.float32))
     timed = states([[3, 1]], time=np.array([0.0, 5000.0]))
@@ -441,7 +441,7 @@ def test_some_items_are_scored_as_the_catalogue_is(name: str, purpose: Any) -> N
 
 @given(alpha=st.sampled_from([10.0, 1.0, 0.1]), silos=st.integers(2, 12), seed=st.integers(0, 50))
 @settings(max_examples=20, deadline=None, derandomize=True)
-def test_everybody_lives_in_one_silo_and_silos_are_of_a_size(alpha: float, silos: int, seed: int) -> None:
+def test_every_user_is_in_one_silo_of_even_size(alpha: float, silos: int, seed: int) -> None:
     label = np.arange(90) % 7 % 4
     home = spread_users(label, silos, alpha, derive_keys(f"u{k}" for k in range(90)), Draws(seed))
     sizes = np.bincount(home, minlength=silos)
@@ -470,7 +470,7 @@ def test_divergence_is_0_for_equal_silos_and_known_for_two_that_share_nothing() 
     assert measure_divergence(np.array([0, 0, 1, 1]), np.array([0, 0, 1, 1])) == pytest.approx(half)
 
 
-def test_people_who_choose_alike_are_in_one_cluster_where_nothing_is_said_of_genres() -> None:
+def test_users_cluster_by_choices_without_genres() -> None:
     rng = np.random.default_rng(0)
     lists = [(40 * (u % 3) + rng.choice(40, 20, replace=False)).tolist() for u in range(60)]
     label = label_by_cluster(Ragged.from_lists(lists), 120, Draws(1))
@@ -568,7 +568,7 @@ def test_virtual_ratings_refuse_what_they_cannot_do(train: dict[str, Any], words
 # the protocol (E.7, H.E.6)
 
 
-def test_some_are_held_out_of_everybody_who_has_enough() -> None:
+def test_holdout_takes_items_of_users_with_enough() -> None:
     table = load("synthetic:users=80,items=60,per_user=15")
     config = SplitConfig(kind="leave-some-out", held_out="random", held_items=4, least_items=10)
     block = split(table, config).blocks[0]
@@ -585,7 +585,7 @@ def test_some_are_held_out_of_everybody_who_has_enough() -> None:
         assert last.test.values["time"][last.test.ptr[user] : last.test.ptr[user + 1]].min() >= kept
 
 
-def test_what_somebody_chose_and_did_not_like_is_never_a_candidate() -> None:
+def test_disliked_items_are_never_candidates() -> None:
     values = {
         "data": "synthetic:users=60,items=40,per_user=15",
         "split": {"kind": "random", "min_rating": 4.0},

@@ -77,7 +77,7 @@ def read(kind: int, private: Floats, d: int, a: Floats) -> Any:
 
 
 @pytest.mark.parametrize("d", [8, 32, 64])
-def test_what_a_model_reads_does_not_depend_on_where_its_arrays_lie(d: int) -> None:
+def test_results_are_independent_of_memory_alignment(d: int) -> None:
     """Compilers guard loops against arrays that are close to each other by a second version of the loop."""
     vector = np.random.default_rng(d).normal(size=3 * d + 1).astype(np.float32)
     found = set()

@@ -32,7 +32,7 @@ def poisson(noise: float, rate: float, what: str = "round") -> Event:
 # P1: right
 
 
-def test_the_known_account() -> None:
+def test_account_equals_the_known_value() -> None:
     ledger = Ledger((ROWS,), 1e-5)
     account = ledger.open_accounts(2, 10.0)
     for sigma in (5.0, 7.0, 9.0):
@@ -163,7 +163,7 @@ def test_unknown_releases_have_no_epsilon_and_no_budget_allows_them() -> None:
     assert not ledger.charge(ledger.open_accounts(1, 100.0), "rows", math.inf)[1][0]
 
 
-def test_what_cannot_be_counted_is_refused() -> None:
+def test_uncountable_releases_are_refused() -> None:
     ledger = Ledger((ROWS,), 1e-5)
     for loss in (math.nan, -1.0):
         with pytest.raises(TacitaError, match="loss"):
@@ -347,12 +347,12 @@ def played(schedules: int, steps: int, machine: type[Schedules] = Schedules) -> 
     return machine.seen
 
 
-def test_nobody_overspends_in_some_schedules() -> None:
+def test_no_user_overspends_in_random_schedules() -> None:
     seen = played(60, 12)
     assert min(seen[what] for what in ("releases", "refused", "crashes", "edits")) > 10  # or nothing was tried
 
 
-def test_schedules_find_a_charge_that_is_too_small_and_a_crash_that_gives_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_schedules_detect_undercharging_and_refunds_after_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     cost = Ledger._cost
     with monkeypatch.context() as planted:
         planted.setattr(Ledger, "_cost", lambda self, *rest: cost(self, *rest) * 9 // 10)
@@ -369,13 +369,13 @@ def test_schedules_find_a_charge_that_is_too_small_and_a_crash_that_gives_back(m
 
 
 @pytest.mark.slow
-def test_nobody_overspends_in_10_000_schedules() -> None:
+def test_no_user_overspends_in_10_000_schedules() -> None:
     seen = played(10_000, 20)
     assert seen["releases"] > 50_000
     assert min(seen[what] for what in ("refused", "crashes", "edits")) > 5_000
 
 
-def test_what_was_spent_never_begins_anew_below_nothing() -> None:
+def test_carried_over_spending_is_never_negative() -> None:
     """Sums of whole numbers wrap: nine quarters of what they hold would be less than nothing."""
     ledger = Ledger((*(Event(name, "gaussian") for name in "abc"), Event(EARLIER_RUNS, "gaussian", once=True)), 1e-5)
     account = ledger.open_accounts(1)
@@ -415,7 +415,7 @@ def test_a_large_pure_epsilon_has_a_finite_loss() -> None:
     assert (ledger.sum_losses_except(EARLIER_RUNS, account) > 0).all()
 
 
-def test_many_earlier_rounds_of_next_to_no_noise_do_not_begin_anew_below_nothing() -> None:
+def test_carried_over_spending_of_tiny_noise_is_never_negative() -> None:
     event = Event("round", "gaussian", 1.0, 1e-3)
     before = (replace(event, what=EARLIER_ROUNDS, once=True), replace(event, what=EARLIER_RUNS, once=True))
     ledger = Ledger((event, *before), 1e-5)

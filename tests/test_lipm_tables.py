@@ -62,7 +62,7 @@ def test_pfedme_is_searched_over_the_steps_that_it_takes() -> None:
 
 
 @pytest.mark.parametrize("table", ["table2", "table3", "figure4", "figure5", "figure6", "figure7"])
-def test_what_a_row_takes_was_tuned(table: str) -> None:
+def test_row_settings_come_from_tuning(table: str) -> None:
     experiment, _ = experiment_spec.load_experiment(f"lipm-dpps/{table}")
     for name, variant in experiment.variants.items():
         assert variant.source in SOURCES | {"popular"}, name

@@ -206,7 +206,7 @@ def test_a_bad_item_file_leaves_the_catalogue_alone(site: Path) -> None:
 # The wrong order
 
 
-def test_training_asks_for_what_is_missing_in_the_order_of_the_steps(site: Path) -> None:
+def test_train_names_the_next_missing_step(site: Path) -> None:
     assert said("server", "init", "bare")[0] == 0
     assert "catalogue add" in refused("server", "train", "mf.toml", "--folder", "bare")
     assert "no node is enrolled" in refused("server", "train", "mf.toml")
@@ -293,7 +293,7 @@ def test_ctrl_c_leaves_the_run_to_the_server(enrolled: Path, monkeypatch: pytest
     assert err == "Run 'mf' goes on in the server; `tacita server resume mf` watches it again.\n"
 
 
-def test_watching_tells_what_a_round_waits_for_once(enrolled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_watch_prints_once_what_a_round_waits_for(enrolled: Path, capsys: pytest.CaptureFixture[str]) -> None:
     news = cli_server._EventPrinter(quiet=False)
     for _ in range(3):
         news.handle_event({"event": "waiting", "answered": 1, "needed": 2}, {})
@@ -352,7 +352,7 @@ def test_the_demo_gives_everything_to_the_node_where_its_person_lives(
 # Status
 
 
-def test_status_tells_every_state(site: Path) -> None:
+def test_status_prints_every_state(site: Path) -> None:
     assert "is not up; start it with `tacita server up" in said("server", "status")[1]
     assert "Nodes: none; `tacita server enroll" in said("server", "status")[1]
     said("server", "enroll", "node/node.key.pub", "--name", "clinic")
@@ -365,7 +365,7 @@ def test_status_tells_every_state(site: Path) -> None:
     assert (found["up"], found["catalogue"], found["nodes"][0]["online"]) == (False, 3, None)
 
 
-def test_a_server_does_not_run_as_root_unless_told(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_refuses_root_by_default(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who reaches Flower's port on loopback runs code as the server's user."""
     began: list[Path] = []
     monkeypatch.setattr(
@@ -383,7 +383,7 @@ def fail_here() -> None:
     raise TacitaError("it got this far.")
 
 
-def test_those_who_look_are_not_taken_for_a_server(site: Path) -> None:
+def test_readers_of_a_folder_do_not_count_as_a_running_server(site: Path) -> None:
     folder = site / "server"
     assert not is_up(folder)
     assert not (folder / "up.lock").exists()  # looking writes nothing
@@ -399,7 +399,7 @@ def test_those_who_look_are_not_taken_for_a_server(site: Path) -> None:
         assert not is_up(folder)
 
 
-def test_status_of_a_node_is_for_people(site: Path) -> None:
+def test_node_status_is_human_readable(site: Path) -> None:
     code, out, _ = said("node", "status")
     assert code == 0
     assert "running: no; `tacita node run --folder node` starts it" in out
@@ -407,7 +407,7 @@ def test_status_of_a_node_is_for_people(site: Path) -> None:
     assert "serving: no model yet" in out
 
 
-def test_erasing_everybody_asks_a_person(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_erasing_all_users_asks_for_confirmation(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (site / "a.csv").write_text("user,item\nu,a\n")
     said("node", "import", "a.csv")
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
@@ -434,7 +434,7 @@ def examined(monkeypatch: pytest.MonkeyPatch, installed: dict[str, str], apart: 
     return {one["what"]: f"{one['state']}: {one['detail']}" for one in doctor._check_live()}
 
 
-def test_the_doctor_does_not_mind_a_lab_without_live(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_accepts_a_lab_without_live(monkeypatch: pytest.MonkeyPatch) -> None:
     found = examined(monkeypatch, {"cryptography": "44.0"})
     assert list(found) == ["live mode"]
     assert found["live mode"].startswith("note: ")
@@ -451,13 +451,13 @@ def test_the_doctor_holds_flower_to_the_version_that_is_pinned(monkeypatch: pyte
     assert found["uvicorn (live)"].startswith("fails: ")
 
 
-def test_the_doctor_sees_an_installation_from_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_detects_an_older_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     examined(monkeypatch, LIVE)
     monkeypatch.setattr(doctor.metadata, "requires", lambda name: ["numpy>=1.26"])
     assert [(one["state"], "install it again" in one["detail"]) for one in doctor._check_live()] == [("note", True)]
 
 
-def test_the_doctor_tells_if_nothing_is_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_notes_missing_process_separation(monkeypatch: pytest.MonkeyPatch) -> None:
     found = examined(monkeypatch, LIVE, "only root can; start the node as root.")
     assert found["node's connection"].startswith("note: ")
     assert "start the node as root." in found["node's connection"]
@@ -500,7 +500,7 @@ def test_the_doctor_never_loads_flower() -> None:
         ("DROP TABLE meta", "older tacita (no format that is known"),
     ],
 )
-def test_a_servers_file_of_another_time_is_one_sentence_with_a_remedy(tmp_path: Path, made: str, words: str) -> None:
+def test_store_of_another_version_is_refused_with_a_remedy(tmp_path: Path, made: str, words: str) -> None:
     path = tmp_path / STORE_FILE
     with contextlib.closing(sqlite3.connect(path)) as db, db:
         db.execute("CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)")

@@ -306,7 +306,7 @@ def test_a_body_has_a_known_length_within_bounds(signed: dict[str, str]) -> None
 @pytest.mark.parametrize(
     ("error", "code"), [(httpx.ConnectError("down"), 503), (httpx.ReadTimeout("slow"), 504), (None, 418)]
 )
-def test_what_the_server_does_is_told_in_codes_that_nodes_retry(
+def test_server_errors_use_status_codes_that_nodes_retry(
     signed: dict[str, str], error: Exception | None, code: int
 ) -> None:
     assert through(Upstream(418, error), signed).status_code == code
@@ -372,7 +372,9 @@ def still_open(strangers: list[ssl.SSLSocket]) -> int:
     return count
 
 
-def test_strangers_never_stop_a_node_and_are_few(server: Path, upstream: str, signed: dict[str, str]) -> None:
+def test_unknown_connections_are_limited_and_never_block_a_node(
+    server: Path, upstream: str, signed: dict[str, str]
+) -> None:
     """600 idle connections without a key: an enrolled node gets through, on its old connection and on a new one."""
     kept = tls_certificates.ServerKeys.in_folder(server)
     trust = ssl.create_default_context(cafile=str(server / "ca.pem"))
@@ -403,7 +405,7 @@ def test_strangers_never_stop_a_node_and_are_few(server: Path, upstream: str, si
         assert 0 < still_open(strangers) <= connection_limits.MOST_STRANGERS
 
 
-def test_who_is_silent_before_or_after_tls_is_dropped_in_time(
+def test_silent_connections_are_dropped_before_and_after_tls(
     server: Path, upstream: str, signed: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_limits, "HANDSHAKE_TIMEOUT", 1.0)
@@ -564,7 +566,7 @@ def test_sizes_and_times_are_bounded(tmp_path: Path) -> None:
             assert line.recv(1) == b""
 
 
-def test_nobody_there_is_one_sentence(tmp_path: Path) -> None:
+def test_missing_daemon_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(TacitaError, match="is the node running"):
         unix_socket.ask(tmp_path / "s", b"")
 

@@ -32,7 +32,7 @@ def site(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Site]:
     close_nodes(made)
 
 
-def test_nodes_charge_their_people_and_say_what_it_cost(site: Site) -> None:
+def test_nodes_charge_users_and_report_the_cost(site: Site) -> None:
     play_blocks(site)
     for node in site.transport.members.values():
         assert release_counts(node).max() > 0
@@ -67,13 +67,13 @@ def test_a_second_run_is_no_second_budget(site: Site) -> None:
 
 
 @pytest.mark.parametrize("site", [dpps_config(releases=2)], indirect=True)
-def test_who_has_spent_their_budget_stays_silent(site: Site) -> None:
+def test_users_without_budget_are_left_out(site: Site) -> None:
     play_blocks(site)
     for node in site.transport.members.values():
         assert release_counts(node).max() == 2
 
 
-def test_what_was_charged_is_in_the_file_before_the_answer_leaves_and_only_once(site: Site) -> None:
+def test_charge_is_stored_once_before_the_reply_leaves(site: Site) -> None:
     """An answer that gets lost is asked for again: the same bytes, and nobody pays twice."""
     seen: list[tuple[int, int]] = []
 
@@ -95,7 +95,7 @@ def test_what_was_charged_is_in_the_file_before_the_answer_leaves_and_only_once(
     assert all(charged > 0 for _, charged in seen)
 
 
-def test_where_nothing_leaves_nobody_pays(tmp_path: Path) -> None:
+def test_refused_questions_charge_nobody(tmp_path: Path) -> None:
     made = make_site(tmp_path, dpps_config(), min_users=1000)
     with pytest.raises(TacitaError, match="min_users"):  # nobody answered the server
         play_blocks(made)
@@ -120,7 +120,7 @@ def rows(node: Node, sql: str, *given: Any) -> list[tuple[Any, ...]]:
     indirect=True,
     ids=["dpps", "tally"],
 )
-def test_what_single_releases_cost_adds_up_to_what_is_spent(site: Site) -> None:
+def test_costs_of_releases_add_up_to_spending(site: Site) -> None:
     play_blocks(site)
     with site.store as store:
         store.create_run("again", site.config, PATIENT)
@@ -144,7 +144,7 @@ def test_what_single_releases_cost_adds_up_to_what_is_spent(site: Site) -> None:
     assert checked >= 15
 
 
-def test_a_cost_is_written_once_named_to_its_owner_alone_and_goes_with_them(site: Site, tmp_path: Path) -> None:
+def test_cost_is_stored_once_visible_to_its_user_and_erased_with_them(site: Site, tmp_path: Path) -> None:
     play_blocks(site)
     node = site.transport.members[1]
     ids, raws = node.store.users()
@@ -163,7 +163,7 @@ def test_a_cost_is_written_once_named_to_its_owner_alone_and_goes_with_them(site
     assert rows(node, "SELECT count(*) FROM costs")[0][0] == sum(charged.values()) - charged[int(ids[0])]
 
 
-def test_a_file_from_before_gets_its_table_and_can_be_salvaged_without(site: Site, tmp_path: Path) -> None:
+def test_older_store_gets_the_cost_table_and_can_be_salvaged(site: Site, tmp_path: Path) -> None:
     node = site.transport.members[1]
     node.store.add_interactions([("ann", "i1", 1.0, None)])
     node.store.run_withdrawal(lambda db: db.execute("DROP TABLE costs"))
@@ -206,7 +206,7 @@ def test_only_who_lets_servers_see_people_tells_how_budgets_are_spent(tmp_path: 
     close_nodes(site)
 
 
-def test_where_nothing_is_counted_nothing_is_told_of_spending(tmp_path: Path) -> None:
+def test_runs_without_a_ledger_report_no_spending(tmp_path: Path) -> None:
     plain = {"data": DATA, "split": SPLIT, "backbone": MF, "train": {"rounds": 1}}
     site = make_site(tmp_path, validate_model(RunConfig, plain, "the test"))
     play_blocks(site)

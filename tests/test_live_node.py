@@ -100,13 +100,13 @@ def test_only_the_owner_can_read_the_file(tmp_path: Path) -> None:
     assert stat.S_IMODE(folder.stat().st_mode) == 0o711
 
 
-def test_what_is_acknowledged_is_written_through(store: NodeStore) -> None:
+def test_acknowledged_writes_are_durable(store: NodeStore) -> None:
     asked = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "secure_delete": 1}
     with store._read_connection() as db:
         assert {name: db.execute(f"PRAGMA {name}").fetchone()[0] for name in asked} == asked
 
 
-def test_a_second_opener_is_turned_away(store: NodeStore) -> None:
+def test_store_opens_for_one_process_only(store: NodeStore) -> None:
     with pytest.raises(TacitaError) as error:
         NodeStore.open(store.path)
     sentence(error, "another process")
@@ -212,7 +212,7 @@ def test_what_can_be_read_of_a_damaged_file_is_exported(tmp_path: Path) -> None:
 # Histories, consent, blocks
 
 
-def test_importing_again_adds_nothing(store: NodeStore) -> None:
+def test_repeated_import_adds_nothing(store: NodeStore) -> None:
     assert store.add_interactions([("u1", "a", 1.0, None), ("u1", "a", 2.0, 5.0), ("u2", "a", None, None)]) == (2, 3)
     assert store.add_interactions([("u1", "a", 2.0, 4.0), ("u2", "a", None, 1.0), ("u2", "a", None, None)]) == (0, 0)
     assert store.add_interactions([("u3", "b", None, None)]) == (1, 1)
@@ -239,7 +239,7 @@ def test_a_block_is_closed_when_it_is_assigned(store: NodeStore) -> None:
     assert store.history(run="run").block.tolist() == [0, 0, 0, 1, -1]
 
 
-def test_what_is_kept_never_leaves_but_stays_useful(store: NodeStore) -> None:
+def test_private_rows_never_leave_but_serve_recommendations(store: NodeStore) -> None:
     store.add_interactions(rows("u1 a", "u1 b", "u2 a"))
     store.set_consent("u1", "a", "keep")
     assert store.assign_block("run", 0) == 2
@@ -261,7 +261,7 @@ def test_what_is_kept_never_leaves_but_stays_useful(store: NodeStore) -> None:
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
-def test_a_row_is_in_one_block_and_out_while_it_is_kept(tmp_path_factory: Any, data: st.DataObject) -> None:
+def test_row_is_in_one_block_and_excluded_while_private(tmp_path_factory: Any, data: st.DataObject) -> None:
     """Against a plain model in dictionaries: imports, consent and blocks in any order."""
     users, items = st.sampled_from("uvw"), st.sampled_from("abc")
     step = st.one_of(
@@ -350,7 +350,7 @@ def test_a_round_is_one_transaction(store: NodeStore, monkeypatch: pytest.Monkey
     assert len([one for one in store.list_requests("run") if one.sent is None]) == 1
 
 
-def test_replies_of_earlier_rounds_go(store: NodeStore) -> None:
+def test_replies_of_earlier_rounds_are_deleted(store: NodeStore) -> None:
     for block, round, kind in [(0, 1, "train"), (0, 1, "evaluate"), (0, 2, "train"), (1, 0, "train")]:
         store.commit_answer(QuestionNumber("run", block, round, kind), AnswerRecord("sha", b"r"))
         store.commit_answer(QuestionNumber("other", 0, 0, kind), AnswerRecord("sha", b"r"))
@@ -489,7 +489,7 @@ def test_erasing_leaves_no_byte(tmp_path: Path) -> None:
     assert files_hold(folder, "quetzal", "ordinary") == set()
 
 
-def test_who_is_erased_during_a_round_does_not_come_back_with_it(store: NodeStore) -> None:
+def test_user_erased_during_a_round_stays_erased(store: NodeStore) -> None:
     store.add_interactions(rows("u1 a", "u2 a", "u3 a"))
     before = devices(3, 1)
     store.erase("u2")
@@ -574,7 +574,7 @@ def test_importing_a_file_counts_what_the_catalogue_lacks(tmp_path: Path) -> Non
         sentence(error, "b.csv")
 
 
-def test_status_says_what_the_server_can_see(tmp_path: Path) -> None:
+def test_status_states_what_the_server_sees(tmp_path: Path) -> None:
     folder = made(tmp_path / "node", min_users=3)
     with Node.open(folder) as node:
         assert "nobody" in node.status()["server sees"]
@@ -782,7 +782,7 @@ def test_the_owner_talks_to_the_daemon(short: Path) -> None:
     assert not (folder / node_client.CONTROL_SOCKET).exists()
 
 
-def test_garbage_never_hurts_the_daemon(short: Path) -> None:
+def test_daemon_survives_malformed_input(short: Path) -> None:
     questions = [
         b"",
         b"\x00\xff" * 50,

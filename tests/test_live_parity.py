@@ -57,7 +57,7 @@ def site(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Site]:
 
 
 @pytest.mark.parametrize("site", [site_config(name) for name in MODELS], indirect=True, ids=list(MODELS))
-def test_nodes_give_what_the_lab_gives(site: Site) -> None:
+def test_nodes_equal_the_lab(site: Site) -> None:
     play_blocks(site)
     whole = run_lab(site.config)
     arrays = site.arrays()
@@ -177,7 +177,7 @@ def test_a_killed_node_loses_nothing(site: Site, tmp_path: Path, when: str) -> N
     close_nodes(whole)
 
 
-def test_rubbish_and_wrong_sums_never_count(site: Site, tmp_path: Path) -> None:
+def test_malformed_and_wrong_sums_are_not_aggregated(site: Site, tmp_path: Path) -> None:
     """A node that answers nonsense is asked again; a sum that does not fit is refused before it is made."""
     spoilt = 0
 
@@ -261,7 +261,7 @@ def test_a_late_joiner_gets_the_whole_model_and_takes_part(site: Site) -> None:
     late.close()
 
 
-def test_what_is_kept_or_unknown_never_takes_part(site: Site) -> None:
+def test_private_and_unknown_items_never_take_part(site: Site) -> None:
     """Consent `keep` and items outside the catalogue stay on the node, and out of every message."""
     fed = assemble(site.config, Machine())
     site.publish(list(fed.stream.item_ids))
@@ -380,7 +380,7 @@ def node_trained(node: Node) -> Any:
 # What a curious server tries
 
 
-def test_two_runs_never_differ_by_what_a_few_did(tmp_path: Path) -> None:
+def test_two_runs_never_differ_by_few_users(tmp_path: Path) -> None:
     """An import of one person between two runs waits until enough others have something new."""
     site = site_with_first_block(tmp_path)
     site.next_block()
@@ -464,7 +464,7 @@ def wrapping(ptr: Any) -> Any:
     return out
 
 
-def test_a_few_people_are_not_read_from_refusals(tmp_path: Path) -> None:
+def test_refusals_do_not_reveal_few_users(tmp_path: Path) -> None:
     """A matrix that overflows for whoever has an item got another sentence than one that does not."""
     site = site_with_first_block(tmp_path, min_users=1000)
     with pytest.raises(TacitaError, match="minimum"):
@@ -501,7 +501,7 @@ def whole_sum(reply: Any, name: str, shape: tuple[int, ...]) -> Any:
     return found
 
 
-def test_a_statistic_does_not_tell_of_items_that_few_have(tmp_path: Path) -> None:
+def test_statistic_leaves_out_items_below_min_contributors(tmp_path: Path) -> None:
     site = site_with_first_block(tmp_path, min_contributors=6)
     site.next_block()
     reply = decode_reply(site.transport.log[0][2])
@@ -517,7 +517,7 @@ def test_a_statistic_does_not_tell_of_items_that_few_have(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("backbone", ["tally", "tally-order"])
-def test_nothing_is_told_anew_after_its_noise(tmp_path: Path, backbone: str) -> None:
+def test_contributor_counts_carry_noise(tmp_path: Path, backbone: str) -> None:
     more = {"order_back": False} if backbone == "tally-order" else {}
     values = {
         "data": DATA,
@@ -540,7 +540,7 @@ def test_nothing_is_told_anew_after_its_noise(tmp_path: Path, backbone: str) -> 
     close_nodes(site)
 
 
-def test_a_round_tells_how_rows_moved_and_not_who_touched_them(tmp_path: Path) -> None:
+def test_round_reply_hides_who_touched_a_row(tmp_path: Path) -> None:
     site = site_with_first_block(tmp_path, "fedavg")
     site.next_block()
     sent = {name.partition("/")[0] for name in decode_reply(site.transport.log[0][2]).arrays}
@@ -548,7 +548,7 @@ def test_a_round_tells_how_rows_moved_and_not_who_touched_them(tmp_path: Path) -
     close_nodes(site)
 
 
-def test_who_withdraws_while_a_sum_is_made_is_not_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_who_withdraws_during_a_sum_is_excluded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = site_with_first_block(tmp_path, "fedavg")
     node = site.transport.members[1]
     person = node.store.users()[1][0]
@@ -594,7 +594,7 @@ def test_a_node_revoked_during_a_round_does_not_count(site: Site) -> None:
 
 
 @pytest.mark.parametrize("site", [site_config("fedavg"), site_config("tally")], indirect=True, ids=["fedavg", "tally"])
-def test_a_hostile_node_cannot_stop_or_bend_a_run(site: Site, tmp_path: Path) -> None:
+def test_hostile_node_cannot_stop_or_bias_a_run(site: Site, tmp_path: Path) -> None:
     """What node 3 sends first is always wrong; asked again it answers as it should, and nothing of the rest is left."""
     seen: set[tuple[Any, ...]] = set()
     turn = 0
@@ -633,7 +633,7 @@ def test_a_hostile_node_cannot_stop_or_bend_a_run(site: Site, tmp_path: Path) ->
     close_nodes(whole)
 
 
-def test_titles_and_other_runs_do_not_disturb_a_run(site: Site) -> None:
+def test_titles_and_other_runs_do_not_affect_a_run(site: Site) -> None:
     """A killed round is repeated though the catalogue got titles and another run knows more items."""
     fed = assemble(site.config, Machine())
     with site.store as store:

@@ -62,7 +62,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.mark.parametrize("name", ["f3crec", "tally"])
-def test_a_node_that_pauses_goes_on_as_if_it_had_not_been_asked(tmp_path: Path, clock: Clock, name: str) -> None:
+def test_paused_node_continues_unchanged(tmp_path: Path, clock: Clock, name: str) -> None:
     """Every question comes too early, twice, and then in time: the answers are those of a node without a pause."""
     folders = [tmp_path / one for one in ("whole", "paused")]
     for folder in folders:
@@ -152,7 +152,7 @@ def test_a_small_node_learns_a_round_once_and_beside_the_run(tmp_path: Path) -> 
 # Who counts as having something new
 
 
-def test_only_people_with_something_usable_let_an_import_join(tmp_path: Path) -> None:
+def test_import_joins_only_with_enough_users_with_usable_rows(tmp_path: Path) -> None:
     """Rows of unknown items, or of items a sum holds already, do not hide one person's import."""
     site = site_with_first_block(tmp_path, "fedavg")
     site.next_block()
@@ -170,7 +170,7 @@ def test_only_people_with_something_usable_let_an_import_join(tmp_path: Path) ->
     close_nodes(site)
 
 
-def test_what_a_run_cannot_learn_from_waits(tmp_path: Path) -> None:
+def test_unusable_rows_wait_for_a_later_block(tmp_path: Path) -> None:
     with NodeStore.create(tmp_path / "node.sqlite") as store:
         store.add_interactions([(f"u{n}", "a", None, 5.0) for n in range(3)])
         assert store.assign_block("one", 0, 3, ["a"], 4.0) == 3
@@ -257,7 +257,7 @@ def settings_of(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", list(WRONG))
-def test_what_people_cannot_have_said_is_refused_by_name(
+def test_impossible_values_are_refused_by_field_name(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
     """Node 3 tells every lie once before it answers as it should; the run ends as if it had not."""
@@ -299,7 +299,7 @@ def test_a_reply_brings_no_more_requests_than_it_may() -> None:
         ReplyHead(**given, requests=[{}] * 1001)
 
 
-def test_words_from_elsewhere_cannot_steer_a_terminal() -> None:
+def test_remote_messages_cannot_inject_terminal_codes() -> None:
     loud = "x\x1b]0;owned\x1b[2J y"
     head = ReplyHead(kind="round", run="r", block=0, round=0, verdict="refused", said=loud)
     assert head.said == "x?]0;owned?[2J y"

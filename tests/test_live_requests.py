@@ -83,7 +83,7 @@ def raw(said: Reply, requests: list[Any]) -> bytes:
     ],
     ids=str,
 )
-def test_a_request_that_is_none_makes_a_bad_reply(tmp_path: Path, request_: dict[str, Any]) -> None:
+def test_malformed_request_makes_a_bad_reply(tmp_path: Path, request_: dict[str, Any]) -> None:
     site = make_site(tmp_path, site_config("fedavg"))
     seen = []
 
@@ -293,7 +293,7 @@ def test_a_request_survives_kills_between_acknowledgement_and_effect(
         close_nodes(one)
 
 
-def test_an_answer_that_nobody_waited_for_loses_no_request(tmp_path: Path) -> None:
+def test_late_reply_loses_no_request(tmp_path: Path) -> None:
     site = make_site(tmp_path, site_config(SHARING, rounds=5, patience=100))
     collect_first_block(site, quorum=2)
     user, items = user_with_items(site)
@@ -308,7 +308,7 @@ def test_an_answer_that_nobody_waited_for_loses_no_request(tmp_path: Path) -> No
     close_nodes(site)
 
 
-def test_wishes_that_cannot_be_meant_are_one_sentence(tmp_path: Path) -> None:
+def test_impossible_requests_are_refused_in_one_sentence(tmp_path: Path) -> None:
     site = make_site(tmp_path, site_config(SHARING, rounds=2))
     collect_first_block(site)
     user, items = user_with_items(site)
@@ -385,7 +385,7 @@ def told_by_devices(site: Site) -> Any:
         ("forget", 1, "tally-order"),
     ],
 )
-def test_tally_forgets_live_as_if_it_had_never_been_told(tmp_path: Path, kind: str, least: int, model: str) -> None:
+def test_tally_forgets_live_exactly(tmp_path: Path, kind: str, least: int, model: str) -> None:
     """Five people of one node withdraw together what they told in two blocks, beside a run that never heard of it."""
     sites = {}
     for name in ("asked", "never"):
@@ -432,7 +432,7 @@ def test_tally_forgets_live_as_if_it_had_never_been_told(tmp_path: Path, kind: s
     close_nodes(never)
 
 
-def test_a_server_that_asks_about_some_of_those_who_withdrew_hears_nothing(tmp_path: Path) -> None:
+def test_question_about_a_subset_of_withdrawals_is_refused(tmp_path: Path) -> None:
     site = make_site(tmp_path, fixed_tally_config())
     collect_first_block(site)
     raws = site.transport.members[1].store.users()[1][:6]
@@ -461,7 +461,7 @@ def test_a_server_that_asks_about_some_of_those_who_withdrew_hears_nothing(tmp_p
         ("fru", {"forget": True, "leave": True, "share": False}),
     ],
 )
-def test_a_run_that_lets_people_leave_need_not_forget_single_items(part: str, able: dict[str, bool]) -> None:
+def test_leave_is_supported_without_item_requests(part: str, able: dict[str, bool]) -> None:
     train = {"aggregation": "fixed", "denominator": 6.0}
     values = {"data": "synthetic:users=20", "train": train, "parts": [{"name": "withdrawal"}, {"name": part}]}
     plan = build_plan(validate_model(RunConfig, values, "the test"))
@@ -469,7 +469,7 @@ def test_a_run_that_lets_people_leave_need_not_forget_single_items(part: str, ab
     assert "`tacita node leave ann` takes everything back" in user_requests.UNSUPPORTED["single"].format(user="ann")
 
 
-def test_who_shared_under_one_name_takes_back_under_the_same(tmp_path: Path) -> None:
+def test_unshare_uses_the_sender_key_of_the_share(tmp_path: Path) -> None:
     """Whatever the owner of the node allows by then: under another name nothing would be found."""
     config = site_config(SHARING, rounds=6, patience=100)
     site = make_site(tmp_path, config, insecure_single_user_uploads=True)
@@ -498,7 +498,7 @@ def test_who_shared_under_one_name_takes_back_under_the_same(tmp_path: Path) -> 
     close_nodes(site)
 
 
-def test_people_of_two_nodes_do_not_wait_for_each_other(tmp_path: Path) -> None:
+def test_withdrawals_of_two_nodes_are_independent(tmp_path: Path) -> None:
     def asked(number: int, node: int, sender: int, kind: Any = "leave") -> OpenRequest:
         return OpenRequest(number, node, UserRequest(id=number, kind=kind, sender=sender, items=[], time=0.0))
 
@@ -506,7 +506,7 @@ def test_people_of_two_nodes_do_not_wait_for_each_other(tmp_path: Path) -> None:
     assert [[one.number for one in group] for group in group_requests(wanted)] == [[1, 3], [2], [4], [5]]
 
 
-def test_a_sum_without_some_of_those_who_withdraw_takes_nothing_back() -> None:
+def test_partial_withdrawal_sum_removes_nothing() -> None:
     remote = RemoteDevices(transport=None, run="r", allowed_nodes=set, catalogue=list)  # type: ignore[arg-type]
     remote.locations.add_requesters({1: 7, 2: 7, 3: 8})
     homes = {7: np.array([1, 2], np.uint64), 8: np.array([3], np.uint64)}

@@ -120,7 +120,7 @@ def test_groups_have_towers_of_their_own(name: str) -> None:
 
 
 @every_tower
-def test_a_score_does_not_depend_on_the_company(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_score_is_independent_of_the_cohort(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     backbone, private, heads, _ = some_model(name)
     items = np.random.default_rng(2).normal(size=(1100, backbone.item_width)).astype("f4")
     whole = score_all(backbone, private, heads, items)
@@ -187,7 +187,7 @@ def test_a_cohort_learns_what_its_clients_learn_one_by_one(
 
 @pytest.mark.parametrize("stepper", ["auto", "autograd"])
 @every_tower
-def test_crews_change_no_bit(name: str, stepper: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shard_sizes_change_no_bit(name: str, stepper: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fed = federate(uneven(), make_backbone(name), batch_size=18, optimiser="lazy-adam", stepper=stepper)
     progress = started(fed)
     seen = []

@@ -80,7 +80,7 @@ def test_a_budget_is_the_persons_own_and_chooses_noise_and_limit(site: Site) -> 
         assert {budget[one] for one in others} <= {500_000, 1_000_000, 5_000_000}  # a tier of the run, as without it
 
 
-def test_less_than_is_spent_ends_it_and_nothing_comes_back(site: Site) -> None:
+def test_lowering_a_budget_below_spending_stops_releases(site: Site) -> None:
     declared_before(site, [5.0])
     play_blocks(site)
     node = site.transport.members[1]
@@ -97,7 +97,7 @@ def test_less_than_is_spent_ends_it_and_nothing_comes_back(site: Site) -> None:
     assert max(one[0] for one in account(node, "dpps/times", "again").values()) > 0
 
 
-def test_who_says_less_while_a_sum_is_made_is_not_in_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_who_lowers_the_budget_during_a_sum_is_excluded(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     late: set[int] = set()
 
     def declare(node: Node, *more: Any) -> None:
@@ -113,7 +113,7 @@ def test_who_says_less_while_a_sum_is_made_is_not_in_it(site: Site, monkeypatch:
         assert release_counts(node).max() > 0
 
 
-def test_no_message_tells_of_it_and_export_and_erase_know_it(site: Site, tmp_path: Path) -> None:
+def test_budget_is_in_no_message_and_in_export_and_erase(site: Site, tmp_path: Path) -> None:
     declared_before(site, [1.0])
     play_blocks(site)
     assert all(decode_reply(reply).head.requests == [] for _, _, reply in site.transport.log)
@@ -128,7 +128,7 @@ def test_no_message_tells_of_it_and_export_and_erase_know_it(site: Site, tmp_pat
     assert node.store.declared_budgets("r") == {}
 
 
-def test_a_node_says_the_epsilon_or_that_there_is_none(site: Site) -> None:
+def test_node_states_epsilon_or_that_there_is_none(site: Site) -> None:
     node = site.transport.members[1]
     assert verbs.perform_verb(node, "status", {})["epsilon"].startswith("no epsilon")
     play_blocks(site)
@@ -292,7 +292,7 @@ def drawn(noise: float = 2.0, rate: float = 0.1) -> Ledger:
     return Ledger((event, same, Event(EARLIER_RUNS, "gaussian", 1.0, 1.0, "person", "central", once=True)))
 
 
-def test_earlier_rounds_cost_what_they_would_have_cost_here() -> None:
+def test_earlier_rounds_are_charged_at_this_runs_rate() -> None:
     ledger = drawn()
     fits = find_max_releases(ledger.events[0], 1.0, 1e-5)
     made = ledger.with_earlier_spending(ledger.open_accounts(1, 1.0), np.zeros(1, np.int64), np.array([fits - 2]))
@@ -319,7 +319,7 @@ def test_rounds_of_other_settings_count_as_no_less_than_they_cost(noise: float, 
     assert here.epsilon(carried)[0] >= other.epsilon(spent)[0] * (1 - 1e-6)
 
 
-def test_a_second_run_of_drawn_rounds_does_not_begin_at_nothing(tmp_path: Path) -> None:
+def test_second_sampled_run_starts_from_earlier_spending(tmp_path: Path) -> None:
     values = {"data": DATA, "split": SPLIT, "seed": 5, "backbone": MF, "method": "dp-fedavg"}
     drawn = {"kind": "poisson", "rate": 0.5}
     train = {"rounds": 2, "aggregation": "fixed", "denominator": 15.0, "participation": drawn}

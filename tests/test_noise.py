@@ -32,7 +32,7 @@ from tacita.runs.assembly import build_plan
 SOURCES = {"lab": Draws(1), "device": Draws(1, "a secret that stays here")}
 
 
-def test_known_values() -> None:
+def test_calibration_equals_known_values() -> None:
     assert gaussian_sigma(1, 1e-5) == pytest.approx(3.7306, abs=1e-4)
     assert gaussian_sigma(0.5, 1e-5) == pytest.approx(7.032, abs=1e-3)
     assert gaussian_sigma(5, 1e-5) == pytest.approx(0.892, abs=1e-3)
@@ -55,7 +55,7 @@ def test_calibration_is_that_of_dp_accounting() -> None:
         assert mu_of(epsilon, delta) == pytest.approx(1 / sigma, rel=1e-12)
 
 
-def test_budgets_that_are_none_are_refused() -> None:
+def test_invalid_budgets_are_refused() -> None:
     for epsilon, delta in ((0.0, 1e-5), (-1.0, 1e-5), (math.inf, 1e-5), (1.0, 0.0), (1.0, 1.0), (math.nan, 1e-5)):
         with pytest.raises(TacitaError):
             gaussian_sigma(epsilon, delta)
@@ -103,14 +103,14 @@ def test_laplace_noise_of_a_device_comes_from_its_sealed_stream(monkeypatch: pyt
 
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("sigma", [0.4, 1.0, 3.7])
-def test_whole_normals_have_their_distribution(source: str, sigma: float) -> None:
+def test_discrete_normals_have_their_distribution(source: str, sigma: float) -> None:
     drawn = NoiseStream(SOURCES[source], "whole").discrete_normals(sigma, 200_000)
     assert drawn.dtype == np.int64
     assert noise_laws.whole_normal(drawn, sigma) > SURE
     assert noise_laws.whole_normal(drawn, 1.03 * sigma) < SURE  # three per cent too little is found
 
 
-def test_wide_whole_normals_are_nearly_normal() -> None:
+def test_wide_discrete_normals_are_nearly_normal() -> None:
     sigma = 3e7
     drawn = NoiseStream(SOURCES["lab"], "whole").discrete_normals(sigma, 400, 500)
     assert drawn.shape == (400, 500)
@@ -141,7 +141,7 @@ def test_a_stream_follows_its_name_alone(source: str) -> None:
     assert not np.isclose(first, both[1].normals(4)).any()  # what follows is new
 
 
-def test_who_knows_the_seed_does_not_know_a_devices_noise() -> None:
+def test_device_noise_cannot_be_derived_from_the_seed() -> None:
     ours = NoiseStream(Draws(1, "secret"), "noise", 0, 3).normals(1000)
     guessed = [NoiseStream(Draws(1, other), "noise", 0, 3).normals(1000) for other in ("", "Secret")]
     for other in guessed:

@@ -94,7 +94,7 @@ def test_cross_site_and_other_names_are_refused(operator: TestClient, folder: Pa
         assert not store.is_halted("r")
 
 
-def test_nobody_is_named(operator: TestClient) -> None:
+def test_operator_page_names_no_user(operator: TestClient) -> None:
     """A sender's made-up name and what was asked for are nowhere."""
     for path in ("/", "/v1/requests", "/v1/runs", "/v1/nodes", "/v1/runs/r/budgets", "/v1/metrics"):
         text = operator.get(path).text
@@ -127,7 +127,7 @@ def test_rounds_budgets_nodes_and_alerts(operator: TestClient) -> None:
     assert operator.get("/v1/runs/none/rounds").status_code == 400
 
 
-def test_versions_and_clocks_stand_beside_nodes_and_wrong_ones_are_told(operator: TestClient, folder: Path) -> None:
+def test_node_versions_and_clocks_are_shown_and_wrong_ones_flagged(operator: TestClient, folder: Path) -> None:
     def kinds() -> set[str]:
         return {one["kind"] for one in operator.get("/v1/alerts").json()["alerts"]}
 
@@ -145,14 +145,14 @@ def test_versions_and_clocks_stand_beside_nodes_and_wrong_ones_are_told(operator
     assert "&lt;b&gt;9" in text
 
 
-def test_a_run_that_waits_for_nodes_is_told(operator: TestClient, folder: Path) -> None:
+def test_run_waiting_for_nodes_is_shown(operator: TestClient, folder: Path) -> None:
     with open_store(folder) as store:
         store.log_event("r", {"event": "waiting", "kind": "statistic", "answered": 1, "needed": 2})
     alerts = {one["kind"]: one["said"] for one in operator.get("/v1/alerts").json()["alerts"]}
     assert "1 of the 2 nodes" in alerts["quorum"]
 
 
-def test_orders(operator: TestClient, folder: Path, tmp_path: Path) -> None:
+def test_operator_orders_are_carried_out(operator: TestClient, folder: Path, tmp_path: Path) -> None:
     assert operator.post("/v1/runs/r/stop").status_code == 200
     with open_store(folder) as store:
         assert find_stop_reason(store, "r") == "the operator stopped it."
@@ -172,7 +172,7 @@ def test_orders(operator: TestClient, folder: Path, tmp_path: Path) -> None:
     assert wrong.status_code == 400
 
 
-def test_the_page_renews_itself_in_pieces(operator: TestClient, folder: Path) -> None:
+def test_page_refreshes_in_fragments(operator: TestClient, folder: Path) -> None:
     """Each piece has its place on the page; a run that began elsewhere makes the page anew."""
     whole, beat = operator.get("/").text, operator.get("/part/runs", params={"known": "1"}).text
     pieces = re.findall(r'id="([a-z0-9-]+)"[^>]* hx-swap-oob="true"', beat)
@@ -207,7 +207,7 @@ def test_older_rounds_are_a_click_away(operator: TestClient, folder: Path) -> No
         assert operator.get(f"/part/rounds/r?offset={odd}").status_code == 200
 
 
-def test_the_forms_of_the_page_order(operator: TestClient, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_forms_issue_orders(operator: TestClient, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(orders, "is_up", lambda folder: True)
 
     def send(what: str, **fields: str) -> str:
@@ -238,7 +238,7 @@ def test_a_stopped_run_may_go_on_where_the_server_is_up(folder: Path, monkeypatc
         assert find_stop_reason(store, "r") is None
 
 
-def test_a_certificate_that_ends_soon_is_told(folder: Path) -> None:
+def test_expiring_certificate_is_shown(folder: Path) -> None:
     from tacita.live.tls_certificates import renew_server_certificate
 
     assert "certificate" not in {one["kind"] for one in OperatorService(folder).alerts()["alerts"]}

@@ -71,7 +71,7 @@ def test_the_terms_of_a_recommendation_add_up_to_its_score(node: Node) -> None:
             assert {term["item"] for term in why["terms"]} <= own
 
 
-def test_newer_items_are_said_to_count_more_only_where_they_do(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explanation_mentions_recency_only_where_it_applies(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     user = user_ids(node)[0]
     item = node.recommend(user, 1)[0]["item"]
     heads = node.snapshot.scorer.server.heads
@@ -98,7 +98,7 @@ def test_a_preview_is_what_a_node_without_the_item_recommends(site: Site, node: 
         assert [one["score"] for one in told["after"]] != [one["score"] for one in told["before"]]
 
 
-def test_a_model_that_cannot_be_taken_apart_says_so(tmp_path: Path) -> None:
+def test_model_without_exact_explanation_says_so(tmp_path: Path) -> None:
     site = make_site(tmp_path, site_config("fedavg"))
     play_blocks(site)
     node = site.transport.members[1]
@@ -127,7 +127,7 @@ def alone(tmp_path: Path) -> Iterator[Node]:
         yield node
 
 
-def test_the_three_presets_and_the_switch(alone: Node) -> None:
+def test_sharing_presets_and_switch(alone: Node) -> None:
     store = alone.store
 
     def part() -> int:
@@ -147,7 +147,7 @@ def test_the_three_presets_and_the_switch(alone: Node) -> None:
     assert store.list_private_items(store.find_user("ann")) == set()
 
 
-def test_what_is_said_of_new_items_is_so(alone: Node) -> None:
+def test_statement_about_new_items_is_true(alone: Node) -> None:
     """Who switched one item off has not kept what is new at home: the page says so, and offers it."""
     client, stays = browser(alone, "ann"), "whatever is new stays on this device"
     client.put("/v1/me/items", json={"item": "i3", "takes_part": False})
@@ -164,7 +164,7 @@ def test_what_is_said_of_new_items_is_so(alone: Node) -> None:
     assert "Keep whatever is new" not in after
 
 
-def test_a_pause_lets_nothing_out_and_keeps_the_choices(alone: Node) -> None:
+def test_pause_blocks_uploads_and_keeps_choices(alone: Node) -> None:
     store = alone.store
     store.set_consent("ann", "i3", "keep")
     before = store.withdrawals
@@ -355,7 +355,7 @@ def test_an_owner_sees_ids_and_hands_out_links_and_reads_no_history(node: Node) 
     ],
     ids=str,
 )
-def test_reading_from_elsewhere(node: Node, headers: dict[str, str], status: int) -> None:
+def test_cross_origin_reads_are_refused(node: Node, headers: dict[str, str], status: int) -> None:
     client = browser(node, user_ids(node)[0])
     del client.headers["origin"], client.headers["sec-fetch-site"]
     assert client.get("/v1/me", headers=headers).status_code == status
@@ -373,7 +373,7 @@ def test_reading_from_elsewhere(node: Node, headers: dict[str, str], status: int
     ],
     ids=str,
 )
-def test_a_change_from_elsewhere_is_refused(node: Node, headers: dict[str, str]) -> None:
+def test_cross_origin_writes_are_refused(node: Node, headers: dict[str, str]) -> None:
     user = user_ids(node)[0]
     client = browser(node, user)
     del client.headers["origin"], client.headers["sec-fetch-site"]
@@ -478,7 +478,7 @@ def test_a_person_declares_a_budget_and_sees_what_releases_cost(tmp_path: Path) 
     close_nodes(site)
 
 
-def test_an_epsilon_is_told_as_how_often_a_guess_is_right() -> None:
+def test_epsilon_is_explained_as_guessing_odds() -> None:
     """(e^epsilon + delta) / (1 + e^epsilon), which no reader of it exceeds; never rounded down."""
     said = {epsilon: format_odds(epsilon) for epsilon in (-1.0, 0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 1e6)}
     assert list(said.values()) == ["50", "50", "63", "74", "89", "99", "100", "100"]
@@ -490,7 +490,7 @@ def test_an_epsilon_is_told_as_how_often_a_guess_is_right() -> None:
     )  # delta is what is added to it
 
 
-def test_everything_is_taken_back_from_the_page(tmp_path: Path) -> None:
+def test_page_withdraws_everything(tmp_path: Path) -> None:
     """Five people leave; the page says how far that is, and then that the server certified it."""
     site = make_site(tmp_path, site_config("tally"))
     play_blocks(site)
@@ -513,7 +513,7 @@ def test_everything_is_taken_back_from_the_page(tmp_path: Path) -> None:
     close_nodes(site)
 
 
-def test_who_is_refused_may_ask_to_leave_again(tmp_path: Path) -> None:
+def test_refused_leave_request_can_be_repeated(tmp_path: Path) -> None:
     site = make_site(tmp_path, site_config("tally"))
     play_blocks(site)
     node = site.transport.members[1]
@@ -563,7 +563,7 @@ def test_a_certificate_stands_first_on_the_page(tmp_path: Path) -> None:
         member.close()
 
 
-def test_an_id_that_is_erased_and_given_again_is_somebody_else(node: Node) -> None:
+def test_reused_id_after_erasure_is_a_new_user(node: Node) -> None:
     node.store.add_interactions([("anna", "b1", 1.0, None)])
     tokens = Tokens()
     client, waiting = (

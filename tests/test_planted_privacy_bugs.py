@@ -295,12 +295,12 @@ BUGS: list[tuple[Callable[[Patch], None], Callable[[], None]]] = [
 
 
 @pytest.mark.parametrize("check", dict.fromkeys(check for _, check in BUGS), ids=lambda check: check.__name__)
-def test_without_a_bug_the_check_passes(check: Callable[[], None]) -> None:
+def test_check_passes_without_a_planted_bug(check: Callable[[], None]) -> None:
     check()
 
 
 @pytest.mark.parametrize(("bug", "check"), BUGS, ids=lambda one: one.__name__.strip("_"))
-def test_a_planted_bug_is_found(monkeypatch: Patch, bug: Callable[[Patch], None], check: Callable[[], None]) -> None:
+def test_planted_bug_is_detected(monkeypatch: Patch, bug: Callable[[Patch], None], check: Callable[[], None]) -> None:
     bug(monkeypatch)
     with pytest.raises(AssertionError):
         check()

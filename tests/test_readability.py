@@ -31,17 +31,17 @@ def test_no_class_name_occurs_twice() -> None:
     assert code_measures.repeated_classes(SOURCES) == {}
 
 
-def test_names_that_say_nothing_become_fewer() -> None:
+def test_banned_names_become_fewer() -> None:
     assert len(code_measures.banned_names(SOURCES)) <= MOST_BANNED
 
 
-def test_functions_decide_few_things() -> None:
+def test_complexity_stays_below_the_limit() -> None:
     pytest.importorskip("radon")
     judged = {path: source for path, source in SOURCES.items() if not path.startswith(("kernels/", "cli/"))}
     assert code_measures.complex_functions(judged, MOST_COMPLEXITY) == []
 
 
-def test_lines_hold_few_ideas() -> None:
+def test_density_stays_below_the_limit() -> None:
     assert code_measures.density(SOURCES) <= MOST_DENSITY
 
 

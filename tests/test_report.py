@@ -173,7 +173,7 @@ def test_pictures_have_a_text_for_those_who_do_not_see_them(tmp_path: Path) -> N
     assert seen.attributes.count(("role", "img")) == seen.tags.count("figcaption")
 
 
-def test_nobody_of_a_kind_is_a_dash_and_not_a_zero(tmp_path: Path) -> None:
+def test_empty_group_is_shown_as_a_dash(tmp_path: Path) -> None:
     _, seen = read([make(tmp_path / "x")], tmp_path / "report.html")
     assert "– (0)" in seen.text
     assert "0.0000" not in seen.text
@@ -191,7 +191,7 @@ def test_a_method_below_a_control_is_shown_to_be(tmp_path: Path, key: str, kind:
     assert "▲ 0.3001" in seen.text
 
 
-def test_a_lost_block_is_told_even_where_the_mean_is_ahead(tmp_path: Path) -> None:
+def test_block_below_its_control_is_reported_despite_a_better_mean(tmp_path: Path) -> None:
     run = result()
     run["controls"]["popular"]["blocks"][3] = scores(0.9)
     _, seen = read([make(tmp_path / "x", run)], tmp_path / "report.html")
@@ -370,7 +370,7 @@ SAME = (
 
 
 @pytest.mark.parametrize(("tries", "distinct", "note"), SAME)
-def test_runs_with_the_same_numbers_are_told_and_count_once(
+def test_identical_runs_are_reported_and_counted_once(
     tmp_path: Path, tries: tuple[tuple[int, int, float], ...], distinct: int, note: str
 ) -> None:
     folders = seeded(tmp_path, *tries)

@@ -50,7 +50,7 @@ def distance(one: Any, other: Any) -> float:
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3])
-def test_after_one_round_a_retraction_is_the_round_without_them(alpha: float) -> None:
+def test_retraction_after_one_round_equals_the_round_without_leavers(alpha: float) -> None:
     """H.D 3."""
     fed = retracting(alpha=alpha)
     progress, other = play_rounds(fed, 1), started(fed)
@@ -234,7 +234,7 @@ def test_without_a_good_calibration_the_table_goes_back_to_a_checkpoint(ratio: f
     assert distance(progress.server.items, started(fed).server.items) < 1e-6
 
 
-def test_a_late_comer_costs_the_rounds_since_it_came() -> None:
+def test_rollback_cost_is_the_rounds_since_a_user_joined() -> None:
     fed = retracting(ratio=None, checkpoint_every=2)
     progress = started(fed)
     early = np.delete(fed.stream.user_keys[:6], 3)
@@ -252,7 +252,7 @@ def test_a_late_comer_costs_the_rounds_since_it_came() -> None:
     assert distance(progress.server.items, started(fed).server.items) < 1e-6
 
 
-def test_who_sends_back_more_than_it_ever_sent_is_not_believed() -> None:
+def test_retraction_larger_than_the_uploads_is_refused() -> None:
     fed = retracting()
     progress = play_rounds(fed, 3)
     columns = progress.clients.lists["parts/retraction/carried"].columns
@@ -264,7 +264,7 @@ def test_who_sends_back_more_than_it_ever_sent_is_not_believed() -> None:
     assert "longer than all that was ever sent" in str(told.calibration.reason)
 
 
-def test_a_retraction_waits_until_enough_leave_together() -> None:
+def test_retraction_waits_for_min_users() -> None:
     fed = retracting(min_users=3)
     progress = play_rounds(fed, 2)
     before = progress.server.items
@@ -276,7 +276,7 @@ def test_a_retraction_waits_until_enough_leave_together() -> None:
     assert not np.array_equal(progress.server.items, before)
 
 
-def test_what_retractions_cannot_do_is_refused_in_one_sentence() -> None:
+def test_unsupported_retractions_are_refused_in_one_sentence() -> None:
     with pytest.raises(TacitaError, match="use 'fixed'"):
         make_federation({"name": "retraction"})
     with pytest.raises(TacitaError, match=r"say it: train\.denominator"):
@@ -301,7 +301,7 @@ def test_calibration_finds_the_damping_that_comes_closest() -> None:
         calibrate(fed, leavers=len(LISTS))
 
 
-def test_calibration_tells_what_the_part_then_does() -> None:
+def test_calibration_reports_the_route_it_selects() -> None:
     """The ratio found is that of people who leave together in a run of its own."""
     fed = retracting()
     found = calibrate(fed, leavers=2, rounds=8, alphas=(0.3,))
@@ -318,7 +318,7 @@ def test_calibration_tells_what_the_part_then_does() -> None:
     assert left == pytest.approx(found.ratio, rel=0.05)
 
 
-def test_every_retraction_has_noise_of_its_own() -> None:
+def test_every_retraction_draws_fresh_noise() -> None:
     """Two with the same noise, scaled and subtracted, would show what the leavers had added."""
     noised, plain = retracting(ratio=0.2, epsilon=1.0), retracting(ratio=0.2)
     moved: dict[str, list[Doubles]] = {"noised": [], "plain": []}
@@ -333,7 +333,7 @@ def test_every_retraction_has_noise_of_its_own() -> None:
     assert abs(np.corrcoef(first.ravel(), second.ravel())[0, 1]) < 0.5
 
 
-def test_who_asks_to_go_alone_does_not_wait() -> None:
+def test_immediate_request_does_not_wait() -> None:
     fed = retracting(min_users=3)
     request = RequestBatch.from_request(leave_request(fed, 3))
     assert handle_requests(fed, play_rounds(fed, 2), request)["retraction"].waits_for == 2

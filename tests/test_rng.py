@@ -139,7 +139,7 @@ def test_normals_are_box_muller_of_the_same_stream() -> None:
 
 
 @pytest.mark.parametrize("kernel", [normals, uniforms])
-def test_rows_do_not_depend_on_company_or_width(kernel) -> None:  # type: ignore[no-untyped-def]
+def test_rows_are_independent_of_cohort_and_width(kernel) -> None:  # type: ignore[no-untyped-def]
     key, owners = Draws(3).public("x"), derive_keys(f"u{i}" for i in range(50))
     together = kernel(key, owners, 6)
     for i in (0, 17, 49):
@@ -208,7 +208,7 @@ def test_choosing_all_gives_all() -> None:
         assert sorted(choose_distinct(key, 12, 12).tolist()) == list(range(12))
 
 
-def test_choose_includes_everybody_equally_often() -> None:
+def test_choose_includes_every_user_equally_often() -> None:
     picks = np.stack([choose_distinct(key, 10, 3) for key in some_keys(10_000)])
     counts = np.bincount(picks.ravel(), minlength=10)
     sd = np.sqrt(len(picks) * 0.3 * 0.7)
@@ -238,7 +238,7 @@ def thinned() -> Floats:
     return inside
 
 
-def test_deciding_includes_everybody_with_the_rate(thinned: Floats) -> None:
+def test_decide_includes_every_user_with_the_rate(thinned: Floats) -> None:
     sd = np.sqrt(0.2 * 0.8 / len(thinned))
     assert np.abs(thinned.mean(0) - 0.2).max() < 5 * sd
 

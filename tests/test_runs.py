@@ -360,7 +360,7 @@ def test_recommend_refuses(trained: Path) -> None:
 # The Python door
 
 
-def test_python_door() -> None:
+def test_train_from_python() -> None:
     run = tacita.train(data=SMALL, backbone="mf", method="f3crec", seed=3, train={"rounds": 2}, out="mine")
     assert run.config.seed == 3
     assert run.result["blocks"][0]["rounds"] == 2
@@ -376,7 +376,7 @@ def test_python_door() -> None:
         tacita.open_run("nowhere")
 
 
-def test_python_door_names_its_own_folder_and_takes_numbers_as_ids() -> None:
+def test_train_from_python_names_its_folder_and_takes_numeric_ids() -> None:
     rng = np.random.default_rng(3)
     rows = [f"{rng.integers(20)},{rng.integers(30)},{t}" for t in range(300)]
     Path("shop.csv").write_text("user,item,timestamp\n" + "\n".join(rows) + "\n")

@@ -53,7 +53,7 @@ def open_enough(graph: list[list[int]], answered: set[int], stay: set[int]) -> b
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
-def test_masks_cancel_for_whoever_drops_out_and_too_few_open_nothing(data: st.DataObject) -> None:
+def test_masks_cancel_despite_dropouts_and_too_few_shares_open_nothing(data: st.DataObject) -> None:
     """H.G.1: the plain sum of those who answered, or a refusal; never anything else, whoever drops out when."""
     n = data.draw(st.integers(3, 24))
     seed = data.draw(st.integers(0, 2**20))
@@ -105,7 +105,7 @@ def uniform(upload: np.ndarray) -> float:
     return float(chisquare([counts[k] for k in range(256)]).pvalue)
 
 
-def test_one_masked_upload_looks_like_nothing() -> None:
+def test_masked_upload_is_uniform() -> None:
     """H.G.1: bytes of an upload of all zeros are uniform; those of the numbers themselves, and of the sum, are not."""
     numbers = np.zeros((5, 40_000), np.int64)
     numbers[1] = np.random.default_rng(0).integers(-(2**20), 2**20, 40_000)
@@ -122,7 +122,7 @@ def test_masks_are_never_drawn_twice() -> None:
     assert not any(np.array_equal(a, b) for a in first for b in again)
 
 
-def test_a_client_never_gives_out_both_halves() -> None:
+def test_client_never_reveals_both_shares() -> None:
     """The share of a neighbour's own mask if it answered, of its key if not; and no second answer to another story."""
     clients, _, _ = masked(5, np.zeros((5, 3), np.int64))
     everybody = frozenset(range(5))
@@ -138,7 +138,7 @@ def test_a_client_never_gives_out_both_halves() -> None:
         clients[3].reveal_shares(frozenset({0, 3}))
 
 
-def test_few_shares_tell_nothing_of_a_seed() -> None:
+def test_few_shares_reveal_nothing_of_a_seed() -> None:
     clients, server, _ = masked(5, np.zeros((5, 3), np.int64))
     revealed = {
         u: clients[u].reveal_shares(frozenset(range(5))) for u in (0, 1)
@@ -150,7 +150,7 @@ def test_few_shares_tell_nothing_of_a_seed() -> None:
     assert bytes(Shamir.combine([revealed[0][2], revealed[1][2]])) != clients[2]._self_mask_seed
 
 
-def test_changed_letters_and_wrong_shares_open_nothing() -> None:
+def test_altered_messages_and_wrong_shares_open_nothing() -> None:
     clients, server, sealed = met(4, list(range(4)))
     letters = {v: sealed[v][0] for v in server.graph[0]}
     broken = {**letters, 1: letters[1][:-1] + bytes([letters[1][-1] ^ 1])}
@@ -205,7 +205,7 @@ def test_a_sum_is_off_by_half_a_quantum_per_client_at_most(n: int, seed: int, si
 
 
 @pytest.mark.parametrize("bad", [BOUND * QUANTUM + 1, -BOUND * QUANTUM - 1, np.nan, np.inf, 1e300])
-def test_what_could_run_over_is_refused_and_never_wrapped(bad: float) -> None:
+def test_possible_overflow_is_refused(bad: float) -> None:
     with pytest.raises(TacitaError, match="nothing was sent"):
         quantise_values(np.array([0.0, bad]), QUANTUM)
 
@@ -307,7 +307,7 @@ def test_a_secure_run_is_an_ideal_run_bit_for_bit(backbone: str, parts: list[dic
     assert results[0] == results[1]
 
 
-def test_what_masks_cannot_carry_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_settings_incompatible_with_masking_are_refused_before_writing(tmp_path: Path) -> None:
     fed: Federation = federate(crowd_stream(), make_backbone("mf"), rounds=1, batch_size=8, aggregator="secure")
     fields = [Spec("psi", (1,), seen="each"), Spec("matcher.vector", (2,), seen="each")]
     with pytest.raises(TacitaError, match="'psi' is of each client"):

@@ -105,7 +105,7 @@ def test_decoupled_forgets_exactly(rounds: int) -> None:
     assert digest(served(fed, progress.server)) != digest(served(fed, before))
 
 
-def test_it_goes_on_as_the_run_without_would() -> None:
+def test_training_after_unlearning_continues_as_the_run_without_the_data() -> None:
     fed = federation(*decoupled())
     progress = started(fed)
     gone = all_of(progress.server, some_sharers(progress.server, 2))
@@ -144,13 +144,13 @@ def test_a_popular_negative_that_is_withdrawn_leaves_no_trace() -> None:
     assert one[2]
 
 
-def test_where_devices_spare_what_they_shared_as_negatives_it_does() -> None:
+def test_excluding_shared_items_as_negatives_leaves_a_trace() -> None:
     one, other = (with_and_without("owned", absent) for absent in (False, True))
     assert one[0] != other[0]
     assert not one[2]
 
 
-def test_shards_without_requesters_keep_theirs() -> None:
+def test_shards_without_requests_keep_their_tables() -> None:
     fed = federation(*decoupled())
     progress = started(fed)
     play(fed, progress, 2)
@@ -176,7 +176,7 @@ def test_devices_federate_as_if_nothing_were_shared_with_the_server() -> None:
     np.testing.assert_array_equal(*tables)
 
 
-def test_what_is_added_is_weighed_by_where_an_item_is_shared() -> None:
+def test_shard_tables_are_weighted_by_item_membership() -> None:
     fed = federation(*decoupled())
     progress = started(fed)
     play(fed, progress, 2)
@@ -202,7 +202,7 @@ def test_an_empty_request_and_one_before_any_sync_change_nothing() -> None:
     assert progress.server.parts["decoupled"] is before.parts["decoupled"]
 
 
-def test_everybody_can_take_everything_back() -> None:
+def test_all_users_can_withdraw_everything() -> None:
     fed = federation(*decoupled())
     progress = started(fed)
     play(fed, progress, 2)
@@ -211,7 +211,7 @@ def test_everybody_can_take_everything_back() -> None:
 
 
 @pytest.mark.parametrize("kind", ["leave", "forget"])
-def test_what_was_also_learned_on_devices_is_not_said_to_be_forgotten_exactly(kind: str) -> None:
+def test_items_also_learned_on_devices_are_not_certified_exact(kind: str) -> None:
     fed = federation(*decoupled())
     progress = started(fed)
     play(fed, progress, 2)
@@ -220,7 +220,7 @@ def test_what_was_also_learned_on_devices_is_not_said_to_be_forgotten_exactly(ki
     assert not handle_requests(fed, progress, RequestBatch(kind, asking, items))["decoupled"].exact
 
 
-def test_who_shares_late_may_have_taught_the_federated_table() -> None:
+def test_late_sharing_is_not_certified_exact() -> None:
     fed = federation(*decoupled())
     progress = started(fed)
     play(fed, progress, 2)
@@ -254,7 +254,7 @@ def test_the_number_of_steps_does_not_depend_on_the_data() -> None:
 
 
 @pytest.mark.parametrize("specs", [decoupled(), replaying(segment=1)], ids=["decoupled", "delta-replay"])
-def test_they_go_on_over_blocks(specs: tuple[dict[str, Any], ...]) -> None:
+def test_unlearning_works_over_blocks(specs: tuple[dict[str, Any], ...]) -> None:
     fed = federation(*specs, blocks=2)
     progress = started(fed)
     play(fed, progress, 3)
@@ -276,7 +276,7 @@ def replayed(fed: Federation, server: ServerState) -> Floats:
 
 
 @pytest.mark.parametrize("graph", [{}, {"user_start": "learned"}], ids=str)
-def test_without_anything_removed_the_run_comes_out_again(graph: dict[str, Any]) -> None:
+def test_replay_without_removals_reproduces_the_run(graph: dict[str, Any]) -> None:
     fed = federation(*replaying(graph, segment=1, precision="fp32"))
     progress = started(fed)
     play(fed, progress, 5)
@@ -301,7 +301,7 @@ def test_segments_come_near_as_well(rounds: int) -> None:
     assert np.abs(replayed(fed, progress.server) - progress.server.items).max() < 0.1 * far
 
 
-def test_it_also_comes_out_again_over_blocks_with_what_was_shared_by_then() -> None:
+def test_replay_reproduces_the_run_over_blocks() -> None:
     fed = federation(*replaying(segment=1, precision="fp32"), blocks=2)
     progress = started(fed)
     given = progress.server.shared
@@ -313,7 +313,7 @@ def test_it_also_comes_out_again_over_blocks_with_what_was_shared_by_then() -> N
     np.testing.assert_array_equal(replayed(fed, progress.server), progress.server.items)
 
 
-def test_unlearning_asks_nobody_and_uses_withdrawn_edges_in_no_step() -> None:
+def test_unlearning_queries_no_device_and_uses_no_withdrawn_edge() -> None:
     fed = federation(*replaying(segment=1, precision="fp32"))
     progress = started(fed)
     play(fed, progress, 5)
@@ -364,7 +364,7 @@ def test_the_correction_without_anything_removed_changes_nothing_and_else_someth
 
 @pytest.mark.parametrize("precision", ["fp16", "fp32"])
 @pytest.mark.parametrize("rounds", [5, 6])
-def test_what_is_written_down_is_then_the_run_that_was_repeated(rounds: int, precision: str) -> None:
+def test_replayed_run_replaces_the_log(rounds: int, precision: str) -> None:
     """B.3: corrected moves take the place of those that had seen what was withdrawn; nobody repeats the old ones."""
     fed = federation(*replaying(segment=2, precision=precision, correction=0.2))
     progress = started(fed)
@@ -385,7 +385,7 @@ def test_what_is_written_down_is_then_the_run_that_was_repeated(rounds: int, pre
     np.testing.assert_array_equal(replayed(fed, progress.server), progress.server.items)
 
 
-def test_without_a_correction_the_moves_are_what_they_were() -> None:
+def test_replay_without_correction_keeps_the_moves() -> None:
     fed = federation(*replaying(segment=1, precision="fp32"))
     progress = started(fed)
     play(fed, progress, 3)

@@ -219,7 +219,7 @@ def test_more_steps_than_a_pass_draw_anew() -> None:
     assert sum(len(b.user) for b in batches) == 2 * len(graph)
 
 
-def test_who_shared_everything_has_no_negatives_and_is_left_out() -> None:
+def test_user_who_shared_everything_is_left_out_of_the_loss() -> None:
     given = record_of_edges([(1, i) for i in range(4)] + [(2, 0)])
     graph = SharedGraph.from_record(given, 4)
     batches = list(draw_batches(graph, BatchSizes(), np.arange(3, dtype=np.uint64)))
@@ -301,7 +301,7 @@ def test_a_step_is_drawn_by_its_round_alone() -> None:
     assert not np.array_equal(one.items, later.items)
 
 
-def test_steps_lower_the_loss_and_notes_say_so() -> None:
+def test_steps_lower_the_loss_and_metrics_report_it() -> None:
     part, server, told = part_of(lr=0.02), state(), []
     for _ in range(30):
         server = stepped(part, server)
@@ -346,7 +346,7 @@ def test_spaced_snapshots_spread_over_a_block() -> None:
     assert server.parts["shared-graph"]["snapshots_taken"][:, 1].tolist() == [20, 40, 60, 80, 100]
 
 
-def test_snapshots_take_up_what_is_said_and_go_when_they_must() -> None:
+def test_snapshot_storage_is_reported_and_purged() -> None:
     part, server = part_of(snapshots=2), state()
     for round in range(3):
         server = stepped(part, replace(server, round=round))
@@ -383,7 +383,7 @@ def test_a_paused_server_leaves_the_table_alone_until_it_is_purged() -> None:
     assert stepped(part, purge_learned_state(still, np.zeros(0, np.uint64))[0]).items is not server.items
 
 
-def test_another_graph_is_built_as_the_one_that_was_learned_on() -> None:
+def test_rebuilt_graph_equals_the_trained_one() -> None:
     assert rebuild_graph(state(), record_of_edges([(4, 1)])) is None
     server = stepped(part_of(user_start="learned", layers=2), state())
     found = rebuild_graph(server, record_of_edges([(4, 1), (5, 2)]))
@@ -393,7 +393,7 @@ def test_another_graph_is_built_as_the_one_that_was_learned_on() -> None:
     np.testing.assert_array_equal(found[1][0], server.parts["shared-graph"]["people"][1])
 
 
-def test_devices_score_with_the_smoothed_table_where_they_are_to() -> None:
+def test_devices_score_with_the_smoothed_table_if_configured() -> None:
     part, server = part_of(serve="glob"), state()
     everybody = Audience("serving")
     sent = part.broadcast(server, everybody).common

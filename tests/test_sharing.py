@@ -74,7 +74,7 @@ def sets(some: Ragged) -> list[set[int]]:
 # H.A 5: the split
 
 
-def test_what_is_shared_and_what_stays_are_a_partition_of_the_training_items() -> None:
+def test_shared_and_private_items_partition_the_training_items() -> None:
     fed = sharing(people())
     progress = started(fed)
     shared, stays = sets(lists(progress, "shared")), sets(learned_from(fed, progress).train)
@@ -85,7 +85,7 @@ def test_what_is_shared_and_what_stays_are_a_partition_of_the_training_items() -
     assert not any(given & out for given, out in zip(shared, held_out))
 
 
-def test_groups_are_one_two_seven_and_who_shares_some_shares_neither_nothing_nor_all() -> None:
+def test_sharing_groups_are_1_2_7_and_partial_sharers_share_some() -> None:
     fed = sharing(people(103))
     progress = started(fed)
     assert np.bincount(groups(progress)).tolist() == [0, 72, 21, 10]
@@ -112,7 +112,7 @@ def test_the_same_seed_gives_the_same_split_and_another_seed_another() -> None:
     assert {*zip(one.sender, one.item)} != {*zip(other.sender, other.item)}
 
 
-def test_every_item_of_who_shares_some_is_as_likely_to_be_shared() -> None:
+def test_partial_sharers_choose_items_uniformly() -> None:
     """2,000 people with the same ten items share three each; a count of 600 has a deviation of 20."""
     fed = sharing(make_stream(make_block(0, 10, [list(range(10))] * 2000)), options={"groups": [0, 1, 0]})
     counts = np.bincount(started(fed).server.shared.item, minlength=10)
@@ -120,7 +120,7 @@ def test_every_item_of_who_shares_some_is_as_likely_to_be_shared() -> None:
     assert np.abs(counts - 600).max() < 100
 
 
-def test_the_server_is_given_what_devices_shared_and_when() -> None:
+def test_shared_record_holds_items_and_times() -> None:
     fed = sharing(people())
     block = fed.stream.blocks[0]
     train = replace(block.train, values={"time": np.linspace(5.0, 9.0, len(block.train.ids))})
@@ -145,7 +145,7 @@ def walk(value: Any) -> list[Any]:
     return [array for one in found for array in walk(one)]
 
 
-def test_nothing_that_stays_local_is_in_what_the_server_holds() -> None:
+def test_private_items_never_reach_the_server() -> None:
     """Whole numbers are in `given` alone, and none of its pairs is one of those that stay."""
     fed = sharing(people(), local_epochs=2)
     progress = started(fed)
@@ -171,7 +171,7 @@ class Listens(Sharing):
         return super().on_server(server, requests, ask, play)
 
 
-def test_a_request_says_what_is_shared_and_nothing_else() -> None:
+def test_share_request_holds_only_shared_items() -> None:
     fed = federate(people(), make_backbone("ego"), Listens)
     Listens.heard.clear()
     progress = started(fed)
@@ -194,7 +194,7 @@ def test_a_shared_item_is_no_negative_unless_it_is_said() -> None:
 
 @pytest.mark.parametrize("aggregation", ["mean", "weighted", "per-row", "fixed"])
 @pytest.mark.parametrize("backbone", ["mf", "ego"])
-def test_who_shares_everything_changes_no_round(backbone: str, aggregation: str) -> None:
+def test_user_who_shares_everything_does_not_train(backbone: str, aggregation: str) -> None:
     """H.A 4: the same round without them, whatever the denominator."""
     fixed = {"denominator": 40.0} if aggregation == "fixed" else {}
     fed = sharing(people(), backbone, aggregation=aggregation, **fixed)
@@ -209,7 +209,7 @@ def test_who_shares_everything_changes_no_round(backbone: str, aggregation: str)
     assert report.clients == 100
 
 
-def test_a_device_scores_with_all_it_owns_and_who_never_learned_starts_from_its_rows() -> None:
+def test_device_scores_with_its_whole_history() -> None:
     fed = sharing(people(30))
     progress = started(fed)
     progress.server, _ = run_round(fed, progress.server, progress.devices)
@@ -266,7 +266,7 @@ def tiny(**options: Any) -> tuple[Federation, Progress]:
 
 
 @pytest.mark.parametrize(("mode", "left"), [("delete", {2, 3}), ("to_local", {0, 2, 3})])
-def test_what_is_taken_back_is_dropped_or_learned_from(mode: str, left: set[int]) -> None:
+def test_unshared_items_are_dropped_or_trained_on(mode: str, left: set[int]) -> None:
     fed, progress = tiny(unshare=mode)
     assert ask(fed, progress, "share", 0, [0, 1]) == {"sharing": UnlearningReport(details={"people": 1, "items": 2})}
     assert sets(learned_from(fed, progress).train)[0] == {2, 3}
@@ -282,7 +282,7 @@ def test_what_is_taken_back_is_dropped_or_learned_from(mode: str, left: set[int]
     assert progress.server.shared.item.tolist() == [1]
 
 
-def test_what_is_forgotten_is_neither_learned_from_nor_read() -> None:
+def test_forgotten_items_are_neither_trained_on_nor_read() -> None:
     fed, progress = tiny()
     ask(fed, progress, "share", 0, [0])
     ask(fed, progress, "forget", 0, [0, 2])
@@ -303,7 +303,7 @@ def test_what_is_forgotten_is_neither_learned_from_nor_read() -> None:
     assert sets(learned_from(fed, progress).train) == [{1, 3}, set(), {0, 4}]
 
 
-def test_going_back_to_the_best_round_gives_nothing_back() -> None:
+def test_rollback_to_the_best_round_restores_no_withdrawn_items() -> None:
     fed, progress = tiny()
     ask(fed, progress, "share", 0, [0, 1])
     ask(fed, progress, "unshare", 0, [0])
@@ -359,7 +359,7 @@ def test_the_record_after_many_requests_is_a_set_of_pairs(seed: int) -> None:
     assert set(left.sender.tolist()) <= set(keys[4:].tolist())
 
 
-def test_the_choices_of_many_people_cost_little() -> None:
+def test_sharing_choices_of_many_users_are_fast() -> None:
     """2,000 people who share, in one view and one request; a Python loop over them takes longer."""
     fed = sharing(people(2000, 500, 100, 150), options={"groups": [1, 1, 0]})
     started(fed)
@@ -447,7 +447,7 @@ def test_senseless_weights_are_refused(train: dict[str, Any], said: str) -> None
 # Resumed, on nodes, on a stream of blocks
 
 
-def test_a_run_that_goes_on_does_not_ask_again(tmp_path: Path) -> None:
+def test_resumed_run_does_not_repeat_sharing(tmp_path: Path) -> None:
     fed = sharing(people(), rounds=4)
     whole, seen = run_blocks(fed), []
 
@@ -466,7 +466,7 @@ def test_a_run_that_goes_on_does_not_ask_again(tmp_path: Path) -> None:
     assert_same_numbers(restored, whole)
 
 
-def test_people_on_nodes_share_and_take_back_as_in_the_lab(tmp_path: Path) -> None:
+def test_sharing_and_unsharing_on_nodes_equals_the_lab(tmp_path: Path) -> None:
     """On nodes nobody chooses for people: the lab's groups are nobody, and both ask after the first round."""
     parts = [{"name": "sharing", "groups": [0, 0, 1]}]
     values = site_config("fedavg", 4).model_dump(mode="json") | {"parts": parts}
@@ -562,7 +562,7 @@ def test_a_hit_is_any_hit_and_both_masks_are_reported_by_hand() -> None:
 
 
 @pytest.mark.parametrize("mask", ["block", "none"])
-def test_a_run_says_what_it_finds_under_both_masks(mask: str) -> None:
+def test_run_reports_metrics_under_both_masks(mask: str) -> None:
     fed = sharing(people(40), rounds=2)
     how = {"k": [3], "metrics": ["hr", "ndcg"], "select_by": "ndcg@3", "unmasked": True, "mask": mask}
     config = validate_model(RunConfig, {"evaluate": how, "train": {"rounds": 2}, "seed": 3}, "the test")
@@ -574,7 +574,7 @@ def test_a_run_says_what_it_finds_under_both_masks(mask: str) -> None:
 
 
 @pytest.mark.skipif(not (Path(os.environ.get("TACITA_DATA", "")) / "ml-1m").is_dir(), reason="needs ML-1M")
-def test_most_popular_on_ml_1m_is_where_the_spec_has_it() -> None:
+def test_most_popular_on_ml_1m_matches_the_spec() -> None:
     """A.9 was measured on a file that lacks 1 % of the ratings, so that its users want a little less."""
     fed = assemble(resolve_config({"data": "ml-1m", "method": "fedshare-local"}, "the test"), Machine())
     block = fed.stream.blocks[0]

@@ -183,7 +183,7 @@ def clubs(n_users: int = 60, n_items: int = 40) -> list[list[int]]:
     return [rng.choice(np.arange(u % 2, n_items, 2), 17, replace=False).tolist() for u in range(n_users)]
 
 
-def test_a_mender_finds_links_and_never_one_that_is_there() -> None:
+def test_graph_repair_proposes_links_and_never_existing_ones() -> None:
     given, effort = (
         record_of_edges([(u, i) for u, mine in enumerate(clubs()) for i in mine]),
         LinkPredictionOptions(epochs=60),
@@ -221,12 +221,12 @@ def test_the_likeliest_are_those_of_a_stable_order(k: int) -> None:
     assert list(zip(row.tolist(), item.tolist(), strict=True)) == wanted
 
 
-def test_a_mender_that_has_nothing_to_hide_proposes_nothing() -> None:
+def test_graph_repair_without_hidden_edges_proposes_nothing() -> None:
     graph = SharedGraph.from_record(record_of_edges([(1, 0), (2, 1)]), 5)
     assert propose_links(graph, random_table(5, 4), np.arange(2), LinkPredictionOptions(), np.uint64(1)) is None
 
 
-def test_people_are_drawn_to_what_their_devices_say_by_the_right_slope() -> None:
+def test_user_rows_follow_the_gradient_towards_device_vectors() -> None:
     graph, table = SharedGraph.from_record(random_record(6, 14), 14), random_table(14, 5)
     told = DeviceVectors(np.array([0, 2, 5]), UnitRows.normalise(random_table(3, 5, seed=8)).rows)
     nothing = np.zeros(0, np.int64)
@@ -241,7 +241,7 @@ def test_people_are_drawn_to_what_their_devices_say_by_the_right_slope() -> None
 MENDING = {"name": "graph-mending", "mend_every": 2, "mender_epochs": 40, "kappa": 1.0}
 
 
-def test_who_keeps_something_to_themselves_says_so_when_they_share() -> None:
+def test_partial_sharers_are_known_to_the_server() -> None:
     fed = fed_with({"name": "sharing", "groups": [3, 4, 3]}, MENDING)
     progress = started(fed)
     group = progress.clients.parts["sharing"]["group"]
@@ -254,7 +254,7 @@ def pairs_of(server: ServerState) -> set[tuple[int, int]]:
     return {*zip(kept["mended_sender"].tolist(), kept["mended_item"].tolist())} if "mended_sender" in kept else set()
 
 
-def test_a_run_mends_and_what_is_withdrawn_is_never_mended_again() -> None:
+def test_withdrawn_links_are_never_proposed_again() -> None:
     fed = fed_with(
         {"name": "sharing", "groups": [0, 1, 0], "partial": 0.9},
         MENDING,
@@ -328,12 +328,12 @@ def test_no_output_is_much_likelier_for_one_item_than_for_another(epsilon: float
 
 
 @pytest.mark.parametrize("mechanism", ["exponential", "krr"])
-def test_an_epsilon_of_nothing_tells_nothing(mechanism: Mechanism) -> None:
+def test_epsilon_0_reveals_nothing(mechanism: Mechanism) -> None:
     np.testing.assert_allclose(compute_probabilities(mechanism, 0.0, random_table(5, 3), np.arange(5)), 1 / 5)
 
 
 @pytest.mark.parametrize(("epsilon", "truth"), [(1.0, 0.0004), (8.0, 0.0145), (16.0, 0.446)])
-def test_how_often_the_truth_is_told_of_3706_items_that_are_nothing_alike(epsilon: float, truth: float) -> None:
+def test_truth_probability_over_3706_dissimilar_items(epsilon: float, truth: float) -> None:
     table = np.full((3706, 1), -1.0, np.float32)
     table[7] = 1.0
     assert compute_probabilities("exponential", epsilon, table, np.array([7]))[0, 7] == pytest.approx(truth, rel=0.12)
@@ -341,7 +341,7 @@ def test_how_often_the_truth_is_told_of_3706_items_that_are_nothing_alike(epsilo
 
 
 @pytest.mark.parametrize("mechanism", ["exponential", "krr"])
-def test_items_are_told_as_often_as_they_should_be_and_apart_from_each_other(mechanism: Mechanism) -> None:
+def test_perturbed_items_have_their_distribution_and_are_independent(mechanism: Mechanism) -> None:
     table, items = random_table(6, 3), np.tile([4, 1], 20_000).astype(np.int32)
     drawn = np.random.default_rng(1).integers(0, 2**63, len(items), np.uint64) * np.uint64(2)
     told = perturb_items(mechanism, 3.0, table, items, drawn)
@@ -371,7 +371,7 @@ def held_of(progress: Progress, key: int) -> set[int]:
     return set(given.item[given.sender == key].tolist())
 
 
-def test_what_arrives_is_what_devices_told_and_mostly_not_what_they_have() -> None:
+def test_server_receives_perturbed_items() -> None:
     fed = contributing()
     progress = started(fed)
     keys = np.unique(progress.server.shared.sender)
@@ -388,7 +388,7 @@ def test_what_arrives_is_what_devices_told_and_mostly_not_what_they_have() -> No
     assert all(item in clubs()[users[int(key)]] for key, item in zip(given.sender, given.item))
 
 
-def test_taking_an_item_back_takes_what_was_told_for_it_unless_it_was_told_for_another() -> None:
+def test_unshare_removes_the_perturbed_item_unless_another_maps_to_it() -> None:
     fed = contributing(epsilon=0.0)
     progress = started(fed)
     for key in np.unique(progress.server.shared.sender)[:8]:
@@ -403,7 +403,7 @@ def test_taking_an_item_back_takes_what_was_told_for_it_unless_it_was_told_for_a
     assert not sent_by(progress, key, fed)
 
 
-def test_the_promise_counts_every_item_that_was_ever_told() -> None:
+def test_promise_counts_every_perturbed_item() -> None:
     fed = contributing(epsilon=2.0, groups=(0, 1, 0))
     part = fed.parts[1]
     assert isinstance(part, Contribution)
@@ -424,7 +424,7 @@ def test_the_promise_counts_every_item_that_was_ever_told() -> None:
     assert part.metrics(progress.server)["epsilon_per_person_most"] == 14.0
 
 
-def test_people_contribute_after_some_rounds_and_the_result_says_what_it_cost() -> None:
+def test_contributions_start_after_some_rounds_and_report_epsilon() -> None:
     spec = [{"name": "sharing", "after": 2, "still_learn": True}, {"name": "contribution"}]
     fed = fed_with(*spec, rounds=4, patience=9)
     seen: list[int] = []
@@ -455,7 +455,7 @@ def test_a_run_that_goes_on_contributes_once(stop: int, tmp_path: Path) -> None:
     assert_same_numbers(restored, run_blocks(fed))
 
 
-def test_the_auxiliary_model_sends_contributors_what_their_club_likes() -> None:
+def test_auxiliary_model_recommends_items_of_the_users_group() -> None:
     fed = contributing(epsilon=60.0, mechanism="krr", lr=0.1, k_aug=3)
     progress = started(fed)
     server = play(fed, progress, 30)
@@ -479,7 +479,7 @@ def test_without_agreement_and_likely_items_the_federated_table_is_left_alone() 
     assert not np.array_equal(plain.items, loud.items)
 
 
-def test_on_nodes_too_what_leaves_is_another_item_and_can_be_taken_back(tmp_path: Path) -> None:
+def test_perturbed_sharing_works_on_nodes_and_can_be_withdrawn(tmp_path: Path) -> None:
     """One person shares all and keeps it so, another takes everything back; at epsilon 0 any item is as likely."""
     parts = [{"name": "sharing", "groups": [0, 0, 1]}, {"name": "contribution", "epsilon": 0.0}]
     config = validate_model(RunConfig, site_config("fedavg", 3).model_dump(mode="json") | {"parts": parts}, "the test")
@@ -534,7 +534,7 @@ def moved(fed: Federation) -> Any:
 
 
 @pytest.mark.parametrize("objective", ["bpr", "bce"])
-def test_a_like_of_weight_one_is_an_item_of_ones_own_to_a_model_that_reads_none(objective: str) -> None:
+def test_weighted_like_of_1_equals_an_own_item(objective: str) -> None:
     mine = [[0, 1, 2], [3, 4], [5]]
     settings = {"objective": objective, "negatives": 2, "local_epochs": 2, "stepper": "autograd"}
     whole = federate(make_stream(make_block(0, 14, [[*one, 10, 11] for one in mine])), make_backbone("mf"), **settings)

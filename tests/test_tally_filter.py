@@ -153,7 +153,7 @@ def test_sparse_sums_are_dense_ones_in_any_chunk(seed: int, chunk: int) -> None:
 
 @pytest.mark.parametrize("dense", [0, 4000])
 @pytest.mark.parametrize("solve", ["filter", "mixture"])
-def test_forgetting_is_training_again_to_the_last_bit(solve: str, dense: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forgetting_equals_retraining_bit_for_bit(solve: str, dense: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filtering, "MAX_DENSE_ITEMS", dense)
     n, lists, more = 14, lists_by_hand(3), lists_by_hand(4)
     mixed: dict[str, Any] = {"ridge": 2.0, "blend": 0.5} if solve == "mixture" else {}
@@ -176,7 +176,7 @@ def test_forgetting_is_training_again_to_the_last_bit(solve: str, dense: int, mo
     assert not np.array_equal(found.heads["weights"], server.heads["weights"])
 
 
-def test_who_never_told_takes_nothing_back() -> None:
+def test_user_without_uploads_retracts_nothing() -> None:
     backbone = filtered()
     server = train_stream(stream_of_lists(14, [[0, 1], [1, 2]]), backbone)[1].server
     with pytest.raises(TacitaError, match="never told"):
@@ -205,7 +205,7 @@ def test_a_run_with_sparse_sums_is_the_run_with_dense_ones_and_forgets(
     assert certificate["guarantee"]["max_score_difference"] == 0.0
 
 
-def test_validation_chooses_among_what_is_left_open() -> None:
+def test_validation_chooses_among_open_settings() -> None:
     assert filtered(alpha="learn").trials == len(ALPHAS)
     assert filtered(alpha="learn", recency="learn").trials == len(ALPHAS) * len(RECENCIES)
     assert filtered(lift="learn").trials == len(LIFTS)
@@ -216,7 +216,7 @@ def test_validation_chooses_among_what_is_left_open() -> None:
     assert [float(mixed.apply_trial(server, k).heads["blend"][0]) for k in range(5)] == list(BLENDS)
 
 
-def test_a_mixture_of_one_is_that_one() -> None:
+def test_mixture_of_one_filter_is_that_filter() -> None:
     n, lists = 14, lists_by_hand()
     alone = scores_of(filtered(), lists, n)
     assert np.array_equal(scores_of(filtered(solve="mixture", blend=0.0), lists, n), alone)
@@ -233,7 +233,7 @@ def test_a_mixture_of_one_is_that_one() -> None:
     assert np.allclose(both, 0.25 * parts[0] + 0.75 * parts[1], atol=1e-4)
 
 
-def test_scores_do_not_depend_on_the_company() -> None:
+def test_scores_are_independent_of_the_cohort() -> None:
     lists = lists_by_hand(people=300)
     assert np.array_equal(scores_of(filtered(), lists, 14, 3), scores_of(filtered(), lists, 14)[:3])
 
@@ -266,7 +266,7 @@ def test_what_a_device_receives_is_checked() -> None:
     assert not backbone.heads_fit({**heads, "root": tiny}, 14)
 
 
-def test_an_item_is_like_those_that_go_with_it() -> None:
+def test_similar_items_are_those_that_co_occur() -> None:
     lists: Lists = [[0, 1], [0, 1, 2], [3, 4], [3, 4, 2]]
     backbone = filtered(axes=2)
     server = train_stream(stream_of_lists(5, lists), backbone)[1].server
@@ -276,7 +276,7 @@ def test_an_item_is_like_those_that_go_with_it() -> None:
 
 
 @pytest.mark.parametrize("item", [0, 2])
-def test_what_is_said_of_likeness_is_what_scores_add_up(item: int) -> None:
+def test_similarities_are_the_terms_of_the_scores(item: int) -> None:
     """Of a person with one item, the score of another is what that item says for it, lifted or not."""
     lists: Lists = [[0, 1], [0, 1, 2], [3, 4], [3, 4, 2], [1], [3]]
     backbone = filtered(axes=2, lift=0.7)
@@ -304,7 +304,7 @@ def test_a_run_that_chose_its_lift_forgets_and_keeps_the_choice(tmp_path: Path) 
     assert read_arrays(run.folder / "server.safetensors")[0]["heads/lift"] == chosen
 
 
-def test_what_makes_no_sense_is_refused() -> None:
+def test_incompatible_settings_are_refused() -> None:
     for name, value in {"length_power": 0.5, "min_pair": 3}.items():
         with pytest.raises(TacitaError, match=f"backbone.{name} has no meaning"):
             filtered(**{name: value})
@@ -327,9 +327,7 @@ def test_what_makes_no_sense_is_refused() -> None:
     assert type(plain) is Tally
 
 
-def test_a_folder_without_what_scores_are_made_of_now_is_refused_in_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_folder_without_filter_arrays_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As filters were before they had a lift."""
     solve = {"name": "tally", "solve": "filter"}
     run = tc.train("synthetic:users=40,items=30,per_user=12", backbone=solve, out=tmp_path / "run")
@@ -345,7 +343,7 @@ def test_a_folder_without_what_scores_are_made_of_now_is_refused_in_a_sentence(
             ask(tc.load(run.folder))
 
 
-def test_nothing_is_lent_where_that_is_said(tmp_path: Path) -> None:
+def test_given_split_can_keep_all_training_items(tmp_path: Path) -> None:
     rows = ["user,item,split"]
     rows += [f"{u},{i},{'test' if i == u % 7 else 'train'}" for u in range(9) for i in range(7)]
     (tmp_path / "own.csv").write_text("\n".join(rows))

@@ -93,7 +93,7 @@ def test_three_items_by_hand() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), window=st.sampled_from([1, 2, 5, 40]), decay=st.sampled_from([1.0, 0.5]))
-def test_the_sums_are_those_of_the_slow_way(seed: int, window: int, decay: float) -> None:
+def test_sums_equal_the_slow_oracle(seed: int, window: int, decay: float) -> None:
     """Items come back in later blocks; somebody is away in one of them."""
     blocks = tuple(random_lists(seed + b, 6, 7) for b in range(3))
     if not all(any(block) for block in blocks):
@@ -142,7 +142,7 @@ def test_an_upload_counts_its_bytes_and_is_never_longer_than_it_says() -> None:
             form.take_clients(np.arange(1))
 
 
-def test_increments_wait_for_people_who_have_the_item_as_before_too() -> None:
+def test_order_increments_wait_for_min_contributors() -> None:
     """Item 0 is told in the first block alone; what followed it later waits for people, not for tellers."""
     first, second = [[0], [0], [0]], [[1], [1], [2]]
     backbone = ordered(min_item=2, order_window=3)
@@ -180,7 +180,7 @@ def test_without_order_it_is_plain_tally_bit_for_bit() -> None:
     assert np.array_equal(one, other)
 
 
-def test_the_mixture_is_what_it_says() -> None:
+def test_mixture_equals_its_definition() -> None:
     """Three scores by hand, standardised; what was done in earlier blocks moves by the same rank as in plain tally."""
     first, second = random_lists(1, 20, 15), random_lists(2, 20, 15)
     backbone = ordered(recency=5.0, repeat=-1.0)
@@ -204,7 +204,7 @@ def z(scores: Doubles) -> Doubles:
     return (scores - scores.mean()) / (scores.std() or 1.0)
 
 
-def test_a_row_is_standardised_alike_in_any_company() -> None:
+def test_row_standardisation_is_independent_of_the_cohort() -> None:
     scores = np.random.default_rng(0).normal(size=(50, 333)).astype(np.float32)
     scores[7] = 0.25
     alone = [scores[k : k + 1].copy() for k in range(50)]
@@ -234,7 +234,7 @@ def test_validation_chooses_order_where_there_is_order_and_not_where_there_is_no
     assert MIXTURES[-1].order == 0  # where nobody validates
 
 
-def test_every_way_of_scoring_is_validated_whatever_is_said_of_rounds() -> None:
+def test_every_scoring_mode_is_validated_for_any_round_limit() -> None:
     """Rounds of training may be validated now and then, and end when they bring nothing; choices are looked at all."""
     n = 20
     lists = [[(u + k) % n for k in range(8)] for u in range(60)]
@@ -294,7 +294,7 @@ HISTORIES = st.lists(
     users=st.sets(st.integers(0, 6), min_size=1),
     n_items=st.sampled_from([10, 60]),  # in the larger catalogue a withdrawal is an update of low rank
 )
-def test_taking_back_is_retraining_without_it(
+def test_retraction_equals_retraining(
     blocks: list[list[list[int]]], options: dict[str, Any], gone: set[int], users: set[int], n_items: int
 ) -> None:
     if not all(any(block) for block in blocks):
@@ -355,7 +355,7 @@ def test_serving_reads_all_that_a_device_knows_oldest_first(folder: Path) -> Non
     assert run.config.evaluate.read == "train"
 
 
-def test_forgetting_is_training_again_without_it(folder: Path) -> None:
+def test_forgetting_equals_retraining(folder: Path) -> None:
     """Scores of everybody, as the door compares them; and the certificate says that it is exact."""
     found = submit_request(folder, RawRequest("forget", {"u1": None}), True)
     assert found.certificate is not None
@@ -373,7 +373,7 @@ def test_forgetting_is_training_again_without_it(folder: Path) -> None:
     ("options", "words"),
     [({"min_pair": 2}, "min_pair does not work"), ({"hold_retractions": 3}, "hold_retractions does not work")],
 )
-def test_what_does_not_work_with_order_is_refused(options: dict[str, Any], words: str) -> None:
+def test_settings_incompatible_with_order_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(TacitaError, match=words):
         ordered(**options)
 

@@ -235,7 +235,7 @@ def positives_of(local: LocalModels, client: int) -> list[int]:
     return local.item[own][local.label[own] == 1].tolist()
 
 
-def test_everybody_gets_its_positives_and_four_negatives_for_each() -> None:
+def test_every_user_gets_its_positives_and_four_negatives_for_each() -> None:
     local = drawn(UNEVEN, N_ITEMS)
     for client, likes in enumerate(one for one in UNEVEN if one):
         assert positives_of(local, client) == likes
@@ -285,7 +285,7 @@ def test_a_user_who_likes_everything_trains_on_positives_alone() -> None:
     assert np.diff(local.row_start)[0] == 5
 
 
-def test_negatives_follow_the_user_the_round_and_the_seed_not_the_company() -> None:
+def test_negatives_depend_on_user_round_and_seed_not_on_the_cohort() -> None:
     wide = 200
     together = drawn([[7], [1, 2], [9]], wide)
     fed = federate(make_stream(make_block(0, wide, [[7], [1, 2], [9]])), make_backbone("mf"))

@@ -113,7 +113,7 @@ def test_some_items_of_one_person_can_be_withdrawn() -> None:
     assert key in progress.server.shared.sender
 
 
-def test_who_leaves_takes_everything() -> None:
+def test_leave_withdraws_every_shared_item() -> None:
     fed = federation(unlearning())
     progress = learned(fed)
     asking = sharers(progress)[:2]
@@ -131,7 +131,7 @@ def test_what_was_shared_and_withdrawn_before_any_round_left_no_trace() -> None:
     assert progress.played == 0
 
 
-def test_sharing_is_not_its_business() -> None:
+def test_share_requests_are_ignored() -> None:
     fed = federation(unlearning())
     progress = learned(fed)
     key = np.setdiff1d(fed.stream.user_keys, sharers(progress))[:1]
@@ -252,7 +252,7 @@ def test_the_printed_loss_is_bounded_and_copies_of_a_view_add_the_logarithm_of_t
 
 
 @pytest.mark.parametrize("loss", ["printed", "infonce_pos"])
-def test_where_the_published_losses_come_to_rest(loss: Loss) -> None:
+def test_published_losses_have_their_fixed_points(loss: Loss) -> None:
     """One item, one view, the remaining view fixed: the row ends with cosine sqrt((1 - c) / 2) to it."""
     made, view = np.array([[1.0, 0.0]], np.float32), np.array([[[0.83, np.sqrt(1 - 0.83**2)]]], np.float32)
     row = torch.tensor([[0.9, 0.4]], dtype=torch.float32)
@@ -342,7 +342,7 @@ def test_without_remaining_rounds_no_device_is_asked() -> None:
     assert np.abs(progress.server.items - before).max() > 1e-4
 
 
-def test_the_servers_other_steps_rest_meanwhile_and_go_on_afterwards() -> None:
+def test_other_server_steps_pause_during_unlearning() -> None:
     fed = federation(unlearning(rounds=2, steps=0))
     progress = learned(fed)
     plain, alone = federation(parts=("sharing",)), learned(fed)
@@ -359,7 +359,7 @@ def test_the_servers_other_steps_rest_meanwhile_and_go_on_afterwards() -> None:
     assert progress.server.round == before.round + 1
 
 
-def test_storage_is_said_as_it_was_and_nothing_is_left_of_it() -> None:
+def test_storage_is_reported_and_purged() -> None:
     fed = federation({"name": "shared-graph", "snapshots": 3}, unlearning())
     progress = learned(fed, 5)
     said = told(handle_requests(fed, progress, request(progress, 3)))
@@ -437,7 +437,7 @@ def test_it_takes_a_tenth_of_the_rounds_at_most() -> None:
     assert told(handle_requests(fed, progress, request(progress, 3))).details["turns"] == 2
 
 
-def test_pairs_that_stand_out_are_told_from_others() -> None:
+def test_outlier_pairs_are_distinguished() -> None:
     gone, kept = record_of_edges([(1, i) for i in range(8)] + [(2, i) for i in range(8, 16)]), random_record(10, 60)
     pairs = WithdrawnPairs.from_record(gone, kept, 60)
     other = pairs.draw_matched_items(np.uint64(3))

@@ -92,7 +92,7 @@ def test_the_side_with_few_rows_is_the_liked_one_where_many_are_drawn() -> None:
     assert (sign_split(upload, popularity, 0.2)[:6] > 0).all()
 
 
-def test_signs_part_liked_from_drawn() -> None:
+def test_gradient_signs_separate_positives_from_negatives() -> None:
     rng = np.random.default_rng(2)
     taste, popularity = rng.normal(size=6), rng.random(30)
     upload = np.zeros((30, 6), np.float32)
@@ -144,7 +144,7 @@ def test_accuracy_against_epsilon_is_drawn_from_a_table(tmp_path: Path) -> None:
     ("text", "said"),
     [("data,model\na,b\n", "columns"), (TABLE.replace("0.25", "much"), "line 3"), ("", "columns")],
 )
-def test_tables_that_are_none_are_refused(text: str, said: str, tmp_path: Path) -> None:
+def test_malformed_tables_are_refused(text: str, said: str, tmp_path: Path) -> None:
     table = tmp_path / "figures.csv"
     table.write_text(text)
     with pytest.raises(TacitaError, match=said):

@@ -135,7 +135,7 @@ def lab(config: RunConfig) -> Progress:
 
 
 @pytest.mark.parametrize("name", list(MODELS))
-def test_three_nodes_give_what_the_lab_gives(trained: Story, name: str) -> None:
+def test_three_nodes_equal_the_lab(trained: Story, name: str) -> None:
     whole, arrays = lab(trained.config(name)), trained.site.arrays(name)
     expected: dict[str, Any] = {f"now/heads/{k}": v for k, v in whole.server.heads.items()}
     if whole.server.items.size:
@@ -249,7 +249,7 @@ def whole(trained: Story) -> Cost:
     )
 
 
-def test_what_a_round_costs(whole: Cost) -> None:
+def test_round_costs_are_reported(whole: Cost) -> None:
     exchange = whole.seconds / whole.rounds / 2
     training = float(np.mean(whole.trained))
     print(
@@ -442,7 +442,7 @@ def test_a_late_node_takes_part_in_the_next_block_until_it_is_revoked(trained: S
 # Bad input: one sentence, nothing lost
 
 
-def test_what_is_taken_stays_with_its_owner(story: Story, tmp_path: Path) -> None:
+def test_folders_and_ports_in_use_are_refused(story: Story, tmp_path: Path) -> None:
     site = story.site
     assert "another process has" in said("node", "run", "--folder", site.folder / NODES[0])
     assert "is up already" in said(*UP, "--folder", site.server)

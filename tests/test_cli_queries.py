@@ -1,0 +1,225 @@
+"""Verbs that ask: recommend for everybody or a history, similar items, settings, tables and pictures for a paper."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from pydantic import BaseModel
+
+import tacita as tc
+from helpers.command_line import (
+    SMALL_DATA,
+    _isolated_folder,  # noqa: F401  (a fixture that every test here uses)
+    assert_refused,
+    call,
+)
+from tacita.core.config import RunConfig
+from tacita.core.config_errors import list_keys
+from tacita.methods import part_class, part_names, preset_names
+from tacita.models import backbone_class, backbone_names
+from tacita.runs.settings_reference import find_settings, list_settings
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Three seeds of one recipe, and a run of another."""
+    place = tmp_path_factory.mktemp("runs")
+    quick: dict[str, Any] = {"train": {"rounds": 2}, "evaluate": {"controls": False}}
+    made = [tc.train(SMALL_DATA, seed=seed, out=place / f"seed-{seed}", **quick).folder for seed in (1, 2, 3)]
+    return [*made, tc.train(SMALL_DATA, backbone="tally", out=place / "tally", **quick).folder]
+
+
+# Recommend, similar
+
+
+def test_a_run_is_named_by_an_argument_or_by_an_option(runs: list[Path]) -> None:
+    """recommend and forget say --run, so everybody tries it with the others, too."""
+    run, item = str(runs[-1]), tc.load(runs[-1]).items[0]
+    asked = [call("similar", *words, "--json") for words in ((run, item), ("--run", run, item), (item, "--run", run))]
+    assert len(json.loads(asked[0].out)) > 0
+    assert len({one.out for one in asked}) == 1
+    for words, said in {
+        (): "name one run folder, as an argument or with --run",
+        (run,): "name the item, too",
+        ("--run", run, run, item): "name one run folder",
+    }.items():
+        assert_refused(["similar", *words], said)
+    told = [call("ledger", *words).out for words in ((run,), ("--run", run))]
+    assert told[0] == told[1] != ""
+    pages = {"argument.html": [run], "option.html": ["--run", run]}
+    for page, words in pages.items():
+        assert call("report", *words, "--out", page).code == 0
+    assert len({Path(page).read_bytes() for page in pages}) == 1
+    assert_refused(["report"], "name one run folder or more")
+    assert_refused(["ledger"], "name one run folder")
+
+
+def test_recommendations_for_all_users_are_written_to_a_file(runs: list[Path]) -> None:
+    whole = tc.load(runs[0]).recommend(k=4)
+    for name, read in (("recs.parquet", pl.read_parquet), ("recs.csv", pl.read_csv)):
+        said = call("recommend", "--run", str(runs[0]), "--all", "-k", "4", "--out", name)
+        assert (said.code, said.out) == (0, "")
+        assert said.err.splitlines()[0] == f"wrote 240 rows to {name}"
+        assert "no epsilon" in said.err
+        found = read(name)
+        assert found["user"].to_list() == whole["user"].to_list()
+        assert found["item"].to_list() == whole["item"].to_list()
+        assert found["rank"].to_list() == [1, 2, 3, 4] * 60
+    one = ("--user", "u1", "--user", "u1", "-k", "4", "--out", "one.csv", "--json")
+    told = call("recommend", "--run", str(runs[0]), *one)
+    assert json.loads(told.out) == whole.filter(pl.col("user") == "u1").to_dicts()
+
+
+def test_recommend_accepts_a_history(runs: list[Path]) -> None:
+    for folder in runs[2:]:
+        expected = tc.load(folder).fold_in(["i3", "i4"], 5, exclude=["i7"])
+        ask = ("recommend", "--run", str(folder), "--history", "i3, i4", "--exclude", "i7", "-k", "5")
+        assert json.loads(call(*ask, "--json").out) == expected.to_dicts()
+        said = call(*ask)
+        assert said.code == 0
+        assert all(item in said.out for item in expected["item"])
+
+
+def test_similar_items_are_printed(runs: list[Path]) -> None:
+    expected = tc.load(runs[3]).similar("i3", 4)
+    said = call("similar", str(runs[3]), "i3", "-k", "4")
+    assert said.code == 0
+    assert "like item i3" in said.out
+    assert all(item in said.out for item in expected["item"])
+    assert json.loads(call("similar", str(runs[3]), "i3", "-k", "4", "--json").out) == expected.to_dicts()
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("", ("say for whom", "--all")),
+        ("--all --user u1", ("say for whom", "not --user and --all together")),
+        ("--all --out recs.xlsx", ("recs.xlsx", ".parquet or a .csv")),
+        ("--history nope", ("item 'nope'", "40 items")),
+        ("--history ,", ("the history is empty",)),
+        ("--user u1 --include nope", ("item 'nope'",)),
+        ("--all -k 41 --json", ("41 items",)),
+        ("--all -k 30", ("1,800 rows", "--out recs.parquet")),
+    ],
+)
+def test_recommend_refuses_unknown_users_and_bad_options(runs: list[Path], more: str, words: tuple[str, ...]) -> None:
+    assert_refused(["recommend", "--run", str(runs[0]), *more.split()], *words)
+
+
+def test_similar_refuses(runs: list[Path]) -> None:
+    assert_refused(["similar", str(runs[0]), "nope"], "item 'nope'")
+    assert_refused(["similar", str(runs[0]), "i1", "-k", "40"], "cannot find 40 similar items; choose from 1 to the 39")
+    assert_refused(["similar", "nowhere", "i1"], "no run folder nowhere", "`tacita train --out nowhere`")
+    assert_refused(["similar", str(runs[0]), "i1", "--out", "x.txt"], ".parquet or a .csv")
+
+
+# Settings
+
+
+def options(model: type[BaseModel]) -> int:
+    return len(list_keys(model))
+
+
+def test_every_setting_is_listed_with_what_it_does() -> None:
+    every = list_settings()
+    assert [one.key for one in every if one.owner == "run"] == list_keys(RunConfig)
+    for name in backbone_names():
+        assert sum(one.owner == f"backbone {name}" for one in every) == options(backbone_class(name).Config)
+    for name in part_names():
+        assert sum(one.owner == f"part {name}" for one in every) == options(part_class(name).Config)
+    assert [(one.owner, one.key) for one in every if not one.about] == []
+    for one in every:
+        if one.owner == "run" and one.default not in ("not set", "has to be given"):
+            json.loads(one.default)
+
+
+@pytest.mark.parametrize(
+    ("word", "keys"),
+    [
+        ("train.rounds", ["train.rounds"]),
+        ("hidden_items", ["evaluate.hidden_items"]),
+        ("train.participation", ["train.participation.kind", "train.participation.rate"]),
+        ("tally.ridge", ["backbone.ridge"]),
+        ("laplace-noise", [f for f in part_class("laplace-noise").Config.model_fields]),
+        ("fedavg", ["method"]),
+    ],
+)
+def test_settings_search_matches_a_word(word: str, keys: list[str]) -> None:
+    assert [one.key for one in find_settings(word)] == keys
+
+
+def test_settings_search_knows_every_part_preset_and_backbone() -> None:
+    for name in (*backbone_names(), *part_names(), *preset_names()):
+        if name in part_names() and not part_class(name).Config.model_fields:
+            continue
+        assert find_settings(name), name
+    assert {one.owner for one in find_settings("f3crec")} >= {"part replay", "part temporal-mean"}
+    assert {one.key for one in find_settings("backbone.dim")} == {"backbone.dim"}
+
+
+def test_settings_suggests_the_nearest_name() -> None:
+    said = call("settings", "train.rounds")
+    assert (said.code, said.err) == (0, "")
+    assert "train.rounds = 100" in said.out
+    assert "most rounds in a block" in said.out
+    told = json.loads(call("settings", "split.kind", "--json").out)
+    assert told[0]["default"] == '"auto"'
+    assert '"leave-one-out"' in told[0]["kind"]
+    assert_refused("settings train.round", "unknown setting 'train.round'", "did you mean 'train.rounds'?")
+    assert_refused("settings taly", "did you mean 'tally'?")
+    assert "backbone tally" in call("settings").out
+
+
+# Reports
+
+
+def test_tables_and_pictures_for_a_paper(runs: list[Path]) -> None:
+    names = ("--csv", "t.csv", "--svg", "t.svg", "--latex", "t.tex")
+    said = call("report", *map(str, runs), *names)
+    assert (said.code, said.err) == (0, "wrote t.csv\nwrote t.svg\nwrote t.tex\n")
+    assert not Path("report.html").exists()
+    first, second = csv.DictReader(Path("t.csv").read_text().splitlines())
+    together = tc.compare(runs, over="seeds").to_dicts()
+    assert (first["method"], first["runs"], first["seeds"]) == ("fedavg", "3", "1 2 3")
+    assert float(first["ndcg@20"]) == together[0]["ndcg@20"]
+    assert float(first["ndcg@20 half-width 95"]) == together[0]["ndcg@20 half-width 95"]
+    assert (second["method"], second["ndcg@20 half-width 95"]) == ("tally", "")
+    latex = Path("t.tex").read_text()
+    assert latex.count(r"\\") == 3
+    assert rf"{together[0]['ndcg@20']:.4f}" in latex
+    assert rf" $\pm$ {together[0]['ndcg@20 half-width 95']:.4f}" in latex
+    picture = Path("t.svg").read_text()
+    assert "fedavg" in picture
+    assert "tally" in picture
+    assert json.loads(call("report", *map(str, runs), "--json").out) == together
+    assert_refused(["report", str(runs[0]), "--svg", "x.png"], "--svg x.png", ".svg file")
+
+
+def test_a_page_of_seeds_has_intervals(runs: list[Path]) -> None:
+    assert call("report", *map(str, runs[:3]), "--out", "x.html").code == 0
+    (row,) = tc.compare(runs[:3], over="seeds").to_dicts()
+    assert f"{row['ndcg@20']:.4f} ± {row['ndcg@20 half-width 95']:.4f}" in Path("x.html").read_text()
+
+
+def test_unknown_setting_without_near_name_lists_no_keys() -> None:
+    assert_refused(["settings", "zzzz"], "unknown setting 'zzzz'", "`tacita settings` lists them all")
+    with pytest.raises(
+        tc.TacitaError, match=r"unknown key 'foo'.*known at the top: backbone, .*lists every key"
+    ) as told:
+        tc.train(foo=1)
+    assert len(str(told.value)) < 300
+
+
+def test_recommendations_of_one_user_equal_those_in_the_batch(runs: list[Path]) -> None:
+    one = json.loads(call("recommend", "--run", str(runs[0]), "--user", "u3", "-k", "4", "--json").out)["u3"]
+    every = json.loads(call("recommend", "--run", str(runs[0]), "--all", "-k", "4", "--json").out)
+    mine = [{name: value for name, value in row.items() if name != "user"} for row in every if row["user"] == "u3"]
+    assert [list(row) for row in one] == [list(row) for row in mine]
+    assert [(row["rank"], row["item"], row["title"]) for row in one] == [
+        (row["rank"], row["item"], row["title"]) for row in mine
+    ]
