@@ -36,8 +36,8 @@ def streams() -> list[Progress]:
 
 
 def test_block_0_reaches_the_published_quality(streams: list[Progress]) -> None:
-    found = np.mean([p.results[0]["ndcg@20"] for p in streams])
-    assert 0.27 <= found <= 0.29
+    result = np.mean([p.results[0]["ndcg@20"] for p in streams])
+    assert 0.27 <= result <= 0.29
 
 
 def test_replay_costs_at_most_a_second_round() -> None:
@@ -47,15 +47,15 @@ def test_replay_costs_at_most_a_second_round() -> None:
     base = train_base(fed)
     runs = {}
     for method in ("ft", "f3crec"):
-        mine = with_parts(fed, config.model_copy(update={"method": method}))
-        progress = adopt_base(mine, base)
-        begin_block(mine, progress, 1)
-        runs[method] = (mine, progress)
+        own_values = with_parts(fed, config.model_copy(update={"method": method}))
+        progress = adopt_base(own_values, base)
+        begin_block(own_values, progress, 1)
+        runs[method] = (own_values, progress)
     spent: dict[str, list[float]] = {"ft": [], "f3crec": []}
     for _ in range(15):
-        for method, (mine, progress) in runs.items():
+        for method, (own_values, progress) in runs.items():
             began = time.process_time()
-            progress.server, _ = run_round(mine, progress.server, progress.devices)
+            progress.server, _ = run_round(own_values, progress.server, progress.devices)
             spent[method].append(time.process_time() - began)
     assert np.median(spent["f3crec"][3:]) <= 2 * np.median(spent["ft"][3:])
 
@@ -80,5 +80,5 @@ def test_data_of_hetrecs_shape_fits_in_2_gb(method: str) -> None:
 
 
 def test_fine_tuning_lies_in_the_reference_band(streams: list[Progress]) -> None:
-    found = np.mean([[r["ndcg@20"] for r in p.results[1:]] for p in streams])
-    assert 0.088 <= found <= 0.099
+    result = np.mean([[r["ndcg@20"] for r in p.results[1:]] for p in streams])
+    assert 0.088 <= result <= 0.099

@@ -143,15 +143,15 @@ def test_numbering_the_users_differently_gives_the_same_table(name: str) -> None
     stream = make_stream(make_block(0, 9, lists))
     other = make_stream(make_block(0, 9, [lists[k] for k in order]))
     other = replace(other, user_keys=stream.user_keys[order], user_ids=tuple(stream.user_ids[k] for k in order))
-    seen = []
-    for one in (stream, other):
-        fed = federate(one, make_backbone(name), batch_size=6)
+    observations = []
+    for candidate in (stream, other):
+        fed = federate(candidate, make_backbone(name), batch_size=6)
         progress = started(fed)
         for _ in range(2):
             progress.server, _ = run_round(fed, progress.server, progress.devices)
-        seen.append((progress.server.items, progress.clients.private))
-    np.testing.assert_allclose(seen[1][0], seen[0][0], rtol=1e-6, atol=1e-6)
-    np.testing.assert_allclose(seen[1][1], seen[0][1][order], rtol=1e-5, atol=1e-6)
+        observations.append((progress.server.items, progress.clients.private))
+    np.testing.assert_allclose(observations[1][0], observations[0][0], rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(observations[1][1], observations[0][1][order], rtol=1e-5, atol=1e-6)
 
 
 @every_backbone
@@ -159,15 +159,15 @@ def test_a_round_draws_four_negatives_per_positive_and_may_draw_a_validation_ite
     """Two positives of six items, items 4 and 5 held out: the rows a client sends never lack its positives."""
     stream = make_stream(make_block(0, 6, [[0, 1]], valid=[[4]], test=[[5]]))
     fed = federate(stream, make_backbone(name))
-    progress, seen = started(fed), set()
+    progress, observations = started(fed), set()
     for round in range(12):
         trained = train_once(fed, replace(progress, server=replace(progress.server, round=round)))
         assert trained.local.label.tolist() == [1.0] * 2 + [0.0] * 8
         assert {0, 1} <= set(trained.upload.values["rows"].item.tolist())
         drawn = set(trained.local.item[2:].tolist())
         assert not drawn & {0, 1}
-        seen |= drawn
-    assert seen == {2, 3, 4, 5}
+        observations |= drawn
+    assert observations == {2, 3, 4, 5}
 
 
 # how models start
@@ -183,12 +183,12 @@ def big_start(name: str, **options: Any) -> tuple[Floats, Floats]:
 def test_mf_starts_as_narrow_normals_everybody_different() -> None:
     """12,800 normals: the standard error of the mean is 0.009 sd, of the standard deviation 0.6 %."""
     items, private = big_start("mf", init_std=0.01)
-    for made in (items, private):
-        assert made.dtype == np.float32
-        assert abs(made.mean()) < 4e-4
-        assert made.std() == pytest.approx(0.01, rel=0.03)
-        assert len(np.unique(made, axis=0)) == len(made)
-        assert abs(np.corrcoef(made[:, 0], made[:, 1])[0, 1]) < 0.2
+    for candidate in (items, private):
+        assert candidate.dtype == np.float32
+        assert abs(candidate.mean()) < 4e-4
+        assert candidate.std() == pytest.approx(0.01, rel=0.03)
+        assert len(np.unique(candidate, axis=0)) == len(candidate)
+        assert abs(np.corrcoef(candidate[:, 0], candidate[:, 1])[0, 1]) < 0.2
 
 
 @pytest.mark.parametrize("name", ["pfedrec", "ncf"])
@@ -231,10 +231,10 @@ def test_a_start_follows_the_key_and_the_seed_not_the_number(name: str) -> None:
     keys = derive_keys(f"one{k}" for k in range(30))
     order = np.random.default_rng(0).permutation(30)
     for make in (backbone.init_items, backbone.init_private):
-        made = make(DRAWS, keys)
-        assert np.array_equal(make(DRAWS, keys[order]), made[order])
-        assert np.array_equal(make(DRAWS, keys[:7]), made[:7])
-        assert not np.array_equal(make(Draws(6), keys), made)
+        result = make(DRAWS, keys)
+        assert np.array_equal(make(DRAWS, keys[order]), result[order])
+        assert np.array_equal(make(DRAWS, keys[:7]), result[:7])
+        assert not np.array_equal(make(Draws(6), keys), result)
 
 
 # how models score
@@ -253,9 +253,9 @@ def test_scoring_the_catalogue_is_scoring_every_pair(name: str, options: dict[st
     got = score_all(backbone, private, heads, items, lists)
     repeated = {k: np.stack([v] * 11) for k, v in heads.items()}
     for u in range(7):
-        mine = None if lists is None else lists.take(np.full(11, u))
-        inside = None if mine is None else mine.holds(np.arange(11), np.arange(11)).astype(np.float32)
-        context = None if mine is None else Context.from_lists(mine, items)
+        own_values = None if lists is None else lists.take(np.full(11, u))
+        inside = None if own_values is None else own_values.holds(np.arange(11), np.arange(11)).astype(np.float32)
+        context = None if own_values is None else Context.from_lists(own_values, items)
         rep = backbone.represent(backbone.named(np.stack([private[u]] * 11)), repeated, context)
         np.testing.assert_allclose(got[u], backbone.score(rep, repeated, items, inside), rtol=1e-5, atol=1e-5)
     alone = score_all(backbone, private[3:4], heads, items[:8], None if lists is None else lists.take(np.array([3])))

@@ -33,9 +33,11 @@ def gaussian(mu: float, n: int, rate: float = 1.0, seed: int = 0) -> Trials:
 
 
 def test_chances_are_those_of_clopper_and_pearson() -> None:
-    for seen, of in ((0, 50), (3, 50), (49, 50)):
-        assert bounds.upper_bound(seen, of) == pytest.approx(beta.ppf(0.975, seen + 1, of - seen))
-        assert binom.cdf(seen, of, bounds.upper_bound(seen, of)) == pytest.approx(0.025)
+    for observations, of in ((0, 50), (3, 50), (49, 50)):
+        assert bounds.upper_bound(observations, of) == pytest.approx(
+            beta.ppf(0.975, observations + 1, of - observations)
+        )
+        assert binom.cdf(observations, of, bounds.upper_bound(observations, of)) == pytest.approx(0.025)
     assert bounds.upper_bound(50, 50) == 1
 
 
@@ -63,23 +65,23 @@ def test_randomised_response_is_bounded_near_its_epsilon() -> None:
     inside = rng.random(40_000) < 0.5
     score = (inside == (rng.random(40_000) < expit(1.5))).astype(float)
     claim = Claim(1.5, 0.0, "pure", threshold=1.0)
-    for found in (bound_one_run(Trials(score, inside), claim), bound_within_law(Trials(score, inside), claim)):
-        assert 1.4 < found <= 1.5
+    for result in (bound_one_run(Trials(score, inside), claim), bound_within_law(Trials(score, inside), claim)):
+        assert 1.4 < result <= 1.5
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
 def test_bounds_of_a_gaussian_lie_below_it_and_see_less_noise(epsilon: float) -> None:
     """Of 60 audits of the claim at most 3 are above it (5 of 100 may be); with half of the noise every one is."""
     mu = mu_of(epsilon, DELTA)
-    claim, found = Claim(epsilon, DELTA, mu=mu), []
+    claim, result = Claim(epsilon, DELTA, mu=mu), []
     for seed in range(60):
         trials = gaussian(mu, 6000, seed=seed)
-        found.append(bound_within_law(trials, claim))
+        result.append(bound_within_law(trials, claim))
         if seed < 5:
             assert bound_one_run(trials, claim) <= epsilon
             assert bound_within_law(gaussian(2 * mu, 6000, seed=seed), claim) > epsilon
-    assert sum(one > epsilon for one in found) <= 3
-    assert np.mean(found) > 0.25 * epsilon
+    assert sum(entry > epsilon for entry in result) <= 3
+    assert np.mean(result) > 0.25 * epsilon
 
 
 def test_bound_holds_for_sampled_participants() -> None:
@@ -108,12 +110,16 @@ def small() -> list[Any]:
     """Every mechanism with fewer canaries: enough to see half of the noise."""
     few = {"DPPS, one release": 0.25, "Laplace noise, one release": 0.25, "tally, all of a first block": 0.3}
     few |= {"tally, a node's own sum": 0.3, "tally, terms of one release": 0.4, "tally, terms of a node's own sum": 0.4}
-    few |= {one.name: 1.0 for one in mechanism_audit.list_mechanisms() if one.against == "who sees the sums"}
+    few |= {
+        mechanism.name: 1.0
+        for mechanism in mechanism_audit.list_mechanisms()
+        if mechanism.against == "who sees the sums"
+    }
     few |= {"tally-order, all of a first block": 0.5, "tally-order, terms and order of one release": 1.0}
-    return [(one, few.get(one.name, 0.3)) for one in mechanism_audit.list_mechanisms()]
+    return [(mechanism, few.get(mechanism.name, 0.3)) for mechanism in mechanism_audit.list_mechanisms()]
 
 
-@pytest.mark.parametrize(("audited", "share"), small(), ids=lambda one: getattr(one, "name", ""))
+@pytest.mark.parametrize(("audited", "share"), small(), ids=lambda entry: getattr(entry, "name", ""))
 def test_no_claim_is_broken_and_every_planted_bug_is_caught(
     audited: mechanism_audit.MechanismAudit, share: float
 ) -> None:
@@ -158,12 +164,12 @@ def test_the_reader_of_a_first_block_loses_nothing() -> None:
 def test_the_reader_of_order_loses_nothing() -> None:
     """Terms and order together are worth the whole budget; where each has the noise of one alone, more."""
     mu = mu_of(4.0, DELTA)
-    for one, bug, worth in (
+    for entry, bug, worth in (
         (False, None, 1.0),
         (True, None, 0.94**0.5),
         (True, sums.SEPARATE_CLIPS_BUG, (2 * 0.94) ** 0.5),
     ):
-        trials = sums.run_trials(sums.SumScenario(4.0, one_release=one, order=True), 600, 5, bug)
+        trials = sums.run_trials(sums.SumScenario(4.0, one_release=entry, order=True), 600, 5, bug)
         gap = trials.score[trials.inside].mean() - trials.score[~trials.inside].mean()
         assert gap == pytest.approx(worth * mu, abs=0.25)
         assert trials.score[~trials.inside].std() == pytest.approx(1, abs=0.12)
@@ -184,12 +190,12 @@ def test_the_command_shows_bounds_beside_claims(tmp_path: Path, capsys: pytest.C
     with pytest.raises(SystemExit) as ended:
         main(["audit", "canary", "--only", "randomised", "--out", str(tmp_path), "--json", "--quiet"])
     assert ended.value.code == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["holds"]
-    assert found["caught"]
-    assert [row["epsilon"] for row in found["rows"]] == [1.0, 2.0]
+    document = json.loads(capsys.readouterr().out)
+    assert document["holds"]
+    assert document["caught"]
+    assert [row["epsilon"] for row in document["rows"]] == [1.0, 2.0]
     assert "Every planted bug is caught" in (tmp_path / "canaries.md").read_text()
-    assert json.loads((tmp_path / "canaries.json").read_text()) == found
+    assert json.loads((tmp_path / "canaries.json").read_text()) == document
     with pytest.raises(SystemExit) as ended:
         main(["audit", "canary", "--only", "nothing of that name"])
     assert ended.value.code == 2
@@ -198,9 +204,9 @@ def test_the_command_shows_bounds_beside_claims(tmp_path: Path, capsys: pytest.C
 def test_broken_claim_is_reported_with_exit_code_1(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     wrong = Claim(0.5, 0.0, "pure", threshold=1.0)
     broken = [
-        mechanism_audit.MechanismAudit("a bug", "one item", "the server", lambda: wrong, one.run_trials, 5000, ())
-        for one in mechanism_audit.list_mechanisms()
-        if one.name == "PDC-FRS, randomised response" and one.unit == "one item"
+        mechanism_audit.MechanismAudit("a bug", "one item", "the server", lambda: wrong, mechanism.run_trials, 5000, ())
+        for mechanism in mechanism_audit.list_mechanisms()
+        if mechanism.name == "PDC-FRS, randomised response" and mechanism.unit == "one item"
     ]
     monkeypatch.setattr(mechanism_audit, "list_mechanisms", lambda: broken)
     with pytest.raises(SystemExit) as ended:

@@ -79,7 +79,7 @@ def test_a_person_with_rare_items_does_not_change_the_shape_of_a_model(kind: str
         assert len(saved.ids["items"]) == 70
         assert saved.ids["titles"]["i69"] == "Title 69"
     if kind.startswith("tally"):  # how many items terms are about follows from a noised number of people
-        shapes = [{key: shape for key, shape in found.items() if key in ("items", "heads/known")} for found in shapes]
+        shapes = [{key: shape for key, shape in result.items() if key in ("items", "heads/known")} for result in shapes]
     assert shapes[0] == shapes[1]
 
 

@@ -101,17 +101,17 @@ class RowAdam:
         whole, slope = (x.reshape(len(x), -1) for x in (self.table.data, self.table.grad))
         for row in sorted(set(rows)):
             if row not in self.held:
-                one = nn.Parameter(whole[row : row + 1].clone())
-                self.held[row] = one, torch.optim.SparseAdam([one], self.lr)
-            one, optimiser = self.held[row]
-            one.grad = (slope[row : row + 1] + 0.01 * one.detach()).to_sparse(1)
+                parameter = nn.Parameter(whole[row : row + 1].clone())
+                self.held[row] = parameter, torch.optim.SparseAdam([parameter], self.lr)
+            parameter, optimiser = self.held[row]
+            parameter.grad = (slope[row : row + 1] + 0.01 * parameter.detach()).to_sparse(1)
             optimiser.step()
-            whole[row] = one.detach()[0]
+            whole[row] = parameter.detach()[0]
 
 
 def train_plain(plain: Plain, given: TrainingSamples, batch: int, lr: float) -> None:
     movers = [RowAdam(plain.users.weight, lr), RowAdam(plain.items.weight, lr)]
-    heads = [RowAdam(one, lr) for one in plain.heads.values()]
+    heads = [RowAdam(entry, lr) for entry in plain.heads.values()]
     for key in ORDERS:
         order = np.empty(len(given.user), np.int64)
         shuffle_order(key, np.zeros(1, np.uint64), np.array([0, len(order)]), batch, order)
@@ -125,8 +125,8 @@ def train_plain(plain: Plain, given: TrainingSamples, batch: int, lr: float) -> 
             everything = plain.matrix is not None
             for mover, rows in zip(movers, (some.user, some.item), strict=True):
                 mover.step(range(len(mover.table)) if everything else rows.tolist())
-            for one in heads:
-                one.step(range(len(one.table)))
+            for head in heads:
+                head.step(range(len(head.table)))
 
 
 @pytest.mark.parametrize("piece", [512, 10])
@@ -135,9 +135,9 @@ def test_training_is_that_of_plain_torch(name: str, piece: int, monkeypatch: pyt
     monkeypatch.setattr(central_module, "_SAMPLES_PER_TASK", piece)
     central, state = model(name)
     plain = Plain(name, state, adjacency(*edges()) if name == "lightgcn" else None)
-    given = samples()
-    after = central.train(state, given, 16, ORDERS)
-    train_plain(plain, given, 16, 0.01)
+    inputs = samples()
+    after = central.train(state, inputs, 16, ORDERS)
+    train_plain(plain, inputs, 16, 0.01)
     for table, want in (("users", plain.users.weight), ("items", plain.items.weight)):
         np.testing.assert_allclose(after.values[table], want.detach().numpy(), rtol=1e-4, atol=1e-5)
         assert np.abs(after.values[table] - state.values[table]).max() > 0.05
@@ -168,10 +168,10 @@ def test_saved_state_continues_bit_for_bit(name: str, tmp_path: Path) -> None:
     half = central.train(state, samples(), 16, ORDERS[:1])
     write_arrays(tmp_path / "half.safetensors", half.arrays())
     back, _ = read_arrays(tmp_path / "half.safetensors")
-    again = central.train(CentralState.from_arrays(back), samples(), 16, ORDERS[1:])
-    assert again.arrays().keys() == whole.arrays().keys()
+    run = central.train(CentralState.from_arrays(back), samples(), 16, ORDERS[1:])
+    assert run.arrays().keys() == whole.arrays().keys()
     for k, v in whole.arrays().items():
-        assert np.array_equal(again.arrays()[k], v), k
+        assert np.array_equal(run.arrays()[k], v), k
     assert not np.array_equal(half.values["items"], whole.values["items"])
 
 
@@ -179,13 +179,13 @@ def test_saved_state_continues_bit_for_bit(name: str, tmp_path: Path) -> None:
 def test_threads_change_no_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(central_module, "_SAMPLES_PER_TASK", 64)
     central, state = model(name)
-    given, before, seen = samples(900), threads_in_use(), []
+    inputs, before, observations = samples(900), threads_in_use(), []
     for n in {1, before}:
         set_threads(n)
-        after = central.train(state, given, 256, ORDERS)
-        seen.append((after.values["users"], central.score(after, np.arange(N_USERS))))
+        after = central.train(state, inputs, 256, ORDERS)
+        observations.append((after.values["users"], central.score(after, np.arange(N_USERS))))
     set_threads(before)
-    assert all(np.array_equal(a, b) for a, b in zip(seen[0], seen[-1], strict=True))
+    assert all(np.array_equal(a, b) for a, b in zip(observations[0], observations[-1], strict=True))
 
 
 @every_model
@@ -205,10 +205,12 @@ def test_a_heavy_sample_counts_as_often_as_it_weighs(name: str) -> None:
     some = samples(4)
     weighed = replace(some, weight=np.array([1, 1, 2, 0], "f4"))
     twice = replace(some.take(np.array([0, 1, 2, 2])), weight=np.ones(4, "f4"))
-    one, other = (central.train(state, x, 4, ORDERS[:1]) for x in (weighed, twice))
+    first, other = (central.train(state, x, 4, ORDERS[:1]) for x in (weighed, twice))
     untouched = np.setdiff1d(np.arange(N_USERS), some.user)
-    np.testing.assert_allclose(one.values["users"][twice.user], other.values["users"][twice.user], rtol=1e-5, atol=1e-6)
-    assert name == "lightgcn" or np.array_equal(one.values["users"][untouched], state.values["users"][untouched])
+    np.testing.assert_allclose(
+        first.values["users"][twice.user], other.values["users"][twice.user], rtol=1e-5, atol=1e-6
+    )
+    assert name == "lightgcn" or np.array_equal(first.values["users"][untouched], state.values["users"][untouched])
 
 
 def test_user_and_item_vectors_match_those_of_the_agents() -> None:
@@ -257,8 +259,8 @@ def test_the_slope_reaches_rows_that_no_sample_has() -> None:
     graph = InteractionGraph.from_edges(np.array([0, 0, 1]), np.array([0, 1, 1]), np.ones(3), N_USERS, N_ITEMS)
     central = CentralModel(backbone, graph)
     state = model("lightgcn")[1]
-    one = TrainingSamples(np.array([0]), np.array([0]), np.ones(1, "f4"), np.ones(1, "f4"))
-    after = central.train(state, one, 4, ORDERS[:1])
+    training_samples = TrainingSamples(np.array([0]), np.array([0]), np.ones(1, "f4"), np.ones(1, "f4"))
+    after = central.train(state, training_samples, 4, ORDERS[:1])
     moved = [np.flatnonzero((after.values[k] != state.values[k]).any(1)).tolist() for k in ("users", "items")]
     assert moved == [[0, 1], [0, 1]]
 
@@ -271,10 +273,12 @@ def test_it_learns_the_checkerboard(name: str, options: dict[str, Any]) -> None:
     """Even users like even items; each user's samples leave out two items of either colour."""
     n_users, n_items = 12, 16
     user, item = (x.reshape(-1) for x in np.meshgrid(np.arange(n_users), np.arange(n_items), indexing="ij"))
-    held = (item // 2 + user) % 4 == 0
+    stored_state = (item // 2 + user) % 4 == 0
     label = (user % 2 == item % 2).astype("f4")
-    seen = TrainingSamples(user[~held], item[~held], label[~held], np.ones((~held).sum(), "f4"))
-    liked = ~held & (label == 1)
+    training_samples = TrainingSamples(
+        user[~stored_state], item[~stored_state], label[~stored_state], np.ones((~stored_state).sum(), "f4")
+    )
+    liked = ~stored_state & (label == 1)
     graph = (
         InteractionGraph.from_edges(user[liked], item[liked], np.ones(liked.sum()), n_users, n_items)
         if name == "lightgcn"
@@ -282,9 +286,9 @@ def test_it_learns_the_checkerboard(name: str, options: dict[str, Any]) -> None:
     )
     central = CentralModel(make_backbone(name, **{"item_lr_scale": 1.0, "init_std": 0.1} | options), graph)
     state = central.init_state(DRAWS, derive_keys(map(str, range(n_users))), derive_keys(map(str, range(n_items))))
-    after = central.train(state, seen, 32, [DRAWS.public("order", k) for k in range(80)])
+    after = central.train(state, training_samples, 32, [DRAWS.public("order", k) for k in range(80)])
     scores = central.score(after, np.arange(n_users))
-    good, bad = held & (label == 1), held & (label == 0)
+    good, bad = stored_state & (label == 1), stored_state & (label == 0)
     right = [scores[u, i] > scores[u, item[bad & (user == u)]] for u, i in zip(user[good], item[good], strict=True)]
     assert np.mean(right) > 0.97
 

@@ -65,5 +65,5 @@ def test_a_certificate_without_a_budget_compares(tmp_path: Path) -> None:
 
 def test_forgetting_under_a_budget_is_shown_in_words(tmp_path: Path) -> None:
     folder = trained_run("tally", tmp_path / "run")
-    said = call("forget", "--run", str(folder), "--user", "u3", "--all", "--verify", "--now")
-    assert "not verified: the run states an epsilon" in " ".join((said.out + said.err).split())
+    output = call("forget", "--run", str(folder), "--user", "u3", "--all", "--verify", "--now")
+    assert "not verified: the run states an epsilon" in " ".join((output.out + output.err).split())

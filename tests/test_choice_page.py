@@ -18,7 +18,7 @@ TINY = "synthetic:users=60,items=60,per_user=15,groups=4"
 
 def test_every_preset_is_compared_and_can_be_configured() -> None:
     experiment, settings = experiment_spec.load_experiment("choose")
-    assert {one.method for one in experiment.variants.values()} == set(preset_names())
+    assert {variant.method for variant in experiment.variants.values()} == set(preset_names())
     cells = experiment_spec.list_cells(experiment, settings, ["ml-100k"], experiment.backbones, 1)
     assert len(cells) == len(experiment.variants)  # each with one model
 
@@ -151,18 +151,23 @@ def test_the_same_run_under_another_name_stands_in_one_row() -> None:
 
 
 def test_largest_epsilon_names_its_privacy_unit() -> None:
-    said = {"noise": {"unit": "person", "threat": "local", "epsilon_of_a_release": 1.0}}
+    message = {"noise": {"unit": "person", "threat": "local", "epsilon_of_a_release": 1.0}}
     assert describe_promise(
-        {"promises": {**said, "dpps": {"unit": "silo", "threat": "central", "epsilon_most": 5.0}}}
+        {"promises": {**message, "dpps": {"unit": "silo", "threat": "central", "epsilon_most": 5.0}}}
     ) == ("a silo, from who gets the model")
-    assert describe_promise({"promises": said}) == "a person, from the server"
+    assert describe_promise({"promises": message}) == "a person, from the server"
     assert describe_promise({}) == ""
 
 
 def test_one_dataset_may_have_fewer_seeds() -> None:
     experiment, settings = experiment_spec.load_experiment("choose")
     cells = experiment_spec.list_cells(experiment, settings, ["ml-100k", "ml-1m"], ["tally"], 3, ["tally"])
-    assert [(one.dataset, one.seed) for one in cells] == [("ml-100k", 1), ("ml-1m", 1), ("ml-100k", 2), ("ml-100k", 3)]
+    assert [(cell.dataset, cell.seed) for cell in cells] == [
+        ("ml-100k", 1),
+        ("ml-1m", 1),
+        ("ml-100k", 2),
+        ("ml-100k", 3),
+    ]
 
 
 def sees(method: str, backbone: str = "mf", **more: object) -> str:
@@ -174,8 +179,8 @@ def sees(method: str, backbone: str = "mf", **more: object) -> str:
 def test_server_visibility_follows_the_trust_model() -> None:
     fixed, apart = {"aggregation": "fixed"}, {"aggregation": "fixed", "silos": 4, "in_silos": "apart"}
     threat = {name: [{"name": "dpps", "threat": name}] for name in ("local", "silo", "central")}
-    noised, clipped = "each person's update, with noise", "each person's clipped update; the model"
-    assert sees("dpps", parts=threat["local"], train={"aggregation": "mean"}).startswith(noised)
+    noisy_values, clipped = "each person's update, with noise", "each person's clipped update; the model"
+    assert sees("dpps", parts=threat["local"], train={"aggregation": "mean"}).startswith(noisy_values)
     assert sees("dpps", parts=threat["central"], train=fixed).startswith(clipped)
     assert sees("dp-fedavg").startswith(clipped)
     assert sees("dpps", parts=threat["silo"], train=apart).startswith(

@@ -95,12 +95,12 @@ COMMANDS = dict(leaves(typer.main.get_command(app)))
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
 def test_help_renders_in_80_columns_with_examples(path: tuple[str, ...]) -> None:
-    said = call(*path, "--help")
-    assert (said.code, said.err) == (0, "")
-    assert max(len(line.rstrip()) for line in said.out.splitlines()) <= 80
-    assert "`" not in said.out
+    output = call(*path, "--help")
+    assert (output.code, output.err) == (0, "")
+    assert max(len(line.rstrip()) for line in output.out.splitlines()) <= 80
+    assert "`" not in output.out
     examples = re.findall(r"`(tacita[^`]*)`", COMMANDS[path].callback.__doc__ or "") if COMMANDS[path].callback else []
-    flat = " ".join(said.out.split())
+    flat = " ".join(output.out.split())
     for example in examples:
         assert " ".join(example.split()) in flat
     if not isinstance(COMMANDS[path], TyperGroup):
@@ -125,18 +125,18 @@ def test_every_option_is_explained(path: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("arguments", [[], ["data"], ["bench"]], ids=str)
 def test_a_command_alone_shows_its_help(arguments: list[str]) -> None:
-    said = call(*arguments)
-    assert "Commands" in said.out + said.err
-    assert "Traceback" not in said.err
+    output = call(*arguments)
+    assert "Commands" in output.out + output.err
+    assert "Traceback" not in output.err
 
 
 def test_help_names_the_models_and_methods_there_are() -> None:
     from tacita.methods import preset_names
     from tacita.models.base import backbone_names
 
-    told = " ".join(call("train", "--help").out.split())
-    assert all(name in told for name in backbone_names())
-    named = re.search(r"fedavg, [a-z0-9, ]+", told)
+    report = " ".join(call("train", "--help").out.split())
+    assert all(name in report for name in backbone_names())
+    named = re.search(r"fedavg, [a-z0-9, ]+", report)
     assert named is not None
     assert {n.strip() for n in named[0].split(",")} - {""} <= set(preset_names())
 
@@ -181,15 +181,15 @@ finally:
 
 
 def test_train_writes_the_whole_folder_and_shows_the_controls() -> None:
-    said = call("train", "--data", SMALL_DATA, "--rounds", "3", "--out", "runs/x")
-    assert said.code == 0
+    output = call("train", "--data", SMALL_DATA, "--rounds", "3", "--out", "runs/x")
+    assert output.code == 0
     names = {"config.toml", "events.jsonl", "result.json", "server.safetensors", "clients.safetensors", "ids.json"}
-    assert {one.name for one in Path("runs/x").iterdir()} == names | {"report.html"}
+    assert {path.name for path in Path("runs/x").iterdir()} == names | {"report.html"}
     for word in ("ndcg@20", "recall@20", "fedavg", "random", "most popular", "no federation", "centralised linear"):
-        assert word in said.out
-    assert "mean 1–3" in said.out
-    assert "Report: runs/x/report.html" in said.err
-    assert max(map(len, said.out.splitlines())) <= 80
+        assert word in output.out
+    assert "mean 1–3" in output.out
+    assert "Report: runs/x/report.html" in output.err
+    assert max(map(len, output.out.splitlines())) <= 80
 
 
 def test_result_holds_what_was_promised(finished: Path) -> None:
@@ -215,9 +215,9 @@ def test_result_holds_what_was_promised(finished: Path) -> None:
 
 
 def test_json_is_the_result_alone(finished: Path) -> None:
-    said = call("train", "--data", SMALL_DATA, "--rounds", "3", "--out", "x", "--json")
-    assert (said.code, said.err) == (0, "")
-    assert json.loads(said.out) == json.loads((finished / "result.json").read_text())
+    output = call("train", "--data", SMALL_DATA, "--rounds", "3", "--out", "x", "--json")
+    assert (output.code, output.err) == (0, "")
+    assert json.loads(output.out) == json.loads((finished / "result.json").read_text())
 
 
 def test_threads_and_chunk_change_no_byte(finished: Path) -> None:
@@ -228,10 +228,10 @@ def test_threads_and_chunk_change_no_byte(finished: Path) -> None:
 
 
 def test_quiet_prints_only_the_result() -> None:
-    said = call("train", "--data", SMALL_DATA, *FAST, "--out", "x")
-    assert said.code == 0
-    assert said.err == ""
-    assert "fedavg" in said.out
+    output = call("train", "--data", SMALL_DATA, *FAST, "--out", "x")
+    assert output.code == 0
+    assert output.err == ""
+    assert "fedavg" in output.out
 
 
 def test_settings_come_from_the_file_then_flags_then_set() -> None:
@@ -246,16 +246,16 @@ def test_settings_come_from_the_file_then_flags_then_set() -> None:
 def test_runs_without_a_name_get_a_new_folder_each() -> None:
     for _ in range(2):
         assert call("train", "--data", SMALL_DATA, *FAST).code == 0
-    assert sorted(one.name for one in Path("runs").iterdir()) == ["synthetic-mf-fedavg-1", "synthetic-mf-fedavg-1-2"]
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["synthetic-mf-fedavg-1", "synthetic-mf-fedavg-1-2"]
 
 
 def test_many_blocks_become_rows_that_fit() -> None:
     data = "synthetic:users=60,items=40,per_user=25"  # enough for a test in each block
-    said = call("train", "--data", data, "--rounds", "1", "--set", "split.n_blocks=9", "--out", "x")
-    assert said.code == 0
-    assert "mean 1–8" in said.out
-    assert max(map(len, said.out.splitlines())) <= 80
-    assert "…" not in said.out
+    output = call("train", "--data", data, "--rounds", "1", "--set", "split.n_blocks=9", "--out", "x")
+    assert output.code == 0
+    assert "mean 1–8" in output.out
+    assert max(map(len, output.out.splitlines())) <= 80
+    assert "…" not in output.out
 
 
 CSVS: dict[str, Callable[[], str]] = {
@@ -273,15 +273,15 @@ CSVS: dict[str, Callable[[], str]] = {
 @pytest.mark.parametrize("kind", CSVS)
 def test_own_files_train_and_recommend(kind: str) -> None:
     source = CSVS[kind]()
-    said = call("train", "--data", source, "--rounds", "2", "--out", "o[/x]")
-    assert said.code == 0, said.err
+    output = call("train", "--data", source, "--rounds", "2", "--out", "o[/x]")
+    assert output.code == 0, output.err
     user = json.loads(Path("o[/x]/ids.json").read_text())["users"][0]
-    told = call("recommend", "--run", "o[/x]", "--user", user, "-k", "3")
-    assert told.code == 0, told.err
-    assert user in told.out
+    report = call("recommend", "--run", "o[/x]", "--user", user, "-k", "3")
+    assert report.code == 0, report.err
+    assert user in report.out
     if "titles" in kind:
-        assert "größe/" in told.out
-        assert "[bold]" in told.out
+        assert "größe/" in report.out
+        assert "[bold]" in report.out
 
 
 def test_tiny_table_is_refused_with_a_remedy_that_works() -> None:
@@ -289,9 +289,9 @@ def test_tiny_table_is_refused_with_a_remedy_that_works() -> None:
     assert_refused(f"train --method fedavg --data {source}", "5 interactions are too few", "split.n_blocks")
     args = ["train", "--data", source, "--rounds", "1", "--set", "split.n_blocks=1", "--out", "x"]
     assert_refused(args, "evaluate.k", "catalogue", "--set evaluate.k=[2] --set evaluate.select_by=ndcg@2")
-    said = call(*args, "--set", "evaluate.k=[2]", "--set", "evaluate.select_by=ndcg@2")
-    assert said.code == 0
-    assert "Nobody could be tested in block 0" in said.out
+    output = call(*args, "--set", "evaluate.k=[2]", "--set", "evaluate.select_by=ndcg@2")
+    assert output.code == 0
+    assert "Nobody could be tested in block 0" in output.out
 
 
 # Bad data
@@ -346,8 +346,8 @@ def test_columns() -> None:
     assert_refused("train --data x.csv --columns usr=user", "'usr'", "did you mean 'user'?")
     assert_refused("train --data x.csv --columns user", "--columns 'user' is not role=name")
     assert_refused(f"train --data {SMALL_DATA} --columns user=a", "--columns is for files")
-    said = call("train", "--data", "abc.csv", "--columns", "user=a, item = b", *FAST, "--out", "o")
-    assert said.code == 0
+    output = call("train", "--data", "abc.csv", "--columns", "user=a, item = b", *FAST, "--out", "o")
+    assert output.code == 0
 
 
 def test_names_and_specs() -> None:
@@ -467,14 +467,14 @@ SENSELESS: list[tuple[str, tuple[str, ...]]] = [
 
 @pytest.mark.parametrize(("setting", "words"), SENSELESS, ids=[s for s, _ in SENSELESS])
 def test_prediction_transfer_refuses_what_makes_no_sense_with_it(setting: str, words: tuple[str, ...]) -> None:
-    sets = [part for one in ("method=fedkdrec", *setting.split(" --set ")) for part in ("--set", one)]
+    sets = [part for element in ("method=fedkdrec", *setting.split(" --set ")) for part in ("--set", element)]
     assert_refused(["train", "--data", SMALL_DATA, *sets], *words)
 
 
 @pytest.mark.parametrize(("setting", "words"), SETTINGS, ids=[s for s, _ in SETTINGS])
 def test_a_bad_setting(setting: str, words: tuple[str, ...]) -> None:
     first, *more = setting.split(" --set ")
-    sets = [part for one in (first, *more) for part in ("--set", one)]
+    sets = [part for candidate in (first, *more) for part in ("--set", candidate)]
     assert_refused(["train", "--data", SMALL_DATA, *sets], *words)
 
 
@@ -551,7 +551,7 @@ def test_a_wrong_command_line(line: str, words: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("theirs", "given", "ours"),
+    ("other_values", "inputs", "ours"),
     [
         ("No such option: --dat Did you mean --data?", None, "no such option '--dat'; did you mean --data?"),
         (
@@ -568,14 +568,14 @@ def test_a_wrong_command_line(line: str, words: tuple[str, ...]) -> None:
     ],
 )
 def test_usage_errors_read_alike_across_typer_versions(
-    theirs: str, given: str | None, ours: str, capsys: pytest.CaptureFixture[str]
+    other_values: str, inputs: str | None, ours: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    error = SimpleNamespace(format_message=lambda: theirs, __cause__=None)
-    if given is not None:
-        error.__cause__ = SimpleNamespace(errors=lambda: [{"input": given}])
+    error = SimpleNamespace(format_message=lambda: other_values, __cause__=None)
+    if inputs is not None:
+        error.__cause__ = SimpleNamespace(errors=lambda: [{"input": inputs}])
     assert entry._explain_usage(error) == 2
-    said = capsys.readouterr().err
-    assert_one_sentence(CommandOutput(2, "", said), ours)
+    message = capsys.readouterr().err
+    assert_one_sentence(CommandOutput(2, "", message), ours)
 
 
 # Run folders
@@ -633,15 +633,15 @@ def test_a_full_disk_leaves_whole_files_and_the_run_goes_on(
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
-        said = call("train", "--data", SMALL_DATA, "--rounds", "3", "--out", "run")
+        output = call("train", "--data", SMALL_DATA, "--rounds", "3", "--out", "run")
     remedy = "try again" if nth <= 2 else "`tacita train --out run --resume` goes on"
-    assert_one_sentence(said, "no space left to write", remedy)
+    assert_one_sentence(output, "no space left to write", remedy)
     whole = ["config.toml", "ids.json", "server.safetensors", "clients.safetensors", "result.json", "report.html"]
     if nth <= 2:
-        assert "--resume" not in said.err  # there is nothing to go on with
+        assert "--resume" not in output.err  # there is nothing to go on with
         assert list(Path.cwd().iterdir()) == []
         return
-    assert {one.name for one in Path("run").iterdir()} == {"events.jsonl", *whole[: nth - 1]}
+    assert {path.name for path in Path("run").iterdir()} == {"events.jsonl", *whole[: nth - 1]}
     assert call("train", "--out", "run", "--resume").code == 0
     assert Path("run/result.json").read_bytes() == (finished / "result.json").read_bytes()
 
@@ -662,8 +662,8 @@ def test_a_disk_that_fills_up_between_rounds(finished: Path, monkeypatch: pytest
 
     with monkeypatch.context() as patched:
         patched.setattr(files.JsonLinesWriter, "__init__", small)
-        said = call("train", "--data", SMALL_DATA, "--rounds", "3", "--out", "run")
-    assert_one_sentence(said, "no space left to write run/events.jsonl", "--resume")
+        output = call("train", "--data", SMALL_DATA, "--rounds", "3", "--out", "run")
+    assert_one_sentence(output, "no space left to write run/events.jsonl", "--resume")
     assert call("train", "--out", "run", "--resume").code == 0
     assert Path("run/result.json").read_bytes() == (finished / "result.json").read_bytes()
     assert len(Path("run/events.jsonl").read_text().splitlines()) == 12
@@ -690,8 +690,8 @@ def test_resuming_a_finished_run_shows_it_again_and_mends_its_report(copied: Pat
     (copied / "report.html").unlink()
     (copied / "checkpoint.safetensors").touch()
     (copied / ".result.json.4242").touch()
-    said = call("train", "--resume", "--out", "run", "--quiet")
-    assert said.code == 0
+    output = call("train", "--resume", "--out", "run", "--quiet")
+    assert output.code == 0
     assert hash_folder(copied) == before
 
 
@@ -737,10 +737,10 @@ def test_damaged_files_of_a_run(
 def test_models_of_another_dataset_of_the_same_size(copied: Path) -> None:
     assert call("train", "--data", f"{SMALL_DATA},seed=9", *FAST, "--out", "other").code == 0
     for name in ("server.safetensors", "clients.safetensors"):
-        kept = (copied / name).read_bytes()
+        content = (copied / name).read_bytes()
         shutil.copy(Path("other") / name, copied / name)
         assert_refused("recommend --run run --user u1", name, "another dataset")
-        (copied / name).write_bytes(kept)
+        (copied / name).write_bytes(content)
     assert call("recommend", "--run", "run", "--user", "u1").code == 0
 
 
@@ -750,9 +750,9 @@ def test_models_of_another_dataset_of_the_same_size(copied: Path) -> None:
 @pytest.mark.parametrize(("backbone", "read"), [("mf", None), ("tally", "known")])
 def test_result_records_how_the_data_was_read(backbone: str, read: str | None) -> None:
     args = f"train --data {SMALL_DATA} --backbone {backbone} --rounds 1 --no-controls --set evaluate.read=known --out x"
-    said = call(*args.split())
-    assert said.code == 0, said
-    assert (", read known" in " ".join(said.out.split())) == (read is not None)
+    output = call(*args.split())
+    assert output.code == 0, output
+    assert (", read known" in " ".join(output.out.split())) == (read is not None)
     assert ("read 'known'" in html.unescape(Path("x/report.html").read_text())) == (read is not None)
     assert json.loads(Path("x/result.json").read_text())["read"] == read
 
@@ -763,8 +763,8 @@ def test_tally_replicates_differ_by_split_seed_not_run_seed(tmp_path: Path) -> N
         settings = f"--seed {seed} --set split.seed={split} --set split.kind=random"
         controls = "" if name == "a" else "--no-controls"
         assert call(*f"train --data {SMALL_DATA} --backbone tally {settings} {controls} --out {name}".split()).code == 0
-    said = call("report", "a", "b", "--latex", "same.tex")
-    assert "these 2 runs are the same numbers: vary split.seed" in " ".join(said.err.split() + said.out.split())
+    output = call("report", "a", "b", "--latex", "same.tex")
+    assert "these 2 runs are the same numbers: vary split.seed" in " ".join(output.err.split() + output.out.split())
     assert "pm" not in Path("same.tex").read_text()
     rows = json.loads(call("report", "a", "c", "--json").out)
     assert [(row["runs"], row["seeds"], row["splits"], row["note"]) for row in rows] == [(2, "1 3", "0 7", "")]
@@ -772,18 +772,18 @@ def test_tally_replicates_differ_by_split_seed_not_run_seed(tmp_path: Path) -> N
 
 
 def test_recommend_prints_a_table_and_json(finished: Path) -> None:
-    said = call("recommend", "--run", str(finished), "--user", "u1", "--user", "u2", "-k", "3")
-    assert (said.code, said.err) == (0, "")
-    assert "for user u1" in said.out
-    assert "for user u2" in said.out
-    told = call("recommend", "--run", str(finished), "--user", "u1", "-k", "3", "--json")
-    assert json.loads(told.out) == serving.recommend(finished, ["u1"], 3)
+    output = call("recommend", "--run", str(finished), "--user", "u1", "--user", "u2", "-k", "3")
+    assert (output.code, output.err) == (0, "")
+    assert "for user u1" in output.out
+    assert "for user u2" in output.out
+    report = call("recommend", "--run", str(finished), "--user", "u1", "-k", "3", "--json")
+    assert json.loads(report.out) == serving.recommend(finished, ["u1"], 3)
 
 
 def test_recommend_says_when_there_are_fewer(finished: Path) -> None:
-    said = call("recommend", "--run", str(finished), "--user", "u1", "-k", "40")
-    assert said.code == 0
-    assert re.search(r"Only \d+ items are left", said.err)
+    output = call("recommend", "--run", str(finished), "--user", "u1", "-k", "40")
+    assert output.code == 0
+    assert re.search(r"Only \d+ items are left", output.err)
     assert call("recommend", "--run", str(finished), "--user", "u1", "-k", "40", "--seen").err == ""
 
 
@@ -811,8 +811,8 @@ def test_folders_that_are_no_runs() -> None:
 
 
 def test_report_of_two_runs(copied: Path, finished: Path) -> None:
-    said = call("report", "run", str(finished), "--out", "both.html")
-    assert (said.code, said.out, said.err) == (0, "", "wrote both.html\n")
+    output = call("report", "run", str(finished), "--out", "both.html")
+    assert (output.code, output.out, output.err) == (0, "", "wrote both.html\n")
     assert Path("both.html").read_text().startswith("<!doctype html>")
     assert_refused("report run --out none/x.html", "cannot write none/x.html", "no folder none")
     assert_refused("report run --out run", "cannot write run")
@@ -844,8 +844,8 @@ def test_a_full_disk_leaves_the_report_that_was_there(
 
 def test_a_report_never_takes_the_place_of_a_pipe(copied: Path) -> None:
     os.mkfifo("pipe")
-    said = call("report", "run", "--out", "pipe")
-    assert_one_sentence(said, "cannot write pipe: it is a pipe or device")
+    output = call("report", "run", "--out", "pipe")
+    assert_one_sentence(output, "cannot write pipe: it is a pipe or device")
     assert Path("pipe").is_fifo()
 
 
@@ -861,38 +861,38 @@ def test_output_that_cannot_be_written_is_one_sentence() -> None:
 
 
 def test_data_list() -> None:
-    said = call("data", "list")
-    assert "amazon-industrial-scientific" in said.out
-    assert max(map(len, said.out.splitlines())) <= 80
+    output = call("data", "list")
+    assert "amazon-industrial-scientific" in output.out
+    assert max(map(len, output.out.splitlines())) <= 80
     assert set(json.loads(call("data", "list", "--json").out)["ml-100k"]) >= {"about", "terms", "origin"}
 
 
 def test_data_describe_goes_to_standard_output() -> None:
     write("x.csv", [(*r[:3], 1_600_000_000 + r[3]) for r in rows_of()])
-    said = call("data", "describe", "x.csv")
-    assert said.code == 0
-    assert said.err.count("\n") == 1
+    output = call("data", "describe", "x.csv")
+    assert output.code == 0
+    assert output.err.count("\n") == 1
     assert (
         "every row counts as liked, whatever its rating (1 to 5); tacita train --set split.min_rating=4 keeps"
-        in said.err
+        in output.err
     )
-    assert "user=user, item=item, rating=rating, timestamp=timestamp." in said.out
-    assert "rows: 400" in said.out
-    assert "time range: 2020-09-13 12:43 to 2020-09-13 12:49" in said.out
-    told = json.loads(call("data", "describe", "x.csv", "--json").out)
-    assert (told["rows"], told["users"], told["items"]) == (400, 20, 30)
-    assert told["dates"] == ["2020-09-13 12:43", "2020-09-13 12:49"]
-    assert told["columns"] == {name: name for name in HEAD}
-    assert told["unused columns"] == []
-    assert "split.min_rating=4" in told["notes"][0]
+    assert "user=user, item=item, rating=rating, timestamp=timestamp." in output.out
+    assert "rows: 400" in output.out
+    assert "time range: 2020-09-13 12:43 to 2020-09-13 12:49" in output.out
+    document = json.loads(call("data", "describe", "x.csv", "--json").out)
+    assert (document["rows"], document["users"], document["items"]) == (400, 20, 30)
+    assert document["dates"] == ["2020-09-13 12:43", "2020-09-13 12:49"]
+    assert document["columns"] == {name: name for name in HEAD}
+    assert document["unused columns"] == []
+    assert "split.min_rating=4" in document["notes"][0]
 
 
 def test_training_lists_used_skipped_and_unused_columns() -> None:
     rows = [(*r, f"{1 + n % 28:02}.09.2020") for n, r in enumerate(rows_of())]
     write("x.csv", [(u, i, r, d) for u, i, r, _, d in rows], ("user", "item", "rating", "day"))
-    said = call("train", "--data", "x.csv", "--rounds", "1", "--out", "a", "--set", "split.k_core=10")
-    assert said.code == 0
-    lines = said.err.splitlines()
+    output = call("train", "--data", "x.csv", "--rounds", "1", "--out", "a", "--set", "split.k_core=10")
+    assert output.code == 0
+    lines = output.err.splitlines()
     assert lines[0] == "x.csv: comma-separated with a header; user=user, item=item, rating=rating; not used: 'day'."
     assert '--columns time=day --date-format "%d.%m.%Y" uses it.' in lines[1]
     assert lines[2].startswith("every row counts as liked, whatever its rating (1 to 5)")
@@ -918,18 +918,18 @@ def test_date_and_decimal_formats_are_stored_with_the_run() -> None:
     assert (config["date_format"], config["decimal"]) == ("%d.%m.%Y", ",")
     Path("a/result.json").unlink()
     assert call("train", "--out", "a", "--resume", "--quiet").code == 0
-    told = json.loads(call("data", "describe", "x.csv", "--json", *flags).out)
-    assert told["dates"] == ["2020-09-01 00:00", "2020-09-20 00:00"]
+    document = json.loads(call("data", "describe", "x.csv", "--json", *flags).out)
+    assert document["dates"] == ["2020-09-01 00:00", "2020-09-20 00:00"]
     assert call("data", "import", "x.csv", "--out", "y.csv", *flags).code == 0
-    assert json.loads(call("data", "describe", "y.csv", "--json").out)["dates"] == told["dates"]
+    assert json.loads(call("data", "describe", "y.csv", "--json").out)["dates"] == document["dates"]
     assert_refused("data describe x.csv --decimal ;", "--decimal ';' is no decimal mark")
 
 
 def test_data_import_is_read_back_as_it_was() -> None:
     write("x.csv", rows_of(), separator=";")
     assert call("data", "import", "x.csv", "--out", "y.csv").code == 0
-    one, two = (json.loads(call("data", "describe", name, "--json").out) for name in ("x.csv", "y.csv"))
-    differ = {key for key in one if one[key] != two[key]}
+    first, two = (json.loads(call("data", "describe", name, "--json").out) for name in ("x.csv", "y.csv"))
+    differ = {key for key in first if first[key] != two[key]}
     assert differ <= {"name", "guessed"}
     assert_refused("data import x.csv --out y.csv", "y.csv exists")
     assert_refused("data import x.csv --out none/y.csv", "cannot write none/y.csv")
@@ -938,62 +938,62 @@ def test_data_import_is_read_back_as_it_was() -> None:
 def test_data_get_finds_a_folder(tmp_path: Path) -> None:
     (tmp_path / "data" / "lastfm-2k").mkdir(parents=True)
     write(str(tmp_path / "data" / "lastfm-2k" / "interactions.csv"), rows_of())
-    said = call("data", "get", "lastfm-2k", "--data-dir", str(tmp_path / "data"))
-    assert said.code == 0
-    assert "lastfm-2k is ready in" in said.err
+    output = call("data", "get", "lastfm-2k", "--data-dir", str(tmp_path / "data"))
+    assert output.code == 0
+    assert "lastfm-2k is ready in" in output.err
 
 
 def test_bench_prints_figures_and_json() -> None:
     line = ["bench", "scale", "--users", "50,100", "--items", "30", "--participants", "10", "--repeats", "1"]
-    said = call(*line)
-    assert (said.code, said.err) == (0, "")
-    assert "us_per_participant" in said.out
+    output = call(*line)
+    assert (output.code, output.err) == (0, "")
+    assert "us_per_participant" in output.out
     assert [row["users"] for row in json.loads(call(*line, "--json").out)["rows"]] == [50, 100]
-    told = json.loads(call("bench", "evaluate", "--data", SMALL_DATA, "--repeats", "1", "--json").out)
-    assert told["users"] > 0
+    document = json.loads(call("bench", "evaluate", "--data", SMALL_DATA, "--repeats", "1", "--json").out)
+    assert document["users"] > 0
 
 
 def test_bench_noise_requires_a_private_method() -> None:
-    said = call("bench", "noise", "--data", SMALL_DATA, "--method", "fedavg")
-    assert said.code == 2
-    assert "use --method dpps or dp-fedavg" in said.err
+    output = call("bench", "noise", "--data", SMALL_DATA, "--method", "fedavg")
+    assert output.code == 2
+    assert "use --method dpps or dp-fedavg" in output.err
 
 
 @pytest.mark.parametrize("more", [[], ["--method", "dp-fedavg"], ["--backbone", "tally"]], ids=str)
 def test_bench_compares_private_with_plain_rounds(more: list[str]) -> None:
-    told = json.loads(call("bench", "noise", "--data", SMALL_DATA, "--repeats", "2", "--json", *more).out)
-    assert told["people"] > 0
-    assert len(told["plain_ms_all"]) == len(told["private_ms_all"]) == 2
-    assert told["cpu_ratio"] == pytest.approx(told["private_cpu_ms"] / told["plain_cpu_ms"], rel=0.02)
+    document = json.loads(call("bench", "noise", "--data", SMALL_DATA, "--repeats", "2", "--json", *more).out)
+    assert document["people"] > 0
+    assert len(document["plain_ms_all"]) == len(document["private_ms_all"]) == 2
+    assert document["cpu_ratio"] == pytest.approx(document["private_cpu_ms"] / document["plain_cpu_ms"], rel=0.02)
 
 
 def test_bench_takes_rounds_of_two_checkouts_in_turns(tmp_path: Path) -> None:
     this = str(Path(tacita.__file__).parents[1])
-    told = json.loads(
+    document = json.loads(
         call(
             "bench", "rounds", "--data", SMALL_DATA, "--against", this, "--repeats", "1", "--threads", "1", "--json"
         ).out
     )
-    assert told["same_numbers"]
-    assert len(told["old_ms_all"]) == len(told["new_ms_all"]) == told["rounds"] == 10
-    assert told["ratio"] == pytest.approx(told["new_ms"] / told["old_ms"], abs=0.01)
+    assert document["same_numbers"]
+    assert len(document["old_ms_all"]) == len(document["new_ms_all"]) == document["rounds"] == 10
+    assert document["ratio"] == pytest.approx(document["new_ms"] / document["old_ms"], abs=0.01)
     (tmp_path / "tacita").mkdir()
     (tmp_path / "tacita" / "__init__.py").write_text("raise ValueError('too old')")
-    said = call("bench", "rounds", "--data", SMALL_DATA, "--against", str(tmp_path))
-    assert said.code == 2
-    assert "cannot be timed: ValueError: too old" in " ".join(said.err.split())
+    output = call("bench", "rounds", "--data", SMALL_DATA, "--against", str(tmp_path))
+    assert output.code == 2
+    assert "cannot be timed: ValueError: too old" in " ".join(output.err.split())
 
 
 def test_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = call("doctor")
-    assert (said.code, said.err) == (0, "")
+    output = call("doctor")
+    assert (output.code, output.err) == (0, "")
     for word in ("python", "numba", "tomli-w", "compiled kernels", "tacita data get ml-100k"):
-        assert word in said.out
+        assert word in output.out
     assert all(check["state"] in ("ok", "note") for check in json.loads(call("doctor", "--json").out))
     monkeypatch.setattr("tacita.doctor._list_required", lambda: ["no-such-package"])
-    said = call("doctor")
-    assert said.code == 1
-    assert "pip install no-such-package" in said.out
+    output = call("doctor")
+    assert output.code == 1
+    assert "pip install no-such-package" in output.out
 
 
 @pytest.mark.slow
@@ -1002,12 +1002,12 @@ def test_demo_runs_every_step() -> None:
     refuses_demo = call("demo", "--out", ".", "--data-dir", REAL)
     assert refuses_demo.code == 2
     assert refuses_demo.err == "tacita: . exists; choose another --out.\n"
-    said = call("demo", "--out", "demo", "--data-dir", REAL)
-    assert said.code == 0
+    output = call("demo", "--out", "demo", "--data-dir", REAL)
+    assert output.code == 0
     for word in ("ndcg@20: tally-order on ml-100k", "centralised linear", "F3CRec on MF", "no epsilon", "for user 196"):
-        assert word in said.out
-    assert "demo/report.html" in said.err
-    assert said.err.splitlines()[-1].endswith("demo/demo.png")
+        assert word in output.out
+    assert "demo/report.html" in output.err
+    assert output.err.splitlines()[-1].endswith("demo/demo.png")
     assert Path("demo/demo.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -1086,8 +1086,8 @@ def test_ctrl_c_leaves_a_run_that_goes_on() -> None:
 
 def test_options_of_parts_are_set_by_the_name_of_the_part() -> None:
     sets = ["replay.top_n=3", "replay.eps=0.5", "train.rounds=2"]
-    found = merge_settings(None, {"method": "f3crec"}, sets)
-    assert found == {"method": "f3crec", "parts": [{"name": "replay", "top_n": 3, "eps": 0.5}], "train": {"rounds": 2}}
+    result = merge_settings(None, {"method": "f3crec"}, sets)
+    assert result == {"method": "f3crec", "parts": [{"name": "replay", "top_n": 3, "eps": 0.5}], "train": {"rounds": 2}}
 
 
 def test_paper_preset_is_refused_as_a_tuning_base() -> None:

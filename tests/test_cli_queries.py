@@ -30,8 +30,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Three seeds of one recipe, and a run of another."""
     place = tmp_path_factory.mktemp("runs")
     quick: dict[str, Any] = {"train": {"rounds": 2}, "evaluate": {"controls": False}}
-    made = [tc.train(SMALL_DATA, seed=seed, out=place / f"seed-{seed}", **quick).folder for seed in (1, 2, 3)]
-    return [*made, tc.train(SMALL_DATA, backbone="tally", out=place / "tally", **quick).folder]
+    folders = [tc.train(SMALL_DATA, seed=seed, out=place / f"seed-{seed}", **quick).folder for seed in (1, 2, 3)]
+    return [*folders, tc.train(SMALL_DATA, backbone="tally", out=place / "tally", **quick).folder]
 
 
 # Recommend, similar
@@ -40,17 +40,17 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def test_a_run_is_named_by_an_argument_or_by_an_option(runs: list[Path]) -> None:
     """recommend and forget say --run, so everybody tries it with the others, too."""
     run, item = str(runs[-1]), tc.load(runs[-1]).items[0]
-    asked = [call("similar", *words, "--json") for words in ((run, item), ("--run", run, item), (item, "--run", run))]
-    assert len(json.loads(asked[0].out)) > 0
-    assert len({one.out for one in asked}) == 1
-    for words, said in {
+    outputs = [call("similar", *words, "--json") for words in ((run, item), ("--run", run, item), (item, "--run", run))]
+    assert len(json.loads(outputs[0].out)) > 0
+    assert len({entry.out for entry in outputs}) == 1
+    for words, message in {
         (): "name one run folder, as an argument or with --run",
         (run,): "name the item, too",
         ("--run", run, run, item): "name one run folder",
     }.items():
-        assert_refused(["similar", *words], said)
-    told = [call("ledger", *words).out for words in ((run,), ("--run", run))]
-    assert told[0] == told[1] != ""
+        assert_refused(["similar", *words], message)
+    outs = [call("ledger", *words).out for words in ((run,), ("--run", run))]
+    assert outs[0] == outs[1] != ""
     pages = {"argument.html": [run], "option.html": ["--run", run]}
     for page, words in pages.items():
         assert call("report", *words, "--out", page).code == 0
@@ -62,17 +62,17 @@ def test_a_run_is_named_by_an_argument_or_by_an_option(runs: list[Path]) -> None
 def test_recommendations_for_all_users_are_written_to_a_file(runs: list[Path]) -> None:
     whole = tc.load(runs[0]).recommend(k=4)
     for name, read in (("recs.parquet", pl.read_parquet), ("recs.csv", pl.read_csv)):
-        said = call("recommend", "--run", str(runs[0]), "--all", "-k", "4", "--out", name)
-        assert (said.code, said.out) == (0, "")
-        assert said.err.splitlines()[0] == f"wrote 240 rows to {name}"
-        assert "no epsilon" in said.err
-        found = read(name)
-        assert found["user"].to_list() == whole["user"].to_list()
-        assert found["item"].to_list() == whole["item"].to_list()
-        assert found["rank"].to_list() == [1, 2, 3, 4] * 60
-    one = ("--user", "u1", "--user", "u1", "-k", "4", "--out", "one.csv", "--json")
-    told = call("recommend", "--run", str(runs[0]), *one)
-    assert json.loads(told.out) == whole.filter(pl.col("user") == "u1").to_dicts()
+        output = call("recommend", "--run", str(runs[0]), "--all", "-k", "4", "--out", name)
+        assert (output.code, output.out) == (0, "")
+        assert output.err.splitlines()[0] == f"wrote 240 rows to {name}"
+        assert "no epsilon" in output.err
+        result = read(name)
+        assert result["user"].to_list() == whole["user"].to_list()
+        assert result["item"].to_list() == whole["item"].to_list()
+        assert result["rank"].to_list() == [1, 2, 3, 4] * 60
+    entry = ("--user", "u1", "--user", "u1", "-k", "4", "--out", "one.csv", "--json")
+    report = call("recommend", "--run", str(runs[0]), *entry)
+    assert json.loads(report.out) == whole.filter(pl.col("user") == "u1").to_dicts()
 
 
 def test_recommend_accepts_a_history(runs: list[Path]) -> None:
@@ -80,17 +80,17 @@ def test_recommend_accepts_a_history(runs: list[Path]) -> None:
         expected = tc.load(folder).fold_in(["i3", "i4"], 5, exclude=["i7"])
         ask = ("recommend", "--run", str(folder), "--history", "i3, i4", "--exclude", "i7", "-k", "5")
         assert json.loads(call(*ask, "--json").out) == expected.to_dicts()
-        said = call(*ask)
-        assert said.code == 0
-        assert all(item in said.out for item in expected["item"])
+        output = call(*ask)
+        assert output.code == 0
+        assert all(item in output.out for item in expected["item"])
 
 
 def test_similar_items_are_printed(runs: list[Path]) -> None:
     expected = tc.load(runs[3]).similar("i3", 4)
-    said = call("similar", str(runs[3]), "i3", "-k", "4")
-    assert said.code == 0
-    assert "like item i3" in said.out
-    assert all(item in said.out for item in expected["item"])
+    output = call("similar", str(runs[3]), "i3", "-k", "4")
+    assert output.code == 0
+    assert "like item i3" in output.out
+    assert all(item in output.out for item in expected["item"])
     assert json.loads(call("similar", str(runs[3]), "i3", "-k", "4", "--json").out) == expected.to_dicts()
 
 
@@ -127,15 +127,15 @@ def options(model: type[BaseModel]) -> int:
 
 def test_every_setting_is_listed_with_what_it_does() -> None:
     every = list_settings()
-    assert [one.key for one in every if one.owner == "run"] == list_keys(RunConfig)
+    assert [element.key for element in every if element.owner == "run"] == list_keys(RunConfig)
     for name in backbone_names():
-        assert sum(one.owner == f"backbone {name}" for one in every) == options(backbone_class(name).Config)
+        assert sum(element.owner == f"backbone {name}" for element in every) == options(backbone_class(name).Config)
     for name in part_names():
-        assert sum(one.owner == f"part {name}" for one in every) == options(part_class(name).Config)
-    assert [(one.owner, one.key) for one in every if not one.about] == []
-    for one in every:
-        if one.owner == "run" and one.default not in ("not set", "has to be given"):
-            json.loads(one.default)
+        assert sum(element.owner == f"part {name}" for element in every) == options(part_class(name).Config)
+    assert [(element.owner, element.key) for element in every if not element.about] == []
+    for entry in every:
+        if entry.owner == "run" and entry.default not in ("not set", "has to be given"):
+            json.loads(entry.default)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_every_setting_is_listed_with_what_it_does() -> None:
     ],
 )
 def test_settings_search_matches_a_word(word: str, keys: list[str]) -> None:
-    assert [one.key for one in find_settings(word)] == keys
+    assert [setting.key for setting in find_settings(word)] == keys
 
 
 def test_settings_search_knows_every_part_preset_and_backbone() -> None:
@@ -158,18 +158,18 @@ def test_settings_search_knows_every_part_preset_and_backbone() -> None:
         if name in part_names() and not part_class(name).Config.model_fields:
             continue
         assert find_settings(name), name
-    assert {one.owner for one in find_settings("f3crec")} >= {"part replay", "part temporal-mean"}
-    assert {one.key for one in find_settings("backbone.dim")} == {"backbone.dim"}
+    assert {setting.owner for setting in find_settings("f3crec")} >= {"part replay", "part temporal-mean"}
+    assert {setting.key for setting in find_settings("backbone.dim")} == {"backbone.dim"}
 
 
 def test_settings_suggests_the_nearest_name() -> None:
-    said = call("settings", "train.rounds")
-    assert (said.code, said.err) == (0, "")
-    assert "train.rounds = 100" in said.out
-    assert "most rounds in a block" in said.out
-    told = json.loads(call("settings", "split.kind", "--json").out)
-    assert told[0]["default"] == '"auto"'
-    assert '"leave-one-out"' in told[0]["kind"]
+    output = call("settings", "train.rounds")
+    assert (output.code, output.err) == (0, "")
+    assert "train.rounds = 100" in output.out
+    assert "most rounds in a block" in output.out
+    document = json.loads(call("settings", "split.kind", "--json").out)
+    assert document[0]["default"] == '"auto"'
+    assert '"leave-one-out"' in document[0]["kind"]
     assert_refused("settings train.round", "unknown setting 'train.round'", "did you mean 'train.rounds'?")
     assert_refused("settings taly", "did you mean 'tally'?")
     assert "backbone tally" in call("settings").out
@@ -180,8 +180,8 @@ def test_settings_suggests_the_nearest_name() -> None:
 
 def test_tables_and_pictures_for_a_paper(runs: list[Path]) -> None:
     names = ("--csv", "t.csv", "--svg", "t.svg", "--latex", "t.tex")
-    said = call("report", *map(str, runs), *names)
-    assert (said.code, said.err) == (0, "wrote t.csv\nwrote t.svg\nwrote t.tex\n")
+    output = call("report", *map(str, runs), *names)
+    assert (output.code, output.err) == (0, "wrote t.csv\nwrote t.svg\nwrote t.tex\n")
     assert not Path("report.html").exists()
     first, second = csv.DictReader(Path("t.csv").read_text().splitlines())
     together = tc.compare(runs, over="seeds").to_dicts()
@@ -210,16 +210,18 @@ def test_unknown_setting_without_near_name_lists_no_keys() -> None:
     assert_refused(["settings", "zzzz"], "unknown setting 'zzzz'", "`tacita settings` lists them all")
     with pytest.raises(
         tc.TacitaError, match=r"unknown key 'foo'.*known at the top: backbone, .*lists every key"
-    ) as told:
+    ) as error:
         tc.train(foo=1)
-    assert len(str(told.value)) < 300
+    assert len(str(error.value)) < 300
 
 
 def test_recommendations_of_one_user_equal_those_in_the_batch(runs: list[Path]) -> None:
-    one = json.loads(call("recommend", "--run", str(runs[0]), "--user", "u3", "-k", "4", "--json").out)["u3"]
+    entry = json.loads(call("recommend", "--run", str(runs[0]), "--user", "u3", "-k", "4", "--json").out)["u3"]
     every = json.loads(call("recommend", "--run", str(runs[0]), "--all", "-k", "4", "--json").out)
-    mine = [{name: value for name, value in row.items() if name != "user"} for row in every if row["user"] == "u3"]
-    assert [list(row) for row in one] == [list(row) for row in mine]
-    assert [(row["rank"], row["item"], row["title"]) for row in one] == [
-        (row["rank"], row["item"], row["title"]) for row in mine
+    own_values = [
+        {name: value for name, value in row.items() if name != "user"} for row in every if row["user"] == "u3"
+    ]
+    assert [list(row) for row in entry] == [list(row) for row in own_values]
+    assert [(row["rank"], row["item"], row["title"]) for row in entry] == [
+        (row["rank"], row["item"], row["title"]) for row in own_values
     ]

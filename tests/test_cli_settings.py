@@ -39,22 +39,22 @@ def test_tune_takes_columns_and_settings_and_answers_in_json(
     monkeypatch.setattr(tally_tuning, "GRID", {"ridge": [2.0, 5.0]})
     columns = ["--columns", "user=customer,item=sku,time=day"]
     more = ["--set", "backbone.recency=0", "--set", "split.k_core=0"]
-    asked = ["tune", "--backbone", "tally", "--data", shop, *columns, *SETTINGS, *more]
-    assert code_of([*asked, "--json", "--quiet"]) in (0, None)
-    found = json.loads(capsys.readouterr().out)
-    assert [one["options"] for one in found["datasets"][shop]] == [{"ridge": 2.0}, {"ridge": 5.0}]
-    assert found["chosen"][shop] in ({"ridge": 2.0}, {"ridge": 5.0})
-    assert "ndcg@5" in found["datasets"][shop][0]["test"]
+    request = ["tune", "--backbone", "tally", "--data", shop, *columns, *SETTINGS, *more]
+    assert code_of([*request, "--json", "--quiet"]) in (0, None)
+    document = json.loads(capsys.readouterr().out)
+    assert [dataset["options"] for dataset in document["datasets"][shop]] == [{"ridge": 2.0}, {"ridge": 5.0}]
+    assert document["chosen"][shop] in ({"ridge": 2.0}, {"ridge": 5.0})
+    assert "ndcg@5" in document["datasets"][shop][0]["test"]
 
 
 def test_settings_of_tune_are_those_of_a_run() -> None:
-    found = build_tuning_config(["x.csv"], "mf", "reg", 3, {"backbone": {"dim": 4}, "split": {"n_blocks": 2}})
-    assert found.backbone == {"name": "mf", "dim": 4}
-    assert found.split.n_blocks == 2
-    assert found.evaluate.controls is False
+    tuning_config = build_tuning_config(["x.csv"], "mf", "reg", 3, {"backbone": {"dim": 4}, "split": {"n_blocks": 2}})
+    assert tuning_config.backbone == {"name": "mf", "dim": 4}
+    assert tuning_config.split.n_blocks == 2
+    assert tuning_config.evaluate.controls is False
     assert build_tuning_config(["a"], "mf", "reg", 3).model_dump() == (
         RunConfig(data="a", backbone={"name": "mf"}, seed=3)
-        .model_copy(update={"evaluate": found.evaluate})
+        .model_copy(update={"evaluate": tuning_config.evaluate})
         .model_dump()
     )
     for wrong in ({"method": "ft"}, {"parts": []}, {"seed": 2}):
@@ -67,22 +67,22 @@ def test_settings_of_tune_are_those_of_a_run() -> None:
 def test_an_audit_takes_columns_and_settings(
     shop: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heard: list[RunConfig] = []
+    messages: list[RunConfig] = []
 
     def listen(config: RunConfig, *others: Any) -> dict[str, Any]:
-        heard.append(config)
+        messages.append(config)
         return {"heard": True}
 
     monkeypatch.setattr(tally_settings, "audit_tally", listen)
-    asked = ["audit", "tally", "--data", shop, "--columns", "user=customer,item=sku", "--set", "backbone.keep=50"]
-    assert code_of([*asked, "--brief", "--json", "--quiet"]) in (0, None)
+    request = ["audit", "tally", "--data", shop, "--columns", "user=customer,item=sku", "--set", "backbone.keep=50"]
+    assert code_of([*request, "--brief", "--json", "--quiet"]) in (0, None)
     assert json.loads(capsys.readouterr().out) == {"heard": True}
-    assert heard[0].columns == {"user": "customer", "item": "sku"}
-    assert heard[0].backbone == {"name": "tally", "keep": 50}
+    assert messages[0].columns == {"user": "customer", "item": "sku"}
+    assert messages[0].backbone == {"name": "tally", "keep": 50}
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["audit", "tally", "--run", "x", "--set", "backbone.keep=5"], "go with --data"),
         (["audit", "scores", "--run", "x", "--columns", "user=a,item=b"], "go with --data"),
@@ -91,8 +91,8 @@ def test_an_audit_takes_columns_and_settings(
     ],
 )
 def test_unknown_settings_are_refused_in_one_sentence(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert code_of(words) == 2
-    told = capsys.readouterr()
-    assert said in " ".join((told.out + told.err).split())
+    captured = capsys.readouterr()
+    assert message in " ".join((captured.out + captured.err).split())

@@ -136,9 +136,9 @@ def test_decimal_commas_are_read_where_they_are_plain_or_asked_for(tmp_path: Pat
     assert bare.rating.tolist() == [1.5, 4.0]
     unclear = csv(tmp_path, "user;item;rating", "a;x;1,500", "b;y;2,25")
     assert "--decimal ," in refusal(unclear)
-    asked = load(unclear, decimal=",")
-    assert asked.rating is not None
-    assert asked.rating.tolist() == [1.5, 2.25]
+    request = load(unclear, decimal=",")
+    assert request.rating is not None
+    assert request.rating.tolist() == [1.5, 2.25]
     assert "no number: '3.5'" in refusal(csv(tmp_path, "user;item;rating", "a;x;3.5"), decimal=",")
 
 
@@ -180,7 +180,7 @@ def test_json_lines_are_read(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('{"user": 1, "item": 2}\n\n{"user": 1,\n', "line 3 is not a JSON object"),
         ('{"user": 1, "item": 2}\n[1, 2]\n', "line 2 is not a JSON object"),
@@ -193,15 +193,15 @@ def test_json_lines_are_read(tmp_path: Path, name: str) -> None:
         ("{}\n", "no user and no item column"),
     ],
 )
-def test_bad_json_lines_get_one_sentence(tmp_path: Path, text: str, said: str) -> None:
-    assert said in refusal(put(tmp_path / "mine.jsonl", text))
+def test_bad_json_lines_get_one_sentence(tmp_path: Path, text: str, message: str) -> None:
+    assert message in refusal(put(tmp_path / "mine.jsonl", text))
 
 
 def test_a_header_that_repeats_a_name_is_refused_until_somebody_says_which(tmp_path: Path) -> None:
     source = csv(tmp_path, "user,item,item,note,note", "a,x,y,1,2", "b,y,z,1,2")
-    said = refusal(source)
-    assert "the header names 'item' 2 times, as columns 2 and 3" in said
-    assert "--columns item=2" in said
+    message = refusal(source)
+    assert "the header names 'item' 2 times, as columns 2 and 3" in message
+    assert "--columns item=2" in message
     assert load(source, columns={"item": "3"}).item_ids == ("y", "z")
     assert "'item' 2 times" in refusal(source, columns={"item": "item"})
     twice = refusal(csv(tmp_path, "user,item,user,item", "a,x,b,y"))

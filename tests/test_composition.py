@@ -45,18 +45,18 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def config_of(kind: str) -> str:
-    said = {"data": SMALL, **QUIET, **KINDS[kind]}
-    return resolve_config(said, "the test").model_dump_json(exclude_none=True)
+    message = {"data": SMALL, **QUIET, **KINDS[kind]}
+    return resolve_config(message, "the test").model_dump_json(exclude_none=True)
 
 
 def accounts(folder: Path) -> dict[str, Any]:
-    held = read_arrays(folder / "clients.safetensors")[0]
-    return {name: held[f"parts/dpps/{name}"] for name in ACCOUNT_ARRAYS}
+    state = read_arrays(folder / "clients.safetensors")[0]
+    return {name: state[f"parts/dpps/{name}"] for name in ACCOUNT_ARRAYS}
 
 
 def keeps_its_budgets(folder: Path) -> None:
     """Nobody has spent more than their budget, and what is written down is what the releases cost."""
-    (part,) = (one for one in build_plan(open_saved(folder).config).parts if isinstance(one, DPPS))
+    (part,) = (entry for entry in build_plan(open_saved(folder).config).parts if isinstance(entry, DPPS))
     account = accounts(folder)
     spent = part.ledger().epsilon(account)
     assert (spent <= account["budget"] * MICRO + 1e-9).all()
@@ -72,8 +72,8 @@ def test_kill_9_changes_neither_numbers_nor_ledger(kind: str, tmp_path: Path) ->
     command = [sys.executable, "-c", KILL_SCRIPT, config_of(kind), "7", "4"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["kills"] >= told["cases"] >= 1
+    document = json.loads(done.stdout)
+    assert document["kills"] >= document["cases"] >= 1
     whole = tmp_path / "whole"
     result = json.loads((whole / "result.json").read_text())
     assert result["privacy"]["silent_by_budget"] > 0
@@ -102,17 +102,17 @@ def takes_back(folder: Path) -> None:
 
 def test_score_uploads_refuse_budgets_and_row_parts() -> None:
     """Of the four papers FedKDRec stays apart, and each refusal says why."""
-    for one in FOUR.PARTS:
-        said = (
-            "no bounded mechanism for scores" if one["name"] == "dpps" else "sends predictions, which it cannot change"
+    for part in FOUR.PARTS:
+        message = (
+            "no bounded mechanism for scores" if part["name"] == "dpps" else "sends predictions, which it cannot change"
         )
-        settings = resolve_config({"data": SMALL, "method": "fedkdrec", "parts": [one]}, "the test")
-        with pytest.raises(TacitaError, match=said):
+        settings = resolve_config({"data": SMALL, "method": "fedkdrec", "parts": [part]}, "the test")
+        with pytest.raises(TacitaError, match=message):
             build_plan(settings).learner.check()
 
 
 def test_example_runs_and_states_its_epsilon(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     FOUR.main(tmp_path / "run", SMALL, train={"rounds": 1, "aggregation": "mean"})
-    said = capsys.readouterr().out
-    assert said.count("protects a person against the server") == 2
-    assert "takes back what they shared: " in said
+    message = capsys.readouterr().out
+    assert message.count("protects a person against the server") == 2
+    assert "takes back what they shared: " in message

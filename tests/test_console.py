@@ -31,9 +31,9 @@ CLOCK = r"\d+:\d\d:\d\d"
 
 def call(*arguments: str) -> tuple[str, str]:
     out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as left:
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as error:
         main(list(arguments))
-    assert left.value.code == 0, err.getvalue()
+    assert error.value.code == 0, err.getvalue()
     return out.getvalue(), err.getvalue()
 
 
@@ -77,7 +77,7 @@ def test_audit_prints_progress_to_a_pipe(monkeypatch: pytest.MonkeyPatch, more: 
     """Every attack may take minutes: the verb passes on what the audit says of them."""
 
     def slow(*given: object) -> None:
-        on_done = next(one for one in given if callable(one))
+        on_done = next(entry for entry in given if callable(entry))
         for done in range(3):
             on_done(done, 9)
             time.sleep(0.1)
@@ -87,8 +87,8 @@ def test_audit_prints_progress_to_a_pipe(monkeypatch: pytest.MonkeyPatch, more: 
     err = io.StringIO()
     with contextlib.redirect_stderr(err), pytest.raises(SystemExit):
         main(["audit", "tally", "--data", SMALL, *more])
-    told = bool(re.search(rf"(?m)^{CLOCK} attacks · 2/9 · {CLOCK} left$", err.getvalue()))
-    assert told == (more != ["--quiet"])
+    report = bool(re.search(rf"(?m)^{CLOCK} attacks · 2/9 · {CLOCK} left$", err.getvalue()))
+    assert report == (more != ["--quiet"])
     assert err.getvalue().splitlines()[-1] == "tacita: enough."
 
 
@@ -98,9 +98,9 @@ def test_long_step_without_callbacks_still_prints_progress(quiet: bool) -> None:
     with contextlib.redirect_stderr(err), console.show_clock("reading [x]", quiet):
         time.sleep(0.15)
     assert bool(re.search(rf"(?m)^{CLOCK} reading \[x\]$", err.getvalue())) != quiet
-    told = err.getvalue()
+    text = err.getvalue()
     time.sleep(0.1)
-    assert err.getvalue() == told, "the teller ends with the work"
+    assert err.getvalue() == text, "the teller ends with the work"
 
 
 def test_counted_progress_shows_note_and_time_left() -> None:
@@ -147,8 +147,8 @@ def test_a_comparison_names_tally_once(tally: Path) -> None:
 def test_the_progress_of_tally_counts_the_rounds_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console, "LINE_SECONDS", 0.001)
     _, err = call("train", "--data", "synthetic:users=300,items=300,per_user=20", "--backbone", "tally")
-    told = set(re.findall(r"block \d/4 round \d/(\d+)", err))
-    assert told == {"5"}, "a round for each recency that is tried"
+    matches = set(re.findall(r"block \d/4 round \d/(\d+)", err))
+    assert matches == {"5"}, "a round for each recency that is tried"
 
 
 # Nobody is known
@@ -163,15 +163,15 @@ def forgotten(tally: Path, tmp_path: Path) -> Path:
 
 def test_forgotten_user_gets_popular_items_marked_as_such(forgotten: Path) -> None:
     out, _ = call("recommend", "--run", "run", "--user", "u1", "--user", "u2", "-k", "3")
-    mine, other = out.split("for user u2")
-    assert "for user u1: popular items, nothing is known of this person" in " ".join(mine.split())
-    assert "popularity" in mine
-    assert "people" not in mine  # it is decayed and may be noised
-    assert "score" not in mine
+    own_values, other = out.split("for user u2")
+    assert "for user u1: popular items, nothing is known of this person" in " ".join(own_values.split())
+    assert "popularity" in own_values
+    assert "people" not in own_values  # it is decayed and may be noised
+    assert "score" not in own_values
     assert "nothing is known" not in other
-    told = json.loads(call("recommend", "--run", "run", "--user", "u1", "--user", "u2", "-k", "3", "--json")[0])
-    assert {one["basis"] for one in told["u1"]} == {"popularity"}
-    assert {one["basis"] for one in told["u2"]} == {"history"}
+    document = json.loads(call("recommend", "--run", "run", "--user", "u1", "--user", "u2", "-k", "3", "--json")[0])
+    assert {entry["basis"] for entry in document["u1"]} == {"popularity"}
+    assert {entry["basis"] for entry in document["u2"]} == {"history"}
 
 
 TOLD = "lists/parts/statistic/told:item"
@@ -183,9 +183,9 @@ def test_popularity_excludes_users_who_left(tally: Path, forgotten: Path) -> Non
     counts = {raw: 0 for raw in saved.ids["items"]}
     for item in saved.client_arrays[TOLD]:
         counts[saved.ids["items"][item]] += 1
-    found = serving.recommend(forgotten, ["u1"], 40)["u1"]
-    assert {one["item"]: one["score"] for one in found} == counts
-    assert [one["score"] for one in found] == sorted(counts.values(), reverse=True)
+    result = serving.recommend(forgotten, ["u1"], 40)["u1"]
+    assert {entry["item"]: entry["score"] for entry in result} == counts
+    assert [entry["score"] for entry in result] == sorted(counts.values(), reverse=True)
     assert sum(counts.values()) < len(open_saved(tally).client_arrays[TOLD])
 
 
@@ -247,6 +247,6 @@ def test_ids_with_control_characters_or_formulas_are_escaped() -> None:
     _, err = call("recommend", "--run", "odd", "--all", "-k", "12", "--seen", "--out", "recs.csv")
     assert "begin with =, +, - or @" in err
     assert evil in Path("recs.csv").read_text(encoding="utf-8")  # files hold ids as they are
-    with contextlib.redirect_stderr(io.StringIO()) as said, pytest.raises(SystemExit):
+    with contextlib.redirect_stderr(io.StringIO()) as message, pytest.raises(SystemExit):
         main(["recommend", "--run", "odd", "--user", "\x1b[2Jnobody"])
-    assert "\x1b" not in said.getvalue()
+    assert "\x1b" not in message.getvalue()

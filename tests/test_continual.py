@@ -85,13 +85,13 @@ Spec = dict[str, Any]
 def blocks_of(n_blocks: int = 2, new_items: int = 4, n_users: int = 8, n_items: int = 40, more: int = 2) -> BlockStream:
     """A stream in which every later block has all users so far, some new ones and some new items."""
     rng = np.random.default_rng(5)
-    made: list[Block] = []
+    result: list[Block] = []
     for index in range(n_blocks):
         users, items = n_users + more * index, n_items + new_items * index
-        mine = [rng.choice(items, 9, replace=False).tolist() for _ in range(users)]
-        parts = [m[:6] for m in mine], [m[6:7] for m in mine], [m[7:] for m in mine]
-        made.append(make_block(index, items, *parts, known=users - more if index else 0))
-    return make_stream(*made)
+        own_values = [rng.choice(items, 9, replace=False).tolist() for _ in range(users)]
+        parts = [m[:6] for m in own_values], [m[6:7] for m in own_values], [m[7:] for m in own_values]
+        result.append(make_block(index, items, *parts, known=users - more if index else 0))
+    return make_stream(*result)
 
 
 def federation(
@@ -166,12 +166,12 @@ def model_of(progress: Progress) -> Arrays:
 
 def scores_of(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Everything but the traffic."""
-    return [{k: v for k, v in one.items() if not k.startswith("bytes")} for one in results]
+    return [{k: v for k, v in result.items() if not k.startswith("bytes")} for result in results]
 
 
 def assert_same_model(one: Progress, other: Progress) -> None:
-    mine, yours = model_of(one), model_of(other)
-    assert all(np.array_equal(mine[k], yours[k]) for k in mine)
+    model, yours = model_of(one), model_of(other)
+    assert all(np.array_equal(model[k], yours[k]) for k in model)
 
 
 def with_held(view: CohortView, name: str, **held: AnyArray) -> CohortView:
@@ -276,10 +276,10 @@ def test_a_whole_list_joins_the_loss_as_the_slow_loop_has_it(name: str, stepper:
     fed = federation([{"name": "replay", "eps": 0.0, "top_n": 5, "weight": 2.0}], name, stepper=stepper)
     progress = in_block(fed, 1, rounds=1)
     view = cohort(fed, progress)
-    held = view.parts["replay"]
+    replay = view.parts["replay"]
 
     def more(user: int, step: int, phase: int) -> list[tuple[int, float, float]]:
-        pairs = zip(held["list"][user], held["label"][user], strict=True)
+        pairs = zip(replay["list"][user], replay["label"][user], strict=True)
         return [(int(i), float(y), 2.0 / 5) for i, y in pairs if i >= 0]
 
     assert_as_slow(fed, progress, view, more=more)
@@ -315,22 +315,22 @@ def test_the_teacher_of_a_user_who_was_away_has_the_latest_table_and_the_users_l
     fed = federation("kd", stream=stream)
     first = in_block(fed, 1).clients.parts["replay"]
     progress = in_block(fed, 2)
-    held = progress.clients.parts["replay"]
-    assert np.array_equal(held["list"][0], first["list"][0])
-    assert np.array_equal(held["teacher"][0], first["teacher"][0])
+    replay = progress.clients.parts["replay"]
+    assert np.array_equal(replay["list"][0], first["list"][0])
+    assert np.array_equal(replay["teacher"][0], first["teacher"][0])
     table = progress.server.items
     assert np.array_equal(table, progress.server.parts["replay"]["table"])
-    expected = expit(score_lists(fed.backbone, held["teacher"][:1], {}, table, held["list"][:1]))
-    np.testing.assert_allclose(held["label"][:1], expected, rtol=1e-6)
-    assert not np.array_equal(held["list"][1], first["list"][1])
+    expected = expit(score_lists(fed.backbone, replay["teacher"][:1], {}, table, replay["list"][:1]))
+    np.testing.assert_allclose(replay["label"][:1], expected, rtol=1e-6)
+    assert not np.array_equal(replay["list"][1], first["list"][1])
 
 
 def test_a_teacher_is_the_last_model_even_where_the_student_starts_afresh() -> None:
     """B.5, rows 10 and 12: only the teacher's scores carry what a returning user was."""
-    kept, reset = (in_block(federation("kd", reset_private_each_block=on), 1) for on in (False, True))
-    assert not np.array_equal(reset.clients.private[:8], kept.clients.private[:8])
-    for one in ("list", "label", "teacher"):
-        assert np.array_equal(reset.clients.parts["replay"][one], kept.clients.parts["replay"][one])
+    state, reset = (in_block(federation("kd", reset_private_each_block=on), 1) for on in (False, True))
+    assert not np.array_equal(reset.clients.private[:8], state.clients.private[:8])
+    for name in ("list", "label", "teacher"):
+        assert np.array_equal(reset.clients.parts["replay"][name], state.clients.parts["replay"][name])
 
 
 def test_the_list_can_leave_out_the_training_items() -> None:
@@ -338,13 +338,13 @@ def test_the_list_can_leave_out_the_training_items() -> None:
         in_block(federation([{"name": "replay", "topn_mask": how, "top_n": 20}]), 1) for how in ("none", "train")
     )
     train = blocks_of().blocks[0].train
-    kept = [
-        np.isin(one.clients.parts["replay"]["list"][u], train.row(u)).sum()
-        for one in (unmasked, masked)
+    totals = [
+        np.isin(candidate.clients.parts["replay"]["list"][u], train.row(u)).sum()
+        for candidate in (unmasked, masked)
         for u in range(8)
     ]
-    assert sum(kept[:8]) > 0
-    assert sum(kept[8:]) == 0
+    assert sum(totals[:8]) > 0
+    assert sum(totals[8:]) == 0
 
 
 # G.2, 6, 7 and 11: the item-wise temporal mean
@@ -498,22 +498,26 @@ def test_block_ends_with_the_state_of_its_best_round(name: str) -> None:
     specs = [{"name": "replay", "top_n": 10}, {"name": "temporal-mean"}, {"name": "error-memory", "size": 20}]
     specs.append({"name": "proxies"})
     fed = federation(specs, name, rounds=8)
-    progress, seen = started(fed), []
-    run_block(fed, progress, lambda report, now: seen.append((now.server, now.clients.copy())))
+    progress, observations = started(fed), []
+    run_block(fed, progress, lambda report, now: observations.append((now.server, now.clients.copy())))
     assert progress.best_round < 8
-    server, clients = seen[progress.best_round - 1]
+    server, clients = observations[progress.best_round - 1]
     memory = {k: v.copy() for k, v in clients.parts["error-memory"].items()}
-    assert any(not np.array_equal(memory[k], seen[-1][1].parts["error-memory"][k]) for k in memory)
+    assert any(not np.array_equal(memory[k], observations[-1][1].parts["error-memory"][k]) for k in memory)
     end_block(fed, progress)
-    held, kept = progress.clients.parts, progress.server.parts
+    state, retained_state = progress.clients.parts, progress.server.parts
     assert np.array_equal(progress.server.items, server.items)
     assert np.array_equal(progress.clients.private, clients.private)
-    assert np.array_equal(held["replay"]["teacher"], clients.private)
+    assert np.array_equal(state["replay"]["teacher"], clients.private)
     best, _ = best_items(score_all(fed.backbone, clients.private, {}, server.items), 10)
-    assert np.array_equal(held["replay"]["list"], best)
-    assert np.array_equal(held["proxies"]["stability"], clients.private)
-    assert all(np.array_equal(held["error-memory"][k], memory[k]) for k in memory)
-    for table in (kept["replay"]["table"], kept["temporal-mean"]["anchor"], kept["proxies"]["stability.table"]):
+    assert np.array_equal(state["replay"]["list"], best)
+    assert np.array_equal(state["proxies"]["stability"], clients.private)
+    assert all(np.array_equal(state["error-memory"][k], memory[k]) for k in memory)
+    for table in (
+        retained_state["replay"]["table"],
+        retained_state["temporal-mean"]["anchor"],
+        retained_state["proxies"]["stability.table"],
+    ):
         assert np.array_equal(table, server.items)
     begin_block(fed, progress, 1)
     expected = expit(score_lists(fed.backbone, clients.private, {}, server.items, best))
@@ -537,16 +541,16 @@ def test_ranks_under_local_models_are_those_of_a_sorted_table(name: str, silos: 
     local.rows[moved] = items[rng.integers(0, len(items), len(moved))]  # some equal to rows of other items
     users = np.flatnonzero(view.parts["replay"]["list"][:, 0] >= 0).astype(np.int32)
     lists = view.parts["replay"]["list"][users]
-    found = rank_listed_items(fed.parts[0], view, local, users, lists).reshape(lists.shape)
+    listed_items = rank_listed_items(fed.parts[0], view, local, users, lists).reshape(lists.shape)
     client = np.repeat(np.arange(view.n_clients), np.diff(view.user_ptr))
     for k, user in enumerate(users):
         table = view.items.copy()
-        mine = slice(local.row_start[client[user]], local.row_start[client[user] + 1])
-        table[local.row_item[mine]] = local.rows[mine]
+        own_values = slice(local.row_start[client[user]], local.row_start[client[user] + 1])
+        table[local.row_item[own_values]] = local.rows[own_values]
         order = np.argsort(-one_by_one(fed, local.private[user], table), kind="stable")
         place = np.empty(len(order), int)
         place[order] = np.arange(1, len(order) + 1)
-        assert found[k].tolist() == place[lists[k]].tolist()
+        assert listed_items[k].tolist() == place[lists[k]].tolist()
 
 
 def one_by_one(fed: Federation, private: Floats, table: Floats) -> Floats:
@@ -564,7 +568,7 @@ def one_by_one(fed: Federation, private: Floats, table: Floats) -> Floats:
 
 def pulled(view: CohortView, table: Floats, strength: float) -> Any:
     """After every step, x <- (x + 2 rate s old) / (1 + 2 rate s) on all old rows and returning users' vectors."""
-    held = view.parts["proximal"]
+    proximal = view.parts["proximal"]
 
     def after_step(device: Device, users: list[int], groups: Groups) -> None:
         rate = {id(p): lr for params, lr in groups for p in params}
@@ -572,10 +576,10 @@ def pulled(view: CohortView, table: Floats, strength: float) -> Any:
             k = 2 * rate[id(device.items)] * strength
             device.items[: len(table)] = (device.items[: len(table)] + k * torch.from_numpy(table)) / (1 + k)
             for row, user in enumerate(users):
-                cuts = torch.from_numpy(held["private"][user]).split(list(device.widths.values()))
-                for own, old in zip((device.own[one] for one in device.widths), cuts, strict=True):
+                cuts = torch.from_numpy(proximal["private"][user]).split(list(device.widths.values()))
+                for own, old in zip((device.own[width] for width in device.widths), cuts, strict=True):
                     k = 2 * rate[id(own)] * strength
-                    if held["returning"][user]:
+                    if proximal["returning"][user]:
                         own[row] = (own[row] + k * old) / (1 + k)
 
     return after_step
@@ -614,17 +618,17 @@ def uneven() -> BlockStream:
 
 def test_reg_without_end_freezes_old_rows_and_leaves_new_ones_to_fine_tuning() -> None:
     stream = blocks_of(new_items=10)
-    held, free = (
+    state, free = (
         in_block(federation(p, stream=stream, batch_size=512), 1)
         for p in ([{"name": "proximal", "strength": 1e9}], "ft")
     )
-    before = held.server.items.copy()
-    play_round(federation([{"name": "proximal", "strength": 1e9}], stream=stream, batch_size=512), held)
+    before = state.server.items.copy()
+    play_round(federation([{"name": "proximal", "strength": 1e9}], stream=stream, batch_size=512), state)
     play_round(federation("ft", stream=stream, batch_size=512), free)
-    np.testing.assert_allclose(held.server.items[:40], before[:40], atol=1e-5)
+    np.testing.assert_allclose(state.server.items[:40], before[:40], atol=1e-5)
     assert np.abs(free.server.items[:40] - before[:40]).max() > 0.01
-    np.testing.assert_allclose(held.server.items[40:], free.server.items[40:], atol=1e-6)
-    assert np.abs(held.server.items[40:] - before[40:]).max() > 0.01
+    np.testing.assert_allclose(state.server.items[40:], free.server.items[40:], atol=1e-6)
+    assert np.abs(state.server.items[40:] - before[40:]).max() > 0.01
 
 
 def test_the_explicit_step_would_diverge_beyond_one_over_the_rate_and_the_implicit_one_does_not() -> None:
@@ -658,10 +662,10 @@ def remembering(n_users: int, n_items: int, **options: Any) -> tuple[ErrorMemory
 
 
 def memory_of(view: CohortView, user: int, entries: list[tuple[int, float, float]]) -> CohortView:
-    held = {k: v.copy() for k, v in view.parts["error-memory"].items()}
+    state = {k: v.copy() for k, v in view.parts["error-memory"].items()}
     for e, (item, label, base) in enumerate(entries):
-        held["item"][user, e], held["label"][user, e], held["base"][user, e] = item, label, base
-    return with_held(view, "error-memory", **held)
+        state["item"][user, e], state["label"][user, e], state["base"][user, e] = item, label, base
+    return with_held(view, "error-memory", **state)
 
 
 def as_logits(probabilities: AnyArray) -> Floats:
@@ -713,15 +717,15 @@ def test_memories_are_read_for_tests_and_serving_after_block_0_only() -> None:
 
 def corrected_slowly(part: ErrorMemory, view: CohortView, scores: Floats) -> Floats:
     """Spec C.4, one number after the other."""
-    cfg, held, out = part.config, view.parts["error-memory"], np.array(scores, np.float64)
+    cfg, state, out = part.config, view.parts["error-memory"], np.array(scores, np.float64)
     rows = normalise_rows(view.items).astype(np.float64)
     for u in range(len(scores)):
-        entries = np.flatnonzero(held["item"][u] >= 0)
+        entries = np.flatnonzero(state["item"][u] >= 0)
         for i in range(scores.shape[1]) if len(entries) else []:
-            alike = rows[held["item"][u, entries]] @ rows[i]
+            alike = rows[state["item"][u, entries]] @ rows[i]
             near = np.argsort(-alike, kind="stable")[: cfg.neighbours]
             a = np.exp(alike[near] / cfg.tau) / np.exp(alike[near] / cfg.tau).sum()
-            label, base = a @ held["label"][u, entries[near]], a @ held["base"][u, entries[near]]
+            label, base = a @ state["label"][u, entries[near]], a @ state["base"][u, entries[near]]
             y = expit(float(scores[u, i]))
             error = cfg.gate * (label - y) + (1 - cfg.gate) * (label - base)
             out[u, i] = np.clip(y + cfg.weight * error, 0, 1)
@@ -744,14 +748,14 @@ def test_corrections_are_those_of_the_plain_formula(
     table = rng.normal(size=(n_items, 5))
     table[rng.random(n_items) < 0.1] = 0
     view, scores = replace(view, items=table.astype(np.float32)), rng.normal(size=(n_users, n_items)).astype(np.float32)
-    found = correct(part, view, scores, "test")
-    np.testing.assert_allclose(found, corrected_slowly(part, view, scores), atol=2e-6)
+    result = correct(part, view, scores, "test")
+    np.testing.assert_allclose(result, corrected_slowly(part, view, scores), atol=2e-6)
     with_memory = np.array([len(items) > 0 for items in filled])
-    assert ((found[with_memory] >= 0) & (found[with_memory] <= 1)).all()
+    assert ((result[with_memory] >= 0) & (result[with_memory] <= 1)).all()
     for u in range(n_users):  # a device that scores by itself gets the same bits
         own = {k: v[u : u + 1] for k, v in view.parts["error-memory"].items()}
         alone = correct(part, with_held(view, "error-memory", **own), scores[u : u + 1], "serve")
-        assert np.array_equal(alone[0], found[u])
+        assert np.array_equal(alone[0], result[u])
 
 
 Entry = tuple[int, float, float]
@@ -764,7 +768,7 @@ def remembered_slowly(entries: list[Entry | None], position: int, samples: list[
         if entry is not None and entry[0] in wrong:
             entries[e] = wrong.pop(entry[0])
     last = {item: k for k, (item, _, _) in enumerate(samples)}
-    for item in sorted(wrong, key=lambda one: last[one]):
+    for item in sorted(wrong, key=lambda element: last[element]):
         entries[position] = wrong[item]
         position = (position + 1) % len(entries)
     return position
@@ -774,8 +778,8 @@ def remembered_slowly(entries: list[Entry | None], position: int, samples: list[
 @given(seed=st.integers(0, 10**6), size=st.integers(1, 6), n_items=st.sampled_from([1, 5, 15, 30]))
 def test_the_ring_holds_what_a_slow_one_holds(seed: int, size: int, n_items: int) -> None:
     rng = np.random.default_rng(seed)
-    held = {"item": np.full((3, size), -1, np.int32), "label": np.zeros((3, size), np.float32)}
-    held |= {"base": np.zeros((3, size), np.float32), "position": np.zeros(3, np.int32)}
+    state = {"item": np.full((3, size), -1, np.int32), "label": np.zeros((3, size), np.float32)}
+    state |= {"base": np.zeros((3, size), np.float32), "position": np.zeros(3, np.int32)}
     slow: list[list[Entry | None]] = [[None] * size for _ in range(3)]
     place = [0, 0, 0]
     for _ in range(4):
@@ -783,18 +787,20 @@ def test_the_ring_holds_what_a_slow_one_holds(seed: int, size: int, n_items: int
         item = rng.integers(0, n_items, ptr[-1]).astype(np.int32)
         label = (item % 2).astype(np.float32)
         guess = (item * 0.618 % 1).astype(np.float32)  # samples of an item agree, as they do in a round
-        write_errors(ptr, item, label, guess, 0.3, *held.values())
+        write_errors(ptr, item, label, guess, 0.3, *state.values())
         for u in range(3):
-            mine = slice(ptr[u], ptr[u + 1])
-            samples = list(zip(item[mine].tolist(), label[mine].tolist(), guess[mine].tolist(), strict=True))
+            own_values = slice(ptr[u], ptr[u + 1])
+            samples = list(
+                zip(item[own_values].tolist(), label[own_values].tolist(), guess[own_values].tolist(), strict=True)
+            )
             place[u] = remembered_slowly(slow[u], place[u], samples, 0.3)
     for u in range(3):
         expected = [entry or (-1, 0.0, 0.0) for entry in slow[u]]
-        found = zip(held["item"][u].tolist(), held["label"][u].tolist(), held["base"][u].tolist(), strict=True)
-        assert list(found) == expected
-        ids = held["item"][u][held["item"][u] >= 0]
+        result = zip(state["item"][u].tolist(), state["label"][u].tolist(), state["base"][u].tolist(), strict=True)
+        assert list(result) == expected
+        ids = state["item"][u][state["item"][u] >= 0]
         assert len(set(ids.tolist())) == len(ids)
-    assert held["position"].tolist() == place
+    assert state["position"].tolist() == place
 
 
 @pytest.mark.parametrize(
@@ -823,29 +829,29 @@ def test_a_device_remembers_what_its_own_trained_model_gets_wrong(name: str, opt
         guess = expit(fed.backbone.score(private, heads, rows))
         sure = np.abs(np.abs(local.label[own] - guess) - 0.2) > 1e-4
         wrong = np.abs(local.label[own] - guess) > 0.2
-        held = {int(i): (y, p) for i, y, p in zip(*(memory[k][u] for k in ("item", "label", "base"))) if i >= 0}
+        state = {int(i): (y, p) for i, y, p in zip(*(memory[k][u] for k in ("item", "label", "base"))) if i >= 0}
         for item, y, p, bad, clear in zip(local.item[own].tolist(), local.label[own], guess, wrong, sure):
-            assert (item in held) == bad or not clear
+            assert (item in state) == bad or not clear
             if bad and clear:
-                assert held[item] == (y, pytest.approx(p, abs=1e-5))
+                assert state[item] == (y, pytest.approx(p, abs=1e-5))
                 n_wrong += 1
     assert n_wrong > 10
 
 
 @every_backbone
 def test_rlp2_trains_as_fine_tuning_and_corrects_at_test_time(name: str) -> None:
-    seen: dict[str, list[float | None]] = {"rlp2": [], "ft": []}
+    observations: dict[str, list[float | None]] = {"rlp2": [], "ft": []}
     ended = {}
-    for method in seen:
-        specs = [{**one, "threshold": 0.1} for one in preset_parts(method)]  # small models fit their samples well
+    for method in observations:
+        specs = [{**part, "threshold": 0.1} for part in preset_parts(method)]  # small models fit their samples well
         fed = federation(specs, name, blocks_of(3))
         ended[method] = start_run(fed)
-        run_stream(fed, ended[method], lambda report, now, method=method: seen[method].append(report.valid))
-    mine, yours = model_of(ended["rlp2"]), model_of(ended["ft"])
-    for k in mine:  # about once in a thousand runs one number differs in its last bit, for a reason not found yet
-        np.testing.assert_allclose(mine[k], yours[k], rtol=1e-6, atol=1e-8)
-    assert seen["rlp2"] == seen["ft"]
-    tested = {m: [b["ndcg@20"] for b in ended[m].results] for m in seen}
+        run_stream(fed, ended[method], lambda report, now, method=method: observations[method].append(report.valid))
+    model, yours = model_of(ended["rlp2"]), model_of(ended["ft"])
+    for k in model:  # about once in a thousand runs one number differs in its last bit, for a reason not found yet
+        np.testing.assert_allclose(model[k], yours[k], rtol=1e-6, atol=1e-8)
+    assert observations["rlp2"] == observations["ft"]
+    tested = {m: [b["ndcg@20"] for b in ended[m].results] for m in observations}
     assert tested["rlp2"][0] == tested["ft"][0]
     assert tested["rlp2"][1:] != tested["ft"][1:]
 
@@ -871,9 +877,9 @@ def proxy_part(**options: Any) -> tuple[Federation, Proxies]:
 def test_a_proxy_keeps_its_share_and_copies_new_rows() -> None:
     _, part = proxy_part()
     base = ServerState(np.ones((2, 3), np.float32), {"w": np.ones(2, np.float32)})
-    held = part.server_block_end(base)
-    assert all((held[f"{p}.{k}"] == 1).all() for p in ("stability", "plasticity") for k in ("table", "heads.w"))
-    newer = ServerState(np.full((3, 3), 2, np.float32), {"w": np.full(2, 2, np.float32)}, parts={"proxies": held})
+    state = part.server_block_end(base)
+    assert all((state[f"{p}.{k}"] == 1).all() for p in ("stability", "plasticity") for k in ("table", "heads.w"))
+    newer = ServerState(np.full((3, 3), 2, np.float32), {"w": np.full(2, 2, np.float32)}, parts={"proxies": state})
     after = part.server_block_end(newer)
     np.testing.assert_allclose(after["stability.table"], [[1.1] * 3, [1.1] * 3, [2] * 3], rtol=1e-6)
     np.testing.assert_allclose(after["stability.heads.w"], 1.1, rtol=1e-6)
@@ -889,13 +895,13 @@ def test_the_extreme_proxies_are_the_base_model_and_the_newest(name: str) -> Non
         assert np.array_equal(base.server.parts["proxies"][f"{known}.table"], table)
         assert np.array_equal(base.clients.parts["proxies"][known][:8], private)
     later = in_block(fed, 2)
-    sent, held = later.server.parts["proxies"], later.clients.parts["proxies"]
+    sent, state = later.server.parts["proxies"], later.clients.parts["proxies"]
     assert np.array_equal(sent["stability.table"][:40], table)
-    assert np.array_equal(held["stability"][:8], private)
+    assert np.array_equal(state["stability"][:8], private)
     assert np.array_equal(sent["plasticity.table"], later.server.items[:44])
-    assert np.array_equal(held["plasticity"][:10], later.clients.private[:10])
-    assert held["seen"].tolist() == [True] * 10 + [False] * 2
-    assert np.array_equal(held["stability"][8:10], later.clients.private[8:10])  # first trained in block 1: copied
+    assert np.array_equal(state["plasticity"][:10], later.clients.private[:10])
+    assert state["seen"].tolist() == [True] * 10 + [False] * 2
+    assert np.array_equal(state["stability"][8:10], later.clients.private[8:10])  # first trained in block 1: copied
 
 
 def one_taste(
@@ -912,10 +918,10 @@ def one_taste(
     eye = np.eye(n, dtype=np.float32)
     view = replace(cohort(fed, started(fed)), block=block, items=eye, private=np.tile(np.float32(model), (n_users, 1)))
     view = replace(view, received={"proxies": {"stability.table": eye, "plasticity.table": eye}})
-    mine = np.tile(np.float32(proxy), (n_users, 1))
+    own_values = np.tile(np.float32(proxy), (n_users, 1))
     arrays = initial_state(part.state(n_users))
-    held = {**arrays, "stability": mine, "plasticity": -mine, "seen": np.ones(n_users, bool)}
-    return part, replace(view, parts={"proxies": held})
+    stored_state = {**arrays, "stability": own_values, "plasticity": -own_values, "seen": np.ones(n_users, bool)}
+    return part, replace(view, parts={"proxies": stored_state})
 
 
 def test_proxies_prefer_items_whose_rank_dropped_within_the_limit() -> None:
@@ -951,11 +957,11 @@ def test_a_drop_of_a_thousand_ranks_weighs_e_to_the_tenth(monkeypatch: pytest.Mo
     model = proxy.copy()
     model[0] = -1000.5  # first for the proxy, 1000 places lower for the model
     part, view = one_taste(1, model, proxy, [1100])
-    seen = []
+    observations = []
     draw = proxies.weighted_picks
-    monkeypatch.setattr(proxies, "weighted_picks", lambda *a: seen.append(a[2]) or draw(*a))
+    monkeypatch.setattr(proxies, "weighted_picks", lambda *a: observations.append(a[2]) or draw(*a))
     part.prepare(view)
-    weights = np.exp(seen[0][0])
+    weights = np.exp(observations[0][0])
     assert len(weights) == 50
     assert weights[0] == pytest.approx(1.10517, abs=1e-5)
     np.testing.assert_allclose(weights[1:], np.exp(-1e-4), rtol=1e-6)
@@ -970,9 +976,9 @@ def test_both_proxies_draw_from_block_2_on_and_an_item_of_both_has_one_entry_wit
     part, view = one_taste(3, proxy, proxy, [5], block=2, **options)
     drawn = part.prepare(view).state
     for item, label in zip(drawn["item"], drawn["label"], strict=True):
-        kept = item >= 0
-        assert sorted(item[kept].tolist()) == [0, 1, 2, 3, 4]
-        np.testing.assert_allclose(label[kept], expit(np.abs(proxy[item[kept]])), rtol=1e-6)
+        retained_state = item >= 0
+        assert sorted(item[retained_state].tolist()) == [0, 1, 2, 3, 4]
+        np.testing.assert_allclose(label[retained_state], expit(np.abs(proxy[item[retained_state]])), rtol=1e-6)
 
 
 def test_users_without_history_or_candidates_draw_no_proxies() -> None:
@@ -998,7 +1004,7 @@ def test_proxies_are_redrawn_every_few_rounds_and_dropped_after_the_block() -> N
     assert ((counts[:10] >= 3) & (counts[:10] <= 6)).all()
     assert counts[10:].tolist() == [0, 0]
     train = fed.stream.blocks[1].train
-    assert not any(np.isin(one[u], train.row(u)).any() for one in drawn[1] for u in range(10))
+    assert not any(np.isin(entry[u], train.row(u)).any() for entry in drawn[1] for u in range(10))
     begun = in_block(fed, 2)
     assert (begun.clients.parts["proxies"]["item"] == -1).all()
 
@@ -1016,13 +1022,16 @@ def test_drawn_items_join_the_loss_with_a_fading_weight(name: str, silos: int) -
     fed = federation([{"name": "proxies", "weight": 2.0, "fade": 4.0}], name, blocks_of(3), silos=silos)
     progress = in_block(fed, 2, rounds=2)
     view = ready(fed, progress)
-    held = view.parts["proxies"]
-    assert (held["item"] >= 0).sum(1).max() > 3
+    state = view.parts["proxies"]
+    assert (state["item"] >= 0).sum(1).max() > 3
 
     def more(user: int, step: int, phase: int) -> list[tuple[int, float, float]]:
-        kept = held["item"][user] >= 0
-        weight = 2.0 * np.exp(-2 / 4) / max(1, kept.sum())
-        return [(int(i), float(y), weight) for i, y in zip(held["item"][user][kept], held["label"][user][kept])]
+        retained_state = state["item"][user] >= 0
+        weight = 2.0 * np.exp(-2 / 4) / max(1, retained_state.sum())
+        return [
+            (int(i), float(y), weight)
+            for i, y in zip(state["item"][user][retained_state], state["label"][user][retained_state])
+        ]
 
     assert_as_slow(fed, progress, view, more=more)
 
@@ -1130,26 +1139,26 @@ def test_a_run_goes_on_from_a_checkpoint_with_the_parts_state(
     whole = training.train(config, tmp_path / "whole")
     rounds = sum(b["rounds"] for b in whole.result["blocks"])
     for stop in (2, rounds // 2, rounds - 1):
-        left = iter(range(stop - 1))
+        remainder = iter(range(stop - 1))
 
-        def on_round(report: Any, left: Iterator[int] = left) -> None:
+        def on_round(report: Any, left: Iterator[int] = remainder) -> None:
             if next(left, None) is None:
                 raise Stopped
 
         folder = tmp_path / f"stopped-{stop}"
         with pytest.raises(Stopped):
             training.train(config, folder, watcher=training.TrainingCallbacks(on_round=on_round))
-        again = training.resume(folder)
-        assert again.result["blocks"] == whole.result["blocks"]
+        repeat = training.resume(folder)
+        assert repeat.result["blocks"] == whole.result["blocks"]
         for file in ("server.safetensors", "clients.safetensors"):
-            mine, yours = read_arrays(folder / file)[0], read_arrays(whole.folder / file)[0]
-            assert mine.keys() == yours.keys()
-            assert all(np.array_equal(mine[k], yours[k]) for k in mine)
+            own_values, yours = read_arrays(folder / file)[0], read_arrays(whole.folder / file)[0]
+            assert own_values.keys() == yours.keys()
+            assert all(np.array_equal(own_values[k], yours[k]) for k in own_values)
     assert any(k.startswith("parts/") for k in read_arrays(whole.folder / "clients.safetensors")[0])
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "text"),
     [
         ({"name": "temporal-mean", "beta": 1.0}, "beta"),
         ({"name": "temporal-mean", "beta": -0.1}, "beta"),
@@ -1171,11 +1180,11 @@ def test_a_run_goes_on_from_a_checkpoint_with_the_parts_state(
     ],
     ids=lambda value: json.dumps(value) if isinstance(value, dict) else "",
 )
-def test_a_bad_value_is_refused_in_a_sentence_before_anything_is_written(spec: Spec, said: str, tmp_path: Path) -> None:
+def test_a_bad_value_is_refused_in_a_sentence_before_anything_is_written(spec: Spec, text: str, tmp_path: Path) -> None:
     with pytest.raises(TacitaError) as refused:
         training.train(tiny(parts=[spec]), tmp_path / "run")
     message = str(refused.value)
-    assert said in message
+    assert text in message
     assert "\n" not in message
     assert message.endswith((".", "?"))
     assert list(tmp_path.iterdir()) == []

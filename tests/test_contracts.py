@@ -147,8 +147,8 @@ def test_appended_lists_reach_every_later_hook_once() -> None:
     for _ in range(2):
         progress.server, _ = run_round(fed, progress.server, progress.devices)
     assert WritesOn.seen == [[[1, 2]] * 3, [[1, 2, 3, 11, 12]] * 3]
-    held = progress.clients.part_lists(np.arange(3))["writes-on"]["diary"]
-    assert [held.row(r).tolist() for r in range(3)] == [[1, 2, 3, 11, 12, 13]] * 3
+    diary = progress.clients.part_lists(np.arange(3))["writes-on"]["diary"]
+    assert [diary.row(r).tolist() for r in range(3)] == [[1, 2, 3, 11, 12, 13]] * 3
 
 
 @every_model
@@ -237,16 +237,16 @@ class SendsItself(Part, Privacy):
 
 
 @pytest.mark.parametrize(
-    ("leak", "said"),
+    ("leak", "message"),
     [
         (SendsVectors, "holds a private vector"),
         (SendsHistories, "shares memory with a device"),
         (SendsItself, "is a CohortView"),
     ],
 )
-def test_wiretap_detects_a_part_that_leaks(monkeypatch: pytest.MonkeyPatch, leak: type[Part], said: str) -> None:
-    found = tap_server(monkeypatch, [], "mf", leak).leaks()
-    assert any(said in one for one in found)
+def test_wiretap_detects_a_part_that_leaks(monkeypatch: pytest.MonkeyPatch, leak: type[Part], message: str) -> None:
+    result = tap_server(monkeypatch, [], "mf", leak).leaks()
+    assert any(message in entry for entry in result)
 
 
 @pytest.mark.parametrize("kind", SEEN_BY_THE_SERVER)
@@ -258,5 +258,5 @@ def test_server_values_hold_only_arrays_and_numbers(kind: type) -> None:
         return hint in (int, float, PerClientField, SharedRecord) or get_origin(hint) is np.ndarray
 
     hints = get_type_hints(kind)
-    assert set(hints) == {one.name for one in fields(kind)}
+    assert set(hints) == {field.name for field in fields(kind)}
     assert {name: hint for name, hint in hints.items() if not plain(hint)} == {}

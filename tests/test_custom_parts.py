@@ -77,9 +77,9 @@ class Budget(Part, Privacy):
         return [StateSpec("left", np.full(n_users, 2.0), persistent=True)]
 
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
-        left = view.parts[self.name]["left"]
-        spent = left < 1
-        return upload.drop_clients(spent), {"left": np.where(spent, left, left - 1)}
+        remainder = view.parts[self.name]["left"]
+        spent = remainder < 1
+        return upload.drop_clients(spent), {"left": np.where(spent, remainder, remainder - 1)}
 
 
 class Clip(Part, Privacy):
@@ -150,20 +150,20 @@ class Scores(Learner):
         value = np.concatenate([own[view.train.rows()], 0.5 * sent.values["score"]])
         pairs = np.concatenate([view.train.rows(), sent.rows()]) * view.n_items
         pairs, first = np.unique(pairs + np.concatenate([view.train.ids, sent.ids]), return_index=True)
-        client, item = (one.astype(np.int32) for one in np.divmod(pairs, view.n_items))
-        told = SparseRows(client, item, value[first].astype(np.float32))
-        return CohortReply(Upload({"scores": told}, np.ones(view.n_clients), view.client_keys))
+        client, item = (entry.astype(np.int32) for entry in np.divmod(pairs, view.n_items))
+        sparse_rows = SparseRows(client, item, value[first].astype(np.float32))
+        return CohortReply(Upload({"scores": sparse_rows}, np.ones(view.n_clients), view.client_keys))
 
     def learn(self, server: ServerState, total: Total, question: str, expected: float) -> ServerState:
-        told = total.each["scores"]
-        assert isinstance(told.value, SparseRows)
+        scores = total.each["scores"]
+        assert isinstance(scores.value, SparseRows)
         n = len(server.items)
-        mean = np.bincount(told.value.item, told.value.value, n) / np.maximum(
-            np.bincount(told.value.item, minlength=n), 1
+        mean = np.bincount(scores.value.item, scores.value.value, n) / np.maximum(
+            np.bincount(scores.value.item, minlength=n), 1
         )
         items = server.items.copy()
         items[:, 0] = mean
-        return server.with_items(items).with_part("seen", {"sender": np.sort(told.sender)})
+        return server.with_items(items).with_part("seen", {"sender": np.sort(scores.sender)})
 
 
 class WritesLetters(Part):
@@ -242,8 +242,8 @@ def test_exhausted_budget_stops_uploads() -> None:
         progress.server, report = run_round(fed, progress.server, progress.devices)
         moved.append((before != progress.server.items).any(1))
         assert report.clients == 5  # they take part, and are served, all the same
-    left = progress.clients.parts["probe-budget"]["left"]
-    assert left.tolist() == [0, 0, 0, 0, 0]
+    remainder = progress.clients.parts["probe-budget"]["left"]
+    assert remainder.tolist() == [0, 0, 0, 0, 0]
     assert moved[0].any()
     assert moved[1].any()
     assert not moved[2].any()
@@ -256,12 +256,12 @@ def test_budgets_on_nodes_equal_the_lab(tmp_path: Path, name: str) -> None:
     assert are_close(arrays["now/items"], whole.server.items)
     for head, value in whole.server.heads.items():
         assert are_close(arrays[f"now/heads/{head}"], value)
-    left = dict(zip(assemble(site.config, Machine()).stream.user_ids, whole.clients.parts["probe-budget"]["left"]))
-    assert min(left.values()) == 0
+    remainder = dict(zip(assemble(site.config, Machine()).stream.user_ids, whole.clients.parts["probe-budget"]["left"]))
+    assert min(remainder.values()) == 0
     for node in site.transport.members.values():
-        held = node.store.devices("r", "now")[1]
+        state = node.store.devices("r", "now")[1]
         raw_of = dict(zip(*node.store.users(), strict=True))
-        assert [left[raw_of[one]] for one in held["users"]] == held["parts/probe-budget/left"].tolist()
+        assert [remainder[raw_of[user]] for user in state["users"]] == state["parts/probe-budget/left"].tolist()
     close_nodes(site)
 
 
@@ -348,7 +348,7 @@ def test_noise_reaches_every_number_of_a_statistic(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Clip, "noise", 0.01)
     monkeypatch.setattr(Clip, "most", 1e9)
     loud, quiet = (run_lab(config_with_parts("tally", *parts)) for parts in ((Clip,), ()))
-    with_noise, without = (one.server.parts["tally"]["total"] for one in (loud, quiet))
+    with_noise, without = (candidate.server.parts["tally"]["total"] for candidate in (loud, quiet))
     assert len(with_noise) > len(without)  # pairs that nobody has are no longer zero
 
 
@@ -407,8 +407,8 @@ def test_only_selected_clients_are_queried_and_updated() -> None:
 
 def test_per_client_broadcasts_reach_their_clients() -> None:
     written = PerClientLists(np.array([9, 4, 7], np.uint64), {"p": Ragged.from_lists([[1], [2, 3], []])})
-    found = written.select_lists(np.array([4, 5, 9], np.uint64))["p"]
-    assert [found.row(r).tolist() for r in range(3)] == [[2, 3], [], [1]]
+    result = written.select_lists(np.array([4, 5, 9], np.uint64))["p"]
+    assert [result.row(r).tolist() for r in range(3)] == [[2, 3], [], [1]]
     assert len(PerClientLists(np.zeros(0, np.uint64), {"p": Ragged.empty(0)}).select_lists(written.clients)["p"]) == 3
 
 
@@ -423,14 +423,14 @@ def test_nodes_with_per_client_uploads_equal_the_lab(tmp_path: Path) -> None:
     with site.store as store:
         note = store.load_run("r").note
         assert note is not None
-        for live, there in zip(note["plain"]["results"], whole.results, strict=True):
-            assert live["ndcg@20"] == pytest.approx(there["ndcg@20"], rel=1e-4)
+        for live, result in zip(note["plain"]["results"], whole.results, strict=True):
+            assert live["ndcg@20"] == pytest.approx(result["ndcg@20"], rel=1e-4)
     member = site.transport.members[1]
     member.refresh()
     person = member.store.users()[1][0]
     best = whole.server.items[:, 0]
     assert member.recommend(person, 3)[0]["score"] <= best.max()
-    assert any("one by one" in one["sees"] for one in member.store.list_releases())
+    assert any("one by one" in release["sees"] for release in member.store.list_releases())
     close_nodes(site)
 
 
@@ -479,8 +479,8 @@ def test_forgetting_equals_a_round_without_the_user() -> None:
     start = progress.server.items
     progress.server, _ = run_round(fed, progress.server, progress.devices)
     leaver = int(fed.stream.user_keys[3])
-    said = handle_requests(fed, progress, Request("forget", leaver, fed.stream.blocks[0].train.row(3)[:1]))
-    assert said["probe-log"].details["taken back"] > 0
+    reports = handle_requests(fed, progress, Request("forget", leaver, fed.stream.blocks[0].train.row(3)[:1]))
+    assert reports["probe-log"].details["taken back"] > 0
     without, _ = run_round(fed, other.server, other.devices, np.delete(fed.stream.user_keys, 3))
     np.testing.assert_allclose(progress.server.items, without.items, atol=1e-7)
     assert not np.array_equal(without.items, start)
@@ -500,12 +500,12 @@ def test_node_requests_are_applied_between_rounds(tmp_path: Path) -> None:
     fed = assemble(config, Machine())
     person = next(raw for raw in fed.stream.user_ids if home_node(raw) == 1)
     key = int(fed.stream.user_keys[fed.stream.user_ids.index(person)])
-    progress, asked = start_run(fed), [0]
+    progress, request = start_run(fed), [0]
 
     def after_the_first_round(report: Any, now: Progress) -> None:
-        if asked[0] == 0:
+        if request[0] == 0:
             handle_requests(fed, now, Request("forget", key, first_item(fed, person)))
-            asked[0] = 1
+            request[0] = 1
 
     block = fed.stream.blocks[0]
     site.publish(list(fed.stream.item_ids[: block.n_items]))
@@ -518,10 +518,10 @@ def test_node_requests_are_applied_between_rounds(tmp_path: Path) -> None:
     run_block(fed, progress, after_the_first_round)
     end_block(fed, progress)
     with site.store as store:
-        told = [event for _, _, event in store.events("r") if event["event"] == "request"]
+        reports = [event for _, _, event in store.events("r") if event["event"] == "request"]
         assert store.open_requests("r") == []
-    assert [one["kind"] for one in told] == ["forget"]
-    assert told[0]["done"]["probe-log"]["taken back"] > 0
+    assert [entry["kind"] for entry in reports] == ["forget"]
+    assert reports[0]["done"]["probe-log"]["taken back"] > 0
     assert b"never told" not in b"".join(reply for _, _, reply in site.transport.log)
     assert are_close(site.arrays()["now/items"], progress.server.items)
     assert not are_close(run_lab(config).server.items[: block.n_items], progress.server.items, 1e-6)
@@ -561,14 +561,14 @@ def test_a_request_may_play_rounds_of_its_own(tmp_path: Path, monkeypatch: pytes
 
     def on_round(report: Any, now: Progress) -> None:
         rounds.append(report.round)
-        here = now.devices
-        assert isinstance(here, LocalDevices)
+        local = now.devices
+        assert isinstance(local, LocalDevices)
         if len(rounds) == 1:
-            monkeypatch.setattr(Unlearns, "watched", [lambda: before.append(deepcopy(here.clients))])
+            monkeypatch.setattr(Unlearns, "watched", [lambda: before.append(deepcopy(local.clients))])
             with contextlib.suppress(TacitaError):
                 handle_requests(fed, now, Request(kind, key, first_item(fed, person)))  # type: ignore[arg-type]
                 return
-            here.clients = before[0]  # as nodes do, who go back to before the rounds that came to nothing
+            local.clients = before[0]  # as nodes do, who go back to before the rounds that came to nothing
 
     block = fed.stream.blocks[0]
     site.publish(list(fed.stream.item_ids[: block.n_items]))
@@ -581,8 +581,8 @@ def test_a_request_may_play_rounds_of_its_own(tmp_path: Path, monkeypatch: pytes
     end_block(fed, progress)
     assert rounds == [1, 4, 5]
     with site.store as store:
-        told = [event for _, _, event in store.events("r") if event["event"] == "round"]
-    assert [one["round"] for one in told] == rounds
+        reports = [event for _, _, event in store.events("r") if event["event"] == "round"]
+    assert [entry["round"] for entry in reports] == rounds
     assert are_close(site.arrays()["now/items"], progress.server.items)
     close_nodes(site)
 
@@ -603,15 +603,15 @@ def test_selected_clients_must_be_known() -> None:
 
 
 def test_shared_record_follows_the_requests() -> None:
-    given = SharedRecord().with_shared(7, np.array([3, 1]), 1.0).with_shared(9, np.array([3]), 2.0)
-    given = given.with_shared(7, np.array([3, 5]), 3.0)  # 3 is there already
-    assert given.lists_of(np.array([9, 8, 7], np.uint64)).row(2).tolist() == [1, 3, 5]
-    left = update_shared_record(given, Request("unshare", 7, np.array([1, 5], np.int32)))
-    assert left.lists_of(np.array([7], np.uint64)).ids.tolist() == [3]
-    assert update_shared_record(left, Request("leave", 7, np.zeros(0, np.int32))).sender.tolist() == [9]
-    server = ServerState(np.zeros((6, 2), np.float32), {}, shared=left)
+    inputs = SharedRecord().with_shared(7, np.array([3, 1]), 1.0).with_shared(9, np.array([3]), 2.0)
+    inputs = inputs.with_shared(7, np.array([3, 5]), 3.0)  # 3 is there already
+    assert inputs.lists_of(np.array([9, 8, 7], np.uint64)).row(2).tolist() == [1, 3, 5]
+    remainder = update_shared_record(inputs, Request("unshare", 7, np.array([1, 5], np.int32)))
+    assert remainder.lists_of(np.array([7], np.uint64)).ids.tolist() == [3]
+    assert update_shared_record(remainder, Request("leave", 7, np.zeros(0, np.int32))).sender.tolist() == [9]
+    server = ServerState(np.zeros((6, 2), np.float32), {}, shared=remainder)
     back = read_server(pack_server(server), server_note(server))
-    assert (back.shared.item.tolist(), back.shared.time.tolist()) == (left.item.tolist(), left.time.tolist())
+    assert (back.shared.item.tolist(), back.shared.time.tolist()) == (remainder.item.tolist(), remainder.time.tolist())
 
 
 # Sampling
@@ -678,9 +678,9 @@ def test_noise_reaches_a_statistic_that_nodes_add_up(tmp_path: Path, monkeypatch
     site = make_site(tmp_path, config)
     play_blocks(site)
     quiet = run_lab(config_with_parts("tally")).server.parts["tally"]
-    found = site.arrays()
-    assert len(found["now/parts/tally/total"]) > len(quiet["total"])  # pairs that nobody has are no longer zero
-    assert all(np.isfinite(v).all() for v in found.values() if v.dtype.kind == "f")
+    result = site.arrays()
+    assert len(result["now/parts/tally/total"]) > len(quiet["total"])  # pairs that nobody has are no longer zero
+    assert all(np.isfinite(v).all() for v in result.values() if v.dtype.kind == "f")
     close_nodes(site)
 
 
@@ -712,7 +712,7 @@ def test_a_model_may_train_and_read_history() -> None:
     run_stream(fed, progress, lambda report, now: None)
     assert len(progress.results) == 2
     assert seen[0] == 0
-    assert max(seen) >= sum(len(one) for one in LISTS)  # in the second block
+    assert max(seen) >= sum(len(entry) for entry in LISTS)  # in the second block
 
 
 # What makes no sense

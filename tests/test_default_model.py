@@ -91,8 +91,8 @@ def test_validation_decides_and_the_winner_is_not_trained_twice(tmp_path: Path) 
 
 def test_a_default_run_goes_on_after_a_kill(tmp_path: Path) -> None:
     run = tc.train(SMALL, out=tmp_path / "whole", quiet=True)
-    again = tc.train(out=tmp_path / "whole", resume=True, quiet=True)
-    assert again.result == run.result
+    repeat = tc.train(out=tmp_path / "whole", resume=True, quiet=True)
+    assert repeat.result == run.result
 
 
 def test_few_validators_are_drawn_by_their_key() -> None:
@@ -106,8 +106,8 @@ def test_few_validators_are_drawn_by_their_key() -> None:
     assert len(drawn) == 50
     other = sample_lists(lists, keys, np.uint64(4), 10)
     assert not np.array_equal(drawn.counts(), other.counts())
-    everybody = sample_lists(lists, keys, np.uint64(3), 50)
-    assert everybody is lists
+    all_users = sample_lists(lists, keys, np.uint64(3), 50)
+    assert all_users is lists
 
 
 def result_of(best_round: int, rounds: int, linear: float) -> dict[str, object]:

@@ -21,7 +21,9 @@ TINY = "synthetic:users=60,items=40,per_user=15,groups=4,drift=0.3"
 def test_demo_compares_the_best_model_with_a_published_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     short: dict[str, Any] = {"train": {"rounds": 2}}
     monkeypatch.setattr(
-        demo_script, "DEMO_RUNS", tuple(replace(one, options={**one.options, **short}) for one in demo_script.DEMO_RUNS)
+        demo_script,
+        "DEMO_RUNS",
+        tuple(replace(entry, options={**entry.options, **short}) for entry in demo_script.DEMO_RUNS),
     )
     best, published = demo_script.train_demo(
         TINY, tmp_path / "both", Machine(threads=1), lambda folder: nullcontext(TrainingCallbacks())
@@ -32,10 +34,10 @@ def test_demo_compares_the_best_model_with_a_published_method(tmp_path: Path, mo
     assert published.run.config.method == "f3crec"
     blocks = len(best.run.result["blocks"])
     assert (best.exchanges, published.exchanges) == (blocks, 2 * blocks)  # one exchange a block, or one a round
-    for one in (best, published):
-        lines = [json.loads(line) for line in (one.run.folder / "events.jsonl").read_text().splitlines()]
-        assert one.up == pytest.approx(sum(line["clients"] * line["bytes_up"] for line in lines) / 60, rel=0.05)
-        assert one.table_row()["privacy"] == "no epsilon"
+    for candidate in (best, published):
+        lines = [json.loads(line) for line in (candidate.run.folder / "events.jsonl").read_text().splitlines()]
+        assert candidate.up == pytest.approx(sum(line["clients"] * line["bytes_up"] for line in lines) / 60, rel=0.05)
+        assert candidate.table_row()["privacy"] == "no epsilon"
     assert best.table_row()[""] != published.table_row()[""]
 
 

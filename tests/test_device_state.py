@@ -50,16 +50,16 @@ def test_rows_lists_and_copies_are_what_a_full_copy_would_be(script: list[Any]) 
     state = DeviceState({"a": np.zeros((N, 2))}, {"log": PagedLists.empty(N, EMPTY)})
     state.take_snapshot()
     lists: list[list[int]] = [[] for _ in range(N)]
-    kept = told(state)
+    retained_state = told(state)
     for stamp, step in enumerate(script, 1):
         if step == "keep":
             state.take_snapshot()
-            kept = told(state)
+            retained_state = told(state)
         elif step == "write to the copy":  # as the end of a block does, to the best round
             now = told(state)
             put(state.snapshot, [0], [3], 1000 * stamp, AppendedLists if stamp % 2 else Ragged)
             assert told(state) == now
-            kept = told(state.snapshot)
+            retained_state = told(state.snapshot)
         else:
             more = isinstance(step[1], int)
             users, sizes = (step[0][0], [step[1] * n for n in step[0][1]]) if more else step
@@ -68,7 +68,7 @@ def test_rows_lists_and_copies_are_what_a_full_copy_would_be(script: list[Any]) 
             for u, size in zip(users, sizes, strict=True):
                 lists[u] = (lists[u] if more else []) + list(range(at, at + size))
                 at += size
-        assert told(state.snapshot) == kept
+        assert told(state.snapshot) == retained_state
         assert [state.read_list("log", np.array([u])).ids.tolist() for u in range(N)] == lists
 
 
@@ -108,9 +108,9 @@ def test_some_rows_of_stored_devices_are_those_of_the_devices() -> None:
     state.put(np.arange(4), {"parts/p/log": replace(lists, values={"row": np.arange(12.0).reshape(6, 2)})})
     some = read_devices(take_rows(flatten_devices(state, ""), np.array([3, 0])), "")
     assert some.private.tolist() == [[6, 7], [0, 1]]
-    found = some.part_lists(np.arange(2))["p"]["log"]
-    assert [found.row(0).tolist(), found.row(1).tolist()] == [[5, 6], [7]]
-    assert found.values["row"].tolist() == [[8, 9], [10, 11], [0, 1]]
+    log = some.part_lists(np.arange(2))["p"]["log"]
+    assert [log.row(0).tolist(), log.row(1).tolist()] == [[5, 6], [7]]
+    assert log.values["row"].tolist() == [[8, 9], [10, 11], [0, 1]]
 
 
 def log_of(counts: list[int], stamp: int = 0) -> tuple[Any, dict[str, Any]]:
@@ -122,12 +122,12 @@ def log_of(counts: list[int], stamp: int = 0) -> tuple[Any, dict[str, Any]]:
 def pages_owned(*copies: PagedLists) -> int:
     """Pages that at least one of some copies of the same lists has."""
     owned = set()
-    for one in copies:
-        for first, count in zip(one._first.tolist(), one.count.tolist(), strict=True):
+    for copy in copies:
+        for first, count in zip(copy._first.tolist(), copy.count.tolist(), strict=True):
             chain = []
             while first != NONE:
                 chain.append(first)
-                first = int(one._pool.next_page[first])
+                first = int(copy._pool.next_page[first])
             assert len(chain) >= -(-count // PAGE)  # more where another copy was written on
             owned.update(chain)
     return len(owned)
@@ -137,20 +137,20 @@ def pages_owned(*copies: PagedLists) -> int:
 @given(copying)
 def test_a_page_is_free_exactly_when_no_copy_has_it(script: list[Any]) -> None:
     lists, copies, most = PagedLists.empty(N, EMPTY), [], 0
-    held: list[tuple[Any, ...]] = []
+    state: list[tuple[Any, ...]] = []
     for stamp, step in enumerate(script, 1):
         if step == "copy":
             copies.append(lists.copy())
-            held.append(tuple(map(str, lists.take(np.arange(N))[1].values())))
+            state.append(tuple(map(str, lists.take(np.arange(N))[1].values())))
         elif step == "drop":
-            copies, held = copies[1:], held[1:]
+            copies, state = copies[1:], state[1:]
         elif isinstance(step[1], int):
             (users, counts), times = step
-            one = copies[-1] if times == 1 and copies else lists  # a copy, too, may be written on
-            one.extend(np.array(users), *log_of([times * n for n in counts], 1000 * stamp))
-            if one is not lists:
-                held[-1] = tuple(map(str, one.take(np.arange(N))[1].values()))
-            del one
+            entry = copies[-1] if times == 1 and copies else lists  # a copy, too, may be written on
+            entry.extend(np.array(users), *log_of([times * n for n in counts], 1000 * stamp))
+            if entry is not lists:
+                state[-1] = tuple(map(str, entry.take(np.arange(N))[1].values()))
+            del entry
         else:
             users, counts = step
             lists.put(np.array(users), *log_of([7 * n for n in counts], 1000 * stamp))
@@ -158,7 +158,7 @@ def test_a_page_is_free_exactly_when_no_copy_has_it(script: list[Any]) -> None:
         pool = lists._pool
         assert len(pool.owners) - pool.n_free == pages_owned(lists, *copies)
         assert len(set(pool.free_pages[: pool.n_free].tolist())) == pool.n_free
-        assert [tuple(map(str, one.take(np.arange(N))[1].values())) for one in copies] == held
+        assert [tuple(map(str, element.take(np.arange(N))[1].values())) for element in copies] == state
     assert len(lists._pool.owners) <= most + most // 16
 
 
@@ -179,18 +179,18 @@ def test_lists_come_back_in_any_order(counts: list[int], order: list[int]) -> No
 def test_pieces_of_lists_are_read_as_from_the_whole(counts: list[int], data: st.DataObject) -> None:
     state = DeviceState({"private": np.zeros((N, 1))}, {"parts/p/log": PagedLists.from_columns(*log_of(counts))})
     users = np.array([4, 1, 3])
-    kept, whole = state.part_lists(users)["p"], state.read_list("parts/p/log", users)
+    retained_state, whole = state.part_lists(users)["p"], state.read_list("parts/p/log", users)
     who = np.array(data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=5)))
     start = np.array([data.draw(st.integers(0, counts[users[w]])) for w in who])
     count = np.array([data.draw(st.integers(0, counts[users[w]] - s)) for w, s in zip(who, start, strict=True)])
     wanted = [whole.row(w)[s : s + n].tolist() for w, s, n in zip(who, start, count, strict=True)]
-    found = slice_lists(kept, "log", (who, start, count))
-    assert [found.row(k).tolist() for k in range(len(who))] == wanted
-    assert found.values["row"][:, 1].tolist() == [-i for one in wanted for i in one]
-    assert kept["log"].ids.tolist() == whole.ids.tolist()
-    again = slice_lists(kept, "log", (who, start, count))  # from what was read
-    assert again.ids.tolist() == found.ids.tolist()
-    assert slice_lists({"log": whole}, "log", (who, start, count)).ids.tolist() == found.ids.tolist()
+    result = slice_lists(retained_state, "log", (who, start, count))
+    assert [result.row(k).tolist() for k in range(len(who))] == wanted
+    assert result.values["row"][:, 1].tolist() == [-i for entry in wanted for i in entry]
+    assert retained_state["log"].ids.tolist() == whole.ids.tolist()
+    repeat = slice_lists(retained_state, "log", (who, start, count))  # from what was read
+    assert repeat.ids.tolist() == result.ids.tolist()
+    assert slice_lists({"log": whole}, "log", (who, start, count)).ids.tolist() == result.ids.tolist()
 
 
 @pytest.mark.parametrize(("user", "start", "count"), [(0, 2, 2), (1, -1, 2), (1, 19, 2), (2, 0, 1), (1, 3, -2)])
@@ -198,9 +198,9 @@ def test_a_piece_past_an_end_of_a_list_is_refused(user: int, start: int, count: 
     """Another person's entries lie there, or nobody's."""
     lists = PagedLists.from_columns(*log_of([3, 20, 0, 0, 0, 0]))
     piece = np.array([user]), np.array([start]), np.array([count])
-    for held in (DeviceLists({"log": lists}), DeviceLists({"log": lists.read()}), {"log": lists.read()}):
+    for state in (DeviceLists({"log": lists}), DeviceLists({"log": lists.read()}), {"log": lists.read()}):
         with pytest.raises(IndexError, match="past the end"):
-            slice_lists(held, "log", piece)
+            slice_lists(state, "log", piece)
 
 
 def as_list(counts: list[int], stamp: int, kind: type[Ragged] = Ragged) -> Ragged:
@@ -225,12 +225,12 @@ def test_the_lists_of_a_view_stay_as_they_were_when_it_was_made(
     """Read for the first time after they were written on, replaced and kept, and their pages given to others."""
     state = DeviceState({"private": np.zeros((N, 1))}, {"parts/p/log": PagedLists.from_columns(*log_of(counts))})
     state.take_snapshot()
-    log, mine = state.lists["parts/p/log"], np.array(users)
-    views, then = [state.part_lists(mine)["p"]], [told_of(state.read_list("parts/p/log", mine))]
+    log, values = state.lists["parts/p/log"], np.array(users)
+    views, then = [state.part_lists(values)["p"]], [told_of(state.read_list("parts/p/log", values))]
     for stamp, ((some, more), kind, looks, keeps) in enumerate(script, 1):
         if looks:
-            views.append(state.part_lists(mine)["p"])
-            then.append(told_of(state.read_list("parts/p/log", mine)))
+            views.append(state.part_lists(values)["p"])
+            then.append(told_of(state.read_list("parts/p/log", values)))
         if keeps:
             state.take_snapshot()
         state.put(np.array(some), {"parts/p/log": as_list([9 * n for n in more], 1000 * stamp, kind)})
@@ -249,14 +249,14 @@ def test_unused_lists_are_not_read() -> None:
         def read(self, pieces: Any = None) -> Ragged:
             raise AssertionError("read")
 
-    kept = DeviceLists({"log": Loud(), "other": as_list([1], 0)})
-    assert list(kept) == ["log", "other"]
-    assert "log" in kept
-    assert "third" not in kept
-    assert update_lists(kept, {"other": as_list([2], 5)})["other"].ids.tolist() == [5, 6]
-    assert kept.get("third") is None
+    device_lists = DeviceLists({"log": Loud(), "other": as_list([1], 0)})
+    assert list(device_lists) == ["log", "other"]
+    assert "log" in device_lists
+    assert "third" not in device_lists
+    assert update_lists(device_lists, {"other": as_list([2], 5)})["other"].ids.tolist() == [5, 6]
+    assert device_lists.get("third") is None
     with pytest.raises(AssertionError, match="read"):
-        kept["log"]
+        device_lists["log"]
 
 
 def test_pages_are_released_after_reading_and_with_their_view() -> None:
@@ -307,16 +307,16 @@ def test_file_without_persistent_arrays_in_the_copy_restores_both(tmp_path: Path
     state.put(np.array([2]), {"took_part": np.ones(1, bool), "private": np.array([[9.0]])})
     arrays = {**stream_devices(state, "now/"), **stream_devices(state.snapshot, "best/", state.persistent)}
     write_arrays(tmp_path / "x", arrays)
-    found, _ = read_arrays(tmp_path / "x")
-    assert {name for name in found if name.startswith("best/")} == {"best/took_part"}
-    again = read_devices(found, "now/").with_snapshot(read_devices(found, "best/"))
-    assert again.persistent == state.persistent
-    assert again.snapshot.private.tolist() == again.private.tolist() == state.private.tolist()
-    assert again.snapshot.took_part.sum() == 0
-    for mine in (again, again.snapshot):
+    result, _ = read_arrays(tmp_path / "x")
+    assert {name for name in result if name.startswith("best/")} == {"best/took_part"}
+    repeat = read_devices(result, "now/").with_snapshot(read_devices(result, "best/"))
+    assert repeat.persistent == state.persistent
+    assert repeat.snapshot.private.tolist() == repeat.private.tolist() == state.private.tolist()
+    assert repeat.snapshot.took_part.sum() == 0
+    for own_values in (repeat, repeat.snapshot):
         for name, array in flatten_devices(state, "").items():
             if name != "took_part":
-                np.testing.assert_array_equal(flatten_devices(mine, "")[name], array)
+                np.testing.assert_array_equal(flatten_devices(own_values, "")[name], array)
 
 
 def test_pieces_of_lists_are_the_packed_lists() -> None:
@@ -324,11 +324,11 @@ def test_pieces_of_lists_are_the_packed_lists() -> None:
     ptr, columns = lists.stream_columns()
     whole_ptr, whole = lists.take(np.arange(N))
     assert ptr.tolist() == whole_ptr.tolist()
-    for name, one in columns.items():
-        parts = list(one.iter_chunks())
+    for name, column in columns.items():
+        parts = list(column.iter_chunks())
         assert len(parts) > 1
         np.testing.assert_array_equal(np.concatenate(parts), whole[name])
-        assert one.shape == whole[name].shape
+        assert column.shape == whole[name].shape
 
 
 @pytest.mark.parametrize("count", [1, PAGE - 2, PAGE, PAGE + 3])
@@ -356,4 +356,4 @@ def test_appending_moves_no_existing_entry() -> None:
         copies.append(lists.copy())
         lists.extend(np.arange(3), *log_of([2, 1, PAGE], 1000 * stamp))
         assert lists._first.tolist() == first
-    assert [one.count[0] for one in copies] == [3, 5, 7, 9]
+    assert [entry.count[0] for entry in copies] == [3, 5, 7, 9]

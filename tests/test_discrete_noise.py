@@ -30,9 +30,9 @@ def told(fed: Federation) -> Total:
 
 
 def wholes(value: np.ndarray) -> np.ndarray:
-    found = value / QUANTUM
-    assert np.array_equal(found, np.rint(found)), "something was rounded after the noise"
-    return found.astype(np.int64)
+    result = value / QUANTUM
+    assert np.array_equal(result, np.rint(result)), "something was rounded after the noise"
+    return result.astype(np.int64)
 
 
 def test_sums_and_noise_are_integers_of_the_same_law() -> None:
@@ -57,9 +57,9 @@ def test_the_law_is_the_discrete_one_where_it_differs(monkeypatch: pytest.Monkey
     from tacita.privacy.noise import NoiseStream
 
     total = Total({"rows": np.zeros((200, 100))}, 1.0, 1, {}, 0)
-    made = add_integer_noise(total, 1.5, NoiseStream(Draws(3), "x"), ("no",), 1.0)["rows"].astype(np.int64)
-    assert noise_laws.whole_normal(made, 1.5) > SURE
-    assert noise_laws.whole_normal(made, 1.4) < SURE
+    rows = add_integer_noise(total, 1.5, NoiseStream(Draws(3), "x"), ("no",), 1.0)["rows"].astype(np.int64)
+    assert noise_laws.whole_normal(rows, 1.5) > SURE
+    assert noise_laws.whole_normal(rows, 1.4) < SURE
     for symmetric in ({"gram": 1}, {}):  # by what a sum is, not by what is in it
         total = Total({"gram": np.eye(40)}, 1.0, 1, {}, 0, symmetric)
         square = add_integer_noise(total, 1.5, NoiseStream(Draws(3), "y"), ("no",), 1.0)["gram"]
@@ -125,10 +125,10 @@ def test_counted_laplace_noise_refuses_rounded_sums() -> None:
     """64,000 numbers of half a quantum and a little more: shortened to 0.0019, as they would leave twice as long."""
     vectors = np.full((4000, 16), np.nextafter(np.float32(QUANTUM / 2), np.float32(1)))
     owner, items = np.zeros(4000, np.int32), np.arange(4000, dtype=np.int32)
-    one = Upload({"rows": SparseRows(owner, items, vectors)}, np.ones(1), np.zeros(1, np.uint64))
-    length = float(compute_l1_norms(one)[0])
+    upload = Upload({"rows": SparseRows(owner, items, vectors)}, np.ones(1), np.zeros(1, np.uint64))
+    length = float(compute_l1_norms(upload)[0])
     fields = (Spec("rows", (4000, 16)),)
-    rounded = add_upload(empty_total(fields), clip_upload(one, length, compute_l1_norms(one)), fields, exact=True)
+    rounded = add_upload(empty_total(fields), clip_upload(upload, length, compute_l1_norms(upload)), fields, exact=True)
     assert np.abs(rounded["rows"]).sum() > 1.99 * length
     part = {"name": "laplace-noise", "mode": "ldp", "clip": length}
     for how in ("ideal", "secure"):

@@ -44,11 +44,11 @@ sizes = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 60), st.integers(0
 def devices(some: Sizes, seed: int = 0) -> tuple[Ragged, Ragged]:
     """Own items with labels and predictions, and received ones; all of a client's items differ."""
     draws = np.random.default_rng(seed)
-    lists = [draws.permutation(N_ITEMS)[: sum(one)] for one in some]
+    lists = [draws.permutation(N_ITEMS)[: sum(entry)] for entry in some]
     own = Ragged.from_lists([ids[: p + g].tolist() for ids, (p, g, _) in zip(lists, some)])
     received = Ragged.from_lists([ids[p + g :].tolist() for ids, (p, g, _) in zip(lists, some)])
     label = [y for p, g, _ in some for y in [1.0] * p + [0.0] * g]
-    predicted = [draws.random(len(one.ids)).astype(np.float32) for one in (own, received)]
+    predicted = [draws.random(len(candidate.ids)).astype(np.float32) for candidate in (own, received)]
     return (
         Ragged(own.ptr, own.ids, {"label": np.array(label, np.float32), "prediction": predicted[0]}),
         Ragged(received.ptr, received.ids, {"prediction": predicted[1]}),
@@ -70,30 +70,30 @@ def liked(own: Ragged, r: int, value: float = 1.0) -> set[int]:
 
 
 def test_g4_1_mixing_labels_mixes_losses() -> None:
-    one = np.ones(1, np.float32)
-    assert mix_labels(one, 0.6 * one, 0.5) == pytest.approx([0.8])
+    entry = np.ones(1, np.float32)
+    assert mix_labels(entry, 0.6 * entry, 0.5) == pytest.approx([0.8])
     draws = np.random.default_rng(0)
-    logits, label, told = draws.normal(0, 3, 500), draws.integers(0, 2, 500), draws.random(500)
-    both = 0.3 * compute_cross_entropy(logits, label) + 0.7 * compute_cross_entropy(logits, told)
-    soft = mix_labels(label.astype(np.float32), told.astype(np.float32), 0.3)
+    logits, label, report = draws.normal(0, 3, 500), draws.integers(0, 2, 500), draws.random(500)
+    both = 0.3 * compute_cross_entropy(logits, label) + 0.7 * compute_cross_entropy(logits, report)
+    soft = mix_labels(label.astype(np.float32), report.astype(np.float32), 0.3)
     assert compute_cross_entropy(logits, soft) == pytest.approx(both, abs=1e-6)
 
 
 def test_received_items_are_uploaded_as_predicted_for_any_alpha() -> None:
     own, received = devices([(4, 4, 5)])
-    told = entries(disguise_predictions(own, received, Disguise(None, 1.0, None), round_draws(1)), 0)
-    assert [told[i] for i in received.ids.tolist()] == received.values["prediction"].tolist()
-    assert {told[i] for i in liked(own, 0)} == {1.0}
-    assert {told[i] for i in liked(own, 0, 0.0)} == {0.0}
+    report = entries(disguise_predictions(own, received, Disguise(None, 1.0, None), round_draws(1)), 0)
+    assert [report[i] for i in received.ids.tolist()] == received.values["prediction"].tolist()
+    assert {report[i] for i in liked(own, 0)} == {1.0}
+    assert {report[i] for i in liked(own, 0, 0.0)} == {0.0}
 
 
 @given(sizes, st.integers(0, 1000))
 @settings(max_examples=40, deadline=None)
 def test_g4_2_share_of_the_pool_is_uploaded_without_duplicates(some: Sizes, seed: int) -> None:
     own, received = devices(some, seed)
-    told = disguise_predictions(own, received, Disguise(), round_draws(len(some), seed=seed))
-    for r, n in enumerate(sum(one) for one in some):
-        ids = told.row(r).tolist()
+    report = disguise_predictions(own, received, Disguise(), round_draws(len(some), seed=seed))
+    for r, n in enumerate(sum(entry) for entry in some):
+        ids = report.row(r).tolist()
         assert min(n, max(1, int(0.3 * n))) <= len(ids) <= max(min(n, 1), int(0.7 * n))
         assert len(set(ids)) == len(ids)
         assert set(ids) <= set(own.row(r).tolist()) | set(received.row(r).tolist())
@@ -101,8 +101,8 @@ def test_g4_2_share_of_the_pool_is_uploaded_without_duplicates(some: Sizes, seed
 
 def test_g4_2_at_least_one_item_is_uploaded_if_any() -> None:
     own, received = devices([(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 0, 1), (0, 0, 0)])
-    told = disguise_predictions(own, received, Disguise((0.3, 0.4)), round_draws(5))
-    assert told.counts().tolist() == [1, 1, 1, 1, 0]
+    report = disguise_predictions(own, received, Disguise((0.3, 0.4)), round_draws(5))
+    assert report.counts().tolist() == [1, 1, 1, 1, 0]
 
 
 def test_g4_2_the_size_is_the_floor_of_the_drawn_share_and_uniform_over_items() -> None:
@@ -114,11 +114,11 @@ def test_g4_2_the_size_is_the_floor_of_the_drawn_share_and_uniform_over_items() 
     assert beta.min() >= 0.3
     assert beta.max() < 0.7
     assert beta.std() == pytest.approx(0.4 / np.sqrt(12), rel=0.05)
-    told = sample_pool(pool, (0.3, 0.7), dice)
-    assert told.counts().tolist() == np.floor(beta * m).astype(int).tolist()
-    share = {y: np.sum(told.values["label"] == y) / (n * k) for y, k in ((1, 3), (0, 4))}
-    assert share[1] == pytest.approx(told.counts().mean() / m, rel=0.04)
-    assert share[0] == pytest.approx(told.counts().mean() / m, rel=0.04)
+    report = sample_pool(pool, (0.3, 0.7), dice)
+    assert report.counts().tolist() == np.floor(beta * m).astype(int).tolist()
+    share = {y: np.sum(report.values["label"] == y) / (n * k) for y, k in ((1, 3), (0, 4))}
+    assert share[1] == pytest.approx(report.counts().mean() / m, rel=0.04)
+    assert share[0] == pytest.approx(report.counts().mean() / m, rel=0.04)
 
 
 @given(sizes, st.integers(0, 1000), st.sampled_from(["random", "top"]), st.sampled_from([0.0, 0.1, 0.5, 1.0]))
@@ -129,10 +129,10 @@ def test_g4_3_swap_keeps_the_values_and_changes_exactly_q_pairs(
     own, received = devices(some, seed)
     dice = round_draws(len(some), seed=seed)
     plain = disguise_predictions(own, received, Disguise(swap=None), dice)
-    told = disguise_predictions(own, received, Disguise(swap=Swap(lam, select=select)), dice)
-    assert told.ids.tolist() == plain.ids.tolist()
+    report = disguise_predictions(own, received, Disguise(swap=Swap(lam, select=select)), dice)
+    assert report.ids.tolist() == plain.ids.tolist()
     for r in range(len(some)):
-        before, after = entries(plain, r), entries(told, r)
+        before, after = entries(plain, r), entries(report, r)
         assert sorted(before.values()) == sorted(after.values())
         high, low = liked(own, r) & before.keys(), liked(own, r, 0.0) & before.keys()
         q = min(max(1, int(lam * len(high) + 1e-9)), len(low)) if high and low else 0
@@ -148,8 +148,8 @@ def test_g4_3_lambda_zero_swaps_one_pair_by_default() -> None:
     own, received = devices([(10, 10, 0)])
     plain = disguise_predictions(own, received, Disguise(None, swap=None), round_draws(1))
     for least, moved in ((1, 2), (0, 0)):
-        told = disguise_predictions(own, received, Disguise(None, swap=Swap(0.0, least)), round_draws(1))
-        assert (told.values["score"] != plain.values["score"]).sum() == moved
+        report = disguise_predictions(own, received, Disguise(None, swap=Swap(0.0, least)), round_draws(1))
+        assert (report.values["score"] != plain.values["score"]).sum() == moved
 
 
 def test_random_swaps_choose_every_pair_equally_often() -> None:
@@ -158,10 +158,10 @@ def test_random_swaps_choose_every_pair_equally_often() -> None:
     own, received = (lists.take(np.zeros(n, np.int64)) for lists in (own, received))
     dice = round_draws(n)
     plain = disguise_predictions(own, received, Disguise(None, swap=None), dice).values["score"].reshape(n, 6)
-    told = disguise_predictions(own, received, Disguise(None), dice).values["score"].reshape(n, 6)
-    pairs = (plain != told) @ (2 ** np.arange(6))
-    found, counts = np.unique(pairs, return_counts=True)
-    assert len(found) == 9
+    score = disguise_predictions(own, received, Disguise(None), dice).values["score"].reshape(n, 6)
+    pairs = (plain != score) @ (2 ** np.arange(6))
+    result, counts = np.unique(pairs, return_counts=True)
+    assert len(result) == 9
     assert np.abs(counts - n / 9).max() < 5 * np.sqrt(n / 9)
 
 
@@ -183,16 +183,18 @@ def test_upload_is_independent_of_cohort_and_order(some: Sizes, seed: int, ptf: 
         alone = tell(np.array([r]))
         for lists, at in ((alone, 0), (turned, len(some) - 1 - r)):
             span = slice(lists.ptr[at], lists.ptr[at + 1])
-            mine = slice(together.ptr[r], together.ptr[r + 1])
-            assert lists.ids[span].tolist() == together.ids[mine].tolist()
-            assert lists.values["score"][span].tolist() == together.values["score"][mine].tolist()
+            own_values = slice(together.ptr[r], together.ptr[r + 1])
+            assert lists.ids[span].tolist() == together.ids[own_values].tolist()
+            assert lists.values["score"][span].tolist() == together.values["score"][own_values].tolist()
 
 
 def test_upload_is_independent_of_item_order() -> None:
     own, received = devices([(9, 30, 7)])
     mixed_up = np.random.default_rng(3).permutation(len(own.ids))
     turned = Ragged(own.ptr, own.ids[mixed_up], {name: v[mixed_up] for name, v in own.values.items()})
-    first, second = (disguise_predictions(one, received, Disguise(), round_draws(1)) for one in (own, turned))
+    first, second = (
+        disguise_predictions(candidate, received, Disguise(), round_draws(1)) for candidate in (own, turned)
+    )
     assert entries(first, 0) == entries(second, 0)
     assert (np.diff(first.ids) > 0).all()  # by id: positives do not come first
 
@@ -201,8 +203,8 @@ def test_upload_depends_on_round_and_secret() -> None:
     own, received = devices([(20, 80, 10)])
     dice = round_draws(1)
     others = [round_draws(1, round_no=4), replace(dice, draws=Draws(1, "secret")), replace(dice, public=True)]
-    told = [disguise_predictions(own, received, Disguise(), one).ids.tolist() for one in (dice, *others)]
-    assert len({tuple(one) for one in told}) == 4
+    reports = [disguise_predictions(own, received, Disguise(), candidate).ids.tolist() for candidate in (dice, *others)]
+    assert len({tuple(entry) for entry in reports}) == 4
 
 
 def test_an_item_counts_once_and_as_the_devices_own() -> None:
@@ -223,10 +225,10 @@ def test_an_item_counts_once_and_as_the_devices_own() -> None:
 
 def test_g4_15_uploads_hold_items_and_scores_only() -> None:
     own, received = devices([(5, 20, 3)])
-    told = disguise_predictions(own, received, Disguise(), round_draws(1))
+    report = disguise_predictions(own, received, Disguise(), round_draws(1))
     by_ptf = disguise_ptf(own, received, PtfDisguise(), round_draws(1))
     sent = cand.schedule_candidates(candidate_lists(), 2, "random", round_draws(3))
-    for message in (told, by_ptf, sent):
+    for message in (report, by_ptf, sent):
         assert list(message.values) == ["score"]
         assert message.values["score"].ndim == 1
         assert ((message.values["score"] >= 0) & (message.values["score"] <= 1)).all()
@@ -238,11 +240,11 @@ def test_g4_15_uploads_hold_items_and_scores_only() -> None:
 def test_g5_1_counts_of_positives_negatives_and_swaps() -> None:
     own, received = devices([(10, 40, 0)])
     how = PtfDisguise((0.4, 0.4), (2.0, 2.0))
-    told = disguise_ptf(own, received, how, round_draws(1))
+    report = disguise_ptf(own, received, how, round_draws(1))
     plain = disguise_ptf(own, received, replace(how, swap=None), round_draws(1))
-    assert len(told.ids) == 12
-    assert len(liked(own, 0) & set(told.ids.tolist())) == 4
-    assert (told.values["score"] != plain.values["score"]).sum() == 2
+    assert len(report.ids) == 12
+    assert len(liked(own, 0) & set(report.ids.tolist())) == 4
+    assert (report.values["score"] != plain.values["score"]).sum() == 2
     assert max(1, floor_share(0.2, np.array([12]))[0]) == 2  # the guesses that Top-Guess has
 
 
@@ -251,31 +253,31 @@ def test_g5_1_counts_of_positives_negatives_and_swaps() -> None:
 def test_ptf_counts_follow_the_draws(some: Sizes, seed: int, again: bool) -> None:
     own, received = devices(some, seed)
     how, dice = PtfDisguise(replace=again), round_draws(len(some), seed=seed)
-    told = sample_ptf(pool_items(own, received), how, dice)
+    ptf = sample_ptf(pool_items(own, received), how, dice)
     b, g = dice.draw_between("positives", (0.1, 1)), dice.draw_between("negatives", (1, 4))
     for r, (p, n, s) in enumerate(some):
-        high = [i for i in told.row(r).tolist() if i in liked(own, r)]
-        rest = [i for i in told.row(r).tolist() if i not in liked(own, r)]
+        high = [i for i in ptf.row(r).tolist() if i in liked(own, r)]
+        rest = [i for i in ptf.row(r).tolist() if i not in liked(own, r)]
         assert len(high) == len(set(high)) == min(p, max(1, int(b[r] * p)))
         wanted = max(1, int(g[r] * len(high)))
         assert len(rest) == (wanted * (n + s > 0) if again else min(wanted, n + s))
         assert again or len(set(rest)) == len(rest)
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_ptf_without_one_of_the_kinds_and_by_id(again: bool) -> None:
+@pytest.mark.parametrize("repeat", [False, True])
+def test_ptf_without_one_of_the_kinds_and_by_id(repeat: bool) -> None:
     own, received = devices([(6, 0, 0), (0, 6, 0), (0, 0, 6), (20, 60, 20), (0, 0, 0)])
-    told = disguise_ptf(own, received, PtfDisguise((1.0, 1.0), (3.0, 3.0), replace=again), round_draws(5))
-    assert told.counts().tolist() == [6, 1, 1, 80, 0]
-    assert (np.diff(told.row(3)) >= 0).all()  # positives do not come first
+    report = disguise_ptf(own, received, PtfDisguise((1.0, 1.0), (3.0, 3.0), replace=repeat), round_draws(5))
+    assert report.counts().tolist() == [6, 1, 1, 80, 0]
+    assert (np.diff(report.row(3)) >= 0).all()  # positives do not come first
 
 
 def test_ptf_without_a_defence_uploads_every_prediction() -> None:
     own, received = devices([(5, 20, 3), (0, 0, 0)])
-    told = disguise_ptf(own, received, PtfDisguise(None, swap=None), round_draws(2))
-    assert told.counts().tolist() == [28, 0]
+    report = disguise_ptf(own, received, PtfDisguise(None, swap=None), round_draws(2))
+    assert report.counts().tolist() == [28, 0]
     expected = dict(zip(own.ids.tolist(), own.values["prediction"].tolist()))
-    assert {i: s for i, s in entries(told, 0).items() if i in expected} == expected
+    assert {i: s for i, s in entries(report, 0).items() if i in expected} == expected
 
 
 # What the server could send
@@ -286,24 +288,26 @@ def test_ptf_without_a_defence_uploads_every_prediction() -> None:
 def test_g4_11_candidates_are_others_items_best_first(lists: list[list[int]], seed: int) -> None:
     upload, users = Ragged.from_lists(lists), np.arange(len(lists), dtype=np.int32)
     logits = tied_logits(len(lists), seed, 60)
-    found = cand.find_candidates(cand.UploadHistory.from_upload(upload, 60), upload, users, lambda some: logits[some])
-    told = set(upload.ids.tolist())
+    candidates = cand.find_candidates(
+        cand.UploadHistory.from_upload(upload, 60), upload, users, lambda some: logits[some]
+    )
+    report = set(upload.ids.tolist())
     for r, own in enumerate(lists):
-        best = sorted(told - set(own), key=lambda i, r=r: (-logits[r, i], i))[:30]  # type: ignore[misc]
-        assert found.row(r).tolist() == best
-        span = slice(found.ptr[r], found.ptr[r + 1])
-        assert found.values["score"][span] == pytest.approx([1 / (1 + np.exp(-logits[r, i])) for i in best])
-        share = [sum(i in one for one in lists) / max(1, sum(map(bool, lists))) for i in best]
-        assert found.values["frequency"][span] == pytest.approx(share)
+        best = sorted(report - set(own), key=lambda i, r=r: (-logits[r, i], i))[:30]  # type: ignore[misc]
+        assert candidates.row(r).tolist() == best
+        span = slice(candidates.ptr[r], candidates.ptr[r + 1])
+        assert candidates.values["score"][span] == pytest.approx([1 / (1 + np.exp(-logits[r, i])) for i in best])
+        share = [sum(i in entry for entry in lists) / max(1, sum(map(bool, lists))) for i in best]
+        assert candidates.values["frequency"][span] == pytest.approx(share)
 
 
 def test_g4_11_nothing_is_sent_before_there_is_an_upload() -> None:
     history = cand.UploadHistory.from_upload(Ragged.empty(0), N_ITEMS)
-    found = cand.find_candidates(
+    candidates = cand.find_candidates(
         history, Ragged.empty(3), np.arange(3, dtype=np.int32), lambda users: tied_logits(3)[users]
     )
-    assert found.counts().tolist() == [0, 0, 0]
-    assert set(found.values) == {"score", "frequency"}
+    assert candidates.counts().tolist() == [0, 0, 0]
+    assert set(candidates.values) == {"score", "frequency"}
 
 
 def test_candidates_do_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,24 +315,24 @@ def test_candidates_do_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -> 
     upload = Ragged.from_lists([draws.integers(0, N_ITEMS, 20).tolist() for _ in range(23)])
     logits, users = tied_logits(23), np.arange(23, dtype=np.int32)
     history = cand.UploadHistory.from_upload(upload, N_ITEMS)
-    asked: list[int] = []
+    request: list[int] = []
 
     def answer(some: Ints) -> Floats:
-        asked.append(len(some))
+        request.append(len(some))
         return logits[some]
 
     whole = cand.find_candidates(history, upload, users, answer)
     hard = cand.select_confident(history.counts, upload, users, answer)
-    assert max(asked) == 23
-    asked.clear()
+    assert max(request) == 23
+    request.clear()
     monkeypatch.setattr(cand, "CHUNK", 5)
     cut = cand.find_candidates(history, upload, users, answer)
     hard_cut = cand.select_confident(history.counts, upload, users, answer)
-    assert max(asked) == 5
-    for one, other in ((whole, cut), (hard, hard_cut)):
-        np.testing.assert_array_equal(one.ptr, other.ptr)
-        np.testing.assert_array_equal(one.ids, other.ids)
-        np.testing.assert_array_equal(one.values["score"], other.values["score"])
+    assert max(request) == 5
+    for first, other in ((whole, cut), (hard, hard_cut)):
+        np.testing.assert_array_equal(first.ptr, other.ptr)
+        np.testing.assert_array_equal(first.ids, other.ids)
+        np.testing.assert_array_equal(first.values["score"], other.values["score"])
 
 
 def test_a_history_can_grow() -> None:
@@ -339,15 +343,15 @@ def test_a_history_can_grow() -> None:
 
 
 def test_fixed_schedules_send_the_same_number_random_or_best() -> None:
-    found = candidate_lists(400)
-    best = cand.schedule_candidates(found, 2, "top", round_draws(400))
-    assert best.counts().tolist() == np.minimum(2, found.counts()).tolist()
-    assert all(best.row(r).tolist() == found.row(r)[:2].tolist() for r in range(400))
-    some = cand.schedule_candidates(found, 4.5, "random", round_draws(400))
+    result = candidate_lists(400)
+    best = cand.schedule_candidates(result, 2, "top", round_draws(400))
+    assert best.counts().tolist() == np.minimum(2, result.counts()).tolist()
+    assert all(best.row(r).tolist() == result.row(r)[:2].tolist() for r in range(400))
+    some = cand.schedule_candidates(result, 4.5, "random", round_draws(400))
     assert set(some.counts().tolist()) == {4, 5}
     assert some.counts().mean() == pytest.approx(4.5, abs=0.1)
-    assert found.holds(some.rows(), some.ids).all()
-    place = np.concatenate([np.flatnonzero(np.isin(found.row(r), some.row(r))) for r in range(400)])
+    assert result.holds(some.rows(), some.ids).all()
+    place = np.concatenate([np.flatnonzero(np.isin(result.row(r), some.row(r))) for r in range(400)])
     counts = np.bincount(place, minlength=30)
     assert np.abs(counts - counts.mean()).max() < 5 * np.sqrt(counts.mean())
 
@@ -359,15 +363,15 @@ def test_g5_3_hard_selection(lists: list[list[int]], seed: int) -> None:
     logits = tied_logits(len(lists), seed, 60)
     counts = cand.UploadHistory.from_upload(upload, 60).counts
     limit = np.arange(len(lists)) * 7
-    found = cand.select_confident(counts, upload, users, lambda some: logits[some])
+    confident = cand.select_confident(counts, upload, users, lambda some: logits[some])
     cut = cand.select_confident(counts, upload, users, lambda some: logits[some], truncate=limit)
     for r, own in enumerate(lists):
         frequent = [i for i in sorted(range(60), key=lambda i: (-counts[i], i)) if counts[i] and i not in own][:15]
         top = sorted(range(60), key=lambda i, r=r: (-logits[r, i], i))[:30]  # type: ignore[misc]
         hard = [i for i in top if i not in own and i not in frequent][:15]
-        assert found.row(r).tolist() == frequent + hard
-        assert len(found.row(r)) <= 30
-        assert not set(found.row(r).tolist()) & set(own)
+        assert confident.row(r).tolist() == frequent + hard
+        assert len(confident.row(r)) <= 30
+        assert not set(confident.row(r).tolist()) & set(own)
         assert cut.row(r).tolist() == (frequent + hard)[: limit[r]]
 
 
@@ -388,14 +392,14 @@ def test_g4_13_random_and_constant_scores_over_one_in_a_hundred(constant: bool) 
     scores = np.random.default_rng(0).random((n, 100)).astype(np.float32) * (not constant)
     wanted = Ragged(np.arange(n + 1), np.full(n, 7, np.int32))
     others = np.tile(np.delete(np.arange(100, dtype=np.int32), 7), n)
-    found = evaluate(
+    result = evaluate(
         lambda users: scores[users].copy(), wanted, Ragged.empty(n), np.arange(n, dtype=np.uint64), Draws(1),
         EvaluationRules(["hr", "ndcg"], [10], Ragged(np.arange(n + 1) * 99, others)),
     ).mean()  # fmt: skip
     expected = (1 / np.log2(np.arange(1, 11) + 1)).sum() / 100
     assert expected == pytest.approx(0.045436, abs=5e-7)
-    assert found["hr@10"] == pytest.approx(0.1, abs=5 * 0.3 / np.sqrt(n))
-    assert found["ndcg@10"] == pytest.approx(expected, abs=5 * 0.15 / np.sqrt(n))
+    assert result["hr@10"] == pytest.approx(0.1, abs=5 * 0.3 / np.sqrt(n))
+    assert result["ndcg@10"] == pytest.approx(expected, abs=5 * 0.15 / np.sqrt(n))
 
 
 def test_ranks_in_rows_and_floored_shares_by_hand() -> None:

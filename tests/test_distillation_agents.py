@@ -69,16 +69,16 @@ def module_of(net: Arrays) -> nn.Sequential:
     """The same network as torch has it."""
     layers: list[nn.Module] = []
     for k in range(len(networks.list_layers(net)) // 2):
-        one = nn.Linear(*net[f"w{k}"].shape)
+        linear = nn.Linear(*net[f"w{k}"].shape)
         with torch.no_grad():
-            one.weight.copy_(torch.from_numpy(net[f"w{k}"].T.copy()))
-            one.bias.copy_(torch.from_numpy(net[f"b{k}"]))
-        layers += [one, nn.ReLU()]
+            linear.weight.copy_(torch.from_numpy(net[f"w{k}"].T.copy()))
+            linear.bias.copy_(torch.from_numpy(net[f"b{k}"]))
+        layers += [linear, nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
 
 def assert_same_layers(net: Arrays, module: nn.Sequential, abs_error: float = 1e-6) -> None:
-    for k, layer in enumerate(one for one in module if isinstance(one, nn.Linear)):
+    for k, layer in enumerate(entry for entry in module if isinstance(entry, nn.Linear)):
         np.testing.assert_allclose(net[f"w{k}"], layer.weight.detach().numpy().T, rtol=0, atol=abs_error)
         np.testing.assert_allclose(net[f"b{k}"], layer.bias.detach().numpy(), rtol=0, atol=abs_error)
 
@@ -155,10 +155,10 @@ def test_states_hold_size_mean_variance_and_loss() -> None:
         raw.append([np.log(1 + len(score)), score.mean(), score.var(), loss])
     expected = (np.array(raw) - np.mean(raw, 0)) / (np.std(raw, 0) + 1e-8)
     assert compute_states(upload, logits, WeightingOptions()) == pytest.approx(expected, abs=1e-6)
-    for without, left in (("size", [1, 2, 3]), ("statistics", [0, 3]), ("loss", [0, 1, 2])):
+    for without, remainder in (("size", [1, 2, 3]), ("statistics", [0, 3]), ("loss", [0, 1, 2])):
         how = WeightingOptions(without=without)  # type: ignore[arg-type]
-        assert compute_states(upload, logits, how) == pytest.approx(expected[:, left], abs=1e-6)
-        assert weighting.init_weighting(how, np.uint64(1))["w0"].shape == (len(left), 32)
+        assert compute_states(upload, logits, how) == pytest.approx(expected[:, remainder], abs=1e-6)
+        assert weighting.init_weighting(how, np.uint64(1))["w0"].shape == (len(remainder), 32)
 
 
 @pytest.mark.parametrize("n", [1, 3, 49, 94, 604])
@@ -169,7 +169,7 @@ def test_g4_5_equal_weights_train_the_server_as_no_weights_do(n: int) -> None:
     assert (weights == 1).all()
     x = torch.from_numpy(np.random.default_rng(0).normal(size=(len(weights), 5)).astype(np.float32))
     y = torch.from_numpy(upload.values["score"])
-    found = []
+    result = []
     for each in (weights, np.ones_like(weights)):
         model = nn.Linear(5, 1)
         nn.init.ones_(model.weight)
@@ -180,8 +180,8 @@ def test_g4_5_equal_weights_train_the_server_as_no_weights_do(n: int) -> None:
             loss = nn.functional.binary_cross_entropy_with_logits(model(x)[:, 0], y, torch.from_numpy(each))
             loss.backward()
             adam.step()
-        found.append(model.weight.detach().numpy())
-    np.testing.assert_array_equal(*found)
+        result.append(model.weight.detach().numpy())
+    np.testing.assert_array_equal(*result)
 
 
 def test_sample_weights_have_mean_one_over_clients() -> None:
@@ -250,10 +250,10 @@ def test_g4_7_the_adjustment_by_position_always_pays_skipping() -> None:
     for reward, picked, skipped in ((-0.8, -1.0, -0.6), (0.8, 0.6, 1.0)):
         action = np.zeros((2, 30), bool)
         action[0] = True
-        found = rewards.adjust_by_position(np.full(2, reward), action, np.full(2, 30), 4.0)
-        assert found[:, 29] == pytest.approx([picked, skipped])
-        assert np.abs(found - reward)[:, 0] / 0.8 == pytest.approx([0.008333] * 2, abs=1e-6)
-        assert (found[1] >= found[0]).all()
+        adjust = rewards.adjust_by_position(np.full(2, reward), action, np.full(2, 30), 4.0)
+        assert adjust[:, 29] == pytest.approx([picked, skipped])
+        assert np.abs(adjust - reward)[:, 0] / 0.8 == pytest.approx([0.008333] * 2, abs=1e-6)
+        assert (adjust[1] >= adjust[0]).all()
     short = rewards.adjust_by_position(np.array([1.0]), np.ones((1, 30), bool), np.array([10]), 4.0)
     assert short[0, 9] == pytest.approx(0.75)
 
@@ -279,8 +279,8 @@ def test_g4_9_diversity_compares_pooled_rows() -> None:
     table = np.array([[0, 0], [np.log(3), 0], [5, 5], [1, -1], [-1, 1]])
     upload = Ragged.from_lists([[0], [0], [3, 4], [0], [2], []])
     picked = Ragged.from_lists([[1], [2], [0], [], [1], [1]])
-    found = rewards.measure_diversity(upload, picked, table)
-    assert found == pytest.approx([0.143841, 0, 0, 0, 0.143841, 0], abs=1e-6)
+    diversity = rewards.measure_diversity(upload, picked, table)
+    assert diversity == pytest.approx([0.143841, 0, 0, 0, 0.143841, 0], abs=1e-6)
     draws = np.random.default_rng(0)
     lists = [Ragged.from_lists([draws.integers(0, 50, 5).tolist() for _ in range(200)]) for _ in range(2)]
     assert (rewards.measure_diversity(*lists, draws.normal(size=(50, 8))) >= 0).all()
@@ -298,11 +298,11 @@ def test_g4_10_divergence_is_not_the_cosine_of_numbers() -> None:
     lists = Ragged.from_lists([[0], [1], [2], [3, 4]])
     upload = Ragged(lists.ptr, lists.ids, {"score": np.array([1, 1, 0.3, 1, 1], np.float32)})
     predicted = np.array([0.5, 0, 0.3, 0.5, 0], np.float32)
-    found = rewards.measure_divergence(upload, predicted)
-    assert found == pytest.approx([0.292893, 1, 0, (0.292893 + 1) / 2], abs=1e-6)
-    one = rewards.measure_divergence(upload, predicted, "vector")
-    assert one[[0, 2]] == pytest.approx([0, 0], abs=1e-7)  # of single numbers nothing is left
-    assert one[3] == pytest.approx(1 - 0.5 / np.sqrt(2 * 0.25))
+    divergence = rewards.measure_divergence(upload, predicted)
+    assert divergence == pytest.approx([0.292893, 1, 0, (0.292893 + 1) / 2], abs=1e-6)
+    entry = rewards.measure_divergence(upload, predicted, "vector")
+    assert entry[[0, 2]] == pytest.approx([0, 0], abs=1e-7)  # of single numbers nothing is left
+    assert entry[3] == pytest.approx(1 - 0.5 / np.sqrt(2 * 0.25))
 
 
 def test_shuffling_keeps_the_rewards_and_follows_keys_not_order() -> None:
@@ -316,33 +316,33 @@ def test_shuffling_keeps_the_rewards_and_follows_keys_not_order() -> None:
 
 def test_reward_is_the_mean_of_three_scaled_terms_over_active_clients() -> None:
     walk, outcome = judged_round()
-    found = reward_walks(walk, outcome, SelectionOptions(), round_draws(12))
-    there = np.flatnonzero((walk.length > 0) & (outcome.upload.counts() > 0))
-    assert 5 < len(there) < 12
-    assert np.isnan(np.delete(found, there)).all()
+    result = reward_walks(walk, outcome, SelectionOptions(), round_draws(12))
+    indices = np.flatnonzero((walk.length > 0) & (outcome.upload.counts() > 0))
+    assert 5 < len(indices) < 12
+    assert np.isnan(np.delete(result, indices)).all()
     parts = {
         "loss": -compute_mean_losses(outcome.upload, outcome.logits),
         "diversity": rewards.measure_diversity(outcome.upload, walk.list_picks(), outcome.table),
         "divergence": rewards.measure_divergence(outcome.upload, 1 / (1 + np.exp(-outcome.logits))),
     }
-    each = {name: standardize_values(values[there]) for name, values in parts.items()}
-    assert found[there] == pytest.approx(sum(each.values()) / 3, abs=1e-5)
+    each = {name: standardize_values(values[indices]) for name, values in parts.items()}
+    assert result[indices] == pytest.approx(sum(each.values()) / 3, abs=1e-5)
     for name in each:
-        left = reward_walks(walk, outcome, SelectionOptions(without=name), round_draws(12))  # type: ignore[arg-type]
-        assert left[there] == pytest.approx((sum(each.values()) - each[name]) / 2, abs=1e-5)
+        remainder = reward_walks(walk, outcome, SelectionOptions(without=name), round_draws(12))  # type: ignore[arg-type]
+        assert remainder[indices] == pytest.approx((sum(each.values()) - each[name]) / 2, abs=1e-5)
     part = PredictionTransfer(TransferConfig(select_diversity="gauss", select_divergence="vector"), None)  # type: ignore[arg-type]
     others = {
         "diversity": rewards.measure_diversity(outcome.upload, walk.list_picks(), outcome.table, "gauss"),
         "divergence": rewards.measure_divergence(outcome.upload, 1 / (1 + np.exp(-outcome.logits)), "vector"),
     }
-    other = (each["loss"] + sum(standardize_values(values[there]) for values in others.values())) / 3
-    assert reward_walks(walk, outcome, part.config.selection_options, round_draws(12))[there] == pytest.approx(
+    other = (each["loss"] + sum(standardize_values(values[indices]) for values in others.values())) / 3
+    assert reward_walks(walk, outcome, part.config.selection_options, round_draws(12))[indices] == pytest.approx(
         other, abs=1e-5
     )
-    assert np.abs(other - found[there]).max() > 1e-3
+    assert np.abs(other - result[indices]).max() > 1e-3
     dealt = reward_walks(walk, outcome, SelectionOptions(shuffle=True), round_draws(12))
-    assert sorted(dealt[there]) == pytest.approx(sorted(found[there]))
-    assert not np.allclose(dealt[there], found[there])
+    assert sorted(dealt[indices]) == pytest.approx(sorted(result[indices]))
+    assert not np.allclose(dealt[indices], result[indices])
 
 
 # The walk and its update
@@ -352,12 +352,12 @@ def walked(n: int = 12, seed: int = 0, how: SelectionOptions | None = None) -> t
     """A walk of n clients, some with few candidates and some with none."""
     how = how or SelectionOptions()
     draws = np.random.default_rng(seed)
-    found = candidate_lists(n)
-    kept = np.arange(30)[None] < np.where(np.arange(n) % 3 == 0, draws.integers(0, 4, n), 30)[:, None]
-    columns = {name: v[kept.ravel()] for name, v in found.values.items()}
-    found = Ragged.from_pairs(found.rows()[kept.ravel()], found.ids[kept.ravel()], n, columns)
+    result = candidate_lists(n)
+    state = np.arange(30)[None] < np.where(np.arange(n) % 3 == 0, draws.integers(0, 4, n), 30)[:, None]
+    columns = {name: v[state.ravel()] for name, v in result.values.items()}
+    result = Ragged.from_pairs(result.rows()[state.ravel()], result.ids[state.ravel()], n, columns)
     agent = selection.init_selection(how, DIM, Draws(seed).public("actor"), Draws(seed).public("critic"))
-    return walk_candidates(agent, found, user_rows(n), item_rows(), how, round_draws(n)), agent, found
+    return walk_candidates(agent, result, user_rows(n), item_rows(), how, round_draws(n)), agent, result
 
 
 def user_rows(n: int) -> Floats:
@@ -376,14 +376,14 @@ def judged_round() -> tuple[CandidateWalk, SelectionOutcome]:
 
 
 def test_selection_equals_one_client_and_candidate_at_a_time() -> None:
-    walk, agent, found = walked()
+    walk, agent, result = walked()
     actor = {name.removeprefix("actor."): value.astype(float) for name, value in agent.items()}
     drawn = round_draws(12).draw_uniforms("action", 30)
     for r in range(12):
         picked: list[int] = []
-        for k, i in enumerate(found.row(r).tolist()):
-            at = found.ptr[r] + k
-            x = [found.values["score"][at], found.values["frequency"][at], *user_rows(12)[r], *item_rows()[i]]
+        for k, i in enumerate(result.row(r).tolist()):
+            at = result.ptr[r] + k
+            x = [result.values["score"][at], result.values["frequency"][at], *user_rows(12)[r], *item_rows()[i]]
             x = np.array([*x, len(picked) / 30], float)
             assert walk.state[r, k] == pytest.approx(x, abs=1e-6)
             logit = np.maximum(x @ actor["w0"] + actor["b0"], 0) @ actor["w1"][:, 0] + actor["b1"][0]
@@ -399,10 +399,10 @@ def test_selection_equals_one_client_and_candidate_at_a_time() -> None:
 
 
 def test_selection_is_independent_of_cohort_and_order() -> None:
-    whole, agent, found = walked(40)
+    whole, agent, result = walked(40)
     for rows in (np.arange(40)[::-1], np.array([17]), np.arange(7, 30)):
         dice = round_draws(40).take(rows)
-        some = walk_candidates(agent, found.take(rows), user_rows(40)[rows], item_rows(), SelectionOptions(), dice)
+        some = walk_candidates(agent, result.take(rows), user_rows(40)[rows], item_rows(), SelectionOptions(), dice)
         for name in ("length", "item", "score", "state", "action", "log_prob"):
             np.testing.assert_array_equal(getattr(some, name), getattr(whole, name)[rows])
 
@@ -471,10 +471,10 @@ def test_saved_agents_continue_bit_for_bit(tmp_path: Path) -> None:
     before = [{name: value.copy() for name, value in agent.items()} for agent in agents]
     for _ in range(3):
         agents, restored = go_on(agents), go_on(restored)
-    for one, other in zip(agents, restored, strict=True):
-        assert_same_bits(one, other)
-    for agent, kept in zip((before[0], before[1]), agents, strict=True):
-        assert any(not np.array_equal(agent[name], kept[name]) for name in agent)
+    for entry, other in zip(agents, restored, strict=True):
+        assert_same_bits(entry, other)
+    for agent, state in zip((before[0], before[1]), agents, strict=True):
+        assert any(not np.array_equal(agent[name], state[name]) for name in agent)
 
 
 # Drift
@@ -487,24 +487,24 @@ def drift(kind: str, rounds: int, adjust: bool = True, seed: int = 0, lr: float 
     how, draws, named = SelectionOptions(adjust=adjust, lr=lr), np.random.default_rng(seed), Draws(seed)
     agent = selection.init_selection(how, dim, named.public("actor"), named.public("critic"))
     items, dice = draws.normal(0, 0.1, (n_items, dim)).astype(np.float32), round_draws(n, seed=seed, public=True)
-    found = []
+    result = []
     for t in range(rounds):
         users = draws.normal(0, 0.1, (n, dim)).astype(np.float32)
         score, frequency = -np.sort(-draws.random((n, most)), axis=1), draws.random((n, most))
         columns = {"score": score.ravel().astype(np.float32), "frequency": frequency.ravel().astype(np.float32)}
         offered = Ragged(np.arange(n + 1) * most, draws.integers(0, n_items, n * most).astype(np.int32), columns)
         walk = walk_candidates(agent, offered, users, items, how, replace(dice, round=t))
-        found.append(walk.action.sum(1).mean())
+        result.append(walk.action.sum(1).mean())
         noise = draws.normal(size=(n, 3)).mean(1)
         agent = update_selection(agent, walk, noise if kind == "noise" else np.full(n, float(kind)), how)
-    return np.array(found)
+    return np.array(result)
 
 
 def test_g4_12_under_noise_the_agent_begins_to_send_less() -> None:
     """The first 50 rounds of the next test."""
-    found = np.mean([drift("noise", 50, seed=seed) for seed in (0, 1)], axis=0)
-    assert found[0] == pytest.approx(14.7, abs=1.5)
-    assert found[-3:].mean() == pytest.approx(11.6, abs=1.5)
+    result = np.mean([drift("noise", 50, seed=seed) for seed in (0, 1)], axis=0)
+    assert result[0] == pytest.approx(14.7, abs=1.5)
+    assert result[-3:].mean() == pytest.approx(11.6, abs=1.5)
     still = np.mean([drift("noise", 50, adjust=False, seed=seed) for seed in (0, 1)], axis=0)
     assert still[-3:].mean() == pytest.approx(15, abs=1.5)
 
@@ -512,8 +512,8 @@ def test_g4_12_under_noise_the_agent_begins_to_send_less() -> None:
 @pytest.mark.slow
 def test_g4_12_under_noise_the_agent_ends_up_sending_nothing() -> None:
     """Spec E.4: 14.7 picked in round 1, 11.6 in round 50, 5.8 in round 100, 1.0 in round 200."""
-    found = np.mean([drift("noise", 200, seed=seed) for seed in range(4)], axis=0)
-    around = [found[0], *(found[k - 3 : k].mean() for k in (50, 100, 200))]
+    result = np.mean([drift("noise", 200, seed=seed) for seed in range(4)], axis=0)
+    around = [result[0], *(result[k - 3 : k].mean() for k in (50, 100, 200))]
     for value, expected, band in zip(around, (14.7, 11.6, 5.8, 1.0), (1.0, 1.2, 1.2, 0.5), strict=True):
         assert value == pytest.approx(expected, abs=band)
 
@@ -535,8 +535,8 @@ def test_g4_12_without_the_adjustment_noise_leaves_the_rate_where_it_was() -> No
 @pytest.mark.slow
 def test_a_slower_agent_drifts_slowly() -> None:
     """Spec E.4: 14.0 in round 200."""
-    found = np.mean([drift("noise", 200, seed=seed, lr=1e-4)[-3:].mean() for seed in range(4)])
-    assert found == pytest.approx(14.0, abs=1.0)
+    result = np.mean([drift("noise", 200, seed=seed, lr=1e-4)[-3:].mean() for seed in range(4)])
+    assert result == pytest.approx(14.0, abs=1.0)
 
 
 def test_losses_come_from_logits() -> None:

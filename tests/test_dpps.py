@@ -57,8 +57,8 @@ def test_everything_a_client_sends_is_one_vector_of_at_most_the_clip() -> None:
         assert (cut.norms() <= bound * (1 + 1e-6)).all()
         shorter = upload.norms() <= bound
         for name, value in upload.values.items():
-            kept = cut.values[name].squared_norms(5)[shorter]
-            assert (kept == value.squared_norms(5)[shorter]).all()
+            state = cut.values[name].squared_norms(5)[shorter]
+            assert (state == value.squared_norms(5)[shorter]).all()
     assert releases.clip_upload(upload, 1e9) is upload
 
 
@@ -72,8 +72,8 @@ def test_empty_and_non_finite_uploads_are_clipped_to_zero() -> None:
     value[np.flatnonzero(rows.client == 3)[0], 1] = np.inf
     head = upload.values["heads/a"]
     assert isinstance(head, DenseArrays)
-    made = upload.with_value("rows", replace(rows, value=value)).with_value("heads/a", DenseArrays(0 * head.value))
-    cut = releases.clip_upload(made, 1.0)
+    result = upload.with_value("rows", replace(rows, value=value)).with_value("heads/a", DenseArrays(0 * head.value))
+    cut = releases.clip_upload(result, 1.0)
     assert cut.norms()[[1, 2, 3]].tolist() == [0.0, 0.0, 0.0]
     assert (cut.weight == 1).all()  # they still send
     assert np.isfinite(cut.norms()).all()
@@ -97,7 +97,7 @@ def test_noise_lies_on_all_coordinates_with_the_planned_deviation() -> None:
     quiet = replace(fed, parts=())
     plain = started(quiet).devices.exchange(quiet, progress.server, serving_broadcast(fed, progress), ROUND).total
     noisy = progress.devices.exchange(fed, progress.server, serving_broadcast(fed, progress), ROUND).total
-    assert {one.name for one in fields} == {"rows", "dpps.noise"}
+    assert {field.name for field in fields} == {"rows", "dpps.noise"}
     assert noisy["dpps.noise"][0] == pytest.approx(4 * part.noise_deviations()[0] ** 2)
     untouched = np.abs(plain["rows"]).sum(axis=1) == 0
     assert untouched.sum() > 2900
@@ -150,22 +150,24 @@ def test_shrinkage_uses_only_noisy_values() -> None:
     value = rng.normal(size=(50, 8))
     assert (releases.shrink_sum(value, 0.5, 0.0, True) == value).all()
     for by_row in (True, False):
-        made = releases.shrink_sum(value, 0.5, 1.0, by_row)
-        factor = made / value
+        result = releases.shrink_sum(value, 0.5, 1.0, by_row)
+        factor = result / value
         assert ((factor >= 0) & (factor <= 1)).all()  # no sign is turned, nothing grows
-    left = np.maximum(0, 1 - 0.7 * (8 - 2) * 2.0 / (value**2).sum(axis=1, keepdims=True))  # James and Stein's, by row
-    assert np.allclose(releases.shrink_sum(value, 2.0, 0.7, True), left * value)
-    assert 0 < (left > 0).sum() < 50
+    remainder = np.maximum(
+        0, 1 - 0.7 * (8 - 2) * 2.0 / (value**2).sum(axis=1, keepdims=True)
+    )  # James and Stein's, by row
+    assert np.allclose(releases.shrink_sum(value, 2.0, 0.7, True), remainder * value)
+    assert 0 < (remainder > 0).sum() < 50
     signal = rng.normal(0, 0.05, (64, 32))
     for sigma in (0.1, 0.5):
         noisy = signal + rng.normal(0, sigma, signal.shape)
-        made = releases.shrink_sum(noisy, sigma**2, 1.0, False)
-        assert ((made - signal) ** 2).mean() < 0.5 * ((noisy - signal) ** 2).mean()
+        result = releases.shrink_sum(noisy, sigma**2, 1.0, False)
+        assert ((result - signal) ** 2).mean() < 0.5 * ((noisy - signal) ** 2).mean()
     part = dpps_part(federate_parts({"name": "dpps", "between": 0.0, "shrink": 1.0}))
     server = ServerState(np.zeros((40, 6), np.float32), {})
     sums = {"rows": rng.normal(size=(40, 6)), "dpps.noise": np.array([0.3])}
-    one, two = (part.decode(server, Total(dict(sums), 30.0, n, nonce=n)) for n in (30, 12))
-    assert (one["rows"] == two["rows"]).all()
+    first, two = (part.decode(server, Total(dict(sums), 30.0, n, nonce=n)) for n in (30, 12))
+    assert (first["rows"] == two["rows"]).all()
 
 
 def test_repeated_round_draws_fresh_noise() -> None:
@@ -174,8 +176,8 @@ def test_repeated_round_draws_fresh_noise() -> None:
     progress = started(fed)
     down = serving_broadcast(fed, progress)
     first = progress.devices.exchange(fed, progress.server, down, ROUND).total
-    again = progress.devices.exchange(fed, progress.server, down, replace(ROUND, replay=RoundReplay(0, 1.0))).total
-    difference = (again["rows"] - first["rows"]) / math.sqrt(2 * float(first["dpps.noise"][0]))
+    repeat = progress.devices.exchange(fed, progress.server, down, replace(ROUND, replay=RoundReplay(0, 1.0))).total
+    difference = (repeat["rows"] - first["rows"]) / math.sqrt(2 * float(first["dpps.noise"][0]))
     assert noise_laws.normal(difference) > SURE
 
 
@@ -229,8 +231,8 @@ def test_users_stop_when_their_budget_is_spent() -> None:
         {"name": "dpps", "tiers": [0.5, 5.0], "shares": [1.0, 1.0], "noise": 8.0, "clip": 0.01}, stream=crowd_stream(40)
     )
     progress = started(fed)
-    mine = progress.clients.parts["dpps"]
-    assert set(mine["tier"].tolist()) == {0, 1}
+    dpps = progress.clients.parts["dpps"]
+    assert set(dpps["tier"].tolist()) == {0, 1}
     ledger, server, sent = dpps_part(fed).ledger(), progress.server, []
     for _ in range(6):
         server, _ = run_round(fed, server, progress.devices)
@@ -238,13 +240,13 @@ def test_users_stop_when_their_budget_is_spent() -> None:
         spent = ledger.epsilon(account)
         assert (spent <= account["budget"] * 1e-6).all()
         sent.append(account["times"][:, 0].copy())
-    low, high = mine["tier"] == 0, mine["tier"] == 1
+    low, high = dpps["tier"] == 0, dpps["tier"] == 1
     fits = int((1 / gaussian_sigma(0.5, 1e-5)) ** 2 / (1 / 8.0) ** 2)
     assert 0 < fits < 6
     assert (sent[-1][low] == fits).all()
     assert (sent[-1][high] == 6).all()
-    found = summarise_spending(ledger, progress.clients.parts["dpps"])
-    assert found["silent_by_budget"] == int(low.sum())
+    result = summarise_spending(ledger, progress.clients.parts["dpps"])
+    assert result["silent_by_budget"] == int(low.sum())
     assert progress.devices.validate(fed, server, serving_broadcast(fed, progress))  # and everybody is served
 
 
@@ -271,10 +273,10 @@ def test_noise_as_published_is_counted_at_its_true_cost() -> None:
     spent, tier = part.ledger().epsilon(account), account["tier"]
     for k, noise in enumerate((2.0, 1.0, 0.2)):
         assert spent[tier == k] == pytest.approx(gaussian_epsilon(noise, 1e-5), rel=1e-6)
-    said = part.promises(progress.server)
-    assert said["epsilon_1_really"] == pytest.approx(54.4, abs=0.1)
-    assert said["epsilon_0.5_really"] == pytest.approx(20.7, abs=0.1)
-    assert said["delta_at_1_really"] == pytest.approx(0.127, abs=1e-3)
+    message = part.promises(progress.server)
+    assert message["epsilon_1_really"] == pytest.approx(54.4, abs=0.1)
+    assert message["epsilon_0.5_really"] == pytest.approx(20.7, abs=0.1)
+    assert message["delta_at_1_really"] == pytest.approx(0.127, abs=1e-3)
 
 
 def test_a_budget_by_activity_costs_its_own_count() -> None:
@@ -336,10 +338,10 @@ def test_a_silo_chooses_one_tier_for_all_its_people() -> None:
     progress = started(fed)
     assert (progress.clients.parts["dpps"]["budget"] == 0).all()
     run_round(fed, progress.server, progress.devices)
-    account, found = progress.clients.parts["dpps"], members(fed)
-    tiers = [np.unique(account["tier"][found.users.row(k)]).tolist() for k in range(12)]
-    assert all(len(one) == 1 for one in tiers)
-    assert {one[0] for one in tiers} == {0, 1, 2}
+    account, result = progress.clients.parts["dpps"], members(fed)
+    tiers = [np.unique(account["tier"][result.users.row(k)]).tolist() for k in range(12)]
+    assert all(len(tier) == 1 for tier in tiers)
+    assert {tier[0] for tier in tiers} == {0, 1, 2}
     wanted = np.array([0.5, 1.0, 5.0])[account["tier"]] * 1e6
     assert np.abs(account["budget"] - wanted).max() <= 1
     assert (account["times"][:, 0] == 1).all()
@@ -415,13 +417,13 @@ def test_only_the_largest_numbers_of_each_client_are_kept() -> None:
         assert isinstance(head, DenseArrays)
         return np.concatenate([rows.value[rows.client == client].ravel(), head.value[client]])
 
-    kept, heads = keep_largest(upload, 0.25), 0
+    state, heads = keep_largest(upload, 0.25), 0
     for client in range(5):
-        mine, whole = numbers(kept, client), numbers(upload, client)
-        assert (mine != 0).sum() == 4
-        assert np.abs(mine[mine != 0]).min() >= np.sort(np.abs(whole))[-4]
-        assert (mine[mine != 0] == whole[mine != 0]).all()
-        heads += int((mine[12:] == 0).sum())
+        own_values, whole = numbers(state, client), numbers(upload, client)
+        assert (own_values != 0).sum() == 4
+        assert np.abs(own_values[own_values != 0]).min() >= np.sort(np.abs(whole))[-4]
+        assert (own_values[own_values != 0] == whole[own_values != 0]).all()
+        heads += int((own_values[12:] == 0).sum())
     assert heads > 0  # they are no exception
 
 
@@ -483,16 +485,16 @@ def test_counted_laplace_noise_is_clipped_in_l1_and_costs_what_it_says() -> None
 def test_dpps_composes_with_other_methods_and_reports_epsilon(settings: dict[str, Any], tmp_path: Path) -> None:
     quiet = {"evaluate": {"controls": False}, "train": {"rounds": 2}, "split": {"n_blocks": 2}}
     run = tacita.train(data=SMALL_DATA, out=tmp_path / "run", **quiet | settings)
-    told = run.result["privacy"]
-    assert told["released_something"] > 0
-    assert told["epsilon"]["most"] is not None
+    privacy = run.result["privacy"]
+    assert privacy["released_something"] > 0
+    assert privacy["epsilon"]["most"] is not None
     part = "dp-fedavg" if settings["method"] == "dp-fedavg" else "dpps"
     assert run.result["blocks"][-1]["promises"][part]["unit"] == "person"
     lines = describe_ledger(read_run_ledger(run.folder))
     assert any("protects a person against" in line for line in lines)
-    somebody = read_ids(run.folder)["users"][0]
-    own = read_run_ledger(run.folder, somebody)
-    assert own["spent"] <= told["epsilon"]["most"] + 1e-9
+    user = read_ids(run.folder)["users"][0]
+    own = read_run_ledger(run.folder, user)
+    assert own["spent"] <= privacy["epsilon"]["most"] + 1e-9
     assert own["spent_composed"] <= own["spent"] + 1e-9
     assert any("Spent so far: epsilon" in line for line in describe_ledger(own))
 
@@ -527,17 +529,17 @@ def test_a_killed_run_goes_on_with_the_same_numbers_and_the_same_ledger(
     assert cut.result["blocks"] == whole.result["blocks"]
     assert cut.result["privacy"] == whole.result["privacy"]
     assert cut.result["privacy"]["silent_by_budget"] > 0
-    held = [read_arrays(folder / "clients.safetensors")[0] for folder in (cut.folder, whole.folder)]
+    state = [read_arrays(folder / "clients.safetensors")[0] for folder in (cut.folder, whole.folder)]
     for name in ACCOUNT_ARRAYS:
-        assert np.array_equal(*(one[f"parts/dpps/{name}"] for one in held))
+        assert np.array_equal(*(entry[f"parts/dpps/{name}"] for entry in state))
 
-    somebody = read_ids(whole.folder)["users"][0]
+    user = read_ids(whole.folder)["users"][0]
     spoken = CliRunner().invoke(app, ["ledger", str(whole.folder)])
     assert spoken.exit_code == 0
     assert "against the server, which sees each noised release" in spoken.output
-    assert somebody not in spoken.output.split()
-    own = CliRunner().invoke(app, ["ledger", str(whole.folder), somebody, "--json"])
-    assert json.loads(own.output)["user"] == somebody
+    assert user not in spoken.output.split()
+    own = CliRunner().invoke(app, ["ledger", str(whole.folder), user, "--json"])
+    assert json.loads(own.output)["user"] == user
 
 
 @pytest.mark.parametrize("threat", ["central", "silo"])

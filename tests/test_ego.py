@@ -42,9 +42,9 @@ def represented(backbone: Backbone, p: Floats, rows: Floats) -> dict[str, Any]:
 
 def test_a_user_without_a_vector_is_half_the_sum_of_its_rows_over_root_n() -> None:
     rows = np.random.default_rng(0).normal(size=(5, 6))
-    found = represented(make_backbone("ego"), np.zeros(6), rows)
-    np.testing.assert_allclose(found["u"][0], rows.sum(0) / (2 * np.sqrt(5)), rtol=1e-5)
-    assert not found["passed"].any()  # so an item ends as half its row
+    result = represented(make_backbone("ego"), np.zeros(6), rows)
+    np.testing.assert_allclose(result["u"][0], rows.sum(0) / (2 * np.sqrt(5)), rtol=1e-5)
+    assert not result["passed"].any()  # so an item ends as half its row
 
 
 def test_four_items_that_are_one_direction_make_the_user_that_direction() -> None:
@@ -59,33 +59,33 @@ def test_an_item_of_the_user_takes_in_its_vector_and_another_does_not() -> None:
     backbone = make_backbone("ego")
     rep = represented(backbone, p, rows)
     both = {k: np.repeat(v, 2, axis=0) for k, v in rep.items()}
-    found = backbone.score(both, {}, rows[[1, 1]], np.array([1, 0], np.float32))
+    result = backbone.score(both, {}, rows[[1, 1]], np.array([1, 0], np.float32))
     u = p / 2 + rows.sum(0) / 4
-    for v, score in zip((rows[1] / 2 + p / 4, rows[1]), found, strict=True):
+    for v, score in zip((rows[1] / 2 + p / 4, rows[1]), result, strict=True):
         assert score == pytest.approx(u @ v / np.linalg.norm(u) / np.linalg.norm(v), abs=1e-6)
     alike = make_backbone("ego", item_propagation=False)
     both = {k: np.repeat(v, 2, axis=0) for k, v in represented(alike, p, rows).items()}
     same = alike.score(both, {}, rows[[1, 1]], np.array([1, 0], np.float32))
-    assert same[0] == same[1] == pytest.approx(found[1], abs=1e-6)
+    assert same[0] == same[1] == pytest.approx(result[1], abs=1e-6)
 
 
 @pytest.mark.parametrize("factor", [1e-3, 7.0, 1e4])
 def test_scores_do_not_change_when_rows_and_vectors_grow_alike(factor: float) -> None:
     backbone, private, items = some_users()
-    one = score_all(backbone, private, {}, items, LISTS)
+    entry = score_all(backbone, private, {}, items, LISTS)
     other = score_all(backbone, np.float32(factor) * private, {}, np.float32(factor) * items, LISTS)
-    np.testing.assert_allclose(other, one, atol=1e-5)
-    assert np.abs(one).max() <= 1 + 1e-6
+    np.testing.assert_allclose(other, entry, atol=1e-5)
+    assert np.abs(entry).max() <= 1 + 1e-6
 
 
 def test_it_starts_as_xavier_does() -> None:
     backbone = make_backbone("ego", dim=32)
     keys = derive_keys(f"one{k}" for k in range(400))
-    for made in (backbone.init_items(Draws(5), keys), backbone.init_private(Draws(5), keys)):
+    for result in (backbone.init_items(Draws(5), keys), backbone.init_private(Draws(5), keys)):
         bound = np.sqrt(6 / 33)
-        assert 0.98 * bound < np.abs(made).max() <= bound
-        assert made.std() == pytest.approx(bound / np.sqrt(3), rel=0.02)
-        assert abs(made.mean()) < 0.01
+        assert 0.98 * bound < np.abs(result).max() <= bound
+        assert result.std() == pytest.approx(bound / np.sqrt(3), rel=0.02)
+        assert abs(result.mean()) < 0.01
 
 
 # training
@@ -130,8 +130,8 @@ class Wide(EgoModel):
 
     def context(self, view: CohortView) -> Ragged:
         lists = [[*view.train.row(u).tolist(), view.n_items - 1 - u] for u in range(len(view.user))]
-        made = Ragged.from_lists(lists)
-        return replace(made, values={"gap": np.arange(len(made.ids), dtype=np.float32)})
+        result = Ragged.from_lists(lists)
+        return replace(result, values={"gap": np.arange(len(result.ids), dtype=np.float32)})
 
 
 class Timed(Wide):
@@ -169,7 +169,7 @@ def test_the_slope_through_the_context_is_the_slope_of_the_score() -> None:
     fed = federate(stream, backbone, negatives=0)
     progress = started(fed)
     sent = train_once(fed, progress).upload.values["rows"]
-    found = -sent.value[sent.item == 5][0] / rate
+    result = -sent.value[sent.item == 5][0] / rate
     lists = backbone.context(cohort(fed, progress))
 
     def loss(items: Floats) -> float:
@@ -185,8 +185,8 @@ def test_the_slope_through_the_context_is_the_slope_of_the_score() -> None:
         up[5, k] += 0.05
         down[5, k] -= 0.05
         slopes.append((loss(up) - loss(down)) / 0.1)
-    np.testing.assert_allclose(found, slopes, atol=5e-4)
-    assert np.abs(found).max() > 5e-3
+    np.testing.assert_allclose(result, slopes, atol=5e-4)
+    assert np.abs(result).max() > 5e-3
 
 
 # scoring
@@ -207,10 +207,10 @@ def test_the_short_cut_over_the_catalogue_changes_no_score(n_items: int, item_pr
     backbone, private, _ = some_users(item_propagation=item_propagation)
     items = np.random.default_rng(3).normal(size=(n_items, 6)).astype("f4")
     plain = Plain(backbone.config)
-    fast, slow = (score_all(one, private, {}, items, LISTS) for one in (backbone, plain))
+    fast, slow = (score_all(candidate, private, {}, items, LISTS) for candidate in (backbone, plain))
     np.testing.assert_allclose(fast, slow, atol=2e-6)
-    for one, whole in ((backbone, fast), (plain, slow)):  # the company does not matter
-        assert np.array_equal(score_all(one, private[3:5], {}, items, LISTS.take(np.array([3, 4]))), whole[3:5])
+    for entry, whole in ((backbone, fast), (plain, slow)):  # the company does not matter
+        assert np.array_equal(score_all(entry, private[3:5], {}, items, LISTS.take(np.array([3, 4]))), whole[3:5])
 
 
 def test_more_users_than_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,16 +299,16 @@ def pairs(**train: Any) -> dict[str, Any]:
 )
 def test_the_compiled_step_is_the_one_of_autograd(train: dict[str, Any], item_propagation: bool) -> None:
     backbone = make_backbone("ego", item_propagation=item_propagation, lr=0.01, item_lr_scale=1.0, dim=32)
-    found = []
+    result = []
     for stepper in ("fused", "autograd"):
         fed = federate(stars(), backbone, **pairs(**train, stepper=stepper))
         local = train_once(fed, started(fed)).local
-        found.append((local.rows.copy(), local.private.copy()))
-    for one, other in zip(*found, strict=True):
-        off = np.abs(one - other)
+        result.append((local.rows.copy(), local.private.copy()))
+    for first, other in zip(*result, strict=True):
+        off = np.abs(first - other)
         assert (off < 1e-5).mean() > 0.998  # Adam turns the sign of a slope that is nothing but rounding into a step
         assert off.max() < 5 * 0.01
-        assert np.abs(one).max() > 0.01
+        assert np.abs(first).max() > 0.01
 
 
 def test_only_the_star_itself_has_a_compiled_step() -> None:
@@ -323,11 +323,11 @@ def test_only_the_star_itself_has_a_compiled_step() -> None:
 
 @pytest.mark.parametrize("chunk", [1, 7])
 def test_the_compiled_step_does_not_see_how_clients_are_chunked(chunk: int) -> None:
-    found = []
+    result = []
     for size in (64, chunk):
         fed = federate(stars(), make_backbone("ego"), chunk=size, **pairs())
         progress = started(fed)
         server, _ = run_round(fed, progress.server, progress.devices)
-        found.append((server.items, progress.clients.private.copy()))
-    assert np.array_equal(found[0][0], found[1][0])
-    assert np.array_equal(found[0][1], found[1][1])
+        result.append((server.items, progress.clients.private.copy()))
+    assert np.array_equal(result[0][0], result[1][0])
+    assert np.array_equal(result[0][1], result[1][1])

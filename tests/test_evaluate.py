@@ -89,9 +89,9 @@ def scored(
     """Values per counted user, without the cut-off in the name."""
     hide = Ragged.from_lists(mask) if mask else nobody(len(wanted))
     want = Ragged.from_lists(wanted)
-    asked = (metrics or ALL, [k], sampled, count_hidden)
-    found = evaluate(fixed(scores), want, hide, keys(len(wanted)), DRAWS, EvaluationRules(*asked))
-    return {name.split("@")[0]: values.tolist() for name, values in found.values.items()}
+    request = (metrics or ALL, [k], sampled, count_hidden)
+    result = evaluate(fixed(scores), want, hide, keys(len(wanted)), DRAWS, EvaluationRules(*request))
+    return {name.split("@")[0]: values.tolist() for name, values in result.values.items()}
 
 
 def descending(n: int) -> Floats:
@@ -107,21 +107,21 @@ def one_each(n_users: int, n_items: int, seed: int = 0) -> Lists:
 
 
 def test_two_wanted_items_at_ranks_one_and_three() -> None:
-    found = scored(descending(25), [[0, 2]], metrics=[*ALL, "auc"])
-    assert found["ndcg"][0] == pytest.approx(1.5 / 1.6309297536, abs=1e-9)
-    assert found["ndcg"][0] == pytest.approx(0.919721, abs=5e-7)
-    assert found["recall"] == [1.0]
-    assert found["precision"] == [0.1]
-    assert found["hr"] == [1.0]
-    assert found["mrr"] == [1.0]
-    assert found["auc"] == [45 / 46]
+    result = scored(descending(25), [[0, 2]], metrics=[*ALL, "auc"])
+    assert result["ndcg"][0] == pytest.approx(1.5 / 1.6309297536, abs=1e-9)
+    assert result["ndcg"][0] == pytest.approx(0.919721, abs=5e-7)
+    assert result["recall"] == [1.0]
+    assert result["precision"] == [0.1]
+    assert result["hr"] == [1.0]
+    assert result["mrr"] == [1.0]
+    assert result["auc"] == [45 / 46]
 
 
 def test_more_wanted_items_than_places() -> None:
-    found = scored(descending(40), [[*range(20), *range(30, 35)]])
-    assert found["recall"] == [0.8]
-    assert found["ndcg"] == pytest.approx([1.0], abs=1e-12)
-    assert found["precision"] == [1.0]
+    result = scored(descending(40), [[*range(20), *range(30, 35)]])
+    assert result["recall"] == [0.8]
+    assert result["ndcg"] == pytest.approx([1.0], abs=1e-12)
+    assert result["precision"] == [1.0]
 
 
 def test_a_first_hit_beyond_the_cut_off_counts_nothing() -> None:
@@ -135,33 +135,33 @@ def test_a_first_hit_beyond_the_cut_off_counts_nothing() -> None:
 
 def test_users_without_wanted_items_are_not_counted() -> None:
     want = Ragged.from_lists([[0], [], [1]])
-    found = evaluate(
+    result = evaluate(
         fixed(np.repeat(descending(4), 3, 0)), want, nobody(3), keys(3), DRAWS, EvaluationRules(["mrr"], [4])
     )
-    assert found.users.tolist() == [0, 2]
-    assert found.values["mrr@4"].tolist() == [1.0, 0.5]
-    assert found.mean() == {"mrr@4": 0.75}
+    assert result.users.tolist() == [0, 2]
+    assert result.values["mrr@4"].tolist() == [1.0, 0.5]
+    assert result.mean() == {"mrr@4": 0.75}
 
 
 def test_means_among_marked_users() -> None:
-    found = Evaluation(np.array([1, 3, 4], np.int32), {"hr@5": np.array([1.0, 0.0, 0.2])})
+    evaluation = Evaluation(np.array([1, 3, 4], np.int32), {"hr@5": np.array([1.0, 0.0, 0.2])})
     new = np.array([True, True, False, True, False, True])
-    assert found.mean(new) == {"hr@5": 0.5}
-    assert found.mean(~new) == {"hr@5": 0.2}
-    assert found.mean() == {"hr@5": pytest.approx(0.4)}
+    assert evaluation.mean(new) == {"hr@5": 0.5}
+    assert evaluation.mean(~new) == {"hr@5": 0.2}
+    assert evaluation.mean() == {"hr@5": pytest.approx(0.4)}
 
 
 def test_continual_summary_by_hand() -> None:
-    found = summarise_continual([[0.4], [0.2, 0.3], [0.1, 0.2, 0.5]], [9, 9, 9])
-    assert found["la"] == pytest.approx((0.4 + 0.3 + 0.5) / 3)
-    assert found["ra"] == pytest.approx((0.1 + 0.2 + 0.5) / 3)
-    assert found["hm"] == pytest.approx(2 * 0.4 * (0.8 / 3) / (0.4 + 0.8 / 3))
+    result = summarise_continual([[0.4], [0.2, 0.3], [0.1, 0.2, 0.5]], [9, 9, 9])
+    assert result["la"] == pytest.approx((0.4 + 0.3 + 0.5) / 3)
+    assert result["ra"] == pytest.approx((0.1 + 0.2 + 0.5) / 3)
+    assert result["hm"] == pytest.approx(2 * 0.4 * (0.8 / 3) / (0.4 + 0.8 / 3))
     assert summarise_continual([[0.0], [0.0, 0.0]], [1, 1])["hm"] == 0.0
 
 
 def test_a_block_that_tested_nobody_counts_in_no_summary() -> None:
-    found = summarise_continual([[0.4], [0.2, 0.0], [0.1, 0.0, 0.5]], [9, 0, 9])
-    assert (found["la"], found["ra"]) == (pytest.approx(0.45), pytest.approx(0.3))
+    result = summarise_continual([[0.4], [0.2, 0.0], [0.1, 0.0, 0.5]], [9, 0, 9])
+    assert (result["la"], result["ra"]) == (pytest.approx(0.45), pytest.approx(0.3))
     assert all(math.isnan(v) for v in summarise_continual([[0.0], [0.0, 0.0]], [0, 0]).values())
 
 
@@ -181,12 +181,12 @@ def random_case(seed: int, n_users: int = 100) -> tuple[Floats, Lists, Lists]:
 def reference(scores: Floats, wanted: Lists, candidates: Lists, cutoffs: list[int]) -> dict[str, Doubles]:
     """ir_measures on the same lists; per user in order."""
     names = {nDCG: "ndcg", R: "recall", P: "precision", RR: "mrr", Success: "hr"}
-    qrels = {f"{u:03}": {str(i): 1 for i in mine} for u, mine in enumerate(wanted)}
-    run = {f"{u:03}": {str(i): float(scores[u, i]) for i in mine} for u, mine in enumerate(candidates)}
-    asked = {measure @ k: f"{name}@{k}" for (measure, name), k in product(names.items(), cutoffs)}
-    out: dict[str, Doubles] = {name: np.full(len(wanted), np.nan) for name in asked.values()}
-    for one in ir_measures.iter_calc(list(asked), qrels, run):
-        out[asked[one.measure]][int(one.query_id)] = one.value
+    qrels = {f"{u:03}": {str(i): 1 for i in own_values} for u, own_values in enumerate(wanted)}
+    run = {f"{u:03}": {str(i): float(scores[u, i]) for i in candidate} for u, candidate in enumerate(candidates)}
+    request = {measure @ k: f"{name}@{k}" for (measure, name), k in product(names.items(), cutoffs)}
+    out: dict[str, Doubles] = {name: np.full(len(wanted), np.nan) for name in request.values()}
+    for entry in ir_measures.iter_calc(list(request), qrels, run):
+        out[request[entry.measure]][int(entry.query_id)] = entry.value
     return out
 
 
@@ -195,13 +195,13 @@ def test_full_ranking_equals_ir_measures(seed: int) -> None:
     scores, wanted, masked = random_case(seed)
     cutoffs = [1, 3, 10, 20]
     hide = Ragged.from_lists(masked)
-    found = evaluate(fixed(scores), Ragged.from_lists(wanted), hide, keys(100), DRAWS, EvaluationRules(ALL, cutoffs))
-    visible = [[i for i in mine if i not in hidden] for mine, hidden in zip(wanted, masked)]
+    result = evaluate(fixed(scores), Ragged.from_lists(wanted), hide, keys(100), DRAWS, EvaluationRules(ALL, cutoffs))
+    visible = [[i for i in own_values if i not in hidden] for own_values, hidden in zip(wanted, masked)]
     candidates = [[i for i in range(scores.shape[1]) if i not in hidden] for hidden in masked]
     expected = reference(scores, visible, candidates, cutoffs)
-    assert len(found.values) == len(expected) == 20
-    for name, values in found.values.items():
-        np.testing.assert_allclose(values, expected[name][found.users], rtol=0, atol=1e-9, err_msg=name)
+    assert len(result.values) == len(expected) == 20
+    for name, values in result.values.items():
+        np.testing.assert_allclose(values, expected[name][result.users], rtol=0, atol=1e-9, err_msg=name)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -209,10 +209,10 @@ def test_sampled_ranking_equals_ir_measures(seed: int) -> None:
     scores, wanted, _ = random_case(seed)
     want = Ragged.from_lists(wanted)
     others = sample_candidates(want, 9, scores.shape[1], keys(100), DRAWS, 0)
-    found = evaluate(fixed(scores), want, nobody(100), keys(100), DRAWS, EvaluationRules(ALL, [5], others))
-    candidates = [[*mine, *others.row(u).tolist()] for u, mine in enumerate(wanted)]
+    result = evaluate(fixed(scores), want, nobody(100), keys(100), DRAWS, EvaluationRules(ALL, [5], others))
+    candidates = [[*own_values, *others.row(u).tolist()] for u, own_values in enumerate(wanted)]
     expected = reference(scores, wanted, candidates, [5])
-    for name, values in found.values.items():
+    for name, values in result.values.items():
         np.testing.assert_allclose(values, expected[name], rtol=0, atol=1e-9, err_msg=name)
 
 
@@ -220,14 +220,14 @@ def test_sampled_ranking_equals_ir_measures(seed: int) -> None:
 def test_auc_equals_brute_force(seed: int) -> None:
     scores, wanted, masked = random_case(seed)
     hide = Ragged.from_lists(masked)
-    found = evaluate(fixed(scores), Ragged.from_lists(wanted), hide, keys(100), DRAWS, EvaluationRules(["auc"], [1]))
+    result = evaluate(fixed(scores), Ragged.from_lists(wanted), hide, keys(100), DRAWS, EvaluationRules(["auc"], [1]))
     expected = []
-    for u in found.users:
-        left = [i for i in range(scores.shape[1]) if i not in masked[u]]
-        mine = [i for i in left if i in wanted[u]]
-        right = [scores[u, i] > scores[u, j] for i in mine for j in left if j not in wanted[u]]
+    for u in result.users:
+        remainder = [i for i in range(scores.shape[1]) if i not in masked[u]]
+        own_values = [i for i in remainder if i in wanted[u]]
+        right = [scores[u, i] > scores[u, j] for i in own_values for j in remainder if j not in wanted[u]]
         expected.append(np.mean(right))
-    np.testing.assert_allclose(found.values["auc"], expected, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(result.values["auc"], expected, rtol=0, atol=1e-12)
 
 
 def test_auc_of_a_user_who_wants_everything_is_a_half() -> None:
@@ -274,23 +274,23 @@ def test_a_constant_scorer_is_at_chance_in_a_full_ranking() -> None:
     wanted = [order[:m].tolist() for order, m in zip(orders, n_wanted)]
     hidden = [order[n_items - m :].tolist() for order, m in zip(orders, n_hidden)]
     want, hide = Ragged.from_lists(wanted), Ragged.from_lists(hidden)
-    found = evaluate(constant(n_items), want, hide, keys(n), DRAWS, EvaluationRules([*ALL, "auc"], [k]))
-    left = n_items - n_hidden
+    result = evaluate(constant(n_items), want, hide, keys(n), DRAWS, EvaluationRules([*ALL, "auc"], [k]))
+    remainder = n_items - n_hidden
     ideal = np.array([discounts(min(k, m)) for m in n_wanted])
-    assert near(found.values[f"ndcg@{k}"], n_wanted / left * discounts(k) / ideal, 0.005)
-    assert near(found.values[f"recall@{k}"], k / left, 0.005)
-    assert near(found.values[f"hr@{k}"], 1 - stats.hypergeom.pmf(0, left, n_wanted, k), 0.01)
-    np.testing.assert_allclose(found.values["auc"], 0.5, rtol=0, atol=1e-12)  # a pair of the same score counts half
+    assert near(result.values[f"ndcg@{k}"], n_wanted / remainder * discounts(k) / ideal, 0.005)
+    assert near(result.values[f"recall@{k}"], k / remainder, 0.005)
+    assert near(result.values[f"hr@{k}"], 1 - stats.hypergeom.pmf(0, remainder, n_wanted, k), 0.01)
+    np.testing.assert_allclose(result.values["auc"], 0.5, rtol=0, atol=1e-12)  # a pair of the same score counts half
 
 
 def test_a_constant_scorer_is_at_chance_among_99_sampled_items() -> None:
     n = 20_000
     want = Ragged.from_lists(one_each(n, 400))
     others = sample_candidates(want, 99, 400, keys(n), DRAWS, 0)
-    found = evaluate(constant(400), want, nobody(n), keys(n), DRAWS, EvaluationRules(["hr", "ndcg"], [10], others))
+    result = evaluate(constant(400), want, nobody(n), keys(n), DRAWS, EvaluationRules(["hr", "ndcg"], [10], others))
     assert discounts(10) / 100 == pytest.approx(0.045436, abs=5e-7)
-    assert near(found.values["hr@10"], 0.1, 0.0025)
-    assert near(found.values["ndcg@10"], discounts(10) / 100, 0.0015)
+    assert near(result.values["hr@10"], 0.1, 0.0025)
+    assert near(result.values["ndcg@10"], discounts(10) / 100, 0.0015)
 
 
 def test_tied_items_take_every_place_once_whether_wanted_or_not() -> None:
@@ -338,9 +338,9 @@ def test_scores_of_masked_items_change_nothing() -> None:
 
 
 def test_a_wanted_item_that_the_mask_hides_is_not_asked_for() -> None:
-    found = scored(descending(6), [[0, 3]], [[0, 1]], k=2)
-    assert found["recall"] == [1.0]
-    assert found["mrr"] == [0.5]
+    result = scored(descending(6), [[0, 3]], [[0, 1]], k=2)
+    assert result["recall"] == [1.0]
+    assert result["mrr"] == [0.5]
     assert scored(descending(6), [[0, 3]], [[0, 3]])["recall"] == []
 
 
@@ -380,17 +380,17 @@ def test_hidden_wanted_items_are_dropped_or_count_by_hand(sampled: Ragged | None
 
 def test_a_mask_may_repeat_an_item_or_name_one_outside_the_catalogue() -> None:
     once = scored(descending(6), [[4]], [[0, 1]], metrics=["auc", "mrr"])
-    again = scored(descending(6), [[4]], [[0, 1, 1, 0, 9]], metrics=["auc", "mrr"])
-    assert once == again == {"auc": [1 - 2 / 3], "mrr": [1 / 3]}
+    repeat = scored(descending(6), [[4]], [[0, 1, 1, 0, 9]], metrics=["auc", "mrr"])
+    assert once == repeat == {"auc": [1 - 2 / 3], "mrr": [1 / 3]}
 
 
 def test_the_scorer_is_asked_in_chunks_without_changing_values(monkeypatch: pytest.MonkeyPatch) -> None:
     scores, wanted, masked = random_case(3)
     scores = np.floor(scores / 4)  # with ties
-    asked: list[int] = []
+    request: list[int] = []
 
     def score_users(users: Ints) -> Floats:
-        asked.append(len(users))
+        request.append(len(users))
         return scores[users].astype(np.float32)
 
     def values() -> dict[str, Doubles]:
@@ -400,7 +400,7 @@ def test_the_scorer_is_asked_in_chunks_without_changing_values(monkeypatch: pyte
     together = values()
     monkeypatch.setattr(module, "CHUNK", 7)
     apart = values()
-    assert asked == [100, *[7] * 14, 2]
+    assert request == [100, *[7] * 14, 2]
     for name in together:
         np.testing.assert_array_equal(together[name], apart[name])
 
@@ -423,40 +423,40 @@ def touched_lists(n: int, n_items: int, most: int) -> Ragged:
 
 def test_candidates_are_distinct_untouched_and_as_many_as_asked() -> None:
     touched = touched_lists(300, 120, 40)
-    found = sample_candidates(touched, 20, 120, keys(300), DRAWS, 0)
-    assert (found.counts() == 20).all()
+    candidates = sample_candidates(touched, 20, 120, keys(300), DRAWS, 0)
+    assert (candidates.counts() == 20).all()
     for u in range(300):
-        mine = found.row(u).tolist()
-        assert len(set(mine)) == 20
-        assert set(mine) <= set(range(120)) - set(touched.row(u).tolist())
+        own_values = candidates.row(u).tolist()
+        assert len(set(own_values)) == 20
+        assert set(own_values) <= set(range(120)) - set(touched.row(u).tolist())
 
 
 @pytest.mark.parametrize(("n_items", "n"), [(100, 99), (30, 50)])
 def test_a_user_with_little_room_gets_all_of_it(n_items: int, n: int) -> None:
     touched = Ragged.from_lists([[u % n_items] for u in range(50)])
-    found = sample_candidates(touched, n, n_items, keys(50), DRAWS, 0)
+    candidates = sample_candidates(touched, n, n_items, keys(50), DRAWS, 0)
     for u in range(50):
-        assert sorted([*found.row(u).tolist(), u % n_items]) == list(range(n_items))
+        assert sorted([*candidates.row(u).tolist(), u % n_items]) == list(range(n_items))
 
 
 def test_a_user_who_touched_everything_gets_no_candidates() -> None:
-    found = sample_candidates(Ragged.from_lists([[0, 1, 2], [1]]), 2, 3, keys(2), DRAWS, 0)
-    assert found.row(0).tolist() == []
-    assert sorted(found.row(1).tolist()) == [0, 2]
+    candidates = sample_candidates(Ragged.from_lists([[0, 1, 2], [1]]), 2, 3, keys(2), DRAWS, 0)
+    assert candidates.row(0).tolist() == []
+    assert sorted(candidates.row(1).tolist()) == [0, 2]
 
 
 def test_candidates_are_the_same_for_everybody_who_asks() -> None:
     touched = touched_lists(60, 80, 20)
-    found = sample_candidates(touched, 10, 80, keys(60), DRAWS, 2)
+    candidates = sample_candidates(touched, 10, 80, keys(60), DRAWS, 2)
     some = np.array([40, 3, 17])
     alone = sample_candidates(touched.take(some), 10, 80, keys(60)[some], DRAWS, 2)
     for at, u in enumerate(some):
-        assert alone.row(at).tolist() == found.row(u).tolist()
+        assert alone.row(at).tolist() == candidates.row(u).tolist()
     for other in (
         sample_candidates(touched, 10, 80, keys(60), DRAWS, 3),
         sample_candidates(touched, 10, 80, keys(60), Draws(2), 2),
     ):
-        assert other.ids.tolist() != found.ids.tolist()
+        assert other.ids.tolist() != candidates.ids.tolist()
 
 
 def test_candidates_are_uniform_over_the_untouched_items() -> None:
@@ -471,8 +471,8 @@ def test_candidates_are_uniform_over_the_untouched_items() -> None:
 
 def block_of(index: int, n_items: int, train: Lists, valid: Lists, test: Lists, known: int = 0) -> Block:
     n = len(train)
-    lists = [Ragged.from_lists(one) for one in (train, valid, test)]
-    rows = sum(len(one.ids) for one in lists)
+    lists = [Ragged.from_lists(candidate) for candidate in (train, valid, test)]
+    rows = sum(len(entry.ids) for entry in lists)
     return Block(index, n, n_items, *lists, np.arange(n) >= known, rows)
 
 
@@ -513,8 +513,8 @@ def scores_of(fed: Federation, progress: Progress) -> dict[str, Any]:
 
 def ranks_in(fed: Federation, progress: Progress, block: int, mask: Ragged) -> list[float]:
     on, learned = fed.stream.blocks[block], TrainedState(progress.server, progress.clients)
-    found = evaluate_devices(fed, learned, on, "test", mask, build_rules(fed, on, ["mrr"], [6]))
-    return [round(1 / value, 9) for value in found.values["mrr@6"]]
+    result = evaluate_devices(fed, learned, on, "test", mask, build_rules(fed, on, ["mrr"], [6]))
+    return [round(1 / value, 9) for value in result.values["mrr@6"]]
 
 
 def test_known_items_by_purpose_and_mask() -> None:
@@ -542,22 +542,30 @@ def test_items_of_earlier_blocks_compete_unless_history_is_masked() -> None:
 def test_an_unchanged_model_forgets_nothing_under_the_old_blocks_own_mask() -> None:
     random = np.random.default_rng(0)
     lists = [random.permutation(20).tolist() for _ in range(15)]
-    first = [[one[:6] for one in lists], [one[6:7] for one in lists], [one[7:9] for one in lists]]
-    second = [[one[9:12] for one in lists], [one[12:13] for one in lists], [one[13:15] for one in lists]]
+    first = [
+        [element[:6] for element in lists],
+        [element[6:7] for element in lists],
+        [element[7:9] for element in lists],
+    ]
+    second = [
+        [element[9:12] for element in lists],
+        [element[12:13] for element in lists],
+        [element[13:15] for element in lists],
+    ]
     stream = stream_of(block_of(0, 20, *first), block_of(1, 20, *second, known=15))
     scores = random.normal(size=(15, 20))
-    for u, one in enumerate(lists):
-        scores[u, one[:9]] += 3  # a model that has learned block 0, its training items best of all
-        scores[u, one[:7]] += 3
-    found = {}
+    for u, entry in enumerate(lists):
+        scores[u, entry[:9]] += 3  # a model that has learned block 0, its training items best of all
+        scores[u, entry[:7]] += 3
+    result = {}
     for mask in ("own", "current"):
         fed = federation(stream, old_block_mask=mask)
         before = scores_of(fed, with_scores(fed, scores, 0))["on_blocks"]
         after = scores_of(fed, with_scores(fed, scores, 1))["on_blocks"]
-        found[mask] = (before[0], after[0])
-    assert found["own"][0] == found["own"][1] > 0.9
-    assert found["current"][0] == found["own"][0]
-    assert found["current"][1] < 0.1
+        result[mask] = (before[0], after[0])
+    assert result["own"][0] == result["own"][1] > 0.9
+    assert result["current"][0] == result["own"][0]
+    assert result["current"][1] < 0.1
 
 
 def test_new_and_returning_users_are_reported_apart() -> None:
@@ -575,14 +583,14 @@ def test_new_and_returning_users_are_reported_apart() -> None:
 def test_the_run_and_its_controls_follow_hidden_items(sampled_negatives: int) -> None:
     # Both users' test items are 2 and 3, of which user 0 has 2 in training and user 1 in validation.
     stream = stream_of(block_of(0, 6, [[0, 2], [0]], [[1], [1, 2]], [[2, 3], [2, 3]]))
-    found = {}
+    result = {}
     for hidden in ("drop", "count"):
         fed = federation(stream, hidden_items=hidden, sampled_negatives=sampled_negatives, metrics=["recall"], k=[6])
-        mine = scores_of(fed, with_scores(fed, np.repeat(descending(6), 2, 0), 0))
-        controls = [one["blocks"][0]["recall@6"] for _, one in run_controls(fed) if "blocks" in one]
-        found[hidden] = [mine["recall@6"], mine["mask_history"]["recall@6"], *controls]
-    assert set(found["drop"]) == {1.0}
-    assert set(found["count"]) == {0.5}
+        scores = scores_of(fed, with_scores(fed, np.repeat(descending(6), 2, 0), 0))
+        controls = [entry["blocks"][0]["recall@6"] for _, entry in run_controls(fed) if "blocks" in entry]
+        result[hidden] = [scores["recall@6"], scores["mask_history"]["recall@6"], *controls]
+    assert set(result["drop"]) == {1.0}
+    assert set(result["count"]) == {0.5}
 
 
 def test_validation_follows_hidden_items_too() -> None:
@@ -621,10 +629,10 @@ def control(fed: Federation, make: Any) -> Evaluation:
 def reading(
     stream: BlockStream, read: str, backbone: dict[str, Any], parts: tuple[str, ...] | list[str] = ()
 ) -> Federation:
-    values = {"backbone": backbone, "parts": [{"name": one} for one in parts], "evaluate": {"read": read}}
+    values = {"backbone": backbone, "parts": [{"name": part} for part in parts], "evaluate": {"read": read}}
     config = validate_model(RunConfig, values, "the test")
-    model, made, draws = build_components(config)
-    return Federation(model, made, config, draws, stream=stream)
+    model, result, draws = build_components(config)
+    return Federation(model, result, config, draws, stream=stream)
 
 
 READERS = {
@@ -664,9 +672,9 @@ def test_a_run_says_what_it_reads_where_it_reads(backbone: str, parts: list[str]
 
 def test_popular_beats_random_and_linear_beats_popular_where_there_is_structure() -> None:
     fed = structured()
-    found = [control(fed, make) for make in (random_scorer, popular_scorer, linear_scorer)]
-    chance, popular, linear = (one.mean() for one in found)
-    assert near(found[0].values["auc"], 0.5, 0.02)
+    results = [control(fed, make) for make in (random_scorer, popular_scorer, linear_scorer)]
+    chance, popular, linear = (entry.mean() for entry in results)
+    assert near(results[0].values["auc"], 0.5, 0.02)
     assert popular["ndcg@10"] > 2 * chance["ndcg@10"]
     assert linear["ndcg@10"] > 1.3 * popular["ndcg@10"]
     assert linear["auc"] > popular["auc"] > chance["auc"]
@@ -697,11 +705,11 @@ def test_popularity_counts_users_up_to_the_block_and_nothing_later() -> None:
 
 
 def test_popularity_counts_a_user_who_comes_back_to_an_item_once() -> None:
-    again = stream_of(
+    stream = stream_of(
         block_of(0, 3, [[0], [1]], [[], []], [[2], [2]]),
         block_of(1, 3, [[0], [2]], [[]] * 2, [[1], [0]], known=2),
     )
-    counts = popular_scorer(federation(again), again.blocks[1])(np.array([0], np.int32))
+    counts = popular_scorer(federation(stream), stream.blocks[1])(np.array([0], np.int32))
     assert counts[0].tolist() == [1, 1, 1]
 
 
@@ -725,9 +733,9 @@ def test_controls_are_ranked_among_the_runs_own_candidates() -> None:
 
 def test_a_control_that_is_too_costly_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(controls, "MOST_LINEAR_ITEMS", 100)
-    found = dict(run_controls(structured(metrics=["hr"])))
-    assert found["linear"] == {"skipped": "more than 100 items"}
-    assert "mean" in found["popular"]
+    result = dict(run_controls(structured(metrics=["hr"])))
+    assert result["linear"] == {"skipped": "more than 100 items"}
+    assert "mean" in result["popular"]
 
 
 def test_means_over_blocks_leave_out_the_base_block() -> None:

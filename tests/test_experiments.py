@@ -104,8 +104,8 @@ def test_tables_that_ask_for_the_same_run_share_its_cell() -> None:
     keys = []
     for name in ("f3crec/table2", "f3crec/table3"):
         experiment, settings = experiment_spec.load_experiment(name)
-        found = experiment_spec.list_cells(experiment, settings, ["ml-100k"], ["mf"], 1)
-        keys.append({c.variant: c.key for c in found})
+        result = experiment_spec.list_cells(experiment, settings, ["ml-100k"], ["mf"], 1)
+        keys.append({c.variant: c.key for c in result})
     assert keys[0]["f3crec"] == keys[1]["f3crec"]
     assert keys[0]["ft"] == keys[1]["ft"]
     assert len(set(keys[0].values())) == len(keys[0])
@@ -117,22 +117,22 @@ COMMITTED = Path(__file__).parent.parent / "docs" / "reproduction" / "cells"
 def test_later_settings_do_not_orphan_the_finished_cells() -> None:
     experiment, settings = experiment_spec.load_experiment("f3crec/table2")
     wanted = experiment_spec.list_cells(experiment, settings, experiment.datasets, experiment.backbones, 1)
-    found = cells.CellFile(COMMITTED, "f3crec").read(wanted)
+    result = cells.CellFile(COMMITTED, "f3crec").read(wanted)
     assert len(wanted) == 54
-    assert {c.key for c in wanted} <= found.keys()
+    assert {c.key for c in wanted} <= result.keys()
     other = wanted[0].config.model_copy(update={"evaluate": EvaluateConfig(controls=False, hidden_items="count")})
-    assert replace(wanted[0], config=other).key not in found
+    assert replace(wanted[0], config=other).key not in result
 
 
 def test_a_variant_may_have_a_split_and_an_evaluation_of_its_own() -> None:
     bases = set()
     for name, hidden in (("table2", "drop"), ("lastfm_repeats_drop", "drop"), ("lastfm_repeats", "count")):
         experiment, settings = experiment_spec.load_experiment(f"f3crec/{name}")
-        found = [c.config for c in experiment_spec.list_cells(experiment, settings, ["lastfm-2k"], ["mf"], 1)]
-        assert {c.split.repeats for c in found} == {"once" if name == "table2" else "keep"}
-        assert {c.evaluate.hidden_items for c in found} == {hidden}
-        assert all(c.split.seed == c.seed and not c.evaluate.controls for c in found)
-        bases |= {cells._base_key(c) for c in found}
+        configs = [c.config for c in experiment_spec.list_cells(experiment, settings, ["lastfm-2k"], ["mf"], 1)]
+        assert {c.split.repeats for c in configs} == {"once" if name == "table2" else "keep"}
+        assert {c.evaluate.hidden_items for c in configs} == {hidden}
+        assert all(c.split.seed == c.seed and not c.evaluate.controls for c in configs)
+        bases |= {cells._base_key(c) for c in configs}
     assert len(bases) == 3
     wrong = experiment_spec.Variant(label="x", method="ft", evaluate={"hidden_item": "count"})
     with pytest.raises(TacitaError, match="did you mean 'hidden_items'"):
@@ -165,9 +165,9 @@ def some_cells(variants: dict[str, str], seeds: int) -> list[experiment_spec.Exp
 
 
 def test_finished_cells_are_kept_and_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = cells.CellFile(tmp_path, "paper")
+    cell_file = cells.CellFile(tmp_path, "paper")
     wanted = some_cells({"ft": "ft", "kd": "kd"}, 1)
-    first = cells.run_cells(wanted[:1], kept, None, workers=1)
+    first = cells.run_cells(wanted[:1], cell_file, None, workers=1)
     ran: list[str] = []
     real = cells.run_job
 
@@ -176,27 +176,27 @@ def test_finished_cells_are_kept_and_not_run_again(tmp_path: Path, monkeypatch: 
         return real(job)
 
     monkeypatch.setattr(cells, "run_job", spy)
-    both = cells.run_cells(wanted, kept, None, workers=1)
+    both = cells.run_cells(wanted, cell_file, None, workers=1)
     assert ran == ["kd"]
     assert both[wanted[0].key] == first[wanted[0].key]
-    assert cells.run_cells(wanted, kept, None, workers=1).keys() == both.keys()
+    assert cells.run_cells(wanted, cell_file, None, workers=1).keys() == both.keys()
     assert ran == ["kd"]
 
 
 def test_a_damaged_cell_file_is_named_with_its_line(tmp_path: Path) -> None:
-    kept = cells.CellFile(tmp_path, "paper")
+    cell_file = cells.CellFile(tmp_path, "paper")
     wanted = some_cells({"ft": "ft"}, 1)
     (tmp_path / "paper-tiny-mf.jsonl").write_text('{"key": "x"}\n{"key": \n')
     with pytest.raises(TacitaError, match="line 2"):
-        kept.read(wanted)
+        cell_file.read(wanted)
 
 
 def test_truncated_line_is_treated_as_missing(tmp_path: Path) -> None:
-    kept = cells.CellFile(tmp_path, "paper")
+    cell_file = cells.CellFile(tmp_path, "paper")
     wanted = some_cells({"ft": "ft"}, 1)
     path = tmp_path / "paper-tiny-mf.jsonl"
     path.write_text('{"key": "x"}\n{"key": "y", "da')
-    assert kept.read(wanted).keys() == {"x"}
+    assert cell_file.read(wanted).keys() == {"x"}
     assert path.read_text() == '{"key": "x"}\n'
 
 
@@ -272,12 +272,12 @@ def fabricated() -> tuple[
 
 def test_entries_hold_means_published_values_and_verdicts() -> None:
     experiment, wanted, lines = fabricated()
-    found = {(e.variant, e.column): e for e in tables.build_entries(experiment, wanted, lines)}
-    assert found["a", "D1"].mean == pytest.approx(0.102)
-    assert found["a", "D1"].verdict == "agrees"
-    assert found["b", "D1"].verdict == "lower"
-    assert found["a", "mean"].published == pytest.approx(0.15)
-    assert found["b", "mean"].published is None  # one block was not published
+    results = {(e.variant, e.column): e for e in tables.build_entries(experiment, wanted, lines)}
+    assert results["a", "D1"].mean == pytest.approx(0.102)
+    assert results["a", "D1"].verdict == "agrees"
+    assert results["b", "D1"].verdict == "lower"
+    assert results["a", "mean"].published == pytest.approx(0.15)
+    assert results["b", "mean"].published is None  # one block was not published
 
 
 def test_the_paired_test_sees_a_small_lift_for_everybody() -> None:
@@ -290,23 +290,23 @@ def test_the_paired_test_sees_a_small_lift_for_everybody() -> None:
 
 def test_seeds_that_tested_different_people_are_not_paired() -> None:
     experiment, wanted, lines = fabricated()
-    one = lines[wanted[0].key]
-    one["users"] = single_block.pack_scores(single_block.unpack_scores(one["users"])[:-3])
+    entry = lines[wanted[0].key]
+    entry["users"] = single_block.pack_scores(single_block.unpack_scores(entry["users"])[:-3])
     assert comparisons.compare_variants(experiment, wanted, lines) == []
 
 
 def test_a_variant_may_have_backbones_of_its_own_and_is_compared_across() -> None:
     experiment, settings = experiment_spec.load_experiment("f3crec/tally")
-    found = experiment_spec.list_cells(experiment, settings, ["ml-100k"], ["mf", "tally"], 1)
-    assert {c.variant for c in found if c.backbone == "tally"} == {"tally", "open"}
-    assert {c.variant for c in found if c.backbone == "mf"} == {"ft", "reg", "kd", "rlp2", "spp", "f3crec"}
+    result = experiment_spec.list_cells(experiment, settings, ["ml-100k"], ["mf", "tally"], 1)
+    assert {c.variant for c in result if c.backbone == "tally"} == {"tally", "open"}
+    assert {c.variant for c in result if c.backbone == "mf"} == {"ft", "reg", "kd", "rlp2", "spp", "f3crec"}
     table2 = experiment_spec.list_cells(*experiment_spec.load_experiment("f3crec/table2"), ["ml-100k"], ["mf"], 1)
-    assert {c.key for c in table2} == {c.key for c in found if c.backbone == "mf"}
+    assert {c.key for c in table2} == {c.key for c in result if c.backbone == "mf"}
     level = {"ft": 0.1, "f3crec": 0.11, "tally": 0.13, "open": 0.14}
     lines = {
-        c.key: {"users": single_block.pack_scores(np.arange(4.0) ** 2 * level.get(c.variant, 0.05))} for c in found
+        c.key: {"users": single_block.pack_scores(np.arange(4.0) ** 2 * level.get(c.variant, 0.05))} for c in result
     }
-    tests = comparisons.compare_variants(experiment, found, lines)
+    tests = comparisons.compare_variants(experiment, result, lines)
     assert {(t.variant, t.describe_other({"f3crec": "F3CRec"})) for t in tests} == {
         ("tally", "F3CRec (mf)"),
         ("open", "F3CRec (mf)"),
@@ -323,21 +323,21 @@ def test_the_written_settings_of_tally_are_its_defaults() -> None:
 
 def test_pages_name_every_cell_and_escape_titles() -> None:
     experiment, wanted, lines = fabricated()
-    found = tables.build_entries(experiment, wanted, lines)
+    entries = tables.build_entries(experiment, wanted, lines)
     tests = comparisons.compare_variants(experiment, wanted, lines)
-    text = table_markdown.to_markdown(experiment, found, tests, ["tiny failed"])
+    text = table_markdown.to_markdown(experiment, entries, tests, ["tiny failed"])
     assert "0.1020 ± " in text
     assert "(0.3000 lower)" in text
     assert "- tiny failed" in text
-    page = table_html.to_html(experiment, found, tests)
+    page = table_html.to_html(experiment, entries, tests)
     assert "A &lt;table&gt;" in page
-    for one in found:
-        assert f"{one.mean:.4f}" in page
-        if one.published is not None:
-            assert f'<small class="{one.verdict}">{one.published:.4f} {one.verdict}</small>' in page
-    rows = tables.to_csv(found).splitlines()
-    assert len(rows) == 1 + len(found)
-    assert tables.count_verdicts(found) == {"agrees": 3, "higher": 0, "lower": 1, "unclear": 0}
+    for entry in entries:
+        assert f"{entry.mean:.4f}" in page
+        if entry.published is not None:
+            assert f'<small class="{entry.verdict}">{entry.published:.4f} {entry.verdict}</small>' in page
+    rows = tables.to_csv(entries).splitlines()
+    assert len(rows) == 1 + len(entries)
+    assert tables.count_verdicts(entries) == {"agrees": 3, "higher": 0, "lower": 1, "unclear": 0}
 
 
 # a whole table
@@ -388,27 +388,27 @@ def test_quick_and_only_exclude_each_other(paper: Path) -> None:
 def test_table_is_written_and_printed_and_cells_run_once(
     paper: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told: list[tuple[int, int]] = []
+    report: list[tuple[int, int]] = []
     wanted = reproduction.plan_table("mine/table2", [], None, quick=True)
-    found = reproduction.reproduce_table(
-        wanted, paper / "out", workers=1, on_done=lambda done, total: told.append((done, total))
+    result = reproduction.reproduce_table(
+        wanted, paper / "out", workers=1, on_done=lambda done, total: report.append((done, total))
     )
-    assert (told[0], told[-1]) == ((0, 2), (2, 2))
-    assert {one.variant for one in found.entries} == {"a", "b"}
-    assert found.path == paper / "out" / "mine" / "table2-quick"
-    assert sorted(one.name for one in found.path.parent.iterdir()) == [
+    assert (report[0], report[-1]) == ((0, 2), (2, 2))
+    assert {entry.variant for entry in result.entries} == {"a", "b"}
+    assert result.path == paper / "out" / "mine" / "table2-quick"
+    assert sorted(entry.name for entry in result.path.parent.iterdir()) == [
         f"table2-quick.{s}" for s in ("csv", "html", "md")
     ]
     monkeypatch.setattr(cells, "run_job", lambda job: pytest.fail("the cells are finished"))
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as error:
         main(["reproduce", "mine/table2", "--quick", "--out", str(paper / "out"), "--json"])
-    assert not left.value.code
-    assert [one["mean"] for one in json.loads(capsys.readouterr().out)] == [one.mean for one in found.entries]
+    assert not error.value.code
+    assert [load["mean"] for load in json.loads(capsys.readouterr().out)] == [entry.mean for entry in result.entries]
     with pytest.raises(SystemExit):
         main(["reproduce", "mine/table2", "--quick", "--out", str(paper / "out"), "--quiet"])
     out, err = capsys.readouterr()
     assert out.startswith("Tiny")
-    assert err == f"against the paper: 4 unclear; wrote {found.path}.md, .csv and .html\n"
+    assert err == f"against the paper: 4 unclear; wrote {result.path}.md, .csv and .html\n"
 
 
 def test_a_paper_is_tuned_on_each_dataset_and_backbone_with_methods_of_their_own(paper: Path) -> None:
@@ -418,14 +418,14 @@ def test_a_paper_is_tuned_on_each_dataset_and_backbone_with_methods_of_their_own
 
 def test_tuned_settings_are_stored_with_the_tables(paper: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "search_space", lambda: {"parts": {}, "backbones": {"mf": {"lr": [1e30, 0.5]}}})
-    told: list[tuple[int, int]] = []
+    report: list[tuple[int, int]] = []
     jobs = paper_tuning.list_paper_jobs("mine", [], 3, paper / "study", None)
     results = paper / "results"
     (paper / "papers" / "mine").chmod(0o500)  # an installed package is nobody's to write
-    path, failed = paper_tuning.tune_paper("mine", jobs, results, lambda done, total: told.append((done, total)))
-    assert (path, told) == (results / "mine" / "settings.toml", [(0, 1), (1, 1)])
-    assert [one.name for one in (paper / "papers" / "mine").iterdir()] == ["table2.toml"]
-    assert [one.startswith(f"{TINY}, mf, learning rate 1e+30: ") for one in failed] == [True]
+    path, failed = paper_tuning.tune_paper("mine", jobs, results, lambda done, total: report.append((done, total)))
+    assert (path, report) == (results / "mine" / "settings.toml", [(0, 1), (1, 1)])
+    assert [entry.name for entry in (paper / "papers" / "mine").iterdir()] == ["table2.toml"]
+    assert [entry.startswith(f"{TINY}, mf, learning rate 1e+30: ") for entry in failed] == [True]
     stored = experiment_spec.load_settings("mine", results)
     assert stored.lr == {TINY: {"mf": 0.5}}
     assert stored.chosen[TINY]["mf"]["ft"].trials == 1
@@ -435,11 +435,11 @@ def test_tuned_settings_are_stored_with_the_tables(paper: Path, monkeypatch: pyt
         == experiment_spec.Settings()
     )
     tuned = reproduction.plan_table("mine/table2", [], 1, quick=False, results=results)
-    assert {one.config.backbone["lr"] for one in tuned.cells} == {0.5}
+    assert {cell.config.backbone["lr"] for cell in tuned.cells} == {0.5}
     (paper / "papers" / "mine").chmod(0o700)
     path.rename(paper / "papers" / "mine" / "settings.toml")  # for everybody: the same cells from the package
     moved = reproduction.plan_table("mine/table2", [], 1, quick=False, results=results)
-    assert [one.key for one in moved.cells] == [one.key for one in tuned.cells]
+    assert [cell.key for cell in moved.cells] == [cell.key for cell in tuned.cells]
 
 
 WITH_PAGES = [name for name in experiment_spec.experiment_names() if (COMMITTED.parent / f"{name}.md").is_file()]
@@ -459,10 +459,10 @@ def test_the_committed_pages_follow_from_the_committed_cells(
 
     monkeypatch.setattr(cells, "run_in_processes", run_none)
     (tmp_path / "cells").symlink_to(COMMITTED)
-    found = reproduction.reproduce_table(reproduction.plan_table(name, [], None, quick=False), tmp_path)
+    result = reproduction.reproduce_table(reproduction.plan_table(name, [], None, quick=False), tmp_path)
     for suffix in ("md", "csv", "html"):
         page = f"{name}.{suffix}"
-        assert found.path.with_name(f"{found.path.name}.{suffix}") == tmp_path / page
+        assert result.path.with_name(f"{result.path.name}.{suffix}") == tmp_path / page
         assert (tmp_path / page).read_text() == (COMMITTED.parent / page).read_text()
 
 
@@ -479,8 +479,8 @@ def test_forgetting_is_nothing_for_a_model_that_does_not_move(tiny: tuple[Federa
     _, base = tiny
     config = tiny_config("ft").model_copy(update={"backbone": {"name": "mf", "dim": 8, "lr": 1e-12}})
     frozen = assemble(config, Machine(threads=1))
-    found = analyses.measure_forgetting(replace(with_parts(frozen, config), parts=()), base)
-    assert found["values"]["degradation"] == pytest.approx([0.0, 0.0], abs=1e-6)
+    forgetting = analyses.measure_forgetting(replace(with_parts(frozen, config), parts=()), base)
+    assert forgetting["values"]["degradation"] == pytest.approx([0.0, 0.0], abs=1e-6)
 
 
 def test_rank_changes_are_larger_for_items_that_moved_more(tiny: tuple[Federation, Progress]) -> None:
@@ -518,17 +518,17 @@ def test_a_trial_that_fails_is_a_sentence_and_never_a_score(
     fed, base = tiny
     space = {"parts": {"proximal": {"strength": [-1.0, 0.01, 0.1]}}, "backbones": {}}
     monkeypatch.setattr(tuning, "search_space", lambda: space)
-    told: list[float | None] = []
-    found = tuning.tune_method(fed, base, "reg", 3, tmp_path, lambda n, score: told.append(score))
-    assert found.trials == 3
-    assert list(found.failed) == ['{"proximal": {"strength": -1.0}}']
-    assert "strength" in found.failed['{"proximal": {"strength": -1.0}}']
-    assert told.count(None) == 1
-    assert 0.0 not in told
-    assert len(list(found.folder.glob("trial-*/result.json"))) == 2
+    report: list[float | None] = []
+    result = tuning.tune_method(fed, base, "reg", 3, tmp_path, lambda n, score: report.append(score))
+    assert result.trials == 3
+    assert list(result.failed) == ['{"proximal": {"strength": -1.0}}']
+    assert "strength" in result.failed['{"proximal": {"strength": -1.0}}']
+    assert report.count(None) == 1
+    assert 0.0 not in report
+    assert len(list(result.folder.glob("trial-*/result.json"))) == 2
     ran: list[float | None] = []
-    again = tuning.tune_method(fed, base, "reg", 3, tmp_path, lambda n, score: ran.append(score))
-    assert (again, ran) == (found, [])  # the reason is kept with the study
+    repeat = tuning.tune_method(fed, base, "reg", 3, tmp_path, lambda n, score: ran.append(score))
+    assert (repeat, ran) == (result, [])  # the reason is kept with the study
     space["parts"]["proximal"]["strength"] = [-1.0, -2.0]
     with pytest.raises(TacitaError, match=r"no trial of method 'reg' could be run: .*(-1\.0.*-2\.0|-2\.0.*-1\.0)"):
         tuning.tune_method(fed, base, "reg", 2, tmp_path / "other")
@@ -536,10 +536,10 @@ def test_a_trial_that_fails_is_a_sentence_and_never_a_score(
 
 def test_a_method_without_options_is_one_trial_with_a_folder(tiny: tuple[Federation, Progress], tmp_path: Path) -> None:
     fed, base = tiny
-    found = tuning.tune_method(fed, base, "fedavg", 5, tmp_path)
-    assert (found.trials, found.options, found.failed) == (1, {}, {})
-    [only] = found.folder.glob("trial-*")
-    assert found.valid == pytest.approx(np.mean([b["valid_served"] for b in open_run(only).result["blocks"][1:]]))
+    outcome = tuning.tune_method(fed, base, "fedavg", 5, tmp_path)
+    assert (outcome.trials, outcome.options, outcome.failed) == (1, {}, {})
+    [only] = outcome.folder.glob("trial-*")
+    assert outcome.valid == pytest.approx(np.mean([b["valid_served"] for b in open_run(only).result["blocks"][1:]]))
 
 
 def test_a_learning_rate_that_fails_is_a_sentence_and_never_a_score(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -560,16 +560,16 @@ def test_tune_prints_every_trial(
 ) -> None:
     space = {"parts": {"proximal": {"strength": [-1.0, 0.1]}}, "backbones": {"mf": {"lr": [1e30, 0.5]}}}
     monkeypatch.setattr(tuning, "search_space", lambda: space)
-    said = {}
+    message = {}
     for method in ("reg", "fedavg"):
-        with pytest.raises(SystemExit) as left:
+        with pytest.raises(SystemExit) as error:
             main(["tune", "--data", TINY, "--method", method, "--trials", "4", "--out", str(tmp_path), "--quiet"])
-        assert not left.value.code
-        said[method], err = capsys.readouterr()
+        assert not error.value.code
+        message[method], err = capsys.readouterr()
         assert len(list(Path(err.rpartition(": ")[2].strip()).glob("trial-*/result.json"))) == 1
     for words in ("learning rate 1e+30: no score, ", '{"strength": -1.0}}: no score, ', "after 2 trials"):
-        assert words in said["reg"]
-    assert "the one trial: method 'fedavg' has none to choose" in said["fedavg"]
+        assert words in message["reg"]
+    assert "the one trial: method 'fedavg' has none to choose" in message["fedavg"]
 
 
 def test_study_of_another_base_starts_over(tiny: tuple[Federation, Progress], tmp_path: Path) -> None:
@@ -591,7 +591,7 @@ def test_a_preset_that_fixes_an_option_is_not_tuned_on_it() -> None:
 
 
 def once_table(**more: Any) -> experiment_spec.Experiment:
-    said: dict[str, Any] = {
+    message: dict[str, Any] = {
         "title": "Once",
         "kind": "once",
         "datasets": [ONE],
@@ -612,7 +612,7 @@ def once_table(**more: Any) -> experiment_spec.Experiment:
         },
         "published": {ONE: {"neuncf": {"ndcg@10": {"ours": [0.4]}}}},
     }
-    return experiment_spec.Experiment.model_validate(said | more)
+    return experiment_spec.Experiment.model_validate(message | more)
 
 
 ONE = "synthetic:users=60,items=80,per_user=12,groups=4"
@@ -625,9 +625,9 @@ def once_lines() -> tuple[
     experiment_spec.Experiment, list[experiment_spec.ExperimentCell], dict[str, single_block.Line]
 ]:
     experiment = once_table()
-    found = experiment_spec.list_cells(experiment, experiment_spec.Settings(), [ONE], ["neuncf"], 2)
-    lines = [line for cell in found for line in cells.run_job(cells.CellJob((cell,), None))]
-    return experiment, found, {line["key"]: line for line in lines}
+    result = experiment_spec.list_cells(experiment, experiment_spec.Settings(), [ONE], ["neuncf"], 2)
+    lines = [line for cell in result for line in cells.run_job(cells.CellJob((cell,), None))]
+    return experiment, result, {line["key"]: line for line in lines}
 
 
 def test_a_method_brings_its_paper_along_and_the_table_has_the_last_word() -> None:
@@ -644,8 +644,8 @@ def test_a_method_brings_its_paper_along_and_the_table_has_the_last_word() -> No
 def test_single_block_runs_report_quality_traffic_and_curve(
     once_lines: tuple[experiment_spec.Experiment, list[experiment_spec.ExperimentCell], dict[str, single_block.Line]],
 ) -> None:
-    _, found, lines = once_lines
-    by = {c.variant: lines[c.key] for c in found if c.seed == 1}
+    _, result, lines = once_lines
+    by = {c.variant: lines[c.key] for c in result if c.seed == 1}
     ours = by["ours"]["values"]
     assert {"ndcg@10", "full hr@10", "client hr@10", "KB up", "down, paper's KB"} <= ours.keys()
     assert len(ours["picked"]) == len(ours["server_loss"]) == by["ours"]["rounds"] == 4
@@ -661,8 +661,8 @@ def test_single_block_runs_report_quality_traffic_and_curve(
 def test_a_run_in_a_table_has_the_numbers_of_a_run_by_itself(
     once_lines: tuple[experiment_spec.Experiment, list[experiment_spec.ExperimentCell], dict[str, single_block.Line]],
 ) -> None:
-    _, found, lines = once_lines
-    cell = next(c for c in found if c.variant == "ours")
+    _, result, lines = once_lines
+    cell = next(c for c in result if c.variant == "ours")
     fed = assemble(cell.config, Machine(threads=1))
     progress = start_run(fed)
     run_stream(fed, progress, lambda report, now: None)
@@ -672,17 +672,17 @@ def test_a_run_in_a_table_has_the_numbers_of_a_run_by_itself(
 def test_a_table_of_such_runs_compares_seeds_and_people(
     once_lines: tuple[experiment_spec.Experiment, list[experiment_spec.ExperimentCell], dict[str, single_block.Line]],
 ) -> None:
-    experiment, found, lines = once_lines
-    entries = tables.build_entries(experiment, found, lines)
+    experiment, result, lines = once_lines
+    entries = tables.build_entries(experiment, result, lines)
     assert {(e.variant, e.column) for e in entries} == {("central", "test"), ("ours", "test"), ("tally", "test")}
     [ours] = [e for e in entries if e.variant == "ours" and e.metric == "ndcg@10"]
     assert (ours.seeds, ours.published) == (2, 0.4)
-    tests = comparisons.compare_variants(experiment, found, lines)
+    tests = comparisons.compare_variants(experiment, result, lines)
     assert [(t.variant, t.pairs) for t in tests] == [("ours", 60)]
-    apart = comparisons.seed_differences(experiment, found, lines)
+    apart = comparisons.seed_differences(experiment, result, lines)
     assert [row[2] for row in apart] == ["FedKDRec", "tally"]
     page = table_markdown.to_markdown(
-        experiment, entries, tests, [], comparisons.summarise_streams(experiment, found, lines), apart
+        experiment, entries, tests, [], comparisons.summarise_streams(experiment, result, lines), apart
     )
     assert "**Against centralised, seed by seed** (ndcg@10, 95 %" in page
     assert "(ndcg@10; pairs are users, averaged over seeds; two-sided t)" in page
@@ -693,11 +693,11 @@ def test_a_table_of_such_runs_compares_seeds_and_people(
 def test_a_course_is_shown_at_the_rounds_that_are_asked_for(
     once_lines: tuple[experiment_spec.Experiment, list[experiment_spec.ExperimentCell], dict[str, single_block.Line]],
 ) -> None:
-    _, found, lines = once_lines
+    _, result, lines = once_lines
     shown = once_table(metrics=["picked"], published_columns=["round 2", "round 4", "round 9"], published={})
-    entries = tables.build_entries(shown, found, lines)
+    entries = tables.build_entries(shown, result, lines)
     assert [e.column for e in entries] == ["round 2", "round 4"]
-    own = [lines[c.key]["values"]["picked"][3] for c in found if c.variant == "ours"]
+    own = [lines[c.key]["values"]["picked"][3] for c in result if c.variant == "ours"]
     assert entries[1].mean == pytest.approx(np.mean(own))
 
 
@@ -733,10 +733,10 @@ def once_paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> experiment_sp
         "less": {**ours, "backbone": small, "method": "fedkdrec-no-picks", "settings_of": "fedkdrec-paper"},
         "tally": tally,
     }
-    made = once_table(tune=search, variants=variants, published={}, compare=[])
+    result = once_table(tune=search, variants=variants, published={}, compare=[])
     monkeypatch.setattr(experiment_spec, "ROOT", tmp_path / "papers")
     (tmp_path / "papers" / "mine").mkdir(parents=True)
-    text = tomli_w.dumps(made.model_dump(exclude_none=True, exclude_defaults=True))
+    text = tomli_w.dumps(result.model_dump(exclude_none=True, exclude_defaults=True))
     (tmp_path / "papers" / "mine" / "table1.toml").write_text(text)
     return experiment_spec.load_main_table("mine")
 
@@ -746,7 +746,7 @@ def test_rates_that_are_tried_fill_their_range_and_a_larger_budget_goes_on() -> 
         few, many = low_discrepancy.spread_points(11, dimensions), low_discrepancy.spread_points(40, dimensions)
         assert many[:11] == few
         axes = np.meshgrid(*[np.linspace(0, 1, 41)] * dimensions)
-        anywhere = np.stack([one.ravel() for one in axes], axis=1)
+        anywhere = np.stack([entry.ravel() for entry in axes], axis=1)
         apart = np.linalg.norm(anywhere[:, None] - np.array(few)[None], axis=2)
         assert apart.min(axis=1).max() < farthest
 
@@ -754,18 +754,18 @@ def test_rates_that_are_tried_fill_their_range_and_a_larger_budget_goes_on() -> 
 def test_every_method_has_the_same_budget_and_begins_at_its_default_rates(
     once_paper: experiment_spec.Experiment,
 ) -> None:
-    entries = {one.source: one for one in learning_rates.list_tuning_entries(once_paper, [], 5)}
+    entries = {entry.source: entry for entry in learning_rates.list_tuning_entries(once_paper, [], 5)}
     assert entries.keys() == {"central", "fedkdrec-paper"}
-    assert {len(one.cells) for one in entries.values()} == {5}
-    assert {c.config.train.rounds for one in entries.values() for c in one.cells} == {2}
+    assert {len(entry.cells) for entry in entries.values()} == {5}
+    assert {c.config.train.rounds for entry in entries.values() for c in entry.cells} == {2}
     ours = entries["fedkdrec-paper"]
     assert (ours.trials[0].lr, ours.trials[0].server_lr) == (1e-3, 1e-3)
-    for one, cell in zip(ours.trials, ours.cells, strict=True):
+    for trial, cell in zip(ours.trials, ours.cells, strict=True):
         assert (cell.config.seed, cell.config.split.seed, cell.kind) == (100, 100, "once, tried")
         backbone, (part,), _ = build_components(cell.config)
-        assert (backbone.config.lr, part.server_backbone.config.lr) == (one.lr, one.server_lr)
+        assert (backbone.config.lr, part.server_backbone.config.lr) == (trial.lr, trial.server_lr)
         assert part.server_backbone.config.tower == [8]  # all but its rate is the clients' own
-    assert {one.server_lr for one in entries["central"].trials} == {None}
+    assert {entry.server_lr for entry in entries["central"].trials} == {None}
     with pytest.raises(TacitaError, match="--only less leaves no method with rates of its own"):
         learning_rates.list_tuning_entries(once_paper, ["less"], 5)
 
@@ -774,9 +774,9 @@ def test_no_seed_of_a_table_is_tuned_on() -> None:
     experiment = experiment_spec.load_main_table("fedkdrec")
     assert experiment.tune
     assert experiment.tune.seed not in range(experiment.seeds + 1)
-    found = {(one.backbone, one.source) for one in learning_rates.list_tuning_entries(experiment, [], 1)}
-    assert {("neumf", "fedmf-kd"), ("neuncf", "ptf-fedrec"), ("lightgcn", "central")} <= found
-    assert ("tally", "fedavg") not in found
+    results = {(entry.backbone, entry.source) for entry in learning_rates.list_tuning_entries(experiment, [], 1)}
+    assert {("neumf", "fedmf-kd"), ("neuncf", "ptf-fedrec"), ("lightgcn", "central")} <= results
+    assert ("tally", "fedavg") not in results
 
 
 def test_rates_are_tuned_once_and_taken_by_the_tables(
@@ -787,9 +787,9 @@ def test_rates_are_tuned_once_and_taken_by_the_tables(
 ) -> None:
     def tune_them(*more: str) -> str:
         words = ["tune", "--paper", "mine", "--out", str(tmp_path), "--workers", "1", "--quiet", *more]
-        with pytest.raises(SystemExit) as left:
+        with pytest.raises(SystemExit) as error:
             main(words)
-        assert not left.value.code
+        assert not error.value.code
         return capsys.readouterr().out
 
     def never(*_: object) -> None:
@@ -800,22 +800,22 @@ def test_rates_are_tuned_once_and_taken_by_the_tables(
     tune_them("--trials", "2", "--only", "ours")
     stored = experiment_spec.load_settings("mine", tmp_path)
     assert stored.chosen[ONE]["neuncf"].keys() == {"fedkdrec-paper"}
-    told = tune_them("--trials", "3")
-    lines = [json.loads(one) for one in (tmp_path / "trials" / f"mine-{ONE}-neuncf.jsonl").read_text().splitlines()]
-    assert [one["variant"] for one in lines] == ["ours", "ours", "central", "central", "central", "ours"]
-    assert all("values" not in one for one in lines)
-    best = max((one for one in lines if one["variant"] == "ours"), key=lambda one: one["valid"])
+    report = tune_them("--trials", "3")
+    lines = [json.loads(line) for line in (tmp_path / "trials" / f"mine-{ONE}-neuncf.jsonl").read_text().splitlines()]
+    assert [line["variant"] for line in lines] == ["ours", "ours", "central", "central", "central", "ours"]
+    assert all("values" not in line for line in lines)
+    best = max((line for line in lines if line["variant"] == "ours"), key=lambda entry: entry["valid"])
     stored = experiment_spec.load_settings("mine", tmp_path)
     chosen = stored.find_choice("another dataset", "neuncf", "fedkdrec-paper")
     assert (chosen.lr, chosen.server_lr) == (best["lr"], best["parts"][0]["server"]["lr"])
     assert (chosen.valid, chosen.trials) == (best["valid"], 3)
-    assert f"validation {best['valid']:.4f}, best of 3" in told
+    assert f"validation {best['valid']:.4f}, best of 3" in report
     by = {c.variant: c.config for c in experiment_spec.list_cells(once_paper, stored, [ONE], ["neuncf"], 1)}
     for name in ("ours", "less"):
         backbone, (part,), _ = build_components(by[name])
         assert (backbone.config.lr, part.server_backbone.config.lr) == (chosen.lr, chosen.server_lr)
     monkeypatch.setattr(cells, "run_job", lambda job: pytest.fail("the trials are finished"))
-    assert tune_them("--trials", "3") == told
+    assert tune_them("--trials", "3") == report
 
 
 def test_failed_trial_is_reported_and_not_chosen(once_paper: experiment_spec.Experiment) -> None:
@@ -844,25 +844,25 @@ def test_a_schedule_sends_as_much_as_the_agent_of_its_seed(
     options = {"prediction-transfer": {"select": "top"}}
     top = ours.model_copy(update={"sends_as": "ours", "options": options})
     table = once_paper.model_copy(update={"variants": {"top": top, "ours": ours}})
-    found = experiment_spec.list_cells(table, experiment_spec.Settings(), [ONE], ["neuncf"], 2)
-    alone = [one for one in found if one.variant == "top"]
+    result = experiment_spec.list_cells(table, experiment_spec.Settings(), [ONE], ["neuncf"], 2)
+    alone = [entry for entry in result if entry.variant == "top"]
     wanted = reproduction.TablePlan(table, alone, "mine", "alone")
     with pytest.raises(TacitaError, match=r"as many items as 'ours', .*, seed 1 is not there; add --only ours"):
         reproduction.reproduce_table(wanted, tmp_path, workers=1)
-    told: list[tuple[int, int]] = []
+    report: list[tuple[int, int]] = []
     reproduction.reproduce_table(
-        replace(wanted, cells=found), tmp_path, workers=1, on_done=lambda done, total: told.append((done, total))
+        replace(wanted, cells=result), tmp_path, workers=1, on_done=lambda done, total: report.append((done, total))
     )
-    assert told[-1] == (4, 4)
+    assert report[-1] == (4, 4)
     entries = reproduction.reproduce_table(wanted, tmp_path, workers=1).entries  # the agent's cells are there now
-    assert {one.variant for one in entries} == {"top"}
-    lines = [json.loads(one) for one in (tmp_path / "cells" / f"mine-{ONE}-neuncf.jsonl").read_text().splitlines()]
+    assert {entry.variant for entry in entries} == {"top"}
+    lines = [json.loads(line) for line in (tmp_path / "cells" / f"mine-{ONE}-neuncf.jsonl").read_text().splitlines()]
     for seed in (1, 2):
         agent, control = (
             next(x for x in lines if (x["variant"], x["seed"]) == (name, seed)) for name in ("ours", "top")
         )
-        asked = control["parts"][0]["scheduled"]
-        assert asked == pytest.approx(np.mean(agent["values"]["picked"][1:]), abs=1e-3)
+        scheduled = control["parts"][0]["scheduled"]
+        assert scheduled == pytest.approx(np.mean(agent["values"]["picked"][1:]), abs=1e-3)
         assert control["values"]["samples down"][0] == pytest.approx(agent["values"]["samples down"][0], rel=0.1)
     assert len(lines) == 4
 

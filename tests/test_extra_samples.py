@@ -51,9 +51,11 @@ class Hints(Part):
         return [((7 * user + k) % N_ITEMS, 0.25 + 0.5 * k) for k in range(1 + user % 2)]
 
     def give_samples(self, view: CohortView, own: Ragged) -> Ragged:
-        made = [self.hints_of(int(u)) for u in view.user]
-        lists = Ragged.from_lists([[item for item, _ in one] for one in made])
-        return Ragged(lists.ptr, lists.ids, {"label": np.array([y for one in made for _, y in one], np.float32)})
+        results = [self.hints_of(int(u)) for u in view.user]
+        lists = Ragged.from_lists([[item for item, _ in entry] for entry in results])
+        return Ragged(
+            lists.ptr, lists.ids, {"label": np.array([y for element in results for _, y in element], np.float32)}
+        )
 
 
 class Whispers(Hints):
@@ -108,12 +110,12 @@ def laid_out(*parts: type[Part], **train: Any) -> LocalModels:
 
 def of_epoch(local: LocalModels, epoch: int, user: int) -> list[Sample]:
     """What one user learns from in an epoch."""
-    mine = [s for s in local.order[epoch] if local.user_ptr[user] <= s < local.user_ptr[user + 1]]
-    return sorted((int(local.item[s]), float(local.label[s])) for s in mine)
+    own_values = [s for s in local.order[epoch] if local.user_ptr[user] <= s < local.user_ptr[user + 1]]
+    return sorted((int(local.item[s]), float(local.label[s])) for s in own_values)
 
 
 def hints_to(user: int, *parts: type[Hints]) -> list[Sample]:
-    return [one for part in parts for one in part.hints_of(part, user)]  # type: ignore[arg-type]
+    return [entry for part in parts for entry in part.hints_of(part, user)]  # type: ignore[arg-type]
 
 
 def assert_matches_oracle(fed: Federation) -> None:
@@ -134,11 +136,11 @@ def assert_matches_oracle(fed: Federation) -> None:
 @pytest.mark.parametrize("silos", [0, 3])
 def test_extra_samples_join_the_users_own_in_every_epoch(redraw: str, silos: int) -> None:
     plain = laid_out(redraw=redraw, silos=silos, local_epochs=3)
-    given = laid_out(Hints, Whispers, redraw=redraw, silos=silos, local_epochs=3)
-    for place, user in enumerate(given.view.user.tolist()):
+    inputs = laid_out(Hints, Whispers, redraw=redraw, silos=silos, local_epochs=3)
+    for place, user in enumerate(inputs.view.user.tolist()):
         hints = hints_to(user, Hints, Whispers)
         for epoch in range(3):
-            assert of_epoch(given, epoch, place) == sorted(of_epoch(plain, epoch, place) + hints)
+            assert of_epoch(inputs, epoch, place) == sorted(of_epoch(plain, epoch, place) + hints)
 
 
 def test_extra_samples_are_shuffled_into_the_batches() -> None:
@@ -164,7 +166,7 @@ def test_chosen_negatives_take_the_place_of_drawn_ones(redraw: str) -> None:
 
 def test_part_receives_the_number_of_negatives_per_user() -> None:
     """Nobody is asked for negatives of a user who likes everything."""
-    asked = []
+    request = []
 
     class Asked(Part):
         name = "asked"
@@ -174,12 +176,12 @@ def test_part_receives_the_number_of_negatives_per_user() -> None:
             return LocalTask(negatives=self.choose_negatives)
 
         def choose_negatives(self, view: CohortView, counts: Longs) -> Ints | None:
-            asked.append(counts.tolist())
+            request.append(counts.tolist())
             return None
 
     fed = federate(make_stream(make_block(0, 3, [[0, 1, 2], [1]])), make_backbone("mf"), Asked, negatives=2)
     train_once(fed, started(fed))
-    assert asked == [[0, 2]]
+    assert request == [[0, 2]]
 
 
 # the same answer, three ways
@@ -243,7 +245,7 @@ def numbers(fed: Federation) -> tuple[Floats, Floats]:
 @pytest.mark.parametrize("stepper", ["fused", "autograd"])
 def test_part_without_samples_changes_no_bit(stepper: str, redraw: str) -> None:
     with_it, without = (numbers(federation("mf", *p, stepper=stepper, redraw=redraw)) for p in ((Usual,), ()))
-    assert all(np.array_equal(one, other) for one, other in zip(with_it, without, strict=True))
+    assert all(np.array_equal(first, other) for first, other in zip(with_it, without, strict=True))
 
 
 def test_chunking_the_cohort_changes_no_bit() -> None:
@@ -251,7 +253,7 @@ def test_chunking_the_cohort_changes_no_bit() -> None:
     wide, narrow = (
         numbers(federate(stream, make_backbone("mf"), Hints, Nearest, chunk=chunk, batch_size=8)) for chunk in (64, 2)
     )
-    assert all(np.array_equal(one, other) for one, other in zip(wide, narrow, strict=True))
+    assert all(np.array_equal(first, other) for first, other in zip(wide, narrow, strict=True))
 
 
 # what is refused

@@ -33,7 +33,7 @@ def u_item_line(item: int, title: str, date: str, *genres: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("main", "beside", "text"),
+    ("main", "side_output", "text"),
     [
         ("interactions.csv", "items.csv", "item,title,genres\n1,Toy Story (1995),Animation|Children's|Comedy\n"),
         ("ratings.dat", "movies.dat", "1::Toy Story (1995)::Animation|Children's|Comedy\n2::Heat (1995)::Action\n"),
@@ -47,20 +47,20 @@ def u_item_line(item: int, title: str, date: str, *genres: int) -> str:
         ),
     ],
 )
-def test_item_files_of_publishers_are_understood(tmp_path: Path, main: str, beside: str, text: str) -> None:
+def test_item_files_of_publishers_are_understood(tmp_path: Path, main: str, side_output: str, text: str) -> None:
     write(tmp_path / main, "1\t1\t5\t10\n")
-    write(tmp_path / beside, text)
-    found = load_item_features(str(tmp_path / main), ["1", "9"])
-    assert found is not None
-    assert found.by_item == {"1": TOY}
-    assert beside in found.columns_note
+    write(tmp_path / side_output, text)
+    item_features = load_item_features(str(tmp_path / main), ["1", "9"])
+    assert item_features is not None
+    assert item_features.by_item == {"1": TOY}
+    assert side_output in item_features.columns_note
 
 
 def test_a_table_of_your_own_may_say_it_itself_row_by_row(tmp_path: Path) -> None:
     rows = "user,item,genre,year\nu,a,rock; pop,1999\nv,a,other,2001\nv,b,,\nw,c,jazz,\n"
-    found = load_item_features(str(write(tmp_path / "plays.csv", rows)), ["a", "b", "c"])
-    assert found is not None
-    assert found.by_item == {"a": ItemFeature(("rock", "pop"), 1999), "c": ItemFeature(("jazz",))}
+    item_features = load_item_features(str(write(tmp_path / "plays.csv", rows)), ["a", "b", "c"])
+    assert item_features is not None
+    assert item_features.by_item == {"a": ItemFeature(("rock", "pop"), 1999), "c": ItemFeature(("jazz",))}
 
 
 def test_lists_and_several_texts_are_read_from_json_and_parquet(tmp_path: Path) -> None:
@@ -75,17 +75,17 @@ def test_lists_and_several_texts_are_read_from_json_and_parquet(tmp_path: Path) 
     as_json = write(tmp_path / "meta.jsonl", json.dumps(line) + "\n")
     pl.DataFrame([line]).write_parquet(tmp_path / "meta.parquet")
     for path in (as_json, tmp_path / "meta.parquet"):
-        found = load_item_features(str(path), ["B1"])
-        assert found is not None
-        assert found.by_item == {"B1": expected}
+        item_features = load_item_features(str(path), ["B1"])
+        assert item_features is not None
+        assert item_features.by_item == {"B1": expected}
 
 
 def test_columns_can_be_named_and_a_missing_one_is_refused(tmp_path: Path) -> None:
     path = str(write(tmp_path / "wares.csv", "sku,kind\n7,tools\n"))
     assert load_item_features(path, ["7"]) is None
-    found = load_item_features(path, ["7"], columns={"genres": "kind"})
-    assert found is not None
-    assert found.by_item == {"7": ItemFeature(("tools",))}
+    item_features = load_item_features(path, ["7"], columns={"genres": "kind"})
+    assert item_features is not None
+    assert item_features.by_item == {"7": ItemFeature(("tools",))}
     with pytest.raises(TacitaError, match=r"wares\.csv: no column 'kinds' to be the genres; did you mean 'kind'\?"):
         load_item_features(path, ["7"], columns={"genres": "kinds"})
     with pytest.raises(TacitaError, match="unknown column role 'genre'; did you mean 'genres'"):
@@ -104,9 +104,9 @@ def test_columns_can_be_named_and_a_missing_one_is_refused(tmp_path: Path) -> No
 )
 def test_a_year_behind_the_title_is_a_year(tmp_path: Path, title: str, year: int | None, text: str) -> None:
     path = write(tmp_path / "items.csv", f'item,title\n1,"{title}"\n')
-    found = load_item_features(str(path), ["1"])
-    assert found is not None
-    assert found.by_item == {"1": ItemFeature((), year, text)}
+    item_features = load_item_features(str(path), ["1"])
+    assert item_features is not None
+    assert item_features.by_item == {"1": ItemFeature((), year, text)}
 
 
 def test_a_source_that_says_nothing_gives_none_and_a_stream_of_it_a_sentence(tmp_path: Path) -> None:
@@ -132,12 +132,12 @@ def test_features_are_read_only_when_asked_for(tmp_path: Path) -> None:
 @needs_ml100k
 def test_ml100k_has_eighteen_genres_and_a_year_for_all_but_the_unknown_movie() -> None:
     table = load("ml-100k")
-    found = load_item_features("ml-100k", table.item_ids)
-    assert found is not None
-    assert found.by_item["1"] == TOY
-    assert set(table.item_ids) - found.by_item.keys() == {"267"}
-    assert all(one.year and 1900 < one.year < 1999 for one in found.by_item.values())
-    counts = Counter(genre for one in found.by_item.values() for genre in one.genres)
+    item_features = load_item_features("ml-100k", table.item_ids)
+    assert item_features is not None
+    assert item_features.by_item["1"] == TOY
+    assert set(table.item_ids) - item_features.by_item.keys() == {"267"}
+    assert all(entry.year and 1900 < entry.year < 1999 for entry in item_features.by_item.values())
+    counts = Counter(genre for entry in item_features.by_item.values() for genre in entry.genres)
     assert len(counts) == 18
     assert counts["Drama"] == 725  # as the publisher's u.item counts them
     with gzip.open(DATA / "ml-100k" / "items.csv.gz", "rt", encoding="utf-8") as file:

@@ -106,10 +106,10 @@ def test_a_round_with_neighbours_is_what_training_clients_one_by_one_gives() -> 
 def test_the_linear_output_ranks_alike_for_everybody_and_the_product_does_not() -> None:
     for output, alike in (("linear", True), ("product", False)):
         fed = federation(output=output)
-        found = scored(fed, after_rounds(fed, 3))
-        shifted = found - found.mean(1, keepdims=True)
+        result = scored(fed, after_rounds(fed, 3))
+        shifted = result - result.mean(1, keepdims=True)
         assert (np.ptp(shifted, axis=0).max() < 1e-4) == alike
-        assert (len(np.unique(np.argsort(found.round(4), axis=1, kind="stable"), axis=0)) == 1) == alike
+        assert (len(np.unique(np.argsort(result.round(4), axis=1, kind="stable"), axis=0)) == 1) == alike
 
 
 def test_no_more_neighbours_are_read_than_the_model_says() -> None:
@@ -143,8 +143,8 @@ def holders(matches: MatcherState, number: int) -> set[int]:
 
 
 def sent_rows(lists: list[list[int]]) -> SparseRows:
-    made = Ragged.from_lists(lists)
-    return SparseRows(made.rows(), made.ids, np.zeros((len(made.ids), 0), np.float32))
+    result = Ragged.from_lists(lists)
+    return SparseRows(result.rows(), result.ids, np.zeros((len(result.ids), 0), np.float32))
 
 
 def crowd(n: int = 40, every_item: int = 6) -> tuple[MatcherState, list[list[int]]]:
@@ -160,9 +160,12 @@ def crowd(n: int = 40, every_item: int = 6) -> tuple[MatcherState, list[list[int
 def test_neighbours_are_others_who_have_the_item_each_once_and_never_oneself(most: int) -> None:
     matches, lists = crowd()
     order = np.random.default_rng(2).permutation(40)
-    found = matches.find_neighbours(derive_keys(f"p{k}" for k in order), most)
+    neighbours = matches.find_neighbours(derive_keys(f"p{k}" for k in order), most)
     for row, me in enumerate(order):
-        ids, who = found.row(row), found.values["vector"][found.ptr[row] : found.ptr[row + 1], 0].astype(int)
+        ids, who = (
+            neighbours.row(row),
+            neighbours.values["vector"][neighbours.ptr[row] : neighbours.ptr[row + 1], 0].astype(int),
+        )
         assert set(ids.tolist()) <= set(lists[me])
         for item in lists[me]:
             near, having = who[ids == item].tolist(), {k for k in range(40) if item in lists[k]} - {me}
@@ -175,12 +178,12 @@ def test_everybody_is_chosen_about_as_often_and_by_a_new_draw_each_time() -> Non
     """Ten people with one item, two neighbours each: each of 9 others has the share 2 / 9, sd 0.02 in 400 draws."""
     names = derive_keys(f"p{k}" for k in range(10))
     vectors = np.arange(10, dtype=np.float32)[:, None]
-    seen = np.zeros(10)
+    observations = np.zeros(10)
     for k in range(400):
-        made = MatcherState.empty(1).record_uploads(names, vectors, sent_rows([[3]] * 10), Draws(1).public("test", k))
-        seen[made.find_neighbours(names[:1], 2).values["vector"][:, 0].astype(int)] += 1
-    assert seen[0] == 0
-    assert np.abs(seen[1:] / 400 - 2 / 9).max() < 0.08
+        result = MatcherState.empty(1).record_uploads(names, vectors, sent_rows([[3]] * 10), Draws(1).public("test", k))
+        observations[result.find_neighbours(names[:1], 2).values["vector"][:, 0].astype(int)] += 1
+    assert observations[0] == 0
+    assert np.abs(observations[1:] / 400 - 2 / 9).max() < 0.08
 
 
 def test_matcher_uses_the_latest_upload_of_a_client() -> None:
@@ -190,10 +193,10 @@ def test_matcher_uses_the_latest_upload_of_a_client() -> None:
     assert len(later.names) == 41
     assert np.array_equal(np.sort(later.names), later.names)
     assert int(names[0]) not in holders(later, 0)
-    assert {int(one) for one in names} <= holders(later, 5)
+    assert {int(entry) for entry in names} <= holders(later, 5)
     for item in range(1, 5):
         assert holders(later, item) == {
-            int(one) for one in derive_keys(f"p{k}" for k in range(40) if item in lists[k])
+            int(element) for element in derive_keys(f"p{k}" for k in range(40) if item in lists[k])
         } - {int(names[0])}
     for name, vector in zip(later.names, later.vectors, strict=True):
         if name not in names:
@@ -221,9 +224,9 @@ def test_a_client_without_neighbours_trains_and_is_scored_as_if_there_were_no_ma
     progress = after_rounds(fed, 2)
     bare = replace(progress, server=replace(progress.server, parts={}))
     assert len(near_of(cohort(fed, progress), 4)) == 0
-    one, other = train_once(fed, progress, np.array([4])), train_once(alone, bare, np.array([4]))
-    assert np.array_equal(one.local.private, other.local.private)
-    assert np.array_equal(one.upload.values["rows"].value, other.upload.values["rows"].value)
+    entry, other = train_once(fed, progress, np.array([4])), train_once(alone, bare, np.array([4]))
+    assert np.array_equal(entry.local.private, other.local.private)
+    assert np.array_equal(entry.upload.values["rows"].value, other.upload.values["rows"].value)
     assert np.array_equal(scored(fed, progress)[5], catalogue(fed.backbone, progress, fed.stream.blocks[0])[5])
     assert not np.array_equal(scored(fed, progress)[0], catalogue(fed.backbone, progress, fed.stream.blocks[0])[0])
 
@@ -236,19 +239,19 @@ def test_vectors_that_arrive_are_those_that_others_had_after_they_trained_last()
     for u, user in enumerate(view.user):
         for item, vectors in near_of(view, u).items():
             others = [k for k, likes in enumerate(TRAIN) if item in likes and k != user]
-            assert {one.tobytes() for one in vectors} <= {sent[k].tobytes() for k in others}
+            assert {vector.tobytes() for vector in vectors} <= {sent[k].tobytes() for k in others}
             assert len(vectors) == min(3, len(others))
 
 
 @pytest.mark.parametrize("every", [1, 3])
 def test_clients_upload_to_the_matcher_at_intervals(every: int) -> None:
     fed = federation([{"name": MATCHER, "every": every}])
-    progress, told = started(fed), []
+    progress, report = started(fed), []
     for _ in range(6):
         before = progress.server.parts[MATCHER]["vectors"]
         progress.server, _ = run_round(fed, progress.server, progress.devices)
-        told.append(not np.array_equal(before, progress.server.parts[MATCHER]["vectors"]))
-    assert told == [k % every == 0 for k in range(6)]
+        report.append(not np.array_equal(before, progress.server.parts[MATCHER]["vectors"]))
+    assert report == [k % every == 0 for k in range(6)]
 
 
 def test_a_new_block_begins_without_neighbours() -> None:
@@ -267,8 +270,11 @@ def test_a_new_block_begins_without_neighbours() -> None:
 def test_the_matcher_gets_numbers_that_only_clients_can_read() -> None:
     fed = federation(data=make_stream(make_block(0, 50, [[0, 1, 2, 3], [1, 2, 3, 4], [40, 3, 2]])))
     progress = after_rounds(fed, 1)
-    held = MatcherState(**progress.server.parts[MATCHER])
-    lists = {int(name): set(held.number[held.holder == k].tolist()) for k, name in enumerate(held.names)}
+    matcher_state = MatcherState(**progress.server.parts[MATCHER])
+    lists = {
+        int(name): set(matcher_state.number[matcher_state.holder == k].tolist())
+        for k, name in enumerate(matcher_state.names)
+    }
     for user, likes in enumerate([[0, 1, 2, 3], [1, 2, 3, 4], [40, 3, 2]]):
         numbers = lists[int(fed.stream.user_keys[user])]
         assert len(numbers) == len(likes)
@@ -283,7 +289,7 @@ def test_the_matcher_gets_numbers_that_only_clients_can_read() -> None:
 
 def test_fields_name_their_audience() -> None:
     fed = federation()
-    by = {one.name: (one.seen, one.by) for one in fed.fields(started(fed).server, Question("round"))}
+    by = {field.name: (field.seen, field.by) for field in fed.fields(started(fed).server, Question("round"))}
     assert by["neighbours.vector"] == by["neighbours.items"] == ("each", "matcher")
     assert {who for name, who in by.items() if not name.startswith(MATCHER)} == {("summed", "server")}
 
@@ -294,22 +300,22 @@ def test_matcher_data_reaches_no_server_part(monkeypatch: pytest.MonkeyPatch) ->
     assert tap.leaks() == []
     assert not [path for path, _ in tap.arrays if MATCHER in path]
     monkeypatch.setattr(registry, "_WRAPPERS", [])  # one party: everything is heard
-    assert any("holds a private vector" in one for one in tap_server(monkeypatch, specs, "fedpergnn").leaks())
+    assert any("holds a private vector" in leak for leak in tap_server(monkeypatch, specs, "fedpergnn").leaks())
 
 
 def test_matcher_sees_only_its_fields_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[set[str], set[str], set[str]]] = []
+    observations: list[tuple[set[str], set[str], set[str]]] = []
     cls = part_class(MATCHER)
     plain = cls.server_step
 
     def step(self: Any, before: ServerState, server: ServerState, total: Any) -> ServerState:
-        seen.append((set(server.parts), set(total.sums), set(total.each)))
+        observations.append((set(server.parts), set(total.sums), set(total.each)))
         return plain(self, before, server, total).with_items(0 * server.items)
 
     monkeypatch.setattr(cls, "server_step", step)
     fed = federation([{"name": "proximal"}, {"name": MATCHER}])
     progress = after_rounds(fed, 2)
-    assert seen == [({MATCHER}, set(), {"neighbours.vector", "neighbours.items"})] * 2
+    assert observations == [({MATCHER}, set(), {"neighbours.vector", "neighbours.items"})] * 2
     assert np.abs(progress.server.items).max() > 0
     assert progress.server.parts.keys() == {"proximal", MATCHER}
 
@@ -356,14 +362,14 @@ def test_pseudo_items_are_others_and_look_like_the_clients_own() -> None:
     assert isinstance(after, SparseRows)
     keys = after.client.astype(np.int64) * 400 + after.item
     assert (np.diff(keys) > 0).all()
-    mine = np.isin(keys, before.client.astype(np.int64) * 400 + before.item)
+    own_values = np.isin(keys, before.client.astype(np.int64) * 400 + before.item)
     order = np.lexsort((before.item, before.client))
-    assert np.array_equal(after.value[mine], before.value[order])
+    assert np.array_equal(after.value[own_values], before.value[order])
     for client in range(3):
-        real, made = before.value[before.client == client], after.value[~mine & (after.client == client)]
-        assert 150 < len(made) <= 300
-        np.testing.assert_array_less(np.abs(made.mean(0) - real.mean(0)), 4 * real.std(0) / 150**0.5)
-        np.testing.assert_allclose(made.std(0), real.std(0), rtol=0.3)
+        real, result = before.value[before.client == client], after.value[~own_values & (after.client == client)]
+        assert 150 < len(result) <= 300
+        np.testing.assert_array_less(np.abs(result.mean(0) - real.mean(0)), 4 * real.std(0) / 150**0.5)
+        np.testing.assert_allclose(result.std(0), real.std(0), rtol=0.3)
     assert {k: v for k, v in sent.values.items() if k != "rows"} == {
         k: v for k, v in plain.values.items() if k != "rows"
     }
@@ -382,7 +388,7 @@ def test_noise_is_laplace_on_every_number_and_no_two_alike() -> None:
     """Of scale b: mean 0, mean size b, standard deviation b sqrt 2."""
     _, plain, sent = covered(noise=0.5)
     drawn = [sent.values[name].value - plain.values[name].value for name in plain.values]
-    flat = np.concatenate([one.ravel() for one in drawn])
+    flat = np.concatenate([entry.ravel() for entry in drawn])
     assert len(np.unique(flat)) > 0.95 * len(flat)
     assert abs(flat.mean()) < 0.1
     assert np.abs(flat).mean() == pytest.approx(0.5, rel=0.1)
@@ -392,13 +398,15 @@ def test_noise_is_laplace_on_every_number_and_no_two_alike() -> None:
 def test_matcher_uploads_are_not_noised() -> None:
     specs = [{"name": MATCHER}, {"name": "cover", "noise": 0.5, "clip": 1e-3, "pseudo_items": 5}]
     progress = after_rounds(federation(specs), 1)
-    held = MatcherState(**progress.server.parts[MATCHER])
-    assert {one.tobytes() for one in held.vectors} <= {one.tobytes() for one in progress.clients.private}
+    matcher_state = MatcherState(**progress.server.parts[MATCHER])
+    assert {vector.tobytes() for vector in matcher_state.vectors} <= {
+        entry.tobytes() for entry in progress.clients.private
+    }
 
 
 def test_noise_widens_what_may_be_in_a_field() -> None:
     def most(**options: float) -> dict[str, float]:
         fed = federation([{"name": "cover", **options}])
-        return {one.name: one.most for one in fed.fields(started(fed).server, Question("round"))}
+        return {field.name: field.most for field in fed.fields(started(fed).server, Question("round"))}
 
     assert most(noise=2.0) == {name: value + 120 for name, value in most().items()}

@@ -65,7 +65,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def small_table(**more: Any) -> experiment_spec.Experiment:
-    said: dict[str, Any] = {
+    message: dict[str, Any] = {
         "title": "Small",
         "kind": "once",
         "rows": "methods",
@@ -82,7 +82,7 @@ def small_table(**more: Any) -> experiment_spec.Experiment:
         "variants": VARIANTS,
         "published": {SMALL: {"ego": {"ndcg@5": {"contrast": [0.4]}}}},
     }
-    return experiment_spec.Experiment.model_validate(said | more)
+    return experiment_spec.Experiment.model_validate(message | more)
 
 
 def planned(experiment: experiment_spec.Experiment) -> list[experiment_spec.ExperimentCell]:
@@ -108,22 +108,28 @@ TAKING_BACK = [name for name, one in VARIANTS.items() if one.get("withdraws")]
 def test_every_method_gets_the_same_request(table: Any) -> None:
     _, _, lines = table
     assert {name: lines[name].get("failed") for name in VARIANTS if "failed" in lines[name]} == {}
-    asked = {name: tuple(lines[name]["withdraw"].values()) for name in TAKING_BACK}
-    assert len(set(asked.values()) - {asked["all"]}) == 1
-    assert asked["all"] > asked["retrain"]
+    request = {name: tuple(lines[name]["withdraw"].values()) for name in TAKING_BACK}
+    assert len(set(request.values()) - {request["all"]}) == 1
+    assert request["all"] > request["retrain"]
 
 
 def test_the_same_people_withdraw_the_same_items_whatever_the_method() -> None:
-    found = []
+    result = []
     for cell in planned(small_table()):
         if cell.variant in ("contrast", "fru", "decoupled"):
             fed = assemble(cell.config, Machine(threads=1))
             base = withdrawals.TrainedBase.train(fed)
             shared = find_shared(fed, TrainedState(base.server, base.clients))
-            asked = draw_unshare_request(shared, fed.stream.user_keys, fed.draws, 0.5)
-            found.append((asked.requests.senders.tolist(), asked.items.ptr.tolist(), asked.items.ids.tolist()))
-    assert len(found) == 3
-    assert found[0] == found[1] == found[2]
+            unshare_request = draw_unshare_request(shared, fed.stream.user_keys, fed.draws, 0.5)
+            result.append(
+                (
+                    unshare_request.requests.senders.tolist(),
+                    unshare_request.items.ptr.tolist(),
+                    unshare_request.items.ids.tolist(),
+                )
+            )
+    assert len(result) == 3
+    assert result[0] == result[1] == result[2]
 
 
 def test_retraining_and_what_is_exact_have_no_distance_and_others_have(table: Any) -> None:
@@ -148,7 +154,7 @@ def test_table_reports_the_cost_of_unlearning(table: Any) -> None:
         assert values[name]["MB on the server"][0] > 0, name
     assert values["retrain"]["MB on the server"] == [0.0]
     assert values["fru"]["kB on a device"][0] > 0 == values["contrast"]["kB on a device"][0]
-    assert all(one["CPU seconds"][0] > 0 for one in values.values())
+    assert all(value["CPU seconds"][0] > 0 for value in values.values())
 
 
 def test_cells_that_learn_alike_share_the_run_and_leave_it_as_it_was(table: Any) -> None:
@@ -165,20 +171,22 @@ def test_cells_that_learn_alike_share_the_run_and_leave_it_as_it_was(table: Any)
 
 
 def test_results_before_a_request_are_independent_of_it() -> None:
-    [cell] = [one for one in planned(small_table()) if one.variant == "contrast"]
+    [cell] = [entry for entry in planned(small_table()) if entry.variant == "contrast"]
     fed = assemble(cell.config, Machine(threads=1))
     base = withdrawals.TrainedBase.train(fed)
     private = base.clients.private.copy()
     fed = with_parts(fed, cell.config)
     progress = base.restore_progress(fed)
     shares = collect_shares(fed, TrainedState(progress.server, progress.clients))
-    asked = draw_unshare_request(shares.shared, fed.stream.user_keys, fed.draws, 0.5)
-    done = apply_request(fed, progress, asked, choose_route(fed, asked, shares.take(asked.users)))
+    unshare_request = draw_unshare_request(shares.shared, fed.stream.user_keys, fed.draws, 0.5)
+    done = apply_request(
+        fed, progress, unshare_request, choose_route(fed, unshare_request, shares.take(unshare_request.users))
+    )
     assert not np.array_equal(done.after.clients.private, private)  # devices played rounds
     np.testing.assert_array_equal(done.before.clients.private, private)
     np.testing.assert_array_equal(base.clients.private, private)
-    held = done.before.clients.read_list("parts/sharing/shared", asked.users)
-    assert len(held.ids) == len(asked.items.ids)  # as they were: nothing was withdrawn yet
+    state = done.before.clients.read_list("parts/sharing/shared", unshare_request.users)
+    assert len(state.ids) == len(unshare_request.items.ids)  # as they were: nothing was withdrawn yet
 
 
 def test_withdrawn_items_stay_hidden_in_the_test(table: Any) -> None:
@@ -197,12 +205,14 @@ def test_the_page_has_a_line_for_every_method_and_a_column_for_every_metric(tabl
     assert f"**{SMALL}, ego**" in page
     head = next(line for line in page.splitlines() if line.startswith("| method"))
     assert head.strip("| ").split(" | ") == ["method", *wanted.experiment.metrics, "seeds"]
-    told = [line for line in page.splitlines() if line.startswith("| ")][1:13]
-    assert [line.split(" | ")[0].removeprefix("| ") for line in told] == [one["label"] for one in VARIANTS.values()]
-    popular = next(line for line in told if "most popular" in line)
+    report = [line for line in page.splitlines() if line.startswith("| ")][1:13]
+    assert [line.split(" | ")[0].removeprefix("| ") for line in report] == [
+        entry["label"] for entry in VARIANTS.values()
+    ]
+    popular = next(line for line in report if "most popular" in line)
     assert popular.split(" | ")[1:3] == [f"{lines['popular']['values'][m][0]:.4f}" for m in ("ndcg@5", "unmasked hr@5")]
     assert popular.count("–") == 4
-    assert "(0.4000 " in next(line for line in told if line.startswith("| contrast"))
+    assert "(0.4000 " in next(line for line in report if line.startswith("| contrast"))
     assert "tally" in (out / "mine" / "small.html").read_text()
 
 
@@ -232,9 +242,9 @@ def test_an_interrupted_table_goes_on_where_it_was(table: Any, tmp_path: Path, m
         reproduction.reproduce_table(some, tmp_path, workers=1)
     assert done == [["popular"], ["retrain", "contrast"]]
     done.clear()
-    found = reproduction.reproduce_table(some, tmp_path, workers=1)
+    result = reproduction.reproduce_table(some, tmp_path, workers=1)
     assert done == [["cfru"]]
-    for entry in found.entries:
+    for entry in result.entries:
         if entry.metric in ("ndcg@5", "distance", "pair AUC gap"):
             assert entry.mean == lines[entry.variant]["values"][entry.metric][0]
 
@@ -253,7 +263,7 @@ def test_a_table_can_be_written_of_what_is_finished(
     monkeypatch.setattr(cells, "run_job", lambda job: pytest.fail("nothing is to be run"))
     some = reproduction.keep_finished(wanted, tmp_path)
     assert (len(some.cells), some.stem) == (2, "small-part")
-    assert len({one.variant for one in reproduction.reproduce_table(some, tmp_path, workers=1).entries}) == 2
+    assert len({entry.variant for entry in reproduction.reproduce_table(some, tmp_path, workers=1).entries}) == 2
     with pytest.raises(TacitaError, match="no cell of this table is finished"):
         reproduction.keep_finished(wanted, tmp_path / "elsewhere")
 
@@ -261,8 +271,8 @@ def test_a_table_can_be_written_of_what_is_finished(
 def test_untrainable_run_is_recorded_in_all_its_cells() -> None:
     experiment = small_table(split={"kind": "blocks", "n_blocks": 2})
     some = tuple(c for c in planned(experiment) if c.variant in ("retrain", "contrast"))
-    found = cells.run_job(cells.CellJob(some, None))
-    assert [line["failed"].split(";")[0] for line in found] == ["a table of kind 'once' wants one block"] * 2
+    job = cells.run_job(cells.CellJob(some, None))
+    assert [line["failed"].split(";")[0] for line in job] == ["a table of kind 'once' wants one block"] * 2
 
 
 def test_table_without_sharers_is_refused_in_one_sentence() -> None:
@@ -273,10 +283,10 @@ def test_table_without_sharers_is_refused_in_one_sentence() -> None:
 
 
 def test_cell_key_depends_on_who_withdraws() -> None:
-    one = next(c for c in planned(small_table()) if c.variant == "contrast")
-    assert replace(one, withdraws=0.6).key != one.key
-    assert replace(one, variant="renamed").key == one.key
-    assert replace(one, withdraws=0.0, kind="once").key != one.key
+    entry = next(c for c in planned(small_table()) if c.variant == "contrast")
+    assert replace(entry, withdraws=0.6).key != entry.key
+    assert replace(entry, variant="renamed").key == entry.key
+    assert replace(entry, withdraws=0.0, kind="once").key != entry.key
 
 
 # the files
@@ -288,12 +298,12 @@ FILES = [name for name in experiment_spec.experiment_names() if name.startswith(
 @pytest.mark.parametrize("name", FILES)
 def test_every_cell_of_the_files_can_be_built_and_stands_beside_most_popular(name: str) -> None:
     experiment, settings = experiment_spec.load_experiment(name)
-    found = experiment_spec.list_cells(experiment, settings, ["ml-100k"], ["ego"], 1)
-    for cell in found:
+    result = experiment_spec.list_cells(experiment, settings, ["ml-100k"], ["ego"], 1)
+    for cell in result:
         build_components(cell.config)
         assert (cell.config.split.kind, cell.config.split.min_user) == ("random", 20)
         assert cell.config.evaluate.unmasked
-    assert {"popular", "tally"} <= {cell.variant for cell in found}
+    assert {"popular", "tally"} <= {cell.variant for cell in result}
     assert {"ndcg@20", "unmasked ndcg@20"} <= set(experiment.metrics)
 
 
@@ -340,17 +350,19 @@ def tuned_table() -> experiment_spec.Experiment:
 
 def test_every_learning_method_has_the_same_search_budget() -> None:
     experiment = tuned_table()
-    entries = {one.source: one for one in learning_rates.list_tuning_entries(experiment, [], 7)}
+    entries = {entry.source: entry for entry in learning_rates.list_tuning_entries(experiment, [], 7)}
     assert entries.keys() == {"fedshare", "fedshare-fedavg"}
     ours = entries["fedshare"]
     assert [(t.train["aggregation"], t.options["shared-graph"]["bpr_scale"]) for t in ours.trials] == [
         ("weighted", 1.0), ("weighted", 5.0), ("per-row", 1.0), ("per-row", 5.0)
     ]  # fmt: skip
-    scores = {cell.key: {"valid": 0.1} for one in entries.values() for cell in one.cells}
+    scores = {cell.key: {"valid": 0.1} for entry in entries.values() for cell in entry.cells}
     scores[ours.cells[3].key] = {"valid": 0.3}
     scores[entries["fedshare-fedavg"].cells[0].key] = {"failed": "diverged."}
-    wider = {one.source: one for one in learning_rates.add_second_step(experiment, list(entries.values()), scores, 7)}
-    assert {len(one.cells) for one in wider.values()} == {7}
+    wider = {
+        entry.source: entry for entry in learning_rates.add_second_step(experiment, list(entries.values()), scores, 7)
+    }
+    assert {len(entry.cells) for entry in wider.values()} == {7}
     for trial, cell in zip(wider["fedshare"].trials[4:], wider["fedshare"].cells[4:], strict=True):
         assert trial.train == {"aggregation": "per-row", "bpr_scale": 5.0}
         backbone, parts, _ = build_components(cell.config)
@@ -393,5 +405,5 @@ def test_no_seed_of_the_tables_is_tuned_on() -> None:
     experiment = experiment_spec.load_main_table("fedshare")
     assert experiment.tune
     assert experiment.tune.seed not in range(experiment.seeds + 1)
-    found: Iterator[str] = (one.source for one in learning_rates.list_tuning_entries(experiment, ["ml-1m"], 12))
-    assert sorted(found) == ["cdcgnnfed", "fedshare", "fedshare-decoupled", "fedshare-fedavg", "pdc-frs"]
+    sources: Iterator[str] = (entry.source for entry in learning_rates.list_tuning_entries(experiment, ["ml-1m"], 12))
+    assert sorted(sources) == ["cdcgnnfed", "fedshare", "fedshare-decoupled", "fedshare-fedavg", "pdc-frs"]

@@ -64,23 +64,23 @@ def test_an_auc_is_the_share_of_pairs_in_order() -> None:
         (members[:, None] > others[None, :7]).mean() + (members[:, None] == others[None, :7]).mean() / 2
     )
     owner, times = np.repeat(np.arange(4), 10), np.array([2, 0, 1, 1])
-    again = np.concatenate([np.arange(10), np.arange(10), np.arange(20, 40)])
+    values = np.concatenate([np.arange(10), np.arange(10), np.arange(20, 40)])
     won = times @ traces.count_wins(members, others, owner) @ times
-    assert won / 40**2 == pytest.approx(traces.compute_auc(members[again], others[again]))
+    assert won / 40**2 == pytest.approx(traces.compute_auc(members[values], others[values]))
 
 
 def test_a_model_beside_itself_shows_no_difference() -> None:
     members, others = RNG.normal(size=(2, 50))
-    one = traces.PairScores(members, others, members, Ragged.from_lists([[1, 2]]))
-    assert traces.difference_auc(one, one) == 0.5
-    assert traces.jaccard(one, one) == 1.0
-    assert traces.paired_interval(one, one, np.repeat(np.arange(10), 5), 0) == [0.0, 0.0]
+    pair_scores = traces.PairScores(members, others, members, Ragged.from_lists([[1, 2]]))
+    assert traces.difference_auc(pair_scores, pair_scores) == 0.5
+    assert traces.jaccard(pair_scores, pair_scores) == 1.0
+    assert traces.paired_interval(pair_scores, pair_scores, np.repeat(np.arange(10), 5), 0) == [0.0, 0.0]
 
 
 def test_matched_items_are_as_popular_and_never_the_users_own() -> None:
     lists = [sorted(RNG.choice(60, 12, replace=False, p=np.arange(60, 0, -1) / 1830).tolist()) for _ in range(80)]
     fed = federate(make_stream(make_block(0, 60, lists)), make_backbone("mf"))
-    gone = Ragged.from_lists([one[:3] if u < 40 else [] for u, one in enumerate(lists)])
+    gone = Ragged.from_lists([entry[:3] if u < 40 else [] for u, entry in enumerate(lists)])
     owned = Ragged.from_lists(lists)
     pairs = traces.match_pairs(fed, gone, owned)
     assert len(pairs.members.ids) == len(pairs.others.ids) == 120
@@ -88,8 +88,8 @@ def test_matched_items_are_as_popular_and_never_the_users_own() -> None:
     count = np.bincount(owned.ids, minlength=60)
     gap = np.abs(count[pairs.members.ids] - count[pairs.others.ids])
     assert np.median(gap) <= 4 < count.max() - count.min()
-    again = traces.match_pairs(fed, gone, owned)
-    assert np.array_equal(pairs.others.ids, again.others.ids)
+    repeat = traces.match_pairs(fed, gone, owned)
+    assert np.array_equal(pairs.others.ids, repeat.others.ids)
 
 
 def test_cosines_do_not_see_a_rotation() -> None:
@@ -99,12 +99,12 @@ def test_cosines_do_not_see_a_rotation() -> None:
     progress = started(fed)
     items = RNG.normal(size=(6, fed.backbone.item_width)).astype(np.float32)
     turn = np.linalg.qr(RNG.normal(size=(items.shape[1],) * 2))[0].astype(np.float32)
-    one = traces.TrainedState(replace(progress.server, items=items), progress.clients)
+    trained_state = traces.TrainedState(replace(progress.server, items=items), progress.clients)
     other = traces.TrainedState(replace(progress.server, items=items @ turn), progress.clients)
-    found = traces.gram_distance(items, items @ turn, np.arange(6))
-    assert found is not None
-    assert found < 1e-6
-    far = traces.model_distance(fed, one, other)
+    result = traces.gram_distance(items, items @ turn, np.arange(6))
+    assert result is not None
+    assert result < 1e-6
+    far = traces.model_distance(fed, trained_state, other)
     assert far is not None
     assert far > 0.1
     assert traces.gram_distance(items, items + 1, [0, 1])
@@ -131,13 +131,13 @@ def test_members_have_lower_loss() -> None:
     table = RNG.normal(size=(200, 8)).astype(np.float32)
     lists = []
     for u in range(20):
-        mine = np.arange(u * 5, u * 5 + 5)
-        table[mine] = RNG.normal(size=8) + 0.1 * RNG.normal(size=(5, 8))
-        lists.append(mine.tolist())
+        own_values = np.arange(u * 5, u * 5 + 5)
+        table[own_values] = RNG.normal(size=8) + 0.1 * RNG.normal(size=(5, 8))
+        lists.append(own_values.tolist())
     strangers = Ragged.from_lists([RNG.choice(np.arange(100, 200), 5, replace=False).tolist() for _ in range(40)])
     key = np.uint64(3)
-    mine, others = Ragged.from_lists(lists), strangers.take(np.arange(20))
-    inside = membership.compute_excess_loss(table, mine, mine, strangers, key)
+    own_values, others = Ragged.from_lists(lists), strangers.take(np.arange(20))
+    inside = membership.compute_excess_loss(table, own_values, own_values, strangers, key)
     outside = membership.compute_excess_loss(table, others, others, strangers.take(np.arange(20, 40)), key)
     assert traces.compute_auc(-inside, -outside) > 0.9
 
@@ -162,55 +162,55 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def judged_of(folder: Path, perfect: bool) -> AuditedWithdrawal:
     """A withdrawal from a run; `perfect`: by a method that is training again itself."""
     scene = wrap_run(reopen_run(folder))
-    asked = draw_requests(scene, 0.5)
-    done = apply_request(scene.run.federation, scene.run.progress, asked, scene.run.choose_route(asked))
-    again = retrain_reference(done)
-    models = {"O": done.before, "X": again if perfect else done.after, "R1": again, "R2": again}
+    requests = draw_requests(scene, 0.5)
+    done = apply_request(scene.run.federation, scene.run.progress, requests, scene.run.choose_route(requests))
+    repeat = retrain_reference(done)
+    models = {"O": done.before, "X": repeat if perfect else done.after, "R1": repeat, "R2": repeat}
     return AuditedWithdrawal(scene, replace(done, after=models["X"]), models, 1)
 
 
 @pytest.mark.parametrize("name", ["blunt", "shared"])
 def test_retrained_model_passes_every_attack(made: Path, name: str) -> None:
-    found = run_attacks(judged_of(made / name, perfect=True))
-    own = found["rows"]["X"]
-    assert found["auc_gap"] == 0
+    attacks = run_attacks(judged_of(made / name, perfect=True))
+    own = attacks["rows"]["X"]
+    assert attacks["auc_gap"] == 0
     assert own["auc_from_r1"] == [0.0, 0.0]
     assert own["distance_ratio"] == own["gram_distance"] == 0
     assert own["jaccard20"] == 1
     assert own["relearn_ratio"] in (1, None)  # None: R1 does not learn them as well as O had in the steps tried
-    assert found["verdict"].startswith("pass")
-    assert found["rows"]["O"]["distance_ratio"] == 1
-    assert found["rows"]["O"]["auc_difference"] == 0.5  # O beside O
+    assert attacks["verdict"].startswith("pass")
+    assert attacks["rows"]["O"]["distance_ratio"] == 1
+    assert attacks["rows"]["O"]["auc_difference"] == 0.5  # O beside O
 
 
 def test_membership_signal_falls_after_retraining(made: Path) -> None:
-    found = run_attacks(judged_of(made / "blunt", perfect=True))["rows"]
-    assert found["O"]["auc_pairs"] > found["R1"]["auc_pairs"]
-    assert found["O"]["rank_percentile"] > found["R1"]["rank_percentile"]
-    assert found["R1"]["auc_difference"] > 0.5  # who has both models sees what was withdrawn
+    rows = run_attacks(judged_of(made / "blunt", perfect=True))["rows"]
+    assert rows["O"]["auc_pairs"] > rows["R1"]["auc_pairs"]
+    assert rows["O"]["rank_percentile"] > rows["R1"]["rank_percentile"]
+    assert rows["R1"]["auc_difference"] > 0.5  # who has both models sees what was withdrawn
 
 
 def test_a_search_finds_the_pairs_before_and_not_after(made: Path) -> None:
-    found = forgetting.search_artefacts(judged_of(made / "blunt", perfect=False))
-    assert found["O"]["pairs"] > 0
-    assert not found["O"]["clean"]
-    assert found["X"]["pairs"] == 0
-    assert found["X"]["clean"]
+    result = forgetting.search_artefacts(judged_of(made / "blunt", perfect=False))
+    assert result["O"]["pairs"] > 0
+    assert not result["O"]["clean"]
+    assert result["X"]["pairs"] == 0
+    assert result["X"]["clean"]
 
 
 @pytest.mark.parametrize("name", ["blunt", "shared", "tally"])
 def test_the_whole_audit(made: Path, name: str) -> None:
-    before = hashlib.sha256(b"".join(one.read_bytes() for one in sorted((made / name).iterdir()))).hexdigest()
-    found = audit_forgetting(made / name, 0.3)
-    assert hashlib.sha256(b"".join(one.read_bytes() for one in sorted((made / name).iterdir()))).hexdigest() == before
-    assert found["rows"].keys() == forgetting.MODELS.keys()
-    for row in found["rows"].values():
+    before = hashlib.sha256(b"".join(path.read_bytes() for path in sorted((made / name).iterdir()))).hexdigest()
+    result = audit_forgetting(made / name, 0.3)
+    assert hashlib.sha256(b"".join(path.read_bytes() for path in sorted((made / name).iterdir()))).hexdigest() == before
+    assert result["rows"].keys() == forgetting.MODELS.keys()
+    for row in result["rows"].values():
         assert 0 <= row["auc_pairs"] <= 1
         assert (row["auc_user"] is None) == (name == "tally")
     if name == "tally":
-        assert found["auc_gap"] == pytest.approx(0, abs=1e-6)
-        assert found["rows"]["O"]["canary_exposure"] > found["rows"]["R1"]["canary_exposure"]
-        assert found["rows"]["X"]["canary_exposure"] == pytest.approx(found["rows"]["R1"]["canary_exposure"])
+        assert result["auc_gap"] == pytest.approx(0, abs=1e-6)
+        assert result["rows"]["O"]["canary_exposure"] > result["rows"]["R1"]["canary_exposure"]
+        assert result["rows"]["X"]["canary_exposure"] == pytest.approx(result["rows"]["R1"]["canary_exposure"])
 
 
 def test_canaries_have_pairs_that_nobody_has_and_the_held_out_are_not_learned_from(made: Path) -> None:
@@ -240,12 +240,12 @@ def test_half_of_each_history_is_withdrawn() -> None:
 
 
 def test_the_verb_writes_a_table(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as error:
         main(["audit", "forget", str(made / "blunt"), "--brief", "--quiet", "--json", "--out", str(tmp_path / "new")])
-    assert not left.value.code
-    found = json.loads(capsys.readouterr().out)
-    assert found["planted"] is False
-    assert found["rows"]["X"]["canary_exposure"] is None
+    assert not error.value.code
+    document = json.loads(capsys.readouterr().out)
+    assert document["planted"] is False
+    assert document["rows"]["X"]["canary_exposure"] is None
     text = next((tmp_path / "new").glob("*.md")).read_text()
     assert text.count("\n|") == 2 + len(forgetting_audit.ATTACKS)
     assert all(words in text for words in forgetting_audit.ATTACKS.values())
@@ -276,12 +276,12 @@ GOOD: dict[str, Any] = {"gap": 0.0, "ratio": 0.2, "floor": 1.5, "trace_counts": 
 )
 def test_a_verdict_names_what_failed(change: dict[str, Any], failed: list[str]) -> None:
     checks = run_checks(**GOOD | change)
-    assert [one.name for one in checks if one.passed is False] == failed
-    said = summarise_checks(checks)
-    assert said.startswith("fail: " if failed else "pass: ")
-    assert all(name in said for name in failed)
+    assert [check.name for check in checks if check.passed is False] == failed
+    message = summarise_checks(checks)
+    assert message.startswith("fail: " if failed else "pass: ")
+    assert all(name in message for name in failed)
     if {"gap", "ratio"} & change.keys() and not failed:
-        assert "not judged" in said
+        assert "not judged" in message
 
 
 @pytest.mark.parametrize(
@@ -291,18 +291,18 @@ def test_a_verdict_names_what_failed(change: dict[str, Any], failed: list[str]) 
 def test_an_audit_judges_more_than_one_figure(scores: tuple[float, float], failed: list[str]) -> None:
     rows = {"X": {"auc_pairs": scores[0], "distance_ratio": 1.1}, "R1": {"auc_pairs": scores[1]}}
     clean = {"X": {"pairs": 0, "people": 0, "rows": 0}}
-    found = forgetting.summarise_attacks(rows, 3.0, 2.0, clean)
-    assert found["failed"] == [*failed, "distance"]
-    assert found["noise_floor"] == 1.5
-    assert "another seed alone 1.500" in found["verdict"]
-    found = forgetting.summarise_attacks(rows, None, 0.0, {"X": {"pairs": 0, "people": 0, "rows": 3}})
-    assert found["failed"] == [*failed, "distance", "search"]
+    result = forgetting.summarise_attacks(rows, 3.0, 2.0, clean)
+    assert result["failed"] == [*failed, "distance"]
+    assert result["noise_floor"] == 1.5
+    assert "another seed alone 1.500" in result["verdict"]
+    result = forgetting.summarise_attacks(rows, None, 0.0, {"X": {"pairs": 0, "people": 0, "rows": 3}})
+    assert result["failed"] == [*failed, "distance", "search"]
 
 
 def test_dropping_only_the_record_fails_the_audit(made: Path) -> None:
     """O in place of X: nothing was forgotten, and its own distance says so."""
     judged = judged_of(made / "blunt", perfect=True)
-    kept = replace(judged, models={**judged.models, "X": judged.models["O"]})
-    found = run_attacks(kept)
-    assert "distance" in found["failed"]
-    assert found["verdict"].startswith("fail: ")
+    state = replace(judged, models={**judged.models, "X": judged.models["O"]})
+    attacks = run_attacks(state)
+    assert "distance" in attacks["failed"]
+    assert attacks["verdict"].startswith("fail: ")

@@ -66,7 +66,7 @@ def test_the_guide_quotes_the_example_as_it_is(name: str) -> None:
 def test_the_guides_own_lines_train_the_toy_method(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (lines,) = [one for one in re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL) if "import toy_method" in one]
+    (lines,) = [entry for entry in re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL) if "import toy_method" in entry]
     monkeypatch.syspath_prepend(str(EXAMPLES))
     monkeypatch.delitem(sys.modules, "toy_method", raising=False)
     exec(compile(lines, "CONTRIBUTING.md", "exec"), {})
@@ -76,9 +76,9 @@ def test_the_guides_own_lines_train_the_toy_method(
 
 def test_the_toy_method_is_plain_averaging_where_it_does_nothing() -> None:
     off = [{"name": "steady", "most": 1e9, "momentum": 0.0}]
-    one = trained("off", method="steady", parts=off, train={"rounds": 5})
+    entry = trained("off", method="steady", parts=off, train={"rounds": 5})
     plain = trained("plain", train={"rounds": 5})
-    assert one.result["blocks"] == plain.result["blocks"]
+    assert entry.result["blocks"] == plain.result["blocks"]
 
 
 def test_the_toy_method_carries_a_share_of_the_last_move_on() -> None:
@@ -141,16 +141,16 @@ def table_under(heading: str) -> list[list[str]]:
     for line in rows:
         if line.startswith("#"):
             break
-        cells.append([one.strip() for one in line.strip("|").split("|")])
+        cells.append([word.strip() for word in line.strip("|").split("|")])
     return cells[2:]
 
 
 def test_the_guide_lists_the_rooms_there_are_lowest_first() -> None:
-    told = [re.sub("`", "", row[0]) for row in table_under("## The rooms")]
-    assert told == [room for room in read_layers("rooms") if not room.startswith("__")]
+    reports = [re.sub("`", "", row[0]) for row in table_under("## The rooms")]
+    assert reports == [room for room in read_layers("rooms") if not room.startswith("__")]
     picture = GUIDE.split("```\n", 2)[1]
-    drawn = [word for word in re.findall(r"[a-z]+", picture) if word in told]
-    assert list(dict.fromkeys(reversed(drawn))) == told
+    drawn = [word for word in re.findall(r"[a-z]+", picture) if word in reports]
+    assert list(dict.fromkeys(reversed(drawn))) == reports
     inner = [room for room in read_layers("rooms-of-live") if " : " not in room]
     assert " ► ".join(reversed(inner)) in picture
 
@@ -175,7 +175,7 @@ def test_the_guide_lists_every_hook_of_a_part_and_no_other() -> None:
 def test_stations_of_a_round_exist() -> None:
     walk = GUIDE.split("## One round\n")[1].split("**The same live.**")
     files = [re.findall(r"^\d\. `(tacita/[\w/.]+)`(?:, `([\w.]+)`)?", line) for line in walk[0].splitlines()]
-    steps = [one[0] for one in files if one]
+    steps = [file[0] for file in files if file]
     assert 6 <= len(steps) <= 10
     for path, name in steps:
         text = (ROOT / path).read_text(encoding="utf-8")
@@ -191,10 +191,10 @@ def test_links_lead_somewhere(path: Path) -> None:
         if re.match(r"[a-z]+:", target):
             continue
         file, _, anchor = target.partition("#")
-        found = (path.parent / file).resolve() if file else path
-        assert found.exists(), f"{path.name}: {target}"
+        result = (path.parent / file).resolve() if file else path
+        assert result.exists(), f"{path.name}: {target}"
         if anchor:
-            heads = re.findall(r"^#+ (.*)$", found.read_text(encoding="utf-8"), re.MULTILINE)
+            heads = re.findall(r"^#+ (.*)$", result.read_text(encoding="utf-8"), re.MULTILINE)
             assert anchor in [re.sub(r"[^\w -]", "", head).lower().replace(" ", "-") for head in heads], target
 
 
@@ -206,8 +206,8 @@ def test_files_named_in_documents_exist(path: Path) -> None:
 
 
 def settings_in(text: str) -> Iterator[str]:
-    for found in re.findall(r"`(?:--set )?((?:train|evaluate|split)\.[a-z_.0-9]+)", text):
-        yield found.rstrip(".")
+    for result in re.findall(r"`(?:--set )?((?:train|evaluate|split)\.[a-z_.0-9]+)", text):
+        yield result.rstrip(".")
 
 
 @every_document
@@ -219,9 +219,9 @@ def test_settings_named_in_documents_exist(path: Path) -> None:
 
 def test_the_readme_names_every_backbone_and_method() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    told = set(re.findall(r"`([\w-]+)`", text))
-    assert {name for name in backbone_names() if name != "biased-mf"} - told == set()
-    unsaid = {name for name in preset_names() if name != "steady"} - told
+    matches = set(re.findall(r"`([\w-]+)`", text))
+    assert {name for name in backbone_names() if name != "biased-mf"} - matches == set()
+    unsaid = {name for name in preset_names() if name != "steady"} - matches
     assert all(name.startswith(("f3crec-", "fedkdrec-")) for name in unsaid), unsaid
 
 
@@ -236,7 +236,7 @@ def commands(path: Path) -> Iterator[tuple[str, bool]]:
             if re.match(r"(\$ )?tacita [a-z-]", line):
                 yield line.removeprefix("$ "), True
     bare = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
-    yield from ((" ".join(one.split()), False) for one in re.findall(r"`(tacita [^`]+)`", bare))
+    yield from ((" ".join(entry.split()), False) for entry in re.findall(r"`(tacita [^`]+)`", bare))
 
 
 def parse(line: str) -> None:
@@ -244,7 +244,7 @@ def parse(line: str) -> None:
     words = [word for word in shlex.split(line, comments=True)[1:] if word != "..."]
     command: Any = typer.main.get_command(app)
     if words[0].startswith("--"):  # acts while it is being parsed: completion would be installed
-        assert words[0] in [option for one in command.params for option in one.opts], line
+        assert words[0] in [option for param in command.params for option in param.opts], line
         return
     context: Any = None
     while True:

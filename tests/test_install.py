@@ -18,7 +18,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 
 
 def stated(lines: list[str]) -> dict[str, Requirement]:
-    return {canonicalize_name(one.name): one for one in map(Requirement, lines)}
+    return {canonicalize_name(entry.name): entry for entry in map(Requirement, lines)}
 
 
 CORE = stated(PROJECT["dependencies"])
@@ -37,7 +37,7 @@ PINNED = dict(
 def outside(source: str) -> set[str]:
     """The packages a source text imports that are neither Python's nor ours; most are named as their module."""
     roots = {dotted.split(".")[0] for dotted in imported_names(source)}
-    return {canonicalize_name(MODULE_OF.get(one, one)) for one in roots - sys.stdlib_module_names - {"tacita"}}
+    return {canonicalize_name(MODULE_OF.get(entry, entry)) for entry in roots - sys.stdlib_module_names - {"tacita"}}
 
 
 def extra_of(module: str) -> set[str]:

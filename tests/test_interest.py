@@ -96,8 +96,8 @@ def test_state_is_independent_of_the_cohort() -> None:
 
 
 def test_a_state_depends_on_the_order_and_begins_with_the_last_events() -> None:
-    one, other = states([[3, 1, 2]]), states([[2, 1, 3]])
-    assert np.abs(one - other).max() > 1e-3
+    first, other = states([[3, 1, 2]]), states([[2, 1, 3]])
+    assert np.abs(first - other).max() > 1e-3
     assert np.array_equal(states([[9, 8, 1, 2, 3, 4]]), states([[1, 2, 3, 4]]))  # `last` is 4
 
 
@@ -107,17 +107,17 @@ def test_state_reads_ratings_and_times_and_no_held_out_items() -> None:
     timed = states([[3, 1]], time=np.array([0.0, 5000.0]))
     assert np.abs(rated - plain).max() > 1e-4
     assert np.abs(timed - plain).max() > 1e-4
-    held = make_block(0, 12, [[3, 1]], valid=[[5]], test=[[6]])
-    fed = federate(make_stream(held), make_backbone("interest"))
+    block = make_block(0, 12, [[3, 1]], valid=[[5]], test=[[6]])
+    fed = federate(make_stream(block), make_backbone("interest"))
     assert np.array_equal(fed.backbone.interest(cohort(fed, started(fed))), plain)
 
 
 def test_events_are_the_last_ones_with_ratings_up_to_1_and_doublings_of_seconds() -> None:
     columns = {"rating": np.array([5, 1, 9, 4, 2], np.float32), "time": np.array([10.0, 10, 13, 7, 1e12])}
-    found = select_recent_events(Ragged(np.array([0, 3, 5]), np.arange(5, dtype=np.int32), columns), 2, 5.0)
-    assert found.ids.tolist() == [1, 2, 3, 4]
-    np.testing.assert_allclose(found.values[RATING], [0.2, 1.0, 0.8, 0.4])
-    assert found.values[GAP].tolist() == [1, 3, 0, 23]
+    recent_events = select_recent_events(Ragged(np.array([0, 3, 5]), np.arange(5, dtype=np.int32), columns), 2, 5.0)
+    assert recent_events.ids.tolist() == [1, 2, 3, 4]
+    np.testing.assert_allclose(recent_events.values[RATING], [0.2, 1.0, 0.8, 0.4])
+    assert recent_events.values[GAP].tolist() == [1, 3, 0, 23]
 
 
 # batches of whole people, and the compiled step
@@ -135,12 +135,12 @@ def test_batches_hold_whole_people_and_everybody_is_in_one_of_them(objective: st
     assert local.batch_ptr is not None
     assert local.batch_start is not None
     for epoch in range(2):
-        seen: list[int] = []
+        observations: list[int] = []
         for begin, end in zip(local.batch_start[epoch, :-1], local.batch_start[epoch, 1:], strict=True):
             people = local.owner[local.order[epoch, begin:end]]
             assert len(people)
-            seen += np.unique(people).tolist()
-        assert sorted(seen) == list(range(20))
+            observations += np.unique(people).tolist()
+        assert sorted(observations) == list(range(20))
     mean = np.diff(local.turn_ptr) / local.steps_per_epoch
     assert silos == 0 or (np.abs(mean - 40) < 30).all()
     assert local.n_steps.tolist() == (2 * local.steps_per_epoch).tolist()
@@ -151,19 +151,19 @@ def test_a_share_of_a_round_is_a_share_of_its_batches() -> None:
     whole, half = laid_out(fed), laid_out(fed, replay=RoundReplay(0, 0.5))
     assert half.steps_per_epoch.tolist() == np.ceil(0.5 * whole.steps_per_epoch).astype(int).tolist()
     for step in range(int(half.n_steps.max())):
-        for one, other in zip(half.find_batches(step)[2:], whole.find_batches(step)[2:], strict=True):
-            assert len(one) <= len(other)
+        for entry, other in zip(half.find_batches(step)[2:], whole.find_batches(step)[2:], strict=True):
+            assert len(entry) <= len(other)
         active, _, start, size = half.find_batches(step)
         same = whole.find_batches(step)
         for k, client in enumerate(active):
             at = np.flatnonzero(same[0] == client)[0]
-            mine = half.order[0, start[k] : start[k] + size[k]]
-            assert np.array_equal(mine, whole.order[0, same[2][at] : same[2][at] + same[3][at]])
+            own_values = half.order[0, start[k] : start[k] + size[k]]
+            assert np.array_equal(own_values, whole.order[0, same[2][at] : same[2][at] + same[3][at]])
 
 
-@pytest.mark.parametrize("held", [2, 3, 1000])
-def test_held_batches_share_their_people_and_deal_out_all_samples(held: int) -> None:
-    how = {**PEOPLE, "silos": 4, "local_epochs": 2, "held_steps": held}
+@pytest.mark.parametrize("state", [2, 3, 1000])
+def test_held_batches_share_their_people_and_deal_out_all_samples(state: int) -> None:
+    how = {**PEOPLE, "silos": 4, "local_epochs": 2, "held_steps": state}
     local = laid_out(federate(random_stream(20, 30, 10), make_backbone("interest"), batch_size=20, **how))
     assert local.batch_ptr is not None
     assert local.batch_start is not None
@@ -173,20 +173,20 @@ def test_held_batches_share_their_people_and_deal_out_all_samples(held: int) -> 
     for epoch in range(2):
         assert sorted(local.order[epoch].tolist()) == list(range(len(local.item)))
         for client in range(4):
-            seen: list[int] = []
+            observations: list[int] = []
             for begin in range(
                 local.batch_ptr[client], local.batch_ptr[client + 1], int(local.batches_per_group[client])
             ):
                 cuts = local.batch_start[epoch, begin : begin + local.batches_per_group[client] + 1]
                 parts = [local.order[epoch, a:b] for a, b in pairwise(cuts)]
-                sizes = [len(one) for one in parts]
+                sizes = [len(part) for part in parts]
                 assert max(sizes) - min(sizes) <= 1
                 assert min(sizes) > 0
-                shares = [np.bincount(local.owner[one], minlength=20) for one in parts]
+                shares = [np.bincount(local.owner[part], minlength=20) for part in parts]
                 assert np.ptp(shares, axis=0).max() <= 1  # everybody is dealt out evenly
-                seen += np.flatnonzero(np.sum(shares, axis=0)).tolist()
-            assert len(seen) == len(set(seen))  # nobody is in two groups
-    if held == 1000:
+                observations += np.flatnonzero(np.sum(shares, axis=0)).tolist()
+            assert len(observations) == len(set(observations))  # nobody is in two groups
+    if state == 1000:
         assert (
             np.diff(local.batch_ptr) == local.batches_per_group
         ).all()  # one state a person and epoch, whatever the batches
@@ -194,28 +194,30 @@ def test_held_batches_share_their_people_and_deal_out_all_samples(held: int) -> 
 
 def test_a_held_state_moves_once_for_all_its_batches() -> None:
     """By a rate so low that nothing else moves, held steps are one step by the mean of their slopes."""
-    made = {}
-    for held in (1, 1000):
+    result = {}
+    for state in (1, 1000):
         backbone = make_backbone("interest", lr=1e-6, mu=0.5)
         fed = federate(
-            uneven_stream(), backbone, batch_size=10**6 if held == 1 else 8, silos=1, held_steps=held, **PEOPLE
+            uneven_stream(), backbone, batch_size=10**6 if state == 1 else 8, silos=1, held_steps=state, **PEOPLE
         )
-        made[held] = train_once(fed, started(fed))
-    assert made[1000].local.batches_per_group is not None
-    assert made[1000].local.batches_per_group.min() > 1
+        result[state] = train_once(fed, started(fed))
+    assert result[1000].local.batches_per_group is not None
+    assert result[1000].local.batches_per_group.min() > 1
     for name in ("gru_state", "gru_in", "event_layer"):
-        one, other = (made[held].upload.values[f"heads/{name}"].value.reshape(-1) for held in (1, 1000))
-        assert np.abs(one).max() < 1.2e-6  # a single step of Adam
+        first, other = (
+            result[stored_state].upload.values[f"heads/{name}"].value.reshape(-1) for stored_state in (1, 1000)
+        )
+        assert np.abs(first).max() < 1.2e-6  # a single step of Adam
         assert np.abs(other).max() < 1.2e-6
-        assert (np.sign(one) == np.sign(other)).mean() > 0.8  # parts have not quite the same people
-    tower = made[1000].upload.values["heads/item_layer"].value
+        assert (np.sign(first) == np.sign(other)).mean() > 0.8  # parts have not quite the same people
+    tower = result[1000].upload.values["heads/item_layer"].value
     assert np.abs(tower).max() > 5e-6  # has had several
 
 
 @pytest.mark.parametrize("silos", [0, 3])
 @pytest.mark.parametrize("mu", [0.0, 0.5])
 def test_the_compiled_step_is_that_of_autograd(silos: int, mu: float) -> None:
-    made = {}
+    result = {}
     for stepper in ("fused", "autograd"):
         backbone = make_backbone("interest", lr=0.02, mu=mu)
         fed = federate(uneven_stream(), backbone, batch_size=8, silos=silos, stepper=stepper, local_epochs=2, **PEOPLE)
@@ -223,29 +225,29 @@ def test_the_compiled_step_is_that_of_autograd(silos: int, mu: float) -> None:
         counts = view.train.counts()
         columns = {"rating": 1 + np.arange(counts.sum()) % 5, "time": 7.0 ** (np.arange(counts.sum()) % 9)}
         fed = replace(fed, stream=rated(fed.stream, columns))
-        made[stepper] = train_once(fed, started(fed))
-    one, other = made["fused"], made["autograd"]
-    np.testing.assert_allclose(one.local.private, other.local.private, atol=2e-4)
-    for name, value in one.upload.values.items():
+        result[stepper] = train_once(fed, started(fed))
+    entry, other = result["fused"], result["autograd"]
+    np.testing.assert_allclose(entry.local.private, other.local.private, atol=2e-4)
+    for name, value in entry.upload.values.items():
         np.testing.assert_allclose(value.value, other.upload.values[name].value, atol=2e-4, err_msg=name)
         assert np.abs(value.value).max() > 1e-3, name
 
 
 @pytest.mark.parametrize("silos", [0, 3])
 def test_personal_models_lean_alike_compiled_and_by_autograd(silos: int) -> None:
-    made = {}
+    result = {}
     for stepper in ("fused", "autograd"):
         how = {**PEOPLE, "optimiser": "pfedme", "silos": silos, "local_epochs": 2, "stepper": stepper}
         fed = federate(uneven_stream(), make_backbone("interest", mu=0.5), batch_size=8, **how)
         fast = {"inner_steps": 3, "inner_lr": 0.05, "lam": 2.0, "eta": 0.1}
         pfedme = fed.config.train.pfedme.model_copy(update=fast)
         train = fed.config.train.model_copy(update={"pfedme": pfedme})
-        made[stepper] = train_once(replace(fed, config=fed.config.model_copy(update={"train": train})), started(fed))
-    one, other = made["fused"], made["autograd"]
-    assert one.local.personal.keys() == other.local.personal.keys()
-    for name, value in one.local.personal.items():
+        result[stepper] = train_once(replace(fed, config=fed.config.model_copy(update={"train": train})), started(fed))
+    entry, other = result["fused"], result["autograd"]
+    assert entry.local.personal.keys() == other.local.personal.keys()
+    for name, value in entry.local.personal.items():
         np.testing.assert_allclose(value, other.local.personal[name], rtol=1e-4, atol=1e-6, err_msg=name)
-    for name, sent in one.upload.values.items():
+    for name, sent in entry.upload.values.items():
         np.testing.assert_allclose(sent.value, other.upload.values[name].value, rtol=1e-3, atol=1e-6, err_msg=name)
         assert np.abs(sent.value).max() > 1e-4, name
 
@@ -331,15 +333,15 @@ def test_a_silo_has_the_mean_interest_of_its_people() -> None:
 def test_learned_weights_turn_away_from_interests_with_a_high_loss() -> None:
     fed = with_part(uneven_stream(), "mf", {"name": "interest", "weights": "learned", "rate": 1.0})
     progress = play(fed, 3)
-    held = progress.server.parts["interest"]
-    assert np.abs(held["out"]).max() > 0
+    state = progress.server.parts["interest"]
+    assert np.abs(state["out"]).max() > 0
     view = cohort(fed, progress)
     loss = compute_client_losses(fed.backbone, view, laid_out_now(fed, progress))
     u = normalise_vectors(fed.backbone.interest(view))
-    slope = np.tanh(u @ held["hidden"].T)
+    slope = np.tanh(u @ state["hidden"].T)
     step = -((loss - loss.mean())[:, None] * slope).mean(0)  # where one step on the losses would go from here
     assert step @ (slope.T @ (loss - loss.mean())) < 0
-    assert held["loss"][0] == pytest.approx(loss.mean(), rel=0.5)
+    assert state["loss"][0] == pytest.approx(loss.mean(), rel=0.5)
 
 
 def laid_out_now(fed: Federation, progress: Progress) -> LocalModels:
@@ -399,23 +401,23 @@ def test_a_step_down_lowers_the_loss_and_the_printed_sign_raises_it(name: str) -
     assert down < before < up
     _, further = own_loss(fed, progress, rate=1e-2, steps=5)
     assert further < down
-    _, held = own_loss(fed, progress, rate=1e-2, steps=5, pull=50.0)
-    assert further < held < before
+    _, state = own_loss(fed, progress, rate=1e-2, steps=5, pull=50.0)
+    assert further < state < before
 
 
 def test_fine_tuning_serves_and_nothing_of_it_is_kept_or_validated() -> None:
     fed = with_part(uneven_stream(), "interest", {"name": "fine-tuning", "rate": 0.5}, **PEOPLE)
     bare = with_part(uneven_stream(), "interest", **PEOPLE)
-    one, other = play(fed, 2), play(bare, 2)
-    assert np.array_equal(one.server.items, other.server.items)
+    first, other = play(fed, 2), play(bare, 2)
+    assert np.array_equal(first.server.items, other.server.items)
 
     def scores(of: Federation, progress: Progress, purpose: Any) -> Floats:
         keys, down = of.stream.user_keys, of.broadcast_serving(progress.server)
         scorer = DeviceScorer(of, progress.server, progress.clients, of.stream.blocks[0], keys, down, purpose)
         return scorer(np.arange(7, dtype=np.int32))
 
-    assert np.array_equal(scores(fed, one, "valid"), scores(bare, other, "valid"))
-    tuned, plain = scores(fed, one, "test"), scores(bare, other, "test")
+    assert np.array_equal(scores(fed, first, "valid"), scores(bare, other, "valid"))
+    tuned, plain = scores(fed, first, "test"), scores(bare, other, "test")
     assert np.abs(tuned - plain).max() > 1e-3
     np.testing.assert_allclose(tuned[3], plain[3], rtol=1e-5, atol=1e-6)  # who has nothing to learn from
 
@@ -428,12 +430,12 @@ def test_some_items_are_scored_as_the_catalogue_is(name: str, purpose: Any) -> N
     keys, down = fed.stream.user_keys, fed.broadcast_serving(progress.server)
     scorer = DeviceScorer(fed, progress.server, progress.clients, fed.stream.blocks[0], keys, down, purpose)
     users, only = np.array([2, 0, 3], np.int32), Ragged.from_lists([[3, 9, 0], [], [5, 1]])
-    found = scorer.score_items(users, only)
+    items = scorer.score_items(users, only)
     if name == "mf" and purpose == "valid":
-        assert found is None  # its catalogue costs nothing
+        assert items is None  # its catalogue costs nothing
     else:
-        assert found is not None
-        np.testing.assert_allclose(found, scorer(users)[only.rows(), only.ids], rtol=1e-5, atol=1e-6)
+        assert items is not None
+        np.testing.assert_allclose(items, scorer(users)[only.rows(), only.ids], rtol=1e-5, atol=1e-6)
 
 
 # silos (H.E.5)
@@ -451,10 +453,12 @@ def test_every_user_is_in_one_silo_of_even_size(alpha: float, silos: int, seed: 
 
 def test_silos_differ_more_from_low_to_high_and_not_at_all_in_the_end() -> None:
     label, keys = np.arange(2000) % 5 % 4, derive_keys(f"u{k}" for k in range(2000))
-    found = [measure_divergence(label, spread_users(label, 20, alpha, keys, Draws(1))) for alpha in (1e6, 10, 1, 0.1)]
-    assert found == sorted(found)
-    assert found[0] < 0.02
-    assert found[-1] > 0.2
+    divergences = [
+        measure_divergence(label, spread_users(label, 20, alpha, keys, Draws(1))) for alpha in (1e6, 10, 1, 0.1)
+    ]
+    assert divergences == sorted(divergences)
+    assert divergences[0] < 0.02
+    assert divergences[-1] > 0.2
 
 
 def test_shares_are_those_of_a_dirichlet_distribution() -> None:
@@ -482,8 +486,8 @@ def test_silos_of_taste_are_where_people_train() -> None:
     homes = assign_silos(stream, 5, "high", Draws(3))
     assert homes.by == "clusters"
     fed = replace(federate(stream, make_backbone("mf"), silos=5), homes=homes)
-    found = members(fed)
-    lived = {int(u): c for c in range(5) for u in found.users.row(c)}
+    result = members(fed)
+    lived = {int(u): c for c in range(5) for u in result.users.row(c)}
     assert lived == {u: int(homes.silo[u]) for u in range(30)}
     view = cohort(fed, started(fed))
     assert sorted(view.user.tolist()) == list(range(30))
@@ -518,18 +522,18 @@ def test_virtual_ratings_are_the_mean_at_first_and_predictions_later() -> None:
     stream = rated(make_stream(make_block(0, 9, [[0, 1, 2], [4]])), {"rating": [5, 3, 1, 4]})
     fed = federate(stream, make_backbone("mf"), objective="squared", negatives=2)
     progress = started(fed)
-    _, told = ratings_of(fed, progress)
-    assert told.tolist() == [5, 3, 1, *[3] * 6, 4, 4, 4]
-    _, told = ratings_of(fed, progress, implicit=True)
-    np.testing.assert_allclose(told, [1, 1, 1, *[1 / 3] * 6, 1, 1 / 3, 1 / 3], rtol=1e-6)
-    local, told = ratings_of(fed, progress, round=10, local_steps=0)
+    _, report = ratings_of(fed, progress)
+    assert report.tolist() == [5, 3, 1, *[3] * 6, 4, 4, 4]
+    _, report = ratings_of(fed, progress, implicit=True)
+    np.testing.assert_allclose(report, [1, 1, 1, *[1 / 3] * 6, 1, 1 / 3, 1 / 3], rtol=1e-6)
+    local, report = ratings_of(fed, progress, round=10, local_steps=0)
     view = cohort(fed, progress)
     predicted = (view.private[local.owner] * view.items[local.item]).sum(1)
-    np.testing.assert_allclose(told[3:9], predicted[3:9], rtol=1e-5)
-    local, told = ratings_of(fed, progress, round=10, local_steps=3000)
+    np.testing.assert_allclose(report[3:9], predicted[3:9], rtol=1e-5)
+    local, report = ratings_of(fed, progress, round=10, local_steps=3000)
     rows, wanted = view.items[[0, 1, 2]].astype(np.float64), np.array([5.0, 3, 1])
     exact = view.private[0] + np.linalg.pinv(rows) @ (wanted - rows @ view.private[0])
-    np.testing.assert_allclose(told[3:9], view.items[local.item[3:9]] @ exact, rtol=0.02, atol=0.02)
+    np.testing.assert_allclose(report[3:9], view.items[local.item[3:9]] @ exact, rtol=0.02, atol=0.02)
 
 
 def test_the_gradient_of_an_item_is_sent_as_it_is() -> None:
@@ -546,8 +550,8 @@ def test_the_gradient_of_an_item_is_sent_as_it_is() -> None:
 
 
 def test_a_rate_decays_from_round_to_round() -> None:
-    made = [train_at(decay, 3) for decay in (1.0, 0.5)]
-    np.testing.assert_allclose(made[1], made[0] / 8, rtol=1e-4, atol=1e-6)
+    ats = [train_at(decay, 3) for decay in (1.0, 0.5)]
+    np.testing.assert_allclose(ats[1], ats[0] / 8, rtol=1e-4, atol=1e-6)
 
 
 def train_at(decay: float, round: int) -> Floats:
@@ -581,8 +585,8 @@ def test_holdout_takes_items_of_users_with_enough() -> None:
     assert (block.train.counts()[~enough] == whole[~enough]).all()
     last = split(table, config.model_copy(update={"held_out": "last"})).blocks[0]
     for user in np.flatnonzero(enough)[:10]:
-        kept = max(last.train.values["time"][last.train.ptr[user] : last.train.ptr[user + 1]])
-        assert last.test.values["time"][last.test.ptr[user] : last.test.ptr[user + 1]].min() >= kept
+        largest = max(last.train.values["time"][last.train.ptr[user] : last.train.ptr[user + 1]])
+        assert last.test.values["time"][last.test.ptr[user] : last.test.ptr[user + 1]].min() >= largest
 
 
 def test_disliked_items_are_never_candidates() -> None:
@@ -599,31 +603,31 @@ def test_disliked_items_are_never_candidates() -> None:
     assert stream.low_rated is not None
     assert len(stream.low_rated.ids)
     fed = replace(federate(stream, make_backbone("mf")), config=validate_model(RunConfig, values, "the test"))
-    found = draw_candidates(fed, stream.blocks[0])
-    assert found is not None
-    assert len(found.ids)
+    candidates = draw_candidates(fed, stream.blocks[0])
+    assert candidates is not None
+    assert len(candidates.ids)
     chosen = {(table.user_ids[u], table.item_ids[i]) for u, i in zip(table.user, table.item, strict=True)}
-    drawn = {(stream.user_ids[u], stream.item_ids[i]) for u, i in zip(found.rows(), found.ids, strict=True)}
+    drawn = {(stream.user_ids[u], stream.item_ids[i]) for u, i in zip(candidates.rows(), candidates.ids, strict=True)}
     assert not drawn & chosen
 
 
 def measured(scores: Floats, wanted: list[list[int]], metrics: list[str], k: int = 10) -> dict[str, Any]:
     n = len(wanted)
     rules = EvaluationRules(metrics, [k])
-    found = evaluate(
+    result = evaluate(
         lambda users: scores[users].copy(), Ragged.from_lists(wanted), Ragged.empty(n), derive_keys(map(str, range(n))),
         Draws(1), rules,
     )  # fmt: skip
-    return {name: v.tolist() for name, v in found.values.items()}
+    return {name: v.tolist() for name, v in result.values.items()}
 
 
 def test_hits_recall_precision_and_both_ideals_agree() -> None:
     scores = -np.tile(np.arange(40, dtype=np.float32), (2, 1))
-    found = measured(scores, [[0, 3, 12], [9, 20]], ["precision", "recall", "ndcg", "ndcg-k"])
-    assert [10 * one for one in found["precision@10"]] == pytest.approx([2, 1])
-    assert [one * n for one, n in zip(found["recall@10"], (3, 2), strict=True)] == pytest.approx([2, 1])
+    result = measured(scores, [[0, 3, 12], [9, 20]], ["precision", "recall", "ndcg", "ndcg-k"])
+    assert [10 * entry for entry in result["precision@10"]] == pytest.approx([2, 1])
+    assert [entry * n for entry, n in zip(result["recall@10"], (3, 2), strict=True)] == pytest.approx([2, 1])
     ideal = 1 / np.log2(np.arange(10) + 2)
-    for short, long, n in zip(found["ndcg@10"], found["ndcg-k@10"], (3, 2), strict=True):
+    for short, long, n in zip(result["ndcg@10"], result["ndcg-k@10"], (3, 2), strict=True):
         assert long == pytest.approx(short * ideal[:n].sum() / ideal.sum())
 
 
@@ -639,13 +643,15 @@ def test_pairs_of_the_same_score_count_half(n_wanted: int) -> None:
 
 
 def test_presets_bring_the_settings_of_their_papers() -> None:
-    made = {name: resolve_config({"method": name, "data": "ml-100k"}, name) for name in ("lipm", "pfedme", "fedmf-he")}
-    assert made["lipm"].backbone["name"] == "interest"
-    assert made["lipm"].train.batches == "people"
-    assert (made["lipm"].train.silos, made["lipm"].train.aggregation) == (50, "weighted")
-    assert made["pfedme"].train.optimiser == "pfedme"
-    assert made["fedmf-he"].train.aggregator == "ideal"
-    assert [one["name"] for one in preset_parts("lipm-dpps")] == ["interest", "fine-tuning", "dpps"]
+    results = {
+        name: resolve_config({"method": name, "data": "ml-100k"}, name) for name in ("lipm", "pfedme", "fedmf-he")
+    }
+    assert results["lipm"].backbone["name"] == "interest"
+    assert results["lipm"].train.batches == "people"
+    assert (results["lipm"].train.silos, results["lipm"].train.aggregation) == (50, "weighted")
+    assert results["pfedme"].train.optimiser == "pfedme"
+    assert results["fedmf-he"].train.aggregator == "ideal"
+    assert [part["name"] for part in preset_parts("lipm-dpps")] == ["interest", "fine-tuning", "dpps"]
 
 
 def test_sums_under_encryption_are_the_plain_ones_up_to_a_quantum() -> None:
@@ -668,11 +674,11 @@ def test_the_loss_falls_in_silos() -> None:
         random_stream(40, 30, 10), "interest", {"name": "interest"}, {"name": "training-loss"}, silos=4, **PEOPLE
     )
     fed = replace(fed, backbone=make_backbone("interest", lr=0.01, mu=0.1))
-    progress, seen = started(fed), []
+    progress, observations = started(fed), []
     for _ in range(8):
         progress.server, report = run_round(fed, progress.server, progress.devices)
-        seen.append(report.notes["loss"])
-    assert seen[-1] < seen[0] - 0.05
+        observations.append(report.notes["loss"])
+    assert observations[-1] < observations[0] - 0.05
     assert averaged(fed, progress.server, train_once(fed, progress)).items.shape == progress.server.items.shape
 
 

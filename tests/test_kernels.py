@@ -62,13 +62,13 @@ def test_uploads_are_folded_row_by_row(width: int, kind: str) -> None:
     value = rng.normal(size=(60, 2 * width)).astype(np.float64 if kind == "float64" else np.float32)
     value = value[:, ::2] if kind == "every second column" else value[:, :width].copy()
     total, touched = rng.normal(size=(7, width)), np.zeros(7)
-    slow, seen = total.copy(), np.zeros(7)
+    slow, values = total.copy(), np.zeros(7)
     fold_rows(client, item, value, weight, total, touched)
     for r in range(60):
         slow[item[r]] += weight[client[r]] * value[r].astype(np.float64)
-        seen[item[r]] += weight[client[r]]
+        values[item[r]] += weight[client[r]]
     assert np.array_equal(total, slow)
-    assert np.array_equal(touched, seen)
+    assert np.array_equal(touched, values)
 
 
 @njit(fastmath=_FAST)
@@ -80,14 +80,14 @@ def read(kind: int, private: Floats, d: int, a: Floats) -> Any:
 def test_results_are_independent_of_memory_alignment(d: int) -> None:
     """Compilers guard loops against arrays that are close to each other by a second version of the loop."""
     vector = np.random.default_rng(d).normal(size=3 * d + 1).astype(np.float32)
-    found = set()
+    result = set()
     for gap in (0, 1, 8, 32, 5000):
         memory = np.zeros(10_000, np.float32)
         private, a = memory[100 : 101 + 3 * d], memory[101 + 3 * d + gap : 101 + 4 * d + gap]
         private[:] = vector
-        found.add(float(read(NCF, private, d, a)))
+        result.add(float(read(NCF, private, d, a)))
         assert np.array_equal(a, vector[2 * d : 3 * d])
-    assert len(found) == 1
+    assert len(result) == 1
 
 
 class Watcher(Part):
@@ -114,7 +114,7 @@ def test_training_client_by_client_changes_no_bit(backbone: str, dim: int) -> No
         return progress.server.items, progress.clients.private
 
     at_once, watched = numbers(), numbers(Watcher)
-    assert all(np.array_equal(one, other) for one, other in zip(at_once, watched, strict=True))
+    assert all(np.array_equal(first, other) for first, other in zip(at_once, watched, strict=True))
 
 
 @pytest.mark.parametrize("together", [True, False], ids=["rows lie together", "rows lie anyhow"])

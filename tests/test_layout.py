@@ -132,8 +132,8 @@ def test_the_root_holds_few_modules_and_none_is_long() -> None:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_a_module_says_first_what_it_is_for(module: str) -> None:
-    said = (ast.get_docstring(ast.parse(MODULES[module].read_text(encoding="utf-8"))) or "").split("\n\n")[0]
-    assert said.endswith("."), f"tacita/{module.replace('.', '/')} does not begin with a sentence"
+    message = (ast.get_docstring(ast.parse(MODULES[module].read_text(encoding="utf-8"))) or "").split("\n\n")[0]
+    assert message.endswith("."), f"tacita/{module.replace('.', '/')} does not begin with a sentence"
 
 
 def imported_test_files(source: str) -> list[str]:
@@ -161,8 +161,11 @@ def test_an_import_of_a_test_file_is_detected(line: str, modules: list[str]) -> 
 
 def is_verb(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """Whether a function of the command line is a verb, registered wherever: typer reads its parameters."""
-    said = [ast.unparse(one.annotation) for one in (*node.args.args, *node.args.kwonlyargs) if one.annotation]
-    return any(one.startswith("Annotated[") and ("typer.Option(" in one or "typer.Argument(" in one) for one in said)
+    messages = [ast.unparse(entry.annotation) for entry in (*node.args.args, *node.args.kwonlyargs) if entry.annotation]
+    return any(
+        entry.startswith("Annotated[") and ("typer.Option(" in entry or "typer.Argument(" in entry)
+        for entry in messages
+    )
 
 
 def test_functions_are_short_and_take_few_values() -> None:
@@ -174,7 +177,7 @@ def test_functions_are_short_and_take_few_values() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
-            names = [one.arg for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+            names = [entry.arg for entry in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
             lines = (node.end_lineno or 0) - node.lineno + 1
             if module.startswith("cli.") and is_verb(node):
                 continue
@@ -226,9 +229,13 @@ def test_what_may_be_reordered_is_never_called_from_compiled_code() -> None:
     compiled: dict[str, tuple[set[str], str]] = {}  # function -> what it calls, how it is compiled
     for path in sorted((ROOT / "kernels").glob("*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            how = [ast.unparse(one) for one in getattr(node, "decorator_list", []) if "njit" in ast.unparse(one)]
+            how = [ast.unparse(entry) for entry in getattr(node, "decorator_list", []) if "njit" in ast.unparse(entry)]
             if isinstance(node, ast.FunctionDef) and how:
-                calls = {one.func.id for one in ast.walk(node) if isinstance(one, ast.Call) and hasattr(one.func, "id")}
+                calls = {
+                    entry.func.id
+                    for entry in ast.walk(node)
+                    if isinstance(entry, ast.Call) and hasattr(entry.func, "id")
+                }
                 compiled[node.name] = (calls, how[0])
     loose = {name for name, (_, how) in compiled.items() if "fastmath" in how and "always" not in how}
     assert "ego_steps" in loose

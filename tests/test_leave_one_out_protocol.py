@@ -32,7 +32,7 @@ KEYS = derive_keys(["someone"])
 def against(scores: list[int], wanted: list[int], hidden: list[int], others: list[int] | None = None) -> list[int]:
     """Ranks of one user's wanted items."""
     table = np.array([scores], np.float32)
-    lists = [Ragged.from_lists([one]) for one in (wanted, hidden)]
+    lists = [Ragged.from_lists([candidate]) for candidate in (wanted, hidden)]
     sampled = None if others is None else Ragged.from_lists([others])
     return rank_wanted(lambda users: table[users], *lists, KEYS, Draws(1), sampled, "against")[1].tolist()
 
@@ -63,10 +63,10 @@ def test_pairs_of_a_wanted_and_another_item_that_tie_are_wrong() -> None:
     """Wanted: 3 and 4, of the others two tie with them, one is above and one below: 2 of 8 pairs are right."""
     table = np.array([[5, 5, 7, 5, 5, 1]], np.float32)
     want, hide = Ragged.from_lists([[3, 4]]), Ragged.empty(1)
-    found = evaluate(
+    result = evaluate(
         lambda users: table[users], want, hide, KEYS, Draws(1), EvaluationRules(["auc"], [1], ties="against")
     )
-    assert found.values["auc"].tolist() == [2 / 8]
+    assert result.values["auc"].tolist() == [2 / 8]
 
 
 def test_where_nothing_ties_both_give_the_same_ranks() -> None:
@@ -82,19 +82,19 @@ def test_where_nothing_ties_both_give_the_same_ranks() -> None:
 
 def test_a_run_and_its_controls_follow_the_setting(tmp_path: Path) -> None:
     """Where nobody learns from anything all items tie: by a hash that is chance, counted against it is nothing."""
-    told = {}
+    report = {}
     for ties in ("hash", "against"):
-        said: dict[str, Any] = {
+        message: dict[str, Any] = {
             "data": "synthetic:users=80,items=60,per_user=8",
             "split": {"kind": "leave-one-out"},
             "backbone": {"name": "mf", "lr": 1e-9, "init_std": 0.0},
             "train": {"rounds": 1},
             "evaluate": {"sampled_negatives": 20, "ties": ties, "metrics": ["hr"], "k": [10], "select_by": "hr@10"},
         }
-        told[ties] = training.train(validate_model(RunConfig, said, "a test"), tmp_path / ties).result
-    assert told["hash"]["mean"]["hr@10"] > 0.2
-    assert told["against"]["mean"]["hr@10"] == 0.0
-    popular = [told[ties]["controls"]["popular"]["mean"]["hr@10"] for ties in ("hash", "against")]
+        report[ties] = training.train(validate_model(RunConfig, message, "a test"), tmp_path / ties).result
+    assert report["hash"]["mean"]["hr@10"] > 0.2
+    assert report["against"]["mean"]["hr@10"] == 0.0
+    popular = [report[ties]["controls"]["popular"]["mean"]["hr@10"] for ties in ("hash", "against")]
     assert popular[0] > popular[1]
 
 
@@ -102,14 +102,14 @@ def test_a_run_and_its_controls_follow_the_setting(tmp_path: Path) -> None:
 
 
 def assembled(seed: int = 1, **more: Any) -> Federation:
-    said = {
+    message = {
         "data": "synthetic:users=60,items=300,per_user=12",
         "split": {"kind": "leave-one-out"},
         "evaluate": {"sampled_negatives": 99, "k": [10], "select_by": "ndcg@10"},
         "seed": seed,
         **more,
     }
-    return assemble(validate_model(RunConfig, said, "a test"), Machine(threads=1))
+    return assemble(validate_model(RunConfig, message, "a test"), Machine(threads=1))
 
 
 def test_the_last_item_is_tested_and_the_one_before_it_validates() -> None:
@@ -124,20 +124,20 @@ def test_the_last_item_is_tested_and_the_one_before_it_validates() -> None:
 def test_the_99_are_never_touched_and_the_same_for_all_methods_but_not_for_all_seeds() -> None:
     fed = assembled()
     block = fed.stream.blocks[0]
-    found = draw_candidates(fed, block)
-    assert found is not None
+    candidates = draw_candidates(fed, block)
+    assert candidates is not None
     for user in range(fed.stream.n_users):
         touched = {*block.train.row(user), *block.valid.row(user), *block.test.row(user)}
-        drawn = found.row(user).tolist()
+        drawn = candidates.row(user).tolist()
         assert len(drawn) == len(set(drawn)) == 99
         assert not touched & set(drawn)
     for more in ({"backbone": {"name": "ncf"}}, {"method": "kd"}, {"train": {"objective": "bpr"}}):
-        other = draw_candidates(again := assembled(**more), again.stream.blocks[0])
+        other = draw_candidates(repeat := assembled(**more), repeat.stream.blocks[0])
         assert other is not None
-        np.testing.assert_array_equal(other.ids, found.ids)
-    other = draw_candidates(again := assembled(seed=2), again.stream.blocks[0])
+        np.testing.assert_array_equal(other.ids, candidates.ids)
+    other = draw_candidates(repeat := assembled(seed=2), repeat.stream.blocks[0])
     assert other is not None
-    assert (other.ids != found.ids).any()
+    assert (other.ids != candidates.ids).any()
 
 
 @needs_industrial

@@ -72,9 +72,9 @@ def check_sampled(rate: float, noise: float, releases: int, delta: float) -> Non
     account = ledger.open_accounts(1)
     account = {**account, "spent": np.array([[releases]]), "times": np.array([[releases]], np.int32)}
     ours = ledger.epsilon(account)[0]
-    theirs = pld.PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
-    theirs.compose(dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise)), releases)
-    assert ours == pytest.approx(theirs.get_epsilon(delta), rel=1e-3)
+    p_l_d_accountant = pld.PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    p_l_d_accountant.compose(dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise)), releases)
+    assert ours == pytest.approx(p_l_d_accountant.get_epsilon(delta), rel=1e-3)
     opacus = PRVAccountant()
     opacus.history = [(noise, rate, releases)]
     with warnings.catch_warnings():
@@ -297,11 +297,11 @@ class Schedules(RuleBasedStateMachine):
                 self._leaves(k, what, mu)
 
     def _leaves(self, k: int, what: str, mu: float) -> None:
-        left = self.left[k]
-        left[0 if what == "rows" else 1] += mu**2 if what == "rows" else 0.05
-        left[2] += 1
+        remainder = self.left[k]
+        remainder[0 if what == "rows" else 1] += mu**2 if what == "rows" else 0.05
+        remainder[2] += 1
         self.seen["releases"] += 1
-        assert within(left[0], left[1], self.account["budget"][k] * 1e-6, self.delta)
+        assert within(remainder[0], remainder[1], self.account["budget"][k] * 1e-6, self.delta)
 
     @invariant()
     def what_is_charged_covers_what_left(self) -> None:
@@ -348,8 +348,8 @@ def played(schedules: int, steps: int, machine: type[Schedules] = Schedules) -> 
 
 
 def test_no_user_overspends_in_random_schedules() -> None:
-    seen = played(60, 12)
-    assert min(seen[what] for what in ("releases", "refused", "crashes", "edits")) > 10  # or nothing was tried
+    observations = played(60, 12)
+    assert min(observations[what] for what in ("releases", "refused", "crashes", "edits")) > 10  # or nothing was tried
 
 
 def test_schedules_detect_undercharging_and_refunds_after_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,9 +370,9 @@ def test_schedules_detect_undercharging_and_refunds_after_a_crash(monkeypatch: p
 
 @pytest.mark.slow
 def test_no_user_overspends_in_10_000_schedules() -> None:
-    seen = played(10_000, 20)
-    assert seen["releases"] > 50_000
-    assert min(seen[what] for what in ("refused", "crashes", "edits")) > 5_000
+    observations = played(10_000, 20)
+    assert observations["releases"] > 50_000
+    assert min(observations[what] for what in ("refused", "crashes", "edits")) > 5_000
 
 
 def test_carried_over_spending_is_never_negative() -> None:
@@ -408,7 +408,7 @@ def test_a_large_pure_epsilon_has_a_finite_loss() -> None:
     for epsilon in (0.1, 1.0, 10.0, 45.0, 1e3):  # the corner of randomised response: both errors 1 / (1 + e^epsilon)
         assert log_ndtr(-mu_of_pure(epsilon) / 2) == pytest.approx(-np.logaddexp(0.0, epsilon), rel=1e-9)
     losses = [mu_of_pure(epsilon) for epsilon in (30.0, 37.0, 45.0, 1e3, 1e6)]
-    assert all(math.isfinite(one) for one in losses)
+    assert all(math.isfinite(loss) for loss in losses)
     assert losses == sorted(losses)
     ledger = Ledger((Event("upload", "laplace", 1.0, 1 / 45),), 1e-5)
     account, _ = ledger.charge(ledger.open_accounts(2), "upload")
@@ -421,6 +421,6 @@ def test_carried_over_spending_of_tiny_noise_is_never_negative() -> None:
     ledger = Ledger((event, *before), 1e-5)
     account = ledger.open_accounts(1, 900_000.0)
     assert ledger.charge(account, "round")[1].all()
-    held = ledger.with_earlier_spending(account, np.zeros(1, np.int64), np.array([10]))
-    assert held["spent"][0, 1] > ledger.charge(account, "round")[0]["spent"][0, 0]
-    assert not ledger.charge(held, "round")[1].any()
+    state = ledger.with_earlier_spending(account, np.zeros(1, np.int64), np.array([10]))
+    assert state["spent"][0, 1] > ledger.charge(account, "round")[0]["spent"][0, 0]
+    assert not ledger.charge(state, "round")[1].any()

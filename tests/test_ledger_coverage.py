@@ -85,17 +85,17 @@ def test_silo_charges_nobody_if_one_member_cannot_pay() -> None:
     progress = started(fed)
     view = cohort(fed, progress)
     part = dpps_part(fed)
-    held = part._open_accounts(view, np.zeros(len(view.user), np.int64))
+    accounts = part._open_accounts(view, np.zeros(len(view.user), np.int64))
     poor = np.zeros(len(view.user), bool)
     poor[view.user_ptr[0]] = True  # one person of the first silo
-    held = {**held, "budget": np.where(poor, 0, held["budget"])}
-    view = replace(view, parts={**view.parts, part.name: {**view.parts[part.name], **held}})
-    upload, kept = part.encode(view, answer_round(fed, view))
+    accounts = {**accounts, "budget": np.where(poor, 0, accounts["budget"])}
+    view = replace(view, parts={**view.parts, part.name: {**view.parts[part.name], **accounts}})
+    upload, state = part.encode(view, answer_round(fed, view))
     first = np.arange(len(view.user)) < view.user_ptr[1]
     assert upload.weight[0] == 0
     assert (upload.weight[1:] > 0).all()
-    assert not kept["times"][first].any()
-    assert (kept["times"][~first, 0] == 1).all()
+    assert not state["times"][first].any()
+    assert (state["times"][~first, 0] == 1).all()
 
 
 @pytest.mark.parametrize(
@@ -130,43 +130,47 @@ def test_retraining_redraws_participants(monkeypatch: pytest.MonkeyPatch) -> Non
         "parts": [{**DP, "epsilon": None, "noise": 3.0}],
     }
     fed = assemble(validate_model(RunConfig, values, "test"), Machine(1))
-    asked: list[list[int]] = []
+    request: list[list[int]] = []
     chosen = devices.LocalDevices.round_participants
 
     def noting(self: Any, fed: Any, server: Any) -> Any:
-        found = chosen(self, fed, server)
-        asked.append(found.tolist())
-        return found
+        result = chosen(self, fed, server)
+        request.append(result.tolist())
+        return result
 
     monkeypatch.setattr(devices.LocalDevices, "round_participants", noting)
     progress = start_run(fed)
     run_stream(fed, progress, lambda report, now: None)
-    first, now = asked.copy(), TrainedState(progress.server, progress.clients)
-    asked.clear()
-    again = retrain_blocks(fed, find_shared(fed, now), None, now)
-    assert asked
-    assert not any(one in first for one in asked)
-    assert (again.clients.parts["dp-fedavg"]["times"][:, 0] == 6).all()
-    asked.clear()
-    twice = TrainedState(again.server, again.clients)
+    first, now = request.copy(), TrainedState(progress.server, progress.clients)
+    request.clear()
+    repeat = retrain_blocks(fed, find_shared(fed, now), None, now)
+    assert request
+    assert not any(entry in first for entry in request)
+    assert (repeat.clients.parts["dp-fedavg"]["times"][:, 0] == 6).all()
+    request.clear()
+    twice = TrainedState(repeat.server, repeat.clients)
     retrain_blocks(fed, find_shared(fed, twice), None, twice)
-    assert not any(one in first for one in asked)
+    assert not any(entry in first for entry in request)
 
 
 def uneven(n_users: int = 12, n_items: int = 40) -> BlockStream:
     """Everybody has two items but one person, who has twenty."""
     rng = np.random.default_rng(3)
-    mine = [rng.choice(n_items, 22 if u == 0 else 4, replace=False).tolist() for u in range(n_users)]
-    return make_stream(make_block(0, n_items, [m[:-2] for m in mine], [m[-2:-1] for m in mine], [m[-1:] for m in mine]))
+    own_values = [rng.choice(n_items, 22 if u == 0 else 4, replace=False).tolist() for u in range(n_users)]
+    return make_stream(
+        make_block(
+            0, n_items, [m[:-2] for m in own_values], [m[-2:-1] for m in own_values], [m[-1:] for m in own_values]
+        )
+    )
 
 
 def test_client_weight_is_at_most_1() -> None:
     fed = federate_parts({**DP, "clip": 1e-3, "full_weight": 2.0}, stream=uneven(), **ALL)
     progress = started(fed)
-    part = next(one for one in fed.parts if isinstance(one, DPFedAvg))
-    everybody = cohort(fed, progress)
-    paid = {**everybody.parts[part.name], **part.charge_eligible(everybody)}
-    view = replace(everybody, parts={**everybody.parts, part.name: paid})
+    part = next(entry for entry in fed.parts if isinstance(entry, DPFedAvg))
+    all_users = cohort(fed, progress)
+    paid = {**all_users.parts[part.name], **part.charge_eligible(all_users)}
+    view = replace(all_users, parts={**all_users.parts, part.name: paid})
     upload, _ = part.encode(view, answer_round(fed, view))
     assert np.diff(view.train.ptr).max() == 20  # ten times what counts fully
     assert upload.norms().max() <= 1e-3 * (1 + 1e-6)
@@ -184,15 +188,16 @@ def test_devices_weigh_by_the_variance_that_the_server_sends() -> None:
     weighing = replace(view, received={**view.received, part.name: {"between": np.array([sent])}})
     upload = answer_round(fed, view)
     assert part.broadcast(server, Audience("round")).common.keys() == {"between"}
-    mine = part._client_tiers(view)
-    assert set(mine.tolist()) == {0, 1}
-    assert np.array_equal(part.weigh(weighing, upload), part._tier_weights(sent)[mine])
-    assert not np.allclose(part.weigh(weighing, upload), part._tier_weights(0.0)[mine])
+    own_values = part._client_tiers(view)
+    assert set(own_values.tolist()) == {0, 1}
+    assert np.array_equal(part.weigh(weighing, upload), part._tier_weights(sent)[own_values])
+    assert not np.allclose(part.weigh(weighing, upload), part._tier_weights(0.0)[own_values])
 
 
 def test_changing_budgets_need_more_noise_and_fit_the_plan() -> None:
     plain, careful = (
-        next(iter(federate_parts({**DP, "releases": 10, "adaptive": one}, **POISSON).parts)) for one in (False, True)
+        next(iter(federate_parts({**DP, "releases": 10, "adaptive": candidate}, **POISSON).parts))
+        for candidate in (False, True)
     )
     assert isinstance(plain, DPFedAvg)
     assert isinstance(careful, DPFedAvg)
@@ -219,8 +224,8 @@ def test_silo_keeps_its_spending_through_retraining(part: str, monkeypatch: pyte
     run_stream(fed, progress, lambda report, now: None)
     now = TrainedState(progress.server, progress.clients)
     for _ in range(2):
-        again = retrain_blocks(fed, find_shared(fed, now), None, now)
-        now = TrainedState(again.server, again.clients)
+        repeat = retrain_blocks(fed, find_shared(fed, now), None, now)
+        now = TrainedState(repeat.server, repeat.clients)
     assert max(released.values()) == 9  # of 18 rounds
 
 
@@ -267,8 +272,8 @@ def test_noise_of_decayed_sums_is_finer_than_whole_numbers(backbone: str) -> Non
     """Control: of a deviation of 0.7 whole numbers the formula says 6.65, and one of them shows at epsilon 6.96."""
     x = np.arange(-50, 51)
     law = np.exp(-(x**2) / (2 * 0.7**2))
-    law, said = law / law.sum(), float(epsilon_of_mu(np.array([1 / 0.7]), 1e-5)[0])
-    assert np.maximum(law - np.exp(said) * np.roll(law, 1), 0).sum() > 2e-5
+    law, value = law / law.sum(), float(epsilon_of_mu(np.array([1 / 0.7]), 1e-5)[0])
+    assert np.maximum(law - np.exp(value) * np.roll(law, 1), 0).sum() > 2e-5
     values = {**STREAM, "backbone": {"name": backbone, "decay": 0.5}, "privacy": {"epsilon": 4.0}}
     fed = assemble(validate_model(RunConfig, values, "test"), Machine(1))
     progress = start_run(fed)
@@ -277,7 +282,7 @@ def test_noise_of_decayed_sums_is_finer_than_whole_numbers(backbone: str) -> Non
     server = replace(progress.server, heads=heads)
     question = Question("retraction", owner="statistic")
     total = empty_total(fed.fields(server, question))
-    made = fed.learner.noise_sum(server, total, question)
-    assert 50 * GRID**2 < made["terms"].std() < 100 * GRID**2
+    result = fed.learner.noise_sum(server, total, question)
+    assert 50 * GRID**2 < result["terms"].std() < 100 * GRID**2
     if backbone == "tally-order":
-        assert 50 * QUANTUM < made[NEXT].std() < 80 * QUANTUM
+        assert 50 * QUANTUM < result[NEXT].std() < 80 * QUANTUM

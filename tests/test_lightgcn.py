@@ -44,33 +44,33 @@ def test_the_closed_form_is_the_whole_matrix(layers: int, likes: list[int]) -> N
     user, others = star_by_matrix(a, items, likes, layers)
     got = score_all(backbone, a[None].astype("f4"), {}, items.astype("f4"), Ragged.from_lists([likes]))
     np.testing.assert_allclose(got[0], others @ user, rtol=1e-4, atol=1e-5)
-    found = backbone.represent(
+    result = backbone.represent(
         {"p": a[None].astype("f4")}, {}, Context.from_lists(Ragged.from_lists([likes]), items.astype("f4"))
     )
-    assert found["u"].dtype == np.float32
-    np.testing.assert_allclose(found["u"][0], user, rtol=1e-5, atol=1e-6)
+    assert result["u"].dtype == np.float32
+    np.testing.assert_allclose(result["u"][0], user, rtol=1e-5, atol=1e-6)
 
 
 def test_one_item_and_three_layers_make_both_ends_their_mean() -> None:
     rng = np.random.default_rng(0)
     a, b = rng.normal(size=6), rng.normal(size=6)
-    found = represented(make_backbone("lightgcn"), a, b[None])
-    np.testing.assert_allclose(found["u"][0], (a + b) / 2, rtol=1e-5)
-    np.testing.assert_allclose(b / 4 + found["passed"][0], (a + b) / 2, rtol=1e-5)
+    result = represented(make_backbone("lightgcn"), a, b[None])
+    np.testing.assert_allclose(result["u"][0], (a + b) / 2, rtol=1e-5)
+    np.testing.assert_allclose(b / 4 + result["passed"][0], (a + b) / 2, rtol=1e-5)
 
 
 def test_a_star_of_four_and_one_layer() -> None:
     rng = np.random.default_rng(1)
     a, rows = rng.normal(size=6), rng.normal(size=(4, 6))
-    found = represented(make_backbone("lightgcn", layers=1), a, rows)
-    np.testing.assert_allclose(found["u"][0], (a + rows.sum(0) / 2) / 2, rtol=1e-5)
-    np.testing.assert_allclose(found["passed"][0], a / 2 / 2, rtol=1e-5)
+    result = represented(make_backbone("lightgcn", layers=1), a, rows)
+    np.testing.assert_allclose(result["u"][0], (a + rows.sum(0) / 2) / 2, rtol=1e-5)
+    np.testing.assert_allclose(result["passed"][0], a / 2 / 2, rtol=1e-5)
 
 
 def test_a_user_without_items_keeps_a_share_of_its_vector() -> None:
     a = np.arange(6, dtype=float)
-    found = represented(make_backbone("lightgcn"), a, np.zeros((0, 6)))
-    np.testing.assert_allclose(found["u"][0], a / 4)
+    result = represented(make_backbone("lightgcn"), a, np.zeros((0, 6)))
+    np.testing.assert_allclose(result["u"][0], a / 4)
 
 
 def test_own_rows_are_read_and_scored() -> None:
@@ -91,5 +91,5 @@ def test_own_rows_are_read_and_scored() -> None:
 def test_it_starts_as_normals_of_a_tenth() -> None:
     backbone = make_backbone("lightgcn", dim=32, init_std=0.1)
     keys = derive_keys(f"one{k}" for k in range(400))
-    for made in (backbone.init_items(Draws(5), keys), backbone.init_private(Draws(5), keys)):
-        assert made.std() == pytest.approx(0.1, rel=0.03)
+    for result in (backbone.init_items(Draws(5), keys), backbone.init_private(Draws(5), keys)):
+        assert result.std() == pytest.approx(0.1, rel=0.03)

@@ -32,11 +32,11 @@ def test_halves_invert_like_the_whole(n: int, monkeypatch: pytest.MonkeyPatch) -
     whole = positive(n)
     want = solving.invert_in_place(np.tril(whole))
     monkeypatch.setattr(solving, "MAX_WHOLE", 8)
-    found = solving.invert_in_place(np.tril(whole))
-    assert found is not None
+    result = solving.invert_in_place(np.tril(whole))
+    assert result is not None
     assert want is not None
-    assert np.array_equal(found, found.T)
-    np.testing.assert_allclose(found, want, rtol=1e-9, atol=1e-14)
+    assert np.array_equal(result, result.T)
+    np.testing.assert_allclose(result, want, rtol=1e-9, atol=1e-14)
 
 
 @pytest.mark.parametrize("at", [0, 7, 8, 30, 63])
@@ -87,18 +87,18 @@ lists_of_items = st.lists(st.lists(st.integers(0, 11), unique=True, max_size=8),
 @settings(max_examples=40, deadline=None)
 @given(lists_of_items, st.booleans(), st.booleans())
 def test_compiled_sums_are_the_sparse_products(lists: list[list[int]], weighted: bool, through_inputs: bool) -> None:
-    told = Ragged.from_lists(lists)
+    report = Ragged.from_lists(lists)
     shape = PairShape(12, np.array([1, 4, 11], np.int32) if through_inputs else None)
     factor = np.arange(1.0, len(lists) + 1) ** -0.5 if weighted else np.ones(len(lists))
-    chosen = matrix_of_lists(told, 12)
-    left = (chosen if shape.inputs is None else chosen[:, shape.inputs]).T.tocsr()
-    want = left @ (scipy.sparse.diags_array(factor) @ chosen).tocsr()
+    chosen = matrix_of_lists(report, 12)
+    remainder = (chosen if shape.inputs is None else chosen[:, shape.inputs]).T.tocsr()
+    want = remainder @ (scipy.sparse.diags_array(factor) @ chosen).tocsr()
     total, n = np.zeros((shape.n_inputs, 12)), len(lists)
-    terms = CooccurrenceTerms(np.arange(n, dtype=np.int32), told.ptr, told.ids, factor, 12, shape.inputs)
+    terms = CooccurrenceTerms(np.arange(n, dtype=np.int32), report.ptr, report.ids, factor, 12, shape.inputs)
     terms.add_to(total, np.zeros(0), np.ones(n))
     assert np.array_equal(total, want.toarray())
-    for one, other in zip(shape.extract_entries(total), shape.extract_entries(want), strict=True):
-        assert np.array_equal(one, other)
+    for entry, other in zip(shape.extract_entries(total), shape.extract_entries(want), strict=True):
+        assert np.array_equal(entry, other)
 
 
 @pytest.mark.parametrize("sparse", [False, True])
@@ -110,12 +110,12 @@ def test_products_with_b(sparse: bool, inputs: list[int]) -> None:
     b = rng.normal(size=(len(inputs) or known, known)).astype(np.float32)
     b[rng.random(b.shape) < 0.5] = 0
     heads = {**pack_weights(scipy.sparse.csr_array(b) if sparse else b), "inputs": np.array(inputs, np.int32)}
-    told = Ragged.from_lists([[0, 7, 3], [], [5, 2, 6, 1]])
-    weight = rng.random(len(told.ids)).astype(np.float32)
+    report = Ragged.from_lists([[0, 7, 3], [], [5, 2, 6, 1]])
+    weight = rng.random(len(report.ids)).astype(np.float32)
     scores = np.ones((3, 8), np.float32)
-    add_products(told, weight, heads, scores)
+    add_products(report, weight, heads, scores)
     x = np.zeros((3, 8), np.float32)
-    x[told.rows(), told.ids] = weight
+    x[report.rows(), report.ids] = weight
     want = np.ones((3, 8), np.float32)
     want[:, :known] += (x[:, inputs] if inputs else x[:, :known]) @ b
     np.testing.assert_allclose(scores, want, rtol=1e-6, atol=1e-7)

@@ -18,14 +18,14 @@ SOURCES = {
 
 def cells(table: str) -> dict[str, ExperimentCell]:
     experiment, settings = experiment_spec.load_experiment(f"lipm-dpps/{table}")
-    found = experiment_spec.list_cells(experiment, settings, ["ml-100k"], experiment.backbones, 1)
-    return {one.variant: one for one in found}
+    result = experiment_spec.list_cells(experiment, settings, ["ml-100k"], experiment.backbones, 1)
+    return {entry.variant: entry for entry in result}
 
 
 def budget(cell: ExperimentCell) -> dict[str, Any]:
     """The options of the part that noises."""
     _, parts, _ = build_components(cell.config)
-    [part] = [one for one in parts if one.name in ("dpps", "dp-fedavg")]
+    [part] = [entry for entry in parts if entry.name in ("dpps", "dp-fedavg")]
     return part.config.model_dump()
 
 
@@ -34,17 +34,17 @@ def test_every_method_has_the_same_budget_of_trials_whatever_it_has_to_choose() 
     assert experiment.tune
     assert experiment.tune.seed not in range(experiment.seeds + 1)
     entries = learning_rates.list_tuning_entries(experiment, ["ml-100k"], 6)
-    assert {one.source for one in entries} == SOURCES
-    clips = {one.source: [t.options for t in one.trials] for one in entries}
-    assert [one["dpps"]["clip"] for one in clips["dpps"]] == [0.1, 1.0, 10.0]
+    assert {entry.source for entry in entries} == SOURCES
+    clips = {element.source: [t.options for t in element.trials] for element in entries}
+    assert [dpp["dpps"]["clip"] for dpp in clips["dpps"]] == [0.1, 1.0, 10.0]
     assert clips["lipm"] == [{}]
     turns = learning_rates.interleave_cells(entries)
-    assert len(turns) == sum(len(one.cells) for one in entries)
-    assert [one.variant for one in turns[: len(entries)]] == [one.variant for one in entries]
+    assert len(turns) == sum(len(entry.cells) for entry in entries)
+    assert [turn.variant for turn in turns[: len(entries)]] == [entry.variant for entry in entries]
     lines = {cell.key: {"valid": 0.1} for cell in turns}
     wider = learning_rates.add_second_step(experiment, entries, lines, 6)
-    assert {len(one.cells) for one in wider} == {6}
-    [private] = [one for one in wider if one.source == "dpps-people"]
+    assert {len(entry.cells) for entry in wider} == {6}
+    [private] = [entry for entry in wider if entry.source == "dpps-people"]
     assert {t.options["dpps"]["clip"] for t in private.trials[3:]} == {0.1}
     assert len({t.lr for t in private.trials[3:]}) == 3
 
@@ -55,10 +55,10 @@ def test_pfedme_is_searched_over_the_steps_that_it_takes() -> None:
     [wider] = learning_rates.add_second_step(experiment, [entry], {cell.key: {"valid": 0.1} for cell in entry.cells}, 6)
     assert {t.lr for t in wider.trials} == {None}  # it never reads the model's rate
     took = [cell.config.train.pfedme for cell in wider.cells]
-    assert len({one.inner_lr for one in took}) == 6
-    assert len({one.eta for one in took}) == 6
-    assert {one.lam for one in took} == {1.0}  # what is searched does not take the rest of the preset away
-    assert all(one.inner_lr * one.lam < 2 and one.eta * one.lam <= 1.01 for one in took)
+    assert len({element.inner_lr for element in took}) == 6
+    assert len({element.eta for element in took}) == 6
+    assert {element.lam for element in took} == {1.0}  # what is searched does not take the rest of the preset away
+    assert all(element.inner_lr * element.lam < 2 and element.eta * element.lam <= 1.01 for element in took)
 
 
 @pytest.mark.parametrize("table", ["table2", "table3", "figure4", "figure5", "figure6", "figure7"])
@@ -69,29 +69,34 @@ def test_row_settings_come_from_tuning(table: str) -> None:
 
 
 def test_rows_are_compared_at_equal_budgets() -> None:
-    found = cells("table3")
+    result = cells("table3")
     for name in ("base", "lipm", "dpps", "both"):
         for row, unit in ((name, "silo"), (f"{name}_people", "person")):
-            said = budget(found[row])
-            assert (said["unit"], said["delta"], said["releases"], said["calibration"]) == (unit, 1e-5, 50, "analytic")
-            assert said["tiers"] == ([0.5] if name in ("base", "lipm") else [0.5, 1.0, 5.0])
-    private = [found[name].config.privacy for name in ("tally_careful", "tally_private")]
-    assert [(one.epsilon, one.delta) for one in private] == [(0.5, 1e-5), (5.0, 1e-5)]
-    assert found["tally"].config.privacy.epsilon is None
+            message = budget(result[row])
+            assert (message["unit"], message["delta"], message["releases"], message["calibration"]) == (
+                unit,
+                1e-5,
+                50,
+                "analytic",
+            )
+            assert message["tiers"] == ([0.5] if name in ("base", "lipm") else [0.5, 1.0, 5.0])
+    private = [result[name].config.privacy for name in ("tally_careful", "tally_private")]
+    assert [(entry.epsilon, entry.delta) for entry in private] == [(0.5, 1e-5), (5.0, 1e-5)]
+    assert result["tally"].config.privacy.epsilon is None
     assert budget(cells("table2")["dp_fedavg"])["epsilon"] == 5.0
 
 
 def test_tables_share_their_cells() -> None:
     two, three = cells("table2"), cells("table3")
     same = {"clean": "clean", "dpps": "dpps", "lipm_dpps": "both", "dpps_people": "dpps_people", "tally": "tally"}
-    for one, other in same.items():
-        assert two[one].key == three[other].key
+    for first, other in same.items():
+        assert two[first].key == three[other].key
 
 
 def test_rows_of_people_differ_by_the_parts_alone() -> None:
     three = cells("table3")
     rows = [three[f"{name}_people"] for name in ("base", "lipm", "dpps", "both")]
-    assert len({(budget(one)["clip"], one.config.backbone["lr"]) for one in rows}) == 1
+    assert len({(budget(row)["clip"], row.config.backbone["lr"]) for row in rows}) == 1
 
 
 def test_figures_share_the_cells_of_table_2() -> None:
@@ -102,6 +107,6 @@ def test_figures_share_the_cells_of_table_2() -> None:
 
 def test_noise_of_figure_6_is_on_updates_of_length_1() -> None:
     for name, deviation in {"noise_01": 0.01, "noise_05": 0.05, "noise_1": 0.1, "noise_2": 0.2, "noise_5": 0.5}.items():
-        said = budget(cells("figure6")[name])
-        assert said["clip"] == 1
-        assert 2 * said["clip"] / said["tiers"][0] == pytest.approx(deviation)
+        message = budget(cells("figure6")[name])
+        assert message["clip"] == 1
+        assert 2 * message["clip"] / message["tiers"][0] == pytest.approx(deviation)

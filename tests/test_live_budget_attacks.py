@@ -50,19 +50,19 @@ def test_scores_are_refused_under_a_budget(tmp_path: Path, monkeypatch: pytest.M
     pointed = np.zeros((n, n))
     pointed[:, wanted] = 1000.0
     before = spent_budgets(server.node)
-    told = [server.asks(one_entry(n, b), round=first + k) for k, b in enumerate((0 * pointed, pointed))]
-    assert [(one.head.verdict, one.head.sums, one.head.clients) for one in told] == [("ok", {}, 0)] * 2
+    reports = [server.asks(one_entry(n, b), round=first + k) for k, b in enumerate((0 * pointed, pointed))]
+    assert [(entry.head.verdict, entry.head.sums, entry.head.clients) for entry in reports] == [("ok", {}, 0)] * 2
     assert spent_budgets(server.node) == before
     ended = server.asks(one_entry(n, pointed), kind="close", round=first + 2)
     assert (ended.head.verdict, ended.head.sums) == ("ok", {})
     close_nodes(site)
-    again = begin_site(tmp_path / "control", private_tally_config(0.5))
-    server = HostileServer(again, "validate")
+    repeat = begin_site(tmp_path / "control", private_tally_config(0.5))
+    server = HostileServer(repeat, "validate")
     monkeypatch.setattr(type(server.node.open_runs["r"].federation), "ledgers", ())
-    told = [server.asks(one_entry(n, b), round=first + k) for k, b in enumerate((0 * pointed, pointed))]
-    less, more = (next(iter(one.head.sums.values()))[0] for one in told)
+    reports = [server.asks(one_entry(n, b), round=first + k) for k, b in enumerate((0 * pointed, pointed))]
+    less, more = (next(iter(entry.head.sums.values()))[0] for entry in reports)
     assert more > less
-    close_nodes(again)
+    close_nodes(repeat)
 
 
 def test_private_run_keeps_its_last_round_and_explains_missing_scores(tmp_path: Path) -> None:
@@ -70,11 +70,11 @@ def test_private_run_keeps_its_last_round_and_explains_missing_scores(tmp_path: 
     site = make_site(tmp_path, dpps_of())
 
     def lying(number: int, body: bytes, answer: Any) -> bytes:
-        reply, asked = decode_reply(answer()), decode_request(body).head
-        if asked.kind not in ("validate", "close"):
+        reply, request = decode_reply(answer()), decode_request(body).head
+        if request.kind not in ("validate", "close"):
             return encode_message(reply)
         assert reply.head.sums == {}
-        more = {"sums": {"ndcg@20": (1.0 / (1 + asked.round), 1)}, "clients": 1}
+        more = {"sums": {"ndcg@20": (1.0 / (1 + request.round), 1)}, "clients": 1}
         return encode_message(Reply(reply.head.model_copy(update=more), reply.arrays))
 
     site.transport.spoil = lying
@@ -82,15 +82,19 @@ def test_private_run_keeps_its_last_round_and_explains_missing_scores(tmp_path: 
     with site.store as store:
         row = store.load_run("r")
     assert row.note is not None
-    for one in row.note["plain"]["results"]:
-        assert one["best_round"] == one["rounds"] == 3
-        assert one["valid"] is None
-        assert not [name for name in one if "@" in name]
-        assert one["controls"] == {}
+    for result in row.note["plain"]["results"]:
+        assert result["best_round"] == result["rounds"] == 3
+        assert result["valid"] is None
+        assert not [name for name in result if "@" in name]
+        assert result["controls"] == {}
     assert "2 blocks done; no scores: what answers cost is counted" in describe_run(row)
-    told = [one for one in site.transport.members[1].store.list_releases() if one["kind"] in ("validate", "close")]
-    assert {one["kind"] for one in told} <= {"close"}
-    assert all(one["sees"] == "how many people spent how much of their budgets, rounded" for one in told)
+    reports = [
+        release
+        for release in site.transport.members[1].store.list_releases()
+        if release["kind"] in ("validate", "close")
+    ]
+    assert {entry["kind"] for entry in reports} <= {"close"}
+    assert all(entry["sees"] == "how many people spent how much of their budgets, rounded" for entry in reports)
     close_nodes(site)
 
 
@@ -159,25 +163,25 @@ def test_repeated_retraction_replays_its_noise_and_others_are_limited(tmp_path: 
     paid = spent_budgets(server.node)
     assert all(paid[raw] > 1.0 for raw in raws)  # beyond the budget: taking back is not refused
     for _ in range(4):
-        again = asks()
-        assert again.head.verdict == "ok"
-        assert np.array_equal(again.arrays["terms"], first.arrays["terms"])
+        repeat = asks()
+        assert repeat.head.verdict == "ok"
+        assert np.array_equal(repeat.arrays["terms"], first.arrays["terms"])
     assert spent_budgets(server.node) == paid
-    held = server.node.store.model("r")
-    assert held is not None
-    scale, costs = held[1]["heads/scale"][1], [paid[raws[0]]]
+    stored_state = server.node.store.model("r")
+    assert stored_state is not None
+    scale, costs = stored_state[1]["heads/scale"][1], [paid[raws[0]]]
     others = [asks(scale=scale * np.linspace(1, more, len(scale))) for more in (1.5, 2.0, 3.0)]
-    assert [one.head.verdict for one in others] == ["ok", "ok", "refused"]  # three in all
+    assert [entry.head.verdict for entry in others] == ["ok", "ok", "refused"]  # three in all
     assert "noise of its own" in others[-1].head.said
-    for one in others[:2]:
-        assert (one.arrays["terms"] != first.arrays["terms"]).mean() > 0.9
+    for other in others[:2]:
+        assert (other.arrays["terms"] != first.arrays["terms"]).mean() > 0.9
     costs.append(spent_budgets(server.node)[raws[0]])
     assert costs[1] > costs[0]
     assert np.array_equal(asks(scale=scale).arrays["terms"], first.arrays["terms"])  # the honest one is not lost
     assert spent_budgets(server.node)[raws[0]] == costs[1]
     assert _kept(server.node) == 3
     server.node.store.record_outcomes(
-        "r", [RequestOutcome(id=one.id, state="done") for one in server.node.store.list_requests("r")]
+        "r", [RequestOutcome(id=request.id, state="done") for request in server.node.store.list_requests("r")]
     )
     assert _kept(server.node) == 0
     close_nodes(site)
@@ -185,8 +189,8 @@ def test_repeated_retraction_replays_its_noise_and_others_are_limited(tmp_path: 
 
 def _kept(node: Any, whose: str = "") -> int:
     """How much is kept of what was told."""
-    asked = "SELECT count(*) FROM meta WHERE key GLOB ?"
-    return int(node.store.run_query(lambda db: db.execute(asked, (f"retold/{whose}*",)).fetchone())[0])
+    request = "SELECT count(*) FROM meta WHERE key GLOB ?"
+    return int(node.store.run_query(lambda db: db.execute(request, (f"retold/{whose}*",)).fetchone())[0])
 
 
 def test_identified_users_have_a_release_limit(tmp_path: Path) -> None:
@@ -201,10 +205,10 @@ def test_identified_users_have_a_release_limit(tmp_path: Path) -> None:
     site.collect(rows_of_blocks(site.config)[1])
     server = HostileServer(site, "statistic/retraction")
     base, verdicts = server.first.head, []
-    everybody = np.sort(server.first.arrays["chosen"])
+    all_users = np.sort(server.first.arrays["chosen"])
     for n in range(5):
         number = base.attempt + n
-        chosen = {"chosen": np.delete(everybody, n)}
+        chosen = {"chosen": np.delete(all_users, n)}
         reply = server.asks(
             chosen, round=base.round + n, attempt=number, resolved=max(0, number - 1), failed=[number - 1] if n else []
         )
@@ -251,9 +255,9 @@ def test_one_users_budget_does_not_stop_the_node(tmp_path: Path) -> None:
     site = begin_site(tmp_path, private_tally_config(0.5))
     server = HostileServer(site, "")
     raw = server.node.store.users()[1][0]
-    for said in (999_999.9999999999, 1e6, float("inf"), float("nan"), -0.1):
+    for message in (999_999.9999999999, 1e6, float("inf"), float("nan"), -0.1):
         with pytest.raises(TacitaError, match="less than a million"):
-            set_budget(server.node, raw, said)
+            set_budget(server.node, raw, message)
     server.node.store.declare_budget(raw, 10**12)  # as an older version kept it
     assert server.asks().head.verdict == "ok"
     close_nodes(site)
@@ -266,24 +270,26 @@ def test_spending_survives_erasure_and_return(tmp_path: Path) -> None:
     node = site.transport.members[1]
     back, rows = node.store.users()[1][:5], []
     for raw in back:
-        held = node.store.history([node.store.find_user(raw)])
-        rows += [(raw, item, float(at), None) for item, at in zip(held.item, held.time, strict=True)]
+        state = node.store.history([node.store.find_user(raw)])
+        rows += [(raw, item, float(at), None) for item, at in zip(state.item, state.time, strict=True)]
     before = spent_budgets(node)
     assert min(before[raw] for raw in back) > 0.4
     for _ in range(2):  # twice is not twice as much
         for raw in back:
             node.erase(raw)
-        found = [one for one in node.store.run_query(lambda db: db.execute("SELECT key, value FROM meta").fetchall())]
-        assert not [one for one in found if back[0] in str(one)]
+        results = [
+            entry for entry in node.store.run_query(lambda db: db.execute("SELECT key, value FROM meta").fetchall())
+        ]
+        assert not [element for element in results if back[0] in str(element)]
         node.store.add_interactions(rows)
     with site.store as store:
         store.create_run("again", config, PATIENT)
     site.run = "again"
     with contextlib.suppress(TacitaError):  # nobody has anything left to tell
         site.next_block()
-    held = node.store.devices("again")
-    assert held is not None
-    assert not held[1]["parts/statistic/times"][:, :3].any()
+    state = node.store.devices("again")
+    assert state is not None
+    assert not state[1]["parts/statistic/times"][:, :3].any()
     after = spent_budgets(node, "again")
     assert [after[raw] for raw in back] == pytest.approx([before[raw] for raw in back])
     node.erase(None)

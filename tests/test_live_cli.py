@@ -31,9 +31,9 @@ from tacita.live.server.store import STORE_FILE, ServerStore
 def said(*words: object) -> tuple[int, str, str]:
     """Exit code, standard output and standard error of a command."""
     out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as left:
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as error:
         cli.main([str(word) for word in words])
-    return int(left.value.code or 0), out.getvalue(), err.getvalue()
+    return int(error.value.code or 0), out.getvalue(), err.getvalue()
 
 
 def refused(*words: object) -> str:
@@ -143,7 +143,7 @@ def test_names_that_cannot_be_files_or_messages_are_refused(up: Path, name: str)
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "result"),
     [
         ("item,title\na,Apple\nb,Bread\n", [("a", "Apple"), ("b", "Bread")]),
         ("id;name\na;'A; B'\nb;\n", None),
@@ -165,18 +165,18 @@ def test_names_that_cannot_be_files_or_messages_are_refused(up: Path, name: str)
     ],
 )
 def test_an_item_file_is_a_list_with_or_without_titles(
-    tmp_path: Path, text: str, found: list[tuple[str, str]] | None
+    tmp_path: Path, text: str, result: list[tuple[str, str]] | None
 ) -> None:
     path = tmp_path / "items.csv"
     path.write_text(text)
-    if found is None:
+    if result is None:
         with pytest.raises(TacitaError, match=r"items.csv: .*; .*[.?]$"):
             read_items(path)
         return
     items, guessed = read_items(path)
-    assert items == found
+    assert items == result
     assert guessed.startswith("items.csv: item=")
-    assert ("no titles" in guessed) == (not any(title for _, title in found))
+    assert ("no titles" in guessed) == (not any(title for _, title in result))
 
 
 def test_columns_of_an_item_file_can_be_named(tmp_path: Path) -> None:
@@ -333,15 +333,15 @@ def test_the_demo_gives_everything_to_the_node_where_its_person_lives(
     read = live_demo.load
     monkeypatch.setattr(live_demo, "load", lambda name, data_dir: read(str(tmp_path / "all.csv")))
     people = live_demo.split_data(tmp_path, None)
-    found = []
+    result = []
     ends = [int(share * 20) for share in live_demo.CUTS]
     for name, some in people.files.items():
         for block, path in enumerate(some):
             lines = [line.split(",") for line in path.read_text().splitlines()[1:]]
             assert all(people.home_of(user) == name for user, _, _ in lines)
             assert all(sum(int(at) > end for end in ends) == block for _, _, at in lines)
-            found += [(user, item, int(at)) for user, item, at in lines]
-    assert sorted(found) == sorted(rows)
+            result += [(user, item, int(at)) for user, item, at in lines]
+    assert sorted(result) == sorted(rows)
     assert {(user, item) for user, items in people.first_block_items.items() for item in items} == {
         (user, item) for user, item, at in rows if at <= ends[0]
     }
@@ -361,8 +361,8 @@ def test_status_prints_every_state(site: Path) -> None:
     assert "Node 'clinic': revoked" in said("server", "status")[1]
     assert "was revoked already" in refused("server", "revoke", "clinic")
     assert "needs a new key" in refused("server", "enroll", "node/node.key.pub", "--name", "again")
-    found = json.loads(said("server", "status", "--json")[1])
-    assert (found["up"], found["catalogue"], found["nodes"][0]["online"]) == (False, 3, None)
+    document = json.loads(said("server", "status", "--json")[1])
+    assert (document["up"], document["catalogue"], document["nodes"][0]["online"]) == (False, 3, None)
 
 
 def test_server_refuses_root_by_default(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -431,36 +431,38 @@ def examined(monkeypatch: pytest.MonkeyPatch, installed: dict[str, str], apart: 
     monkeypatch.setattr(doctor.metadata, "requires", lambda name: stated)
     monkeypatch.setattr(doctor, "_find_version", installed.get)
     monkeypatch.setattr("tacita.live.processes.find_user_problem", lambda name: apart)
-    return {one["what"]: f"{one['state']}: {one['detail']}" for one in doctor._check_live()}
+    return {entry["what"]: f"{entry['state']}: {entry['detail']}" for entry in doctor._check_live()}
 
 
 def test_doctor_accepts_a_lab_without_live(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = examined(monkeypatch, {"cryptography": "44.0"})
-    assert list(found) == ["live mode"]
-    assert found["live mode"].startswith("note: ")
-    assert "pip install tacita[live]" in found["live mode"]
+    result = examined(monkeypatch, {"cryptography": "44.0"})
+    assert list(result) == ["live mode"]
+    assert result["live mode"].startswith("note: ")
+    assert "pip install tacita[live]" in result["live mode"]
 
 
 def test_the_doctor_holds_flower_to_the_version_that_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = examined(monkeypatch, LIVE)
-    assert all(one.startswith("ok: ") for one in found.values()), found
-    assert len(found) == len(LIVE) + 1
-    found = examined(monkeypatch, LIVE | {"flwr": "1.42.0"})
-    assert found["flwr (live)"] == "fails: 1.42.0, but tacita needs exactly 1.41.0; `pip install flwr==1.41.0`"
-    found = examined(monkeypatch, {name: version for name, version in LIVE.items() if name != "uvicorn"})
-    assert found["uvicorn (live)"].startswith("fails: ")
+    result = examined(monkeypatch, LIVE)
+    assert all(entry.startswith("ok: ") for entry in result.values()), result
+    assert len(result) == len(LIVE) + 1
+    result = examined(monkeypatch, LIVE | {"flwr": "1.42.0"})
+    assert result["flwr (live)"] == "fails: 1.42.0, but tacita needs exactly 1.41.0; `pip install flwr==1.41.0`"
+    result = examined(monkeypatch, {name: version for name, version in LIVE.items() if name != "uvicorn"})
+    assert result["uvicorn (live)"].startswith("fails: ")
 
 
 def test_doctor_detects_an_older_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     examined(monkeypatch, LIVE)
     monkeypatch.setattr(doctor.metadata, "requires", lambda name: ["numpy>=1.26"])
-    assert [(one["state"], "install it again" in one["detail"]) for one in doctor._check_live()] == [("note", True)]
+    assert [(entry["state"], "install it again" in entry["detail"]) for entry in doctor._check_live()] == [
+        ("note", True)
+    ]
 
 
 def test_doctor_notes_missing_process_separation(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = examined(monkeypatch, LIVE, "only root can; start the node as root.")
-    assert found["node's connection"].startswith("note: ")
-    assert "start the node as root." in found["node's connection"]
+    result = examined(monkeypatch, LIVE, "only root can; start the node as root.")
+    assert result["node's connection"].startswith("note: ")
+    assert "start the node as root." in result["node's connection"]
 
 
 def test_the_doctor_tries_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -492,7 +494,7 @@ def test_the_doctor_never_loads_flower() -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "words"),
+    ("result", "words"),
     [
         ("INSERT INTO meta VALUES ('format', '2')", "older tacita (format 2"),
         ("INSERT INTO meta VALUES ('format', '99')", "newer tacita (format 99"),
@@ -500,12 +502,12 @@ def test_the_doctor_never_loads_flower() -> None:
         ("DROP TABLE meta", "older tacita (no format that is known"),
     ],
 )
-def test_store_of_another_version_is_refused_with_a_remedy(tmp_path: Path, made: str, words: str) -> None:
+def test_store_of_another_version_is_refused_with_a_remedy(tmp_path: Path, result: str, words: str) -> None:
     path = tmp_path / STORE_FILE
     with contextlib.closing(sqlite3.connect(path)) as db, db:
         db.execute("CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)")
         db.execute("CREATE TABLE requests (id INTEGER PRIMARY KEY, run TEXT, node TEXT, request TEXT, done REAL)")
-        db.execute(made)
+        db.execute(result)
     before = path.read_bytes()
     with pytest.raises(TacitaError) as error:
         ServerStore(path)

@@ -53,13 +53,13 @@ def test_private_files_are_for_their_owner_and_never_overwritten(server: Path, t
     for path in (server / "ca.key", server / "server.key", tmp_path / "node"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     before = (server / "ca.key").read_bytes(), (tmp_path / "node").read_bytes()
-    for again in (
+    for repeat in (
         lambda: tls_certificates.make_ca(server),
         lambda: tls_certificates.make_server_certificate(server),
         lambda: tls_certificates.make_node_key(tmp_path / "node"),
     ):
         with pytest.raises(TacitaError, match="exists already"):
-            again()
+            repeat()
     (tmp_path / "node").rename(tmp_path / "moved")
     with pytest.raises(TacitaError, match="exists already"):  # half a pair is not completed by another half
         tls_certificates.make_node_key(tmp_path / "node")
@@ -313,18 +313,18 @@ def test_server_errors_use_status_codes_that_nodes_retry(
 
 
 def test_the_gateway_speaks_only_tls_and_needs_a_free_port(server: Path) -> None:
-    kept = tls_certificates.ServerKeys.in_folder(server)
-    with gateway.Gateway("127.0.0.1", 0, "https://127.0.0.1:9", kept, allowed=lambda _: True) as one:
+    state = tls_certificates.ServerKeys.in_folder(server)
+    with gateway.Gateway("127.0.0.1", 0, "https://127.0.0.1:9", state, allowed=lambda _: True) as entry:
         trust = ssl.create_default_context(cafile=str(server / "ca.pem"))
         with httpx.Client(verify=trust, trust_env=False) as client:
-            assert client.get(f"https://localhost:{one.port}/").status_code == 403
+            assert client.get(f"https://localhost:{entry.port}/").status_code == 403
         with pytest.raises(httpx.TransportError):
-            httpx.get(f"http://127.0.0.1:{one.port}/", trust_env=False)
-        second = gateway.Gateway("127.0.0.1", one.port, "https://127.0.0.1:9", kept, allowed=lambda _: True)
-        with pytest.raises(TacitaError, match=f"port {one.port} is in use"):
+            httpx.get(f"http://127.0.0.1:{entry.port}/", trust_env=False)
+        second = gateway.Gateway("127.0.0.1", entry.port, "https://127.0.0.1:9", state, allowed=lambda _: True)
+        with pytest.raises(TacitaError, match=f"port {entry.port} is in use"):
             second.start()
-    assert not one.is_alive
-    gateway.bind_listener("127.0.0.1", one.port).close()
+    assert not entry.is_alive
+    gateway.bind_listener("127.0.0.1", entry.port).close()
 
 
 @pytest.fixture
@@ -361,10 +361,10 @@ def upstream(server: Path) -> Iterator[str]:
 def still_open(strangers: list[ssl.SSLSocket]) -> int:
     """How many have not been closed by the other side."""
     count = 0
-    for one in strangers:
-        one.settimeout(0.0)
+    for stranger in strangers:
+        stranger.settimeout(0.0)
         try:
-            one.recv(1)
+            stranger.recv(1)
         except (ssl.SSLWantReadError, BlockingIOError):
             count += 1
         except OSError:
@@ -376,23 +376,23 @@ def test_unknown_connections_are_limited_and_never_block_a_node(
     server: Path, upstream: str, signed: dict[str, str]
 ) -> None:
     """600 idle connections without a key: an enrolled node gets through, on its old connection and on a new one."""
-    kept = tls_certificates.ServerKeys.in_folder(server)
+    state = tls_certificates.ServerKeys.in_folder(server)
     trust = ssl.create_default_context(cafile=str(server / "ca.pem"))
     strangers: list[ssl.SSLSocket] = []
 
     def call(client: httpx.Client) -> httpx.Response:
         return client.post("/v1/fleet/pull-messages", headers=signed, content=b"abc")
 
-    with contextlib.ExitStack() as held:
-        one = held.enter_context(gateway.Gateway("127.0.0.1", 0, upstream, kept, allowed=lambda _: True))
-        held.callback(lambda: [stranger.close() for stranger in strangers])
-        url = f"https://127.0.0.1:{one.port}"
-        node = held.enter_context(httpx.Client(verify=trust, trust_env=False, base_url=url))
+    with contextlib.ExitStack() as exit_stack:
+        entry = exit_stack.enter_context(gateway.Gateway("127.0.0.1", 0, upstream, state, allowed=lambda _: True))
+        exit_stack.callback(lambda: [stranger.close() for stranger in strangers])
+        url = f"https://127.0.0.1:{entry.port}"
+        node = exit_stack.enter_context(httpx.Client(verify=trust, trust_env=False, base_url=url))
         assert call(node).status_code == 200
         for _ in range(300):  # these do not even begin TLS
-            held.enter_context(socket.create_connection(("127.0.0.1", one.port)))
+            exit_stack.enter_context(socket.create_connection(("127.0.0.1", entry.port)))
         for n in range(600):
-            plain = socket.create_connection(("127.0.0.1", one.port))
+            plain = socket.create_connection(("127.0.0.1", entry.port))
             strangers.append(trust.wrap_socket(plain, server_hostname="localhost"))
             if n % 3 == 0:
                 strangers[-1].send(b"POST /v1/fleet/pull-messages HTTP/1.1\r\nhost: a\r\n")  # and no more
@@ -411,12 +411,12 @@ def test_silent_connections_are_dropped_before_and_after_tls(
     monkeypatch.setattr(connection_limits, "HANDSHAKE_TIMEOUT", 1.0)
     monkeypatch.setattr(connection_limits, "HEADER_TIMEOUT", 1.0)
     monkeypatch.setattr(connection_limits, "MOST_PER_KEY", 3)
-    kept = tls_certificates.ServerKeys.in_folder(server)
+    state = tls_certificates.ServerKeys.in_folder(server)
     trust = ssl.create_default_context(cafile=str(server / "ca.pem"))
-    with gateway.Gateway("127.0.0.1", 0, upstream, kept, allowed=lambda _: True) as one:
+    with gateway.Gateway("127.0.0.1", 0, upstream, state, allowed=lambda _: True) as entry:
 
         def connected() -> ssl.SSLSocket:
-            plain = socket.create_connection(("127.0.0.1", one.port))
+            plain = socket.create_connection(("127.0.0.1", entry.port))
             return trust.wrap_socket(plain, server_hostname="localhost")
 
         def call(on: ssl.SSLSocket) -> bytes:
@@ -439,7 +439,7 @@ def test_silent_connections_are_dropped_before_and_after_tls(
                 pass
             return True
 
-        with socket.create_connection(("127.0.0.1", one.port)) as silent, connected() as trickle:
+        with socket.create_connection(("127.0.0.1", entry.port)) as silent, connected() as trickle:
             assert gone(silent)  # never began TLS
             trickle.settimeout(3)
             for _ in range(30):  # a letter now and then is no head of a call
@@ -498,17 +498,17 @@ def test_uvicorn_has_the_attributes_that_a_connection_reads() -> None:
 
 
 def test_bodies_of_all_sizes_come_back(tmp_path: Path) -> None:
-    seen = []
+    observations = []
 
     def handle(body: bytes, uid: int) -> bytes:
-        seen.append(uid)
+        observations.append(uid)
         return body[::-1]
 
     with unix_socket.serve(tmp_path / "s", handle):
         for size in (0, 1, 2**20, 2**20 + 1, 5_000_000):
             body = os.urandom(size)
             assert unix_socket.ask(tmp_path / "s", body) == body[::-1]
-    assert set(seen) <= {os.getuid(), -1}
+    assert set(observations) <= {os.getuid(), -1}
     assert not (tmp_path / "s").exists()
 
 
@@ -526,10 +526,10 @@ def test_the_socket_has_its_mode_and_many_ask_at_once(tmp_path: Path) -> None:
             threading.Thread(target=lambda k=k: answers.append(unix_socket.ask(tmp_path / "s", bytes([k]))))
             for k in range(8)
         ]
-        for one in askers:
-            one.start()
-        for one in askers:
-            one.join(60)
+        for asker in askers:
+            asker.start()
+        for asker in askers:
+            asker.join(60)
     assert sorted(answers) == [bytes([k]) for k in range(8)]
 
 
@@ -572,9 +572,9 @@ def test_missing_daemon_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_a_left_over_socket_is_replaced_but_not_one_in_use(tmp_path: Path) -> None:
-    left = socket.socket(socket.AF_UNIX)
-    left.bind(str(tmp_path / "s"))
-    left.close()
+    remainder = socket.socket(socket.AF_UNIX)
+    remainder.bind(str(tmp_path / "s"))
+    remainder.close()
     with unix_socket.serve(tmp_path / "s", lambda body, _: body):
         with pytest.raises(TacitaError, match="another process is serving"):
             unix_socket.serve(tmp_path / "s", lambda body, _: body)
@@ -715,9 +715,9 @@ class Replies:
     def pull_messages(self, ids: Any) -> list[Any]:
         from flwr.app import ConfigRecord, Error, Message, RecordDict
 
-        found = []
-        for one in ids:
-            message = self._sent[one]
+        result = []
+        for entry in ids:
+            message = self._sent[entry]
             how = self._how[message.metadata.dst_node_id]
             if how == "stalls":
                 time.sleep(STALL)
@@ -730,8 +730,8 @@ class Replies:
             }.get(how)
             if content is not None:
                 reply = Message(content, reply_to=message)
-                found.append(reply)
-        return found
+                result.append(reply)
+        return result
 
 
 def test_an_exchange_returns_what_came_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -747,11 +747,11 @@ def test_an_exchange_returns_what_came_in_time(monkeypatch: pytest.MonkeyPatch) 
     got = GridTransport(grid).exchange({node: bytes([node]) for node in how}, timeout=1.0)
     assert got == {1: b"\x01", 8: b"\x08"}
     assert 0.9 < time.monotonic() - began < STALL / 2
-    everybody: Any = Replies(dict.fromkeys(range(100), "answers"))
+    replies: Any = Replies(dict.fromkeys(range(100), "answers"))
     began = time.monotonic()
-    assert len(GridTransport(everybody).exchange(dict.fromkeys(range(100), b"x"), timeout=30.0)) == 100
+    assert len(GridTransport(replies).exchange(dict.fromkeys(range(100), b"x"), timeout=30.0)) == 100
     assert time.monotonic() - began < 15  # one after the other, with a pause for each, they would take 20
-    assert GridTransport(everybody).exchange({}, timeout=1.0) == {}
+    assert GridTransport(replies).exchange({}, timeout=1.0) == {}
 
 
 def test_a_closed_terminal_stops_what_was_started_unless_it_is_to_be_ignored() -> None:

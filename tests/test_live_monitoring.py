@@ -31,27 +31,27 @@ def test_controls_on_a_node_with_all_users_equal_the_lab(tmp_path: Path) -> None
     with site.store as store:
         note = store.load_run("r").note
     assert note is not None
-    for block, told in zip(fed.stream.blocks, note["plain"]["results"], strict=True):
+    for block, result in zip(fed.stream.blocks, note["plain"]["results"], strict=True):
         for name, make in (("popular", popular_scorer), ("node", linear_scorer)):
             expected = evaluate_scorer(fed, block, make(fed, block)).mean()
-            assert told["controls"][name] == pytest.approx(expected, rel=1e-6)
+            assert result["controls"][name] == pytest.approx(expected, rel=1e-6)
             assert expected["ndcg@20"] > 0
         chance = evaluate_scorer(fed, block, random_scorer(fed, block)).mean()["ndcg@20"]
-        assert told["controls"]["random"]["ndcg@20"] == pytest.approx(chance, rel=0.5)
-        assert told["controls"]["random"]["ndcg@20"] != chance  # the server cannot know a node's own draws
+        assert result["controls"]["random"]["ndcg@20"] == pytest.approx(chance, rel=0.5)
+        assert result["controls"]["random"]["ndcg@20"] != chance  # the server cannot know a node's own draws
     close_nodes(site)
 
 
 def test_control_over_other_users_is_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One node of three makes no linear model: what the two others reach is not what everybody reaches."""
-    made = iter([None, "too little memory"] + [None] * 9)
-    monkeypatch.setattr(controls, "find_skip_reason", lambda name, fed: next(made))
+    result = iter([None, "too little memory"] + [None] * 9)
+    monkeypatch.setattr(controls, "find_skip_reason", lambda name, fed: next(result))
     site = make_site(tmp_path, site_config("tally"))
     play_blocks(site)
     with site.store as store:
         note = store.load_run("r").note
     assert note is not None
-    assert [sorted(one["controls"]) for one in note["plain"]["results"]] == [
+    assert [sorted(entry["controls"]) for entry in note["plain"]["results"]] == [
         ["popular", "random"],
         ["node", "popular", "random"],
     ]
@@ -64,19 +64,19 @@ def test_version_and_clock_are_reported_and_an_hours_drift_raises_an_alert(
     site, sent = make_site(tmp_path, site_config("tally")), list[tuple[bytes, bytes]]()
 
     def changed(number: int, body: bytes, answer: Any) -> bytes | None:
-        made = answer()
-        sent.append((body, made))
-        head = decode_reply(made).head
+        result = answer()
+        sent.append((body, result))
+        head = decode_reply(result).head
         ahead = {1: 3600.0, 2: -3600.0}.get(number, 0.0)
-        return stamp_reply(made, "0.0.9" if number == 2 else head.version, head.time + ahead)
+        return stamp_reply(result, "0.0.9" if number == 2 else head.version, head.time + ahead)
 
     site.transport.spoil = changed
     play_blocks(site)
-    told = OverviewReader(tmp_path / STORE_FILE).node_reports()
-    assert [told[n]["version"] for n in (1, 2, 3)] == [__version__, "0.0.9", __version__]
-    assert told[1]["clock"] == pytest.approx(3600, abs=60)
-    assert told[2]["clock"] == pytest.approx(-3600, abs=60)
-    assert told[3]["clock"] == 0.0
+    report = OverviewReader(tmp_path / STORE_FILE).node_reports()
+    assert [report[n]["version"] for n in (1, 2, 3)] == [__version__, "0.0.9", __version__]
+    assert report[1]["clock"] == pytest.approx(3600, abs=60)
+    assert report[2]["clock"] == pytest.approx(-3600, abs=60)
+    assert report[3]["clock"] == 0.0
     _sent_again_is_stamped_anew(site.transport.members[1], sent[-3], monkeypatch)
     close_nodes(site)
 
@@ -85,9 +85,9 @@ def _sent_again_is_stamped_anew(node: Any, said: tuple[bytes, bytes], monkeypatc
     """What is stored is the answer, not when it was sent."""
     body, first = said
     monkeypatch.setattr(question_handler.time, "time", lambda: 5.0)
-    again, before = decode_reply(question_handler.answer_message(node, body)), decode_reply(first)
-    assert again.head.time == 5.0
-    assert again.head.model_copy(update={"time": before.head.time}) == before.head
+    reply, before = decode_reply(question_handler.answer_message(node, body)), decode_reply(first)
+    assert reply.head.time == 5.0
+    assert reply.head.model_copy(update={"time": before.head.time}) == before.head
 
 
 @pytest.mark.parametrize(("version", "at"), [("v" * 41, 1.0), ("1", -1.0), ("1", 1e13)])

@@ -47,11 +47,11 @@ CONFIG = {"name": "clinic", "server": "localhost:9092"}
 
 
 def sentence(error: pytest.ExceptionInfo[TacitaError], *words: str) -> None:
-    said = str(error.value)
-    assert said.endswith((".", "?")), said
-    assert "\n" not in said
+    text = str(error.value)
+    assert text.endswith((".", "?")), text
+    assert "\n" not in text
     for word in words:
-        assert word in said, said
+        assert word in text, text
 
 
 def made(folder: Path, secret: str | None = None, **more: Any) -> Path:
@@ -89,7 +89,7 @@ def test_a_store_has_a_secret_of_its_own_that_survives(tmp_path: Path) -> None:
         with NodeStore.open(tmp_path / name) as store:
             assert store.secret == secrets[-1]
     assert len(set(secrets)) == 2
-    assert all(len(bytes.fromhex(one)) == 32 for one in secrets)
+    assert all(len(bytes.fromhex(entry)) == 32 for entry in secrets)
     with NodeStore.create(tmp_path / "lab", "") as store:
         assert store.secret == ""
 
@@ -101,9 +101,9 @@ def test_only_the_owner_can_read_the_file(tmp_path: Path) -> None:
 
 
 def test_acknowledged_writes_are_durable(store: NodeStore) -> None:
-    asked = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "secure_delete": 1}
+    request = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "secure_delete": 1}
     with store._read_connection() as db:
-        assert {name: db.execute(f"PRAGMA {name}").fetchone()[0] for name in asked} == asked
+        assert {name: db.execute(f"PRAGMA {name}").fetchone()[0] for name in request} == request
 
 
 def test_store_opens_for_one_process_only(store: NodeStore) -> None:
@@ -159,9 +159,9 @@ def test_a_file_of_the_first_format_is_refused_with_a_remedy_that_works(tmp_path
         NodeStore.open(path)
     sentence(error, "older tacita (format 1", "`tacita node export` still writes out")
     lines = node_file.salvage_lines(path, tmp_path / "out.jsonl")
-    told = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert lines == len(told)
-    assert [(one["user"], one["item"]) for one in told if one["kind"] == "interaction"] == [
+    documents = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert lines == len(documents)
+    assert [(entry["user"], entry["item"]) for entry in documents if entry["kind"] == "interaction"] == [
         ("ann", "tea"),
         ("ann", "milk"),
     ]
@@ -200,9 +200,9 @@ def test_what_can_be_read_of_a_damaged_file_is_exported(tmp_path: Path) -> None:
     start = place // page * page
     content[start : start + page] = os.urandom(page)
     path.write_bytes(content)
-    found = node_client.ask_node(folder, "export", file=str(tmp_path / "out.jsonl"))
+    result = node_client.ask_node(folder, "export", file=str(tmp_path / "out.jsonl"))
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert len(lines) == found["lines"]
+    assert len(lines) == result["lines"]
     kinds = [line["kind"] for line in lines]
     assert kinds.count("user") == 40
     assert 19_000 < kinds.count("interaction") < 20_000
@@ -216,11 +216,11 @@ def test_repeated_import_adds_nothing(store: NodeStore) -> None:
     assert store.add_interactions([("u1", "a", 1.0, None), ("u1", "a", 2.0, 5.0), ("u2", "a", None, None)]) == (2, 3)
     assert store.add_interactions([("u1", "a", 2.0, 4.0), ("u2", "a", None, 1.0), ("u2", "a", None, None)]) == (0, 0)
     assert store.add_interactions([("u3", "b", None, None)]) == (1, 1)
-    held = store.history()
-    assert held.user.tolist() == [1, 1, 2, 3]
-    assert held.item == ["a", "a", "a", "b"]
-    np.testing.assert_array_equal(held.time, [1, 2, np.nan, np.nan])
-    np.testing.assert_array_equal(held.rating, [np.nan, 5, np.nan, np.nan])
+    state = store.history()
+    assert state.user.tolist() == [1, 1, 2, 3]
+    assert state.item == ["a", "a", "a", "b"]
+    np.testing.assert_array_equal(state.time, [1, 2, np.nan, np.nan])
+    np.testing.assert_array_equal(state.rating, [np.nan, 5, np.nan, np.nan])
     assert store.history([1, 3]).user.tolist() == [1, 1, 3]
 
 
@@ -270,7 +270,7 @@ def test_row_is_in_one_block_and_excluded_while_private(tmp_path_factory: Any, d
         st.tuples(st.just("user"), users, st.sampled_from(["learn", "keep"])),
         st.tuples(st.just("assign"), st.integers(0, 3)),
     )
-    held: dict[tuple[str, str, float | None], int] = {}
+    state: dict[tuple[str, str, float | None], int] = {}
     general: dict[str, str] = {}
     single: dict[tuple[str, str], str] = {}
     latest = -1
@@ -279,31 +279,32 @@ def test_row_is_in_one_block_and_excluded_while_private(tmp_path_factory: Any, d
         return single.get(key[:2], general[key[0]]) == "learn"
 
     with NodeStore.create(tmp_path_factory.mktemp("s") / STORE_FILE) as store:
-        for one in data.draw(st.lists(step, max_size=25)):
-            if one[0] == "add":
-                store.add_interactions([(one[1], one[2], one[3], None)])
-                held.setdefault(one[1:], -1)
-                general.setdefault(one[1], "learn")
-            elif one[0] == "assign":
-                expected = [key for key in held if held[key] < 0 and may(key)] if one[1] > latest else []
-                assert store.assign_block("run", one[1]) == len(expected)
-                held.update(dict.fromkeys(expected, one[1]))
-                latest = max(latest, one[1])
-            elif one[1] in general:
-                store.set_consent(one[1], one[2] if one[0] == "item" else None, one[-1])
-                if one[0] == "item":
-                    single[one[1], one[2]] = one[3]
+        for entry in data.draw(st.lists(step, max_size=25)):
+            if entry[0] == "add":
+                store.add_interactions([(entry[1], entry[2], entry[3], None)])
+                state.setdefault(entry[1:], -1)
+                general.setdefault(entry[1], "learn")
+            elif entry[0] == "assign":
+                expected = [key for key in state if state[key] < 0 and may(key)] if entry[1] > latest else []
+                assert store.assign_block("run", entry[1]) == len(expected)
+                state.update(dict.fromkeys(expected, entry[1]))
+                latest = max(latest, entry[1])
+            elif entry[1] in general:
+                store.set_consent(entry[1], entry[2] if entry[0] == "item" else None, entry[-1])
+                if entry[0] == "item":
+                    single[entry[1], entry[2]] = entry[3]
                 else:
-                    general[one[1]] = one[2]
-                    single = {k: v for k, v in single.items() if k[0] != one[1] or v == "keep"}
+                    general[entry[1]] = entry[2]
+                    single = {k: v for k, v in single.items() if k[0] != entry[1] or v == "keep"}
         ids, raws = store.users()
         name = dict(zip(ids.tolist(), raws))
         for block in range(4):
-            found = store.block_rows("run", block)
-            told = [
-                (name[u], i, None if np.isnan(t) else t) for u, i, t in zip(found.user.tolist(), found.item, found.time)
+            result = store.block_rows("run", block)
+            reports = [
+                (name[u], i, None if np.isnan(t) else t)
+                for u, i, t in zip(result.user.tolist(), result.item, result.time)
             ]
-            assert told == [key for key in held if held[key] == block and may(key)]
+            assert reports == [key for key in state if state[key] == block and may(key)]
 
 
 # Rounds
@@ -328,9 +329,9 @@ def test_a_round_is_one_transaction(store: NodeStore, monkeypatch: pytest.Monkey
     )
     assert store.stored_reply(QuestionNumber("run", 0, 1, "train")) == ("sha", b"reply")
     assert store.stored_reply(QuestionNumber("run", 0, 1, "evaluate")) is None
-    assert [one.id for one in store.list_requests("run") if one.sent is None] == [second]
+    assert [request.id for request in store.list_requests("run") if request.sent is None] == [second]
     assert store.list_releases()[0]["epsilon"] == "no epsilon"
-    left = [one["kind"] for one in store.list_releases()]
+    kinds = [entry["kind"] for entry in store.list_releases()]
 
     def fails(*_: Any) -> None:
         raise RuntimeError("in the middle")
@@ -346,8 +347,8 @@ def test_a_round_is_one_transaction(store: NodeStore, monkeypatch: pytest.Monkey
     assert now[0] == {"round": 1}
     np.testing.assert_array_equal(now[1]["private"], np.ones((2, 2)))
     assert store.stored_reply(QuestionNumber("run", 0, 1, "train")) == ("sha", b"reply")
-    assert [one["kind"] for one in store.list_releases()] == left == ["train", "request/unshare"]
-    assert len([one for one in store.list_requests("run") if one.sent is None]) == 1
+    assert [entry["kind"] for entry in store.list_releases()] == kinds == ["train", "request/unshare"]
+    assert len([request for request in store.list_requests("run") if request.sent is None]) == 1
 
 
 def test_replies_of_earlier_rounds_are_deleted(store: NodeStore) -> None:
@@ -370,9 +371,9 @@ def test_only_changed_arrays_of_a_model_are_written(store: NodeStore) -> None:
         QuestionNumber("run", 0, 1, "t"),
         AnswerRecord("", b"", model=({"n": 1}, {"items": ("a", big + 1), "new": ("c", big)})),
     )
-    found = store.model("run")
-    assert found is not None
-    note, arrays = found
+    result = store.model("run")
+    assert result is not None
+    note, arrays = result
     assert note == {"n": 1}
     assert arrays.keys() == {"items", "new"}
     assert not arrays["items"][1].any()  # the same digest: kept as it was
@@ -431,14 +432,14 @@ def test_a_kill_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
         reached = int(child.stdout.readline())
         time.sleep(rng.uniform(0, 0.15))
         child.kill()
-        told = child.stdout.read().split()
+        word = child.stdout.read().split()
         child.wait()
-        reached = int(told[-1]) if told else reached
+        reached = int(word[-1]) if word else reached
         with NodeStore.open(path) as store:
             at = len(store.list_releases())
             assert at in (reached, reached + 1)  # one more may have been committed and not yet told
-            held = store.history()
-            assert len(held) in (20 * at, 20 * (at + 1))
+            state = store.history()
+            assert len(state) in (20 * at, 20 * (at + 1))
             now, model = store.devices("run"), store.model("run")
             assert now is not None
             assert model is not None
@@ -451,7 +452,7 @@ def test_a_kill_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
 
 
 def files_hold(folder: Path, *needles: str) -> set[str]:
-    content = b"".join(one.read_bytes() for one in folder.rglob("*") if one.is_file())
+    content = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
     return {needle for needle in needles if needle.encode() in content}
 
 
@@ -471,13 +472,13 @@ def test_erasing_leaves_no_byte(tmp_path: Path) -> None:
         assert files_hold(folder, "quetzal") == {"quetzal"}
         assert node.erase("quetzal") == {"interactions": 500, "users": 1}
         assert files_hold(folder, "quetzal", "ordinary-7") == {"ordinary-7"}
-        content = b"".join(one.read_bytes() for one in folder.iterdir() if one.is_file())
+        content = b"".join(path.read_bytes() for path in folder.iterdir() if path.is_file())
         assert private[0].tobytes() not in content
         assert private[1].tobytes() in content
         for tag in ("now", "best"):
-            kept = node.store.devices("run", tag)
-            assert kept is not None
-            assert kept[1]["users"].tolist() == [2]
+            retained_state = node.store.devices("run", tag)
+            assert retained_state is not None
+            assert retained_state[1]["users"].tolist() == [2]
         assert len(node.store.block_rows("run", 0)) == 500
         assert len(node.store.list_releases()) == 1
         node.store.add_interactions(rows("later x"))
@@ -495,10 +496,10 @@ def test_user_erased_during_a_round_stays_erased(store: NodeStore) -> None:
     store.erase("u2")
     store.commit_answer(QuestionNumber("run", 0, 0, "train"), AnswerRecord("", b"", now=before, best=before))
     for tag in ("now", "best"):
-        kept = store.devices("run", tag)
-        assert kept is not None
-        assert kept[1]["users"].tolist() == [1, 3]
-        assert kept[1]["parts/memory/item"].tolist() == [[0, 1, 2], [6, 7, 8]]
+        state = store.devices("run", tag)
+        assert state is not None
+        assert state[1]["users"].tolist() == [1, 3]
+        assert state[1]["parts/memory/item"].tolist() == [[0, 1, 2], [6, 7, 8]]
 
 
 def test_an_erasure_that_was_cut_short_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -529,8 +530,8 @@ def test_an_export_has_everything_but_the_secret(tmp_path: Path) -> None:
         sentence(error, "exists")
     lines = [json.loads(line) for line in (tmp_path / "all").read_text(encoding="utf-8").splitlines()]
     assert {"kind": "interaction", "user": "u1", "item": "a", "time": 1.5, "rating": 4.0} in lines
-    assert [one["level"] for one in lines if one["kind"] == "consent"] == ["keep"]
-    assert [one["people"] for one in lines if one["kind"] == "release"] == [2]
+    assert [entry["level"] for entry in lines if entry["kind"] == "consent"] == ["keep"]
+    assert [entry["people"] for entry in lines if entry["kind"] == "release"] == [2]
     assert secret not in (tmp_path / "all").read_text(encoding="utf-8")
     assert "u1" not in (tmp_path / "one").read_text(encoding="utf-8")
     assert stat.S_IMODE((tmp_path / "all").stat().st_mode) == 0o600
@@ -567,8 +568,8 @@ def test_importing_a_file_counts_what_the_catalogue_lacks(tmp_path: Path) -> Non
         assert first["new interactions"] == 3
         assert first["new users"] == 2
         assert first["items not in the catalogue"] == 1
-        again = node.import_file(str(tmp_path / "a.csv"))
-        assert (again["new interactions"], again["new users"]) == (0, 0)
+        repeat = node.import_file(str(tmp_path / "a.csv"))
+        assert (repeat["new interactions"], repeat["new users"]) == (0, 0)
         with pytest.raises(TacitaError) as error:
             node.import_file(str(tmp_path / "b.csv"))
         sentence(error, "b.csv")
@@ -626,15 +627,15 @@ def test_a_node_recommends_what_the_lab_would(tmp_path: Path, method: str) -> No
     run = training.train(config, tmp_path / "run")
     ids = read_json(run.folder / "ids.json")
     served, _ = read_arrays(run.folder / "server.safetensors")
-    held, _ = read_arrays(run.folder / "clients.safetensors")
+    state, _ = read_arrays(run.folder / "clients.safetensors")
     with Node.open(made(tmp_path / "node")) as node:
-        seen = read_lists(held, "history")
+        lists = read_lists(state, "history")
         node.store.add_interactions(
-            [(ids["users"][u], ids["items"][i], None, None) for u, i in zip(seen.rows(), seen.ids)]
+            [(ids["users"][u], ids["items"][i], None, None) for u, i in zip(lists.rows(), lists.ids)]
         )
         order, raws = node.store.users()
         number = [ids["users"].index(raw) for raw in raws]
-        own = {k: v[number] for k, v in held.items() if k == "private" or k.startswith("parts/")}
+        own = {k: v[number] for k, v in state.items() if k == "private" or k.startswith("parts/")}
         sent = {"items": ("", served["items"])}
         note = {"config": config.model_dump_json(), "block": 1, "round": 3}
         node.store.set_catalogue([(item, f"the {item}") for item in ids["items"]])
@@ -645,10 +646,10 @@ def test_a_node_recommends_what_the_lab_would(tmp_path: Path, method: str) -> No
         node.store.add_interactions(rows("newcomer i1"))
         node.refresh()
         for user in ids["users"][:10]:
-            found, expected = node.recommend(user, 5), run.recommend(user, 5).to_dicts()
-            assert [one["item"] for one in found] == [one["item"] for one in expected]
-            assert [one["score"] for one in found] == [one["score"] for one in expected]
-            assert found[0]["title"] == f"the {found[0]['item']}"
+            recommendations, expected = node.recommend(user, 5), run.recommend(user, 5).to_dicts()
+            assert [entry["item"] for entry in recommendations] == [entry["item"] for entry in expected]
+            assert [entry["score"] for entry in recommendations] == [entry["score"] for entry in expected]
+            assert recommendations[0]["title"] == f"the {recommendations[0]['item']}"
         for user, word in (("newcomer", "next round"), ("nobody", "nothing of user")):
             with pytest.raises(TacitaError) as error:
                 node.recommend(user)
@@ -657,11 +658,11 @@ def test_a_node_recommends_what_the_lab_would(tmp_path: Path, method: str) -> No
             node.recommend(ids["users"][0], 31)
         sentence(error, "31")
         node.store.add_interactions(
-            [(ids["users"][0], found[0]["item"], None, None) for found in [node.recommend(ids["users"][0])]]
+            [(ids["users"][0], result[0]["item"], None, None) for result in [node.recommend(ids["users"][0])]]
         )
         gone = node.recommend(ids["users"][0])[0]["item"]
         node.refresh()
-        assert gone not in [one["item"] for one in node.recommend(ids["users"][0])]
+        assert gone not in [entry["item"] for entry in node.recommend(ids["users"][0])]
 
 
 def test_a_model_that_reads_histories_serves_everybody(tmp_path: Path) -> None:
@@ -675,14 +676,14 @@ def test_a_model_that_reads_histories_serves_everybody(tmp_path: Path) -> None:
             node.recommend("u1")
         sentence(error, "first round")
         node.store.add_interactions(rows("u1 a", "u2 d", "u2 elsewhere"))
-        node.store.set_catalogue([(one, "") for one in "abcd"])
+        node.store.set_catalogue([(entry, "") for entry in "abcd"])
         note = {"config": config.model_dump_json(), "block": 0, "round": 1}
         sent = {"items": ("", np.zeros((4, backbone.item_width), np.float32))}
         sent |= {f"heads/{name}": ("", array) for name, array in heads.items()}
         node.store.commit_answer(QuestionNumber("run", 0, 1, "t"), AnswerRecord("", b"", model=(note, sent)))
         node.refresh()
-        assert [one["item"] for one in node.recommend("u1", 3)] == ["c", "d", "b"]
-        assert "d" not in [one["item"] for one in node.recommend("u2", 4)]
+        assert [entry["item"] for entry in node.recommend("u1", 3)] == ["c", "d", "b"]
+        assert "d" not in [entry["item"] for entry in node.recommend("u2", 4)]
 
 
 def big_node(folder: Path, n_items: int = 100_000, n_users: int = 300) -> Path:
@@ -690,8 +691,8 @@ def big_node(folder: Path, n_items: int = 100_000, n_users: int = 300) -> Path:
     rng = np.random.default_rng(1)
     made(folder)
     with NodeStore.open(folder / STORE_FILE) as store:
-        seen = rng.integers(0, n_items, (n_users, 50))
-        store.add_interactions([(f"u{u}", f"i{i}", None, None) for u in range(n_users) for i in seen[u]])
+        observations = rng.integers(0, n_items, (n_users, 50))
+        store.add_interactions([(f"u{u}", f"i{i}", None, None) for u in range(n_users) for i in observations[u]])
         store.set_catalogue([(f"i{i}", f"title {i}") for i in range(n_items)])
         ids, _ = store.users()
         private = rng.normal(size=(n_users, assembly.build_components(RunConfig())[0].private_width)).astype(np.float32)
@@ -712,8 +713,8 @@ def latency(ask: Callable[[str], object], n: int = 300) -> dict[str, float]:
         ask(f"u{at % 300}")
         took.append(1000 * (time.perf_counter() - began))
         work.append(1000 * (time.process_time() - worked))
-    found = {"median": float(np.median(took)), "p99": float(np.percentile(took, 99)), "worst": max(took)}
-    return found | {"work": float(np.median(work)), "work p99": float(np.percentile(work, 99))}
+    result = {"median": float(np.median(took)), "p99": float(np.percentile(took, 99)), "worst": max(took)}
+    return result | {"work": float(np.median(work)), "work p99": float(np.percentile(work, 99))}
 
 
 # The daemon
@@ -812,10 +813,10 @@ def test_daemon_survives_malformed_input(short: Path) -> None:
         node.store.add_interactions(rows("u1 a"))
     with Running(folder):
         for question in questions:
-            said = json.loads(unix_socket.ask(folder / node_client.CONTROL_SOCKET, question, timeout=20))
-            assert set(said) == {"error"}, (question, said)
-            assert said["error"].endswith((".", "?")), said
-            assert "\n" not in said["error"]
+            document = json.loads(unix_socket.ask(folder / node_client.CONTROL_SOCKET, question, timeout=20))
+            assert set(document) == {"error"}, (question, document)
+            assert document["error"].endswith((".", "?")), document
+            assert "\n" not in document["error"]
         with pytest.raises(TacitaError):
             unix_socket.ask(folder / node_client.CONTROL_SOCKET, b"x" * (node_client.MOST_BYTES + 1))
         assert node_client.ask_node(folder, "status")["interactions"] == 1
@@ -880,11 +881,11 @@ def test_ten_of_a_hundred_thousand_items_come_quickly(short: Path) -> None:
     """The goal is a p99 under 20 ms on an idle machine; the bounds here are of work, for one that is shared."""
     folder = big_node(short / "node")
     with Running(folder):
-        found = latency(lambda user: node_client.ask_daemon(folder, "recommend", user=user, k=10))
-    print(found)
-    assert found["work"] < 20
-    assert found["work p99"] < 200
-    assert found["median"] < 500  # nobody waits for a clock
+        result = latency(lambda user: node_client.ask_daemon(folder, "recommend", user=user, k=10))
+    print(result)
+    assert result["work"] < 20
+    assert result["work p99"] < 200
+    assert result["median"] < 500  # nobody waits for a clock
 
 
 SERVER = """
@@ -930,12 +931,12 @@ def test_a_killed_daemon_leaves_a_node_that_opens(short: Path) -> None:
 
 
 def said(*arguments: str) -> tuple[int, str]:
-    found = CliRunner().invoke(cli_node.app, list(arguments))
-    if isinstance(found.exception, TacitaError):
-        return 2, str(found.exception)
-    if found.exception is not None and not isinstance(found.exception, SystemExit):
-        raise found.exception
-    return found.exit_code, found.output
+    result = CliRunner().invoke(cli_node.app, list(arguments))
+    if isinstance(result.exception, TacitaError):
+        return 2, str(result.exception)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.output
 
 
 def test_the_verbs_work_without_a_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,9 +50,9 @@ from tacita.runs.assembly import Machine, assemble
 @pytest.fixture
 def site(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Site]:
     config = getattr(request, "param", None) or site_config("fedavg")
-    made = make_site(tmp_path, config)
-    yield made
-    for node in made.transport.members.values():
+    result = make_site(tmp_path, config)
+    yield result
+    for node in result.transport.members.values():
         node.close()
 
 
@@ -64,31 +64,31 @@ def test_nodes_equal_the_lab(site: Site) -> None:
     assert are_close(arrays["now/items"], whole.server.items)
     for name, head in whole.server.heads.items():
         assert are_close(arrays[f"now/heads/{name}"], head)
-    for part, held in whole.server.parts.items():
-        for name, value in held.items():
-            there = arrays[f"now/parts/{part}/{name}"]
+    for part, state in whole.server.parts.items():
+        for name, value in state.items():
+            result = arrays[f"now/parts/{part}/{name}"]
             if name == "commitment":  # a digest knows no nearly
-                assert there.shape == value.shape
+                assert result.shape == value.shape
             elif value.dtype == np.uint64:  # people, in whatever order their nodes answered
-                assert np.array_equal(np.sort(there), np.sort(value)), (part, name)
+                assert np.array_equal(np.sort(result), np.sort(value)), (part, name)
             else:
-                assert are_close(there, value), (part, name)
+                assert are_close(result, value), (part, name)
     with site.store as store:
         note = store.load_run("r").note
         assert note is not None
-        for live, there in zip(note["plain"]["results"], whole.results, strict=True):
-            assert live["best_round"] == there["best_round"]
+        for live, result in zip(note["plain"]["results"], whole.results, strict=True):
+            assert live["best_round"] == result["best_round"]
             for metric in ("ndcg@20", "recall@20", "valid", "users"):
-                assert live[metric] == pytest.approx(there[metric], rel=1e-4)
+                assert live[metric] == pytest.approx(result[metric], rel=1e-4)
     if whole.clients.private.shape[1]:
         fed = assemble(site.config, Machine())
         number = {raw: n for n, raw in enumerate(fed.stream.user_ids)}
         for node in site.transport.members.values():
-            found = node.store.devices("r", "now")
-            assert found is not None
+            outcome = node.store.devices("r", "now")
+            assert outcome is not None
             raw_of = dict(zip(*node.store.users(), strict=True))
-            rows = [number[raw_of[one]] for one in found[1]["users"]]
-            assert are_close(found[1]["private"], whole.clients.private[rows])
+            rows = [number[raw_of[user]] for user in outcome[1]["users"]]
+            assert are_close(outcome[1]["private"], whole.clients.private[rows])
 
 
 # What can go wrong on the way
@@ -213,8 +213,8 @@ def test_a_node_answers_one_question_under_one_number(site: Site) -> None:
     last = site.transport.log[-1]
     node = site.transport.members[last[0]]
     assert without_timestamp(question_handler.answer_message(node, last[1])) == without_timestamp(last[2])
-    asked = decode_request(last[1])
-    changed = ServerRequest(asked.head.model_copy(update={"best_round": asked.head.best_round + 1}), asked.arrays)
+    request = decode_request(last[1])
+    changed = ServerRequest(request.head.model_copy(update={"best_round": request.head.best_round + 1}), request.arrays)
     answer = decode_reply(question_handler.answer_message(node, encode_message(changed)))
     assert answer.head.verdict == "refused"
     assert answer.arrays == {}
@@ -278,13 +278,13 @@ def test_private_and_unknown_items_never_take_part(site: Site) -> None:
 def test_nothing_of_a_person_is_on_the_server(site: Site) -> None:
     play_blocks(site)
     names = {u.encode() for u, _, _ in rows_of_blocks(site.config)[0]}
-    names = {b'"' + one + b'"' for one in names} | {one for one in names if len(one) > 3}
+    names = {b'"' + name + b'"' for name in names} | {name for name in names if len(name) > 3}
     assert names
     for path in site.folder.glob(f"{STORE_FILE}*"):
         content = path.read_bytes()
-        assert not [one for one in names if one in content], path
+        assert not [name for name in names if name in content], path
     for _, _, reply in site.transport.log:
-        assert not [one for one in names if one in reply]
+        assert not [name for name in names if name in reply]
 
 
 @pytest.mark.parametrize("site", [site_config("f3crec"), site_config("tally")], indirect=True, ids=["f3crec", "tally"])
@@ -292,19 +292,19 @@ def test_a_node_never_computes_with_arrays_that_do_not_fit(site: Site) -> None:
     """Compiled loops trust shapes and places: a hostile server must not get that far."""
     play_blocks(site)
     number, body, _ = next(
-        one for one in reversed(site.transport.log) if decode_request(one[1]).head.kind == "validate"
+        entry for entry in reversed(site.transport.log) if decode_request(entry[1]).head.kind == "validate"
     )
-    asked = decode_request(body)
+    request = decode_request(body)
     node = site.transport.members[number]
-    held = node.store.model("r")
-    assert held is not None
-    whole = {name: array for name, (_, array) in held[1].items()}
+    state = node.store.model("r")
+    assert state is not None
+    whole = {name: array for name, (_, array) in state[1].items()}
 
     def send(run: str, **changed: Any) -> bytes:
         arrays = {name: array for name, array in {**whole, **changed}.items() if array is not None}
         names = {name: digest_array(array) for name, array in arrays.items()}
         return question_handler.answer_message(
-            node, encode_message(ServerRequest(asked.head.model_copy(update={"run": run, "names": names}), arrays))
+            node, encode_message(ServerRequest(request.head.model_copy(update={"run": run, "names": names}), arrays))
         )
 
     assert decode_reply(send("fresh")).head.verdict == "ok"
@@ -365,16 +365,16 @@ def test_a_changed_request_is_refused_or_answered_never_a_crash(fuzzed: Site, da
 
 @pytest.fixture(scope="module")
 def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    made = make_site(tmp_path_factory.mktemp("fuzzed"), site_config("f3crec"))
-    play_blocks(made)
-    yield made
-    close_nodes(made)
+    result = make_site(tmp_path_factory.mktemp("fuzzed"), site_config("f3crec"))
+    play_blocks(result)
+    yield result
+    close_nodes(result)
 
 
 def node_trained(node: Node) -> Any:
-    found = node.store.devices("r", "now")
-    assert found is not None
-    return found[1]["took_part"]
+    result = node.store.devices("r", "now")
+    assert result is not None
+    return result[1]["took_part"]
 
 
 # What a curious server tries
@@ -389,21 +389,21 @@ def test_two_runs_never_differ_by_few_users(tmp_path: Path) -> None:
     person = node.store.users()[1][0]
     items = [item for item, _ in node.store.catalogue()]
     node.store.add_interactions([(person, item, 2e9, None) for item in items[:20]])
-    again = repeat_request(site, "second")
-    assert again.head.verdict == "ok"
-    assert same_sums(again, decode_reply(reply))
-    everybody = [(raw, item, 2e9 + 1, None) for raw in node.store.users()[1] for item in items[:2]]
-    node.store.add_interactions(everybody)
-    assert not same_sums(repeat_request(site, "third"), again)
+    repeat = repeat_request(site, "second")
+    assert repeat.head.verdict == "ok"
+    assert same_sums(repeat, decode_reply(reply))
+    all_users = [(raw, item, 2e9 + 1, None) for raw in node.store.users()[1] for item in items[:2]]
+    node.store.add_interactions(all_users)
+    assert not same_sums(repeat_request(site, "third"), repeat)
     close_nodes(site)
 
 
 def test_settings_of_a_run_stay_and_people_are_not_sampled(tmp_path: Path) -> None:
     site = site_with_first_block(tmp_path)
     site.next_block()
-    said = repeat_request(site, "r", round=0, block=1, train={"patience": 7})
-    assert said.head.verdict == "refused"
-    assert "settings" in said.head.said
+    message = repeat_request(site, "r", round=0, block=1, train={"patience": 7})
+    assert message.head.verdict == "refused"
+    assert "settings" in message.head.said
     for train in ({"participation": {"kind": "fraction", "rate": 0.9}}, {"negatives": 0}, {"local_epochs": 1000}):
         assert repeat_request(site, "other", train=train).head.verdict == "refused", train
     for changed in ({"round": 1}, {"kind": "train"}, {"block": 5000}, {"round": 10**6}):
@@ -416,11 +416,11 @@ def test_a_node_whose_model_came_before_later_settings_goes_on(tmp_path: Path, m
     site.next_block()
     store = site.transport.members[site.transport.log[0][0]].store
     run = decode_request(site.transport.log[0][1]).head.run
-    held = store.model(run)
-    assert held is not None
-    before = json.loads(held[0]["config"])
+    state = store.model(run)
+    assert state is not None
+    before = json.loads(state[0]["config"])
     del before["split"]["repeats"], before["evaluate"]["hidden_items"], before["date_format"], before["decimal"]
-    monkeypatch.setattr(store, "model", lambda run: ({**held[0], "config": json.dumps(before)}, held[1]))
+    monkeypatch.setattr(store, "model", lambda run: ({**state[0], "config": json.dumps(before)}, state[1]))
     assert "settings" not in repeat_request(site, run, kind="validate").head.said
     before["seed"] += 1
     assert "settings" in repeat_request(site, run, kind="validate").head.said
@@ -445,7 +445,7 @@ def test_after_everybody_refused_the_block_can_be_asked_for_again(tmp_path: Path
     site.publish(list(fed.stream.item_ids))
     rows = rows_of_blocks(site.config)[0]
     few = sorted({u for u, _, _ in rows})[:20]
-    site.collect([one for one in rows if one[0] in few])
+    site.collect([row for row in rows if row[0] in few])
     with pytest.raises(TacitaError, match="refused"):
         site.next_block()
     site.collect(rows)
@@ -471,23 +471,23 @@ def test_refusals_do_not_reveal_few_users(tmp_path: Path) -> None:
         site.next_block()
     _, body, _ = site.transport.log[0]
     node = site.transport.members[1]
-    asked = decode_request(body)
-    n = len(asked.arrays["items"])
-    said = set()
+    request = decode_request(body)
+    n = len(request.arrays["items"])
+    message = set()
     for item in range(n):
         loud = np.zeros((n, n), np.float32)
         loud[item] = 9e5
         heads = {"weights": loud, "column": np.zeros(0, np.int32), "ptr": np.zeros(0, np.int32)}
-        arrays = {**asked.arrays, **{f"heads/{k}": v for k, v in heads.items()}}
+        arrays = {**request.arrays, **{f"heads/{k}": v for k, v in heads.items()}}
         arrays["heads/known"] = np.array([n], np.int32)
         names = {name: digest_array(array) for name, array in arrays.items()}
         for kind in ("validate", "close"):
-            head = asked.head.model_copy(update={"run": f"{kind}{item}", "names": names, "kind": kind})
+            head = request.head.model_copy(update={"run": f"{kind}{item}", "names": names, "kind": kind})
             reply = decode_reply(
                 question_handler.answer_message(node, encode_message(ServerRequest(head, arrays)))
             ).head
-            said.add((kind, reply.verdict, reply.said, len(reply.sums)))
-    assert len(said) == 2
+            message.add((kind, reply.verdict, reply.said, len(reply.sums)))
+    assert len(message) == 2
     assert node.store.list_releases() == []
     close_nodes(site)
 
@@ -496,9 +496,9 @@ def whole_sum(reply: Any, name: str, shape: tuple[int, ...]) -> Any:
     """One sum of a reply, whole."""
     if name in reply.arrays:
         return reply.arrays[name]
-    found = np.zeros(shape)
-    found.reshape(-1)[reply.arrays[f"{name}/at"]] = reply.arrays[f"{name}/value"]
-    return found
+    values = np.zeros(shape)
+    values.reshape(-1)[reply.arrays[f"{name}/at"]] = reply.arrays[f"{name}/value"]
+    return values
 
 
 def test_statistic_leaves_out_items_below_min_contributors(tmp_path: Path) -> None:
@@ -529,14 +529,14 @@ def test_contributor_counts_carry_noise(tmp_path: Path, backbone: str) -> None:
     }
     site = make_site(tmp_path, validate_model(RunConfig, values, "test"), min_contributors=5)
     play_blocks(site)
-    seen = 0
+    observations = 0
     for _, body, reply in site.transport.log:
-        told = decode_reply(reply)
-        if told.head.verdict == "ok" and "touched" in told.arrays:
-            seen += 1
-            counts = told.arrays["touched"]
+        report = decode_reply(reply)
+        if report.head.verdict == "ok" and "touched" in report.arrays:
+            observations += 1
+            counts = report.arrays["touched"]
             assert not np.array_equal(counts, np.rint(counts)), decode_request(body).head
-    assert seen >= 4
+    assert observations >= 4
     close_nodes(site)
 
 
@@ -555,10 +555,10 @@ def test_user_who_withdraws_during_a_sum_is_excluded(tmp_path: Path, monkeypatch
     whole, real, done = len(node.store.users()[1]), LocalDevices.exchange, []
 
     def slow(self: Any, *given: Any) -> Any:
-        told = real(self, *given)
+        report = real(self, *given)
         if not done:
             done.append(node.store.set_consent(person, None, "keep"))
-        return told
+        return report
 
     monkeypatch.setattr(LocalDevices, "exchange", slow)
     site.next_block()
@@ -596,7 +596,7 @@ def test_a_node_revoked_during_a_round_does_not_count(site: Site) -> None:
 @pytest.mark.parametrize("site", [site_config("fedavg"), site_config("tally")], indirect=True, ids=["fedavg", "tally"])
 def test_hostile_node_cannot_stop_or_bias_a_run(site: Site, tmp_path: Path) -> None:
     """What node 3 sends first is always wrong; asked again it answers as it should, and nothing of the rest is left."""
-    seen: set[tuple[Any, ...]] = set()
+    observations: set[tuple[Any, ...]] = set()
     turn = 0
 
     def hostile(number: int, body: bytes, answer: Any) -> bytes:
@@ -604,9 +604,9 @@ def test_hostile_node_cannot_stop_or_bias_a_run(site: Site, tmp_path: Path) -> N
         read = decode_reply(answer())
         head = read.head
         mark = (head.block, head.round, head.kind)
-        if number != 3 or mark in seen:
+        if number != 3 or mark in observations:
             return encode_message(read)
-        seen.add(mark)
+        observations.add(mark)
         turn += 1
         changes: list[dict[str, Any]] = [{"weight": 1e11}, {"clients": 10**8}, {"sums": {"ndcg@20": (5.0, 2)}}]
         if head.kind in ("validate", "close"):
@@ -659,7 +659,7 @@ def test_titles_and_other_runs_do_not_affect_a_run(site: Site) -> None:
     continue_run(site.folder, "second", site.transport)
     continue_run(site.folder, "r", site.transport)
     with site.store as store:
-        found = store.load_run("r").note
-        assert found is not None
-        assert len(found["plain"]["results"]) == 1
+        result = store.load_run("r").note
+        assert result is not None
+        assert len(result["plain"]["results"]) == 1
     assert site.transport.members[1].store.catalogue()[0][1] == "a title at last"

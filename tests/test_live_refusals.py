@@ -64,15 +64,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.mark.parametrize("name", ["f3crec", "tally"])
 def test_paused_node_continues_unchanged(tmp_path: Path, clock: Clock, name: str) -> None:
     """Every question comes too early, twice, and then in time: the answers are those of a node without a pause."""
-    folders = [tmp_path / one for one in ("whole", "paused")]
+    folders = [tmp_path / element for element in ("whole", "paused")]
     for folder in folders:
         folder.mkdir()
     whole = make_site(folders[0], site_config(name))
     paused = make_site(folders[1], site_config(name), min_seconds_between_rounds=60.0)
     play_blocks(whole)
-    node, asked = paused.transport.members[1], [(body, reply) for n, body, reply in whole.transport.log if n == 1]
+    node, request = paused.transport.members[1], [(body, reply) for n, body, reply in whole.transport.log if n == 1]
     blocks, refused, answered = rows_of_blocks(paused.config), 0, {}
-    for body, reply in asked:
+    for body, reply in request:
         head = decode_request(body).head
         if blocks and head.block == 2 - len(blocks):
             paused.collect(blocks.pop(0))
@@ -89,14 +89,14 @@ def test_paused_node_continues_unchanged(tmp_path: Path, clock: Clock, name: str
         assert without_timestamp(question_handler.answer_message(node, body)) == without_timestamp(reply)
         answered[head.kind] = clock.now
     assert refused >= 4
-    assert len(node.store.list_releases()) == len(asked)
+    assert len(node.store.list_releases()) == len(request)
     close_nodes(whole)
     close_nodes(paused)
 
 
 def test_a_block_ends_on_a_node_that_keeps_its_scores(tmp_path: Path, clock: Clock) -> None:
     """The day's answers are used up when the block closes: no scores are told, and the best round is carried on."""
-    folders = [tmp_path / one for one in ("whole", "spent")]
+    folders = [tmp_path / name for name in ("whole", "spent")]
     for folder in folders:
         folder.mkdir()
     sites = [
@@ -140,11 +140,12 @@ def test_a_small_node_learns_a_round_once_and_beside_the_run(tmp_path: Path) -> 
     other = make_site(tmp_path / "other", site.config) if (tmp_path / "other").mkdir() is None else site
     other.collect(rows_of_blocks(site.config)[0])
     node.open_runs.clear()
-    mine, fresh = (
-        decode_reply(question_handler.answer_message(one, body)) for one in (node, other.transport.members[number])
+    own_values, fresh = (
+        decode_reply(question_handler.answer_message(element, body))
+        for element in (node, other.transport.members[number])
     )
-    assert mine.head.verdict == fresh.head.verdict == "ok"
-    assert same_sums(mine, fresh)
+    assert own_values.head.verdict == fresh.head.verdict == "ok"
+    assert same_sums(own_values, fresh)
     close_nodes(site)
     close_nodes(other)
 
@@ -164,9 +165,9 @@ def test_import_joins_only_with_enough_users_with_usable_rows(tmp_path: Path) ->
     node.store.add_interactions([(first, item, 2e9, None) for item in items[:20]])
     node.store.add_interactions([(user, "not in the catalogue", 2e9, None) for user in others])
     node.store.add_interactions([(user, had[user], 2e9, None) for user in others])
-    again = repeat_request(site, "second")
-    assert again.head.verdict == "ok"
-    assert same_sums(again, decode_reply(reply))
+    repeat = repeat_request(site, "second")
+    assert repeat.head.verdict == "ok"
+    assert same_sums(repeat, decode_reply(reply))
     close_nodes(site)
 
 
@@ -273,19 +274,19 @@ def test_impossible_values_are_refused_by_field_name(
         if number != 3 or not lies or not later or reply.head.verdict != "ok":
             return encode_message(reply)
         word, lie = lies.pop(0)
-        told = encode_message(lie(reply))
-        assert told != encode_message(reply)
+        message = encode_message(lie(reply))
+        assert message != encode_message(reply)
         expect.append(word)
-        return told
+        return message
 
     expect: list[str] = []
     caplog.set_level(logging.WARNING, "tacita.live.server.remote_devices")
     site.transport.spoil = lying
     play_blocks(site)
-    said = [record.getMessage() for record in caplog.records if record.name == "tacita.live.server.remote_devices"]
+    messages = [record.getMessage() for record in caplog.records if record.name == "tacita.live.server.remote_devices"]
     assert not any(todo.values())
-    assert len(said) == len(expect)
-    for line, word in zip(said, expect, strict=True):
+    assert len(messages) == len(expect)
+    for line, word in zip(messages, expect, strict=True):
         assert word in line
     play_blocks(whole)
     assert same_server_arrays(site, whole)
@@ -294,9 +295,9 @@ def test_impossible_values_are_refused_by_field_name(
 
 
 def test_a_reply_brings_no_more_requests_than_it_may() -> None:
-    given = {"kind": "train", "run": "r", "block": 0, "round": 0, "verdict": "ok"}
+    inputs = {"kind": "train", "run": "r", "block": 0, "round": 0, "verdict": "ok"}
     with pytest.raises(ValueError, match="requests"):
-        ReplyHead(**given, requests=[{}] * 1001)
+        ReplyHead(**inputs, requests=[{}] * 1001)
 
 
 def test_remote_messages_cannot_inject_terminal_codes() -> None:

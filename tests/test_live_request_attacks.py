@@ -70,14 +70,14 @@ class Hostile:
             site.next_block()
 
     def asks(self, **head: Any) -> Any:
-        held = self.node.store.model("r")
-        known = {} if held is None else {name: array for name, (_, array) in held[1].items()}
+        state = self.node.store.model("r")
+        known = {} if state is None else {name: array for name, (_, array) in state[1].items()}
         arrays = {name: array for name, array in (known | self.first.arrays).items() if name in self.first.head.names}
         if "/" not in head.get("kind", self.first.head.kind):
             arrays = {name: array for name, array in arrays.items() if not name.startswith("chosen")}
         names = {name: digest_array(array) for name, array in arrays.items()}
-        asked = ServerRequest(self.first.head.model_copy(update={"names": names, **head}), arrays)
-        return decode_reply(question_handler.answer_message(self.node, encode_message(asked)))
+        server_request = ServerRequest(self.first.head.model_copy(update={"names": names, **head}), arrays)
+        return decode_reply(question_handler.answer_message(self.node, encode_message(server_request)))
 
 
 def budgeted(folder: Path) -> Site:
@@ -111,7 +111,7 @@ def test_ordinary_replies_cannot_be_undone_and_noise_is_never_reused(
     assert second.head.verdict == "ok"
     pairs = [(first.arrays[name], second.arrays[name]) for name in first.arrays if name.startswith("terms")]
     assert pairs
-    assert all(one.shape != other.shape or (one != other).mean() > 0.9 for one, other in pairs)
+    assert all(entry.shape != other.shape or (entry != other).mean() > 0.9 for entry, other in pairs)
     close_nodes(site)
 
 
@@ -150,26 +150,26 @@ def test_attempt_snapshot_is_deleted_when_done_or_erased(tmp_path: Path) -> None
     site = site_with_leavers(tmp_path / "site")
     server = Hostile(site, "statistic/retraction")
     node = server.node
-    held = node.store.devices("r")
-    assert held is not None
-    ptr, ids = held[1]["lists/parts/statistic/told:"], held[1]["lists/parts/statistic/told:item"]
+    stored_state = node.store.devices("r")
+    assert stored_state is not None
+    ptr, ids = stored_state[1]["lists/parts/statistic/told:"], stored_state[1]["lists/parts/statistic/told:item"]
     needles = [ids[ptr[n] : ptr[n + 1]].tobytes() for n in range(LEAVERS)]
     assert server.asks().head.verdict == "ok"
     assert node.store.devices("r", "before/now") is not None
-    assert any(one in _file(node) for one in needles)
-    done = [RequestOutcome(id=one.id, state="done") for one in node.store.list_requests("r")]
+    assert any(needle in _file(node) for needle in needles)
+    done = [RequestOutcome(id=request.id, state="done") for request in node.store.list_requests("r")]
     node.store.record_outcomes("r", done[:1])
     copy = node.store.devices("r", "before/now")
     assert copy is not None
-    assert len(copy[1]["users"]) == len(held[1]["users"]) - 1
+    assert len(copy[1]["users"]) == len(stored_state[1]["users"]) - 1
     node.store.record_outcomes("r", done)
-    assert not any(one in _file(node) for one in needles)
+    assert not any(needle in _file(node) for needle in needles)
     node.store.run_withdrawal(
         lambda db: attempt_snapshot.end_attempt(db, "r", True, "here")
     )  # "it failed", says a server that lies
     after = node.store.devices("r")
     assert after is not None
-    assert after[1]["users"].tolist() == held[1]["users"].tolist()
+    assert after[1]["users"].tolist() == stored_state[1]["users"].tolist()
     assert not stored_upload_sizes(site)[:LEAVERS].any()
     assert stored_upload_sizes(site)[LEAVERS:].any()
     node.store.run_withdrawal(lambda db: attempt_snapshot.save_snapshot(db, "r", 9, 0))
@@ -181,7 +181,7 @@ def test_attempt_snapshot_is_deleted_when_done_or_erased(tmp_path: Path) -> None
 
 def _file(node: Any) -> bytes:
     path = node.store.path
-    return b"".join(one.read_bytes() for one in path.parent.glob(f"{path.name}*"))
+    return b"".join(entry.read_bytes() for entry in path.parent.glob(f"{path.name}*"))
 
 
 def test_serial_number_is_not_reused_after_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +199,7 @@ def test_serial_number_is_not_reused_after_a_kill(tmp_path: Path, monkeypatch: p
     def lose(number: int, body: bytes, answer: Any) -> bytes | None:
         reply = bytes(answer())
         if is_retraction(body):
-            effective.append(sum(float(np.abs(one).sum()) for one in decode_reply(reply).arrays.values()))
+            effective.append(sum(float(np.abs(array).sum()) for array in decode_reply(reply).arrays.values()))
         return None if is_retraction(body) and decode_request(body).head.block == 0 else reply
 
     def more(block: int) -> None:
@@ -230,7 +230,7 @@ def test_serial_number_is_not_reused_after_a_kill(tmp_path: Path, monkeypatch: p
     coordinator.continue_run(site.folder, "r", site.transport)
     more(2)
     site.next_block()
-    assert all(one["state"].startswith("done") for one in request_status(site))
+    assert all(entry["state"].startswith("done") for entry in request_status(site))
     assert request_status(site)[0]["certificate"]["taken"] == "what was learned out of the model"
     assert effective[-1] > 0
     assert not stored_upload_sizes(site)[:LEAVERS].any()
@@ -239,7 +239,7 @@ def test_serial_number_is_not_reused_after_a_kill(tmp_path: Path, monkeypatch: p
 
 def test_a_silent_node_is_waited_for_once_a_round(tmp_path: Path) -> None:
     site = site_with_leavers(tmp_path / "site", timeout=0.05, give_up=60.0)
-    node, seen = site.transport.members[1], list[str]()
+    node, observations = site.transport.members[1], list[str]()
     raws = node.store.users()[1][LEAVERS : 2 * LEAVERS]
     for raw in raws:
         node.store.enqueue_request(
@@ -248,14 +248,14 @@ def test_a_silent_node_is_waited_for_once_a_round(tmp_path: Path) -> None:
 
     def deaf(number: int, body: bytes, answer: Any) -> bytes | None:
         kind = decode_request(body).head.kind
-        seen.extend([kind] if kind.startswith("statistic/") else [])
+        observations.extend([kind] if kind.startswith("statistic/") else [])
         return None if kind.startswith("statistic/") else bytes(answer())
 
     site.transport.spoil = deaf
     site.next_block()
-    assert len(set(seen)) == 1  # the second group is not asked while the first was met with silence
+    assert len(set(observations)) == 1  # the second group is not asked while the first was met with silence
     with site.store as store:
-        assert {one["tries"] for one in store.list_pending("r")} == {1}
+        assert {entry["tries"] for entry in store.list_pending("r")} == {1}
         assert len(store.list_pending("r")) == 2 * LEAVERS
     close_nodes(site)
 
@@ -270,30 +270,30 @@ def test_a_node_cannot_fill_the_server_with_requests_and_loses_none(
         for _ in range(2):  # sent again with every answer
             with store._write_transaction() as db:
                 open_requests.put_received(db, "r", open_requests.ReceivedRequests(some), 1.0)
-        found = [(one.node, one.request.id) for one in store.open_requests("r")]
-        assert found == [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3)]
+        results = [(entry.node, entry.request.id) for entry in store.open_requests("r")]
+        assert results == [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3)]
         assert [event["said"].split(" requests")[0] for _, _, event in store.events("r")] == ["2", "1", "2", "1"]
         with store._write_transaction() as db:
             db.execute("UPDATE requests SET done = 2, request = '' WHERE number < 3")
             open_requests.put_received(db, "r", open_requests.ReceivedRequests(some), 3.0)
-        assert [one.request.id for one in store.open_requests("r") if one.node == 1] == [3, 4, 5]
+        assert [entry.request.id for entry in store.open_requests("r") if entry.node == 1] == [3, 4, 5]
     close_nodes(site)
 
 
 def test_certificate_hides_the_uploads_of_others(tmp_path: Path) -> None:
     site = make_site(tmp_path, site_config(SHARING, rounds=5, patience=100))
     collect_first_block(site)
-    (one, items), (other, _) = user_with_items(site), user_with_items(site, nth=1)
+    (entry, items), (other, _) = user_with_items(site), user_with_items(site, nth=1)
     store = site.transport.members[1].store
 
     def leave() -> None:
-        for raw in (one, other):
+        for raw in (entry, other):
             store.enqueue_request("leave", "r", user=store.find_user(raw))
 
-    act_at_rounds(site, {1: lambda: submit_request(site, "share", one, *items[:6]), 3: leave})
+    act_at_rounds(site, {1: lambda: submit_request(site, "share", entry, *items[:6]), 3: leave})
     site.next_block()
-    left = {line["user"]: line["certificate"] for line in request_status(site) if line["kind"] == "leave"}
-    assert left[one]["taken"].startswith("6 shared items out of the record")
-    assert "shared items" not in left[other]["taken"]
-    assert left[other]["shared items"] == 0
+    remainder = {line["user"]: line["certificate"] for line in request_status(site) if line["kind"] == "leave"}
+    assert remainder[entry]["taken"].startswith("6 shared items out of the record")
+    assert "shared items" not in remainder[other]["taken"]
+    assert remainder[other]["shared items"] == 0
     close_nodes(site)

@@ -66,9 +66,9 @@ def second_block(site: Site) -> None:
 
 
 def learned(site: Site) -> dict[str, np.ndarray]:
-    found = {k: v for k, v in site.arrays().items() if k.startswith("now/heads/") or "/tally/" in k}
-    assert len(found) > 3
-    return found
+    results = {k: v for k, v in site.arrays().items() if k.startswith("now/heads/") or "/tally/" in k}
+    assert len(results) > 3
+    return results
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
     site = site_with_leavers(tmp_path_factory.mktemp("survive") / "whole")
     site.next_block()
     second_block(site)
-    assert all(one["state"].startswith("done in block 0 after round 1") for one in request_status(site))
+    assert all(entry["state"].startswith("done in block 0 after round 1") for entry in request_status(site))
     close_nodes(site)
     return learned(site)
 
@@ -85,17 +85,17 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
 def same(site: Site, whole: dict[str, np.ndarray]) -> None:
     """It was taken back once, and nobody has anything left that could be taken back again."""
     assert not stored_upload_sizes(site)[:LEAVERS].any()
-    mine = learned(site)
-    assert mine.keys() == whole.keys()
+    own_values = learned(site)
+    assert own_values.keys() == whole.keys()
     for name, value in whole.items():
-        assert are_close(mine[name], value, 1e-9), name
+        assert are_close(own_values[name], value, 1e-9), name
 
 
 def test_lost_retraction_is_retried_in_a_later_round(tmp_path: Path, whole: Any) -> None:
     """The node answered, the server heard nothing: it asks again in the next block, and hears all of it, once."""
     site = site_with_leavers(tmp_path / "lost", timeout=0.2, give_up=60.0)
     answers: list[dict[str, np.ndarray]] = []
-    seen: dict[str, Any] = {}
+    observations: dict[str, Any] = {}
 
     def lose(number: int, body: bytes, answer: Any) -> bytes | None:
         reply = bytes(answer())
@@ -106,19 +106,23 @@ def test_lost_retraction_is_retried_in_a_later_round(tmp_path: Path, whole: Any)
 
     site.transport.spoil = lose
     site.next_block()
-    seen["status"], seen["told"] = request_status(site), stored_upload_sizes(site)
+    observations["status"], observations["told"] = request_status(site), stored_upload_sizes(site)
     with site.store as store:
-        seen["open"] = store.list_pending("r")
+        observations["open"] = store.list_pending("r")
     second_block(site)
-    assert any(one.any() for one in answers[0].values())
+    assert any(entry.any() for entry in answers[0].values())
     waits = (
         "open for a moment, tried in vain once, to be tried again in later rounds: block 0 round 2: 0 of the 1 nodes"
     )
-    assert all(one["state"].startswith(waits) and one["age"] >= 0 and not one["done"] for one in seen["status"])
-    assert [one["node"] for one in seen["open"]] == ["n1"] * LEAVERS
-    assert all(one["tries"] == 1 and one["state"] == "pending" and one["age"] >= 0 for one in seen["open"])
-    assert all(seen["told"][:LEAVERS] > 0)  # they have it still, for it was taken back by nobody
-    assert all(one["state"].startswith("done in block 1 after round 1") for one in request_status(site))
+    assert all(
+        entry["state"].startswith(waits) and entry["age"] >= 0 and not entry["done"] for entry in observations["status"]
+    )
+    assert [entry["node"] for entry in observations["open"]] == ["n1"] * LEAVERS
+    assert all(
+        entry["tries"] == 1 and entry["state"] == "pending" and entry["age"] >= 0 for entry in observations["open"]
+    )
+    assert all(observations["told"][:LEAVERS] > 0)  # they have it still, for it was taken back by nobody
+    assert all(entry["state"].startswith("done in block 1 after round 1") for entry in request_status(site))
     same(site, whole)
     close_nodes(site)
 
@@ -153,7 +157,7 @@ def test_kills_between_reply_and_effect_apply_a_request_once(
     coordinator.continue_run(site.folder, "r", site.transport)
     second_block(site)
     assert len(sent) == 2
-    first, second = (stamp_reply(one, "", 0.0) for one in sent)
+    first, second = (stamp_reply(entry, "", 0.0) for entry in sent)
     assert first == second  # the same question, the same bytes but for the clock
     assert deaths == ["server"]
     same(site, whole)
@@ -201,31 +205,37 @@ def test_requests_of_a_silent_node_wait_and_raise_an_alert(tmp_path: Path, monke
     site = make_site(tmp_path, validate_model(RunConfig, values, "the test"))
     collect_first_block(site, timeout=0.05)
     user, _ = user_with_items(site)
-    node, seen = site.transport.members[1], dict[str, Any]()
+    node, observations = site.transport.members[1], dict[str, Any]()
 
     def deaf(number: int, body: bytes, answer: Any) -> bytes | None:
         head = decode_request(body).head
-        if number == 1 and head.kind == "round" and head.round == 1 and "asked" not in seen:
-            seen["asked"] = submit_request(site, "leave", user)["request"]
-        if number == 1 and head.attempt and "before" not in seen:
-            seen["before"] = node.store.devices("r")
+        if number == 1 and head.kind == "round" and head.round == 1 and "asked" not in observations:
+            observations["asked"] = submit_request(site, "leave", user)["request"]
+        if number == 1 and head.attempt and "before" not in observations:
+            observations["before"] = node.store.devices("r")
         reply = bytes(answer())
         if number == 1 and head.attempt and head.round < 5:
-            seen["state"] = request_status(site)[0]["state"]
+            observations["state"] = request_status(site)[0]["state"]
             return None
-        if number == 1 and head.round == 2 and not head.attempt and "after" not in seen and "before" in seen:
-            seen["after"] = node.store.run_query(lambda db: attempt_snapshot.find_open_attempt(db, "r"))
+        if (
+            number == 1
+            and head.round == 2
+            and not head.attempt
+            and "after" not in observations
+            and "before" in observations
+        ):
+            observations["after"] = node.store.run_query(lambda db: attempt_snapshot.find_open_attempt(db, "r"))
         return reply
 
     site.transport.spoil = deaf
     site.next_block()
-    assert seen["after"] == 0  # undone with the next question, whatever that is
-    assert seen["state"].startswith("open for a moment, tried in vain once")
-    one = request_status(site)[0]
-    assert one["state"].startswith("done in block 0 after round")
-    assert int(one["state"].split("round ")[1].split(":")[0]) > 5
-    assert one["effect"].startswith("effective since")
-    assert "what was learned out of the model; verified by nobody" in one["effect"]
+    assert observations["after"] == 0  # undone with the next question, whatever that is
+    assert observations["state"].startswith("open for a moment, tried in vain once")
+    entry = request_status(site)[0]
+    assert entry["state"].startswith("done in block 0 after round")
+    assert int(entry["state"].split("round ")[1].split(":")[0]) > 5
+    assert entry["effect"].startswith("effective since")
+    assert "what was learned out of the model; verified by nobody" in entry["effect"]
     with site.store as store:
         events = [event for _, _, event in store.events("r")]
         assert [e["tries"] for e in events if e["event"] == "request stuck"] == [2]
@@ -254,8 +264,8 @@ def test_failed_requests_back_off_and_block_later_ones() -> None:
     assert when == {1: 11, 2: 12, 3: 14, 9: 74}
     assert select_due([open_(1, 1, tries=9, **last)], server(2, 0))  # a new block is a new chance
     waiting = [open_(1, 1, tries=3, **last), open_(2, 1), open_(3, 2)]
-    assert [one.number for one in select_due(waiting, server(1, 11))] == [3]
-    assert [one.number for one in select_due(waiting, server(1, 14))] == [1, 2, 3]
+    assert [entry.number for entry in select_due(waiting, server(1, 11))] == [3]
+    assert [entry.number for entry in select_due(waiting, server(1, 14))] == [1, 2, 3]
 
 
 def test_rollback_restores_devices_but_not_spending(tmp_path: Path) -> None:
@@ -278,11 +288,11 @@ def test_rollback_restores_devices_but_not_spending(tmp_path: Path) -> None:
         )  # a second answer of the same attempt
         assert store.run_query(lambda db: attempt_snapshot.find_open_attempt(db, "r")) == 4
         store.run_withdrawal(lambda db, failed=failed: attempt_snapshot.end_attempt(db, "r", failed, "here"))
-        held = store.devices("r")
-        assert held is not None
-        assert held[1]["users"].tolist() == ([1, 2, 3] if failed else [2, 3])
-        assert held[1]["private"].all(axis=1).tolist() == ([True, True, False] if failed else [False, False])
-        assert held[1]["parts/p/spent"].tolist() == ([[1], [7], [8]] if failed else [[7], [8]])  # a newcomer's, too
+        state = store.devices("r")
+        assert state is not None
+        assert state[1]["users"].tolist() == ([1, 2, 3] if failed else [2, 3])
+        assert state[1]["private"].all(axis=1).tolist() == ([True, True, False] if failed else [False, False])
+        assert state[1]["parts/p/spent"].tolist() == ([[1], [7], [8]] if failed else [[7], [8]])  # a newcomer's, too
         assert store.devices("r", "before/now") is None
         assert store.run_query(lambda db: attempt_snapshot.find_open_attempt(db, "r")) == 0
     close_nodes(site)
@@ -298,7 +308,11 @@ def test_sent_requests_are_in_the_release_log_and_certificate(tmp_path: Path) ->
         3: lambda: submit_request(site, "unshare", user, *items[:2]),
     })  # fmt: skip
     site.next_block()
-    lines = {one["kind"]: one for one in reversed(node.store.list_releases()) if one["kind"].startswith("request/")}
+    lines = {
+        release["kind"]: release
+        for release in reversed(node.store.list_releases())
+        if release["kind"].startswith("request/")
+    }
     assert lines.keys() == {"request/share", "request/unshare"}
     sent = lines["request/share"]
     assert (sent["users"], sent["block"], sent["round"]) == (1, 0, 1)
@@ -307,21 +321,26 @@ def test_sent_requests_are_in_the_release_log_and_certificate(tmp_path: Path) ->
     assert user not in str(lines)
     assert not any(item in str(lines) for item in items)
     log = describe_log(perform_verb(node, "ledger", {}))
-    assert any("1 person asks the server to unshare: made-up names, 2 item numbers" in one for one in log)
-    mine = perform_verb(node, "ledger", {"user": user})
-    assert [(one["kind"], one["items told"]) for one in mine["requests"]] == [("share", 3), ("unshare", 2)]
-    assert mine["requests"][0]["bytes"] == sent["bytes"]
-    assert "the wish to share, 3 item numbers, a made-up name and the time" in describe_log(mine)[0]
+    assert any("1 person asks the server to unshare: made-up names, 2 item numbers" in entry for entry in log)
+    answer = perform_verb(node, "ledger", {"user": user})
+    assert [(request["kind"], request["items told"]) for request in answer["requests"]] == [
+        ("share", 3),
+        ("unshare", 2),
+    ]
+    assert answer["requests"][0]["bytes"] == sent["bytes"]
+    assert "the wish to share, 3 item numbers, a made-up name and the time" in describe_log(answer)[0]
     counted, _ = node.store.count_releases(0.0)
-    assert counted == sum(not one["kind"].startswith("request/") for one in node.store.list_releases())
+    assert counted == sum(not release["kind"].startswith("request/") for release in node.store.list_releases())
     _, rows = user_queries.list_releases(node.store, node.store.users()[1][1], 0, 100)
-    assert not any(one["yours"] for one in rows if one["kind"].startswith("request/"))  # somebody else's
-    told = request_status(site)
-    assert told[0]["certificate"]["taken"] == ""
-    assert told[1]["certificate"]["taken"] == "2 shared items out of the record"
-    assert (told[1]["certificate"]["effective block"], told[1]["certificate"]["effective after round"]) == (0, 4)
-    assert abs(float(told[1]["certificate"]["effective at"]) - time.time()) < 600
-    assert "in block 0 after round 4; taken: 2 shared items out of the record; verified by nobody" in told[1]["effect"]
+    assert not any(row["yours"] for row in rows if row["kind"].startswith("request/"))  # somebody else's
+    report = request_status(site)
+    assert report[0]["certificate"]["taken"] == ""
+    assert report[1]["certificate"]["taken"] == "2 shared items out of the record"
+    assert (report[1]["certificate"]["effective block"], report[1]["certificate"]["effective after round"]) == (0, 4)
+    assert abs(float(report[1]["certificate"]["effective at"]) - time.time()) < 600
+    assert (
+        "in block 0 after round 4; taken: 2 shared items out of the record; verified by nobody" in report[1]["effect"]
+    )
     close_nodes(site)
 
 
@@ -329,13 +348,15 @@ def test_part_that_did_not_unlearn_is_not_certified() -> None:
     config = site_config("preset retraction")
     fed = assemble(config, Machine())
     server = start_run(fed).server
-    asked = UserRequest(id=1, kind="unshare", items=[1])
-    said = certify_user(
-        build_certificate([UnlearningReport(details={"people": 1})], (server, server), asked.kind), asked.kind, 0
+    user_request = UserRequest(id=1, kind="unshare", items=[1])
+    user = certify_user(
+        build_certificate([UnlearningReport(details={"people": 1})], (server, server), user_request.kind),
+        user_request.kind,
+        0,
     )
-    assert said["verdict"] == "taken out of the server's record; not unlearned"
-    assert said["taken"] == "nothing: the server held none of it"
-    assert said["method"] == "the record of what is shared"
+    assert user["verdict"] == "taken out of the server's record; not unlearned"
+    assert user["taken"] == "nothing: the server held none of it"
+    assert user["method"] == "the record of what is shared"
 
 
 def test_a_node_that_lies_about_times_reorders_nothing(tmp_path: Path) -> None:
@@ -345,13 +366,13 @@ def test_a_node_that_lies_about_times_reorders_nothing(tmp_path: Path) -> None:
     count = [0]
 
     def lie(number: int, body: bytes, answer: Any) -> bytes:
-        said = decode_reply(answer())
-        if number == 3 and said.head.kind == "round":
+        reply = decode_reply(answer())
+        if number == 3 and reply.head.kind == "round":
             count[0] += 1
-            at = [1e11, 0.0, time.time() - 1e6, 1e12, 5.0][said.head.round % 5]
+            at = [1e11, 0.0, time.time() - 1e6, 1e12, 5.0][reply.head.round % 5]
             wanted = UserRequest(id=count[0], kind="share", sender=77, items=[count[0]], time=at)
-            return encode_message(Reply(said.head.model_copy(update={"requests": [wanted]}), said.arrays))
-        return encode_message(said)
+            return encode_message(Reply(reply.head.model_copy(update={"requests": [wanted]}), reply.arrays))
+        return encode_message(reply)
 
     site.transport.spoil = lie
     began = time.time()
@@ -365,7 +386,7 @@ def test_a_node_that_lies_about_times_reorders_nothing(tmp_path: Path) -> None:
 
 def test_the_time_of_a_request_is_bounded_by_what_the_server_has_seen() -> None:
     attempts = Attempts()
-    times = [attempts.order_time(said, 100.0) for said in (50.0, 10.0, 1e12, 99.0)]
+    times = [attempts.order_time(value, 100.0) for value in (50.0, 10.0, 1e12, 99.0)]
     times.append(Attempts.from_note({"attempts": attempts.to_note()}).order_time(0.0, 200.0))  # after a restart, too
     assert np.allclose(times, [50.0, 50.0, 100.0, 100.0, 100.0])
     assert (np.diff(times) > 0).all()  # none is taken for older than what was there before it

@@ -54,8 +54,8 @@ def spoiled(site: Site, change: Any) -> None:
 
     def spoil(number: int, body: bytes, answer: Any) -> bytes:
         reply = bytes(answer())
-        said = decode_reply(reply)
-        return change(said, reply) if number == 3 and said.head.kind == "round" else reply
+        message = decode_reply(reply)
+        return change(message, reply) if number == 3 and message.head.kind == "round" else reply
 
     site.transport.spoil = spoil
 
@@ -85,11 +85,11 @@ def raw(said: Reply, requests: list[Any]) -> bytes:
 )
 def test_malformed_request_makes_a_bad_reply(tmp_path: Path, request_: dict[str, Any]) -> None:
     site = make_site(tmp_path, site_config("fedavg"))
-    seen = []
+    observations = []
 
     def once(said: Reply, reply: bytes) -> bytes:
-        seen.append(1)
-        return raw(said, [request_]) if len(seen) == 1 else reply
+        observations.append(1)
+        return raw(said, [request_]) if len(observations) == 1 else reply
 
     spoiled(site, once)
     play_blocks(site)
@@ -114,12 +114,12 @@ def test_requests_that_nothing_carries_out_change_no_round(tmp_path: Path, kind:
     play_blocks(site)
     assert are_close(site.arrays()["now/items"], run_lab(config).server.items)
     with site.store as store:
-        told = [event for _, _, event in store.events("r") if event["event"] == "request"]
-        assert len(told) == count[0] == 6
-        assert all("nothing in this run can carry out" in one["said"] for one in told)
+        reports = [event for _, _, event in store.events("r") if event["event"] == "request"]
+        assert len(reports) == count[0] == 6
+        assert all("nothing in this run can carry out" in entry["said"] for entry in reports)
         assert store.open_requests("r") == []
-        left = store._query("SELECT request FROM requests")
-        assert [text for (text,) in left] == [""] * 6  # nothing of what was asked for is kept
+        remainder = store._query("SELECT request FROM requests")
+        assert [text for (text,) in remainder] == [""] * 6  # nothing of what was asked for is kept
     close_nodes(site)
 
 
@@ -136,18 +136,20 @@ def test_a_reply_over_more_people_than_were_asked_does_not_count(tmp_path: Path)
 
         def many(number: int, body: bytes, answer: Any) -> bytes:
             reply = bytes(answer())
-            said = decode_reply(reply)
-            if not said.head.kind.startswith("probe-log/"):
+            message = decode_reply(reply)
+            if not message.head.kind.startswith("probe-log/"):
                 return reply
-            return encode_message(Reply(said.head.model_copy(update={"clients": 10**6, "weight": 1e6}), said.arrays))
+            return encode_message(
+                Reply(message.head.model_copy(update={"clients": 10**6, "weight": 1e6}), message.arrays)
+            )
 
         site.transport.spoil = many
         node = site.transport.members[1]
         play_with_a_leaver(site, node)
         with site.store as store:
-            told = [event for _, _, event in store.events("r") if event["event"] == "request"]
-        assert told
-        assert "answered within" in told[0]["said"]
+            reports = [event for _, _, event in store.events("r") if event["event"] == "request"]
+        assert reports
+        assert "answered within" in reports[0]["said"]
         close_nodes(site)
     finally:
         del parts._PARTS[UploadLog.name]
@@ -178,60 +180,64 @@ def given(site: Site) -> list[tuple[int, str]]:
 
 
 def found_in_server(site: Site, *needles: bytes) -> set[bytes]:
-    files = [one for one in site.folder.iterdir() if one.is_file()]
-    assert any(one.name == "server.sqlite" for one in files)
-    held = b"".join(one.read_bytes() for one in files)
-    return {one for one in needles if one in held}
+    files = [path for path in site.folder.iterdir() if path.is_file()]
+    assert any(file.name == "server.sqlite" for file in files)
+    state = b"".join(file.read_bytes() for file in files)
+    return {needle for needle in needles if needle in state}
 
 
 def needles(site: Site, request: int, sender: int | None = None) -> list[bytes]:
     """A shared row as the server would hold it: the time of sharing, and whose it is."""
-    want = next(one for one in site.transport.members[1].store.list_requests() if one.id == request)
-    found = [struct.pack("<d", want.created), repr(want.created).encode()]
-    return found if sender is None else [*found, struct.pack("<Q", sender), str(sender).encode()]
+    want = next(entry for entry in site.transport.members[1].store.list_requests() if entry.id == request)
+    result = [struct.pack("<d", want.created), repr(want.created).encode()]
+    return result if sender is None else [*result, struct.pack("<Q", sender), str(sender).encode()]
 
 
 def test_share_unshare_and_leave_take_effect_with_the_round_that_carries_them(tmp_path: Path) -> None:
     site = make_site(tmp_path, site_config(SHARING, rounds=8, patience=100))
     collect_first_block(site)
     user, items = user_with_items(site)
-    seen: dict[str, Any] = {}
+    observations: dict[str, Any] = {}
 
     def look(name: str) -> None:
-        seen[name] = (given(site), request_status(site), found_in_server(site, *seen.get("needles", [])))
+        observations[name] = (
+            given(site),
+            request_status(site),
+            found_in_server(site, *observations.get("needles", [])),
+        )
 
     def share() -> None:
-        seen["first"] = submit_request(site, "share", user, *items[:3])["request"]
-        seen["second"] = submit_request(site, "share", user, *items[3:5])["request"]
+        observations["first"] = submit_request(site, "share", user, *items[:3])["request"]
+        observations["second"] = submit_request(site, "share", user, *items[3:5])["request"]
 
     def unshare() -> None:
-        seen["sender"] = given(site)[0][0]
-        seen["needles"] = needles(site, seen["first"])
+        observations["sender"] = given(site)[0][0]
+        observations["needles"] = needles(site, observations["first"])
         look("shared")
         submit_request(site, "unshare", user, *items[:3])
 
     def leave() -> None:
         look("unshared")
-        seen["needles"] = needles(site, seen["second"], seen["sender"])
-        seen["there"] = found_in_server(site, *seen["needles"])
+        observations["needles"] = needles(site, observations["second"], observations["sender"])
+        observations["there"] = found_in_server(site, *observations["needles"])
         submit_request(site, "leave", user)
 
     act_at_rounds(site, {1: share, 3: unshare, 5: leave, 7: lambda: look("left")})
     site.next_block()
-    shared, told, there = seen["shared"]
+    shared, report, counterpart = observations["shared"]
     assert sorted(item for _, item in shared) == items[:5]
-    assert len(there) >= 1  # the search finds what is there
-    assert [one["state"] for one in told] == ["done in block 0 after round 2: shared"] * 2
-    left, told, there = seen["unshared"]
-    assert sorted(item for _, item in left) == items[3:5]
-    assert told[-1]["state"].startswith("done in block 0 after round 4: taken out of the server's record")
-    assert there == set()  # nothing of the rows that were taken back
-    assert len(seen["there"]) >= 2
-    gone, told, there = seen["left"]
-    assert (gone, there) == ([], set())
-    assert told[-1]["done"]
-    assert told[-1]["certificate"]["residual risk"].startswith("Nothing in this run unlearns")
-    assert not any(item in json.dumps(told) for item in items)
+    assert len(counterpart) >= 1  # the search finds what is there
+    assert [entry["state"] for entry in report] == ["done in block 0 after round 2: shared"] * 2
+    remainder, report, counterpart = observations["unshared"]
+    assert sorted(item for _, item in remainder) == items[3:5]
+    assert report[-1]["state"].startswith("done in block 0 after round 4: taken out of the server's record")
+    assert counterpart == set()  # nothing of the rows that were taken back
+    assert len(observations["there"]) >= 2
+    gone, report, counterpart = observations["left"]
+    assert (gone, counterpart) == ([], set())
+    assert report[-1]["done"]
+    assert report[-1]["certificate"]["residual risk"].startswith("Nothing in this run unlearns")
+    assert not any(item in json.dumps(report) for item in items)
     with site.store as store:
         assert [e["kind"] for _, _, e in store.events("r") if e["event"] == "request"] == [
             "share",
@@ -247,14 +253,14 @@ def test_a_request_survives_kills_between_acknowledgement_and_effect(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server dies when it has committed a request and before it has carried it out, a node when it has sent it."""
-    made = {}
+    result = {}
     for name in ("killed", "whole"):
         (tmp_path / name).mkdir()
-        site = made[name] = make_site(tmp_path / name, site_config(SHARING, rounds=6, patience=100))
+        site = result[name] = make_site(tmp_path / name, site_config(SHARING, rounds=6, patience=100))
         collect_first_block(site)
         user, items = user_with_items(site)
         act_at_rounds(site, {1: lambda s=site, u=user, i=items: submit_request(s, "share", u, *i[:4])})
-    site, deaths = made["killed"], []
+    site, deaths = result["killed"], []
     plain, carry_out = site.transport.spoil, coordinator.apply_requests
 
     def kill_node(number: int, body: bytes, answer: Any) -> bytes | None:
@@ -282,15 +288,15 @@ def test_a_request_survives_kills_between_acknowledgement_and_effect(
         assert len(store.open_requests("r")) == 1
     drop_node_memory(site)
     coordinator.continue_run(site.folder, "r", site.transport)
-    made["whole"].next_block()
+    result["whole"].next_block()
     assert deaths == ["node", "server"]
     assert len(given(site)) == 4
-    mine, yours = site.arrays(), made["whole"].arrays()
-    assert mine.keys() == yours.keys()
-    assert all(np.array_equal(mine[name], yours[name]) for name in mine if not name.endswith("given/time"))
-    for one in made.values():
-        assert request_status(one)[0]["state"] == "done in block 0 after round 2: shared"
-        close_nodes(one)
+    own_values, yours = site.arrays(), result["whole"].arrays()
+    assert own_values.keys() == yours.keys()
+    assert all(np.array_equal(own_values[name], yours[name]) for name in own_values if not name.endswith("given/time"))
+    for entry in result.values():
+        assert request_status(entry)[0]["state"] == "done in block 0 after round 2: shared"
+        close_nodes(entry)
 
 
 def test_late_reply_loses_no_request(tmp_path: Path) -> None:
@@ -366,13 +372,13 @@ ENDED = '{"id": 1, "state": "done"}'
 
 def told_by_devices(site: Site) -> Any:
     """How many people have told of each item in each block, as their devices remember it."""
-    found = np.zeros_like(site.arrays()["now/parts/tally/touched"])
+    result = np.zeros_like(site.arrays()["now/parts/tally/touched"])
     for node in site.transport.members.values():
-        held = node.store.devices("r")
-        assert held is not None
-        lists = {name.rpartition(":")[2]: v for name, v in held[1].items() if name.startswith("lists/parts/statistic")}
-        np.add.at(found, (lists["block"], lists["item"]), 1)
-    return found
+        state = node.store.devices("r")
+        assert state is not None
+        lists = {name.rpartition(":")[2]: v for name, v in state[1].items() if name.startswith("lists/parts/statistic")}
+        np.add.at(result, (lists["block"], lists["item"]), 1)
+    return result
 
 
 @pytest.mark.parametrize(
@@ -400,34 +406,34 @@ def test_tally_forgets_live_exactly(tmp_path: Path, kind: str, least: int, model
         node.store.enqueue_request(kind, "r", items if kind == "forget" else [], node.store.find_user(raw))
     with node.store._write_transaction() as db:  # nothing of it is ever told
         db.execute("UPDATE requests SET sent = 1, block = 0, round = 0, question = '', outcome = ?", (ENDED,))
-    for one in sites.values():
-        one.next_block()
+    for entry in sites.values():
+        entry.next_block()
     words = {raw: items if kind == "forget" else [] for raw, items in gone.items()}
     for raw in raws[:4]:
         waits = submit_request(site, kind, raw, *words[raw])
     assert waits["state"].startswith("queued: 4 of the 5 people have asked")
     fed = assemble(site.config, Machine())
-    for one in sites.values():
-        one.publish(list(fed.stream.item_ids))
-        one.collect(rows_of_blocks(site.config)[1])
+    for entry in sites.values():
+        entry.publish(list(fed.stream.item_ids))
+        entry.collect(rows_of_blocks(site.config)[1])
     submit_request(site, kind, raws[4], *words[raws[4]])
-    for one in sites.values():
-        one.next_block()
-    told = request_status(site)
-    assert [one["state"].split(":")[0] for one in told] == ["done in block 1 after round 1"] * 5
-    assert told[0]["certificate"]["method"] == model
-    mine, yours = site.arrays(), never.arrays()
+    for entry in sites.values():
+        entry.next_block()
+    report = request_status(site)
+    assert [element["state"].split(":")[0] for element in report] == ["done in block 1 after round 1"] * 5
+    assert report[0]["certificate"]["method"] == model
+    own_values, yours = site.arrays(), never.arrays()
     names = [name for name in yours if name.startswith(("now/heads/", "best/heads/")) or "/tally/" in name]
     assert len(names) > 5
     sums = {name.rpartition("/")[2] for name in names}
     assert {"contexts.total", "after.total", "before.total"} <= sums or model == "tally"
     for name in names:  # sums of order are whole numbers: nothing stays behind
         if name.rpartition("/")[2].startswith(("contexts.", "after.", "before.")):
-            assert np.array_equal(mine[name], yours[name]), name
+            assert np.array_equal(own_values[name], yours[name]), name
     for name in names if least == 1 else ():  # what is rare among those who stay was not rare when it was told
-        assert are_close(mine[name], yours[name], 1e-9), name
-    assert np.array_equal(mine["now/parts/tally/touched"], told_by_devices(site))
-    assert not np.any(mine.get("now/parts/statistic/asked", np.zeros(0)))
+        assert are_close(own_values[name], yours[name], 1e-9), name
+    assert np.array_equal(own_values["now/parts/tally/touched"], told_by_devices(site))
+    assert not np.any(own_values.get("now/parts/statistic/asked", np.zeros(0)))
     close_nodes(site)
     close_nodes(never)
 
@@ -443,9 +449,9 @@ def test_question_about_a_subset_of_withdrawals_is_refused(tmp_path: Path) -> No
     site.next_block()
     node = site.transport.members[1]
     wants = node.store.list_requests("r")
-    assert all(one.is_final for one in wants)
-    open_ = [replace(one, outcome=None) for one in wants]
-    users = [one.user for one in open_ if one.user is not None]
+    assert all(want.is_final for want in wants)
+    open_ = [replace(want, outcome=None) for want in wants]
+    users = [entry.user for entry in open_ if entry.user is not None]
     assert select_whole_batches(open_, users, 5)
     assert not select_whole_batches(open_, users[:4], 1)  # a sum without one of them
     assert not select_whole_batches(open_, [*users, 99], 5)
@@ -479,10 +485,10 @@ def test_unshare_uses_the_sender_key_of_the_share(tmp_path: Path) -> None:
     )  # parity tests have none: one name for all
     collect_first_block(site)
     user, items = user_with_items(site)
-    seen: list[list[str]] = []
+    observations: list[list[str]] = []
 
     def unshare() -> None:
-        seen.append(sorted(item for _, item in given(site)))
+        observations.append(sorted(item for _, item in given(site)))
         node.config = node.config.model_copy(update={"insecure_single_user_uploads": False})
         node.open_runs.clear()
         submit_request(site, "unshare", user, *items[:3])
@@ -490,11 +496,11 @@ def test_unshare_uses_the_sender_key_of_the_share(tmp_path: Path) -> None:
     act_at_rounds(site, {
         1: lambda: submit_request(site, "share", user, *items[:3]),
         3: unshare,
-        5: lambda: seen.append(sorted(item for _, item in given(site))),
+        5: lambda: observations.append(sorted(item for _, item in given(site))),
     })  # fmt: skip
     with contextlib.suppress(TacitaError):
         site.next_block()
-    assert seen == [sorted(items[:3]), []]
+    assert observations == [sorted(items[:3]), []]
     close_nodes(site)
 
 
@@ -503,16 +509,16 @@ def test_withdrawals_of_two_nodes_are_independent(tmp_path: Path) -> None:
         return OpenRequest(number, node, UserRequest(id=number, kind=kind, sender=sender, items=[], time=0.0))
 
     wanted = [asked(1, 7, 1), asked(2, 8, 2), asked(3, 7, 3), asked(4, 8, 4, "unshare"), asked(5, 7, 1)]
-    assert [[one.number for one in group] for group in group_requests(wanted)] == [[1, 3], [2], [4], [5]]
+    assert [[entry.number for entry in group] for group in group_requests(wanted)] == [[1, 3], [2], [4], [5]]
 
 
 def test_partial_withdrawal_sum_removes_nothing() -> None:
     remote = RemoteDevices(transport=None, run="r", allowed_nodes=set, catalogue=list)  # type: ignore[arg-type]
     remote.locations.add_requesters({1: 7, 2: 7, 3: 8})
     homes = {7: np.array([1, 2], np.uint64), 8: np.array([3], np.uint64)}
-    everybody = np.array([1, 2, 3], np.uint64)
-    remote._check_requesters(everybody, homes, {7: None, 8: None})  # type: ignore[dict-item]
+    values = np.array([1, 2, 3], np.uint64)
+    remote._check_requesters(values, homes, {7: None, 8: None})  # type: ignore[dict-item]
     with pytest.raises(TacitaError, match="1 of the 3 people who withdraw live on nodes that refused"):
-        remote._check_requesters(everybody, homes, {7: None})  # type: ignore[dict-item]
+        remote._check_requesters(values, homes, {7: None})  # type: ignore[dict-item]
     others = np.array([1, 4], np.uint64)  # rounds that are played again may do without somebody
     remote._check_requesters(others, homes, {7: None})  # type: ignore[dict-item]

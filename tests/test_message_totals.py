@@ -63,7 +63,7 @@ def test_the_sum_of_weights_does_not_depend_on_how_clients_are_chunked() -> None
 
 
 def bytes_of(total: Total) -> list[bytes]:
-    return [one.tobytes() for one in total.sums.values()]
+    return [entry.tobytes() for entry in total.sums.values()]
 
 
 @pytest.mark.parametrize(
@@ -107,8 +107,8 @@ def test_an_upload_that_fits_is_added() -> None:
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        (lambda one: one.with_sums({"rows": one["rows"][:, :1]}), "rows"),
-        (lambda one: one.with_sums({"heads/w": np.ones(2)}), "heads/w"),
+        (lambda entry: entry.with_sums({"rows": entry["rows"][:, :1]}), "rows"),
+        (lambda element: element.with_sums({"heads/w": np.ones(2)}), "heads/w"),
     ],
 )
 def test_totals_are_never_stretched_to_fit(change: Callable[[Total], Total], word: str) -> None:
@@ -124,26 +124,26 @@ def test_per_client_fields_are_copied() -> None:
     specs = (Spec("scores", (9,), seen="each"),)
     buffer = np.array([0.5, 0.25, 1.0], np.float32)
     rows = SparseRows(np.array([0, 1, 2], np.int32), np.array([3, 8, 1], np.int32), buffer)
-    one = Upload({"scores": rows}, np.array([1.0, 0.0, 1.0]), np.array([70, 71, 72], np.uint64))
-    total = add_upload(empty_total(specs), one, specs)
+    entry = Upload({"scores": rows}, np.array([1.0, 0.0, 1.0]), np.array([70, 71, 72], np.uint64))
+    total = add_upload(empty_total(specs), entry, specs)
     buffer[:] = -1
-    two = replace(one, weight=np.array([0.0, 1.0, 0.0]), sender=np.array([80, 81, 82], np.uint64))
+    two = replace(entry, weight=np.array([0.0, 1.0, 0.0]), sender=np.array([80, 81, 82], np.uint64))
     total = add_upload(total, two, specs)
-    found = total.each["scores"]
-    assert found.sender.tolist() == [70, 72, 81]
-    assert isinstance(found.value, SparseRows)
-    assert found.value.client.tolist() == [0, 1, 2]
-    assert found.value.item.tolist() == [3, 1, 8]
-    assert found.value.value.tolist() == [0.5, 1.0, -1.0]
+    scores = total.each["scores"]
+    assert scores.sender.tolist() == [70, 72, 81]
+    assert isinstance(scores.value, SparseRows)
+    assert scores.value.client.tolist() == [0, 1, 2]
+    assert scores.value.item.tolist() == [3, 1, 8]
+    assert scores.value.value.tolist() == [0.5, 1.0, -1.0]
     assert total.sums == {}
 
 
 def test_histories_cannot_be_per_client_fields() -> None:
     terms = CooccurrenceTerms(np.zeros(1, np.int32), np.array([0, 2]), np.array([0, 1], np.int32), np.ones(1), 3)
-    one = Upload({"pairs": terms}, np.ones(1), np.zeros(1, np.uint64))
+    entry = Upload({"pairs": terms}, np.ones(1), np.zeros(1, np.uint64))
     specs = (Spec("pairs", (3, 3), seen="each"),)
     with pytest.raises(TacitaError, match="summed, never seen by itself"):
-        add_upload(empty_total(specs), one, specs)
+        add_upload(empty_total(specs), entry, specs)
 
 
 lists = st.lists(st.integers(0, 6), unique=True, max_size=5)
@@ -178,30 +178,30 @@ def whole_arrays(one: Upload, c: int) -> list[Any]:
 @settings(max_examples=40, deadline=None)
 @given(clients)
 def test_sums_lengths_and_clips_are_those_of_whole_arrays(told: list[tuple[list[int], float, float]]) -> None:
-    one, specs = made(told)
-    arrays = [whole_arrays(one, c) for c in range(one.n_clients)]
-    total = add_upload(empty_total(specs), one, specs)
+    entry, specs = made(told)
+    arrays = [whole_arrays(entry, c) for c in range(entry.n_clients)]
+    total = add_upload(empty_total(specs), entry, specs)
     for k, spec in enumerate(specs):
-        want = sum(w * mine[k] for w, mine in zip(one.weight, arrays, strict=True))
+        want = sum(w * array[k] for w, array in zip(entry.weight, arrays, strict=True))
         np.testing.assert_allclose(total[spec.name], want, rtol=1e-6, atol=1e-6)
-    length = [np.sqrt(sum((a**2).sum() for a in mine)) for mine in arrays]
-    np.testing.assert_allclose(one.norms(), length, rtol=1e-6, atol=1e-6)
-    clipped = one.scale(np.minimum(1, 0.5 / np.maximum(one.norms(), 1e-12)))
+    length = [np.sqrt(sum((a**2).sum() for a in own_values)) for own_values in arrays]
+    np.testing.assert_allclose(entry.norms(), length, rtol=1e-6, atol=1e-6)
+    clipped = entry.scale(np.minimum(1, 0.5 / np.maximum(entry.norms(), 1e-12)))
     assert (clipped.norms() <= 0.5 * (1 + 1e-6)).all()
 
 
 @settings(max_examples=40, deadline=None)
 @given(clients)
 def test_exact_sums_do_not_depend_on_the_order(told: list[tuple[list[int], float, float]]) -> None:
-    one, specs = made(told)
+    entry, specs = made(told)
     split = len(told) // 2
     halves = []
     for part in (slice(0, split), slice(split, None)):
         keep = np.zeros(len(told), bool)
         keep[part] = True
-        halves.append(add_upload(empty_total(specs), one.drop_clients(~keep), specs, exact=True))
-    whole = add_upload(empty_total(specs), one, specs, exact=True)
-    plain = add_upload(empty_total(specs), one, specs)
+        halves.append(add_upload(empty_total(specs), entry.drop_clients(~keep), specs, exact=True))
+    whole = add_upload(empty_total(specs), entry, specs, exact=True)
+    plain = add_upload(empty_total(specs), entry, specs)
     for name in whole.sums:
         assert np.array_equal(merge_totals(halves[1], halves[0])[name], whole[name])
         np.testing.assert_allclose(whole[name], plain[name], atol=1e-5)

@@ -26,8 +26,8 @@ ROUNDS = 5
 
 def replies(site: Site, kind: str) -> list[Reply]:
     """What node 1 said to questions of a kind."""
-    found = [decode_reply(reply) for number, _, reply in site.transport.log if number == 1]
-    return [one for one in found if one.head.kind.startswith(kind)]
+    replys = [decode_reply(reply) for number, _, reply in site.transport.log if number == 1]
+    return [entry for entry in replys if entry.head.kind.startswith(kind)]
 
 
 def test_few_who_can_pay_show_in_no_refusal_of_a_private_tally(tmp_path: Path) -> None:
@@ -37,8 +37,8 @@ def test_few_who_can_pay_show_in_no_refusal_of_a_private_tally(tmp_path: Path) -
     for raw in raws[4:]:  # four of thirty are left; min_users is 5
         verbs.perform_verb(node, "budget", {"user": raw, "epsilon": 0.0})
     site.next_block()
-    told = [*replies(site, "survey"), *replies(site, "statistic")]
-    assert [(one.head.verdict, one.head.clients) for one in told] == [("ok", 5)] * 2  # noise protects the four
+    report = [*replies(site, "survey"), *replies(site, "statistic")]
+    assert [(entry.head.verdict, entry.head.clients) for entry in report] == [("ok", 5)] * 2  # noise protects the four
     assert [raw for raw, cost in spent_budgets(node).items() if cost] == raws[:4]
     close_nodes(site)
 
@@ -50,8 +50,8 @@ def test_private_tally_hides_the_number_of_contributors(tmp_path: Path) -> None:
     for raw in raws[5:]:
         verbs.perform_verb(node, "budget", {"user": raw, "epsilon": 0.0})
     site.next_block()
-    told = [*replies(site, "survey"), *replies(site, "statistic")]
-    assert [(one.head.verdict, one.head.clients) for one in told] == [("ok", 5)] * 2  # min_users
+    report = [*replies(site, "survey"), *replies(site, "statistic")]
+    assert [(entry.head.verdict, entry.head.clients) for entry in report] == [("ok", 5)] * 2  # min_users
     assert [raw for raw, cost in spent_budgets(node).items() if cost] == raws[:5]
     close_nodes(site)
 
@@ -104,17 +104,17 @@ def test_sampling_counted_by_a_ledger_is_drawn_by_chance_alone(tmp_path: Path) -
     server, site = drawn_server(tmp_path)
     first: Any = server.first
     assert CHOSEN not in first.head.names
-    again = server.asks(kind="round.again-0-1.0")
-    assert (again.head.verdict, "drawn anew by chance" in again.head.said) == ("refused", True)
+    repeat = server.asks(kind="round.again-0-1.0")
+    assert (repeat.head.verdict, "drawn anew by chance" in repeat.head.said) == ("refused", True)
     honest = server.asks()
     assert honest.head.verdict == "ok"
-    held = server.node.store.model("r")
-    assert held is not None
-    arrays = {name: array for name, (_, array) in held[1].items()} | {CHOSEN: server.node.open_runs["r"].names[:1]}
+    state = server.node.store.model("r")
+    assert state is not None
+    arrays = {name: array for name, (_, array) in state[1].items()} | {CHOSEN: server.node.open_runs["r"].names[:1]}
     named = {name: digest_array(array) for name, array in arrays.items()}
-    asked = ServerRequest(first.head.model_copy(update={"round": 1, "names": named}), arrays)
-    one = decode_reply(question_handler.answer_message(server.node, encode_message(asked)))
-    assert (one.head.verdict, "drawn anew by chance" in one.head.said) == ("refused", True)
+    server_request = ServerRequest(first.head.model_copy(update={"round": 1, "names": named}), arrays)
+    reply = decode_reply(question_handler.answer_message(server.node, encode_message(server_request)))
+    assert (reply.head.verdict, "drawn anew by chance" in reply.head.said) == ("refused", True)
     part = build_plan(site.config).parts[0]
     noise = part.noise_multiplier()  # type: ignore[attr-defined]
     event = Event("round", "gaussian", 1.0, noise, "person", "central", 0.3, "poisson")
@@ -131,10 +131,14 @@ def test_users_who_share_everything_do_not_count_towards_min_users(tmp_path: Pat
     site = begin_site(tmp_path, validate_model(RunConfig, values, "the test"))
     node = site.transport.members[1]
     ids = node.store.users()[0].tolist()
-    for one in ids[1:]:
-        node.store.enqueue_request("share", "r", node.store.history([one]).item, user=one)
+    for entry in ids[1:]:
+        node.store.enqueue_request("share", "r", node.store.history([entry]).item, user=entry)
     site.next_block()
-    told = replies(site, "round")
-    assert [(one.head.verdict, one.head.clients) for one in told] == [("ok", len(ids)), ("refused", 0), ("refused", 0)]
-    assert "have something to say" in told[1].head.said
+    report = replies(site, "round")
+    assert [(element.head.verdict, element.head.clients) for element in report] == [
+        ("ok", len(ids)),
+        ("refused", 0),
+        ("refused", 0),
+    ]
+    assert "have something to say" in report[1].head.said
     close_nodes(site)

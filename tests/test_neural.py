@@ -68,20 +68,20 @@ def by_torch(name: str, private: Floats, heads: Arrays, rows: Floats, d: int) ->
 def test_vectors_start_as_narrow_normals_and_layers_as_xavier_has_them(name: str) -> None:
     backbone = backbone_class(name)(backbone_class(name).Config())
     keys = derive_keys(f"one{k}" for k in range(400))
-    for made in (backbone.init_items(Draws(5), keys), backbone.init_private(Draws(5), keys)):
-        assert made.shape[1] == (64 if name == "neumf" else 32)
-        assert made.std() == pytest.approx(0.01, rel=0.03)
-        assert len(np.unique(made, axis=0)) == len(made)
+    for head in (backbone.init_items(Draws(5), keys), backbone.init_private(Draws(5), keys)):
+        assert head.shape[1] == (64 if name == "neumf" else 32)
+        assert head.std() == pytest.approx(0.01, rel=0.03)
+        assert len(np.unique(head, axis=0)) == len(head)
     heads = backbone.init_heads(Draws(5))
     fans = {"user_layer": 64 + 64, "item_layer": 64 + 64, "layer_1": 64 + 128, "layer_2": 128 + 64}
     fans |= {"out": 97, "out_gmf": 97} if name == "neumf" else {"out": 65}
-    for k, made in heads.items():
+    for k, head in heads.items():
         if k in fans:
             bound = np.sqrt(6 / fans[k])
-            assert 0.9 * bound < np.abs(made).max() <= bound
-            assert abs(made.mean()) < 0.25 * bound
+            assert 0.9 * bound < np.abs(head).max() <= bound
+            assert abs(head.mean()) < 0.25 * bound
         else:
-            assert not made.any()
+            assert not head.any()
     assert not np.array_equal(heads["user_layer"], heads["item_layer"])
     assert sum(v.size for v in heads.values()) == 64 * 64 + 64 + 64 * 128 + 128 + 128 * 64 + 64 + 65 + 32 * (
         name == "neumf"
@@ -99,8 +99,8 @@ def test_scores_are_those_of_torchs_layers(name: str) -> None:
     np.testing.assert_allclose(score_all(backbone, private, heads, items), want, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(score_aligned(backbone, private[user], heads, items[item]).reshape(9, 13), want, 1e-4)
     lists = np.random.default_rng(0).integers(0, 13, (9, 4)).astype(np.int32)
-    found = score_lists(backbone, private, heads, items, lists)
-    np.testing.assert_allclose(found, np.take_along_axis(want, lists, 1), rtol=1e-4, atol=1e-5)
+    result = score_lists(backbone, private, heads, items, lists)
+    np.testing.assert_allclose(result, np.take_along_axis(want, lists, 1), rtol=1e-4, atol=1e-5)
 
 
 @every_tower
@@ -108,9 +108,12 @@ def test_groups_have_towers_of_their_own(name: str) -> None:
     backbone, private, _, items = some_model(name)
     rng = np.random.default_rng(1)
     heads = {k: rng.normal(size=(3, *shape)).astype("f4") for k, shape in backbone.shared().items()}
-    mine = {k: v.reshape(3, 3, -1) for k, v in backbone.named(private).items()}
-    got = backbone.score_groups(mine, heads, items[:9].reshape(3, 3, -1))
-    tensors = [{k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in one.items()} for one in (mine, heads)]
+    own_values = {k: v.reshape(3, 3, -1) for k, v in backbone.named(private).items()}
+    got = backbone.score_groups(own_values, heads, items[:9].reshape(3, 3, -1))
+    tensors = [
+        {k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in candidate.items()}
+        for candidate in (own_values, heads)
+    ]
     same = backbone.score_groups(*tensors, torch.from_numpy(items[:9].reshape(3, 3, -1)))
     np.testing.assert_allclose(got, same.numpy(), rtol=1e-5, atol=1e-5)
     for g in range(3):
@@ -181,7 +184,7 @@ def test_a_cohort_learns_what_its_clients_learn_one_by_one(
         np.testing.assert_allclose(head, slow.heads[k], rtol=1e-5, atol=1e-5)
         assert np.abs(head - view.heads[k]).max() > 1e-5 or (setting, k) == ("bpr", "out_bias")
     if setting == "pfedme":
-        personal = np.concatenate([one[1] for one in slow.personal])
+        personal = np.concatenate([entry[1] for entry in slow.personal])
         np.testing.assert_allclose(trained.local.personal["private"], personal, rtol=1e-5, atol=1e-5)
 
 
@@ -190,14 +193,14 @@ def test_a_cohort_learns_what_its_clients_learn_one_by_one(
 def test_shard_sizes_change_no_bit(name: str, stepper: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fed = federate(uneven(), make_backbone(name), batch_size=18, optimiser="lazy-adam", stepper=stepper)
     progress = started(fed)
-    seen = []
+    observations = []
     for crew, shares in ((4096, 1), (30, 3), (1, 100)):
         monkeypatch.setattr(grouped_stepper, "_SHARD_SAMPLES", crew)
         monkeypatch.setattr(tower_stepper, "_SHARES", shares)
         trained = train_once(fed, progress).local
-        seen.append((trained.rows.copy(), trained.private, trained.heads["layer_1"]))
-    for other in seen[1:]:
-        assert all(np.array_equal(a, b) for a, b in zip(seen[0], other, strict=True))
+        observations.append((trained.rows.copy(), trained.private, trained.heads["layer_1"]))
+    for other in observations[1:]:
+        assert all(np.array_equal(a, b) for a, b in zip(observations[0], other, strict=True))
 
 
 def test_the_compiled_lazy_adam_is_the_other_one(monkeypatch: pytest.MonkeyPatch) -> None:

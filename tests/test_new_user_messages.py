@@ -25,9 +25,9 @@ SMALL = "synthetic:users=60,items=40,per_user=12"
 
 def call(*arguments: str, code: int = 0) -> tuple[str, str]:
     out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as left:
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as error:
         main(list(arguments))
-    assert (left.value.code or 0) == code, err.getvalue()
+    assert (error.value.code or 0) == code, err.getvalue()
     return out.getvalue(), err.getvalue()
 
 
@@ -76,9 +76,9 @@ def test_run_without_test_users_gets_no_good_verdict() -> None:
     assert "Nobody could be tested in block 0, 1" in out
     assert "0.0000" not in out
     page = Path("run/report.html").read_text()
-    for said in (err, page):
-        assert "No control is better" not in said
-        assert "nobody was tested" in said
+    for candidate in (err, page):
+        assert "No control is better" not in candidate
+        assert "nobody was tested" in candidate
     assert json.loads(Path("run/result.json").read_text())["continual"] == {"la": None, "ra": None, "hm": None}
 
 
@@ -103,20 +103,20 @@ def test_dotted_key_in_a_config_explains_toml_tables(given_as: dict[str, Any], r
 @pytest.mark.parametrize("verb", [["train"], ["data", "describe"]], ids=" ".join)
 def test_help_shows_every_role_of_columns(verb: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    said = " ".join(re.sub("[│|]", " ", call(*verb, "--help")[0]).split())
-    assert "user=NAME,item=NAME; also rating, time, title, block, part." in said
-    assert verb != ["train"] or "(default: ml-100k)" in said
+    message = " ".join(re.sub("[│|]", " ", call(*verb, "--help")[0]).split())
+    assert "user=NAME,item=NAME; also rating, time, title, block, part." in message
+    assert verb != ["train"] or "(default: ml-100k)" in message
 
 
 def test_a_role_named_twice_is_refused() -> None:
-    said = call("data", "describe", given("x.csv", (True,)), "--columns", "user=user,user=item", code=2)[1]
-    assert said == "tacita: --columns names the user twice, as 'user' and as 'item'; choose one.\n"
+    message = call("data", "describe", given("x.csv", (True,)), "--columns", "user=user,user=item", code=2)[1]
+    assert message == "tacita: --columns names the user twice, as 'user' and as 'item'; choose one.\n"
 
 
 def test_a_date_format_without_a_column_left_for_it() -> None:
-    said = call("data", "describe", given("x.csv", (True,)), "--date-format", "%Y", code=2)[1]
-    assert "one of" not in said
-    assert said.endswith("every column has another use: leave out --date-format.\n")
+    message = call("data", "describe", given("x.csv", (True,)), "--date-format", "%Y", code=2)[1]
+    assert "one of" not in message
+    assert message.endswith("every column has another use: leave out --date-format.\n")
 
 
 # What is said of a run
@@ -131,11 +131,11 @@ def test_resuming_a_finished_run_says_nothing_remains() -> None:
 
 
 def test_tally_says_that_train_rounds_does_not_apply() -> None:
-    said = "backbone 'tally' has its own rounds: train.rounds (--rounds) is not used.\n"
+    message = "backbone 'tally' has its own rounds: train.rounds (--rounds) is not used.\n"
     for rounds in ("3", ""):
         flags = ["--rounds", rounds] if rounds else []
         _, err = call("train", "--data", SMALL, "--backbone", "tally", *flags, "--no-controls", "--out", f"run{rounds}")
-        assert (said in err) == bool(rounds)
+        assert (message in err) == bool(rounds)
 
 
 @pytest.mark.parametrize("method", ["f3crec", "kd", "reg", "spp", "rlp2", "fedavg"])
@@ -145,8 +145,8 @@ def test_parts_that_need_an_earlier_block_say_so_where_there_is_one_block(method
     for name in (method, "ft"):
         _, err = call(*small, "--set", "split.kind=random", "--method", name, "--out", name)
         assert ("this data has one: they change nothing." in err) == (name not in ("ft", "fedavg"))
-    one, plain = (json.loads(Path(name, "result.json").read_text())["blocks"] for name in (method, "ft"))
-    assert one == plain
+    entry, plain = (json.loads(Path(name, "result.json").read_text())["blocks"] for name in (method, "ft"))
+    assert entry == plain
     if method == "f3crec":
         assert "continual parts" not in call(*small, "--method", method, "--out", "stream")[1]
 
@@ -172,13 +172,13 @@ def test_tune_and_audit_list_the_columns_they_read(verb: list[str]) -> None:
 
 
 def test_the_readme_says_what_happens_to_published_splits_and_controls() -> None:
-    said = " ".join((Path(tacita.__file__).parents[1] / "README.md").read_text(encoding="utf-8").split())
-    assert f"above {MOST_LINEAR_ITEMS:,} items" in said
-    assert f"without `--data` it takes `{RunConfig().data}`" in said
-    assert "used as it is" not in said
+    message = " ".join((Path(tacita.__file__).parents[1] / "README.md").read_text(encoding="utf-8").split())
+    assert f"above {MOST_LINEAR_ITEMS:,} items" in message
+    assert f"without `--data` it takes `{RunConfig().data}`" in message
+    assert "used as it is" not in message
     rows = [f"u{user},i{n},{'test' if n == 20 else 'train'}" for user in range(9) for n in range(21)]
     Path("x.csv").write_text("\n".join(["user,item,part", *rows, "u0,i0,train"]) + "\n", encoding="utf-8")
     block = split(load("x.csv"), SplitConfig(kind="given")).blocks[0]
     assert (block.train.counts().tolist(), block.valid.counts().tolist()) == ([18] * 9, [2] * 9)
-    assert "a random tenth of each user's training rows" in said
-    assert "a user's repeated item counts once in a block" in said
+    assert "a random tenth of each user's training rows" in message
+    assert "a user's repeated item counts once in a block" in message

@@ -31,44 +31,44 @@ from tacita.runs.assembly import build_plan
 
 @pytest.fixture
 def site(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Site]:
-    made = make_site(tmp_path, getattr(request, "param", None) or dpps_config())
-    yield made
-    close_nodes(made)
+    result = make_site(tmp_path, getattr(request, "param", None) or dpps_config())
+    yield result
+    close_nodes(result)
 
 
 def account(node: Node, name: str, run: str = "r") -> dict[int, Any]:
     """A person's own, by their number in the store."""
-    held = node.store.devices(run)
-    assert held is not None
-    return dict(zip(held[1]["users"].tolist(), held[1][f"parts/{name}"].tolist(), strict=True))
+    state = node.store.devices(run)
+    assert state is not None
+    return dict(zip(state[1]["users"].tolist(), state[1][f"parts/{name}"].tolist(), strict=True))
 
 
 def declared_before(site: Site, said: list[float]) -> dict[Node, list[int]]:
     """Somebody on each node says each of these, before anything is asked."""
-    asked: dict[Node, list[int]] = {}
+    request: dict[Node, list[int]] = {}
     spoil = site.transport.spoil
 
     def first(number: int, body: bytes, answer: Any) -> bytes | None:
         node = site.transport.members[number]
-        if node not in asked:
+        if node not in request:
             ids, raws = node.store.users()
             for raw, epsilon in zip(raws, said):
                 verbs.perform_verb(node, "budget", {"user": raw, "epsilon": epsilon})
-            asked[node] = ids[: len(said)].tolist()
-        made: bytes | None = spoil(number, body, answer)
-        return made
+            request[node] = ids[: len(said)].tolist()
+        result: bytes | None = spoil(number, body, answer)
+        return result
 
     site.transport.spoil = first
-    return asked
+    return request
 
 
 def test_a_budget_is_the_persons_own_and_chooses_noise_and_limit(site: Site) -> None:
-    asked = declared_before(site, [5.0, 0.0, 2.5, 0.2])
+    request = declared_before(site, [5.0, 0.0, 2.5, 0.2])
     play_blocks(site)
-    part = next(one for one in build_plan(site.config).parts if one.name == "dpps")
+    part = next(entry for entry in build_plan(site.config).parts if entry.name == "dpps")
     price = np.ceil((1 / part.noise_multipliers()) ** 2 / UNIT)  # type: ignore[attr-defined]
-    assert len(asked) == 3
-    for node, (rich, none, between, careful) in asked.items():
+    assert len(request) == 3
+    for node, (rich, none, between, careful) in request.items():
         tier, budget = account(node, "dpps/tier"), account(node, "dpps/budget")
         spent, released = account(node, "dpps/spent"), account(node, "dpps/times")
         assert (tier[rich], budget[rich]) == (2, 5_000_000)
@@ -77,7 +77,11 @@ def test_a_budget_is_the_persons_own_and_chooses_noise_and_limit(site: Site) -> 
         assert spent[rich][0] == released[rich][0] * price[2] > 0
         assert released[none][0] == 0  # nothing of theirs ever left
         others = set(tier) - {rich, none, between, careful}
-        assert {budget[one] for one in others} <= {500_000, 1_000_000, 5_000_000}  # a tier of the run, as without it
+        assert {budget[other] for other in others} <= {
+            500_000,
+            1_000_000,
+            5_000_000,
+        }  # a tier of the run, as without it
 
 
 def test_lowering_a_budget_below_spending_stops_releases(site: Site) -> None:
@@ -94,7 +98,7 @@ def test_lowering_a_budget_below_spending_stops_releases(site: Site) -> None:
     site.next_block()
     assert account(node, "dpps/times", "again")[int(ids[0])][0] == 0
     assert account(node, "dpps/spent", "again")[int(ids[0])][1] == before[0]  # carried, and stays
-    assert max(one[0] for one in account(node, "dpps/times", "again").values()) > 0
+    assert max(entry[0] for entry in account(node, "dpps/times", "again").values()) > 0
 
 
 def test_user_who_lowers_the_budget_during_a_sum_is_excluded(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +125,7 @@ def test_budget_is_in_no_message_and_in_export_and_erase(site: Site, tmp_path: P
     _, raws = node.store.users()
     node.export(tmp_path / "mine.jsonl", raws[0])
     lines = [json.loads(line) for line in (tmp_path / "mine.jsonl").read_text().splitlines()]
-    assert [one for one in lines if one.get("request") == "budget" and "1000000" in one["payload"]]
+    assert [entry for entry in lines if entry.get("request") == "budget" and "1000000" in entry["payload"]]
     assert verbs.perform_verb(node, "status", {})["requests"] == []
     assert verbs.perform_verb(node, "status", {})["requests waiting"] == 0
     node.erase(raws[0])
@@ -150,9 +154,9 @@ def test_the_verbs_of_the_command_line(site: Site) -> None:
     node = site.transport.members[1]
     _, raws = node.store.users()
     node.close()
-    said = CliRunner().invoke(app, ["node", "budget", raws[0], "1.5", "--folder", str(node.folder)])
-    assert said.exit_code == 0, said.output
-    assert "spends at most epsilon 1.5 in every run that counts" in said.output
+    message = CliRunner().invoke(app, ["node", "budget", raws[0], "1.5", "--folder", str(node.folder)])
+    assert message.exit_code == 0, message.output
+    assert "spends at most epsilon 1.5 in every run that counts" in message.output
     shown = CliRunner().invoke(app, ["node", "recommend", raws[0], "--folder", str(node.folder)])
     assert f"What this cost user {raws[0]}: epsilon" in " ".join(shown.output.split())
 
@@ -208,13 +212,13 @@ def test_a_private_tally_goes_on_with_what_people_spent_before_also_after_a_kill
         units, times = told(node, "again")
         for user, (likes, terms, back, earlier) in units.items():
             assert earlier == sum(spent[number].get(user, [0]))  # all of it, once
-            full = earlier > 0.95 * max(sum(one) for one in spent[number].values())
+            full = earlier > 0.95 * max(sum(entry) for entry in spent[number].values())
             if full and user not in rich[number]:
                 assert (likes, terms, back) == (0, 0, 0)  # a new run is no new budget
-        assert max(sum(one) for one in spent[number].values()) > 0
-        assert any(one[3] for one in times.values())
-    mine = told(site.transport.members[1], "again")
-    assert mine[1][int(ids[0])][:2] == [1, 1]  # who is willing to spend more goes on
+        assert max(sum(entry) for entry in spent[number].values()) > 0
+        assert any(time[3] for time in times.values())
+    own_values = told(site.transport.members[1], "again")
+    assert own_values[1][int(ids[0])][:2] == [1, 1]  # who is willing to spend more goes on
     shown = verbs.perform_verb(site.transport.members[1], "ledger", {"user": raws[0]})["runs"]
     assert shown["again"]["spent"] > shown["r"]["spent"] > 0
 
@@ -246,28 +250,28 @@ def test_kill_9_between_charge_and_answer_neither_loses_nor_doubles_what_people_
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
         sites[name] = make_site(tmp_path / name, config)
-    site, left = sites["killed"], {1: ["made"], 2: ["written"]}
-    seen: dict[int, dict[int, Any]] = {}
+    site, remainder = sites["killed"], {1: ["made"], 2: ["written"]}
+    observations: dict[int, dict[int, Any]] = {}
 
     def die(number: int, body: bytes, answer: Any) -> bytes | None:
-        if b'"kind":"statistic"' not in body or not left.get(number):
+        if b'"kind":"statistic"' not in body or not remainder.get(number):
             return bytes(answer())
         node, request = site.transport.members[number], tmp_path / f"request{number}"
         request.write_bytes(body)
         node.close()
-        when = left[number].pop()
+        when = remainder[number].pop()
         child = subprocess.run([sys.executable, "-c", KILLED, when, str(node.folder), str(request)], timeout=300)
         assert child.returncode == -signal.SIGKILL
-        site.transport.members[number] = again = Node.open(node.folder)
-        seen[number] = told(again, "r")[1]
+        site.transport.members[number] = repeat = Node.open(node.folder)
+        observations[number] = told(repeat, "r")[1]
         return None
 
     site.transport.spoil = die
-    for one in sites.values():
-        play_blocks(one)
-    assert left == {1: [], 2: []}
-    assert not any(times[1] for times in seen[1].values())  # nothing was written, and nothing had left
-    assert max(times[1] for times in seen[2].values()) == 1  # it was charged before anything could leave
+    for entry in sites.values():
+        play_blocks(entry)
+    assert remainder == {1: [], 2: []}
+    assert not any(times[1] for times in observations[1].values())  # nothing was written, and nothing had left
+    assert max(times[1] for times in observations[2].values()) == 1  # it was charged before anything could leave
     for number, node in site.transport.members.items():
         assert told(node, "r") == told(sites["whole"].transport.members[number], "r")  # each release once
         assert max(sum(units) for units in told(node, "r")[0].values()) > 0
@@ -279,8 +283,8 @@ def test_kill_9_between_charge_and_answer_neither_loses_nor_doubles_what_people_
     for node in site.transport.members.values():
         before = told(node, "r")[0]
         assert all(units[3] == sum(before.get(user, [0])) for user, units in told(node, "again")[0].items())
-    for one in sites.values():
-        close_nodes(one)
+    for entry in sites.values():
+        close_nodes(entry)
 
 
 # Rounds that chance decides
@@ -295,28 +299,28 @@ def drawn(noise: float = 2.0, rate: float = 0.1) -> Ledger:
 def test_earlier_rounds_are_charged_at_this_runs_rate() -> None:
     ledger = drawn()
     fits = find_max_releases(ledger.events[0], 1.0, 1e-5)
-    made = ledger.with_earlier_spending(ledger.open_accounts(1, 1.0), np.zeros(1, np.int64), np.array([fits - 2]))
-    assert ledger.epsilon(made)[0] == pytest.approx(compute_epsilon([(ledger.events[0], fits - 2)], 1e-5))
+    result = ledger.with_earlier_spending(ledger.open_accounts(1, 1.0), np.zeros(1, np.int64), np.array([fits - 2]))
+    assert ledger.epsilon(result)[0] == pytest.approx(compute_epsilon([(ledger.events[0], fits - 2)], 1e-5))
     for goes in (True, True, False):
-        made, went = ledger.charge(made, "round")
+        result, went = ledger.charge(result, "round")
         assert went[0] == goes
-    assert made["times"][0].tolist() == [2, fits - 2, 0]
-    assert ledger.epsilon(made)[0] <= 1.0
-    again = ledger.with_earlier_spending(made, np.zeros(1, np.int64), np.zeros(1, np.int64))
-    assert again["spent"].tolist() == made["spent"].tolist()  # it only grows
+    assert result["times"][0].tolist() == [2, fits - 2, 0]
+    assert ledger.epsilon(result)[0] <= 1.0
+    repeat = ledger.with_earlier_spending(result, np.zeros(1, np.int64), np.zeros(1, np.int64))
+    assert repeat["spent"].tolist() == result["spent"].tolist()  # it only grows
 
 
 @pytest.mark.parametrize(
     ("noise", "rate", "like"), [(2.0, 0.1, True), (3.0, 0.05, True), (2.0, 0.2, False), (1.9, 0.1, False)]
 )
 def test_rounds_of_other_settings_count_as_no_less_than_they_cost(noise: float, rate: float, like: bool) -> None:
-    here, other = drawn(), drawn(noise, rate)
+    local, other = drawn(), drawn(noise, rate)
     spent, _ = other.charge(other.open_accounts(1), "round")
     spent, _ = other.charge(spent, "round")
-    rounds, units = other.count_rounds_like(here.events[0], spent)
+    rounds, units = other.count_rounds_like(local.events[0], spent)
     assert (rounds[0] == 2, units[0] == 0) == (like, like)
-    carried = here.with_earlier_spending(here.open_accounts(1), units, rounds)
-    assert here.epsilon(carried)[0] >= other.epsilon(spent)[0] * (1 - 1e-6)
+    carried = local.with_earlier_spending(local.open_accounts(1), units, rounds)
+    assert local.epsilon(carried)[0] >= other.epsilon(spent)[0] * (1 - 1e-6)
 
 
 def test_second_sampled_run_starts_from_earlier_spending(tmp_path: Path) -> None:
@@ -333,7 +337,7 @@ def test_second_sampled_run_starts_from_earlier_spending(tmp_path: Path) -> None
     site.next_block()
     for node in site.transport.members.values():
         first, second = account(node, "dp-fedavg/times"), account(node, "dp-fedavg/times", "again")
-        assert max(one[0] for one in first.values()) > 0
+        assert max(entry[0] for entry in first.values()) > 0
         for user, (rounds, earlier, _) in second.items():
             if rounds:
                 assert earlier == first[user][0]
@@ -353,11 +357,11 @@ def test_a_second_run_with_laplace_noise_is_no_second_budget(tmp_path: Path) -> 
     site.next_block()
     for node in site.transport.members.values():
         first, second = account(node, "laplace-noise/spent"), account(node, "laplace-noise/spent", "again")
-        assert max(one[0] for one in first.values()) == 2 / UNIT  # all of it
-        for user, (here, earlier) in second.items():
+        assert max(entry[0] for entry in first.values()) == 2 / UNIT  # all of it
+        for user, (local, earlier) in second.items():
             assert earlier == (np.ceil(mu_of_pure(first[user][0] * UNIT) ** 2 / UNIT) if first[user][0] else 0)
             if first[user][0] == 2 / UNIT:
-                assert here == 0
+                assert local == 0
     close_nodes(site)
 
 

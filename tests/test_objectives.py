@@ -160,7 +160,9 @@ def test_pfedme_sends_the_local_model_and_keeps_the_personal_one() -> None:
     slow = slow_round(cohort(fed, progress), fed.backbone, fed.config.train, fed.draws)
     trained = train_once(fed, progress)
     local, sent = trained.local, trained.upload.values["rows"]
-    np.testing.assert_allclose(local.personal["private"], np.concatenate([one[1] for one in slow.personal]), atol=2e-5)
+    np.testing.assert_allclose(
+        local.personal["private"], np.concatenate([entry[1] for entry in slow.personal]), atol=2e-5
+    )
     for client, (table, _) in enumerate(slow.personal):
         own = slice(local.row_start[client], local.row_start[client + 1])
         item = local.row_item[own]
@@ -236,15 +238,15 @@ def test_a_client_stands_still_once_its_steps_are_done(model: str, objective: st
 @pytest.mark.parametrize(("model", "objective"), [("mf", "squared"), ("ego", "bpr"), ("ncf-shared", "bce")])
 def test_chunking_changes_no_bit(model: str, objective: str, solver: str) -> None:
     fed = federation(model, redraw="epoch", **OBJECTIVES[objective], **SOLVERS[solver])
-    seen = []
+    observations = []
     for chunk in (64, 1, 3):
-        progress = started(one := replace(fed, chunk=chunk))
+        progress = started(entry := replace(fed, chunk=chunk))
         for _ in range(2):
-            progress.server, _ = run_round(one, progress.server, progress.devices)
-        seen.append((progress.server.items, progress.clients.private))
-    for items, private in seen[1:]:
-        assert np.array_equal(items, seen[0][0])
-        assert np.array_equal(private, seen[0][1])
+            progress.server, _ = run_round(entry, progress.server, progress.devices)
+        observations.append((progress.server.items, progress.clients.private))
+    for items, private in observations[1:]:
+        assert np.array_equal(items, observations[0][0])
+        assert np.array_equal(private, observations[0][1])
 
 
 # rows outside a batch
@@ -255,30 +257,30 @@ def steps_of(fed: Federation) -> list[tuple[set[int], Floats]]:
     view = cohort(fed, started(fed))
     local = build_local_models(view, {}, fed.config.train, fed.draws)
     stepper = AutogradStepper(fed.backbone, fed.config.train, local)
-    seen: list[tuple[set[int], Floats]] = [(set(), local.rows.copy())]
+    observations: list[tuple[set[int], Floats]] = [(set(), local.rows.copy())]
     for step in range(int(local.n_steps.max())):
-        held: set[int] = set()
+        state: set[int] = set()
         for client in np.flatnonzero(step < local.n_steps):
             at = local.turn_ptr[client] + step % local.steps_per_epoch[client] * local.batch
             end = min(at + local.batch, local.turn_ptr[client + 1])
             sample = local.order[step // local.steps_per_epoch[client], at:end]
             both = sample if local.partner is None else np.append(sample, local.partner[sample])
-            held |= set((local.row_start[client] + local.row_of[both]).tolist())
+            state |= set((local.row_start[client] + local.row_of[both]).tolist())
         stepper.run(step, step + 1, None, StepExtras.empty(view.n_clients))
-        seen.append((held, local.rows.copy()))
-    return seen
+        observations.append((state, local.rows.copy()))
+    return observations
 
 
 @pytest.mark.parametrize("solver", ["sgd", "lazy-adam", "lazy-adam with decay", "adam"])
 @pytest.mark.parametrize("objective", ["bce", "bpr"])
 def test_only_dense_adam_moves_a_row_in_a_step_that_does_not_hold_it(objective: str, solver: str) -> None:
-    seen = steps_of(federation("mf", **OBJECTIVES[objective], **SOLVERS[solver]))
+    steps = steps_of(federation("mf", **OBJECTIVES[objective], **SOLVERS[solver]))
     drifted = 0
-    for (_, before), (held, after) in pairwise(seen):
+    for (_, before), (state, after) in pairwise(steps):
         moved = set(np.flatnonzero((before != after).any(1)).tolist())
-        assert held <= moved
-        assert len(held) < len(after)
-        drifted += len(moved - held)
+        assert state <= moved
+        assert len(state) < len(after)
+        drifted += len(moved - state)
     assert (drifted > 0) == (solver == "adam")
 
 
@@ -300,12 +302,12 @@ def test_every_positive_is_paired_with_as_many_negatives_as_are_drawn_for_it() -
         assert (owner[turns] == owner[local.partner[turns]]).all()
         pairs = np.bincount(local.partner[turns], minlength=len(local.label))
         assert np.array_equal(pairs, np.where(local.label == 1, 3, 0))
-    assert np.array_equal(np.diff(local.turn_ptr), 3 * np.array([len(one) for one in UNEVEN if one]))
+    assert np.array_equal(np.diff(local.turn_ptr), 3 * np.array([len(entry) for entry in UNEVEN if entry]))
 
 
 def test_a_batch_holds_pairs() -> None:
     local = drawn(objective="bpr", negatives=3, batch_size=4)
-    want = [2 * -(-3 * len(one) // 4) for one in UNEVEN if one]
+    want = [2 * -(-3 * len(entry) // 4) for entry in UNEVEN if entry]
     assert local.n_steps.tolist() == want
 
 
@@ -321,37 +323,39 @@ def test_user_who_likes_everything_has_no_pairs_and_does_not_move() -> None:
 
 @pytest.mark.parametrize("objective", ["bce", "bpr"])
 def test_redrawn_negatives_are_others_in_every_epoch(objective: str) -> None:
-    once, anew = (drawn(objective=objective, redraw=how, local_epochs=3) for how in ("round", "epoch"))
-    assert np.array_equal(once.turn_ptr, anew.turn_ptr)
+    once, retrained = (drawn(objective=objective, redraw=how, local_epochs=3) for how in ("round", "epoch"))
+    assert np.array_equal(once.turn_ptr, retrained.turn_ptr)
     for client in range(len(once.ptr) - 1):
         own = slice(once.turn_ptr[client], once.turn_ptr[client + 1])
-        seen = [sorted(anew.item[anew.order[epoch, own]].tolist()) for epoch in range(3)]
-        assert seen[0] == sorted(once.item[once.order[0, own]].tolist())
-        assert seen[1] != seen[0]
-        assert seen[2] != seen[1]
+        observations = [sorted(retrained.item[retrained.order[epoch, own]].tolist()) for epoch in range(3)]
+        assert observations[0] == sorted(once.item[once.order[0, own]].tolist())
+        assert observations[1] != observations[0]
+        assert observations[2] != observations[1]
         for epoch in range(3):
-            turns = anew.order[epoch, own]
+            turns = retrained.order[epoch, own]
             assert len(set(turns.tolist())) == len(turns)
-            likes = anew.item[turns][anew.label[turns] == 1].tolist()
-            assert sorted(likes) == (sorted(anew.view.train.row(client).tolist()) if objective == "bce" else [])
-            assert not set(anew.item[turns][anew.label[turns] == 0].tolist()) & set(anew.view.train.row(client))
+            likes = retrained.item[turns][retrained.label[turns] == 1].tolist()
+            assert sorted(likes) == (sorted(retrained.view.train.row(client).tolist()) if objective == "bce" else [])
+            assert not set(retrained.item[turns][retrained.label[turns] == 0].tolist()) & set(
+                retrained.view.train.row(client)
+            )
 
 
 def test_with_one_epoch_it_does_not_matter_how_often_negatives_are_drawn() -> None:
-    one, other = (drawn(redraw=how, local_epochs=1) for how in ("round", "epoch"))
+    first, other = (drawn(redraw=how, local_epochs=1) for how in ("round", "epoch"))
     for name in ("item", "label", "order", "ptr", "turn_ptr"):
-        assert np.array_equal(getattr(one, name), getattr(other, name)), name
+        assert np.array_equal(getattr(first, name), getattr(other, name)), name
 
 
 def test_the_fused_step_redraws_as_well() -> None:
-    seen = []
+    observations = []
     for stepper in ("fused", "autograd"):
         fed = federation("mf", redraw="epoch", stepper=stepper, local_epochs=3)
-        seen.append(train_once(fed, started(fed)).local)
-    np.testing.assert_allclose(seen[0].rows, seen[1].rows, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(seen[0].private, seen[1].private, rtol=1e-5, atol=1e-5)
+        observations.append(train_once(fed, started(fed)).local)
+    np.testing.assert_allclose(observations[0].rows, observations[1].rows, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(observations[0].private, observations[1].private, rtol=1e-5, atol=1e-5)
     round_only = train_once(fed := federation("mf", local_epochs=3), started(fed)).local
-    assert np.abs(round_only.private - seen[0].private).max() > 1e-3
+    assert np.abs(round_only.private - observations[0].private).max() > 1e-3
 
 
 # ratings
@@ -379,18 +383,18 @@ def test_mf_fits_ratings() -> None:
     rng = np.random.default_rng(0)
     truth = 3 + np.outer(rng.normal(size=12), rng.normal(size=16))
     lists = [rng.choice(16, 11, replace=False) for _ in range(12)]
-    block = make_block(0, 16, [one.tolist() for one in lists])
-    rating = np.concatenate([truth[u, one] for u, one in enumerate(lists)]).astype(np.float32)
+    block = make_block(0, 16, [element.tolist() for element in lists])
+    rating = np.concatenate([truth[u, element] for u, element in enumerate(lists)]).astype(np.float32)
     stream = make_stream(replace(block, train=replace(block.train, values={"rating": rating})))
     backbone = make_backbone("mf", dim=4, lr=0.05, init_std=0.5)
     fed = federate(stream, backbone, objective="squared", negatives=0, rounds=400, patience=400)
     progress = started(fed)
     run_block(fed, progress, lambda report, now: None)
-    found = progress.clients.private @ progress.server.items.T
+    result = progress.clients.private @ progress.server.items.T
     rated_ = np.zeros((12, 16), bool)
-    for u, one in enumerate(lists):
-        rated_[u, one] = True
-    error = (found - truth) ** 2
+    for u, entry in enumerate(lists):
+        rated_[u, entry] = True
+    error = (result - truth) ** 2
     assert error[rated_].mean() < 0.02
     assert error[~rated_].mean() < 0.3 * truth.var()
 
@@ -434,7 +438,7 @@ def test_ragged_membership_matches_its_rows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("backbone", "train", "said"),
+    ("backbone", "train", "message"),
     [
         ("mf", {"objective": "bpr", "negatives": 0}, "set train.negatives"),
         ("mf", {"weight_decay": 0.1}, "lazy-adam"),
@@ -448,10 +452,10 @@ def test_ragged_membership_matches_its_rows() -> None:
     ],
 )
 def test_settings_that_cannot_work_are_refused_before_anything_is_loaded(
-    backbone: str, train: dict[str, Any], said: str
+    backbone: str, train: dict[str, Any], message: str
 ) -> None:
     values = {"data": "no such file", "backbone": {"name": backbone}, "train": train}
-    with pytest.raises(TacitaError, match=said) as refused:
+    with pytest.raises(TacitaError, match=message) as refused:
         assembly.build_components(validate_model(RunConfig, values, "a test"))
     assert str(refused.value).endswith(".")
 
@@ -462,12 +466,12 @@ class Pulls(Part):
 
 
 @pytest.mark.parametrize(
-    ("part", "train", "said"),
+    ("part", "train", "message"),
     [(Pulls, {"optimiser": "pfedme"}, "'pulls' pulls"), (Hints, {"objective": "squared"}, "'hints' deals in")],
 )
-def test_parts_that_cannot_work_with_them_are_refused(part: type[Part], train: dict[str, Any], said: str) -> None:
+def test_parts_that_cannot_work_with_them_are_refused(part: type[Part], train: dict[str, Any], message: str) -> None:
     fed = federation("mf", part, **train)
-    with pytest.raises(TacitaError, match=said):
+    with pytest.raises(TacitaError, match=message):
         check_training(fed.backbone, fed.parts, fed.config.train)
 
 
@@ -490,6 +494,6 @@ def test_the_fused_step_is_chosen_for_what_it_can_do() -> None:
 
 
 def test_cosine_bpr_stays_between_its_bounds_and_is_ln_2_for_equals() -> None:
-    one, other = torch.tensor([1.0, -1.0, 0.3, 0.0]), torch.tensor([-1.0, 1.0, 0.3, 0.0])
-    loss = bpr(one, other, 1.0)
+    first, other = torch.tensor([1.0, -1.0, 0.3, 0.0]), torch.tensor([-1.0, 1.0, 0.3, 0.0])
+    loss = bpr(first, other, 1.0)
     np.testing.assert_allclose(loss, [0.126928, 2.126928, np.log(2), np.log(2)], atol=1e-6)

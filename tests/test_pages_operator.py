@@ -100,20 +100,22 @@ def test_operator_page_names_no_user(operator: TestClient) -> None:
         text = operator.get(path).text
         assert "123456789" not in text
         assert "sender" not in text
-    found = operator.get("/v1/requests").json()["requests"]
-    assert [(one["node"], one["state"]) for one in found] == [("north", "heard")]
+    requests = operator.get("/v1/requests").json()["requests"]
+    assert [(entry["node"], entry["state"]) for entry in requests] == [("north", "heard")]
 
 
 def test_rounds_budgets_nodes_and_alerts(operator: TestClient) -> None:
     rounds = operator.get("/v1/runs/r/rounds").json()["rounds"]
-    assert [(one["asked"], one["answered"], one["refused"], one["clients"]) for one in rounds] == [(2, 1, 1, 30)]
+    assert [(entry["asked"], entry["answered"], entry["refused"], entry["clients"]) for entry in rounds] == [
+        (2, 1, 1, 30)
+    ]
     budgets = operator.get("/v1/runs/r/budgets").json()
     assert budgets["spread"] == [{"releases": 1, "people at most": 30, "nodes": 1}]
-    assert {one["spent"]: one["people at least"] for one in budgets["spent"]} == SPENT_SHARES
-    nodes = {one["name"]: one for one in operator.get("/v1/nodes").json()["nodes"]}
+    assert {entry["spent"]: entry["people at least"] for entry in budgets["spent"]} == SPENT_SHARES
+    nodes = {node["name"]: node for node in operator.get("/v1/nodes").json()["nodes"]}
     assert nodes["south"]["last error"].startswith("fewer people")
     assert nodes["north"]["last answer"] is not None
-    kinds = {one["kind"] for one in operator.get("/v1/alerts").json()["alerts"]}
+    kinds = {alert["kind"] for alert in operator.get("/v1/alerts").json()["alerts"]}
     assert {"silent", "refused", "quality"} <= kinds
     page = operator.get("/").text
     assert "&lt;b&gt;min" in page
@@ -129,7 +131,7 @@ def test_rounds_budgets_nodes_and_alerts(operator: TestClient) -> None:
 
 def test_node_versions_and_clocks_are_shown_and_wrong_ones_flagged(operator: TestClient, folder: Path) -> None:
     def kinds() -> set[str]:
-        return {one["kind"] for one in operator.get("/v1/alerts").json()["alerts"]}
+        return {alert["kind"] for alert in operator.get("/v1/alerts").json()["alerts"]}
 
     note = {"version": __version__, "clock": 0.4, "time": time.time()}
     with open_store(folder) as store:
@@ -137,7 +139,7 @@ def test_node_versions_and_clocks_are_shown_and_wrong_ones_flagged(operator: Tes
         assert not kinds() & {"clock", "version"}
         store.note_nodes({2: {"version": "<b>9", "clock": -95.0, "time": time.time()}})
     assert {"clock", "version"} <= kinds()
-    nodes = {one["name"]: one for one in operator.get("/v1/nodes").json()["nodes"]}
+    nodes = {node["name"]: node for node in operator.get("/v1/nodes").json()["nodes"]}
     assert (nodes["north"]["version"], nodes["north"]["clock"]) == (__version__, 0.4)
     text = operator.get("/").text
     assert "clock right" in text
@@ -148,7 +150,7 @@ def test_node_versions_and_clocks_are_shown_and_wrong_ones_flagged(operator: Tes
 def test_run_waiting_for_nodes_is_shown(operator: TestClient, folder: Path) -> None:
     with open_store(folder) as store:
         store.log_event("r", {"event": "waiting", "kind": "statistic", "answered": 1, "needed": 2})
-    alerts = {one["kind"]: one["said"] for one in operator.get("/v1/alerts").json()["alerts"]}
+    alerts = {alert["kind"]: alert["said"] for alert in operator.get("/v1/alerts").json()["alerts"]}
     assert "1 of the 2 nodes" in alerts["quorum"]
 
 
@@ -156,17 +158,17 @@ def test_operator_orders_are_carried_out(operator: TestClient, folder: Path, tmp
     assert operator.post("/v1/runs/r/stop").status_code == 200
     with open_store(folder) as store:
         assert find_stop_reason(store, "r") == "the operator stopped it."
-    alerts = {one["kind"]: one["said"] for one in operator.get("/v1/alerts").json()["alerts"]}
+    alerts = {alert["kind"]: alert["said"] for alert in operator.get("/v1/alerts").json()["alerts"]}
     assert alerts["stopped"] == "Run 'r' stopped: the operator stopped it."
     assert "not up" in operator.post("/v1/runs/r/resume").json()["error"]
     key = public_key_of(tmp_path, "east")
     done = operator.post("/do/enroll", data={"name": "east", "public_key": key}, headers={"hx-request": "true"})
     assert "SHA256:" in done.text
-    again = operator.post("/v1/nodes", json={"name": "east", "public_key": "no key"})
-    assert again.status_code == 400
+    response = operator.post("/v1/nodes", json={"name": "east", "public_key": "no key"})
+    assert response.status_code == 400
     assert operator.post("/v1/nodes/east/revoke").json() == {"name": "east"}
-    made = operator.post("/v1/catalogue", json={"items": [{"item": "new", "title": "New"}]}).json()
-    assert made == {"new": 1, "catalogue": 11}
+    document = operator.post("/v1/catalogue", json={"items": [{"item": "new", "title": "New"}]}).json()
+    assert document == {"new": 1, "catalogue": 11}
     assert operator.post("/v1/catalogue", json={"items": [{"item": "a\x1b"}]}).status_code == 400
     wrong = operator.post("/v1/runs", json={"run": "x", "settings": "[backbone]\nnam = 'tally'"})
     assert wrong.status_code == 400
@@ -177,7 +179,7 @@ def test_page_refreshes_in_fragments(operator: TestClient, folder: Path) -> None
     whole, beat = operator.get("/").text, operator.get("/part/runs", params={"known": "1"}).text
     pieces = re.findall(r'id="([a-z0-9-]+)"[^>]* hx-swap-oob="true"', beat)
     assert pieces == ["alerts", "run-head-1", "run-rounds-1", "run-budgets-1"]
-    assert all(whole.count(f'id="{one}"') == 1 for one in (*pieces, "pulse"))
+    assert all(whole.count(f'id="{entry}"') == 1 for entry in (*pieces, "pulse"))
     assert "hx-swap-oob" not in whole
     assert "<details" not in beat
     assert operator.get("/part/runs", params={"known": "0"}).headers["hx-refresh"] == "true"
@@ -241,9 +243,9 @@ def test_a_stopped_run_may_go_on_where_the_server_is_up(folder: Path, monkeypatc
 def test_expiring_certificate_is_shown(folder: Path) -> None:
     from tacita.live.tls_certificates import renew_server_certificate
 
-    assert "certificate" not in {one["kind"] for one in OperatorService(folder).alerts()["alerts"]}
+    assert "certificate" not in {alert["kind"] for alert in OperatorService(folder).alerts()["alerts"]}
     renew_server_certificate(folder, days=5)
-    assert "certificate" in {one["kind"] for one in OperatorService(folder).alerts()["alerts"]}
+    assert "certificate" in {alert["kind"] for alert in OperatorService(folder).alerts()["alerts"]}
 
 
 def test_the_first_view_of_a_thousand_nodes_is_quick(operator: TestClient, folder: Path, tmp_path: Path) -> None:
@@ -253,8 +255,8 @@ def test_the_first_view_of_a_thousand_nodes_is_quick(operator: TestClient, folde
         db.executemany("INSERT INTO nodes (name, public_key, number, enrolled) VALUES (?, ?, ?, ?)", many)
         answers = (("r", 0, k, "statistic", str(n + 10), "x", 5, 1.0) for n in range(1000) for k in range(1, 21))
         db.executemany("INSERT INTO accepted VALUES (?, ?, ?, ?, ?, ?, ?, ?)", answers)
-        told = ((f'{{"event": "refused", "node": "{n + 10}", "said": "no", "kind": "x"}}',) for n in range(1000))
-        db.executemany("INSERT INTO events (run, time, event) VALUES ('r', 1.0, ?)", told)
+        reports = ((f'{{"event": "refused", "node": "{n + 10}", "said": "no", "kind": "x"}}',) for n in range(1000))
+        db.executemany("INSERT INTO events (run, time, event) VALUES ('r', 1.0, ?)", reports)
     operator.get("/")
     began = time.process_time()
     text = operator.get("/").text
@@ -273,6 +275,6 @@ def test_odd_calls_are_refused_with_a_sentence_before_and_after_the_login(folder
     assert endless.status_code == 413
     assert "a body may have 1,048,576 bytes." in endless.text
     for settings in ("a = " + "[" * 5000 + "]" * 5000, "seed = " + "9" * 5000):
-        told = operator.post("/v1/runs", json={"run": "x", "settings": settings})
-        assert told.status_code == 400
-        assert told.json()["error"].startswith("the settings are no TOML")
+        response = operator.post("/v1/runs", json={"run": "x", "settings": settings})
+        assert response.status_code == 400
+        assert response.json()["error"].startswith("the settings are no TOML")

@@ -36,9 +36,9 @@ from tacita.live.wire import RequestOutcome
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    made = play_two_blocks(tmp_path_factory.mktemp("site"))
-    yield made
-    close_nodes(made)
+    two_blocks = play_two_blocks(tmp_path_factory.mktemp("site"))
+    yield two_blocks
+    close_nodes(two_blocks)
 
 
 @pytest.fixture
@@ -62,11 +62,11 @@ def browser(node: Node, user: str | None, tokens: Tokens | None = None) -> TestC
 
 def test_the_terms_of_a_recommendation_add_up_to_its_score(node: Node) -> None:
     for user in user_ids(node)[:5]:
-        for one in node.recommend(user, 5):
-            why = explanations.explain_item(node.snapshot, user, one["item"])
+        for entry in node.recommend(user, 5):
+            why = explanations.explain_item(node.snapshot, user, entry["item"])
             assert why["kind"] == "exact"
             total = sum(term["term"] for term in why["terms"]) + why["rest"]
-            assert total == pytest.approx(one["score"], abs=1e-5)
+            assert total == pytest.approx(entry["score"], abs=1e-5)
             own = set(node.store.history([node.store.find_user(user)]).item)
             assert {term["item"] for term in why["terms"]} <= own
 
@@ -86,16 +86,16 @@ def test_a_preview_is_what_a_node_without_the_item_recommends(site: Site, node: 
     user = user_ids(node)[0]
     first = node.recommend(user, 5)[0]["item"]
     gone = explanations.explain_item(node.snapshot, user, first)["terms"][0]["item"]
-    told = explanations.preview_removal(node.snapshot, user, first, gone, k=5)
+    report = explanations.preview_removal(node.snapshot, user, first, gone, k=5)
     row = node.snapshot.find_row(user)
     scorer = node.snapshot.scorer
     place = [raw for raw, _ in node.snapshot.items].index(gone)
     view = scorer.build_view(np.array([row], np.int32))
     latest = scorer.plan.backbone.select_latest(view)  # type: ignore[attr-defined]
-    assert told["can"]
-    assert gone not in [one["item"] for one in told["after"]]
+    assert report["can"]
+    assert gone not in [entry["item"] for entry in report["after"]]
     if place in latest.ids:
-        assert [one["score"] for one in told["after"]] != [one["score"] for one in told["before"]]
+        assert [entry["score"] for entry in report["after"]] != [entry["score"] for entry in report["before"]]
 
 
 def test_model_without_exact_explanation_says_so(tmp_path: Path) -> None:
@@ -104,12 +104,12 @@ def test_model_without_exact_explanation_says_so(tmp_path: Path) -> None:
     node = site.transport.members[1]
     node.refresh()
     user = user_ids(node)[0]
-    one = node.recommend(user, 1)[0]["item"]
-    told = explanations.explain_item(node.snapshot, user, one)
-    assert told["kind"] == "alike"
-    assert "cannot be taken apart" in told["said"]
+    entry = node.recommend(user, 1)[0]["item"]
+    explanation = explanations.explain_item(node.snapshot, user, entry)
+    assert explanation["kind"] == "alike"
+    assert "cannot be taken apart" in explanation["said"]
     own = node.store.history([node.store.find_user(user)]).item[0]
-    assert not explanations.preview_removal(node.snapshot, user, one, own)["can"]
+    assert not explanations.preview_removal(node.snapshot, user, entry, own)["can"]
     assert "Nothing can be taken back from r: that run was" in browser(node, user).get("/").text
     for member in site.transport.members.values():
         member.close()
@@ -182,12 +182,12 @@ def test_pause_blocks_uploads_and_keeps_choices(alone: Node) -> None:
 
 
 def test_pages_of_items_are_newest_first_and_miss_none(alone: Node) -> None:
-    seen: list[str] = []
+    observations: list[str] = []
     for offset in range(0, 60, 15):
         total, rows = user_queries.list_items(alone.store, "ann", ItemQuery(offset=offset, limit=15))
         assert total == 40
-        seen += [row["item"] for row in rows]
-    assert seen == [f"i{n}" for n in reversed(range(40))]
+        observations += [row["item"] for row in rows]
+    assert observations == [f"i{n}" for n in reversed(range(40))]
     alone.store.set_consent("ann", "i7", "keep")
     assert [r["item"] for r in user_queries.list_items(alone.store, "ann", ItemQuery(only="kept"))[1]] == ["i7"]
     assert user_queries.list_items(alone.store, "ann", ItemQuery(only="part"))[0] == 39
@@ -198,10 +198,10 @@ def test_the_first_view_of_a_long_history_is_quick(alone: Node) -> None:
     client = browser(alone, "ann")
     client.get("/")  # templates are compiled once
     began = time.process_time()
-    found = client.get("/")
+    response = client.get("/")
     spent = time.process_time() - began
-    assert found.status_code == 200
-    assert "100,040" in found.text
+    assert response.status_code == 200
+    assert "100,040" in response.text
     assert spent < 1.0, spent
 
 
@@ -213,9 +213,9 @@ def test_a_link_opens_one_session_and_cookies_are_kept_from_scripts(node: Node) 
     client = TestClient(make_node_app(node, tokens), base_url=ORIGIN)
     link = f"/enter/{tokens.make_link(Principal('person', user_ids(node)[0]))}"
     answer = client.get(link)
-    said = answer.headers["set-cookie"].lower()
-    assert "httponly" in said
-    assert "samesite=strict" in said
+    message = answer.headers["set-cookie"].lower()
+    assert "httponly" in message
+    assert "samesite=strict" in message
     assert client.get("/v1/me").json()["user"] == user_ids(node)[0]
     assert TestClient(make_node_app(node, tokens), base_url=ORIGIN).get(link).status_code == 401
 
@@ -262,8 +262,8 @@ def test_nothing_of_another_person_is_reachable_with_any_token(node: Node) -> No
     own = node.store.history([node.store.find_user(first)]).item
     for other in others:
         client = browser(node, other)
-        theirs = set(node.store.history([node.store.find_user(other)]).item)
-        alien = next(item for item in own if item not in theirs)
+        other_values = set(node.store.history([node.store.find_user(other)]).item)
+        alien = next(item for item in own if item not in other_values)
         for method, path in paths(node):
             if path in OPEN or "erase" in path or "bye" in path:
                 continue
@@ -276,7 +276,7 @@ def test_nothing_of_another_person_is_reachable_with_any_token(node: Node) -> No
                 assert f'"{first}"' not in answer.text, (method, path)
             assert f"<b>{first}</b>" not in answer.text, (method, path)
         listed = client.get("/v1/me/history", params={"limit": 200}).json()["items"]
-        assert {one["item"] for one in listed} <= theirs
+        assert {entry["item"] for entry in listed} <= other_values
         assert client.put("/v1/me/items", json={"item": alien, "takes_part": False}).status_code == 400
         assert client.get("/v1/people").status_code == 403
         assert first not in client.get("/v1/me/export").text.replace(alien, "")
@@ -286,17 +286,19 @@ def test_a_page_never_takes_the_cookie_of_another_page(site: Site) -> None:
     """One browser, pages of two nodes and of a server on other ports: it sends all cookies to each of them."""
     first, second = site.transport.members[1], site.transport.members[2]
     second.config = second.config.model_copy(update={"name": first.config.name})  # the same name, too
-    mine, theirs = browser(first, user_ids(first)[0]), browser(second, user_ids(second)[0])
-    (name, session), (other, stolen) = (next(iter(one.cookies.items())) for one in (mine, theirs))
+    own_values, other_values = browser(first, user_ids(first)[0]), browser(second, user_ids(second)[0])
+    (name, session), (other, stolen) = (
+        next(iter(candidate.cookies.items())) for candidate in (own_values, other_values)
+    )
     assert name != other
     for method, path in paths(first):
         if path in OPEN:
             continue
-        for held in ({other: stolen}, {name: stolen}, {other: session}, {"tacita-operator": stolen}):
-            stranger = TestClient(mine.app, base_url=ORIGIN, headers=SAME_ORIGIN, cookies=held)
+        for state in ({other: stolen}, {name: stolen}, {other: session}, {"tacita-operator": stolen}):
+            stranger = TestClient(own_values.app, base_url=ORIGIN, headers=SAME_ORIGIN, cookies=state)
             assert stranger.request(method, path, json={}).status_code == 401, (method, path)
-    mine.cookies.update(theirs.cookies)
-    assert mine.get("/v1/me").json()["user"] == user_ids(first)[0]
+    own_values.cookies.update(other_values.cookies)
+    assert own_values.get("/v1/me").json()["user"] == user_ids(first)[0]
 
 
 def test_an_owners_token_opens_no_persons_page(node: Node) -> None:
@@ -325,9 +327,9 @@ def test_an_owner_sees_ids_and_hands_out_links_and_reads_no_history(node: Node) 
     tokens = Tokens()
     client = TestClient(make_node_app(node, tokens), base_url=ORIGIN, headers=SAME_ORIGIN)
     client.get(f"/enter/{tokens.make_link(Principal('owner'))}")
-    found = client.get("/v1/people").json()
-    assert found["total"] == len(user_ids(node))
-    assert set(found["people"][0]) == {"user", "rows"}
+    document = client.get("/v1/people").json()
+    assert document["total"] == len(user_ids(node))
+    assert set(document["people"][0]) == {"user", "rows"}
     assert client.get("/v1/me").status_code == 403
     link = client.post("/v1/people/links", json={"user": user_ids(node)[1]}).json()["link"]
     guest = TestClient(make_node_app(node, tokens), base_url=ORIGIN, headers=SAME_ORIGIN)
@@ -415,12 +417,12 @@ def test_switches_forms_and_erasing(tmp_path: Path) -> None:
     assert node.store.list_private_items(node.store.find_user(user)) == set()
     assert client.put("/v1/me/choice", json={"preset": "nothing"}).json()["taking part"] == 0
     client.post("/do/choice", data={"preset": "everything"})
-    asked = client.post("/do/ask", data={"kind": "forget", "item": item}, headers={"hx-request": "true"})
-    assert "waits here for the next message" in asked.text
+    response = client.post("/do/ask", data={"kind": "forget", "item": item}, headers={"hx-request": "true"})
+    assert "waits here for the next message" in response.text
     assert client.get("/v1/me/requests").json()["requests"][0]["state"].startswith("queued")
-    again = client.post("/v1/me/requests", json={"kind": "forget", "items": [item]})
-    assert again.status_code == 400
-    assert "already" in again.json()["error"]
+    repeat = client.post("/v1/me/requests", json={"kind": "forget", "items": [item]})
+    assert repeat.status_code == 400
+    assert "already" in repeat.json()["error"]
     assert "asked back" in client.get("/", params={"search": item}).text
     assert "taken back" not in client.get("/part/history", params={"search": item}).text  # not before it is done
     assert browser(node, other).get("/v1/me/requests").json()["requests"] == []
@@ -440,29 +442,34 @@ def test_a_person_declares_a_budget_and_sees_what_releases_cost(tmp_path: Path) 
     node = site.transport.members[1]
     user, other = user_ids(node)[:2]
     client = browser(node, user)
-    told = client.get("/v1/me/budget").json()
-    assert told["declared"] is None
-    cost = told["runs"][0]["events"]["dpps: upload"]
+    document = client.get("/v1/me/budget").json()
+    assert document["declared"] is None
+    cost = document["runs"][0]["events"]["dpps: upload"]
     assert cost["times"] > 0
-    assert cost["epsilon"] == pytest.approx(told["runs"][0]["spent"])
+    assert cost["epsilon"] == pytest.approx(document["runs"][0]["spent"])
     charged = client.get("/v1/me/costs", params={"run": "r", "limit": 200}).json()
     assert charged["total"] == len(charged["costs"]) == cost["times"]
-    assert sum(one["epsilon"] for one in charged["costs"]) == pytest.approx(told["runs"][0]["spent"])
-    theirs = browser(node, other).get("/v1/me/costs", params={"run": "r"}).json()
-    assert theirs["costs"][0]["spent"] == pytest.approx(
+    assert sum(entry["epsilon"] for entry in charged["costs"]) == pytest.approx(document["runs"][0]["spent"])
+    other_values = browser(node, other).get("/v1/me/costs", params={"run": "r"}).json()
+    assert other_values["costs"][0]["spent"] == pytest.approx(
         browser(node, other).get("/v1/me/budget").json()["runs"][0]["spent"]
     )
     latest = client.get("/v1/me/releases").json()["releases"]
-    assert {one["cost said"].split(" 0")[0] for one in latest} == {"cost you"}
+    assert {entry["cost said"].split(" 0")[0] for entry in latest} == {"cost you"}
     text = client.get("/part/budget").text
     assert "<meter" in text
     assert f"cost you <b>{charged['costs'][0]['epsilon']:.3g}</b>" in text
-    assert f"<b>{told['runs'][0]['left']:.3g}</b> left" in text
-    assert told["runs"][0]["units"] == ["person"]
+    assert f"<b>{document['runs'][0]['left']:.3g}</b> left" in text
+    assert document["runs"][0]["units"] == ["person"]
     assert (
-        f"right at most <b>{format_odds(told['runs'][0]['spent'], told['runs'][0]['delta'])}</b> times in 100" in text
+        f"right at most <b>{format_odds(document['runs'][0]['spent'], document['runs'][0]['delta'])}</b> times in 100"
+        in text
     )
-    mixed = {**told["runs"][0], "units": ["interaction", "person"], "costs": charged}  # no bound about a whole person
+    mixed = {
+        **document["runs"][0],
+        "units": ["interaction", "person"],
+        "costs": charged,
+    }  # no bound about a whole person
     assert "is right at most <b>" not in render("person_budget.html", budget={"declared": None, "runs": [mixed]})
     assert text.count("cost you <b>") == min(6, charged["total"])
     assert "round 1<" in client.get("/part/costs", params={"run": "r", "offset": str(charged["total"] - 1)}).text
@@ -471,8 +478,8 @@ def test_a_person_declares_a_budget_and_sees_what_releases_cost(tmp_path: Path) 
     done = client.post("/do/budget", data={"epsilon": "0,75"}, headers={"hx-request": "true"}).text
     assert 'value="0.75"' in done
     for wrong in ("", "much", "-1", "nan", "1e9", "9" * 50):
-        said = client.post("/do/budget", data={"epsilon": wrong}, headers={"hx-request": "true"})
-        assert (said.status_code, 'class="note"' in said.text) == (200, True), wrong
+        response = client.post("/do/budget", data={"epsilon": wrong}, headers={"hx-request": "true"})
+        assert (response.status_code, 'class="note"' in response.text) == (200, True), wrong
     assert client.get("/v1/me/budget").json()["declared"] == 0.75
     assert browser(node, other).get("/v1/me/budget").json()["declared"] is None
     close_nodes(site)
@@ -480,9 +487,9 @@ def test_a_person_declares_a_budget_and_sees_what_releases_cost(tmp_path: Path) 
 
 def test_epsilon_is_explained_as_guessing_odds() -> None:
     """(e^epsilon + delta) / (1 + e^epsilon), which no reader of it exceeds; never rounded down."""
-    said = {epsilon: format_odds(epsilon) for epsilon in (-1.0, 0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 1e6)}
-    assert list(said.values()) == ["50", "50", "63", "74", "89", "99", "100", "100"]
-    assert all(float(told) >= 100 / (1 + math.exp(-max(0.0, epsilon))) for epsilon, told in said.items())
+    messages = {epsilon: format_odds(epsilon) for epsilon in (-1.0, 0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 1e6)}
+    assert list(messages.values()) == ["50", "50", "63", "74", "89", "99", "100", "100"]
+    assert all(float(report) >= 100 / (1 + math.exp(-max(0.0, epsilon))) for epsilon, report in messages.items())
     assert (format_odds(0.0, 1e-5), format_odds(0.0, 0.5), format_odds(3.0, 1.0)) == (
         "51",
         "75",
@@ -500,15 +507,15 @@ def test_page_withdraws_everything(tmp_path: Path) -> None:
     assert "Take back everything" in clients[0].get("/").text
     assert "not made to forget" not in clients[0].get("/").text
     for client in clients:
-        asked = client.post("/do/ask", data={"kind": "leave"}, headers={"hx-request": "true"}).text
-        assert "Leave, and take everything back" in asked
-        assert "waits here for the next message" in asked
+        request = client.post("/do/ask", data={"kind": "leave"}, headers={"hx-request": "true"}).text
+        assert "Leave, and take everything back" in request
+        assert "waits here for the next message" in request
     assert "Take back everything" not in clients[0].get("/").text  # it is asked for once
     node.store.add_interactions([(raw, "i1", 1e9 + n, None) for n, raw in enumerate(user_ids(node)[5:])])
     site.next_block()
-    told = clients[0].get("/v1/me/requests").json()["requests"][0]
-    assert told["done"], told["state"]
-    assert told["certificate"]["verdict"]
+    report = clients[0].get("/v1/me/requests").json()["requests"][0]
+    assert report["done"], report["state"]
+    assert report["certificate"]["verdict"]
     assert "It has certified that you left r, with everything." in clients[0].get("/part/held").text
     close_nodes(site)
 
@@ -520,11 +527,11 @@ def test_refused_leave_request_can_be_repeated(tmp_path: Path) -> None:
     node.refresh()
     client = browser(node, user_ids(node)[0])
     client.post("/do/ask", data={"kind": "leave"}, headers={"hx-request": "true"})
-    (one,) = node.store.list_requests("r")
+    (entry,) = node.store.list_requests("r")
     assert "Take back everything" not in client.get("/").text
     with contextlib.closing(sqlite3.connect(node.store.path)) as db, db:
         db.execute("UPDATE requests SET sent = 1.0")  # as if an answer had carried it
-    node.store.record_outcomes("r", [RequestOutcome(id=one.id, state="refused", said="not now.")])
+    node.store.record_outcomes("r", [RequestOutcome(id=entry.id, state="refused", said="not now.")])
     assert "Take back everything" in client.get("/").text
     client.post("/do/ask", data={"kind": "leave"}, headers={"hx-request": "true"})
     assert [want.is_refused for want in node.store.list_requests("r")] == [True, False]
@@ -550,9 +557,12 @@ def test_a_certificate_stands_first_on_the_page(tmp_path: Path) -> None:
         assert client.post("/v1/me/requests", json={"kind": "forget", "items": items}).status_code == 200
     site.collect(blocks[1])
     site.next_block()
-    text, held = clients[0].get("/").text, clients[0].get("/v1/me/held").json()
-    assert held["items in sums"] > 0
-    assert "It has certified since that 6 items of yours are taken out of its record and its model (r)." in held["said"]
+    text, document = clients[0].get("/").text, clients[0].get("/v1/me/held").json()
+    assert document["items in sums"] > 0
+    assert (
+        "It has certified since that 6 items of yours are taken out of its record and its model (r)."
+        in document["said"]
+    )
     assert not any("certified" in line for line in browser(node, user_ids(node)[5]).get("/v1/me/held").json()["said"])
     assert "<b>Certificate</b>" in text
     assert "Taken out of the record and the model" in text

@@ -40,8 +40,8 @@ def calls(app: Any, session: dict[str, str], each: int) -> int:
     own = {**SAME_ORIGIN, **session, "host": ORIGIN.removeprefix("http://")}
     schema = schemathesis.openapi.from_asgi("/v1/openapi.json", app, headers=own)
     made = 0
-    for found in schema.get_all_operations():
-        operation = found.ok()
+    for result in schema.get_all_operations():
+        operation = result.ok()
         wrong = [GenerationMode.NEGATIVE] if len(operation.body) or len(operation.query) else []
         for mode in (GenerationMode.POSITIVE, *wrong):  # a name in a path is hardly ever a wrong one
 

@@ -36,9 +36,9 @@ def test_per_client_lists_arrive_unchanged() -> None:
     arrays = encode_per_client(Broadcast(per_client=lambda keys: {"part": LISTS}), NAMES)
     read = decode_per_client(arrays, 6)
     assert read.clients.tolist() == NAMES.tolist()
-    found = read.select_lists(NAMES[[2, 0]])["part"]
-    assert [found.row(r).tolist() for r in range(2)] == [[0, 2, 5], [1, 4]]
-    assert found.values["score"].dtype == np.float32
+    part = read.select_lists(NAMES[[2, 0]])["part"]
+    assert [part.row(r).tolist() for r in range(2)] == [[0, 2, 5], [1, 4]]
+    assert part.values["score"].dtype == np.float32
     assert encode_per_client(Broadcast(), NAMES) == {}
 
 
@@ -97,7 +97,7 @@ def keys_that_fit(names: Any, listed: list[str]) -> list[int]:
     inner = np.sort(mixed(derive_keys(listed) + np.uint64(0x9E3779B97F4A7C15)))
     first, second = (np.uint64(turned_back(int(name))) for name in names[:2])
     keys = first ^ inner
-    return [int(one) for one in keys[np.isin(second ^ keys, inner)]]
+    return [int(key) for key in keys[np.isin(second ^ keys, inner)]]
 
 
 def test_client_keys_do_not_reveal_ids() -> None:
@@ -115,11 +115,11 @@ def test_client_keys_do_not_reveal_ids() -> None:
 
 
 def a_total() -> Total:
-    told = SparseRows(
+    sparse_rows = SparseRows(
         np.array([0, 0, 2], np.int32), np.array([1, 4, 0], np.int32), np.array([0.5, 1.0, 0.0], np.float32)
     )
     each = {
-        "scores": PerClientField(NAMES, told),
+        "scores": PerClientField(NAMES, sparse_rows),
         "vector": PerClientField(NAMES, DenseArrays(np.ones((3, 2), np.float32))),
     }
     return Total({}, 3.0, 3, each)
@@ -137,12 +137,12 @@ ASKED = ExpectedSum((SCORES, VECTOR))
 def test_per_client_uploads_arrive_unchanged() -> None:
     reply = a_reply()
     check_total(reply, ASKED)
-    found = decode_client_fields(reply.arrays, ASKED.fields)
-    assert found["scores"].sender.tolist() == NAMES.tolist()
-    value = found["scores"].value
+    client_fields = decode_client_fields(reply.arrays, ASKED.fields)
+    assert client_fields["scores"].sender.tolist() == NAMES.tolist()
+    value = client_fields["scores"].value
     assert isinstance(value, SparseRows)
     assert value.item.tolist() == [1, 4, 0]
-    assert isinstance(found["vector"].value, DenseArrays)
+    assert isinstance(client_fields["vector"].value, DenseArrays)
 
 
 @pytest.mark.parametrize(
@@ -180,18 +180,18 @@ def test_sampled_participation_matches_its_rate(clients: int, expected: float, f
     head = ReplyHead(
         kind="k", run="r", block=0, round=0, verdict="ok", clients=clients, expected=expected, weight=float(clients)
     )
-    asked = replace(ExpectedSum(()), is_sampled=True)
+    request = replace(ExpectedSum(()), is_sampled=True)
     if fits:
-        check_total(Reply(head), asked)
+        check_total(Reply(head), request)
     else:
         with pytest.raises(TacitaError, match="expected"):
-            check_total(Reply(head), asked)
+            check_total(Reply(head), request)
 
 
 def test_sealed_draws_depend_on_key_and_every_column() -> None:
-    one, other = np.array([1, 2, 2], np.uint64), np.array([2, 1, 2], np.uint64)
-    made = hash_rows(b"k" * 32, one, other)
-    assert len(set(made.tolist())) == 3
-    assert hash_rows(b"k" * 32, one[1:], other[1:]).tolist() == made[1:].tolist()
-    assert not set(made.tolist()) & set(hash_rows(b"l" * 32, one, other).tolist())
-    assert hash_rows(b"k" * 32, one[:0]).shape == (0,)
+    entry, other = np.array([1, 2, 2], np.uint64), np.array([2, 1, 2], np.uint64)
+    result = hash_rows(b"k" * 32, entry, other)
+    assert len(set(result.tolist())) == 3
+    assert hash_rows(b"k" * 32, entry[1:], other[1:]).tolist() == result[1:].tolist()
+    assert not set(result.tolist()) & set(hash_rows(b"l" * 32, entry, other).tolist())
+    assert hash_rows(b"k" * 32, entry[:0]).shape == (0,)

@@ -65,8 +65,8 @@ def noise_is_new_every_time() -> None:
     progress = started(fed)
     down = serving_broadcast(fed, progress)
     first = progress.devices.exchange(fed, progress.server, down, ROUND).total
-    again = progress.devices.exchange(fed, progress.server, down, replace(ROUND, replay=RoundReplay(0, 1.0))).total
-    assert noise_laws.normal(again["rows"] - first["rows"], math.sqrt(2 * float(first["dpps.noise"][0]))) > SURE
+    repeat = progress.devices.exchange(fed, progress.server, down, replace(ROUND, replay=RoundReplay(0, 1.0))).total
+    assert noise_laws.normal(repeat["rows"] - first["rows"], math.sqrt(2 * float(first["dpps.noise"][0]))) > SURE
 
 
 def noise_of_a_device_follows_its_secret() -> None:
@@ -102,11 +102,11 @@ def the_denominator_tells_nothing() -> None:
 def budgets_are_never_exceeded() -> None:
     fed = federate_parts({**ONE_TIER, "releases": 2, "clip": 0.01})
     progress = started(fed)
-    server, said = progress.server, []
+    server, message = progress.server, []
     for _ in range(4):
         down = serving_broadcast(fed, progress)
-        said.append(progress.devices.exchange(fed, server, down, ROUND).total.n_clients)
-    assert said == [30, 30, 0, 0]
+        message.append(progress.devices.exchange(fed, server, down, ROUND).total.n_clients)
+    assert message == [30, 30, 0, 0]
 
 
 def going_back_gives_nothing_back() -> None:
@@ -186,8 +186,10 @@ def _noise_where_something_was_touched(patch: Patch) -> None:
     whole = releases.add_noise
 
     def sparse(total: Total, deviation: float, stream: NoiseStream, public: tuple[str, ...]) -> Total:
-        made = whole(total, deviation, stream, public)
-        return made.with_sums({k: np.where(total[k] != 0, made[k], 0) for k in made.sums if not k.startswith(public)})
+        result = whole(total, deviation, stream, public)
+        return result.with_sums(
+            {k: np.where(total[k] != 0, result[k], 0) for k in result.sums if not k.startswith(public)}
+        )
 
     patch.setattr(releases, "add_noise", sparse)
 
@@ -299,7 +301,7 @@ def test_check_passes_without_a_planted_bug(check: Callable[[], None]) -> None:
     check()
 
 
-@pytest.mark.parametrize(("bug", "check"), BUGS, ids=lambda one: one.__name__.strip("_"))
+@pytest.mark.parametrize(("bug", "check"), BUGS, ids=lambda entry: entry.__name__.strip("_"))
 def test_planted_bug_is_detected(monkeypatch: Patch, bug: Callable[[Patch], None], check: Callable[[], None]) -> None:
     bug(monkeypatch)
     with pytest.raises(AssertionError):

@@ -63,14 +63,14 @@ def transferring(
     """A run of prediction transfer; lists of at most five items are sent."""
     fed = federate(stream or small_stream(), backbone, **{**ADAM, "rounds": 4, **(train or {})})
     specs = [{"name": TRANSFER, "most": 5, **options}]
-    made = replace(fed, parts=build_parts(specs, RunContext(fed.backbone, fed.draws, fed.config.train)))
-    made.learner.check()
-    return made
+    result = replace(fed, parts=build_parts(specs, RunContext(fed.backbone, fed.draws, fed.config.train)))
+    result.learner.check()
+    return result
 
 
 def held_rows(progress: Progress, user: int) -> dict[int, AnyArray]:
-    held = progress.clients.part_lists(np.array([user]))[SCORES]["rows"]
-    return dict(zip(held.ids.tolist(), held.values["row"], strict=True))
+    rows = progress.clients.part_lists(np.array([user]))[SCORES]["rows"]
+    return dict(zip(rows.ids.tolist(), rows.values["row"], strict=True))
 
 
 def model_of(progress: Progress, user: int) -> Arrays:
@@ -143,10 +143,10 @@ class ByHand:
 
 def view_now(fed: Federation, progress: Progress) -> tuple[Any, CohortView]:
     """What the round's clients are going to see, and the server after it wrote to them."""
-    everybody = members(fed)
+    all_users = members(fed)
     chosen = progress.local_devices.round_participants(fed, progress.server)
-    server, down = fed.broadcast_round(progress.server, everybody.keys[chosen])
-    who = Cohort(everybody.users.take(chosen), everybody.keys[chosen], fed.stream.user_keys)
+    server, down = fed.broadcast_round(progress.server, all_users.keys[chosen])
+    who = Cohort(all_users.users.take(chosen), all_users.keys[chosen], fed.stream.user_keys)
     return server, build_view(progress.clients, server, fed.stream.blocks[0], who, down)
 
 
@@ -167,15 +167,15 @@ def train_by_hand(
         n = len(batch)
         model.step(np.zeros(n, int), local.item[batch], local.label[batch], np.full(n, 1 / n, np.float32))
     sent = view.per_client[TRANSFER].row(c) if TRANSFER in view.per_client else np.zeros(0, int)
-    mine = local.item[local.ptr[c] : local.ptr[c + 1]]
+    own_values = local.item[local.ptr[c] : local.ptr[c + 1]]
     label = local.label[local.ptr[c] : local.ptr[c + 1]]
     n_own = 5 * len(view.train.row(c))
-    joined = [i for i in sent.tolist() if i not in set(mine[:n_own].tolist())]
-    assert mine[n_own:].tolist() == joined  # what was received and is not its own
-    guess = torch.sigmoid(model.logits(np.zeros(len(mine), int), mine)).detach().numpy()
+    joined = [i for i in sent.tolist() if i not in set(own_values[:n_own].tolist())]
+    assert own_values[n_own:].tolist() == joined  # what was received and is not its own
+    guess = torch.sigmoid(model.logits(np.zeros(len(own_values), int), own_values)).detach().numpy()
 
     def one(some: slice) -> Ragged:
-        ids = mine[some]
+        ids = own_values[some]
         return Ragged(np.array([0, len(ids)]), ids, {"label": label[some], "prediction": guess[some]})
 
     how = Disguise((0.3, 0.7), 0.3, Swap(0.1))
@@ -206,15 +206,15 @@ def test_clients_train_and_upload_as_if_alone(
     for _ in range(3):
         server, view = view_now(fed, progress)
         received += len(view.per_client[TRANSFER].ids) if TRANSFER in view.per_client else 0
-        found = [train_by_hand(fed, view, c, held_rows(progress, c), adams[c]) for c in range(len(TRAIN))]
+        by_hands = [train_by_hand(fed, view, c, held_rows(progress, c), adams[c]) for c in range(len(TRAIN))]
         upload = answer_round(fed, view, SCORES).values[SCORES]
         assert isinstance(upload, SparseRows)
-        for c, (_, told) in enumerate(found):
-            mine = upload.client == c
-            assert upload.item[mine].tolist() == told.ids.tolist()
-            assert_close(upload.value[mine], told.values["score"])
+        for c, (_, report) in enumerate(by_hands):
+            own_values = upload.client == c
+            assert upload.item[own_values].tolist() == report.ids.tolist()
+            assert_close(upload.value[own_values], report.values["score"])
         progress.server, _ = run_round(fed, progress.server, progress.devices)
-        for c, (model, _) in enumerate(found):
+        for c, (model, _) in enumerate(by_hands):
             users, items, heads = model.numbers()
             assert_close(progress.clients.private[c], users[0])
             rows = held_rows(progress, c)
@@ -267,8 +267,10 @@ def _weights(hand: ByHand, agents: Arrays, client: AnyArray, told: tuple[AnyArra
     clients = sorted(set(client.tolist()), key=lambda c: int(np.flatnonzero(client == c)[0]))
     raw = []
     for c in clients:
-        mine = client == c
-        raw.append([np.log(1 + mine.sum()), label[mine].mean(), label[mine].var(), loss[mine].mean()])
+        own_values = client == c
+        raw.append(
+            [np.log(1 + own_values.sum()), label[own_values].mean(), label[own_values].var(), loss[own_values].mean()]
+        )
     state = np.array(raw)
     state = (state - state.mean(0)) / (state.std(0) + 1e-8)
     net = net_of(agents, "weights")
@@ -287,12 +289,12 @@ def test_absent_client_keeps_its_model(name: str) -> None:
     fed = transferring(make_backbone(name, **SMALL[name]), train=few_at_a_time())
     progress, times = started(fed), np.zeros(len(TRAIN), int)
     for _ in range(8):
-        here = progress.local_devices.round_participants(fed, progress.server).tolist()
+        local = progress.local_devices.round_participants(fed, progress.server).tolist()
         before = [model_of(progress, c) for c in range(len(TRAIN))]
         progress.server, _ = run_round(fed, progress.server, progress.devices)
         for c in range(len(TRAIN)):
             after = model_of(progress, c)
-            if c in here:
+            if c in local:
                 assert before[c].keys() <= after.keys()  # rows stay once they are touched
                 assert not np.array_equal(before[c]["private"], after["private"])
                 times[c] += 1
@@ -312,14 +314,14 @@ def test_client_answers_are_the_scores_of_each_clients_own_table(name: str) -> N
     users = np.arange(len(TRAIN), dtype=np.int32)
     down = fed.broadcast_serving(progress.server)
     block, keys = fed.stream.blocks[0], fed.stream.user_keys
-    found = DeviceScorer(fed, progress.server, progress.clients, block, keys, down, "test")(users)
+    result = DeviceScorer(fed, progress.server, progress.clients, block, keys, down, "test")(users)
     for c in range(len(TRAIN)):
         items = progress.server.items.copy()
         for i, row in held_rows(progress, c).items():
             items[i] = row
         heads = {k: progress.clients.parts[SCORES][f"{HEAD}{k}"][c] for k in progress.server.heads}
         model = ByHand(fed.backbone, progress.clients.private[c : c + 1], items, heads, 0.0)
-        assert_close(found[c], model.logits(np.zeros(N_ITEMS, int), np.arange(N_ITEMS)).detach().numpy())
+        assert_close(result[c], model.logits(np.zeros(N_ITEMS, int), np.arange(N_ITEMS)).detach().numpy())
 
 
 @pytest.mark.parametrize("server", ["neumf", "lightgcn", "mf"])
@@ -332,9 +334,9 @@ def test_scores_of_some_items_are_those_of_the_catalogue(server: str) -> None:
     block, keys = fed.stream.blocks[0], fed.stream.user_keys
     scorer = DeviceScorer(fed, progress.server, progress.clients, block, keys, down, "valid")
     only = Ragged.from_lists([[3, 9, 0], [5]])
-    found = scorer.score_items(users, only)
-    assert found is not None
-    np.testing.assert_allclose(found, scorer(users)[only.rows(), only.ids], rtol=1e-5, atol=1e-6)
+    items = scorer.score_items(users, only)
+    assert items is not None
+    np.testing.assert_allclose(items, scorer(users)[only.rows(), only.ids], rtol=1e-5, atol=1e-6)
 
 
 # the whole block
@@ -347,7 +349,7 @@ def checkerboard(device: Backbone, server: dict[str, Any], answers: str) -> floa
     """
     n_users, n_items = 40, 40
     likes = [np.roll(np.arange(u % 2, n_items, 2), u // 2) for u in range(n_users)]
-    stream = make_stream(make_block(0, n_items, [one[10:].tolist() for one in likes]))
+    stream = make_stream(make_block(0, n_items, [like[10:].tolist() for like in likes]))
     train = {"rounds": 30, "negatives": 1}
     fed = transferring(device, stream, train, server=server, answers=answers, select="confident", most=20)
     progress = started(fed)
@@ -394,13 +396,13 @@ def test_a_run_that_is_resumed_in_a_block_ends_with_the_same_bits(tmp_path: Path
 
     run_stream(fed, whole, on_round)
     assert saved
-    again = read_progress(*read_arrays(tmp_path / "saved"))
-    run_stream(fed, again, lambda report, now: None)
-    one, other = numbers(whole), numbers(again)
-    assert one.keys() == other.keys()
-    for name in one:
-        assert np.array_equal(one[name], other[name]), name
-    assert whole.results == again.results
+    progress = read_progress(*read_arrays(tmp_path / "saved"))
+    run_stream(fed, progress, lambda report, now: None)
+    first, other = numbers(whole), numbers(progress)
+    assert first.keys() == other.keys()
+    for name in first:
+        assert np.array_equal(first[name], other[name]), name
+    assert whole.results == progress.results
 
 
 def two_blocks() -> BlockStream:
@@ -408,8 +410,15 @@ def two_blocks() -> BlockStream:
     rng = np.random.default_rng(5)
 
     def block(index: int, n_users: int, n_items: int, known: int) -> Any:
-        mine = [rng.choice(n_items, 8, replace=False).tolist() for _ in range(n_users)]
-        return make_block(index, n_items, [m[:5] for m in mine], [m[5:6] for m in mine], [m[6:] for m in mine], known)
+        own_values = [rng.choice(n_items, 8, replace=False).tolist() for _ in range(n_users)]
+        return make_block(
+            index,
+            n_items,
+            [m[:5] for m in own_values],
+            [m[5:6] for m in own_values],
+            [m[6:] for m in own_values],
+            known,
+        )
 
     return make_stream(block(0, 6, 20, 0), block(1, 8, 24, 6))
 
@@ -423,9 +432,9 @@ def test_a_stream_brings_new_users_and_items_to_both_sides(name: str) -> None:
     assert sorted(teacher.names.tolist()) == sorted(fed.stream.user_keys.tolist())
     assert len(teacher.model.values["items"]) == 24
     assert progress.clients.n_users == 8
-    held = progress.clients.part_lists(np.arange(8))[SCORES]["rows"]
-    assert (held.counts() >= 5).all()
-    assert held.ids.max() >= 20
+    rows = progress.clients.part_lists(np.arange(8))[SCORES]["rows"]
+    assert (rows.counts() >= 5).all()
+    assert rows.ids.max() >= 20
 
 
 def test_clients_go_on_from_the_last_round_and_the_server_from_its_best() -> None:
@@ -433,18 +442,18 @@ def test_clients_go_on_from_the_last_round_and_the_server_from_its_best() -> Non
     stream = make_stream(make_block(0, 3, [[0, 1], [0, 2]], valid=[[2], [1]]))
     fed = transferring(make_backbone("mf", **SMALL["mf"]), stream, {"rounds": 3}, most=2)
     progress = started(fed)
-    seen: list[tuple[AnyArray, AnyArray]] = []
+    observations: list[tuple[AnyArray, AnyArray]] = []
 
     def on_round(report: Any, now: Progress) -> None:
         model = now.server.parts[TRANSFER]["model/values/items"]
-        seen.append((model.copy(), now.clients.private.copy()))
+        observations.append((model.copy(), now.clients.private.copy()))
 
     run_block(fed, progress, on_round)
     assert progress.best_round == 1
     end_block(fed, progress)
-    assert np.array_equal(progress.server.parts[TRANSFER]["model/values/items"], seen[0][0])
-    assert np.array_equal(progress.clients.private, seen[2][1])
-    assert not np.array_equal(seen[0][1], seen[2][1])
+    assert np.array_equal(progress.server.parts[TRANSFER]["model/values/items"], observations[0][0])
+    assert np.array_equal(progress.clients.private, observations[2][1])
+    assert not np.array_equal(observations[0][1], observations[2][1])
 
 
 def test_moments_are_kept_only_where_a_model_and_lazy_adam_are() -> None:
@@ -459,10 +468,10 @@ def test_moments_are_kept_only_where_a_model_and_lazy_adam_are() -> None:
 @pytest.mark.parametrize("options", [{}, {"weighting": False, "select": "confident"}], ids=["agents", "none"])
 @two_models
 def test_the_bench_times_both_loops_and_the_agents_where_there_are_any(name: str, options: dict[str, Any]) -> None:
-    found = bench_scores(transferring(make_backbone(name, **SMALL[name]), **options), repeats=1)
-    assert found["clients"] == len(TRAIN)
-    assert min(found["fast_s"], found["naive_s"]) > 0
-    assert ("agents_s" in found) == (options == {})
+    result = bench_scores(transferring(make_backbone(name, **SMALL[name]), **options), repeats=1)
+    assert result["clients"] == len(TRAIN)
+    assert min(result["fast_s"], result["naive_s"]) > 0
+    assert ("agents_s" in result) == (options == {})
 
 
 def test_the_bench_refuses_a_model_that_its_naive_loop_does_not_have() -> None:

@@ -33,8 +33,8 @@ NO_SWAP = Disguise(swap=None)
 
 
 def upload_of(*people: dict[int, float]) -> Ragged:
-    lists = Ragged.from_lists([list(one) for one in people])
-    values = [score for one in people for score in one.values()]
+    lists = Ragged.from_lists([list(user) for user in people])
+    values = [score for user in people for score in user.values()]
     return Ragged(lists.ptr, lists.ids, {"score": np.array(values, np.float32)})
 
 
@@ -45,15 +45,15 @@ def people(n: int = 60, n_liked: int = 20, skill: float = 1.5, seed: int = 0) ->
     """
     draws = np.random.default_rng(seed)
     lists = [draws.permutation(1000)[: 5 * n_liked + 10].tolist() for _ in range(n)]
-    own = Ragged.from_lists([one[: 5 * n_liked] for one in lists])
+    own = Ragged.from_lists([entry[: 5 * n_liked] for entry in lists])
     label = np.tile(np.arange(5 * n_liked) < n_liked, n).astype(np.float32)
     predicted = 1 / (1 + np.exp(-draws.normal(skill * label - 1, 1)))
-    received = Ragged.from_lists([one[5 * n_liked :] for one in lists])
+    received = Ragged.from_lists([entry[5 * n_liked :] for entry in lists])
     given_back = {"prediction": draws.random(10 * n).astype(np.float32)}
     return (
         Ragged(own.ptr, own.ids, {"label": label, "prediction": predicted.astype(np.float32)}),
         Ragged(received.ptr, received.ids, given_back),
-        Ragged.from_lists([one[:n_liked] for one in lists]),
+        Ragged.from_lists([entry[:n_liked] for entry in lists]),
     )
 
 
@@ -67,38 +67,38 @@ def f1(precision: float, recall: float) -> float:
 @pytest.mark.parametrize("alpha", [0.5, 0.6, 1.0])
 def test_g4_16_a_threshold_reads_every_label_that_was_not_swapped(alpha: float) -> None:
     own, _, liked = people()
-    told = disguise_predictions(own, Ragged.empty(len(own)), Disguise(alpha=alpha, swap=None), round_draws(len(own)))
-    found = guess_by_threshold(told, liked, alpha)
-    assert (found.precision == 1).all()
-    assert (found.recall == 1).all()
-    assert (found.f1 == 1).all()
+    report = disguise_predictions(own, Ragged.empty(len(own)), Disguise(alpha=alpha, swap=None), round_draws(len(own)))
+    guess = guess_by_threshold(report, liked, alpha)
+    assert (guess.precision == 1).all()
+    assert (guess.recall == 1).all()
+    assert (guess.f1 == 1).all()
 
 
 def test_g4_16_with_swaps_all_but_the_swapped_share_is_read() -> None:
     own, _, liked = people(n_liked=40)
     dice = round_draws(len(own))
-    told = disguise_predictions(own, Ragged.empty(len(own)), Disguise((0.5, 0.5), swap=Swap(0.1)), dice)
-    n_liked = np.bincount(told.rows()[liked.holds(told.rows(), told.ids)], minlength=len(own))
+    report = disguise_predictions(own, Ragged.empty(len(own)), Disguise((0.5, 0.5), swap=Swap(0.1)), dice)
+    n_liked = np.bincount(report.rows()[liked.holds(report.rows(), report.ids)], minlength=len(own))
     q = np.maximum(1, n_liked // 10)
-    found = guess_by_threshold(told, liked, 0.5)
-    assert found.recall == pytest.approx(1 - q / n_liked)
-    assert found.precision == pytest.approx(1 - q / n_liked)
-    assert np.mean(found.f1) == pytest.approx(0.9, abs=0.05)
+    guess = guess_by_threshold(report, liked, 0.5)
+    assert guess.recall == pytest.approx(1 - q / n_liked)
+    assert guess.precision == pytest.approx(1 - q / n_liked)
+    assert np.mean(guess.f1) == pytest.approx(0.9, abs=0.05)
 
 
 def test_below_a_half_the_bands_overlap() -> None:
     own, _, liked = people()
-    told = disguise_predictions(own, Ragged.empty(len(own)), Disguise(alpha=0.25, swap=None), round_draws(len(own)))
-    assert np.mean(guess_by_threshold(told, liked, 0.25).precision) < 0.9
+    report = disguise_predictions(own, Ragged.empty(len(own)), Disguise(alpha=0.25, swap=None), round_draws(len(own)))
+    assert np.mean(guess_by_threshold(report, liked, 0.25).precision) < 0.9
 
 
 def test_recall_is_over_uploaded_or_all_liked_items() -> None:
-    told = upload_of({1: 0.9, 2: 0.8, 3: 0.1}, {5: 0.7})
+    upload = upload_of({1: 0.9, 2: 0.8, 3: 0.1}, {5: 0.7})
     liked = Ragged.from_lists([[1, 7, 8, 9], [6]])
-    assert guess_by_threshold(told, liked, 0.5).recall == pytest.approx([1, np.nan], nan_ok=True)
-    assert guess_by_threshold(told, liked, 0.5, "all").recall == pytest.approx([0.25, 0])
-    assert guess_by_threshold(told, liked, 0.5, "all").f1 == pytest.approx([f1(0.5, 0.25), 0])
-    assert guess_by_threshold(told, liked, 0.5, "all").means()["recall"] == pytest.approx(0.125)
+    assert guess_by_threshold(upload, liked, 0.5).recall == pytest.approx([1, np.nan], nan_ok=True)
+    assert guess_by_threshold(upload, liked, 0.5, "all").recall == pytest.approx([0.25, 0])
+    assert guess_by_threshold(upload, liked, 0.5, "all").f1 == pytest.approx([f1(0.5, 0.25), 0])
+    assert guess_by_threshold(upload, liked, 0.5, "all").means()["recall"] == pytest.approx(0.125)
 
 
 # Top guess
@@ -113,40 +113,40 @@ def ten_liked(swap: bool) -> tuple[Ragged, Ragged]:
 
 
 def test_g5_2_top_guess_before_and_after_a_swap() -> None:
-    found = guess_by_top(*ten_liked(False), round_draws(1))
-    assert (found.precision[0], found.recall[0], found.f1[0]) == pytest.approx((1, 0.2, 0.3333), abs=1e-4)
-    found = guess_by_top(*ten_liked(True), round_draws(1))
-    assert (found.precision[0], found.recall[0], found.f1[0]) == pytest.approx((0.5, 0.1, 0.1667), abs=1e-4)
+    guess = guess_by_top(*ten_liked(False), round_draws(1))
+    assert (guess.precision[0], guess.recall[0], guess.f1[0]) == pytest.approx((1, 0.2, 0.3333), abs=1e-4)
+    guess = guess_by_top(*ten_liked(True), round_draws(1))
+    assert (guess.precision[0], guess.recall[0], guess.f1[0]) == pytest.approx((0.5, 0.1, 0.1667), abs=1e-4)
 
 
 def test_g5_4_without_a_defence_a_model_that_separates_gives_everything_away() -> None:
     own, _, liked = people(skill=40)
     none = PtfDisguise(positives=None, swap=None)
-    told = disguise_ptf(own, Ragged.empty(len(own)), none, round_draws(len(own)))
-    assert (guess_by_top(told, liked, round_draws(len(own)), share=None).f1 == 1).all()
-    assert (auc_per_client(told, liked) == 1).all()
+    report = disguise_ptf(own, Ragged.empty(len(own)), none, round_draws(len(own)))
+    assert (guess_by_top(report, liked, round_draws(len(own)), share=None).f1 == 1).all()
+    assert (auc_per_client(report, liked) == 1).all()
 
 
 def test_duplicates_count_once_with_their_highest_score() -> None:
     lists = Ragged.from_lists([[3, 3, 3, 3, 3, 4, 5, 6, 7, 8]])
-    told = Ragged(lists.ptr, lists.ids, {"score": np.array([1, 5, 2, 1, 1, 4, 3, 2, 1, 0], np.float32) / 5})
-    assert score_attacks.deduplicate_items(told).ids.tolist() == [3, 4, 5, 6, 7, 8]
-    assert score_attacks.deduplicate_items(told).values["score"][0] == 1
-    assert guess_by_top(told, Ragged.from_lists([[3, 4]]), round_draws(1)).recall.tolist() == [0.5]  # m = 1, not 2
+    ragged = Ragged(lists.ptr, lists.ids, {"score": np.array([1, 5, 2, 1, 1, 4, 3, 2, 1, 0], np.float32) / 5})
+    assert score_attacks.deduplicate_items(ragged).ids.tolist() == [3, 4, 5, 6, 7, 8]
+    assert score_attacks.deduplicate_items(ragged).values["score"][0] == 1
+    assert guess_by_top(ragged, Ragged.from_lists([[3, 4]]), round_draws(1)).recall.tolist() == [0.5]  # m = 1, not 2
 
 
 def test_equal_scores_are_guessed_as_by_chance() -> None:
     n = 2000
-    told = upload_of(*[dict.fromkeys(range(10), 0.5)] * n)
+    upload = upload_of(*[dict.fromkeys(range(10), 0.5)] * n)
     liked = Ragged.from_lists([[0, 1, 2]] * n)  # a tie broken by id would always find them
-    assert np.mean(guess_by_top(told, liked, round_draws(n)).precision) == pytest.approx(0.3, abs=0.05)
+    assert np.mean(guess_by_top(upload, liked, round_draws(n)).precision) == pytest.approx(0.3, abs=0.05)
 
 
 def test_users_without_uploads_are_not_counted() -> None:
-    told = upload_of({1: 0.9, 2: 0.1}, {})
-    found = guess_by_top(told, Ragged.from_lists([[1], [2]]), round_draws(2))
-    assert np.isnan(found.f1[1])
-    assert found.means() == {"precision": 1, "recall": 1, "f1": 1}
+    upload = upload_of({1: 0.9, 2: 0.1}, {})
+    guess = guess_by_top(upload, Ragged.from_lists([[1], [2]]), round_draws(2))
+    assert np.isnan(guess.f1[1])
+    assert guess.means() == {"precision": 1, "recall": 1, "f1": 1}
     assert score_attacks.mean_of_known(np.array([np.nan])) is None
 
 
@@ -158,11 +158,11 @@ def test_users_without_uploads_are_not_counted() -> None:
 )
 @settings(max_examples=60, deadline=None)
 def test_auc_counts_pairs(rows: list[list[tuple[int, bool]]]) -> None:
-    told = upload_of(*({i: s / 6 for i, (s, _) in enumerate(row)} for row in rows))
+    upload = upload_of(*({i: s / 6 for i, (s, _) in enumerate(row)} for row in rows))
     liked = Ragged.from_lists([[i for i, (_, y) in enumerate(row) if y] for row in rows])
-    for row, found in zip(rows, auc_per_client(told, liked), strict=True):
+    for row, result in zip(rows, auc_per_client(upload, liked), strict=True):
         pairs = [(s > t) + (s == t) / 2 for s, y in row for t, z in row if y and not z]
-        assert found == pytest.approx(np.mean(pairs) if pairs else np.nan, nan_ok=True)
+        assert result == pytest.approx(np.mean(pairs) if pairs else np.nan, nan_ok=True)
 
 
 # Order
@@ -179,9 +179,9 @@ def test_items_that_rise_are_called_liked() -> None:
 
 
 def test_items_that_stay_are_not_called_liked() -> None:
-    told = upload_of({1: 0.9, 2: 0.8, 3: 0.1})
-    found = guess_by_order(told, told, Ragged.from_lists([[1, 2, 3]]), round_draws(1))
-    assert (found.precision[0], found.recall[0], found.f1[0]) == (0, 0, 0)
+    upload = upload_of({1: 0.9, 2: 0.8, 3: 0.1})
+    guess = guess_by_order(upload, upload, Ragged.from_lists([[1, 2, 3]]), round_draws(1))
+    assert (guess.precision[0], guess.recall[0], guess.f1[0]) == (0, 0, 0)
 
 
 def test_ranks_may_be_among_all_that_each_upload_has() -> None:
@@ -199,13 +199,13 @@ def found_in(how: Disguise | None) -> dict[str, tuple[float, float]]:
     own, received, liked = people(200)
     dice = [round_draws(200, round_no) for round_no in (0, 1)]
     if how is None:
-        before, now = (disguise_ptf(own, received, PtfDisguise(), one) for one in dice)
+        before, now = (disguise_ptf(own, received, PtfDisguise(), entry) for entry in dice)
     else:
-        before, now = (disguise_predictions(own, received, how, one) for one in dice)
+        before, now = (disguise_predictions(own, received, how, entry) for entry in dice)
     table = attack_scores(now, liked, dice[0], AttackOptions(), before)
-    assert all(one["of"] == one["of_control"] for one in table.values())
-    assert all(one["of"] == 200 for name, one in table.items() if not name.startswith("order"))
-    return {name: (one["found"], one["control"]) for name, one in table.items()}
+    assert all(entry["of"] == entry["of_control"] for entry in table.values())
+    assert all(entry["of"] == 200 for name, entry in table.items() if not name.startswith("order"))
+    return {name: (entry["found"], entry["control"]) for name, entry in table.items()}
 
 
 @pytest.mark.parametrize("how", [NO_SWAP, Disguise(), Disguise(alpha=0.0), None])
@@ -215,8 +215,8 @@ def test_attacks_find_more_than_their_controls(how: Disguise | None) -> None:
         f"{a}_{m}" for a in ("threshold", "top", "order") for m in ("precision", "recall", "f1")
     }
     for name in ("auc", "threshold_f1", "top_f1"):
-        found, control = table[name]
-        assert found > control + 0.03
+        result, control = table[name]
+        assert result > control + 0.03
 
 
 def test_controls_find_what_chance_finds() -> None:
@@ -229,11 +229,11 @@ def test_controls_find_what_chance_finds() -> None:
 
 def test_the_control_of_two_uploads_shuffles_each_its_own_way() -> None:
     own, received, liked = people(200)
-    told = disguise_predictions(own, received, NO_SWAP, round_draws(200))
-    table = attack_scores(told, liked, round_draws(200), AttackOptions(), told)
+    report = disguise_predictions(own, received, NO_SWAP, round_draws(200))
+    table = attack_scores(report, liked, round_draws(200), AttackOptions(), report)
     assert table["order_precision"]["found"] == 0
     assert table["order_precision"]["control"] == pytest.approx(20 / 110, abs=0.03)
-    assert "order_precision" not in attack_scores(told, liked, round_draws(200), AttackOptions())
+    assert "order_precision" not in attack_scores(report, liked, round_draws(200), AttackOptions())
 
 
 def test_sampling_and_swapping_each_take_something_from_the_attack() -> None:
@@ -249,18 +249,18 @@ def test_sampling_and_swapping_each_take_something_from_the_attack() -> None:
 
 def test_shuffling_stays_within_each_upload_and_follows_the_client() -> None:
     own, received, _ = people(20)
-    told = disguise_predictions(own, received, NO_SWAP, round_draws(20))
-    dealt = score_attacks.shuffle_scores(told, round_draws(20))
+    report = disguise_predictions(own, received, NO_SWAP, round_draws(20))
+    dealt = score_attacks.shuffle_scores(report, round_draws(20))
 
     def scores_of(upload: Ragged, r: int) -> Doubles:
         return upload.values["score"][upload.ptr[r] : upload.ptr[r + 1]]
 
     order = np.arange(20)[::-1]
-    turned = score_attacks.shuffle_scores(told.take(order), round_draws(20).take(order))
+    turned = score_attacks.shuffle_scores(report.take(order), round_draws(20).take(order))
     for r in range(20):
-        assert sorted(scores_of(dealt, r)) == sorted(scores_of(told, r))
+        assert sorted(scores_of(dealt, r)) == sorted(scores_of(report, r))
         assert scores_of(dealt, r).tolist() == scores_of(turned, 19 - r).tolist()
-    assert (dealt.values["score"] != told.values["score"]).mean() > 0.8
+    assert (dealt.values["score"] != report.values["score"]).mean() > 0.8
 
 
 # Listening to a run
@@ -270,24 +270,24 @@ SMALL = "synthetic:users=60,items=60,per_user=12,groups=4"
 
 
 def small(**more: Any) -> RunConfig:
-    said: dict[str, Any] = {
+    message: dict[str, Any] = {
         "data": SMALL,
         "method": "fedkdrec",
         "backbone": {"name": "neuncf", "dim": 4, "tower": [8], "lr": 0.01, "init_std": 0.3},
         "train": {"participation": {"kind": "fraction", "rate": 0.5}},
         "split": {"kind": "leave-one-out"},
     }
-    return resolve_config(said | more, "the test")
+    return resolve_config(message | more, "the test")
 
 
 def test_a_table_of_alpha_and_swap_with_a_control_for_every_attack() -> None:
-    found = curious_server.audit_scores(small(), Machine(threads=1), 4)
-    assert [(row["alpha"], row["swap"]) for row in found["rows"]] == [
+    result = curious_server.audit_scores(small(), Machine(threads=1), 4)
+    assert [(row["alpha"], row["swap"]) for row in result["rows"]] == [
         (alpha, swap) for alpha in (0.0, 0.3, 0.5) for swap in (0.0, 0.1)
     ]
-    assert all(row["attacks"].keys() == curious_server.ATTACKS.keys() for row in found["rows"])
-    assert "No epsilon is claimed" in found["note"]
-    by = {(row["alpha"], row["swap"]): row["attacks"] for row in found["rows"]}
+    assert all(row["attacks"].keys() == curious_server.ATTACKS.keys() for row in result["rows"])
+    assert "No epsilon is claimed" in result["note"]
+    by = {(row["alpha"], row["swap"]): row["attacks"] for row in result["rows"]}
     # own items are read without fail; what was received is told as predicted, and that may be more than a half
     assert by[0.5, 0.0]["auc"]["found"] > 0.9
     assert by[0.5, 0.0]["threshold_f1"]["found"] > by[0.5, 0.1]["threshold_f1"]["found"] > 0.5
@@ -298,19 +298,19 @@ def test_a_table_of_alpha_and_swap_with_a_control_for_every_attack() -> None:
 
 
 def test_attack_reads_the_last_two_uploads_of_a_client() -> None:
-    keys = [np.array(one, np.uint64) for one in ([7, 5], [9], [5, 7])]
-    told = [upload_of({1: 0.1}, {2: 0.2, 3: 0.3}), upload_of({4: 0.4}), upload_of({5: 0.5}, {})]
-    clients, last, before = curious_server.collect_last_uploads(list(zip(keys, told, strict=True)))
+    keys = [np.array(entry, np.uint64) for entry in ([7, 5], [9], [5, 7])]
+    report = [upload_of({1: 0.1}, {2: 0.2, 3: 0.3}), upload_of({4: 0.4}), upload_of({5: 0.5}, {})]
+    clients, last, before = curious_server.collect_last_uploads(list(zip(keys, report, strict=True)))
     assert clients.tolist() == [5, 7, 9]
     assert [last.row(r).tolist() for r in range(3)] == [[5], [], [4]]
     assert [before.row(r).tolist() for r in range(3)] == [[2, 3], [1], []]
     assert before.values["score"] == pytest.approx([0.2, 0.3, 0.1])
-    assert [len(one) for one in curious_server.collect_last_uploads([])] == [0, 0, 0]
+    assert [len(upload) for upload in curious_server.collect_last_uploads([])] == [0, 0, 0]
 
 
 def test_ptf_fedrec_mixes_nothing_so_only_its_swap_is_varied() -> None:
-    found = curious_server.audit_scores(small(method="ptf-fedrec"), Machine(threads=1), 1)
-    assert [(row["alpha"], row["swap"], row["threshold"]) for row in found["rows"]] == [(0, 0, 0.5), (0, 0.1, 0.5)]
+    result = curious_server.audit_scores(small(method="ptf-fedrec"), Machine(threads=1), 1)
+    assert [(row["alpha"], row["swap"], row["threshold"]) for row in result["rows"]] == [(0, 0, 0.5), (0, 0.1, 0.5)]
 
 
 def test_a_method_that_sends_no_scores_is_refused_in_a_sentence() -> None:
@@ -322,9 +322,9 @@ def test_the_verb_writes_a_table_and_says_what_it_is(tmp_path: Path, capsys: pyt
     out = tmp_path / "new"
     with pytest.raises(SystemExit, match="0"):
         main(["audit", "scores", "--data", SMALL, "--rounds", "1", "--threads", "1", "--out", str(out), "--json"])
-    said, err = capsys.readouterr()
-    found = json.loads(said)
-    assert len(found["rows"]) == 6
+    message, err = capsys.readouterr()
+    document = json.loads(message)
+    assert len(document["rows"]) == 6
     [page] = out.glob("*.md")
     assert "| alpha | swap | clients | score against label (AUC) |" in page.read_text()
     assert "No epsilon is claimed" in page.read_text()
@@ -333,7 +333,7 @@ def test_the_verb_writes_a_table_and_says_what_it_is(tmp_path: Path, capsys: pyt
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ([], "say what to audit: either --run FOLDER or --data NAME."),
         (["--run", "nowhere"], "no run folder nowhere"),
@@ -342,9 +342,9 @@ def test_the_verb_writes_a_table_and_says_what_it_is(tmp_path: Path, capsys: pyt
         (["--run", "x", "--method", "fedkdrec"], "--method goes with --data"),
     ],
 )
-def test_wrong_calls_get_one_sentence(options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_calls_get_one_sentence(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["audit", "scores", *options, "--quiet"])
     err = capsys.readouterr().err
-    assert said in err
+    assert message in err
     assert err.count("\n") == 1

@@ -47,31 +47,31 @@ def trained(method: str, out: Path, **more: Any) -> Path:
 
 
 def forgotten(folder: Path, user: str, items: list[str] | None) -> dict[str, Any]:
-    found = submit_request(folder, RawRequest("forget", {user: items}))
-    assert found.certificate is not None, found.message
-    assert_valid_certificate(found.certificate)
-    assert found.certificate["purged"]["clean"] is True, found.certificate["purged"]
-    return found.certificate
+    result = submit_request(folder, RawRequest("forget", {user: items}))
+    assert result.certificate is not None, result.message
+    assert_valid_certificate(result.certificate)
+    assert result.certificate["purged"]["clean"] is True, result.certificate["purged"]
+    return result.certificate
 
 
 @pytest.mark.parametrize("method", preset_names())
 def test_every_preset_forgets_an_item_and_a_user(method: str, tmp_path: Path) -> None:
     folder = trained(method, tmp_path)
-    mine = history_of(folder, "u1")
-    found = forgotten(folder, "u1", mine[:1])
-    assert history_of(folder, "u1") == mine[1:]
-    assert found["method"]["why"].endswith(".")
-    able = {"fru", "cufru", "cfru", "retrain"} & {one["name"] for one in preset_parts(method)}
+    history = history_of(folder, "u1")
+    result = forgotten(folder, "u1", history[:1])
+    assert history_of(folder, "u1") == history[1:]
+    assert result["method"]["why"].endswith(".")
+    able = {"fru", "cufru", "cfru", "retrain"} & {part["name"] for part in preset_parts(method)}
     if not able and not shared_items_of(folder, "u1"):
-        assert found["method"]["name"] == "retrain"
-        assert found["method"]["why"].endswith("so the run is trained again from its beginning without it.")
-    found = forgotten(folder, "u2", None)
+        assert result["method"]["name"] == "retrain"
+        assert result["method"]["why"].endswith("so the run is trained again from its beginning without it.")
+    result = forgotten(folder, "u2", None)
     assert history_of(folder, "u2") == []
     saved = open_saved(folder)
     assert not saved.client_arrays["private"][saved.user_numbers(["u2"])[0]].any()
     assert submit_request(folder, RawRequest("forget", {"u2": None})).certificate is None  # already forgotten
-    left = read_lists(saved.client_arrays, "history")
-    assert len(left.row(saved.user_numbers(["u3"])[0]))  # others keep theirs
+    lists = read_lists(saved.client_arrays, "history")
+    assert len(lists.row(saved.user_numbers(["u3"])[0]))  # others keep theirs
 
 
 def test_forgetting_equals_retraining(tmp_path: Path) -> None:
@@ -80,10 +80,10 @@ def test_forgetting_equals_retraining(tmp_path: Path) -> None:
         folder = trained(method, tmp_path)
         user = find_sharer(folder, 2)
         items = shared_items_of(folder, user)[:1]
-        found = submit_request(folder, RawRequest("unshare", {user: items}), verify=True).certificate
-        assert found is not None
-        assert found["method"]["exact"] is True, method
-        assert found["verdict"].startswith("pass"), found["verdict"]
+        result = submit_request(folder, RawRequest("unshare", {user: items}), verify=True).certificate
+        assert result is not None
+        assert result["method"]["exact"] is True, method
+        assert result["verdict"].startswith("pass"), result["verdict"]
         assert not set(shared_items_of(folder, user)) & set(items)
 
 
@@ -94,9 +94,9 @@ def test_graph_repair_skips_withdrawn_users_and_pairs(tmp_path: Path) -> None:
     submit_request(folder, RawRequest("unshare", {user: [item]}))
     saved = open_saved(folder)
     number = np.array([saved.ids["items"].index(item)])
-    held = saved.server_arrays
-    assert derive_keys([user])[0] in held["parts/graph-mending/denied"]
-    mended = zip(held.get("parts/graph-mending/mended_sender", []), held.get("parts/graph-mending/mended_item", []))
+    state = saved.server_arrays
+    assert derive_keys([user])[0] in state["parts/graph-mending/denied"]
+    mended = zip(state.get("parts/graph-mending/mended_sender", []), state.get("parts/graph-mending/mended_item", []))
     assert (derive_keys([user])[0], number[0]) not in set(mended)
     submit_request(folder, RawRequest("forget", {user: None}))  # everything: then nothing is kept of the person either
     assert derive_keys([user])[0] not in open_saved(folder).server_arrays.get("parts/graph-mending/denied", [])
@@ -108,10 +108,10 @@ def test_perturbed_uploads_are_stable_and_counted_once(tmp_path: Path) -> None:
     before = open_saved(folder)
     user = next(u for u in before.ids["users"] if told_by(before, u) and shared_here(folder, u))
     item = shared_here(folder, user)[0]
-    found = submit_request(folder, RawRequest("unshare", {user: [item]})).certificate
-    assert found is not None
-    assert (found["method"]["name"], found["method"]["exact"]) == ("retrain", False)
-    assert "stays as it was told" in found["residual_risk"]
+    result = submit_request(folder, RawRequest("unshare", {user: [item]})).certificate
+    assert result is not None
+    assert (result["method"]["name"], result["method"]["exact"]) == ("retrain", False)
+    assert "stays as it was told" in result["residual_risk"]
     after = open_saved(folder)
     others = [u for u in before.ids["users"] if u != user]
     assert all(sorted(told_by(before, u)) == sorted(told_by(after, u)) for u in others)
@@ -123,8 +123,8 @@ def test_perturbed_uploads_are_stable_and_counted_once(tmp_path: Path) -> None:
 
 def told_by(saved: Any, user: str) -> list[int]:
     """What the server was told by a person."""
-    mine = saved.server_arrays["given/sender"] == derive_keys([user])[0]
-    return [int(one) for one in saved.server_arrays["given/item"][mine]]
+    own_values = saved.server_arrays["given/sender"] == derive_keys([user])[0]
+    return [int(entry) for entry in saved.server_arrays["given/item"][own_values]]
 
 
 def shared_here(folder: Path, user: str) -> list[str]:
@@ -136,13 +136,13 @@ def shared_here(folder: Path, user: str) -> list[str]:
 def test_retraining_can_be_requested(tmp_path: Path) -> None:
     folder = trained("fedshare", tmp_path)
     user = find_sharer(folder, 1)
-    found = submit_request(
+    result = submit_request(
         folder, RawRequest("forget", {user: history_of(folder, user)}, retrain=True), verify=True
     ).certificate
-    assert found is not None
-    assert (found["method"]["name"], found["method"]["exact"]) == ("retrain", True)
-    assert "--again asks for it" in found["method"]["why"]
-    assert "stays in the model" not in found["residual_risk"]
+    assert result is not None
+    assert (result["method"]["name"], result["method"]["exact"]) == ("retrain", True)
+    assert "--again asks for it" in result["method"]["why"]
+    assert "stays in the model" not in result["residual_risk"]
 
 
 # FedShare on a stream of blocks, beside F3CRec
@@ -172,24 +172,24 @@ def test_sharing_with_f3crec_resumes_and_forgets(tmp_path: Path, monkeypatch: py
 
     real = training.train
     monkeypatch.setattr(
-        training, "train", lambda *asked: real(*asked, watcher=training.TrainingCallbacks(on_round=stop))
+        training, "train", lambda *request: real(*request, watcher=training.TrainingCallbacks(on_round=stop))
     )
     with pytest.raises(KeyboardInterrupt):
         trained("fedshare", tmp_path / "stopped", **STREAM)
     folder = training.resume(tmp_path / "stopped" / "fedshare").folder
-    one, other = (open_saved(where).server_arrays for where in (whole, folder))
-    assert one.keys() == other.keys()
-    assert all(np.array_equal(one[name], other[name]) for name in one)
-    assert np.array_equal(one["parts/temporal-mean/anchor"], one["items"])
+    first, other = (open_saved(where).server_arrays for where in (whole, folder))
+    assert first.keys() == other.keys()
+    assert all(np.array_equal(first[name], other[name]) for name in first)
+    assert np.array_equal(first["parts/temporal-mean/anchor"], first["items"])
 
     user = find_sharer(folder, 2)
     items = shared_items_of(folder, user)[:2]
-    found = submit_request(folder, RawRequest("unshare", {user: items}), verify=True).certificate
-    assert found is not None
-    assert found["method"]["name"] == "contrastive-unlearning"
-    assert {"anchor_table", "last_table"} <= set(found["purged"]["emptied"])
-    assert found["purged"]["clean"] is True
-    assert found["purged"]["rows"] == []
+    result = submit_request(folder, RawRequest("unshare", {user: items}), verify=True).certificate
+    assert result is not None
+    assert result["method"]["name"] == "contrastive-unlearning"
+    assert {"anchor_table", "last_table"} <= set(result["purged"]["emptied"])
+    assert result["purged"]["clean"] is True
+    assert result["purged"]["rows"] == []
     after = open_saved(folder).server_arrays
     assert np.array_equal(after["parts/temporal-mean/anchor"], after["items"])  # made of the new model
     assert (after["items"] != other["items"]).any()
@@ -199,15 +199,15 @@ def test_sharing_with_f3crec_resumes_and_forgets(tmp_path: Path, monkeypatch: py
 
 def test_unlearning_rounds_are_not_pulled_to_the_old_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = trained("fedshare", tmp_path, **STREAM)
-    seen: list[bool] = []
+    observations: list[bool] = []
     real = TemporalMean.server_step
 
     def watched(self: TemporalMean, before: ServerState, server: ServerState, total: Any) -> ServerState:
-        seen.append("anchor" in server.parts.get(self.name, {}))
+        observations.append("anchor" in server.parts.get(self.name, {}))
         return real(self, before, server, total)
 
     monkeypatch.setattr(TemporalMean, "server_step", watched)
     user = find_sharer(folder, 2)
     submit_request(folder, RawRequest("unshare", {user: shared_items_of(folder, user)}))
-    assert seen
-    assert not any(seen)
+    assert observations
+    assert not any(observations)

@@ -20,9 +20,9 @@ BRIEF: dict[str, Any] = {"evaluate": {"controls": False}, "split": {"n_blocks": 
 
 def call(*arguments: str, code: int = 0) -> tuple[str, str]:
     out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as left:
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as error:
         main(list(arguments))
-    assert (left.value.code or 0) == code, err.getvalue()
+    assert (error.value.code or 0) == code, err.getvalue()
     return " ".join(out.getvalue().split()), " ".join(err.getvalue().split())
 
 
@@ -40,25 +40,25 @@ def private(tmp_path_factory: pytest.TempPathFactory) -> tc.Run:
     spent = {user: read_run_ledger(out, user)["spent"] for user in run.users[:8]}
     who = max(spent, key=lambda user: spent[user])
     (out / "foretold").write_text(json.dumps(read_run_ledger(out, who)))
-    said, _ = call("forget", "--run", str(out), "--user", who, "--all")
-    (out / "said").write_text(said)
+    message, _ = call("forget", "--run", str(out), "--user", who, "--all")
+    (out / "said").write_text(message)
     (out / "who").write_text(who)
     return tc.load(out)
 
 
 def test_recommendations_state_the_budget_of_a_part(personal: tc.Run) -> None:
-    said, _ = call("recommend", "--run", str(personal.folder), "--user", "u1", "-k", "1")
-    assert "no epsilon" not in said
-    assert "budgets of epsilon 0.5 to 5 at delta 1e-05 for all that one person has, against the server" in said
+    message, _ = call("recommend", "--run", str(personal.folder), "--user", "u1", "-k", "1")
+    assert "no epsilon" not in message
+    assert "budgets of epsilon 0.5 to 5 at delta 1e-05 for all that one person has, against the server" in message
     most = read_run_ledger(personal.folder)["epsilon"]["most"]
-    assert f"At most epsilon {most:.4g} is spent so far." in said
+    assert f"At most epsilon {most:.4g} is spent so far." in message
 
 
 def test_promises_of_parts_are_stated_in_words(personal: tc.Run) -> None:
-    said = privacy_lines(personal.config, personal.result)
-    assert "the server, which sees each noised release" in said[0]
-    assert "threat" not in " ".join(said)
-    assert "rehearsal" in said[-1]
+    message = privacy_lines(personal.config, personal.result)
+    assert "the server, which sees each noised release" in message[0]
+    assert "threat" not in " ".join(message)
+    assert "rehearsal" in message[-1]
     for promise, words in (
         ({"unit": "person", "threat": "local", "delta": 0.0, "epsilon_of_a_release": 0.5}, "for each release"),
         ({"unit": "silo", "threat": "central", "delta": 1e-5, "noise": 2.0}, "for all that one silo has"),
@@ -66,8 +66,8 @@ def test_promises_of_parts_are_stated_in_words(personal: tc.Run) -> None:
          "0.5 is really 20.7"),
         ({"epsilon_per_item": 1.0, "epsilon_per_person_mean": 2.0, "epsilon_per_person_most": 7.0}, "7 at most"),
     ):  # fmt: skip
-        told = privacy_lines(personal.config, {"blocks": [{"promises": {"part": promise}}]})
-        assert words in told[0]
+        report = privacy_lines(personal.config, {"blocks": [{"promises": {"part": promise}}]})
+        assert words in report[0]
         assert words in summarise_privacy(personal.config, {"blocks": [{"promises": {"part": promise}}]})
     assert privacy_lines(personal.config, {"blocks": [{}]}) == [NO_EPSILON]
 
@@ -82,9 +82,9 @@ def test_withdrawal_cost_is_predicted_and_overspending_is_stated(private: tc.Run
     assert foretold["if_taken_back"] == spent  # the ledger says so before
     assert f"{spent - foretold['spent']:.4g} more, {spent:.4g} in all" in " ".join(describe_ledger(foretold))
     assert f"you have then spent {spent:.4g} of 2." in (private.folder / "said").read_text()
-    said, _ = call("recommend", "--run", str(private.folder), "--user", "u3", "-k", "1")
-    assert "under a planned epsilon 2, delta 1e-05 for each person" in said
-    assert f"spent more than was planned, up to epsilon {spent:.4g}" in said
+    message, _ = call("recommend", "--run", str(private.folder), "--user", "u3", "-k", "1")
+    assert "under a planned epsilon 2, delta 1e-05 for each person" in message
+    assert f"spent more than was planned, up to epsilon {spent:.4g}" in message
     assert json.loads((private.folder / "result.json").read_text())["privacy"]["epsilon"]["most"] == spent
 
 
@@ -100,13 +100,13 @@ def test_results_pages_and_tables_state_privacy(private: tc.Run, personal: tc.Ru
 
 
 def test_ledger_statement_is_true(private: tc.Run, personal: tc.Run) -> None:
-    said = " ".join(describe_ledger(read_run_ledger(private.folder)))
-    assert "best" not in said  # under a budget validation chooses nothing
-    assert "A lab run is a rehearsal" in said
-    assert "a digest of the data" in said
-    assert "Budget of each person: epsilon 2." in said
-    assert "e-1" not in said.replace("delta 1e-05", "")
-    assert " 1 release " in said
+    message = " ".join(describe_ledger(read_run_ledger(private.folder)))
+    assert "best" not in message  # under a budget validation chooses nothing
+    assert "A lab run is a rehearsal" in message
+    assert "a digest of the data" in message
+    assert "Budget of each person: epsilon 2." in message
+    assert "e-1" not in message.replace("delta 1e-05", "")
+    assert " 1 release " in message
     other = next(user for user in private.users if user != (private.folder / "who").read_text())
     own = " ".join(describe_ledger(read_run_ledger(private.folder, other)))
     assert "taken back:" not in own
@@ -115,19 +115,19 @@ def test_ledger_statement_is_true(private: tc.Run, personal: tc.Run) -> None:
     assert "To take something back" not in " ".join(
         describe_ledger(read_run_ledger(personal.folder, personal.users[0]))
     )
-    said = " ".join(describe_ledger(read_run_ledger(personal.folder)))
-    assert "which round is the best" in said
-    assert "how many were drawn in each round" in said
-    assert "Budget of each person: epsilon 0.5 to epsilon 5." in said
+    message = " ".join(describe_ledger(read_run_ledger(personal.folder)))
+    assert "which round is the best" in message
+    assert "how many were drawn in each round" in message
+    assert "Budget of each person: epsilon 0.5 to epsilon 5." in message
 
 
 def test_item_without_released_sums_says_why(private: tc.Run) -> None:
     untold = next(item for item in private.items if not private.similar(item).height)
-    said, _ = call("similar", str(private.folder), untold)
-    assert f"Nothing is known of what is like item {untold}; under a budget only popular items are told of." in said
-    assert "planned epsilon 2" in said
-    _, beside = call("recommend", "--run", str(private.folder), "--all", "--out", str(private.folder / "all.csv"))
-    assert "planned epsilon 2" in beside
+    message, _ = call("similar", str(private.folder), untold)
+    assert f"Nothing is known of what is like item {untold}; under a budget only popular items are told of." in message
+    assert "planned epsilon 2" in message
+    _, side_output = call("recommend", "--run", str(private.folder), "--all", "--out", str(private.folder / "all.csv"))
+    assert "planned epsilon 2" in side_output
 
 
 def test_meaningless_delta_raises_a_warning(personal: tc.Run) -> None:
@@ -137,5 +137,7 @@ def test_meaningless_delta_raises_a_warning(personal: tc.Run) -> None:
     result["data"] = {"users": 1}
     assert "no small chance" not in " ".join(privacy_lines(personal.config, result))
     split = ("--set", "split.kind=random", "--no-controls", "--set", "privacy.epsilon=2", "--set", "privacy.delta=0.5")
-    _, beside = call("train", "--data", SMALL, "--backbone", "tally", *split, "--out", str(personal.folder / "large"))
-    assert "Delta 0.5 is no small chance among 60 people" in beside
+    _, side_output = call(
+        "train", "--data", SMALL, "--backbone", "tally", *split, "--out", str(personal.folder / "large")
+    )
+    assert "Delta 0.5 is no small chance among 60 people" in side_output

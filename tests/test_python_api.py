@@ -82,13 +82,13 @@ def test_every_example_of_the_docstrings_runs() -> None:
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
     kinds = [(tc.Run, "Run"), (tc, "tacita")]
     for place, name in kinds:
-        found = finder.find(place, name, globs={})
-        for one in sorted(found, key=lambda test: test.name):
-            if not one.examples or (place is tc and one.name.startswith("tacita.Run")):
+        result = finder.find(place, name, globs={})
+        for entry in sorted(result, key=lambda test: test.name):
+            if not entry.examples or (place is tc and entry.name.startswith("tacita.Run")):
                 continue
-            one.globs = shared
-            ran += runner.run(one, clear_globs=False).attempted
-            assert runner.failures == 0, one.name
+            entry.globs = shared
+            ran += runner.run(entry, clear_globs=False).attempted
+            assert runner.failures == 0, entry.name
     assert ran > 20
     for name in ("recommend", "scores", "similar", "fold_in", "metrics", "users", "items", "notes"):
         assert ">>>" in (getattr(tc.Run, name).__doc__ or ""), name
@@ -117,7 +117,7 @@ class Column:
         return self.values
 
     def isna(self) -> Column:
-        gone = [one is None or one != one for one in self.values.tolist()]
+        gone = [value is None or value != value for value in self.values.tolist()]
         return Column(gone, bool)
 
 
@@ -140,32 +140,36 @@ def clicks(n: int = 400) -> dict[str, list[Any]]:
 
 
 def test_a_table_of_any_library_a_path_and_a_file_train_the_same_run() -> None:
-    made = clicks()
-    frame = pl.DataFrame(made)
+    product = clicks()
+    frame = pl.DataFrame(product)
     frame.write_csv("clicks.csv")
     pandas = Pandas(
-        {"who": Column(made["who"], object), "what": Column(made["what"], object), "time": Column(made["time"])}
+        {
+            "who": Column(product["who"], object),
+            "what": Column(product["what"], object),
+            "time": Column(product["time"]),
+        }
     )
-    sources = {"polars": frame, "lazy": frame.lazy(), "dict": made, "pandas": pandas, "path": Path("clicks.csv")}
-    found = {}
+    sources = {"polars": frame, "lazy": frame.lazy(), "dict": product, "pandas": pandas, "path": Path("clicks.csv")}
+    outcome = {}
     for name, source in sources.items():
         run = tc.train(source, columns={"user": "who", "item": "what"}, backbone=KNOWN, out=name, **QUICK)
-        found[name] = run.result["blocks"], run.result["data"]["fingerprint"]
-    assert all(one == found["path"] for one in found.values())
+        outcome[name] = run.result["blocks"], run.result["data"]["fingerprint"]
+    assert all(entry == outcome["path"] for entry in outcome.values())
 
 
 def test_a_table_of_the_real_pandas_trains_the_same_run() -> None:
     """The frame above is as much of pandas as we look at; this one is all of it, where it is installed."""
     pd = pytest.importorskip("pandas")
-    made = clicks()
-    frame = pd.DataFrame(made)
+    product = clicks()
+    frame = pd.DataFrame(product)
     categories = frame.assign(who=frame["who"].astype("category"), time=frame["time"].astype("Int64"))
     texts = frame.assign(who=frame["who"].astype("string"), what=frame["what"].astype(object))
-    found = []
-    for n, source in enumerate((pl.DataFrame(made), frame, categories, texts)):
+    outcome = []
+    for n, source in enumerate((pl.DataFrame(product), frame, categories, texts)):
         run = tc.train(source, columns={"user": "who", "item": "what"}, backbone=KNOWN, out=f"run{n}", **QUICK)
-        found.append((run.result["blocks"], run.result["data"]["fingerprint"]))
-    assert all(one == found[0] for one in found)
+        outcome.append((run.result["blocks"], run.result["data"]["fingerprint"]))
+    assert all(entry == outcome[0] for entry in outcome)
     users, items = run.users[:2], run.items[:4]
     for column in (pd.Series, pd.Index, pd.Categorical):
         assert_frame_equal(run.recommend(column(users), 3), run.recommend(users, 3))
@@ -244,66 +248,66 @@ def test_a_run_on_a_table_goes_on_only_with_the_table() -> None:
 def test_what_reads_the_data_again_asks_for_a_file_of_it(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """To resume would forget nothing."""
     tc.train(clicks(), out="mine", columns={"user": "who", "item": "what"}, backbone=KNOWN, **QUICK)
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as error:
         main(command.split())
-    assert left.value.code == 2
-    said = capsys.readouterr().err
-    assert "write the table to a file and train a run on that" in said
-    assert "resume" not in said
+    assert error.value.code == 2
+    message = capsys.readouterr().err
+    assert "write the table to a file and train a run on that" in message
+    assert "resume" not in message
 
 
 # What is said of a run
 
 
 def test_notes_name_skipped_columns_and_releases_as_keywords() -> None:
-    made = clicks()
-    rated = {**made, "rating": [1 + n % 5 for n in range(400)]}
+    result = clicks()
+    rated = {**result, "rating": [1 + n % 5 for n in range(400)]}
     user_item = {"user": "who", "item": "what"}
     run = tc.train(
         rated, columns=user_item, backbone=KNOWN, out="mine", **{**QUICK, "split": {"k_core": 11, "n_blocks": 2}}
     )
     notes = run.notes
-    assert any('split={"min_rating": 4} keeps only rows' in one for one in notes)
-    assert any(one.startswith("filtering: 400 rows, 20 users and 30 items became") for one in notes)
+    assert any('split={"min_rating": 4} keeps only rows' in note for note in notes)
+    assert any(note.startswith("filtering: 400 rows, 20 users and 30 items became") for note in notes)
     assert "Privacy: no epsilon. Nothing that this run releases has noise with a budget." in notes
     assert "what tally releases gives people away: `tacita audit tally --run mine` shows it." in notes
     assert repr(run).endswith("no epsilon: what it releases gives people away)")
-    assert str(run).splitlines() == [repr(run), *(f"- {one}" for one in notes)]
+    assert str(run).splitlines() == [repr(run), *(f"- {note}" for note in notes)]
     assert tc.load("mine").notes == notes
     plain = tc.train(SMALL, out="mf", method="f3crec", **{**ONE_BLOCK, "train": {"rounds": 1}})
     assert repr(plain).endswith("items, no epsilon)")
-    assert any("act from the second block on" in one for one in plain.notes)
-    assert not any("gives people away" in one for one in plain.notes)
+    assert any("act from the second block on" in note for note in plain.notes)
+    assert not any("gives people away" in note for note in plain.notes)
     private = tc.train(SMALL, backbone="tally", out="private", privacy={"epsilon": 2}, **ONE_BLOCK)
     assert repr(private).endswith("privacy: see notes)")
-    assert any(one.startswith("Privacy: epsilon 2 at delta") for one in private.notes)
+    assert any(note.startswith("Privacy: epsilon 2 at delta") for note in private.notes)
     assert "no epsilon" not in str(private)
     assert "gives people away" not in str(private)
 
 
 def test_notes_of_a_column_that_was_not_used_name_the_keyword() -> None:
-    made = clicks()
+    result = clicks()
     frame = {
-        "user": made["who"],
-        "item": made["what"],
+        "user": result["who"],
+        "item": result["what"],
         "bought": [f"{1 + n % 28}/{1 + n % 12}/2024" for n in range(400)],
     }
     run = tc.train(frame, backbone=KNOWN, out="mine", **ONE_BLOCK)
-    (note,) = [one for one in run.notes if "holds dates" in one]
+    (note,) = [entry for entry in run.notes if "holds dates" in entry]
     assert 'was not used; columns={"time": "bought"} date_format="%d/%m/%Y" uses it.' in note
 
 
 def test_order_without_times_says_that_it_is_the_order_of_rows() -> None:
-    made = clicks()
-    rows = {"user": made["who"], "item": made["what"]}
+    result = clicks()
+    rows = {"user": result["who"], "item": result["what"]}
     model: dict[str, Any] = {"name": "tally-order"}
     runs = {
         "untimed": tc.train(rows, backbone=model, out="untimed", **ONE_BLOCK),
-        "timed": tc.train({**rows, "time": made["time"]}, backbone=model, out="timed", **ONE_BLOCK),
+        "timed": tc.train({**rows, "time": result["time"]}, backbone=model, out="timed", **ONE_BLOCK),
         "unordered": tc.train(rows, backbone="tally", out="unordered", **ONE_BLOCK),
     }
-    said = [name for name, run in runs.items() if assembly.NO_TIMES in run.notes]
-    assert said == ["untimed"]
+    messages = [name for name, run in runs.items() if assembly.NO_TIMES in run.notes]
+    assert messages == ["untimed"]
     turned = {name: values[::-1] for name, values in rows.items()}
     other = tc.train(turned, backbone=model, out="turned", **ONE_BLOCK)  # the note is so: rows the other way round
     history = ["i1", "i2", "i3"]
@@ -312,7 +316,7 @@ def test_order_without_times_says_that_it_is_the_order_of_rows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("inputs", "words"),
     [
         (
             pl.DataFrame({"a": [1], "b": [2]}),
@@ -325,9 +329,9 @@ def test_order_without_times_says_that_it_is_the_order_of_rows() -> None:
         ("nowhere.csv", "neither a file nor a named dataset"),
     ],
 )
-def test_data_errors_name_python_keywords(given: Any, words: str) -> None:
+def test_data_errors_name_python_keywords(inputs: Any, words: str) -> None:
     with pytest.raises(tc.TacitaError, match=words) as error:
-        tc.train(given)
+        tc.train(inputs)
     assert "--" not in str(error.value)
     assert not Path("runs").exists()
 
@@ -337,16 +341,16 @@ def test_data_errors_name_python_keywords(given: Any, words: str) -> None:
 
 def test_recommend_is_what_each_persons_own_list_is(tally: tc.Run, mf: tc.Run) -> None:
     for run in (tally, mf):
-        everybody = run.recommend(k=7)
-        assert everybody["user"].unique(maintain_order=True).to_list() == run.users
+        recommendations = run.recommend(k=7)
+        assert recommendations["user"].unique(maintain_order=True).to_list() == run.users
         for user in run.users[::17]:
-            alone = everybody.filter(pl.col("user") == user)
+            alone = recommendations.filter(pl.col("user") == user)
             assert_frame_equal(run.recommend(user, 7), alone)
-            told = serving.recommend(run.folder, [user], 7)[user]
-            assert alone["item"].to_list() == [one["item"] for one in told]
-            assert alone["score"].to_list() == [one["score"] for one in told]
-        assert everybody.schema["rank"] == pl.Int64
-        assert everybody["title"].null_count() == everybody.height
+            report = serving.recommend(run.folder, [user], 7)[user]
+            assert alone["item"].to_list() == [entry["item"] for entry in report]
+            assert alone["score"].to_list() == [entry["score"] for entry in report]
+        assert recommendations.schema["rank"] == pl.Int64
+        assert recommendations["title"].null_count() == recommendations.height
 
 
 def test_recommend_is_independent_of_chunking(mf: tc.Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,8 +371,8 @@ def test_recommend_takes_ids_in_every_form(tally: tc.Run) -> None:
 
 
 def test_seen_exclude_and_include(tally: tc.Run) -> None:
-    seen = read_lists(tally._load_models().saved.client_arrays, "history")
-    known = {tally.items[i] for i in seen.row(tally.users.index("u1"))}
+    lists = read_lists(tally._load_models().saved.client_arrays, "history")
+    known = {tally.items[i] for i in lists.row(tally.users.index("u1"))}
     everything = tally.recommend("u1", 40, seen=True)
     assert set(everything["item"]) == set(tally.items)
     new = tally.recommend("u1", 40)
@@ -394,7 +398,7 @@ def test_items_that_a_run_does_not_know_are_left_out_of_a_history_with_a_warning
     known = tally.fold_in(["i3", "i4"], 5)
     with pytest.warns(UserWarning, match="1 of 3 items of the history left out: 'gone' not in .*example") as caught:
         assert_frame_equal(tally.fold_in(["i3", "gone", "i4", "gone"], 5), known)
-    assert [one.filename for one in caught] == [__file__]  # where it was called
+    assert [entry.filename for entry in caught] == [__file__]  # where it was called
     with pytest.warns(UserWarning, match="4 of 5 items .*: 'a', 'b', 'c' and 1 more not in"):
         tally.fold_in(["a", "b", "c", "d", "i3"])
     with warnings.catch_warnings():
@@ -405,8 +409,8 @@ def test_items_that_a_run_does_not_know_are_left_out_of_a_history_with_a_warning
 
 
 def test_filtered_items_are_said_to_be_filtered(capsys: pytest.CaptureFixture[str]) -> None:
-    made = clicks()
-    rows = {"user": [*made["who"], "p1"], "item": [*made["what"], "rare"]}
+    result = clicks()
+    rows = {"user": [*result["who"], "p1"], "item": [*result["what"], "rare"]}
     run = tc.train(rows, backbone=KNOWN, out="mine", **{**ONE_BLOCK, "split": {"kind": "random", "k_core": 3}})
     filtered = r"its filters \(split=\{\"k_core\": 3\}\) leave out items that few people have"
     with pytest.raises(tc.TacitaError, match=f"item 'rare' is not in mine; .*{filtered}"):
@@ -414,20 +418,20 @@ def test_filtered_items_are_said_to_be_filtered(capsys: pytest.CaptureFixture[st
     with pytest.warns(UserWarning, match=filtered):
         run.fold_in(["i1", "rare"])
     for history, code in (("i1,rare", 0), ("rare", 2)):
-        with pytest.raises(SystemExit) as left:
+        with pytest.raises(SystemExit) as error:
             main(["recommend", "--run", "mine", "--history", history, "-k", "3", "--exclude", "rare"])
-        assert (left.value.code or 0) == code
-        said = capsys.readouterr()
-        assert "'rare'" in said.err
-        assert "leave out items that few people have" in said.err
-        assert "rare" not in said.out
+        assert (error.value.code or 0) == code
+        captured = capsys.readouterr()
+        assert "'rare'" in captured.err
+        assert "leave out items that few people have" in captured.err
+        assert "rare" not in captured.out
 
 
 def test_a_table_with_a_column_of_users_or_items_will_do(tally: tc.Run) -> None:
     frame = pl.DataFrame({"user": ["u1", " u2 "], "item": ["i3", "i4"], "k": [1, 2]})
     pandas = Pandas({"user": Column(["u1", "u2"], object), "item": Column(["i3", "i4"], object)})
-    for given in (frame, frame.lazy(), frame.to_dict(as_series=False), pandas, frame["user"]):
-        assert_frame_equal(tally.recommend(given, 3), tally.recommend(["u1", "u2"], 3))
+    for inputs in (frame, frame.lazy(), frame.to_dict(as_series=False), pandas, frame["user"]):
+        assert_frame_equal(tally.recommend(inputs, 3), tally.recommend(["u1", "u2"], 3))
     assert_frame_equal(tally.fold_in(frame, 3), tally.fold_in(["i3", "i4"], 3))
     assert_frame_equal(tally.scores("u1 ", frame), tally.scores("u1", ["i3", "i4"]))
     with pytest.raises(tc.TacitaError, match="a table of users needs a column 'user'; rename one") as error:
@@ -461,13 +465,13 @@ def test_a_folder_that_changes_is_read_again(tally: tc.Run) -> None:
 
 def test_metrics_are_a_table_of_the_run_and_its_controls(mf: tc.Run) -> None:
     run = tc.train(SMALL, out="controls", train={"rounds": 1}, split={"n_blocks": 2})
-    found = run.metrics()
-    assert found["scorer"].unique(maintain_order=True).to_list()[0] == "fedavg"
-    assert "most popular" in found["scorer"].to_list()
-    mean = found.filter((pl.col("scorer") == "fedavg") & pl.col("block").is_null())
+    outcome = run.metrics()
+    assert outcome["scorer"].unique(maintain_order=True).to_list()[0] == "fedavg"
+    assert "most popular" in outcome["scorer"].to_list()
+    mean = outcome.filter((pl.col("scorer") == "fedavg") & pl.col("block").is_null())
     assert mean["ndcg@20"].item() == run.result["mean"]["ndcg@20"]
-    blocks = found.filter((pl.col("scorer") == "fedavg") & pl.col("block").is_not_null())
-    assert blocks["ndcg@20"].to_list() == [one["ndcg@20"] for one in run.result["blocks"]]
+    blocks = outcome.filter((pl.col("scorer") == "fedavg") & pl.col("block").is_not_null())
+    assert blocks["ndcg@20"].to_list() == [block["ndcg@20"] for block in run.result["blocks"]]
     assert mf.metrics()["scorer"].unique().to_list() == ["fedavg"]
 
 
@@ -480,10 +484,10 @@ def test_similar_items_of_tally_are_the_column_of_its_matrix(tally: tc.Run) -> N
 
     item = tally.items[3]
     column = unpack_dense_weights(heads)[:, 3]
-    found = tally.similar(item, 5)
+    similar_items = tally.similar(item, 5)
     best = np.argsort(-column, kind="stable")[:5]
-    assert found["item"].to_list() == [tally.items[i] for i in best]
-    np.testing.assert_allclose(found["score"].to_numpy(), column[best])
+    assert similar_items["item"].to_list() == [tally.items[i] for i in best]
+    np.testing.assert_allclose(similar_items["score"].to_numpy(), column[best])
     assert item not in tally.similar(item, 39)["item"].to_list()
 
 
@@ -499,9 +503,9 @@ def test_similar_items_of_rows_are_cosines_and_find_the_group(mf: tc.Run) -> Non
     rows = mf._load_models().server.items.astype(np.float64)
     unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
     like = unit @ unit[0]
-    found = mf.similar(mf.items[0], 6)
-    assert found["item"].to_list() == [mf.items[i] for i in np.argsort(-like)[1:7]]
-    np.testing.assert_allclose(found["score"].to_numpy(), np.sort(like)[::-1][1:7], rtol=1e-5)
+    similar_items = mf.similar(mf.items[0], 6)
+    assert similar_items["item"].to_list() == [mf.items[i] for i in np.argsort(-like)[1:7]]
+    np.testing.assert_allclose(similar_items["score"].to_numpy(), np.sort(like)[::-1][1:7], rtol=1e-5)
     with pytest.raises(tc.TacitaError, match="item 'x' is not in"):
         mf.similar("x")
     with pytest.raises(tc.TacitaError, match="cannot find 60 similar items; choose from 1 to the 59"):
@@ -519,9 +523,9 @@ def trained_on(run: tc.Run, user: str) -> list[str]:
 def test_tally_fold_in_equals_serving_a_known_user(tally: tc.Run) -> None:
     for user in tally.users[:10]:
         history = trained_on(tally, user)
-        found = tally.fold_in(history, 40, seen=True)
-        own = tally.scores(user, found["item"])
-        assert found["score"].to_list() == own["score"].to_list()
+        result = tally.fold_in(history, 40, seen=True)
+        own = tally.scores(user, result["item"])
+        assert result["score"].to_list() == own["score"].to_list()
     assert set(tally.fold_in(history, 40)["item"]).isdisjoint(history)
     assert_frame_equal(tally.fold_in([*history, history[0]], 5), tally.fold_in(history, 5))
 
@@ -532,9 +536,9 @@ def test_fold_in_trains_only_the_private_vector(mf: tc.Run) -> None:
     overlap, chance = [], []
     for user, other in zip(mf.users[:20], mf.users[20:40], strict=True):
         history = trained_on(mf, user)
-        found = set(mf.fold_in(history, 10, seen=True)["item"])
-        overlap.append(len(found & set(mf.recommend(user, 10, seen=True)["item"])))
-        chance.append(len(found & set(mf.recommend(other, 10, seen=True)["item"])))
+        item = set(mf.fold_in(history, 10, seen=True)["item"])
+        overlap.append(len(item & set(mf.recommend(user, 10, seen=True)["item"])))
+        chance.append(len(item & set(mf.recommend(other, 10, seen=True)["item"])))
     assert np.mean(overlap) > 7
     assert np.mean(overlap) > 2 * np.mean(chance)
     assert np.array_equal(mf._load_models().server.items, before)
@@ -555,8 +559,8 @@ def test_fold_in_vector_equals_logistic_regression_on_fixed_rows(mf: tc.Run) -> 
     assert backbone.rates(60)["rows"] > 0
     devices, keys = empty_device_state(backbone), derive_keys(["somebody"])
     grow_devices(devices, models.plan, keys)
-    one, none = Ragged.from_lists([[0, 1, 2]]), Ragged.empty(1)
-    block = Block(0, 1, 60, one, none, none, np.ones(1, bool), 3)
+    entry, none = Ragged.from_lists([[0, 1, 2]]), Ragged.empty(1)
+    block = Block(0, 1, 60, entry, none, none, np.ones(1, bool), 3)
     view = build_user_view(devices, models.server, block, np.zeros(1), keys, Broadcast())
     trained = train_cohort(CohortTask(view), still, (), models.plan.config.train, models.plan.draws).local
     rows, label, start = models.server.items[trained.item], trained.label, view.private[0]
@@ -602,24 +606,24 @@ def test_fold_in_uses_the_labels_of_the_run() -> None:
     """FedRec takes what was drawn for a virtual rating, not for 0; where ratings count, a history says too little."""
     quick = {**QUICK, "method": "fedrec", "train": {"rounds": 3}}
     run = tc.train(SMALL, out="run", **quick, parts=[{"name": "virtual-ratings", "implicit": True}])
-    found = run.fold_in(run.items[:4], 20, seen=True)["score"].to_numpy()
+    result = run.fold_in(run.items[:4], 20, seen=True)["score"].to_numpy()
     models = run._load_models()
-    part = next(one for one in models.plan.parts if one.name == "virtual-ratings")
-    asked: list[int] = []
+    part = next(entry for entry in models.plan.parts if entry.name == "virtual-ratings")
+    request: list[int] = []
     label_samples = type(part).label_samples  # type: ignore[attr-defined]
 
     def note_round(self: Any, view: Any, own: Any) -> Any:
-        asked.append(view.round)
+        request.append(view.round)
         return label_samples(self, view, own)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(part), "label_samples", note_round)
-        assert (run.fold_in(run.items[:4], 20, seen=True)["score"].to_numpy() == found).all()
-        assert asked
-        assert asked == list(range(1, len(asked) + 1))
+        assert (run.fold_in(run.items[:4], 20, seen=True)["score"].to_numpy() == result).all()
+        assert request
+        assert request == list(range(1, len(request) + 1))
         # as if drawn were not liked
         patch.setattr(type(part), "label_samples", lambda self, view, own: own.values["label"])
-        assert (run.fold_in(run.items[:4], 20, seen=True)["score"].to_numpy() != found).any()
+        assert (run.fold_in(run.items[:4], 20, seen=True)["score"].to_numpy() != result).any()
     rated = tc.train(SMALL, out="rated", **quick)
     with pytest.raises(tc.TacitaError, match="a history holds none"):
         rated.fold_in(rated.items[:4])
@@ -678,10 +682,10 @@ def test_tally_traffic_is_reported_per_block(
     lines = [json.loads(line) for line in (tries.folder / "events.jsonl").read_text().splitlines()]
     for way in ("up", "down"):
         sent = [line[f"bytes_{way}"] for line in lines]
-        by_block = [sum(one for one, line in zip(sent, lines, strict=True) if line["block"] == n) for n in (0, 1)]
-        told = tc.compare([tries, knows])[f"bytes {way}"].to_list()
-        assert told[0] == pytest.approx(np.mean(by_block))
-        assert told[0] == pytest.approx(told[1], rel=0.02)  # a score for each try is all that is sent beside it
+        by_block = [sum(entry for entry, line in zip(sent, lines, strict=True) if line["block"] == n) for n in (0, 1)]
+        report = tc.compare([tries, knows])[f"bytes {way}"].to_list()
+        assert report[0] == pytest.approx(np.mean(by_block))
+        assert report[0] == pytest.approx(report[1], rel=0.02)  # a score for each try is all that is sent beside it
     rows = tc.train(SMALL, out="rows", **QUICK)
     assert tc.compare([rows])["bytes up"][0] == rows.result["bytes"]["up_per_client_and_round"]
     per = {"tries": "per client and block", "rows": "per client and round"}
@@ -689,7 +693,7 @@ def test_tally_traffic_is_reported_per_block(
         result_tables.show_verdict(tc.load(name))
         assert f"Sent {words}:" in capsys.readouterr().err
         page = Path(name, "report.html").read_text(encoding="utf-8")
-        assert [one for one in per.values() if one in page] == [words]
+        assert [element for element in per.values() if element in page] == [words]
     write_report([Path("tries"), Path("rows")], Path("both.html"))
     assert "bytes per client and round, or block where that is one exchange" in Path("both.html").read_text()
 
@@ -736,7 +740,8 @@ def sentences() -> Iterator[str]:
         for node in ast.walk(ast.parse(text)) if "--" in text else ():
             if isinstance(node, ast.JoinedStr):
                 yield "".join(
-                    str(getattr(one, "value", "")) if isinstance(one, ast.Constant) else "X" for one in node.values
+                    str(getattr(entry, "value", "")) if isinstance(entry, ast.Constant) else "X"
+                    for entry in node.values
                 )
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 yield node.value
@@ -744,10 +749,10 @@ def sentences() -> Iterator[str]:
 
 def test_no_sentence_speaks_of_an_option_to_python() -> None:
     """Whole commands of other verbs stay: they are for the command line."""
-    naming = [re.sub("`tacita (?!train )[^`]*`", "", one) for one in sentences()]
-    naming = [one for one in naming if re.search(r"(?<![\w-])--[a-z]", one)]
+    naming = [re.sub("`tacita (?!train )[^`]*`", "", sentence) for sentence in sentences()]
+    naming = [entry for entry in naming if re.search(r"(?<![\w-])--[a-z]", entry)]
     assert len(naming) > 20
-    assert [one for one in naming if re.search(r"(?<![\w-])--[a-z]", translate_message(one))] == []
+    assert [entry for entry in naming if re.search(r"(?<![\w-])--[a-z]", translate_message(entry))] == []
 
 
 def test_an_error_keeps_its_kind() -> None:
@@ -771,7 +776,7 @@ def test_devices_that_read_times_and_ratings_are_served_with_them() -> None:
     """Else what is recommended is not what was tested."""
     rng = np.random.default_rng(3)
     rows = [(f"u{u}", f"i{i}") for u in range(30) for i in rng.choice(20, 8, replace=False)]
-    rated = {one: float(rng.integers(1, 6)) for one in rows}
+    rated = {row: float(rng.integers(1, 6)) for row in rows}
     user, item = zip(*rows, strict=True)
     frame = {
         "user": user,
@@ -783,8 +788,8 @@ def test_devices_that_read_times_and_ratings_are_served_with_them() -> None:
     run = tc.train(frame, backbone=model, out="read", train={"rounds": 1}, **ONE_BLOCK)
     models = loaded_run.load_run(run.folder)
     view = models.scorer.build_view(np.arange(len(models.users), dtype=np.int32))
-    said = [rated[models.users[u], models.items[i]] for u, i in zip(view.train.rows(), view.train.ids, strict=True)]
-    assert view.train.values["rating"].tolist() == said
+    messages = [rated[models.users[u], models.items[i]] for u, i in zip(view.train.rows(), view.train.ids, strict=True)]
+    assert view.train.values["rating"].tolist() == messages
     times = view.train.values["time"]
     assert (np.diff(times)[np.diff(view.train.rows()) == 0] > 0).all()
 
@@ -838,9 +843,9 @@ def test_progress_is_shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys
     assert capsys.readouterr().err == ""
     monkeypatch.setattr("tacita.cli.console.LINE_SECONDS", 0.01)
     tc.train(SMALL, out="shown", **QUICK)
-    said = capsys.readouterr()
-    assert "round 2/2" in said.err or "loading" in said.err or "training" in said.err
-    assert said.out == ""
+    captured = capsys.readouterr()
+    assert "round 2/2" in captured.err or "loading" in captured.err or "training" in captured.err
+    assert captured.out == ""
 
 
 def test_fold_in_uses_the_current_rounds_of_the_folder(mf: tc.Run, tmp_path: Path) -> None:
@@ -849,9 +854,9 @@ def test_fold_in_uses_the_current_rounds_of_the_folder(mf: tc.Run, tmp_path: Pat
     shutil.copytree(mf.folder, folder)
     run, path = tc.load(folder), folder / "result.json"
     before = run.fold_in(["i3", "i4"], 5)
-    said = json.loads(path.read_text(encoding="utf-8"))
-    said["blocks"][-1]["best_round"] = 1
-    path.write_text(json.dumps(said), encoding="utf-8")
+    document = json.loads(path.read_text(encoding="utf-8"))
+    document["blocks"][-1]["best_round"] = 1
+    path.write_text(json.dumps(document), encoding="utf-8")
     after = run.fold_in(["i3", "i4"], 5)
     assert_frame_equal(after, tc.load(folder).fold_in(["i3", "i4"], 5))
     assert not after.equals(before)

@@ -67,20 +67,20 @@ def scores(value: float) -> dict[str, float]:
 
 
 def block(n: int) -> dict[str, Any]:
-    mine = 0.2571 - 0.0413 * n
+    own_values = 0.2571 - 0.0413 * n
     return {
         "block": n,
-        **scores(mine),
+        **scores(own_values),
         "rounds": 10 - n,
         "best_round": 7 - n,
         "valid": 0.2101 + 0.01 * n,
         "users": 1297 - n,
-        "new": {"users": 97 if n == 0 else 12 + n, **scores(mine + 0.0107)},
-        "returning": {"users": 0 if n == 0 else 85 + n, **scores(mine - 0.0119 if n else 0.0)},
-        "mask_history": scores(mine + 0.0533),
+        "new": {"users": 97 if n == 0 else 12 + n, **scores(own_values + 0.0107)},
+        "returning": {"users": 0 if n == 0 else 85 + n, **scores(own_values - 0.0119 if n else 0.0)},
+        "mask_history": scores(own_values + 0.0533),
         "bytes_up": 7643.9 + 1000 * n,
         "bytes_down": 25600.0,
-        "on_blocks": [mine if s == n else 0.2003 - 0.0101 * s - 0.0021 * n for s in range(n + 1)],
+        "on_blocks": [own_values if s == n else 0.2003 - 0.0101 * s - 0.0021 * n for s in range(n + 1)],
     }
 
 
@@ -132,70 +132,70 @@ def read(folders: list[Path], out: Path) -> tuple[str, Balance]:
     """The page, checked to be well-formed, to load nothing and to run nothing."""
     write_report(folders, out)
     page = out.read_text(encoding="utf-8")
-    seen = Balance()
-    seen.feed(page)
-    seen.close()
-    assert seen.open == []
-    assert not {"script", "link", "img", "iframe", "object"} & set(seen.tags)
-    assert not {name for name, _ in seen.attributes if name.startswith("on") or name in ("href", "src")}
-    assert "nan" not in seen.text.lower()
+    balance = Balance()
+    balance.feed(page)
+    balance.close()
+    assert balance.open == []
+    assert not {"script", "link", "img", "iframe", "object"} & set(balance.tags)
+    assert not {name for name, _ in balance.attributes if name.startswith("on") or name in ("href", "src")}
+    assert "nan" not in balance.text.lower()
     assert "url(" not in page
-    return page, seen
+    return page, balance
 
 
 def test_every_number_is_on_the_page(tmp_path: Path) -> None:
     run = result()
-    _, seen = read([make(tmp_path / "x", run)], tmp_path / "report.html")
+    _, observations = read([make(tmp_path / "x", run)], tmp_path / "report.html")
     wanted = [*run["mean"].values(), *run["continual"].values()]
-    for one in run["blocks"]:
-        wanted += [one["ndcg@20"], one["recall@20"], one["valid"], *one["mask_history"].values()]
-        wanted += [one[g]["ndcg@20"] for g in ("new", "returning") if one[g]["users"]]
+    for entry in run["blocks"]:
+        wanted += [entry["ndcg@20"], entry["recall@20"], entry["valid"], *entry["mask_history"].values()]
+        wanted += [entry[g]["ndcg@20"] for g in ("new", "returning") if entry[g]["users"]]
     for name in ("random", "popular", "alone"):
         wanted += [v for b in run["controls"][name]["blocks"] for v in b.values()]
         wanted += run["controls"][name]["mean"].values()
-    missing = [v for v in wanted if f"{v:.4f}" not in seen.text]
+    missing = [v for v in wanted if f"{v:.4f}" not in observations.text]
     assert not missing
     for t in run["blocks"]:
-        assert all(f"{v:.3f}" in seen.text for v in t["on_blocks"])
+        assert all(f"{v:.3f}" in observations.text for v in t["on_blocks"])
     for text in ("fedavg on toy", "seed 7", "7.6 kB", "25.6 kB", "9.1 kB", "1,300 users", "1,200 items", "efce3de6"):
-        assert text in seen.text
-    assert "no federation" in seen.text
-    assert "centralised linear (more than 20,000 items)" in seen.text
-    assert "seed = 7" in seen.text
-    assert "No control is better" in seen.text
-    assert seen.tags.count("figure") == 4
+        assert text in observations.text
+    assert "no federation" in observations.text
+    assert "centralised linear (more than 20,000 items)" in observations.text
+    assert "seed = 7" in observations.text
+    assert "No control is better" in observations.text
+    assert observations.tags.count("figure") == 4
 
 
 def test_pictures_have_a_text_for_those_who_do_not_see_them(tmp_path: Path) -> None:
-    _, seen = read([make(tmp_path / "x")], tmp_path / "report.html")
-    labels = [value for name, value in seen.attributes if name == "aria-label"]
+    _, observations = read([make(tmp_path / "x")], tmp_path / "report.html")
+    labels = [value for name, value in observations.attributes if name == "aria-label"]
     assert any(value and "most popular: 0.1021" in value for value in labels)
-    assert seen.attributes.count(("role", "img")) == seen.tags.count("figcaption")
+    assert observations.attributes.count(("role", "img")) == observations.tags.count("figcaption")
 
 
 def test_empty_group_is_shown_as_a_dash(tmp_path: Path) -> None:
-    _, seen = read([make(tmp_path / "x")], tmp_path / "report.html")
-    assert "– (0)" in seen.text
-    assert "0.0000" not in seen.text
+    _, observations = read([make(tmp_path / "x")], tmp_path / "report.html")
+    assert "– (0)" in observations.text
+    assert "0.0000" not in observations.text
 
 
 @pytest.mark.parametrize(("key", "kind"), [("popular", "bad"), ("alone", "bad"), ("linear", "note")])
 def test_a_method_below_a_control_is_shown_to_be(tmp_path: Path, key: str, kind: str) -> None:
     run = result()
     run["controls"][key] = control(0.3001, 4)
-    page, seen = read([make(tmp_path / "x", run)], tmp_path / "report.html")
+    page, observations = read([make(tmp_path / "x", run)], tmp_path / "report.html")
     name = {"popular": "most popular", "alone": "no federation", "linear": "centralised linear"}[key]
     assert f'<p class="{kind}">Below {name}' in page
-    assert "0.3008 against 0.1744" in seen.text
-    assert "No control is better" not in seen.text
-    assert "▲ 0.3001" in seen.text
+    assert "0.3008 against 0.1744" in observations.text
+    assert "No control is better" not in observations.text
+    assert "▲ 0.3001" in observations.text
 
 
 def test_block_below_its_control_is_reported_despite_a_better_mean(tmp_path: Path) -> None:
     run = result()
     run["controls"]["popular"]["blocks"][3] = scores(0.9)
-    _, seen = read([make(tmp_path / "x", run)], tmp_path / "report.html")
-    assert "Not below most popular on the mean, but below it in block 3." in seen.text
+    _, observations = read([make(tmp_path / "x", run)], tmp_path / "report.html")
+    assert "Not below most popular on the mean, but below it in block 3." in observations.text
 
 
 def test_names_are_escaped_everywhere(tmp_path: Path) -> None:
@@ -204,12 +204,12 @@ def test_names_are_escaped_everywhere(tmp_path: Path) -> None:
     run["config"] |= {"method": EVIL, "backbone": {"name": EVIL}}
     run["controls"]["linear"]["skipped"] = EVIL
     run["controls"][EVIL] = control(0.5, 4)
-    one, two = make(tmp_path / "x", run), make(tmp_path / "y<b>", run)
-    for folders in ([one], [one, two]):
+    first, two = make(tmp_path / "x", run), make(tmp_path / "y<b>", run)
+    for folders in ([first], [first, two]):
         page, _ = read(folders, tmp_path / "report.html")  # finds no script, no handler
         assert "<script" not in page
         assert "&lt;script&gt;" in page
-    write_report([one], tmp_path / "x.svg")
+    write_report([first], tmp_path / "x.svg")
     assert "<script" not in (tmp_path / "x.svg").read_text()
 
 
@@ -221,12 +221,12 @@ def test_many_runs_are_compared(tmp_path: Path) -> None:
         run["config"]["method"] = "fedavg" if n % 2 else "f3crec"
         run["mean"] = scores(0.15 + 0.0013 * n)
         folders.append(make(tmp_path / f"run-{n}", run))
-    _, seen = read(folders, tmp_path / "report.html")
-    assert "20 runs compared" in seen.text
-    assert all(f"{0.15 + 0.0013 * n:.4f}" in seen.text and f"run-{n}" in seen.text for n in range(20))
-    assert "The best 16 of 20 runs" in seen.text
-    assert "Over seeds" in seen.text
-    assert "compare only those" not in seen.text
+    _, observations = read(folders, tmp_path / "report.html")
+    assert "20 runs compared" in observations.text
+    assert all(f"{0.15 + 0.0013 * n:.4f}" in observations.text and f"run-{n}" in observations.text for n in range(20))
+    assert "The best 16 of 20 runs" in observations.text
+    assert "Over seeds" in observations.text
+    assert "compare only those" not in observations.text
 
 
 def test_runs_that_cannot_be_compared_are_said_to_be(tmp_path: Path) -> None:
@@ -234,39 +234,39 @@ def test_runs_that_cannot_be_compared_are_said_to_be(tmp_path: Path) -> None:
     other["data"]["fingerprint"] = "another"
     other["mean"] = {"hr@10": 0.4321}
     folders = [make(tmp_path / "x"), make(tmp_path / "y", other)]
-    _, seen = read(folders, tmp_path / "report.html")
-    assert "compare only those that agree" in seen.text
-    assert "no metric in common" in seen.text
-    assert "0.4321" in seen.text
+    _, observations = read(folders, tmp_path / "report.html")
+    assert "compare only those that agree" in observations.text
+    assert "no metric in common" in observations.text
+    assert "0.4321" in observations.text
 
 
 def test_one_block_and_no_controls(tmp_path: Path) -> None:
     bare = result(1)
     bare["controls"] = {}
-    one, two = make(tmp_path / "one", result(1)), make(tmp_path / "bare", bare)
-    _, seen = read([one], tmp_path / "one.html")
-    assert seen.tags.count("figure") == 3  # nothing to forget
-    assert "1 block" in seen.text
-    _, seen = read([two], tmp_path / "bare.html")
-    assert "No control was run" in seen.text
-    assert "against most popular" not in seen.text
-    read([one, two], tmp_path / "both.html")
+    first, two = make(tmp_path / "one", result(1)), make(tmp_path / "bare", bare)
+    _, observations = read([first], tmp_path / "one.html")
+    assert observations.tags.count("figure") == 3  # nothing to forget
+    assert "1 block" in observations.text
+    _, observations = read([two], tmp_path / "bare.html")
+    assert "No control was run" in observations.text
+    assert "against most popular" not in observations.text
+    read([first, two], tmp_path / "both.html")
 
 
 def test_many_blocks_stay_readable(tmp_path: Path) -> None:
-    page, seen = read([make(tmp_path / "x", result(60))], tmp_path / "report.html")
-    assert "40 of 60 blocks are shown" in seen.text
+    page, observations = read([make(tmp_path / "x", result(60))], tmp_path / "report.html")
+    assert "40 of 60 blocks are shown" in observations.text
     assert len(page) < 400_000
 
 
 def test_a_run_without_validation_has_no_curve(tmp_path: Path) -> None:
     run = result()
-    for one in run["blocks"]:
-        one["valid"] = None
+    for entry in run["blocks"]:
+        entry["valid"] = None
     folder = make(tmp_path / "x", run)
     (folder / "events.jsonl").write_text('{"block": 0, "round": 1, "valid": null}\n')
-    _, seen = read([folder], tmp_path / "report.html")
-    assert "over rounds" not in seen.text
+    _, observations = read([folder], tmp_path / "report.html")
+    assert "over rounds" not in observations.text
     write_report([folder], tmp_path / "x.png")
 
 
@@ -316,8 +316,8 @@ def test_seeds_are_taken_together_only_where_nothing_else_differs(tmp_path: Path
     assert mean == pytest.approx(0.13)
     assert half == pytest.approx(4.302653 * 0.036055513 / 3**0.5, rel=1e-6)  # t of two degrees of freedom
     assert math.isnan(second.means["ndcg@20"][1])
-    _, seen = read(folders, tmp_path / "report.html")
-    assert f"{mean:.4f} ± {half:.4f}" in seen.text
+    _, observations = read(folders, tmp_path / "report.html")
+    assert f"{mean:.4f} ± {half:.4f}" in observations.text
 
 
 def seeded(tmp_path: Path, *tries: tuple[int, int, float], **more: Any) -> list[Path]:
@@ -334,9 +334,9 @@ def seeded(tmp_path: Path, *tries: tuple[int, int, float], **more: Any) -> list[
 
 def test_splits_are_taken_together_as_seeds_are(tmp_path: Path) -> None:
     folders = seeded(tmp_path, (1, 1, 0.10), (2, 2, 0.12), (3, 3, 0.17), (3, 4, 0.15))
-    (one,) = read_groups(folders)
-    assert (one.seeds, one.splits, one.n_distinct, one.note) == ([1, 2, 3, 3], [1, 2, 3, 4], 4, "")
-    assert one.means["ndcg@20"] == pytest.approx(confidence_interval([0.10, 0.12, 0.17, 0.15]))
+    (entry,) = read_groups(folders)
+    assert (entry.seeds, entry.splits, entry.n_distinct, entry.note) == ([1, 2, 3, 3], [1, 2, 3, 4], 4, "")
+    assert entry.means["ndcg@20"] == pytest.approx(confidence_interval([0.10, 0.12, 0.17, 0.15]))
     other = seeded(tmp_path, (1, 1, 0.2), (2, 2, 0.2), method="f3crec")
     rows = make_rows(read_groups([*folders, *other]))
     assert [row["protocol"] for row in rows] == [0, 1]  # not over the same splits
@@ -354,8 +354,8 @@ def test_controls_make_no_other_recipe(tmp_path: Path) -> None:
         run["controls"] = run["controls"] if seed == 1 else {}
         run["mean"] = scores(0.1 * seed)
         folders.append(make(tmp_path / f"{seed}", run))
-    (one,) = read_groups(folders)
-    assert one.n_distinct == 2
+    (entry,) = read_groups(folders)
+    assert entry.n_distinct == 2
 
 
 SAME = (
@@ -374,20 +374,20 @@ def test_identical_runs_are_reported_and_counted_once(
     tmp_path: Path, tries: tuple[tuple[int, int, float], ...], distinct: int, note: str
 ) -> None:
     folders = seeded(tmp_path, *tries)
-    (one,) = read_groups(folders)
-    assert (one.n_distinct, one.note) == (distinct, note)
-    mean, half = one.means["ndcg@20"]
+    (entry,) = read_groups(folders)
+    assert (entry.n_distinct, entry.note) == (distinct, note)
+    mean, half = entry.means["ndcg@20"]
     assert mean == pytest.approx(0.1 if distinct == 1 else 0.15)
     assert math.isnan(half) if distinct == 1 else half == pytest.approx(confidence_interval([0.1, 0.2])[1])
-    row = make_rows([one])[0]
+    row = make_rows([entry])[0]
     assert (row["runs"], row["note"]) == (distinct, note)
     assert (row["ndcg@20 half-width 95"] is None) == (distinct == 1)
-    told = as_latex([one])
-    assert f": {note}\n" in told
-    assert ("pm" in told) == (distinct > 1)
-    _, seen = read(folders, tmp_path / "report.html")
-    assert note in seen.text
-    assert "± 0.0000" not in seen.text
+    report = as_latex([entry])
+    assert f": {note}\n" in report
+    assert ("pm" in report) == (distinct > 1)
+    _, observations = read(folders, tmp_path / "report.html")
+    assert note in observations.text
+    assert "± 0.0000" not in observations.text
 
 
 def test_tables_say_how_runs_were_read(tmp_path: Path) -> None:
@@ -401,10 +401,10 @@ def test_tables_say_how_runs_were_read(tmp_path: Path) -> None:
     assert lines[0].endswith("not all comparable")
     assert any(line.startswith("tally & known & 1 &") for line in lines)
     assert any(line.startswith("fedavg - mf & -- & 1 &") for line in lines)
-    for alone, said in ((groups[:1], True), (groups[1:], False)):
-        told = as_latex(alone)
-        assert "comparable" not in told  # with nothing
-        assert ("read &" in told) == said
+    for alone, message in ((groups[:1], True), (groups[1:], False)):
+        report = as_latex(alone)
+        assert "comparable" not in report  # with nothing
+        assert ("read &" in report) == message
     assert compare(folders)["read"].to_list() == ["known", ""]
     assert compare(folders, over="seeds")["read"].to_list() == ["known", ""]
 
@@ -460,13 +460,13 @@ def test_a_damaged_result_is_refused_in_one_sentence(tmp_path: Path, content: An
 def drawn(svg: str) -> list[tuple[str, dict[str, str], str]]:
     """Every element of a drawing: name, attributes, and what it says or shows when pointed at."""
     return [
-        (one.tag, dict(one.attrib), one.findtext("title") or one.text or "")
-        for one in ElementTree.fromstring(svg).iter()
+        (entry.tag, dict(entry.attrib), entry.findtext("title") or entry.text or "")
+        for entry in ElementTree.fromstring(svg).iter()
     ]
 
 
 def numbers(path: str) -> list[float]:
-    return [float(one) for one in re.findall(r"-?[\d.]+", path)]
+    return [float(entry) for entry in re.findall(r"-?[\d.]+", path)]
 
 
 def test_bars_are_as_long_as_their_values() -> None:
@@ -474,7 +474,7 @@ def test_bars_are_as_long_as_their_values() -> None:
     series = [Series(f"run {n}", [v], SeriesStyle.nth(n)) for n, v in enumerate(values)]
     boxes = [numbers(a["d"]) for tag, a, _ in drawn(charts.draw_level_bars(series, "NDCG@20", "")) if tag == "path"]
     long = [max(box[::2]) - min(box[::2]) for box in boxes]
-    assert [one / long[0] for one in long] == pytest.approx([v / 0.3 for v in values], rel=2e-3)
+    assert [entry / long[0] for entry in long] == pytest.approx([v / 0.3 for v in values], rel=2e-3)
 
 
 def test_marks_stand_where_their_values_are_and_say_them() -> None:
@@ -482,25 +482,25 @@ def test_marks_stand_where_their_values_are_and_say_them() -> None:
     svg = charts.draw_line_chart(
         [Series("a & b", values, SeriesStyle(0)), Series("other", [0.2] * 4, SeriesStyle(1))], list("0123"), "", ""
     )
-    marks = [(float(a["cx"]), float(a["cy"]), said) for tag, a, said in drawn(svg) if tag == "circle" and said]
-    mine = [one for one in marks if one[2].startswith("a & b")]
-    assert [said for *_, said in mine] == [f"a & b, block {n}: {values[n]:.3f}" for n in (0, 2, 3)]
-    (x0, y0, _), (x2, y2, _), (x3, y3, _) = mine
+    marks = [(float(a["cx"]), float(a["cy"]), message) for tag, a, message in drawn(svg) if tag == "circle" and message]
+    own_values = [mark for mark in marks if mark[2].startswith("a & b")]
+    assert [message for *_, message in own_values] == [f"a & b, block {n}: {values[n]:.3f}" for n in (0, 2, 3)]
+    (x0, y0, _), (x2, y2, _), (x3, y3, _) = own_values
     assert (y3 - y0) / (y2 - y0) == pytest.approx(2 / 3, rel=2e-3)
     assert (x3 - x2) * 2 == pytest.approx(x2 - x0, rel=2e-3)
 
 
 def test_a_dot_stands_in_the_middle_of_its_interval_beside_the_published_value() -> None:
     rows = [Dot("FT", 0.2, 0.05, 0.3), Dot("KD", 0.1, math.nan, None)]
-    found = drawn(charts.draw_dot_chart(rows, ""))
-    dots = {said: float(a["cx"]) for tag, a, said in found if tag == "circle"}
+    outcome = drawn(charts.draw_dot_chart(rows, ""))
+    dots = {message: float(a["cx"]) for tag, a, message in outcome if tag == "circle"}
     assert dots.keys() == {"FT: 0.2000", "KD: 0.1000"}
     (published,) = [
-        numbers(a["transform"])[0] for tag, a, said in found if tag == "path" and said == "FT, published: 0.3"
+        numbers(a["transform"])[0] for tag, a, message in outcome if tag == "path" and message == "FT, published: 0.3"
     ]
     unit = dots["FT: 0.2000"] - dots["KD: 0.1000"]
     assert published - dots["FT: 0.2000"] == pytest.approx(unit, rel=2e-3)
-    spans = [numbers(a["d"]) for tag, a, _ in found if tag == "path" and "var(--s0)" in a.get("style", "")]
+    spans = [numbers(a["d"]) for tag, a, _ in outcome if tag == "path" and "var(--s0)" in a.get("style", "")]
     assert [span[2] - span[0] for span in spans] == pytest.approx([unit, 0], abs=0.1)
     assert spans[0][0] + spans[0][2] == pytest.approx(2 * dots["FT: 0.2000"], abs=0.1)
 

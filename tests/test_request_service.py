@@ -94,8 +94,8 @@ def shared(made: Path, tmp_path: Path) -> Path:
 
 def bytes_of(folder: Path) -> str:
     total = hashlib.sha256()
-    for one in sorted(folder.iterdir()):
-        total.update(one.name.encode() + one.read_bytes())
+    for path in sorted(folder.iterdir()):
+        total.update(path.name.encode() + path.read_bytes())
     return total.hexdigest()
 
 
@@ -103,22 +103,22 @@ def bytes_of(folder: Path) -> str:
 
 
 def test_items_leave_the_device_the_model_and_the_folder(blunt: Path) -> None:
-    mine = history_of(blunt, "u1")
+    history = history_of(blunt, "u1")
     before = open_saved(blunt)
-    found = forget_items(blunt, {"u1": mine[:2]})
+    certificate = forget_items(blunt, {"u1": history[:2]})
     after = open_saved(blunt)
-    assert history_of(blunt, "u1") == mine[2:]
+    assert history_of(blunt, "u1") == history[2:]
     assert (after.server_arrays["items"] != before.server_arrays["items"]).any()
-    assert found["purged"]["clean"] is True
-    assert found["purged"]["pairs"] == []
-    assert (found["request"]["n_items"], found["request"]["scope"]) == (2, "items")
-    assert found["model"]["sha256_before"] != found["model"]["sha256_after"]
-    assert json.loads((blunt / "forget-1.json").read_text()) == found
+    assert certificate["purged"]["clean"] is True
+    assert certificate["purged"]["pairs"] == []
+    assert (certificate["request"]["n_items"], certificate["request"]["scope"]) == (2, "items")
+    assert certificate["model"]["sha256_before"] != certificate["model"]["sha256_after"]
+    assert json.loads((blunt / "forget-1.json").read_text()) == certificate
     assert (
         len(after.client_arrays["lists/parts/probe-blunt/gone:item"]) == 0
     )  # a list of what is gone would hold it still
-    again = forget_items(blunt, {"u1": mine[2:3]})
-    assert again["model"]["sha256_before"] == found["model"]["sha256_after"]
+    repeat = forget_items(blunt, {"u1": history[2:3]})
+    assert repeat["model"]["sha256_before"] == certificate["model"]["sha256_after"]
 
 
 def test_derived_files_are_rebuilt(blunt: Path) -> None:
@@ -133,20 +133,20 @@ def test_derived_files_are_rebuilt(blunt: Path) -> None:
 
 
 def test_user_who_leaves_keeps_no_device_state(blunt: Path) -> None:
-    found = forget_items(blunt, {"u1": None})
+    certificate = forget_items(blunt, {"u1": None})
     saved = open_saved(blunt)
     row = saved.user_numbers(["u1"])[0]
     assert history_of(blunt, "u1") == []
     assert not saved.client_arrays["private"][row].any()
-    assert found["request"]["scope"] == "user"
-    assert found["purged"]["clean"] is True
+    assert certificate["request"]["scope"] == "user"
+    assert certificate["purged"]["clean"] is True
 
 
 def test_later_rounds_ignore_withdrawn_items(blunt: Path) -> None:
-    mine = history_of(blunt, "u1")
-    forget_items(blunt, {"u1": mine[:3]})
+    history = history_of(blunt, "u1")
+    forget_items(blunt, {"u1": history[:3]})
     run = reopen_run(blunt)
-    gone = [open_saved(blunt).ids["items"].index(one) for one in mine[:3]]
+    gone = [open_saved(blunt).ids["items"].index(entry) for entry in history[:3]]
     for block in run.federation.stream.blocks:
         for lists in (block.train, block.valid, block.test):
             assert not set(lists.row(run.saved.user_numbers(["u1"])[0]).tolist()) & set(gone)
@@ -157,21 +157,21 @@ def test_request_file_covers_many_users(blunt: Path, tmp_path: Path, capsys: pyt
     lines = [f"{item},{user}" for user, items in wanted.items() for item in items]
     (tmp_path / "wanted.csv").write_text("\n".join(["item,user", *lines]) + "\n")
     assert exit_code_of("forget", "--run", str(blunt), "--from", str(tmp_path / "wanted.csv"), "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert len(found["request"]["subjects"]) == 3
-    assert found["request"]["n_items"] == 6
+    document = json.loads(capsys.readouterr().out)
+    assert len(document["request"]["subjects"]) == 3
+    assert document["request"]["n_items"] == 6
     assert all(not set(items) & set(history_of(blunt, user)) for user, items in wanted.items())
 
 
 def test_batched_and_single_requests_leave_the_same_users(made: Path, tmp_path: Path) -> None:
-    one, other = (Path(shutil.copytree(made / "blunt", tmp_path / name)) for name in ("one", "other"))
-    wanted: dict[str, list[str] | None] = {user: history_of(one, user)[:2] for user in ("u1", "u2")}
-    forget_items(one, wanted)
+    first, other = (Path(shutil.copytree(made / "blunt", tmp_path / name)) for name in ("one", "other"))
+    wanted: dict[str, list[str] | None] = {user: history_of(first, user)[:2] for user in ("u1", "u2")}
+    forget_items(first, wanted)
     for user, items in wanted.items():
         forget_items(other, {user: items})
     for name in ("history", "current"):
         assert (
-            read_lists(open_saved(one).client_arrays, name).ids.tolist()
+            read_lists(open_saved(first).client_arrays, name).ids.tolist()
             == read_lists(open_saved(other).client_arrays, name).ids.tolist()
         )
 
@@ -213,15 +213,15 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("folder", "verb", "asked", "sentence"), WRONG)
+@pytest.mark.parametrize(("folder", "verb", "question", "sentence"), WRONG)
 def test_impossible_requests_are_refused_in_one_sentence(
-    made: Path, folder: str, verb: str, asked: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+    made: Path, folder: str, verb: str, question: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = bytes_of(made / folder)
-    assert exit_code_of(verb, "--run", str(made / folder), *asked) == 2
-    said = capsys.readouterr().err
-    assert sentence in said
-    assert said.count("\n") == 1
+    assert exit_code_of(verb, "--run", str(made / folder), *question) == 2
+    message = capsys.readouterr().err
+    assert sentence in message
+    assert message.count("\n") == 1
     assert bytes_of(made / folder) == before
 
 
@@ -240,35 +240,37 @@ def test_unshare_reverts_share(shared: Path) -> None:
     run = reopen_run(shared)
     number = run.saved.user_numbers([user])[0]
     train = [run.saved.ids["items"][i] for i in run.federation.stream.blocks[0].train.row(number)]
-    said = submit_request(shared, RawRequest("share", {user: train[:2]}))
-    assert said.certificate is None
+    result = submit_request(shared, RawRequest("share", {user: train[:2]}))
+    assert result.certificate is None
     assert sorted(shared_items_of(shared, user)) == sorted(train[:2])
     assert "shares all of that" in submit_request(shared, RawRequest("share", {user: train[:2]})).message
     model = open_saved(shared).server_arrays["items"].copy()
-    found = submit_request(shared, RawRequest("unshare", {user: train[:1]})).certificate
-    assert found is not None
-    assert (found["request"]["scope"], found["method"]["name"]) == ("shared_edges", "probe-shared")
-    assert "takes shared ones back" in found["method"]["why"]
+    outcome = submit_request(shared, RawRequest("unshare", {user: train[:1]})).certificate
+    assert outcome is not None
+    assert (outcome["request"]["scope"], outcome["method"]["name"]) == ("shared_edges", "probe-shared")
+    assert "takes shared ones back" in outcome["method"]["why"]
     assert shared_items_of(shared, user) == train[1:2]
     assert train[0] not in history_of(shared, user)  # "delete": dropped everywhere
-    assert found["purged"]["clean"] is True
+    assert outcome["purged"]["clean"] is True
     assert (open_saved(shared).server_arrays["items"] != model).any()
     with pytest.raises(TacitaError, match="never shared, or taken back"):
         submit_request(shared, RawRequest("unshare", {user: train[:1]}))
 
 
 def test_unlearning_route_depends_on_what_was_shared(shared: Path) -> None:
-    everybody = open_saved(shared).ids["users"]
-    stranger = next(u for u in everybody if not shared_items_of(shared, u))
-    found = forget_items(shared, {stranger: None})
-    assert "none of that was shared, and 'probe-shared' takes back what was shared only" in found["method"]["why"]
-    assert (found["method"]["name"], found["method"]["exact"]) == ("retrain", True)
+    users = open_saved(shared).ids["users"]
+    stranger = next(u for u in users if not shared_items_of(shared, u))
+    certificate = forget_items(shared, {stranger: None})
+    assert "none of that was shared, and 'probe-shared' takes back what was shared only" in certificate["method"]["why"]
+    assert (certificate["method"]["name"], certificate["method"]["exact"]) == ("retrain", True)
     user = find_sharer(shared, 2)
-    found = forget_items(shared, {user: shared_items_of(shared, user)[:1]})
-    assert "all 1 interactions were shared" in found["method"]["why"]
-    found = forget_items(shared, {user: None})
-    left = "never shared stays in the model" in found["residual_risk"]
-    assert left == ("interactions were shared, and" in found["method"]["why"] and "all" not in found["method"]["why"])
+    certificate = forget_items(shared, {user: shared_items_of(shared, user)[:1]})
+    assert "all 1 interactions were shared" in certificate["method"]["why"]
+    certificate = forget_items(shared, {user: None})
+    remainder = "never shared stays in the model" in certificate["residual_risk"]
+    assert remainder == (
+        "interactions were shared, and" in certificate["method"]["why"] and "all" not in certificate["method"]["why"]
+    )
 
 
 # Certificates
@@ -276,48 +278,51 @@ def test_unlearning_route_depends_on_what_was_shared(shared: Path) -> None:
 
 @pytest.mark.parametrize("verify", [False, True])
 def test_a_certificate_has_every_section_and_no_item(blunt: Path, verify: bool) -> None:
-    mine = history_of(blunt, "u1")
-    found = forget_items(blunt, {"u1": mine[:3], "u2": history_of(blunt, "u2")[:1]}, verify)
-    assert_valid_certificate(found)
+    history = history_of(blunt, "u1")
+    certificate = forget_items(blunt, {"u1": history[:3], "u2": history_of(blunt, "u2")[:1]}, verify)
+    assert_valid_certificate(certificate)
     text = (blunt / "forget-1.json").read_text()
     assert not any(f'"{raw}"' in text for raw in [*open_saved(blunt).ids["items"], "u1", "u2"])
 
 
 def test_certificate_reports_the_verified_guarantee_not_the_claimed_one(made: Path, tmp_path: Path) -> None:
-    one, other = (Path(shutil.copytree(made / "blunt", tmp_path / name)) for name in ("one", "other"))
-    wanted: dict[str, list[str] | None] = {"u1": history_of(one, "u1")[:2]}
-    assert forget_items(one, wanted)["method"]["exact"] is True  # by its own word, where nobody looks
-    found = forget_items(other, wanted, verify=True)
-    assert found["method"]["exact"] is False
-    assert found["guarantee"]["type"] == "empirical"
-    assert found["guarantee"]["max_score_difference"] > 0
-    audit = found["audit"]
+    first, other = (Path(shutil.copytree(made / "blunt", tmp_path / name)) for name in ("one", "other"))
+    wanted: dict[str, list[str] | None] = {"u1": history_of(first, "u1")[:2]}
+    assert forget_items(first, wanted)["method"]["exact"] is True  # by its own word, where nobody looks
+    certificate = forget_items(other, wanted, verify=True)
+    assert certificate["method"]["exact"] is False
+    assert certificate["guarantee"]["type"] == "empirical"
+    assert certificate["guarantee"]["max_score_difference"] > 0
+    audit = certificate["audit"]
     assert audit["reference"] == "retrain"
     assert all(0 <= audit["auc_pairs"][name] <= 1 for name in ("before", "after", "retrain"))
     assert audit["param_distance_ratio"] > 0
     assert 0 <= audit["jaccard20"] <= 1
-    assert found["utility"].keys() == {"before", "after", "retrain"}
-    assert found["utility"]["after"].keys() == {"all", "remaining", "requesters"}
+    assert certificate["utility"].keys() == {"before", "after", "retrain"}
+    assert certificate["utility"]["after"].keys() == {"all", "remaining", "requesters"}
 
 
 def test_users_who_left_are_excluded_from_verification(made: Path, tmp_path: Path) -> None:
     """The leaver's device has no vector left, one that trains again draws one: that is no failure of forgetting."""
     folder = Path(shutil.copytree(made / "plain", tmp_path / "plain"))
-    everybody = len(open_saved(folder).ids["users"])
+    count = len(open_saved(folder).ids["users"])
     for user in ("u1", "u2"):  # the second run from the beginning draws a vector for who left before, as any does
-        found = forget_items(folder, {user: None}, verify=True)
-        assert found["method"]["exact"] is True
-        assert found["guarantee"]["max_score_difference"] == 0.0
-        assert found["verdict"].startswith("pass")
-        assert found["guarantee"]["people_compared"] == everybody - 1
+        certificate = forget_items(folder, {user: None}, verify=True)
+        assert certificate["method"]["exact"] is True
+        assert certificate["guarantee"]["max_score_difference"] == 0.0
+        assert certificate["verdict"].startswith("pass")
+        assert certificate["guarantee"]["people_compared"] == count - 1
 
 
 def test_all_users_can_leave(made: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(made / "plain", tmp_path / "plain"))
-    found = forget_items(folder, dict.fromkeys(open_saved(folder).ids["users"]), verify=True)
-    assert found["guarantee"]["people_compared"] == 0
-    assert found["guarantee"]["max_score_difference"] is None
-    assert found["verdict"] == "pass: the model has the bits of one trained again; nobody is left to compare scores of"
+    certificate = forget_items(folder, dict.fromkeys(open_saved(folder).ids["users"]), verify=True)
+    assert certificate["guarantee"]["people_compared"] == 0
+    assert certificate["guarantee"]["max_score_difference"] is None
+    assert (
+        certificate["verdict"]
+        == "pass: the model has the bits of one trained again; nobody is left to compare scores of"
+    )
 
 
 def test_verification_compares_the_device_of_a_leaver(made: Path) -> None:
@@ -325,27 +330,27 @@ def test_verification_compares_the_device_of_a_leaver(made: Path) -> None:
     run = reopen_run(made / "plain")
     now = TrainedState(run.progress.server, run.progress.clients)
     history = run.federation.stream.history(len(run.federation.stream.blocks))
-    left = replace(
+    remainder = replace(
         run.federation, stream=restrict_stream(run.federation.stream, history.filter_entries(history.rows() != 1))
     )
     was = now.clients.private[[0, 1]].copy()
-    assert not find_emptied(left, now).any()  # no item, but the vector that was made of them
+    assert not find_emptied(remainder, now).any()  # no item, but the vector that was made of them
     other = copy.deepcopy(now.clients)
     other.private[1] += 0.5
-    assert largest_difference(left, now, TrainedState(now.server, other))[0] > 1e-3
+    assert largest_difference(remainder, now, TrainedState(now.server, other))[0] > 1e-3
     now.clients.private[1] = 0
-    assert find_emptied(left, now).tolist() == [user == 1 for user in range(len(history))]
-    assert largest_difference(left, now, TrainedState(now.server, other))[0] == 0.0
+    assert find_emptied(remainder, now).tolist() == [user == 1 for user in range(len(history))]
+    assert largest_difference(remainder, now, TrainedState(now.server, other))[0] == 0.0
     assert not find_emptied(run.federation, now).any()  # no vector, but items
     other.private[0] = was[0] + 0.5
-    assert largest_difference(left, now, TrainedState(now.server, other))[0] > 1e-3
+    assert largest_difference(remainder, now, TrainedState(now.server, other))[0] > 1e-3
 
 
 def test_retraining_on_all_data_reproduces_the_run(made: Path) -> None:
     for name in ("plain", "shared"):
         run = reopen_run(made / name)
-        again = retrain_run(run.federation, TrainedState(run.progress.server, run.progress.clients))
-        assert np.array_equal(again.server.items, run.progress.server.items), name
+        repeat = retrain_run(run.federation, TrainedState(run.progress.server, run.progress.clients))
+        assert np.array_equal(repeat.server.items, run.progress.server.items), name
 
 
 # The methods that there are
@@ -364,20 +369,20 @@ def test_request_service_handles_every_preset(tmp_path: Path, name: str) -> None
     if name.startswith("fedshare"):
         user = find_sharer(folder, 2)
         items = shared_items_of(folder, user)[:2]
-        found = submit_request(folder, RawRequest("unshare", {user: items}), verify=True).certificate
-        assert found is not None
+        result = submit_request(folder, RawRequest("unshare", {user: items}), verify=True).certificate
+        assert result is not None
         assert not set(shared_items_of(folder, user)) & set(items)
     else:
         user, items = "u1", history_of(folder, "u1")[:2]
-        found = forget_items(folder, {user: items}, verify=True)
-    assert_valid_certificate(found)
-    assert found["method"]["name"] == CALLED.get(name, name)
-    assert found["purged"]["clean"] is True, found["purged"]
+        result = forget_items(folder, {user: items}, verify=True)
+    assert_valid_certificate(result)
+    assert result["method"]["name"] == CALLED.get(name, name)
+    assert result["purged"]["clean"] is True, result["purged"]
     assert not set(items) & set(history_of(folder, user))
-    assert found["method"]["exact"] is (name in ("retrain", "fedshare-decoupled"))
-    assert found["model"]["sha256_before"] != found["model"]["sha256_after"]
+    assert result["method"]["exact"] is (name in ("retrain", "fedshare-decoupled"))
+    assert result["model"]["sha256_before"] != result["model"]["sha256_after"]
     if name not in ("retrain", "fedshare-decoupled"):
-        assert found["guarantee"]["type"] == "empirical"
+        assert result["guarantee"]["type"] == "empirical"
 
 
 # Traces
@@ -386,7 +391,7 @@ def test_request_service_handles_every_preset(tmp_path: Path, name: str) -> None
 def needles(folder: Path, user: str, items: list[str], rows: Any = None) -> ScanTargets:
     saved = open_saved(folder)
     number = saved.user_numbers([user])
-    ids = np.array([saved.ids["items"].index(one) for one in items])
+    ids = np.array([saved.ids["items"].index(item) for item in items])
     gone = Ragged.from_pairs(np.repeat(number, len(ids)), ids, len(saved.ids["users"]))
     known = saved.server_arrays["items"][ids] if rows is None else rows
     return ScanTargets(
@@ -396,25 +401,25 @@ def needles(folder: Path, user: str, items: list[str], rows: Any = None) -> Scan
 
 def test_trace_scan_finds_existing_data(shared: Path) -> None:
     user = find_sharer(shared)
-    mine = shared_items_of(shared, user)
-    found = find_traces(shared, needles(shared, user, mine[:1]))
-    places = " ".join(found["pairs"])
+    shared_items = shared_items_of(shared, user)
+    traces = find_traces(shared, needles(shared, user, shared_items[:1]))
+    places = " ".join(traces["pairs"])
     for where in ("history", "current", "given/sender with given/item", "sharing/shared"):
         assert where in places
-    stranger = next(one for one in open_saved(shared).ids["items"] if one not in history_of(shared, user))
+    stranger = next(item for item in open_saved(shared).ids["items"] if item not in history_of(shared, user))
     assert find_traces(shared, needles(shared, user, [stranger]))["pairs"] == []
 
 
 @pytest.mark.parametrize("kind", ["event", "list", "record", "snapshot", "half"])
 def test_planted_trace_is_detected(blunt: Path, kind: str) -> None:
-    mine = history_of(blunt, "u1")[:1]
-    sought = needles(blunt, "u1", mine)
-    forget_items(blunt, {"u1": mine})
+    own_values = history_of(blunt, "u1")[:1]
+    sought = needles(blunt, "u1", own_values)
+    forget_items(blunt, {"u1": own_values})
     assert not any(find_traces(blunt, sought).values())
     user, item = int(sought.users[0]), int(sought.removed.row(sought.users[0])[0])
     if kind == "event":
         with open(blunt / "events.jsonl", "a", encoding="utf-8") as events:
-            events.write(json.dumps({"user": "u1", "item": mine[0]}) + "\n")
+            events.write(json.dumps({"user": "u1", "item": own_values[0]}) + "\n")
     arrays, note = read_arrays(blunt / "server.safetensors")
     if kind == "list":
         lists = Ragged.from_pairs(np.array([user]), np.array([item]), 40)
@@ -425,21 +430,21 @@ def test_planted_trace_is_detected(blunt: Path, kind: str) -> None:
         old = np.concatenate([np.ones((3, 4), np.float32), sought.rows])
         arrays["parts/x/tables"] = old[None].astype(np.float16 if kind == "half" else np.float32)
     write_arrays(blunt / "server.safetensors", arrays, note)
-    found = find_traces(blunt, sought)
-    assert bool(found["rows"]) == (kind in ("snapshot", "half"))
-    assert bool(found["pairs"]) == (kind in ("event", "list", "record"))
+    traces = find_traces(blunt, sought)
+    assert bool(traces["rows"]) == (kind in ("snapshot", "half"))
+    assert bool(traces["pairs"]) == (kind in ("event", "list", "record"))
 
 
 def test_part_that_keeps_the_old_table_fails_verification(made: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(made / "keeps", tmp_path / "keeps"))
-    found = forget_items(folder, {"u1": history_of(folder, "u1")[:2]})
-    assert found["purged"]["rows"] == ["server.safetensors: parts/probe-keeps/old"]
-    assert "Item rows as they were before are still in" in found["residual_risk"]
+    certificate = forget_items(folder, {"u1": history_of(folder, "u1")[:2]})
+    assert certificate["purged"]["rows"] == ["server.safetensors: parts/probe-keeps/old"]
+    assert "Item rows as they were before are still in" in certificate["residual_risk"]
 
 
 def test_restricted_stream_holds_the_remaining_histories() -> None:
     from helpers.oracle import make_block, make_stream
 
     stream = make_stream(make_block(0, 6, [[0, 1, 2], [3, 4], [5]]))
-    left = restrict_stream(stream, Ragged.from_lists([[0, 2], [3, 4], []])).blocks[0].train
-    assert [left.row(u).tolist() for u in range(3)] == [[0, 2], [3, 4], []]
+    remainder = restrict_stream(stream, Ragged.from_lists([[0, 2], [3, 4], []])).blocks[0].train
+    assert [remainder.row(u).tolist() for u in range(3)] == [[0, 2], [3, 4], []]

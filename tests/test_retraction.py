@@ -38,8 +38,8 @@ FIXED: dict[str, Any] = {"aggregation": "fixed", "denominator": 6.0}
 
 
 def retracting(*more: dict[str, Any], train: dict[str, Any] | None = None, **options: Any) -> Federation:
-    one = {"name": "retraction", "alpha": 0.0, "ratio": 0.1} | options
-    return make_federation({"name": "withdrawal"}, *more, one, **FIXED | (train or {}))
+    entry = {"name": "retraction", "alpha": 0.0, "ratio": 0.1} | options
+    return make_federation({"name": "withdrawal"}, *more, entry, **FIXED | (train or {}))
 
 
 def distance(one: Any, other: Any) -> float:
@@ -55,15 +55,15 @@ def test_retraction_after_one_round_equals_the_round_without_leavers(alpha: floa
     fed = retracting(alpha=alpha)
     progress, other = play_rounds(fed, 1), started(fed)
     before = progress.server.items
-    said = handle_requests(fed, progress, leave_request(fed, 3, 1))["retraction"]
+    retraction = handle_requests(fed, progress, leave_request(fed, 3, 1))["retraction"]
     without, _ = run_round(fed, other.server, other.devices, np.delete(fed.stream.user_keys[:6], [1, 3]))
     assert distance(progress.server.items, without.items) < 1e-7
     assert distance(before, without.items) > 1e-3
-    assert said.calibration is not None
-    assert said.calibration.path == "retraction"
-    assert 0 < said.details["length"] <= said.psi_bound * 1.001
-    assert said.rounds == 0
-    assert said.clients_asked == 2
+    assert retraction.calibration is not None
+    assert retraction.calibration.path == "retraction"
+    assert 0 < retraction.details["length"] <= retraction.psi_bound * 1.001
+    assert retraction.rounds == 0
+    assert retraction.clients_asked == 2
 
 
 def test_when_everybody_has_left_the_first_table_is_back() -> None:
@@ -73,18 +73,18 @@ def test_when_everybody_has_left_the_first_table_is_back() -> None:
     assert distance(progress.server.items, started(fed).server.items) > 1e-2
     handle_requests(fed, progress, leave_request(fed, *range(6)))
     assert distance(progress.server.items, started(fed).server.items) < 1e-6
-    held = progress.server.parts["retraction"]
-    assert len(held["sender"]) == len(held["clients"]) == 0
+    retraction = progress.server.parts["retraction"]
+    assert len(retraction["sender"]) == len(retraction["clients"]) == 0
 
 
 def test_the_order_of_two_leavers_does_not_matter() -> None:
     """H.D 4: rho = 1; nor whether they leave together."""
     ends = []
-    for asked in ([[1], [4]], [[4], [1]], [[1, 4]]):
+    for request in ([[1], [4]], [[4], [1]], [[1, 4]]):
         fed = retracting()
         progress = play_rounds(fed, 4)
-        for one in asked:
-            handle_requests(fed, progress, leave_request(fed, *one))
+        for entry in request:
+            handle_requests(fed, progress, leave_request(fed, *entry))
         ends.append(progress.server.items)
     assert distance(ends[0], ends[1]) < 1e-6
     assert distance(ends[0], ends[2]) < 1e-6
@@ -147,12 +147,12 @@ def test_a_device_carries_the_damped_sum_of_what_it_sent() -> None:
         rho = np.where(weight > 0, 1 - 0.4 * (1 - 1 / 3), 1 - 0.4)
         want *= rho[:, None, None]
         want[rows.client, rows.item] -= rows.value / 3
-    mine = lists["retraction"]["carried"]
+    carried = lists["retraction"]["carried"]
     now = progress.server.parts["retraction"]["damping"][-1]
     factor = np.exp(now - progress.clients.parts["retraction"]["since"])
-    np.add.at(got, (mine.rows(), mine.ids), mine.values["row"] * factor[mine.rows(), None])
+    np.add.at(got, (carried.rows(), carried.ids), carried.values["row"] * factor[carried.rows(), None])
     np.testing.assert_allclose(got, want, atol=1e-6)
-    assert len(np.unique(mine.values["segment"])) > 1
+    assert len(np.unique(carried.values["segment"])) > 1
 
 
 def test_an_item_stands_once_in_a_segment() -> None:
@@ -160,9 +160,9 @@ def test_an_item_stands_once_in_a_segment() -> None:
     old = Ragged(old.ptr, old.ids, {"row": np.ones((3, 2), np.float32), "segment": np.zeros(3, np.int32)})
     new = Ragged.from_lists([[3, 4], []])
     new = Ragged(new.ptr, new.ids, {"row": np.full((2, 2), 2.0)})
-    made = merge_rows(old, np.array([0.5, 1.0]), new, 0)
-    assert [made.row(r).tolist() for r in range(2)] == [[3, 4], [3, 5]]
-    assert made.values["row"][:, 0].tolist() == [2.5, 2.0, 1.0, 1.0]
+    result = merge_rows(old, np.array([0.5, 1.0]), new, 0)
+    assert [result.row(r).tolist() for r in range(2)] == [[3, 4], [3, 5]]
+    assert result.values["row"][:, 0].tolist() == [2.5, 2.0, 1.0, 1.0]
     later = merge_rows(old, np.array([0.5, 1.0]), new, 7)
     assert later.row(0).tolist() == [3, 3, 4]
     assert later.values["segment"].tolist() == [0, 7, 7, 0, 0]
@@ -178,9 +178,9 @@ def test_commitments_bind_and_differ() -> None:
     assert (first != compute_commitments(changed, 3, names, np.uint64(1))).any(1).tolist() == [True, False, True]
     assert (first != compute_commitments(rows, 3, names, np.uint64(2))).any(1).all()
     fed = retracting()
-    held = play_rounds(fed, 2).server.parts["retraction"]
-    assert held["commitment"].shape == (12, 16)
-    assert held["commitment"].nbytes == 12 * 32
+    retraction = play_rounds(fed, 2).server.parts["retraction"]
+    assert retraction["commitment"].shape == (12, 16)
+    assert retraction["commitment"].nbytes == 12 * 32
 
 
 def test_the_analytic_gaussian_multiplier() -> None:
@@ -192,10 +192,12 @@ def test_certificate_noise_is_as_large_as_the_bound_says() -> None:
     for options in ({}, {"epsilon": 1.0}):
         fed = retracting(ratio=0.2, **options)
         progress = play_rounds(fed, 2)
-        said = handle_requests(fed, progress, leave_request(fed, 3))["retraction"]
+        retraction = handle_requests(fed, progress, leave_request(fed, 3))["retraction"]
         ends.append(progress.server.items.astype(np.float64))
-    assert said.details["sigma"] == pytest.approx(0.2 * said.psi_bound * find_gaussian_multiplier(1.0, 1e-5))
-    assert np.std(ends[1] - ends[0]) == pytest.approx(said.details["sigma"], rel=0.3)
+    assert retraction.details["sigma"] == pytest.approx(
+        0.2 * retraction.psi_bound * find_gaussian_multiplier(1.0, 1e-5)
+    )
+    assert np.std(ends[1] - ends[0]) == pytest.approx(retraction.details["sigma"], rel=0.3)
 
 
 # The fallback
@@ -203,27 +205,27 @@ def test_certificate_noise_is_as_large_as_the_bound_says() -> None:
 
 def retract_everybody(fed: Federation, progress: Progress, users: list[int]) -> None:
     """As if everybody left, without asking why not."""
-    (part,) = (one for one in fed.parts if one.name == "retraction")
+    (part,) = (entry for entry in fed.parts if entry.name == "retraction")
     object.__setattr__(part, "config", part.config.model_copy(update={"ratio": 0.1}))
     handle_requests(fed, progress, leave_request(fed, *users))
 
 
-@pytest.mark.parametrize(("ratio", "said"), [(None, "not calibrated"), (0.7, "left 0.70 of the distance")])
-def test_without_a_good_calibration_the_table_goes_back_to_a_checkpoint(ratio: float | None, said: str) -> None:
+@pytest.mark.parametrize(("ratio", "message"), [(None, "not calibrated"), (0.7, "left 0.70 of the distance")])
+def test_without_a_good_calibration_the_table_goes_back_to_a_checkpoint(ratio: float | None, message: str) -> None:
     fed = retracting(ratio=ratio, checkpoint_every=2)
     progress = play_rounds(fed, 5)
     tables = [name for name in progress.server.parts["retraction"] if name.startswith("table.")]
     assert sorted(tables) == ["table.000000", "table.000002", "table.000004"]
-    told = handle_requests(fed, progress, leave_request(fed, 3))["retraction"]
-    assert told.calibration is not None
-    assert told.calibration.path == "checkpoint"
-    assert told.calibration is not None
-    assert said in str(told.calibration.reason)
-    assert (told.details["from_round"], told.rounds) == (0, 5)
-    held = progress.server.parts["retraction"]
-    assert len(held["rounds"]) == 5
-    assert not np.isin(keys_of(fed, 3), held["sender"]).any()
-    assert len(held["sender"]) == 5 * 5
+    retraction = handle_requests(fed, progress, leave_request(fed, 3))["retraction"]
+    assert retraction.calibration is not None
+    assert retraction.calibration.path == "checkpoint"
+    assert retraction.calibration is not None
+    assert message in str(retraction.calibration.reason)
+    assert (retraction.details["from_round"], retraction.rounds) == (0, 5)
+    state = progress.server.parts["retraction"]
+    assert len(state["rounds"]) == 5
+    assert not np.isin(keys_of(fed, 3), state["sender"]).any()
+    assert len(state["sender"]) == 5 * 5
     other = started(fed)
     for _ in range(5):
         stay = np.delete(fed.stream.user_keys[:6], 3)
@@ -242,8 +244,8 @@ def test_rollback_cost_is_the_rounds_since_a_user_joined() -> None:
         progress.server, _ = run_round(fed, progress.server, progress.devices, early)
     for _ in range(2):
         progress.server, _ = run_round(fed, progress.server, progress.devices)
-    told = handle_requests(fed, progress, leave_request(fed, 3))["retraction"]
-    assert (told.details["from_round"], told.rounds) == (2, 3)
+    retraction = handle_requests(fed, progress, leave_request(fed, 3))["retraction"]
+    assert (retraction.details["from_round"], retraction.rounds) == (2, 3)
     other = started(fed)
     for _ in range(5):
         other.server, _ = run_round(fed, other.server, other.devices, early)
@@ -257,22 +259,22 @@ def test_retraction_larger_than_the_uploads_is_refused() -> None:
     progress = play_rounds(fed, 3)
     columns = progress.clients.lists["parts/retraction/carried"].columns
     columns["row"] *= 1000
-    told = handle_requests(fed, progress, leave_request(fed, 3))["retraction"]
-    assert told.calibration is not None
-    assert told.calibration.path == "checkpoint"
-    assert told.calibration is not None
-    assert "longer than all that was ever sent" in str(told.calibration.reason)
+    retraction = handle_requests(fed, progress, leave_request(fed, 3))["retraction"]
+    assert retraction.calibration is not None
+    assert retraction.calibration.path == "checkpoint"
+    assert retraction.calibration is not None
+    assert "longer than all that was ever sent" in str(retraction.calibration.reason)
 
 
 def test_retraction_waits_for_min_users() -> None:
     fed = retracting(min_users=3)
     progress = play_rounds(fed, 2)
     before = progress.server.items
-    said = handle_requests(fed, progress, leave_request(fed, 3, 1))["retraction"]
-    assert said.waits_for == 1
+    retraction = handle_requests(fed, progress, leave_request(fed, 3, 1))["retraction"]
+    assert retraction.waits_for == 1
     assert progress.server.items is before
-    said = handle_requests(fed, progress, leave_request(fed, 4))["retraction"]
-    assert said.clients_asked == said.details["leavers"] == 3
+    retraction = handle_requests(fed, progress, leave_request(fed, 4))["retraction"]
+    assert retraction.clients_asked == retraction.details["leavers"] == 3
     assert not np.array_equal(progress.server.items, before)
 
 
@@ -304,7 +306,7 @@ def test_calibration_finds_the_damping_that_comes_closest() -> None:
 def test_calibration_reports_the_route_it_selects() -> None:
     """The ratio found is that of people who leave together in a run of its own."""
     fed = retracting()
-    found = calibrate(fed, leavers=2, rounds=8, alphas=(0.3,))
+    result = calibrate(fed, leavers=2, rounds=8, alphas=(0.3,))
     drawn = calibrate.__globals__["hash_owners"](fed.draws.public("leavers"), fed.stream.user_keys[:6])
     users = np.argsort(drawn, kind="stable")[:2].tolist()
     run = retracting(alpha=0.3)
@@ -314,15 +316,15 @@ def test_calibration_reports_the_route_it_selects() -> None:
     for _ in range(8):
         stay = np.delete(run.stream.user_keys[:6], users)
         other.server, _ = run_round(run, other.server, other.devices, stay)
-    left = np.linalg.norm(progress.server.items - other.server.items) / np.linalg.norm(before - other.server.items)
-    assert left == pytest.approx(found.ratio, rel=0.05)
+    remainder = np.linalg.norm(progress.server.items - other.server.items) / np.linalg.norm(before - other.server.items)
+    assert remainder == pytest.approx(result.ratio, rel=0.05)
 
 
 def test_every_retraction_draws_fresh_noise() -> None:
     """Two with the same noise, scaled and subtracted, would show what the leavers had added."""
-    noised, plain = retracting(ratio=0.2, epsilon=1.0), retracting(ratio=0.2)
+    noisy_values, plain = retracting(ratio=0.2, epsilon=1.0), retracting(ratio=0.2)
     moved: dict[str, list[Doubles]] = {"noised": [], "plain": []}
-    for name, fed in (("noised", noised), ("plain", plain)):
+    for name, fed in (("noised", noisy_values), ("plain", plain)):
         progress = play_rounds(fed, 2)
         for user in (3, 1):
             before = progress.server.items.astype(np.float64)

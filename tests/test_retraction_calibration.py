@@ -35,12 +35,12 @@ def test_calibrate_measures_damping_and_leave_then_retracts(tmp_path: Path, caps
     before = forgotten_without(folder, tmp_path)
     assert (before["path"], before["ratio"], before["reason"]) == ("checkpoint", None, "alpha was not calibrated")
     assert exit_code_of("forget", "--run", str(folder), "--calibrate", "3", "--json") == 0
-    found = CalibrationRecord(**json.loads(capsys.readouterr().out))
-    assert (found.alpha, found.leavers) == (0.0, 3)
-    assert found.best_ratio <= found.ratio <= 0.5
-    assert json.loads((folder / FILE).read_text()) == found.model_dump()
-    told = forget_items(folder, {"u1": None})["method"]
-    assert told["calibration"] == {"path": "retraction", "alpha": 0.0, "ratio": found.ratio}
+    calibration_record = CalibrationRecord(**json.loads(capsys.readouterr().out))
+    assert (calibration_record.alpha, calibration_record.leavers) == (0.0, 3)
+    assert calibration_record.best_ratio <= calibration_record.ratio <= 0.5
+    assert json.loads((folder / FILE).read_text()) == calibration_record.model_dump()
+    method = forget_items(folder, {"u1": None})["method"]
+    assert method["calibration"] == {"path": "retraction", "alpha": 0.0, "ratio": calibration_record.ratio}
     assert history_of(folder, "u1") == []
     reopen_run(folder)  # the folder is still that of its config
 
@@ -50,24 +50,28 @@ def forgotten_without(folder: Path, tmp_path: Path) -> dict[str, Any]:
     import shutil
 
     other = Path(shutil.copytree(folder, tmp_path / "other"))
-    told: dict[str, Any] = forget_items(other, {"u1": None})["method"]["calibration"]
-    return told
+    calibration: dict[str, Any] = forget_items(other, {"u1": None})["method"]["calibration"]
+    return calibration
 
 
 @pytest.mark.parametrize(("ratio", "path"), [(0.5, "retraction"), (0.51, "checkpoint")])
 def test_calibration_error_above_half_falls_back_to_a_checkpoint(tmp_path: Path, ratio: float, path: str) -> None:
     folder = retracting(tmp_path / "run")
-    found = CalibrationRecord(alpha=0.1, ratio=ratio, best_alpha=0.2, best_ratio=0.3, plain=2.0, leavers=3, rounds=2)
-    (folder / FILE).write_text(json.dumps(found.model_dump()))
-    told = forget_items(folder, {"u1": None})["method"]["calibration"]
-    assert (told["path"], told["ratio"]) == (path, ratio)
-    assert (path == "checkpoint") == ("above 0.5" in told.get("reason", ""))
+    calibration_record = CalibrationRecord(
+        alpha=0.1, ratio=ratio, best_alpha=0.2, best_ratio=0.3, plain=2.0, leavers=3, rounds=2
+    )
+    (folder / FILE).write_text(json.dumps(calibration_record.model_dump()))
+    calibration = forget_items(folder, {"u1": None})["method"]["calibration"]
+    assert (calibration["path"], calibration["ratio"]) == (path, ratio)
+    assert (path == "checkpoint") == ("above 0.5" in calibration.get("reason", ""))
 
 
 def test_calibration_of_another_damping_is_ignored(tmp_path: Path) -> None:
     folder = retracting(tmp_path / "run")
-    found = CalibrationRecord(alpha=0.2, ratio=0.1, best_alpha=0.2, best_ratio=0.1, plain=2.0, leavers=3, rounds=2)
-    (folder / FILE).write_text(json.dumps(found.model_dump()))
+    calibration_record = CalibrationRecord(
+        alpha=0.2, ratio=0.1, best_alpha=0.2, best_ratio=0.1, plain=2.0, leavers=3, rounds=2
+    )
+    (folder / FILE).write_text(json.dumps(calibration_record.model_dump()))
     assert forget_items(folder, {"u1": None})["method"]["calibration"]["path"] == "checkpoint"
 
 
@@ -87,6 +91,6 @@ def test_calibrate_refuses_in_one_sentence(tmp_path: Path, capsys: pytest.Captur
 
 def test_single_items_are_forgotten_by_retraining(tmp_path: Path) -> None:
     folder = retracting(tmp_path / "run")
-    found = forget_items(folder, {"u1": history_of(folder, "u1")[:1]})["method"]
-    assert (found["name"], found["exact"]) == ("retrain", True)
-    assert "'retraction' takes back whole people only" in found["why"]
+    method = forget_items(folder, {"u1": history_of(folder, "u1")[:1]})["method"]
+    assert (method["name"], method["exact"]) == ("retrain", True)
+    assert "'retraction' takes back whole people only" in method["why"]

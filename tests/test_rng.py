@@ -35,9 +35,9 @@ def numbers(
 def looks_uniform(counts: Longs) -> bool:
     """Chi-square inside two-sided bounds: too even is as suspicious as too uneven."""
     expected = counts.sum() / len(counts)
-    found = ((counts - expected) ** 2 / expected).sum()
+    total = ((counts - expected) ** 2 / expected).sum()
     low, high = stats.chi2.ppf([RARE, 1 - RARE], len(counts) - 1)
-    return bool(low < found < high)
+    return bool(low < total < high)
 
 
 def some_keys(n: int, purpose: str = "many") -> list[np.uint64]:
@@ -84,7 +84,7 @@ def test_ids_are_fields_not_digits() -> None:
 def test_public_keys_ignore_the_secret_and_private_keys_follow_it() -> None:
     lab, phone, tablet = Draws(5), Draws(5, secret="one"), Draws(5, secret="two")
     assert lab.public("init", 1, 2) == phone.public("init", 1, 2) == tablet.public("init", 1, 2)
-    assert len({one.private("noise", 1, 2) for one in (lab, phone, tablet)}) == 3
+    assert len({candidate.private("noise", 1, 2) for candidate in (lab, phone, tablet)}) == 3
     assert phone.private("noise", 1, 2) == Draws(5, secret="one").private("noise", 1, 2)
 
 
@@ -251,9 +251,9 @@ def test_deciding_decides_about_pairs_independently(thinned: Floats) -> None:
 def test_decided_counts_are_binomial(thinned: Floats) -> None:
     counts = np.bincount(thinned.sum(1).astype(int), minlength=31)
     expected = len(thinned) * stats.binom.pmf(np.arange(31), 30, 0.2)
-    kept = expected >= 5
-    found = ((counts - expected)[kept] ** 2 / expected[kept]).sum()
-    assert found < stats.chi2.ppf(1 - RARE, kept.sum() - 1)
+    state = expected >= 5
+    total = ((counts - expected)[state] ** 2 / expected[state]).sum()
+    assert total < stats.chi2.ppf(1 - RARE, state.sum() - 1)
 
 
 @pytest.mark.parametrize("rate", [1.0, 1 - 1e-12])

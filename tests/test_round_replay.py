@@ -83,8 +83,8 @@ def test_a_share_of_a_round_is_whole_epochs_or_a_few_steps_and_at_least_one(
     assert len(local.order) == epochs
     assert local.steps_per_epoch[[0, 3, 5]].tolist() == [steps] * 3
     for c in range(6):
-        mine = local.order[0, local.turn_ptr[c] : local.turn_ptr[c + 1]]
-        assert ((mine >= local.ptr[c]) & (mine < local.ptr[c + 1])).all()
+        own_values = local.order[0, local.turn_ptr[c] : local.turn_ptr[c + 1]]
+        assert ((own_values >= local.ptr[c]) & (own_values < local.ptr[c + 1])).all()
 
 
 # What is written down
@@ -97,20 +97,20 @@ def test_a_log_holds_the_rows_that_moved_furthest() -> None:
     lists = progress.clients.part_lists(np.arange(6))["fru"]
     rounds, rows = lists["rounds"], lists["rows"]
     assert rounds.counts().tolist() == [3] * 6
-    assert rows.counts().tolist() == [int(one.sum()) for one in np.split(rounds.values["count"], rounds.ptr[1:-1])]
+    assert rows.counts().tolist() == [int(entry.sum()) for entry in np.split(rounds.values["count"], rounds.ptr[1:-1])]
     table = started(fed)
     view = cohort(fed, table)
     upload = fed.learner.answer(prepare_cohort(fed.preparing_parts, view), "round").upload
     sent = upload.values["rows"]
     assert isinstance(sent, SparseRows)
-    kept, weight = log.read_round(lists, (0, 0))
+    state, weight = log.read_round(lists, (0, 0))
     assert weight.tolist() == [1.0] * 6
     for c in range(6):
-        mine, all_of = kept.client == c, sent.client == c
-        assert mine.sum() == np.ceil(0.5 * all_of.sum())
+        own_values, all_of = state.client == c, sent.client == c
+        assert own_values.sum() == np.ceil(0.5 * all_of.sum())
         lengths = np.linalg.norm(sent.value[all_of], axis=1)
-        smallest = np.linalg.norm(kept.value[mine], axis=1).min()
-        assert smallest == np.sort(lengths)[-mine.sum()]
+        smallest = np.linalg.norm(state.value[own_values], axis=1).min()
+        assert smallest == np.sort(lengths)[-own_values.sum()]
     size = log.count_log_bytes(lists)
     assert size.tolist() == [int(n * (4 * 6 + 4) + 3 * (4 + 4 + 4 + 8)) for n in rows.counts()]
 
@@ -145,7 +145,7 @@ def test_mixed_negatives_are_near_and_never_owned() -> None:
         {"aggregation": "per-row", "participation": {"kind": "fraction", "rate": 0.5}},
         {"aggregation": "fixed", "denominator": 5.0},
     ],
-    ids=lambda one: one.get("aggregation", "mean"),
+    ids=lambda entry: entry.get("aggregation", "mean"),
 )
 def test_replay_without_leavers_reproduces_the_rounds(backbone: str, train: dict[str, Any]) -> None:
     """H.C 2: alpha = 1, lambda = 1 and nothing withdrawn reproduce the original trajectory."""
@@ -153,13 +153,13 @@ def test_replay_without_leavers_reproduces_the_rounds(backbone: str, train: dict
     progress = play_rounds(fed, 4)
     before, private = progress.server, progress.clients.private.copy()
     nothing = RequestBatch("unshare", keys_of(fed, 0), Ragged.from_lists([[0]]))  # nobody shared anything
-    said = handle_requests(fed, progress, nothing)["fru"]
-    assert said.rounds == 4
+    fru = handle_requests(fed, progress, nothing)["fru"]
+    assert fru.rounds == 4
     np.testing.assert_allclose(progress.server.items, before.items, rtol=0, atol=1e-6)
     np.testing.assert_allclose(progress.clients.private, private, rtol=0, atol=1e-6)
     assert progress.server.round == 8
-    assert said.storage_server > progress.server.items.nbytes
-    assert said.storage_client > 0
+    assert fru.storage_server > progress.server.items.nbytes
+    assert fru.storage_client > 0
     assert "stored" not in progress.server.parts["fru"]
 
 
@@ -178,18 +178,18 @@ def test_replay_keeps_update_lengths_and_renews_directions(monkeypatch: pytest.M
         return out
 
     monkeypatch.setattr(type(fru), "decode", watched)
-    said = handle_requests(fed, progress, leave_request(fed, 3))["fru"]
-    assert said.rounds == 3
-    assert [bool(held["first"][0]) for held, _, _ in tables] == [True, False, False]
-    held, total, out = tables[0]
-    np.testing.assert_allclose(out["rows"] / 5, held["stored"] / 5)
-    for held, total, out in tables[1:]:
-        old, new, made = held["stored"] / 5, total["rows"] / 5, out["rows"] / 5
+    message = handle_requests(fed, progress, leave_request(fed, 3))["fru"]
+    assert message.rounds == 3
+    assert [bool(stored_state["first"][0]) for stored_state, _, _ in tables] == [True, False, False]
+    state, total, out = tables[0]
+    np.testing.assert_allclose(out["rows"] / 5, state["stored"] / 5)
+    for state, total, out in tables[1:]:
+        old, new, result = state["stored"] / 5, total["rows"] / 5, out["rows"] / 5
         moving = np.linalg.norm(new, axis=1) > 1e-12
-        np.testing.assert_allclose(np.linalg.norm(made, axis=1)[moving], np.linalg.norm(old, axis=1)[moving])
-        assert not made[~moving].any()
+        np.testing.assert_allclose(np.linalg.norm(result, axis=1)[moving], np.linalg.norm(old, axis=1)[moving])
+        assert not result[~moving].any()
         both = moving & (np.linalg.norm(old, axis=1) > 0)
-        cosine = (made * new).sum(1)[both] / (np.linalg.norm(made, axis=1) * np.linalg.norm(new, axis=1))[both]
+        cosine = (result * new).sum(1)[both] / (np.linalg.norm(result, axis=1) * np.linalg.norm(new, axis=1))[both]
         np.testing.assert_allclose(cosine, 1.0)
 
 
@@ -230,12 +230,12 @@ def test_fru_with_full_replay_is_independent_of_forgotten_data() -> None:
 def test_retraining_is_bit_for_bit_a_fresh_run_without_the_data(backbone: str, train: dict[str, Any]) -> None:
     fed = make_federation({"name": "withdrawal"}, {"name": "retrain"}, backbone=backbone, **train)
     progress = play_rounds(fed, 3)
-    said = handle_requests(fed, progress, leave_request(fed, 3))["retrain"]
+    retrain = handle_requests(fed, progress, leave_request(fed, 3))["retrain"]
     handle_requests(fed, progress, forget_request(fed, 0, 7, 1))
-    assert said.exact
-    assert said.rounds == 3
-    left = [[0, 2], *LISTS[1:3], [], *LISTS[4:]]
-    fresh = play_rounds(make_federation(backbone=backbone, stream=stream_of_lists(left), **train), 3)
+    assert retrain.exact
+    assert retrain.rounds == 3
+    remainder = [[0, 2], *LISTS[1:3], [], *LISTS[4:]]
+    fresh = play_rounds(make_federation(backbone=backbone, stream=stream_of_lists(remainder), **train), 3)
     assert progress.server.round == 3
     assert np.array_equal(progress.server.items, fresh.server.items)
     stay = [0, 1, 2, 4, 5]
@@ -243,16 +243,16 @@ def test_retraining_is_bit_for_bit_a_fresh_run_without_the_data(backbone: str, t
     for _ in range(2):  # and it goes on like one
         progress.server, _ = run_round(fed, progress.server, progress.devices)
         fresh.server, _ = run_round(replace(fed, parts=()), fresh.server, fresh.devices)
-    lone = make_federation(backbone=backbone, stream=stream_of_lists(left), **train)
+    lone = make_federation(backbone=backbone, stream=stream_of_lists(remainder), **train)
     whole = play_rounds(lone, 5)
     assert np.array_equal(progress.server.items, whole.server.items)
 
 
 def two_blocks(gone: bool) -> BlockStream:
     def block(index: int, lists: list[list[int]], known: int) -> Block:
-        mine = [[] if gone and u == 1 else one for u, one in enumerate(lists)]
-        valid = [[(one[0] + 5) % N_ITEMS] if one else [] for one in mine]
-        return make_block(index, N_ITEMS, mine, valid, None, known)
+        own_values = [[] if gone and u == 1 else entry for u, entry in enumerate(lists)]
+        valid = [[(entry[0] + 5) % N_ITEMS] if entry else [] for entry in own_values]
+        return make_block(index, N_ITEMS, own_values, valid, None, known)
 
     return make_stream(block(0, LISTS, 0), block(1, [*LISTS[3:], *LISTS[:3], [1, 2, 3]], 6))
 
@@ -283,9 +283,9 @@ def test_retraining_goes_through_all_blocks() -> None:
 
 def shared_by(progress: Progress) -> RequestBatch:
     """Whoever shared something takes all of it back."""
-    given = progress.server.shared
-    senders = np.unique(given.sender)[:2]
-    return RequestBatch("unshare", senders, Ragged(given.lists_of(senders).ptr, given.lists_of(senders).ids))
+    inputs = progress.server.shared
+    senders = np.unique(inputs.sender)[:2]
+    return RequestBatch("unshare", senders, Ragged(inputs.lists_of(senders).ptr, inputs.lists_of(senders).ids))
 
 
 SHARING = {"name": "sharing", "groups": [2, 2, 2], "partial": 0.5}
@@ -295,16 +295,16 @@ def test_sharing_choices_survive_retraining() -> None:
     """Taken back after three rounds or before the first: the same, and nobody is asked to choose again."""
     fed = make_federation(SHARING, {"name": "retrain"})
     late, early = play_rounds(fed, 3), started(fed)
-    asked = shared_by(early)
-    assert len(asked.items.ids) > 0
-    handle_requests(fed, late, asked)
-    handle_requests(fed, early, asked)
+    request = shared_by(early)
+    assert len(request.items.ids) > 0
+    handle_requests(fed, late, request)
+    handle_requests(fed, early, request)
     for _ in range(3):
         early.server, _ = run_round(fed, early.server, early.devices)
     assert np.array_equal(late.server.items, early.server.items)
     assert np.array_equal(late.clients.private, early.clients.private)
     assert np.array_equal(late.server.shared.item, early.server.shared.item)
-    assert not np.isin(asked.senders, late.server.shared.sender).any()
+    assert not np.isin(request.senders, late.server.shared.sender).any()
 
 
 @pytest.mark.parametrize("name", ["fru", "cufru", "cfru"])
@@ -312,8 +312,8 @@ def test_replay_methods_compose_with_sharing(name: str) -> None:
     fed = make_federation(SHARING, {"name": name})
     progress = play_rounds(fed, 3)
     before = progress.server.items
-    said = handle_requests(fed, progress, shared_by(progress))[name]
-    assert said.rounds == (0 if name == "cfru" else 3)
+    message = handle_requests(fed, progress, shared_by(progress))[name]
+    assert message.rounds == (0 if name == "cfru" else 3)
     someone = int(np.flatnonzero(progress.clients.parts["sharing"]["group"] == 1)[0])  # who shares nothing
     handle_requests(fed, progress, leave_request(fed, someone))
     assert np.isfinite(progress.server.items).all()
@@ -339,13 +339,13 @@ def test_server_steps_are_undone_or_replayed() -> None:
         world = fed.parts[0].context
         fed = replace(fed, parts=(fed.parts[0], Grows(PartConfig(), world), fed.parts[1]))
         progress, never = play_rounds(fed, 3), started(fed)
-        asked = shared_by(progress)
-        handle_requests(fed, progress, asked)
-        handle_requests(fed, never, asked)
+        shared = shared_by(progress)
+        handle_requests(fed, progress, shared)
+        handle_requests(fed, never, shared)
         for _ in range(3):
             never.server, _ = run_round(fed, never.server, never.devices)
         if name == "cfru":  # devices had answered to another table: their steps stay
-            gone = np.bincount(asked.items.ids, minlength=N_ITEMS)
+            gone = np.bincount(shared.items.ids, minlength=N_ITEMS)
             before = play_rounds(fed, 3).server.items
             np.testing.assert_allclose(progress.server.items, before - 0.3 * gone[:, None], atol=1e-5)
         else:  # only lengths are of before
@@ -361,24 +361,24 @@ def test_cfru_after_one_round_is_the_round_without_the_target() -> None:
     train = {"aggregation": "fixed", "denominator": 6.0}
     fed = make_federation({"name": "withdrawal"}, {"name": "cfru", "keep": 1.0, "alpha": 0.0}, **train)
     progress, other = play_rounds(fed, 1), started(fed)
-    said = handle_requests(fed, progress, leave_request(fed, 3))["cfru"]
+    cfru = handle_requests(fed, progress, leave_request(fed, 3))["cfru"]
     without, _ = run_round(fed, other.server, other.devices, np.delete(fed.stream.user_keys[:6], 3))
     np.testing.assert_allclose(progress.server.items, without.items, atol=1e-7)
-    assert said.clients_asked == said.rounds == 0
+    assert cfru.clients_asked == cfru.rounds == 0
     assert not any(np.isin(keys_of(fed, 3), v).any() for k, v in progress.server.parts["cfru"].items() if "sender" in k)
 
 
 def test_cfru_damps_by_what_the_others_weigh() -> None:
     fed = make_federation({"name": "withdrawal"}, {"name": "cfru", "keep": 1.0, "alpha": 0.5, "theta": 0.7})
     progress = play_rounds(fed, 2)
-    held, before = progress.server.parts["cfru"], progress.server.items.astype(np.float64)
+    cfru, before = progress.server.parts["cfru"], progress.server.items.astype(np.float64)
     error = np.zeros_like(before)
     for at in ("0000-000000", "0000-000001"):
         error *= 1 - 0.5 * 5 / 6
-        place = int(np.flatnonzero(held[f"{at}.sender"] == keys_of(fed, 3)[0])[0])
-        ends = np.append(0, np.cumsum(held[f"{at}.count"]))
-        mine = slice(ends[place], ends[place + 1])
-        error[held[f"{at}.item"][mine]] -= held[f"{at}.row"][mine] / 6
+        place = int(np.flatnonzero(cfru[f"{at}.sender"] == keys_of(fed, 3)[0])[0])
+        ends = np.append(0, np.cumsum(cfru[f"{at}.count"]))
+        own_values = slice(ends[place], ends[place + 1])
+        error[cfru[f"{at}.item"][own_values]] -= cfru[f"{at}.row"][own_values] / 6
     handle_requests(fed, progress, leave_request(fed, 3))
     np.testing.assert_allclose(progress.server.items, before + 0.7 * error, atol=1e-6)
 
@@ -388,16 +388,16 @@ def test_cfru_takes_a_rows_own_denominator() -> None:
     train = {"aggregation": "per-row"}
     fed = make_federation({"name": "withdrawal"}, {"name": "cfru", "keep": 1.0, "alpha": 0.5}, **train)
     progress = play_rounds(fed, 2)
-    held, before = progress.server.parts["cfru"], progress.server.items.astype(np.float64)
+    cfru, before = progress.server.parts["cfru"], progress.server.items.astype(np.float64)
     error = np.zeros_like(before)
     for at in ("0000-000000", "0000-000001"):
-        sender = np.repeat(held[f"{at}.sender"], held[f"{at}.count"])
-        items, rows, mine = held[f"{at}.item"], held[f"{at}.row"], sender == keys_of(fed, 3)[0]
+        sender = np.repeat(cfru[f"{at}.sender"], cfru[f"{at}.count"])
+        items, rows, own_values = cfru[f"{at}.item"], cfru[f"{at}.row"], sender == keys_of(fed, 3)[0]
         touched = np.bincount(items, minlength=N_ITEMS)
-        np.testing.assert_allclose(held[f"{at}.by"][touched > 0], touched[touched > 0])
-        own = np.bincount(items[mine], minlength=N_ITEMS)
+        np.testing.assert_allclose(cfru[f"{at}.by"][touched > 0], touched[touched > 0])
+        own = np.bincount(items[own_values], minlength=N_ITEMS)
         error *= (1 - 0.5 * np.where(touched > 0, (touched - own) / np.maximum(touched, 1), 0))[:, None]
-        error[items[mine]] -= rows[mine] / touched[items[mine], None]
+        error[items[own_values]] -= rows[own_values] / touched[items[own_values], None]
     handle_requests(fed, progress, leave_request(fed, 3))
     np.testing.assert_allclose(progress.server.items, before + error, atol=1e-6)
 
@@ -428,16 +428,16 @@ def test_cufru_without_fresh_directions_restores_the_table(every: int) -> None:
     fed = make_federation({"name": "withdrawal"}, {"name": "cufru", "every": every, "keep": 1.0, "fresh": 0.0})
     progress = play_rounds(fed, 4)
     before = progress.server.items
-    said = handle_requests(fed, progress, RequestBatch("unshare", keys_of(fed, 0), Ragged.from_lists([[0]])))["cufru"]
+    cufru = handle_requests(fed, progress, RequestBatch("unshare", keys_of(fed, 0), Ragged.from_lists([[0]])))["cufru"]
     np.testing.assert_allclose(progress.server.items, before, atol=1e-6)
-    assert said.rounds == 4 // every
-    assert said.clients_asked == (4 // every) * 2  # a fifth of six, rounded up
+    assert cufru.rounds == 4 // every
+    assert cufru.clients_asked == (4 // every) * 2  # a fifth of six, rounded up
 
 
 def test_blended_step_keeps_its_length_and_averages_directions() -> None:
     old, new = np.array([[2.0, 0.0], [0.0, 3.0], [0.0, 0.0]]), np.array([[0.0, 9.0], [0.0, 0.0], [1.0, 1.0]])
-    made = blend_directions(old, new, 0.5)
-    np.testing.assert_allclose(made, [[2**0.5, 2**0.5], [0, 3], [0, 0]])
+    result = blend_directions(old, new, 0.5)
+    np.testing.assert_allclose(result, [[2**0.5, 2**0.5], [0, 3], [0, 0]])
     np.testing.assert_allclose(blend_directions(old, new, 1.0)[0], [0, 2])
 
 
@@ -446,13 +446,13 @@ def test_cufru_queries_only_remaining_users_and_keeps_a_share_of_rows() -> None:
     progress = play_rounds(fed, 3)
     before = progress.server.items
     private = progress.clients.private[3].copy()
-    said = handle_requests(fed, progress, leave_request(fed, 3))["cufru"]
-    assert said.clients_asked == 3 * 5
+    cufru = handle_requests(fed, progress, leave_request(fed, 3))["cufru"]
+    assert cufru.clients_asked == 3 * 5
     assert not np.array_equal(progress.server.items, before)
     assert np.array_equal(progress.clients.private[3], private)
-    held = progress.server.parts["cufru"]
-    assert not np.isin(keys_of(fed, 3), held["clients"]).any()
-    assert all(len(v) <= N_ITEMS // 2 for name, v in held.items() if name.endswith(".item"))
+    state = progress.server.parts["cufru"]
+    assert not np.isin(keys_of(fed, 3), state["clients"]).any()
+    assert all(len(v) <= N_ITEMS // 2 for name, v in state.items() if name.endswith(".item"))
 
 
 @pytest.mark.parametrize("name", ["fru", "cufru", "cfru", "retrain"])
@@ -460,10 +460,10 @@ def test_empty_request_changes_nothing_and_queries_nobody(name: str) -> None:
     fed = make_federation({"name": "withdrawal"}, {"name": name})
     progress = play_rounds(fed, 2)
     before, private = progress.server, progress.clients.private.copy()
-    said = handle_requests(fed, progress, RequestBatch("forget", keys_of(fed, 3), Ragged.from_lists([[]])))[name]
+    message = handle_requests(fed, progress, RequestBatch("forget", keys_of(fed, 3), Ragged.from_lists([[]])))[name]
     assert progress.server.items is before.items
     assert progress.server.round == before.round
-    assert said.clients_asked == 0
+    assert message.clients_asked == 0
     assert np.array_equal(progress.clients.private, private)
 
 
@@ -473,11 +473,11 @@ def test_empty_request_changes_nothing_and_queries_nobody(name: str) -> None:
 def test_storage_is_counted_as_written() -> None:
     fed = make_federation({"name": "withdrawal"}, {"name": "fru"})
     progress = play_rounds(fed, 3)
-    found = measure_storage("fru", progress.server, progress.clients)
+    storage = measure_storage("fru", progress.server, progress.clients)
     each = log.count_log_bytes(progress.clients.part_lists(np.arange(6))["fru"]) + 4 * 6  # and the vector it began with
-    assert found.device_max == each.max()
-    assert found.device_mean == pytest.approx(each.mean())
-    assert found.server == log.count_packed_bytes(progress.server.parts["fru"])
+    assert storage.device_max == each.max()
+    assert storage.device_mean == pytest.approx(each.mean())
+    assert storage.server == log.count_packed_bytes(progress.server.parts["fru"])
     fed = make_federation({"name": "withdrawal"}, {"name": "retrain"})
     nothing = measure_storage("retrain", play_rounds(fed, 3).server, progress.clients)
     assert (nothing.device_mean, nothing.device_max) == (0, 0)
@@ -491,7 +491,7 @@ GRAPH = {"name": "shared-graph"}
 
 
 @pytest.mark.parametrize(
-    ("specs", "said"),
+    ("specs", "message"),
     [
         ([{"name": "fru"}, {"name": "proximal"}], "'fru' has to stand after 'proximal'"),
         ([{"name": "cfru"}, {"name": "proximal"}], "'cfru' has to stand after 'proximal'"),
@@ -507,12 +507,12 @@ GRAPH = {"name": "shared-graph"}
         ([{"name": "withdrawal"}, {"name": "fru"}, {"name": "cfru"}], ""),  # two that write down disturb nobody
     ],
 )
-def test_part_order_that_hides_rounds_is_refused(specs: list[dict[str, Any]], said: str) -> None:
+def test_part_order_that_hides_rounds_is_refused(specs: list[dict[str, Any]], message: str) -> None:
     fixed = {"aggregation": "fixed", "denominator": 6.0} if "retraction" in str(specs) else {}
-    if not said:
+    if not message:
         make_federation(*specs, **fixed)
         return
-    with pytest.raises(TacitaError, match=said) as error:
+    with pytest.raises(TacitaError, match=message) as error:
         make_federation(*specs, **fixed)
     assert "list all parts in order" in str(error.value)
 
@@ -536,17 +536,17 @@ def test_server_receives_only_shared_items_of_a_request() -> None:
     fed = replace(fed, parts=(*fed.parts, Hears(PartConfig(), fed.parts[0].context)))
     progress = play_rounds(fed, 2)
     Hears.heard.clear()
-    given = progress.server.shared.lists_of(fed.stream.user_keys[:6])
-    some = int(np.flatnonzero((given.counts() > 0) & (given.counts() < [len(one) for one in LISTS]))[0])
-    none = int(np.flatnonzero(given.counts() == 0)[0])
-    asked = RequestBatch("forget", keys_of(fed, some, none), Ragged.from_lists([LISTS[some], LISTS[none]]))
+    lists = progress.server.shared.lists_of(fed.stream.user_keys[:6])
+    some = int(np.flatnonzero((lists.counts() > 0) & (lists.counts() < [len(entry) for entry in LISTS]))[0])
+    none = int(np.flatnonzero(lists.counts() == 0)[0])
+    request_batch = RequestBatch("forget", keys_of(fed, some, none), Ragged.from_lists([LISTS[some], LISTS[none]]))
     before = progress.server.items
-    said = handle_requests(fed, progress, asked)["fru"]
-    (heard,) = Hears.heard
-    assert set(heard.items.row(0).tolist()) == set(given.row(some).tolist())
-    assert len(heard.items.row(1)) == 0
-    assert heard.senders.tolist() == asked.senders.tolist()
-    assert said.rounds == 2  # what was never shared is forgotten all the same
+    fru = handle_requests(fed, progress, request_batch)["fru"]
+    (messages,) = Hears.heard
+    assert set(messages.items.row(0).tolist()) == set(lists.row(some).tolist())
+    assert len(messages.items.row(1)) == 0
+    assert messages.senders.tolist() == request_batch.senders.tolist()
+    assert fru.rounds == 2  # what was never shared is forgotten all the same
     assert not np.array_equal(progress.server.items, before)
     gone = progress.clients.read_list("parts/sharing/gone", np.array([some, none]))
     assert [set(gone.row(n).tolist()) for n in range(2)] == [set(LISTS[some]), set(LISTS[none])]
@@ -572,8 +572,8 @@ def test_cfru_ignores_items_without_updates() -> None:
         Hears.heard.clear()
         handle_requests(later, progress, forget_request(later, 3, 0, 5))
         assert Hears.heard[0].items.ids.tolist() == expected
-    told = progress.clients.read_list("parts/cfru/told", np.array([3]))
-    assert told.ids.tolist() == [4]
+    report = progress.clients.read_list("parts/cfru/told", np.array([3]))
+    assert report.ids.tolist() == [4]
 
 
 def test_cfru_row_selection_matches_a_user_loop() -> None:
@@ -584,7 +584,7 @@ def test_cfru_row_selection_matches_a_user_loop() -> None:
         items = [rng.choice(20, 6, replace=False).tolist() for _ in asking]
         requests = RequestBatch("forget", asking, Ragged.from_lists(items))
         client, item = rng.integers(0, 12, 200), rng.integers(0, 20, 200).astype(np.int32)
-        wanted = {int(one): set(own) for one, own in zip(asking, items, strict=True)}
+        wanted = {int(entry): set(own) for entry, own in zip(asking, items, strict=True)}
         slow = [int(i) in wanted.get(int(sender[c]), set()) for c, i in zip(client, item, strict=True)]
         assert match_requested_rows(requests, sender, client, item).tolist() == slow
 
@@ -606,7 +606,7 @@ def test_cfru_removes_the_servers_shared_items(kind: Literal["leave", "forget", 
     progress = started(fed)
     for _ in range(3):
         progress.server, _ = run_round(fed, progress.server, progress.devices)
-    before, mine = progress.server.items.copy(), progress.server.shared.lists_of(keys_of(fed, 3))
-    assert len(mine.ids) > 0
-    handle_requests(fed, progress, RequestBatch(kind, keys_of(fed, 3), Ragged.empty(1) if kind == "leave" else mine))
+    before, lists = progress.server.items.copy(), progress.server.shared.lists_of(keys_of(fed, 3))
+    assert len(lists.ids) > 0
+    handle_requests(fed, progress, RequestBatch(kind, keys_of(fed, 3), Ragged.empty(1) if kind == "leave" else lists))
     assert np.abs(progress.server.items - before).max() > 1e-5

@@ -44,13 +44,13 @@ def test_leaving_from_a_node_equals_the_lab(tmp_path: Path, part: dict[str, Any]
     fed = assemble(config, Machine())
     person = next(raw for raw in fed.stream.user_ids if home_node(raw) == 1)
     key = int(fed.stream.user_keys[fed.stream.user_ids.index(person)])
-    mine = fed.stream.blocks[0].train.row(fed.stream.user_ids.index(person))[:items]
-    asked = AskedFor("forget" if items else "leave", key, mine)
+    own_values = fed.stream.blocks[0].train.row(fed.stream.user_ids.index(person))[:items]
+    asked_for = AskedFor("forget" if items else "leave", key, own_values)
     progress, told = start_run(fed), []
 
     def on_round(report: Any, now: Progress) -> None:
         if not told:
-            told.append(handle_requests(fed, now, asked))
+            told.append(handle_requests(fed, now, asked_for))
 
     block = fed.stream.blocks[0]
     site.publish(list(fed.stream.item_ids[: block.n_items]))
@@ -61,8 +61,8 @@ def test_leaving_from_a_node_equals_the_lab(tmp_path: Path, part: dict[str, Any]
         reply = bytes(answer())
         if waiting and number == 1 and decode_request(body).head.kind == "round":
             waiting.clear()
-            raw = sorted(fed.stream.item_ids[i] for i in mine)
-            node.store.enqueue_request(asked.kind, "r", raw, node.store.find_user(person))
+            raw = sorted(fed.stream.item_ids[i] for i in own_values)
+            node.store.enqueue_request(asked_for.kind, "r", raw, node.store.find_user(person))
         return reply
 
     site.transport.spoil = asks
@@ -83,11 +83,11 @@ def test_leaving_from_a_node_equals_the_lab(tmp_path: Path, part: dict[str, Any]
 def test_per_client_uploads_of_nodes_are_bounded(name: str, field: str) -> None:
     values = site_config("fedavg", 3, **FIXED).model_dump(mode="json")
     config = validate_model(RunConfig, values | {"parts": [{"name": "withdrawal"}, {"name": name}]}, "the test")
-    (part,) = [one for one in assemble(config, Machine()).parts if one.name == name]
-    (found,) = [one for one in part.fields(50).extra if one.name == field]
-    arrays = {f"{field}/sender": np.array([7], np.uint64), f"{field}/each": np.zeros((1, *found.shape), np.float32)}
-    assert is_valid_client_field(found, arrays, 1)
-    assert not is_valid_client_field(found, {**arrays, f"{field}/each": arrays[f"{field}/each"] + 1e12}, 1)
+    (part,) = [entry for entry in assemble(config, Machine()).parts if entry.name == name]
+    (result,) = [entry for entry in part.fields(50).extra if entry.name == field]
+    arrays = {f"{field}/sender": np.array([7], np.uint64), f"{field}/each": np.zeros((1, *result.shape), np.float32)}
+    assert is_valid_client_field(result, arrays, 1)
+    assert not is_valid_client_field(result, {**arrays, f"{field}/each": arrays[f"{field}/each"] + 1e12}, 1)
 
 
 # A server that looks for one person among those who withdraw
@@ -114,13 +114,13 @@ class Hostile:
         if chosen is not None:
             arrays[CHOSEN] = np.array(chosen, np.uint64)
             names[CHOSEN] = digest_array(arrays[CHOSEN])
-        told = [RequestOutcome(id=one, state="done") for one in done]
-        head = self.first.head.model_copy(update={"kind": kind, "round": round, "names": names, "told": told})
+        reports = [RequestOutcome(id=entry, state="done") for entry in done]
+        head = self.first.head.model_copy(update={"kind": kind, "round": round, "names": names, "told": reports})
         return decode_reply(handle_request(self.node, encode_message(ServerRequest(head, arrays)))).head
 
     def forgets(self, people: list[int]) -> None:
-        for one in people:
-            self.node.store.enqueue_request("forget", "r", self.node.store.history([one]).item[:1], one)
+        for user in people:
+            self.node.store.enqueue_request("forget", "r", self.node.store.history([user]).item[:1], user)
 
 
 def hostile_to(folder: Path) -> Hostile:
@@ -139,8 +139,8 @@ def test_withdrawal_sums_never_differ_by_one_user(tmp_path: Path) -> None:
     people = server.node.store.users()[0].tolist()[:10]
     assert server.asks("round", 0).verdict == "ok"
     server.forgets(people[:6])
-    heard = server.asks("round", 1).requests
-    batch = [one.sender for one in heard]
+    messages = server.asks("round", 1).requests
+    batch = [entry.sender for entry in messages]
     assert len(batch) == 6
     assert server.asks("fru/stored-0-0/1.1", 2, batch[:5]).verdict == "refused"
     assert server.asks("fru/stored-0-0/1.2", 2, batch).clients == 6
@@ -149,47 +149,49 @@ def test_withdrawal_sums_never_differ_by_one_user(tmp_path: Path) -> None:
     for name in ("stored-0-00", "stored-0-0-1", "stored-0-0_", "back-1"):
         with pytest.raises(TacitaError, match="no question"):
             server.asks(f"fru/{name}/1.4", 2, batch)
-    assert server.asks("fru/stored-0-0/1.5", 2, batch[1:], (heard[0].id,)).verdict == "refused"  # "done", falsely
+    assert server.asks("fru/stored-0-0/1.5", 2, batch[1:], (messages[0].id,)).verdict == "refused"  # "done", falsely
     assert server.asks("fru/back/1.6", 2, batch[1:]).verdict == "refused"
     server.forgets([people[0], *people[6:]])  # somebody in two batches
-    again = [one.sender for one in server.asks("round", 2, done=tuple(one.id for one in heard)).requests]
-    assert len(again) == 5
-    assert server.asks("fru/stored-0-0/2.1", 3, again).verdict == "refused"
-    assert server.asks("fru/stored-0-2/2.2", 3, again).clients == 5
+    senders = [
+        request.sender for request in server.asks("round", 2, done=tuple(entry.id for entry in messages)).requests
+    ]
+    assert len(senders) == 5
+    assert server.asks("fru/stored-0-0/2.1", 3, senders).verdict == "refused"
+    assert server.asks("fru/stored-0-2/2.2", 3, senders).clients == 5
 
 
 def test_erased_user_is_in_no_difference_of_sums(tmp_path: Path) -> None:
     server = hostile_to(tmp_path)
     store = server.node.store
     people = store.users()[0].tolist()
-    raw = dict(zip(*(one if isinstance(one, list) else one.tolist() for one in store.users()), strict=True))
+    raw = dict(zip(*(user if isinstance(user, list) else user.tolist() for user in store.users()), strict=True))
     assert server.asks("round", 0).verdict == "ok"
     server.forgets(people[:6])
-    batch = [one.sender for one in server.asks("round", 1).requests]
+    batch = [request.sender for request in server.asks("round", 1).requests]
     assert server.asks("fru/stored-0-0/1.1", 2, batch).clients == 6
     store.erase(raw[people[0]])
-    left = [one.sent_request.sender for one in store.list_requests("r") if one.sent_request is not None]
-    assert len(left) == 5
-    assert server.asks("fru/stored-0-0/1.2", 2, left).verdict == "refused"  # the six less these are the one
-    assert server.asks("fru/stored-0-1/1.3", 2, left).clients == 5  # nobody has answered this
+    senders = [request.sent_request.sender for request in store.list_requests("r") if request.sent_request is not None]
+    assert len(senders) == 5
+    assert server.asks("fru/stored-0-0/1.2", 2, senders).verdict == "refused"  # the six less these are the one
+    assert server.asks("fru/stored-0-1/1.3", 2, senders).clients == 5  # nobody has answered this
 
 
 def test_remainder_of_a_batch_joins_the_next(tmp_path: Path) -> None:
     server = hostile_to(tmp_path)
     store = server.node.store
     people = store.users()[0].tolist()
-    raw = dict(zip(*(one if isinstance(one, list) else one.tolist() for one in store.users()), strict=True))
+    raw = dict(zip(*(user if isinstance(user, list) else user.tolist() for user in store.users()), strict=True))
     assert server.asks("round", 0).verdict == "ok"
     server.forgets(people[:5])
     assert len(server.asks("round", 1).requests) == 5
     store.erase(raw[people[0]])
-    left = [one.sent_request.sender for one in store.list_requests("r") if one.sent_request is not None]
-    assert server.asks("fru/stored-0-0/1.1", 2, left).verdict == "refused"  # four
+    senders = [request.sent_request.sender for request in store.list_requests("r") if request.sent_request is not None]
+    assert server.asks("fru/stored-0-0/1.1", 2, senders).verdict == "refused"  # four
     server.forgets(people[5:10])
     assert server.asks("round", 2).verdict == "ok"
-    both = [one.sent_request.sender for one in store.list_requests("r") if one.sent_request is not None]
+    both = [request.sent_request.sender for request in store.list_requests("r") if request.sent_request is not None]
     assert len(both) == 9
-    assert server.asks("fru/stored-0-0/2.1", 3, [one for one in both if one not in left]).verdict == "refused"
+    assert server.asks("fru/stored-0-0/2.1", 3, [entry for entry in both if entry not in senders]).verdict == "refused"
     assert server.asks("fru/stored-0-0/2.2", 3, both).clients == 9
 
 
@@ -200,11 +202,11 @@ def test_users_without_uploads_do_not_count_towards_min_users(tmp_path: Path) ->
     people = store.users()[0].tolist()[:6]
     assert server.asks("round", 0).verdict == "ok"
     server.forgets(people)
-    batch = [one.sender for one in server.asks("round", 1).requests]
+    batch = [request.sender for request in server.asks("round", 1).requests]
     assert server.asks("fru/stored-0-3/1.1", 2, batch).verdict == "refused"  # a round that nobody has kept
     assert server.asks("fru/stored-0-0/1.2", 2, batch).verdict == "ok"
     raw = store.users()[1][7]
-    late = next(one for one, _ in store.catalogue() if one not in set(store.history([store.find_user(raw)]).item))
+    late = next(entry for entry, _ in store.catalogue() if entry not in set(store.history([store.find_user(raw)]).item))
     store.add_interactions([(raw, late, 1e9, None)])
     with pytest.raises(TacitaError, match="nothing of that was ever learned from"):
         submit_request(server.node, "forget", raw, [late])
@@ -225,17 +227,17 @@ def test_requests_use_at_most_the_rounds_nodes_allow(tmp_path: Path, monkeypatch
 
     def asks(number: int, body: bytes, answer: Any) -> bytes:
         if number == 1 and decode_request(body).head.kind == "round" and len(people) > 3:
-            one = people.pop()
-            node.store.enqueue_request("forget", "r", node.store.history([one]).item[:1], one)
+            entry = people.pop()
+            node.store.enqueue_request("forget", "r", node.store.history([entry]).item[:1], entry)
         return bytes(answer())
 
     site.transport.spoil = asks
     people[4:] = people[4:7]
     site.next_block()
     with site.store as store:
-        told = [event for _, _, event in store.events("r") if event["event"] == "request"]
+        reports = [event for _, _, event in store.events("r") if event["event"] == "request"]
         done = [event for _, _, event in store.events("r") if event["event"] == "block done"]
-    assert [one["done"]["fru"]["rounds"] for one in told if "done" in one] == [1, 2]
-    assert "ask again in the next block" in told[2]["said"]
+    assert [element["done"]["fru"]["rounds"] for element in reports if "done" in element] == [1, 2]
+    assert "ask again in the next block" in reports[2]["said"]
     assert len(done) == 1
     close_nodes(site)

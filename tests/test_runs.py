@@ -123,15 +123,15 @@ def test_result_does_not_depend_on_the_machine(kind: str) -> None:
 
 
 def test_another_seed_gives_another_result() -> None:
-    one, two = (json.loads(result_of(settings(seed=seed))) for seed in (1, 2))
-    assert one["mean"] != two["mean"]
+    first, two = (json.loads(result_of(settings(seed=seed))) for seed in (1, 2))
+    assert first["mean"] != two["mean"]
 
 
 def test_equal_runs_have_equal_files() -> None:
     config = settings(method="f3crec")
-    one, two = (training.train(config, Path(name)).folder for name in ("a", "b"))
+    first, two = (training.train(config, Path(name)).folder for name in ("a", "b"))
     for name in ("config.toml", "ids.json", "result.json", "server.safetensors", "clients.safetensors"):
-        assert (one / name).read_bytes() == (two / name).read_bytes(), name
+        assert (first / name).read_bytes() == (two / name).read_bytes(), name
 
 
 def test_threads_beyond_the_machine_are_refused() -> None:
@@ -186,9 +186,9 @@ def test_resume_without_a_checkpoint_starts_over() -> None:
 def test_resume_bears_events_that_were_cut_or_lost() -> None:
     interrupted(settings(), Path("cut"), 5)
     events = Path("cut/events.jsonl")
-    kept = events.read_bytes()
+    content = events.read_bytes()
     whole = result_of(settings())
-    for damaged in (kept + b'{"block": 1, "rou', kept + b"17\n\xff\xfe\n", kept[:-3], b""):
+    for damaged in (content + b'{"block": 1, "rou', content + b"17\n\xff\xfe\n", content[:-3], b""):
         shutil.copytree("cut", "again")
         Path("again/events.jsonl").write_bytes(damaged)
         training.resume(Path("again"))
@@ -229,8 +229,8 @@ def as_before(folder: Path) -> None:
     del ids["settings"]
     (folder / "ids.json").write_text(json.dumps(ids))
     later = ("repeats", "hidden_items")
-    kept = [one for one in (folder / "config.toml").read_text().splitlines() if not one.startswith(later)]
-    (folder / "config.toml").write_text("\n".join(kept))
+    state = [line for line in (folder / "config.toml").read_text().splitlines() if not line.startswith(later)]
+    (folder / "config.toml").write_text("\n".join(state))
 
     def forget(text: str) -> str:
         values = json.loads(text)
@@ -253,9 +253,9 @@ def test_a_run_that_an_earlier_version_began_is_not_mistaken_for_other_data() ->
 def test_a_run_that_an_earlier_version_finished_is_served() -> None:
     run = training.train(settings(), Path("run"))
     user = json.loads(Path("run/ids.json").read_text())["users"][0]
-    found = run.recommend(user, 3)
+    recommendations = run.recommend(user, 3)
     as_before(Path("run"))
-    assert serving.open_run(Path("run")).recommend(user, 3).equals(found)
+    assert serving.open_run(Path("run")).recommend(user, 3).equals(recommendations)
 
 
 @pytest.mark.usefixtures("often")
@@ -310,9 +310,9 @@ def test_kill_9_at_any_moment(more: dict[str, Any], tmp_path: Path) -> None:
     command = [sys.executable, "-c", KILL_SCRIPT, config, "11", "7"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["cases"] >= 1
-    assert told["kills"] >= told["cases"]
+    document = json.loads(done.stdout)
+    assert document["cases"] >= 1
+    assert document["kills"] >= document["cases"]
 
 
 # Recommendations
@@ -329,22 +329,22 @@ def test_recommend_leaves_out_what_the_user_knows(trained: Path) -> None:
     known: dict[str, set[str]] = {}
     for user, item in zip(table.user, table.item, strict=True):
         known.setdefault(table.user_ids[user], set()).add(table.item_ids[item])
-    everybody = json.loads((trained / "ids.json").read_text())["users"]
-    assert set(everybody) == set(known)
+    users = json.loads((trained / "ids.json").read_text())["users"]
+    assert set(users) == set(known)
     every = set(table.item_ids)
-    for user, found in serving.recommend(trained, everybody, 40).items():
-        assert {one["item"] for one in found} == every - known[user]
-        scores = [one["score"] for one in found]
+    for user, result in serving.recommend(trained, users, 40).items():
+        assert {entry["item"] for entry in result} == every - known[user]
+        scores = [entry["score"] for entry in result]
         assert scores == sorted(scores, reverse=True)
-    with_seen = serving.recommend(trained, everybody[:1], 40, exclude_seen=False)[everybody[0]]
-    assert {one["item"] for one in with_seen} == every
+    with_seen = serving.recommend(trained, users[:1], 40, exclude_seen=False)[users[0]]
+    assert {entry["item"] for entry in with_seen} == every
 
 
 def test_many_users_at_once_get_what_each_gets_alone(trained: Path) -> None:
-    everybody = json.loads((trained / "ids.json").read_text())["users"]
-    together = serving.recommend(trained, everybody, 7)
-    assert list(together) == everybody
-    for user in everybody[::6]:
+    users = json.loads((trained / "ids.json").read_text())["users"]
+    together = serving.recommend(trained, users, 7)
+    assert list(together) == users
+    for user in users[::6]:
         assert serving.recommend(trained, [user], 7) == {user: together[user]}
         assert serving.recommend(trained, [user], 3)[user] == together[user][:3]
 
@@ -365,9 +365,9 @@ def test_train_from_python() -> None:
     assert run.config.seed == 3
     assert run.result["blocks"][0]["rounds"] == 2
     assert (run.folder / "report.html").is_file()
-    again = tacita.open_run("mine")
-    assert (again.result, again.config) == (run.result, run.config)
-    assert again.recommend("u1", k=3).equals(run.recommend("u1", k=3))
+    repeat = tacita.open_run("mine")
+    assert (repeat.result, repeat.config) == (run.result, run.config)
+    assert repeat.recommend("u1", k=3).equals(run.recommend("u1", k=3))
     with pytest.raises(TacitaError, match="exists"):
         tacita.train(data=SMALL, out="mine")
     with pytest.raises(TacitaError, match=r"did you mean 'train\.rounds'"):
@@ -399,7 +399,7 @@ def leaves(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[tuple
 
 def choices(kind: Any) -> list[Any]:
     """Values worth trying for a setting of any type."""
-    literal = [c for one in (kind, *get_args(kind)) if get_origin(one) is Literal for c in get_args(one)]
+    literal = [c for entry in (kind, *get_args(kind)) if get_origin(entry) is Literal for c in get_args(entry)]
     tables = [{"name": "ncf"}, {"user": "customer"}, [{"name": "replay", "top_n": 9}]]
     return [*literal, True, False, 0.25, 2.5, 7, "other", ["auc"], [5, 10], *tables]
 
@@ -438,10 +438,10 @@ def test_the_folder_holds_the_effective_settings() -> None:
     assert (written["split"]["kind"], written["split"]["k_core"], written["split"]["n_blocks"]) == ("blocks", 0, 2)
     assert written["parts"][0]["top_n"] == 9
     assert written["parts"][0].keys() > {"name", "top_n", "eps"}  # those that were not given, too
-    found = serving.open_run(folder).config
-    assert json.loads((folder / "result.json").read_text())["config"] == found.model_dump(mode="json")
-    again = training.train(found, Path("again"))  # the same run
-    assert again.result == serving.open_run(folder).result
+    outcome = serving.open_run(folder).config
+    assert json.loads((folder / "result.json").read_text())["config"] == outcome.model_dump(mode="json")
+    run = training.train(outcome, Path("again"))  # the same run
+    assert run.result == serving.open_run(folder).result
 
 
 def test_settings_without_a_value_are_named_with_what_they_would_do() -> None:
@@ -507,11 +507,11 @@ def test_controls_that_go_on_know_how_many_there_are(monkeypatch: pytest.MonkeyP
         broken.setitem(controls.CONTROLS, "popular", crash)
         with pytest.raises(KeyboardInterrupt):
             training.train(settings(evaluate={"controls": True}), Path("cut"))
-    told: list[Any] = []
-    blocks, one = lambda fed: told.append(len(fed.stream.blocks)), lambda *control: told.append(control)
-    training.resume(Path("cut"), watcher=TrainingCallbacks(on_controls=blocks, on_control=one))
-    assert told[0] == 4
-    assert told[1:] == [(name, block) for name in ("popular", "alone", "linear") for block in range(4)]
+    report: list[Any] = []
+    blocks, entry = lambda fed: report.append(len(fed.stream.blocks)), lambda *control: report.append(control)
+    training.resume(Path("cut"), watcher=TrainingCallbacks(on_controls=blocks, on_control=entry))
+    assert report[0] == 4
+    assert report[1:] == [(name, block) for name in ("popular", "alone", "linear") for block in range(4)]
 
 
 def test_two_processes_make_one_folder(monkeypatch: pytest.MonkeyPatch) -> None:

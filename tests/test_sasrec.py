@@ -16,9 +16,9 @@ def test_what_comes_later_is_never_looked_at() -> None:
     model = SASRec(9, 8, 6, 2, 0.0).eval()
     first, second = torch.tensor([[1, 2, 3, 4, 5, 6]]), torch.tensor([[1, 2, 3, 4, 0, 9]])
     with torch.no_grad():
-        one, other = model(first), model(second)
-    assert torch.allclose(one[:, :4], other[:, :4], atol=1e-6)
-    assert not torch.allclose(one[:, 4:], other[:, 4:], atol=1e-3)
+        entry, other = model(first), model(second)
+    assert torch.allclose(entry[:, :4], other[:, :4], atol=1e-6)
+    assert not torch.allclose(entry[:, 4:], other[:, 4:], atol=1e-3)
 
 
 def test_every_step_of_a_history_is_learned_once() -> None:
@@ -27,7 +27,7 @@ def test_every_step_of_a_history_is_learned_once() -> None:
     for _ in range(20):
         pieces = windows(Ragged.from_lists(lists), 5, rng)
         steps = sorted((int(a), int(b)) for p in pieces for a, b in pairwise(p))
-        assert steps == [(a, b) for one in lists for a, b in pairwise(one)]
+        assert steps == [(a, b) for entry in lists for a, b in pairwise(entry)]
         assert max(len(p) for p in pieces) <= 6
         rows = [row[row < 1000].tolist() for group in batches(pieces, 12, 1000, rng) for row in group]
         assert sorted(rows) == sorted(p.tolist() for p in pieces)
@@ -48,11 +48,11 @@ def test_it_learns_what_follows_what() -> None:
 
 
 def test_the_command_measures_both_ways_of_reading() -> None:
-    said = "--data synthetic:users=40,items=30,per_user=8 --dim 8 --length 5 --layers 1 --patience 1 --minutes 0.05"
-    found = run(asked_for(said.split()))
-    reads = found["read"]
+    message = "--data synthetic:users=40,items=30,per_user=8 --dim 8 --length 5 --layers 1 --patience 1 --minutes 0.05"
+    result = run(asked_for(message.split()))
+    reads = result["read"]
     assert isinstance(reads, dict)
     assert reads.keys() == {"train", "known"}
-    for one in reads.values():
-        assert one.keys() == {"hr@10", "ndcg@10", "99 negatives hr@10", "99 negatives ndcg@10"}
-        assert all(0 <= value <= 1 for value in one.values())
+    for read in reads.values():
+        assert read.keys() == {"hr@10", "ndcg@10", "99 negatives hr@10", "99 negatives ndcg@10"}
+        assert all(0 <= value <= 1 for value in read.values())

@@ -63,39 +63,39 @@ def test_masks_cancel_despite_dropouts_and_too_few_shares_open_nothing(data: st.
     numbers = [rng.integers(-BOUND, BOUND + 1, 17) for _ in range(n)]
     answered = set(np.flatnonzero(rng.random(n) >= share).tolist())
     stay = {u for u in answered if rng.random() >= share / 3}
-    there = [one if u in answered else None for u, one in enumerate(numbers)]
+    counterpart = [number if u in answered else None for u, number in enumerate(numbers)]
     if not answered:
         return
     if open_enough(assign_neighbours(n, order), answered, stay):
-        found = secure_sum(there, answered - stay, order).sum
-        assert np.array_equal(found, np.sum([numbers[u] for u in answered], axis=0))
+        result = secure_sum(counterpart, answered - stay, order).sum
+        assert np.array_equal(result, np.sum([numbers[u] for u in answered], axis=0))
         assert len(stay) * 2 > len(assign_neighbours(n, order)[0])  # nobody's sum is opened by few
     else:
         with pytest.raises(TacitaError, match="the sum was not opened"):
-            secure_sum(there, answered - stay, order)
+            secure_sum(counterpart, answered - stay, order)
 
 
 def test_neighbours_are_mutual_and_as_many_for_everybody() -> None:
     for n in (3, 7, 20, 50):
         graph = assign_neighbours(n, np.random.default_rng(n).permutation(n).tolist())
         assert all(u in graph[v] for u in range(n) for v in graph[u])
-        assert len({len(one) for one in graph}) == 1
-        assert all(u not in one for u, one in enumerate(graph))
+        assert len({len(entry) for entry in graph}) == 1
+        assert all(u not in entry for u, entry in enumerate(graph))
     assert len(assign_neighbours(50, range(50))[0]) == 12
 
 
 def met(n: int, order: list[int]) -> tuple[list[SecureSumClient], SecureSumServer, list[dict[int, bytes]]]:
     server, clients = SecureSumServer(assign_neighbours(n, order)), [SecureSumClient(u) for u in range(n)]
-    server.keyrings = {u: one.keyring() for u, one in enumerate(clients)}
-    sealed = [one.share_secrets({v: server.keyrings[v] for v in server.graph[u]}) for u, one in enumerate(clients)]
+    server.keyrings = {u: client.keyring() for u, client in enumerate(clients)}
+    sealed = [entry.share_secrets({v: server.keyrings[v] for v in server.graph[u]}) for u, entry in enumerate(clients)]
     return clients, server, sealed
 
 
 def masked(n: int, numbers: np.ndarray) -> tuple[list[SecureSumClient], SecureSumServer, list[np.ndarray]]:
     clients, server, sealed = met(n, list(range(n)))
     uploads = []
-    for u, one in enumerate(clients):
-        uploads.append(one.mask_numbers({v: sealed[v][u] for v in server.graph[u]}, numbers[u]))
+    for u, client in enumerate(clients):
+        uploads.append(client.mask_numbers({v: sealed[v][u] for v in server.graph[u]}, numbers[u]))
         server.add_upload(u, uploads[-1])
     return clients, server, uploads
 
@@ -110,30 +110,30 @@ def test_masked_upload_is_uniform() -> None:
     numbers = np.zeros((5, 40_000), np.int64)
     numbers[1] = np.random.default_rng(0).integers(-(2**20), 2**20, 40_000)
     _, server, uploads = masked(5, numbers)
-    assert min(uniform(one) for one in uploads) > 1e-4
-    for left in range(5):  # nor is any sum of less than all of them
-        assert uniform(server.masked_sum - uploads[left]) > 1e-4
+    assert min(uniform(upload) for upload in uploads) > 1e-4
+    for number in range(5):  # nor is any sum of less than all of them
+        assert uniform(server.masked_sum - uploads[number]) > 1e-4
     assert uniform(numbers[1]) < 1e-9
-    assert len({one.tobytes() for one in uploads}) == 5
+    assert len({upload.tobytes() for upload in uploads}) == 5
 
 
 def test_masks_are_never_drawn_twice() -> None:
-    first, again = (masked(3, np.zeros((3, 8), np.int64))[2] for _ in range(2))
-    assert not any(np.array_equal(a, b) for a in first for b in again)
+    first, repeat = (masked(3, np.zeros((3, 8), np.int64))[2] for _ in range(2))
+    assert not any(np.array_equal(a, b) for a in first for b in repeat)
 
 
 def test_client_never_reveals_both_shares() -> None:
     """The share of a neighbour's own mask if it answered, of its key if not; and no second answer to another story."""
     clients, _, _ = masked(5, np.zeros((5, 3), np.int64))
-    everybody = frozenset(range(5))
-    told = clients[0].reveal_shares(everybody)
-    assert clients[0].reveal_shares(everybody) == told
+    all_users = frozenset(range(5))
+    report = clients[0].reveal_shares(all_users)
+    assert clients[0].reveal_shares(all_users) == report
     with pytest.raises(TacitaError, match="asked twice"):
-        clients[0].reveal_shares(everybody - {2})
-    other = clients[1].reveal_shares(everybody - {2})
-    held = clients[1]._received_shares
-    assert other[2] == (held[2][0], held[2][2])
-    assert other[3] == (held[3][0], held[3][1])
+        clients[0].reveal_shares(all_users - {2})
+    other = clients[1].reveal_shares(all_users - {2})
+    received_shares = clients[1]._received_shares
+    assert other[2] == (received_shares[2][0], received_shares[2][2])
+    assert other[3] == (received_shares[3][0], received_shares[3][1])
     with pytest.raises(TacitaError, match="not opened"):
         clients[3].reveal_shares(frozenset({0, 3}))
 
@@ -169,9 +169,9 @@ def test_altered_messages_and_wrong_shares_open_nothing() -> None:
             u: dict(clients[u].reveal_shares(frozenset(server.respondents))) for u in sorted(server.respondents)
         }
         victim = 0 if missing is None else missing
-        for told in revealed.values():
-            if victim in told:
-                told[victim] = (told[victim][0], bytes(16))
+        for report in revealed.values():
+            if victim in report:
+                report[victim] = (report[victim][0], bytes(16))
         with pytest.raises(TacitaError, match=words):
             server.unmask_sum(revealed)
 
@@ -200,8 +200,8 @@ def test_without_its_libraries_it_says_what_to_install(monkeypatch: pytest.Monke
 @given(st.integers(3, 12), st.integers(0, 1000), st.sampled_from([1e-6, 1.0, 1e4]))
 def test_a_sum_is_off_by_half_a_quantum_per_client_at_most(n: int, seed: int, size: float) -> None:
     values = np.random.default_rng(seed).normal(size=(n, 11)) * size
-    found = secure_sum([quantise_values(one, QUANTUM) for one in values]).sum * QUANTUM
-    assert (np.abs(found - values.sum(axis=0)) <= n * QUANTUM / 2 + 1e-9 * size).all()
+    result = secure_sum([quantise_values(value, QUANTUM) for value in values]).sum * QUANTUM
+    assert (np.abs(result - values.sum(axis=0)) <= n * QUANTUM / 2 + 1e-9 * size).all()
 
 
 @pytest.mark.parametrize("bad", [BOUND * QUANTUM + 1, -BOUND * QUANTUM - 1, np.nan, np.inf, 1e300])

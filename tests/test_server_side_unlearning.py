@@ -28,14 +28,14 @@ SHARING = {"name": "sharing", "groups": [1, 2, 1]}
 
 def federation(*specs: dict[str, Any], blocks: int = 1, backbone: str = "ego", **train: Any) -> Federation:
     rng = np.random.default_rng(3)
-    made = []
+    result = []
     for index in range(blocks):
         n_items = N_ITEMS + 5 * index
         own = [rng.choice(n_items, 10, replace=False).tolist() for _ in range(24)]
         lists = [o[:7] for o in own], [o[7:8] for o in own], [o[8:] for o in own]
-        made.append(make_block(index, n_items, *lists, known=24 * (index > 0)))
+        result.append(make_block(index, n_items, *lists, known=24 * (index > 0)))
     plain = {"objective": "bpr", "negatives": 1, "rounds": 40, **train}
-    fed = federate(make_stream(*made), make_backbone(backbone), **plain)
+    fed = federate(make_stream(*result), make_backbone(backbone), **plain)
     parts = build_parts(list(specs), RunContext(fed.backbone, fed.draws, fed.config.train))
     for part in parts:
         part.check(N_ITEMS)
@@ -64,7 +64,7 @@ def all_of(server: ServerState, senders: Keys, kind: Any = "unshare") -> Request
 
 
 def digest(*arrays: Any) -> str:
-    return hashlib.sha256(b"".join(np.ascontiguousarray(one).tobytes() for one in arrays)).hexdigest()
+    return hashlib.sha256(b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)).hexdigest()
 
 
 def served(fed: Federation, server: ServerState) -> Floats:
@@ -93,15 +93,15 @@ def test_decoupled_forgets_exactly(rounds: int) -> None:
     play(fed, progress, rounds)
     before = progress.server
     private = progress.clients.private.copy()
-    said = handle_requests(fed, progress, gone)["decoupled"]
-    again = trained_without(fed, gone, rounds)
-    assert said.exact
-    assert (said.rounds, said.clients_asked, progress.played) == (0, 0, 0)
-    for name, array in again.server.parts["decoupled"].items():
+    message = handle_requests(fed, progress, gone)["decoupled"]
+    repeat = trained_without(fed, gone, rounds)
+    assert message.exact
+    assert (message.rounds, message.clients_asked, progress.played) == (0, 0, 0)
+    for name, array in repeat.server.parts["decoupled"].items():
         assert digest(array) == digest(progress.server.parts["decoupled"][name]), name
-    assert digest(served(fed, progress.server)) == digest(served(fed, again.server))
-    assert digest(progress.server.items) == digest(again.server.items)
-    assert digest(private) == digest(progress.clients.private) == digest(again.clients.private)
+    assert digest(served(fed, progress.server)) == digest(served(fed, repeat.server))
+    assert digest(progress.server.items) == digest(repeat.server.items)
+    assert digest(private) == digest(progress.clients.private) == digest(repeat.clients.private)
     assert digest(served(fed, progress.server)) != digest(served(fed, before))
 
 
@@ -112,8 +112,8 @@ def test_training_after_unlearning_continues_as_the_run_without_the_data() -> No
     play(fed, progress, 3)
     handle_requests(fed, progress, gone)
     play(fed, progress, 3)
-    again = trained_without(fed, gone, 6)
-    assert digest(served(fed, progress.server)) == digest(served(fed, again.server))
+    repeat = trained_without(fed, gone, 6)
+    assert digest(served(fed, progress.server)) == digest(served(fed, repeat.server))
 
 
 def with_and_without(exclude: str, absent: bool) -> tuple[str, str, bool]:
@@ -123,13 +123,13 @@ def with_and_without(exclude: str, absent: bool) -> tuple[str, str, bool]:
     """
     own = [[0, 1 + u % 5, 1 + (u + 2) % 5] for u in range(8)]
     withdrawing, sharing = [0, 3], [1, 4, 5]
-    lists = [one[1:] if absent and u in withdrawing else one for u, one in enumerate(own)]
+    lists = [entry[1:] if absent and u in withdrawing else entry for u, entry in enumerate(own)]
     specs = [{"name": "sharing", "groups": [0, 0, 1], "exclude": exclude}, decoupled()[1]]
     fed = federate(make_stream(make_block(0, 7, lists)), make_backbone("ego"), objective="bpr", negatives=2)
     fed = replace(fed, parts=build_parts(specs, RunContext(fed.backbone, fed.draws, fed.config.train)))
     progress, keys = started(fed), fed.stream.user_keys
-    everybody = sharing if absent else [*sharing, *withdrawing]
-    handle_requests(fed, progress, RequestBatch("share", keys[everybody], Ragged.from_lists([[0]] * len(everybody))))
+    all_users = sharing if absent else [*sharing, *withdrawing]
+    handle_requests(fed, progress, RequestBatch("share", keys[all_users], Ragged.from_lists([[0]] * len(all_users))))
     play(fed, progress, 4)
     exact = absent
     if not absent:
@@ -139,15 +139,15 @@ def with_and_without(exclude: str, absent: bool) -> tuple[str, str, bool]:
 
 
 def test_a_popular_negative_that_is_withdrawn_leaves_no_trace() -> None:
-    one, other = (with_and_without("local", absent) for absent in (False, True))
-    assert one == other
-    assert one[2]
+    first, other = (with_and_without("local", absent) for absent in (False, True))
+    assert first == other
+    assert first[2]
 
 
 def test_excluding_shared_items_as_negatives_leaves_a_trace() -> None:
-    one, other = (with_and_without("owned", absent) for absent in (False, True))
-    assert one[0] != other[0]
-    assert not one[2]
+    first, other = (with_and_without("owned", absent) for absent in (False, True))
+    assert first[0] != other[0]
+    assert not first[2]
 
 
 def test_shards_without_requests_keep_their_tables() -> None:
@@ -158,12 +158,12 @@ def test_shards_without_requests_keep_their_tables() -> None:
     assert isinstance(part, DecoupledLearning)
     asking = some_sharers(progress.server, 1)
     before = progress.server.parts["decoupled"]["residual"]
-    said = handle_requests(fed, progress, all_of(progress.server, asking))["decoupled"]
+    message = handle_requests(fed, progress, all_of(progress.server, asking))["decoupled"]
     after = progress.server.parts["decoupled"]["residual"]
-    (mine,) = part.assign_shards(asking)
+    (own_values,) = part.assign_shards(asking)
     for k in range(4):
-        assert (digest(before[k]) == digest(after[k])) == (k != mine)
-    assert (said.details["shards"], said.details["of_shards"]) == (1, 4)
+        assert (digest(before[k]) == digest(after[k])) == (k != own_values)
+    assert (message.details["shards"], message.details["of_shards"]) == (1, 4)
 
 
 def test_devices_federate_as_if_nothing_were_shared_with_the_server() -> None:
@@ -182,13 +182,13 @@ def test_shard_tables_are_weighted_by_item_membership() -> None:
     play(fed, progress, 2)
     part, server = fed.parts[1], progress.server
     assert isinstance(part, DecoupledLearning)
-    kept = server.parts["decoupled"]
+    state = server.parts["decoupled"]
     shard = part.assign_shards(server.shared.sender)
     counts = np.array([np.bincount(server.shared.item[shard == k], minlength=N_ITEMS) for k in range(4)])
     weight = counts / np.maximum(1, counts.sum(0))
-    np.testing.assert_allclose(kept["added"], np.einsum("ki,kij->ij", weight, kept["residual"]), atol=1e-6)
-    assert np.abs(kept["added"]).max() > 1e-3
-    assert not kept["added"][np.setdiff1d(np.arange(N_ITEMS), server.shared.item)].any()
+    np.testing.assert_allclose(state["added"], np.einsum("ki,kij->ij", weight, state["residual"]), atol=1e-6)
+    assert np.abs(state["added"]).max() > 1e-3
+    assert not state["added"][np.setdiff1d(np.arange(N_ITEMS), server.shared.item)].any()
 
 
 def test_an_empty_request_and_one_before_any_sync_change_nothing() -> None:
@@ -227,16 +227,16 @@ def test_late_sharing_is_not_certified_exact() -> None:
     asking = some_sharers(progress.server, 2)
     handle_requests(fed, progress, RequestBatch("share", asking[:1], Ragged.from_lists([[1, 2, 3]])))
     for key, exact in zip(asking, (False, True), strict=True):
-        found = handle_requests(fed, progress, all_of(progress.server, np.array([key])))
-        assert found["decoupled"].exact is exact
+        reports = handle_requests(fed, progress, all_of(progress.server, np.array([key])))
+        assert reports["decoupled"].exact is exact
 
 
 def test_decoupled_storage_is_what_is_written() -> None:
     fed = federation(*decoupled())
     progress = started(fed)
     play(fed, progress, 2)
-    said = handle_requests(fed, progress, all_of(progress.server, some_sharers(progress.server, 1)))["decoupled"]
-    assert said.storage_server == (4 + 1) * N_ITEMS * 6 * 4
+    message = handle_requests(fed, progress, all_of(progress.server, some_sharers(progress.server, 1)))["decoupled"]
+    assert message.storage_server == (4 + 1) * N_ITEMS * 6 * 4
 
 
 def test_the_number_of_steps_does_not_depend_on_the_data() -> None:
@@ -304,10 +304,10 @@ def test_segments_come_near_as_well(rounds: int) -> None:
 def test_replay_reproduces_the_run_over_blocks() -> None:
     fed = federation(*replaying(segment=1, precision="fp32"), blocks=2)
     progress = started(fed)
-    given = progress.server.shared
-    progress.server = replace(progress.server, shared=replace(given, time=np.full(len(given), 1.0)))
+    inputs = progress.server.shared
+    progress.server = replace(progress.server, shared=replace(inputs, time=np.full(len(inputs), 1.0)))
     play(fed, progress, 3)
-    key = np.setdiff1d(fed.stream.user_keys, given.sender)[:1]
+    key = np.setdiff1d(fed.stream.user_keys, inputs.sender)[:1]
     handle_requests(fed, progress, RequestBatch("share", key, Ragged.from_lists([[0, 1, 2]]), time=2.0))
     play(fed, progress, 2)
     np.testing.assert_array_equal(replayed(fed, progress.server), progress.server.items)
@@ -322,13 +322,13 @@ def test_unlearning_queries_no_device_and_uses_no_withdrawn_edge() -> None:
     expected = replace(
         progress.server, shared=progress.server.shared.without_lists(asking, progress.server.shared.lists_of(asking))
     )
-    said = handle_requests(fed, progress, all_of(progress.server, asking))["delta-replay"]
+    message = handle_requests(fed, progress, all_of(progress.server, asking))["delta-replay"]
     np.testing.assert_array_equal(progress.server.items, replayed(fed, expected))
-    assert (said.exact, said.clients_asked, progress.played) == (False, 0, 0)
-    assert said.storage_server == sum(one.nbytes for one in log.values())
-    again = progress.server
+    assert (message.exact, message.clients_asked, progress.played) == (False, 0, 0)
+    assert message.storage_server == sum(entry.nbytes for entry in log.values())
+    repeat = progress.server
     handle_requests(fed, progress, RequestBatch("unshare", asking, Ragged.empty(len(asking))))
-    assert progress.server.items is again.items
+    assert progress.server.items is repeat.items
 
 
 def retrained(fed: Federation, gone: RequestBatch, rounds: int) -> Floats:
@@ -342,7 +342,7 @@ def test_replaying_is_nearer_to_retraining_than_doing_nothing() -> None:
     play(fed, progress, 10)
     before, wanted = progress.server.items, retrained(fed, gone, 10)
     handle_requests(fed, progress, gone)
-    far, near = (float(np.linalg.norm(one - wanted)) for one in (before, progress.server.items))
+    far, near = (float(np.linalg.norm(entry - wanted)) for entry in (before, progress.server.items))
     assert near < 0.6 * far
 
 
@@ -371,10 +371,10 @@ def test_replayed_run_replaces_the_log(rounds: int, precision: str) -> None:
     play(fed, progress, rounds)
     old = progress.server.parts["delta-replay"]
     first = all_of(progress.server, some_sharers(progress.server, 4))
-    said = handle_requests(fed, progress, first)["delta-replay"]
+    message = handle_requests(fed, progress, first)["delta-replay"]
     new = progress.server.parts["delta-replay"]
-    assert "delta_log" in said.purged
-    assert "had seen the data" in said.residual_risk
+    assert "delta_log" in message.purged
+    assert "had seen the data" in message.residual_risk
     assert new["moves"].dtype == old["moves"].dtype
     assert new["moves"].shape == old["moves"].shape
     assert all((now != was).any() for now, was in zip(new["moves"][1:], old["moves"][1:], strict=True))
@@ -390,9 +390,9 @@ def test_replay_without_correction_keeps_the_moves() -> None:
     progress = started(fed)
     play(fed, progress, 3)
     old = progress.server.parts["delta-replay"]["moves"]
-    said = handle_requests(fed, progress, all_of(progress.server, some_sharers(progress.server, 4)))["delta-replay"]
+    message = handle_requests(fed, progress, all_of(progress.server, some_sharers(progress.server, 4)))["delta-replay"]
     np.testing.assert_array_equal(progress.server.parts["delta-replay"]["moves"], old)
-    assert "delta_log" not in said.purged
+    assert "delta_log" not in message.purged
 
 
 @pytest.mark.parametrize(

@@ -57,10 +57,10 @@ def dense(given: SharedRecord, n_items: int, start: UserStart, layers: int) -> t
 @pytest.mark.parametrize("layers", [0, 1, 2, 3])
 @pytest.mark.parametrize("start", ["mean", "zero", "learned"])
 def test_smoothing_is_the_dense_matrix(start: UserStart, layers: int) -> None:
-    given, table, people = record_of_edges(EDGES), random_table(), random_table(3, seed=2)
-    graph = SharedGraph.from_record(given, N_ITEMS, layers=layers, start=start)
+    record, table, people = record_of_edges(EDGES), random_table(), random_table(3, seed=2)
+    graph = SharedGraph.from_record(record, N_ITEMS, layers=layers, start=start)
     assert graph.users.tolist() == [7, 50, 900]
-    by_people, by_table = dense(given, N_ITEMS, start, layers)
+    by_people, by_table = dense(record, N_ITEMS, start, layers)
     expected = by_table @ table + (by_people @ people if start == "learned" else 0)
     users, items = graph.smooth(table, people if start == "learned" else None)
     np.testing.assert_allclose(np.concatenate([users, items]), expected, rtol=1e-5, atol=1e-6)
@@ -95,10 +95,10 @@ def test_degrees_count_what_is_in_the_record_and_nothing_else() -> None:
 
 def test_the_order_of_the_record_changes_no_bit() -> None:
     table = random_table()
-    one, other = (
+    first, other = (
         SharedGraph.from_record(record_of_edges(edges), N_ITEMS).smooth(table) for edges in (EDGES, EDGES[::-1])
     )
-    assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+    assert all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
 
 
 # slopes
@@ -118,10 +118,10 @@ def by_torch(
     anchor: Floats | None,
 ) -> tuple[Doubles, Doubles]:
     """The slopes of the loss as it is written in the spec."""
-    by_people, by_table = (torch.from_numpy(one) for one in dense(given, len(table), start, 3))
+    by_people, by_table = (torch.from_numpy(entry) for entry in dense(given, len(table), start, 3))
     rows = torch.from_numpy(table.astype(np.float64)).requires_grad_()
-    mine = torch.from_numpy(people.astype(np.float64)).requires_grad_()
-    both = by_table @ rows + (by_people @ mine if start == "learned" else 0)
+    own_values = torch.from_numpy(people.astype(np.float64)).requires_grad_()
+    both = by_table @ rows + (by_people @ own_values if start == "learned" else 0)
     users, items = both[: len(people)], both[len(people) :]
     loss = torch.zeros((), dtype=torch.float64)
     if aims.bpr:
@@ -142,10 +142,10 @@ def by_torch(
     size = len(batch.user) if aims.bpr else len(batch.items)
     loss = loss + aims.lam * (rows[sorted(used)] ** 2).sum() / size
     if start == "learned" and aims.bpr:
-        loss = loss + aims.lam * (mine[sorted(set(batch.user.tolist()))] ** 2).sum() / size
+        loss = loss + aims.lam * (own_values[sorted(set(batch.user.tolist()))] ** 2).sum() / size
     loss.backward()  # type: ignore[no-untyped-call]
     assert rows.grad is not None
-    first = np.zeros_like(people) if mine.grad is None else mine.grad.numpy()
+    first = np.zeros_like(people) if own_values.grad is None else own_values.grad.numpy()
     return rows.grad.numpy(), first
 
 
@@ -155,38 +155,38 @@ KINDS = [{}, {"bpr": False}, {"lam1": 0.0}, {"cl_grad": "anchor"}, {"scale": 5.0
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("start", ["mean", "zero", "learned"])
 def test_slopes_are_those_of_autograd(start: UserStart, kind: dict[str, Any]) -> None:
-    given, table, aims = random_record(9, 14), random_table(14, seed=4), GraphObjective(**kind)
-    graph = SharedGraph.from_record(given, 14, start=start)
+    inputs, table, aims = random_record(9, 14), random_table(14, seed=4), GraphObjective(**kind)
+    graph = SharedGraph.from_record(inputs, 14, start=start)
     batch = next(draw_batches(graph, BatchSizes(20, 8), np.arange(3, dtype=np.uint64)))
     people, anchor = random_table(9, seed=5), random_table(14, seed=6) if aims.cl_grad == "anchor" else None
-    rows, first = by_torch(given, table, batch, aims, start, people, anchor)
+    rows, first = by_torch(inputs, table, batch, aims, start, people, anchor)
     with ThreadPoolExecutor(2) as cores:
         descent = GraphLoss(graph, aims, cores, None if anchor is None else UnitRows.normalise(anchor))
-        found = descent.compute_gradients(table, batch, people if start == "learned" else None)
-    np.testing.assert_allclose(found.table, rows, rtol=2e-4, atol=2e-6)
+        gradients = descent.compute_gradients(table, batch, people if start == "learned" else None)
+    np.testing.assert_allclose(gradients.table, rows, rtol=2e-4, atol=2e-6)
     if start == "learned":
-        np.testing.assert_allclose(found.people, first, rtol=2e-4, atol=2e-6)
+        np.testing.assert_allclose(gradients.people, first, rtol=2e-4, atol=2e-6)
     assert np.abs(rows).max() > 1e-3
 
 
 def test_all_steps_of_a_round_are_those_of_torch_with_adam() -> None:
-    given, table, aims = random_record(9, 14), random_table(14, seed=4), GraphObjective(lr=0.01)
-    graph = SharedGraph.from_record(given, 14)
+    inputs, table, aims = random_record(9, 14), random_table(14, seed=4), GraphObjective(lr=0.01)
+    graph = SharedGraph.from_record(inputs, 14)
     batches = list(draw_batches(graph, BatchSizes(12, 8), np.arange(3, dtype=np.uint64)))
-    assert len(batches) == -(-len(given) // 12)
+    assert len(batches) == -(-len(inputs) // 12)
     rows = torch.from_numpy(table.astype(np.float64)).requires_grad_()
     adam = torch.optim.Adam([rows], lr=0.01)
     for batch in batches:
         now = rows.detach().numpy().copy()
-        rows.grad = torch.from_numpy(by_torch(given, now, batch, aims, "mean", random_table(9), None)[0])
+        rows.grad = torch.from_numpy(by_torch(inputs, now, batch, aims, "mean", random_table(9), None)[0])
         adam.step()
     np.testing.assert_allclose(refine_table(graph, table, batches, aims).table, rows.detach().numpy(), atol=2e-5)
 
 
 def test_a_row_of_zeros_has_finite_slopes() -> None:
-    given, table = random_record(5, 8), random_table(8)
+    inputs, table = random_record(5, 8), random_table(8)
     table[:3] = 0
-    graph = SharedGraph.from_record(given, 8)
+    graph = SharedGraph.from_record(inputs, 8)
     refined = refine_table(
         graph, table, draw_batches(graph, BatchSizes(), np.arange(3, dtype=np.uint64)), GraphObjective()
     )
@@ -197,13 +197,13 @@ def test_a_row_of_zeros_has_finite_slopes() -> None:
 
 
 def test_a_pass_takes_every_edge_once_with_a_negative_that_its_user_did_not_share() -> None:
-    given = random_record(30, 40)
-    graph = SharedGraph.from_record(given, 40)
+    inputs = random_record(30, 40)
+    graph = SharedGraph.from_record(inputs, 40)
     batches = list(draw_batches(graph, BatchSizes(64, 16), np.arange(3, dtype=np.uint64)))
-    seen = [(u, i) for b in batches for u, i in zip(b.user.tolist(), b.liked.tolist(), strict=True)]
+    observations = [(u, i) for b in batches for u, i in zip(b.user.tolist(), b.liked.tolist(), strict=True)]
     expected = zip(graph.lists.rows().tolist(), graph.lists.ids.tolist(), strict=True)
-    assert sorted(seen) == sorted(expected)
-    assert seen != sorted(seen)
+    assert sorted(observations) == sorted(expected)
+    assert observations != sorted(observations)
     for b in batches:
         assert not graph.lists.holds(b.user, b.other).any()
         assert len(set(b.items.tolist())) == 16
@@ -220,8 +220,8 @@ def test_more_steps_than_a_pass_draw_anew() -> None:
 
 
 def test_user_who_shared_everything_is_left_out_of_the_loss() -> None:
-    given = record_of_edges([(1, i) for i in range(4)] + [(2, 0)])
-    graph = SharedGraph.from_record(given, 4)
+    record = record_of_edges([(1, i) for i in range(4)] + [(2, 0)])
+    graph = SharedGraph.from_record(record, 4)
     batches = list(draw_batches(graph, BatchSizes(), np.arange(3, dtype=np.uint64)))
     assert [b.user.tolist() for b in batches] == [[1]]
     assert len(draw_negatives(graph, np.uint64(0))) == 5
@@ -235,9 +235,9 @@ def test_identical_views_of_orthonormal_items(tau: float) -> None:
     """Of B of them: -log(e^(1/tau) / (e^(1/tau) + B - 1))."""
     views = np.eye(200, dtype=np.float32)
     with ThreadPoolExecutor(2) as cores:
-        loss, left, right = compute_infonce(views, views, tau, 1.0, cores)
+        loss, remainder, right = compute_infonce(views, views, tau, 1.0, cores)
     assert loss == pytest.approx(np.log1p(199 * np.exp(-1 / tau)), rel=1e-4, abs=1e-6)
-    np.testing.assert_allclose(left, right.T, atol=1e-7)
+    np.testing.assert_allclose(remainder, right.T, atol=1e-7)
 
 
 def test_the_agreement_stays_between_its_bounds() -> None:
@@ -294,34 +294,34 @@ def test_fedshare_without_sharers_is_fedavg() -> None:
 
 def test_a_step_is_drawn_by_its_round_alone() -> None:
     part = part_of(edge_batch=8)
-    one, again = stepped(part, state()), stepped(part, state())
-    np.testing.assert_array_equal(one.items, again.items)
-    assert np.abs(one.items - state().items).max() > 1e-4
+    entry, repeat = stepped(part, state()), stepped(part, state())
+    np.testing.assert_array_equal(entry.items, repeat.items)
+    assert np.abs(entry.items - state().items).max() > 1e-4
     later = stepped(part, ServerState(state().items, {}, round=1, shared=random_record(9, 14)))
-    assert not np.array_equal(one.items, later.items)
+    assert not np.array_equal(entry.items, later.items)
 
 
 def test_steps_lower_the_loss_and_metrics_report_it() -> None:
-    part, server, told = part_of(lr=0.02), state(), []
+    part, server, report = part_of(lr=0.02), state(), []
     for _ in range(30):
         server = stepped(part, server)
-        told.append(part.metrics(server))
-    assert told[-1]["shared_bpr"] < told[0]["shared_bpr"]
-    assert told[-1]["shared_cl"] < told[0]["shared_cl"]
+        report.append(part.metrics(server))
+    assert report[-1]["shared_bpr"] < report[0]["shared_bpr"]
+    assert report[-1]["shared_cl"] < report[0]["shared_cl"]
 
 
 def test_learned_rows_follow_their_people() -> None:
     part = part_of(user_start="learned", lr=0.05)
     server = stepped(part, state())
-    kept = server.parts["shared-graph"]
-    assert kept["sender"].tolist() == sorted(set(server.shared.sender.tolist()))
+    retained_state = server.parts["shared-graph"]
+    assert retained_state["sender"].tolist() == sorted(set(server.shared.sender.tolist()))
     keys: Keys = np.array([4, 5, 1], np.uint64)
     rows = part.training.load_user_rows(server, keys)
-    np.testing.assert_array_equal(rows[0], kept["people"][1])
-    np.testing.assert_array_equal(rows[2], kept["people"][0])
+    np.testing.assert_array_equal(rows[0], retained_state["people"][1])
+    np.testing.assert_array_equal(rows[2], retained_state["people"][0])
     np.testing.assert_array_equal(rows[1], part.training.load_user_rows(state(), keys)[1])
-    cleaned, said = purge_learned_state(server, keys[:1])
-    assert said == ["snapshots", "learned_rows"]
+    cleaned, message = purge_learned_state(server, keys[:1])
+    assert message == ["snapshots", "learned_rows"]
     assert 4 not in cleaned.parts["shared-graph"]["sender"].tolist()
 
 
@@ -329,13 +329,13 @@ def test_learned_rows_follow_their_people() -> None:
 
 
 def test_the_last_tables_are_kept_newest_last() -> None:
-    part, server, seen = part_of(snapshots=3), state(), []
+    part, server, observations = part_of(snapshots=3), state(), []
     for round in range(5):
         server = stepped(part, replace(server, round=round))
-        seen.append(server.items)
-        kept = server.parts["shared-graph"]
-        np.testing.assert_array_equal(kept["snapshots"], np.stack(seen[-3:]))
-    assert kept["snapshots_taken"].tolist() == [[0, 3], [0, 4], [0, 5]]
+        observations.append(server.items)
+        retained_state = server.parts["shared-graph"]
+        np.testing.assert_array_equal(retained_state["snapshots"], np.stack(observations[-3:]))
+    assert retained_state["snapshots_taken"].tolist() == [[0, 3], [0, 4], [0, 5]]
 
 
 def test_spaced_snapshots_spread_over_a_block() -> None:
@@ -350,11 +350,15 @@ def test_snapshot_storage_is_reported_and_purged() -> None:
     part, server = part_of(snapshots=2), state()
     for round in range(3):
         server = stepped(part, replace(server, round=round))
-    kept = server.parts["shared-graph"]
-    written = len(pack({"snapshots": kept["snapshots"]})) - len(pack({"snapshots": kept["snapshots"][:0]}))
-    assert count_snapshot_bytes(kept) == 2 * 14 * 6 * 4 == pytest.approx(written, abs=8)  # a header in front, padded
-    cleaned, said = purge_learned_state(server, np.zeros(0, np.uint64))
-    assert said == ["snapshots"]
+    retained_state = server.parts["shared-graph"]
+    written = len(pack({"snapshots": retained_state["snapshots"]})) - len(
+        pack({"snapshots": retained_state["snapshots"][:0]})
+    )
+    assert (
+        count_snapshot_bytes(retained_state) == 2 * 14 * 6 * 4 == pytest.approx(written, abs=8)
+    )  # a header in front, padded
+    cleaned, message = purge_learned_state(server, np.zeros(0, np.uint64))
+    assert message == ["snapshots"]
     assert count_snapshot_bytes(cleaned.parts["shared-graph"]) == 0
     assert not any("snapshots" in name for name in cleaned.parts["shared-graph"])
 
@@ -367,8 +371,8 @@ def test_a_table_from_before_an_item_has_its_first_row() -> None:
     tables = grown.parts["shared-graph"]["snapshots"]
     np.testing.assert_array_equal(tables[0, :14], server.items)
     np.testing.assert_array_equal(tables[0, 14:], grown.items[14:])
-    again = stepped(part, grown).parts["shared-graph"]
-    assert again["snapshots"].shape == (2, 17, 6)
+    repeat = stepped(part, grown).parts["shared-graph"]
+    assert repeat["snapshots"].shape == (2, 17, 6)
 
 
 def test_no_snapshot_is_kept_where_none_is_wanted() -> None:
@@ -386,32 +390,32 @@ def test_a_paused_server_leaves_the_table_alone_until_it_is_purged() -> None:
 def test_rebuilt_graph_equals_the_trained_one() -> None:
     assert rebuild_graph(state(), record_of_edges([(4, 1)])) is None
     server = stepped(part_of(user_start="learned", layers=2), state())
-    found = rebuild_graph(server, record_of_edges([(4, 1), (5, 2)]))
-    assert found is not None
-    assert (found[0].layers, found[0].start) == (2, "learned")
-    assert found[1] is not None
-    np.testing.assert_array_equal(found[1][0], server.parts["shared-graph"]["people"][1])
+    result = rebuild_graph(server, record_of_edges([(4, 1), (5, 2)]))
+    assert result is not None
+    assert (result[0].layers, result[0].start) == (2, "learned")
+    assert result[1] is not None
+    np.testing.assert_array_equal(result[1][0], server.parts["shared-graph"]["people"][1])
 
 
 def test_devices_score_with_the_smoothed_table_if_configured() -> None:
     part, server = part_of(serve="glob"), state()
-    everybody = Audience("serving")
-    sent = part.broadcast(server, everybody).common
+    audience = Audience("serving")
+    sent = part.broadcast(server, audience).common
     np.testing.assert_array_equal(sent["table"], SharedGraph.from_record(server.shared, 14).smooth(server.items)[1])
-    assert part_of().broadcast(server, everybody).common == {}
+    assert part_of().broadcast(server, audience).common == {}
     assert part.fields(14).accept_common({"table": server.items})
 
 
 def test_a_graph_is_made_once_for_a_record_and_ends_with_it() -> None:
-    given = SharedRecord(np.array([5, 5, 9], np.uint64), np.array([0, 2, 1], np.int32), np.zeros(3))
-    first = SharedGraph.from_record(given, 4)
-    assert SharedGraph.from_record(given, 4) is first
-    assert SharedGraph.from_record(given, 5) is not first
-    assert SharedGraph.from_record(given, 5, layers=1) is not SharedGraph.from_record(given, 5)
-    other = SharedGraph.from_record(given.without_items(5, np.array([2])), 4)
+    shared_record = SharedRecord(np.array([5, 5, 9], np.uint64), np.array([0, 2, 1], np.int32), np.zeros(3))
+    first = SharedGraph.from_record(shared_record, 4)
+    assert SharedGraph.from_record(shared_record, 4) is first
+    assert SharedGraph.from_record(shared_record, 5) is not first
+    assert SharedGraph.from_record(shared_record, 5, layers=1) is not SharedGraph.from_record(shared_record, 5)
+    other = SharedGraph.from_record(shared_record.without_items(5, np.array([2])), 4)
     assert len(other) == 2
-    more = SharedGraph.from_record(given, 4, (np.array([9], np.uint64), np.array([3], np.int32)))
+    more = SharedGraph.from_record(shared_record, 4, (np.array([9], np.uint64), np.array([3], np.int32)))
     assert len(more) == 4
-    assert len(SharedGraph.from_record(given, 4)) == 3
-    del given
+    assert len(SharedGraph.from_record(shared_record, 4)) == 3
+    del shared_record
     assert graph_module._GRAPH_CACHE == []  # what was withdrawn is not kept by being remembered

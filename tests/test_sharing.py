@@ -38,8 +38,12 @@ from tacita.runs.controls import _evaluate_control, popular_scorer
 def people(n: int = 100, n_items: int = 50, least: int = 2, most: int = 21) -> BlockStream:
     """Users with up to 20 training items, and items of their own to validate and test."""
     rng = np.random.default_rng(5)
-    mine = [rng.permutation(n_items)[: rng.integers(least, most) + 2].tolist() for _ in range(n)]
-    return make_stream(make_block(0, n_items, [m[:-2] for m in mine], [m[-2:-1] for m in mine], [m[-1:] for m in mine]))
+    own_values = [rng.permutation(n_items)[: rng.integers(least, most) + 2].tolist() for _ in range(n)]
+    return make_stream(
+        make_block(
+            0, n_items, [m[:-2] for m in own_values], [m[-2:-1] for m in own_values], [m[-1:] for m in own_values]
+        )
+    )
 
 
 def sharing(
@@ -78,11 +82,11 @@ def test_shared_and_private_items_partition_the_training_items() -> None:
     fed = sharing(people())
     progress = started(fed)
     shared, stays = sets(lists(progress, "shared")), sets(learned_from(fed, progress).train)
-    for own, given, local in zip(sets(fed.stream.blocks[0].train), shared, stays, strict=True):
-        assert given | local == own
-        assert not given & local
+    for own, inputs, local in zip(sets(fed.stream.blocks[0].train), shared, stays, strict=True):
+        assert inputs | local == own
+        assert not inputs & local
     held_out = [a | b for a, b in zip(sets(fed.stream.blocks[0].valid), sets(fed.stream.blocks[0].test))]
-    assert not any(given & out for given, out in zip(shared, held_out))
+    assert not any(arguments & out for arguments, out in zip(shared, held_out))
 
 
 def test_sharing_groups_are_1_2_7_and_partial_sharers_share_some() -> None:
@@ -106,10 +110,10 @@ def test_a_share_of_some_by_hand(own: int, shares: int) -> None:
 
 def test_the_same_seed_gives_the_same_split_and_another_seed_another() -> None:
     stream = people()
-    one, same, other = (started(sharing(stream, seed=seed)).server.shared for seed in (3, 3, 4))
+    first, same, other = (started(sharing(stream, seed=seed)).server.shared for seed in (3, 3, 4))
     for field in fields(SharedRecord):
-        assert np.array_equal(getattr(one, field.name), getattr(same, field.name))
-    assert {*zip(one.sender, one.item)} != {*zip(other.sender, other.item)}
+        assert np.array_equal(getattr(first, field.name), getattr(same, field.name))
+    assert {*zip(first.sender, first.item)} != {*zip(other.sender, other.item)}
 
 
 def test_partial_sharers_choose_items_uniformly() -> None:
@@ -126,10 +130,10 @@ def test_shared_record_holds_items_and_times() -> None:
     train = replace(block.train, values={"time": np.linspace(5.0, 9.0, len(block.train.ids))})
     fed = replace(fed, stream=replace(fed.stream, blocks=(replace(block, train=train),)))
     progress = started(fed)
-    given = progress.server.shared
-    assert sets(given.lists_of(fed.stream.user_keys)) == sets(lists(progress, "shared"))
-    assert set(given.time) == {9.0}  # after the last of what it is about
-    assert progress.best_server.shared is given
+    inputs = progress.server.shared
+    assert sets(inputs.lists_of(fed.stream.user_keys)) == sets(lists(progress, "shared"))
+    assert set(inputs.time) == {9.0}  # after the last of what it is about
+    assert progress.best_server.shared is inputs
 
 
 # What the server sees
@@ -141,8 +145,8 @@ def walk(value: Any) -> list[Any]:
         return [value]
     if is_dataclass(value):
         value = {f.name: getattr(value, f.name) for f in fields(value)}
-    found = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return [array for one in found for array in walk(one)]
+    result = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return [array for entry in result for array in walk(entry)]
 
 
 def test_private_items_never_reach_the_server() -> None:
@@ -153,8 +157,8 @@ def test_private_items_never_reach_the_server() -> None:
     stay = {*zip(fed.stream.user_keys[local.rows()].tolist(), local.ids.tolist())}
     for _ in range(2):
         progress.server, _ = run_round(fed, progress.server, progress.devices)
-        given = progress.server.shared
-        assert not stay & {*zip(given.sender.tolist(), given.item.tolist())}
+        inputs = progress.server.shared
+        assert not stay & {*zip(inputs.sender.tolist(), inputs.item.tolist())}
         rest = walk(replace(progress.server, shared=SharedRecord()))
         assert rest
         assert not any(array.dtype.kind in "iu" and array.size for array in rest)
@@ -175,10 +179,10 @@ def test_share_request_holds_only_shared_items() -> None:
     fed = federate(people(), make_backbone("ego"), Listens)
     Listens.heard.clear()
     progress = started(fed)
-    (asked,) = Listens.heard
-    assert asked.kind == "share"
-    assert not asked.items.values
-    assert sets(asked.items) == [one for one in sets(lists(progress, "shared")) if one]
+    (request,) = Listens.heard
+    assert request.kind == "share"
+    assert not request.items.values
+    assert sets(request.items) == [entry for entry in sets(lists(progress, "shared")) if entry]
 
 
 # What devices learn from and score with
@@ -223,17 +227,17 @@ def test_device_scores_with_its_whole_history() -> None:
         fed.broadcast_serving(progress.server),
         "test",
     )
-    found, table, silent = scorer(users), progress.server.items, np.flatnonzero(groups(progress) == SHARE_ALL)
+    result, table, silent = scorer(users), progress.server.items, np.flatnonzero(groups(progress) == SHARE_ALL)
     assert len(silent) == 3
     for u in silent:
         progress.clients.private[u] = table[block.train.row(u)].mean(0)
-    np.testing.assert_allclose(found, catalogue(fed.backbone, progress, block), atol=1e-6)
+    np.testing.assert_allclose(result, catalogue(fed.backbone, progress, block), atol=1e-6)
     u = silent[0]
     p, rows = progress.clients.private[u], table[block.train.row(u)]
     by_hand = 0.5 * p + 0.5 * rows.sum(0) / np.sqrt(len(rows))
     cosines = table @ by_hand / np.linalg.norm(table, axis=1) / np.linalg.norm(by_hand)
     outside = np.setdiff1d(np.arange(50), block.train.row(u))
-    np.testing.assert_allclose(found[u][outside], cosines[outside], atol=1e-5)
+    np.testing.assert_allclose(result[u][outside], cosines[outside], atol=1e-5)
 
 
 def test_without_sharers_it_is_plain_federation() -> None:
@@ -241,11 +245,11 @@ def test_without_sharers_it_is_plain_federation() -> None:
     stream = people(40)
     plain, nobody = federate(stream, make_backbone("ego"), rounds=3), sharing(stream, options={"groups": [0, 0, 1]})
     nobody = replace(nobody, config=plain.config)
-    one, other = run_blocks(plain), run_blocks(nobody)
+    entry, other = run_blocks(plain), run_blocks(nobody)
     assert len(other.server.shared) == 0
-    assert np.array_equal(one.server.items, other.server.items)
-    assert np.array_equal(one.clients.private, other.clients.private)
-    assert one.results == other.results
+    assert np.array_equal(entry.server.items, other.server.items)
+    assert np.array_equal(entry.clients.private, other.clients.private)
+    assert entry.results == other.results
 
 
 # Requests
@@ -265,13 +269,13 @@ def tiny(**options: Any) -> tuple[Federation, Progress]:
     return fed, started(fed)
 
 
-@pytest.mark.parametrize(("mode", "left"), [("delete", {2, 3}), ("to_local", {0, 2, 3})])
-def test_unshared_items_are_dropped_or_trained_on(mode: str, left: set[int]) -> None:
+@pytest.mark.parametrize(("mode", "remainder"), [("delete", {2, 3}), ("to_local", {0, 2, 3})])
+def test_unshared_items_are_dropped_or_trained_on(mode: str, remainder: set[int]) -> None:
     fed, progress = tiny(unshare=mode)
     assert ask(fed, progress, "share", 0, [0, 1]) == {"sharing": UnlearningReport(details={"people": 1, "items": 2})}
     assert sets(learned_from(fed, progress).train)[0] == {2, 3}
     ask(fed, progress, "unshare", 0, [0])
-    assert sets(learned_from(fed, progress).train) == [left, {4, 5, 6}, {0, 4}]
+    assert sets(learned_from(fed, progress).train) == [remainder, {4, 5, 6}, {0, 4}]
     assert progress.server.shared.item.tolist() == [1]
     before = lists(progress, "shared"), lists(progress, "gone"), progress.server
     ask(fed, progress, "unshare", 0, [0])  # again
@@ -319,13 +323,13 @@ def test_many_requests_at_once_are_the_same_requests_one_by_one() -> None:
     fed = sharing(stream, options={"groups": [0, 0, 1]})
     together, alone = started(fed), started(fed)
     chosen = stream.blocks[0].train.take(np.arange(5, 50))
-    asked = RequestBatch("share", stream.user_keys[5:50], Ragged(chosen.ptr, chosen.ids), 3.0)
-    some = asked.take(np.arange(0, 40, 2))
+    request_batch = RequestBatch("share", stream.user_keys[5:50], Ragged(chosen.ptr, chosen.ids), 3.0)
+    some = request_batch.take(np.arange(0, 40, 2))
     back = replace(some, kind="unshare", items=some.items.filter_entries(np.arange(len(some.items.ids)) % 3 > 0))
-    for batch in (asked, back):
+    for batch in (request_batch, back):
         handle_requests(fed, together, batch)
-        for one in batch.to_requests():
-            handle_requests(fed, alone, one)
+        for request in batch.to_requests():
+            handle_requests(fed, alone, request)
     assert_same_numbers(together, alone)
     for name in ("shared", "gone"):
         assert sets(lists(together, name)) == sets(lists(alone, name))
@@ -335,28 +339,28 @@ def test_many_requests_at_once_are_the_same_requests_one_by_one() -> None:
 
 def random_given(rng: np.random.Generator) -> tuple[SharedRecord, Keys]:
     keys = rng.integers(1, 2**63, 6).astype(np.uint64)
-    given = SharedRecord()
+    shared_record = SharedRecord()
     for _ in range(4):
-        given = given.with_shared(int(rng.choice(keys)), rng.integers(0, 9, 4), 1.0)
-    return given, keys
+        shared_record = shared_record.with_shared(int(rng.choice(keys)), rng.integers(0, 9, 4), 1.0)
+    return shared_record, keys
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_record_after_many_requests_is_a_set_of_pairs(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    given, keys = random_given(rng)
-    pairs = {*zip(given.sender.tolist(), given.item.tolist())}
-    assert len(pairs) == len(given)
-    asked = Ragged.from_lists([rng.integers(0, 9, 3).tolist() for _ in range(4)])
-    wanted = {(int(keys[r]), int(i)) for r, i in zip(asked.rows(), asked.ids)}
-    more = update_shared_record(given, RequestBatch("share", keys[:4], asked, 2.0))
-    less = update_shared_record(given, RequestBatch("forget", keys[:4], asked))
-    left = update_shared_record(given, RequestBatch("leave", keys[:4], Ragged.empty(4)))
-    assert [*zip(more.sender.tolist(), more.item.tolist())][: len(given)] == [*zip(given.sender, given.item)]
-    for found, want in ((more, pairs | wanted), (less, pairs - wanted)):
-        assert len(found) == len(want)
-        assert {*zip(found.sender.tolist(), found.item.tolist())} == want
-    assert set(left.sender.tolist()) <= set(keys[4:].tolist())
+    inputs, keys = random_given(rng)
+    pairs = {*zip(inputs.sender.tolist(), inputs.item.tolist())}
+    assert len(pairs) == len(inputs)
+    request = Ragged.from_lists([rng.integers(0, 9, 3).tolist() for _ in range(4)])
+    wanted = {(int(keys[r]), int(i)) for r, i in zip(request.rows(), request.ids)}
+    more = update_shared_record(inputs, RequestBatch("share", keys[:4], request, 2.0))
+    less = update_shared_record(inputs, RequestBatch("forget", keys[:4], request))
+    remainder = update_shared_record(inputs, RequestBatch("leave", keys[:4], Ragged.empty(4)))
+    assert [*zip(more.sender.tolist(), more.item.tolist())][: len(inputs)] == [*zip(inputs.sender, inputs.item)]
+    for result, want in ((more, pairs | wanted), (less, pairs - wanted)):
+        assert len(result) == len(want)
+        assert {*zip(result.sender.tolist(), result.item.tolist())} == want
+    assert set(remainder.sender.tolist()) <= set(keys[4:].tolist())
 
 
 def test_sharing_choices_of_many_users_are_fast() -> None:
@@ -383,9 +387,9 @@ def by_hand(fed: Federation, progress: Progress) -> tuple[Any, Any]:
     """Each client's change of the table and what it learned from."""
     before, moved = progress.server.items, []
     for key in fed.stream.user_keys:
-        one = started(fed)
+        entry = started(fed)
         alone = replace(fed, config=fed.config.model_copy(update={"train": MEAN(fed)}))
-        after, _ = run_round(alone, one.server, one.devices, np.array([key]))
+        after, _ = run_round(alone, entry.server, entry.devices, np.array([key]))
         moved.append(after.items.astype(np.float64) - before)
     return np.array(moved), fed.stream.blocks[0].train.counts().astype(np.float64)
 
@@ -433,14 +437,14 @@ def test_a_weighted_mean_of_tables_is_the_table_plus_the_weighted_mean_of_change
 
 
 @pytest.mark.parametrize(
-    ("train", "said"),
+    ("train", "message"),
     [
         ({"aggregation": "mean", "weigh_by": "data"}, "is 'weighted'"),
         ({"aggregation": "fixed", "weigh_by": "data"}, r"train\.denominator"),
     ],
 )
-def test_senseless_weights_are_refused(train: dict[str, Any], said: str) -> None:
-    with pytest.raises(TacitaError, match=said):
+def test_senseless_weights_are_refused(train: dict[str, Any], message: str) -> None:
+    with pytest.raises(TacitaError, match=message):
         federate(TINY, make_backbone("ego"), **train).learner.check()
 
 
@@ -449,11 +453,11 @@ def test_senseless_weights_are_refused(train: dict[str, Any], said: str) -> None
 
 def test_resumed_run_does_not_repeat_sharing(tmp_path: Path) -> None:
     fed = sharing(people(), rounds=4)
-    whole, seen = run_blocks(fed), []
+    whole, observations = run_blocks(fed), []
 
     def stop(report: Any, now: Progress) -> None:
-        seen.append(report.round)
-        if len(seen) == 2:
+        observations.append(report.round)
+        if len(observations) == 2:
             raise InterruptedError
 
     progress = start_run(fed)
@@ -523,15 +527,15 @@ def test_what_was_shared_in_an_earlier_block_stays_shared_beside_f3crec(tmp_path
     handle_requests(fed, progress, Request("unshare", int(fed.stream.user_keys[0]), np.arange(120, dtype=np.int32)))
     assert not sets(progress.server.shared.lists_of(fed.stream.user_keys[:1]))[0]
     whole = run_blocks(federate_parts(specs))
-    again = federate_parts(specs)
-    restored = start_run(again)
+    repeat = federate_parts(specs)
+    restored = start_run(repeat)
 
     def stop(report: Any, now: Progress) -> None:
         if report.block == 1:
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        run_stream(again, restored, stop)
+        run_stream(repeat, restored, stop)
     restored = write_and_read(restored, tmp_path / "now.safetensors")
     run_stream(federate_parts(specs), restored, lambda report, now: None)
     assert_same_numbers(restored, whole)
@@ -553,12 +557,12 @@ def test_a_hit_is_any_hit_and_both_masks_are_reported_by_hand() -> None:
     def scorer(users: Ints) -> Any:
         return np.repeat(scores[None], len(users), axis=0)
 
-    found = _evaluate_control(fed, stream.blocks[0], scorer)
+    result = _evaluate_control(fed, stream.blocks[0], scorer)
     second, both = 1 / np.log2(3), 1 + 1 / np.log2(3)
-    assert found["hr@2"] == 1.0  # places 2 and 3; 1; 1 to 3
-    assert found["ndcg@2"] == pytest.approx((second / both + 1 + 1) / 3)
-    assert found["unmasked hr@2"] == pytest.approx(1 / 3)  # 4 and 5; 3; 1 to 3
-    assert found["unmasked ndcg@2"] == pytest.approx(1 / 3)
+    assert result["hr@2"] == 1.0  # places 2 and 3; 1; 1 to 3
+    assert result["ndcg@2"] == pytest.approx((second / both + 1 + 1) / 3)
+    assert result["unmasked hr@2"] == pytest.approx(1 / 3)  # 4 and 5; 3; 1 to 3
+    assert result["unmasked ndcg@2"] == pytest.approx(1 / 3)
 
 
 @pytest.mark.parametrize("mask", ["block", "none"])
@@ -579,25 +583,25 @@ def test_most_popular_on_ml_1m_matches_the_spec() -> None:
     fed = assemble(resolve_config({"data": "ml-1m", "method": "fedshare-local"}, "the test"), Machine())
     block = fed.stream.blocks[0]
     assert (fed.stream.n_users, fed.stream.n_items) == (6040, 3706)
-    found = _evaluate_control(fed, block, popular_scorer(fed, block))
+    result = _evaluate_control(fed, block, popular_scorer(fed, block))
     for name, want, off in (("hr@20", 0.642, 0.015), ("ndcg@20", 0.130, 0.01)):
-        assert found[name] == pytest.approx(want, abs=off)
+        assert result[name] == pytest.approx(want, abs=off)
     for name, want, off in (("hr@20", 0.530, 0.015), ("ndcg@20", 0.068, 0.01)):
-        assert found[f"unmasked {name}"] == pytest.approx(want, abs=off)
+        assert result[f"unmasked {name}"] == pytest.approx(want, abs=off)
     shared = len(started(fed).server.shared) / len(block.train.ids)
     assert shared == pytest.approx(0.16, abs=0.01)  # 0.1 + 0.2 * 0.3
 
 
 def test_a_global_split_is_of_all_rows_and_one_of_users_gives_everybody_something_to_test() -> None:
-    made = {}
+    result = {}
     for kind in ("random", "global-random"):
         values = {"data": "synthetic:users=60,items=40,per_user=12", "split": {"kind": kind}}
         (block,) = assemble(validate_model(RunConfig, values, "the test"), Machine()).stream.blocks
-        made[kind] = [part.counts() for part in (block.train, block.valid, block.test)]
-    assert (made["random"][2] > 0).all()
-    assert len(set(made["global-random"][2])) > 1
-    n = sum(part.sum() for part in made["global-random"])
-    assert [part.sum() / n for part in made["global-random"]] == pytest.approx([0.8, 0.1, 0.1], abs=0.005)
+        result[kind] = [part.counts() for part in (block.train, block.valid, block.test)]
+    assert (result["random"][2] > 0).all()
+    assert len(set(result["global-random"][2])) > 1
+    n = sum(part.sum() for part in result["global-random"])
+    assert [part.sum() / n for part in result["global-random"]] == pytest.approx([0.8, 0.1, 0.1], abs=0.005)
 
 
 # Its bench
@@ -613,28 +617,32 @@ def test_the_naive_loop_of_the_bench_learns_as_ours_does() -> None:
     for _ in range(5):
         naive.run_round()
         progress.server, _ = run_round(fed, progress.server, progress.devices)
-    ours, theirs = progress.server.items - before, naive.items.numpy() - before
-    assert np.linalg.norm(ours) == pytest.approx(np.linalg.norm(theirs), rel=0.1)
-    assert (ours * theirs).sum() / np.linalg.norm(ours) / np.linalg.norm(theirs) > 0.9
-    found = bench_sharing(fed, repeats=1)
-    assert found["clients"] == 60
-    assert min(found["fast_s"], found["naive_s"]) > 0
+    ours, other_values = progress.server.items - before, naive.items.numpy() - before
+    assert np.linalg.norm(ours) == pytest.approx(np.linalg.norm(other_values), rel=0.1)
+    assert (ours * other_values).sum() / np.linalg.norm(ours) / np.linalg.norm(other_values) > 0.9
+    result = bench_sharing(fed, repeats=1)
+    assert result["clients"] == 60
+    assert min(result["fast_s"], result["naive_s"]) > 0
     with pytest.raises(TacitaError, match="backbone 'ego'"):
         bench_sharing(sharing(people(10), "mf"), repeats=1)
 
 
-@pytest.mark.parametrize("left", [0, 1, 4], ids=["everything", "all-but-one", "most"])
-def test_the_naive_loop_draws_for_who_has_nearly_everything(left: int) -> None:
+@pytest.mark.parametrize("remainder", [0, 1, 4], ids=["everything", "all-but-one", "most"])
+def test_the_naive_loop_draws_for_who_has_nearly_everything(remainder: int) -> None:
     """Somebody with more than half of the catalogue, which one draw of twice as many does not get past."""
     values = {"data": "synthetic:users=40,items=30,per_user=8", "method": "fedshare", "evaluate": {"controls": False}}
     fed = assemble(resolve_config(values, "the test"), Machine())
     block = fed.stream.blocks[0]
-    lists = [np.arange(30 - left) if u == 0 else block.train.row(u) for u in range(40)]
-    train = Ragged.from_lists([one.tolist() for one in lists])
+    lists = [np.arange(30 - remainder) if u == 0 else block.train.row(u) for u in range(40)]
+    train = Ragged.from_lists([entry.tolist() for entry in lists])
     fed = replace(fed, stream=replace(fed.stream, blocks=(replace(block, train=train),)))
     naive = NaiveSharing(fed, next(part.config for part in fed.parts if part.name == "shared-graph"))
-    drawn = naive._draw_negatives(np.zeros(200, np.int64), np.arange(30 - left)) if left else np.zeros(0, np.int64)
-    assert set(drawn.tolist()) == set(range(30 - left, 30) if left else ())
+    drawn = (
+        naive._draw_negatives(np.zeros(200, np.int64), np.arange(30 - remainder))
+        if remainder
+        else np.zeros(0, np.int64)
+    )
+    assert set(drawn.tolist()) == set(range(30 - remainder, 30) if remainder else ())
     naive.n_clients = 40
     before = naive.items.clone()
     naive.run_round()

@@ -52,23 +52,23 @@ def nobody_sharing(folder: Path) -> str:
 
 def test_items_learned_before_sharing_need_retraining_to_be_forgotten(folder: Path) -> None:
     user = nobody_sharing(folder)
-    said = submit_request(folder, RawRequest("share", {user: None}))
-    assert (said.n_items, said.n_people) == (len(trained_items(folder, user)), 1)
+    result = submit_request(folder, RawRequest("share", {user: None}))
+    assert (result.n_items, result.n_people) == (len(trained_items(folder, user)), 1)
     assert sorted(shared_items_of(folder, user)) == sorted(trained_items(folder, user))
-    found = forget_items(folder, {user: None})
-    assert found["method"]["exact"] is False
-    assert "before it was shared stays in the model" in found["method"]["leaves"]
-    assert found["method"]["leaves"] in found["residual_risk"]
-    assert found["purged"]["clean"] is True, found["purged"]  # not even that they shared late
+    outcome = forget_items(folder, {user: None})
+    assert outcome["method"]["exact"] is False
+    assert "before it was shared stays in the model" in outcome["method"]["leaves"]
+    assert outcome["method"]["leaves"] in outcome["residual_risk"]
+    assert outcome["purged"]["clean"] is True, outcome["purged"]  # not even that they shared late
     assert derive_keys([user])[0] not in open_saved(folder).server_arrays["parts/decoupled/late"]
     assert "already forgotten" in submit_request(folder, RawRequest("forget", {user: None})).message
-    again = submit_request(folder, RawRequest("forget", {user: None}, retrain=True)).certificate
-    assert again is not None
-    assert (again["method"]["name"], again["method"]["exact"], again["method"]["leaves"]) == ("retrain", True, "")
-    assert again["model"]["sha256_after"] != found["model"]["sha256_after"]
+    repeat = submit_request(folder, RawRequest("forget", {user: None}, retrain=True)).certificate
+    assert repeat is not None
+    assert (repeat["method"]["name"], repeat["method"]["exact"], repeat["method"]["leaves"]) == ("retrain", True, "")
+    assert repeat["model"]["sha256_after"] != outcome["model"]["sha256_after"]
     run = reopen_run(folder)
-    anew = retrain_run(run.federation, TrainedState(run.progress.server, run.progress.clients))
-    np.testing.assert_array_equal(anew.server.items, run.progress.server.items)
+    retrained = retrain_run(run.federation, TrainedState(run.progress.server, run.progress.clients))
+    np.testing.assert_array_equal(retrained.server.items, run.progress.server.items)
     assert (
         submit_request(folder, RawRequest("forget", {user: None}, retrain=True)).certificate is None
     )  # nothing is left to go
@@ -79,10 +79,10 @@ def test_unshare_reports_whether_items_were_learned_before(folder: Path) -> None
     late = nobody_sharing(folder)
     submit_request(folder, RawRequest("share", {late: trained_items(folder, late)[:2]}))
     for user, stays in ((early, False), (late, True)):
-        found = submit_request(folder, RawRequest("unshare", {user: shared_items_of(folder, user)})).certificate
-        assert found is not None
-        assert found["method"]["exact"] is not stays
-        assert ("before it was shared" in found["residual_risk"]) == bool(found["method"]["leaves"]) == stays
+        result = submit_request(folder, RawRequest("unshare", {user: shared_items_of(folder, user)})).certificate
+        assert result is not None
+        assert result["method"]["exact"] is not stays
+        assert ("before it was shared" in result["residual_risk"]) == bool(result["method"]["leaves"]) == stays
 
 
 def test_retraining_removes_residue_of_forgotten_items(folder: Path) -> None:
@@ -92,14 +92,14 @@ def test_retraining_removes_residue_of_forgotten_items(folder: Path) -> None:
         submit_request(folder, RawRequest("forget", {user: _others(folder, user)[:1]}, retrain=True))
     submit_request(folder, RawRequest("share", {user: item}))
     assert forget_items(folder, {user: item})["method"]["leaves"]
-    again = submit_request(folder, RawRequest("forget", {user: item}, retrain=True)).certificate
-    assert again is not None
-    assert again["method"]["name"] == "retrain"
+    repeat = submit_request(folder, RawRequest("forget", {user: item}, retrain=True)).certificate
+    assert repeat is not None
+    assert repeat["method"]["name"] == "retrain"
 
 
 def _others(folder: Path, user: str) -> list[str]:
-    mine = set(history_of(folder, user))
-    return [one for one in open_saved(folder).ids["items"] if one not in mine]
+    history = set(history_of(folder, user))
+    return [item for item in open_saved(folder).ids["items"] if item not in history]
 
 
 def test_failed_verdict_sets_exit_code_and_reason(
@@ -121,13 +121,13 @@ def test_certificate_for_unshared_items_fails(folder: Path, monkeypatch: pytest.
     user = next(u for u in open_saved(folder).ids["users"] if shared_items_of(folder, u))
     items = shared_items_of(folder, user)
     run = reopen_run(folder)
-    asked = Request("unshare", int(derive_keys([user])[0]), np.zeros(0, np.int32))
-    assert handle_requests(run.federation, run.progress, asked)["decoupled"]["exact"] is False  # nothing was taken
+    request = Request("unshare", int(derive_keys([user])[0]), np.zeros(0, np.int32))
+    assert handle_requests(run.federation, run.progress, request)["decoupled"]["exact"] is False  # nothing was taken
     real = certificate._took_nothing
     monkeypatch.setattr(certificate, "_took_nothing", lambda case: real(_forged(case)))
-    found = submit_request(folder, RawRequest("unshare", {user: items})).certificate
-    assert found is not None
-    assert (found["verdict"], found["method"]["exact"]) == (
+    result = submit_request(folder, RawRequest("unshare", {user: items})).certificate
+    assert result is not None
+    assert (result["verdict"], result["method"]["exact"]) == (
         "fail: the server's record held nothing of what is taken back",
         False,
     )
@@ -147,12 +147,12 @@ def _forged(case: Any) -> Any:
 
 def test_pseudonyms_need_the_folders_key(folder: Path) -> None:
     user = next(u for u in open_saved(folder).ids["users"] if shared_items_of(folder, u))
-    found = submit_request(folder, RawRequest("unshare", {user: shared_items_of(folder, user)[:1]})).certificate
+    result = submit_request(folder, RawRequest("unshare", {user: shared_items_of(folder, user)[:1]})).certificate
     key = read_key(folder)
-    assert found is not None
+    assert result is not None
     assert key is not None
     assert len(key) == 32
-    assert found["request"]["subjects"] == [pseudonym(key, user)]
+    assert result["request"]["subjects"] == [pseudonym(key, user)]
     assert pseudonym(bytes(32), user) != pseudonym(key, user)
     assert stat.S_IMODE((folder / KEY).stat().st_mode) == 0o600
     (folder / KEY).write_text("spoilt")

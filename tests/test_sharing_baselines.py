@@ -41,8 +41,12 @@ from tacita.runs.assembly import Machine, assemble
 
 def people(n: int = 40, n_items: int = 30) -> BlockStream:
     rng = np.random.default_rng(5)
-    mine = [rng.permutation(n_items)[: rng.integers(4, 12)].tolist() for _ in range(n)]
-    return make_stream(make_block(0, n_items, [m[:-2] for m in mine], [m[-2:-1] for m in mine], [m[-1:] for m in mine]))
+    own_values = [rng.permutation(n_items)[: rng.integers(4, 12)].tolist() for _ in range(n)]
+    return make_stream(
+        make_block(
+            0, n_items, [m[:-2] for m in own_values], [m[-2:-1] for m in own_values], [m[-1:] for m in own_values]
+        )
+    )
 
 
 def fed_with(*specs: dict[str, Any], stream: BlockStream | None = None, **train: Any) -> Federation:
@@ -96,19 +100,19 @@ def test_the_server_enters_the_mean_by_the_number_of_its_edges() -> None:
     before, server = states(random_record(5, 14))
     part, edges = server_part(), len(before.shared)
     total = replace(no_total(before, 3), weight=12.0)
-    mine = alone(part, before)
-    assert np.abs(mine - before.items).max() > 1e-3
-    expected = (12 * server.items + edges * mine) / (12 + edges)
-    made = part.server_step(before, server, total)
-    np.testing.assert_allclose(made.items, expected, atol=1e-6)
-    assert part.metrics(made)["server_share"] == pytest.approx(edges / (12 + edges))
+    own_values = alone(part, before)
+    assert np.abs(own_values - before.items).max() > 1e-3
+    expected = (12 * server.items + edges * own_values) / (12 + edges)
+    result = part.server_step(before, server, total)
+    np.testing.assert_allclose(result.items, expected, atol=1e-6)
+    assert part.metrics(result)["server_share"] == pytest.approx(edges / (12 + edges))
 
 
 def test_its_share_of_the_mean_can_be_capped() -> None:
     before, server = states(random_record(5, 14))
     total = replace(no_total(before, 3), weight=12.0)
-    made = server_part(weight_cap=0.25).server_step(before, server, total)
-    np.testing.assert_allclose(made.items, 0.75 * server.items + 0.25 * alone(server_part(), before), atol=1e-6)
+    result = server_part(weight_cap=0.25).server_step(before, server, total)
+    np.testing.assert_allclose(result.items, 0.75 * server.items + 0.25 * alone(server_part(), before), atol=1e-6)
     nothing_else = server_part(weight_cap=0.25).server_step(before, before, no_total(before))
     np.testing.assert_array_equal(nothing_else.items, before.items)
 
@@ -119,16 +123,16 @@ def test_it_joins_every_kind_of_mean(aggregation: str) -> None:
     touched = np.zeros(14)
     touched[:4] = 3.0
     total = replace(no_total(before, 3), sums={"rows": np.zeros((14, 6)), "rows.touched": touched})
-    mine, own = alone(server_part(), before), (server.items, before.items)
+    own_values, own = alone(server_part(), before), (server.items, before.items)
     part = server_part(aggregation, layers=3)
-    made = part.server_step(before, server, total).items
+    result = part.server_step(before, server, total).items
     others = {"mean": 3.0, "fixed": 10.0, "per-row": touched[:, None]}[aggregation]
-    expected = (others * own[0] + mine) / (others + 1.0)
+    expected = (others * own[0] + own_values) / (others + 1.0)
     if aggregation == "per-row":
-        moved = (mine != own[1]).any(1)
+        moved = (own_values != own[1]).any(1)
         expected = np.where(moved[:, None], expected, server.items)
         assert 0 < moved.sum() < 14
-    np.testing.assert_allclose(made, expected, atol=1e-6)
+    np.testing.assert_allclose(result, expected, atol=1e-6)
 
 
 def test_a_fixed_denominator_has_to_be_said_where_the_server_joins_the_sum() -> None:
@@ -145,9 +149,9 @@ def test_layers_change_what_the_server_learns() -> None:
 
 
 def test_edges_that_count_less_are_those_of_the_dense_matrix() -> None:
-    given, table = record_of_edges([(7, 0), (7, 2), (50, 2), (900, 0)]), random_table(4, 5)
+    record, table = record_of_edges([(7, 0), (7, 2), (50, 2), (900, 0)]), random_table(4, 5)
     more = np.array([7, 900, 7], np.uint64), np.array([3, 2, 0], np.int32)
-    graph = SharedGraph.from_record(given, 4, more, layers=2, extra_weight=np.array([0.5, 0.25, 0.1], np.float32))
+    graph = SharedGraph.from_record(record, 4, more, layers=2, extra_weight=np.array([0.5, 0.25, 0.1], np.float32))
     a = np.array([[1, 0, 1, 0.5], [0, 0, 1, 0], [1, 0, 0.25, 0]])  # what is in the record counts 1
     degrees = [np.where(d > 0, np.where(d > 0, d, 1) ** -0.5, 0) for d in (a.sum(1), a.sum(0))]
     whole = np.zeros((7, 7))
@@ -164,17 +168,17 @@ def test_the_scorer_steps_down_the_cross_entropy() -> None:
     scorer = LinkScorer(3, LinkPredictionOptions(hidden=5, lr=0.01), np.uint64(4))
     users, items = (UnitRows.normalise(rng.normal(size=(9, 3)).astype(np.float32)).rows for _ in range(2))
     label = (rng.random(9) < 0.5).astype(np.float32)
-    tensors = [torch.tensor(one.table, requires_grad=True) for one in scorer.layers]
+    tensors = [torch.tensor(entry.table, requires_grad=True) for entry in scorer.layers]
     met = torch.from_numpy(scorer.build_features(users, items))
     logits = torch.relu(met @ tensors[0] + tensors[1]) @ tensors[2][0] + tensors[3][0, 0]
     torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(label)).backward()
-    before = [one.table.copy() for one in scorer.layers]
+    before = [entry.table.copy() for entry in scorer.layers]
     scorer.train_step(met.numpy(), label)
-    for one, was, tensor in zip(scorer.layers, before, tensors, strict=True):
+    for layer, was, tensor in zip(scorer.layers, before, tensors, strict=True):
         assert tensor.grad is not None
         slope = tensor.grad.numpy()
         some = np.abs(slope) > 1e-6
-        np.testing.assert_allclose((one.table - was)[some], -0.01 * np.sign(slope)[some], rtol=1e-2)
+        np.testing.assert_allclose((layer.table - was)[some], -0.01 * np.sign(slope)[some], rtol=1e-2)
 
 
 def clubs(n_users: int = 60, n_items: int = 40) -> list[list[int]]:
@@ -184,11 +188,11 @@ def clubs(n_users: int = 60, n_items: int = 40) -> list[list[int]]:
 
 
 def test_graph_repair_proposes_links_and_never_existing_ones() -> None:
-    given, effort = (
-        record_of_edges([(u, i) for u, mine in enumerate(clubs()) for i in mine]),
+    record, effort = (
+        record_of_edges([(u, i) for u, club in enumerate(clubs()) for i in club]),
         LinkPredictionOptions(epochs=60),
     )
-    graph = SharedGraph.from_record(given, 40)
+    graph = SharedGraph.from_record(record, 40)
     table, whom = random_table(40, 8), np.arange(0, 60, 1)
     free = propose_links(graph, table, whom, effort, np.uint64(3))
     assert free is not None
@@ -197,9 +201,9 @@ def test_graph_repair_proposes_links_and_never_existing_ones() -> None:
     assert right.mean() > 0.9  # by chance: 3 of 23
     assert (free.weight > 0.5).all()
     assert np.bincount(free.user).max() <= 8  # half of what one shared
-    there = {*zip(given.sender.tolist(), given.item.tolist())}
+    counterpart = {*zip(record.sender.tolist(), record.item.tolist())}
     proposed = [*zip(graph.users[free.user].tolist(), free.item.tolist())]
-    assert not there & {*proposed}
+    assert not counterpart & {*proposed}
 
 
 def test_all_pairs_meet_as_single_ones_do() -> None:
@@ -228,11 +232,11 @@ def test_graph_repair_without_hidden_edges_proposes_nothing() -> None:
 
 def test_user_rows_follow_the_gradient_towards_device_vectors() -> None:
     graph, table = SharedGraph.from_record(random_record(6, 14), 14), random_table(14, 5)
-    told = DeviceVectors(np.array([0, 2, 5]), UnitRows.normalise(random_table(3, 5, seed=8)).rows)
+    report = DeviceVectors(np.array([0, 2, 5]), UnitRows.normalise(random_table(3, 5, seed=8)).rows)
     nothing = np.zeros(0, np.int64)
     batch, along = Batch(nothing, nothing, nothing, nothing), random_table(14, 5, seed=4)
     with ThreadPoolExecutor(1) as cores:
-        descent = GraphLoss(graph, GraphObjective(lam1=0.7, lam=0.0), cores, device_vectors=told)
+        descent = GraphLoss(graph, GraphObjective(lam1=0.7, lam=0.0), cores, device_vectors=report)
         slope = descent.compute_gradients(table, batch).table
         up, down = (descent.compute_gradients(table + np.float32(h) * along, batch).cl for h in (1e-2, -1e-2))
     assert (slope * along).sum() == pytest.approx(0.7 * (up - down) / 2e-2, rel=2e-2)
@@ -250,8 +254,8 @@ def test_partial_sharers_are_known_to_the_server() -> None:
 
 
 def pairs_of(server: ServerState) -> set[tuple[int, int]]:
-    kept = server.parts["graph-mending"]
-    return {*zip(kept["mended_sender"].tolist(), kept["mended_item"].tolist())} if "mended_sender" in kept else set()
+    state = server.parts["graph-mending"]
+    return {*zip(state["mended_sender"].tolist(), state["mended_item"].tolist())} if "mended_sender" in state else set()
 
 
 def test_withdrawn_links_are_never_proposed_again() -> None:
@@ -265,30 +269,32 @@ def test_withdrawn_links_are_never_proposed_again() -> None:
     assert mended
     server = progress.server
     assert {sender for sender, _ in mended} <= set(server.parts["graph-mending"]["partial"].tolist())
-    given = server.shared
-    assert not mended & {*zip(given.sender.tolist(), given.item.tolist())}
-    senders = np.unique(given.sender)[::2]
-    lists = given.lists_of(senders)
+    inputs = server.shared
+    assert not mended & {*zip(inputs.sender.tolist(), inputs.item.tolist())}
+    senders = np.unique(inputs.sender)[::2]
+    lists = inputs.lists_of(senders)
     some = lists.filter_entries(np.arange(len(lists.ids)) % 9 == 0)
-    said = handle_requests(fed, progress, RequestBatch("unshare", senders, Ragged(some.ptr, some.ids)))["graph-mending"]
-    assert said.purged == ("mended_edges",)
+    message = handle_requests(fed, progress, RequestBatch("unshare", senders, Ragged(some.ptr, some.ids)))[
+        "graph-mending"
+    ]
+    assert message.purged == ("mended_edges",)
     assert not pairs_of(progress.server)
     gone = {*zip(senders[some.rows()].tolist(), some.ids.tolist())}
-    seen = set()
+    observations = set()
     for _ in range(4):
-        seen |= pairs_of(play(fed, progress, 2))
-    assert seen
-    assert not {sender for sender, _ in seen} & {sender for sender, _ in gone}  # who withdrew is mended no more
-    assert not seen & {*zip(progress.server.shared.sender.tolist(), progress.server.shared.item.tolist())}
+        observations |= pairs_of(play(fed, progress, 2))
+    assert observations
+    assert not {sender for sender, _ in observations} & {sender for sender, _ in gone}  # who withdrew is mended no more
+    assert not observations & {*zip(progress.server.shared.sender.tolist(), progress.server.shared.item.tolist())}
 
 
 def test_only_sharing_devices_upload_a_vector_and_only_where_the_run_says_so() -> None:
     share, plain = {"name": "sharing", "groups": [1, 1, 1]}, fed_with({"name": "sharing"}, MENDING)
     progress = started(plain)
-    assert [one.name for one in plain.fields(progress.server, Question("round"))] == ["rows"]
+    assert [field.name for field in plain.fields(progress.server, Question("round"))] == ["rows"]
     fed = fed_with(share, {**MENDING, "contrast_users": True})
     progress = started(fed)
-    assert [(one.name, one.seen) for one in fed.fields(progress.server, Question("round"))][1:] == [
+    assert [(field.name, field.seen) for field in fed.fields(progress.server, Question("round"))][1:] == [
         ("graph-mending.vector", "each")
     ]
     total = progress.devices.exchange(
@@ -322,9 +328,9 @@ def test_no_output_is_much_likelier_for_one_item_than_for_another(epsilon: float
         np.testing.assert_allclose(chance.sum(1), 1)
         assert 0 < log_ratio(chance) <= epsilon
         assert (chance.argmax(1) == everything).all()
-    told = compute_probabilities("krr", epsilon, random_table(5, 3), everything)
-    assert log_ratio(told) == pytest.approx(epsilon)
-    np.testing.assert_allclose(np.diag(told), np.exp(epsilon) / (np.exp(epsilon) + 4))
+    probabilities = compute_probabilities("krr", epsilon, random_table(5, 3), everything)
+    assert log_ratio(probabilities) == pytest.approx(epsilon)
+    np.testing.assert_allclose(np.diag(probabilities), np.exp(epsilon) / (np.exp(epsilon) + 4))
 
 
 @pytest.mark.parametrize("mechanism", ["exponential", "krr"])
@@ -344,19 +350,19 @@ def test_truth_probability_over_3706_dissimilar_items(epsilon: float, truth: flo
 def test_perturbed_items_have_their_distribution_and_are_independent(mechanism: Mechanism) -> None:
     table, items = random_table(6, 3), np.tile([4, 1], 20_000).astype(np.int32)
     drawn = np.random.default_rng(1).integers(0, 2**63, len(items), np.uint64) * np.uint64(2)
-    told = perturb_items(mechanism, 3.0, table, items, drawn)
+    report = perturb_items(mechanism, 3.0, table, items, drawn)
     chance = compute_probabilities(mechanism, 3.0, table, np.array([4, 1]))
     for k in range(2):
-        seen = np.bincount(told[k::2], minlength=6) / 20_000
-        np.testing.assert_allclose(seen, chance[k], atol=0.015)
-    assert np.array_equal(perturb_items(mechanism, 3.0, table, items[5:9], drawn[5:9]), told[5:9])
+        observations = np.bincount(report[k::2], minlength=6) / 20_000
+        np.testing.assert_allclose(observations, chance[k], atol=0.015)
+    assert np.array_equal(perturb_items(mechanism, 3.0, table, items[5:9], drawn[5:9]), report[5:9])
 
 
 def contributing(epsilon: float = 2.0, groups: tuple[int, ...] = (1, 1, 1), **options: Any) -> Federation:
-    given = {"name": "contribution", "epsilon": epsilon, **options}
+    inputs = {"name": "contribution", "epsilon": epsilon, **options}
     stream = make_stream(make_block(0, 40, clubs(), [[] for _ in range(60)], [[] for _ in range(60)]))
     share = {"name": "sharing", "groups": list(groups), "still_learn": True}
-    return fed_with(share, given, stream=stream)
+    return fed_with(share, inputs, stream=stream)
 
 
 def sent_by(progress: Progress, key: int, fed: Federation) -> dict[int, int]:
@@ -367,8 +373,8 @@ def sent_by(progress: Progress, key: int, fed: Federation) -> dict[int, int]:
 
 
 def held_of(progress: Progress, key: int) -> set[int]:
-    given = progress.server.shared
-    return set(given.item[given.sender == key].tolist())
+    inputs = progress.server.shared
+    return set(inputs.item[inputs.sender == key].tolist())
 
 
 def test_server_receives_perturbed_items() -> None:
@@ -384,8 +390,8 @@ def test_server_receives_perturbed_items() -> None:
     assert same / total < 0.3
     truly = started(contributing(epsilon=60.0, mechanism="krr"))
     users = {int(key): n for n, key in enumerate(fed.stream.user_keys)}
-    given = truly.server.shared
-    assert all(item in clubs()[users[int(key)]] for key, item in zip(given.sender, given.item))
+    inputs = truly.server.shared
+    assert all(item in clubs()[users[int(key)]] for key, item in zip(inputs.sender, inputs.item))
 
 
 def test_unshare_removes_the_perturbed_item_unless_another_maps_to_it() -> None:
@@ -427,14 +433,14 @@ def test_promise_counts_every_perturbed_item() -> None:
 def test_contributions_start_after_some_rounds_and_report_epsilon() -> None:
     spec = [{"name": "sharing", "after": 2, "still_learn": True}, {"name": "contribution"}]
     fed = fed_with(*spec, rounds=4, patience=9)
-    seen: list[int] = []
+    observations: list[int] = []
     progress = start_run(fed)
-    run_stream(fed, progress, lambda report, now: seen.append(len(now.server.shared)))
-    assert seen[:2] == [0, 0]
-    assert seen[2] == seen[3] > 0
-    said = progress.results[0]["promises"]["contribution"]
-    assert said["epsilon_per_item"] == 8.0
-    assert said["epsilon_per_person_most"] >= 16.0
+    run_stream(fed, progress, lambda report, now: observations.append(len(now.server.shared)))
+    assert observations[:2] == [0, 0]
+    assert observations[2] == observations[3] > 0
+    contribution = progress.results[0]["promises"]["contribution"]
+    assert contribution["epsilon_per_item"] == 8.0
+    assert contribution["epsilon_per_person_most"] >= 16.0
     assert "promises" not in run_blocks(fed_with(rounds=1)).results[0]
 
 
@@ -463,8 +469,8 @@ def test_auxiliary_model_recommends_items_of_the_users_group() -> None:
     clients = fed.stream.user_keys[:60]
     sent = part.broadcast(server, Audience("round", clients)).per_client
     assert sent is not None
-    told = np.isin(clients, server.shared.sender)
-    assert np.array_equal(sent.counts(), 3 * told)
+    report = np.isin(clients, server.shared.sender)
+    assert np.array_equal(sent.counts(), 3 * report)
     assert not any(set(sent.row(u)) & held_of(progress, clients[u]) for u in range(60))
     whole = progress.clients.parts["sharing"]["group"] != SHARE_SOME  # few items were told of the others
     right = (sent.ids % 2 == sent.rows() % 2)[whole[sent.rows()]]
@@ -496,11 +502,11 @@ def test_perturbed_sharing_works_on_nodes_and_can_be_withdrawn(tmp_path: Path) -
     site.next_block()
     arrays = site.arrays()
     assert len(np.unique(arrays["now/given/sender"])) == 1
-    found = set(arrays["now/given/item"].tolist())
-    assert 0 < len(found) <= len(own[0])
-    assert found != set(own[0].tolist())
-    (told,) = [v for name, v in arrays.items() if name.startswith("now/") and name.endswith("contribution/told")]
-    assert sorted(told.tolist()) == sorted(len(one) for one in own)  # what was told stays spent
+    result = set(arrays["now/given/item"].tolist())
+    assert 0 < len(result) <= len(own[0])
+    assert result != set(own[0].tolist())
+    (report,) = [v for name, v in arrays.items() if name.startswith("now/") and name.endswith("contribution/told")]
+    assert sorted(report.tolist()) == sorted(len(entry) for entry in own)  # what was told stays spent
     close_nodes(site)
 
 
@@ -535,16 +541,18 @@ def moved(fed: Federation) -> Any:
 
 @pytest.mark.parametrize("objective", ["bpr", "bce"])
 def test_weighted_like_of_1_equals_an_own_item(objective: str) -> None:
-    mine = [[0, 1, 2], [3, 4], [5]]
+    own_values = [[0, 1, 2], [3, 4], [5]]
     settings = {"objective": objective, "negatives": 2, "local_epochs": 2, "stepper": "autograd"}
-    whole = federate(make_stream(make_block(0, 14, [[*one, 10, 11] for one in mine])), make_backbone("mf"), **settings)
-    liked = federate(make_stream(make_block(0, 14, mine)), make_backbone("mf"), Liked, **settings)
-    one, other = moved(whole), moved(liked)
-    assert one.keys() == other.keys()
-    for at, value in one.items():
+    whole = federate(
+        make_stream(make_block(0, 14, [[*entry, 10, 11] for entry in own_values])), make_backbone("mf"), **settings
+    )
+    liked = federate(make_stream(make_block(0, 14, own_values)), make_backbone("mf"), Liked, **settings)
+    first, other = moved(whole), moved(liked)
+    assert first.keys() == other.keys()
+    for at, value in first.items():
         np.testing.assert_allclose(other[at], value, rtol=1e-5, atol=1e-7)
-    half = moved(federate(make_stream(make_block(0, 14, mine)), make_backbone("mf"), HalfLiked, **settings))
-    assert any(not np.allclose(half[at], value, rtol=1e-3) for at, value in one.items())
+    half = moved(federate(make_stream(make_block(0, 14, own_values)), make_backbone("mf"), HalfLiked, **settings))
+    assert any(not np.allclose(half[at], value, rtol=1e-3) for at, value in first.items())
 
 
 def test_half_a_like_is_half_the_slope() -> None:
@@ -568,22 +576,22 @@ def test_half_a_like_is_half_the_slope() -> None:
         name = "half"
         weight_of = 0.5
 
-    found = []
+    result = []
     for part in (Only, Half):
         fed = federate(stream, make_backbone("mf"), part, objective="bpr", negatives=1)
         progress = started(fed)
-        found.append(after(fed, 1).items - progress.server.items)
-    np.testing.assert_allclose(2 * found[1], found[0], rtol=1e-4, atol=1e-7)
-    assert np.abs(found[0]).max() > 1e-3
+        result.append(after(fed, 1).items - progress.server.items)
+    np.testing.assert_allclose(2 * result[1], result[0], rtol=1e-4, atol=1e-7)
+    assert np.abs(result[0]).max() > 1e-3
 
 
 def test_the_compiled_star_weighs_pairs_as_torch_does() -> None:
-    mine = [[0, 1, 2, 3], [3, 4], [5, 6, 7]]
+    own_values = [[0, 1, 2, 3], [3, 4], [5, 6, 7]]
     settings = {"objective": "bpr", "negatives": 1, "local_epochs": 3, "optimiser": "lazy-adam", "l2": 1e-3}
     tables = []
     for stepper in ("fused", "autograd"):
         backbone = make_backbone("ego", lr=0.05, item_lr_scale=1.0)
-        fed = federate(make_stream(make_block(0, 14, mine)), backbone, HalfLiked, **settings, stepper=stepper)
+        fed = federate(make_stream(make_block(0, 14, own_values)), backbone, HalfLiked, **settings, stepper=stepper)
         tables.append(moved(fed))
     assert tables[0].keys() == tables[1].keys()
     for at, value in tables[0].items():

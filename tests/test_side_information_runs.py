@@ -103,21 +103,22 @@ def pooled(backbone: str, **train: Any) -> RunConfig:
 def test_a_central_model_beats_most_popular(backbone: str) -> None:
     fed = assemble(pooled(backbone), HERE)
     block = fed.stream.blocks[0]
-    found = train_centrally(fed, block)
+    centrally = train_centrally(fed, block)
     ours, plain = (
-        evaluate_scorer(fed, block, one).mean()["ndcg@10"] for one in (found.scorer(), popular_scorer(fed, block))
+        evaluate_scorer(fed, block, entry).mean()["ndcg@10"]
+        for entry in (centrally.scorer(), popular_scorer(fed, block))
     )
     assert ours > 1.3 * plain
-    assert 1 <= found.best_epoch <= found.epochs <= 40
+    assert 1 <= centrally.best_epoch <= centrally.epochs <= 40
 
 
 def test_it_stops_when_validation_stops_and_keeps_the_best_epoch() -> None:
     fed = assemble(pooled("neuncf", rounds=60, patience=4), HERE)
     block = fed.stream.blocks[0]
-    found = train_centrally(fed, block)
-    assert found.epochs == found.best_epoch + 4 or found.epochs == 60
-    again = evaluate_scorer(fed, block, found.scorer(), "valid").mean()["ndcg@10"]
-    assert again == pytest.approx(found.valid)
+    centrally = train_centrally(fed, block)
+    assert centrally.epochs == centrally.best_epoch + 4 or centrally.epochs == 60
+    repeat = evaluate_scorer(fed, block, centrally.scorer(), "valid").mean()["ndcg@10"]
+    assert repeat == pytest.approx(centrally.valid)
 
 
 def test_a_model_without_a_central_form_is_refused() -> None:

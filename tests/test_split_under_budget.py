@@ -53,14 +53,14 @@ def config_of(data: str = SMALL, **settings: Any) -> RunConfig:
 
 def rows_by_user(stream: BlockStream) -> dict[str, list[tuple[int, str, str]]]:
     """Of every user the block, role and item of each entry."""
-    found: dict[str, list[tuple[int, str, str]]] = {}
+    result: dict[str, list[tuple[int, str, str]]] = {}
     for block in stream.blocks:
         for role in ("train", "valid", "test"):
             lists = getattr(block, role)
             for row, item in zip(lists.rows(), lists.ids):
                 entry = (block.index, role, stream.item_ids[item])
-                found.setdefault(stream.user_ids[row], []).append(entry)
-    return {user: sorted(entries) for user, entries in found.items()}
+                result.setdefault(stream.user_ids[row], []).append(entry)
+    return {user: sorted(entries) for user, entries in result.items()}
 
 
 def draw_rows(n_users: int, per_user: int) -> list[Row]:
@@ -81,9 +81,9 @@ def test_one_person_moves_nobody_elses_rows(borders: Any) -> None:
     config = SplitConfig(kind="blocks", n_blocks=4, borders=borders)
     rows = draw_rows(20, 12)
     without = rows_by_user(split(table(rows), config))
-    beside = rows_by_user(split(table([*rows, *MOVER]), config))
-    assert beside.pop("u99")
-    assert beside == without
+    side_output = rows_by_user(split(table([*rows, *MOVER]), config))
+    assert side_output.pop("u99")
+    assert side_output == without
 
 
 def test_quantiles_of_all_rows_move_others() -> None:
@@ -91,9 +91,9 @@ def test_quantiles_of_all_rows_move_others() -> None:
     config = SplitConfig(kind="blocks", n_blocks=4, borders="quantile")
     rows = draw_rows(20, 12)
     without = rows_by_user(split(table(rows), config))
-    beside = rows_by_user(split(table([*rows, *MOVER]), config))
-    beside.pop("u99")
-    assert beside != without
+    side_output = rows_by_user(split(table([*rows, *MOVER]), config))
+    side_output.pop("u99")
+    assert side_output != without
 
 
 def test_everybodys_own_rows_are_cut_in_the_shares_of_the_split() -> None:

@@ -137,8 +137,8 @@ def expected_blocks(rows: Sequence[Row], n_blocks: int, share: str = "0.6") -> l
 def test_every_pair_of_a_block_is_in_exactly_one_part(rows: list[Row], n_blocks: int) -> None:
     stream = cut(rows, n_blocks)
     for block in stream.blocks:
-        found = pairs(stream, block)
-        assert len(found) == len(set(found))
+        result = pairs(stream, block)
+        assert len(result) == len(set(result))
     assert sum(block.n_rows for block in stream.blocks) == len(rows)
     assert {p for block in stream.blocks for p in pairs(stream, block)} == {(f"u{u}", f"i{i}") for u, i, _ in rows}
 
@@ -148,8 +148,8 @@ def test_every_pair_of_a_block_is_in_exactly_one_part(rows: list[Row], n_blocks:
 def test_blocks_hold_what_an_obvious_cut_by_time_gives(rows: list[Row], n_blocks: int) -> None:
     stream = cut(rows, n_blocks)
     expected = expected_blocks(rows, n_blocks)
-    assert [block.n_rows for block in stream.blocks] == [len(one) for one in expected]
-    assert [set(pairs(stream, block)) for block in stream.blocks] == [set(one) for one in expected]
+    assert [block.n_rows for block in stream.blocks] == [len(entry) for entry in expected]
+    assert [set(pairs(stream, block)) for block in stream.blocks] == [set(entry) for entry in expected]
 
 
 @settings(max_examples=60, deadline=None)
@@ -159,11 +159,11 @@ def test_later_blocks_hold_back_each_users_last_items_by_the_ceiling_rule(rows: 
     for block, expected in zip(stream.blocks[1:], expected_blocks(rows, 4)[1:]):
         train, valid, test = (raw(stream, part) for part in parts(block))
         for user in {u for u, _ in expected}:
-            mine = list(dict.fromkeys(item for owner, item in expected if owner == user))
-            a, b, _ = expected_sizes(len(mine))
-            assert train.get(user, []) == mine[:a]
-            assert valid.get(user, []) == mine[a : a + b]
-            assert test.get(user, []) == mine[a + b :]
+            own_values = list(dict.fromkeys(item for owner, item in expected if owner == user))
+            a, b, _ = expected_sizes(len(own_values))
+            assert train.get(user, []) == own_values[:a]
+            assert valid.get(user, []) == own_values[a : a + b]
+            assert test.get(user, []) == own_values[a + b :]
 
 
 @settings(max_examples=60, deadline=None)
@@ -171,8 +171,8 @@ def test_later_blocks_hold_back_each_users_last_items_by_the_ceiling_rule(rows: 
 def test_sizes_follow_the_ceiling_rule_in_every_block(rows: list[Row]) -> None:
     for block in cut(rows).blocks:
         for user in range(block.n_users):
-            found = sizes(block, user)
-            assert found == expected_sizes(sum(found))
+            result = sizes(block, user)
+            assert result == expected_sizes(sum(result))
 
 
 @settings(max_examples=60, deadline=None)
@@ -201,10 +201,10 @@ def test_row_order_of_the_file_does_not_matter_where_times_differ(rows: list[Row
     shuffled = list(rows)
     random.shuffle(shuffled)
     config = SplitConfig(kind=kind)  # type: ignore[arg-type]
-    one, two = split(table(rows), config), split(table(shuffled), config)
-    assert (one.user_ids, one.item_ids) == (two.user_ids, two.item_ids)
-    for a, b in zip(one.blocks, two.blocks, strict=True):
-        assert all(raw(one, x) == raw(two, y) for x, y in zip(parts(a), parts(b)))
+    entry, two = split(table(rows), config), split(table(shuffled), config)
+    assert (entry.user_ids, entry.item_ids) == (two.user_ids, two.item_ids)
+    for a, b in zip(entry.blocks, two.blocks, strict=True):
+        assert all(raw(entry, x) == raw(two, y) for x, y in zip(parts(a), parts(b)))
 
 
 def test_keys_follow_the_raw_ids() -> None:
@@ -262,7 +262,7 @@ def test_numbers_of_items_tied_in_time_do_not_say_which_is_last() -> None:
 )
 def test_block_counts_follow_the_floor_rule(share: str, n: int, n_blocks: int, expected: list[int]) -> None:
     rows = [(t % 7, t % 11, t) for t in range(n)]
-    assert [len(one) for one in expected_blocks(rows, n_blocks, share)] == expected
+    assert [len(entry) for entry in expected_blocks(rows, n_blocks, share)] == expected
     assert [block.n_rows for block in cut(rows, n_blocks, base_share=float(share)).blocks] == expected
 
 
@@ -293,10 +293,12 @@ def test_the_seed_of_the_run_does_not_touch_the_split() -> None:
 
 def test_a_users_random_split_does_not_depend_on_other_users() -> None:
     some = [row for row in MANY if row[0] % 2]
-    everybody, few = (split(table(rows), SplitConfig(kind="random")) for rows in (MANY, some))
-    for x, y in zip(parts(everybody.blocks[0]), parts(few.blocks[0])):
-        mine, theirs = raw(few, y), raw(everybody, x)
-        assert {user: sorted(mine[user]) for user in mine} == {user: sorted(theirs[user]) for user in mine}
+    all_users, few = (split(table(rows), SplitConfig(kind="random")) for rows in (MANY, some))
+    for x, y in zip(parts(all_users.blocks[0]), parts(few.blocks[0])):
+        own_values, other_values = raw(few, y), raw(all_users, x)
+        assert {user: sorted(own_values[user]) for user in own_values} == {
+            user: sorted(other_values[user]) for user in own_values
+        }
 
 
 def test_the_fingerprint_follows_data_and_split() -> None:
@@ -344,9 +346,9 @@ def test_random_split_is_eight_to_one_to_one_but_at_least_one(n: int, expected: 
 @given(tied_rows, st.sampled_from(["random", "leave-one-out"]))
 def test_single_block_kinds_lose_only_repeats(rows: list[Row], kind: str) -> None:
     stream = split(table(rows), SplitConfig(kind=kind))  # type: ignore[arg-type]
-    found = pairs(stream, stream.blocks[0])
-    assert len(found) == len(set(found))
-    assert set(found) == {(f"u{u}", f"i{i}") for u, i, _ in rows}
+    result = pairs(stream, stream.blocks[0])
+    assert len(result) == len(set(result))
+    assert set(result) == {(f"u{u}", f"i{i}") for u, i, _ in rows}
     assert stream.blocks[0].n_rows == len(rows)
 
 
@@ -387,14 +389,14 @@ def test_given_blocks_and_parts_are_used_exactly_as_given() -> None:
     data = table(rows, given=[0, 0, 2, 0, 2, 1, 0], block=[0, 0, 0, 1, 1, 1, 1])
     for kind in ("given", "auto"):  # though there are timestamps, against the order of the blocks
         stream = split(data, SplitConfig(kind=kind))  # type: ignore[arg-type]
-        one, two = stream.blocks
-        assert [raw(stream, part) for part in parts(one)] == [{"u1": ["i1"], "u0": ["i0"]}, {}, {"u0": ["i2"]}]
+        first, two = stream.blocks
+        assert [raw(stream, part) for part in parts(first)] == [{"u1": ["i1"], "u0": ["i0"]}, {}, {"u0": ["i2"]}]
         assert [raw(stream, part) for part in parts(two)] == [
             {"u2": ["i0"], "u1": ["i4"]},
             {"u0": ["i1"]},
             {"u0": ["i3"]},
         ]
-        assert (one.n_users, one.n_items, two.n_users, two.n_items) == (2, 3, 3, 5)
+        assert (first.n_users, first.n_items, two.n_users, two.n_items) == (2, 3, 3, 5)
         assert [stream.user_ids[u] for u in np.flatnonzero(two.new_users)] == ["u2"]
         assert stream.removed == ()
 
@@ -411,11 +413,11 @@ REPEATED = [(0, 0, t) for t in range(20)] + [(1, i, 30) for i in (0, 1)]
 
 
 def test_kept_repeats_are_put_into_parts_row_by_row_and_count_once_there() -> None:
-    once, kept = (split(table(REPEATED), SplitConfig(kind="blocks", n_blocks=1, repeats=r)) for r in ("once", "keep"))  # type: ignore[arg-type]
+    once, state = (split(table(REPEATED), SplitConfig(kind="blocks", n_blocks=1, repeats=r)) for r in ("once", "keep"))  # type: ignore[arg-type]
     assert sizes(once.blocks[0]) == (1, 0, 0)
-    assert sizes(kept.blocks[0]) == (1, 1, 1)  # 20 rows: 16 to train on, 2 and 2 held back, all of one item
-    assert kept.blocks[0].n_rows == once.blocks[0].n_rows == 22
-    assert kept.fingerprint != once.fingerprint
+    assert sizes(state.blocks[0]) == (1, 1, 1)  # 20 rows: 16 to train on, 2 and 2 held back, all of one item
+    assert state.blocks[0].n_rows == once.blocks[0].n_rows == 22
+    assert state.fingerprint != once.fingerprint
 
 
 def test_kept_repeats_hold_back_each_users_last_rows_in_later_blocks() -> None:
@@ -450,10 +452,10 @@ def entries(stream: BlockStream, lists: Ragged) -> list[tuple[str, str]]:
 def check_columns(stream: BlockStream, lists: Ragged, times: dict[tuple[str, str], set[int]]) -> None:
     """Every entry has its pair's rating, and a time at which the pair occurred, oldest first in a list."""
     assert lists.values.keys() == {"time", "rating"}
-    found = entries(stream, lists)
+    result = entries(stream, lists)
     assert lists.values["rating"].dtype == np.float32
-    assert lists.values["rating"].tolist() == [rating_of(*pair) for pair in found]
-    assert all(t in times[pair] for t, pair in zip(lists.values["time"].tolist(), found))
+    assert lists.values["rating"].tolist() == [rating_of(*pair) for pair in result]
+    assert all(t in times[pair] for t, pair in zip(lists.values["time"].tolist(), result))
     assert all((np.diff(lists.values["time"][a:b]) >= 0).all() for a, b in pairwise(lists.ptr))
 
 
@@ -522,8 +524,8 @@ def test_squared_error_is_taken_of_the_ratings_of_a_file(tmp_path: Path) -> None
     rows = [(u, i, 1 + (u + i) % 5, 30 * u + i) for u in range(4) for i in range(25)]
     path = tmp_path / "rated.csv"
     path.write_text("user,item,rating,timestamp\n" + "".join(f"u{u},i{i},{r},{t}\n" for u, i, r, t in rows))
-    said = {"data": str(path), "split": {"kind": "leave-one-out"}, "train": {"objective": "squared"}}
-    fed = assemble(validate_model(RunConfig, said, "a test"), Machine(threads=1))
+    message = {"data": str(path), "split": {"kind": "leave-one-out"}, "train": {"objective": "squared"}}
+    fed = assemble(validate_model(RunConfig, message, "a test"), Machine(threads=1))
     view = cohort(fed, started(fed))
     local = build_local_models(view, {}, fed.config.train, fed.draws)
     expected = {(f"u{u}", f"i{i}"): float(r) for u, i, r, _ in rows}
@@ -544,8 +546,8 @@ def test_what_filtering_took_is_told_step_by_step() -> None:
         ((11, 10), (4, 3), (3, 3)),
         ((10, 9), (3, 3), (3, 3)),
     ]
-    for one, word in zip(stream.removed, ("split.min_rating", "split.k_core", "split.repeats")):
-        assert word in one.reason
+    for entry, word in zip(stream.removed, ("split.min_rating", "split.k_core", "split.repeats")):
+        assert word in entry.reason
     assert split(table(TWO), SplitConfig(kind="random")).removed == ()
 
 
@@ -598,7 +600,7 @@ def test_users_with_few_rows_go_and_nothing_else_does() -> None:
     rows = [(0, i, i) for i in range(5)] + [(1, i, i) for i in range(4)] + [(2, 5 + i, i) for i in range(6)]
     stream = split(table(rows), SplitConfig(kind="random", min_user=5))
     assert (stream.n_users, stream.n_items) == (2, 11)
-    assert [(one.rows, one.users, one.items) for one in stream.removed] == [((15, 11), (3, 2), (11, 11))]
+    assert [(entry.rows, entry.users, entry.items) for entry in stream.removed] == [((15, 11), (3, 2), (11, 11))]
     assert "split.min_user" in stream.removed[0].reason
     with pytest.raises(TacitaError, match=r"nobody in toy has 7 interactions; lower split\.min_user"):
         split(table(rows), SplitConfig(kind="random", min_user=7))
@@ -686,10 +688,10 @@ def test_block_statistics_are_the_published_ones(name: str) -> None:
 
 def test_lastfm_block_sizes_are_exact_and_borders_close_because_months_tie() -> None:
     stream = split(real("lastfm-2k"), SplitConfig())
-    found, published = (np.array(x) for x in ([counts(b) for b in stream.blocks], TABLE_1["lastfm-2k"]))
-    np.testing.assert_array_equal(found[:, 2], published[:, 2])
-    np.testing.assert_array_equal(found[-1], published[-1])
-    np.testing.assert_allclose(found[:, :2], published[:, :2], rtol=0.01)
+    result, published = (np.array(x) for x in ([counts(b) for b in stream.blocks], TABLE_1["lastfm-2k"]))
+    np.testing.assert_array_equal(result[:, 2], published[:, 2])
+    np.testing.assert_array_equal(result[-1], published[-1])
+    np.testing.assert_allclose(result[:, :2], published[:, :2], rtol=0.01)
 
 
 def test_ml100k_tells_why_it_has_fewer_items_than_it_came_with() -> None:
@@ -699,13 +701,13 @@ def test_ml100k_tells_why_it_has_fewer_items_than_it_came_with() -> None:
 
 
 def test_ml100k_parts_have_the_sizes_of_the_shipped_splits() -> None:
-    found = []
+    result = []
     for block in split(real("ml-100k"), SplitConfig()).blocks:
         trains = block.train.counts() > 0
         new, back = (trains & block.new_users).sum(), (trains & ~block.new_users).sum()
         tested = (block.test.counts() > 0).sum()
-        found.append((trains.sum(), new, back, len(block.train.ids), tested, len(block.test.ids)))
-    assert found == SHIPPED_ML100K
+        result.append((trains.sum(), new, back, len(block.train.ids), tested, len(block.test.ids)))
+    assert result == SHIPPED_ML100K
 
 
 def test_ml100k_tests_on_the_future_in_later_blocks_only() -> None:

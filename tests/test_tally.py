@@ -62,10 +62,10 @@ def learned(backbone: Tally, n_items: int, *blocks: Lists) -> ServerState:
 
 def dense_gram(lists: Lists, n_items: int, power: float = 0.0) -> Doubles:
     out = np.zeros((n_items, n_items))
-    for one in lists:
+    for entry in lists:
         x = np.zeros(n_items)
-        x[list(one)] = 1
-        out += np.outer(x, x) * max(len(one), 1) ** -power
+        x[list(entry)] = 1
+        out += np.outer(x, x) * max(len(entry), 1) ** -power
     return out
 
 
@@ -84,22 +84,22 @@ def weights(server: ServerState) -> Floats:
 
 def test_two_items_by_hand() -> None:
     """G = [[2, 1], [1, 1]], ridge 1: P = [[2, -1], [-1, 3]] / 5."""
-    found = learned(tally(ridge=1.0), 2, [[0, 1], [0]])
-    assert weights(found) == pytest.approx(np.array([[0, 1 / 3], [1 / 2, 0]]), abs=1e-7)
+    result = learned(tally(ridge=1.0), 2, [[0, 1], [0]])
+    assert weights(result) == pytest.approx(np.array([[0, 1 / 3], [1 / 2, 0]]), abs=1e-7)
 
 
 def test_it_is_the_constrained_least_squares_solution_column_by_column() -> None:
     lists = random_lists(1, 30, 9)
-    found = weights(learned(tally(ridge=3.0), 9, lists))
+    result = weights(learned(tally(ridge=3.0), 9, lists))
     x = np.zeros((30, 9))
-    for u, one in enumerate(lists):
-        x[u, one] = 1
+    for u, entry in enumerate(lists):
+        x[u, entry] = 1
     for j in range(9):
         rest = np.delete(np.arange(9), j)
         others = x[:, rest]
         w = np.linalg.solve(others.T @ others + 3.0 * np.eye(8), others.T @ x[:, j])
-        assert found[rest, j] == pytest.approx(w, abs=1e-6)
-        assert found[j, j] == 0
+        assert result[rest, j] == pytest.approx(w, abs=1e-6)
+        assert result[j, j] == 0
 
 
 def test_it_learns_a_checkerboard() -> None:
@@ -112,8 +112,8 @@ def test_it_learns_a_checkerboard() -> None:
     )
     scores = fed.backbone.score_history(view)
     assert scores is not None
-    for u, one in enumerate(lists):
-        scores[u, one] = -np.inf
+    for u, entry in enumerate(lists):
+        scores[u, entry] = -np.inf
         assert scores[u].argmax() == u % 12
 
 
@@ -152,9 +152,9 @@ def test_packed_index_maps_back_to_its_pair() -> None:
 def test_blocks_add_up_with_decay(decay: float, power: float) -> None:
     blocks = [random_lists(b, 20, 8) for b in range(3)]
     backbone = tally(decay=decay, length_power=power)
-    found = gram_of(backbone, learned(backbone, 8, *blocks))
+    gram = gram_of(backbone, learned(backbone, 8, *blocks))
     want = sum(decay ** (2 - b) * dense_gram(lists, 8, power) for b, lists in enumerate(blocks))
-    assert found == pytest.approx(want, abs=1e-12)
+    assert gram == pytest.approx(want, abs=1e-12)
 
 
 def test_totals_of_two_cohorts_are_the_whole() -> None:
@@ -183,41 +183,41 @@ def test_new_items_get_rows_and_old_places_stay() -> None:
 
 
 def test_only_the_latest_items_count() -> None:
-    found = learned(tally(most_items=2), 5, [[0, 1, 2], [4]])
-    assert np.array_equal(gram_of(tally(), found), dense_gram([[1, 2], [4]], 5))
+    result = learned(tally(most_items=2), 5, [[0, 1, 2], [4]])
+    assert np.array_equal(gram_of(tally(), result), dense_gram([[1, 2], [4]], 5))
 
 
 def test_increments_wait_for_contributors() -> None:
     """Item 2 has one contributor a block, items 0 and 1 have two: with min_item 2 it is out after the second block."""
     backbone = tally(min_item=2)
-    one = [[0, 1, 2], [0, 1]]
-    first = gram_of(backbone, learned(backbone, 3, one))
+    entry = [[0, 1, 2], [0, 1]]
+    first = gram_of(backbone, learned(backbone, 3, entry))
     assert np.array_equal(first, [[2, 2, 0], [2, 2, 0], [0, 0, 0]])
-    second = gram_of(backbone, learned(backbone, 3, one, one))
+    second = gram_of(backbone, learned(backbone, 3, entry, entry))
     assert np.array_equal(second, [[4, 4, 2], [4, 4, 2], [2, 2, 2]])
-    third = gram_of(backbone, learned(backbone, 3, one, one, one))
+    third = gram_of(backbone, learned(backbone, 3, entry, entry, entry))
     assert np.array_equal(third, [[6, 6, 2], [6, 6, 2], [2, 2, 2]])
 
 
 def test_waiting_increments_age_like_the_rest() -> None:
     backbone = tally(min_item=2, decay=0.5)
-    one = [[0, 1, 2], [0, 1]]
-    found = gram_of(backbone, learned(backbone, 3, one, one))
-    assert found == pytest.approx(1.5 * dense_gram(one, 3))
+    entry = [[0, 1, 2], [0, 1]]
+    gram = gram_of(backbone, learned(backbone, 3, entry, entry))
+    assert gram == pytest.approx(1.5 * dense_gram(entry, 3))
 
 
 def test_pairs_wait_for_contributors() -> None:
     backbone = tally(min_pair=2)
-    found = gram_of(backbone, learned(backbone, 3, [[0, 1], [0, 1, 2], [2]]))
-    assert np.array_equal(found, [[2, 2, 0], [2, 2, 0], [0, 0, 2]])
+    gram = gram_of(backbone, learned(backbone, 3, [[0, 1], [0, 1, 2], [2]]))
+    assert np.array_equal(gram, [[2, 2, 0], [2, 2, 0], [0, 0, 2]])
     later = gram_of(backbone, learned(backbone, 3, [[0, 1], [0, 1, 2], [2]], [[0, 2], [0], [2]]))
     assert np.array_equal(later, [[4, 2, 2], [2, 2, 0], [2, 0, 4]])  # (0, 2) is out, (1, 2) waits
 
 
 def test_item_below_min_contributors_waits_in_each_block() -> None:
     backbone = tally(min_item=2)
-    found = gram_of(backbone, learned(backbone, 2, [[0, 1], [0, 1]], [[0, 1], [0]]))
-    assert np.array_equal(found, [[4, 2], [2, 2]])
+    gram = gram_of(backbone, learned(backbone, 2, [[0, 1], [0, 1]], [[0, 1], [0]]))
+    assert np.array_equal(gram, [[4, 2], [2, 2]])
 
 
 def test_impossible_sums_are_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +226,7 @@ def test_impossible_sums_are_refused_in_one_sentence(monkeypatch: pytest.MonkeyP
     server = learned(backbone, 3, [[0, 1], [0, 2]])
     sums, real = PairSums.from_arrays(server.parts[STATE]), backbone.add_ridge
     wrong = replace(sums, total=np.where(sums.at == 1, 1e300, sums.total))  # items 0 and 1
-    monkeypatch.setattr(backbone, "add_ridge", lambda *given: tried.append(given) or real(*given))
+    monkeypatch.setattr(backbone, "add_ridge", lambda *inputs: tried.append(inputs) or real(*inputs))
     with pytest.raises(TacitaError, match=r"the sums of block 0 cannot be solved, .* doubled 30 times"):
         backbone.solve_sums(server, wrong)
     assert len(tried) == 31
@@ -235,11 +235,11 @@ def test_impossible_sums_are_refused_in_one_sentence(monkeypatch: pytest.MonkeyP
 def test_the_ridge_doubles_where_waiting_pairs_leave_no_solution(caplog: pytest.LogCaptureFixture) -> None:
     lists = [[0, 1, 2]] * 9 + [[0, 1], [0, 2]]  # (1, 2) waits: G is not positive
     backbone = tally(min_pair=10, ridge=0.01)
-    found = learned(backbone, 3, lists)
-    doublings = found.parts[STATE]["doublings"][0]
+    result = learned(backbone, 3, lists)
+    doublings = result.parts[STATE]["doublings"][0]
     assert doublings > 0
     assert f"the ridge was doubled {doublings} times: without that, block 0 has no solution" in caplog.text
-    assert np.isfinite(weights(found)).all()
+    assert np.isfinite(weights(result)).all()
     assert learned(tally(ridge=0.01), 3, lists).parts[STATE]["doublings"][0] == 0
 
 
@@ -248,9 +248,9 @@ def test_few_entries_a_column() -> None:
     whole, cut = weights(learned(tally(), 12, lists)), weights(learned(tally(keep=3), 12, lists))
     assert (np.count_nonzero(cut, axis=0) == 3).all()
     for j in range(12):
-        kept = np.flatnonzero(cut[:, j])
-        assert set(kept) == set(np.argsort(-np.abs(whole[:, j]))[:3])
-        assert np.array_equal(cut[kept, j], whole[kept, j])
+        indices = np.flatnonzero(cut[:, j])
+        assert set(indices) == set(np.argsort(-np.abs(whole[:, j]))[:3])
+        assert np.array_equal(cut[indices, j], whole[indices, j])
 
 
 # Large catalogues
@@ -262,8 +262,10 @@ def test_reading_all_items_as_inputs_is_the_exact_form() -> None:
     backbone = tally()
     _, progress = train_stream(stream_of_lists(20, *blocks), backbone)
     server = progress.server
-    told = [block.train for block in stream_of_lists(20, *blocks).blocks]
-    read = backbone.retrain_from(replace(server, heads={**server.heads, "inputs": np.arange(20, dtype=np.int32)}), told)
+    trains = [block.train for block in stream_of_lists(20, *blocks).blocks]
+    read = backbone.retrain_from(
+        replace(server, heads={**server.heads, "inputs": np.arange(20, dtype=np.int32)}), trains
+    )
     assert weights(read) == pytest.approx(exact, abs=1e-6)
 
 
@@ -273,9 +275,9 @@ def test_a_large_catalogue_is_read_through_its_popular_items(cut: dict[str, int]
     rng = np.random.default_rng(4)
     popularity = 1 / np.arange(1, 41)
     lists = [rng.choice(40, 8, replace=False, p=popularity / popularity.sum()).tolist() for _ in range(300)]
-    found = learned(tally(most_inputs=10, **cut), 40, lists)
+    result = learned(tally(most_inputs=10, **cut), 40, lists)
     gram = dense_gram(lists, 40)
-    inputs = found.heads["inputs"]
+    inputs = result.heads["inputs"]
     assert set(inputs) == set(np.argsort(-np.diag(gram), kind="stable")[:10])
     few = np.diag(gram) < cut.get("min_item", 0)
     gram[few] = gram[:, few] = 0
@@ -283,7 +285,7 @@ def test_a_large_catalogue_is_read_through_its_popular_items(cut: dict[str, int]
     want = p @ gram[inputs]
     want[:, inputs] = -p / np.diag(p)[None, :]
     want[np.arange(10), inputs] = 0
-    assert weights(found) == pytest.approx(want, abs=1e-6)
+    assert weights(result) == pytest.approx(want, abs=1e-6)
 
 
 def test_reading_most_items_is_close_to_reading_all() -> None:
@@ -298,10 +300,10 @@ def test_reading_most_items_is_close_to_reading_all() -> None:
         view = build_user_view(
             progress.clients, progress.server, fed.stream.blocks[0], users, fed.stream.user_keys, Broadcast()
         )
-        found = backbone.score_history(view)
+        history = backbone.score_history(view)
         rows = Ragged.from_lists(lists)
-        found[rows.rows(), rows.ids] = 0  # what is known is not ranked
-        scores.append(found)
+        history[rows.rows(), rows.ids] = 0  # what is known is not ranked
+        scores.append(history)
     assert np.corrcoef(scores[0].ravel(), scores[1].ravel())[0, 1] > 0.98
 
 
@@ -343,12 +345,12 @@ def test_inactive_users_are_scored_by_older_items() -> None:
 
 
 def test_repeat_weight_is_learned() -> None:
-    again = [[0, 1], [2, 3], [4, 5], [6, 7]]
+    second_result = [[0, 1], [2, 3], [4, 5], [6, 7]]
     never = [[2, 3], [4, 5], [6, 7], [0, 1]]
     backbone = tally(repeat="learn")
-    assert learned(backbone, 8, again, again).heads["repeat"][0] == np.float32(0.05)
-    assert learned(backbone, 8, again, never).heads["repeat"][0] == -1
-    assert learned(backbone, 8, again).heads["repeat"][0] == 0
+    assert learned(backbone, 8, second_result, second_result).heads["repeat"][0] == np.float32(0.05)
+    assert learned(backbone, 8, second_result, never).heads["repeat"][0] == -1
+    assert learned(backbone, 8, second_result).heads["repeat"][0] == 0
 
 
 def test_validation_chooses_the_recency() -> None:
@@ -402,24 +404,24 @@ def test_retraction_equals_retraining(
     if not all(any(block) for block in blocks):
         return
     server = learned(backbone, n_items, *blocks)
-    left = [[[i for i in one if not (u in users and i in gone)] for u, one in enumerate(b)] for b in blocks]
-    told, kept = ([Ragged.from_lists(b) for b in lists] for lists in (blocks, left))
+    remainder = [[[i for i in entry if not (u in users and i in gone)] for u, entry in enumerate(b)] for b in blocks]
+    report, state = ([Ragged.from_lists(b) for b in lists] for lists in (blocks, remainder))
     who = np.array(sorted(users))
-    after, _ = backbone.replace_lists(server, [t.take(who) for t in told], [k.take(who) for k in kept])
-    again = backbone.retrain_from(server, kept)
+    after, _ = backbone.replace_lists(server, [t.take(who) for t in report], [k.take(who) for k in state])
+    repeat = backbone.retrain_from(server, state)
     for name in ("at", "ptr", "touched", "repeats", "doublings"):
-        assert np.array_equal(after.parts[STATE][name], again.parts[STATE][name])
-    assert after.parts[STATE]["total"] == pytest.approx(again.parts[STATE]["total"], abs=1e-12)
-    assert after.heads["repeat"][0] == again.heads["repeat"][0]
-    assert np.abs(weights(after) - weights(again)).max() <= 1e-6
+        assert np.array_equal(after.parts[STATE][name], repeat.parts[STATE][name])
+    assert after.parts[STATE]["total"] == pytest.approx(repeat.parts[STATE]["total"], abs=1e-12)
+    assert after.heads["repeat"][0] == repeat.heads["repeat"][0]
+    assert np.abs(weights(after) - weights(repeat)).max() <= 1e-6
 
 
 def test_retraining_on_everything_changes_no_bit() -> None:
     blocks = [random_lists(b, 20, 8) for b in range(3)]
     backbone = tally(decay=0.7, min_item=2)
     server = learned(backbone, 8, *blocks)
-    again = backbone.retrain_from(server, [Ragged.from_lists(b) for b in blocks])
-    assert np.array_equal(weights(again), weights(server))
+    repeat = backbone.retrain_from(server, [Ragged.from_lists(b) for b in blocks])
+    assert np.array_equal(weights(repeat), weights(server))
 
 
 @pytest.mark.parametrize("options", [{}, {"min_item": 3, "keep": 20}, {"length_power": 0.5, "decay": 0.5}])
@@ -427,15 +429,15 @@ def test_a_low_rank_update_is_a_new_solve(options: dict[str, Any]) -> None:
     blocks = [random_lists(b, 150, 60, most=12) for b in range(2)]
     backbone = tally(ridge=5.0, **options)
     server = learned(backbone, 60, *blocks)
-    told = [Ragged.from_lists(b) for b in blocks]
-    before = [one.take(np.array([7])) for one in told]
-    after = [Ragged.from_lists([one.row(0)[1:].tolist()]) for one in before]
-    found, rank = backbone.replace_lists(server, before, after)
+    reports = [Ragged.from_lists(b) for b in blocks]
+    before = [entry.take(np.array([7])) for entry in reports]
+    after = [Ragged.from_lists([entry.row(0)[1:].tolist()]) for entry in before]
+    result, rank = backbone.replace_lists(server, before, after)
     assert rank > 0
-    fresh = backbone.solve_sums(found, PairSums.from_arrays(found.parts[STATE]))
-    old, new = (one.parts[STATE]["inverse"] for one in (found, fresh))
+    fresh = backbone.solve_sums(result, PairSums.from_arrays(result.parts[STATE]))
+    old, new = (candidate.parts[STATE]["inverse"] for candidate in (result, fresh))
     assert np.abs(old - new).max() <= 1e-8 * np.abs(new).max()
-    assert np.array_equal(weights(found) == 0, weights(fresh) == 0)
+    assert np.array_equal(weights(result) == 0, weights(fresh) == 0)
 
 
 # A run folder
@@ -471,15 +473,15 @@ def held(folders: Path, tmp_path: Path) -> Path:
 def copy(folder: Path, into: Path) -> Path:
     out = into / folder.name
     out.mkdir()
-    for one in folder.iterdir():
-        (out / one.name).write_bytes(one.read_bytes())
+    for path in folder.iterdir():
+        (out / path.name).write_bytes(path.read_bytes())
     return out
 
 
 def digest(folder: Path) -> str:
     total = hashlib.sha256()
-    for one in sorted(folder.iterdir()):
-        total.update(one.name.encode() + one.read_bytes())
+    for path in sorted(folder.iterdir()):
+        total.update(path.name.encode() + path.read_bytes())
     return total.hexdigest()
 
 
@@ -490,9 +492,9 @@ def granted(
 
 
 def forget(folder: Path, *asked: Any, **more: Any) -> dict[str, Any]:
-    found = granted(folder, *asked, **more)
-    assert found.certificate is not None, found.message
-    return found.certificate
+    result = granted(folder, *asked, **more)
+    assert result.certificate is not None, result.message
+    return result.certificate
 
 
 def told_in(folder: Path) -> list[Ragged]:
@@ -525,9 +527,9 @@ def test_forgetting_equals_retraining(folders: Path, tmp_path: Path, which: str)
     folder = copy(folders / which, tmp_path)
     before = (folder / "result.json").read_bytes()
     gone = items_of(folder, "u1")[::2]
-    found = forget(folder, "u1", gone, now=True, verify=True)
-    assert found["guarantee"]["max_score_difference"] <= 1e-6
-    assert found["verdict"].startswith("pass")
+    result = forget(folder, "u1", gone, now=True, verify=True)
+    assert result["guarantee"]["max_score_difference"] <= 1e-6
+    assert result["verdict"].startswith("pass")
     forget(folder, "u2", None, now=True, verify=True)
     saved = open_saved(folder)
     backbone, _, _ = assembly.build_components(saved.config)
@@ -545,7 +547,7 @@ def test_forgetting_equals_retraining(folders: Path, tmp_path: Path, which: str)
     after = json.loads((folder / "result.json").read_text())
     assert after["blocks"][:-1] == json.loads(before)["blocks"][:-1]
     assert after["blocks"][-1]["ndcg@20"] != json.loads(before)["blocks"][-1]["ndcg@20"]  # measured again
-    assert {one["item"] for one in serving.recommend(folder, ["u1"], 40)["u1"]}.isdisjoint(known)
+    assert {entry["item"] for entry in serving.recommend(folder, ["u1"], 40)["u1"]}.isdisjoint(known)
 
 
 def test_forgetting_item_by_item_is_forgetting_all_at_once(opened: Path, tmp_path: Path) -> None:
@@ -558,17 +560,17 @@ def test_forgetting_item_by_item_is_forgetting_all_at_once(opened: Path, tmp_pat
         for side in ("server", "clients"):
             assert (opened / f"{side}.safetensors").stat().st_size == (other / f"{side}.safetensors").stat().st_size
     finally:
-        for one in other.iterdir():
-            one.unlink()
+        for path in other.iterdir():
+            path.unlink()
         other.rmdir()
 
 
 def test_a_difference_above_rounding_is_not_called_rounding(opened: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verification, "largest_difference", lambda *models: (1e-3, 40))
     monkeypatch.setattr(verification, "model_digest", lambda plan, learned: str(id(learned)))
-    found = forget(opened, "u1", items_of(opened, "u1")[:2], verify=True)
-    assert (found["method"]["exact"], found["guarantee"]["type"]) == (False, "empirical")
-    assert found["verdict"].startswith("fail")
+    result = forget(opened, "u1", items_of(opened, "u1")[:2], verify=True)
+    assert (result["method"]["exact"], result["guarantee"]["type"]) == (False, "empirical")
+    assert result["verdict"].startswith("fail")
 
 
 def test_membership_of_leavers_is_not_measurable_without_a_history(
@@ -589,38 +591,38 @@ def test_membership_of_leavers_is_not_measurable_without_a_history(
 
 def test_certificate_lists_completed_and_open_steps(opened: Path) -> None:
     items = items_of(opened, "u1")
-    found = forget(opened, "u1", items[:2])
+    result = forget(opened, "u1", items[:2])
     written = json.loads((opened / "forget-1.json").read_text())
-    assert written == found
-    assert set(found) == {
+    assert written == result
+    assert set(result) == {
         "request", "method", "model", "participation", "cost", "guarantee", "audit", "utility", "purged",
         "residual_risk", "verdict",
     }  # fmt: skip
-    assert found["request"]["n_items"] == 2
-    assert found["method"]["exact"] is False  # of bits nothing is known before somebody looks
-    assert found["guarantee"]["type"] == "up to rounding"
-    assert found["verdict"] == "not verified"
-    assert found["audit"]["auc_pairs"] == "not run"
-    assert found["model"]["sha256_before"] != found["model"]["sha256_after"]
+    assert result["request"]["n_items"] == 2
+    assert result["method"]["exact"] is False  # of bits nothing is known before somebody looks
+    assert result["guarantee"]["type"] == "up to rounding"
+    assert result["verdict"] == "not verified"
+    assert result["audit"]["auc_pairs"] == "not run"
+    assert result["model"]["sha256_before"] != result["model"]["sha256_after"]
     assert not any(f'"{item}"' in (opened / "forget-1.json").read_text() for item in [*items, "u1"])
-    again = forget(opened, "u1", items[2:3], verify=True)
-    assert again["request"]["id"] == 2
-    assert again["request"]["subject_pseudonym"] == found["request"]["subject_pseudonym"]
-    assert again["model"]["sha256_before"] == found["model"]["sha256_after"]
-    assert again["guarantee"]["type"] == ("exact" if again["method"]["exact"] else "up to rounding")
-    assert again["audit"]["reference"] == "retrain"
+    repeat = forget(opened, "u1", items[2:3], verify=True)
+    assert repeat["request"]["id"] == 2
+    assert repeat["request"]["subject_pseudonym"] == result["request"]["subject_pseudonym"]
+    assert repeat["model"]["sha256_before"] == result["model"]["sha256_after"]
+    assert repeat["guarantee"]["type"] == ("exact" if repeat["method"]["exact"] else "up to rounding")
+    assert repeat["audit"]["reference"] == "retrain"
 
 
 def test_items_never_uploaded_are_deleted_from_the_device_only(opened: Path) -> None:
     saved = open_saved(opened)
     number = saved.user_numbers(["u1"])[0]
-    told = {int(i) for lists in told_in(opened) for i in lists.row(number)}
-    kept = [i for i in read_lists(saved.client_arrays, "history").row(number) if int(i) not in told]
+    counts = {int(i) for lists in told_in(opened) for i in lists.row(number)}
+    state = [i for i in read_lists(saved.client_arrays, "history").row(number) if int(i) not in counts]
     before = (opened / "server.safetensors").read_bytes()
-    found = forget(opened, "u1", [saved.ids["items"][kept[0]]])
-    assert found["method"]["mode"].startswith("none")
+    result = forget(opened, "u1", [saved.ids["items"][state[0]]])
+    assert result["method"]["mode"].startswith("none")
     assert (opened / "server.safetensors").read_bytes() == before
-    assert saved.ids["items"][kept[0]] not in items_of(opened, "u1")
+    assert saved.ids["items"][state[0]] not in items_of(opened, "u1")
 
 
 def test_retraction_waits_for_min_users(held: Path) -> None:
@@ -632,7 +634,9 @@ def test_retraction_waits_for_min_users(held: Path) -> None:
     assert items_of(held, "u1") == []  # the device itself forgets at once
     third = forget(held, "u3", verify=True)
     assert third["verdict"].startswith("pass")
-    assert set(third["request"]["sent_with"]) == {one["request"]["subject_pseudonym"] for one in (first, second)}
+    assert set(third["request"]["sent_with"]) == {
+        candidate["request"]["subject_pseudonym"] for candidate in (first, second)
+    }
     assert model_of(held) != before
     assert len(open_saved(held).server_arrays["parts/statistic/asked"]) == 0
 
@@ -640,14 +644,14 @@ def test_retraction_waits_for_min_users(held: Path) -> None:
 def test_a_waiting_retraction_can_be_sent_now(held: Path) -> None:
     had = items_of(held, "u1")
     forget(held, "u1")
-    before = {one.name: one.read_bytes() for one in held.iterdir()}
+    before = {path.name: path.read_bytes() for path in held.iterdir()}
     with pytest.raises(TacitaError, match="item 'never' is not in"):
         forget(held, "u1", [had[0], "never"], now=True)
-    assert {one.name: one.read_bytes() for one in held.iterdir()} == before
+    assert {path.name: path.read_bytes() for path in held.iterdir()} == before
     assert "already waits for others; --now" in granted(held, "u1").message
-    found = forget(held, "u1", now=True, verify=True)
-    assert found["verdict"].startswith("pass")
-    assert SENT_ALONE in found["residual_risk"]
+    result = forget(held, "u1", now=True, verify=True)
+    assert result["verdict"].startswith("pass")
+    assert SENT_ALONE in result["residual_risk"]
     (held / "forget-1.json").unlink()
     assert forget(held, "u2", now=True)["request"]["id"] == 3  # no certificate is ever replaced
     assert "already forgotten" in granted(held, "u1", now=True).message
@@ -700,17 +704,17 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("asked", "sentence"), WRONG)
+@pytest.mark.parametrize(("question", "sentence"), WRONG)
 def test_wrong_requests_change_nothing(
-    opened: Path, asked: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+    opened: Path, question: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = digest(opened)
-    with pytest.raises(SystemExit) as left:
-        main(["forget", "--run", str(opened), *asked])
-    said = capsys.readouterr().err
-    assert left.value.code == 2
-    assert sentence in said
-    assert said.count("\n") == 1
+    with pytest.raises(SystemExit) as error:
+        main(["forget", "--run", str(opened), *question])
+    message = capsys.readouterr().err
+    assert error.value.code == 2
+    assert sentence in message
+    assert message.count("\n") == 1
     assert digest(opened) == before
 
 
@@ -721,27 +725,27 @@ def test_repeated_request_and_other_backbones_are_refused(
     forget(opened, "u1", [item])
     forget(opened, "u2")
     states = digest(opened), digest(folders / "mf")
-    for folder, asked, sentence in (
+    for folder, request, sentence in (
         (opened, ["--user", "u1", "--items", item], f"has no item '{item}'"),
         (folders / "none", ["--user", "u1", "--all"], "no run folder"),
     ):
-        with pytest.raises(SystemExit) as left:
-            main(["forget", "--run", str(folder), *asked])
-        assert left.value.code == 2
+        with pytest.raises(SystemExit) as error:
+            main(["forget", "--run", str(folder), *request])
+        assert error.value.code == 2
         assert sentence in capsys.readouterr().err
     assert (digest(opened), digest(folders / "mf")) == states
 
 
 def test_forget_prints_what_it_did(opened: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as error:
         main(["forget", "--run", str(opened), "--user", "u1", "--all", "--verify", "--now"])
-    said = capsys.readouterr()
-    assert not left.value.code
-    assert "items of 1 user are taken back" in said.out
-    assert "function of a sum over people" in said.out
-    assert "largest difference of a score" in said.out
-    assert SENT_ALONE in said.err
-    assert "forget-1.json" in said.err
+    captured = capsys.readouterr()
+    assert not error.value.code
+    assert "items of 1 user are taken back" in captured.out
+    assert "function of a sum over people" in captured.out
+    assert "largest difference of a score" in captured.out
+    assert SENT_ALONE in captured.err
+    assert "forget-1.json" in captured.err
 
 
 def test_threads_and_chunks_change_no_number(folders: Path, tmp_path: Path) -> None:
@@ -755,12 +759,12 @@ def test_threads_and_chunks_change_no_number(folders: Path, tmp_path: Path) -> N
 def test_products_on_two_threads_give_the_same_weights(folders: Path, tmp_path: Path) -> None:
     """As people run it: the tests' own products stay on one thread."""
     with ThreadpoolController().limit(limits=2, user_api="blas"):
-        assert {one["num_threads"] for one in ThreadpoolController().info() if one["user_api"] == "blas"} == {2}
+        assert {entry["num_threads"] for entry in ThreadpoolController().info() if entry["user_api"] == "blas"} == {2}
         other = training.train(config_of(), tmp_path / "other")
-    one, two = (read_arrays(folder / "server.safetensors")[0] for folder in (folders / "open", other.folder))
-    assert one.keys() == two.keys()
-    for name in one:
-        np.testing.assert_allclose(two[name], one[name], rtol=1e-4, atol=1e-6)
+    first, two = (read_arrays(folder / "server.safetensors")[0] for folder in (folders / "open", other.folder))
+    assert first.keys() == two.keys()
+    for name in first:
+        np.testing.assert_allclose(two[name], first[name], rtol=1e-4, atol=1e-6)
 
 
 def test_partial_participation_is_refused(tmp_path: Path) -> None:
@@ -797,8 +801,8 @@ def read_from(backbone: Tally, lists: Lists) -> Doubles:
 
 def test_the_reader_rebuilds_g_from_b() -> None:
     lists = planted()
-    found = tally_settings.rebuild_server_gram(tally(), learned(tally(), 22, lists))
-    assert found == pytest.approx(dense_gram(lists, 22), abs=1e-3)
+    result = tally_settings.rebuild_server_gram(tally(), learned(tally(), 22, lists))
+    assert result == pytest.approx(dense_gram(lists, 22), abs=1e-3)
 
 
 def test_an_entry_that_was_cut_on_one_side_is_known_from_the_other() -> None:
@@ -806,8 +810,8 @@ def test_an_entry_that_was_cut_on_one_side_is_known_from_the_other() -> None:
     cut = weights(server).copy()
     row, col = next((i, j) for i, j in np.argwhere(cut) if i < j)
     cut[row, col] = 0.0
-    found = reconstruction.rebuild_gram(cut, 2.0, tally_settings.largest_count(tally(), server))
-    assert found == pytest.approx(dense_gram(planted(), 22), abs=1e-3)
+    result = reconstruction.rebuild_gram(cut, 2.0, tally_settings.largest_count(tally(), server))
+    assert result == pytest.approx(dense_gram(planted(), 22), abs=1e-3)
 
 
 def test_peeling_finds_lone_consumers_and_stops_where_items_wait() -> None:
@@ -833,12 +837,12 @@ def test_a_lone_pair_shows_a_history() -> None:
 def test_peeling_reads_more_and_never_takes_out_a_wrong_guess() -> None:
     lists = random_lists(2, 30, 40, most=12)
     added, sets = dense_gram(lists, 40), reconstruction.as_sets(Ragged.from_lists(lists), 40)
-    once, again = (
-        reconstruction.compute_best_overlap(found, sets)
-        for found in (peeling_attack.guess_histories(added), peeling_attack.peel_histories(added))
+    once, repeat = (
+        reconstruction.compute_best_overlap(result, sets)
+        for result in (peeling_attack.guess_histories(added), peeling_attack.peel_histories(added))
     )
-    assert (again >= once).all()
-    assert (again == 1).sum() >= (once == 1).sum() + 5
+    assert (repeat >= once).all()
+    assert (repeat == 1).sum() >= (once == 1).sum() + 5
     noise = np.random.default_rng(0).normal(0, 2, added.shape)
     assert (reconstruction.compute_best_overlap(peeling_attack.peel_histories(added + noise + noise.T), sets) < 1).all()
 
@@ -858,24 +862,24 @@ def test_overlaps_tell_exact_from_near_histories() -> None:
 
 
 def test_the_audit_of_a_run(folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as error:
         main(["audit", "tally", "--run", str(folders / "held"), "--brief", "--json", "--out", str(tmp_path / "new")])
-    assert not left.value.code
+    assert not error.value.code
     written = sorted((tmp_path / "new").iterdir())
-    assert [one.suffix for one in written] == [".csv", ".png"]
+    assert [entry.suffix for entry in written] == [".csv", ".png"]
     header, line = csv.reader(written[0].read_text().splitlines())
     assert header[:5] == ["setting", "ndcg@20", "valid", "membership", "membership_control"]
     assert line[0].startswith("as set: min_item")
     assert written[1].read_bytes().startswith(b"\x89PNG")
-    found = json.loads(capsys.readouterr().out)
-    [own] = found["rows"]
+    document = json.loads(capsys.readouterr().out)
+    [own] = document["rows"]
     assert own["attacks"].keys() == report_audit.ATTACKS.keys()
-    assert all({"found", "control", "of", "of_control"} == one.keys() for one in own["attacks"].values())
-    assert len(own["peeled"]) == len(found["users"]) == 4
-    assert found["bytes_up_maskable"] == 4 * (40 * 41 / 2 + 40 + 2)  # pairs, who has an item, repeats
-    with pytest.raises(SystemExit) as left:
+    assert all({"found", "control", "of", "of_control"} == attack.keys() for attack in own["attacks"].values())
+    assert len(own["peeled"]) == len(document["users"]) == 4
+    assert document["bytes_up_maskable"] == 4 * (40 * 41 / 2 + 40 + 2)  # pairs, who has an item, repeats
+    with pytest.raises(SystemExit) as error:
         main(["audit", "tally"])
-    assert left.value.code == 2
+    assert error.value.code == 2
     with pytest.raises(TacitaError, match="this audit is for 'tally'"):
         tally_settings.audit_tally(serving.open_run(folders / "mf").config, assembly.Machine())
 
@@ -885,10 +889,10 @@ def test_the_audit_of_a_run(folders: Path, tmp_path: Path, capsys: pytest.Captur
 
 def test_the_grid_is_the_same_for_all_and_the_best_validation_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tally_tuning, "GRID", {"ridge": [1.0, 100.0], "decay": [1.0]})
-    found = tally_tuning.try_grid(config_of(), assembly.Machine())
-    assert [one.options for one in found] == [{"ridge": 1.0, "decay": 1.0}, {"ridge": 100.0, "decay": 1.0}]
-    assert tally_tuning.choose_trial(found).valid == max(one.valid for one in found)
-    assert tally_tuning.choose_common_options({"a": found, "b": found}) == tally_tuning.choose_trial(found).options
+    result = tally_tuning.try_grid(config_of(), assembly.Machine())
+    assert [entry.options for entry in result] == [{"ridge": 1.0, "decay": 1.0}, {"ridge": 100.0, "decay": 1.0}]
+    assert tally_tuning.choose_trial(result).valid == max(entry.valid for entry in result)
+    assert tally_tuning.choose_common_options({"a": result, "b": result}) == tally_tuning.choose_trial(result).options
 
 
 def test_tuning_names_the_setting_that_serves_all(
@@ -896,13 +900,13 @@ def test_tuning_names_the_setting_that_serves_all(
 ) -> None:
     monkeypatch.setattr(tally_tuning, "GRID", {"ridge": [1.0, 100.0], "decay": [1.0]})
     others = ["--data", SMALL, "--data", SMALL.replace("60", "50")]
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as error:
         main(["tune", "--backbone", "tally", "--quiet", *others])
-    assert not left.value.code
+    assert not error.value.code
     assert 'together: options {"ridge":' in capsys.readouterr().out
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as error:
         main(["tune", "--backbone", "mf", *others])
-    assert left.value.code == 2
+    assert error.value.code == 2
     assert "one dataset at a time" in capsys.readouterr().err
 
 
@@ -923,20 +927,20 @@ def test_contributors_are_those_of_the_pairs_that_were_summed() -> None:
         count[row, col] = count[col, row] = people
     count[2, 0] = count[0, 2] = 9.0  # of a pair that nobody summed
     sums = {"pairs": pairs, "count": count, "touched": np.ones(4), "repeats": np.zeros(2)}
-    found = PairSums.from_arrays(None).with_block(0, Total(sums, 3.0, 3), shape)
-    assert found.total.tolist() == [0.5, 0.7]
-    assert found.count.tolist() == [2.0, 3.0]
+    result = PairSums.from_arrays(None).with_block(0, Total(sums, 3.0, 3), shape)
+    assert result.total.tolist() == [0.5, 0.7]
+    assert result.count.tolist() == [2.0, 3.0]
 
 
 def test_every_setting_that_is_tried_is_validated() -> None:
     """Rounds of tally are trials of how much latest items count; to look at every fifth would choose the last."""
-    found = []
+    result = []
     for every in (1, 5):
         values = {"data": "synthetic:users=200,items=60,per_user=14,groups=4,drift=0", "split": {"kind": "random"}}
         values |= {"backbone": {"name": "tally"}, "evaluate": {"every": every, "controls": False}, "seed": 2}
         fed = assembly.assemble(validate_model(RunConfig, values, "the test"), assembly.Machine(threads=1))
         progress = start_run(fed)
         run_stream(fed, progress, lambda report, now: None)
-        found.append((progress.results[0]["best_round"], progress.results[0]["ndcg@20"]))
-    assert found[0] == found[1]
-    assert found[0][0] < len(RECENCIES)
+        result.append((progress.results[0]["best_round"], progress.results[0]["ndcg@20"]))
+    assert result[0] == result[1]
+    assert result[0][0] < len(RECENCIES)

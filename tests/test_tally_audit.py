@@ -28,12 +28,12 @@ UNCUT: dict[str, Any] = {"min_item": 0, "min_pair": 0, "keep": 0}
 def tasteful(people: int = 120, items: int = 260, size: int = 24, seed: int = 5) -> list[list[int]]:
     """Histories of people with one of four tastes: two thirds from it, the rest from anywhere."""
     draws = np.random.default_rng(seed)
-    found = []
+    result = []
     for person in range(people):
         weight = np.where(np.arange(items) % 4 == person % 4, 8.0, 1.0)
         n = int(draws.integers(size // 2, size + size // 2))
-        found.append(sorted(draws.choice(items, n, replace=False, p=weight / weight.sum()).tolist()))
-    return found
+        result.append(sorted(draws.choice(items, n, replace=False, p=weight / weight.sum()).tolist()))
+    return result
 
 
 def scene_of(lists: list[list[int]], n_items: int = 260, **options: Any) -> tally_attacks.AttackTarget:
@@ -63,30 +63,30 @@ def sets_of(lists: list[list[int]], n_items: int) -> Bools:
 
 
 def test_p_is_rebuilt_up_to_a_factor(uncut: tally_attacks.AttackTarget) -> None:
-    found = uncut.rebuild_release(uncut.histories)
-    x = uncut.histories[:, found.items].astype(float)
+    result = uncut.rebuild_release(uncut.histories)
+    x = uncut.histories[:, result.items].astype(float)
     inverse = np.linalg.inv(x.T @ x + 50.0 * np.eye(x.shape[1]))
-    assert found.inverse / found.inverse[0, 0] == pytest.approx(inverse / inverse[0, 0], abs=1e-4)
-    assert found.known.all()
+    assert result.inverse / result.inverse[0, 0] == pytest.approx(inverse / inverse[0, 0], abs=1e-4)
+    assert result.known.all()
 
 
 def test_entries_cut_on_both_sides_are_unknown_and_zero(cut: tally_attacks.AttackTarget) -> None:
-    found = cut.rebuild_release(cut.histories)
-    assert 0.2 < found.known.mean() < 0.9
-    assert (found.inverse[~found.known] == 0).all()
-    assert len(found.items) == found.released.sum() == (cut.histories.sum(axis=0) >= 3).sum()
+    result = cut.rebuild_release(cut.histories)
+    assert 0.2 < result.known.mean() < 0.9
+    assert (result.inverse[~result.known] == 0).all()
+    assert len(result.items) == result.released.sum() == (cut.histories.sum(axis=0) >= 3).sum()
 
 
 def test_an_item_without_a_scale_gets_that_of_rare_items() -> None:
     weights = np.array([[0, 0.2, 0.1], [0.4, 0, 0], [0.0, 0.0, 0]], np.float32)  # of item 2 no row was kept
-    found = reconstruction.rebuild_inverse(weights)
-    assert found.items.tolist() == [0, 1, 2]
-    assert np.diag(found.inverse) == pytest.approx(np.array([1, 2, 2]) * found.inverse[0, 0])
+    result = reconstruction.rebuild_inverse(weights)
+    assert result.items.tolist() == [0, 1, 2]
+    assert np.diag(result.inverse) == pytest.approx(np.array([1, 2, 2]) * result.inverse[0, 0])
 
 
 def test_empty_release_yields_empty_reconstruction() -> None:
-    found = reconstruction.rebuild_inverse(np.zeros((4, 4), np.float32))
-    assert len(found.items) == 0
+    result = reconstruction.rebuild_inverse(np.zeros((4, 4), np.float32))
+    assert len(result.items) == 0
     assert (reconstruction.rebuild_gram(np.zeros((4, 4), np.float32), 2.0, 1.0) == 0).all()
 
 
@@ -100,39 +100,39 @@ def test_an_auc_counts_ties_as_half() -> None:
 
 
 def test_residual_energy_is_zero_inside_the_span_and_one_outside(uncut: tally_attacks.AttackTarget) -> None:
-    found = uncut.rebuild_release(uncut.histories)
-    reader = NullSpace.of(found)
-    mine = reader.energy(uncut.histories[:, found.items])
-    other = reader.energy(sets_of(tasteful(seed=99), 260)[:, found.items])
-    assert mine.max() < 0.01 < other.min()
-    assert reader.energy(np.zeros((1, len(found.items)), bool)) == 1
+    result = uncut.rebuild_release(uncut.histories)
+    reader = NullSpace.of(result)
+    own_values = reader.energy(uncut.histories[:, result.items])
+    other = reader.energy(sets_of(tasteful(seed=99), 260)[:, result.items])
+    assert own_values.max() < 0.01 < other.min()
+    assert reader.energy(np.zeros((1, len(result.items)), bool)) == 1
 
 
 def test_membership_attack_separates_participants_from_others(cut: tally_attacks.AttackTarget) -> None:
     """Cuts that stop the peeling reader do not hide who took part; where nobody did, nobody seems to have."""
-    found = tally_attacks.attack_membership(cut)
-    assert found["of"] == 60
-    assert found["found"] > 0.9
-    assert 0.35 < found["control"] < 0.65
+    result = tally_attacks.attack_membership(cut)
+    assert result["of"] == 60
+    assert result["found"] > 0.9
+    assert 0.35 < result["control"] < 0.65
 
 
 def test_half_a_history_completes_only_for_participants(
     cut: tally_attacks.AttackTarget, uncut: tally_attacks.AttackTarget
 ) -> None:
     for scene in (cut, uncut):
-        found = tally_attacks.attack_one_release(scene)
-        assert found["half_nearly"]["found"] >= found["half_exactly"]["found"] > 0.5
-        assert found["half_nearly"]["control"] == 0
-        assert found["half_nearly"]["of_control"] >= 10
-        assert found["nothing_exactly"]["control"] == 0
-    assert found["nothing_exactly"]["found"] > 0.2
+        result = tally_attacks.attack_one_release(scene)
+        assert result["half_nearly"]["found"] >= result["half_exactly"]["found"] > 0.5
+        assert result["half_nearly"]["control"] == 0
+        assert result["half_nearly"]["of_control"] >= 10
+        assert result["nothing_exactly"]["control"] == 0
+    assert result["nothing_exactly"]["found"] > 0.2
 
 
 def test_attack_names_the_last_item_of_a_planted_user(cut: tally_attacks.AttackTarget) -> None:
-    found = tally_attacks.attack_canaries(cut)
-    assert found["of"] == found["of_control"] == 20
-    assert found["found"] >= 0.9
-    assert found["control"] <= 0.1
+    result = tally_attacks.attack_canaries(cut)
+    assert result["of"] == result["of_control"] == 20
+    assert result["found"] >= 0.9
+    assert result["control"] <= 0.1
 
 
 def test_a_part_of_a_history_is_drawn_at_random_and_has_its_size() -> None:
@@ -147,16 +147,16 @@ def test_a_part_of_a_history_is_drawn_at_random_and_has_its_size() -> None:
 
 
 def test_single_withdrawal_is_reconstructed_exactly_from_uncut_releases(uncut: tally_attacks.AttackTarget) -> None:
-    found = tally_attacks.attack_retractions(uncut)
-    assert found["leaver_exactly"] == {"found": 1.0, "control": 0.0, "of": 10, "of_control": 10}
-    assert found["item"] == {"found": 1.0, "control": 0.0, "of": 10, "of_control": 10}
+    result = tally_attacks.attack_retractions(uncut)
+    assert result["leaver_exactly"] == {"found": 1.0, "control": 0.0, "of": 10, "of_control": 10}
+    assert result["item"] == {"found": 1.0, "control": 0.0, "of": 10, "of_control": 10}
 
 
 def test_most_single_withdrawals_are_reconstructed_from_cut_releases(cut: tally_attacks.AttackTarget) -> None:
-    found = tally_attacks.attack_retractions(cut)
-    assert found["leaver_nearly"]["found"] >= 0.8
-    assert found["leaver_nearly"]["control"] == 0
-    assert found["item"]["found"] >= 0.8
+    result = tally_attacks.attack_retractions(cut)
+    assert result["leaver_nearly"]["found"] >= 0.8
+    assert result["leaver_nearly"]["control"] == 0
+    assert result["item"]["found"] >= 0.8
 
 
 def test_no_withdrawal_is_reconstructed_where_nobody_left(cut: tally_attacks.AttackTarget) -> None:
@@ -169,8 +169,8 @@ def test_item_missing_from_the_next_release_is_identified() -> None:
     lists = [[0, 1, 2, 3], [0, 1, 2], [0, 1, 3], [1, 2, 4], [0, 2, 4, 1], [3, 0, 2]]
     scene = scene_of(lists, 5, min_item=2)
     server = scene.learn_from(scene.histories)
-    told, still = sets_of([[1, 2, 4], [1, 2]], 5)
-    later = tally_attacks._replace_history(scene, server, told, still)
+    report, still = sets_of([[1, 2, 4], [1, 2]], 5)
+    later = tally_attacks._replace_history(scene, server, report, still)
     assert retraction.read_item(unpack_dense_weights(server.heads), later) == 4
 
 
@@ -186,10 +186,10 @@ def test_members_and_non_members_are_disjoint_and_distinct(cut: tally_attacks.At
 
 
 def test_audit_reports_progress() -> None:
-    told: list[tuple[int, int]] = []
+    report: list[tuple[int, int]] = []
     config = RunConfig(data="synthetic:users=40,items=30,per_user=10", backbone={"name": "tally"})
-    tally_settings.audit_tally(config, Machine(1), brief=True, on_done=lambda done, total: told.append((done, total)))
-    done, totals = zip(*told, strict=True)
+    tally_settings.audit_tally(config, Machine(1), brief=True, on_done=lambda done, total: report.append((done, total)))
+    done, totals = zip(*report, strict=True)
     assert len(set(totals)) == 1
     assert list(done) == sorted(done)
     assert done[0] == 0
@@ -208,13 +208,13 @@ def test_audit_tries_no_cut_each_cut_combinations_and_the_runs_own() -> None:
 
 
 def test_every_figure_is_printed_beside_its_control(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as error:
         main(["audit", "tally", "--data", "synthetic:users=40,items=30,per_user=10", "--brief"])
-    assert not left.value.code
-    told = capsys.readouterr()
-    assert "control" in told.out
-    assert "took part, 90 % known (AUC)" in told.out
-    assert "Control: the same attack where the person" in told.err
+    assert not error.value.code
+    captured = capsys.readouterr()
+    assert "control" in captured.out
+    assert "took part, 90 % known (AUC)" in captured.out
+    assert "Control: the same attack where the person" in captured.err
 
 
 @pytest.mark.parametrize(("backbone", "audits"), [("tally", ["tally"]), ("tally-order", ["tally", "order"])])
@@ -222,16 +222,18 @@ def test_training_warns_that_the_release_identifies_users_and_names_the_audit(
     backbone: str, audits: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data, out = ["--data", "synthetic:users=40,items=30,per_user=10"], str(tmp_path / "run")
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as error:
         main(["train", *data, "--backbone", backbone, "--no-controls", "--out", out])
-    assert not left.value.code
-    told = " ".join("".join(capsys.readouterr()).split())
-    assert f"what {backbone} releases gives people away" in told
-    assert re.findall("`tacita (audit [a-z]+ --run [^`]+)`", told) == [f"audit {one} --run {out}" for one in audits]
-    for one in audits:  # what is named can be called
-        with pytest.raises(SystemExit) as left:
-            main(["audit", one, "--run", out, *(["--brief"] if one == "tally" else []), "--quiet"])
-        assert not left.value.code
+    assert not error.value.code
+    report = " ".join("".join(capsys.readouterr()).split())
+    assert f"what {backbone} releases gives people away" in report
+    assert re.findall("`tacita (audit [a-z]+ --run [^`]+)`", report) == [
+        f"audit {entry} --run {out}" for entry in audits
+    ]
+    for audit in audits:  # what is named can be called
+        with pytest.raises(SystemExit) as error:
+            main(["audit", audit, "--run", out, *(["--brief"] if audit == "tally" else []), "--quiet"])
+        assert not error.value.code
 
 
 @pytest.mark.skipif(not REAL or not (Path(REAL) / "ml-100k").is_dir(), reason="needs ml-100k in $TACITA_DATA")
@@ -240,11 +242,11 @@ def test_default_settings_do_not_hide_membership_in_ml_100k() -> None:
     progress = start_run(fed)
     begin_block(fed, progress, 0)
     assert isinstance(fed.backbone, Tally)
-    found = tally_attacks.attack_membership(
+    result = tally_attacks.attack_membership(
         tally_attacks.AttackTarget.of(fed.backbone, progress.server, fed.stream.blocks[0].train, 0)
     )
-    assert found["found"] >= 0.95
-    assert 0.45 <= found["control"] <= 0.55
+    assert result["found"] >= 0.95
+    assert 0.45 <= result["control"] <= 0.55
 
 
 @pytest.mark.parametrize("options", [{"min_pair": 200}, {"min_item": 10_000}])

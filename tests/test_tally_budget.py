@@ -85,16 +85,16 @@ def test_a_term_has_length_1_whatever_the_history(sets: list[set[int]], k: int, 
     """Never longer, which is what the noise is sized for, and shorter by rounding alone; nothing tells nothing."""
     liked = np.random.default_rng(seed).exponential(size=40) * 20
     axes = choose_axes(liked, k)
-    lists = Ragged.from_lists([sorted(one) for one in sets])
+    lists = Ragged.from_lists([sorted(element) for element in sets])
     vectors = unit_vectors(lists, axes.inputs, axes.scale, axes.centre)
     lengths = np.linalg.norm(vectors, axis=1)
     assert (lengths <= 1).all()
     whole = vectors / GRID
     assert (whole == np.rint(whole)).all()
-    for row, one in enumerate(sets):
-        told = not one.isdisjoint(axes.inputs.tolist())
-        assert lengths[row] == 0 or (told and lengths[row] > 1 - GRID * math.sqrt(k) - 1e-6)
-        if not told:
+    for row, entry in enumerate(sets):
+        report = not entry.isdisjoint(axes.inputs.tolist())
+        assert lengths[row] == 0 or (report and lengths[row] > 1 - GRID * math.sqrt(k) - 1e-6)
+        if not report:
             assert lengths[row] == 0
     assert np.abs(vectors @ axes.centre).max() <= GRID * k  # the centre is taken out
 
@@ -203,7 +203,10 @@ def test_users_without_budget_upload_nothing_and_are_still_served() -> None:
             now.clients.arrays[f"{PARTS}statistic/budget"][broke[broke < now.clients.n_users]] = 0
 
     run_stream(fed, poor, on_round)
-    spent = (one.clients.arrays[SPENT_AT][broke[broke < fed.stream.blocks[0].n_users], 1] for one in (poor, plain))
+    spent = (
+        candidate.clients.arrays[SPENT_AT][broke[broke < fed.stream.blocks[0].n_users], 1]
+        for candidate in (poor, plain)
+    )
     assert next(spent).sum() < next(spent).sum()
     gone = fed.stream.blocks[1].train
     lists = gone.filter_entries(np.isin(gone.rows(), broke[broke < fed.stream.blocks[0].n_users]))
@@ -238,9 +241,9 @@ def test_items_are_alike_by_their_own_column() -> None:
     assert 10 < len(inputs) < len(server.items)
     assert weights.any()
     for place, item in enumerate(inputs.tolist()):
-        said = model.likeness(server, server.items, item)
-        assert (said[inputs] == weights[:, place]).all()
-        assert np.count_nonzero(said) == np.count_nonzero(weights[:, place])
+        message = model.likeness(server, server.items, item)
+        assert (message[inputs] == weights[:, place]).all()
+        assert np.count_nonzero(message) == np.count_nonzero(weights[:, place])
     other = np.setdiff1d(np.arange(len(server.items)), inputs)[0]
     assert not model.likeness(server, server.items, int(other)).any()
 
@@ -266,10 +269,10 @@ def test_shrinkage_is_the_closed_form() -> None:
 
 def test_weights_are_in_item_units_and_noise_variance_decays_squared() -> None:
     smooth, scale = np.array([[0.2, 0.1, 0.3], [0.1, 0.5, 0.0], [0.3, 0.0, 0.4]]), np.array([1.0, 2.0, 4.0])
-    found = private_math.solve_weights(smooth, scale)
-    assert found[0, 1] == pytest.approx(0.1 / (1 - 0.5) * 1 / 2)  # K_ij / (1 - K_jj) d_i / d_j
-    assert found[2, 0] == pytest.approx(0.3 / (1 - 0.2) * 4 / 1)
-    assert (np.diag(found) == 0).all()
+    weights = private_math.solve_weights(smooth, scale)
+    assert weights[0, 1] == pytest.approx(0.1 / (1 - 0.5) * 1 / 2)  # K_ij / (1 - K_jj) d_i / d_j
+    assert weights[2, 0] == pytest.approx(0.3 / (1 - 0.2) * 4 / 1)
+    assert (np.diag(weights) == 0).all()
     model = private(blocks=2)
     heads = {
         **model.init_heads(Draws(0)),
@@ -279,10 +282,10 @@ def test_weights_are_in_item_units_and_noise_variance_decays_squared() -> None:
     server = ServerState(np.zeros((3, 0), np.float32), heads).with_part(
         STATE, {"gram": np.ones((3, 3)), "variance": np.array([8.0])}
     )
-    told = {"terms": np.eye(3), "draws": np.array([2.0])}  # two nodes, each with noise of its own
-    made = model.add_terms(server, told, "statistic", fade=0.5)
-    assert (made["gram"] == 0.5 + np.eye(3)).all()
-    assert made["variance"][0] == pytest.approx(0.25 * 8 + 2 * model.term_deviation(server, "statistic") ** 2)
+    report = {"terms": np.eye(3), "draws": np.array([2.0])}  # two nodes, each with noise of its own
+    terms = model.add_terms(server, report, "statistic", fade=0.5)
+    assert (terms["gram"] == 0.5 + np.eye(3)).all()
+    assert terms["variance"][0] == pytest.approx(0.25 * 8 + 2 * model.term_deviation(server, "statistic") ** 2)
 
 
 def test_features_help_what_lies_along_them() -> None:
@@ -294,14 +297,16 @@ def test_features_help_what_lies_along_them() -> None:
     centre[-1] = 1.0
     gram = 10.0 * basis @ basis.T  # the edge of all is 20, of one feature 2
     assert np.abs(fit_smoother(gram, centre, s) - 0.5 * np.outer(centre, centre)).max() == 0
-    found = basis.T @ fit_smoother(gram, centre, s, basis) @ basis
+    result = basis.T @ fit_smoother(gram, centre, s, basis) @ basis
     eta = math.sqrt(100 - 4)
-    assert found == pytest.approx(eta / (eta + 30.0))
+    assert result == pytest.approx(eta / (eta + 30.0))
 
 
 def test_codes_of_features_are_genres_and_spans() -> None:
-    told = ItemFeatures("x", {str(n): ItemFeature(("a",) if n % 2 else ("a", "b"), 1980 + n) for n in range(24)}, "")
-    codes = encode_item_features(told, [str(n) for n in range(24)] + ["unknown"])
+    item_features = ItemFeatures(
+        "x", {str(n): ItemFeature(("a",) if n % 2 else ("a", "b"), 1980 + n) for n in range(24)}, ""
+    )
+    codes = encode_item_features(item_features, [str(n) for n in range(24)] + ["unknown"])
     assert codes.shape == (25, 14)
     assert codes[-1].sum() == 0
     assert (codes[:24, 2:].sum(axis=1) == 1).all()
@@ -363,7 +368,7 @@ def test_retraction_draws_fresh_noise_and_is_charged() -> None:
     model = fed.backbone
     assert isinstance(model, PrivateTally)
     before, spent = progress.server, progress.clients.arrays[SPENT_AT].copy()
-    said = leave_user(fed, progress, 5)["statistic"]
+    statistic = leave_user(fed, progress, 5)["statistic"]
     heads = before.heads
     own = unit_vectors(fed.stream.blocks[0].train.take(np.array([5])), heads["inputs"], heads["scale"], heads["centre"])
     difference = progress.server.parts[STATE]["gram"] - before.parts[STATE]["gram"]
@@ -372,16 +377,16 @@ def test_retraction_draws_fresh_noise_and_is_charged() -> None:
     assert s == pytest.approx(math.sqrt(2) / (math.sqrt(2) * math.sqrt(model.budget.mu2)))
     assert normal(noise[np.tril_indices(k, -1)], s) > SURE
     assert normal(0.8 * noise[np.tril_indices(k, -1)], s) < SURE
-    heard = float(own[0] @ difference @ own[0]) + 1.0
-    assert abs(heard) < 6 * math.sqrt(2) * s  # the term itself, 1, is no more than noise
+    messages = float(own[0] @ difference @ own[0]) + 1.0
+    assert abs(messages) < 6 * math.sqrt(2) * s  # the term itself, 1, is no more than noise
     more = (progress.clients.arrays[SPENT_AT] - spent).sum(axis=1)
     assert more[5] * UNIT == pytest.approx(model.budget.mu2, rel=1e-9)
     assert not np.delete(more, 5).any()
     assert progress.server.parts[STATE]["variance"][0] == pytest.approx(before.parts[STATE]["variance"][0] + s**2)
-    assert any("charged" in line for line in said.assumptions)
-    again = progress.server
+    assert any("charged" in line for line in statistic.assumptions)
+    repeat = progress.server
     leave_user(fed, progress, 6)
-    second = progress.server.parts[STATE]["gram"] - again.parts[STATE]["gram"]
+    second = progress.server.parts[STATE]["gram"] - repeat.parts[STATE]["gram"]
     assert np.abs(second - difference).max() > s  # never the same noise twice
 
 
@@ -394,7 +399,7 @@ def test_retraction_noise_ignores_the_servers_block_number(claimed: int) -> None
     heads = {**model.init_heads(Draws(0)), "inputs": axes.inputs, "scale": axes.scale, "centre": axes.centre}
     server = replace(nothing_yet(model), heads={**heads, "released": released}, block=2)
     blocks = [Ragged.from_lists([list(range(3 * b, 3 * b + 9))]) for b in range(3)]
-    left = [Ragged.from_lists([[20 + b, 25]]) for b in range(3)]
+    remainder = [Ragged.from_lists([[20 + b, 25]]) for b in range(3)]
     view = build_user_view(
         DeviceState.from_private(np.zeros((1, 0), np.float32)),
         server,
@@ -403,7 +408,7 @@ def test_retraction_noise_ignores_the_servers_block_number(claimed: int) -> None
         np.ones(1, np.uint64),
         Broadcast(),
     )
-    change = model.encode_retraction(view, blocks, left)["terms"]
+    change = model.encode_retraction(view, blocks, remainder)["terms"]
     assert isinstance(change, OuterProducts)
     term = (change.vector * change.sign[:, None]).T @ change.vector
     assert 0.1 < np.linalg.norm(term) <= model.bound_term_length(server, "retraction")
@@ -412,16 +417,16 @@ def test_retraction_noise_ignores_the_servers_block_number(claimed: int) -> None
 def test_forget_states_the_guarantee_under_a_budget(tmp_path: Path) -> None:
     run = train(budget_config(4.0, 2, evaluate={"controls": False}), tmp_path / "run")
     saved = open_saved(run.folder)
-    mine = read_lists(saved.client_arrays, "history").take(saved.user_numbers(["u7"])).ids
-    some = [saved.ids["items"][item] for item in mine[:3].tolist()]
+    own_values = read_lists(saved.client_arrays, "history").take(saved.user_numbers(["u7"])).ids
+    some = [saved.ids["items"][item] for item in own_values[:3].tolist()]
     granted = submit_request(run.folder, RawRequest("forget", {"u7": some}), verify=True)
-    found = granted.certificate
-    assert found is not None
+    result = granted.certificate
+    assert result is not None
     assert "noise of its own" in granted.message
-    assert found["guarantee"]["type"] != "exact"
-    assert found["verdict"].startswith("not verified: the run states an epsilon")
-    assert "sent alone shows" not in found["residual_risk"]
-    assert any("spent epsilon" in line for line in found["guarantee"]["assumptions"])
+    assert result["guarantee"]["type"] != "exact"
+    assert result["verdict"].startswith("not verified: the run states an epsilon")
+    assert "sent alone shows" not in result["residual_risk"]
+    assert any("spent epsilon" in line for line in result["guarantee"]["assumptions"])
 
 
 # In a run folder, and on nodes
@@ -431,10 +436,10 @@ def test_run_states_its_epsilon_or_that_it_has_none(tmp_path: Path, capsys: pyte
     out = str(tmp_path / "run")
     common = ["--data", BUDGET_DATA, "--backbone", "tally", "--no-controls", "--set", "split.n_blocks=2", "--quiet"]
     call(["train", *common, "--out", out, "--set", "privacy.epsilon=2"])
-    said = " ".join(capsys.readouterr().out.split())
-    assert "epsilon 2 at delta 1e-05" in said
-    assert "Outside of the budget" in said
-    assert "rehearsal" in said
+    message = " ".join(capsys.readouterr().out.split())
+    assert "epsilon 2 at delta 1e-05" in message
+    assert "Outside of the budget" in message
+    assert "rehearsal" in message
     assert json.loads((tmp_path / "run" / "result.json").read_text())["config"]["privacy"]["blocks"] == 2
     call(["recommend", "--run", out, "--user", "u3"])
     assert "epsilon 2, delta 1e-05" in " ".join(capsys.readouterr().out.split())
@@ -479,9 +484,9 @@ def test_nodes_add_noise_to_the_sums_of_the_lab(tmp_path: Path, monkeypatch: pyt
     assert arrays["now/parts/tally/drawn"].tolist() == [3.0]
     assert arrays["now/parts/tally/variance"][0] == pytest.approx(3 * model.term_deviation(first, "statistic") ** 2)
     for node in site.transport.members.values():  # charged with what left, in one commit
-        held = node.store.devices("r", "now")
-        assert held is not None
-        assert (held[1][SPENT_AT] > 0).any()
+        state = node.store.devices("r", "now")
+        assert state is not None
+        assert (state[1][SPENT_AT] > 0).any()
         node.close()
 
 
@@ -523,7 +528,7 @@ def test_reply_outside_noise_and_term_bounds_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         ({"privacy": {"epsilon": 0.0}}, "privacy.epsilon.*more than 0"),
         ({"privacy": {"epsilon": 2.0, "delta": 1.0}}, "privacy.delta.*less than 1"),
@@ -542,8 +547,8 @@ def test_reply_outside_noise_and_term_bounds_is_refused(tmp_path: Path) -> None:
         ({"privacy": {"epsilon": 2.0}, "backbone": {"name": "tally", "ridge": 3.0}}, "backbone.ridge has no meaning"),
     ],
 )
-def test_bad_settings_are_refused_in_one_sentence(values: dict[str, Any], said: str) -> None:
-    with pytest.raises(TacitaError, match=said):
+def test_bad_settings_are_refused_in_one_sentence(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(TacitaError, match=message):
         assemble(
             validate_model(RunConfig, {"data": BUDGET_DATA, "backbone": {"name": "tally"}, **values}, "the test"),
             Machine(),
@@ -580,8 +585,8 @@ def test_part_that_changes_the_statistic_is_refused() -> None:
 
 def test_budget_audit_identifies_users_only_without_noise() -> None:
     config = budget_config(None, 1, data="synthetic:users=150,items=80,per_user=14,groups=4,drift=0")
-    found = audit_budget(config, Machine(), [2.0])
-    rows = {row["setting"]: row["readers"] for row in found["rows"]}
+    result = audit_budget(config, Machine(), [2.0])
+    rows = {row["setting"]: row["readers"] for row in result["rows"]}
     assert rows["no budget"]["null_space"]["found"] > 0.85
     most = norm.cdf(mu_of(2.0, 1e-5) / math.sqrt(2))  # what the best reader of all could find, who knows all others
     assert all(0.4 < rows["epsilon 2"][name]["found"] < most + 0.03 for name in READERS)

@@ -44,9 +44,9 @@ SMALL = "synthetic:users=80,items=60,per_user=12,groups=4"
 def filtered(**options: Any) -> FilterTally:
     plain: dict[str, Any] = {"min_item": 0, "keep": 0, "recency": 0.0, "repeat": 0.0, "decay": 1.0, "alpha": 0.3}
     plain["lift"] = 0.0
-    made = apply_form(Tally(TallyConfig(**{**plain, "solve": "filter", "axes": 4, **options})))
-    assert isinstance(made, FilterTally)
-    return made
+    form = apply_form(Tally(TallyConfig(**{**plain, "solve": "filter", "axes": 4, **options})))
+    assert isinstance(form, FilterTally)
+    return form
 
 
 def lists_by_hand(seed: int = 0, people: int = 30, n_items: int = 14) -> Lists:
@@ -56,8 +56,8 @@ def lists_by_hand(seed: int = 0, people: int = 30, n_items: int = 14) -> Lists:
 
 def marks(lists: Lists, n_items: int) -> Doubles:
     out = np.zeros((len(lists), n_items))
-    for u, one in enumerate(lists):
-        out[u, one] = 1
+    for u, entry in enumerate(lists):
+        out[u, entry] = 1
     return out
 
 
@@ -84,9 +84,9 @@ def test_scores_are_those_of_the_formula(lift: float) -> None:
         (axes / np.sqrt(degree)[:, None]) @ (axes * np.sqrt(degree)[:, None]).T,
     )
     wanted = x @ (first + 0.3 * second)
-    found = scores_of(filtered(lift=lift), lists, n)
+    scores = scores_of(filtered(lift=lift), lists, n)
     unseen = x == 0  # the filter says nothing of what a person has: it is never ranked
-    assert np.allclose(found[unseen], wanted[unseen], atol=1e-5)
+    assert np.allclose(scores[unseen], wanted[unseen], atol=1e-5)
 
 
 @pytest.mark.parametrize("keep", [1, 3])
@@ -94,12 +94,12 @@ def test_few_entries_of_each_column_are_kept(keep: int) -> None:
     rng = np.random.default_rng(1)
     dense = rng.random((9, 9)) * (rng.random((9, 9)) < 0.8)
     dense = dense + dense.T
-    found = spectral.keep_largest(scipy.sparse.csr_array(dense.astype(np.float32)), keep).toarray()
+    result = spectral.keep_largest(scipy.sparse.csr_array(dense.astype(np.float32)), keep).toarray()
     np.fill_diagonal(dense, 0)
     for column in range(9):
         largest = np.sort(dense[:, column])[-keep:]
-        assert np.allclose(np.sort(found[:, column])[-keep:], largest)
-        assert (found[:, column] > 0).sum() == (largest > 0).sum()
+        assert np.allclose(np.sort(result[:, column])[-keep:], largest)
+        assert (result[:, column] > 0).sum() == (largest > 0).sum()
 
 
 def test_axes_of_a_large_graph_hold_as_much_as_the_best_could(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,14 +114,14 @@ def test_axes_of_a_large_graph_hold_as_much_as_the_best_could(monkeypatch: pytes
     best = spectral.leading_axes(graph.matrix, 20)
     monkeypatch.setattr(spectral, "MAX_DENSE", 1)
     monkeypatch.setattr(spectral, "BLOCK_WIDTH", 8)
-    found = spectral.leading_axes(graph.matrix, 20)
-    assert np.allclose(found.T @ found, np.eye(20), atol=1e-4)
+    result = spectral.leading_axes(graph.matrix, 20)
+    assert np.allclose(result.T @ result, np.eye(20), atol=1e-4)
 
     def held(axes: Floats) -> float:
         return float(np.trace(axes.T @ (graph.matrix @ axes)))
 
-    assert 0.95 * held(best) < held(found) < 1.0001 * held(best)
-    assert (np.linalg.norm(found.T @ best[:, :6], axis=0) > 0.99).all()  # the strong ones are there
+    assert 0.95 * held(best) < held(result) < 1.0001 * held(best)
+    assert (np.linalg.norm(result.T @ best[:, :6], axis=0) > 0.99).all()  # the strong ones are there
 
 
 @settings(max_examples=25, deadline=None)
@@ -146,9 +146,9 @@ def test_sparse_sums_are_dense_ones_in_any_chunk(seed: int, chunk: int) -> None:
             other = add_upload(other, upload(part), sparse)
         else:
             total = add_upload(total, upload(part), sparse)
-    found = merge_totals(total, other)["pairs"]
-    assert isinstance(found, SparseSum)
-    assert np.array_equal(found.matrix().toarray(), np.tril(whole))  # to the last bit
+    pairs = merge_totals(total, other)["pairs"]
+    assert isinstance(pairs, SparseSum)
+    assert np.array_equal(pairs.matrix().toarray(), np.tril(whole))  # to the last bit
 
 
 @pytest.mark.parametrize("dense", [0, 4000])
@@ -162,18 +162,18 @@ def test_forgetting_equals_retraining_bit_for_bit(solve: str, dense: int, monkey
     assert server.heads["lift"] == np.float32(0.2)
     before = [Ragged.from_lists([lists[5], lists[8]]), Ragged.from_lists([more[5], more[8]])]
     after = [Ragged.from_lists([lists[5][1:], []]), Ragged.from_lists([more[5], []])]
-    found, rank = backbone.replace_lists(server, before, after)
-    left = [[*one] for one in lists]
-    left[5], left[8] = lists[5][1:], []
+    result, rank = backbone.replace_lists(server, before, after)
+    remainder = [[*entry] for entry in lists]
+    remainder[5], remainder[8] = lists[5][1:], []
     later = [*more[:8], [], *more[9:]]
-    told = [Ragged.from_lists(left), Ragged.from_lists(later)]
-    again = backbone.retrain_from(server, told)
+    report = [Ragged.from_lists(remainder), Ragged.from_lists(later)]
+    repeat = backbone.retrain_from(server, report)
     assert rank == 0
-    for name, value in again.heads.items():
-        assert np.array_equal(found.heads[name], value), name
-    for name, value in again.parts[STATE].items():
-        assert np.array_equal(found.parts[STATE][name], value), name
-    assert not np.array_equal(found.heads["weights"], server.heads["weights"])
+    for name, value in repeat.heads.items():
+        assert np.array_equal(result.heads[name], value), name
+    for name, value in repeat.parts[STATE].items():
+        assert np.array_equal(result.parts[STATE][name], value), name
+    assert not np.array_equal(result.heads["weights"], server.heads["weights"])
 
 
 def test_user_without_uploads_retracts_nothing() -> None:
@@ -186,13 +186,13 @@ def test_user_without_uploads_retracts_nothing() -> None:
 def test_a_run_with_sparse_sums_is_the_run_with_dense_ones_and_forgets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = {
+    message = {
         "data": SMALL,
         "split": {"kind": "random"},
         "backbone": {"name": "tally", "solve": "mixture", "axes": 8, "min_item": 0, "recency": 0.0},
         "evaluate": {"controls": False, "k": [5], "select_by": "ndcg@5"},
     }
-    config = validate_model(RunConfig, said, "a test")
+    config = validate_model(RunConfig, message, "a test")
     dense = training.train(config, tmp_path / "dense")
     monkeypatch.setattr(filtering, "MAX_DENSE_ITEMS", 0)
     sparse = training.train(config, tmp_path / "sparse")
@@ -229,7 +229,9 @@ def test_mixture_of_one_filter_is_that_filter() -> None:
     solved = scores_of(filtered(solve="mixture", blend=1.0, ridge=2.0), lists, n)
     assert np.allclose(solved, x @ weights, atol=1e-4)
     both = scores_of(filtered(solve="mixture", blend=0.25, ridge=2.0), lists, n)
-    parts = [(one - one.mean(axis=1)[:, None]) / one.std(axis=1)[:, None] for one in (solved, alone)]
+    parts = [
+        (candidate - candidate.mean(axis=1)[:, None]) / candidate.std(axis=1)[:, None] for candidate in (solved, alone)
+    ]
     assert np.allclose(both, 0.25 * parts[0] + 0.75 * parts[1], atol=1e-4)
 
 
@@ -270,9 +272,9 @@ def test_similar_items_are_those_that_co_occur() -> None:
     lists: Lists = [[0, 1], [0, 1, 2], [3, 4], [3, 4, 2]]
     backbone = filtered(axes=2)
     server = train_stream(stream_of_lists(5, lists), backbone)[1].server
-    found = backbone.likeness(server, server.items, 0)
-    assert found.argmax() == 1
-    assert found[0] == 0
+    result = backbone.likeness(server, server.items, 0)
+    assert result.argmax() == 1
+    assert result[0] == 0
 
 
 @pytest.mark.parametrize("item", [0, 2])
@@ -281,20 +283,20 @@ def test_similarities_are_the_terms_of_the_scores(item: int) -> None:
     lists: Lists = [[0, 1], [0, 1, 2], [3, 4], [3, 4, 2], [1], [3]]
     backbone = filtered(axes=2, lift=0.7)
     server = train_stream(stream_of_lists(5, lists), backbone)[1].server
-    said = backbone.likeness(server, server.items, item)
+    message = backbone.likeness(server, server.items, item)
     scores = scores_of(backbone, lists, 5)
-    assert np.allclose(said[[1, 3]], scores[[4, 5], item], atol=1e-6)
+    assert np.allclose(message[[1, 3]], scores[[4, 5], item], atol=1e-6)
 
 
 def test_a_run_that_chose_its_lift_forgets_and_keeps_the_choice(tmp_path: Path) -> None:
-    said = {
+    message = {
         "data": SMALL,
         "backbone": {"name": "tally", "solve": "filter", "axes": 8, "min_item": 0, "recency": 0.0, "alpha": 0.3},
         "evaluate": {"controls": False, "k": [5], "select_by": "ndcg@5"},
     }
-    run = training.train(validate_model(RunConfig, said, "a test"), tmp_path / "run")
+    run = training.train(validate_model(RunConfig, message, "a test"), tmp_path / "run")
     assert len(run.result["blocks"]) > 1  # lift may differ from one to the next
-    assert {one["rounds"] for one in run.result["blocks"]} == {len(LIFTS)}
+    assert {block["rounds"] for block in run.result["blocks"]} == {len(LIFTS)}
     user = json.loads((run.folder / "ids.json").read_text())["users"][0]
     chosen = read_arrays(run.folder / "server.safetensors")[0]["heads/lift"]
     assert chosen > 0

@@ -51,8 +51,8 @@ def slow(blocks: tuple[Lists, ...], n: int, fall: Doubles, decay: float = 1.0) -
     past: list[list[int]] = [[] for _ in blocks[0]]
     for lists in blocks:
         contexts, following = decay * contexts, decay * following
-        for u, one in enumerate(lists):
-            line = [*past[u], *one]
+        for u, entry in enumerate(lists):
+            line = [*past[u], *entry]
             for place in range(len(past[u]), len(line)):
                 h = np.zeros(n)
                 for age, item in enumerate(reversed(line[:place][-len(fall) :])):
@@ -99,9 +99,9 @@ def test_sums_equal_the_slow_oracle(seed: int, window: int, decay: float) -> Non
     if not all(any(block) for block in blocks):
         return
     backbone = ordered(order_window=window, decay=decay)
-    found = sums_of(backbone, learned(backbone, 7, *blocks))
-    for mine, theirs in zip(found, slow(blocks, 7, backbone.age_weights, decay), strict=True):
-        assert np.array_equal(mine, theirs)
+    sums = sums_of(backbone, learned(backbone, 7, *blocks))
+    for own_values, other_values in zip(sums, slow(blocks, 7, backbone.age_weights, decay), strict=True):
+        assert np.array_equal(own_values, other_values)
 
 
 def test_sums_of_cohorts_add_up_to_the_bit_in_any_order_and_exactly() -> None:
@@ -113,14 +113,14 @@ def test_sums_of_cohorts_add_up_to_the_bit_in_any_order_and_exactly() -> None:
     ]
     both = merge_totals(*halves)
     fields = backbone._fields(shape)
-    told = backbone.encode_block(train, history, np.arange(13), shape)
-    ideal = add_upload(empty_total(fields), Upload(told, np.ones(12), np.zeros(12, np.uint64)), fields, exact=True)
+    block = backbone.encode_block(train, history, np.arange(13), shape)
+    ideal = add_upload(empty_total(fields), Upload(block, np.ones(12), np.zeros(12, np.uint64)), fields, exact=True)
     for name in ("contexts", "next", "held"):
         assert np.array_equal(whole[name], both[name])
         assert np.array_equal(whole[name], ideal[name])
     assert np.array_equal(whole["contexts"], whole["contexts"].T)
-    for one in fields:
-        assert (whole[one.name] <= 12 * one.most).all()
+    for field in fields:
+        assert (whole[field.name] <= 12 * field.most).all()
 
 
 def test_an_upload_counts_its_bytes_and_is_never_longer_than_it_says() -> None:
@@ -134,9 +134,9 @@ def test_an_upload_counts_its_bytes_and_is_never_longer_than_it_says() -> None:
         field = Spec("told", (n, n), symmetric=meets == "itself")
         assert form.n_bytes(field) == 3 * size
         for c in range(3):
-            total, one = np.zeros((n, n)), np.zeros(3)
-            one[c] = 1.0
-            form.add_to(total, np.zeros(0), one)
+            total, values = np.zeros((n, n)), np.zeros(3)
+            values[c] = 1.0
+            form.add_to(total, np.zeros(0), values)
             assert np.linalg.norm(total) <= np.sqrt(form.squared_norms(3)[c]) + 1e-12
         with pytest.raises(TacitaError, match="never seen by itself"):
             form.take_clients(np.arange(1))
@@ -176,8 +176,8 @@ def test_without_order_it_is_plain_tally_bit_for_bit() -> None:
     same = {**PLAIN, "recency": 10.0, "repeat": -1.0}
     plain = Tally(TallyConfig(**same))
     mixed = OrderedTally(OrderConfig(**{**same, **ORDER, "mix": [0.0, 1.0, 0.0]}))
-    one, other = plain.score_history(view_of(stream, plain)), mixed.score_history(view_of(stream, mixed))
-    assert np.array_equal(one, other)
+    entry, other = plain.score_history(view_of(stream, plain)), mixed.score_history(view_of(stream, mixed))
+    assert np.array_equal(entry, other)
 
 
 def test_mixture_equals_its_definition() -> None:
@@ -185,7 +185,7 @@ def test_mixture_equals_its_definition() -> None:
     first, second = random_lists(1, 20, 15), random_lists(2, 20, 15)
     backbone = ordered(recency=5.0, repeat=-1.0)
     view = view_of(stream_of_lists(15, first, second), backbone)
-    found = backbone.score_history(view)
+    history = backbone.score_history(view)
     b, after = unpack_dense_weights(view.heads), b_prime(ServerState(np.zeros((15, 0), np.float32), view.heads))
     for u in range(20):
         line, latest = [*first[u], *second[u]], second[u] or first[u]
@@ -195,9 +195,9 @@ def test_mixture_equals_its_definition() -> None:
         for age, item in enumerate(reversed(line[-4:])):
             h[item] += backbone.age_weights[age]
         spread = (recent @ b).std() if len(latest) else 1.0
-        scores = sum(w * z(one) for w, one in ((0.2, x @ b), (0.3, recent @ b), (0.5, h @ after)))
+        scores = sum(w * z(entry) for w, entry in ((0.2, x @ b), (0.3, recent @ b), (0.5, h @ after)))
         scores[first[u]] -= 1.0 / (spread or 1.0)
-        assert found[u] == pytest.approx(scores, abs=2e-4)
+        assert history[u] == pytest.approx(scores, abs=2e-4)
 
 
 def z(scores: Doubles) -> Doubles:
@@ -211,9 +211,9 @@ def test_row_standardisation_is_independent_of_the_cohort() -> None:
     spread = standardise(scores)
     assert spread[7] == 1.0
     assert (scores[7] == 0).all()
-    for k, one in enumerate(alone):
-        standardise(one)
-        assert np.array_equal(one[0], scores[k])
+    for k, entry in enumerate(alone):
+        standardise(entry)
+        assert np.array_equal(entry[0], scores[k])
 
 
 def test_validation_chooses_order_where_there_is_order_and_not_where_there_is_none() -> None:
@@ -224,7 +224,7 @@ def test_validation_chooses_order_where_there_is_order_and_not_where_there_is_no
     colours = [rng.permutation(np.arange(u % 2, n, 2)).tolist() for u in range(60)]
     last = {}
     for name, lists in (("around", around), ("colours", colours)):
-        stream = make_stream(make_block(0, n, [one[:-2] for one in lists], valid=[one[-2:-1] for one in lists]))
+        stream = make_stream(make_block(0, n, [entry[:-2] for entry in lists], valid=[entry[-2:-1] for entry in lists]))
         fed = federate(stream, ordered(mix="learn", recency="learn"))
         progress = start_run(fed)
         run_stream(fed, progress, lambda report, now: None)
@@ -238,15 +238,15 @@ def test_every_scoring_mode_is_validated_for_any_round_limit() -> None:
     """Rounds of training may be validated now and then, and end when they bring nothing; choices are looked at all."""
     n = 20
     lists = [[(u + k) % n for k in range(8)] for u in range(60)]
-    stream = make_stream(make_block(0, n, [one[:-2] for one in lists], valid=[one[-2:-1] for one in lists]))
+    stream = make_stream(make_block(0, n, [entry[:-2] for entry in lists], valid=[entry[-2:-1] for entry in lists]))
     fed = federate(stream, ordered(mix="learn", recency="learn"), patience=1)
     seldom = replace(fed, config=fed.config.model_copy(update={"evaluate": EvaluateConfig(every=5)}))
-    seen: list[float | None] = []
+    observations: list[float | None] = []
     progress = start_run(seldom)
-    run_stream(seldom, progress, lambda report, now: seen.append(report.valid))
-    assert len(seen) == len(MIXTURES)
-    assert progress.results[0]["valid"] == max(one for one in seen if one is not None)
-    assert None not in seen
+    run_stream(seldom, progress, lambda report, now: observations.append(report.valid))
+    assert len(observations) == len(MIXTURES)
+    assert progress.results[0]["valid"] == max(entry for entry in observations if entry is not None)
+    assert None not in observations
 
 
 def test_read_known_reads_validation_items_in_tests_alone() -> None:
@@ -256,7 +256,7 @@ def test_read_known_reads_validation_items_in_tests_alone() -> None:
         make_block(0, n, [x[:-2] for x in lists], valid=[x[-2:-1] for x in lists], test=[x[-1:] for x in lists])
     )
     backbone = ordered(mix=[0.0, 0.0, 1.0], order_fold=1.0)
-    found = {}
+    result = {}
     for read in ("train", "known"):
         fed, progress = train_stream(stream, backbone)
         evaluate = fed.config.evaluate.model_copy(update={"read": read, "k": [1], "metrics": ["hr"]})
@@ -264,9 +264,9 @@ def test_read_known_reads_validation_items_in_tests_alone() -> None:
         block, learned = fed.stream.blocks[0], TrainedState(progress.server, progress.clients)
         for purpose in ("valid", "test"):
             mask = build_mask(fed, block, purpose, "block")  # type: ignore[arg-type]
-            found[read, purpose] = evaluate_devices(fed, learned, block, purpose, mask).mean()["hr@1"]  # type: ignore[arg-type]
-    assert found["known", "test"] == 1.0  # the item after the last one that is read
-    assert found["train", "test"] == found["known", "valid"] == found["train", "valid"] == 0.0
+            result[read, purpose] = evaluate_devices(fed, learned, block, purpose, mask).mean()["hr@1"]  # type: ignore[arg-type]
+    assert result["known", "test"] == 1.0  # the item after the last one that is read
+    assert result["train", "test"] == result["known", "valid"] == result["train", "valid"] == 0.0
 
 
 # Taking back
@@ -301,16 +301,16 @@ def test_retraction_equals_retraining(
         return
     backbone = ordered(**options)
     server = learned(backbone, n_items, *blocks)
-    left = [[[i for i in one if not (u in users and i in gone)] for u, one in enumerate(b)] for b in blocks]
-    told, kept = ([Ragged.from_lists(b) for b in lists] for lists in (blocks, left))
+    remainder = [[[i for i in entry if not (u in users and i in gone)] for u, entry in enumerate(b)] for b in blocks]
+    report, state = ([Ragged.from_lists(b) for b in lists] for lists in (blocks, remainder))
     who = np.array(sorted(users))
-    after, _ = backbone.replace_lists(server, [t.take(who) for t in told], [k.take(who) for k in kept])
-    again = backbone.retrain_from(server, kept)
-    for name in OrderSums.from_arrays(again.parts[STATE]).arrays():
-        assert np.array_equal(after.parts[STATE][name], again.parts[STATE][name]), name
-    solution = again.parts[STATE]["order_solution"]
+    after, _ = backbone.replace_lists(server, [t.take(who) for t in report], [k.take(who) for k in state])
+    repeat = backbone.retrain_from(server, state)
+    for name in OrderSums.from_arrays(repeat.parts[STATE]).arrays():
+        assert np.array_equal(after.parts[STATE][name], repeat.parts[STATE][name]), name
+    solution = repeat.parts[STATE]["order_solution"]
     assert np.abs(after.parts[STATE]["order_solution"] - solution).max() <= 1e-10
-    assert np.abs(b_prime(after) - b_prime(again)).max() <= 1e-6
+    assert np.abs(b_prime(after) - b_prime(repeat)).max() <= 1e-6
 
 
 @pytest.mark.parametrize("options", [{}, {"min_item": 3, "keep": 20}, {"decay": 0.5}])
@@ -319,12 +319,12 @@ def test_a_low_rank_update_is_a_new_solve(options: dict[str, Any]) -> None:
     backbone = ordered(**options)
     server = learned(backbone, 120, *blocks)
     before = [Ragged.from_lists([b[3]]) for b in blocks]
-    after = [Ragged.from_lists([one.row(0)[1:].tolist()]) for one in before]
-    found, rank = backbone.replace_lists(server, before, after)
+    after = [Ragged.from_lists([entry.row(0)[1:].tolist()]) for entry in before]
+    result, rank = backbone.replace_lists(server, before, after)
     assert rank > 0
-    fresh = backbone.solve_order(found, OrderSums.from_arrays(found.parts[STATE]))
+    fresh = backbone.solve_order(result, OrderSums.from_arrays(result.parts[STATE]))
     for name in ("order_inverse", "order_solution"):
-        old, new = (one.parts[STATE][name] for one in (found, fresh))
+        old, new = (candidate.parts[STATE][name] for candidate in (result, fresh))
         assert np.abs(old - new).max() <= 1e-12 * max(1.0, np.abs(new).max())
 
 
@@ -344,11 +344,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_serving_reads_all_that_a_device_knows_oldest_first(folder: Path) -> None:
     saved = open_saved(folder)
-    current, past, seen = (read_lists(saved.client_arrays, name) for name in ("current", "past", "history"))
+    current, past, observations = (read_lists(saved.client_arrays, name) for name in ("current", "past", "history"))
     everything = past.join_rows(current)
     run = serving.open_run(folder)
     for u in range(len(saved.ids["users"])):
-        assert sorted(everything.row(u)) == sorted(seen.row(u))
+        assert sorted(everything.row(u)) == sorted(observations.row(u))
     ids = saved.ids["items"]
     raw = [ids[i] for i in everything.row(3)]
     assert len(run.fold_in(raw, k=3)) == 3
@@ -357,13 +357,13 @@ def test_serving_reads_all_that_a_device_knows_oldest_first(folder: Path) -> Non
 
 def test_forgetting_equals_retraining(folder: Path) -> None:
     """Scores of everybody, as the door compares them; and the certificate says that it is exact."""
-    found = submit_request(folder, RawRequest("forget", {"u1": None}), True)
-    assert found.certificate is not None
-    said = found.certificate
-    assert said["method"]["name"] == "tally-order"
-    assert said["method"]["exact"]
-    assert said["guarantee"]["max_score_difference"] <= 1e-6  # of standardised scores in single precision
-    assert said["verdict"].startswith("pass")
+    result = submit_request(folder, RawRequest("forget", {"u1": None}), True)
+    assert result.certificate is not None
+    message = result.certificate
+    assert message["method"]["name"] == "tally-order"
+    assert message["method"]["exact"]
+    assert message["guarantee"]["max_score_difference"] <= 1e-6  # of standardised scores in single precision
+    assert message["verdict"].startswith("pass")
 
 
 # Refusals

@@ -28,12 +28,12 @@ def config_of(**more: Any) -> RunConfig:
 
 
 def test_membership_and_planted_sequences_are_read_beside_controls() -> None:
-    told = []
-    found = audit_order(config_of(), Machine(threads=1), lambda done, total: told.append((done, total)))
-    one, canary = found["attacks"]["membership"], found["attacks"]["canary"]
-    assert one["found"] > 0.8 > 0.7 > one["control"] > 0.3
+    report = []
+    result = audit_order(config_of(), Machine(threads=1), lambda done, total: report.append((done, total)))
+    membership, canary = result["attacks"]["membership"], result["attacks"]["canary"]
+    assert membership["found"] > 0.8 > 0.7 > membership["control"] > 0.3
     assert canary["found"] > 0.25 > 0.15 > canary["control"]
-    assert told[-1] == (told[-1][1],) * 2
+    assert report[-1] == (report[-1][1],) * 2
 
 
 def test_sequence_is_identified_by_its_transitions() -> None:
@@ -63,18 +63,18 @@ def test_under_a_budget_users_are_identified_only_without_noise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(budget_order, "NOISE_DRAWS", 1)
-    told: list[tuple[int, int]] = []
+    report: list[tuple[int, int]] = []
     small = config_of(data="synthetic:users=400,items=60,per_user=14,groups=4")
-    found = audit_order_budget(small, Machine(threads=1), [1.0, 1000.0], lambda *step: told.append(step))
-    rows = {row["setting"]: row["readers"] for row in found["rows"]}
+    result = audit_order_budget(small, Machine(threads=1), [1.0, 1000.0], lambda *step: report.append(step))
+    rows = {row["setting"]: row["readers"] for row in result["rows"]}
     plain = rows["no budget"]["null_space"]
     assert plain["found"] > plain["control"] + 0.1
-    assert told[-1] == (told[-1][1],) * 2
-    bare, noised = rows["epsilon 1000"], rows["epsilon 1"]
+    assert report[-1] == (report[-1][1],) * 2
+    bare, noisy_values = rows["epsilon 1000"], rows["epsilon 1"]
     assert bare["server"]["found"] > bare["server"]["control"] + 0.03
     assert bare["order"]["found"] > bare["order"]["control"] + 0.03
     for name in READERS:
-        assert abs(noised[name]["found"] - 0.5) < 0.13  # the best of all readers, who knows all others, has 0.58
+        assert abs(noisy_values[name]["found"] - 0.5) < 0.13  # the best of all readers, who knows all others, has 0.58
     with pytest.raises(TacitaError, match="'tally-order' alone"):
         audit_order_budget(config_of(backbone={"name": "tally"}), Machine(threads=1), [1.0])
 
@@ -91,9 +91,9 @@ def test_the_verb_prints_found_beside_control(capsys: pytest.CaptureFixture[str]
         with pytest.raises(SystemExit) as ended:
             main([*words, *more])
         assert ended.value.code == 0
-        said = capsys.readouterr().out
+        message = capsys.readouterr().out
         if more:
-            assert json.loads(said)["attacks"]["canary"]["of"] == 20
+            assert json.loads(message)["attacks"]["canary"]["of"] == 20
         else:
-            assert "took part" in said
-            assert "of 20" in said
+            assert "took part" in message
+            assert "of 20" in message

@@ -79,10 +79,10 @@ def test_adding_one_user_changes_the_sum_by_length_at_most_1(
 ) -> None:
     model = private(order_fold=fall[0], order_window=fall[1])
     server, n = asked(model, k), len(lists)
-    told = model.encode_lists(Ragged.from_lists(lists), np.arange(n + 1), server.heads, STATISTIC)
+    report = model.encode_lists(Ragged.from_lists(lists), np.arange(n + 1), server.heads, STATISTIC)
     line = map_to_inputs(Ragged.from_lists(lists), server.heads["inputs"])
     for u in range(n):
-        both = summed(told, k, u, n)
+        both = summed(report, k, u, n)
         assert length_of(model, both) <= 1
         following = np.linalg.norm(both[1])
         assert following == 0 if len(line.row(u)) < 2 else 1 - 1e-4 < following <= 1
@@ -93,29 +93,29 @@ def test_adding_one_user_changes_the_sum_by_length_at_most_1(
 def test_retraction_noise_ignores_the_servers_block_number(claimed: int) -> None:
     model = private(blocks=3)
     server = asked(model, block=2, last=claimed)
-    one = np.array([0], np.int32)
+    values = np.array([0], np.int32)
 
     view = build_user_view(
         DeviceState.from_private(np.zeros((1, 0), np.float32)),
         server,
         make_block(2, 30, [[1]]),
-        one,
+        values,
         np.ones(1, np.uint64),
         Broadcast(),
     )
-    told = [Ragged.from_lists([list(range(3 * b, 3 * b + 9))]) for b in range(3)]
-    left = [Ragged.from_lists([list(range(3 * b + 8, 3 * b - 1, -1))]) for b in range(3)]  # the other way round
-    both = summed(model.encode_retraction(view, told, left), 20, 0, 1)
+    reports = [Ragged.from_lists([list(range(3 * b, 3 * b + 9))]) for b in range(3)]
+    remainder = [Ragged.from_lists([list(range(3 * b + 8, 3 * b - 1, -1))]) for b in range(3)]  # the other way round
+    both = summed(model.encode_retraction(view, reports, remainder), 20, 0, 1)
     assert np.abs(both[0]).max() == 0  # the same items
     assert 0.1 < length_of(model, both) <= model.bound_term_length(server, "retraction")
 
 
 def test_the_length_of_a_line_is_that_of_its_count() -> None:
     fall = np.array([1.0, 0.5, 0.25])
-    found = compute_unit_factors(np.array([0, 1, 2, 3, 5]), fall)
+    unit_factors = compute_unit_factors(np.array([0, 1, 2, 3, 5]), fall)
     squares = [0, 0, 1, 2.25, 1 + 1.25 + 2 * 1.3125]
-    assert found == pytest.approx([1 / math.sqrt(s) if s else 0 for s in squares], rel=1e-6)
-    assert (found <= [1 / math.sqrt(s) if s else 0 for s in squares]).all()
+    assert unit_factors == pytest.approx([1 / math.sqrt(s) if s else 0 for s in squares], rel=1e-6)
+    assert (unit_factors <= [1 / math.sqrt(s) if s else 0 for s in squares]).all()
 
 
 # Noise and what it costs
@@ -125,9 +125,9 @@ def test_noise_on_both_fields_is_what_the_budget_asks_for() -> None:
     model, k = private(2.0), 30
     server = asked(model, k)
     zeros = {"terms": np.zeros((k, k)), "next": np.zeros((k, k)), "draws": np.zeros(1)}
-    made = [model.add_noise(server, Total(zeros, 1.0, 1), STATISTIC, Draws(seed)) for seed in range(30)]
-    below = np.concatenate([one["terms"][np.tril_indices(k, -1)] for one in made])
-    following = np.concatenate([one["next"].ravel() for one in made])
+    noises = [model.add_noise(server, Total(zeros, 1.0, 1), STATISTIC, Draws(seed)) for seed in range(30)]
+    below = np.concatenate([entry["terms"][np.tril_indices(k, -1)] for entry in noises])
+    following = np.concatenate([entry["next"].ravel() for entry in noises])
     s, deviation = model.term_deviation(server, STATISTIC), model.order_deviation(server, STATISTIC)
     assert normal(below, s) > SURE
     assert normal(following, deviation) > SURE
@@ -135,7 +135,7 @@ def test_noise_on_both_fields_is_what_the_budget_asks_for() -> None:
     assert abs(np.corrcoef(following[: len(below)], below)[0, 1]) < 0.03
     mu2 = mu_of(2.0, 1e-5) ** 2
     assert 1 / (2 * s**2) + 1 / deviation**2 == pytest.approx(0.94 * mu2, rel=1e-9)  # 6 % went to popularity
-    assert (made[0]["draws"], made[0]["next"].shape) == (1.0, (k, k))
+    assert (noises[0]["draws"], noises[0]["next"].shape) == (1.0, (k, k))
 
 
 def test_both_fields_are_one_charge_and_a_retraction_another() -> None:
@@ -145,30 +145,30 @@ def test_both_fields_are_one_charge_and_a_retraction_another() -> None:
     model, spent = fed.backbone, progress.clients.arrays[SPENT_AT]
     assert isinstance(model, PrivateOrderedTally)
     assert np.array_equal(spent.sum(axis=1), other.clients.arrays[SPENT_AT].sum(axis=1))
-    before, held = spent.copy(), progress.server.parts[STATE]
+    before, state = spent.copy(), progress.server.parts[STATE]
     leave_user(fed, progress, 5)
     after = progress.server.parts[STATE]
     more = (progress.clients.arrays[SPENT_AT] - before).sum(axis=1)
     assert more[5] * UNIT == pytest.approx(model.budget.mu2, rel=1e-9)
     assert not np.delete(more, 5).any()
-    deviation = float(after[FOLLOWING_VARIANCE][0] - held[FOLLOWING_VARIANCE][0]) ** 0.5
-    difference = after[FOLLOWING] - held[FOLLOWING]
+    deviation = float(after[FOLLOWING_VARIANCE][0] - state[FOLLOWING_VARIANCE][0]) ** 0.5
+    difference = after[FOLLOWING] - state[FOLLOWING]
     assert normal(difference.ravel(), deviation) > SURE  # a person's own part is no more than noise
     assert normal(0.9 * difference.ravel(), deviation) < SURE
     assert progress.results[-1]["promises"]["tally-order"]["order_share"] == SHARE
-    told = [Ragged.from_lists([[1, 2, 3]] * fed.stream.n_users)] * 2
-    again = model.retrain_from(progress.server, told)
-    assert model.heads_fit(again.heads, fed.stream.n_items)
-    assert not model.heads_fit({**again.heads, "order_weights": again.heads["order_weights"][1:]}, fed.stream.n_items)
-    assert not model.heads_fit({**again.heads, "mix": np.ones(2, np.float32)}, fed.stream.n_items)
+    report = [Ragged.from_lists([[1, 2, 3]] * fed.stream.n_users)] * 2
+    repeat = model.retrain_from(progress.server, report)
+    assert model.heads_fit(repeat.heads, fed.stream.n_items)
+    assert not model.heads_fit({**repeat.heads, "order_weights": repeat.heads["order_weights"][1:]}, fed.stream.n_items)
+    assert not model.heads_fit({**repeat.heads, "mix": np.ones(2, np.float32)}, fed.stream.n_items)
 
 
 class HalfTheNoise(PrivateOrderedTally):
     """A planted bug."""
 
     def add_term_noise(self, server: ServerState, total: Total, question: str, stream: NoiseStream) -> Arrays:
-        made = super().add_term_noise(server, total, question, stream)
-        return {**made, "next": (made["next"] + total["next"]) / 2}
+        term_noise = super().add_term_noise(server, total, question, stream)
+        return {**term_noise, "next": (term_noise["next"] + total["next"]) / 2}
 
 
 def read_canary(model: PrivateOrderedTally, others: Ragged, own: Ragged, seed: int, inside: bool) -> float:
@@ -177,12 +177,14 @@ def read_canary(model: PrivateOrderedTally, others: Ragged, own: Ragged, seed: i
     empty = ServerState(np.zeros((8, 0), np.float32), model.init_heads(Draws(0)))
     server = model.simulate_release(empty, both if inside else others, Draws(seed))
     state, k, n = server.parts[STATE], len(server.heads["inputs"]), len(both)
-    told = model.encode_lists(both, np.arange(n + 1), server.heads, STATISTIC)
-    known, mine = summed(told, k, slice(n - 1), n), summed(told, k, n - 1, n)
+    lists = model.encode_lists(both, np.arange(n + 1), server.heads, STATISTIC)
+    known, own_values = summed(lists, k, slice(n - 1), n), summed(lists, k, n - 1, n)
     out = squares = 0.0
-    for field, (held, variance) in enumerate((("gram", 2 * state["variance"]), (FOLLOWING, state[FOLLOWING_VARIANCE]))):
-        out += float((mine[field] * (state[held] - known[field])).sum() / variance[0])
-        squares += float((mine[field] ** 2).sum() / variance[0])
+    for field, (stored_state, variance) in enumerate(
+        (("gram", 2 * state["variance"]), (FOLLOWING, state[FOLLOWING_VARIANCE]))
+    ):
+        out += float((own_values[field] * (state[stored_state] - known[field])).sum() / variance[0])
+        squares += float((own_values[field] ** 2).sum() / variance[0])
     return out / math.sqrt(squares)
 
 
@@ -190,8 +192,8 @@ def test_canary_distinguishability_matches_the_budget() -> None:
     """The scores of runs with it and without it are mu apart; where noise is too small they are further."""
     rng, own = np.random.default_rng(5), Ragged.from_lists([[5, 0, 2]])
     others, gaps = Ragged.from_lists([rng.permutation(8)[:4].tolist() for _ in range(60)]), []
-    for made in (PrivateOrderedTally, HalfTheNoise):
-        model = made(OrderConfig(order_share=SHARE), PrivacyConfig(epsilon=4.0, blocks=1))
+    for candidate in (PrivateOrderedTally, HalfTheNoise):
+        model = candidate(OrderConfig(order_share=SHARE), PrivacyConfig(epsilon=4.0, blocks=1))
         read = [[read_canary(model, others, own, 2 * run + k, bool(k)) for run in range(100)] for k in (0, 1)]
         gaps.append(float((np.mean(read[1]) - np.mean(read[0])) / np.mean(np.std(read, axis=1, ddof=1))))
     assert gaps[0] == pytest.approx(mu_of(4.0, 1e-5) * math.sqrt(0.94), abs=0.4)
@@ -208,9 +210,9 @@ def test_no_budget_is_spent_on_unreleased_order() -> None:
     )
     plain, other = run_config(budget_config(4.0, 2, backbone={"name": "tally", "recency": 10.0}))
     assert np.array_equal(progress.server.parts[STATE]["gram"], other.server.parts[STATE]["gram"])
-    assert [one["ndcg@20"] for one in progress.results] == [one["ndcg@20"] for one in other.results]
-    names = [one.name for one in fed.backbone.statistic_fields(progress.server, STATISTIC)]
-    assert names == [one.name for one in plain.backbone.statistic_fields(other.server, STATISTIC)]
+    assert [result["ndcg@20"] for result in progress.results] == [result["ndcg@20"] for result in other.results]
+    names = [field.name for field in fed.backbone.statistic_fields(progress.server, STATISTIC)]
+    assert names == [field.name for field in plain.backbone.statistic_fields(other.server, STATISTIC)]
 
 
 def test_order_is_learned_through_noise_with_many_users() -> None:
@@ -218,7 +220,7 @@ def test_order_is_learned_through_noise_with_many_users() -> None:
     n, people = 12, 3000
     lists = [[(u + k) % n for k in range(4)] for u in range(people)]
     stream = make_stream(make_block(0, n, [x[:-1] for x in lists], test=[x[-1:] for x in lists]))
-    found = {}
+    result = {}
     for share, mix in ((0.0, [0.0, 1.0, 0.0]), (0.5, [0.0, 0.0, 1.0])):
         options = {"name": "tally-order", "order_share": share, "mix": mix, "order_fold": 1.0, "recency": 0.0}
         config = budget_config(8.0, 1, backbone=options)
@@ -227,8 +229,8 @@ def test_order_is_learned_through_noise_with_many_users() -> None:
         )
         progress = start_run(fed)
         run_stream(fed, progress, lambda report, now: None)
-        found[share] = progress.results[0]["ndcg@20"]
-    assert found[0.5] > 0.95 > found[0.0]
+        result[share] = progress.results[0]["ndcg@20"]
+    assert result[0.5] > 0.95 > result[0.0]
 
 
 def test_order_made_of_noise_alone_is_ignored() -> None:
@@ -261,13 +263,13 @@ def test_a_share_without_a_budget_is_refused() -> None:
 def test_order_sums_decay_by_block_and_noise_variance_squared() -> None:
     model = private(blocks=2)
     server = asked(model, k=3, block=1, last=0)
-    held = {
+    state = {
         "gram": np.ones((3, 3)),
         "variance": np.array([8.0]),
         FOLLOWING: np.full((3, 3), 2.0),
         FOLLOWING_VARIANCE: np.array([8.0]),
     }
-    told = {"terms": np.eye(3), "next": np.eye(3), "draws": np.array([2.0])}  # two nodes, each with noise of its own
-    made = model.add_terms(server.with_part(STATE, held), told, STATISTIC, fade=0.5)
-    assert (made[FOLLOWING] == 1.0 + np.eye(3)).all()
-    assert made[FOLLOWING_VARIANCE][0] == pytest.approx(0.25 * 8 + 2 * model.order_deviation(server, STATISTIC) ** 2)
+    report = {"terms": np.eye(3), "next": np.eye(3), "draws": np.array([2.0])}  # two nodes, each with noise of its own
+    terms = model.add_terms(server.with_part(STATE, state), report, STATISTIC, fade=0.5)
+    assert (terms[FOLLOWING] == 1.0 + np.eye(3)).all()
+    assert terms[FOLLOWING_VARIANCE][0] == pytest.approx(0.25 * 8 + 2 * model.order_deviation(server, STATISTIC) ** 2)

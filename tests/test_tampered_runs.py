@@ -70,18 +70,18 @@ def test_a_forged_file_is_refused_in_one_sentence(
     made: Path, tmp_path: Path, name: str, change: Callable[[Any], None]
 ) -> None:
     folder = Path(shutil.copytree(made, tmp_path / "run"))
-    found = json.loads((folder / name).read_text())
-    change(found)
-    (folder / name).write_text(json.dumps(found))
-    before = {one.name: one.read_bytes() for one in folder.iterdir()}
+    document = json.loads((folder / name).read_text())
+    change(document)
+    (folder / name).write_text(json.dumps(document))
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
     for verb in (["recommend", "--user", "u2", "--run"], ["forget", "--user", "u2", "--all", "--run"]):
         err = io.StringIO()
         with (
             contextlib.redirect_stderr(err),
             contextlib.redirect_stdout(io.StringIO()),
-            pytest.raises(SystemExit) as left,
+            pytest.raises(SystemExit) as error,
         ):
             main([*verb, str(folder)])
-        assert left.value.code == 2, err.getvalue()
+        assert error.value.code == 2, err.getvalue()
         assert f"{name} is damaged" in " ".join(err.getvalue().split())
-    assert {one.name: one.read_bytes() for one in folder.iterdir()} == before
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before

@@ -186,12 +186,12 @@ def threads() -> Iterator[None]:
 @pytest.mark.parametrize(("variant", "stepper"), EVERY_STEPPER)
 def test_the_number_of_threads_changes_no_bit(variant: str, stepper: str) -> None:
     fed = federation(variant, stream=random_stream(120, 60, 40), stepper=stepper, local_epochs=1, batch_size=200)
-    seen = []
+    observations = []
     for n in (1, 2):
         numba.set_num_threads(n)
         torch.set_num_threads(n)
-        seen.append(numbers_after(fed, 2))
-    assert_same_bits(*seen)
+        observations.append(numbers_after(fed, 2))
+    assert_same_bits(*observations)
 
 
 @pytest.mark.parametrize(("variant", "stepper"), EVERY_STEPPER)
@@ -201,8 +201,8 @@ def test_the_order_of_clients_does_not_matter(variant: str, stepper: str) -> Non
     order = np.array([3, 0, 5, 1, 4, 2])
     straight, shuffled = train_once(fed, progress), train_once(fed, progress, order)
     np.testing.assert_allclose(shuffled.local.private, straight.local.private[order], rtol=1e-6, atol=1e-6)
-    one, other = averaged(fed, progress.server, straight), averaged(fed, progress.server, shuffled)
-    np.testing.assert_allclose(other.items, one.items, rtol=1e-6, atol=1e-6)
+    first, other = averaged(fed, progress.server, straight), averaged(fed, progress.server, shuffled)
+    np.testing.assert_allclose(other.items, first.items, rtol=1e-6, atol=1e-6)
 
 
 def test_a_round_leaves_the_received_table_and_absent_users_alone() -> None:
@@ -213,7 +213,7 @@ def test_a_round_leaves_the_received_table_and_absent_users_alone() -> None:
     progress.server, _ = run_round(fed, progress.server, progress.devices)
     assert np.array_equal(received.items, table)
     moved = (progress.clients.private != private).any(1)
-    assert moved.tolist() == [len(one) > 0 for one in UNEVEN]
+    assert moved.tolist() == [len(entry) > 0 for entry in UNEVEN]
 
 
 # what is drawn
@@ -237,7 +237,7 @@ def positives_of(local: LocalModels, client: int) -> list[int]:
 
 def test_every_user_gets_its_positives_and_four_negatives_for_each() -> None:
     local = drawn(UNEVEN, N_ITEMS)
-    for client, likes in enumerate(one for one in UNEVEN if one):
+    for client, likes in enumerate(entry for entry in UNEVEN if entry):
         assert positives_of(local, client) == likes
         assert len(negatives_of(local, client)) == 4 * len(likes)
 
@@ -245,7 +245,7 @@ def test_every_user_gets_its_positives_and_four_negatives_for_each() -> None:
 def test_a_negative_is_never_a_training_positive_of_the_block() -> None:
     for round in range(20):
         local = drawn(UNEVEN, N_ITEMS, round)
-        for client, likes in enumerate(one for one in UNEVEN if one):
+        for client, likes in enumerate(entry for entry in UNEVEN if entry):
             assert not set(negatives_of(local, client)) & set(likes)
 
 
@@ -254,12 +254,12 @@ def test_a_validation_item_and_an_earlier_positive_can_be_drawn_as_negatives() -
     second = make_block(1, 4, [[1]], valid=[[2]], test=[[3]], known=1)
     fed = federate(make_stream(first, second), make_backbone("mf"))
     view = replace(cohort(fed, started(fed)), block=1, train=second.train, exclude=second.train)
-    seen = {
+    observations = {
         i
         for r in range(30)
         for i in negatives_of(build_local_models(replace(view, round=r), {}, fed.config.train, fed.draws), 0)
     }
-    assert seen == {0, 2, 3}
+    assert observations == {0, 2, 3}
 
 
 @pytest.mark.parametrize("likes", [[1, 4], list(range(2, 19))], ids=["by rejection", "from the remainder"])
@@ -267,9 +267,9 @@ def test_negatives_are_uniform_over_what_is_left(likes: list[int]) -> None:
     n_items = 19
     local = drawn([likes] * 1500, n_items)
     counts = np.bincount(local.item[local.label == 0], minlength=n_items)
-    left = np.setdiff1d(np.arange(n_items), likes)
-    assert counts[left].sum() == 4 * len(likes) * 1500
-    assert stats.chisquare(counts[left]).pvalue > 1e-3
+    remainder = np.setdiff1d(np.arange(n_items), likes)
+    assert counts[remainder].sum() == 4 * len(likes) * 1500
+    assert stats.chisquare(counts[remainder]).pvalue > 1e-3
 
 
 def test_a_user_who_likes_all_items_but_one_gets_that_one() -> None:
@@ -353,13 +353,13 @@ class Reminders(Part):
         return LocalTask(rows_needed=items, step_samples=self.sample_step)
 
     def sample_step(self, view: CohortView, local: LocalModels, step: int, phase: int) -> ExtraSamples | None:
-        asked = self.asks(step, phase)
-        if not asked:
+        request = self.asks(step, phase)
+        if not request:
             return None
         lists, _ = local.rows_needed[self.name]
-        made = [(lists.ptr[u] + k, label, weight) for u in range(len(view.user)) for k, label, weight in asked]
-        pick, label, weight = (np.array(column) for column in zip(*made, strict=True))
-        return ExtraSamples(len(asked) * view.user_ptr, pick.astype(np.int64), label, weight)
+        results = [(lists.ptr[u] + k, label, weight) for u in range(len(view.user)) for k, label, weight in request]
+        pick, label, weight = (np.array(column) for column in zip(*results, strict=True))
+        return ExtraSamples(len(request) * view.user_ptr, pick.astype(np.int64), label, weight)
 
 
 class Nudges(Reminders):

@@ -43,7 +43,7 @@ def test_an_exact_number_that_differs_is_found() -> None:
     without = make_plays(4, clients=39, verdict="ok")
     with_person = make_plays(4, seed=1, clients=40, verdict="ok")
     differences = find_exact_differences(without, with_person)
-    assert [str(one) for one in differences] == ["clients: 39 without the person, 40 with them"]
+    assert [str(difference) for difference in differences] == ["clients: 39 without the person, 40 with them"]
     assert find_exact_differences(without, with_person, ("cli*",)) == []
     assert find_exact_differences(without, make_plays(4, seed=2, clients=39, verdict="ok")) == []
 
@@ -51,7 +51,11 @@ def test_an_exact_number_that_differs_is_found() -> None:
 def test_texts_shapes_and_missing_entries_are_exact_too() -> None:
     without = make_plays(3, said="too few", liked=np.zeros(8))
     with_person = make_plays(3, seed=1, said="", liked=np.zeros(9), terms=np.zeros(2))
-    assert [one.name for one in find_exact_differences(without, with_person)] == ["said", "liked", "terms"]
+    assert [difference.name for difference in find_exact_differences(without, with_person)] == [
+        "said",
+        "liked",
+        "terms",
+    ]
 
 
 def test_one_number_without_noise_is_found_among_others() -> None:
@@ -59,7 +63,7 @@ def test_one_number_without_noise_is_found_among_others() -> None:
     for plays, value in ((without, 2.0), (with_person, 3.0)):
         for transcript in plays:
             transcript.entries["sum"][7] = value  # type: ignore[call-overload]
-    assert [one.name for one in find_exact_differences(without, with_person)] == ["sum[7]"]
+    assert [difference.name for difference in find_exact_differences(without, with_person)] == ["sum[7]"]
 
 
 def test_what_varies_in_one_world_is_not_exact() -> None:
@@ -85,11 +89,11 @@ def test_a_ratio_is_bounded_as_by_clopper_and_pearson() -> None:
 def test_bounds_lie_below_the_epsilon_of_the_noise_and_see_less_noise() -> None:
     """The statistic is learned; with a third of the noise the bound is above the claim."""
     mu = mu_of(1.0, DELTA)
-    held = [
+    epsilons = [
         bound_epsilon(make_plays(600, seed=seed), make_plays(600, mu, seed=50 + seed), DELTA).epsilon
         for seed in range(10)
     ]
-    assert sum(bound > 1.0 for bound in held) <= 1
+    assert sum(bound > 1.0 for bound in epsilons) <= 1
     assert bound_epsilon(make_plays(600), make_plays(600, 12 * mu, seed=1), DELTA).epsilon > 1.0
 
 
@@ -179,6 +183,6 @@ def test_the_report_shows_transcripts_beside_their_claims() -> None:
     assert "| 0.50 | 0.20 (0.27) | a leak | no finite epsilon |" in page
     assert "Outside of every epsilon: `fingerprint`: a digest." in page
     broken = {**row, "holds": False, "exact": ["clients: 39 without the person, 40 with them"]}
-    said = canary_audit.to_markdown({**result, "transcripts": [broken]})
-    assert "BROKEN: tally (one item)" in said
-    assert "tally, one item: clients: 39" in said
+    message = canary_audit.to_markdown({**result, "transcripts": [broken]})
+    assert "BROKEN: tally (one item)" in message
+    assert "tally, one item: clients: 39" in message

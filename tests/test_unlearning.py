@@ -40,8 +40,8 @@ def federation(*options: dict[str, Any], parts: tuple[str, ...] = PARTS, **train
     block = make_block(0, N_ITEMS, [o[:7] for o in own], [o[7:8] for o in own], [o[8:] for o in own])
     plain = {"objective": "bpr", "negatives": 1, "rounds": 40, **train}
     fed = federate(make_stream(block), make_backbone("ego"), **plain)
-    said = {"sharing": {"groups": [1, 2, 1]}} | {one.pop("name"): one for one in options}
-    specs = [{"name": name, **said.get(name, {})} for name in parts]
+    message = {"sharing": {"groups": [1, 2, 1]}} | {option.pop("name"): option for option in options}
+    specs = [{"name": name, **message.get(name, {})} for name in parts]
     return replace(fed, parts=build_parts(specs, RunContext(fed.backbone, fed.draws, fed.config.train)))
 
 
@@ -78,8 +78,8 @@ def test_an_empty_request_changes_no_bit_and_plays_no_round() -> None:
     progress = learned(fed)
     before, devices = progress.server, progress.clients.private.copy()
     for empty in (request(progress, 0), RequestBatch("unshare", sharers(progress)[:1], Ragged.empty(1))):
-        said = told(handle_requests(fed, progress, empty))
-        assert (said.details["edges"], said.details["stopped"]) == (0, "nothing to forget")
+        message = told(handle_requests(fed, progress, empty))
+        assert (message.details["edges"], message.details["stopped"]) == (0, "nothing to forget")
         assert progress.server.items is before.items
         assert progress.server.round == before.round
         assert progress.server.parts["shared-graph"] is before.parts["shared-graph"]
@@ -89,16 +89,16 @@ def test_an_empty_request_changes_no_bit_and_plays_no_round() -> None:
 def test_withdrawn_edges_leave_the_graph_and_a_second_request_changes_nothing() -> None:
     fed = federation(unlearning())
     progress = learned(fed)
-    asked = request(progress, 3)
-    said = told(handle_requests(fed, progress, asked))
-    assert said.details["edges"] == len(asked.items.ids) > 0
-    assert not np.isin(progress.server.shared.sender, asked.senders).any()
+    question = request(progress, 3)
+    message = told(handle_requests(fed, progress, question))
+    assert message.details["edges"] == len(question.items.ids) > 0
+    assert not np.isin(progress.server.shared.sender, question.senders).any()
     graph = SharedGraph.from_record(progress.server.shared, N_ITEMS)
     recount = np.bincount(progress.server.shared.item, minlength=N_ITEMS)
     np.testing.assert_array_equal(graph.people.counts(), recount)
     before = progress.server
-    again = told(handle_requests(fed, progress, asked))
-    assert again.details["edges"] == 0
+    repeat = told(handle_requests(fed, progress, question))
+    assert repeat.details["edges"] == 0
     assert progress.server.items is before.items
 
 
@@ -106,10 +106,12 @@ def test_some_items_of_one_person_can_be_withdrawn() -> None:
     fed = federation(unlearning())
     progress = learned(fed)
     (key,) = asking = sharers(progress)[:1]
-    mine = progress.server.shared.lists_of(asking).ids
-    said = told(handle_requests(fed, progress, RequestBatch("unshare", asking, Ragged.from_lists([mine[:1].tolist()]))))
-    assert (said.details["edges"], said.details["items"]) == (1, 1)
-    assert sorted(progress.server.shared.lists_of(asking).ids.tolist()) == sorted(mine[1:].tolist())
+    own_values = progress.server.shared.lists_of(asking).ids
+    message = told(
+        handle_requests(fed, progress, RequestBatch("unshare", asking, Ragged.from_lists([own_values[:1].tolist()])))
+    )
+    assert (message.details["edges"], message.details["items"]) == (1, 1)
+    assert sorted(progress.server.shared.lists_of(asking).ids.tolist()) == sorted(own_values[1:].tolist())
     assert key in progress.server.shared.sender
 
 
@@ -118,16 +120,16 @@ def test_leave_withdraws_every_shared_item() -> None:
     progress = learned(fed)
     asking = sharers(progress)[:2]
     n = len(progress.server.shared.lists_of(asking).ids)
-    said = told(handle_requests(fed, progress, RequestBatch("leave", asking, Ragged.empty(2))))
-    assert said.details["edges"] == n
+    message = told(handle_requests(fed, progress, RequestBatch("leave", asking, Ragged.empty(2))))
+    assert message.details["edges"] == n
     assert not np.isin(progress.server.shared.sender, asking).any()
 
 
 def test_what_was_shared_and_withdrawn_before_any_round_left_no_trace() -> None:
     fed = federation(unlearning())
     progress = started(fed)
-    said = told(handle_requests(fed, progress, request(progress, 2)))
-    assert said.details["stopped"] == "nothing to forget"
+    message = told(handle_requests(fed, progress, request(progress, 2)))
+    assert message.details["stopped"] == "nothing to forget"
     assert progress.played == 0
 
 
@@ -143,8 +145,8 @@ def test_share_requests_are_ignored() -> None:
 def test_everything_can_be_withdrawn() -> None:
     fed = federation(unlearning())
     progress = learned(fed)
-    said = told(handle_requests(fed, progress, request(progress, 1000)))
-    assert said.details["turns"] > 0
+    message = told(handle_requests(fed, progress, request(progress, 1000)))
+    assert message.details["turns"] > 0
     assert len(progress.server.shared) == 0
     assert np.isfinite(progress.server.items).all()
     step = fed.parts[1].server_step  # from here on it is plain federation on what stayed local
@@ -157,12 +159,12 @@ def test_everything_can_be_withdrawn() -> None:
 def test_forgotten_views_have_degrees_of_their_own_and_stay_as_they_are() -> None:
     tables = np.stack([random_table(14, seed=s) for s in range(3)])
     gone = record_of_edges([(1, 2), (1, 3), (5, 2)])
-    found = ForgottenViews.compute(SharedGraph.from_record(gone, 14), tables)
-    assert found.items.tolist() == [2, 3]
+    result = ForgottenViews.compute(SharedGraph.from_record(gone, 14), tables)
+    assert result.items.tolist() == [2, 3]
     expected = UnitRows.normalise(
         np.ascontiguousarray(SharedGraph.from_record(gone, 14).smooth(tables[1])[1][[2, 3]])
     ).rows
-    np.testing.assert_array_equal(found.views[1], expected)
+    np.testing.assert_array_equal(result.views[1], expected)
     rows = ForgottenViews.compute(SharedGraph.from_record(gone, 14), tables, through_graph=False)
     np.testing.assert_allclose(rows.views[2], UnitRows.normalise(tables[2]).rows[[2, 3]], rtol=1e-6)
 
@@ -216,37 +218,37 @@ def by_hand(loss: Loss, own: Doubles, made: Doubles, views: Doubles, where: Long
 
 @pytest.mark.parametrize("loss", ["ref_hinge", "infonce_pos", "printed"])
 def test_losses_are_the_formulas_and_slopes_their_differences(loss: Loss) -> None:
-    own, made, items = unit(9), unit(9, seed=1), np.arange(9)
+    own, result, items = unit(9), unit(9, seed=1), np.arange(9)
     forgotten = ForgottenViews(np.array([1, 4, 8]), np.stack([unit(3, seed=s) for s in (5, 6)]))
     with ThreadPoolExecutor(1) as cores:
-        pull = contrast(loss, items, forgotten, cores).compute_gradients(own, made, np.uint64(1))
+        pull = contrast(loss, items, forgotten, cores).compute_gradients(own, result, np.uint64(1))
 
     def value(a: Floats, b: Floats) -> float:
         wide = (a.astype(float), b.astype(float), forgotten.views.astype(float))
         return by_hand(loss, *wide, forgotten.items, 0.2)
 
-    assert pull.loss == pytest.approx(value(own, made), rel=1e-5)
+    assert pull.loss == pytest.approx(value(own, result), rel=1e-5)
     moved = np.random.default_rng(0).normal(size=own.shape)
     for slope, shift in ((pull.row_gradient, (moved, 0 * moved)), (pull.view_gradient, (0 * moved, moved))):
         if loss == "ref_hinge" and shift[1].any():
             continue  # the remaining view stands still in the hinge, so its difference is another
-        ends = [value(own + s * 1e-5 * shift[0], made + s * 1e-5 * shift[1]) for s in (1, -1)]
+        ends = [value(own + s * 1e-5 * shift[0], result + s * 1e-5 * shift[1]) for s in (1, -1)]
         assert (slope * moved).sum() == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=2e-3)
 
 
 def test_the_printed_loss_is_bounded_and_copies_of_a_view_add_the_logarithm_of_their_number() -> None:
-    own, made = unit(5), unit(5, seed=1)
+    own, result = unit(5), unit(5, seed=1)
     view = unit(5, seed=2)
     losses = []
     with ThreadPoolExecutor(1) as cores:
         for copies in (1, 5):
             forgotten = ForgottenViews(np.arange(5), np.stack([view] * copies))
-            one = contrast("printed", np.arange(5), forgotten, cores, tau=0.05)
-            losses.append(one.compute_gradients(own, made, np.uint64(0)).loss)
+            entry = contrast("printed", np.arange(5), forgotten, cores, tau=0.05)
+            losses.append(entry.compute_gradients(own, result, np.uint64(0)).loss)
             assert -2 / 0.05 + np.log(copies) <= losses[-1] <= 2 / 0.05 + np.log(copies)
         nothing = ForgottenViews(np.zeros(0, np.int64), np.zeros((1, 0, 6), np.float32))
         assert np.isfinite(
-            contrast("printed", np.arange(5), nothing, cores).compute_gradients(own, made, np.uint64(0)).loss
+            contrast("printed", np.arange(5), nothing, cores).compute_gradients(own, result, np.uint64(0)).loss
         )
     assert losses[1] - losses[0] == pytest.approx(np.log(5), rel=1e-6)
 
@@ -254,53 +256,55 @@ def test_the_printed_loss_is_bounded_and_copies_of_a_view_add_the_logarithm_of_t
 @pytest.mark.parametrize("loss", ["printed", "infonce_pos"])
 def test_published_losses_have_their_fixed_points(loss: Loss) -> None:
     """One item, one view, the remaining view fixed: the row ends with cosine sqrt((1 - c) / 2) to it."""
-    made, view = np.array([[1.0, 0.0]], np.float32), np.array([[[0.83, np.sqrt(1 - 0.83**2)]]], np.float32)
+    values, view = np.array([[1.0, 0.0]], np.float32), np.array([[[0.83, np.sqrt(1 - 0.83**2)]]], np.float32)
     row = torch.tensor([[0.9, 0.4]], dtype=torch.float32)
     with ThreadPoolExecutor(1) as cores:
-        one = contrast(loss, np.zeros(1, np.int64), ForgottenViews(np.zeros(1, np.int64), view), cores, tau=1.0)
+        entry = contrast(loss, np.zeros(1, np.int64), ForgottenViews(np.zeros(1, np.int64), view), cores, tau=1.0)
         for _ in range(4000):
             length = row.norm()
             own = (row / length).numpy()
-            slope = torch.from_numpy(one.compute_gradients(own, made, np.uint64(0)).row_gradient)
+            slope = torch.from_numpy(entry.compute_gradients(own, values, np.uint64(0)).row_gradient)
             row = row - 0.05 * (slope - (slope * row / length).sum() * row / length) / length
     assert float(row[0, 0] / row.norm()) == pytest.approx(np.sqrt((1 - 0.83) / 2), abs=1e-3)
 
 
 def test_the_hinge_rests_where_a_row_agrees_with_what_remains_and_nowhere_else() -> None:
-    made = unit(4)
+    result = unit(4)
     forgotten = ForgottenViews(np.array([1, 2]), np.stack([unit(2, seed=3), unit(2, seed=4)]))
     with ThreadPoolExecutor(1) as cores:
-        one = contrast("ref_hinge", np.arange(4), forgotten, cores)
-        rest = one.compute_gradients(made, made, np.uint64(0))
+        entry = contrast("ref_hinge", np.arange(4), forgotten, cores)
+        rest = entry.compute_gradients(result, result, np.uint64(0))
         assert rest.loss == pytest.approx(0, abs=1e-6)
-        along = rest.row_gradient - (rest.row_gradient * made).sum(1, keepdims=True) * made  # what moves a direction
+        along = (
+            rest.row_gradient - (rest.row_gradient * result).sum(1, keepdims=True) * result
+        )  # what moves a direction
         np.testing.assert_allclose(along, 0, atol=1e-6)
-        assert one.compute_gradients(unit(4, seed=9), made, np.uint64(0)).loss > 0.1
+        assert entry.compute_gradients(unit(4, seed=9), result, np.uint64(0)).loss > 0.1
 
 
 def test_an_item_that_is_shared_no_more_is_compared_with_the_background() -> None:
     table = random_table(200, 6)
     forgotten = ForgottenViews(np.array([3, 5]), np.stack([unit(2, seed=3)]))
-    found = estimate_background(table, forgotten, np.array([False, True]), np.uint64(1))
-    assert np.isnan(found[0, 0])
+    background = estimate_background(table, forgotten, np.array([False, True]), np.uint64(1))
+    assert np.isnan(background[0, 0])
     similar = UnitRows.normalise(table).rows[np.setdiff1d(np.arange(200), [3, 5])] @ forgotten.views[0, 1]
-    assert found[0, 1] == pytest.approx(similar.mean(), abs=0.1)
+    assert background[0, 1] == pytest.approx(similar.mean(), abs=0.1)
 
 
 def test_slopes_in_the_table_take_the_way_through_the_graph() -> None:
-    given, table = random_record(6, 14), random_table(14, 6)
-    graph = SharedGraph.from_record(given, 14)
+    inputs, table = random_record(6, 14), random_table(14, 6)
+    graph = SharedGraph.from_record(inputs, 14)
     forgotten = ForgottenViews(np.array([1, 2]), np.stack([unit(2, seed=3)]))
     items = np.union1d(graph.shared_items, forgotten.items).astype(np.int64)
     lonely = ~np.isin(items, graph.shared_items)
     with ThreadPoolExecutor(1) as cores:
-        one = contrast("printed", items, forgotten, cores)
-        walk = ContrastiveDescent(graph, None, one, lonely, UnitRows.normalise(table).rows[items[lonely]], True)
+        entry = contrast("printed", items, forgotten, cores)
+        walk = ContrastiveDescent(graph, None, entry, lonely, UnitRows.normalise(table).rows[items[lonely]], True)
 
         def value(now: Floats) -> float:
-            made = UnitRows.normalise(graph.smooth(now)[1]).rows[items]
-            made[lonely] = walk.anchor
-            return one.compute_gradients(UnitRows.normalise(now).rows[items], made, np.uint64(0)).loss
+            result = UnitRows.normalise(graph.smooth(now)[1]).rows[items]
+            result[lonely] = walk.anchor
+            return entry.compute_gradients(UnitRows.normalise(now).rows[items], result, np.uint64(0)).loss
 
         slope, moved = walk.compute_gradient(table, np.uint64(0)), random_table(14, 6, seed=8)
         ends = [value((table + s * 1e-2 * moved).astype(np.float32)) for s in (1, -1)]
@@ -314,14 +318,14 @@ def test_slopes_in_the_table_take_the_way_through_the_graph() -> None:
 def test_items_that_are_neither_shared_nor_forgotten_move_by_devices_alone(options: dict[str, Any]) -> None:
     fed = federation(unlearning(**options))
     progress = learned(fed)
-    given = progress.server.shared
-    kept = given.item < N_ITEMS - 5
-    server = replace(progress.server, shared=type(given)(given.sender[kept], given.item[kept], given.time[kept]))
+    inputs = progress.server.shared
+    state = inputs.item < N_ITEMS - 5
+    server = replace(progress.server, shared=type(inputs)(inputs.sender[state], inputs.item[state], inputs.time[state]))
     part = fed.parts[2]
     assert isinstance(part, ContrastiveUnlearning)
     asking = np.unique(server.shared.sender)[:3]
     gone = server.shared.lists_of(asking)
-    edges = type(given)(np.repeat(asking, gone.counts()), gone.ids, np.zeros(len(gone.ids)))
+    edges = type(inputs)(np.repeat(asking, gone.counts()), gone.ids, np.zeros(len(gone.ids)))
     forgotten = ForgottenViews.compute(SharedGraph.from_record(edges, N_ITEMS), server.items[None])
     after = part.run_forget_steps(server, forgotten, np.uint64(5))
     outside = np.setdiff1d(np.arange(N_ITEMS), np.union1d(server.shared.item, forgotten.items))
@@ -335,8 +339,8 @@ def test_without_remaining_rounds_no_device_is_asked() -> None:
     progress = learned(fed)
     round, private = progress.server.round, progress.clients.private.copy()
     before = progress.server.items
-    said = told(handle_requests(fed, progress, request(progress, 3)))
-    assert said.details["turns"] == 3
+    message = told(handle_requests(fed, progress, request(progress, 3)))
+    assert message.details["turns"] == 3
     assert (progress.played, progress.server.round) == (0, round)
     np.testing.assert_array_equal(progress.clients.private, private)
     assert np.abs(progress.server.items - before).max() > 1e-4
@@ -362,10 +366,10 @@ def test_other_server_steps_pause_during_unlearning() -> None:
 def test_storage_is_reported_and_purged() -> None:
     fed = federation({"name": "shared-graph", "snapshots": 3}, unlearning())
     progress = learned(fed, 5)
-    said = told(handle_requests(fed, progress, request(progress, 3)))
-    assert said.storage_server == 3 * N_ITEMS * 6 * 4
-    assert said.details["tables"] == 3
-    assert said.purged == ("snapshots",)
+    message = told(handle_requests(fed, progress, request(progress, 3)))
+    assert message.storage_server == 3 * N_ITEMS * 6 * 4
+    assert message.details["tables"] == 3
+    assert message.purged == ("snapshots",)
     assert count_snapshot_bytes(progress.server.parts["shared-graph"]) == 0
     assert "paused" not in progress.server.parts["shared-graph"]
     assert progress.best_server is progress.server
@@ -378,8 +382,8 @@ def test_storage_is_reported_and_purged() -> None:
 )
 def test_every_option_changes_what_is_learned(options: dict[str, Any]) -> None:
     tables = []
-    for one in ({}, options):
-        fed = federation(unlearning(**one))
+    for entry in ({}, options):
+        fed = federation(unlearning(**entry))
         progress = learned(fed)
         handle_requests(fed, progress, request(progress, 6))
         tables.append(progress.server.items)
@@ -396,8 +400,8 @@ def test_forgetting_brings_rows_nearer_to_what_remains() -> None:
         handle_requests(fed, progress, request(progress, 6))
         server: ServerState = progress.server
         graph = SharedGraph.from_record(server.shared, N_ITEMS)
-        made = UnitRows.normalise(graph.smooth(server.items)[1]).rows
-        near.append((made * UnitRows.normalise(server.items).rows).sum(1)[graph.shared_items].mean())
+        result = UnitRows.normalise(graph.smooth(server.items)[1]).rows
+        near.append((result * UnitRows.normalise(server.items).rows).sum(1)[graph.shared_items].mean())
     assert near[1] > near[0] + 0.01
 
 
@@ -425,9 +429,9 @@ def test_it_goes_on_while_validation_gains() -> None:
 def test_it_stops_at_once_when_a_round_takes_too_much() -> None:
     fed = federation(unlearning(loss="printed", lr=3.0, steps=20, clip=1e9, rounds=9))
     progress = learned(fed)
-    said = told(handle_requests(fed, progress, request(progress, 8)))
-    assert said.details["stopped"] == "over-forgetting"
-    assert said.details["turns"] < 9
+    message = told(handle_requests(fed, progress, request(progress, 8)))
+    assert message.details["stopped"] == "over-forgetting"
+    assert message.details["turns"] < 9
 
 
 def test_it_takes_a_tenth_of_the_rounds_at_most() -> None:
@@ -438,8 +442,8 @@ def test_it_takes_a_tenth_of_the_rounds_at_most() -> None:
 
 
 def test_outlier_pairs_are_distinguished() -> None:
-    gone, kept = record_of_edges([(1, i) for i in range(8)] + [(2, i) for i in range(8, 16)]), random_record(10, 60)
-    pairs = WithdrawnPairs.from_record(gone, kept, 60)
+    gone, state = record_of_edges([(1, i) for i in range(8)] + [(2, i) for i in range(8, 16)]), random_record(10, 60)
+    pairs = WithdrawnPairs.from_record(gone, state, 60)
     other = pairs.draw_matched_items(np.uint64(3))
     assert not pairs.lists.holds(pairs.row[other >= 0], other[other >= 0]).any()
     flat = np.random.default_rng(0).normal(size=(60, 40)).astype(np.float32)

@@ -27,10 +27,10 @@ def bounded(penalty: float, clip: float, name: str = "mf", **train: Any) -> Fede
     settings = {"batch_size": 4, "local_epochs": 2} | FIXED | train
     fed = federate(make_stream(make_block(0, 12, UNEVEN)), make_backbone(name), **settings)
     part = {"name": "dp-fedavg", "penalty": penalty, "clip": clip, "noise": 1.0}
-    made = replace(fed, parts=build_parts([part], RunContext(fed.backbone, fed.draws, fed.config.train)))
-    made.learner.check()
-    made.parts[0].check(12)
-    return made
+    result = replace(fed, parts=build_parts([part], RunContext(fed.backbone, fed.draws, fed.config.train)))
+    result.learner.check()
+    result.parts[0].check(12)
+    return result
 
 
 def lengths(fed: Federation, view: CohortView) -> np.ndarray:
@@ -70,11 +70,11 @@ def test_short_updates_are_unchanged_and_a_stronger_penalty_shortens_more() -> N
     plain, view = bounded(0.0, 0.02), cohort(bounded(0.0, 0.02), started(bounded(0.0, 0.02)))
     free = lengths(plain, view)
     np.testing.assert_allclose(lengths(bounded(5.0, 1e6), view), free, rtol=1e-6)
-    found = [lengths(bounded(strength, 0.02), view) for strength in (0.0, 0.1, 1.0, 1e6)]
-    assert (found[0] == free).all()
-    for weaker, stronger in pairwise(found):
+    results = [lengths(bounded(strength, 0.02), view) for strength in (0.0, 0.1, 1.0, 1e6)]
+    assert (results[0] == free).all()
+    for weaker, stronger in pairwise(results):
         assert (stronger < weaker).all()
-    np.testing.assert_allclose(found[-1], 0.02, rtol=1e-3)  # and no shorter than the clip
+    np.testing.assert_allclose(results[-1], 0.02, rtol=1e-3)  # and no shorter than the clip
 
 
 def test_penalty_covers_shared_parameters() -> None:

@@ -30,7 +30,7 @@ def found() -> dict[str, Any]:
 
 def test_plain_uploads_show_what_people_like_and_budgets_hide_it(found: dict[str, Any]) -> None:
     rows = {row["setting"]: row["readers"] for row in found["rows"]}
-    assert list(rows) == [one.name for one in list_defences([1.0, 8.0])]
+    assert list(rows) == [defence.name for defence in list_defences([1.0, 8.0])]
     assert rows["no defence"]["likes"]["found"] > 0.95
     assert rows["no defence"]["sum"]["found"] > 0.75
     for name, readers in rows.items():
@@ -52,8 +52,8 @@ def test_guesses_name_what_people_have_in_plain_uploads_alone(found: dict[str, A
         for setting, readers in rows.items():
             if setting != "no defence":  # what is found is what somebody else would be told to have
                 assert abs(readers[name]["found"] - readers[name]["control"]) < 0.05
-        noised = rows["DPPS, epsilon 1"][name]
-        assert abs(noised["found"] - noised["chance"]) < 0.05
+        noisy_values = rows["DPPS, epsilon 1"][name]
+        assert abs(noisy_values["found"] - noisy_values["chance"]) < 0.05
 
 
 def test_under_secure_sums_a_reader_has_sums_of_cohorts_and_nothing_else() -> None:
@@ -62,12 +62,12 @@ def test_under_secure_sums_a_reader_has_sums_of_cohorts_and_nothing_else() -> No
     plain, secure = list_defences([1.0])[:2]
     people = uploads._draw_people(fed)
     under = uploads._apply_config(fed, secure.apply_to(fed.config))
-    seen, each = observe_uploads(under, secure, people), observe_uploads(fed, plain, people)
-    assert seen.tables.shape == (2, *each.tables.shape[1:])
-    assert np.bincount(seen.group).tolist() == [COHORT, COHORT]
+    observations, each = observe_uploads(under, secure, people), observe_uploads(fed, plain, people)
+    assert observations.tables.shape == (2, *each.tables.shape[1:])
+    assert np.bincount(observations.group).tolist() == [COHORT, COHORT]
     for k in range(2):
         summed = each.tables[k * COHORT : (k + 1) * COHORT].astype(np.float64).sum(axis=0)
-        assert np.abs(seen.tables[k] - summed).max() < 1e-5
+        assert np.abs(observations.tables[k] - summed).max() < 1e-5
     with pytest.raises(TacitaError, match="1 were asked"):
         uploads._sum_updates(under, uploads._start_first_block(under), uploads._user_keys(under, people[:1]))
 
@@ -78,10 +78,10 @@ def test_f1_counts_names_that_are_right_and_those_by_chance() -> None:
     tables[0, 6:] = 0  # six rows of the first moved
     guess = np.zeros((2, 8), bool)
     guess[0, [0, 1, 2]], guess[1, [2]] = True, True
-    found = mean_f1(ObservedUploads(tables, np.arange(2), np.arange(2)), guess, train)
-    assert found["found"] == pytest.approx((2 * 2 / 5 + 2 * 1 / 3) / 2)
-    assert found["control"] == pytest.approx((2 * 1 / 5 + 0) / 2)
-    assert found["chance"] == pytest.approx((2 * (3 * 2 / 6) / 5 + 2 * (1 * 2 / 8) / 3) / 2)
+    result = mean_f1(ObservedUploads(tables, np.arange(2), np.arange(2)), guess, train)
+    assert result["found"] == pytest.approx((2 * 2 / 5 + 2 * 1 / 3) / 2)
+    assert result["control"] == pytest.approx((2 * 1 / 5 + 0) / 2)
+    assert result["chance"] == pytest.approx((2 * (3 * 2 / 6) / 5 + 2 * (1 * 2 / 8) / 3) / 2)
 
 
 def test_the_side_with_few_rows_is_the_liked_one_where_many_are_drawn() -> None:
@@ -130,7 +130,7 @@ def test_accuracy_against_epsilon_is_drawn_from_a_table(tmp_path: Path) -> None:
     table = tmp_path / "figures.csv"
     table.write_text(TABLE)
     points = accuracy.read_points(table)
-    assert [one.epsilon for one in points] == [1.0, 2.0, None, 1.0]
+    assert [point.epsilon for point in points] == [1.0, 2.0, None, 1.0]
     for name in ("a.svg", "a.png"):
         with pytest.raises(SystemExit) as ended:
             main(["report", str(table), "--out", str(tmp_path / name)])
@@ -141,13 +141,13 @@ def test_accuracy_against_epsilon_is_drawn_from_a_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [("data,model\na,b\n", "columns"), (TABLE.replace("0.25", "much"), "line 3"), ("", "columns")],
 )
-def test_malformed_tables_are_refused(text: str, said: str, tmp_path: Path) -> None:
+def test_malformed_tables_are_refused(text: str, message: str, tmp_path: Path) -> None:
     table = tmp_path / "figures.csv"
     table.write_text(text)
-    with pytest.raises(TacitaError, match=said):
+    with pytest.raises(TacitaError, match=message):
         accuracy.write_picture(table, tmp_path / "a.png")
     with pytest.raises(TacitaError, match="ending"):
         accuracy.write_picture(table, tmp_path / "a.pdf")
@@ -156,6 +156,6 @@ def test_malformed_tables_are_refused(text: str, said: str, tmp_path: Path) -> N
 def test_the_figures_of_the_document_are_those_of_the_picture() -> None:
     root = Path(__file__).parents[1] / "docs"
     text = (root / "privacy.md").read_text()
-    for one in accuracy.read_points(root / "audit" / "accuracy.csv"):
-        if one.epsilon is not None:
-            assert (f"{one.mean:.4f} ± {one.deviation:.4f}" if one.deviation else f"{one.mean:.4f}") in text
+    for point in accuracy.read_points(root / "audit" / "accuracy.csv"):
+        if point.epsilon is not None:
+            assert (f"{point.mean:.4f} ± {point.deviation:.4f}" if point.deviation else f"{point.mean:.4f}") in text

@@ -42,7 +42,7 @@ class SASRec(nn.Module):
         self.joint = nn.ModuleList(nn.Linear(dim, 3 * dim) for _ in range(layers))
         self.out = nn.ModuleList(nn.Linear(dim, dim) for _ in range(layers))
         wide = [(nn.Linear(dim, dim), nn.ReLU(), nn.Dropout(dropout), nn.Linear(dim, dim)) for _ in range(layers)]
-        self.inner = nn.ModuleList(nn.Sequential(*one) for one in wide)
+        self.inner = nn.ModuleList(nn.Sequential(*entry) for entry in wide)
 
     def forward(self, items: torch.Tensor) -> torch.Tensor:
         """(rows, places) item numbers to (rows, places, dim); what stands later is never looked at."""
@@ -102,11 +102,11 @@ def measured(fed: Federation, block: Block, model: SASRec, read: Ragged, purpose
     mask = build_mask(fed, block, "test" if purpose == "test" else "valid", "block")
     wanted = block.test if purpose == "test" else block.valid
     few = sample_candidates(touched, 99, block.n_items, keys, fed.draws, block.index)
-    found = {}
+    result = {}
     for name, among in {"": None, "99 negatives ": few}.items() if purpose == "test" else [("", None)]:
-        one = evaluate(score, wanted, mask, keys, fed.draws, EvaluationRules(["hr", "ndcg"], [10], among))
-        found |= {name + metric: value for metric, value in one.mean().items()}
-    return found
+        entry = evaluate(score, wanted, mask, keys, fed.draws, EvaluationRules(["hr", "ndcg"], [10], among))
+        result |= {name + metric: value for metric, value in entry.mean().items()}
+    return result
 
 
 def run(asked: argparse.Namespace) -> dict[str, object]:
@@ -118,7 +118,7 @@ def run(asked: argparse.Namespace) -> dict[str, object]:
     block, pad = fed.stream.blocks[0], fed.stream.n_items
     model = SASRec(pad, asked.dim, asked.length, asked.layers, asked.dropout)
     optimiser = torch.optim.Adam(model.parameters(), lr=asked.lr, betas=(0.9, 0.98))
-    begun, best, best_epoch, epoch, kept = time.perf_counter(), 0.0, 0, 0, copy.deepcopy(model.state_dict())
+    begun, best, best_epoch, epoch, state = time.perf_counter(), 0.0, 0, 0, copy.deepcopy(model.state_dict())
     while epoch - best_epoch < asked.patience and time.perf_counter() - begun < 60 * asked.minutes:
         epoch += 1
         model.train()
@@ -126,12 +126,12 @@ def run(asked: argparse.Namespace) -> dict[str, object]:
             optimiser.zero_grad()
             loss_of(model, rows, pad, asked.negatives).backward()
             optimiser.step()
-        found = measured(fed, block, model, block.train, "valid")["ndcg@10"]
-        print(f"epoch {epoch}: validation ndcg@10 {found:.4f}, {time.perf_counter() - begun:.0f} s", flush=True)
-        if found > best:
-            best, best_epoch, kept = found, epoch, copy.deepcopy(model.state_dict())
+        result = measured(fed, block, model, block.train, "valid")["ndcg@10"]
+        print(f"epoch {epoch}: validation ndcg@10 {result:.4f}, {time.perf_counter() - begun:.0f} s", flush=True)
+        if result > best:
+            best, best_epoch, state = result, epoch, copy.deepcopy(model.state_dict())
     spent = {"seconds": time.perf_counter() - begun, "cpu_seconds": time.process_time()}
-    model.load_state_dict(kept)
+    model.load_state_dict(state)
     reads = {"train": block.train, "known": block.train.join_rows(block.valid)}
     test = {name: measured(fed, block, model, read, "test") for name, read in reads.items()}
     return {**vars(asked), "epochs": epoch, "best_epoch": best_epoch, "valid": best, "read": test, **spent}

@@ -29,19 +29,19 @@ def call(*arguments: str) -> CommandOutput:
     with (
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
-        pytest.raises(SystemExit) as left,
+        pytest.raises(SystemExit) as error,
     ):
         main(list(arguments))
-    return CommandOutput(int(left.value.code or 0), out.getvalue(), err.getvalue())
+    return CommandOutput(int(error.value.code or 0), out.getvalue(), err.getvalue())
 
 
 def hash_folder(folder: Path) -> dict[str, str]:
     """Everything in a folder, to see that nothing was added, changed or removed."""
-    found = {}
-    for one in sorted(folder.rglob("*")):
-        content = one.read_bytes() if one.is_file() else b""
-        found[str(one.relative_to(folder))] = hashlib.sha256(content).hexdigest()
-    return found
+    result = {}
+    for path in sorted(folder.rglob("*")):
+        content = path.read_bytes() if path.is_file() else b""
+        result[str(path.relative_to(folder))] = hashlib.sha256(content).hexdigest()
+    return result
 
 
 def assert_one_sentence(said: CommandOutput, *words: str) -> None:
@@ -60,8 +60,8 @@ def assert_one_sentence(said: CommandOutput, *words: str) -> None:
 def assert_refused(arguments: str | list[str], *words: str) -> None:
     """Bad input: one sentence, exit code 2, and the working folder is as it was."""
     before = hash_folder(Path.cwd())
-    said = call(*(shlex.split(arguments) if isinstance(arguments, str) else arguments))
-    assert_one_sentence(said, *words)
+    output = call(*(shlex.split(arguments) if isinstance(arguments, str) else arguments))
+    assert_one_sentence(output, *words)
     assert hash_folder(Path.cwd()) == before
 
 

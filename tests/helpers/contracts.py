@@ -51,10 +51,17 @@ def two_blocks() -> BlockStream:
     rng = np.random.default_rng(7)
 
     def block(index: int, n_users: int, n_items: int, known: int) -> Block:
-        mine = [rng.choice(n_items, 8, replace=False).tolist() for _ in range(n_users)]
+        own_values = [rng.choice(n_items, 8, replace=False).tolist() for _ in range(n_users)]
         if index == 1:
-            mine[3] = []
-        return make_block(index, n_items, [m[:5] for m in mine], [m[5:6] for m in mine], [m[6:] for m in mine], known)
+            own_values[3] = []
+        return make_block(
+            index,
+            n_items,
+            [m[:5] for m in own_values],
+            [m[5:6] for m in own_values],
+            [m[6:] for m in own_values],
+            known,
+        )
 
     return make_stream(block(0, 10, 110, 0), block(1, 12, 120, 10))
 
@@ -75,11 +82,11 @@ def federate_parts(specs: Specs, backbone: str = "mf", **train: Any) -> Federati
     fed = federate(two_blocks(), make_backbone(backbone), **{"rounds": 2, "batch_size": 8} | needed | train)
     quiet = [{**QUIET.get(spec["name"], {}), **spec} for spec in specs]
     parts = build_parts(quiet, RunContext(fed.backbone, fed.draws, fed.config.train))
-    made = methods_base.wrap_run(replace(fed, parts=parts))
-    made.learner.check()
+    result = methods_base.wrap_run(replace(fed, parts=parts))
+    result.learner.check()
     for part in parts:
         part.check(fed.stream.blocks[0].n_items)
-    return made
+    return result
 
 
 def refusal(specs: Specs, backbone: str) -> str | None:
@@ -105,8 +112,8 @@ def refusal(specs: Specs, backbone: str) -> str | None:
     if "delta-replay" in names and make_backbone(backbone).shared():
         return "goes over item rows again"
     if any(spec.get("contrast_users") for spec in specs):
-        made = make_backbone(backbone)
-        return None if [*made.layout.values()] == [made.item_width] else "compares people's vectors with item rows"
+        result = make_backbone(backbone)
+        return None if [*result.layout.values()] == [result.item_width] else "compares people's vectors with item rows"
     return None
 
 
@@ -130,11 +137,11 @@ def all_numbers(progress: Progress) -> Arrays:
 
 
 def assert_same_numbers(one: Progress, other: Progress) -> None:
-    mine, yours = all_numbers(one), all_numbers(other)
-    assert mine.keys() == yours.keys()
-    for name in mine:
-        assert mine[name].dtype == yours[name].dtype, name
-        assert np.array_equal(mine[name], yours[name]), name
+    own_values, yours = all_numbers(one), all_numbers(other)
+    assert own_values.keys() == yours.keys()
+    for name in own_values:
+        assert own_values[name].dtype == yours[name].dtype, name
+        assert np.array_equal(own_values[name], yours[name]), name
     assert one.results == other.results
 
 
@@ -142,8 +149,8 @@ def numbers_in(value: Any) -> Iterator[float]:
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list):
-        for one in value:
-            yield from numbers_in(one)
+        for entry in value:
+            yield from numbers_in(entry)
     elif value is not None and not isinstance(value, str):
         yield float(value)
 
@@ -222,9 +229,9 @@ class TrainedContract(BackboneContract):
         assert private.shape == (6, backbone.private_width)
         assert items.shape == (9, backbone.item_width)
         assert {k: v.shape for k, v in heads.items()} == backbone.shared()
-        for made in (private, items, *heads.values()):
-            assert made.dtype == np.float32
-            assert np.isfinite(made).all()
+        for result in (private, items, *heads.values()):
+            assert result.dtype == np.float32
+            assert np.isfinite(result).all()
 
     def test_it_names_a_positive_rate_for_everything_that_moves(self, name: str) -> None:
         backbone = self.make(name)
@@ -242,9 +249,9 @@ class TrainedContract(BackboneContract):
         if backbone.reads_context:
             user, count = torch.from_numpy(USER_LISTS.rows()), torch.from_numpy(USER_LISTS.counts()).float()
             context = Context(USER_LISTS.ptr, user, count, torch.from_numpy(items[USER_LISTS.ids]), {})
-        seen = backbone.represent(backbone.named(torch.from_numpy(private)), tensors, context)
+        observations = backbone.represent(backbone.named(torch.from_numpy(private)), tensors, context)
         among = None if inside is None else torch.from_numpy(inside)
-        by_torch = backbone.score(seen, tensors, torch.from_numpy(rows), among)
+        by_torch = backbone.score(observations, tensors, torch.from_numpy(rows), among)
         assert by_numpy.shape == (6,)
         np.testing.assert_allclose(by_numpy, by_torch.numpy(), rtol=1e-5, atol=1e-6)
 
@@ -277,8 +284,8 @@ class TrainedContract(BackboneContract):
         progress.server, _ = run_round(fed, progress.server, progress.devices)
         trained = train_once(fed, progress)
         moved = backbone.named(trained.local.private - progress.clients.private)
-        assert all(np.abs(one).max() > 0 for one in moved.values())
-        assert all(np.abs(one).max() > 0 for one in heads_of(trained.upload).values())
+        assert all(np.abs(entry).max() > 0 for entry in moved.values())
+        assert all(np.abs(entry).max() > 0 for entry in heads_of(trained.upload).values())
         assert (np.abs(trained.upload.values["rows"].value).max(1) > 0).all()
 
     def test_it_learns_the_checkerboard_in_pairs(self, name: str) -> None:
@@ -292,7 +299,7 @@ def checkerboard(
 ) -> tuple[float, float]:
     """Share of (held-out item of the user's colour, item of the other colour) pairs in the right order."""
     likes = [np.roll(np.arange(u % 2, n_items, 2), u // 2) for u in range(n_users)]
-    train, held = [one[2:].tolist() for one in likes], [one[:2].tolist() for one in likes]
+    train, state = [like[2:].tolist() for like in likes], [like[:2].tolist() for like in likes]
     fed = federate(make_stream(make_block(0, n_items, train)), backbone, rounds=rounds, objective=objective)
     progress = started(fed)
 
@@ -300,7 +307,7 @@ def checkerboard(
         down = fed.broadcast_serving(now.server)
         scorer = DeviceScorer(fed, now.server, now.clients, fed.stream.blocks[0], fed.stream.user_keys, down, "test")
         scores = scorer(np.arange(n_users, dtype=np.int32))
-        pairs = [scores[u, held[u]][:, None] > scores[u, (u + 1) % 2 :: 2][None, :] for u in range(n_users)]
+        pairs = [scores[u, state[u]][:, None] > scores[u, (u + 1) % 2 :: 2][None, :] for u in range(n_users)]
         return float(np.mean(pairs))
 
     before = right(progress)
@@ -337,13 +344,13 @@ class PartContract:
     def test_it_runs_both_blocks_and_keeps_the_kinds_it_declared(self, name: str) -> None:
         fed = self.federation(name)
         progress = run_blocks(fed)
-        assert all(np.isfinite(list(numbers_in(one))).all() for one in progress.results)
+        assert all(np.isfinite(list(numbers_in(result))).all() for result in progress.results)
         declared = initial_state(fed.parts[0].state(12))
         lists = {k for k, v in declared.items() if isinstance(v, Ragged)}
         assert progress.clients.part_lists(np.arange(12)).get(name, {}).keys() == lists
-        held = progress.clients.parts.get(name, {})
+        response = progress.clients.parts.get(name, {})
         kinds = {k: (v.shape, v.dtype) for k, v in declared.items() if k not in lists}
-        assert {k: (v.shape, v.dtype) for k, v in held.items()} == kinds
+        assert {k: (v.shape, v.dtype) for k, v in response.items()} == kinds
         for k, v in all_numbers(progress).items():
             assert isinstance(v, np.ndarray), k
             assert v.dtype != object, k
@@ -382,14 +389,14 @@ class PartContract:
         """Server states are values: the best round must still be there after later rounds."""
         fed = self.federation(name, rounds=3)
         progress = start_run(fed)
-        seen: list[tuple[ServerState, Arrays]] = []
+        observations: list[tuple[ServerState, Arrays]] = []
 
         def on_round(report: Any, now: Progress) -> None:
-            seen.append((now.server, {k: v.copy() for k, v in server_arrays(now.server).items()}))
+            observations.append((now.server, {k: v.copy() for k, v in server_arrays(now.server).items()}))
 
         run_stream(fed, progress, on_round)
-        assert len(seen) == 6
-        for server, copy in seen:
+        assert len(observations) == 6
+        for server, copy in observations:
             for k, v in server_arrays(server).items():
                 assert np.array_equal(v, copy[k]), k
 
@@ -400,12 +407,12 @@ class PartContract:
         run_block(fed, progress, lambda report, now: None)
         end_block(fed, progress)
         private = progress.clients.private[3].copy()
-        held = {k: v[3].copy() for k, v in progress.clients.parts.get(name, {}).items()}
+        state = {k: v[3].copy() for k, v in progress.clients.parts.get(name, {}).items()}
         begin_block(fed, progress, 1)
         run_block(fed, progress, lambda report, now: None)
         end_block(fed, progress)
         assert np.array_equal(progress.clients.private[3], private)
-        for k, v in held.items():
+        for k, v in state.items():
             assert np.array_equal(progress.clients.parts[name][k][3], v), k
 
     @pytest.mark.parametrize("settings", [{"silos": 3}, {"participation": {"kind": "fraction", "rate": 0.5}}], ids=str)

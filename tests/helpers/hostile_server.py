@@ -37,14 +37,14 @@ class HostileServer:
             site.next_block()
 
     def asks(self, arrays: dict[str, Any] | None = None, **head: Any) -> Any:
-        held = self.node.store.model("r")
-        known = {} if held is None else {name: array for name, (_, array) in held[1].items()}
-        found = {n: a for n, a in (known | self.first.arrays | (arrays or {})).items() if n in self.first.head.names}
+        state = self.node.store.model("r")
+        known = {} if state is None else {name: array for name, (_, array) in state[1].items()}
+        results = {n: a for n, a in (known | self.first.arrays | (arrays or {})).items() if n in self.first.head.names}
         if "/" not in head.get("kind", self.first.head.kind):
-            found = {n: a for n, a in found.items() if not n.startswith("chosen")}
-        names = {name: digest_array(array) for name, array in found.items()}
-        asked = ServerRequest(self.first.head.model_copy(update={"names": names, **head}), found)
-        return decode_reply(question_handler.answer_message(self.node, encode_message(asked)))
+            results = {n: a for n, a in results.items() if not n.startswith("chosen")}
+        names = {name: digest_array(array) for name, array in results.items()}
+        server_request = ServerRequest(self.first.head.model_copy(update={"names": names, **head}), results)
+        return decode_reply(question_handler.answer_message(self.node, encode_message(server_request)))
 
 
 def private_tally_config(epsilon: float = 1.0, blocks: int = 1, **privacy: Any) -> RunConfig:

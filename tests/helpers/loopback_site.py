@@ -117,7 +117,7 @@ class Site:
 
 def make_site(folder: Path, config: RunConfig, **more: Any) -> Site:
     plan = build_plan(config)
-    single = any(one.seen == "each" for part in plan.parts for one in part.fields(1).extra)
+    single = any(entry.seen == "each" for part in plan.parts for entry in part.fields(1).extra)
     more = {"insecure_single_user_uploads": plan.identifies_clients or single} | more
     ServerStore.create(folder / STORE_FILE).close()
     members = {}
@@ -201,8 +201,8 @@ def drop_node_memory(site: Site) -> None:
 
 
 def same_server_arrays(one: Site, other: Site) -> bool:
-    mine, yours = one.arrays(), other.arrays()
-    return mine.keys() == yours.keys() and all(np.array_equal(mine[k], yours[k]) for k in mine)
+    own_values, yours = one.arrays(), other.arrays()
+    return own_values.keys() == yours.keys() and all(np.array_equal(own_values[k], yours[k]) for k in own_values)
 
 
 def close_nodes(site: Site) -> None:
@@ -222,10 +222,10 @@ def repeat_request(site: Site, run: str, **changes: Any) -> Any:
     number, body, _ = site.transport.log[0]
     head = decode_request(body).head
     settings = head.config | {"train": head.config["train"] | changes.pop("train", {})}
-    asked = ServerRequest(
+    server_request = ServerRequest(
         head.model_copy(update={"run": run, "config": settings, **changes}), decode_request(body).arrays
     )
-    return decode_reply(question_handler.answer_message(site.transport.members[number], encode_message(asked)))
+    return decode_reply(question_handler.answer_message(site.transport.members[number], encode_message(server_request)))
 
 
 def same_sums(one: Any, other: Any) -> bool:

@@ -31,5 +31,5 @@ def whole_normal(drawn: np.ndarray, sigma: float) -> float:
     law *= drawn.size / law.sum()
     counts = np.bincount(np.ravel(drawn) + reach, minlength=len(law))
     inside = law > 5
-    seen, wanted = (np.append(v[inside], v[~inside].sum()) for v in (counts, law))
-    return float(stats.chisquare(seen, wanted * seen.sum() / wanted.sum()).pvalue)
+    observations, wanted = (np.append(v[inside], v[~inside].sum()) for v in (counts, law))
+    return float(stats.chisquare(observations, wanted * observations.sum() / wanted.sum()).pvalue)

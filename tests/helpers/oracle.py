@@ -82,8 +82,8 @@ def make_block(
 ) -> Block:
     """A block whose users 0..known were seen before."""
     nothing: Lists = [[] for _ in train]
-    parts = [Ragged.from_lists(one if one is not None else nothing) for one in (train, valid, test)]
-    n_rows = sum(len(one.ids) for one in parts)
+    parts = [Ragged.from_lists(candidate if candidate is not None else nothing) for candidate in (train, valid, test)]
+    n_rows = sum(len(part.ids) for part in parts)
     return Block(index, len(train), n_items, *parts, np.arange(len(train)) >= known, n_rows)
 
 
@@ -99,8 +99,8 @@ def federate(
     config = RunConfig(seed=seed, train=TrainConfig(**train))
     draws = Draws(seed)
     world = RunContext(backbone, draws, config.train)
-    made = tuple(cls(cls.Config(), world) for cls in parts)
-    return wrap_run(Federation(backbone, made, config, draws, chunk, stream=stream))
+    results = tuple(cls(cls.Config(), world) for cls in parts)
+    return wrap_run(Federation(backbone, results, config, draws, chunk, stream=stream))
 
 
 def started(fed: Federation) -> Progress:
@@ -366,19 +366,19 @@ class AttentionDevice(Device):
         h, row = self.heads, self.items[item] @ self.heads["w1"]
         around = torch.zeros(self.config.dim)
         if near := self.near[user].get(item):
-            passed = [torch.tensor(one) @ h["w2"] for one in near[: self.config.most]]
-            seen = [nn.functional.leaky_relu(h["v"] @ torch.cat([row, one]), 0.2) for one in passed]
-            around = sum(a * one for a, one in zip(torch.stack(seen).softmax(0), passed, strict=True))
+            passed = [torch.tensor(entry) @ h["w2"] for entry in near[: self.config.most]]
+            observations = [nn.functional.leaky_relu(h["v"] @ torch.cat([row, entry]), 0.2) for entry in passed]
+            around = sum(a * entry for a, entry in zip(torch.stack(observations).softmax(0), passed, strict=True))
         return torch.cat([around, row]) @ h["w3"]
 
     def user_node(self, user: int) -> Tensor:
-        h, mine = self.heads, self.own["p"][user] @ self.heads["w4"]
+        h, own_values = self.heads, self.own["p"][user] @ self.heads["w4"]
         around = torch.zeros(self.config.dim)
         if self.likes[user]:
             nodes = [self.item_node(user, item) for item in self.likes[user]]
-            seen = [nn.functional.leaky_relu(h["w"] @ torch.cat([mine, one]), 0.2) for one in nodes]
-            around = sum(b * one for b, one in zip(torch.stack(seen).softmax(0), nodes, strict=True))
-        return torch.cat([around, mine]) @ h["w5"]
+            observations = [nn.functional.leaky_relu(h["w"] @ torch.cat([own_values, node]), 0.2) for node in nodes]
+            around = sum(b * node for b, node in zip(torch.stack(observations).softmax(0), nodes, strict=True))
+        return torch.cat([around, own_values]) @ h["w5"]
 
     def logits(self, user: list[int], item: list[int]) -> Tensor:
         nodes, rows = {u: self.user_node(u) for u in set(user)}, self.items[item] @ self.heads["w6"]
@@ -399,14 +399,14 @@ class RecurrentDevice(TowerDevice):
     """Interest: torch's GRU cell over the last likes, event by event, and layers on [p ; q ; h] joined."""
 
     def state(self, user: int) -> Tensor:
-        d, h, seen = self.config.dim, self.heads, torch.zeros(1, self.config.dim)
+        d, h, values = self.config.dim, self.heads, torch.zeros(1, self.config.dim)
         for item in self.likes[user][-self.config.last :]:
             event = torch.cat([self.items[item], torch.ones(1), h["gaps"][0]])  # no ratings, no times
             x = event @ h["event_layer"] + h["event_bias"]
             weights = h["gru_in"].T, h["gru_state"].T, h["gru_in_bias"], h["gru_state_bias"]
-            seen = torch.gru_cell(x[None], seen, *weights)
-        assert seen.shape == (1, d)
-        return seen[0]
+            values = torch.gru_cell(x[None], values, *weights)
+        assert values.shape == (1, d)
+        return values[0]
 
     def logits(self, user: list[int], item: list[int]) -> Tensor:
         states = {u: self.state(u) for u in set(user)}
@@ -473,9 +473,9 @@ def batches(local: LocalModels, client: int) -> Iterator[AnyArray]:
         own = local.order[epoch, local.turn_ptr[client] : local.turn_ptr[client + 1]]
         cuts = list(range(local.batch, len(own), local.batch))
         if local.batch_ptr is not None and local.batch_start is not None:
-            mine = local.batch_start[epoch, local.batch_ptr[client] + 1 : local.batch_ptr[client + 1]]
-            cuts = (mine - local.turn_ptr[client]).tolist()
-        yield from (one for one in np.split(own, cuts) if len(one))
+            own_values = local.batch_start[epoch, local.batch_ptr[client] + 1 : local.batch_ptr[client + 1]]
+            cuts = (own_values - local.turn_ptr[client]).tolist()
+        yield from (entry for entry in np.split(own, cuts) if len(entry))
 
 
 def near_of(view: CohortView, user: int) -> dict[int, list[Floats]]:
@@ -518,7 +518,7 @@ def slow_round(
         tables.append(device.items.detach().double().numpy())
         heads.append({name: v.detach().double().numpy() for name, v in device.heads.items()})
         private[users] = device.vectors()
-    mean_heads = {name: np.mean([one[name] for one in heads], axis=0) for name in view.heads}
+    mean_heads = {name: np.mean([head[name] for head in heads], axis=0) for name in view.heads}
     return Result(np.mean(tables, axis=0), mean_heads, private, tables, personal)
 
 
@@ -535,7 +535,7 @@ def train_device(
     movers = [MOVERS[plan.optimiser](device, groups, plan) for groups in passes]
     for step, batch in enumerate(batches(local, client)):
         for phase, mover in enumerate(movers):
-            extra = [(k, *one) for k, user in enumerate(users) for one in more(user, step, phase)]
+            extra = [(k, *entry) for k, user in enumerate(users) for entry in more(user, step, phase)]
             mover.step(Task(device, users, local, batch, plan, extra))
         after_step(device, users, [group for groups in passes for group in groups])
     return movers[0].finish()
@@ -575,21 +575,21 @@ class Task:
         else:
             loss = nn.functional.binary_cross_entropy_with_logits(scores, label)
         for k, item, label_, weight in self.extra:
-            one = device.logits([k], [item])
-            loss = loss + weight * nn.functional.binary_cross_entropy_with_logits(one, torch.tensor([label_]))
+            entry = device.logits([k], [item])
+            loss = loss + weight * nn.functional.binary_cross_entropy_with_logits(entry, torch.tensor([label_]))
         if plan.l2:
             rows = sorted({*items, *(self.samples(self.positives())[1] if plan.objective == "bpr" else [])})
             vectors = [v[sorted(set(owners))] for v in device.own.values()]
-            size = sum((one**2).sum() for one in (device.items[rows], *vectors))
+            size = sum((element**2).sum() for element in (device.items[rows], *vectors))
             loss = loss + plan.l2 * size / len(self.batch)
-        return loss + device.own_loss(sorted({*owners, *(one[0] for one in self.extra)}))
+        return loss + device.own_loss(sorted({*owners, *(element[0] for element in self.extra)}))
 
     def used(self) -> dict[int, list[int]]:
         """Parameter -> its rows that this step reads."""
         owners, items = self.samples(self.batch)
         if self.plan.objective == "bpr":
             items = items + self.samples(self.positives())[1]
-        owners, items = owners + [one[0] for one in self.extra], items + [one[1] for one in self.extra]
+        owners, items = owners + [entry[0] for entry in self.extra], items + [entry[1] for entry in self.extra]
         rows = self.device.rows_read(owners, items)
         own = {id(v): sorted(set(owners)) for v in self.device.own.values()}
         return {id(self.device.items): rows, **own}
@@ -630,15 +630,15 @@ class RowMover(Mover):
             rows = used.get(id(whole))  # None: a head, which is all one row
             data, grad = (x if rows is not None else x.reshape(1, -1) for x in (whole.detach(), whole.grad))
             for row in rows if rows is not None else [0]:
-                one, optimiser = self.held.setdefault((id(whole), row), self.start(data[row : row + 1], rate))
-                slope = grad[row : row + 1] + self.plan.weight_decay * one.detach()
-                one.grad = slope.to_sparse(1)
+                entry, optimiser = self.held.setdefault((id(whole), row), self.start(data[row : row + 1], rate))
+                slope = grad[row : row + 1] + self.plan.weight_decay * entry.detach()
+                entry.grad = slope.to_sparse(1)
                 optimiser.step()
-                data[row] = one.detach()[0]
+                data[row] = entry.detach()[0]
 
     def start(self, row: Tensor, rate: float) -> tuple[nn.Parameter, torch.optim.Optimizer]:
-        one = nn.Parameter(row.clone())
-        return one, torch.optim.SparseAdam([one], rate)
+        parameter = nn.Parameter(row.clone())
+        return parameter, torch.optim.SparseAdam([parameter], rate)
 
 
 class PersonalMover(Mover):

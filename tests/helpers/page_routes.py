@@ -8,13 +8,13 @@ from typing import Any
 
 def every_route(guard: Any) -> list[tuple[str, str]]:
     """(method, path) of all that an application answers."""
-    return [(method, one.path) for one in _leaves(guard.app.routes) for method in sorted(one.methods - {"HEAD"})]
+    return [(method, leave.path) for leave in _leaves(guard.app.routes) for method in sorted(leave.methods - {"HEAD"})]
 
 
 def _leaves(routes: Any) -> Iterator[Any]:
-    for one in routes:
-        inner = getattr(one, "original_router", None)  # how newer versions of FastAPI keep what was included
+    for route in routes:
+        inner = getattr(route, "original_router", None)  # how newer versions of FastAPI keep what was included
         if inner is None:
-            yield one
+            yield route
         else:
             yield from _leaves(inner.routes)

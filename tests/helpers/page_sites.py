@@ -23,9 +23,9 @@ SPENT_SHARES = {"up to a quarter": 0, "up to a half": 40, "up to three quarters"
 
 def make_server(tmp_path: Path) -> Path:
     """A server with two nodes, a run of one block, something refused and something asked for."""
-    made = tmp_path / "server"
-    create_server(made, ServerConfig(), [])
-    with open_store(made) as store:
+    result = tmp_path / "server"
+    create_server(result, ServerConfig(), [])
+    with open_store(result) as store:
         store.add_items([(f"i{n}", f"<i>Film {n}</i>") for n in range(10)])
         settings = validate_model(RunConfig, {"backbone": {"name": "tally"}}, "the test")
         for number, name in ((1, "north"), (2, "south")):
@@ -47,7 +47,9 @@ def make_server(tmp_path: Path) -> Path:
             "bytes_up": 1e6,
             "bytes_down": 2e6,
         }
-        heard = ReceivedRequests([(1, UserRequest(id=7, kind="forget", sender=123456789, items=[3], time=1.0))])
+        received_requests = ReceivedRequests(
+            [(1, UserRequest(id=7, kind="forget", sender=123456789, items=[3], time=1.0))]
+        )
         note = {
             "plain": {
                 "results": [{"block": 0, "ndcg@20": 0.25, "users": 30, "controls": CONTROLS, "spent": SPENT_SHARES}],
@@ -56,14 +58,14 @@ def make_server(tmp_path: Path) -> Path:
             "now": {"block": 0, "round": 1},
             "best": {"block": 0, "round": 1},
         }
-        store.commit_round("r", note, {}, [AcceptedAnswer(0, 0, "statistic", 1, "x", 30)], heard, event)
-    OperatorCredentials(made).set_password(PASSWORD)
-    return made
+        store.commit_round("r", note, {}, [AcceptedAnswer(0, 0, "statistic", 1, "x", 30)], received_requests, event)
+    OperatorCredentials(result).set_password(PASSWORD)
+    return result
 
 
 def public_key_of(folder: Path, name: str) -> str:
-    made = make_node_key(folder / f"{name}.key")
-    return Path(f"{folder / name}.key.pub").read_text(encoding="utf-8") if made else ""
+    node_key = make_node_key(folder / f"{name}.key")
+    return Path(f"{folder / name}.key.pub").read_text(encoding="utf-8") if node_key else ""
 
 
 MARKUP = "<script>alert('x')</script> & <b>Film</b>"
@@ -71,12 +73,12 @@ MARKUP = "<script>alert('x')</script> & <b>Film</b>"
 
 def play_two_blocks(folder: Path) -> Site:
     """Two blocks of tally over three nodes; titles are markup."""
-    made = make_site(folder, site_config("tally"))
-    play_blocks(made)
-    for node in made.transport.members.values():
+    site = make_site(folder, site_config("tally"))
+    play_blocks(site)
+    for node in site.transport.members.values():
         node.store.set_catalogue([(item, f"{MARKUP} {item}") for item, _ in node.store.catalogue()])
         node.refresh()
-    return made
+    return site
 
 
 def user_ids(node: Node) -> list[str]:

@@ -22,9 +22,16 @@ def crowd_stream(n_users: int = 30, n_items: int = 40, blocks: int = 1) -> Block
     rng = np.random.default_rng(5)
 
     def block(index: int) -> Any:
-        mine = [rng.choice(n_items, 6, replace=False).tolist() for _ in range(n_users)]
+        own_values = [rng.choice(n_items, 6, replace=False).tolist() for _ in range(n_users)]
         known = n_users if index else 0
-        return make_block(index, n_items, [m[:4] for m in mine], [m[4:5] for m in mine], [m[5:] for m in mine], known)
+        return make_block(
+            index,
+            n_items,
+            [m[:4] for m in own_values],
+            [m[4:5] for m in own_values],
+            [m[5:] for m in own_values],
+            known,
+        )
 
     return make_stream(*[block(k) for k in range(blocks)])
 
@@ -38,15 +45,15 @@ def federate_parts(
         train.setdefault("denominator", rate * stream.n_users)
     fed = federate(stream, make_backbone(backbone), **{"rounds": 3, "batch_size": 8} | train)
     parts = build_parts(list(specs), RunContext(fed.backbone, fed.draws, fed.config.train))
-    made = replace(fed, parts=parts)
-    made.learner.check()
+    result = replace(fed, parts=parts)
+    result.learner.check()
     for part in parts:
         part.check(40)
-    return made
+    return result
 
 
 def dpps_part(fed: Federation) -> DPPS:
-    (part,) = (one for one in fed.parts if isinstance(one, DPPS))
+    (part,) = (entry for entry in fed.parts if isinstance(entry, DPPS))
     return part
 
 

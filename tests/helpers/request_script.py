@@ -49,12 +49,12 @@ def act_at_rounds(
     site: Site, acts: dict[int, Act], lose: Callable[[int, Any], bool] = lambda number, head: False
 ) -> None:
     """Do something before node 1 answers a round."""
-    left = dict(acts)
+    remainder = dict(acts)
 
     def spoil(number: int, body: bytes, answer: Any) -> bytes | None:
         head = decode_request(body).head
-        if number == 1 and head.kind == "round" and head.round in left:
-            left.pop(head.round)()
+        if number == 1 and head.kind == "round" and head.round in remainder:
+            remainder.pop(head.round)()
         reply = bytes(answer())
         return None if lose(number, head) else reply
 
@@ -62,8 +62,8 @@ def act_at_rounds(
 
 
 def submit_request(site: Site, kind: str, user: str, *items: str, number: int = 1) -> dict[str, Any]:
-    found = perform_verb(site.transport.members[number], "request", {"kind": kind, "user": user, "items": list(items)})
-    return dict(found["requests"][0])
+    answer = perform_verb(site.transport.members[number], "request", {"kind": kind, "user": user, "items": list(items)})
+    return dict(answer["requests"][0])
 
 
 def request_status(site: Site, number: int = 1) -> list[dict[str, Any]]:
@@ -97,6 +97,6 @@ def is_retraction(body: bytes) -> bool:
 
 def stored_upload_sizes(site: Site) -> np.ndarray:
     """How many people of node 1 remember something that they told."""
-    held = site.transport.members[1].store.devices("r")
-    assert held is not None
-    return np.diff(held[1]["lists/parts/statistic/told:"])
+    state = site.transport.members[1].store.devices("r")
+    assert state is not None
+    return np.diff(state[1]["lists/parts/statistic/told:"])

@@ -48,8 +48,8 @@ class RowReset(Part, Unlearning):
         return {"gone": gone, "left": np.full(len(view.user), requests.kind == "leave")}
 
     def prepare(self, view: CohortView) -> LocalTask:
-        gone, left = view.lists[self.name]["gone"], view.parts[self.name]["left"]
-        stays = ~gone.holds(view.train.rows(), view.train.ids) & ~left[view.train.rows()]
+        gone, remainder = view.lists[self.name]["gone"], view.parts[self.name]["left"]
+        stays = ~gone.holds(view.train.rows(), view.train.ids) & ~remainder[view.train.rows()]
         return LocalTask(view=replace(view, train=view.train.filter_entries(stays)))
 
     def on_server(
@@ -98,8 +98,8 @@ def history_of(folder: Path, user: str) -> list[str]:
 
 def shared_items_of(folder: Path, user: str) -> list[str]:
     saved = open_saved(folder)
-    given = read_server(saved.server_arrays, saved.server_note).shared.lists_of(derive_keys([user])).row(0)
-    return [saved.ids["items"][i] for i in given]
+    inputs = read_server(saved.server_arrays, saved.server_note).shared.lists_of(derive_keys([user])).row(0)
+    return [saved.ids["items"][i] for i in inputs]
 
 
 def find_sharer(folder: Path, least: int = 1) -> str:
@@ -107,15 +107,15 @@ def find_sharer(folder: Path, least: int = 1) -> str:
 
 
 def forget_items(folder: Path, wanted: dict[str, list[str] | None], verify: bool = False) -> dict[str, Any]:
-    found = submit_request(folder, RawRequest("forget", wanted), verify)
-    assert found.certificate is not None, found.message
-    return found.certificate
+    result = submit_request(folder, RawRequest("forget", wanted), verify)
+    assert result.certificate is not None, result.message
+    return result.certificate
 
 
 def exit_code_of(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as error:
         main(list(arguments))
-    return int(left.value.code or 0)
+    return int(error.value.code or 0)
 
 
 SCHEMA: dict[str, dict[str, type | tuple[type, ...]]] = {

@@ -17,7 +17,7 @@ def record_of_edges(edges: list[tuple[int, int]]) -> SharedRecord:
 def random_record(n_users: int, n_items: int, seed: int = 0) -> SharedRecord:
     rng = np.random.default_rng(seed)
     lists = [rng.choice(n_items, rng.integers(1, n_items // 2), replace=False) for _ in range(n_users)]
-    return record_of_edges([(3 * u + 1, int(i)) for u, one in enumerate(lists) for i in one])
+    return record_of_edges([(3 * u + 1, int(i)) for u, entry in enumerate(lists) for i in entry])
 
 
 def random_table(n_items: int = N_ITEMS, dim: int = DIM, seed: int = 1) -> Floats:

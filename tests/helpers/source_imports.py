@@ -33,9 +33,9 @@ def imported_names(source: str) -> Iterator[str]:
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (one.name for one in node.names if one.name != "tacita")
+            yield from (entry.name for entry in node.names if entry.name != "tacita")
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
-            yield from (f"{node.module}.{one.name}" for one in node.names)
+            yield from (f"{node.module}.{entry.name}" for entry in node.names)
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "tacita":
             yield f"tacita.{node.attr}"

@@ -53,8 +53,8 @@ class UploadLog(Part, Unlearning):
 
     def answer_question(self, view: CohortView, question: str) -> CohortReply:
         log = view.lists[self.name]["sent"]
-        told = SparseRows(log.rows(), log.ids, log.values["row"])
-        return CohortReply(Upload({"sent": told}, np.ones(view.n_clients), view.client_keys))
+        sparse_rows = SparseRows(log.rows(), log.ids, log.values["row"])
+        return CohortReply(Upload({"sent": sparse_rows}, np.ones(view.n_clients), view.client_keys))
 
     def on_device(self, view: CohortView, requests: RequestBatch) -> StateUpdate:
         return {"gone": np.ones(len(view.user), bool)}

@@ -60,14 +60,14 @@ def reachable(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     """A value and everything that can be reached from it."""
     yield path, value
     if is_dataclass(value) and not isinstance(value, type):
-        for one in fields(value):
-            yield from reachable(getattr(value, one.name), f"{path}.{one.name}")
+        for entry in fields(value):
+            yield from reachable(getattr(value, entry.name), f"{path}.{entry.name}")
     elif isinstance(value, dict):
-        for key, one in value.items():
-            yield from reachable(one, f"{path}[{key!r}]")
+        for key, entry in value.items():
+            yield from reachable(entry, f"{path}[{key!r}]")
     elif isinstance(value, list | tuple):
-        for k, one in enumerate(value):
-            yield from reachable(one, f"{path}[{k}]")
+        for k, entry in enumerate(value):
+            yield from reachable(entry, f"{path}[{k}]")
     elif isinstance(value, np.ndarray) and value.base is not None:
         yield from reachable(value.base, f"{path}.base")
 
@@ -84,15 +84,15 @@ class Wiretap:
 
     def hear(self, hook: str, arguments: tuple[Any, ...]) -> None:
         self.hooks.add(hook)
-        for path, one in reachable(tuple(self.without_asked_items(value) for value in arguments), hook):
-            if isinstance(one, NEVER_SEEN):
-                self.complaints.append(f"{path} is a {type(one).__name__}")
-            elif isinstance(one, np.ndarray):
-                if any(np.shares_memory(one, secret) for secret in self.secrets):
+        for path, entry in reachable(tuple(self.without_asked_items(value) for value in arguments), hook):
+            if isinstance(entry, NEVER_SEEN):
+                self.complaints.append(f"{path} is a {type(entry).__name__}")
+            elif isinstance(entry, np.ndarray):
+                if any(np.shares_memory(entry, secret) for secret in self.secrets):
                     self.complaints.append(f"{path} shares memory with a device")
-                self.arrays.append((path, one.copy()))
-            elif one is not None and not isinstance(
-                one,
+                self.arrays.append((path, entry.copy()))
+            elif entry is not None and not isinstance(
+                entry,
                 (
                     *HANDED_TO_THE_SERVER,
                     SharedRecord,
@@ -105,7 +105,7 @@ class Wiretap:
                     Number,
                 ),
             ):
-                self.complaints.append(f"{path} is a {type(one).__name__}")
+                self.complaints.append(f"{path} is a {type(entry).__name__}")
 
     def without_asked_items(self, value: Any) -> Any:
         """Items that a client asks scores of are no history; in a round there are none."""
@@ -116,7 +116,7 @@ class Wiretap:
     def leaks(self) -> list[str]:
         """Complaints, and arrays that hold a whole private vector of somebody."""
         vectors = np.array(self.vectors)
-        whole = [path for path, heard in self.arrays if np.isin(vectors, heard).all(1).any()]
+        whole = [path for path, messages in self.arrays if np.isin(vectors, messages).all(1).any()]
         return self.complaints + [f"{path} holds a private vector" for path in whole]
 
 
@@ -156,7 +156,7 @@ def tap_server(monkeypatch: pytest.MonkeyPatch, specs: Specs, backbone: str = "m
     for cls in (spy_on(tap), *extra):
         monkeypatch.setitem(methods_base._PARTS, cls.name, cls)
     fed = federate_parts([{"name": "spy"}, *specs, *({"name": cls.name} for cls in extra)], backbone)
-    tap.secrets += [one.ids for block in fed.stream.blocks for one in (block.train, block.valid, block.test)]
+    tap.secrets += [entry.ids for block in fed.stream.blocks for entry in (block.train, block.valid, block.test)]
     progress = start_run(fed)
 
     def on_round(report: Any, now: Progress) -> None:

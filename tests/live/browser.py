@@ -40,7 +40,7 @@ def opened(browser: Any, width: str, scheme: str = "light") -> Any:
     context.set_default_timeout(SLOW)
     page = context.new_page()
     page.wrong = []
-    page.on("console", lambda said: page.wrong.append(said.text) if said.type == "error" else None)
+    page.on("console", lambda message: page.wrong.append(message.text) if message.type == "error" else None)
     page.on("pageerror", lambda error: page.wrong.append(str(error)))
     page.on("dialog", lambda dialog: dialog.accept())
     return page
@@ -49,13 +49,13 @@ def opened(browser: Any, width: str, scheme: str = "light") -> Any:
 def serious(page: Any) -> list[str]:
     """What axe-core finds; it runs in a world of its own, where the page's policy does not stop it."""
     page.evaluate(AXE + "; null")
-    found = page.evaluate("axe.run().then(r => r.violations.map(v => [v.impact, v.id, v.nodes[0].html]))")
-    return [str(one) for one in found if one[0] in ("serious", "critical")]
+    result = page.evaluate("axe.run().then(r => r.violations.map(v => [v.impact, v.id, v.nodes[0].html]))")
+    return [str(entry) for entry in result if entry[0] in ("serious", "critical")]
 
 
 def complaints(page: Any) -> list[str]:
     """What the browser complained of; axe and the camera try styles of their own, which the page's policy stops."""
-    return [one for one in page.wrong if not one.startswith("Applying inline style violates")]
+    return [entry for entry in page.wrong if not entry.startswith("Applying inline style violates")]
 
 
 def shoot(page: Any, name: str, keep: bool = False) -> None:
@@ -72,12 +72,12 @@ def fits(page: Any) -> bool:
 
 def in_sight(page: Any, selector: str) -> bool:
     """Whether something is on the screen, whole and with nothing before it, without scrolling."""
-    seen = """given => {
+    observations = """given => {
         const one = document.querySelector(given), box = one.getBoundingClientRect();
         const top = document.elementFromPoint(box.left + Math.min(20, box.width / 2), box.top + box.height / 2);
         return box.top >= -1 && box.bottom <= innerHeight + 1 && (top === one || one.contains(top));
     }"""
-    return bool(page.evaluate(seen, selector))
+    return bool(page.evaluate(observations, selector))
 
 
 def tab_to(page: Any, selector: str, most: int = 150) -> None:

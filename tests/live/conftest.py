@@ -16,22 +16,22 @@ from tacita.live.engine.flower import Supernode
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A SuperLink and a gateway without nodes."""
-    made = Cluster(tmp_path_factory.mktemp("live"))
+    result = Cluster(tmp_path_factory.mktemp("live"))
     try:
-        made.start()
-        yield made
+        result.start()
+        yield result
     finally:
-        made.stop()
+        result.stop()
 
 
 @pytest.fixture(scope="module")
 def three(cluster: Cluster) -> dict[int, Supernode]:
     """Three enrolled nodes that echo, online."""
-    found = {}
+    result = {}
     for name in ("a", "b", "c"):
         number = cluster.enrol(name)
         cluster.serve(name)
-        found[number] = cluster.node(name)
-    for number, one in found.items():
-        eventually(lambda one=one, number=number: one.node_id == number, 180, f"{one.home.name} online")
-    return found
+        result[number] = cluster.node(name)
+    for number, entry in result.items():
+        eventually(lambda element=entry, number=number: element.node_id == number, 180, f"{entry.home.name} online")
+    return result

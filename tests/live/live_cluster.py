@@ -108,24 +108,24 @@ class Cluster:
     def node(self, name: str, **other: Any) -> Supernode:
         """The client of a node, started."""
         keys = tls_certificates.NodeKeys(other.pop("ca", self.ca), self.folder / name)
-        given = {"keys": keys, "socket": self.folder / f"{name}.sock"} | other
-        server = given.pop("server", f"127.0.0.1:{self.gateway.port}")
-        one = Supernode(self.folder / f"{name}.home", server, **given)
-        self._to_stop.append(one.stop)
-        one.start()
-        return one
+        inputs = {"keys": keys, "socket": self.folder / f"{name}.sock"} | other
+        server = inputs.pop("server", f"127.0.0.1:{self.gateway.port}")
+        supernode = Supernode(self.folder / f"{name}.home", server, **inputs)
+        self._to_stop.append(supernode.stop)
+        supernode.start()
+        return supernode
 
     def echo(
         self, nodes: int, sizes: list[int], timeout: float = 60.0, patience: float = 30.0, wait: float = 120.0
     ) -> dict[str, Any]:
         """Run the echo app; what each node sent back."""
-        asked = self.folder / f"asked-{time.monotonic_ns()}.json"
-        asked.write_text(json.dumps({"nodes": nodes, "sizes": sizes, "timeout": timeout, "patience": patience}))
-        run = self.link.submit({"store": str(asked)}, self.app)
+        request = self.folder / f"asked-{time.monotonic_ns()}.json"
+        request.write_text(json.dumps({"nodes": nodes, "sizes": sizes, "timeout": timeout, "patience": patience}))
+        run = self.link.submit({"store": str(request)}, self.app)
         end = time.monotonic() + wait
         while not (state := self.link.run_state(run)).startswith("finished"):
             assert time.monotonic() < end, f"the run is {state} after {wait:g} s"
             time.sleep(0.5)
         assert state == "finished:completed", (self.folder / "link" / "superlink.log").read_text()[-3000:]
-        told: dict[str, Any] = json.loads(asked.with_suffix(".out").read_text())
-        return told
+        document: dict[str, Any] = json.loads(request.with_suffix(".out").read_text())
+        return document

@@ -52,17 +52,17 @@ def command(*words: object) -> list[str]:
 
 def done(*words: object) -> str:
     """A command that must work; what it printed."""
-    found = tacita(*words)
-    assert found.returncode == 0, f"tacita {' '.join(map(str, words))}: {found.stderr[-2000:]}"
-    return found.stdout
+    result = tacita(*words)
+    assert result.returncode == 0, f"tacita {' '.join(map(str, words))}: {result.stderr[-2000:]}"
+    return result.stdout
 
 
 def said(*words: object, timeout: float = 60.0) -> str:
     """A command that must fail with one sentence; the sentence."""
-    found = tacita(*words, timeout=timeout)
-    lines = [line for line in found.stderr.splitlines() if line.strip()]
-    assert found.returncode not in (0, -9), (words, found)
-    assert "Traceback" not in found.stderr, found.stderr
+    result = tacita(*words, timeout=timeout)
+    lines = [line for line in result.stderr.splitlines() if line.strip()]
+    assert result.returncode not in (0, -9), (words, result)
+    assert "Traceback" not in result.stderr, result.stderr
     return " ".join(" ".join(lines).split())
 
 
@@ -130,9 +130,9 @@ class Running:
         self.log, self.words = log, words
         self.begin = log.stat().st_size if log.exists() else 0
         env = os.environ | {"PYTHONUNBUFFERED": "1"}
-        with open(log, "ab") as held:
+        with open(log, "ab") as state:
             self.process = subprocess.Popen(
-                command(*words), stdout=held, stderr=held, stdin=subprocess.DEVNULL, start_new_session=True, env=env
+                command(*words), stdout=state, stderr=state, stdin=subprocess.DEVNULL, start_new_session=True, env=env
             )
         self._family: set[tuple[int, str]] = set()
 
@@ -205,9 +205,9 @@ class Site:
     # The server
 
     def up(self) -> Running:
-        one = self._start("server", *UP, "--folder", self.server)
-        self._wait_for(one, "serving nodes on", 90)
-        return one
+        entry = self._start("server", *UP, "--folder", self.server)
+        self._wait_for(entry, "serving nodes on", 90)
+        return entry
 
     def publish(self, items: list[str], name: str = "items") -> None:
         path = self.folder / f"{name}.csv"
@@ -248,8 +248,8 @@ class Site:
 
     def events(self, run: str, kind: str = "") -> list[dict[str, Any]]:
         with self.store() as store:
-            found = [event for _, _, event in store.events(run)]
-        return [one for one in found if not kind or one["event"] == kind]
+            results = [event for _, _, event in store.events(run)]
+        return [entry for entry in results if not kind or entry["event"] == kind]
 
     def rounds_done(self, run: str) -> int:
         return len(self.events(run, "round"))
@@ -265,7 +265,7 @@ class Site:
             values = {"name": name, "server": address, "min_contributors": 1}  # the lab leaves out nothing
             config = validate_model(NodeConfig, values, "the test")
             Node.create(
-                folder, config, self.server / "ca.pem", secret, also=lambda made: make_node_key(made / config.key)
+                folder, config, self.server / "ca.pem", secret, also=lambda result: make_node_key(result / config.key)
             )
         if enroll:
             done("server", "enroll", folder / "node.key.pub", "--name", name, "--folder", self.server)
@@ -273,8 +273,8 @@ class Site:
 
     def collect(self, name: str, rows: Iterable[Row], file: str) -> dict[str, Any]:
         path = write_rows(self.folder / f"{name}-{file}.csv", rows)
-        found: dict[str, Any] = json.loads(done("node", "import", path, "--folder", self.folder / name, "--json"))
-        return found
+        document: dict[str, Any] = json.loads(done("node", "import", path, "--folder", self.folder / name, "--json"))
+        return document
 
     def run_node(self, name: str) -> Running:
         return self._start(name, "node", "run", "--folder", self.folder / name)
@@ -306,8 +306,8 @@ class Site:
 
     def ledger(self, name: str, run: str) -> list[tuple[int, int, str]]:
         """(block, round, kind) of all that left a node, as its file has it."""
-        asked = "SELECT block, round, kind FROM ledger WHERE run = ? ORDER BY id"
-        return [(b, r, k) for b, r, k in self.rows(name, asked, run)]
+        request = "SELECT block, round, kind FROM ledger WHERE run = ? ORDER BY id"
+        return [(b, r, k) for b, r, k in self.rows(name, request, run)]
 
     def rows(self, name: str, sql: str, *given: object) -> list[tuple[Any, ...]]:
         """Rows of a node's file, which may be in use."""
@@ -321,8 +321,8 @@ class Site:
     def _start(self, name: str, *words: object) -> Running:
         if name in self.running:
             self._ended.append(self.running[name])
-        one = self.running[name] = Running(self.folder / f"{name}.log", *words)
-        return one
+        entry = self.running[name] = Running(self.folder / f"{name}.log", *words)
+        return entry
 
     def _wait_for(self, one: Running, text: str, timeout: float) -> None:
         def ready() -> bool:
@@ -335,12 +335,12 @@ class Site:
     def stop(self) -> None:
         for name in sorted(self.running, key=lambda name: name == "server"):  # the server last
             self.running[name].stop()
-        for one in self._ended:
-            one.stop()
+        for entry in self._ended:
+            entry.stop()
 
     def logs(self) -> str:
         """The ends of all logs, for a test that failed."""
-        files = [one.log for one in self.running.values()]
+        files = [entry.log for entry in self.running.values()]
         files += [self.server / "flower" / "superlink.log", *self.folder.glob("*/flower/client.log")]
         return "\n".join(f"--- {path}\n{path.read_text(errors='replace')[-1500:]}" for path in files if path.exists())
 

@@ -33,9 +33,9 @@ SECOND = ("Harbour", "Lantern", "Orchard", "Witness", "Crossing", "Ferry", "Gard
 
 
 def title_of(n: int) -> str:
-    made = f"{FIRST[n % 10]} {SECOND[(n // 10 + 3 * n) % 10]} ({1960 + 7 * n % 60})"
+    result = f"{FIRST[n % 10]} {SECOND[(n // 10 + 3 * n) % 10]} ({1960 + 7 * n % 60})"
     long = ", or how everybody came home from the coast after the longest winter that anybody could remember"
-    return f"{made} <b>uncut</b>" if n == 5 else f"{made}{long}" if n % 20 == 17 else made
+    return f"{result} <b>uncut</b>" if n == 5 else f"{result}{long}" if n % 20 == 17 else result
 
 
 @dataclass
@@ -75,8 +75,8 @@ class PagesSite:
 
     def others_ask(self, user: str) -> None:
         """Five other people of the node take six items back: some only validate, and one at least was told."""
-        asked = 0
-        done = {(one.user, item) for one in self.node.store.list_requests() for item in one.items}
+        request = 0
+        done = {(entry.user, item) for entry in self.node.store.list_requests() for item in entry.items}
         for number, raw in zip(*self.node.store.users(), strict=True):
             rows = self.node.store.run_query(
                 lambda db, n=int(number): db.execute(
@@ -84,9 +84,9 @@ class PagesSite:
                 ).fetchall()
             )
             fresh = [item for (item,) in rows if (int(number), item) not in done]
-            if raw != user and len(fresh) >= 6 and asked < 5:
+            if raw != user and len(fresh) >= 6 and request < 5:
                 perform_verb(self.node, "request", {"kind": "forget", "user": raw, "items": fresh[:6]})
-                asked += 1
+                request += 1
 
     def bring(self) -> None:
         """What people did since."""
@@ -116,8 +116,8 @@ def pages_site(folder: Path, monkeypatch: Any) -> PagesSite:
     """One block is learned; the pages are up."""
     server = folder / "server"
     create_server(server, ServerConfig(host="127.0.0.1"), [])
-    for one in server.glob(f"{STORE_FILE}*"):
-        one.unlink()
+    for entry in server.glob(f"{STORE_FILE}*"):
+        entry.unlink()
     plain = site_config("tally").model_dump()
     config = validate_model(RunConfig, {**plain, "split": {**plain["split"], "n_blocks": 3}}, "the test")
     site = make_site(server, config)
@@ -142,8 +142,8 @@ def pages_site(folder: Path, monkeypatch: Any) -> PagesSite:
     tokens = Tokens()
     node = site.transport.members[1]
     node.config = node.config.model_copy(update={"name": "library"})
-    for one in site.transport.members.values():
-        one.refresh()
+    for entry in site.transport.members.values():
+        entry.refresh()
     OperatorCredentials(server).set_password(PASSWORD)
     monkeypatch.setattr(orders, "is_up", lambda folder: True)
     monkeypatch.setattr("tacita.live.pages.operator_service.is_up", lambda folder: True)
@@ -152,6 +152,6 @@ def pages_site(folder: Path, monkeypatch: Any) -> PagesSite:
     operator = PageServer(make_operator_app(server, Tokens(), lambda: online))
     person.start()
     operator.start()
-    made = PagesSite(site, person, operator, tokens, blocks)
-    threading.Thread(target=made.watch, daemon=True).start()
-    return made
+    result = PagesSite(site, person, operator, tokens, blocks)
+    threading.Thread(target=result.watch, daemon=True).start()
+    return result

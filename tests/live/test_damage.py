@@ -63,9 +63,9 @@ def test_a_damaged_server_or_one_of_another_version_is_not_touched(tmp_path: Pat
         store.add_items([(f"item {n}", "x" * 100) for n in range(400)])
     with ServerStore(folder / STORE_FILE) as store:
         store.add_items([(f"item {n}", "x" * 100) for n in range(400, 500)])
-        left = [(path, path.read_bytes()) for path in (folder / STORE_FILE, folder / f"{STORE_FILE}-wal")]
+        remainder = [(path, path.read_bytes()) for path in (folder / STORE_FILE, folder / f"{STORE_FILE}-wal")]
     settings = (folder / "server.toml").read_text()
-    for path, content in left:  # as a killed server leaves them: the last commit is in the log
+    for path, content in remainder:  # as a killed server leaves them: the last commit is in the log
         path.write_bytes(content)
     damage(folder / STORE_FILE)
     before = hashes(folder)
@@ -73,7 +73,7 @@ def test_a_damaged_server_or_one_of_another_version_is_not_touched(tmp_path: Pat
     assert "is damaged" in said(*UP, "--folder", folder)
     assert "is damaged" in said("server", "status", "--folder", folder)
     assert hashes(folder) == before
-    (folder / STORE_FILE).write_bytes(left[0][1])
+    (folder / STORE_FILE).write_bytes(remainder[0][1])
     (folder / "server.toml").write_text(settings.replace("version = 1", "version = 2"))
     before = hashes(folder)
     assert "is of version 2, made for a newer tacita" in said(*UP, "--folder", folder)

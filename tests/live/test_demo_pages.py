@@ -34,8 +34,8 @@ def test_from_the_demo_to_a_certificate(tmp_path: Path) -> None:
         person, room = LINK.search(demo.text()), ROOM.search(demo.text())
         assert person is not None
         assert room is not None
-        with playwright.sync_playwright() as held:
-            browser = launched(held)
+        with playwright.sync_playwright() as state:
+            browser = launched(state)
             _take_back(browser, person[1], (room[1], room[2]))
             browser.close()
         demo.family()
@@ -50,30 +50,30 @@ def test_from_the_demo_to_a_certificate(tmp_path: Path) -> None:
 
 def _take_back(browser: object, link: str, room: tuple[str, str]) -> None:
     """What anybody would try: the button beside a film; then wait, and look at what the operator sees."""
-    mine, theirs = opened(browser, "wide"), opened(browser, "wide")
-    mine.goto(link)
-    mine.wait_for_url(re.compile(r"http://127\.0\.0\.1:\d+/$"))
-    row = mine.locator("#history li", has=mine.get_by_role("button", name="Take back")).first
+    own_values, other_values = opened(browser, "wide"), opened(browser, "wide")
+    own_values.goto(link)
+    own_values.wait_for_url(re.compile(r"http://127\.0\.0\.1:\d+/$"))
+    row = own_values.locator("#history li", has=own_values.get_by_role("button", name="Take back")).first
     title = str(row.locator(".title").inner_text())
     row.get_by_role("button", name="Take back").click()
-    mine.get_by_text("waits here for the next message to the server").wait_for()
-    assert in_sight(mine, "#notice p")
-    theirs.goto(room[0])  # as it is printed
-    theirs.wrong.clear()  # the browser tells of the 401
-    theirs.get_by_label("Password").fill(room[1])
-    theirs.get_by_role("button", name="Log in").click()
-    theirs.locator("#nodes", has_text="library").wait_for()
-    mine.get_by_text("Certificate", exact=True).first.wait_for(timeout=240_000)
-    mine.get_by_role("link", name="Show it").click()  # wherever one has scrolled to
-    assert in_sight(mine, "#requests .verdict")
-    assert title in mine.locator("#requests").inner_text()
-    assert mine.get_by_text("Taken out of the record and the model").count() >= 1
-    shoot(mine, "demo-person")
-    theirs.reload()
-    theirs.locator("#requests li", has_text="done").first.wait_for()
-    assert "most popular" in theirs.locator("#runs").inner_text()
-    assert "clock right" in theirs.locator("#nodes").inner_text()
-    assert title not in theirs.locator("body").inner_text()
-    shoot(theirs, "demo-operator")
-    assert serious(mine) + serious(theirs) == []
-    assert complaints(mine) + complaints(theirs) == []
+    own_values.get_by_text("waits here for the next message to the server").wait_for()
+    assert in_sight(own_values, "#notice p")
+    other_values.goto(room[0])  # as it is printed
+    other_values.wrong.clear()  # the browser tells of the 401
+    other_values.get_by_label("Password").fill(room[1])
+    other_values.get_by_role("button", name="Log in").click()
+    other_values.locator("#nodes", has_text="library").wait_for()
+    own_values.get_by_text("Certificate", exact=True).first.wait_for(timeout=240_000)
+    own_values.get_by_role("link", name="Show it").click()  # wherever one has scrolled to
+    assert in_sight(own_values, "#requests .verdict")
+    assert title in own_values.locator("#requests").inner_text()
+    assert own_values.get_by_text("Taken out of the record and the model").count() >= 1
+    shoot(own_values, "demo-person")
+    other_values.reload()
+    other_values.locator("#requests li", has_text="done").first.wait_for()
+    assert "most popular" in other_values.locator("#runs").inner_text()
+    assert "clock right" in other_values.locator("#nodes").inner_text()
+    assert title not in other_values.locator("body").inner_text()
+    shoot(other_values, "demo-operator")
+    assert serious(own_values) + serious(other_values) == []
+    assert complaints(own_values) + complaints(other_values) == []

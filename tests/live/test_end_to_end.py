@@ -83,8 +83,8 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
 
     def make(name: str) -> None:
         site.make_node(name, secret="")
-        here = [row for row in blocks[0] if home(row[0]) == name]
-        assert site.collect(name, here, "first")["new interactions"] == len(here)
+        local = [row for row in blocks[0] if home(row[0]) == name]
+        assert site.collect(name, local, "first")["new interactions"] == len(local)
 
     try:
         site.publish(items[0])
@@ -105,8 +105,8 @@ def trained(story: Story) -> Story:
     pids = [site.running[name].pid for name in ("server", *NODES)]
 
     def collect(name: str) -> None:
-        here = [row for row in story.blocks[1] if home(row[0]) == name]
-        assert site.collect(name, here, "second")["new interactions"] == len(here)
+        local = [row for row in story.blocks[1] if home(row[0]) == name]
+        assert site.collect(name, local, "second")["new interactions"] == len(local)
 
     at_once(lambda name: site.train(name, story.config(name)), MODELS)
     for name in MODELS:
@@ -117,7 +117,7 @@ def trained(story: Story) -> Story:
     for name in MODELS:
         site.wait(name)
     assert pids == [site.running[name].pid for name in ("server", *NODES)]
-    assert all(one.process.poll() is None for one in site.running.values())
+    assert all(entry.process.poll() is None for entry in site.running.values())
     return story
 
 
@@ -140,19 +140,19 @@ def test_three_nodes_equal_the_lab(trained: Story, name: str) -> None:
     expected: dict[str, Any] = {f"now/heads/{k}": v for k, v in whole.server.heads.items()}
     if whole.server.items.size:
         expected["now/items"] = whole.server.items
-    for part, held in whole.server.parts.items():
-        expected |= {f"now/parts/{part}/{k}": v for k, v in held.items()}
-    found = {key: distance(arrays[key], value) for key, value in expected.items()}
-    print(f"\n{name}: relative difference to the lab " + ", ".join(f"{k} {v:.1e}" for k, v in sorted(found.items())))
-    assert found
-    assert max(found.values()) <= 1e-5
+    for part, state in whole.server.parts.items():
+        expected |= {f"now/parts/{part}/{k}": v for k, v in state.items()}
+    result = {key: distance(arrays[key], value) for key, value in expected.items()}
+    print(f"\n{name}: relative difference to the lab " + ", ".join(f"{k} {v:.1e}" for k, v in sorted(result.items())))
+    assert result
+    assert max(result.values()) <= 1e-5
     with trained.site.store() as store:
         note = store.load_run(name).note
     assert note is not None
-    for live, there in zip(note["plain"]["results"], whole.results, strict=True):
-        assert live["best_round"] == there["best_round"]
-        assert live["users"] == there["users"]
-        assert live["ndcg@20"] == pytest.approx(there["ndcg@20"], rel=1e-4)
+    for live, counterpart in zip(note["plain"]["results"], whole.results, strict=True):
+        assert live["best_round"] == counterpart["best_round"]
+        assert live["users"] == counterpart["users"]
+        assert live["ndcg@20"] == pytest.approx(counterpart["ndcg@20"], rel=1e-4)
 
 
 def test_f3crec_is_not_fedavg_by_the_second_block(trained: Story) -> None:
@@ -167,16 +167,16 @@ def found_in(path: Path, people: list[str], times: np.ndarray) -> list[str]:
     """What a file gives away: raw ids, their keys, and times as text or as numbers of 8 bytes in either order."""
     content = path.read_bytes()
     known = set(people)
-    found = [one for one in map(bytes.decode, re.findall(rb"person-[0-9a-f]{24}", content)) if one in known]
+    results = [entry for entry in map(bytes.decode, re.findall(rb"person-[0-9a-f]{24}", content)) if entry in known]
     texts = {str(t).encode() for t in times.tolist()}
-    found += [one.decode() for one in re.findall(rb"(?=(12345[0-9]{5}))", content) if one in texts]
+    results += [entry.decode() for entry in re.findall(rb"(?=(12345[0-9]{5}))", content) if entry in texts]
     numbers = [times.astype(kind) for kind in ("<f8", ">f8", "<i8", ">i8")]
     numbers.append(derive_keys(people))
-    wanted = np.concatenate([one.view(np.uint64) for one in numbers])
+    wanted = np.concatenate([number.view(np.uint64) for number in numbers])
     for shift in range(8):
         words = np.frombuffer(content, np.uint64, max(0, len(content) - shift) // 8, shift) if len(content) > 7 else []
-        found += [hex(one) for one in np.asarray(words, np.uint64)[np.isin(words, wanted)].tolist()]
-    return found
+        results += [hex(entry) for entry in np.asarray(words, np.uint64)[np.isin(words, wanted)].tolist()]
+    return results
 
 
 def test_nothing_of_a_person_is_on_the_server_or_in_a_log(trained: Story) -> None:
@@ -195,14 +195,16 @@ def test_nothing_of_a_person_is_on_the_server_or_in_a_log(trained: Story) -> Non
             assert not found_in(path, people, times)[:3], path
     print(f"\nnothing found in {sum(path.stat().st_size for path in files):,} bytes of {len(files)} files")
     for name in NODES:  # the search finds what is there
-        mine = sorted({user for user, _, _ in rows if home(user) == name})
-        found = {
-            one for end in ("", "-wal") for one in found_in(site.folder / name / f"{NODE_STORE}{end}", people, times)
+        own_values = sorted({user for user, _, _ in rows if home(user) == name})
+        results = {
+            entry
+            for end in ("", "-wal")
+            for entry in found_in(site.folder / name / f"{NODE_STORE}{end}", people, times)
         }
-        assert set(mine) <= found
-        assert any(one.startswith("0x") for one in found)
+        assert set(own_values) <= results
+        assert any(entry.startswith("0x") for entry in results)
     csv = site.folder / f"{NODES[0]}-first.csv"
-    assert any(one.startswith("12345") for one in found_in(csv, people, times))
+    assert any(entry.startswith("12345") for entry in found_in(csv, people, times))
 
 
 # What is broken goes on as if nothing had happened
@@ -229,8 +231,8 @@ def whole(trained: Story) -> Cost:
         """Of what runs all the time: a coordinator lives for one run."""
         passing = set(site.running["server"].of("flwr-serverapp"))
         return {
-            name: sum(cpu_seconds(pid) for pid in {one.pid, *one.family()} - passing)
-            for name, one in site.running.items()
+            name: sum(cpu_seconds(pid) for pid in {entry.pid, *entry.family()} - passing)
+            for name, entry in site.running.items()
         }
 
     before, logs = cpu(), {name: len(site.running[name].text()) for name in NODES}
@@ -238,12 +240,12 @@ def whole(trained: Story) -> Cost:
     site.wait("whole")
     after = cpu()
     rounds = site.events("whole", "round")
-    told = [re.findall(r" \(([0-9.]+) s\):", site.running[name].text()[logs[name] :]) for name in NODES]
+    reports = [re.findall(r" \(([0-9.]+) s\):", site.running[name].text()[logs[name] :]) for name in NODES]
     return Cost(
         2 * ROUNDS + 1,
         rounds[-1]["seconds"] - rounds[0]["seconds"],
         len(rounds) - 1,
-        [float(one) for each in told for one in each],
+        [float(element) for each in reports for element in each],
         {name: after[name] - before[name] for name in after},
         rounds[0]["seconds"],
     )
@@ -259,7 +261,7 @@ def test_round_costs_are_reported(whole: Cost) -> None:
     spent = {name: whole.cpu[name] / whole.exchanges for name in NODES}
     print(
         "CPU per message, training included: "
-        + ", ".join(f"{name} {one:.2f} s" for name, one in spent.items())
+        + ", ".join(f"{name} {entry:.2f} s" for name, entry in spent.items())
         + f"; of gateway and SuperLink per exchange {whole.cpu['server'] / whole.exchanges:.2f} s"
     )
     assert len(whole.trained) == 3 * whole.exchanges
@@ -270,9 +272,9 @@ def test_round_costs_are_reported(whole: Cost) -> None:
 def same_as_whole(story: Story, run: str) -> None:
     """Bit for bit the model of the unbroken run, each answer counted once, each release written down once."""
     site = story.site
-    mine, unbroken = site.arrays(run), site.arrays("whole")
-    assert mine.keys() == unbroken.keys()
-    assert [key for key in mine if not np.array_equal(mine[key], unbroken[key])] == []
+    own_values, unbroken = site.arrays(run), site.arrays("whole")
+    assert own_values.keys() == unbroken.keys()
+    assert [key for key in own_values if not np.array_equal(own_values[key], unbroken[key])] == []
     with site.store() as store:
         counted = store.list_accepted(run)
         assert counted == store.list_accepted("whole")
@@ -280,7 +282,7 @@ def same_as_whole(story: Story, run: str) -> None:
     assert len(counted) == len({row[:4] for row in counted}) == 3 * (2 * ROUNDS + 1)
     for name in NODES:
         assert sorted(site.ledger(name, run)) == sorted(site.ledger(name, "whole")), name
-    rounds = [(one["block"], one["round"]) for one in site.events(run, "round")]
+    rounds = [(event["block"], event["round"]) for event in site.events(run, "round")]
     assert rounds == [(0, n + 1) for n in range(ROUNDS)]
 
 
@@ -316,8 +318,8 @@ def test_a_killed_server_goes_on_with_the_same_numbers(trained: Story, whole: Co
     eventually(lambda: not old.family(), 15, "what the killed server had started is gone")
     print(f"\nnothing runs {time.monotonic() - began:.1f} s after only `server up` was killed")
     site.up()
-    seen = site.rounds_done(run)
-    eventually(lambda: site.rounds_done(run) > seen, 120, "the next round")
+    observations = site.rounds_done(run)
+    eventually(lambda: site.rounds_done(run) > observations, 120, "the next round")
     # Only the coordinator
     coordinators = site.running["server"].of("flwr-serverapp")
     assert coordinators
@@ -339,10 +341,10 @@ def test_a_killed_node_loses_nothing_and_is_counted_once(trained: Story, whole: 
     site.running["cinema"].kill(whole=True)
     assert site.rounds_done(run) < ROUNDS
     site.run_node("cinema")
-    kept = site.rows(
+    state = site.rows(
         "cinema", "SELECT u.raw FROM interactions i JOIN users u ON u.id = i.user WHERE item = 'not-published'"
     )
-    assert sorted(user for (user,) in kept) == [user for user, _, _ in fresh]
+    assert sorted(user for (user,) in state) == [user for user, _, _ in fresh]
     site.wait_online("cinema")
     # After it has committed its answer, before the round is over
     round = wait_answered(site, "school", run, site.rounds_done(run) + 1)
@@ -352,12 +354,12 @@ def test_a_killed_node_loses_nothing_and_is_counted_once(trained: Story, whole: 
     eventually(lambda: site.rounds_done(run) > round, 120, "the round is repeated")
     # While it works on an answer: the others have given theirs
     os.kill(site.running["library"].pid, signal.SIGSTOP)
-    mine = set(site.ledger("library", run))
+    own_values = set(site.ledger("library", run))
     others = ("cinema", "school")
-    eventually(lambda: all(set(site.ledger(name, run)) - mine for name in others), 180, "the others answer")
+    eventually(lambda: all(set(site.ledger(name, run)) - own_values for name in others), 180, "the others answer")
     time.sleep(1.5)  # its client has fetched the question by now
     site.running["library"].kill(whole=False)
-    assert set(site.ledger("library", run)) == mine
+    assert set(site.ledger("library", run)) == own_values
     assert site.rounds_done(run) < ROUNDS
     site.run_node("library")
     site.wait(run)
@@ -419,7 +421,7 @@ def test_a_late_node_takes_part_in_the_next_block_until_it_is_revoked(trained: S
     assert took_part == {(b, number[name]) for b in (0, 1, 2) for name in NODES} | {(2, number["late"])}
     shown = json.loads(done("node", "recommend", rows[0][0], "-k", 5, "--folder", site.folder / "late", "--json"))
     assert len(shown) == 5
-    assert all(one["title"] == f"Title of {one['item']}" for one in shown)
+    assert all(entry["title"] == f"Title of {entry['item']}" for entry in shown)
 
     done("server", "revoke", "late", "--folder", site.server)
     why = site.wait_connection("late", lambda now: now.startswith("waiting"))
@@ -431,8 +433,8 @@ def test_a_late_node_takes_part_in_the_next_block_until_it_is_revoked(trained: S
     with site.store() as store:
         assert {node for *_, node, _ in store.list_accepted("after")} == {number[name] for name in NODES}
     states = {
-        one["name"]: one["state"]
-        for one in json.loads(done("server", "status", "--folder", site.server, "--json"))["nodes"]
+        entry["name"]: entry["state"]
+        for entry in json.loads(done("server", "status", "--folder", site.server, "--json"))["nodes"]
     }
     assert states["late"] == "revoked"
     assert {states[name] for name in NODES} == {"enrolled"}

@@ -39,14 +39,14 @@ def never_online(cluster: Cluster, one: Supernode, before: set[int]) -> None:
 
 
 def test_enrolled_nodes_echo_through_tls_and_the_gateway(cluster: Cluster, three: dict[int, Supernode]) -> None:
-    spent = {n: cpu_seconds(one.pid or 0) for n, one in three.items()}
-    told = cluster.echo(3, [0, 64, 64, 64, 64, 64, 5_000_000])
-    spent = {n: cpu_seconds(one.pid or 0) - spent[n] for n, one in three.items()}
-    print(f"rounds {[round(r['took'], 2) for r in told['rounds']]} s, CPU of 7 messages {spent}")
-    assert set(told["nodes"]) == set(three)
-    for one in told["rounds"]:
-        assert set(one["same"]) == set(three)
-        assert not one["other"]
+    spent = {n: cpu_seconds(element.pid or 0) for n, element in three.items()}
+    report = cluster.echo(3, [0, 64, 64, 64, 64, 64, 5_000_000])
+    spent = {n: cpu_seconds(element.pid or 0) - spent[n] for n, element in three.items()}
+    print(f"rounds {[round(r['took'], 2) for r in report['rounds']]} s, CPU of 7 messages {spent}")
+    assert set(report["nodes"]) == set(three)
+    for entry in report["rounds"]:
+        assert set(entry["same"]) == set(three)
+        assert not entry["other"]
     assert max(spent.values()) < 7 * 2.0
 
 
@@ -54,11 +54,11 @@ def test_flowers_own_supernode_carries_the_app(cluster: Cluster, three: dict[int
     """The app that is delivered works where Flower runs it, though our nodes do not."""
     number = cluster.enrol("plain")
     cluster.serve("plain")
-    one = cluster.node("plain", port=free_port())
-    eventually(lambda: one.node_id == number, 180, "flower-supernode online")
-    told = cluster.echo(4, [100])
-    assert set(told["rounds"][0]["same"]) == {*three, number}
-    one.stop()
+    entry = cluster.node("plain", port=free_port())
+    eventually(lambda: entry.node_id == number, 180, "flower-supernode online")
+    report = cluster.echo(4, [100])
+    assert set(report["rounds"][0]["same"]) == {*three, number}
+    entry.stop()
 
 
 def test_a_node_that_fails_is_missing_and_says_nothing_of_itself(cluster: Cluster, three: dict[int, Supernode]) -> None:
@@ -67,15 +67,15 @@ def test_a_node_that_fails_is_missing_and_says_nothing_of_itself(cluster: Cluste
 
     number = cluster.enrol("failing")
     cluster.serve("failing", fail)
-    one = cluster.node("failing")
-    eventually(lambda: one.node_id == number, 180, "online")
-    told = cluster.echo(4, [64])
-    assert number in told["nodes"]
-    assert set(told["rounds"][0]["same"]) == set(three)
+    entry = cluster.node("failing")
+    eventually(lambda: entry.node_id == number, 180, "online")
+    report = cluster.echo(4, [64])
+    assert number in report["nodes"]
+    assert set(report["rounds"][0]["same"]) == set(three)
     for file in (cluster.folder / "link").glob("*"):
         if file.is_file():
             assert b"secret words" not in file.read_bytes()
-    one.stop()
+    entry.stop()
 
 
 def test_a_slow_node_does_not_outlast_the_timeout(cluster: Cluster, three: dict[int, Supernode]) -> None:
@@ -87,20 +87,20 @@ def test_a_slow_node_does_not_outlast_the_timeout(cluster: Cluster, three: dict[
 
     number = cluster.enrol("slow")
     cluster.serve("slow", slow)
-    one = cluster.node("slow")
-    eventually(lambda: one.node_id == number, 180, "online")
-    told = cluster.echo(4, [64], timeout=8.0)
-    assert set(told["rounds"][0]["same"]) == set(three)
-    assert told["rounds"][0]["took"] < 30  # half of what the node would take
+    entry = cluster.node("slow")
+    eventually(lambda: entry.node_id == number, 180, "online")
+    report = cluster.echo(4, [64], timeout=8.0)
+    assert set(report["rounds"][0]["same"]) == set(three)
+    assert report["rounds"][0]["took"] < 30  # half of what the node would take
     awake.set()
-    one.stop()
+    entry.stop()
 
 
 def test_an_unknown_key_is_refused(cluster: Cluster, three: dict[int, Supernode]) -> None:
     cluster.key("unknown")
-    one = cluster.node("unknown")
-    never_online(cluster, one, set(three))
-    assert "enrol" in one.reason
+    entry = cluster.node("unknown")
+    never_online(cluster, entry, set(three))
+    assert "enrol" in entry.reason
 
 
 def test_a_key_that_passes_the_gateway_but_is_not_registered_is_refused(
@@ -108,42 +108,42 @@ def test_a_key_that_passes_the_gateway_but_is_not_registered_is_refused(
 ) -> None:
     public = cluster.key("unregistered").with_name("unregistered.pub")
     cluster.allowed.add(tls_certificates.fingerprint(public.read_bytes()))
-    one = cluster.node("unregistered")
-    never_online(cluster, one, set(three))
-    assert "enrol" in one.reason
+    entry = cluster.node("unregistered")
+    never_online(cluster, entry, set(three))
+    assert "enrol" in entry.reason
 
 
 def test_a_revoked_key_is_cut_off_at_once(cluster: Cluster, three: dict[int, Supernode]) -> None:
     number = cluster.enrol("revoked")
     cluster.serve("revoked")
-    one = cluster.node("revoked")
-    eventually(lambda: one.node_id == number, 180, "online")
+    entry = cluster.node("revoked")
+    eventually(lambda: entry.node_id == number, 180, "online")
     cluster.allowed.discard(tls_certificates.fingerprint((cluster.folder / "revoked.pub").read_bytes()))
     began = time.monotonic()
-    eventually(lambda: one.restarts > 0, 180, "the revoked node stops")
+    eventually(lambda: entry.restarts > 0, 180, "the revoked node stops")
     assert time.monotonic() - began < 15
-    assert "enrol" in one.reason
+    assert "enrol" in entry.reason
     cluster.link.unregister(number)
-    never_online(cluster, one, set(three))
+    never_online(cluster, entry, set(three))
     assert number not in cluster.link.nodes()
 
 
 def test_a_wrong_authority_is_refused(cluster: Cluster, three: dict[int, Supernode], tmp_path: Path) -> None:
     tls_certificates.make_ca(tmp_path)
     cluster.enrol("fooled")
-    one = cluster.node("fooled", ca=tmp_path / "ca.pem")
-    never_online(cluster, one, set(three))
-    assert "ca.pem" in one.reason
+    entry = cluster.node("fooled", ca=tmp_path / "ca.pem")
+    never_online(cluster, entry, set(three))
+    assert "ca.pem" in entry.reason
 
 
 def test_plain_http_is_refused(cluster: Cluster, three: dict[int, Supernode]) -> None:
     with pytest.raises(httpx.TransportError):
         httpx.post(f"http://127.0.0.1:{cluster.gateway.port}/v1/fleet/pull-messages", trust_env=False)
-    one = cluster.node("bare", insecure=True)
+    entry = cluster.node("bare", insecure=True)
     time.sleep(5)
-    assert one.node_id is None
+    assert entry.node_id is None
     assert {n for n, state in cluster.link.nodes().items() if state == "online"} == set(three)
-    one.stop()
+    entry.stop()
 
 
 @pytest.mark.parametrize(
@@ -189,70 +189,70 @@ def _some_key(cluster: Cluster) -> bytes:
 
 def test_a_killed_client_comes_back_by_itself(cluster: Cluster, three: dict[int, Supernode]) -> None:
     """The new client closes the connection of the killed one, which the SuperLink would hold for a minute."""
-    number, one = next(iter(three.items()))
-    before, began = one.restarts, time.monotonic()
-    os.kill(one.pid or 0, signal.SIGKILL)
-    eventually(lambda: one.restarts > before, 10, "noticed")
-    eventually(lambda: one.node_id == number, 180, "online again")
+    number, entry = next(iter(three.items()))
+    before, began = entry.restarts, time.monotonic()
+    os.kill(entry.pid or 0, signal.SIGKILL)
+    eventually(lambda: entry.restarts > before, 10, "noticed")
+    eventually(lambda: entry.node_id == number, 180, "online again")
     print(f"online again after {time.monotonic() - began:.1f} s")
     assert set(cluster.echo(3, [64])["rounds"][0]["same"]) == set(three)
 
 
 def test_a_client_killed_within_a_round_does_not_hold_it_up(cluster: Cluster, three: dict[int, Supernode]) -> None:
     """What it was asked is lost; the round ends without it, the next one has it again."""
-    asked: list[int] = []
+    request: list[int] = []
 
     def slow_once(body: bytes, _: int) -> bytes:
-        asked.append(len(asked))
-        if len(asked) == 1:
-            os.kill(one.pid or 0, signal.SIGKILL)
+        request.append(len(request))
+        if len(request) == 1:
+            os.kill(entry.pid or 0, signal.SIGKILL)
             time.sleep(1)
         return body
 
     number = cluster.enrol("mortal")
     cluster.serve("mortal", slow_once)
-    one = cluster.node("mortal")
-    eventually(lambda: one.node_id == number, 180, "online")
+    entry = cluster.node("mortal")
+    eventually(lambda: entry.node_id == number, 180, "online")
     try:
-        told = cluster.echo(4, [64], timeout=55.0)["rounds"][0]
-        print(f"the round ended without it after {told['took']:.1f} s")
-        assert set(told["same"]) == set(three)
-        assert told["took"] < 40
+        report = cluster.echo(4, [64], timeout=55.0)["rounds"][0]
+        print(f"the round ended without it after {report['took']:.1f} s")
+        assert set(report["same"]) == set(three)
+        assert report["took"] < 40
         assert set(cluster.echo(4, [64])["rounds"][0]["same"]) == {*three, number}
     finally:
-        one.stop()
+        entry.stop()
 
 
 def test_a_killed_link_starts_again_with_its_nodes(cluster: Cluster, three: dict[int, Supernode]) -> None:
-    pids = {one.pid for one in three.values()}
+    pids = {entry.pid for entry in three.values()}
     os.kill(cluster.link.pid or 0, signal.SIGKILL)
     eventually(lambda: not cluster.link.is_alive, 10, "the link is dead")
     cluster.link.start()
     assert set(cluster.echo(3, [64], patience=60)["rounds"][0]["same"]) == set(three)
-    assert pids == {one.pid for one in three.values()}
+    assert pids == {entry.pid for entry in three.values()}
 
 
 def test_the_client_runs_as_another_user(cluster: Cluster) -> None:
     if (why := find_user_problem("nobody")) is not None:
         pytest.skip(why)
     number = cluster.enrol("apart")
-    seen: list[int] = []
+    observations: list[int] = []
 
     def handle(body: bytes, uid: int) -> bytes:
-        seen.append(uid)
+        observations.append(uid)
         return body
 
     path = cluster.serve("apart", handle)
     os.chmod(path, 0o666)
     for folder in [cluster.folder, *cluster.folder.parents][:3]:
         os.chmod(folder, 0o755)
-    one = cluster.node("apart", user="nobody")
-    eventually(lambda: one.node_id == number, 180, "online")
-    assert os.stat(f"/proc/{one.pid}").st_uid != os.geteuid()
-    told = cluster.echo(1, [64])
-    assert number in told["rounds"][0]["same"]
-    assert seen == [os.stat(f"/proc/{one.pid}").st_uid]
-    one.stop()
+    entry = cluster.node("apart", user="nobody")
+    eventually(lambda: entry.node_id == number, 180, "online")
+    assert os.stat(f"/proc/{entry.pid}").st_uid != os.geteuid()
+    report = cluster.echo(1, [64])
+    assert number in report["rounds"][0]["same"]
+    assert observations == [os.stat(f"/proc/{entry.pid}").st_uid]
+    entry.stop()
 
 
 def test_a_port_that_is_taken_is_one_sentence(cluster: Cluster, tmp_path: Path) -> None:

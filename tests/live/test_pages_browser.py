@@ -33,49 +33,49 @@ from pages_site import PASSWORD, PagesSite, pages_site  # noqa: E402
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PagesSite]:
     with pytest.MonkeyPatch.context() as patch:
-        made = pages_site(tmp_path_factory.mktemp("pages"), patch)
-        yield made
-        made.close()
+        result = pages_site(tmp_path_factory.mktemp("pages"), patch)
+        yield result
+        result.close()
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as held:
-        made = launched(held)
-        yield made
-        made.close()
+    with playwright.sync_playwright() as state:
+        result = launched(state)
+        yield result
+        result.close()
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_person_decides_and_an_operator_watches(pages: PagesSite, browser: Any, width: str) -> None:
     node = pages.node
     user = node.store.users()[1][{"wide": 10, "narrow": 11}[width]]
-    mine, room = opened(browser, width), opened(browser, width)
-    _look(pages, mine, user, width)
-    title = _decide(mine)
+    own_values, room = opened(browser, width), opened(browser, width)
+    _look(pages, own_values, user, width)
+    title = _decide(own_values)
     pages.others_ask(user)
-    mine.get_by_role("button", name=f"Take back {title}", exact=True).click()
-    mine.get_by_text("waits here for the next message to the server").wait_for()
-    assert in_sight(mine, "#notice p")  # wherever one has scrolled to
-    mine.get_by_role("link", name="Show it").click()
-    assert in_sight(mine, "#requests h3")
-    shoot(mine, f"asked-{width}")
+    own_values.get_by_role("button", name=f"Take back {title}", exact=True).click()
+    own_values.get_by_text("waits here for the next message to the server").wait_for()
+    assert in_sight(own_values, "#notice p")  # wherever one has scrolled to
+    own_values.get_by_role("link", name="Show it").click()
+    assert in_sight(own_values, "#requests h3")
+    shoot(own_values, f"asked-{width}")
     pages.bring()
     _watch(pages, room, width)
-    mine.get_by_text("Certificate", exact=True).first.wait_for()
-    assert mine.get_by_text("Taken out of the record and the model").count() >= 1
-    mine.locator("#history li", has_text="taken back").first.wait_for()
-    mine.locator("#held li", has_text="It has certified since").wait_for()
-    assert serious(mine) == []
-    mine.evaluate("window.scrollTo(0, 0)")
-    shoot(mine, f"certificate-{width}")
-    assert in_sight(mine, "#requests .verdict")
+    own_values.get_by_text("Certificate", exact=True).first.wait_for()
+    assert own_values.get_by_text("Taken out of the record and the model").count() >= 1
+    own_values.locator("#history li", has_text="taken back").first.wait_for()
+    own_values.locator("#held li", has_text="It has certified since").wait_for()
+    assert serious(own_values) == []
+    own_values.evaluate("window.scrollTo(0, 0)")
+    shoot(own_values, f"certificate-{width}")
+    assert in_sight(own_values, "#requests .verdict")
     if width == "wide":
-        shoot(mine, "page-person", keep=True)
-    _end(pages, mine, user)
-    assert complaints(mine) == []
+        shoot(own_values, "page-person", keep=True)
+    _end(pages, own_values, user)
+    assert complaints(own_values) == []
     assert complaints(room) == []
-    for page in (mine, room):
+    for page in (own_values, room):
         page.context.close()
 
 
@@ -155,7 +155,7 @@ def _enrol(page: Any, width: str) -> None:
     key = Path(tempfile.mkdtemp()) / "new.key"
     make_node_key(key)
     page.get_by_text("Budgets", exact=True).first.click()
-    with page.expect_response(lambda one: "/part/runs" in one.url):  # it is looked at anew every ten seconds
+    with page.expect_response(lambda entry: "/part/runs" in entry.url):  # it is looked at anew every ten seconds
         pass
     page.wait_for_timeout(300)
     assert page.locator("#runs details[open]").count() == 1  # and nothing folds itself
@@ -185,18 +185,18 @@ def _end(pages: PagesSite, page: Any, user: str) -> None:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_dark_pages_have_contrast_too(pages: PagesSite, browser: Any, width: str) -> None:
     user = pages.node.store.users()[1][12]
-    mine, room = opened(browser, width, "dark"), opened(browser, width, "dark")
-    mine.goto(pages.link(user))
-    mine.wait_for_url(f"{pages.person.url}/")
-    mine.locator("#held li").first.wait_for()
-    mine.locator("#declare").wait_for()
+    own_values, room = opened(browser, width, "dark"), opened(browser, width, "dark")
+    own_values.goto(pages.link(user))
+    own_values.wait_for_url(f"{pages.person.url}/")
+    own_values.locator("#held li").first.wait_for()
+    own_values.locator("#declare").wait_for()
     room.goto(f"{pages.operator.url}/login")
     shoot(room, f"login-dark-{width}")
     assert serious(room) == []
     room.get_by_label("Password").fill(PASSWORD)
     room.get_by_role("button", name="Log in").click()
     room.get_by_text("Budgets", exact=True).first.click()
-    for page, name in ((mine, "person"), (room, "operator")):
+    for page, name in ((own_values, "person"), (room, "operator")):
         assert fits(page)
         assert serious(page) == []
         shoot(page, f"{name}-dark-{width}")
@@ -251,18 +251,20 @@ def test_the_first_view_is_quick_with_much_to_show(pages: PagesSite, browser: An
     Where the machine is busy a page with next to nothing on it is slow too, and so much more is allowed.
     """
     user = pages.crowd()
-    mine, room = opened(browser, "wide"), opened(browser, "wide")
-    mine.goto(pages.link(user))
-    mine.wait_for_url(f"{pages.person.url}/")
-    assert "100,0" in mine.locator("#tiles").inner_text()
+    own_values, room = opened(browser, "wide"), opened(browser, "wide")
+    own_values.goto(pages.link(user))
+    own_values.wait_for_url(f"{pages.person.url}/")
+    assert "100,0" in own_values.locator("#tiles").inner_text()
     room.goto(f"{pages.operator.url}/login")
     least = min(first_view(room) for _ in range(3))
     room.get_by_label("Password").fill(PASSWORD)
     room.get_by_role("button", name="Log in").click()
     room.locator("#nodes .count", has_text="1,00").wait_for()
-    took = {name: min(first_view(page) for _ in range(3)) for name, page in (("person", mine), ("operator", room))}
+    took = {
+        name: min(first_view(page) for _ in range(3)) for name, page in (("person", own_values), ("operator", room))
+    }
     print(f"first view: {took}, of a page with next to nothing on it: {least}")
-    assert all(one < max(3.0, 10 * least) for one in took.values()), (took, least)
+    assert all(entry < max(3.0, 10 * least) for entry in took.values()), (took, least)
 
 
 def test_a_site_elsewhere_reaches_nothing(pages: PagesSite, browser: Any) -> None:

@@ -23,20 +23,20 @@ NODES = ("library", "cinema")
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
     config = config_of(make_data(tmp_path))
-    made = Site(tmp_path)
+    result = Site(tmp_path)
     try:
-        made.publish(items_of_blocks(config)[0])
+        result.publish(items_of_blocks(config)[0])
         for name in NODES:
-            made.make_node(name, secret="a secret")
+            result.make_node(name, secret="a secret")
             rows = [row for row in rows_of_blocks(config)[0] if NODES[int(row[0][-4:], 16) % 2] == name]
-            made.collect(name, rows, "first")
-        made.up()
+            result.collect(name, rows, "first")
+        result.up()
         for name in NODES:
-            made.run_node(name)
-        made.wait_online(*NODES)
-        yield made
+            result.run_node(name)
+        result.wait_online(*NODES)
+        yield result
     finally:
-        made.stop()
+        result.stop()
 
 
 def state_of(site: Site, number: int) -> dict[str, Any]:
@@ -47,8 +47,8 @@ def state_of(site: Site, number: int) -> dict[str, Any]:
 
 
 def asks(site: Site, *words: str) -> int:
-    found = json.loads(done("node", *words, "--folder", site.folder / "library", "--json"))
-    return int(found["requests"][0]["request"])
+    document = json.loads(done("node", *words, "--folder", site.folder / "library", "--json"))
+    return int(document["requests"][0]["request"])
 
 
 def wait_done(site: Site, number: int) -> dict[str, Any]:
@@ -61,8 +61,8 @@ def wait_done(site: Site, number: int) -> dict[str, Any]:
 
 def files_hold(folder: Path, needles: list[bytes]) -> set[str]:
     """Where any of some bytes are found."""
-    files = [one for one in folder.rglob("*") if one.is_file()]
-    return {str(one.relative_to(folder)) for one in files if any(needle in one.read_bytes() for needle in needles)}
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(file.relative_to(folder)) for file in files if any(needle in file.read_bytes() for needle in needles)}
 
 
 def test_people_share_take_back_and_leave_through_kills(site: Site) -> None:
@@ -78,12 +78,12 @@ def test_people_share_take_back_and_leave_through_kills(site: Site) -> None:
     items = [item for (item,) in site.rows("library", own, user)]
     eventually(lambda: site.rounds_done("r") >= 1, 180, "a round")
     first, second = asks(site, "share", user, *items[:2]), asks(site, "share", user, items[2])
-    for one in (first, second):
-        assert wait_done(site, one)["certificate"]["verdict"] == "shared"
+    for candidate in (first, second):
+        assert wait_done(site, candidate)["certificate"]["verdict"] == "shared"
     arrays = site.arrays("r")
     (sender,) = set(arrays["now/given/sender"].tolist())
     assert len(arrays["now/given/item"]) == 3
-    times = {one: at for one, at in site.rows("library", "SELECT id, created FROM requests")}
+    times = {entry: at for entry, at in site.rows("library", "SELECT id, created FROM requests")}
 
     def needles(number: int) -> list[bytes]:
         return [struct.pack("<d", times[number]), repr(times[number]).encode()]
@@ -98,15 +98,15 @@ def test_people_share_take_back_and_leave_through_kills(site: Site) -> None:
     site.running["server"].kill(whole=True)
     site.up()
     site.run_node("library")
-    told = wait_done(site, last)
-    assert told["round"] >= 1
+    report = wait_done(site, last)
+    assert report["round"] >= 1
     assert "now/given/item" not in site.arrays("r")
-    assert [one["kind"] for one in site.events("r", "request")] == ["share", "share", "unshare", "leave"]
+    assert [event["kind"] for event in site.events("r", "request")] == ["share", "share", "unshare", "leave"]
     eventually(lambda: not files_hold(site.server, needles(second)), 180, "nothing is left of what was shared")
     # Flower keeps the last answers to a server that was killed, with the name under which somebody left
     name = [struct.pack("<Q", sender), str(sender).encode()]
-    assert not [one for one in files_hold(site.server, name) if "link.db" not in one]
+    assert not [entry for entry in files_hold(site.server, name) if "link.db" not in entry]
     shown = done("node", "status", "--folder", site.folder / "library")
     assert f"request {last}: leave of user {user}, run r: done in block 0 after round" in " ".join(shown.split())
-    again = said("node", "leave", user, "--folder", site.folder / "library")
-    assert f"user '{user}' has left run 'r' already." in again
+    repeat = said("node", "leave", user, "--folder", site.folder / "library")
+    assert f"user '{user}' has left run 'r' already." in repeat
