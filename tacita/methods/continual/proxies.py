@@ -272,7 +272,7 @@ def merge_draws(item: Ints, label: Floats, width: int) -> tuple[Ints, Floats]:
     for column in range(1, n_drawn):
         later = items[:, column, None]
         is_equal = items[:, :column] == later
-        is_repeated = (is_equal) & (later >= 0)
+        is_repeated = is_equal & (later >= 0)
         rows, first = np.nonzero(is_repeated)
         first_label = labels[rows, first]
         later_label = labels[rows, column]

@@ -90,7 +90,7 @@ class Cover(Part):
         n_draws = self.config.pseudo_items
         draws = uniforms(key, view.client_keys, n_draws)
         scaled = draws * view.n_items
-        item = (scaled).astype(np.int64)
+        item = scaled.astype(np.int64)
         last_item = view.n_items - 1
         item = np.minimum(item, last_item)
         clients = np.arange(view.n_clients)

@@ -72,7 +72,7 @@ def standardize_values(values: Doubles, cap: float | None = None) -> Doubles:
         return values
     deviation = values.std(0) + _TINY
     centred = values - values.mean(0)
-    scores = (centred) / (deviation)
+    scores = centred / deviation
     is_constant = values.max(0) == values.min(0)
     scores = np.where(is_constant, 0.0, scores)
     if cap is None:

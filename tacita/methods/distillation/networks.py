@@ -34,7 +34,7 @@ def init_network(sizes: tuple[int, ...], key: np.uint64) -> Arrays:
         draws = uniforms(key, owner, n_numbers)[0]
         unit = draws.reshape(n_in + 1, n_out)
         centred = 2 * unit - 1
-        numbers = (centred) / np.sqrt(n_in)
+        numbers = centred / np.sqrt(n_in)
         numbers = numbers.astype(np.float32)
         weights = numbers[:-1]
         net[f"w{layer}"] = weights.copy()

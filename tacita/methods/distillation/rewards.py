@@ -43,7 +43,7 @@ def measure_diversity(upload: Ragged, picked: Ragged, table: AnyArray, how: Dive
         upload_variance = _fit_variance(pool_rows(upload, squares), upload_mean)
         picked_variance = _fit_variance(pool_rows(picked, squares), picked_mean)
         difference = upload_mean - picked_mean
-        distance = (difference) ** 2 / picked_variance
+        distance = difference**2 / picked_variance
         ratio = upload_variance / picked_variance
         log_ratio = np.log(picked_variance / upload_variance)
         terms = ratio - 1 + log_ratio + distance
@@ -74,7 +74,7 @@ def measure_divergence(upload: Ragged, predicted: AnyArray, how: Divergence = "b
         complements = (1 - r) * (1 - s)
         product = r * s + complements
         length = np.sqrt(r_square * s_square)
-        cosine = (product) / length
+        cosine = product / length
         divergence = np.clip(1 - cosine, 0, 1)
         return average_rows(upload, divergence)
     product = average_rows(upload, r * s)

@@ -45,7 +45,7 @@ class RoundDraws:
         draws = self.draw_uniforms(purpose)
         unit = draws[:, 0]
         width = high - low
-        return np.asarray(low + (width) * unit)
+        return np.asarray(low + width * unit)
 
     def hash_entries(self, purpose: str, rows: AnyArray, ids: AnyArray) -> Keys:
         """64 random bits per (client, id); sorting by them shuffles."""
@@ -62,7 +62,7 @@ class RoundDraws:
         bits = hashes >> np.uint64(11)
         unit = bits.astype(np.float64) * _UNIT
         scaled = unit * counts
-        index = (scaled).astype(np.int64)
+        index = scaled.astype(np.int64)
         limits = np.asarray(counts, np.int64)
         largest = limits - 1
         return np.minimum(index, largest)

@@ -193,7 +193,7 @@ def reward_walks(walk: CandidateWalk, outcome: SelectionOutcome, how: SelectionO
     """The reward of each client's walk: the mean of three, each scaled over the clients; nan for those not judged."""
     upload = outcome.upload
     has_upload = upload.counts() > 0
-    is_judged = (walk.length > 0) & (has_upload)
+    is_judged = (walk.length > 0) & has_upload
     judged = np.flatnonzero(is_judged)
     predicted = sigmoid(np.asarray(outcome.logits))
     raw = {
@@ -220,7 +220,7 @@ def compute_td_errors(values: Tensor, rewards: Tensor, inside: Tensor, discount:
 
     next_values = torch.zeros_like(values)
     inside_values = values * inside
-    next_values[:, :-1] = (inside_values)[:, 1:]
+    next_values[:, :-1] = inside_values[:, 1:]
     discounted = discount * next_values.detach()
     errors = rewards + discounted - values
     return errors * inside

@@ -129,7 +129,7 @@ def mix_labels(label: Floats, prediction: Floats, alpha: float) -> Floats:
     hard = alpha * labels
     weight = 1 - alpha
     predictions = prediction.astype(np.float64)
-    soft = (weight) * predictions
+    soft = weight * predictions
     has_label = ~np.isnan(label)
     blend = hard + soft
     mixed = np.where(has_label, blend, prediction)

@@ -65,7 +65,7 @@ def cap_weights(weights: Doubles, shares: Doubles, cap: float) -> Doubles:
     while True:
         most = cap * float(shares @ weights)
         tolerance = 1 + 1e-9
-        is_above_cap = weights.max() > most * (tolerance)
+        is_above_cap = weights.max() > most * tolerance
         if not is_above_cap or most <= 0:
             return weights
         weights = np.minimum(weights, most)

@@ -108,7 +108,7 @@ class VirtualRatings(Part):
         A local step divides it by how many samples there are, and multiplies it by `item_lr_scale`.
         """
         n_drawn = 1 + self.context.train.negatives
-        of_users = view.train.counts() * (n_drawn)
+        of_users = view.train.counts() * n_drawn
         padded = np.append(of_users, 0)
         of_clients = np.add.reduceat(padded, view.user_ptr)[:-1]
         n_samples = of_clients.astype(np.float64)

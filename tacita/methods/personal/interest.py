@@ -108,7 +108,7 @@ class InterestWeights(Part):
         interest = average_by_client(view, of_users)
         direction = normalise_vectors(interest)
         scaled = self.config.length * direction
-        vector = (scaled).astype(np.float32)
+        vector = scaled.astype(np.float32)
         extras: dict[str, AnyArray | Form] = {"vector": vector}
         if self.config.weights == "learned":
             extras |= self._compute_weight_gradients(view, local, direction, received)
@@ -131,7 +131,7 @@ class InterestWeights(Part):
         difference = (loss - mean_loss) * (mean_loss > 0)
         column = difference[:, None]
         activation_slope = 1 - hidden**2
-        slope = column * out_weights * (activation_slope)
+        slope = column * out_weights * activation_slope
         column_slope = slope[:, :, None]
         gradient = column_slope * direction[:, None]
         return {

@@ -139,7 +139,7 @@ class ContrastiveLoss:
         similarity = cosines.remaining.sum()
         pull = -similarity / self.tau
         total_loss = pull + push.sum()
-        loss = (total_loss) / n_items
+        loss = total_loss / n_items
         slope = -1 / scale
         by_remaining = np.full(n_items, slope)
         by_forgotten = weight / scale

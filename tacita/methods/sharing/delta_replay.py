@@ -181,7 +181,7 @@ class DeltaReplay(Part, Unlearning):
                 items_before = original.items
                 original = self._replay_segment(original, current, rounds, state)
                 share = 1 - self.config.correction
-                remains = (share) ** len(rounds)
+                remains = share ** len(rounds)
                 pull = np.float32(1 - remains)
                 distance = repeated.items - items_before
                 corrected = current - pull * distance

@@ -128,7 +128,7 @@ class GraphMending(Part, Unlearning):
             leaves |= find_listed(train, items, view.n_items)
         local_items = train.filter_entries(~leaves)
         has_items = local_items.counts() > 0
-        keeps_some = (has_items).astype(np.float32)
+        keeps_some = has_items.astype(np.float32)
         weight = np.ones(len(keeps_some))
         values = DenseArrays(keeps_some[:, None])
         upload = Upload({_PARTIAL: values}, weight, view.client_keys)

@@ -99,7 +99,7 @@ def compute_infonce(
     """
     n_rows = len(own)
     divisor = tau * n_rows
-    factor = np.float32(weight / (divisor))
+    factor = np.float32(weight / divisor)
     inverse_tau = np.float32(1 / tau)
 
     def compute_piece(start: int) -> tuple[AnyArray, Floats, Floats]:
@@ -417,7 +417,7 @@ def draw_unshared(graph: SharedGraph, wanted: Longs, key: np.uint64) -> AnyArray
 def draw_first_rows(key: np.uint64, owners: Keys, width: int) -> Floats:
     """Rows as Xavier's start draws them."""
     fan = 1 + width
-    bound = math.sqrt(6 / (fan))
+    bound = math.sqrt(6 / fan)
     unit = uniforms(key, owners, width)
     drawn = 2 * unit - 1
     rows = bound * drawn
