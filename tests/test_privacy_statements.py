@@ -117,7 +117,7 @@ def test_ledger_statement_is_true(private: tc.Run, personal: tc.Run) -> None:
     )
     message = " ".join(describe_ledger(read_run_ledger(personal.folder)))
     assert "which round is the best" in message
-    assert "how many were drawn in each round" in message
+    assert "counts of people (result.json, events.jsonl)" in message
     assert "Budget of each person: epsilon 0.5 to epsilon 5." in message
 
 

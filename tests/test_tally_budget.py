@@ -438,7 +438,8 @@ def test_run_states_its_epsilon_or_that_it_has_none(tmp_path: Path, capsys: pyte
     call(["train", *common, "--out", out, "--set", "privacy.epsilon=2"])
     message = " ".join(capsys.readouterr().out.split())
     assert "epsilon 2 at delta 1e-05" in message
-    assert "Outside of the budget" in message
+    assert "Outside of the epsilon" in message
+    assert "every control" in message
     assert "rehearsal" in message
     assert json.loads((tmp_path / "run" / "result.json").read_text())["config"]["privacy"]["blocks"] == 2
     call(["recommend", "--run", out, "--user", "u3"])

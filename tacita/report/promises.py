@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tacita.core.config import RunConfig
+from tacita.report.threat_model import describe_rehearsal, list_outside
 
 NO_EPSILON = "Privacy: no epsilon. Nothing that this run releases has noise with a budget."
 PRIVACY_KEY = "said_of_privacy"  # where result.json keeps these sentences
@@ -16,9 +17,6 @@ AGAINST = {
     "central": "whoever sees the models, and not the sums before their noise",
 }
 """Whom a promise holds against, by the threat that a part names."""
-REHEARSAL = (
-    "The lab draws noise from the run's seed: whoever knows it can take the noise off, so a lab run is a rehearsal."
-)
 _TUNED_DEFAULTS = {"order_share": 0.5, "recency": "learn", "mix": "learn"}
 """Settings of order under a budget whose defaults were chosen on people's data, where nobody sets them."""
 _EPSILON_KEYS = ("epsilon_planned", "epsilon_most")
@@ -42,8 +40,11 @@ def privacy_lines(config: RunConfig, result: RunResult) -> list[str]:
         if name != model and _has_epsilon(promise):
             part_lines.append(_describe_part(name, promise))
     lines = [*budget_lines, *describe_overspending(result), *part_lines]
-    if part_lines and not budget_lines:
-        lines.append(REHEARSAL)
+    counts_releases = bool(budget_lines) or any("threat" in promise for promise in promises.values())
+    if counts_releases:
+        lines += list_outside(config, bool(budget_lines), _covers_mean(config, promises))
+    elif part_lines:
+        lines.append(describe_rehearsal(config))
     deltas = []
     for promise in promises.values():
         if "delta" in promise:
@@ -140,6 +141,12 @@ def _read_promises(result: RunResult) -> dict[str, Promise]:
     return dict(last_block.get("promises", {}))
 
 
+def _covers_mean(config: RunConfig, promises: Mapping[str, Promise]) -> bool:
+    """Whether one noise covers a mean over people."""
+    threats = [str(promise.get("threat")) for promise in promises.values()]
+    return config.train.aggregation == "fixed" and ("central" in threats or "silo" in threats)
+
+
 def _model_name(config: RunConfig) -> str:
     return str(config.backbone.get("name", "mf"))
 
@@ -209,23 +216,21 @@ def _describe_budget(config: RunConfig, promise: Promise) -> list[str]:
     blocks = int(promise["blocks_planned"])
     releases = "one release" if blocks == 1 else f"{blocks} planned blocks, a release each"
     fixed = _describe_fixed_settings(config, promise) + _describe_order(config, promise)
+    if fixed:
+        fixed += "and "
     return [
         f"Privacy: epsilon {promise['epsilon_planned']:.4g} at delta {promise['delta']:.1g} for all that one person "
         f"told (with them or without them), over {releases}; who told in every block so far has spent "
         f"{promise['epsilon']:.4g}.",
         _describe_reader(int(promise["noise_draws_in_a_sum"])),
-        f"Outside of the budget: scores on validation and test items, how many people took part, and a digest of the "
-        f"data (`fingerprint`) are told as they are; {fixed}and validation chooses nothing.",
+        f"Under this budget {fixed}validation chooses nothing.",
     ]
 
 
 def _describe_reader(draws: int) -> str:
     """Whom the budget holds against, by how many nodes put noise into a sum."""
     if draws <= 1:
-        return (
-            "It holds against whoever gets the model, where the sum and its noise are made by somebody trusted. "
-            f"{REHEARSAL}"
-        )
+        return "It holds against whoever gets the model, where the sum and its noise are made by somebody trusted."
     factor = draws**0.5
     return (
         f"It holds against the server, too: each of {draws} nodes put the whole noise into its own sum, so the sum "

@@ -83,6 +83,11 @@ class Privacy:
         return total
 
     @property
+    def promises_epsilon(self) -> bool:
+        """Whether an epsilon is stated, so that its draws must follow more than the seed of a run."""
+        return self.ledger() is not None
+
+    @property
     def covers_mean(self) -> bool:
         """One noise covers a sum that is divided afterwards, which only a public number may do."""
         return False

@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from tacita.core.config import RunConfig
 from tacita.core.files import nest_parts
 from tacita.core.types import AnyArray, Arrays, Doubles
 from tacita.federation.state_arrays import read_server
 from tacita.learn.statistic import CONTRIBUTION_LOG, StatisticLearner
 from tacita.privacy.ledger import ACCOUNT_ARRAYS, MICRO, NO_LIMIT, Ledger, join_ledgers
 from tacita.report.promises import AGAINST
+from tacita.report.threat_model import list_outside
 from tacita.round.device_state import PARTS, read_devices
 from tacita.round.learner import Learner, ledger_of
 from tacita.round.part import Part
@@ -37,10 +39,6 @@ NOT_COUNTED_LIVE = (
     "numbers. No scores leave in this run."
 )
 SUM_PREFIX = "statistic: "  # what releases of a private sum are called in a ledger; validation chooses nothing there
-REHEARSAL = (
-    "A lab run is a rehearsal: noise follows the seed in config.toml. Files of the run tell more outside of the "
-    "budget: how many were drawn in each round (events.jsonl) and a digest of the data (result.json)."
-)
 NOT_ADDITIVE = (
     "These do not add up to what is spent: Gaussian losses add as squares, so together they cost less than their sum."
 )
@@ -210,11 +208,19 @@ def read_run_ledger(folder: Path, user: str | None = None) -> LedgerSummary:
     if joined is None:
         return {"no_epsilon": NO_EPSILON}
     ledger, account = joined
+    outside = describe_outside(saved.config, plan)
     if row is None:
-        return {**summarise_spending(ledger, account), "lab": True}
+        return {**summarise_spending(ledger, account), "lab": True, "outside": outside}
     description = describe_account(ledger, account, row)
     projection = _project_withdrawal(saved, plan, row)
-    return {"user": user, "lab": True, **description, **projection}
+    return {"user": user, "lab": True, "outside": outside, **description, **projection}
+
+
+def describe_outside(config: RunConfig, plan: Plan) -> list[str]:
+    """What no epsilon of a lab run is about, in sentences."""
+    is_sum = plan.learner.ledger() is not None
+    has_mean = any(part.privacy is not None and part.privacy.covers_mean for part in plan.parts)
+    return list_outside(config, is_sum, has_mean)
 
 
 def _project_withdrawal(saved: SavedRun, plan: Plan, row: int) -> dict[str, float]:
@@ -343,4 +349,4 @@ def _describe_exclusions(ledger: LedgerSummary) -> list[str]:
         selection = ", and which round is the best, which is chosen on private validation items"
     if not ledger.get("lab"):
         return [NOT_COUNTED_LIVE.format(requests=requests)]
-    return [NOT_COUNTED.format(requests=requests, selection=selection), REHEARSAL]
+    return [NOT_COUNTED.format(requests=requests, selection=selection), *ledger.get("outside", ())]

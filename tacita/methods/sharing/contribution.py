@@ -345,6 +345,10 @@ class Contribution(Part, Privacy, Unlearning):
             method=self.name, exact=False, clients_asked=0, rounds=0, storage_client=0, purged=purged
         )
 
+    @property
+    def promises_epsilon(self) -> bool:
+        return True
+
     def promises(self, server: ServerState) -> dict[str, float]:
         """Epsilon of one item, and of a contributor's items together."""
         state = server.parts.get(self.name, {})
