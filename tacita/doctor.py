@@ -171,12 +171,13 @@ def _check_live_package(name: str, installed: str | None, pin: str) -> Check:
 
 def _check_separation() -> Check:
     """Whether a node's connection to the server can belong to a user who cannot open the node's files."""
-    from tacita.live.processes import find_user_problem
+    from tacita.live.processes import CONNECTION_ACCOUNT, find_user_problem
 
     subject = "node's connection"
-    problem = find_user_problem("nobody")
+    problem = find_user_problem(CONNECTION_ACCOUNT)
     if problem is None:
-        return _make_check(subject, "ok", "runs as another user (nobody), who cannot open the node's files")
+        detail = f"runs as another user ({CONNECTION_ACCOUNT}), who cannot open the node's files"
+        return _make_check(subject, "ok", detail)
     return _make_check(subject, "note", f"would run as the user who runs the node, who can open its files: {problem}")
 
 

@@ -229,7 +229,6 @@ WRONG: dict[str, dict[str, list[tuple[str, Change]]]] = {
             ("touched", array("touched", lambda one: one + 1e6)),
             ("repeats", array("repeats", lambda one: one + 1e12)),
             ("repeats", array("repeats", lambda one: one - 1)),
-            ("count", array("count", lambda one: one + 1e3)),
         ],
         "validate": SCORES,
         "close": SCORES,
@@ -248,8 +247,8 @@ WRONG: dict[str, dict[str, list[tuple[str, Change]]]] = {
 
 
 def settings_of(name: str) -> Any:
-    if name == "tally":  # weighted, and read through some of its items
-        model = {"name": "tally", "ridge": 20.0, "min_item": 2, "keep": 20, "most_inputs": 30, "length_power": 0.5}
+    if name == "tally":  # read through some of its items
+        model = {"name": "tally", "ridge": 20.0, "min_item": 2, "keep": 20, "most_inputs": 30}
         return site_config("tally").model_copy(update={"backbone": model})
     if name == "ncf":
         model = {"name": "ncf", "dim": 8, "share_mlp": True}

@@ -43,7 +43,7 @@ def init(
     name: Annotated[str, typer.Option("--name", help="What the operator calls this node.")] = "",
     min_users: Annotated[int, typer.Option("--min-users", min=1, help="Send no sum over fewer people.")] = 20,
     run_as: Annotated[
-        str, typer.Option("--run-as", help="OS user for Flower's process; auto: nobody, if it can.")
+        str, typer.Option("--run-as", help="OS user for Flower's process; auto: tacita-node, if there is one.")
     ] = "auto",
     insecure: Insecure = False,
     as_json: AsJson = False,

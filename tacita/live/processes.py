@@ -20,6 +20,9 @@ from tacita.core.errors import TacitaError
 
 MAX_LOG_BYTES = 5_000_000  # bytes; a longer log is put aside when the process starts again
 
+CONNECTION_ACCOUNT = "tacita-node"  # the system's account for a node's connection, if its owner made one
+SHARED_ACCOUNT = "nobody"  # whatever runs as it reads what the others keep
+
 log = logging.getLogger(__name__)
 
 
@@ -151,6 +154,13 @@ def _user_options(name: str | None) -> dict[str, Any]:
     return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
 
 
+def _is_shared_account(uid: int) -> bool:
+    try:
+        return uid == pwd.getpwnam(SHARED_ACCOUNT).pw_uid
+    except KeyError:
+        return False
+
+
 def find_user_problem(name: str, folder: Path | None = None) -> str | None:
     """Why the node's client cannot run as this user, in one sentence, or None if it can.
 
@@ -160,6 +170,8 @@ def find_user_problem(name: str, folder: Path | None = None) -> str | None:
         entry = pwd.getpwnam(name)
     except KeyError:
         return f"there is no user '{name}'; make one, or run the node's client as yourself."
+    if _is_shared_account(entry.pw_uid):
+        return f"other programs run as '{name}' and could ask as the server; make an account for the node alone."
     if entry.pw_uid == os.geteuid():
         return f"'{name}' is the user that runs the node, so nothing is kept apart; name another."
     if os.geteuid() != 0:

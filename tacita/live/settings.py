@@ -14,6 +14,17 @@ from tacita.round.registry import is_lab_only
 Settings = TypeVar("Settings", bound=StrictModel)
 MOST_EPOCHS = 20  # that a server may ask of a node in one round
 MOST_NEGATIVES = 100  # the same
+LIVE_VALUES: dict[str, tuple[float | str, ...]] = {
+    "length_power": (0.0,),
+    "most_items": (0,),
+    "decay": (0.5, 0.7, 1.0),
+    "order_fold": ("auto", 2.0, 3.0, 8.0),
+    "order_window": (20, 40),
+}
+"""Settings of a backbone by which people weigh in exact sums, and their values in our own runs. Others could be chosen
+so that a sum tells people apart: of n items to the power -1.37 every sum belongs to one set of lengths."""
+LIVE_PART_VALUES: dict[tuple[str, str], tuple[float, ...]] = {("interest", "kappa"): (0.0, 1.0)}
+"""The same for parts that weigh people, by part and setting."""
 
 
 def read_settings(folder: Path, kind: str, model: type[Settings], version: int) -> Settings:
@@ -38,6 +49,7 @@ def check_live_settings(config: RunConfig) -> None:
     _refuse_lab_data(config)
     _refuse_lab_privacy(config)
     _refuse_order_of_earlier_blocks(config)
+    refuse_free_weights(config)
     _refuse_other_parties(config)
     _refuse_lab_training(config)
 
@@ -65,6 +77,24 @@ def _refuse_lab_privacy(config: RunConfig) -> None:
         raise TacitaError(
             "a live run does not know how many blocks will come; say how many share the budget: privacy.blocks."
         )
+
+
+def refuse_free_weights(config: RunConfig) -> None:
+    """Refuse exponents and weights that a server chose freely: they turn one sum into many equations."""
+    for name, values in LIVE_VALUES.items():
+        if name in config.backbone and config.backbone[name] not in values:
+            raise _free_weight_error(f"backbone.{name}", config.backbone[name], values)
+    for part in resolve_parts(config.method, config.parts):
+        for (part_name, name), values in LIVE_PART_VALUES.items():
+            if part.get("name") == part_name and name in part and part[name] not in values:
+                raise _free_weight_error(f"{part_name}.{name}", part[name], values)
+
+
+def _free_weight_error(key: str, value: object, values: tuple[float | str, ...]) -> TacitaError:
+    allowed = " or ".join(str(allowed_value) for allowed_value in values)
+    return TacitaError(
+        f"{key} = {value} is for the lab: live it could be chosen so that one sum tells people apart; use {allowed}."
+    )
 
 
 def _refuse_order_of_earlier_blocks(config: RunConfig) -> None:

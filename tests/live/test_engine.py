@@ -233,7 +233,7 @@ def test_a_killed_link_starts_again_with_its_nodes(cluster: Cluster, three: dict
 
 
 def test_the_client_runs_as_another_user(cluster: Cluster) -> None:
-    if (why := find_user_problem("nobody")) is not None:
+    if (why := find_user_problem("daemon")) is not None:
         pytest.skip(why)
     number = cluster.enrol("apart")
     observations: list[int] = []
@@ -246,7 +246,7 @@ def test_the_client_runs_as_another_user(cluster: Cluster) -> None:
     os.chmod(path, 0o666)
     for folder in [cluster.folder, *cluster.folder.parents][:3]:
         os.chmod(folder, 0o755)
-    entry = cluster.node("apart", user="nobody")
+    entry = cluster.node("apart", user="daemon")
     eventually(lambda: entry.node_id == number, 180, "online")
     assert os.stat(f"/proc/{entry.pid}").st_uid != os.geteuid()
     report = cluster.echo(1, [64])

@@ -22,11 +22,14 @@ from tacita.live.node.withdrawal_batches import make_answer_marks, select_whole_
 from tacita.live.settings import check_live_settings
 from tacita.live.wire import MOST_PLAYED, RequestHead
 from tacita.messages import Spec
+from tacita.methods import part_class, resolve_parts
 from tacita.privacy.accounting import Event
 from tacita.round.capabilities import replaces
 from tacita.round.plan import Plan
 from tacita.round.question import Question
 from tacita.runs.assembly import build_plan, check_settings
+
+EPSILON_SETTINGS = frozenset({"epsilon", "tiers", "budget", "activity_epsilon"})  # of parts: what people may spend
 
 # Settings
 
@@ -36,6 +39,7 @@ def admit_settings(node: Node, head: RequestHead) -> RunConfig:
     try:
         config = validate_model(RunConfig, head.config, "the settings the server sent")
         check_live_settings(config)
+        refuse_large_epsilon(node, config)
         plan = build_plan(config)
         check_settings(config, plan.backbone)
     except TacitaError as error:
@@ -44,6 +48,33 @@ def admit_settings(node: Node, head: RequestHead) -> RunConfig:
     refuse_changed_settings(node, head.run, config)
     refuse_rounds_beyond_end(plan, head)
     return config
+
+
+def refuse_large_epsilon(node: Node, config: RunConfig) -> None:
+    """Refuse a run that plans a larger epsilon than this node allows, before anything is computed with it."""
+    largest = max(list_planned_epsilons(config), default=0.0)
+    if largest > node.config.max_epsilon:
+        raise Refusal(
+            f"this run plans an epsilon of {largest:g}, and this node allows at most {node.config.max_epsilon:g} "
+            "(max_epsilon); begin one with smaller budgets."
+        )
+
+
+def list_planned_epsilons(config: RunConfig) -> list[float]:
+    """Every epsilon that the settings of a run name: of its statistic, and of its parts with their defaults."""
+    epsilons = [] if config.privacy.epsilon is None else [config.privacy.epsilon]
+    for settings in resolve_parts(config.method, config.parts):
+        part_config = part_class(str(settings.get("name"))).Config
+        for name in part_config.model_fields.keys() & EPSILON_SETTINGS:
+            value = settings.get(name, part_config.model_fields[name].default)
+            epsilons += _collect_numbers(value)
+    return epsilons
+
+
+def _collect_numbers(value: object) -> list[float]:
+    """The numbers of a setting that is one number, a list of them, or not set."""
+    values = value if isinstance(value, list) else [value]
+    return [float(number) for number in values if isinstance(number, int | float)]
 
 
 def refuse_large_delta(node: Node, plan: Plan) -> None:

@@ -13,8 +13,23 @@ CONSENTED_SQL = """coalesce((SELECT level FROM consent c WHERE c.user = i.user A
 # Nothing leaves of who takes a pause, whatever they chose.
 ALLOWED_SQL = f"({CONSENTED_SQL} AND NOT EXISTS (SELECT 1 FROM meta m WHERE m.key = 'paused/' || i.user))"
 
+
+def exclude_zero_budgets(run: str) -> str:
+    """SQL that leaves out who declared a budget of 0, last of all for this run (an SQL expression) or for every one.
+
+    They want nothing to be worked out about them, so a run that counts nothing may not have them either.
+    """
+    declared = f"kind = 'budget' AND user IS NOT NULL AND run IN ('', {run})"
+    last_of_each = f"SELECT max(id) FROM requests WHERE {declared} GROUP BY user"
+    return (
+        f"i.user NOT IN (SELECT user FROM requests WHERE id IN ({last_of_each}) "
+        "AND json_extract(payload, '$.millionths') = 0)"
+    )
+
+
 _DUE_SQL = f"""FROM interactions i
     WHERE NOT EXISTS (SELECT 1 FROM assigned a WHERE a.interaction = i.id AND a.run = :run) AND {ALLOWED_SQL}
+    AND {exclude_zero_budgets(":run")}
     AND (:items IS NULL OR i.item IN (SELECT value FROM json_each(:items)))
     AND (:rating IS NULL OR i.rating >= :rating)"""
 # The same item at another time adds nothing to what a sum already holds of a person.

@@ -11,7 +11,7 @@ from tacita.core.types import AnyArray, Arrays, Broadcast, Longs, ServerState
 from tacita.federation.clients import build_user_view, store_part_state
 from tacita.live.json_object import JsonObject
 from tacita.live.node.erased_spending import NO_EVENT, load_accounts, read_spending
-from tacita.live.node.node import Node
+from tacita.live.node.node import MOST_EPSILON, Node
 from tacita.live.node.node_run import NodeRun
 from tacita.live.node.row_index import find_rows, index_rows
 from tacita.privacy.accounting import Event
@@ -20,7 +20,6 @@ from tacita.privacy.ledger import (
     EARLIER_ROUNDS,
     EARLIER_RUNS,
     MICRO,
-    MOST_BUDGET,
     NO_LIMIT,
     Ledger,
     add_losses,
@@ -120,14 +119,11 @@ def apply_declared_budgets(node: Node, node_run: NodeRun, server: ServerState) -
 
     Who declared nothing spends what the run plans, and no more than the node's owner allows (`max_epsilon`).
     """
-    max_epsilon = node.config.max_epsilon
     declared_by_user = node.store.declared_budgets(node_run.federation.stream.name)
-    if not declared_by_user and max_epsilon is None:
-        return
     users = node_run.users[: node_run.devices.clients.n_users]
     budgets = [declared_by_user.get(user, UNDECLARED) for user in users.tolist()]
     declared = np.array(budgets, np.int64)
-    node_limit = NO_LIMIT if max_epsilon is None else to_millionths(max_epsilon)
+    node_limit = to_millionths(node.config.max_epsilon)
     for part in list_charging_parts(node_run):
         _declare_to_part(node_run, server, part, declared, node_limit)
 
@@ -141,7 +137,7 @@ def _declare_to_part(
     exceeds_limit = clients.parts[part.name]["budget"] > node_limit
     is_limited_by_node = (declared < 0) & exceeds_limit
     wanted = np.where(is_limited_by_node, node_limit, declared)
-    budget = np.minimum(wanted, MOST_BUDGET)
+    budget = np.minimum(wanted, to_millionths(MOST_EPSILON))
     rows = np.flatnonzero(budget >= 0)
     block = federation.stream.blocks[server.block]
     view = build_user_view(clients, server, block, rows, federation.stream.user_keys, Broadcast())
@@ -154,8 +150,8 @@ def _declare_to_part(
 def set_budget(node: Node, user: str, epsilon: float, run: str | None = None) -> JsonObject:
     """From the next answer on, nothing spends more than this of a person; what is spent stays spent."""
     is_epsilon = 0 <= epsilon < math.inf
-    if not is_epsilon or to_millionths(epsilon) > MOST_BUDGET:
-        raise TacitaError("a budget is an epsilon from 0 to less than a million.")
+    if not is_epsilon or epsilon > MOST_EPSILON:
+        raise TacitaError(f"a budget is an epsilon from 0 to {MOST_EPSILON:g}; more would promise nothing.")
     millionths = to_millionths(epsilon)
     node.store.declare_budget(user, millionths, run)
     return {"user": user, "epsilon": epsilon, "run": run}

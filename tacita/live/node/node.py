@@ -26,11 +26,13 @@ from tacita.live.node.erased_spending import collect_spending
 from tacita.live.node.serving import NO_MODEL, Snapshot, take_snapshot
 from tacita.live.node.store import Interaction, NodeStore
 from tacita.live.node.store_file import STORE_FILE
+from tacita.live.processes import SHARED_ACCOUNT
 from tacita.live.settings import read_settings
 
 log = logging.getLogger(__name__)
 
 VERSION = 1
+MOST_EPSILON = 100.0  # of any budget here: more promises nothing, and takes minutes and gigabytes to count
 DAY = 86_400.0
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 
@@ -49,14 +51,26 @@ class NodeConfig(StrictModel):
     min_seconds_between_rounds: float = Field(0.0, ge=0, description="refuse to send sooner than this")
     max_releases_per_day: int = Field(10_000, ge=0, description="refuse to send more often than this in 24 hours")
     max_delta: float = Field(1e-5, gt=0, lt=1, description="refuse runs that count epsilon at a larger delta")
-    max_epsilon: float | None = Field(
-        None,
+    max_epsilon: float = Field(
+        8.0,
         ge=0,
-        lt=1e6,
-        description="who declared no budget spends at most this in all runs; default: what they plan",
+        le=MOST_EPSILON,
+        description="refuse runs that plan a larger epsilon; who declared no budget spends at most this in all runs",
     )
     page_port: int = Field(0, ge=0, le=65535, description="port of people's pages, on loopback; 0: any that is free")
-    run_as: str = Field("auto", description="OS user of Flower's process; '': the node's own; auto: nobody, if it can")
+    run_as: str = Field(
+        "auto", description="OS user of Flower's process; '': the node's own; auto: tacita-node, if there is one"
+    )
+
+    @field_validator("run_as")
+    @classmethod
+    def _check_account(cls, value: str) -> str:
+        if value == SHARED_ACCOUNT:
+            raise PydanticCustomError(
+                "account",
+                "an account of its own: whatever else runs as nobody could read the key and ask as the server",
+            )
+        return value
 
     @field_validator("server")
     @classmethod

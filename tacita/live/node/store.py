@@ -194,7 +194,8 @@ class NodeStore(StoreConnection):
         """What a block may learn from now: consent that was taken back since takes its rows out."""
         return self._query_rows(
             "SELECT i.user, i.item, i.time, i.rating, a.block FROM assigned a JOIN interactions i "
-            f"ON i.id = a.interaction WHERE a.run = ? AND a.block = ? AND {blocks.ALLOWED_SQL} ORDER BY i.id",
+            f"ON i.id = a.interaction WHERE a.run = ?1 AND a.block = ?2 AND {blocks.ALLOWED_SQL} "
+            f"AND {blocks.exclude_zero_budgets('?1')} ORDER BY i.id",
             (run, block),
         )
 
@@ -284,6 +285,7 @@ class NodeStore(StoreConnection):
         number = self.find_user(user)
         with self._write_transaction() as db:
             request_queue.put_budget(db, number, run or "", millionths, time.time())
+            self.changes += 1  # who declares 0 is in no block any more
             self.withdrawals += 1
 
     def declared_budgets(self, run: str) -> dict[int, int]:
@@ -367,7 +369,10 @@ class NodeStore(StoreConnection):
 
     def count_learning_users(self) -> int:
         """People of whom at least one interaction may take part in sums."""
-        row = self._fetch_one(f"SELECT count(DISTINCT i.user) FROM interactions i WHERE {blocks.ALLOWED_SQL}")
+        has_budget = blocks.exclude_zero_budgets("''")
+        row = self._fetch_one(
+            f"SELECT count(DISTINCT i.user) FROM interactions i WHERE {blocks.ALLOWED_SQL} AND {has_budget}"
+        )
         return int(row[0])
 
     def export(self, path: Path, user: str | None = None) -> int:

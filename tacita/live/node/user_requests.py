@@ -50,6 +50,8 @@ class ItemRequest:
 
 def submit_request(node: Node, kind: str, user: str, items: Sequence[str], run: str | None = None) -> JsonObject:
     """Queue a request, or say in one sentence why it cannot be meant."""
+    if kind not in REQUEST_KINDS:
+        raise TacitaError(f"'{kind[:100]}' is no request; known: {', '.join(REQUEST_KINDS)}.")
     store = node.store
     number = store.find_user(user)
     runs = _select_runs(node, number, user, run)

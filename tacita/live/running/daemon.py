@@ -21,7 +21,7 @@ from tacita.core.errors import TacitaError
 from tacita.live.engine import unix_socket
 from tacita.live.node import verbs
 from tacita.live.node.node import Node, NodeConfig
-from tacita.live.processes import stop_on_signals
+from tacita.live.processes import CONNECTION_ACCOUNT, find_user_problem, stop_on_signals
 from tacita.live.running import node_client
 
 log = logging.getLogger(__name__)
@@ -124,17 +124,15 @@ def find_flower_user(config: NodeConfig) -> int:
 
 
 def _resolve_user(config: NodeConfig) -> NodeConfig:
-    """Settings in which `auto` is replaced by a user: `nobody` where the system allows it."""
+    """Settings in which `auto` is replaced by a user: the node's own account, never one that others share."""
     if config.run_as != "auto":
         return config
     if os.geteuid() != 0:
         return config.model_copy(update={"run_as": ""})
-    from tacita.live.processes import find_user_problem
-
-    problem = find_user_problem("nobody")
+    problem = find_user_problem(CONNECTION_ACCOUNT)
     if problem is not None:
         log.warning("Flower's process runs as the node's own user: %s", problem)
-    user = "nobody" if problem is None else ""
+    user = CONNECTION_ACCOUNT if problem is None else ""
     return config.model_copy(update={"run_as": user})
 
 
