@@ -19,6 +19,7 @@ from tacita.data.frames import Frame, integer_column, lookup_names, make_frame, 
 from tacita.report.data import method_name, parse_removals
 from tacita.report.promises import NO_EPSILON, describe_leaks, privacy_lines, summarise_privacy
 from tacita.report.run_data import control_name
+from tacita.runs.explanation import explain_item
 from tacita.runs.file_schemas import RunResult, ScoreRow
 from tacita.runs.fold_in import recommend_newcomer
 from tacita.runs.loaded_run import (
@@ -68,6 +69,10 @@ class Run:
     config: RunConfig
     result: RunResult
     _cache: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copied to another process as the path of its folder."""
+        return open_run, (self.folder,)
 
     def __repr__(self) -> str:
         data = self.result["data"]
@@ -177,6 +182,27 @@ class Run:
             user_numbers = models.saved.user_numbers([user_id])
             scores = models.scorer(user_numbers)[0]
             return make_frame(_item_columns(models, item_numbers, scores[item_numbers]))
+
+    def explain(self, user: Id, item: Id, k: int = 5) -> Frame:
+        """The k items of a person that speak most for another: item, effect, basis, title.
+
+        For `tally` the basis is "left out": an effect is what the score loses without that item. Other models cannot be
+        taken apart; their basis is "alike", and an effect is only how much the two items resemble each other.
+
+        >>> run.explain("u1", "i3", k=2).columns
+        ['item', 'effect', 'basis', 'title']
+        """
+        with translate_errors():
+            models = self._load_models()
+            user_numbers = models.saved.user_numbers([_parse_single_id(user, "user")])
+            item_numbers = models.item_numbers([_parse_single_id(item, "item")])
+            explanation = explain_item(models, int(user_numbers[0]), int(item_numbers[0]))
+            shown = explanation.items[:k]
+            columns = _item_columns(models, shown, explanation.effects[:k])
+            columns["effect"] = columns.pop("score")
+            columns["basis"] = [explanation.basis] * len(shown)
+            columns["title"] = columns.pop("title")
+            return make_frame(columns)
 
     def similar(self, item: Id, k: int = 10) -> Frame:
         """The k items that are most like one of them: rank, item, score, title.

@@ -1,0 +1,187 @@
+"""An estimator as scikit-learn and LensKit users expect one: fit, recommend, predict, explain, evaluate, save, load."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import tacita
+from tacita.core.errors import TacitaError
+from tacita.core.files import parse_folder
+from tacita.data.frames import Frame, as_frame, is_pandas, to_pandas
+from tacita.runs.serving import Id, Ids, Run, open_run
+
+
+class Recommender:
+    """Learns from a table of interactions, and recommends.
+
+    Without a model or method it takes the form of tally that fits the table best. `settings` are those of a config
+    file, such as `train={"rounds": 50}`. What is fitted is a run folder: in `out`, or in a temporary one.
+
+    >>> import tacita as tc
+    >>> clicks = {"user": ["ann", "ann", "ann", "bob", "bob", "bob"] * 5, "item": list("abcdefghij") * 3}
+    >>> model = tc.Recommender(backbone="tally", evaluate={"k": [3], "select_by": "ndcg@3", "controls": False})
+    >>> model.fit(clicks).recommend("ann", k=2).height <= 2
+    True
+    """
+
+    def __init__(
+        self,
+        backbone: str | dict[str, Any] | None = None,
+        method: str | None = None,
+        seed: int | None = None,
+        out: str | Path | None = None,
+        **settings: Any,
+    ) -> None:
+        self.backbone = backbone
+        self.method = method
+        self.seed = seed
+        self.out = out
+        self.settings = settings
+
+    # scikit-learn's protocol
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        named = {"backbone": self.backbone, "method": self.method, "seed": self.seed, "out": self.out}
+        return {**named, **self.settings}
+
+    def set_params(self, **params: Any) -> Recommender:
+        for name, value in params.items():
+            if name in ("backbone", "method", "seed", "out"):
+                setattr(self, name, value)
+            else:
+                self.settings[name] = value
+        return self
+
+    def __repr__(self) -> str:
+        values = [f"{name}={value!r}" for name, value in self.get_params().items() if value is not None]
+        return f"Recommender({', '.join(values)})"
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return "run_" in self.__dict__
+
+    # learning
+
+    def fit(self, X: Any, y: Any = None) -> Recommender:
+        """Learn from a table with a user and an item column; ratings in `y` or in the table are optional."""
+        table = as_frame(X)
+        if table is None:
+            raise TacitaError(
+                f"data of type {type(X).__name__} cannot be learned from; give a table of polars or pandas, or a dict "
+                "of columns."
+            )
+        if y is not None:
+            table = table.with_columns(rating=np.asarray(y))
+        self._gives_pandas = is_pandas(X)
+        folder = self.out
+        if folder is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="tacita-")
+            folder = Path(self._temporary.name) / "run"
+        named = {"backbone": self.backbone, "method": self.method, "seed": self.seed}
+        self.run_ = tacita.train(table, out=folder, **named, **self.settings)
+        self.n_features_in_ = table.width
+        return self
+
+    @property
+    def fitted_run(self) -> Run:
+        """The run that was fitted."""
+        if not self.__sklearn_is_fitted__():
+            raise TacitaError("the recommender is not fitted; call fit(table) first.")
+        return self.run_
+
+    # answers
+
+    def recommend(self, users: Ids | None = None, k: int = 10, **options: Any) -> Any:
+        """The k best items of one user, of several, or of everybody; see `Run.recommend`."""
+        return self._convert(self.fitted_run.recommend(_to_ids(users, "user"), k, **options))
+
+    def predict(self, X: Any) -> np.ndarray[Any, Any]:
+        """The score of every row's user and item; NaN where the run knows one of them not."""
+        run = self.fitted_run
+        table = as_frame(X)
+        if table is None or not {"user", "item"} <= set(table.columns):
+            raise TacitaError("predict needs a table with the columns 'user' and 'item'.")
+        users = [str(user) for user in table["user"]]
+        items = [str(item) for item in table["item"]]
+        known_users = set(run.users)
+        item_number = {item: number for number, item in enumerate(run.items)}
+        scores = np.full(len(users), np.nan)
+        rows_of_user: dict[str, list[int]] = {}
+        for row, (user, item) in enumerate(zip(users, items, strict=True)):
+            if user in known_users and item in item_number:
+                rows_of_user.setdefault(user, []).append(row)
+        for user, rows in rows_of_user.items():
+            wanted = [items[row] for row in rows]
+            scores[rows] = run.scores(user, wanted)["score"].to_numpy()
+        return scores
+
+    def explain(self, user: Id, item: Id, k: int = 5) -> Any:
+        """The user's own items that speak most for an item; see `Run.explain`."""
+        return self._convert(self.fitted_run.explain(user, item, k))
+
+    def similar(self, item: Id, k: int = 10) -> Any:
+        return self._convert(self.fitted_run.similar(item, k))
+
+    def evaluate(self, holdout: Any, k: int = 10) -> dict[str, float]:
+        """Recall, hit rate and NDCG at k on a table of held-out interactions of users that the run knows."""
+        run = self.fitted_run
+        table = as_frame(holdout)
+        if table is None or not {"user", "item"} <= set(table.columns):
+            raise TacitaError("evaluate needs a table with the columns 'user' and 'item'.")
+        known_users = set(run.users)
+        wanted: dict[str, set[str]] = {}
+        for user, item in zip(table["user"], table["item"], strict=True):
+            if str(user) in known_users:
+                wanted.setdefault(str(user), set()).add(str(item))
+        if not wanted:
+            raise TacitaError("the run knows no user of this holdout; hold out interactions of users it was fitted on.")
+        lists = run.recommend(list(wanted), k)
+        return _measure_lists(lists, wanted, k)
+
+    # folders
+
+    def save(self, folder: str | Path) -> Path:
+        """Copy the fitted run to a new folder, from which `load` and the command line serve it."""
+        target = parse_folder(folder, "folder")
+        if target.exists():
+            raise TacitaError(f"{target} exists; choose another folder.")
+        shutil.copytree(self.fitted_run.folder, target)
+        return target
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Recommender:
+        """A recommender with a fitted run of a folder."""
+        run = open_run(parse_folder(folder))
+        recommender = cls(backbone=dict(run.config.backbone), method=run.config.method, seed=run.config.seed)
+        recommender.run_ = run
+        recommender._gives_pandas = False
+        return recommender
+
+    def _convert(self, frame: Frame) -> Any:
+        """Pandas where pandas went in."""
+        return to_pandas(frame) if self._gives_pandas else frame
+
+
+def _to_ids(users: Any, role: str) -> Any:
+    """Ids as they are, and a column of pandas as a list."""
+    if users is None or not hasattr(users, "to_numpy") or hasattr(users, "to_list") is False:
+        return users
+    return users if isinstance(users, str) else list(users)
+
+
+def _measure_lists(lists: Frame, wanted: dict[str, set[str]], k: int) -> dict[str, float]:
+    recall = hits = gain = 0.0
+    for user, items in wanted.items():
+        recommended = lists.filter(lists["user"] == user)["item"].to_list()
+        is_hit = np.array([item in items for item in recommended], bool)
+        recall += is_hit.sum() / len(items)
+        hits += bool(is_hit.any())
+        discounts = 1 / np.log2(np.arange(len(is_hit)) + 2)
+        ideal = (1 / np.log2(np.arange(min(k, len(items))) + 2)).sum()
+        gain += float((is_hit * discounts).sum() / ideal)
+    n = len(wanted)
+    return {f"recall@{k}": recall / n, f"hr@{k}": hits / n, f"ndcg@{k}": gain / n, "users": n}
