@@ -22,10 +22,11 @@ log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from tacita.data.frames import Frame
+    from tacita.runs.recommender import Recommender
     from tacita.runs.serving import Run
     from tacita.runs.training import TrainingCallbacks
 
-__all__ = ["Run", "TacitaError", "__version__", "compare", "load", "open_run", "train"]
+__all__ = ["Recommender", "Run", "TacitaError", "__version__", "compare", "load", "open_run", "train"]
 
 
 def __getattr__(name: str) -> Any:
@@ -33,6 +34,10 @@ def __getattr__(name: str) -> Any:
         from tacita.runs.serving import Run
 
         return Run
+    if name == "Recommender":
+        from tacita.runs.recommender import Recommender
+
+        return Recommender
     raise AttributeError(f"module 'tacita' has no attribute {name!r}")
 
 

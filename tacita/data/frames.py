@@ -5,6 +5,7 @@ polars comes with tacita. pandas does not: its frames are recognised by their in
 
 from __future__ import annotations
 
+import importlib
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -33,6 +34,15 @@ IN_MEMORY_PATH = Path("the table")  # what sentences call it
 ENDINGS = (".parquet", ".csv")
 
 
+# On the way out to pandas
+
+
+def to_pandas(frame: Frame) -> Any:
+    """The same table of pandas, which the caller has loaded."""
+    pandas = importlib.import_module("pandas")
+    return pandas.DataFrame({name: frame[name].to_list() for name in frame.columns})
+
+
 # On the way in
 
 
@@ -45,7 +55,7 @@ def as_frame(source: Any) -> Frame | None:
     if isinstance(source, Mapping):
         columns = {str(name): values for name, values in source.items()}
         return _convert_frame(columns)
-    if _is_pandas(source):
+    if is_pandas(source):
         return _from_pandas(source)
     if hasattr(source, "__arrow_c_stream__"):
         return _convert_frame(source)
@@ -63,7 +73,7 @@ def _convert_frame(columns: Any) -> Frame:
         ) from None
 
 
-def _is_pandas(source: Any) -> bool:
+def is_pandas(source: Any) -> bool:
     """Whether it has the interface of a frame of pandas."""
     return all(hasattr(source, name) for name in ("columns", "iloc", "dtypes"))
 
@@ -117,7 +127,7 @@ def read_frame(
 def to_raw_ids(source: Any, role: str = "user") -> list[str]:
     """Raw ids as text: of one id, of a list, array or column of them, or of the column of a table that has the role."""
     is_table = isinstance(source, pl.DataFrame | pl.LazyFrame | Mapping)
-    if is_table or _is_pandas(source):
+    if is_table or is_pandas(source):
         frame = as_frame(source)
         if frame is None or role not in frame.columns:
             raise TacitaError(f"a table of {role}s needs a column '{role}'; rename one, or give the column alone.")

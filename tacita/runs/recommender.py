@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import tempfile
 from pathlib import Path
@@ -9,11 +10,16 @@ from typing import Any
 
 import numpy as np
 
-import tacita
 from tacita.core.errors import TacitaError
 from tacita.core.files import parse_folder
-from tacita.data.frames import Frame, as_frame, is_pandas, to_pandas
+from tacita.core.python_messages import translate_errors
+from tacita.data.frames import IN_MEMORY, Frame, as_frame, is_pandas, to_pandas
+from tacita.runs import training
+from tacita.runs.assembly import ALL_CORES
+from tacita.runs.default_model import resolve_model
 from tacita.runs.serving import Id, Ids, Run, open_run
+
+log = logging.getLogger(__name__)
 
 
 class Recommender:
@@ -81,10 +87,17 @@ class Recommender:
         if folder is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="tacita-")
             folder = Path(self._temporary.name) / "run"
-        named = {"backbone": self.backbone, "method": self.method, "seed": self.seed}
-        self.run_ = tacita.train(table, out=folder, **named, **self.settings)
+        with translate_errors():
+            config, start = resolve_model(self._settings(), "the settings", ALL_CORES, table, log.info)
+            self.run_ = training.train(config, parse_folder(folder, "out"), ALL_CORES, frame=table, start=start)
         self.n_features_in_ = table.width
         return self
+
+    def _settings(self) -> dict[str, Any]:
+        backbone = {"name": self.backbone} if isinstance(self.backbone, str) else self.backbone
+        named = {"backbone": backbone, "method": self.method, "seed": self.seed}
+        stated = {name: value for name, value in named.items() if value is not None}
+        return {**self.settings, **stated, "data": IN_MEMORY}
 
     @property
     def fitted_run(self) -> Run:
@@ -97,7 +110,7 @@ class Recommender:
 
     def recommend(self, users: Ids | None = None, k: int = 10, **options: Any) -> Any:
         """The k best items of one user, of several, or of everybody; see `Run.recommend`."""
-        return self._convert(self.fitted_run.recommend(_to_ids(users, "user"), k, **options))
+        return self._convert(self.fitted_run.recommend(_to_ids(users), k, **options))
 
     def predict(self, X: Any) -> np.ndarray[Any, Any]:
         """The score of every row's user and item; NaN where the run knows one of them not."""
@@ -166,11 +179,10 @@ class Recommender:
         return to_pandas(frame) if self._gives_pandas else frame
 
 
-def _to_ids(users: Any, role: str) -> Any:
-    """Ids as they are, and a column of pandas as a list."""
-    if users is None or not hasattr(users, "to_numpy") or hasattr(users, "to_list") is False:
-        return users
-    return users if isinstance(users, str) else list(users)
+def _to_ids(users: Any) -> Any:
+    """Ids as they are; a column of pandas as a list."""
+    is_column = hasattr(users, "iloc") and not is_pandas(users)
+    return list(users) if is_column else users
 
 
 def _measure_lists(lists: Frame, wanted: dict[str, set[str]], k: int) -> dict[str, float]:

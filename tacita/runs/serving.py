@@ -15,12 +15,11 @@ from tacita.core.errors import TacitaError
 from tacita.core.python_messages import translate_errors, translate_message
 from tacita.core.types import Floats, Ints
 from tacita.data.filters import format_data_notes
-from tacita.data.frames import Frame, integer_column, lookup_names, make_frame, number_column, to_raw_ids
+from tacita.data.frames import Frame, lookup_names, make_frame, to_raw_ids
 from tacita.report.data import method_name, parse_removals
 from tacita.report.promises import NO_EPSILON, describe_leaks, privacy_lines, summarise_privacy
-from tacita.report.run_data import control_name
 from tacita.runs.explanation import explain_item
-from tacita.runs.file_schemas import RunResult, ScoreRow
+from tacita.runs.file_schemas import RunResult
 from tacita.runs.fold_in import recommend_newcomer
 from tacita.runs.loaded_run import (
     LoadedRun,
@@ -32,6 +31,7 @@ from tacita.runs.loaded_run import (
     rank_similar,
     read_stamp,
 )
+from tacita.runs.metrics_table import build_metrics
 from tacita.runs.run_folder import SavedRun, abbreviate_ids, read_config, read_result
 
 __all__ = ["Run", "check_list_length", "open_run", "recommend", "score_users"]
@@ -198,7 +198,7 @@ class Run:
             item_numbers = models.item_numbers([_parse_single_id(item, "item")])
             explanation = explain_item(models, int(user_numbers[0]), int(item_numbers[0]))
             shown = explanation.items[:k]
-            columns = _item_columns(models, shown, explanation.effects[:k])
+            columns = _item_columns(models, shown, explanation.effects[:k].astype(np.float32))
             columns["effect"] = columns.pop("score")
             columns["basis"] = [explanation.basis] * len(shown)
             columns["title"] = columns.pop("title")
@@ -262,7 +262,7 @@ class Run:
             result = read_result(self.folder)
             config = self.config
             method = method_name(self._backbone_name, config.method, config.parts)
-            return _build_metrics(result, method)
+            return build_metrics(result, method)
 
     @property
     def _backbone_name(self) -> str:
@@ -424,47 +424,3 @@ def _describe_privacy(config: RunConfig, result: RunResult) -> str:
     if describe_leaks(config, Path()):
         return "no epsilon: what it releases gives people away"
     return "no epsilon"
-
-
-def _build_metrics(result: RunResult, method: str) -> Frame:
-    """Rows of the method, then of its controls; each block, then the mean."""
-    scored = {method: result}
-    for name, control in result["controls"].items():
-        if "skipped" not in control:
-            scored[control_name(name)] = control
-    n_tested = [int(block["users"]) for block in result["blocks"]]
-    n_counted = sum(n_tested[1:] or n_tested)
-    table = _MetricsTable(list(result["mean"]))
-    for scorer, scores in scored.items():
-        for number, block in enumerate(scores["blocks"]):
-            table.add(scorer, number, n_tested[number], block)
-        table.add(scorer, None, n_counted, scores["mean"])
-    return table.to_frame()
-
-
-class _MetricsTable:
-    """Rows of metrics, gathered by column."""
-
-    def __init__(self, metrics: list[str]) -> None:
-        self.scorers: list[str] = []
-        self.blocks: list[int | None] = []
-        self.users: list[int] = []
-        self.values: dict[str, list[Any]] = {}
-        for metric in metrics:
-            self.values[metric] = []
-
-    def add(self, scorer: str, block: int | None, users: int, scores: ScoreRow) -> None:
-        """Add a row; what was measured of nobody is empty."""
-        self.scorers.append(scorer)
-        self.blocks.append(block)
-        self.users.append(users)
-        for metric, values in self.values.items():
-            value = scores.get(metric) if users else None
-            values.append(value)
-
-    def to_frame(self) -> Frame:
-        blocks = integer_column(self.blocks)
-        columns: Columns = {"scorer": self.scorers, "block": blocks, "users": self.users}
-        for metric, values in self.values.items():
-            columns[metric] = number_column(values)
-        return make_frame(columns)
