@@ -348,15 +348,12 @@ def test_part_that_did_not_unlearn_is_not_certified() -> None:
     config = site_config("preset retraction")
     fed = assemble(config, Machine())
     server = start_run(fed).server
-    user_request = UserRequest(id=1, kind="unshare", items=[1])
-    user = certify_user(
-        build_certificate([UnlearningReport(details={"people": 1})], (server, server), user_request.kind),
-        user_request.kind,
-        0,
-    )
-    assert user["verdict"] == "taken out of the server's record; not unlearned"
-    assert user["taken"] == "nothing: the server held none of it"
-    assert user["method"] == "the record of what is shared"
+    report = UnlearningReport(details={"people": 1})
+    certificate = build_certificate([report], (server, server), "unshare")
+    user_certificate = certify_user(certificate, "unshare", 0)
+    assert user_certificate.verdict == "taken out of the server's record; not unlearned"
+    assert user_certificate.taken == "nothing: the server held none of it"
+    assert user_certificate.method == "the record of what is shared"
 
 
 def test_a_node_that_lies_about_times_reorders_nothing(tmp_path: Path) -> None:

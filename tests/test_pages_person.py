@@ -534,7 +534,7 @@ def test_refused_leave_request_can_be_repeated(tmp_path: Path) -> None:
     node.store.record_outcomes("r", [RequestOutcome(id=entry.id, state="refused", said="not now.")])
     assert "Take back everything" in client.get("/").text
     client.post("/do/ask", data={"kind": "leave"}, headers={"hx-request": "true"})
-    assert [want.is_refused for want in node.store.list_requests("r")] == [True, False]
+    assert [request.phase for request in node.store.list_requests("r")] == ["refused", "queued"]
     close_nodes(site)
 
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
+from tacita.core.errors import TacitaError
 from tacita.live.node.answers import QuestionNumber
+from tacita.live.request_certificate import RequestCertificate
 from tacita.live.wire import RequestOutcome, UserRequest
-from tacita.round.request import UNLEARNING_KINDS
+from tacita.round.request import REQUEST_KINDS, UNLEARNING_KINDS
+
+RequestPhase = Literal["queued", "sent", "applied", "refused"]
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,21 @@ class QueuedRequest:
     n_bytes: int = 0
 
     @property
+    def phase(self) -> RequestPhase:
+        """How far it has come."""
+        if self.carrier is None:
+            return "queued"
+        if self.outcome is None or not self.outcome.is_final:
+            return "sent"
+        return "refused" if self.outcome.state == "refused" else "applied"
+
+    @property
+    def certificate(self) -> RequestCertificate:
+        """What its server certifies; without content as long as it does not."""
+        facts = {} if self.outcome is None else self.outcome.certificate
+        return RequestCertificate.from_facts(facts)
+
+    @property
     def is_withdrawal(self) -> bool:
         return self.kind in UNLEARNING_KINDS
 
@@ -34,6 +54,7 @@ class QueuedRequest:
     def is_final(self) -> bool:
         return self.outcome is not None and self.outcome.is_final
 
-    @property
-    def is_refused(self) -> bool:
-        return self.outcome is not None and self.outcome.state == "refused"
+
+def check_request_kind(kind: str) -> None:
+    if kind not in REQUEST_KINDS:
+        raise TacitaError(f"'{kind[:100]}' is no request; known: {', '.join(REQUEST_KINDS)}.")

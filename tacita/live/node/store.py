@@ -26,10 +26,9 @@ from tacita.live.json_object import JsonObject
 from tacita.live.node import answers, attempt_snapshot, blocks, request_queue
 from tacita.live.node import store_file as node_file
 from tacita.live.node.answers import AnswerRecord, QuestionNumber, StoredDevices, StoredModel
-from tacita.live.node.queued_request import QueuedRequest
+from tacita.live.node.queued_request import QueuedRequest, check_request_kind
 from tacita.live.node.store_connection import StoreConnection
 from tacita.live.wire import Catalogue, RequestOutcome
-from tacita.round.request import REQUEST_KINDS
 
 LEVELS = ("learn", "keep")
 
@@ -274,8 +273,7 @@ class NodeStore(StoreConnection):
 
     def enqueue_request(self, kind: str, run: str, items: Sequence[str] = (), user: int | None = None) -> int:
         """Keep a request for the server of a run until a reply can carry it."""
-        if kind not in REQUEST_KINDS:
-            raise TacitaError(f"'{kind[:100]}' is no request; known: {', '.join(REQUEST_KINDS)}.")
+        check_request_kind(kind)
         request = QueuedRequest(0, run, kind, list(items), user, time.time())
         with self._write_transaction() as db:
             return request_queue.put_request(db, request)

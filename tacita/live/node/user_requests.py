@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from tacita.core.errors import TacitaError
 from tacita.live.json_object import JsonObject
 from tacita.live.node.node import Node
-from tacita.live.node.request_states import list_request_states
+from tacita.live.node.queued_request import check_request_kind
+from tacita.live.node.request_status import RequestStatus, list_request_statuses
 from tacita.live.node.row_index import ItemNumbers, number_items
 from tacita.live.node.user_run import UserRun, load_plan, load_user_run
 from tacita.round.fulfilment import can_fulfil, list_scopes
@@ -48,10 +49,11 @@ class ItemRequest:
 # Submitting
 
 
-def submit_request(node: Node, kind: str, user: str, items: Sequence[str], run: str | None = None) -> JsonObject:
+def submit_request(
+    node: Node, kind: str, user: str, items: Sequence[str], run: str | None = None
+) -> list[RequestStatus]:
     """Queue a request, or say in one sentence why it cannot be meant."""
-    if kind not in REQUEST_KINDS:
-        raise TacitaError(f"'{kind[:100]}' is no request; known: {', '.join(REQUEST_KINDS)}.")
+    check_request_kind(kind)
     store = node.store
     number = store.find_user(user)
     runs = _select_runs(node, number, user, run)
@@ -79,8 +81,7 @@ def submit_request(node: Node, kind: str, user: str, items: Sequence[str], run: 
         queued.append(request_id)
     if not queued:
         raise TacitaError(str(rejections[0]))
-    states = list_request_states(node)
-    return {"requests": [state for state in states if state["request"] in queued]}
+    return [status for status in list_request_statuses(node) if status.request in queued]
 
 
 def _select_runs(node: Node, number: int, user: str, run: str | None) -> list[str]:

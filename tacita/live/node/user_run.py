@@ -53,7 +53,7 @@ def load_user_run(node: Node, user: int, run: str) -> UserRun:
     store = node.store
     model = store.model(run)
     requests = [request for request in store.list_requests(run) if request.user == user]
-    accepted_kinds = {request.kind for request in requests if not request.is_refused}
+    accepted_kinds = {request.kind for request in requests if request.phase != "refused"}
     has_left = "leave" in accepted_kinds
     if model is None:
         shared = _apply_to_shared(set(), requests)
@@ -79,7 +79,7 @@ def _collect_forgotten(requests: Sequence[QueuedRequest]) -> set[str]:
     """Items that a person asked to forget."""
     forgotten = set[str]()
     for request in requests:
-        if request.kind == "forget" and not request.is_refused:
+        if request.kind == "forget" and request.phase != "refused":
             forgotten |= set(request.items)
     return forgotten
 

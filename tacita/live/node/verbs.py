@@ -16,7 +16,7 @@ from tacita.live.json_object import JsonObject
 from tacita.live.node.budgets import describe_epsilon, set_budget
 from tacita.live.node.node import Node
 from tacita.live.node.release_log import read_release_log
-from tacita.live.node.request_states import list_request_states
+from tacita.live.node.request_status import list_request_statuses
 from tacita.live.node.user_requests import submit_request
 
 log = logging.getLogger(__name__)
@@ -86,16 +86,18 @@ def _import(node: Node, arguments: ImportArguments) -> JsonObject:
     return node.import_file(arguments.file, arguments.columns, arguments.date_format, arguments.decimal)
 
 
-def _show_status(node: Node, _: NoArguments) -> JsonObject:
-    return {**node.status(), "epsilon": describe_epsilon(node), "requests": list_request_states(node)}
+def _show_status(node: Node, no_arguments: NoArguments) -> JsonObject:
+    requests = _list_requests(node, no_arguments)
+    return {**node.status(), "epsilon": describe_epsilon(node), "requests": requests}
 
 
 def _list_requests(node: Node, _: NoArguments) -> list[JsonObject]:
-    return list_request_states(node)
+    return [status.model_dump() for status in list_request_statuses(node)]
 
 
 def _submit(node: Node, arguments: RequestArguments) -> JsonObject:
-    return submit_request(node, arguments.kind, arguments.user, arguments.items, arguments.run)
+    statuses = submit_request(node, arguments.kind, arguments.user, arguments.items, arguments.run)
+    return {"requests": [status.model_dump() for status in statuses]}
 
 
 def _recommend(node: Node, arguments: RecommendArguments) -> list[JsonObject]:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tacita.live.node.queued_request import QueuedRequest
-from tacita.round.request import UNLEARNING_KINDS
 
 
 @dataclass(frozen=True)
@@ -24,15 +23,14 @@ def collect_removals(requests: Sequence[QueuedRequest]) -> CertifiedRemovals:
     left_runs: set[str] = set()
     retaining_runs: set[str] = set()
     for request in requests:
-        if request.outcome is None or request.outcome.state != "done":
+        if request.phase != "applied":
             continue
         if request.kind == "forget":
             for item in request.items:
                 items.setdefault(item, set()).add(request.run)
         if request.kind == "leave":
             left_runs.add(request.run)
-        verdict = str(request.outcome.certificate.get("verdict", ""))
-        if request.kind in UNLEARNING_KINDS and "not unlearned" in verdict:
+        if request.is_withdrawal and "not unlearned" in request.certificate.verdict:
             retaining_runs.add(request.run)
     return CertifiedRemovals(items, left_runs, retaining_runs)
 

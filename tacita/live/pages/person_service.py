@@ -12,7 +12,7 @@ from tacita.live.node import store_file as node_file
 from tacita.live.node.budgets import declared_budget, read_user_accounts, set_budget
 from tacita.live.node.node import Node
 from tacita.live.node.queued_request import QueuedRequest
-from tacita.live.node.request_states import list_request_states
+from tacita.live.node.request_status import list_request_statuses
 from tacita.live.node.user_queries import ItemQuery, ItemSet, Preset
 from tacita.live.node.user_requests import allowed_kinds, read_request_options, submit_request
 from tacita.live.pages.holdings import collect_removals, describe_holdings, join_run_names
@@ -119,7 +119,7 @@ class PersonService:
         user_number = store.find_user(user)
         left_runs = set()
         for request in self._list_own_requests(user):
-            if request.kind == "leave" and not request.is_refused:
+            if request.kind == "leave" and request.phase != "refused":
                 left_runs.add(request.run)
         known_runs = set(store.list_user_runs(user_number)) & set(store.runs())
         runs = known_runs - left_runs
@@ -144,12 +144,12 @@ class PersonService:
         if not queued:
             return {"requests": []}
         rows = []
-        for state in reversed(list_request_states(self.node, user)):
-            request = queued.get(state["request"])
+        for status in reversed(list_request_statuses(self.node, user)):
+            request = queued.get(status.request)
             created = None if request is None else request.created
             items = [] if request is None else request.items
             named = self._name_items(items[:MOST_NAMED_ITEMS])
-            rows.append({**state, "asks": KINDS[state["kind"]], "created": created, "named": named})
+            rows.append({**status.model_dump(), "asks": KINDS[status.kind], "created": created, "named": named})
         return {"requests": rows}
 
     # Decisions
@@ -173,11 +173,11 @@ class PersonService:
 
     def submit_request(self, user: str, kind: str, items: Sequence[str]) -> JsonObject:
         """Queue a request to the servers. Forgotten items stay on this node from now on, in later runs as well."""
-        receipt = submit_request(self.node, kind, user, items)
+        statuses = submit_request(self.node, kind, user, items)
         if kind == "forget":
             for item in items:
                 self.node.set_consent(user, item, "keep")
-        return {"requests": receipt["requests"]}
+        return {"requests": [status.model_dump() for status in statuses]}
 
     def export_user(self, user: str) -> bytes:
         """Everything of a person as JSON lines."""

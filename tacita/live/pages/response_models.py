@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tacita.live.node.request_status import RequestStatus
+
 JsonObject = dict[str, Any]
 """What a service answers, before it is checked against one of these models."""
 
@@ -151,17 +153,8 @@ class Budgets(ApiResponse):
     runs: list[Account]
 
 
-class RequestStatusRow(ApiResponse):
-    request: int
-    user: str | None
-    kind: str
-    items: int
-    run: str
-    state: str
-    age: float | None
-    done: bool
-    effect: str
-    certificate: dict[str, Any]
+class RequestStatusRow(RequestStatus):
+    pass
 
 
 class RequestDetails(RequestStatusRow):

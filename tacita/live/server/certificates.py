@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import time
+from typing import Any
 
 import numpy as np
 
 from tacita.core.codec import digest
 from tacita.core.types import ServerState
 from tacita.federation.state_arrays import pack_server
-from tacita.live.json_object import JsonObject
+from tacita.live.request_certificate import RequestCertificate
 from tacita.live.server.open_requests import OpenRequest
 from tacita.round.request import WITHDRAWAL_KINDS
 from tacita.round.unlearning_report import Cost, UnlearningReport, are_exact, list_purged, sum_cost
@@ -27,7 +28,7 @@ _CERTIFIED_COSTS: tuple[Cost, ...] = ("clients_asked", "rounds", "bytes_up", "by
 ModelPair = tuple[ServerState, ServerState]  # before and after
 
 
-def build_certificate(reports: list[UnlearningReport], models: ModelPair, kind: str) -> JsonObject:
+def build_certificate(reports: list[UnlearningReport], models: ModelPair, kind: str) -> RequestCertificate:
     """What was done, in the terms of the lab's certificates, and what was not checked.
 
     `certify_user` adds what was taken of one person.
@@ -40,28 +41,28 @@ def build_certificate(reports: list[UnlearningReport], models: ModelPair, kind: 
     methods = [report.method for report in reports if report.method is not None]
     modes = [report.mode for report in reports if report.mode is not None]
     is_unlearned = bool(methods) and kind != "share" and not waits  # a part says that it did, not that it could
-    return {
-        "request": kind,
-        "method": ", ".join(dict.fromkeys(methods)) or "the record of what is shared",
-        "mode": "; ".join(modes)[:500],
-        "exact": are_exact(reports) and not waits,
-        "model before": digest_before,
-        "model after": digest_after,
+    return RequestCertificate(
+        request=kind,
+        method=", ".join(dict.fromkeys(methods)) or "the record of what is shared",
+        mode="; ".join(modes)[:500],
+        exact=are_exact(reports) and not waits,
+        model_before=digest_before,
+        model_after=digest_after,
         **_sum_costs(reports),
         **_certify_effect(waits, is_unlearned and has_changed, model_after),
-        "purged": "" if waits else _describe_purge(reports, kind),
-        "residual risk": _residual_risk(kind, is_unlearned or waits),
-        "verdict": _verdict(kind, waits, is_unlearned, has_changed),
-    }
+        purged="" if waits else _describe_purge(reports, kind),
+        residual_risk=_residual_risk(kind, is_unlearned or waits),
+        verdict=_verdict(kind, waits, is_unlearned, has_changed),
+    )
 
 
-def _sum_costs(reports: list[UnlearningReport]) -> dict[str, float]:
+def _sum_costs(reports: list[UnlearningReport]) -> dict[str, Any]:
     """What the request cost, over all parts."""
-    costs = {}
+    costs: dict[str, Any] = {}
     for name in _CERTIFIED_COSTS:
         cost = sum_cost(reports, name)
         if math.isfinite(cost):
-            costs[name.replace("_", " ")] = cost
+            costs[name] = cost
     return costs
 
 
@@ -74,15 +75,15 @@ def _describe_purge(reports: list[UnlearningReport], kind: str) -> str:
     return ", ".join(dict.fromkeys(purged))
 
 
-def _certify_effect(waits: bool, is_unlearned: bool, model_after: ServerState) -> JsonObject:
+def _certify_effect(waits: bool, is_unlearned: bool, model_after: ServerState) -> dict[str, Any]:
     """What happened, when, and how anybody knows."""
     if waits:
         return {"taken": "nothing yet", "verified": "nothing to verify yet"}
     return {
         "taken": _TAKEN_FROM_MODEL if is_unlearned else "",
-        "effective block": model_after.block,
-        "effective after round": model_after.round,
-        "effective at": time.time(),
+        "effective_block": model_after.block,
+        "effective_round": model_after.round,
+        "effective_at": time.time(),
         "verified": NOT_VERIFIED,
     }
 
@@ -118,8 +119,8 @@ def _verdict(kind: str, waits: bool, is_unlearned: bool, has_changed: bool) -> s
 
 
 def certify_each(
-    certificate: JsonObject, models: ModelPair, group: list[OpenRequest]
-) -> list[tuple[OpenRequest, JsonObject]]:
+    certificate: RequestCertificate, models: ModelPair, group: list[OpenRequest]
+) -> list[tuple[OpenRequest, RequestCertificate]]:
     """A certificate for each user: who withdraws together does not learn how much others had shared."""
     model_before, model_after = models
     senders = np.array([request.sender for request in group], np.uint64)
@@ -127,22 +128,24 @@ def certify_each(
     counts_after = model_after.shared.lists_of(senders).counts()
     certificates = []
     for request, n_taken in zip(group, counts_before - counts_after, strict=True):
-        content = certify_user(certificate, request.kind, int(n_taken))
+        user_certificate = certify_user(certificate, request.kind, int(n_taken))
         n_items = len(request.items)
-        certificates.append((request, {"shared items": n_items} | content))
+        certificates.append((request, user_certificate.model_copy(update={"n_items": n_items})))
     return certificates
 
 
-def certify_user(certificate: JsonObject, kind: str, n_taken: int) -> JsonObject:
+def certify_user(certificate: RequestCertificate, kind: str, n_taken: int) -> RequestCertificate:
     """A certificate with what was taken of one person: so many items out of the record."""
-    is_waiting = "effective at" not in certificate
-    if is_waiting:
+    if not certificate.is_effective:
         return certificate
-    if kind == "share":
-        return {**certificate, "taken": ""}
-    taken_parts = []
+    taken = "" if kind == "share" else _describe_taken(certificate, n_taken)
+    return certificate.model_copy(update={"taken": taken})
+
+
+def _describe_taken(certificate: RequestCertificate, n_taken: int) -> str:
+    takings = []
     if n_taken > 0:
-        taken_parts.append(f"{n_taken} shared items out of the record")
-    if certificate["taken"]:
-        taken_parts.append(certificate["taken"])
-    return {**certificate, "taken": " and ".join(taken_parts) or "nothing: the server held none of it"}
+        takings.append(f"{n_taken} shared items out of the record")
+    if certificate.taken:
+        takings.append(certificate.taken)
+    return " and ".join(takings) or "nothing: the server held none of it"

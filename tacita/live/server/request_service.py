@@ -214,13 +214,14 @@ def _certify(
     reports = list(reports_by_part.values())
     waits = any(report.waits for report in reports)
     certificate = build_certificate(reports, models, kind)
-    verdict = str(certificate["verdict"])
+    verdict = certificate.verdict
     state = "waits" if waits else "done"
     outcomes = list(refused)
     for request, user_certificate in certify_each(certificate, models, group):
-        outcomes.append(_make_outcome(progress, request, state, said=verdict, certificate=user_certificate))
-    freed_certificate = certify_user(certificate, kind, 0)
-    freed = _make_outcome(progress, group[0], state, said=verdict, certificate=freed_certificate)
+        facts = user_certificate.to_facts()
+        outcomes.append(_make_outcome(progress, request, state, said=verdict, certificate=facts))
+    freed_facts = certify_user(certificate, kind, 0).to_facts()
+    freed = _make_outcome(progress, group[0], state, said=verdict, certificate=freed_facts)
     content = {name: _to_json(report.to_json()) for name, report in reports_by_part.items()}
     event = {"kind": kind, "people": len(group), "done": content}
     freed_users = _collect_freed(reports)

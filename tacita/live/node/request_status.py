@@ -4,17 +4,36 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
 
 from tacita.live.formatting import format_age, format_time
-from tacita.live.json_object import JsonObject
 from tacita.live.node.node import Node
 from tacita.live.node.queued_request import QueuedRequest
 from tacita.live.node.user_run import load_plan
 from tacita.live.wire import RequestOutcome
 
 
-def list_request_states(node: Node, user: str | None = None) -> list[JsonObject]:
-    """Every request, or those of one person, with how far it has come, for people and machines."""
+class RequestStatus(BaseModel):
+    """How far a request has come, for people and machines."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    request: int
+    user: str | None  # raw id
+    kind: str
+    items: int
+    run: str
+    state: str  # in words
+    age: float | None  # seconds; None: nothing more will happen
+    done: bool
+    effect: str
+    certificate: dict[str, Any]
+
+
+def list_request_statuses(node: Node, user: str | None = None) -> list[RequestStatus]:
+    """Of every request, or of those of one person."""
     store = node.store
     user_ids, raw_ids = store.users()
     raw_id_of = dict(zip(user_ids.tolist(), raw_ids, strict=True))
@@ -24,29 +43,29 @@ def list_request_states(node: Node, user: str | None = None) -> list[JsonObject]
         number = store.find_user(user)
         requests = [request for request in queue if request.user == number]
     batching_runs = _list_batching_runs(node, queue)
-    states = []
+    statuses = []
     for request in requests:
         outcome = request.outcome
         age = time.time() - request.created
-        state = {
-            "request": request.id,
-            "user": None if request.user is None else raw_id_of.get(request.user),
-            "kind": request.kind,
-            "items": len(request.items),
-            "run": request.run,
-            "state": _describe_state(node, request, queue, batching_runs),
-            "age": None if request.is_final else max(0.0, age),
-            "done": request.is_final,
-            "effect": _describe_effect(outcome),
-            "certificate": {} if outcome is None else outcome.certificate,
-        }
-        states.append(state)
-    return states
+        status = RequestStatus(
+            request=request.id,
+            user=None if request.user is None else raw_id_of.get(request.user),
+            kind=request.kind,
+            items=len(request.items),
+            run=request.run,
+            state=_describe_state(node, request, queue, batching_runs),
+            age=None if request.is_final else max(0.0, age),
+            done=request.is_final,
+            effect=_describe_effect(request),
+            certificate={} if outcome is None else dict(outcome.certificate),
+        )
+        statuses.append(status)
+    return statuses
 
 
 def _list_batching_runs(node: Node, queue: Sequence[QueuedRequest]) -> set[str]:
     """Runs with withdrawals that wait here for those of others."""
-    unsent = [request for request in queue if request.carrier is None]
+    unsent = [request for request in queue if request.phase == "queued"]
     runs = {request.run for request in unsent if request.is_withdrawal}
     return {run for run in runs if _batches_withdrawals(node, run)}
 
@@ -89,19 +108,15 @@ def _describe_outcome(outcome: RequestOutcome, age: float) -> str:
     return f"done in block {outcome.block} after round {outcome.round}: {reason}"
 
 
-def _describe_effect(outcome: RequestOutcome | None) -> str:
+def _describe_effect(request: QueuedRequest) -> str:
     """What the server says has happened, when, and how anybody knows; a sentence for people."""
-    if outcome is None or outcome.state != "done":
+    certificate = request.certificate
+    if request.phase != "applied" or certificate.effective_at is None:
         return ""
-    certificate = outcome.certificate
-    at = certificate.get("effective at")
-    if not isinstance(at, int | float):
-        return ""
-    block = certificate.get("effective block")
-    round = certificate.get("effective after round")
-    route = f"; taken: {certificate['taken']}" if certificate.get("taken") else ""
-    verification = certificate.get("verified")
-    return f"effective since {format_time(at)}, in block {block} after round {round}{route}; verified {verification}"
+    since = f"effective since {format_time(certificate.effective_at)}"
+    place = f"in block {certificate.effective_block} after round {certificate.effective_round}"
+    route = f"; taken: {certificate.taken}" if certificate.taken else ""
+    return f"{since}, {place}{route}; verified {certificate.verified}"
 
 
 def _describe_shortfall(node: Node, request: QueuedRequest, queue: Sequence[QueuedRequest]) -> str:
