@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import tacita
-from tacita.runs.forgetting.request_service import reopen_run, submit_request
+from tacita.runs.forgetting.reopened_run import reopen_run
+from tacita.runs.forgetting.request_service import submit_request
 from tacita.runs.forgetting.requests import RawRequest
 from tacita.runs.ledger import describe_ledger, read_run_ledger
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from helpers.command_line import call
+from helpers.run_requests import certificate_of
 from tacita.core.config import RunConfig, validate_model
 from tacita.runs import training
 from tacita.runs.assembly import Machine
@@ -37,9 +38,8 @@ def forget_two_items(folder: Path) -> dict[str, Any]:
     user = saved.ids["users"][3]
     own = read_lists(saved.client_arrays, "history").take(saved.user_numbers([user])).ids
     items = [saved.ids["items"][item] for item in own[:2].tolist()]
-    certificate = submit_request(folder, RawRequest("forget", {user: items}, alone=True), verify=True).certificate
-    assert certificate is not None
-    return certificate
+    request = RawRequest("forget", {user: items}, alone=True)
+    return certificate_of(submit_request(folder, request, verify=True))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -14,13 +14,15 @@ import pytest
 
 from helpers.examples import load_example
 from helpers.killed_runs import KILL_SCRIPT
+from helpers.run_requests import certificate_of
 from tacita.core.errors import TacitaError
 from tacita.core.files import read_arrays
 from tacita.methods import resolve_config
 from tacita.methods.personal.dpps import DPPS
 from tacita.privacy.ledger import ACCOUNT_ARRAYS, MICRO
 from tacita.runs.assembly import build_plan
-from tacita.runs.forgetting.request_service import reopen_run, submit_request
+from tacita.runs.forgetting.reopened_run import reopen_run
+from tacita.runs.forgetting.request_service import submit_request
 from tacita.runs.forgetting.requests import RawRequest
 from tacita.runs.ledger import read_run_ledger
 from tacita.runs.run_folder import open_saved
@@ -87,9 +89,9 @@ def takes_back(folder: Path) -> None:
     """Rounds of unlearning are releases: nobody pays beyond their budget, and what was shared goes."""
     user, before = FOUR.somebody_who_shares(folder), accounts(folder)
     granted = submit_request(folder, RawRequest("unshare", {user: None}))
-    assert granted.certificate is not None
-    assert granted.certificate["method"]["name"] == "contrastive-unlearning"
-    assert granted.certificate["purged"]["clean"] is True
+    certificate = certificate_of(granted)
+    assert certificate["method"]["name"] == "contrastive-unlearning"
+    assert certificate["purged"]["clean"] is True
     run = reopen_run(folder)
     assert run.shared.counts()[run.saved.user_numbers([user])[0]] == 0
     after = accounts(folder)

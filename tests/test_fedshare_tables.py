@@ -28,7 +28,7 @@ from tacita.research.experiments import (
 )
 from tacita.research.experiments.shared_base import with_parts
 from tacita.runs.assembly import Machine, assemble, build_components
-from tacita.runs.forgetting.request_service import apply_request
+from tacita.runs.forgetting.application import apply_request
 from tacita.runs.forgetting.requests import draw_unshare_request
 from tacita.runs.forgetting.retraining import collect_shares, find_shared
 from tacita.runs.forgetting.routes import choose_route

@@ -29,7 +29,8 @@ from tacita.research.audit.withdrawal_scenario import (
 from tacita.round import registry
 from tacita.runs import training
 from tacita.runs.forgetting import traces
-from tacita.runs.forgetting.request_service import apply_request, reopen_run
+from tacita.runs.forgetting.application import apply_request
+from tacita.runs.forgetting.reopened_run import reopen_run
 from tacita.runs.forgetting.verdict import run_checks, summarise_checks
 from tacita.runs.forgetting.verification import retrain_reference
 

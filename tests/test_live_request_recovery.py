@@ -352,7 +352,7 @@ def test_part_that_did_not_unlearn_is_not_certified() -> None:
     certificate = build_certificate([report], (server, server), "unshare")
     user_certificate = certify_user(certificate, "unshare", 0)
     assert user_certificate.verdict == "taken out of the server's record; not unlearned"
-    assert user_certificate.taken == "nothing: the server held none of it"
+    assert user_certificate.removal == "nothing: the server held none of it"
     assert user_certificate.method == "the record of what is shared"
 
 

@@ -16,7 +16,7 @@ from tacita.core.types import Arrays
 from tacita.federation.rounds import RoundReport
 from tacita.runs import noise_secret, training
 from tacita.runs.assembly import Machine, assemble
-from tacita.runs.forgetting.request_service import reopen_run
+from tacita.runs.forgetting.reopened_run import reopen_run
 from tacita.runs.run_folder import open_saved
 from tacita.runs.training import TrainingCallbacks
 

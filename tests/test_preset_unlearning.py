@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers.run_requests import assert_valid_certificate, find_sharer, history_of, shared_items_of
+from helpers.run_requests import assert_valid_certificate, certificate_of, find_sharer, history_of, shared_items_of
 from tacita.core.draws import derive_keys
 from tacita.core.types import ServerState
 from tacita.methods import preset_names, preset_parts, resolve_config
 from tacita.methods.continual.f3crec import TemporalMean
 from tacita.runs import training
-from tacita.runs.forgetting.request_service import reopen_run, submit_request
+from tacita.runs.forgetting.reopened_run import reopen_run
+from tacita.runs.forgetting.request_service import submit_request
 from tacita.runs.forgetting.requests import RawRequest
 from tacita.runs.run_folder import open_saved, read_lists
 
@@ -48,10 +49,10 @@ def trained(method: str, out: Path, **more: Any) -> Path:
 
 def forgotten(folder: Path, user: str, items: list[str] | None) -> dict[str, Any]:
     result = submit_request(folder, RawRequest("forget", {user: items}))
-    assert result.certificate is not None, result.message
-    assert_valid_certificate(result.certificate)
-    assert result.certificate["purged"]["clean"] is True, result.certificate["purged"]
-    return result.certificate
+    certificate = certificate_of(result)
+    assert_valid_certificate(certificate)
+    assert certificate["purged"]["clean"] is True, certificate["purged"]
+    return certificate
 
 
 @pytest.mark.parametrize("method", preset_names())
@@ -80,8 +81,7 @@ def test_forgetting_equals_retraining(tmp_path: Path) -> None:
         folder = trained(method, tmp_path)
         user = find_sharer(folder, 2)
         items = shared_items_of(folder, user)[:1]
-        result = submit_request(folder, RawRequest("unshare", {user: items}), verify=True).certificate
-        assert result is not None
+        result = certificate_of(submit_request(folder, RawRequest("unshare", {user: items}), verify=True))
         assert result["method"]["exact"] is True, method
         assert result["verdict"].startswith("pass"), result["verdict"]
         assert not set(shared_items_of(folder, user)) & set(items)
@@ -108,8 +108,7 @@ def test_perturbed_uploads_are_stable_and_counted_once(tmp_path: Path) -> None:
     before = open_saved(folder)
     user = next(u for u in before.ids["users"] if told_by(before, u) and shared_here(folder, u))
     item = shared_here(folder, user)[0]
-    result = submit_request(folder, RawRequest("unshare", {user: [item]})).certificate
-    assert result is not None
+    result = certificate_of(submit_request(folder, RawRequest("unshare", {user: [item]})))
     assert (result["method"]["name"], result["method"]["exact"]) == ("retrain", False)
     assert "stays as it was told" in result["residual_risk"]
     after = open_saved(folder)
@@ -136,10 +135,9 @@ def shared_here(folder: Path, user: str) -> list[str]:
 def test_retraining_can_be_requested(tmp_path: Path) -> None:
     folder = trained("fedshare", tmp_path)
     user = find_sharer(folder, 1)
-    result = submit_request(
-        folder, RawRequest("forget", {user: history_of(folder, user)}, retrain=True), verify=True
-    ).certificate
-    assert result is not None
+    result = certificate_of(
+        submit_request(folder, RawRequest("forget", {user: history_of(folder, user)}, retrain=True), verify=True)
+    )
     assert (result["method"]["name"], result["method"]["exact"]) == ("retrain", True)
     assert "--again asks for it" in result["method"]["why"]
     assert "stays in the model" not in result["residual_risk"]
@@ -184,8 +182,7 @@ def test_sharing_with_f3crec_resumes_and_forgets(tmp_path: Path, monkeypatch: py
 
     user = find_sharer(folder, 2)
     items = shared_items_of(folder, user)[:2]
-    result = submit_request(folder, RawRequest("unshare", {user: items}), verify=True).certificate
-    assert result is not None
+    result = certificate_of(submit_request(folder, RawRequest("unshare", {user: items}), verify=True))
     assert result["method"]["name"] == "contrastive-unlearning"
     assert {"anchor_table", "last_table"} <= set(result["purged"]["emptied"])
     assert result["purged"]["clean"] is True

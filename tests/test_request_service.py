@@ -18,6 +18,7 @@ from helpers.run_requests import (
     RowReset,
     SharedItemsUnlearning,
     assert_valid_certificate,
+    certificate_of,
     exit_code_of,
     find_sharer,
     forget_items,
@@ -37,7 +38,8 @@ from tacita.round.request import RequestBatch
 from tacita.round.unlearning_report import UnlearningReport
 from tacita.runs import training
 from tacita.runs.artefacts import ScanTargets, find_traces
-from tacita.runs.forgetting.request_service import reopen_run, restrict_stream, submit_request
+from tacita.runs.forgetting.reopened_run import reopen_run, restrict_stream
+from tacita.runs.forgetting.request_service import submit_request
 from tacita.runs.forgetting.requests import RawRequest, read_request_file
 from tacita.runs.forgetting.verification import find_emptied, largest_difference, retrain_run
 from tacita.runs.run_folder import open_saved, read_lists
@@ -245,8 +247,7 @@ def test_unshare_reverts_share(shared: Path) -> None:
     assert sorted(shared_items_of(shared, user)) == sorted(train[:2])
     assert "shares all of that" in submit_request(shared, RawRequest("share", {user: train[:2]})).message
     model = open_saved(shared).server_arrays["items"].copy()
-    outcome = submit_request(shared, RawRequest("unshare", {user: train[:1]})).certificate
-    assert outcome is not None
+    outcome = certificate_of(submit_request(shared, RawRequest("unshare", {user: train[:1]})))
     assert (outcome["request"]["scope"], outcome["method"]["name"]) == ("shared_edges", "probe-shared")
     assert "takes shared ones back" in outcome["method"]["why"]
     assert shared_items_of(shared, user) == train[1:2]
@@ -369,8 +370,7 @@ def test_request_service_handles_every_preset(tmp_path: Path, name: str) -> None
     if name.startswith("fedshare"):
         user = find_sharer(folder, 2)
         items = shared_items_of(folder, user)[:2]
-        result = submit_request(folder, RawRequest("unshare", {user: items}), verify=True).certificate
-        assert result is not None
+        result = certificate_of(submit_request(folder, RawRequest("unshare", {user: items}), verify=True))
         assert not set(shared_items_of(folder, user)) & set(items)
     else:
         user, items = "u1", history_of(folder, "u1")[:2]

@@ -13,7 +13,7 @@ from tacita.core.errors import TacitaError
 from tacita.methods import resolve_config
 from tacita.runs import training
 from tacita.runs.calibration import FILE, CalibrationRecord
-from tacita.runs.forgetting.request_service import reopen_run
+from tacita.runs.forgetting.reopened_run import reopen_run
 from tacita.runs.forgetting.run_calibration import calibrate_run
 
 

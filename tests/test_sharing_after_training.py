@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers.run_requests import exit_code_of, forget_items, history_of, shared_items_of, train_preset
+from helpers.run_requests import certificate_of, exit_code_of, forget_items, history_of, shared_items_of, train_preset
 from tacita.core.draws import derive_keys
 from tacita.core.errors import TacitaError
 from tacita.core.types import Ragged
@@ -19,9 +19,10 @@ from tacita.federation.requests import handle_requests
 from tacita.methods import resolve_config
 from tacita.round.request import Request
 from tacita.runs import training
-from tacita.runs.forgetting import certificate
+from tacita.runs.forgetting import certification
 from tacita.runs.forgetting.pseudonyms import KEY, pseudonym, read_key
-from tacita.runs.forgetting.request_service import reopen_run, submit_request
+from tacita.runs.forgetting.reopened_run import reopen_run
+from tacita.runs.forgetting.request_service import submit_request
 from tacita.runs.forgetting.requests import RawRequest
 from tacita.runs.forgetting.verification import retrain_run
 from tacita.runs.run_folder import open_saved
@@ -62,8 +63,7 @@ def test_items_learned_before_sharing_need_retraining_to_be_forgotten(folder: Pa
     assert outcome["purged"]["clean"] is True, outcome["purged"]  # not even that they shared late
     assert derive_keys([user])[0] not in open_saved(folder).server_arrays["parts/decoupled/late"]
     assert "already forgotten" in submit_request(folder, RawRequest("forget", {user: None})).message
-    repeat = submit_request(folder, RawRequest("forget", {user: None}, retrain=True)).certificate
-    assert repeat is not None
+    repeat = certificate_of(submit_request(folder, RawRequest("forget", {user: None}, retrain=True)))
     assert (repeat["method"]["name"], repeat["method"]["exact"], repeat["method"]["leaves"]) == ("retrain", True, "")
     assert repeat["model"]["sha256_after"] != outcome["model"]["sha256_after"]
     run = reopen_run(folder)
@@ -79,8 +79,7 @@ def test_unshare_reports_whether_items_were_learned_before(folder: Path) -> None
     late = nobody_sharing(folder)
     submit_request(folder, RawRequest("share", {late: trained_items(folder, late)[:2]}))
     for user, stays in ((early, False), (late, True)):
-        result = submit_request(folder, RawRequest("unshare", {user: shared_items_of(folder, user)})).certificate
-        assert result is not None
+        result = certificate_of(submit_request(folder, RawRequest("unshare", {user: shared_items_of(folder, user)})))
         assert result["method"]["exact"] is not stays
         assert ("before it was shared" in result["residual_risk"]) == bool(result["method"]["leaves"]) == stays
 
@@ -92,8 +91,7 @@ def test_retraining_removes_residue_of_forgotten_items(folder: Path) -> None:
         submit_request(folder, RawRequest("forget", {user: _others(folder, user)[:1]}, retrain=True))
     submit_request(folder, RawRequest("share", {user: item}))
     assert forget_items(folder, {user: item})["method"]["leaves"]
-    repeat = submit_request(folder, RawRequest("forget", {user: item}, retrain=True)).certificate
-    assert repeat is not None
+    repeat = certificate_of(submit_request(folder, RawRequest("forget", {user: item}, retrain=True)))
     assert repeat["method"]["name"] == "retrain"
 
 
@@ -110,7 +108,7 @@ def test_failed_verdict_sets_exit_code_and_reason(
     ask = ("unshare", "--run", str(folder), "--user", user, "--items")
     assert exit_code_of(*ask, items[0]) == 0
     capsys.readouterr()
-    monkeypatch.setattr(certificate, "is_clean", lambda traces: False)
+    monkeypatch.setattr(certification, "is_clean", lambda traces: False)
     assert exit_code_of(*ask, items[1], "--json") == 1
     out, err = capsys.readouterr()
     assert json.loads(out)["verdict"].startswith("fail")
@@ -122,11 +120,10 @@ def test_certificate_for_unshared_items_fails(folder: Path, monkeypatch: pytest.
     items = shared_items_of(folder, user)
     run = reopen_run(folder)
     request = Request("unshare", int(derive_keys([user])[0]), np.zeros(0, np.int32))
-    assert handle_requests(run.federation, run.progress, request)["decoupled"]["exact"] is False  # nothing was taken
-    real = certificate._took_nothing
-    monkeypatch.setattr(certificate, "_took_nothing", lambda case: real(_forged(case)))
-    result = submit_request(folder, RawRequest("unshare", {user: items})).certificate
-    assert result is not None
+    assert handle_requests(run.federation, run.progress, request)["decoupled"].exact is False  # nothing was taken
+    real = certification._took_nothing
+    monkeypatch.setattr(certification, "_took_nothing", lambda case: real(_forged(case)))
+    result = certificate_of(submit_request(folder, RawRequest("unshare", {user: items})))
     assert (result["verdict"], result["method"]["exact"]) == (
         "fail: the server's record held nothing of what is taken back",
         False,
@@ -147,7 +144,7 @@ def _forged(case: Any) -> Any:
 
 def test_pseudonyms_need_the_folders_key(folder: Path) -> None:
     user = next(u for u in open_saved(folder).ids["users"] if shared_items_of(folder, u))
-    result = submit_request(folder, RawRequest("unshare", {user: shared_items_of(folder, user)[:1]})).certificate
+    result = certificate_of(submit_request(folder, RawRequest("unshare", {user: shared_items_of(folder, user)[:1]})))
     key = read_key(folder)
     assert result is not None
     assert key is not None

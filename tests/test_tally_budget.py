@@ -17,6 +17,7 @@ from scipy.stats import norm
 from helpers.loopback_site import Loopback, Site, make_site, rows_of_blocks
 from helpers.noise_laws import SURE, normal
 from helpers.oracle import make_block
+from helpers.run_requests import certificate_of
 from helpers.tally_runs import BUDGET_DATA, SPENT_AT, budget_config, leave_user, run_config
 from tacita.cli import main
 from tacita.core.config import PrivacyConfig, RunConfig, validate_model
@@ -420,8 +421,7 @@ def test_forget_states_the_guarantee_under_a_budget(tmp_path: Path) -> None:
     own_values = read_lists(saved.client_arrays, "history").take(saved.user_numbers(["u7"])).ids
     some = [saved.ids["items"][item] for item in own_values[:3].tolist()]
     granted = submit_request(run.folder, RawRequest("forget", {"u7": some}), verify=True)
-    result = granted.certificate
-    assert result is not None
+    result = certificate_of(granted)
     assert "noise of its own" in granted.message
     assert result["guarantee"]["type"] != "exact"
     assert result["verdict"].startswith("not verified: the run states an epsilon")

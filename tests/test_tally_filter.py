@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import tacita as tc
 from helpers.oracle import Lists
+from helpers.run_requests import certificate_of
 from helpers.tally_runs import stream_of_lists, train_stream
 from tacita.core.config import PrivacyConfig, RunConfig, SplitConfig, validate_model
 from tacita.core.errors import TacitaError
@@ -35,7 +36,8 @@ from tacita.models.tally.order import OrderConfig
 from tacita.models.tally.weights import unpack_dense_weights
 from tacita.runs import loaded_run, training
 from tacita.runs.assembly import build_components
-from tacita.runs.forgetting.request_service import reopen_run, submit_request
+from tacita.runs.forgetting.reopened_run import reopen_run
+from tacita.runs.forgetting.request_service import submit_request
 from tacita.runs.forgetting.requests import RawRequest
 
 SMALL = "synthetic:users=80,items=60,per_user=12,groups=4"
@@ -199,8 +201,7 @@ def test_a_run_with_sparse_sums_is_the_run_with_dense_ones_and_forgets(
     assert dense.result["mean"] == sparse.result["mean"]
     assert sparse.result["blocks"][0]["rounds"] == len(BLENDS)
     user = json.loads((sparse.folder / "ids.json").read_text())["users"][0]
-    certificate = submit_request(sparse.folder, RawRequest("forget", {user: None}), verify=True).certificate
-    assert certificate is not None
+    certificate = certificate_of(submit_request(sparse.folder, RawRequest("forget", {user: None}), verify=True))
     assert "new solve" in json.dumps(certificate)
     assert certificate["guarantee"]["max_score_difference"] == 0.0
 
@@ -300,8 +301,7 @@ def test_a_run_that_chose_its_lift_forgets_and_keeps_the_choice(tmp_path: Path) 
     user = json.loads((run.folder / "ids.json").read_text())["users"][0]
     chosen = read_arrays(run.folder / "server.safetensors")[0]["heads/lift"]
     assert chosen > 0
-    certificate = submit_request(run.folder, RawRequest("forget", {user: None}), verify=True).certificate
-    assert certificate is not None
+    certificate = certificate_of(submit_request(run.folder, RawRequest("forget", {user: None}), verify=True))
     assert certificate["guarantee"]["max_score_difference"] == 0.0
     assert read_arrays(run.folder / "server.safetensors")[0]["heads/lift"] == chosen
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.oracle import Lists, federate, make_block, make_stream
+from helpers.run_requests import certificate_of
 from helpers.tally_runs import UNCUT, random_lists, stream_of_lists, train_stream
 from tacita.core.config import EvaluateConfig, RunConfig, validate_model
 from tacita.core.draws import Draws
@@ -358,8 +359,7 @@ def test_serving_reads_all_that_a_device_knows_oldest_first(folder: Path) -> Non
 def test_forgetting_equals_retraining(folder: Path) -> None:
     """Scores of everybody, as the door compares them; and the certificate says that it is exact."""
     result = submit_request(folder, RawRequest("forget", {"u1": None}), True)
-    assert result.certificate is not None
-    message = result.certificate
+    message = certificate_of(result)
     assert message["method"]["name"] == "tally-order"
     assert message["method"]["exact"]
     assert message["guarantee"]["max_score_difference"] <= 1e-6  # of standardised scores in single precision

@@ -14,8 +14,9 @@ from tacita.core.errors import TacitaError
 
 if TYPE_CHECKING:
     from tacita.runs.assembly import Machine
+    from tacita.runs.forgetting.certificate import Certificate
     from tacita.runs.forgetting.request_service import RunRequestResult
-    from tacita.runs.forgetting.requests import RawRequest, RequestKind
+    from tacita.runs.forgetting.requests import RawRequest, RawRequestKind
 
 User = Annotated[str | None, typer.Option("--user", help="Raw user id.")]
 Items = Annotated[str | None, typer.Option("--items", help="Raw item ids, comma-separated.")]
@@ -190,7 +191,7 @@ def ledger(
 
 
 def _parse_request(
-    kind: RequestKind, user: str | None, items: str | None, everything: bool, requests: Path | None
+    kind: RawRequestKind, user: str | None, items: str | None, everything: bool, requests: Path | None
 ) -> RawRequest:
     """The request that the options state."""
     from tacita.runs.forgetting.requests import RawRequest, read_request_file
@@ -212,13 +213,13 @@ def _show_outcome(result: RunRequestResult, as_json: bool) -> None:
     certificate = result.certificate
     if as_json:
         counts = {"said": result.message, "items": result.n_items, "people": result.n_people}
-        console.print_json(certificate or counts)
+        console.print_json(counts if certificate is None else certificate.to_json())
     elif certificate is None:
         _show_sharing(result)
     else:
         _show_certificate(certificate, result)
     if certificate is not None:
-        _report_verdict(str(certificate["verdict"]))
+        _report_verdict(certificate.verdict)
 
 
 def _show_sharing(result: RunRequestResult) -> None:
@@ -229,43 +230,43 @@ def _show_sharing(result: RunRequestResult) -> None:
         console.print_markup(f"{items} of {people} are shared now.")
 
 
-def _show_certificate(certificate: dict[str, Any], result: RunRequestResult) -> None:
+def _show_certificate(certificate: Certificate, result: RunRequestResult) -> None:
     from tacita.runs.forgetting.certificate import SENT_ALONE
 
-    if SENT_ALONE in certificate["residual_risk"]:
+    if SENT_ALONE in certificate.residual_risk:
         console.print_note(f"Note: {SENT_ALONE}")
-    request = certificate["request"]
-    method = certificate["method"]
-    people = _format_count(len(request["subjects"]), "user")
-    seconds = certificate["cost"]["seconds_request"]
-    console.print_markup(_capitalize(method["why"]))
+    method = certificate.method
+    people = _format_count(len(certificate.request.subjects), "user")
+    seconds = certificate.cost.seconds_request
+    console.print_markup(_capitalize(method.why))
     console.print_markup(
-        f"{result.n_items} items of {people} are taken back; {method['name']}: {method['mode']}, {seconds:.2f} s."
+        f"{result.n_items} items of {people} are taken back; {method.name}: {method.mode}, {seconds:.2f} s."
     )
     if result.cost_message:
         console.print_answer(result.cost_message)
     _show_comparison(certificate)
-    if method["leaves"]:
-        console.print_markup(method["leaves"])
+    if method.leaves:
+        console.print_markup(method.leaves)
     console.print_note(f"Certificate: {result.path}")
 
 
-def _show_comparison(certificate: dict[str, Any]) -> None:
+def _show_comparison(certificate: Certificate) -> None:
     """Print how far the model is from training again, if that was measured or is known."""
     from tacita.runs.forgetting.certificate import ROUNDING
 
-    guarantee = certificate["guarantee"]
-    difference = guarantee["max_score_difference"]
-    if isinstance(difference, float):
-        people = _format_count(guarantee["people_compared"], "user")
-        seconds = certificate["cost"]["seconds_retrain"]
-        aucs = _format_aucs(certificate["audit"]["auc_pairs"])
+    guarantee = certificate.guarantee
+    difference = guarantee.max_score_difference
+    n_people = guarantee.people_compared
+    seconds = certificate.cost.seconds_retrain
+    if isinstance(difference, float) and isinstance(n_people, int) and isinstance(seconds, float):
+        people = _format_count(n_people, "user")
+        aucs = _format_aucs(certificate.audit["auc_pairs"])
         console.print_markup(
             f"Against training again ({seconds:.2f} s): largest difference of a score {difference:.1g} "
             f"({people} compared)."
         )
         console.print_markup(f"Pair membership AUC: {aucs}.")
-    elif guarantee["type"] == ROUNDING:
+    elif guarantee.type == ROUNDING:
         console.print_markup("That is equal to training again up to rounding, by construction; --verify checks it.")
 
 

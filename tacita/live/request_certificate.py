@@ -25,7 +25,7 @@ class RequestCertificate(BaseModel):
     bytes_up: float = Field(0.0, alias="bytes up")
     bytes_down: float = Field(0.0, alias="bytes down")
     seconds_server: float = Field(0.0, alias="seconds server")
-    taken: str = ""
+    removal: str = Field("", alias="taken")
     effective_block: int | None = Field(None, alias="effective block")
     effective_round: int | None = Field(None, alias="effective after round")
     effective_at: float | None = Field(None, alias="effective at")

@@ -24,7 +24,7 @@ from tacita.round.state import Role, StateSpec
 from tacita.round.task import LocalTask
 from tacita.round.unlearning_report import UnlearningReport
 from tacita.runs import training
-from tacita.runs.forgetting.request_service import submit_request
+from tacita.runs.forgetting.request_service import RunRequestResult, submit_request
 from tacita.runs.forgetting.requests import RawRequest
 from tacita.runs.run_folder import open_saved, read_lists
 
@@ -107,9 +107,13 @@ def find_sharer(folder: Path, least: int = 1) -> str:
 
 
 def forget_items(folder: Path, wanted: dict[str, list[str] | None], verify: bool = False) -> dict[str, Any]:
-    result = submit_request(folder, RawRequest("forget", wanted), verify)
+    return certificate_of(submit_request(folder, RawRequest("forget", wanted), verify))
+
+
+def certificate_of(result: RunRequestResult) -> dict[str, Any]:
+    """A certificate as its file holds it."""
     assert result.certificate is not None, result.message
-    return result.certificate
+    return result.certificate.to_json()
 
 
 def exit_code_of(*arguments: str) -> int:

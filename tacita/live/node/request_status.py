@@ -115,7 +115,7 @@ def _describe_effect(request: QueuedRequest) -> str:
         return ""
     since = f"effective since {format_time(certificate.effective_at)}"
     place = f"in block {certificate.effective_block} after round {certificate.effective_round}"
-    route = f"; taken: {certificate.taken}" if certificate.taken else ""
+    route = f"; taken: {certificate.removal}" if certificate.removal else ""
     return f"{since}, {place}{route}; verified {certificate.verified}"
 
 

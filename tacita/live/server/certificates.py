@@ -78,9 +78,9 @@ def _describe_purge(reports: list[UnlearningReport], kind: str) -> str:
 def _certify_effect(waits: bool, is_unlearned: bool, model_after: ServerState) -> dict[str, Any]:
     """What happened, when, and how anybody knows."""
     if waits:
-        return {"taken": "nothing yet", "verified": "nothing to verify yet"}
+        return {"removal": "nothing yet", "verified": "nothing to verify yet"}
     return {
-        "taken": _TAKEN_FROM_MODEL if is_unlearned else "",
+        "removal": _TAKEN_FROM_MODEL if is_unlearned else "",
         "effective_block": model_after.block,
         "effective_round": model_after.round,
         "effective_at": time.time(),
@@ -138,14 +138,14 @@ def certify_user(certificate: RequestCertificate, kind: str, n_taken: int) -> Re
     """A certificate with what was taken of one person: so many items out of the record."""
     if not certificate.is_effective:
         return certificate
-    taken = "" if kind == "share" else _describe_taken(certificate, n_taken)
-    return certificate.model_copy(update={"taken": taken})
+    removal = "" if kind == "share" else _describe_removal(certificate, n_taken)
+    return certificate.model_copy(update={"removal": removal})
 
 
-def _describe_taken(certificate: RequestCertificate, n_taken: int) -> str:
+def _describe_removal(certificate: RequestCertificate, n_taken: int) -> str:
     takings = []
     if n_taken > 0:
         takings.append(f"{n_taken} shared items out of the record")
-    if certificate.taken:
-        takings.append(certificate.taken)
+    if certificate.removal:
+        takings.append(certificate.removal)
     return " and ".join(takings) or "nothing: the server held none of it"

@@ -27,7 +27,8 @@ from tacita.round.plan import Federation
 from tacita.runs.artefacts import ScanTargets, find_traces, is_clean
 from tacita.runs.assembly import ALL_CORES, Machine
 from tacita.runs.forgetting import traces
-from tacita.runs.forgetting.request_service import apply_request, reopen_run
+from tacita.runs.forgetting.application import apply_request
+from tacita.runs.forgetting.reopened_run import reopen_run
 from tacita.runs.forgetting.verdict import auc_gap, run_checks, summarise_checks
 from tacita.runs.forgetting.verification import AppliedRequest, retrain_reference, retrain_run
 from tacita.runs.run_folder import write_models

@@ -17,7 +17,7 @@ from tacita.core.sparse import matrix_of_lists
 from tacita.core.types import BlockStream, Ints, Keys, Longs, Ragged
 from tacita.kernels.hashing import hash_owners
 from tacita.round.request import RequestBatch
-from tacita.runs.forgetting.request_service import ReopenedRun, restrict_stream
+from tacita.runs.forgetting.reopened_run import ReopenedRun, restrict_stream
 from tacita.runs.forgetting.requests import ResolvedRequest, sample_requesters
 from tacita.runs.forgetting.retraining import retrain_blocks
 

@@ -26,7 +26,7 @@ from tacita.research.experiments.single_block import (
 from tacita.round.plan import Federation
 from tacita.round.request import RequestBatch
 from tacita.round.unlearning_report import are_exact
-from tacita.runs.forgetting.request_service import apply_request
+from tacita.runs.forgetting.application import apply_request
 from tacita.runs.forgetting.requests import ResolvedRequest, sample_requesters
 from tacita.runs.forgetting.retraining import collect_shares
 from tacita.runs.forgetting.routes import UnlearningRoute, choose_route

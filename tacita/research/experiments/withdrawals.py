@@ -38,7 +38,7 @@ from tacita.research.experiments.single_block import (
 from tacita.round.device_state import DeviceState, deep_copy_devices
 from tacita.round.plan import Federation
 from tacita.round.unlearning_report import sum_cost
-from tacita.runs.forgetting.request_service import apply_request
+from tacita.runs.forgetting.application import apply_request
 from tacita.runs.forgetting.requests import ResolvedRequest, draw_unshare_request
 from tacita.runs.forgetting.retraining import collect_shares
 from tacita.runs.forgetting.routes import choose_route

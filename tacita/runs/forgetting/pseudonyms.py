@@ -7,12 +7,12 @@ readable by the folder's owner; who gets a certificate without it learns only wh
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import secrets
 from pathlib import Path
 
 from tacita.core.errors import TacitaError
+from tacita.runs.forgetting.certificate import PastCertificate
 
 KEY = "pseudonyms.key"
 _BYTES = 32
@@ -21,22 +21,24 @@ _BYTES = 32
 def read_key(folder: Path) -> bytes | None:
     """The key of a run folder; None: it has none yet."""
     try:
-        found = bytes.fromhex((folder / KEY).read_text("ascii").strip())
+        text = (folder / KEY).read_text("ascii")
+        key = bytes.fromhex(text.strip())
     except FileNotFoundError:
         return None
     except (OSError, ValueError):
         raise _bad_key_error(folder) from None
-    if len(found) != _BYTES:
+    if len(key) != _BYTES:
         raise _bad_key_error(folder)
-    return found
+    return key
 
 
 def create_key(folder: Path) -> bytes:
     """A key that nobody can guess, written where the next certificates find it."""
-    made = secrets.token_bytes(_BYTES)
-    with open(os.open(folder / KEY, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as out:
-        out.write(made.hex() + "\n")
-    return made
+    key = secrets.token_bytes(_BYTES)
+    descriptor = os.open(folder / KEY, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "w", encoding="ascii") as out:
+        out.write(key.hex() + "\n")
+    return key
 
 
 def pseudonym(key: bytes, user: str) -> str:
@@ -45,23 +47,30 @@ def pseudonym(key: bytes, user: str) -> str:
 
 def joint_pseudonym(pseudonyms: list[str]) -> str:
     """One name for several people."""
-    return hashlib.sha256(" ".join(pseudonyms).encode()).hexdigest()[:16]
+    text = " ".join(pseudonyms)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def find_residual_subjects(folder: Path) -> set[str]:
-    """Of whom something stayed in the model by their own certificates, since it was last trained again."""
-    found: set[str] = set()
+    """Of whom something stayed in the model by their own certificates, since it was last retrained."""
+    subjects: set[str] = set()
     for path in sorted(list_certificates(folder), key=certificate_number):
-        try:
-            told = json.loads(path.read_text("utf-8"))
-            subjects, method, verdict = told["request"]["subjects"], told["method"], str(told["verdict"])
-        except (OSError, ValueError, LookupError, TypeError):
-            continue  # somebody's own file, or none of ours
-        if method["name"] == "retrain":
-            found.clear()
-        elif method.get("leaves") or verdict.startswith("fail"):
-            found |= set(subjects)
-    return found
+        certificate = _read_certificate(path)
+        if certificate is None:
+            continue
+        if certificate.is_of_retraining:
+            subjects.clear()
+        elif certificate.has_residue:
+            subjects.update(certificate.request.subjects)
+    return subjects
+
+
+def _read_certificate(path: Path) -> PastCertificate | None:
+    """A certificate of this or an earlier version; None: the file is somebody's own."""
+    try:
+        return PastCertificate.model_validate_json(path.read_bytes())
+    except (OSError, ValueError):
+        return None
 
 
 def list_certificates(folder: Path) -> list[Path]:
@@ -71,7 +80,8 @@ def list_certificates(folder: Path) -> list[Path]:
 def certificate_number(path: Path) -> int:
     """The number of a certificate; 0: it is none."""
     verb, _, number = path.stem.rpartition("-")
-    return int(number) if verb in ("forget", "unshare") and number.isdigit() else 0
+    is_certificate = verb in ("forget", "unshare") and number.isdigit()
+    return int(number) if is_certificate else 0
 
 
 def _bad_key_error(folder: Path) -> TacitaError:

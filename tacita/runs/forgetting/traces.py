@@ -27,6 +27,9 @@ TOP = 20
 CHUNK = 256
 
 
+# Matched pairs
+
+
 @dataclass(frozen=True)
 class MatchedPairs:
     """Withdrawn pairs, and for each another pair of the same user with an item as popular that the user never had."""
@@ -41,40 +44,57 @@ class MatchedPairs:
         return self.members.rows().astype(np.int64)
 
 
-def match_pairs(fed: Federation, gone: Ragged, owned: Ragged) -> MatchedPairs:
+def match_pairs(federation: Federation, withdrawn: Ragged, owned: Ragged) -> MatchedPairs:
     """One other item for every withdrawn one: as popular among what remains, and never the user's."""
-    stream = fed.stream
-    users = np.flatnonzero(gone.counts() > 0).astype(np.int32)
-    members = gone.take(users)
-    left = stream.train_items(len(stream.blocks) - 1)
-    count = np.bincount(left.ids, minlength=stream.n_items)
-    order = np.lexsort((np.arange(len(count)), count))
-    decile = np.empty(len(count), np.int64)
-    decile[order] = np.arange(len(count)) * DECILES // len(count)
-    by_decile = Ragged.from_pairs(decile, np.arange(len(count)), DECILES)
-    person, item = users[members.rows()], members.ids.astype(np.int64)
+    stream = federation.stream
+    users = np.flatnonzero(withdrawn.counts() > 0).astype(np.int32)
+    members = withdrawn.take(users)
+    person = users[members.rows()]
+    item = members.ids.astype(np.int64)
+    decile = _rank_deciles(federation)
+    by_decile = Ragged.from_pairs(decile, np.arange(len(decile)), DECILES)
+    start = by_decile.ptr[decile[item]]
+    size = by_decile.counts()[decile[item]]
+    user_hash = hash_owners(federation.draws.public("matched-pairs"), stream.user_keys[person])
+    pair_hash = user_hash + item.astype(np.uint64)
     chosen = np.full(len(item), -1, np.int64)
-    start, size = by_decile.ptr[decile[item]], by_decile.counts()[decile[item]]
-    owner = hash_owners(fed.draws.public("matched-pairs"), stream.user_keys[person]) + item.astype(np.uint64)
     for attempt in range(TRIES):
-        open_ = np.flatnonzero(chosen < 0)
+        open_pairs = np.flatnonzero(chosen < 0)
         if attempt == TRIES // 2:  # a person may have all items that are as popular
-            start, size = np.zeros_like(start), np.full_like(size, len(count))
-        drawn = hash_owners(fed.draws.public("matched-try", attempt), owner[open_])
-        other = by_decile.ids[start[open_] + (drawn % size[open_].astype(np.uint64)).astype(np.int64)]
-        free = ~owned.holds(person[open_], other) & ~gone.holds(person[open_], other)
-        chosen[open_[free]] = other[free]
-    found = chosen >= 0
-    return MatchedPairs(
-        users, members.filter_entries(found), Ragged(members.filter_entries(found).ptr, chosen[found].astype(np.int32))
-    )
+            start = np.zeros_like(start)
+            size = np.full_like(size, len(decile))
+        draws = hash_owners(federation.draws.public("matched-try", attempt), pair_hash[open_pairs])
+        offset = (draws % size[open_pairs].astype(np.uint64)).astype(np.int64)
+        candidate = by_decile.ids[start[open_pairs] + offset]
+        is_free = ~owned.holds(person[open_pairs], candidate) & ~withdrawn.holds(person[open_pairs], candidate)
+        chosen[open_pairs[is_free]] = candidate[is_free]
+    is_matched = chosen >= 0
+    members = members.filter_entries(is_matched)
+    others = Ragged(members.ptr, chosen[is_matched].astype(np.int32))
+    return MatchedPairs(users, members, others)
 
 
-def build_scorer(fed: Federation, learned: TrainedState) -> DeviceScorer:
-    block = fed.stream.blocks[learned.server.block]
-    past = fed.stream.history(block.index) if fed.backbone.reads_history else None
-    down = learned.broadcast or fed.broadcast_serving(learned.server)
-    return DeviceScorer(fed, learned.server, learned.clients, block, fed.stream.user_keys, down, "serve", past)
+def _rank_deciles(federation: Federation) -> Longs:
+    """(items,) the tenth of the catalogue that an item is in, by how many of the remaining users have it."""
+    stream = federation.stream
+    remaining = stream.train_items(len(stream.blocks) - 1)
+    counts = np.bincount(remaining.ids, minlength=stream.n_items)
+    n_items = len(counts)
+    order = np.lexsort((np.arange(n_items), counts))
+    decile = np.empty(n_items, np.int64)
+    decile[order] = np.arange(n_items) * DECILES // n_items
+    return decile
+
+
+# Scores of pairs
+
+
+def build_scorer(federation: Federation, learned: TrainedState) -> DeviceScorer:
+    stream = federation.stream
+    block = stream.blocks[learned.server.block]
+    past = stream.history(block.index) if federation.backbone.reads_history else None
+    broadcast = learned.broadcast or federation.broadcast_serving(learned.server)
+    return DeviceScorer(federation, learned.server, learned.clients, block, stream.user_keys, broadcast, "serve", past)
 
 
 @dataclass(frozen=True)
@@ -96,52 +116,87 @@ class PairScores:
         return None if self.is_tied else float(self.rank.mean())
 
 
-def score_pairs(fed: Federation, learned: TrainedState, pairs: MatchedPairs) -> PairScores:
+@dataclass(frozen=True)
+class ScoredChunk:
+    """Scores of the pairs of some people."""
+
+    members: Doubles
+    others: Doubles
+    rank: Doubles
+    top: AnyArray  # (people, k)
+
+
+def score_pairs(federation: Federation, learned: TrainedState, pairs: MatchedPairs) -> PairScores:
     """Scores, ranks and lists of the people who withdrew something, nothing hidden but what they still have."""
-    score, parts = build_scorer(fed, learned), []
-    known = fed.stream.history(len(fed.stream.blocks))
-    for lo in range(0, len(pairs.users), CHUNK):
-        some = np.arange(lo, min(lo + CHUNK, len(pairs.users)))
-        scores = score(pairs.users[some]).astype(np.float64)
-        mine, other, have = pairs.members.take(some), pairs.others.take(some), known.take(pairs.users[some])
-        at, beside = scores[mine.rows(), mine.ids], scores[other.rows(), other.ids]
-        order = np.sort(scores, axis=1)
-        below = np.array([np.searchsorted(order[r], s) for r, s in zip(mine.rows(), at, strict=True)], np.float64)
-        scores[have.rows(), have.ids] = -np.inf
-        top, _ = best_items(scores.astype(np.float32), min(TOP, scores.shape[1]))
-        parts.append((at, beside, below / max(1, scores.shape[1] - 1), top))
-    if not parts:
+    scorer = build_scorer(federation, learned)
+    history = federation.stream.history(len(federation.stream.blocks))
+    n_people = len(pairs.users)
+    chunks = []
+    for start in range(0, n_people, CHUNK):
+        people = np.arange(start, min(start + CHUNK, n_people))
+        chunks.append(_score_chunk(scorer, pairs, history, people))
+    if not chunks:
         none = np.zeros(0)
         return PairScores(none, none, none, Ragged.empty(0))
-    members, others, rank = (np.concatenate([one[k] for one in parts]) for k in range(3))
-    lists = np.concatenate([one[3] for one in parts])
-    ptr = np.arange(len(lists) + 1, dtype=np.int64) * lists.shape[1]
-    return PairScores(members, others, rank, Ragged(ptr, lists.reshape(-1).astype(np.int32)))
+    members = np.concatenate([chunk.members for chunk in chunks])
+    others = np.concatenate([chunk.others for chunk in chunks])
+    rank = np.concatenate([chunk.rank for chunk in chunks])
+    top = np.concatenate([chunk.top for chunk in chunks])
+    ptr = np.arange(len(top) + 1, dtype=np.int64) * top.shape[1]
+    return PairScores(members, others, rank, Ragged(ptr, top.reshape(-1).astype(np.int32)))
+
+
+def _score_chunk(scorer: DeviceScorer, pairs: MatchedPairs, history: Ragged, people: Longs) -> ScoredChunk:
+    users = pairs.users[people]
+    scores = scorer(users).astype(np.float64)
+    n_items = scores.shape[1]
+    members = pairs.members.take(people)
+    others = pairs.others.take(people)
+    member_scores = scores[members.rows(), members.ids]
+    other_scores = scores[others.rows(), others.ids]
+    order = np.sort(scores, axis=1)
+    n_below = [np.searchsorted(order[row], score) for row, score in zip(members.rows(), member_scores, strict=True)]
+    rank = np.array(n_below, np.float64) / max(1, n_items - 1)
+    owned = history.take(users)
+    scores[owned.rows(), owned.ids] = -np.inf
+    top, _ = best_items(scores.astype(np.float32), min(TOP, n_items))
+    return ScoredChunk(member_scores, other_scores, rank, top)
+
+
+# AUC
 
 
 def compute_auc(members: Doubles, others: Doubles) -> float:
     """How often a member's score is above another's, ties half; groups of any size."""
-    here, there = np.ones(len(members)), np.ones(len(others))
-    return _weighted_auc(np.concatenate([members, others]), np.append(here, there * 0), np.append(here * 0, there))
+    scores = np.concatenate([members, others])
+    is_member = np.append(np.ones(len(members)), np.zeros(len(others)))
+    return _weighted_auc(scores, is_member, 1.0 - is_member)
 
 
 def _weighted_auc(score: Doubles, positive: Doubles, negative: Doubles) -> float:
     order = np.argsort(score, kind="stable")
-    s, p, n = score[order], positive[order], negative[order]
-    edge = np.flatnonzero(np.concatenate([[True], np.diff(s) != 0]))
-    pos, neg = np.add.reduceat(p, edge), np.add.reduceat(n, edge)
-    below = np.cumsum(neg) - neg
-    total = p.sum() * n.sum()
-    return float((pos * (below + neg / 2)).sum() / total) if total > 0 else float("nan")
+    scores = score[order]
+    positives = positive[order]
+    negatives = negative[order]
+    is_edge = np.concatenate([[True], np.diff(scores) != 0])
+    edges = np.flatnonzero(is_edge)
+    positive_weight = np.add.reduceat(positives, edges)
+    negative_weight = np.add.reduceat(negatives, edges)
+    below = np.cumsum(negative_weight) - negative_weight
+    total = positives.sum() * negatives.sum()
+    if total <= 0:
+        return float("nan")
+    won = positive_weight * (below + negative_weight / 2)
+    return float(won.sum() / total)
 
 
-def pair_auc(seen: PairScores) -> float | None:
+def pair_auc(scores: PairScores) -> float | None:
     """AUC of withdrawn pairs; None where none can be told from another, whatever the model knows."""
-    return None if seen.is_tied else compute_auc(seen.members, seen.others)
+    return None if scores.is_tied else compute_auc(scores.members, scores.others)
 
 
-def pair_interval(seen: PairScores, owner: Longs, seed: int) -> list[float] | None:
-    return None if seen.is_tied else auc_interval(seen.members, seen.others, owner, seed)
+def pair_interval(scores: PairScores, owner: Longs, seed: int) -> list[float] | None:
+    return None if scores.is_tied else auc_interval(scores.members, scores.others, owner, seed)
 
 
 def count_wins(members: Doubles, others: Doubles, owner: Longs) -> Doubles:
@@ -149,39 +204,54 @@ def count_wins(members: Doubles, others: Doubles, owner: Longs) -> Doubles:
 
     With it the AUC of resampled people is a product: nothing has to be sorted again.
     """
-    people = int(owner.max(initial=-1)) + 1
-    lists = Ragged.from_pairs(owner, np.arange(len(owner)), people)
-    out = np.zeros((people, people))
-    for v in range(people):
-        theirs = np.sort(others[lists.row(v)])
-        above = (np.searchsorted(theirs, members, "left") + np.searchsorted(theirs, members, "right")) / 2
-        out[:, v] = np.bincount(owner, weights=above, minlength=people)
-    return out
+    n_people = _count_people(owner)
+    lists = Ragged.from_pairs(owner, np.arange(len(owner)), n_people)
+    wins = np.zeros((n_people, n_people))
+    for person in range(n_people):
+        other_scores = np.sort(others[lists.row(person)])
+        n_below = np.searchsorted(other_scores, members, "left")
+        n_not_above = np.searchsorted(other_scores, members, "right")
+        wins[:, person] = np.bincount(owner, weights=(n_below + n_not_above) / 2, minlength=n_people)
+    return wins
 
 
-def resample_aucs(seen: tuple[Doubles, Doubles], owner: Longs, seed: int) -> Doubles:
+def _count_people(owner: Longs) -> int:
+    return int(owner.max(initial=-1)) + 1
+
+
+def resample_aucs(scores: tuple[Doubles, Doubles], owner: Longs, seed: int) -> Doubles:
     """The AUC of (members, others) for people drawn again and again; the same draws for the same seed."""
-    people = int(owner.max(initial=-1)) + 1
-    draws = np.random.default_rng([seed, people])
-    times = np.array([np.bincount(draws.integers(0, people, people), minlength=people) for _ in range(RESAMPLES)])
-    pairs = times @ np.bincount(owner, minlength=people)
-    won = ((times @ count_wins(*seen, owner)) * times).sum(axis=1)
-    return np.asarray(won / np.maximum(pairs.astype(np.float64), 1) ** 2)
+    n_people = _count_people(owner)
+    generator = np.random.default_rng([seed, n_people])
+    samples = []
+    for _ in range(RESAMPLES):
+        people = generator.integers(0, n_people, n_people)
+        samples.append(np.bincount(people, minlength=n_people))
+    times = np.array(samples)
+    n_pairs = times @ np.bincount(owner, minlength=n_people)
+    won = ((times @ count_wins(*scores, owner)) * times).sum(axis=1)
+    return np.asarray(won / np.maximum(n_pairs.astype(np.float64), 1) ** 2)
 
 
 def auc_interval(members: Doubles, others: Doubles, owner: Longs, seed: int) -> list[float]:
     """A 95 % interval of the AUC, people resampled."""
-    if int(owner.max(initial=-1)) < 1:
+    if _count_people(owner) < 2:
         return [float("nan"), float("nan")]
-    return [float(x) for x in np.percentile(resample_aucs((members, others), owner, seed), [2.5, 97.5])]
+    return _central_interval(resample_aucs((members, others), owner, seed))
 
 
-def paired_interval(a: PairScores, b: PairScores, owner: Longs, seed: int) -> list[float]:
+def paired_interval(first: PairScores, second: PairScores, owner: Longs, seed: int) -> list[float]:
     """A 95 % interval of the difference of two models' AUCs, the same people resampled for both."""
-    if int(owner.max(initial=-1)) < 1:
+    if _count_people(owner) < 2:
         return [float("nan"), float("nan")]
-    one, other = (resample_aucs((x.members, x.others), owner, seed) for x in (a, b))
-    return [float(x) for x in np.percentile(one - other, [2.5, 97.5])]
+    first_aucs = resample_aucs((first.members, first.others), owner, seed)
+    second_aucs = resample_aucs((second.members, second.others), owner, seed)
+    return _central_interval(first_aucs - second_aucs)
+
+
+def _central_interval(values: Doubles) -> list[float]:
+    low, high = np.percentile(values, [2.5, 97.5])
+    return [float(low), float(high)]
 
 
 def difference_auc(before: PairScores, after: PairScores) -> float | None:
@@ -191,57 +261,81 @@ def difference_auc(before: PairScores, after: PairScores) -> float | None:
     return compute_auc(before.members - after.members, before.others - after.others)
 
 
-def jaccard(a: PairScores, b: PairScores) -> float:
+def jaccard(first: PairScores, second: PairScores) -> float:
     """Overlap of two models' best lists, mean over people."""
-    both = a.top.holds(b.top.rows(), b.top.ids)
-    common = np.bincount(b.top.rows()[both], minlength=len(b.top))
-    return float((common / np.maximum(1, a.top.counts() + b.top.counts() - common)).mean()) if len(b.top) else 1.0
+    n_people = len(second.top)
+    if not n_people:
+        return 1.0
+    rows = second.top.rows()
+    in_both = first.top.holds(rows, second.top.ids)
+    common = np.bincount(rows[in_both], minlength=n_people)
+    union = first.top.counts() + second.top.counts() - common
+    return float((common / np.maximum(1, union)).mean())
 
 
-def item_table(fed: Federation, learned: TrainedState) -> Floats:
+# Distances of models
+
+
+def item_table(federation: Federation, learned: TrainedState) -> Floats:
     """The item rows that devices score with."""
-    return build_scorer(fed, learned).item_table()
+    return build_scorer(federation, learned).item_table()
 
 
-def flatten_model(fed: Federation, learned: TrainedState) -> Doubles:
+def flatten_model(federation: Federation, learned: TrainedState) -> Doubles:
     """All numbers of a model that everybody scores with."""
     heads = learned.server.heads
-    return np.concatenate([item_table(fed, learned).ravel(), *(heads[k].ravel() for k in sorted(heads))]).astype(float)
+    numbers = [item_table(federation, learned).ravel()]
+    numbers += [heads[name].ravel() for name in sorted(heads)]
+    return np.concatenate(numbers).astype(float)
 
 
-def model_distance(fed: Federation, a: TrainedState, b: TrainedState) -> float | None:
+def model_distance(federation: Federation, first: TrainedState, second: TrainedState) -> float | None:
     """Length of the difference of two models; None where they have not the same numbers."""
-    one, other = flatten_model(fed, a), flatten_model(fed, b)
-    return float(np.linalg.norm(one - other)) if one.shape == other.shape else None
-
-
-def gram_distance(a: Floats, b: Floats, items: Sequence[int] | Longs) -> float | None:
-    """Mean absolute difference of the cosines of item rows, which no rotation changes; None without rows."""
-    if a.shape[1] == 0 or a.shape != b.shape:
+    first_numbers = flatten_model(federation, first)
+    second_numbers = flatten_model(federation, second)
+    if first_numbers.shape != second_numbers.shape:
         return None
-    cosines = [_cosines(one[np.asarray(items)]) for one in (a, b)]
-    return float(np.abs(cosines[0] - cosines[1]).mean())
+    return float(np.linalg.norm(first_numbers - second_numbers))
+
+
+def gram_distance(first: Floats, second: Floats, items: Sequence[int] | Longs) -> float | None:
+    """Mean absolute difference of the cosines of item rows, which no rotation changes; None without rows."""
+    if first.shape[1] == 0 or first.shape != second.shape:
+        return None
+    rows = np.asarray(items)
+    difference = _cosines(first[rows]) - _cosines(second[rows])
+    return float(np.abs(difference).mean())
 
 
 def _cosines(rows: Floats) -> Doubles:
-    unit = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-8)
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    unit = rows / np.maximum(lengths, 1e-8)
     return np.asarray(unit.astype(np.float64) @ unit.T.astype(np.float64))
 
 
-def sample_items(fed: Federation) -> Longs:
-    drawn = hash_owners(fed.draws.public("gram-items"), fed.stream.item_keys)
-    return np.sort(np.argsort(drawn)[:SAMPLED_ITEMS])
+def sample_items(federation: Federation) -> Longs:
+    draws = hash_owners(federation.draws.public("gram-items"), federation.stream.item_keys)
+    sampled = np.argsort(draws)[:SAMPLED_ITEMS]
+    return np.sort(sampled)
 
 
-def measure_utility(fed: Federation, remaining: Federation, learned: TrainedState, askers: AnyArray) -> dict[str, Any]:
+# Utility
+
+
+def measure_utility(
+    federation: Federation, remaining: Federation, learned: TrainedState, requesters: AnyArray
+) -> dict[str, Any]:
     """HR and NDCG at 20 for everybody, for those who asked and for the others; what was withdrawn stays hidden."""
-    block = remaining.stream.blocks[learned.server.block]
-    k = min(TOP, block.n_items)
-    mask = build_mask(fed, fed.stream.blocks[learned.server.block], "test", "history")
-    found = evaluate_devices(
-        remaining, learned, block, "test", mask, build_rules(remaining, block, ["hr", "ndcg"], [k])
-    )
-    asked = np.zeros(remaining.stream.n_users, bool)
-    asked[askers] = True
-    groups = {"all": None, "remaining": ~asked, "requesters": asked}
-    return {name: {m.replace("@", ""): v for m, v in found.mean(who).items()} for name, who in groups.items()}
+    number = learned.server.block
+    block = remaining.stream.blocks[number]
+    mask = build_mask(federation, federation.stream.blocks[number], "test", "history")
+    rules = build_rules(remaining, block, ["hr", "ndcg"], [min(TOP, block.n_items)])
+    evaluation = evaluate_devices(remaining, learned, block, "test", mask, rules)
+    is_requester = np.zeros(remaining.stream.n_users, bool)
+    is_requester[requesters] = True
+    groups = {"all": None, "remaining": ~is_requester, "requesters": is_requester}
+    utility = {}
+    for group, users in groups.items():
+        means = evaluation.mean(users)
+        utility[group] = {metric.replace("@", ""): value for metric, value in means.items()}
+    return utility

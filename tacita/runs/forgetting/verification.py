@@ -1,4 +1,4 @@
-"""How a model from which data was withdrawn compares with one that is trained again without the data."""
+"""How a model from which data was withdrawn compares with one that is retrained without the data."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def find_waiting_parts(reports: PartReports) -> set[str]:
 
 @dataclass(frozen=True)
 class Verification:
-    seconds: float  # of training again
+    seconds: float  # of retraining
     max_difference: float | None  # largest, of any score of any item of those compared; None: nobody is
     n_compared: int  # people whose scores were
     same_bits: bool
@@ -70,102 +70,134 @@ class Verification:
     utility: dict[str, Any]
 
 
-def verify_request(done: AppliedRequest) -> Verification:
-    """Train again on what remains and compare."""
+def verify_request(applied: AppliedRequest) -> Verification:
+    """Retrain on what remains and compare."""
     began = time.perf_counter()
-    again = retrain_reference(done)
+    reference = retrain_reference(applied)
     seconds = time.perf_counter() - began
-    models = {"before": done.before, "after": done.after, "retrain": again}
-    useful = {
-        name: traces.measure_utility(done.federation, done.remaining, one, done.request.users)
-        for name, one in models.items()
-    }
-    worst, people = largest_difference(done.remaining, done.after, again)
+    models = {"before": applied.before, "after": applied.after, "retrain": reference}
+    requesters = applied.request.users
+    utility = {}
+    for name, model in models.items():
+        utility[name] = traces.measure_utility(applied.federation, applied.remaining, model, requesters)
+    max_difference, n_compared = largest_difference(applied.remaining, applied.after, reference)
+    digest_after = model_digest(applied.remaining, applied.after)
+    digest_reference = model_digest(applied.remaining, reference)
     return Verification(
-        seconds,
-        worst,
-        people,
-        model_digest(done.remaining, done.after) == model_digest(done.remaining, again),
-        compare_models(done, models),
-        useful,
+        seconds=seconds,
+        max_difference=max_difference,
+        n_compared=n_compared,
+        same_bits=digest_after == digest_reference,
+        audit=compare_models(applied, models),
+        utility=utility,
     )
 
 
 def model_digest(plan: Plan, learned: TrainedState) -> str:
     """Of all that everybody gets to score with: the table, shared parameters, and what parts send beside them."""
-    sent = flatten_parts(plan.broadcast_serving(learned.server).common, PARTS)
-    return digest({"items": learned.server.items, **learned.server.heads, **sent})
+    server = learned.server
+    broadcast = flatten_parts(plan.broadcast_serving(server).common, PARTS)
+    return digest({"items": server.items, **server.heads, **broadcast})
 
 
-def retrain_reference(done: AppliedRequest) -> TrainedState:
+# Reference
+
+
+def retrain_reference(applied: AppliedRequest) -> TrainedState:
     """What there would be had the withdrawn data never been there."""
-    left, server = done.remaining, done.after.server
-    if left.learner.unlearning is not None:
-        model = left.backbone
-        assert isinstance(model, StatisticModel)
-        everybody = np.arange(done.after.clients.n_users)
-        told = done.after.clients.read_list(f"{PARTS}{left.learner.name}/{CONTRIBUTION_LOG}", everybody)
-        return TrainedState(model.retrain_from(server, split_by_block(told)), done.after.clients)
-    return retrain_run(left, done.after)
+    remaining = applied.remaining
+    if remaining.learner.unlearning is None:
+        return retrain_run(remaining, applied.after)
+    model = remaining.backbone
+    assert isinstance(model, StatisticModel)
+    clients = applied.after.clients
+    all_users = np.arange(clients.n_users)
+    contributions = clients.read_list(f"{PARTS}{remaining.learner.name}/{CONTRIBUTION_LOG}", all_users)
+    server = model.retrain_from(applied.after.server, split_by_block(contributions))
+    return TrainedState(server, clients)
 
 
-def retrain_run(fed: Federation, now: TrainedState, seed: int | None = None) -> TrainedState:
+def retrain_run(federation: Federation, current: TrainedState, seed: int | None = None) -> TrainedState:
     """What the run comes to from its beginning, where people share what they share now; maybe with other draws."""
-    progress = retrain_blocks(fed, find_shared(fed, now), seed, now)
+    progress = retrain_blocks(federation, find_shared(federation, current), seed, current)
     return TrainedState(progress.server, progress.clients)
 
 
-def largest_difference(fed: Federation, now: TrainedState, retrained: TrainedState) -> tuple[float | None, int]:
+# Comparison
+
+
+def largest_difference(
+    federation: Federation, current: TrainedState, reference: TrainedState
+) -> tuple[float | None, int]:
     """Of any score between two models, and of how many people; without those who left with everything."""
-    one, other, worst = traces.build_scorer(fed, now), traces.build_scorer(fed, retrained), 0.0
-    users = np.flatnonzero(~find_emptied(fed, now)).astype(np.int32)
-    for lo in range(0, len(users), traces.CHUNK):
-        some = users[lo : lo + traces.CHUNK]
-        worst = max(worst, float(np.abs(one(some) - other(some)).max()))
-    return worst if len(users) else None, len(users)
+    current_scorer = traces.build_scorer(federation, current)
+    reference_scorer = traces.build_scorer(federation, reference)
+    compared = np.flatnonzero(~find_emptied(federation, current)).astype(np.int32)
+    if not len(compared):
+        return None, 0
+    largest = 0.0
+    for start in range(0, len(compared), traces.CHUNK):
+        users = compared[start : start + traces.CHUNK]
+        difference = np.abs(current_scorer(users) - reference_scorer(users))
+        largest = max(largest, float(difference.max()))
+    return largest, len(compared)
 
 
-def find_emptied(fed: Federation, now: TrainedState) -> Bools:
+def find_emptied(federation: Federation, current: TrainedState) -> Bools:
     """(users) whose device has no item, no private vector and no row of its own any more: it has nothing to score with.
 
     One that begins again without items gets a vector that is drawn, so theirs would differ whatever was forgotten. Who
     has no items but still a vector is not among them: that vector would be what was not forgotten.
     """
-    clients, known = now.clients, fed.stream.blocks[now.server.block].n_users
+    clients = current.clients
+    stream = federation.stream
+    n_users = stream.blocks[current.server.block].n_users
     if clients.private.shape[1] == 0:
-        return np.zeros(known, bool)
-    nothing = (clients.private[:known] == 0).all(axis=1)
-    nothing &= fed.stream.history(len(fed.stream.blocks)).counts()[:known] == 0
+        return np.zeros(n_users, bool)
+    has_vector = (clients.private[:n_users] != 0).any(axis=1)
+    has_items = stream.history(len(stream.blocks)).counts()[:n_users] > 0
+    is_emptied = ~has_vector & ~has_items
     if OWN_ROWS in clients.lists:
-        nothing &= clients.read_list(OWN_ROWS, np.arange(known)).counts() == 0
-    return np.asarray(nothing)
+        has_rows = clients.read_list(OWN_ROWS, np.arange(n_users)).counts() > 0
+        is_emptied &= ~has_rows
+    return np.asarray(is_emptied)
 
 
-def _attack_pairs(seen: dict[str, traces.PairScores], pairs: traces.MatchedPairs, seed: int) -> dict[str, Any]:
-    """How well withdrawn pairs are told from others; None where there are none, or scores that are all tied."""
-    return {
-        "auc_pairs": {
-            **{name: traces.pair_auc(one) for name, one in seen.items()},
-            "ci": {name: traces.pair_interval(one, pairs.owner, seed) for name, one in seen.items()},
-        },
-        "auc_difference": traces.difference_auc(seen["before"], seen["after"]),
-    }
-
-
-def compare_models(done: AppliedRequest, models: dict[str, TrainedState]) -> dict[str, Any]:
+def compare_models(applied: AppliedRequest, models: dict[str, TrainedState]) -> dict[str, Any]:
     """The figures of D.4 that need no further training."""
-    owned = done.federation.stream.history(len(done.federation.stream.blocks))
-    pairs = traces.match_pairs(done.remaining, done.withdrawn_items, owned)
-    seen = {name: traces.score_pairs(done.remaining, one, pairs) for name, one in models.items()}
-    seed, items = done.federation.config.seed, traces.sample_items(done.remaining)
-    was, now, again = models["before"], models["after"], models["retrain"]
-    far, near = traces.model_distance(done.remaining, was, again), traces.model_distance(done.remaining, now, again)
-    mine, other = (traces.item_table(done.remaining, one) for one in (now, again))
+    remaining = applied.remaining
+    stream = applied.federation.stream
+    owned = stream.history(len(stream.blocks))
+    pairs = traces.match_pairs(remaining, applied.withdrawn_items, owned)
+    scores = {name: traces.score_pairs(remaining, model, pairs) for name, model in models.items()}
+    items = traces.sample_items(remaining)
+    table_after = traces.item_table(remaining, models["after"])
+    table_retrained = traces.item_table(remaining, models["retrain"])
     return {
         "pairs": len(pairs.members.ids),
-        **_attack_pairs(seen, pairs, seed),
-        "param_distance_ratio": near / far if near is not None and far else None,
-        "gram_distance": traces.gram_distance(mine, other, items),
-        "rank_percentile": {name: one.mean_rank for name, one in seen.items()},
-        "jaccard20": traces.jaccard(seen["after"], seen["retrain"]),
+        **_attack_pairs(scores, pairs, applied.federation.config.seed),
+        "param_distance_ratio": _distance_ratio(remaining, models),
+        "gram_distance": traces.gram_distance(table_after, table_retrained, items),
+        "rank_percentile": {name: pair_scores.mean_rank for name, pair_scores in scores.items()},
+        "jaccard20": traces.jaccard(scores["after"], scores["retrain"]),
     }
+
+
+def _attack_pairs(scores: dict[str, traces.PairScores], pairs: traces.MatchedPairs, seed: int) -> dict[str, Any]:
+    """How well withdrawn pairs are told from others; None where there are none, or scores that are all tied."""
+    aucs: dict[str, Any] = {}
+    intervals = {}
+    for name, pair_scores in scores.items():
+        aucs[name] = traces.pair_auc(pair_scores)
+        intervals[name] = traces.pair_interval(pair_scores, pairs.owner, seed)
+    aucs["ci"] = intervals
+    return {"auc_pairs": aucs, "auc_difference": traces.difference_auc(scores["before"], scores["after"])}
+
+
+def _distance_ratio(remaining: Federation, models: dict[str, TrainedState]) -> float | None:
+    """Distance to the retrained model after the request, where 1 is that before; None: nothing can be compared."""
+    distance_before = traces.model_distance(remaining, models["before"], models["retrain"])
+    distance_after = traces.model_distance(remaining, models["after"], models["retrain"])
+    if distance_after is None or not distance_before:
+        return None
+    return distance_after / distance_before
