@@ -313,8 +313,7 @@ def draw_batch_keys(draws: Draws, name: str, server: ServerState) -> Keys:
     """The keys of orders, negatives and items for a part's steps on the server in one round."""
     keys = []
     for purpose in ("order", "other", "items"):
-        full_name = f"{name}-{purpose}"
-        key = draws.public(full_name, server.block, server.round)
+        key = draws.public(f"{name}-{purpose}", server.block, server.round)
         keys.append(key)
     return np.array(keys)
 
