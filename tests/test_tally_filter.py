@@ -113,10 +113,10 @@ def test_axes_of_a_large_graph_hold_as_much_as_the_best_could(monkeypatch: pytes
     row, column = np.tril_indices(500)
     graph = spectral.build_item_graph(row, column, gram[row, column], 500)
     assert np.allclose(graph.root**2, x.sum(axis=0))
-    best = spectral.leading_axes(graph.matrix, 20)
+    best = spectral.find_leading_axes(graph.matrix, 20)
     monkeypatch.setattr(spectral, "MAX_DENSE", 1)
     monkeypatch.setattr(spectral, "BLOCK_WIDTH", 8)
-    result = spectral.leading_axes(graph.matrix, 20)
+    result = spectral.find_leading_axes(graph.matrix, 20)
     assert np.allclose(result.T @ result, np.eye(20), atol=1e-4)
 
     def held(axes: Floats) -> float:

@@ -15,7 +15,6 @@ holds (docs/tally.md). There is no form under a budget.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
 
@@ -24,17 +23,18 @@ import numpy as np
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.sparse import matrix_of_rows
-from tacita.core.types import AnyArray, Arrays, CohortView, Doubles, Floats, Ragged, ServerState
-from tacita.messages import QUANTUM, Spec
-from tacita.models.base import heads_match, register_form
+from tacita.core.types import Arrays, CohortView, Doubles, Floats, Ragged, ServerState
+from tacita.messages import QUANTUM
+from tacita.models.base import heads_match, make_scalar, make_zero_scores, read_scalar, register_form
 from tacita.models.scoring import CHUNK
+from tacita.models.statistic_model import Fields, FieldSums
 from tacita.models.tally.head_checks import MOST_WEIGHT, are_scalars, is_bounded, matrix_fits
 from tacita.models.tally.model import RECENCIES, Tally, add_repeat, with_heads
 from tacita.models.tally.options import STATE, STATISTIC, TallyConfig, is_set
 from tacita.models.tally.retraction import apply_change
 from tacita.models.tally.solver import invert_in_place
-from tacita.models.tally.spectral import build_item_graph, keep_largest, leading_axes
-from tacita.models.tally.sums import Entries, PairShape, PairSums
+from tacita.models.tally.spectral import build_item_graph, find_leading_axes, keep_largest
+from tacita.models.tally.sums import Entries, PairShape, PairSums, triangle_places
 from tacita.models.tally.weights import add_products, compute_weights, pack_weights, read_column, recency_weights
 
 MAX_DENSE_ITEMS = 4_000  # items up to which sums are dense arrays, of 128 MB at most
@@ -102,12 +102,16 @@ class FilterTally(Tally):
 
     def heads_fit(self, heads: Arrays, n_items: int) -> bool:
         own = self.init_heads(Draws(0))
-        if not heads_match(heads, own) or not matrix_fits(_select_matrix(heads), n_items):
+        if not heads_match(heads, own):
             return False
-        if self.is_mixture and not matrix_fits(_select_matrix(heads, RIDGE_PREFIX), n_items):
+        prefixes = ("", RIDGE_PREFIX) if self.is_mixture else ("",)
+        for prefix in prefixes:
+            matrix = _select_matrix(heads, prefix)
+            if not matrix_fits(matrix, n_items):
+                return False
+        if len(heads["inputs"]):  # it reads all items
             return False
-        reads_all_items = len(heads["inputs"]) == 0
-        return reads_all_items and _axes_fit(heads) and self._choice_fits(heads)
+        return _axes_fit(heads) and self._choice_fits(heads)
 
     def _choice_fits(self, heads: Arrays) -> bool:
         """Whether alpha, lift and blend are within their bounds."""
@@ -116,14 +120,19 @@ class FilterTally(Tally):
             most["blend"] = 1.0
         if not are_scalars(heads, *most):
             return False
-        return all(0 <= heads[name][0] <= bound for name, bound in most.items())
+        for name, bound in most.items():
+            value = read_scalar(heads, name)
+            if not 0 <= value <= bound:
+                return False
+        return True
 
     def weigh_lists(self, lists: Ragged) -> Doubles:
         """1 / n in whole numbers of a quantum."""
         counts = np.maximum(lists.counts(), 1)
-        return np.rint(1.0 / counts / QUANTUM) * QUANTUM
+        weights = 1.0 / counts
+        return np.rint(weights / QUANTUM) * QUANTUM
 
-    def _fields(self, shape: PairShape) -> tuple[Spec, ...]:
+    def _fields(self, shape: PairShape) -> Fields:
         pairs, *others = super()._fields(shape)
         is_sparse = shape.n_items > MAX_DENSE_ITEMS
         return replace(pairs, sparse=is_sparse), *others
@@ -161,7 +170,7 @@ class FilterTally(Tally):
         heads = {}
         for name, value in zip(CHOICE_NAMES, self._choices[trial], strict=True):
             if name in server.heads:
-                heads[name] = np.array([value], np.float32)
+                heads[name] = make_scalar(value)
         return with_heads(server, heads)
 
     def solve_sums(self, server: ServerState, sums: PairSums, inverse: Doubles | None = None) -> ServerState:
@@ -169,12 +178,13 @@ class FilterTally(Tally):
         at, value = self.list_released_pairs(sums, shape)
         row, column = shape.decode_pairs(at)
         graph = build_item_graph(row, column, value, shape.n_items)
+        matrix = keep_largest(graph.matrix, self.config.keep)
         repeat = self.choose_repeat(sums, shape.n_items)
         heads = {
-            **pack_weights(keep_largest(graph.matrix, self.config.keep)),
-            "axes": leading_axes(graph.matrix, self.config.axes),
+            **pack_weights(matrix),
+            "axes": find_leading_axes(graph.matrix, self.config.axes),
             "root": graph.root.astype(np.float32),
-            "repeat": np.array([repeat], np.float32),
+            "repeat": make_scalar(repeat),
         }
         if self.is_mixture:
             ridge = self._solve_ridge(sums, shape, graph.root)
@@ -199,9 +209,10 @@ class FilterTally(Tally):
         """B of the same sum. The ridge is meant for users who weigh 1, so it shrinks as the mean weight does."""
         gram = self.compute_gram(sums, shape, None)
         items = np.arange(shape.n_items, dtype=np.int64)
-        diagonal = gram[items * (items + 3) // 2]
-        n_likes = max((root**2).sum(), 1e-12)
-        mean_weight = float(diagonal.sum() / n_likes) or 1.0
+        diagonal = gram[triangle_places(items, items)]
+        n_likes = (root**2).sum()
+        mean_weight = diagonal.sum() / max(n_likes, 1e-12)
+        mean_weight = float(mean_weight) or 1.0
         lower = self.add_ridge(gram, None, shape, mean_weight)
         inverse = invert_in_place(lower)
         if inverse is None:
@@ -212,27 +223,32 @@ class FilterTally(Tally):
     def likeness(self, server: ServerState, items: Floats, item: int) -> Floats:
         """The weight of every item for this one in the filter."""
         heads = server.heads
-        weights = read_column(_select_matrix(heads), item, len(server.items))
+        matrix = _select_matrix(heads)
+        weights = read_column(matrix, item, len(server.items))
         axes = heads["axes"]
         root = heads["root"]
         known = len(axes)
         if item >= known:
             return weights
-        weights *= _lift_factors(heads)[item]
-        scale = heads["alpha"][0] * root[item] * _invert_nonzero(root)
-        weights[:known] += scale * (axes @ axes[item])
+        lift_factors = _compute_lift(heads)
+        weights *= lift_factors[item]
+        alpha = heads["alpha"][0]
+        scale = alpha * root[item] * _invert_nonzero(root)
+        along_axes = axes @ axes[item]
+        weights[:known] += scale * along_axes
         weights[item] = 0.0
         return weights
 
-    def apply_retraction(self, server: ServerState, change: Mapping[str, AnyArray]) -> tuple[ServerState, int]:
+    def apply_retraction(self, server: ServerState, change: FieldSums) -> tuple[ServerState, int]:
+        shape = PairShape(len(server.items))
         sums = PairSums.from_arrays(server.parts[STATE])
-        changed = apply_change(sums, change, PairShape(len(server.items)))
+        changed = apply_change(sums, change, shape)
         return self.solve_sums(server, changed), 0
 
     # on the device
 
     def score_history(self, view: CohortView) -> Floats:
-        blend = float(view.heads["blend"][0]) if self.is_mixture else 0.0
+        blend = read_scalar(view.heads, "blend") if self.is_mixture else 0.0
         if blend == 0:
             return self._score_filter(view)
         if blend == 1:
@@ -244,24 +260,20 @@ class FilterTally(Tally):
     def _score_filter(self, view: CohortView) -> Floats:
         heads = view.heads
         latest = self.select_latest(view)
-        weight = recency_weights(latest, float(heads["recency"][0]))
-        scores = np.zeros((len(view.user), view.n_items), np.float32)
+        weight = recency_weights(latest, read_scalar(heads, "recency"))
+        scores = make_zero_scores(view)
         add_products(latest, weight, _select_matrix(heads), scores)
         if heads["lift"][0]:
             known = len(heads["root"])
-            scores[:, :known] *= _lift_factors(heads)
+            scores[:, :known] *= _compute_lift(heads)
         _add_along_axes(latest, weight, heads, scores)
         add_repeat(view, scores)
         return scores
 
     def _score_ridge(self, view: CohortView) -> Floats:
-        heads = view.heads
-        latest = self.select_latest(view)
-        weight = recency_weights(latest, float(heads["recency"][0]))
-        scores = np.zeros((len(view.user), view.n_items), np.float32)
-        add_products(latest, weight, _select_matrix(heads, RIDGE_PREFIX), scores)
-        add_repeat(view, scores)
-        return scores
+        matrix = _select_matrix(view.heads, RIDGE_PREFIX)
+        ridge_view = replace(view, heads=matrix)
+        return super().score_history(ridge_view)
 
 
 def _list_values(value: float | str, learned: Choice) -> Choice:
@@ -288,13 +300,17 @@ def _axes_fit(heads: Arrays) -> bool:
     axes = heads["axes"]
     root = heads["root"]
     known = int(heads["known"][0])
-    if axes.ndim != 2 or root.shape != (len(axes),):
+    if axes.ndim != 2:
         return False
-    if len(axes) != known or axes.shape[1] > max(1, known):
+    n_items, n_axes = axes.shape
+    if root.shape != (n_items,):
         return False
-    is_out = (root >= LEAST_ROOT) & (root <= MOST_WEIGHT)
-    counts = (root == 0) | is_out
-    return is_bounded(axes, 2) and bool(counts.all())
+    if n_items != known or n_axes > max(1, known):
+        return False
+    is_safe = (root >= LEAST_ROOT) & (root <= MOST_WEIGHT)
+    is_absent = root == 0
+    roots_fit = is_absent | is_safe
+    return is_bounded(axes, 2) and bool(roots_fit.all())
 
 
 def _invert_nonzero(root: Floats) -> Floats:
@@ -302,12 +318,15 @@ def _invert_nonzero(root: Floats) -> Floats:
     return np.divide(1.0, root, out=zeros, where=root > 0)
 
 
-def _lift_factors(heads: Arrays) -> Floats:
+def _compute_lift(heads: Arrays) -> Floats:
     """(items,) what scores of the first part are multiplied with: 1 unless items with more users count for more."""
-    lift = float(heads["lift"][0])
-    users = heads["root"].astype(np.float64) ** 2
+    lift = read_scalar(heads, "lift")
+    root = heads["root"].astype(np.float64)
+    users = root**2
     lifted = np.maximum(users, 1e-12) ** lift
-    return np.where(users > 0, lifted, 1.0).astype(np.float32)
+    is_out = users > 0
+    factors = np.where(is_out, lifted, 1.0)
+    return factors.astype(np.float32)
 
 
 def _add_along_axes(lists: Ragged, weight: Floats, heads: Arrays, scores: Floats) -> None:
@@ -319,15 +338,20 @@ def _add_along_axes(lists: Ragged, weight: Floats, heads: Arrays, scores: Floats
     is_known = lists.ids < n_known
     if not alpha or not is_known.any():
         return
-    known = replace(lists, values={"weight": weight}).filter_entries(is_known)
-    scaled = known.values["weight"] * _invert_nonzero(root)[known.ids]
-    along = matrix_of_rows(known.ptr, known.ids, scaled, n_known) @ axes
+    weighted = replace(lists, values={"weight": weight})
+    known = weighted.filter_entries(is_known)
+    inverse_root = _invert_nonzero(root)[known.ids]
+    scaled = known.values["weight"] * inverse_root
+    histories = matrix_of_rows(known.ptr, known.ids, scaled, n_known)
+    along = histories @ axes
     for first in range(0, len(scores), CHUNK):
-        chunk = along[first : first + CHUNK]
+        users = slice(first, first + CHUNK)
+        chunk = along[users]
+        n_users = len(chunk)
         padded = np.zeros((CHUNK, n_axes), np.float32)
-        padded[: len(chunk)] = alpha * chunk
+        padded[:n_users] = alpha * chunk
         added = (padded @ axes.T) * root
-        scores[first : first + CHUNK, :n_known] += added[: len(chunk)]
+        scores[users, :n_known] += added[:n_users]
 
 
 def _standardise(scores: Floats) -> Floats:
@@ -335,4 +359,5 @@ def _standardise(scores: Floats) -> Floats:
     mean = scores.mean(axis=1, keepdims=True)
     deviation = scores.std(axis=1, keepdims=True)
     divisor = np.where(deviation > 0, deviation, 1.0)
-    return np.asarray((scores - mean) / divisor, np.float32)
+    standardised = (scores - mean) / divisor
+    return np.asarray(standardised, np.float32)

@@ -34,8 +34,11 @@ def inputs_fit(inputs: AnyArray, n_items: int) -> bool:
     if len(inputs) == 0:
         return True
     gaps = np.diff(inputs.astype(np.int64))
-    is_ascending = bool((gaps > 0).all())
-    return is_ascending and bool(inputs[0] >= 0 and inputs[-1] < n_items)
+    if not (gaps > 0).all():
+        return False
+    first = inputs[0]
+    last = inputs[-1]
+    return bool(first >= 0 and last < n_items)
 
 
 def matrix_fits(heads: Arrays, n_items: int) -> bool:
@@ -43,11 +46,15 @@ def matrix_fits(heads: Arrays, n_items: int) -> bool:
     if not are_scalars(heads, "known", "recency", "repeat"):
         return False
     inputs = heads["inputs"]
+    if not inputs_fit(inputs, n_items):
+        return False
     known = int(heads["known"][0])
-    if not inputs_fit(inputs, n_items) or not 0 <= known <= n_items:
+    if not 0 <= known <= n_items:
+        return False
+    if not settings_fit(heads):
         return False
     weights = heads["weights"]
-    if not settings_fit(heads) or not is_bounded(weights, MOST_WEIGHT):
+    if not is_bounded(weights, MOST_WEIGHT):
         return False
     n_rows = len(inputs) or known
     if weights.ndim == 2:
@@ -57,10 +64,15 @@ def matrix_fits(heads: Arrays, n_items: int) -> bool:
 
 def _dense_fits(heads: Arrays, n_rows: int, known: int) -> bool:
     shape = heads["weights"].shape
+    if has_sparse_places(heads):
+        return False
     is_empty = shape == (0, 0) and known == 0
-    has_size = shape == (n_rows, known)
-    has_places = heads["column"].size or heads["ptr"].size
-    return (has_size or is_empty) and not has_places
+    return is_empty or shape == (n_rows, known)
+
+
+def has_sparse_places(heads: Arrays) -> bool:
+    """Whether the heads name places of a sparse matrix."""
+    return heads["column"].size > 0 or heads["ptr"].size > 0
 
 
 def _sparse_fits(heads: Arrays, n_rows: int, known: int) -> bool:
@@ -68,16 +80,21 @@ def _sparse_fits(heads: Arrays, n_rows: int, known: int) -> bool:
     column = heads["column"]
     ptr = heads["ptr"]
     is_flat = weights.ndim == column.ndim == ptr.ndim == 1
-    if not is_flat or len(weights) != len(column) or len(ptr) != n_rows + 1:
+    if not is_flat:
         return False
-    if ptr[0] != 0 or ptr[-1] != len(column):
+    n_entries = len(column)
+    if len(weights) != n_entries or len(ptr) != n_rows + 1:
+        return False
+    if ptr[0] != 0 or ptr[-1] != n_entries:
         return False
     steps = np.diff(ptr.astype(np.int64))  # in 32 bits a difference may wrap and look right
     if not (steps >= 0).all():
         return False
-    if len(column) == 0:
+    if n_entries == 0:
         return True
-    return bool(column.min() >= 0 and column.max() < known)
+    lowest = column.min()
+    highest = column.max()
+    return bool(lowest >= 0 and highest < known)
 
 
 def private_heads_fit(heads: Arrays, n_items: int, most_inputs: int) -> bool:
@@ -86,24 +103,34 @@ def private_heads_fit(heads: Arrays, n_items: int, most_inputs: int) -> bool:
     k = inputs.size
     if not _private_shapes_fit(heads, k):
         return False
-    if k > most_inputs or not inputs_fit(inputs, n_items) or heads["liked"].size > n_items:
+    if k > most_inputs or not inputs_fit(inputs, n_items):
         return False
-    if not settings_fit(heads) or heads["released"][1] < 0:
+    if heads["liked"].size > n_items:
+        return False
+    if not settings_fit(heads):
+        return False
+    n_releases = heads["released"][1]
+    if n_releases < 0:
         return False
     for name in ("weights", "scale", "centre", "liked"):
         if not is_bounded(heads[name], MOST_WEIGHT):
             return False
+    if k == 0:
+        return True
     length = float(np.linalg.norm(heads["centre"]))
-    return k == 0 or abs(length - 1) < 1e-6
+    return abs(length - 1) < 1e-6
 
 
 def _private_shapes_fit(heads: Arrays, k: int) -> bool:
-    if not are_scalars(heads, "known", "recency", "repeat") or heads["released"].shape != (2,):
+    if not are_scalars(heads, "known", "recency", "repeat"):
         return False
-    if heads["column"].size or heads["ptr"].size or heads["liked"].ndim != 1:
+    if heads["released"].shape != (2,) or heads["liked"].ndim != 1:
         return False
-    if any(heads[name].shape != (k,) for name in ("inputs", "scale", "centre")):
+    if has_sparse_places(heads):
         return False
+    for name in ("inputs", "scale", "centre"):
+        if heads[name].shape != (k,):
+            return False
     return square_fits(heads["weights"], k)
 
 

@@ -15,7 +15,6 @@ protects (`privacy.epsilon`, private_tally.py). `tacita audit tally` runs the at
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
@@ -25,8 +24,16 @@ from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Arrays, CohortView, Doubles, Floats, Ints, Longs, Ragged, ServerState
 from tacita.messages import Total
-from tacita.models.base import Backbone, BackboneConfig, heads_match, register
-from tacita.models.statistic_model import RetractionCaveats
+from tacita.models.base import (
+    Backbone,
+    BackboneConfig,
+    heads_match,
+    make_scalar,
+    make_zero_scores,
+    read_scalar,
+    register,
+)
+from tacita.models.statistic_model import BlockLists, FieldSums, RetractionCaveats
 from tacita.models.tally.head_checks import matrix_fits
 from tacita.models.tally.options import STATE, STATISTIC, SURVEY, TallyConfig
 from tacita.models.tally.pair_statistic import PairStatistic, count_single_users, server_shape, sum_forms
@@ -74,7 +81,9 @@ class Tally(PairStatistic):
 
     def heads_fit(self, heads: Arrays, n_items: int) -> bool:
         own = Tally.init_heads(self, Draws(0))  # forms of it hold more, and look at that themselves
-        return heads_match(heads, own) and matrix_fits(heads, n_items)
+        if not heads_match(heads, own):
+            return False
+        return matrix_fits(heads, n_items)
 
     def check(self, first_items: int, all_items: int) -> None:
         most_inputs = self.config.most_inputs
@@ -83,8 +92,9 @@ class Tally(PairStatistic):
         free = available_memory()
         if need <= free:
             return
-        fits = int((free / bytes_to_solve(1)) ** 0.5) // 100 * 100
-        fits = min(fits, first_items - 1)  # a first block that fits is read whole, and so is what comes after it
+        most_that_fit = (free / bytes_to_solve(1)) ** 0.5
+        hundreds = int(most_that_fit) // 100
+        fits = min(hundreds * 100, first_items - 1)  # a first block that fits is read whole, and so is what follows
         raise TacitaError(
             f"a solve over {n_inputs:,} items needs about {need / 1e9:.0f} GB of memory and {free / 1e9:.0f} GB "
             f"are free; read the catalogue through fewer: --set backbone.most_inputs={max(2, fits)}."
@@ -96,17 +106,19 @@ class Tally(PairStatistic):
         """What each user did in this block, or earlier if that is nothing."""
         if view.history is None:
             return view.train
-        absent = np.flatnonzero(view.train.counts() == 0)
+        has_none = view.train.counts() == 0
+        absent = np.flatnonzero(has_none)
         earlier = view.history.take(absent)
         users = absent[earlier.rows()]
-        return view.train.join_rows(Ragged.from_pairs(users, earlier.ids, len(view.train)))
+        spread = Ragged.from_pairs(users, earlier.ids, len(view.train))
+        return view.train.join_rows(spread)
 
     def score_history(self, view: CohortView) -> Floats:
         """x_u B with older items counting less, and a bonus or penalty for items of earlier blocks."""
         latest = self.select_latest(view)
-        recency = float(view.heads["recency"][0])
+        recency = read_scalar(view.heads, "recency")
         weight = recency_weights(latest, recency)
-        scores = np.zeros((len(view.user), view.n_items), np.float32)
+        scores = make_zero_scores(view)
         add_products(latest, weight, view.heads, scores)
         add_repeat(view, scores)
         return scores
@@ -147,7 +159,7 @@ class Tally(PairStatistic):
         recency = self.config.recency
         if recency == "learn":
             recency = RECENCIES[trial]
-        return with_heads(server, {"recency": np.array([recency], np.float32)})
+        return with_heads(server, {"recency": make_scalar(recency)})
 
     def solve_sums(self, server: ServerState, sums: PairSums, inverse: Doubles | None = None) -> ServerState:
         """The matrix that belongs to the sums, and to the inverse where that is known already."""
@@ -160,15 +172,18 @@ class Tally(PairStatistic):
             inverse, doublings = self._invert_gram(gram, where, shape, server.block)
         weights = compute_weights(inverse, gram, where, shape, self.config.keep)
         repeat = self.choose_repeat(sums, shape.n_items)
-        heads = {**pack_weights(weights), "repeat": np.array([repeat], np.float32)}
-        packed = pack_triangle(inverse) if shape.inputs is None else np.zeros(0)  # only there it is ever updated
-        state = {**sums.arrays(), "inverse": packed, "doublings": np.array([doublings])}
+        heads = {**pack_weights(weights), "repeat": make_scalar(repeat)}
+        is_updated = shape.inputs is None  # only there the inverse is ever updated
+        state = sums.arrays()
+        state["inverse"] = pack_triangle(inverse) if is_updated else np.zeros(0)
+        state["doublings"] = np.array([doublings])
         return with_heads(server, heads).with_part(STATE, state)
 
     def _invert_gram(self, gram: Doubles, where: Longs | None, shape: PairShape, block: int) -> tuple[Doubles, int]:
         """The inverse of G + ridge, and how often the ridge was doubled for there to be one."""
         for doublings in range(MOST_DOUBLINGS + 1):
-            lower = self.add_ridge(gram, where, shape, 2.0**doublings)
+            factor = 2.0**doublings
+            lower = self.add_ridge(gram, where, shape, factor)
             inverse = invert_in_place(lower)
             if inverse is None:
                 continue
@@ -198,10 +213,14 @@ class Tally(PairStatistic):
 
         G without the pairs that wait need not be positive; where the ridge does not make up for that, it doubles.
         """
-        lower = unpack_triangle(gram) if where is None else shape.build_input_triangle(where, gram)
+        if where is None:
+            lower = unpack_triangle(gram)
+        else:
+            lower = shape.build_input_triangle(where, gram)
         counts = np.diag(lower)
         mean = max(float(counts.mean()), 1e-12)
-        growth = ((counts + 1) / (mean + 1)) ** self.config.ridge_popularity
+        popularity = (counts + 1) / (mean + 1)
+        growth = popularity**self.config.ridge_popularity
         diagonal = np.diag_indices(len(lower))
         lower[diagonal] += more * self.config.ridge * growth
         return lower
@@ -219,7 +238,7 @@ class Tally(PairStatistic):
     def describe_retraction(self) -> RetractionCaveats | None:
         return None
 
-    def apply_retraction(self, server: ServerState, change: Mapping[str, AnyArray]) -> tuple[ServerState, int]:
+    def apply_retraction(self, server: ServerState, change: FieldSums) -> tuple[ServerState, int]:
         """The server after a sum of retractions, and the rank of the update; 0: it was solved from the start."""
         shape = server_shape(server)
         state = server.parts[STATE]
@@ -228,14 +247,15 @@ class Tally(PairStatistic):
         ridge_depends_on_sums = self.config.ridge_popularity or state["doublings"][0]
         if shape.inputs is not None or ridge_depends_on_sums:
             return self.solve_sums(server, changed), 0
-        inverse = mirror_lower(unpack_triangle(state["inverse"]))
+        lower = unpack_triangle(state["inverse"])
+        inverse = mirror_lower(lower)
         items = find_changed_items(change, shape)
         rank = self.try_update_inverse(inverse, items, sums, changed, shape)
         if rank == 0:
             return self.solve_sums(server, changed), 0
         return self.solve_sums(server, changed, inverse), rank
 
-    def replace_lists(self, server: ServerState, before: list[Ragged], after: list[Ragged]) -> tuple[ServerState, int]:
+    def replace_lists(self, server: ServerState, before: BlockLists, after: BlockLists) -> tuple[ServerState, int]:
         """The server after some users have `after`, a list for every block, instead of `before`."""
         n_users = len(before[0])
         user_ptr = count_single_users(n_users)
@@ -258,7 +278,7 @@ class Tally(PairStatistic):
         row, col = shape.decode_pairs(where[differs])
         return update_inverse(inverse, row, col, change[differs])
 
-    def retrain_from(self, server: ServerState, block_lists: list[Ragged]) -> ServerState:
+    def retrain_from(self, server: ServerState, block_lists: BlockLists) -> ServerState:
         """The state that these lists alone would lead to, with the same catalogue and inputs."""
         shape = server_shape(server)
         summed = server.parts[STATE]["index"]

@@ -12,7 +12,6 @@ another form (private_order.py).
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -22,8 +21,9 @@ from pydantic import Field
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Arrays, CohortView, Doubles, Floats, Longs, Ragged, ServerState
-from tacita.messages import Form, SequenceTerms, SparseRows, Spec, Total
-from tacita.models.base import BackboneConfig, heads_match, register
+from tacita.messages import SequenceTerms, SparseRows, Spec, Total
+from tacita.models.base import BackboneConfig, heads_match, make_scalar, make_zero_scores, read_scalar, register
+from tacita.models.statistic_model import BlockLists, Fields, FieldSums, Forms
 from tacita.models.tally.head_checks import matrix_fits
 from tacita.models.tally.mixing import MIXTURES, MixedScores, mix_fits
 from tacita.models.tally.model import MOST_DOUBLINGS, Tally, with_heads
@@ -113,12 +113,15 @@ class OrderedTally(Tally):
 
     def heads_fit(self, heads: Arrays, n_items: int) -> bool:
         own = self.init_heads(Draws(0))
-        if not heads_match(heads, own) or not mix_fits(heads["mix"]):
+        if not heads_match(heads, own):
+            return False
+        if not mix_fits(heads["mix"]):
             return False
         reads_all_items = heads["inputs"].size == 0
         if not reads_all_items or not matrix_fits(heads, n_items):
             return False
-        return matrix_fits({**heads, **select_order_matrix(heads)}, n_items)
+        order_heads = {**heads, **select_order_matrix(heads)}
+        return matrix_fits(order_heads, n_items)
 
     def check(self, first_items: int, all_items: int) -> None:
         if is_set(self.config, "order_share"):
@@ -132,26 +135,29 @@ class OrderedTally(Tally):
 
     # on the device
 
-    def encode_block(self, train: Ragged, history: Ragged | None, user_ptr: Longs, shape: PairShape) -> dict[str, Form]:
+    def encode_block(self, train: Ragged, history: Ragged | None, user_ptr: Longs, shape: PairShape) -> Forms:
         forms = super().encode_block(train, history, user_ptr, shape)
         client = expand_clients(user_ptr)
         lines = self._build_lines(train, history)
-        forms |= self._encode_order(client, lines, np.ones(len(train)), shape)
-        owned = lines.distinct_items()
+        plus = np.ones(len(train))
+        forms |= self._encode_order(client, lines, plus, shape)
+        owned = lines.list_distinct_items()
         owner = client[owned.rows()]
-        forms[ITEM_OWNERS] = SparseRows(owner, owned.ids, np.ones(len(owned.ids)))
+        ones = np.ones(len(owned.ids))
+        forms[ITEM_OWNERS] = SparseRows(owner, owned.ids, ones)
         return forms
 
     def _build_lines(self, train: Ragged, history: Ragged | None) -> HistoryLines:
         past = history if self.config.order_back else None
         return HistoryLines.from_blocks(train, past, self.config.order_window)
 
-    def _encode_order(self, client: AnyArray, lines: HistoryLines, sign: Doubles, shape: PairShape) -> dict[str, Form]:
-        contexts = SequenceTerms(client, lines.lists, lines.start, sign, self.age_weights, shape.n_items, "itself")
+    def _encode_order(self, client: AnyArray, lines: HistoryLines, sign: Doubles, shape: PairShape) -> Forms:
+        n_items = shape.n_items
+        contexts = SequenceTerms(client, lines.lists, lines.start, sign, self.age_weights, n_items, "itself")
         following = replace(contexts, meets="next")
         return {CONTEXTS: contexts, NEXT: following}
 
-    def _fields(self, shape: PairShape) -> tuple[Spec, ...]:
+    def _fields(self, shape: PairShape) -> Fields:
         n_items = shape.n_items
         most = float(self.age_weights.sum())
         contexts = Spec(
@@ -164,31 +170,37 @@ class OrderedTally(Tally):
             counted=ITEM_OWNERS,
             about="what came before what",
         )
-        following = replace(contexts, name=NEXT, most=n_items * most, symmetric=False, about="which item follows which")
+        about = "which item follows which"
+        following = replace(contexts, name=NEXT, most=n_items * most, symmetric=False, about=about)
         owners = Spec(ITEM_OWNERS, (n_items,), most=1.0, least=0.0, exact=True)
         return *super()._fields(shape), contexts, following, owners
 
     def score_history(self, view: CohortView) -> Floats:
         """The mixture of the three scores; without order and one of the others, the plain score."""
         heads = view.heads
-        whole, recent, order = (float(weight) for weight in heads["mix"])
-        if order == 0 and (whole == 0 or recent == 0):
-            recency = heads["recency"] if recent else np.zeros(1, np.float32)
+        whole, recent, order = heads["mix"].tolist()
+        is_mixed = whole > 0 and recent > 0
+        if order == 0 and not is_mixed:
+            recency = heads["recency"] if recent else make_scalar(0.0)
             plain = replace(view, heads={**heads, "recency": recency})
             return super().score_history(plain)
-        mixture = MixedScores(np.zeros((len(view.user), view.n_items), np.float32))
+        mixture = MixedScores(make_zero_scores(view))
         latest = self.select_latest(view)
-        repeat = float(heads["repeat"][0])
+        repeat = read_scalar(heads, "repeat")
         if recent:
-            scores = _score_lists(latest, recency_weights(latest, float(heads["recency"][0])), view, heads)
+            weight = recency_weights(latest, read_scalar(heads, "recency"))
+            scores = _score_lists(latest, weight, view, heads)
             mixture.add(recent, scores)
-        if whole or (repeat and not recent):  # the bonus is measured by the spread of one of them
-            scores = _score_lists(latest, recency_weights(latest, 0.0), view, heads)
+        needs_spread = repeat and not recent  # the bonus is measured by the spread of one of them
+        if whole or needs_spread:
+            weight = recency_weights(latest, 0.0)
+            scores = _score_lists(latest, weight, view, heads)
             mixture.add(whole, scores)
         if order:
             line = self.select_recent(view)
+            weight = self.weigh_by_age(line)
             matrix = {**heads, **select_order_matrix(heads)}
-            scores = _score_lists(line, self.weigh_by_age(line), view, matrix)
+            scores = _score_lists(line, weight, view, matrix)
             mixture.add_order(order, scores)
         if repeat and view.history is not None:
             mixture.add_repeat(repeat, view.history)
@@ -199,7 +211,8 @@ class OrderedTally(Tally):
         return select_recent_line(view, self.config.order_window)
 
     def weigh_by_age(self, line: Ragged) -> Floats:
-        weights = self.age_weights[entry_ages(line)]
+        ages = entry_ages(line)
+        weights = self.age_weights[ages]
         return np.asarray(weights, np.float32)
 
     # on the server
@@ -208,8 +221,9 @@ class OrderedTally(Tally):
         learned = super().learn(server, total, question)
         if question == SURVEY:
             return learned
+        shape = PairShape(len(server.items))
         earlier = OrderSums.from_arrays(server.parts.get(STATE))
-        order = earlier.with_block(server.block, total.sums, PairShape(len(server.items)))
+        order = earlier.with_block(server.block, total.sums, shape)
         return self.solve_order(learned, order)
 
     @property
@@ -221,11 +235,13 @@ class OrderedTally(Tally):
     def apply_trial(self, server: ServerState, trial: int) -> ServerState:
         if self.config.mix != "learn":
             server = super().apply_trial(server, trial)
-            return with_heads(server, {"mix": np.array(self.config.mix, np.float32)})
+            fixed_mix = np.array(self.config.mix, np.float32)
+            return with_heads(server, {"mix": fixed_mix})
         recency, *mix = MIXTURES[trial]
         if self.config.recency != "learn":
             recency = float(self.config.recency)
-        heads = {"recency": np.array([recency], np.float32), "mix": np.array(mix, np.float32)}
+        heads = {"recency": make_scalar(recency)}
+        heads["mix"] = np.array(mix, np.float32)
         return with_heads(server, heads)
 
     def solve_order(
@@ -236,10 +252,12 @@ class OrderedTally(Tally):
         doublings = 0
         if solved is None:
             inverse, doublings = self._invert_contexts(order, shape, server.block)
-            solution = inverse @ self._sum_followers(order, shape)
+            followers = self._sum_followers(order, shape)
+            solution = inverse @ followers
         else:
             inverse, solution = solved
-        packed = pack_weights(sparsify_solution(solution, self.config.keep))
+        sparse = sparsify_solution(solution, self.config.keep)
+        packed = pack_weights(sparse)
         state = {
             **server.parts[STATE],
             **order.arrays(),
@@ -252,7 +270,8 @@ class OrderedTally(Tally):
     def _invert_contexts(self, order: OrderSums, shape: PairShape, block: int) -> tuple[Doubles, int]:
         """The inverse of G' + ridge', and how often the ridge was doubled for there to be one."""
         for doublings in range(MOST_DOUBLINGS + 1):
-            lower = self._add_order_ridge(order, shape, 2.0**doublings)
+            factor = 2.0**doublings
+            lower = self._add_order_ridge(order, shape, factor)
             inverse = invert_in_place(lower)
             if inverse is None:
                 continue
@@ -277,16 +296,15 @@ class OrderedTally(Tally):
 
     def _add_order_ridge(self, order: OrderSums, shape: PairShape, more: float) -> Doubles:
         """The lower triangle of G' + ridge'."""
-        lower = unpack_triangle(self._sum_side("contexts", order, shape))
+        contexts = self._sum_side("contexts", order, shape)
+        lower = unpack_triangle(contexts)
         diagonal = np.diag_indices(len(lower))
         lower[diagonal] += more * self.config.order_ridge
         return lower
 
     # retraction
 
-    def encode_change(
-        self, old_lists: list[Ragged], new_lists: list[Ragged], user_ptr: Longs, shape: PairShape
-    ) -> dict[str, Form]:
+    def encode_change(self, old_lists: BlockLists, new_lists: BlockLists, user_ptr: Longs, shape: PairShape) -> Forms:
         """The change of each block; an item that goes changes what came before in later blocks, too."""
         change = super().encode_change(old_lists, new_lists, user_ptr, shape)
         client = expand_clients(user_ptr)
@@ -300,13 +318,14 @@ class OrderedTally(Tally):
             if len(old_lines.lists.ids) == 0:
                 continue
             lines, sign, user = interleave_signed([(old_lines, -1.0), (new_lines, 1.0)])
-            forms = self._encode_order(client[user], lines, sign, shape)
+            owner = client[user]
+            forms = self._encode_order(owner, lines, sign, shape)
             forms[ITEM_OWNERS] = _mark_owner_change(client, old_lines, new_lines)
             for name, form in forms.items():
                 change[f"{name}.{block}"] = form
         return change
 
-    def apply_retraction(self, server: ServerState, change: Mapping[str, AnyArray]) -> tuple[ServerState, int]:
+    def apply_retraction(self, server: ServerState, change: FieldSums) -> tuple[ServerState, int]:
         shape = PairShape(len(server.items))
         state = server.parts[STATE]
         order = OrderSums.from_arrays(state)
@@ -320,7 +339,9 @@ class OrderedTally(Tally):
             return self.solve_order(after, changed), 0
         inverse, solution, order_rank = updated
         solved = self.solve_order(after, changed, (inverse, solution))
-        return solved, rank + order_rank if rank else 0
+        if rank == 0:
+            return solved, 0
+        return solved, rank + order_rank
 
     def _try_update(
         self, state: Arrays, items: Longs, old: OrderSums, new: OrderSums
@@ -333,7 +354,8 @@ class OrderedTally(Tally):
         shape = PairShape(len(solution))
         if not 0 < len(items) <= shape.n_items // 4:
             return None
-        inverse = mirror_lower(unpack_triangle(state["order_inverse"]))
+        lower = unpack_triangle(state["order_inverse"])
+        inverse = mirror_lower(lower)
         row, col, value = self._find_changes("contexts", items, old, new, shape)
         update = compute_low_rank(inverse, row, col, value)
         if update is None:
@@ -348,15 +370,15 @@ class OrderedTally(Tally):
     ) -> None:
         """Add P' D to B', in place."""
         shape = PairShape(len(solution))
-        after = self._find_changes("after", items, old, new, shape)
+        after_row, after_col, after_value = self._find_changes("after", items, old, new, shape)
         before_col, before_row, before_value = self._find_changes("before", items, old, new, shape)
-        row = np.concatenate([after[0], before_row])
-        col = np.concatenate([after[1], before_col])
-        value = np.concatenate([after[2], before_value])
-        rows = np.unique(row)
-        columns = np.unique(col)
-        small = np.zeros((len(rows), len(columns)))
-        small[np.searchsorted(rows, row), np.searchsorted(columns, col)] = value
+        row = np.concatenate([after_row, before_row])
+        col = np.concatenate([after_col, before_col])
+        rows, small_row = np.unique(row, return_inverse=True)
+        columns, small_col = np.unique(col, return_inverse=True)
+        small_shape = (len(rows), len(columns))
+        small = np.zeros(small_shape)
+        small[small_row, small_col] = np.concatenate([after_value, before_value])
         solution[:, columns] += inverse[:, rows] @ small
 
     def _find_changes(
@@ -373,7 +395,7 @@ class OrderedTally(Tally):
         change = new_values - old_values
         return row, col, change[differs]
 
-    def retrain_from(self, server: ServerState, block_lists: list[Ragged]) -> ServerState:
+    def retrain_from(self, server: ServerState, block_lists: BlockLists) -> ServerState:
         """The state that these lists alone would lead to, with the same catalogue."""
         shape = PairShape(len(server.items))
         summed = server.parts[STATE]["index"]
@@ -386,7 +408,8 @@ class OrderedTally(Tally):
                 sums = sums.with_block(block, total, shape)
                 order = order.with_block(block, total.sums, shape)
             past = past.join_rows(train)
-        return self.solve_order(self.solve_sums(server, sums), order)
+        solved = self.solve_sums(server, sums)
+        return self.solve_order(solved, order)
 
 
 def choose_age_weights(config: OrderConfig, auto_fold: float) -> Doubles:
@@ -397,8 +420,11 @@ def choose_age_weights(config: OrderConfig, auto_fold: float) -> Doubles:
 
 def select_recent_line(view: CohortView, window: int) -> Ragged:
     """What each user did last, of all that the view holds, oldest first."""
-    known = view.train if view.history is None else view.history.join_rows(view.train)
-    return select_latest_entries(known.sort_by_time(), window)
+    known = view.train
+    if view.history is not None:
+        known = view.history.join_rows(view.train)
+    by_time = known.sort_by_time()
+    return select_latest_entries(by_time, window)
 
 
 def select_order_matrix(heads: Arrays) -> Arrays:
@@ -412,20 +438,23 @@ def _name_order_matrix(matrix: Arrays) -> Arrays:
 
 
 def _score_lists(lists: Ragged, weight: Floats, view: CohortView, matrix: Arrays) -> Floats:
-    scores = np.zeros((len(view.user), view.n_items), np.float32)
+    scores = make_zero_scores(view)
     add_products(lists, weight, matrix, scores)
     return scores
 
 
 def _mark_owner_change(client: AnyArray, old: HistoryLines, new: HistoryLines) -> SparseRows:
     """-1 for every item that a user had in a list that counts, 1 for every item that the user has."""
-    before = old.distinct_items()
-    after = new.distinct_items()
+    before = old.list_distinct_items()
+    after = new.list_distinct_items()
     rows = np.concatenate([before.rows(), after.rows()])
     ids = np.concatenate([before.ids, after.ids])
-    value = np.repeat([-1.0, 1.0], [len(before.ids), len(after.ids)])
+    minus = -np.ones(len(before.ids))
+    plus = np.ones(len(after.ids))
+    sign = np.concatenate([minus, plus])
     order = np.argsort(rows, kind="stable")
-    return SparseRows(client[rows[order]], ids[order], value[order])
+    owner = client[rows[order]]
+    return SparseRows(owner, ids[order], sign[order])
 
 
 def sparsify_solution(solution: Doubles, keep: int) -> Any:
@@ -433,6 +462,7 @@ def sparsify_solution(solution: Doubles, keep: int) -> Any:
     n_items = len(solution)
     columns = ColumnTiles(keep, n_items)
     for lo in range(0, n_items, TILE):
-        tile = solution[:, lo : lo + TILE].T
-        columns.append(np.ascontiguousarray(tile))
+        hi = lo + TILE
+        tile = np.ascontiguousarray(solution[:, lo:hi].T)
+        columns.append(tile)
     return columns.join()

@@ -7,22 +7,20 @@ numbers are whole multiples of a quantum, so a retraction leaves no rounding beh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from tacita.core.types import AnyArray, Arrays, Doubles, Longs, Ragged
+from tacita.core.types import Arrays, Doubles, Longs, Ragged
 from tacita.messages import Total
+from tacita.models.statistic_model import FieldSums
 from tacita.models.tally.solver import unpack_triangle
 from tacita.models.tally.sums import PairShape, PairSums
 from tacita.models.tally.weights import entry_ages
 
-CONTEXTS, NEXT, ITEM_OWNERS = (
-    "contexts",
-    "next",
-    "held",
-)  # its fields: G', C', and who has each item in a list that counts
+CONTEXTS = "contexts"  # the field of G'
+NEXT = "next"  # the field of C'
+ITEM_OWNERS = "held"  # the field of who has each item in a list that counts
 SIDES = ("contexts", "after", "before")  # G'; C' at and below its diagonal; C' above it, turned
 SIDE_ARRAYS = ("ptr", "at", "total")  # what a side has of its own
 GRID = 2.0**-12  # of the weights by age; products are whole numbers of its square, the quantum of exact sums
@@ -32,7 +30,8 @@ def compute_age_weights(fold: float, window: int) -> Doubles:
     """What an item weighs 1, 2, ... places before: less by 1/e every `fold` places."""
     ages = np.arange(window)
     weights = np.exp(-ages / fold)
-    return np.rint(weights / GRID) * GRID
+    steps = np.rint(weights / GRID)
+    return steps * GRID
 
 
 @dataclass(frozen=True)
@@ -47,11 +46,12 @@ class OrderSums:
             empty = PairSums.from_arrays(None)
             return OrderSums(dict.fromkeys(SIDES, empty))
         index = arrays["index"]
+        no_repeats = np.zeros((len(index), 2))
         shared = {
             "index": index,
             "count": np.zeros(0),
             "touched": arrays[ITEM_OWNERS],
-            "repeats": np.zeros((len(index), 2)),
+            "repeats": no_repeats,
         }
         sides = {}
         for side in SIDES:
@@ -66,24 +66,27 @@ class OrderSums:
                 arrays[f"{side}.{name}"] = getattr(sums, name)
         return arrays
 
-    def with_block(self, index: int, total: Mapping[str, AnyArray], shape: PairShape) -> OrderSums:
+    def with_block(self, index: int, total: FieldSums, shape: PairShape) -> OrderSums:
         sides = {}
         for side, sums in self.sides.items():
-            fields = Total(_to_pair_fields(side, total))
-            sides[side] = sums.with_block(index, fields, shape)
+            fields = _to_pair_fields(side, total)
+            sides[side] = sums.with_block(index, Total(fields), shape)
         return OrderSums(sides)
 
-    def apply_change(self, change: Mapping[str, AnyArray], shape: PairShape) -> OrderSums:
+    def apply_change(self, change: FieldSums, shape: PairShape) -> OrderSums:
         """The sums after a change of fields `NAME.BLOCK`."""
         order = self
         for index in self.sides["contexts"].index.tolist():
-            own = {name: change[f"{name}.{index}"] for name in (CONTEXTS, NEXT, ITEM_OWNERS)}
-            if any(value.any() for value in own.values()):
+            own = _select_block_change(change, index)
+            changes_any = any(value.any() for value in own.values())
+            if changes_any:
                 order = order._apply_block_change(index, own, shape)
-        sides = {side: sums.drop_empty_pairs() for side, sums in order.sides.items()}
+        sides = {}
+        for side, sums in order.sides.items():
+            sides[side] = sums.drop_empty_pairs()
         return OrderSums(sides)
 
-    def _apply_block_change(self, index: int, change: Mapping[str, AnyArray], shape: PairShape) -> OrderSums:
+    def _apply_block_change(self, index: int, change: FieldSums, shape: PairShape) -> OrderSums:
         sides = {}
         for side, sums in self.sides.items():
             fields = _to_pair_fields(side, change)
@@ -99,23 +102,34 @@ class OrderSums:
 
     def sum_followers(self, shape: PairShape, decay: float, least: int) -> Doubles:
         """C' as it is out, whole."""
-        after = unpack_triangle(self.sum_released("after", shape, decay, least))
-        before = unpack_triangle(self.sum_released("before", shape, decay, least))
+        packed_after = self.sum_released("after", shape, decay, least)
+        packed_before = self.sum_released("before", shape, decay, least)
+        after = unpack_triangle(packed_after)
+        before = unpack_triangle(packed_before)
         lower = np.tril(after)
         upper = np.tril(before, -1).T
         return lower + upper
 
 
-def _to_pair_fields(side: str, fields: Mapping[str, AnyArray]) -> Arrays:
+def _select_block_change(change: FieldSums, index: int) -> Arrays:
+    """The fields of one block, by their names alone."""
+    fields = {}
+    for name in (CONTEXTS, NEXT, ITEM_OWNERS):
+        fields[name] = change[f"{name}.{index}"]
+    return fields
+
+
+def _to_pair_fields(side: str, fields: FieldSums) -> Arrays:
     """One side in the fields of `PairSums`."""
-    matrix = fields[CONTEXTS if side == "contexts" else NEXT]
+    name = CONTEXTS if side == "contexts" else NEXT
+    matrix = fields[name]
     if side == "before":
         matrix = np.ascontiguousarray(matrix.T)
         np.fill_diagonal(matrix, 0.0)
     return {"pairs": matrix, "touched": fields[ITEM_OWNERS], "repeats": np.zeros(2)}
 
 
-def find_reordered_items(change: Mapping[str, AnyArray], n_items: int) -> Longs:
+def find_reordered_items(change: FieldSums, n_items: int) -> Longs:
     """The items that a change of these fields is about."""
     is_changed = np.zeros(n_items, bool)
     for name, value in change.items():
@@ -142,35 +156,44 @@ class HistoryLines:
         past = Ragged.empty(len(train))
         if history is not None:
             past = history.join_rows(past)
-        past = select_latest_entries(Ragged(past.ptr, past.ids), window)
+        bare_past = Ragged(past.ptr, past.ids)
+        bare_train = Ragged(train.ptr, train.ids)
+        latest = select_latest_entries(bare_past, window)
         takes_part = train.counts() > 0
-        past = past.filter_entries(takes_part[past.rows()])
-        lists = past.join_rows(Ragged(train.ptr, train.ids))
-        return HistoryLines(lists, past.counts())
+        counts = takes_part[latest.rows()]
+        latest = latest.filter_entries(counts)
+        lists = latest.join_rows(bare_train)
+        return HistoryLines(lists, latest.counts())
 
-    def distinct_items(self) -> Ragged:
+    def list_distinct_items(self) -> Ragged:
         """The items that any sum of the block is about, once for each user."""
-        width = 1 + int(self.lists.ids.max(initial=0))
+        ids = self.lists.ids
+        width = 1 + int(ids.max(initial=0))
         users = self.lists.rows().astype(np.int64)
-        keys = np.unique(users * width + self.lists.ids)
-        return Ragged.from_pairs(keys // width, keys % width, len(self.lists))
+        keys = np.unique(users * width + ids)
+        user, item = np.divmod(keys, width)
+        return Ragged.from_pairs(user, item, len(self.lists))
 
 
 def select_latest_entries(lists: Ragged, most: int) -> Ragged:
     """The last entries of every list."""
-    return lists.filter_entries(entry_ages(lists) < most)
+    is_late = entry_ages(lists) < most
+    return lists.filter_entries(is_late)
 
 
 def interleave_signed(lines: list[tuple[HistoryLines, float]]) -> tuple[HistoryLines, Doubles, Longs]:
     """Several lines of the same users, one after the other for each: the lines, their signs and their users."""
     n_lines = len(lines)
-    n_users = len(lines[0][0].lists)
-    rows = [n_lines * line.lists.rows() + k for k, (line, _) in enumerate(lines)]
-    ids = [line.lists.ids for line, _ in lines]
-    starts = [line.start for line, _ in lines]
-    signs = [sign for _, sign in lines]
+    rows, ids, starts, signs = [], [], [], []
+    for k, (line, line_sign) in enumerate(lines):
+        rows.append(n_lines * line.lists.rows() + k)
+        ids.append(line.lists.ids)
+        starts.append(line.start)
+        signs.append(line_sign)
+    n_users = len(starts[0])
     lists = Ragged.from_pairs(np.concatenate(rows), np.concatenate(ids), n_lines * n_users)
     start = np.stack(starts, axis=1).reshape(-1)
     sign = np.tile(signs, n_users)
-    user = np.repeat(np.arange(n_users), n_lines)
+    users = np.arange(n_users)
+    user = np.repeat(users, n_lines)
     return HistoryLines(lists, start), sign, user

@@ -12,7 +12,6 @@ from tacita.core.types import CohortView, Doubles, Ints, Longs, Ragged, ServerSt
 from tacita.messages import (
     CooccurrenceTerms,
     DenseArrays,
-    Form,
     SparseRows,
     Spec,
     Total,
@@ -20,7 +19,7 @@ from tacita.messages import (
     add_upload,
     empty_total,
 )
-from tacita.models.statistic_model import StatisticModel
+from tacita.models.statistic_model import BlockLists, Fields, Forms, StatisticModel
 from tacita.models.tally.options import STATE, STATISTIC, SURVEY, TallyConfig
 from tacita.models.tally.retraction import Replacement, compute_replacements
 from tacita.models.tally.sums import PairShape, count_repeats
@@ -57,9 +56,11 @@ class PairStatistic(StatisticModel):
         counts = train.counts()
         starts = np.repeat(train.ptr[:-1], counts)
         place = np.arange(len(train.ids)) - starts
-        is_latest = place >= np.repeat(counts, counts) - most
+        length = np.repeat(counts, counts)
+        is_latest = place >= length - most
         rows = train.rows()[is_latest]
-        return Ragged.from_pairs(rows, train.ids[is_latest], len(train))
+        ids = train.ids[is_latest]
+        return Ragged.from_pairs(rows, ids, len(train))
 
     # the exchange
 
@@ -70,41 +71,46 @@ class PairStatistic(StatisticModel):
             return SURVEY, STATISTIC
         return (STATISTIC,)
 
-    def statistic_fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
+    def statistic_fields(self, server: ServerState, question: str) -> Fields:
         if question != SURVEY:
             return self._fields(server_shape(server))
-        n_items = len(server.items)
-        return (Spec("counts", (n_items,), most=1.0, least=0.0, exact=True, about="how many people have each item"),)
+        shape = (len(server.items),)
+        about = "how many people have each item"
+        counts = Spec("counts", shape, most=1.0, least=0.0, exact=True, about=about)
+        return (counts,)
 
-    def _fields(self, shape: PairShape) -> tuple[Spec, ...]:
+    def _fields(self, shape: PairShape) -> Fields:
         n_items = shape.n_items
         is_whole = shape.inputs is None
         touched = Spec("touched", (n_items,), most=1.0, least=0.0, exact=True)
         size = (shape.n_inputs, n_items)
-        pairs = replace(touched, name="pairs", shape=size, symmetric=is_whole, about="which items go together")
-        repeats = replace(touched, name="repeats", shape=(2,), most=float(n_items) ** 2)
+        about = "which items go together"
+        pairs = replace(touched, name="pairs", shape=size, symmetric=is_whole, about=about)
+        most_repeats = float(n_items) ** 2
+        repeats = replace(touched, name="repeats", shape=(2,), most=most_repeats)
         if not self.has_weighted_terms:
             return pairs, touched, repeats
         count = replace(pairs, name="count", about="")
         return pairs, touched, repeats, count
 
-    def encode_statistic(self, view: CohortView, question: str) -> dict[str, Form]:
+    def encode_statistic(self, view: CohortView, question: str) -> Forms:
         """A user's term x x^T, which nobody can read once it is summed, and small counts."""
         if question == SURVEY:
-            return {"counts": mark_items(view.train, view.user_ptr)}
-        return self.encode_block(view.train, view.history, view.user_ptr, view_shape(view))
+            counts = mark_items(view.train, view.user_ptr)
+            return {"counts": counts}
+        shape = view_shape(view)
+        return self.encode_block(view.train, view.history, view.user_ptr, shape)
 
-    def encode_block(self, train: Ragged, history: Ragged | None, user_ptr: Longs, shape: PairShape) -> dict[str, Form]:
+    def encode_block(self, train: Ragged, history: Ragged | None, user_ptr: Longs, shape: PairShape) -> Forms:
         """The statistic of a block's lists, with what users had before."""
         lists = self.select_counted(train)
         client = expand_clients(user_ptr)
-        repeats = np.zeros((len(user_ptr) - 1, 2))
-        np.add.at(repeats, client, count_repeats(train, history, shape.n_items))
+        user_repeats = count_repeats(train, history, shape.n_items)
         weight = self.weigh_lists(lists)
         terms = CooccurrenceTerms(client, lists.ptr, lists.ids, weight, shape.n_items, shape.inputs)
-        forms: dict[str, Form] = {"pairs": terms}
+        forms: Forms = {"pairs": terms}
         forms["touched"] = mark_items(lists, user_ptr)
-        forms["repeats"] = DenseArrays(repeats)
+        forms["repeats"] = sum_repeats(user_repeats, user_ptr)
         if self.has_weighted_terms:
             ones = np.ones(len(lists))
             forms["count"] = replace(terms, factor=ones)
@@ -113,7 +119,9 @@ class PairStatistic(StatisticModel):
     def upload_bytes(self, n_items: int) -> float:
         """What one client sends, whole, as it could be masked."""
         most = self.config.most_inputs
-        inputs = np.arange(most, dtype=np.int32) if n_items > most else None
+        inputs = None
+        if n_items > most:
+            inputs = np.arange(most, dtype=np.int32)
         fields = self._fields(PairShape(n_items, inputs))
         return sum(field.n_bytes for field in fields)
 
@@ -136,7 +144,7 @@ class PairStatistic(StatisticModel):
         index = server.parts[STATE]["index"]
         return [int(block) for block in index]
 
-    def retraction_fields(self, server: ServerState) -> tuple[Spec, ...]:
+    def retraction_fields(self, server: ServerState) -> Fields:
         """A change of everything that a block's statistic holds, for every block."""
         fields = self._fields(server_shape(server))
         changes = []
@@ -146,36 +154,33 @@ class PairStatistic(StatisticModel):
                 changes.append(replace(field, name=name, least=-field.most))
         return tuple(changes)
 
-    def encode_retraction(self, view: CohortView, old_lists: list[Ragged], new_lists: list[Ragged]) -> dict[str, Form]:
-        return self.encode_change(old_lists, new_lists, view.user_ptr, view_shape(view))
+    def encode_retraction(self, view: CohortView, old_lists: BlockLists, new_lists: BlockLists) -> Forms:
+        shape = view_shape(view)
+        return self.encode_change(old_lists, new_lists, view.user_ptr, shape)
 
-    def encode_change(
-        self, old_lists: list[Ragged], new_lists: list[Ragged], user_ptr: Longs, shape: PairShape
-    ) -> dict[str, Form]:
+    def encode_change(self, old_lists: BlockLists, new_lists: BlockLists, user_ptr: Longs, shape: PairShape) -> Forms:
         """The change of each block's statistic from the old to the new lists."""
         replacements = compute_replacements(old_lists, new_lists, self.select_counted, shape.n_items)
-        change: dict[str, Form] = {}
+        change: Forms = {}
         for block, replacement in enumerate(replacements):
             if len(replacement.lists.ids) == 0:
                 continue
-            for name, form in self._encode_replacement(replacement, user_ptr, shape).items():
+            forms = self._encode_replacement(replacement, user_ptr, shape)
+            for name, form in forms.items():
                 change[f"{name}.{block}"] = form
         return change
 
-    def _encode_replacement(self, replacement: Replacement, user_ptr: Longs, shape: PairShape) -> dict[str, Form]:
+    def _encode_replacement(self, replacement: Replacement, user_ptr: Longs, shape: PairShape) -> Forms:
         """The change of one block's statistic."""
-        client = expand_clients(user_ptr)
-        client_of_list = np.repeat(client, 2)
+        client_of_list = np.repeat(expand_clients(user_ptr), 2)
         lists = replacement.lists
         row = lists.rows()
         sign = replacement.sign
         factor = sign * self.weigh_lists(lists)
         terms = CooccurrenceTerms(client_of_list, lists.ptr, lists.ids, factor, shape.n_items, shape.inputs)
-        repeats = np.zeros((len(user_ptr) - 1, 2))
-        np.add.at(repeats, client, replacement.repeat_change)
-        forms: dict[str, Form] = {"pairs": terms}
+        forms: Forms = {"pairs": terms}
         forms["touched"] = SparseRows(client_of_list[row], lists.ids, sign[row])
-        forms["repeats"] = DenseArrays(repeats)
+        forms["repeats"] = sum_repeats(replacement.repeat_change, user_ptr)
         if self.has_weighted_terms:
             forms["count"] = replace(terms, factor=sign)
         return forms
@@ -183,7 +188,8 @@ class PairStatistic(StatisticModel):
 
 def server_shape(server: ServerState) -> PairShape:
     """The pairs that the server's sums are about."""
-    return PairShape.from_inputs(len(server.items), server.heads["inputs"])
+    inputs = server.heads["inputs"]
+    return PairShape.from_inputs(len(server.items), inputs)
 
 
 def view_shape(view: CohortView) -> PairShape:
@@ -202,6 +208,14 @@ def expand_clients(user_ptr: Longs) -> Ints:
     return np.repeat(clients, np.diff(user_ptr))
 
 
+def sum_repeats(repeats: Doubles, user_ptr: Longs) -> DenseArrays:
+    """(clients, 2) the sum of what each client's users repeat."""
+    n_clients = len(user_ptr) - 1
+    sums = np.zeros((n_clients, 2))
+    np.add.at(sums, expand_clients(user_ptr), repeats)
+    return DenseArrays(sums)
+
+
 def mark_items(lists: Ragged, user_ptr: Longs) -> SparseRows:
     """1 for every item of a client's lists."""
     client = expand_clients(lists.ptr[user_ptr])
@@ -209,7 +223,7 @@ def mark_items(lists: Ragged, user_ptr: Longs) -> SparseRows:
     return SparseRows(client, lists.ids, ones)
 
 
-def sum_forms(forms: dict[str, Form], n_users: int, fields: tuple[Spec, ...]) -> Total:
+def sum_forms(forms: Forms, n_users: int, fields: Fields) -> Total:
     """The sum of what so many users would send, each of weight 1."""
     ones = np.ones(n_users)
     keys = np.zeros(n_users, np.uint64)

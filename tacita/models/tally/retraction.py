@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from tacita.core.types import AnyArray, Doubles, Longs, Ragged
+from tacita.core.types import AnyArray, Arrays, Doubles, Longs, Ragged
+from tacita.models.statistic_model import BlockLists, FieldSums
 from tacita.models.tally.solver import TILE
 from tacita.models.tally.sums import PairShape, PairSums, count_repeats
 
@@ -22,7 +23,7 @@ class Replacement(NamedTuple):
 
 
 def compute_replacements(
-    old_lists: list[Ragged], new_lists: list[Ragged], select_counted: Callable[[Ragged], Ragged], n_items: int
+    old_lists: BlockLists, new_lists: BlockLists, select_counted: Callable[[Ragged], Ragged], n_items: int
 ) -> list[Replacement]:
     """For every block, the old lists that some users take back and the new ones in their place."""
     old_past = Ragged.empty(0)
@@ -31,9 +32,10 @@ def compute_replacements(
     for old, new in zip(old_lists, new_lists, strict=True):
         old_repeats = count_repeats(old, old_past, n_items)
         new_repeats = count_repeats(new, new_past, n_items)
+        repeat_change = new_repeats - old_repeats
         lists = interleave_lists(select_counted(old), select_counted(new))
         sign = np.tile([-1.0, 1.0], len(old))
-        replacements.append(Replacement(lists, sign, new_repeats - old_repeats))
+        replacements.append(Replacement(lists, sign, repeat_change))
         old_past = old_past.join_rows(old)
         new_past = new_past.join_rows(new)
     return replacements
@@ -48,17 +50,17 @@ def interleave_lists(old: Ragged, new: Ragged) -> Ragged:
     return Ragged.from_pairs(rows, ids, 2 * len(old))
 
 
-def apply_change(sums: PairSums, change: Mapping[str, AnyArray], shape: PairShape) -> PairSums:
+def apply_change(sums: PairSums, change: FieldSums, shape: PairShape) -> PairSums:
     """The sums after a change of fields `NAME.BLOCK`."""
     for index in sums.index.tolist():
         own = _select_block(change, index)
-        changes_any = own["touched"].any() or own["pairs"].any() or own["repeats"].any()
+        changes_any = any(own[name].any() for name in ("touched", "pairs", "repeats"))
         if changes_any:
             sums = sums.apply_change(index, own, shape)
     return sums.drop_empty_pairs()
 
 
-def _select_block(change: Mapping[str, AnyArray], index: int) -> dict[str, AnyArray]:
+def _select_block(change: FieldSums, index: int) -> Arrays:
     """The fields of one block, by their names alone."""
     fields = {}
     for name, value in change.items():
@@ -68,7 +70,7 @@ def _select_block(change: Mapping[str, AnyArray], index: int) -> dict[str, AnyAr
     return fields
 
 
-def find_changed_items(change: Mapping[str, AnyArray], shape: PairShape) -> Longs:
+def find_changed_items(change: FieldSums, shape: PairShape) -> Longs:
     """The items that a change is about."""
     is_changed = np.zeros(shape.n_items, bool)
     for name, value in change.items():
@@ -84,7 +86,8 @@ def find_changed_places(items: AnyArray, old: PairSums, new: PairSums, shape: Pa
     """
     was_out = old.find_released_items(least)
     is_out = new.find_released_items(least)
-    shifted = np.flatnonzero((was_out != is_out).any(axis=0))
+    is_shifted = (was_out != is_out).any(axis=0)
+    shifted = np.flatnonzero(is_shifted)
     everything = np.arange(shape.n_items)
     own_pairs = shape.encode_cross_pairs(items, items)
     shifted_pairs = shape.encode_cross_pairs(shifted, everything)
@@ -146,8 +149,13 @@ def compute_low_rank(inverse: Doubles, row: Longs, col: Longs, change: Doubles) 
     vectors = vectors[:, is_strong]
     moved = inverse[:, items] @ vectors  # (n, rank)
     core = np.diag(1 / values) + vectors.T @ moved[items]
-    n_positive = (values > 0).sum()
-    stays_definite = (np.linalg.eigvalsh(core) > 0).sum() == n_positive
+    core_values = np.linalg.eigvalsh(core)
+    stays_definite = _count_positive(core_values) == _count_positive(values)
     if not stays_definite:
         return None
     return LowRankUpdate(items, vectors, core, moved)
+
+
+def _count_positive(values: Doubles) -> int:
+    is_positive = values > 0
+    return int(is_positive.sum())

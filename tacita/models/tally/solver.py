@@ -100,7 +100,8 @@ def mirror_lower(lower: Doubles) -> Doubles:
     for lo in range(0, n, step):
         own = slice(lo, lo + step)
         corner = np.tril(lower[own, own])
-        lower[own, own] = corner + np.tril(corner, -1).T
+        below = np.tril(corner, -1)
+        lower[own, own] = corner + below.T
         for at in range(lo + step, n, step):
             other = slice(at, at + step)
             lower[own, other] = lower[other, own].T
@@ -120,11 +121,12 @@ def unpack_triangle(packed: Doubles) -> Doubles:
     return np.asarray(square.T)
 
 
-def zero_diagonal_columns(inverse: Doubles, lo: int, hi: int) -> Doubles:
+def solve_diagonal_columns(inverse: Doubles, lo: int, hi: int) -> Doubles:
     """Columns of B = I - P / diag(P) as rows: P is symmetric, and its rows lie together."""
     diagonal = np.diag(inverse)[lo:hi, None]
     columns = inverse[lo:hi] / -diagonal
-    columns[np.arange(hi - lo), np.arange(lo, hi)] = 0.0
+    places = np.arange(hi - lo)
+    columns[places, places + lo] = 0.0
     return columns
 
 
@@ -134,5 +136,5 @@ def solve_zero_diagonal(inverse: Doubles) -> Floats:
     weights = np.empty((n, n), np.float32)
     for lo in range(0, n, TILE):
         hi = min(lo + TILE, n)
-        weights[:, lo:hi] = zero_diagonal_columns(inverse, lo, hi).T
+        weights[:, lo:hi] = solve_diagonal_columns(inverse, lo, hi).T
     return weights

@@ -32,43 +32,56 @@ class ItemGraph(NamedTuple):
 def build_item_graph(row: Longs, column: Longs, value: Doubles, n_items: int) -> ItemGraph:
     """From the lower triangle of G, row by row. Where a term is x x^T / |x|, D counts the users of each item."""
     on_diagonal = row == column
-    below = ~on_diagonal
-    degree = np.bincount(row, weights=value, minlength=n_items)
-    degree += np.bincount(column[below], weights=value[below], minlength=n_items)
+    degree = _sum_rows(row, column, value, n_items)
     root = np.sqrt(np.maximum(degree, 0.0))
     roots = root[row] * root[column]
     scaled = (value / roots).astype(np.float32)
-    ptr = np.searchsorted(row, np.arange(n_items + 1))
+    rows = np.arange(n_items + 1)
+    ptr = np.searchsorted(row, rows)
     lower = matrix_of_rows(ptr, column.astype(np.int32), scaled, n_items)
     items = row[on_diagonal]
-    diagonal = matrix_of_cells(items, items, scaled[on_diagonal], (n_items, n_items))
+    shape = (n_items, n_items)
+    diagonal = matrix_of_cells(items, items, scaled[on_diagonal], shape)
     upper = lower.T.tocsr()
     matrix = lower + upper - diagonal
     return ItemGraph(matrix.tocsr(), root)
 
 
-def leading_axes(matrix: scipy.sparse.csr_array, wanted: int) -> Floats:
+def _sum_rows(row: Longs, column: Longs, value: Doubles, n_items: int) -> Doubles:
+    """The row sums of a symmetric matrix, from its lower triangle."""
+    below = row != column
+    sums: AnyArray = np.bincount(row, weights=value, minlength=n_items)
+    mirrored_rows = column[below]
+    sums += np.bincount(mirrored_rows, weights=value[below], minlength=n_items)
+    return sums
+
+
+def find_leading_axes(matrix: scipy.sparse.csr_array, wanted: int) -> Floats:
     """(items, axes) eigenvectors of the largest eigenvalues of a symmetric matrix, as far as a block Krylov space
     has them: those near the last may be mixtures of what lies beside them."""
     n = matrix.shape[0]
     wanted = min(wanted, n)
-    if n <= max(MAX_DENSE, 4 * wanted):
+    is_small = n <= max(MAX_DENSE, 4 * wanted)
+    if is_small:
         dense = matrix.toarray().astype(np.float64)
-        vectors = _largest_eigenvectors(dense, wanted)
+        vectors = _find_largest_eigenvectors(dense, wanted)
         return np.ascontiguousarray(vectors, np.float32)
-    n_blocks = np.ceil(OVERSAMPLING * wanted / BLOCK_WIDTH)
+    n_directions = OVERSAMPLING * wanted
+    n_blocks = np.ceil(n_directions / BLOCK_WIDTH)
     depth = max(4, int(n_blocks))
     basis, image = _build_krylov_basis(matrix, depth)
     small = (basis.T @ image).astype(np.float64)
     symmetric = (small + small.T) / 2
-    vectors = _largest_eigenvectors(symmetric, wanted)
-    return np.ascontiguousarray(basis @ vectors.astype(np.float32))
+    vectors = _find_largest_eigenvectors(symmetric, wanted)
+    axes = basis @ vectors.astype(np.float32)
+    return np.ascontiguousarray(axes)
 
 
-def _largest_eigenvectors(matrix: Doubles, wanted: int) -> Doubles:
+def _find_largest_eigenvectors(matrix: Doubles, wanted: int) -> Doubles:
     """The eigenvectors of the largest eigenvalues, the largest first."""
     n = len(matrix)
-    _, vectors = scipy.linalg.eigh(matrix, subset_by_index=[n - wanted, n - 1])
+    places = [n - wanted, n - 1]
+    _, vectors = scipy.linalg.eigh(matrix, subset_by_index=places)
     return np.asarray(vectors[:, ::-1])
 
 
@@ -79,19 +92,27 @@ def _build_krylov_basis(matrix: scipy.sparse.csr_array, depth: int) -> tuple[Flo
     basis = np.zeros((n, width), np.float32)
     image = np.zeros((n, width), np.float32)
     key = Draws(0).public("filter-axes")
-    block = normals(key, np.arange(n, dtype=np.uint64), BLOCK_WIDTH)
+    rows = np.arange(n, dtype=np.uint64)
+    block = normals(key, rows, BLOCK_WIDTH)
     for start in range(0, width, BLOCK_WIDTH):
         own = slice(start, start + BLOCK_WIDTH)
         earlier = basis[:, :start]
-        for _ in range(2):  # once leaves some of what is there already
-            along = earlier @ (earlier.T @ block)
-            block = scipy.linalg.qr(block - along, mode="economic", check_finite=False)[0]
+        block = _orthonormalise(block, earlier)
+        block = _orthonormalise(block, earlier)  # once leaves some of what is there already
         basis[:, own] = block
         columns = np.ascontiguousarray(basis[:, own])
-        block = np.empty_like(basis[:, own], order="C")
+        block = np.empty_like(columns)
         multiply_sparse(matrix.indptr, matrix.indices, matrix.data, columns, block)
         image[:, own] = block
     return basis, image
+
+
+def _orthonormalise(block: Floats, earlier: Floats) -> Floats:
+    """An orthonormal basis of what a block has beside the earlier directions."""
+    heights = earlier.T @ block
+    along = earlier @ heights
+    vectors, _ = scipy.linalg.qr(block - along, mode="economic", check_finite=False)
+    return np.asarray(vectors)
 
 
 def keep_largest(matrix: scipy.sparse.csr_array, keep: int) -> scipy.sparse.csr_array:
@@ -101,11 +122,15 @@ def keep_largest(matrix: scipy.sparse.csr_array, keep: int) -> scipy.sparse.csr_
     row = np.repeat(rows, np.diff(matrix.indptr))
     stays: AnyArray = row != matrix.indices
     if keep:
-        size = np.where(stays, np.abs(matrix.data), 0.0).astype(np.float32)
+        sizes = np.where(stays, np.abs(matrix.data), 0.0)
+        size = sizes.astype(np.float32)
         thresholds = find_row_thresholds(matrix.indptr, size, keep)
-        stays &= size >= thresholds[row] * (1 - 1e-6)  # as large up to rounding is as large
-    ptr = np.append(0, np.cumsum(stays))[matrix.indptr]
-    rest = matrix_of_rows(ptr, matrix.indices[stays], matrix.data[stays], n_columns)
+        least = thresholds[row] * (1 - 1e-6)  # as large up to rounding is as large
+        stays &= size >= least
+    n_before = np.append(0, np.cumsum(stays))
+    ptr = n_before[matrix.indptr]
+    column = matrix.indices[stays]
+    rest = matrix_of_rows(ptr, column, matrix.data[stays], n_columns)
     if not keep:
         return rest
     return rest.T.tocsr()  # it is symmetric, so rows were cut for columns

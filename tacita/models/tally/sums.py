@@ -6,8 +6,6 @@ row by row, or, where a large catalogue is read through some inputs, column by c
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -20,6 +18,7 @@ from tacita.core.sparse import SparseSum
 from tacita.core.types import AnyArray, Arrays, Bools, Doubles, Ints, Longs, Ragged
 from tacita.kernels.pairs import lower_entries
 from tacita.messages import QUANTUM, Total
+from tacita.models.statistic_model import FieldSums
 
 Entries = tuple[Longs, Doubles]
 """Places of pairs, ascending, and a value each."""
@@ -53,32 +52,30 @@ class PairShape:
         cells = scipy.sparse.coo_array(matrix)
         row = cells.row.astype(np.int64)
         col = cells.col.astype(np.int64)
-        value = cells.data
-        if self.inputs is None:
-            is_lower = row >= col
-            value = value[is_lower]
-            at = triangle_places(row[is_lower], col[is_lower])
-        else:
-            at = col * self.n_inputs + row
-        if (at[1:] > at[:-1]).all():
-            return at, value
-        order = np.argsort(at)
-        return at[order], value[order]
+        if self.inputs is not None:
+            places = col * self.n_inputs + row
+            return _sort_entries(places, cells.data)
+        is_lower = row >= col
+        places = triangle_places(row[is_lower], col[is_lower])
+        return _sort_entries(places, cells.data[is_lower])
 
     def decode_pairs(self, at: AnyArray) -> tuple[Longs, Longs]:
         """Input (its number among the inputs) and item of each place."""
         at = at.astype(np.int64)
         if self.inputs is not None:
             return at % self.n_inputs, at // self.n_inputs
-        row = _triangle_rows(at)
-        return row, at - row * (row + 1) // 2
+        row = _find_triangle_rows(at)
+        column = at - count_triangle(row)
+        return row, column
 
     def encode_cross_pairs(self, items: AnyArray, others: AnyArray) -> Longs:
         """Places in the triangle of every pair of one of the items with one of the others, ascending."""
-        first, second = np.broadcast_arrays(items[:, None], others[None, :])
-        larger = np.maximum(first, second).astype(np.int64)
-        smaller = np.minimum(first, second).astype(np.int64)
-        return np.unique(triangle_places(larger, smaller))
+        first = items[:, None].astype(np.int64)
+        second = others[None, :].astype(np.int64)
+        larger = np.maximum(first, second)
+        smaller = np.minimum(first, second)
+        places = triangle_places(larger, smaller)
+        return np.unique(places)
 
     def build_input_triangle(self, where: Longs, values: Doubles) -> Doubles:
         """The lower triangle between the inputs of a catalogue that is read through inputs."""
@@ -97,29 +94,51 @@ class PairShape:
         """Items lo..hi against all inputs, of a catalogue that is read through inputs."""
         n_inputs = self.n_inputs
         start = lo * n_inputs
-        first, last = np.searchsorted(where, [start, hi * n_inputs])
+        end = hi * n_inputs
+        first, last = np.searchsorted(where, [start, end])
         places = where[first:last] - start
-        columns = np.zeros((hi - lo, n_inputs))
-        columns.reshape(-1)[places] = values[first:last]
-        return columns
+        flat = np.zeros(end - start)
+        flat[places] = values[first:last]
+        return flat.reshape(hi - lo, n_inputs)
 
 
 def triangle_places(row: Longs, col: Longs) -> Longs:
     """Places in a lower triangle, row by row."""
-    return row * (row + 1) // 2 + col
+    start: Longs = count_triangle(row)
+    return start + col
 
 
-def _triangle_rows(at: Longs) -> Longs:
+def count_triangle(n: Any) -> Any:
+    """How many entries a lower triangle of n rows has."""
+    return n * (n + 1) // 2
+
+
+def _sort_entries(places: Longs, value: Doubles) -> Entries:
+    is_ascending = (places[1:] > places[:-1]).all()
+    if is_ascending:
+        return places, value
+    order = np.argsort(places)
+    return places[order], value[order]
+
+
+def _find_triangle_rows(at: Longs) -> Longs:
     """The row of each place in a lower triangle."""
     is_ascending = len(at) > 1 and (at[1:] >= at[:-1]).all()
     if is_ascending:  # rows follow each other: find where each begins
-        last_row = int((np.sqrt(8.0 * at[-1] + 1) - 1) / 2)
+        last_row = int(_solve_triangle_row(at[-1]))
         rows = np.arange(last_row + 3, dtype=np.int64)
-        starts = np.searchsorted(at, rows * (rows + 1) // 2)
-        return np.repeat(rows[:-1], np.diff(starts))
-    row: Longs = ((np.sqrt(8.0 * at + 1) - 1) / 2).astype(np.int64)
-    row -= row * (row + 1) // 2 > at  # the root may have been rounded up
+        starts = np.searchsorted(at, count_triangle(rows))
+        sizes = np.diff(starts)
+        return np.repeat(rows[:-1], sizes)
+    row: Longs = _solve_triangle_row(at).astype(np.int64)
+    row -= count_triangle(row) > at  # the root may have been rounded up
     return row
+
+
+def _solve_triangle_row(at: Any) -> Any:
+    """The row in which a place of a lower triangle lies, with a fraction."""
+    root = np.sqrt(8.0 * at + 1)
+    return (root - 1) / 2
 
 
 @dataclass(frozen=True)
@@ -137,7 +156,8 @@ class PairSums:
     @staticmethod
     def from_arrays(arrays: Arrays | None) -> PairSums:
         if arrays is not None:
-            return PairSums(*(arrays[field.name] for field in fields(PairSums)))
+            columns = [arrays[field.name] for field in fields(PairSums)]
+            return PairSums(*columns)
         return PairSums(
             index=np.zeros(0, np.int64),
             ptr=np.zeros(1, np.int64),
@@ -168,16 +188,19 @@ class PairSums:
         if "count" in total.sums:
             row, col = shape.decode_pairs(at)
             count = total["count"][row, col]  # of these very pairs: counts of other pairs are left out
-        fits = np.int32 if shape.n_inputs * shape.n_items < 2**31 else np.int64
+        n_pairs = shape.n_inputs * shape.n_items
+        fits = np.int32 if n_pairs < 2**31 else np.int64
         places = [self.at.astype(fits), at.astype(fits)]
-        touched = np.zeros((len(self.index) + 1, shape.n_items))
-        touched[:-1, : self.touched.shape[1]] = self.touched
+        n_blocks, n_before = self.touched.shape
+        touched = np.zeros((n_blocks + 1, shape.n_items))
+        touched[:-1, :n_before] = self.touched
         touched[-1] = total["touched"]
         repeats = total["repeats"][None]
+        end = self.ptr[-1] + len(at)
         return replace(
             self,
             index=np.append(self.index, index),
-            ptr=np.append(self.ptr, self.ptr[-1] + len(at)),
+            ptr=np.append(self.ptr, end),
             at=np.concatenate(places),
             total=np.concatenate([self.total, value]),
             count=np.concatenate([self.count, count]),
@@ -185,10 +208,13 @@ class PairSums:
             repeats=np.concatenate([self.repeats, repeats]),
         )
 
-    def apply_change(self, index: int, change: Mapping[str, AnyArray], shape: PairShape) -> PairSums:
+    def apply_change(self, index: int, change: FieldSums, shape: PairShape) -> PairSums:
         """The sums after the terms of some users in a block changed; `drop_empty_pairs` removes what is 0 then."""
-        k = int(np.flatnonzero(self.index == index)[0])
-        entries = {name: shape.extract_entries(change[name]) for name in ("pairs", "count") if name in change}
+        k = self.index.tolist().index(index)
+        entries = {}
+        for name in ("pairs", "count"):
+            if name in change:
+                entries[name] = shape.extract_entries(change[name])
         sums = self
         for places, value in entries.values():
             sums = sums._insert_places(k, places[value > 0])
@@ -222,16 +248,19 @@ class PairSums:
         if is_known.all():
             return self
         is_new = ~is_known
-        n_new = int(is_new.sum())
         where = start + offset[is_new]
         new_places = places[is_new].astype(self.at.dtype)
-        comes_later = np.arange(len(self.ptr)) > k
+        ptr = self.ptr.copy()
+        ptr[k + 1 :] += len(new_places)
+        count = self.count
+        if len(count):
+            count = np.insert(count, where, 0.0)
         return replace(
             self,
-            ptr=self.ptr + n_new * comes_later,
+            ptr=ptr,
             at=np.insert(self.at, where, new_places),
             total=np.insert(self.total, where, 0.0),
-            count=np.insert(self.count, where, 0.0) if len(self.count) else self.count,
+            count=count,
         )
 
     def drop_empty_pairs(self) -> PairSums:
@@ -239,14 +268,16 @@ class PairSums:
         stays = self.contributors > QUANTUM / 2
         if stays.all():
             return self
-        sizes = [stays[start:end].sum() for start, end in itertools.pairwise(self.ptr)]
-        ends = np.cumsum(sizes)
+        n_before = np.append(0, np.cumsum(stays))
+        count = self.count
+        if len(count):
+            count = count[stays]
         return replace(
             self,
-            ptr=np.concatenate([[0], ends]),
+            ptr=n_before[self.ptr],
             at=self.at[stays],
             total=self.total[stays],
-            count=self.count[stays] if len(self.count) else self.count,
+            count=count,
         )
 
     def find_released_items(self, least: int) -> Bools:
@@ -290,7 +321,9 @@ class PairSums:
 
     def places(self) -> Longs:
         """The places of all pairs, ascending."""
-        at = np.unique(self.at) if len(self.index) > 1 else self.at
+        at = self.at
+        if len(self.index) > 1:
+            at = np.unique(at)
         return at.astype(np.int64)
 
     def estimate_repeat_habit(self, n_items: int) -> int:
@@ -298,7 +331,8 @@ class PairSums:
         repeats, chances = self.repeats.sum(axis=0)
         if chances == 0:
             return 0
-        return 1 if repeats * n_items > chances else -1
+        is_habit = repeats * n_items > chances
+        return 1 if is_habit else -1
 
 
 class _ReleasedSum:
@@ -309,8 +343,7 @@ class _ReleasedSum:
         self.where = where
         self.min_pair = min_pair
         self.waits = waits
-        triangle = shape.n_items * (shape.n_items + 1) // 2
-        size = triangle if where is None else len(where)
+        size = count_triangle(shape.n_items) if where is None else len(where)
         n_waiting = size if waits else 0
         self.gram = np.zeros(size)
         self.pending = np.zeros(n_waiting)  # sums that wait
@@ -332,7 +365,10 @@ class _ReleasedSum:
         """Add what waits long enough, of items that are out, to G."""
         if not self.waits:
             return
-        has_enough = self.contributors >= self.min_pair if self.min_pair > 1 else self.contributors > 0
+        if self.min_pair > 1:
+            has_enough = self.contributors >= self.min_pair
+        else:
+            has_enough = self.contributors > 0
         ready = np.flatnonzero(has_enough)
         places = ready if self.where is None else self.where[ready]
         row, col = self.shape.decode_pairs(places)
@@ -349,16 +385,19 @@ def count_repeats(train: Ragged, history: Ragged | None, n_items: int) -> Double
     n_users = len(train)
     if history is None or len(history.ids) == 0:
         return np.zeros((n_users, 2))
-    current = _user_items(train, n_items)
-    earlier = np.unique(_user_items(history, n_items))
+    current = _number_user_items(train, n_items)
+    earlier = np.unique(_number_user_items(history, n_items))
     is_repeat = np.isin(current, earlier)
-    repeats = np.bincount(train.rows()[is_repeat], minlength=n_users)
-    n_earlier = np.bincount(earlier // n_items, minlength=n_users)[:n_users]
+    repeating_user = train.rows()[is_repeat]
+    repeats = np.bincount(repeating_user, minlength=n_users)
+    earlier_user = earlier // n_items
+    n_earlier = np.bincount(earlier_user, minlength=n_users)[:n_users]
     chances = n_earlier * train.counts()
-    return np.stack([repeats, chances], axis=1).astype(np.float64)
+    counts = np.stack([repeats, chances], axis=1)
+    return counts.astype(np.float64)
 
 
-def _user_items(lists: Ragged, n_items: int) -> Longs:
+def _number_user_items(lists: Ragged, n_items: int) -> Longs:
     """A number for every (user, item)."""
     users = lists.rows().astype(np.int64)
     return users * n_items + lists.ids

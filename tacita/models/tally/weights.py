@@ -8,27 +8,35 @@ import numpy as np
 import scipy.sparse
 
 from tacita.core.sparse import matrix_of_rows
-from tacita.core.types import AnyArray, Arrays, Doubles, Floats, Longs, Ragged
+from tacita.core.types import AnyArray, Arrays, Doubles, Floats, Ints, Longs, Ragged
 from tacita.kernels.pairs import dense_products, sparse_products
-from tacita.models.tally.solver import TILE, zero_diagonal_columns
+from tacita.models.tally.solver import TILE, solve_diagonal_columns
 from tacita.models.tally.sums import PairShape
 
 
 def compute_weights(inverse: Doubles, gram: Doubles, where: Longs | None, shape: PairShape, keep: int) -> Any:
     """B: zero-diagonal columns for the inputs, plain ridge columns for everything else; few entries a column."""
-    single = inverse.astype(np.float32) if shape.inputs is not None else inverse
+    if shape.inputs is None or where is None:
+        return _compute_whole_weights(inverse, shape.n_items, keep)
+    single = inverse.astype(np.float32)
     columns = ColumnTiles(keep, shape.n_inputs)
     for lo in range(0, shape.n_items, TILE):
         hi = min(lo + TILE, shape.n_items)
-        if shape.inputs is None or where is None:
-            tile: AnyArray = zero_diagonal_columns(inverse, lo, hi)
-        else:
-            counts = shape.build_columns(where, gram, lo, hi)
-            tile = np.dot(counts.astype(np.float32), single)
-            first, last = np.searchsorted(shape.inputs, [lo, hi])
-            own = shape.inputs[first:last] - lo
-            tile[own] = zero_diagonal_columns(inverse, first, last)
+        counts = shape.build_columns(where, gram, lo, hi)
+        tile = np.dot(counts.astype(np.float32), single)
+        first, last = np.searchsorted(shape.inputs, [lo, hi])
+        own = shape.inputs[first:last] - lo
+        tile[own] = solve_diagonal_columns(inverse, first, last)
         columns.append(tile)
+    return columns.join()
+
+
+def _compute_whole_weights(inverse: Doubles, n_items: int, keep: int) -> Any:
+    """B with all items as inputs."""
+    columns = ColumnTiles(keep, n_items)
+    for lo in range(0, n_items, TILE):
+        hi = min(lo + TILE, n_items)
+        columns.append(solve_diagonal_columns(inverse, lo, hi))
     return columns.join()
 
 
@@ -42,11 +50,14 @@ class ColumnTiles:
 
     def append(self, tile: AnyArray) -> None:
         rows = sparsify_columns(tile, self.keep).astype(np.float32)
-        self.tiles.append(scipy.sparse.csr_array(rows) if self.is_sparse else rows)
+        if self.is_sparse:
+            rows = scipy.sparse.csr_array(rows)
+        self.tiles.append(rows)
 
     def join(self) -> Any:
         if not self.is_sparse:
-            return np.ascontiguousarray(np.vstack(self.tiles).T)
+            whole = np.vstack(self.tiles)
+            return np.ascontiguousarray(whole.T)
         columns = scipy.sparse.vstack(self.tiles, format="csr")
         return columns.T.tocsr()
 
@@ -58,7 +69,8 @@ def sparsify_columns(columns: AnyArray, keep: int) -> AnyArray:
         return columns
     size = np.abs(columns)
     rank = width - keep
-    smallest = np.partition(size, rank, axis=1)[:, rank]
+    partitioned = np.partition(size, rank, axis=1)
+    smallest = partitioned[:, rank]
     threshold = smallest[:, None] * (1 - 1e-6)
     columns[size < threshold] = 0.0
     return columns
@@ -100,11 +112,18 @@ def read_column(heads: Arrays, item: int, n_items: int) -> Floats:
     weights = np.zeros(n_items, np.float32)
     if item >= matrix.shape[1]:
         return weights
-    column = _to_dense(matrix[:, [item]])[:, 0]
-    inputs = heads["inputs"]
-    rows = inputs if len(inputs) else slice(0, len(column))
+    columns = _to_dense(matrix[:, [item]])
+    column = columns[:, 0]
+    rows = _select_rows(heads["inputs"], len(column))
     weights[rows] = column.astype(np.float32)
     return weights
+
+
+def _select_rows(inputs: Ints, n_items: int) -> Any:
+    """The items that B has a row for: the inputs, or the first items where all are inputs."""
+    if len(inputs):
+        return inputs
+    return slice(0, n_items)
 
 
 def recency_weights(lists: Ragged, recency: float) -> Floats:
@@ -112,14 +131,16 @@ def recency_weights(lists: Ragged, recency: float) -> Floats:
     n_entries = len(lists.ids)
     if not recency:
         return np.ones(n_entries, np.float32)
-    weight = np.exp(-entry_ages(lists) / recency)
+    ages = entry_ages(lists)
+    weight = np.exp(-ages / recency)
     return weight.astype(np.float32)
 
 
 def entry_ages(lists: Ragged) -> Longs:
     """How many entries of the same list are newer than each entry."""
     ends = np.repeat(lists.ptr[1:], lists.counts())
-    return ends - 1 - np.arange(len(lists.ids))
+    places = np.arange(len(lists.ids))
+    return ends - 1 - places
 
 
 def add_products(lists: Ragged, weight: Floats, heads: Arrays, scores: Floats) -> None:
@@ -129,9 +150,10 @@ def add_products(lists: Ragged, weight: Floats, heads: Arrays, scores: Floats) -
     is_dense = weights.ndim == 2
     known = weights.shape[1] if is_dense else int(heads["known"][0])
     n_rows = len(inputs) or known
-    row_items = inputs if len(inputs) else slice(0, known)
-    row_of = np.full(scores.shape[1], -1, np.int32)
-    row_of[row_items] = np.arange(n_rows)
+    n_items = scores.shape[1]
+    row_of = np.full(n_items, -1, np.int32)
+    rows = _select_rows(inputs, known)
+    row_of[rows] = np.arange(n_rows)
     if is_dense:
         dense_products(lists.ptr, lists.ids, weight, row_of, weights, scores)
     else:
