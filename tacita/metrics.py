@@ -106,14 +106,17 @@ def rank_wanted(
         _require_finite(scores)
         part = lists.take(np.arange(start, end))
         hidden = mask.take(chunk)
-        part_ranks = ranks[lists.ptr[start] : lists.ptr[end]]
+        first_rank = lists.ptr[start]
+        last_rank = lists.ptr[end]
+        part_ranks = ranks[first_rank:last_rank]
         part_ties = (tie_key, keys[chunk], against)
         tallies = (candidates[start:end], luck[start:end])
         if sampled is None:
             full_ranks(scores, part.ptr, part.ids, hidden.ptr, hidden.ids, *part_ties, part_ranks, *tallies)
             continue
-        is_visible = ~hidden.holds(part.rows(), part.ids)
-        visible = Ragged.from_pairs(part.rows()[is_visible], part.ids[is_visible], len(chunk))
+        is_hidden = hidden.holds(part.rows(), part.ids)
+        is_visible = ~is_hidden
+        visible = part.filter_entries(is_visible)
         visible_ranks = np.zeros(len(visible.ids), np.int32)
         others = sampled.take(chunk)
         sampled_ranks(scores, visible.ptr, visible.ids, others.ptr, others.ids, *part_ties, visible_ranks, *tallies)
@@ -162,8 +165,8 @@ def evaluate(
     """Rank every wanted item and turn ranks into metrics."""
     ranked = rank_wanted(score_users, wanted, mask, keys, draws, rules.sampled, rules.ties)
     n_users = len(ranked.users)
-    per_user = np.diff(ranked.ptr)
-    row = np.repeat(np.arange(n_users), per_user)
+    users = np.arange(n_users)
+    row = np.repeat(users, np.diff(ranked.ptr))
     is_visible = ranked.ranks > 0
     visible_row = row[is_visible]
     wanted_row = row if rules.count_hidden else visible_row
@@ -175,11 +178,11 @@ def evaluate(
     for metric in rules.metrics:
         if metric == "auc":
             candidates = ranked.candidates.astype(np.float64)
-            auc = _auc(visible_row, ranks, n_wanted, candidates, ranked.luck)
+            auc = _compute_auc(visible_row, ranks, n_wanted, candidates, ranked.luck)
             values["auc"] = auc[is_counted]
             continue
         for k in rules.cutoffs:
-            at_k = _metric_at_k(metric, visible_row, ranks, n_wanted, k)
+            at_k = _compute_at_k(metric, visible_row, ranks, n_wanted, k)
             name = f"{metric}@{k}"
             values[name] = at_k[is_counted]
     return Evaluation(ranked.users[is_counted], values)
@@ -190,7 +193,7 @@ def _count_by_row(row: Longs, n_rows: int) -> Doubles:
     return counts.astype(np.float64)
 
 
-def _metric_at_k(metric: str, row: Longs, ranks: Doubles, n_wanted: Doubles, k: int) -> Doubles:
+def _compute_at_k(metric: str, row: Longs, ranks: Doubles, n_wanted: Doubles, k: int) -> Doubles:
     n = len(n_wanted)
     is_hit = ranks <= k
     hit_row = row[is_hit]
@@ -201,17 +204,16 @@ def _metric_at_k(metric: str, row: Longs, ranks: Doubles, n_wanted: Doubles, k: 
     if metric == "precision":
         return hits / k
     if metric == "hr":
-        return (hits > 0).astype(np.float64)
+        has_hit = hits > 0
+        return has_hit.astype(np.float64)
     if metric == "mrr":
         best = np.full(n, np.inf)
         np.minimum.at(best, row, ranks)
         is_within = best <= k
         return np.where(is_within, 1 / best, 0.0)
-    hit_ranks = ranks[is_hit]
-    gains = 1 / np.log2(hit_ranks + 1)
+    gains = _discount_ranks(ranks[is_hit])
     gain = np.bincount(hit_row, weights=gains, minlength=n)
-    ideal_ranks = np.arange(k) + 2
-    ideal_gains = 1 / np.log2(ideal_ranks)
+    ideal_gains = _discount_ranks(np.arange(k) + 1)
     ideal = np.cumsum(ideal_gains)
     if metric == "ndcg-k":
         return np.asarray(gain / ideal[-1])
@@ -220,7 +222,13 @@ def _metric_at_k(metric: str, row: Longs, ranks: Doubles, n_wanted: Doubles, k: 
     return np.asarray(gain / best_gain)
 
 
-def _auc(row: Longs, ranks: Doubles, n_wanted: Doubles, candidates: Doubles, luck: Doubles) -> Doubles:
+def _discount_ranks(ranks: AnyArray) -> Doubles:
+    """What a hit at each rank gains."""
+    discount: Doubles = np.log2(ranks + 1)
+    return 1 / discount
+
+
+def _compute_auc(row: Longs, ranks: Doubles, n_wanted: Doubles, candidates: Doubles, luck: Doubles) -> Doubles:
     """Wrong pairs are others ranked above a wanted item: rank minus its place among the wanted.
 
     Of pairs that tie half are wrong, wherever chance put them. A hidden item that counts is below all others.

@@ -33,3 +33,12 @@ def find_in_sorted(places: AnyArray, wanted: AnyArray) -> tuple[NDArray[np.int64
     present_values = places[at[is_present]]
     is_present[is_present] = present_values == wanted[is_present]
     return at, is_present
+
+
+def find_in_unsorted(keys: AnyArray, wanted: AnyArray) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Where each of the wanted numbers stands among the keys, and whether it does; 0 where it does not."""
+    order = np.argsort(keys, kind="stable")
+    at, is_present = find_in_sorted(keys[order], wanted)
+    place = np.zeros(len(wanted), np.int64)
+    place[is_present] = order[at[is_present]]
+    return place, is_present

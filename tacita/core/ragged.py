@@ -124,13 +124,17 @@ class Ragged:
         columns = _take_columns(self.values, order)
         return Ragged(self.ptr, self.ids[order], columns)
 
+    def number_entries(self, n_items: int) -> Longs:
+        """A number for every entry, the same for the same row and item."""
+        rows = self.rows().astype(np.int64)
+        return rows * n_items + self.ids
+
     def holds(self, rows: AnyArray, ids: AnyArray) -> Bools:
         """Whether each id is in the list of its row."""
         last_own = int(self.ids.max(initial=0))
         last_wanted = int(np.max(ids, initial=0))
         width = 1 + max(last_own, last_wanted)
-        own_rows = self.rows().astype(np.int64)
-        own_pairs = own_rows * width + self.ids
+        own_pairs = self.number_entries(width)
         own_pairs.sort()  # nearly in order: much faster than hashing
         wanted_rows = np.asarray(rows, np.int64)
         wanted_pairs = wanted_rows * width + ids

@@ -20,6 +20,9 @@ from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError, unknown_name_error
 from tacita.core.types import AnyArray, Arrays, CohortView, Floats, Keys, ServerState
 
+Shapes = dict[str, tuple[int, ...]]
+"""Shapes of arrays, by name."""
+
 
 class BackboneConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
@@ -86,7 +89,7 @@ class Backbone(ABC):
             start += width
         return slices
 
-    def shared(self) -> dict[str, tuple[int, ...]]:
+    def shared(self) -> Shapes:
         """Shared parameters that are not item rows: name -> shape."""
         return {}
 

@@ -12,7 +12,7 @@ from tacita.core.draws import Draws
 from tacita.core.types import Arrays, Floats, Keys
 from tacita.kernels import steps
 from tacita.kernels.hashing import normals, uniforms
-from tacita.models.base import BackboneConfig, TrainedConfig, linear_bound, register, repeat_start
+from tacita.models.base import BackboneConfig, Shapes, TrainedConfig, linear_bound, register, repeat_start
 from tacita.models.scorer import Reading, Scorer, Tensors
 
 _COMMON_OWNER = np.zeros(1, np.uint64)  # the owner of draws that all clients share
@@ -115,7 +115,8 @@ class PFedRec(FactorModel):
 
     def rates(self, n_items: int) -> dict[str, float]:
         lr = self.config.lr
-        item_rate = lr * self.item_scale(n_items) * self.config.lr_eta
+        scaled = lr * self.item_scale(n_items)
+        item_rate = scaled * self.config.lr_eta
         return {"w": lr, "b": lr, "rows": item_rate}
 
     def score(self, rep: Tensors, heads: Tensors, rows: Any, inside: Any = None) -> Any:
@@ -154,7 +155,7 @@ class NCF(FactorModel):
             return {"p": dim}
         return {"p": dim, "w": 2 * dim, "b": 1}
 
-    def shared(self) -> dict[str, tuple[int, ...]]:
+    def shared(self) -> Shapes:
         if not self.config.share_mlp:
             return {}
         width = 2 * self.config.dim
@@ -197,9 +198,10 @@ class NCF(FactorModel):
         user_weights = layer["w"][:, :dim]
         item_weights = layer["w"][:, dim:]
         bias = layer["b"][:, 0]
-        user_part = (user_weights * rep["p"]).sum(-1) + bias
-        item_part = (item_weights * rows).sum(-1)
-        return user_part + item_part
+        user_products = user_weights * rep["p"]
+        item_products = item_weights * rows
+        user_part = user_products.sum(-1) + bias
+        return user_part + item_products.sum(-1)
 
     def reading(self, private: Floats, heads: Arrays) -> Reading:
         dim = self.config.dim
@@ -211,7 +213,8 @@ class NCF(FactorModel):
             weights = private[:, dim : 3 * dim]
             bias = private[:, 3 * dim]
         p = private[:, :dim]
-        user_part = (weights[:, :dim] * p).sum(1)
+        products = weights[:, :dim] * p
+        user_part = products.sum(1)
         item_weights = np.ascontiguousarray(weights[:, dim:])
         return item_weights, user_part + bias
 

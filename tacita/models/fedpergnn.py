@@ -16,9 +16,10 @@ import numpy as np
 from pydantic import Field
 
 from tacita.core.draws import Draws
-from tacita.core.types import Arrays, CohortView, Floats, Keys, Longs, Ragged
+from tacita.core.flat_indices import find_in_unsorted
+from tacita.core.types import Arrays, CohortView, Floats, Keys, Ragged
 from tacita.kernels.hashing import normals
-from tacita.models.base import BackboneConfig, TrainedConfig, register
+from tacita.models.base import BackboneConfig, Shapes, TrainedConfig, register
 from tacita.models.factor import TwoVectorModel
 from tacita.models.neural_cf import draw_layer
 from tacita.models.scorer import Context, TableReading, Tensors
@@ -58,9 +59,9 @@ class FedPerGNN(TwoVectorModel):
     heads_in_score = False
     config: FedPerGNNConfig
 
-    def shared(self) -> dict[str, tuple[int, ...]]:
+    def shared(self) -> Shapes:
         dim = self.config.dim
-        shapes: dict[str, tuple[int, ...]] = {}
+        shapes: Shapes = {}
         for name in _MATRICES:
             height = 2 * dim if name in _TALL_MATRICES else dim
             shapes[name] = (height, dim)
@@ -79,9 +80,10 @@ class FedPerGNN(TwoVectorModel):
         """Xavier's uniform start of everything but the bias."""
         heads: Arrays = {}
         for name, shape in self.shared().items():
+            fan_in = shape[0]
             fan_out = shape[1] if len(shape) == 2 else 1
             key = draws.public(f"init-{name}")
-            heads[name] = draw_layer(key, shape, shape[0] + fan_out)
+            heads[name] = draw_layer(key, shape, fan_in + fan_out)
         heads["bias"] = np.zeros(1, np.float32)
         return heads
 
@@ -102,75 +104,74 @@ class FedPerGNN(TwoVectorModel):
         """The vector that meets item rows, and what is added to every logit."""
         assert context is not None
         dim = self.config.dim
-        w5 = heads["w5"]
+        upper_w5, lower_w5 = _split_halves(heads["w5"], dim)
         user = _multiply_per_user(private["p"], heads["w4"])
         near = self._attend_neighbours(heads, context)
         share = self._attend_items(heads, context, user, near)
         around = self._sum_items(heads, context, share, near)
-        from_items = _multiply_per_user(around, w5[:, :dim])
-        from_user = _multiply_per_user(user, w5[:, dim:])
+        from_items = _multiply_per_user(around, upper_w5)
+        from_user = _multiply_per_user(user, lower_w5)
         g = from_items + from_user
         bias = heads["bias"][:, 0]
         if self.config.output == "product":
             vector = _multiply_transposed(heads["w6"], g)
             return {"u": vector, "added": bias}
-        out = heads["out"]
-        vector = _multiply_transposed(heads["w6"], out[:, dim:])
-        user_part = (out[:, :dim] * g).sum(-1)
+        user_out, item_out = _split_halves(heads["out"], dim)
+        vector = _multiply_transposed(heads["w6"], item_out)
+        user_part = _multiply_rows(user_out, g)
         return {"u": vector, "added": user_part + bias}
 
     def _attend_neighbours(self, heads: Tensors, context: Context) -> Any:
         """sum_k a_k n_ik of every item of every user; None where nobody has neighbours."""
         if NEIGHBOURS not in context.values:
             return None
-        dim = self.config.dim
-        v = heads["v"]
+        item_v, near_v = _split_halves(heads["v"], self.config.dim)
         vectors = context.values[NEIGHBOURS]
         count = context.values[COUNT]
-        to_item = _multiply_transposed(heads["w1"], v[:, :dim])
-        to_near = _multiply_transposed(heads["w2"], v[:, dim:])
+        to_item = _multiply_transposed(heads["w1"], item_v)
+        to_near = _multiply_transposed(heads["w2"], near_v)
         item_direction = context.repeat_per_entry(to_item)
         near_direction = context.repeat_per_entry(to_near)
-        item_part = (context.rows * item_direction).sum(-1)
-        near_part = (vectors * near_direction[:, None]).sum(-1)
+        item_part = _multiply_rows(context.rows, item_direction)
+        near_part = _multiply_rows(vectors, near_direction[:, None])
         attention = _leaky_relu(item_part[:, None] + near_part)
         weights = _masked_softmax(attention, count)
-        return (weights[:, :, None] * vectors).sum(1)
+        weighted = weights[:, :, None] * vectors
+        return weighted.sum(1)
 
     def _attend_items(self, heads: Tensors, context: Context, user: Any, near: Any) -> Any:
         """b_i of every item of every user, as a column."""
         dim = self.config.dim
-        w = heads["w"]
-        w3 = heads["w3"]
-        after = w[:, dim:]
-        user_part = (w[:, :dim] * user).sum(-1)
-        row_side = _multiply_transposed(w3[:, dim:], after)
-        row_direction = context.repeat_per_entry(_multiply_transposed(heads["w1"], row_side))
+        user_w, item_w = _split_halves(heads["w"], dim)
+        near_w3, row_w3 = _split_halves(heads["w3"], dim)
+        user_part = _multiply_rows(user_w, user)
+        row_side = _multiply_transposed(row_w3, item_w)
+        to_row = _multiply_transposed(heads["w1"], row_side)
+        row_direction = context.repeat_per_entry(to_row)
         attention = context.repeat_per_entry(user_part)
-        attention = attention + (context.rows * row_direction).sum(-1)
+        attention = attention + _multiply_rows(context.rows, row_direction)
         if near is not None:
-            near_side = _multiply_transposed(w3[:, :dim], after)
-            near_direction = context.repeat_per_entry(_multiply_transposed(heads["w2"], near_side))
-            attention = attention + (near * near_direction).sum(-1)
+            near_side = _multiply_transposed(near_w3, item_w)
+            to_near = _multiply_transposed(heads["w2"], near_side)
+            near_direction = context.repeat_per_entry(to_near)
+            attention = attention + _multiply_rows(near, near_direction)
         weights = _softmax_per_user(_leaky_relu(attention), context)
         return weights[:, None]
 
     def _sum_items(self, heads: Tensors, context: Context, share: Any, near: Any) -> Any:
         """sum_i b_i z_i of every user."""
-        dim = self.config.dim
-        w3 = heads["w3"]
+        near_w3, row_w3 = _split_halves(heads["w3"], self.config.dim)
         row_sum = context.sum_per_user(share * context.rows)
         hidden = _multiply_per_user(row_sum, heads["w1"])
-        around = _multiply_per_user(hidden, w3[:, dim:])
+        around = _multiply_per_user(hidden, row_w3)
         if near is None:
             return around
         near_sum = context.sum_per_user(share * near)
         hidden = _multiply_per_user(near_sum, heads["w2"])
-        return around + _multiply_per_user(hidden, w3[:, :dim])
+        return around + _multiply_per_user(hidden, near_w3)
 
     def score(self, rep: Tensors, heads: Tensors, rows: Any, inside: Any = None) -> Any:
-        products = rep["u"] * rows
-        return products.sum(-1) + rep["added"]
+        return _multiply_rows(rep["u"], rows) + rep["added"]
 
     def reading_outside(self, rep: Tensors, heads: Arrays, items: Floats) -> TableReading:
         vectors = np.asarray(rep["u"], np.float32)
@@ -181,41 +182,40 @@ class FedPerGNN(TwoVectorModel):
 def _align_neighbours(lists: Ragged, neighbours: Ragged, most: int) -> Arrays:
     """The neighbours' vectors beside the entries of lists that hold their items: at most so many each."""
     n_entries = len(lists.ids)
-    sent_keys, own_keys = _entry_keys(neighbours, lists)
-    first = np.flatnonzero(np.diff(sent_keys, prepend=-1))  # vectors of one item stand together
+    largest_sent = int(neighbours.ids.max(initial=0))
+    largest_own = int(lists.ids.max(initial=0))
+    n_items = 1 + max(largest_own, largest_sent)
+    sent_keys = neighbours.number_entries(n_items)
+    own_keys = lists.number_entries(n_items)
+    steps = np.diff(sent_keys, prepend=-1)
+    first = np.flatnonzero(steps)  # vectors of one item stand together
     ends = np.append(first, len(sent_keys))
     number = np.diff(ends)
-    entry, is_known = _find_keys(own_keys, sent_keys[first])
-    slot = np.arange(len(sent_keys)) - np.repeat(first, number)
-    fits = (slot < most) & np.repeat(is_known, number)
-    vector = neighbours.values["vector"]
-    vectors = np.zeros((n_entries, most, vector.shape[1]), np.float32)
-    entry_of_vector = np.repeat(entry, number)
-    vectors[entry_of_vector[fits], slot[fits]] = vector[fits]
+    entry, is_known = find_in_unsorted(own_keys, sent_keys[first])
+    places = np.arange(len(sent_keys))
+    slot = places - np.repeat(first, number)
+    item_is_known = np.repeat(is_known, number)
+    fits = (slot < most) & item_is_known
+    vector = neighbours.values["vector"][fits]
+    shape = (n_entries, most, vector.shape[1])
+    vectors = np.zeros(shape, np.float32)
+    entry_of_vector = np.repeat(entry, number)[fits]
+    vectors[entry_of_vector, slot[fits]] = vector
     count = np.zeros(n_entries, np.float32)
-    count[entry[is_known]] = np.minimum(number[is_known], most)
+    known_entry = entry[is_known]
+    count[known_entry] = np.minimum(number[is_known], most)
     return {NEIGHBOURS: vectors, COUNT: count}
 
 
-def _entry_keys(neighbours: Ragged, lists: Ragged) -> tuple[Longs, Longs]:
-    """A number for every (user, item) of either list, the same for the same pair."""
-    largest_sent = int(neighbours.ids.max(initial=0))
-    largest_own = int(lists.ids.max(initial=0))
-    width = 1 + max(largest_own, largest_sent)
-    sent_users = neighbours.rows().astype(np.int64)
-    own_users = lists.rows().astype(np.int64)
-    return sent_users * width + neighbours.ids, own_users * width + lists.ids
+def _split_halves(stacked: Any, dim: int) -> tuple[Any, Any]:
+    """What meets the first and what meets the second of two vectors, one above the other."""
+    return stacked[:, :dim], stacked[:, dim:]
 
 
-def _find_keys(keys: Longs, wanted: Longs) -> tuple[Longs, Any]:
-    """The place of every wanted key, and whether it is there."""
-    if len(keys) == 0:
-        nowhere = np.zeros(len(wanted), np.int64)
-        return nowhere, nowhere.astype(bool)
-    order = np.argsort(keys, kind="stable")
-    at = np.searchsorted(keys, wanted, sorter=order)
-    place = order[np.minimum(at, len(keys) - 1)]
-    return place, keys[place] == wanted
+def _multiply_rows(x: Any, y: Any) -> Any:
+    """The inner product of each two rows."""
+    products = x * y
+    return products.sum(-1)
 
 
 def _multiply_per_user(x: Any, matrix: Any) -> Any:
@@ -244,7 +244,8 @@ def _exp(x: Any) -> Any:
 
 def _softmax_per_user(attention: Any, context: Context) -> Any:
     """Over the entries of each user."""
-    top = context.repeat_per_entry(context.max_per_user(attention))
+    largest = context.max_per_user(attention)
+    top = context.repeat_per_entry(largest)
     force = _exp(attention - top)
     total = context.sum_per_user(force)
     return force / context.repeat_per_entry(total)
@@ -254,13 +255,18 @@ def _masked_softmax(attention: Any, count: Any) -> Any:
     """Over the first `count` of each row, 0 elsewhere; all 0 where there are none."""
     place = np.arange(attention.shape[1], dtype=np.float32)
     if isinstance(attention, np.ndarray):
-        mask = (place < count[:, None]).astype(np.float32)
-        masked = mask * attention - _MASK_PENALTY * (1 - mask)
+        is_inside = place < count[:, None]
+        mask = is_inside.astype(np.float32)
+        penalty = _MASK_PENALTY * (1 - mask)
+        masked = mask * attention - penalty
         top = masked.max(1)
     else:
-        mask = (count.new_tensor(place) < count[:, None]).to(attention.dtype)
-        masked = mask * attention.detach() - _MASK_PENALTY * (1 - mask)
+        is_inside = count.new_tensor(place) < count[:, None]
+        mask = is_inside.to(attention.dtype)
+        penalty = _MASK_PENALTY * (1 - mask)
+        masked = mask * attention.detach() - penalty
         top = masked.amax(1)
-    force = mask * _exp(mask * (attention - top[:, None]))
+    distance = attention - top[:, None]
+    force = mask * _exp(mask * distance)
     total = force.sum(1) + (count == 0)
     return force / total[:, None]

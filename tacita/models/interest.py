@@ -17,9 +17,9 @@ from pydantic import Field
 from tacita.core.draws import Draws
 from tacita.core.flat_indices import expand_spans
 from tacita.core.types import AnyArray, Arrays, CohortView, Floats, Ints, Longs, Ragged
-from tacita.models.base import BackboneConfig, register
+from tacita.models.base import BackboneConfig, Shapes, register
 from tacita.models.neural_cf import LayerFans, TowerConfig, TowerModel, linear, project, relu
-from tacita.models.scorer import Context, Tensors
+from tacita.models.scorer import Context, Tensors, broadcast_heads
 
 RATING = "rating"
 GAP = "gap"
@@ -60,7 +60,7 @@ class InterestModel(TowerModel):
         """Numbers of an event: row, rating and bucket."""
         return self.config.dim + 1 + self.config.gap_width
 
-    def shared(self) -> dict[str, tuple[int, ...]]:
+    def shared(self) -> Shapes:
         dim = self.config.dim
         return {
             **super().shared(),
@@ -116,41 +116,55 @@ class InterestModel(TowerModel):
         rows = context.rows
         count = np.diff(context.ptr)
         shape = len(count), self.config.dim
-        state: Any = np.zeros(shape, np.float32) if _is_numpy(rows) else rows.new_zeros(shape)
-        if len(rows) == 0:
+        state: Any = _make_zeros(rows, shape)
+        n_rows = len(rows)
+        if n_rows == 0:
             return state
         steps = np.arange(self.config.last)  # whatever the longest list is: no shape follows the cohort
-        place = np.minimum(context.ptr[:-1, None] + steps, len(rows) - 1)
-        has_event = (steps < count[:, None]).astype(np.float32)
+        starts = context.ptr[:-1, None]
+        place = np.minimum(starts + steps, n_rows - 1)
+        is_event = steps < count[:, None]
+        has_event = is_event.astype(np.float32)
         events = self._encode_events(heads, context, place)
         inputs = linear(events, heads["gru_in"], heads["gru_in_bias"])
         for step in range(int(count.max())):
             active = has_event[:, step, None]
             if not _is_numpy(rows):
                 active = rows.new_tensor(active)
-            state = self._step_gru(heads, state, inputs[:, step], active)
+            event = inputs[:, step]
+            state = self._step_gru(heads, state, event, active)
         return state
 
     def _step_gru(self, heads: Tensors, state: Any, event: Any, active: Any) -> Any:
         """The states after one event each, where it is `active`."""
         dim = self.config.dim
-        from_state = linear(state[:, None], heads["gru_state"], heads["gru_state_bias"])[:, 0]
-        gates = _sigmoid(event[:, : 2 * dim] + from_state[:, : 2 * dim])
+        matrix = heads["gru_state"]
+        bias = heads["gru_state_bias"]
+        from_state = linear(state[:, None], matrix, bias)[:, 0]
+        event_gates, event_fresh = _split_gates(event, dim)
+        state_gates, state_fresh = _split_gates(from_state, dim)
+        gates = _sigmoid(event_gates + state_gates)
         reset = gates[:, :dim]
         keep = gates[:, dim:]
-        fresh = _tanh(event[:, 2 * dim :] + reset * from_state[:, 2 * dim :])
-        return state + active * (1 - keep) * (fresh - state)
+        fresh = _tanh(event_fresh + reset * state_fresh)
+        share = active * (1 - keep)
+        return state + share * (fresh - state)
 
     def _encode_events(self, heads: Tensors, context: Context, place: Longs) -> Any:
         """x of every event, (users, events, dim): one layer over [row ; rating ; bucket]."""
         shape = place.shape
         dim = self.config.dim
-        row, rating, gaps = self._read_events(heads, context, place)
+        row, rating, gap = self._read_events(heads, context, place)
+        rows = row.reshape(*shape, dim)
+        ratings = rating.reshape(*shape, 1)
+        gaps = gap.reshape(*shape, self.config.gap_width)
         matrix = heads["event_layer"]
-        x = linear(row.reshape(*shape, dim), matrix[:, :dim], heads["event_bias"])
-        x = x + rating.reshape(*shape, 1) * matrix[:, dim, None]
-        gap_vectors = gaps.reshape(*shape, self.config.gap_width)
-        return x + gap_vectors @ matrix[:, dim + 1 :]
+        row_matrix = matrix[:, :dim]
+        rating_vector = matrix[:, dim, None]
+        gap_matrix = matrix[:, dim + 1 :]
+        from_row = linear(rows, row_matrix, heads["event_bias"])
+        from_rating = ratings * rating_vector
+        return from_row + from_rating + gaps @ gap_matrix
 
     def _read_events(self, heads: Tensors, context: Context, place: Longs) -> tuple[Any, Any, Any]:
         """Row, rating and vector of the gap of every event, flat."""
@@ -160,13 +174,21 @@ class InterestModel(TowerModel):
         columns = context.values
         if _is_numpy(context.rows):
             row = context.rows[flat]
-            rating = columns[RATING][flat] if RATING in columns else np.ones(len(flat), np.float32)
-            gap = columns[GAP][flat] if GAP in columns else np.zeros(len(flat), np.int64)
+            rating: Any = np.ones(len(flat), np.float32)
+            gap: Any = np.zeros(len(flat), np.int64)
+            if RATING in columns:
+                rating = columns[RATING][flat]
+            if GAP in columns:
+                gap = columns[GAP][flat]
             return row, rating, heads["gaps"][owner, gap]
         at = context.user.new_tensor(flat, dtype=context.user.dtype)
         row = context.rows.index_select(0, at)
-        rating = columns[RATING].index_select(0, at) if RATING in columns else row.new_ones(len(flat))
-        gap = columns[GAP].index_select(0, at) if GAP in columns else at * 0
+        rating = row.new_ones(len(flat))
+        gap = at * 0
+        if RATING in columns:
+            rating = columns[RATING].index_select(0, at)
+        if GAP in columns:
+            gap = columns[GAP].index_select(0, at)
         table = heads["gaps"].reshape(-1, self.config.gap_width)
         first = at.new_tensor(owner) * GAP_BUCKETS
         return row, rating, table.index_select(0, first + gap)
@@ -174,12 +196,10 @@ class InterestModel(TowerModel):
     def interest(self, view: CohortView) -> Floats:
         """h_u under the received model."""
         lists = self.context(view)
-        n_users = len(lists)
-        heads = {}
-        for name, value in view.heads.items():
-            heads[name] = np.broadcast_to(value, (n_users, *value.shape))
+        heads = broadcast_heads(view.heads, len(lists))
         context = Context.from_lists(lists, view.items)
-        return np.asarray(self._run_gru(heads, context), np.float32)
+        state = self._run_gru(heads, context)
+        return np.asarray(state, np.float32)
 
     # how it scores
 
@@ -189,18 +209,32 @@ class InterestModel(TowerModel):
         of_state = private["h"] @ heads["state_layer"]
         first = relu(of_item + of_user + of_state)
         hidden = self._climb(first, heads)
-        return project(hidden, heads["out"]) + heads["out_bias"]
+        logits = project(hidden, heads["out"])
+        return logits + heads["out_bias"]
 
     def own_loss(self, rep: Tensors) -> Any:
         """mu (1 - cos(p_u, h_u)); a vector without length has no direction."""
         p = rep["p"]
         h = rep["h"]
-        lengths = _lengths(p) * _lengths(h)
-        cosine = (p * h).sum(-1) / lengths
+        lengths = _measure_lengths(p) * _measure_lengths(h)
+        product = (p * h).sum(-1)
+        cosine = product / lengths
         return self.config.mu * (1 - cosine)
 
 
-def _lengths(x: Any) -> Any:
+def _make_zeros(like: Any, shape: tuple[int, ...]) -> Any:
+    if _is_numpy(like):
+        return np.zeros(shape, np.float32)
+    return like.new_zeros(shape)
+
+
+def _split_gates(x: Any, dim: int) -> tuple[Any, Any]:
+    """What meets the two gates, and what meets the fresh state."""
+    end = 2 * dim
+    return x[:, :end], x[:, end:]
+
+
+def _measure_lengths(x: Any) -> Any:
     squares = (x * x).sum(-1)
     return squares.clamp(min=_MIN_NORM**2).sqrt()
 
@@ -217,7 +251,8 @@ def select_recent_events(train: Ragged, last: int, most_rating: float) -> Ragged
         scaled = train.values["rating"][place] / most_rating
         rating = np.clip(scaled, 0, 1).astype(np.float32)
     gap = _bucket_gaps(train)[place]
-    return Ragged(ptr, train.ids[place], {RATING: rating, GAP: gap})
+    columns: Arrays = {RATING: rating, GAP: gap}
+    return Ragged(ptr, train.ids[place], columns)
 
 
 def _bucket_gaps(train: Ragged) -> Ints:
@@ -226,9 +261,11 @@ def _bucket_gaps(train: Ragged) -> Ints:
     if "time" not in train.values or not len(train.ids):
         return buckets
     time = train.values["time"]
-    gaps: AnyArray = np.maximum(np.diff(time, prepend=time[0]), 0)
+    differences: AnyArray = np.diff(time, prepend=time[0])
+    gaps = np.maximum(differences, 0)
     doublings = np.floor(np.log2(1 + gaps))
-    buckets[:] = np.minimum(1 + doublings, GAP_BUCKETS - 1)
+    last_bucket = GAP_BUCKETS - 1
+    buckets[:] = np.minimum(1 + doublings, last_bucket)
     starts = train.ptr[:-1]
     first_entries = starts[starts < len(buckets)]
     buckets[first_entries] = 0

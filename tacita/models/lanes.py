@@ -16,11 +16,17 @@ LANES = 32  # samples of one product in a tower: so small a product stays on one
 
 
 def select_users(arrays: Tensors, users: AnyArray | int) -> Tensors:
-    return {name: value[users] for name, value in arrays.items()}
+    selected = {}
+    for name, value in arrays.items():
+        selected[name] = value[users]
+    return selected
 
 
 def as_one_group(arrays: Tensors) -> Tensors:
-    return {name: value[None] for name, value in arrays.items()}
+    group = {}
+    for name, value in arrays.items():
+        group[name] = value[None]
+    return group
 
 
 def score_tiles(backbone: Scorer, group: Tensors, heads: Tensors, tiles: Floats) -> Floats:

@@ -56,17 +56,21 @@ class LightGCN(TwoVectorModel):
         is_alone = context.count == 0
         degree = context.count + is_alone
         edge = (degree**-0.5)[:, None]
-        s = edge * context.sum_per_user(context.rows)
+        total = context.sum_per_user(context.rows)
+        s = edge * total
         has_items = (context.count / degree)[:, None]  # 0: without items, a user is itself in one layer
         own = 1 + even_layers * has_items
-        u = (own * p + odd_layers * s) / (layers + 1)
-        passed = edge * (odd_layers * p + even_layers * s)
-        return {"u": u, "passed": passed / (layers + 1)}
+        user_sum = own * p + odd_layers * s
+        passed_sum = odd_layers * p + even_layers * s
+        passed = edge * passed_sum
+        n_vectors = layers + 1
+        return {"u": user_sum / n_vectors, "passed": passed / n_vectors}
 
     def score(self, rep: Tensors, heads: Tensors, rows: Any, inside: Any = None) -> Any:
         own = rows / (self.config.layers + 1)
-        item = own + inside[:, None] * rep["passed"]
-        return (rep["u"] * item).sum(-1)
+        passed = inside[:, None] * rep["passed"]
+        products = rep["u"] * (own + passed)
+        return products.sum(-1)
 
     def reading_outside(self, rep: Tensors, heads: Arrays, items: Floats) -> TableReading:
         scaled = rep["u"] / (self.config.layers + 1)

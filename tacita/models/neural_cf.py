@@ -16,7 +16,7 @@ from pydantic import Field
 from tacita.core.draws import Draws
 from tacita.core.types import Arrays, Floats, Keys
 from tacita.kernels.hashing import normals, uniforms
-from tacita.models.base import BackboneConfig, TrainedConfig, register
+from tacita.models.base import BackboneConfig, Shapes, TrainedConfig, register
 from tacita.models.factor import FactorModel
 from tacita.models.scorer import Tensors
 
@@ -68,11 +68,13 @@ class TowerModel(FactorModel):
         inner = self._inner_layers()
         return {"user_layer": first, "item_layer": first, **inner, "out": last}
 
-    def shared(self) -> dict[str, tuple[int, ...]]:
+    def shared(self) -> Shapes:
         sizes = self.config.tower
         first = (self.config.dim, sizes[0])
         inner = self._inner_layers()
-        biases = {f"bias_{k}": (size,) for k, size in enumerate(sizes)}
+        biases = {}
+        for k, size in enumerate(sizes):
+            biases[f"bias_{k}"] = (size,)
         return {
             "user_layer": first,
             "item_layer": first,
@@ -99,7 +101,8 @@ class TowerModel(FactorModel):
         for name, shape in self.shared().items():
             if name in fans:
                 key = draws.public(f"init-{name}")
-                heads[name] = draw_layer(key, shape, sum(fans[name]))
+                both_fans = sum(fans[name])
+                heads[name] = draw_layer(key, shape, both_fans)
             else:
                 heads[name] = np.zeros(shape, np.float32)
         return heads
@@ -136,7 +139,9 @@ class TowerModel(FactorModel):
         return heads
 
     def score(self, rep: Tensors, heads: Tensors, rows: Any, inside: Any = None) -> Any:
-        groups = {name: value[:, None] for name, value in rep.items()}
+        groups = {}
+        for name, value in rep.items():
+            groups[name] = value[:, None]
         logits = self.score_groups(groups, heads, rows[:, None])
         return logits[:, 0]
 
@@ -144,7 +149,8 @@ class TowerModel(FactorModel):
         """The output of the last hidden layer, (groups, samples, size)."""
         of_item = linear(item, heads["item_layer"], heads["bias_0"])
         of_user = user @ heads["user_layer"]
-        return self._climb(relu(of_item + of_user), heads)
+        first = relu(of_item + of_user)
+        return self._climb(first, heads)
 
     def _climb(self, hidden: Any, heads: Tensors) -> Any:
         """From the first hidden layer to the last."""
@@ -164,7 +170,8 @@ class NeuNCF(TowerModel):
 
     def score_groups(self, private: Tensors, heads: Tensors, rows: Any) -> Any:
         hidden = self._run_tower(private["p"], heads, rows)
-        return project(hidden, heads["out"]) + heads["out_bias"]
+        logits = project(hidden, heads["out"])
+        return logits + heads["out_bias"]
 
 
 @register
@@ -191,12 +198,13 @@ class NeuMF(TowerModel):
         return {"gmf": dim, "mlp": dim}
 
     def _layer_fans(self) -> LayerFans:
-        fan_in = self.config.dim + self.config.tower[-1]
+        last_size = self.config.tower[-1]
+        fan_in = self.config.dim + last_size
         both = (fan_in, 1)
         fans = super()._layer_fans()
         return {**fans, "out": both, "out_gmf": both}
 
-    def shared(self) -> dict[str, tuple[int, ...]]:
+    def shared(self) -> Shapes:
         shapes = super().shared()
         return {**shapes, "out_gmf": (self.config.dim,)}
 
@@ -206,8 +214,10 @@ class NeuMF(TowerModel):
         mlp_rows = rows[..., dim:]
         hidden = self._run_tower(private["mlp"], heads, mlp_rows)
         gmf_weights = heads["out_gmf"][:, None]
-        gmf = (private["gmf"] * gmf_weights * gmf_rows).sum(-1)
-        return project(hidden, heads["out"]) + gmf + heads["out_bias"]
+        products = private["gmf"] * gmf_weights * gmf_rows
+        gmf = products.sum(-1)
+        tower = project(hidden, heads["out"])
+        return tower + gmf + heads["out_bias"]
 
 
 def draw_layer(key: np.uint64, shape: tuple[int, ...], fans: int) -> Floats:

@@ -59,14 +59,18 @@ class PersonalModels:
         n_users = len(self.private)
         if n_users == 0:
             return np.zeros((0, len(self.items)), np.float32)
-        return np.stack([self._score_user(user) for user in range(n_users)])
+        scores = [self._score_user(user) for user in range(n_users)]
+        return np.stack(scores)
 
     def _score_user(self, user: int) -> Floats:
         chosen = np.array([user])
-        lists = None if self.context is None else self.context.take(chosen)
+        lists = None
+        if self.context is not None:
+            lists = self.context.take(chosen)
+        private = self.private[chosen]
         heads = select_users(self.heads, user)
         own = self.own.take(chosen)
-        scores = score_with_own_rows(self.backbone, self.private[chosen], heads, self.items, own, lists)
+        scores = score_with_own_rows(self.backbone, private, heads, self.items, own, lists)
         return np.asarray(scores[0])
 
     def score_towers(self, only: Ragged | None) -> Floats:
@@ -75,7 +79,7 @@ class PersonalModels:
         tiles = pad_rows(self.items, TILE)
 
         def score_user(user: int) -> Floats:
-            table = self._own_table(tiles, user)
+            table = self._build_own_table(tiles, user)
             if only is None:
                 return self._score_table(table, user)[:n_items]
             return self._score_listed(table, user, only.row(user))
@@ -87,7 +91,7 @@ class PersonalModels:
             return np.zeros((0, n_items), np.float32)
         return np.stack(scores).astype(np.float32)
 
-    def _own_table(self, items: Floats, user: int) -> Floats:
+    def _build_own_table(self, items: Floats, user: int) -> Floats:
         """The item table as one user has it."""
         own = self.own.take(np.array([user]))
         table = items.copy()
@@ -103,7 +107,9 @@ class PersonalModels:
             context = Context.from_lists(self.context.take(chosen), table)
         private = self.backbone.named(self.private[chosen])
         rep = self.backbone.represent(private, heads, context)
-        group = {name: value[:, None] for name, value in rep.items()}
+        group = {}
+        for name, value in rep.items():
+            group[name] = value[:, None]
         return group, heads
 
     def _score_table(self, table: Floats, user: int) -> Floats:
@@ -114,7 +120,8 @@ class PersonalModels:
     def _score_listed(self, table: Floats, user: int, listed: Ints) -> Floats:
         group, heads = self._represent_user(table, user)
         idle = -len(listed) % LANES
-        rows = table[np.pad(listed, (0, idle))]
-        logits = self.backbone.score_groups(group, heads, group_lanes(rows))
+        padded = np.pad(listed, (0, idle))
+        lanes = group_lanes(table[padded])
+        logits = self.backbone.score_groups(group, heads, lanes)
         flat = np.asarray(logits, np.float32).reshape(-1)
         return flat[: len(listed)]

@@ -63,7 +63,8 @@ class Context:
         """The largest of each user's entries, as a constant; 0 for a user without entries."""
         n_users = len(self.ptr) - 1
         if isinstance(entries, np.ndarray):
-            lowest = np.where(self.count > 0, -np.inf, 0)
+            has_entries = self.count > 0
+            lowest = np.where(has_entries, -np.inf, 0)
             out = lowest.astype(entries.dtype)
             np.maximum.at(out, self.user, entries)
             return out
@@ -151,7 +152,7 @@ class Scorer(Backbone):
         """How to score every item at once, where the model is affine in the item row."""
         return None
 
-    def reading_outside(self, rep: Tensors, heads: Arrays, items: Floats) -> tuple[Floats, Floats, Floats] | None:
+    def reading_outside(self, rep: Tensors, heads: Arrays, items: Floats) -> TableReading | None:
         """How to score every item outside a user's context at once, where that is affine in some rows."""
         return None
 
@@ -160,8 +161,8 @@ class Scorer(Backbone):
     def interest(self, view: CohortView) -> Floats:
         """What each user of a view likes, as one vector under the received model: the mean of its rows."""
         lists = view.train
-        width = view.items.shape[1]
-        total = np.zeros((len(lists), width), np.float64)
+        shape = (len(lists), view.items.shape[1])
+        total = np.zeros(shape, np.float64)
         rows = view.items[lists.ids]
         np.add.at(total, lists.rows(), rows)
         counts = np.maximum(lists.counts(), 1)
@@ -179,6 +180,15 @@ class Scorer(Backbone):
         product = items @ items[item]
         sizes = np.maximum(size * size[item], 1e-12)
         return np.asarray(product / sizes, np.float32)
+
+
+def broadcast_heads(heads: Arrays, n_users: int) -> Arrays:
+    """Shared parameters, the same for every user."""
+    broadcast = {}
+    for name, value in heads.items():
+        shape = (n_users, *value.shape)
+        broadcast[name] = np.broadcast_to(value, shape)
+    return broadcast
 
 
 def require_scorer(backbone: Backbone) -> Scorer:

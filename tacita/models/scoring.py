@@ -9,7 +9,8 @@ import numpy as np
 import scipy.special
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import AnyArray, Arrays, Bools, CohortView, Floats, Ints, Longs, Ragged
+from tacita.core.flat_indices import find_in_unsorted
+from tacita.core.types import AnyArray, Arrays, CohortView, Floats, Ints, Longs, Ragged
 from tacita.kernels.steps import add_own_moves, affine_scores
 from tacita.models.lanes import (
     TILE,
@@ -22,7 +23,7 @@ from tacita.models.lanes import (
     score_tiles,
     select_users,
 )
-from tacita.models.scorer import Context, Scorer, Tensors
+from tacita.models.scorer import Context, Scorer, Tensors, broadcast_heads
 
 CHUNK = 256  # users scored at once, padded to this shape by models that are not affine in the item row
 
@@ -36,10 +37,13 @@ def score_all(backbone: Scorer, private: Floats, heads: Arrays, items: Floats, c
     reading = backbone.reading(private, heads)
     if reading is not None:
         return _score_affine(*reading, items)
-    logits = np.empty((len(private), len(items)), np.float32)
-    for chunk in _chunks(len(private)):
-        lists = None if context is None else context.take(chunk)
-        rows = None if lists is None else Context.from_lists(lists, items)
+    logits = _make_empty_logits(private, items)
+    for chunk in _split_users(len(private)):
+        lists = None
+        rows = None
+        if context is not None:
+            lists = context.take(chunk)
+            rows = Context.from_lists(lists, items)
         users = _represent_chunk(backbone, private[chunk], heads, rows)
         padded = users.score_catalogue(items, lists)
         logits[chunk] = padded[: len(chunk)]
@@ -50,24 +54,28 @@ def score_samples(backbone: Scorer, view: CohortView, user: AnyArray, item: AnyA
     """Logits of some samples of a view's users, under the model that they received."""
     context = backbone.context(view)
     logits = np.empty(len(item), np.float32)
-    for chunk in _chunks(len(view.user)):
+    for chunk in _split_users(len(view.user)):
         first = int(chunk[0])
-        is_here = (user >= first) & (user < first + CHUNK)
-        samples = np.flatnonzero(is_here)
+        is_in_chunk = user // CHUNK == first // CHUNK
+        samples = np.flatnonzero(is_in_chunk)
         owner = user[samples] - first
         listed = item[samples]
-        lists = None if context is None else context.take(chunk)
-        rows = None if lists is None else Context.from_lists(lists, view.items)
+        rows = None
+        inside = None
+        if context is not None:
+            lists = context.take(chunk)
+            rows = Context.from_lists(lists, view.items)
+            inside = _mark_inside(lists, owner, listed)
         users = _represent_chunk(backbone, view.private[chunk], view.heads, rows)
-        inside = None if lists is None else _mark_inside(lists, owner, listed)
-        logits[samples] = users.score_pairs(owner, view.items[listed], inside)
+        item_rows = view.items[listed]
+        logits[samples] = users.score_pairs(owner, item_rows, inside)
     return logits
 
 
 def score_aligned(backbone: Scorer, private: Floats, heads: Arrays, rows: Floats) -> Floats:
     """Logits of a private vector and a row each, by a model without context, all with the same heads."""
     _check_context(backbone, None)
-    users = RepresentedUsers(backbone, backbone.named(private), heads)
+    users = _represent_plainly(backbone, private, heads)
     owner = np.arange(len(rows))
     return users.score_pairs(owner, rows, None)
 
@@ -78,7 +86,7 @@ def score_lists(backbone: Scorer, private: Floats, heads: Arrays, items: Floats,
     n_users, width = lists.shape
     owner = np.repeat(np.arange(n_users), width)
     rows = items[lists.reshape(-1)]
-    users = RepresentedUsers(backbone, backbone.named(private), heads)
+    users = _represent_plainly(backbone, private, heads)
     logits = users.score_pairs(owner, rows, None)
     return logits.reshape(n_users, width)
 
@@ -87,7 +95,12 @@ def sigmoid(scores: Floats) -> Floats:
     return np.asarray(scipy.special.expit(scores), np.float32)
 
 
-def _chunks(n_users: int) -> Iterator[Longs]:
+def _make_empty_logits(private: Floats, items: Floats) -> Floats:
+    shape = (len(private), len(items))
+    return np.empty(shape, np.float32)
+
+
+def _split_users(n_users: int) -> Iterator[Longs]:
     """The users in chunks that are scored at once."""
     for first in range(0, n_users, CHUNK):
         end = min(first + CHUNK, n_users)
@@ -119,18 +132,20 @@ def _represent_chunk(backbone: Scorer, private: Floats, heads: Arrays, context: 
     padded[:n_users] = private
     if context is not None:
         context = _pad_context(context, CHUNK - n_users)
-    repeated = {}
-    for name, value in heads.items():
-        repeated[name] = np.broadcast_to(value, (CHUNK, *value.shape))
+    repeated = broadcast_heads(heads, CHUNK)
     rep = backbone.represent(backbone.named(padded), repeated, context)
     return RepresentedUsers(backbone, rep, heads)
 
 
+def _represent_plainly(backbone: Scorer, private: Floats, heads: Arrays) -> RepresentedUsers:
+    """Users of a model without context, whose private vectors represent them."""
+    return RepresentedUsers(backbone, backbone.named(private), heads)
+
+
 def _pad_context(context: Context, idle: int) -> Context:
     """A context with so many more users, who have no items."""
-    end = context.ptr[-1]
-    ptr = np.append(context.ptr, np.full(idle, end))
-    count = np.append(context.count, np.zeros(idle, np.float32))
+    ptr = np.pad(context.ptr, (0, idle), mode="edge")
+    count = np.pad(context.count, (0, idle))
     return replace(context, ptr=ptr, count=count)
 
 
@@ -150,12 +165,14 @@ class RepresentedUsers:
         user = lists.rows()
         item = lists.ids
         if outside is None:
-            inside = np.zeros((CHUNK, len(items)), np.float32)
+            shape = (CHUNK, len(items))
+            inside = np.zeros(shape, np.float32)
             inside[user, item] = 1
             return self._score_tiles(items, inside)
         scores = _score_affine(*outside)
+        rows = items[item]
         ones = np.ones(len(item), np.float32)
-        scores[user, item] = self.score_pairs(user, items[item], ones)
+        scores[user, item] = self.score_pairs(user, rows, ones)
         return scores
 
     def score_pairs(self, user: AnyArray, rows: Floats, inside: Floats | None) -> Floats:
@@ -187,13 +204,16 @@ class RepresentedUsers:
         heads = self._repeat_heads(CHUNK * TILE)
         for first in range(0, n_items, TILE):
             span = slice(first, first + TILE)
+            n_left = n_items - first
             tile = np.zeros((TILE, width), np.float32)
-            tile[: n_items - first] = items[span]
+            tile[:n_left] = items[span]
             rows = np.tile(tile, (CHUNK, 1))
-            marks = None if inside is None else _pad_tile(inside[:, span])
+            marks = None
+            if inside is not None:
+                marks = _pad_tile(inside[:, span])
             scored = self.backbone.score(users, heads, rows, marks)
             table = scored.reshape(CHUNK, TILE)
-            logits[:, span] = table[:, : n_items - first]
+            logits[:, span] = table[:, :n_left]
         return logits
 
     def _score_towers(self, items: Floats) -> Floats:
@@ -203,7 +223,8 @@ class RepresentedUsers:
         tiles = lay_tiles(pad_rows(items, TILE))
 
         def score_user(user: int) -> Floats:
-            group = as_one_group(as_one_group(select_users(self.rep, user)))
+            group = as_one_group(select_users(self.rep, user))
+            group = as_one_group(group)
             logits = score_tiles(self.backbone, group, heads, tiles)
             return logits[:n_items]
 
@@ -223,7 +244,8 @@ class RepresentedUsers:
             lanes = group_lanes(rows[span])
             logits = self.backbone.score_groups(users, heads, lanes)
             flat = np.asarray(logits, np.float32).reshape(-1)
-            return flat[: n_samples - first]
+            n_left = n_samples - first
+            return flat[:n_left]
 
         starts = range(0, n_samples, TILE)
         return join_arrays(map_threads(score_tile, starts))
@@ -256,15 +278,15 @@ def score_with_own_rows(
     reading = backbone.reading(private, heads)
     if reading is None:
         scores = score_all(backbone, private, heads, items)
-        users = RepresentedUsers(backbone, backbone.named(private), heads)
+        users = _represent_plainly(backbone, private, heads)
         owner = own.rows()
         own_rows = items[own.ids] + moved
         scores[owner, own.ids] = users.score_pairs(owner, own_rows, None)
         return scores
-    a = np.ascontiguousarray(reading[0], np.float32)
-    c = np.ascontiguousarray(reading[1], np.float32)
-    scores = _score_affine(a, c, items)
-    add_own_moves(a, own.ptr, own.ids, moved, scores)
+    vectors = np.ascontiguousarray(reading[0], np.float32)
+    offsets = np.ascontiguousarray(reading[1], np.float32)
+    scores = _score_affine(vectors, offsets, items)
+    add_own_moves(vectors, own.ptr, own.ids, moved, scores)
     return scores
 
 
@@ -277,13 +299,14 @@ def _score_own_in_context(
     context: Ragged,
 ) -> Floats:
     """A user reads its own version of its context, and is scored with its own version of every row it has."""
-    logits = np.empty((len(private), len(items)), np.float32)
-    for chunk in _chunks(len(private)):
+    logits = _make_empty_logits(private, items)
+    for chunk in _split_users(len(private)):
         lists = context.take(chunk)
         own_rows = own.take(chunk)
         moved = own_rows.values["moved"]
         rows = Context.from_lists(lists, items)
-        place, is_own = _find_entries(own_rows, lists, len(items))
+        own_keys = own_rows.number_entries(len(items))
+        place, is_own = find_in_unsorted(own_keys, lists.number_entries(len(items)))
         rows.rows[is_own] += moved[place[is_own]]
         users = _represent_chunk(backbone, private[chunk], heads, rows)
         scores = users.score_catalogue(items, lists)
@@ -294,22 +317,3 @@ def _score_own_in_context(
         scores[owner, item] = users.score_pairs(owner, item_rows, inside)
         logits[chunk] = scores[: len(chunk)]
     return logits
-
-
-def _find_entries(lists: Ragged, wanted: Ragged, n_items: int) -> tuple[Longs, Bools]:
-    """Where each wanted entry stands in the same row of other lists, and whether it does."""
-    keys = _entry_keys(lists, n_items)
-    wanted_keys = _entry_keys(wanted, n_items)
-    if len(keys) == 0:
-        nowhere = np.zeros(len(wanted_keys), np.int64)
-        return nowhere, nowhere.astype(bool)
-    order = np.argsort(keys)
-    at = np.searchsorted(keys[order], wanted_keys)
-    place = order[np.minimum(at, len(keys) - 1)]
-    return place, keys[place] == wanted_keys
-
-
-def _entry_keys(lists: Ragged, n_items: int) -> Longs:
-    """A number for every (row, item)."""
-    rows = lists.rows().astype(np.int64)
-    return rows * n_items + lists.ids

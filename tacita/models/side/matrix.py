@@ -29,7 +29,8 @@ def build_feature_matrix(items: Sequence[ItemFeature]) -> FeatureMatrix:
     genres = _mark_genres(items)
     decades = _mark_decades(items)
     marks = np.concatenate([genres, decades], axis=1)
-    numbers = _encode_texts([item.text for item in items])
+    texts = [item.text for item in items]
+    numbers = _encode_texts(texts)
     return FeatureMatrix(marks, numbers)
 
 
@@ -39,7 +40,8 @@ def _mark_genres(items: Sequence[ItemFeature]) -> Floats:
     for item in items:
         spread.update(set(item.genres))
     genres = select_frequent(spread, MOST_GENRES)
-    marks = np.zeros((len(items), len(genres)), np.float32)
+    shape = (len(items), len(genres))
+    marks = np.zeros(shape, np.float32)
     columns = {genre: column for column, genre in enumerate(genres)}
     for row, item in enumerate(items):
         known = [columns[genre] for genre in item.genres if genre in columns]
@@ -50,7 +52,8 @@ def _mark_genres(items: Sequence[ItemFeature]) -> Floats:
 def _mark_decades(items: Sequence[ItemFeature]) -> Floats:
     """(items, decades) 1 where an item is of a decade."""
     decades = _list_decades(items)
-    marks = np.zeros((len(items), len(decades)), np.float32)
+    shape = (len(items), len(decades))
+    marks = np.zeros(shape, np.float32)
     columns = {decade: column for column, decade in enumerate(decades)}
     for row, item in enumerate(items):
         if item.year is not None:
@@ -69,4 +72,5 @@ def _encode_texts(texts: Sequence[str]) -> Floats:
     matrix = compute_tfidf(texts)
     if not matrix.nnz:
         return np.zeros((len(texts), 0), np.float32)
-    return reduce_rank(matrix, TEXT_WIDTH).astype(np.float32)
+    reduced = reduce_rank(matrix, TEXT_WIDTH)
+    return reduced.astype(np.float32)

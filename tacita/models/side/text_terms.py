@@ -54,13 +54,16 @@ def compute_tfidf(texts: Sequence[str], most: int = MOST_TERMS) -> scipy.sparse.
         spread.update(terms.keys())
     vocabulary = select_frequent(spread, most)
     row, column, count = _list_cells(counts, vocabulary)
-    texts_with_term = np.array([spread[term] for term in vocabulary], np.float64)
-    idf = np.log((1 + n_texts) / (1 + texts_with_term)) + 1
+    spreads = [spread[term] for term in vocabulary]
+    texts_with_term = np.array(spreads, np.float64)
+    rarity = (1 + n_texts) / (1 + texts_with_term)
+    idf = np.log(rarity) + 1
     value = count * idf[column]
     squares = np.bincount(row, weights=value**2, minlength=n_texts)
     length = np.sqrt(squares)
     scaled = value / length[row]
-    return matrix_of_cells(row, column, scaled, (n_texts, len(vocabulary)))
+    shape = (n_texts, len(vocabulary))
+    return matrix_of_cells(row, column, scaled, shape)
 
 
 def _list_cells(counts: Sequence[TermCounts], vocabulary: list[str]) -> Longs:
@@ -83,15 +86,19 @@ def reduce_rank(matrix: scipy.sparse.csr_array | Doubles, width: int) -> Doubles
     """
     least = min(matrix.shape)
     if least <= width:
-        dense = np.asarray(matrix) if isinstance(matrix, np.ndarray) else matrix.toarray()
+        dense = matrix
+        if not isinstance(matrix, np.ndarray):
+            dense = matrix.toarray()
         row_vectors, size, directions = np.linalg.svd(dense, full_matrices=False)
     else:
         start = _draw_start(least)
         row_vectors, size, directions = scipy.sparse.linalg.svds(matrix, k=width, v0=start)
     order = np.argsort(-size, kind="stable")
-    is_large = size[order] > 1e-9 * size.max(initial=0)
+    least_size = 1e-9 * size.max(initial=0)
+    is_large = size[order] > least_size
     order = order[is_large]
-    largest = np.argmax(np.abs(directions[order]), axis=1)
+    entry_size = np.abs(directions[order])
+    largest = np.argmax(entry_size, axis=1)
     is_negative = directions[order, largest] < 0
     sign = np.where(is_negative, -1.0, 1.0)
     scale = size[order] * sign

@@ -82,3 +82,30 @@ class TallyConfig(FilterOptions):
     )
     hold_retractions: int = Field(0, ge=0, description="a retraction waits until this many users asked; 0: no wait")
     most_inputs: int = Field(10_000, ge=2, description="larger catalogues are read through this many popular items")
+
+
+class OrderConfig(TallyConfig):
+    order_ridge: float = Field(200.0, gt=0, description="ridge of the problem that learns order")
+    order_fold: Annotated[float, Field(gt=0)] | Literal["auto"] = Field(
+        "auto", description="e-fold, in items, of the weight of what came earlier; auto: 8, under privacy.epsilon 2"
+    )
+    order_window: int = Field(40, ge=1, le=1000, description="how many items before a place count")
+    order_back: bool = Field(
+        True,
+        description="what is told of order looks back into earlier blocks; false, and always under privacy.epsilon: at "
+        "the block's own items alone",
+    )
+    order_share: float = Field(
+        0.5,
+        ge=0,
+        lt=1,
+        description="under privacy.epsilon: what of a person's length, squared, goes to what follows what; 0: nothing "
+        "is told of order, and nothing is spent on it",
+    )
+    mix: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=3, max_length=3)] | Literal["learn"] = (
+        Field(
+            "learn",
+            description="weights of the whole history, the latest items and order, e.g. [0.2, 0.3, 0.5]; learn: each "
+            "block's validation chooses them, with the recency",
+        )
+    )

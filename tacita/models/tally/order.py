@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
-from pydantic import Field
 
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
@@ -27,7 +26,7 @@ from tacita.models.statistic_model import BlockLists, Fields, FieldSums, Forms
 from tacita.models.tally.head_checks import matrix_fits
 from tacita.models.tally.mixing import MIXTURES, MixedScores, mix_fits
 from tacita.models.tally.model import MOST_DOUBLINGS, Tally, with_heads
-from tacita.models.tally.options import STATE, SURVEY, TallyConfig, is_set
+from tacita.models.tally.options import STATE, SURVEY, OrderConfig, is_set
 from tacita.models.tally.order_sums import (
     CONTEXTS,
     ITEM_OWNERS,
@@ -54,33 +53,6 @@ REFUSED_SETTINGS = {
 }
 
 log = logging.getLogger(__name__)
-
-
-class OrderConfig(TallyConfig):
-    order_ridge: float = Field(200.0, gt=0, description="ridge of the problem that learns order")
-    order_fold: Annotated[float, Field(gt=0)] | Literal["auto"] = Field(
-        "auto", description="e-fold, in items, of the weight of what came earlier; auto: 8, under privacy.epsilon 2"
-    )
-    order_window: int = Field(40, ge=1, le=1000, description="how many items before a place count")
-    order_back: bool = Field(
-        True,
-        description="what is told of order looks back into earlier blocks; false, and always under privacy.epsilon: at "
-        "the block's own items alone",
-    )
-    order_share: float = Field(
-        0.5,
-        ge=0,
-        lt=1,
-        description="under privacy.epsilon: what of a person's length, squared, goes to what follows what; 0: nothing "
-        "is told of order, and nothing is spent on it",
-    )
-    mix: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=3, max_length=3)] | Literal["learn"] = (
-        Field(
-            "learn",
-            description="weights of the whole history, the latest items and order, e.g. [0.2, 0.3, 0.5]; learn: each "
-            "block's validation chooses them, with the recency",
-        )
-    )
 
 
 @register

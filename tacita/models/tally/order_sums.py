@@ -169,8 +169,7 @@ class HistoryLines:
         """The items that any sum of the block is about, once for each user."""
         ids = self.lists.ids
         width = 1 + int(ids.max(initial=0))
-        users = self.lists.rows().astype(np.int64)
-        keys = np.unique(users * width + ids)
+        keys = np.unique(self.lists.number_entries(width))
         user, item = np.divmod(keys, width)
         return Ragged.from_pairs(user, item, len(self.lists))
 

@@ -26,8 +26,8 @@ from tacita.models.tally.budgeted_release import TAIL, count_releases, order_by_
 from tacita.models.tally.head_checks import MOST_WEIGHT, is_bounded, private_heads_fit, square_fits
 from tacita.models.tally.mixing import MixedScores, mix_fits
 from tacita.models.tally.model import with_heads
-from tacita.models.tally.options import STATE, SURVEY, is_set
-from tacita.models.tally.order import OrderConfig, choose_age_weights, select_recent_line
+from tacita.models.tally.options import STATE, SURVEY, OrderConfig, is_set
+from tacita.models.tally.order import choose_age_weights, select_recent_line
 from tacita.models.tally.order_sums import NEXT
 from tacita.models.tally.pair_statistic import expand_clients
 from tacita.models.tally.private_math import (
@@ -277,9 +277,8 @@ def map_to_inputs(lists: Ragged, inputs: AnyArray) -> Ragged:
     place, is_input = find_inputs(lists, inputs)
     places = Ragged(lists.ptr, place.astype(np.int32))
     known = places.filter_entries(is_input)
-    users = known.rows().astype(np.int64)
     width = max(1, len(inputs))
-    keys = users * width + known.ids
+    keys = known.number_entries(width)
     _, first = np.unique(keys, return_index=True)
     is_first = np.zeros(len(known.ids), bool)
     is_first[first] = True

@@ -385,8 +385,8 @@ def count_repeats(train: Ragged, history: Ragged | None, n_items: int) -> Double
     n_users = len(train)
     if history is None or len(history.ids) == 0:
         return np.zeros((n_users, 2))
-    current = _number_user_items(train, n_items)
-    earlier = np.unique(_number_user_items(history, n_items))
+    current = train.number_entries(n_items)
+    earlier = np.unique(history.number_entries(n_items))
     is_repeat = np.isin(current, earlier)
     repeating_user = train.rows()[is_repeat]
     repeats = np.bincount(repeating_user, minlength=n_users)
@@ -395,9 +395,3 @@ def count_repeats(train: Ragged, history: Ragged | None, n_items: int) -> Double
     chances = n_earlier * train.counts()
     counts = np.stack([repeats, chances], axis=1)
     return counts.astype(np.float64)
-
-
-def _number_user_items(lists: Ragged, n_items: int) -> Longs:
-    """A number for every (user, item)."""
-    users = lists.rows().astype(np.int64)
-    return users * n_items + lists.ids

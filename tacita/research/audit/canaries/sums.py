@@ -20,7 +20,7 @@ from tacita.core.types import Arrays, Doubles, Longs, Ragged, ServerState
 from tacita.federation.rounds import begin_block, start_run
 from tacita.messages import Form, OuterProducts, SequenceTerms, SparseRows, Total
 from tacita.models.tally.model import STATE, STATISTIC, SURVEY, TallyConfig
-from tacita.models.tally.order import OrderConfig
+from tacita.models.tally.options import OrderConfig
 from tacita.models.tally.order_sums import NEXT
 from tacita.models.tally.private_math import PEOPLE_SHARE, POPULARITY_SHARE, SQUARE_ROOT_2, unit_likes, unit_vectors
 from tacita.models.tally.private_order import FOLLOWING, FOLLOWING_VARIANCE, PrivateOrderedTally
