@@ -84,13 +84,18 @@ def train(
         table = _table(data)
         machine = assembly.Machine(data_dir=None if data_dir is None else parse_folder(data_dir, "data_dir"))
         target = None if out is None else parse_folder(out, "out")
-        said: dict[str, Any] = {"backbone": {"name": backbone} if isinstance(backbone, str) else backbone}
-        said |= {"method": method, "seed": seed, "data": IN_MEMORY if table is not None else data and str(data)}
-        settings |= {name: value for name, value in said.items() if value is not None}
+        arguments: dict[str, Any] = {
+            "backbone": {"name": backbone} if isinstance(backbone, str) else backbone,
+            "method": method,
+            "seed": seed,
+            "data": IN_MEMORY if table is not None else data and str(data),
+        }
+        settings |= {name: value for name, value in arguments.items() if value is not None}
         if resume:
             evaluate = settings.pop("evaluate", {"controls": True})
-            other = settings.keys() - {"data"} or evaluate not in ({"controls": True}, {"controls": False})
-            if target is None or other or (table is None and data is not None):
+            names_data = table is None and data is not None
+            has_others = settings.keys() - {"data"} or evaluate not in ({"controls": True}, {"controls": False})
+            if target is None or has_others or names_data:
                 raise TacitaError(
                     "resume=True goes on with the run in out, which has to be given, and its own settings; leave out "
                     'all others but evaluate={"controls": False}.'

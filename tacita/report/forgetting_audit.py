@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tacita.core.files import disk_error
-from tacita.report.text_tables import AuditResult, ColumnTitles, TextRow, csv_text, markdown_table, write_text
+from tacita.report.text_tables import AuditResult, ColumnTitles, TextRow, csv_text, markdown_table, write_tables
 
 ATTACKS = {
     "auc_pairs": "pairs (AUC)",
@@ -97,12 +96,6 @@ def _format_cell(value: Any) -> str:
 
 def write_audit(result: AuditResult, models: ColumnTitles, folder: Path) -> Path:
     """forget-DATA-METHOD.md and .csv in a folder; the name without its ending."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise disk_error(folder, error) from None
     data = Path(result["data"]).stem
-    stem = folder / f"forget-{data}-{result['method']}"
-    write_text(folder / f"{stem.name}.md", to_markdown(result, models))
-    write_text(folder / f"{stem.name}.csv", to_csv(result, models))
-    return stem
+    name = f"forget-{data}-{result['method']}"
+    return write_tables(folder, name, to_markdown(result, models), to_csv(result, models))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tacita.core.files import disk_error
 from tacita.report.text_tables import (
     AuditResult,
     ColumnTitles,
@@ -14,7 +13,7 @@ from tacita.report.text_tables import (
     figure_values,
     format_csv_number,
     markdown_page,
-    write_text,
+    write_tables,
 )
 
 SETTINGS = ("alpha", "swap", "threshold", "clients")
@@ -74,12 +73,5 @@ def to_csv(result: AuditResult, names: ColumnTitles) -> str:
 
 def write_audit(result: AuditResult, names: ColumnTitles, folder: Path) -> Path:
     """scores-DATA.md and .csv in a folder; the name without its ending."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise disk_error(folder, error) from None
     data = Path(result["data"]).stem
-    stem = folder / f"scores-{data}"
-    write_text(folder / f"{stem.name}.md", to_markdown(result, names))
-    write_text(folder / f"{stem.name}.csv", to_csv(result, names))
-    return stem
+    return write_tables(folder, f"scores-{data}", to_markdown(result, names), to_csv(result, names))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tacita.core.files import write_bytes
+from tacita.core.files import disk_error, write_bytes
 
 AuditResult = Mapping[str, Any]
 """An audit, or a row of it, as its JSON file has it."""
@@ -49,6 +49,17 @@ def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
+
+
+def write_tables(folder: Path, name: str, markdown: str, csv_table: str) -> Path:
+    """NAME.md and NAME.csv in a folder that may be new; the path without its ending."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise disk_error(folder, error) from None
+    write_text(folder / f"{name}.md", markdown)
+    write_text(folder / f"{name}.csv", csv_table)
+    return folder / name
 
 
 def format_csv_number(value: Any, digits: int) -> Any:

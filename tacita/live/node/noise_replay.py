@@ -42,9 +42,9 @@ def digest_question(question: ReceivedQuestion, batches: Collection[str]) -> str
     The numbers of rounds and attempts are not in it: no answer depends on them, and an honest server counts on.
     """
     head = question.head
-    asked = [head.run, head.block, question.question.owner, question.question.kind, str(question.question.replay)]
+    identity = [head.run, head.block, question.question.owner, question.question.kind, str(question.question.replay)]
     sent = sorted(head.names.items())
-    text = json.dumps([asked, sent, sorted(batches)])
+    text = json.dumps([identity, sent, sorted(batches)])
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -52,12 +52,12 @@ class Reasons(ScoredItem):
     others: int
     rest: float
     kind: Literal["exact", "alike", "none"]
-    said: str
+    explanation: str = Field(..., alias="said")
 
 
 class Preview(ApiResponse):
     can: bool
-    said: str
+    message: str = Field(..., alias="said")
     before: list[ScoredItem]
     after: list[ScoredItem]
     place_before: int | None = Field(None, alias="place before")
@@ -110,7 +110,7 @@ class ServerHoldings(ApiResponse):
     items_in_sums: int = Field(..., alias="items in sums")
     runs: list[str]
     left_runs: list[str] = Field(..., alias="left runs")
-    said: list[str]
+    statements: list[str] = Field(..., alias="said")
     server_sees: str = Field(..., alias="server sees")
 
 
@@ -128,7 +128,7 @@ class Account(ApiResponse):
     spent: float | None = None
     spent_composed: float | None = None
     budget: float | None = None
-    left: float | None = None
+    remaining: float | None = Field(None, alias="left")
     silent: bool | None = None
     units: list[str] | None = None  # whose data what was spent is about: a person's, a silo's, or one interaction
     events: dict[str, Cost] | None = None
@@ -210,7 +210,7 @@ class OverviewResponse(ApiResponse):
 
 class Alert(ApiResponse):
     kind: Literal["certificate", "stopped", "quorum", "quality", "refused", "silent", "clock", "version"]
-    said: str
+    message: str = Field(..., alias="said")
 
 
 class Alerts(ApiResponse):
@@ -242,7 +242,7 @@ class RoundRow(ApiResponse):
     time: float
     block: int
     round: int
-    asked: int | None
+    n_asked: int | None = Field(..., alias="asked")
     clients: int
     valid: float | None
     bytes_up: float | None
@@ -303,8 +303,8 @@ class ServerRequestRow(ApiResponse):
     time: float
     done: float | None
     state: str
-    said: str
-    heard: float | None
+    message: str = Field(..., alias="said")
+    acknowledged: float | None = Field(..., alias="heard")
     age: float
 
 

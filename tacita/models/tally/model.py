@@ -39,9 +39,10 @@ from tacita.models.tally.options import STATE, STATISTIC, SURVEY, TallyConfig
 from tacita.models.tally.pair_statistic import PairStatistic, count_single_users, server_shape, sum_forms
 from tacita.models.tally.retraction import apply_change, find_changed_items, find_changed_places, update_inverse
 from tacita.models.tally.solver import (
+    MOST_DOUBLINGS,
     available_memory,
     bytes_to_solve,
-    invert_in_place,
+    invert_with_doubling,
     mirror_lower,
     pack_triangle,
     unpack_triangle,
@@ -53,7 +54,6 @@ __all__ = ["RECENCIES", "STATE", "STATISTIC", "SURVEY", "Tally", "TallyConfig", 
 
 REPEAT_BONUS, REPEAT_PENALTY = 0.05, -1.0  # what repeat = "learn" adds to items of earlier blocks
 RECENCIES = 0.0, 10.0, 20.0, 80.0, 40.0  # what recency = "learn" tries; the last one stays where nobody validates
-MOST_DOUBLINGS = 30  # of the ridge; what a billion times the ridge does not make up for is no sum of histories
 
 log = logging.getLogger(__name__)
 
@@ -181,20 +181,17 @@ class Tally(PairStatistic):
 
     def _invert_gram(self, gram: Doubles, where: Longs | None, shape: PairShape, block: int) -> tuple[Doubles, int]:
         """The inverse of G + ridge, and how often the ridge was doubled for there to be one."""
-        for doublings in range(MOST_DOUBLINGS + 1):
-            factor = 2.0**doublings
-            lower = self.add_ridge(gram, where, shape, factor)
-            inverse = invert_in_place(lower)
-            if inverse is None:
-                continue
-            if doublings:
-                log.warning("the ridge was doubled %d times: without that, block %d has no solution", doublings, block)
-            return inverse, doublings
-        raise TacitaError(
-            f"the sums of block {block} cannot be solved, though the ridge was doubled {MOST_DOUBLINGS} "
-            "times: they are not what people's histories add up to; look for a wrong sum, or raise "
-            "backbone.ridge."
-        )
+        solved = invert_with_doubling(lambda factor: self.add_ridge(gram, where, shape, factor))
+        if solved is None:
+            raise TacitaError(
+                f"the sums of block {block} cannot be solved, though the ridge was doubled {MOST_DOUBLINGS} "
+                "times: they are not what people's histories add up to; look for a wrong sum, or raise "
+                "backbone.ridge."
+            )
+        doublings = solved[1]
+        if doublings:
+            log.warning("the ridge was doubled %d times: without that, block %d has no solution", doublings, block)
+        return solved
 
     def choose_repeat(self, sums: PairSums, n_items: int) -> float:
         """What is added to the score of items of earlier blocks."""

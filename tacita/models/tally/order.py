@@ -25,7 +25,7 @@ from tacita.models.base import BackboneConfig, heads_match, make_scalar, make_ze
 from tacita.models.statistic_model import BlockLists, Fields, FieldSums, Forms
 from tacita.models.tally.head_checks import matrix_fits
 from tacita.models.tally.mixing import MIXTURES, MixedScores, mix_fits
-from tacita.models.tally.model import MOST_DOUBLINGS, Tally, with_heads
+from tacita.models.tally.model import Tally, with_heads
 from tacita.models.tally.options import STATE, SURVEY, OrderConfig, is_set
 from tacita.models.tally.order_sums import (
     CONTEXTS,
@@ -40,7 +40,7 @@ from tacita.models.tally.order_sums import (
 )
 from tacita.models.tally.pair_statistic import expand_clients
 from tacita.models.tally.retraction import compute_low_rank, find_changed_places
-from tacita.models.tally.solver import TILE, invert_in_place, mirror_lower, pack_triangle, unpack_triangle
+from tacita.models.tally.solver import TILE, invert_with_doubling, mirror_lower, pack_triangle, unpack_triangle
 from tacita.models.tally.sums import PairShape, PairSums
 from tacita.models.tally.weights import ColumnTiles, add_products, entry_ages, pack_weights, recency_weights
 
@@ -241,19 +241,16 @@ class OrderedTally(Tally):
 
     def _invert_contexts(self, order: OrderSums, shape: PairShape, block: int) -> tuple[Doubles, int]:
         """The inverse of G' + ridge', and how often the ridge was doubled for there to be one."""
-        for doublings in range(MOST_DOUBLINGS + 1):
-            factor = 2.0**doublings
-            lower = self._add_order_ridge(order, shape, factor)
-            inverse = invert_in_place(lower)
-            if inverse is None:
-                continue
-            if doublings:
-                log.warning("the ridge of order was doubled %d times in block %d", doublings, block)
-            return inverse, doublings
-        raise TacitaError(
-            f"the sums by order of block {block} cannot be solved: they are not what people's lists add "
-            "up to; look for a wrong sum, or raise backbone.order_ridge."
-        )
+        solved = invert_with_doubling(lambda factor: self._add_order_ridge(order, shape, factor))
+        if solved is None:
+            raise TacitaError(
+                f"the sums by order of block {block} cannot be solved: they are not what people's lists add "
+                "up to; look for a wrong sum, or raise backbone.order_ridge."
+            )
+        doublings = solved[1]
+        if doublings:
+            log.warning("the ridge of order was doubled %d times in block %d", doublings, block)
+        return solved
 
     @property
     def _min_contributors(self) -> int:

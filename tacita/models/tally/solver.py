@@ -6,12 +6,14 @@ Symmetric matrices are C-ordered with their lower triangle, which LAPACK reads a
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import numpy as np
 import scipy.linalg
 
 from tacita.core.types import Doubles, Floats
 
+MOST_DOUBLINGS = 30  # of a ridge; what a billion times the ridge does not make up for is no sum of histories
 TILE = 1024  # columns worked on at once, so that nothing as large as the result is made twice
 MAX_WHOLE = 8192
 """Larger matrices are inverted by halves: the threaded Cholesky of common BLAS builds crashes from 17,500."""
@@ -25,6 +27,17 @@ def invert_in_place(lower: Doubles) -> Doubles | None:
     if not _invert_by_halves(lower):
         return None
     return mirror_lower(lower)  # products leave the last bits uneven
+
+
+def invert_with_doubling(add_ridge: Callable[[float], Doubles]) -> tuple[Doubles, int] | None:
+    """The inverse of a lower triangle with a ridge, which doubles until there is one, and how often it doubled."""
+    for doublings in range(MOST_DOUBLINGS + 1):
+        factor = 2.0**doublings
+        lower = add_ridge(factor)
+        inverse = invert_in_place(lower)
+        if inverse is not None:
+            return inverse, doublings
+    return None
 
 
 def _invert_at_once(lower: Doubles) -> Doubles | None:
