@@ -23,7 +23,7 @@ AssignRoles = Callable[[int, Ints, Ints, Longs], AnyArray]
 def number_pairs(user: Ints, item: Ints) -> Longs:
     """One number per (user, item)."""
     high = user.astype(np.int64) << 32
-    return np.asarray(high | item)
+    return high | item
 
 
 def rank_in_user(user: Ints, order: Longs) -> Longs:

@@ -67,7 +67,7 @@ def score_next_items(heads: Arrays, age_weights: Doubles, known: Ragged) -> Doub
     n_histories = len(history)
     total = np.bincount(history.rows(), weights=standing, minlength=n_histories)
     n_predicted = np.maximum(1, history.counts() - 1)
-    return np.asarray(total / n_predicted)
+    return total / n_predicted
 
 
 def compute_reader_scores(

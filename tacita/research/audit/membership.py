@@ -67,7 +67,7 @@ class PairSamples:
         """(pairs, width) the row of each item minus that of the other."""
         item_rows = rows[self.item]
         other_rows = rows[self.other]
-        return np.asarray(item_rows - other_rows)
+        return item_rows - other_rows
 
 
 def fit_vectors(table: Floats, samples: PairSamples, steps: int = STEPS) -> FittedVectors:
@@ -101,7 +101,7 @@ def compute_mean_losses(table: Floats, vectors: Doubles, samples: PairSamples) -
     margin = products.sum(1)
     losses = np.logaddexp(0, -margin)
     total = np.bincount(samples.owner, weights=losses, minlength=samples.people)
-    return np.asarray(total / samples.count_pairs())
+    return total / samples.count_pairs()
 
 
 def split_halves(lists: Ragged) -> tuple[Ragged, Ragged]:

@@ -49,13 +49,13 @@ class NullSpace:
         below = x @ self.diagonal
         is_empty = ~(below > 0)
         ratio = above / np.where(is_empty, 1.0, below)
-        return np.asarray(np.where(is_empty, 1.0, ratio))
+        return np.where(is_empty, 1.0, ratio)
 
     def rank_items(self, known: Bools) -> Doubles:
         """How well each item goes with a person's known ones: - sum of N_ij / N_jj over them, an item itself apart."""
         pull = self.projector @ known.astype(np.float64)
         relative_pull = -pull / self.diagonal
-        return np.asarray(relative_pull + known)
+        return relative_pull + known
 
     def guess_last_item(self, known: Bools) -> int:
         """The one item that is missing; the root of N_jj brings all items' pulls to one scale."""
@@ -139,7 +139,7 @@ class NullSpace:
         sets = np.unique(table.reshape(-1, n_items), axis=0)
         energy = self.energy(sets)
         order = np.argsort(energy, kind="stable")
-        return np.asarray(sets[order])
+        return sets[order]
 
     def _find_strong_pairs(self) -> Longs:
         n_items = len(self.projector)

@@ -86,7 +86,7 @@ def _keep_cliques(sets: Bools, present: Bools) -> Bools:
     is_whole = counts == size[:, None]
     goes_with_all = is_whole | ~sets
     is_clique: Bools = goes_with_all.all(axis=1) & (size > 1)
-    return np.asarray(sets[is_clique])
+    return sets[is_clique]
 
 
 def peel_histories(added: Doubles) -> Bools:

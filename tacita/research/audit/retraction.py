@@ -94,7 +94,7 @@ def _remove_lost_items(release: RebuiltInverse, places: Longs, is_lost: Bools) -
     across = release.inverse[np.ix_(lost, places)]
     solution = np.linalg.lstsq(inner, across, rcond=None)[0]
     remaining = release.inverse[np.ix_(places, places)]
-    return np.asarray(remaining - across.T @ solution)
+    return remaining - across.T @ solution
 
 
 def fit_low_rank(change: InverseChange, rank: int) -> tuple[Doubles, Doubles]:

@@ -183,7 +183,7 @@ def _score_releases(releases: list[CanaryRelease]) -> Doubles:
         parts.append(release.own_part() / release.variance)
         lengths.append(release.squared_length / release.variance)
     deviation = np.sqrt(sum(lengths))
-    return np.asarray(sum(parts) / deviation)
+    return sum(parts) / deviation
 
 
 def _score_difference(releases: list[CanaryRelease]) -> Doubles:
@@ -193,7 +193,7 @@ def _score_difference(releases: list[CanaryRelease]) -> Doubles:
     difference = replace(first, change=change, gone=second.added)
     length = np.sqrt(difference.squared_length)
     scale = 2 * first.s * length
-    return np.asarray(difference.own_part() / scale)
+    return difference.own_part() / scale
 
 
 def _make_federation(model: PrivateTally, block_lists: list[Ragged], inside: Bools, seed: int) -> Federation:
@@ -255,7 +255,7 @@ def _read_sum(progress: Progress) -> Doubles:
     """The server's sum."""
     state = progress.server.parts.get(STATE, {})
     nothing = np.zeros((0, 0))
-    return np.asarray(state.get("gram", nothing))
+    return state.get("gram", nothing)
 
 
 def _read_growth(progress: Progress, before: Doubles) -> Doubles:
@@ -263,7 +263,7 @@ def _read_growth(progress: Progress, before: Doubles) -> Doubles:
     gram = _read_sum(progress)
     if before.shape != gram.shape:
         return gram
-    return np.asarray(gram - before)
+    return gram - before
 
 
 def _compute_vectors(lists: Ragged, progress: Progress) -> Doubles:
