@@ -90,7 +90,8 @@ def rank_wanted(
 ) -> WantedRanks:
     """Rank every user's wanted items among the whole catalogue, or among sampled items."""
     has_wanted = wanted.counts() > 0
-    users = np.flatnonzero(has_wanted).astype(np.int32)
+    wanting = np.flatnonzero(has_wanted)
+    users = wanting.astype(np.int32)
     lists = wanted.take(users)
     n_wanted = len(lists.ids)
     ranks = np.zeros(n_wanted, np.int32)
@@ -104,13 +105,16 @@ def rank_wanted(
         chunk = users[start:end]
         scores = _score_candidates(score_users, chunk, wanted, sampled)
         _require_finite(scores)
-        part = lists.take(np.arange(start, end))
+        rows = np.arange(start, end)
+        part = lists.take(rows)
         hidden = mask.take(chunk)
         first_rank = lists.ptr[start]
         last_rank = lists.ptr[end]
         part_ranks = ranks[first_rank:last_rank]
         part_ties = (tie_key, keys[chunk], against)
-        tallies = (candidates[start:end], luck[start:end])
+        part_candidates = candidates[start:end]
+        part_luck = luck[start:end]
+        tallies = (part_candidates, part_luck)
         if sampled is None:
             full_ranks(scores, part.ptr, part.ids, hidden.ptr, hidden.ids, *part_ties, part_ranks, *tallies)
             continue
@@ -166,7 +170,8 @@ def evaluate(
     ranked = rank_wanted(score_users, wanted, mask, keys, draws, rules.sampled, rules.ties)
     n_users = len(ranked.users)
     users = np.arange(n_users)
-    row = np.repeat(users, np.diff(ranked.ptr))
+    per_user = np.diff(ranked.ptr)
+    row = np.repeat(users, per_user)
     is_visible = ranked.ranks > 0
     visible_row = row[is_visible]
     wanted_row = row if rules.count_hidden else visible_row
@@ -216,7 +221,8 @@ def _compute_at_k(metric: str, row: Longs, ranks: Doubles, n_wanted: Doubles, k:
     ideal_gains = _discount_ranks(np.arange(k) + 1)
     ideal = np.cumsum(ideal_gains)
     if metric == "ndcg-k":
-        return np.asarray(gain / ideal[-1])
+        most_gain = ideal[-1]
+        return np.asarray(gain / most_gain)
     list_length = np.minimum(k, divisor).astype(int)
     best_gain = ideal[list_length - 1]
     return np.asarray(gain / best_gain)
@@ -238,7 +244,8 @@ def _compute_auc(row: Longs, ranks: Doubles, n_wanted: Doubles, candidates: Doub
     others = candidates - ranked
     rank_sums = np.bincount(row, weights=ranks, minlength=n)
     least_sums = ranked * (ranked + 1) / 2
-    hidden_pairs = (n_wanted - ranked) * others
+    n_hidden = n_wanted - ranked
+    hidden_pairs = n_hidden * others
     wrong = rank_sums - least_sums + hidden_pairs
     wrong -= luck
     pairs = n_wanted * others
@@ -292,5 +299,6 @@ def confidence_interval(values: Sequence[float]) -> tuple[float, float]:
         return mean, math.nan
     deviation = float(np.std(values, ddof=1))
     standard_error = deviation / math.sqrt(n)
-    quantile = float(scipy.special.stdtrit(n - 1, 0.975))
+    freedom = n - 1
+    quantile = float(scipy.special.stdtrit(freedom, 0.975))
     return mean, quantile * standard_error

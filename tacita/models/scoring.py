@@ -92,7 +92,8 @@ def score_lists(backbone: Scorer, private: Floats, heads: Arrays, items: Floats,
 
 
 def sigmoid(scores: Floats) -> Floats:
-    return np.asarray(scipy.special.expit(scores), np.float32)
+    chances = scipy.special.expit(scores)
+    return np.asarray(chances, np.float32)
 
 
 def _make_empty_logits(private: Floats, items: Floats) -> Floats:
@@ -133,7 +134,8 @@ def _represent_chunk(backbone: Scorer, private: Floats, heads: Arrays, context: 
     if context is not None:
         context = _pad_context(context, CHUNK - n_users)
     repeated = broadcast_heads(heads, CHUNK)
-    rep = backbone.represent(backbone.named(padded), repeated, context)
+    named = backbone.named(padded)
+    rep = backbone.represent(named, repeated, context)
     return RepresentedUsers(backbone, rep, heads)
 
 
@@ -300,14 +302,17 @@ def _score_own_in_context(
 ) -> Floats:
     """A user reads its own version of its context, and is scored with its own version of every row it has."""
     logits = _make_empty_logits(private, items)
+    n_items = len(items)
     for chunk in _split_users(len(private)):
         lists = context.take(chunk)
         own_rows = own.take(chunk)
         moved = own_rows.values["moved"]
         rows = Context.from_lists(lists, items)
-        own_keys = own_rows.number_entries(len(items))
-        place, is_own = find_in_unsorted(own_keys, lists.number_entries(len(items)))
-        rows.rows[is_own] += moved[place[is_own]]
+        own_keys = own_rows.number_entries(n_items)
+        list_keys = lists.number_entries(n_items)
+        place, is_own = find_in_unsorted(own_keys, list_keys)
+        own_place = place[is_own]
+        rows.rows[is_own] += moved[own_place]
         users = _represent_chunk(backbone, private[chunk], heads, rows)
         scores = users.score_catalogue(items, lists)
         owner = own_rows.rows()

@@ -55,7 +55,9 @@ class OrderSums:
         }
         sides = {}
         for side in SIDES:
-            own = {name: arrays[f"{side}.{name}"] for name in SIDE_ARRAYS}
+            own = {}
+            for name in SIDE_ARRAYS:
+                own[name] = arrays[f"{side}.{name}"]
             sides[side] = PairSums(**shared, **own)
         return OrderSums(sides)
 
@@ -126,7 +128,8 @@ def _to_pair_fields(side: str, fields: FieldSums) -> Arrays:
     if side == "before":
         matrix = np.ascontiguousarray(matrix.T)
         np.fill_diagonal(matrix, 0.0)
-    return {"pairs": matrix, "touched": fields[ITEM_OWNERS], "repeats": np.zeros(2)}
+    owners = fields[ITEM_OWNERS]
+    return {"pairs": matrix, "touched": owners, "repeats": np.zeros(2)}
 
 
 def find_reordered_items(change: FieldSums, n_items: int) -> Longs:
@@ -185,14 +188,16 @@ def interleave_signed(lines: list[tuple[HistoryLines, float]]) -> tuple[HistoryL
     n_lines = len(lines)
     rows, ids, starts, signs = [], [], [], []
     for k, (line, line_sign) in enumerate(lines):
-        rows.append(n_lines * line.lists.rows() + k)
+        users = line.lists.rows()
+        rows.append(n_lines * users + k)
         ids.append(line.lists.ids)
         starts.append(line.start)
         signs.append(line_sign)
     n_users = len(starts[0])
-    lists = Ragged.from_pairs(np.concatenate(rows), np.concatenate(ids), n_lines * n_users)
+    row = np.concatenate(rows)
+    item = np.concatenate(ids)
+    lists = Ragged.from_pairs(row, item, n_lines * n_users)
     start = np.stack(starts, axis=1).reshape(-1)
     sign = np.tile(signs, n_users)
-    users = np.arange(n_users)
-    user = np.repeat(users, n_lines)
+    user = np.repeat(np.arange(n_users), n_lines)
     return HistoryLines(lists, start), sign, user

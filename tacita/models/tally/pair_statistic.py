@@ -23,6 +23,7 @@ from tacita.models.statistic_model import BlockLists, Fields, Forms, StatisticMo
 from tacita.models.tally.options import STATE, STATISTIC, SURVEY, TallyConfig
 from tacita.models.tally.retraction import Replacement, compute_replacements
 from tacita.models.tally.sums import PairShape, count_repeats
+from tacita.models.tally.weights import entry_ages
 
 
 class PairStatistic(StatisticModel):
@@ -53,11 +54,7 @@ class PairStatistic(StatisticModel):
         most = self.config.most_items
         if not most:
             return train
-        counts = train.counts()
-        starts = np.repeat(train.ptr[:-1], counts)
-        place = np.arange(len(train.ids)) - starts
-        length = np.repeat(counts, counts)
-        is_latest = place >= length - most
+        is_latest = entry_ages(train) < most
         rows = train.rows()[is_latest]
         ids = train.ids[is_latest]
         return Ragged.from_pairs(rows, ids, len(train))
@@ -129,7 +126,8 @@ class PairStatistic(StatisticModel):
         """The sum over some users."""
         user_ptr = count_single_users(len(train))
         forms = self.encode_block(train, history, user_ptr, shape)
-        return sum_forms(forms, len(train), self._fields(shape))
+        fields = self._fields(shape)
+        return sum_forms(forms, len(train), fields)
 
     def sum_lists(self, server: ServerState, train: Ragged, history: Ragged) -> Total:
         return self.sum_statistic(train, history, server_shape(server))
@@ -151,7 +149,8 @@ class PairStatistic(StatisticModel):
         for block in self.summed_blocks(server):
             for field in fields:
                 name = f"{field.name}.{block}"
-                changes.append(replace(field, name=name, least=-field.most))
+                change = replace(field, name=name, least=-field.most)
+                changes.append(change)
         return tuple(changes)
 
     def encode_retraction(self, view: CohortView, old_lists: BlockLists, new_lists: BlockLists) -> Forms:
@@ -179,7 +178,8 @@ class PairStatistic(StatisticModel):
         factor = sign * self.weigh_lists(lists)
         terms = CooccurrenceTerms(client_of_list, lists.ptr, lists.ids, factor, shape.n_items, shape.inputs)
         forms: Forms = {"pairs": terms}
-        forms["touched"] = SparseRows(client_of_list[row], lists.ids, sign[row])
+        owner = client_of_list[row]
+        forms["touched"] = SparseRows(owner, lists.ids, sign[row])
         forms["repeats"] = sum_repeats(replacement.repeat_change, user_ptr)
         if self.has_weighted_terms:
             forms["count"] = replace(terms, factor=sign)
@@ -194,7 +194,8 @@ def server_shape(server: ServerState) -> PairShape:
 
 def view_shape(view: CohortView) -> PairShape:
     """The pairs that the sums are about, as devices know them."""
-    return PairShape.from_inputs(view.n_items, view.heads["inputs"])
+    inputs = view.heads["inputs"]
+    return PairShape.from_inputs(view.n_items, inputs)
 
 
 def count_single_users(n_users: int) -> Longs:
@@ -204,15 +205,17 @@ def count_single_users(n_users: int) -> Longs:
 
 def expand_clients(user_ptr: Longs) -> Ints:
     """The client of every user."""
-    clients = np.arange(len(user_ptr) - 1, dtype=np.int32)
-    return np.repeat(clients, np.diff(user_ptr))
+    n_users = np.diff(user_ptr)
+    clients = np.arange(len(n_users), dtype=np.int32)
+    return np.repeat(clients, n_users)
 
 
 def sum_repeats(repeats: Doubles, user_ptr: Longs) -> DenseArrays:
     """(clients, 2) the sum of what each client's users repeat."""
     n_clients = len(user_ptr) - 1
+    client = expand_clients(user_ptr)
     sums = np.zeros((n_clients, 2))
-    np.add.at(sums, expand_clients(user_ptr), repeats)
+    np.add.at(sums, client, repeats)
     return DenseArrays(sums)
 
 

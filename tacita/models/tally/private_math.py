@@ -292,7 +292,8 @@ def solve_weights(smooth: Doubles, scale: Doubles) -> Floats:
     """B between the inputs, with a zero diagonal."""
     rest = 1.0 - np.diag(smooth)
     solution = smooth / rest[None, :]
-    weights = solution * scale[:, None] / scale[None, :]
+    rescaled = solution * scale[:, None]
+    weights = rescaled / scale[None, :]
     np.fill_diagonal(weights, 0.0)
     return np.asarray(weights, np.float32)
 

@@ -148,7 +148,8 @@ def compute_low_rank(inverse: Doubles, row: Longs, col: Longs, change: Doubles) 
     values = values[is_strong]
     vectors = vectors[:, is_strong]
     moved = inverse[:, items] @ vectors  # (n, rank)
-    core = np.diag(1 / values) + vectors.T @ moved[items]
+    inner = vectors.T @ moved[items]
+    core = np.diag(1 / values) + inner
     core_values = np.linalg.eigvalsh(core)
     stays_definite = _count_positive(core_values) == _count_positive(values)
     if not stays_definite:

@@ -7,7 +7,7 @@ row by row, or, where a large catalogue is read through some inputs, column by c
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse
@@ -63,7 +63,8 @@ class PairShape:
         """Input (its number among the inputs) and item of each place."""
         at = at.astype(np.int64)
         if self.inputs is not None:
-            return at % self.n_inputs, at // self.n_inputs
+            item, number = np.divmod(at, self.n_inputs)
+            return number, item
         row = _find_triangle_rows(at)
         column = at - count_triangle(row)
         return row, column
@@ -87,7 +88,9 @@ class PairShape:
         column = number[col]
         is_lower = column <= row
         triangle = np.zeros((n_inputs, n_inputs))
-        triangle[row[is_lower], column[is_lower]] = values[is_lower]
+        lower_row = row[is_lower]
+        lower_column = column[is_lower]
+        triangle[lower_row, lower_column] = values[is_lower]
         return triangle
 
     def build_columns(self, where: Longs, values: Doubles, lo: int, hi: int) -> Doubles:
@@ -169,17 +172,28 @@ class PairSums:
         )
 
     def arrays(self) -> Arrays:
-        return {field.name: getattr(self, field.name) for field in fields(PairSums)}
+        arrays = {}
+        for field in fields(PairSums):
+            arrays[field.name] = getattr(self, field.name)
+        return arrays
 
     @property
     def contributors(self) -> Doubles:
         """(entries,) contributors of each pair."""
-        return self.count if len(self.count) else self.total
+        if len(self.count):
+            return self.count
+        return self.total
 
-    def block_entries(self, k: int) -> tuple[Longs, Doubles, Doubles]:
+    def _find_span(self, k: int) -> slice:
+        """The entries of a block."""
+        start = self.ptr[k]
+        end = self.ptr[k + 1]
+        return slice(start, end)
+
+    def block_entries(self, k: int) -> BlockEntries:
         """Places, sums and contributors of a block."""
-        span = slice(self.ptr[k], self.ptr[k + 1])
-        return self.at[span], self.total[span], self.contributors[span]
+        span = self._find_span(k)
+        return BlockEntries(self.at[span], self.total[span], self.contributors[span])
 
     def with_block(self, index: int, total: Total, shape: PairShape) -> PairSums:
         """These sums and one more block, in which the catalogue may have grown."""
@@ -217,7 +231,8 @@ class PairSums:
                 entries[name] = shape.extract_entries(change[name])
         sums = self
         for places, value in entries.values():
-            sums = sums._insert_places(k, places[value > 0])
+            added = places[value > 0]
+            sums = sums._insert_places(k, added)
         total = sums.total.copy()
         count = sums.count.copy()
         if "pairs" in entries:
@@ -233,22 +248,20 @@ class PairSums:
     def _add_entries(self, k: int, entries: Entries, column: Doubles) -> None:
         """Add entries of a block to a column, in place; every one must be a pair of the block."""
         places, value = entries
-        start = self.ptr[k]
-        end = self.ptr[k + 1]
-        offset, is_known = find_in_sorted(self.at[start:end], places)
+        span = self._find_span(k)
+        offset, is_known = find_in_sorted(self.at[span], places)
         if not is_known.all():
             raise TacitaError("what is to be taken back was never told; nothing was changed.")
-        column[start + offset] += value
+        column[span.start + offset] += value
 
     def _insert_places(self, k: int, places: Longs) -> PairSums:
         """The same sums with an entry for each of the places in a block."""
-        start = self.ptr[k]
-        end = self.ptr[k + 1]
-        offset, is_known = find_in_sorted(self.at[start:end], places)
+        span = self._find_span(k)
+        offset, is_known = find_in_sorted(self.at[span], places)
         if is_known.all():
             return self
         is_new = ~is_known
-        where = start + offset[is_new]
+        where = span.start + offset[is_new]
         new_places = places[is_new].astype(self.at.dtype)
         ptr = self.ptr.copy()
         ptr[k + 1 :] += len(new_places)
@@ -302,22 +315,23 @@ class PairSums:
         least = max(1, min_item, min_pair)  # who contributes to a pair contributes to its items
         release = _ReleasedSum(shape, where, min_pair, waits=least > 1)
         is_out = self.find_released_items(least)
-        ages = np.diff(self.index, prepend=self.index[:1])
+        first = self.index[:1]
+        ages = np.diff(self.index, prepend=first)
         for k, fade in enumerate(decay**ages):
-            at, total, count = self._entries_at(k, where)
             release.fade(fade)
-            release.add_block(at, total, count)
+            release.add_block(self._entries_at(k, where))
             release.release_pairs(is_out[k])
         return release.gram
 
-    def _entries_at(self, k: int, where: Longs | None) -> tuple[Longs, Doubles, Doubles]:
+    def _entries_at(self, k: int, where: Longs | None) -> BlockEntries:
         """The entries of a block, or those at some places, numbered by these."""
-        at, total, count = self.block_entries(k)
+        entries = self.block_entries(k)
         if where is None:
-            return at, total, count
-        place, is_known = find_in_sorted(at, where)
+            return entries
+        place, is_known = find_in_sorted(entries.at, where)
         known = place[is_known]
-        return np.flatnonzero(is_known), total[known], count[known]
+        numbers = np.flatnonzero(is_known)
+        return BlockEntries(numbers, entries.total[known], entries.contributors[known])
 
     def places(self) -> Longs:
         """The places of all pairs, ascending."""
@@ -333,6 +347,14 @@ class PairSums:
             return 0
         is_habit = repeats * n_items > chances
         return 1 if is_habit else -1
+
+
+class BlockEntries(NamedTuple):
+    """The pairs of a block."""
+
+    at: Longs  # places
+    total: Doubles  # sums
+    contributors: Doubles
 
 
 class _ReleasedSum:
@@ -354,12 +376,13 @@ class _ReleasedSum:
             self.gram *= factor
             self.pending *= factor
 
-    def add_block(self, at: Longs, total: Doubles, count: Doubles) -> None:
+    def add_block(self, entries: BlockEntries) -> None:
+        at = entries.at
         if not self.waits:
-            self.gram[at] += total
+            self.gram[at] += entries.total
             return
-        self.pending[at] += total
-        self.contributors[at] += count
+        self.pending[at] += entries.total
+        self.contributors[at] += entries.contributors
 
     def release_pairs(self, is_out: Bools) -> None:
         """Add what waits long enough, of items that are out, to G."""
@@ -370,9 +393,13 @@ class _ReleasedSum:
         else:
             has_enough = self.contributors > 0
         ready = np.flatnonzero(has_enough)
-        places = ready if self.where is None else self.where[ready]
+        places = ready
+        if self.where is not None:
+            places = self.where[ready]
         row, col = self.shape.decode_pairs(places)
-        item = row if self.shape.inputs is None else self.shape.inputs[row]
+        item: AnyArray = row
+        if self.shape.inputs is not None:
+            item = self.shape.inputs[row]
         both_out = is_out[item] & is_out[col]
         released = ready[both_out]
         self.gram[released] += self.pending[released]

@@ -78,7 +78,8 @@ def sparsify_columns(columns: AnyArray, keep: int) -> AnyArray:
 
 def pack_weights(weights: Any) -> Arrays:
     """B as the server sends and stores it: whole, or row by row the columns that are not zero."""
-    known = np.array([weights.shape[1]], np.int32)
+    n_items = weights.shape[1]
+    known = np.array([n_items], np.int32)
     if scipy.sparse.issparse(weights):
         ptr = weights.indptr.astype(np.int32)
         column = weights.indices.astype(np.int32)
@@ -148,7 +149,9 @@ def add_products(lists: Ragged, weight: Floats, heads: Arrays, scores: Floats) -
     inputs = heads["inputs"]
     weights = heads["weights"]
     is_dense = weights.ndim == 2
-    known = weights.shape[1] if is_dense else int(heads["known"][0])
+    known = int(heads["known"][0])
+    if is_dense:
+        known = weights.shape[1]
     n_rows = len(inputs) or known
     n_items = scores.shape[1]
     row_of = np.full(n_items, -1, np.int32)
