@@ -268,6 +268,12 @@ class CohortView:
     def has_single_users(self) -> bool:
         return len(self.user) == self.n_clients
 
+    @property
+    def client_of_user(self) -> Ints:
+        """(users,) the place of each user's client in the cohort."""
+        clients = np.arange(self.n_clients, dtype=np.int32)
+        return np.repeat(clients, np.diff(self.user_ptr))
+
 
 @dataclass
 class LocalModels:

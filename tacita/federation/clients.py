@@ -6,7 +6,7 @@ The lab keeps all devices in a few arrays. Only this module indexes them by user
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,7 +34,8 @@ from tacita.kernels.hashing import choose_distinct, hash_owners, sample_owners
 from tacita.models.base import Backbone
 from tacita.round.device_state import OWN_ROWS, PARTS, DeviceState
 from tacita.round.paged_lists import PagedLists
-from tacita.round.plan import Plan
+from tacita.round.part import Part
+from tacita.round.plan import Federation, Plan
 from tacita.round.state import initial_state
 
 
@@ -212,3 +213,20 @@ def build_user_view(
     alone = Ragged(np.arange(len(users) + 1, dtype=np.int64), users)
     cohort = Cohort(alone, keys[users], keys)
     return build_view(clients, server, block, cohort, broadcast)
+
+
+def views_by_part(
+    federation: Federation,
+    server: ServerState,
+    clients: DeviceState,
+    broadcast: Broadcast,
+    parts: Sequence[Part],
+    users: Longs,
+) -> Iterator[tuple[Part, CohortView]]:
+    """Views of these users, chunk by chunk, for each part that asks for them."""
+    block = federation.stream.blocks[server.block]
+    for start in range(0, len(users) if parts else 0, federation.chunk):
+        chunk = users[start : start + federation.chunk].astype(np.int32)
+        view = build_user_view(clients, server, block, chunk, federation.stream.user_keys, broadcast)
+        for part in parts:
+            yield part, view

@@ -6,7 +6,7 @@ best round, begin and end a block. A server whose users are elsewhere asks the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -29,6 +29,7 @@ from tacita.federation.clients import (
     expected_clients,
     grow_devices,
     store_part_state,
+    views_by_part,
 )
 from tacita.federation.device_requests import apply_on_devices
 from tacita.federation.evaluation import (
@@ -157,7 +158,7 @@ class LocalDevices:
             self.clients.put(returning, {"private": fresh})
         users = np.flatnonzero(block.train.counts() > 0)
         starting = federation.implementing("on_block_start")
-        for part, view in _views_by_part(federation, server, self.clients, broadcast, starting, users):
+        for part, view in views_by_part(federation, server, self.clients, broadcast, starting, users):
             store_part_state(self.clients, view.user, {part.name: part.on_block_start(view)})
         self.membership = None
         self.mask = None
@@ -167,7 +168,7 @@ class LocalDevices:
     def end_block(self, federation: Federation, server: ServerState, broadcast: Broadcast) -> None:
         users = np.flatnonzero(self.best.took_part)
         ending = federation.implementing("on_block_end")
-        for part, view in _views_by_part(federation, server, self.best, broadcast, ending, users):
+        for part, view in views_by_part(federation, server, self.best, broadcast, ending, users):
             store_part_state(self.best, view.user, {part.name: part.on_block_end(view)})
         goes_on = federation.config.train.resume_from == "last"
         self.clients = self.clients.with_parts_of(self.best) if goes_on else self.best
@@ -436,20 +437,3 @@ def _mean_notes(notes: dict[str, list[AnyArray]]) -> dict[str, float]:
         if not np.isnan(values).all():
             means[name] = float(np.nanmean(values))
     return means
-
-
-def _views_by_part(
-    federation: Federation,
-    server: ServerState,
-    clients: DeviceState,
-    broadcast: Broadcast,
-    parts: Sequence[Part],
-    users: Longs,
-) -> Iterator[tuple[Part, CohortView]]:
-    """Views of these users, chunk by chunk, for each part that asks for them."""
-    block = federation.stream.blocks[server.block]
-    for start in range(0, len(users) if parts else 0, federation.chunk):
-        chunk = users[start : start + federation.chunk].astype(np.int32)
-        view = build_user_view(clients, server, block, chunk, federation.stream.user_keys, broadcast)
-        for part in parts:
-            yield part, view

@@ -53,7 +53,10 @@ class Plan:
 
     @cached_property
     def _parts_by_hook(self) -> dict[str, tuple[Part, ...]]:
-        return {hook: tuple(part for part in self.parts if implements(part, hook)) for hook in ALL_HOOKS}
+        by_hook = {}
+        for hook in ALL_HOOKS:
+            by_hook[hook] = tuple(part for part in self.parts if implements(part, hook))
+        return by_hook
 
     @cached_property
     def _declared_fields(self) -> dict[tuple[int, int], dict[str, PartFields]]:
@@ -88,7 +91,8 @@ class Plan:
     @cached_property
     def changes_uploads(self) -> bool:
         """Whether something happens to uploads between training and the sum."""
-        return bool(self.weighing_parts or self.implementing("encode") or self.implementing("noise_sum"))
+        encodes = self.implementing("encode") or self.implementing("noise_sum")
+        return bool(self.weighing_parts or encodes)
 
     @cached_property
     def identifies_clients(self) -> bool:
@@ -203,7 +207,8 @@ class Plan:
         """What clients sent; a silo whose users train apart sends one sum of all of them."""
         train = self.config.train
         if train.silos and not train.n_joint_silos:
-            return train.silos * sum(spec.n_bytes for spec in specs if spec.seen == "summed")
+            bytes_per_silo = sum(spec.n_bytes for spec in specs if spec.seen == "summed")
+            return train.silos * bytes_per_silo
         return n_bytes
 
     def noise_sum(self, server: ServerState, total: Total, question: Question) -> Total:
@@ -224,7 +229,8 @@ class Plan:
     def learn(self, server: ServerState, total: Total, question: Question, expected: float) -> ServerState:
         """What the learner makes of a total."""
         visible = self.visible_state(None, server)
-        learned = self.learner.learn(visible, self.visible_total(None, total), question.kind, expected)
+        visible_total = self.visible_total(None, total)
+        learned = self.learner.learn(visible, visible_total, question.kind, expected)
         return self.merge_state(None, server, learned)
 
     def server_step(self, before: ServerState, server: ServerState, total: Total | None) -> ServerState:
@@ -241,12 +247,14 @@ class Plan:
 
     def start_block(self, server: ServerState) -> ServerState:
         for part in self.parts:
-            server = server.with_part(part.name, part.server_block_start(self.visible_state(part, server)))
+            visible = self.visible_state(part, server)
+            server = server.with_part(part.name, part.server_block_start(visible))
         return server
 
     def end_block(self, server: ServerState) -> ServerState:
         for part in self.parts:
-            server = server.with_part(part.name, part.server_block_end(self.visible_state(part, server)))
+            visible = self.visible_state(part, server)
+            server = server.with_part(part.name, part.server_block_end(visible))
         return server
 
     def metrics(self, server: ServerState) -> dict[str, float]:
@@ -260,7 +268,8 @@ class Plan:
         promises: dict[str, Any] = {}
         for part in self.parts:
             if part.privacy is not None:
-                promises[part.name] = part.privacy.promises(self.visible_state(part, server))
+                visible = self.visible_state(part, server)
+                promises[part.name] = part.privacy.promises(visible)
         promises[self.backbone.name] = self.learner.promises(server)
         return {name: promise for name, promise in promises.items() if promise}
 
@@ -271,16 +280,21 @@ class Plan:
         messages: dict[str, PartBroadcast] = {}
         for part in self._parts_by_hook["broadcast"]:
             assert chosen is not None or not part.addresses_clients, "who writes to single clients has to know them"
-            message = part.broadcast(self.visible_state(part, server), Audience("round", chosen))
+            visible = self.visible_state(part, server)
+            message = part.broadcast(visible, Audience("round", chosen))
             messages[part.name] = message
             if message.server is not None:
                 server = self.merge_state(part, server, message.server)
         common = self._collect_common(messages)
         n_bytes = self._common_bytes(server, messages)
-        lists = {name: message.per_client for name, message in messages.items() if message.per_client is not None}
+        lists = {}
+        for name, message in messages.items():
+            if message.per_client is not None:
+                lists[name] = message.per_client
         if chosen is None or not lists:
             return server, Broadcast(common, n_bytes=n_bytes)
-        n_bytes += sum(list_bytes(part_lists) for part_lists in lists.values()) / max(1, len(chosen))
+        total_list_bytes = sum(list_bytes(part_lists) for part_lists in lists.values())
+        n_bytes += total_list_bytes / max(1, len(chosen))
         select = PerClientLists(chosen, lists).select_lists
         return server, Broadcast(common, select, n_bytes, decode_lists=self.decode_lists)
 
@@ -293,8 +307,12 @@ class Plan:
         writing = [part for part in self.parts if part.addresses_clients]
 
         def write_to(clients: Keys, items: Ragged | None = None) -> dict[str, Ragged]:
-            sent = {part.name: self._serve_clients(part, server, clients, items).per_client for part in writing}
-            return {name: lists for name, lists in sent.items() if lists is not None}
+            lists = {}
+            for part in writing:
+                part_lists = self._serve_clients(part, server, clients, items).per_client
+                if part_lists is not None:
+                    lists[part.name] = part_lists
+            return lists
 
         return Broadcast(common, write_to, n_bytes, write_to, self.decode_lists)
 
@@ -305,7 +323,10 @@ class Plan:
 
     def _collect_common(self, messages: Mapping[str, PartBroadcast]) -> dict[str, Arrays]:
         """What goes to all, by part; nothing of parts that send nothing."""
-        return {part.name: messages[part.name].common if part.name in messages else {} for part in self.parts}
+        common: dict[str, Arrays] = {part.name: {} for part in self.parts}
+        for name, message in messages.items():
+            common[name] = message.common
+        return common
 
     def _common_bytes(self, server: ServerState, messages: Mapping[str, PartBroadcast]) -> float:
         """What a client gets of the model and of what goes to all."""
@@ -347,7 +368,9 @@ class Plan:
     def _change_total(
         self, part: Part, server: ServerState, total: Total, change: Callable[[ServerState, Total], Total]
     ) -> Total:
-        changed = change(self.visible_state(part, server), self.visible_total(part, total))
+        visible_state = self.visible_state(part, server)
+        visible_total = self.visible_total(part, total)
+        changed = change(visible_state, visible_total)
         return self.merge_total(part, total, changed)
 
 
@@ -374,4 +397,5 @@ class Federation(Plan):
         """The rows of items start..end before anybody has trained them."""
         if self.rows is not None:
             return self.rows[start:end].copy()
-        return self.backbone.init_items(self.draws, self.stream.item_keys[start:end])
+        keys = self.stream.item_keys[start:end]
+        return self.backbone.init_items(self.draws, keys)

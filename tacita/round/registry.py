@@ -11,10 +11,19 @@ from tacita.core.errors import TacitaError, unknown_name_error
 from tacita.models import backbone_class
 from tacita.round.part import Part, RunContext, find_traits
 
+Settings = dict[str, Any]
+"""Nested settings of a run, as they are written."""
+
+PartSpec = dict[str, Any]
+"""A part as it is written: its `name`, and its options."""
+
+Wrapper = Callable[[Any], Any]
+"""What puts another party beside the server of a lab run."""
+
 _PARTS: dict[str, type[Part]] = {}
-_PRESETS: dict[str, list[dict[str, Any]]] = {"fedavg": []}
-_SETTINGS: dict[str, dict[str, Any]] = {}
-_WRAPPERS: list[tuple[set[str], Callable[[Any], Any]]] = []
+_PRESETS: dict[str, list[PartSpec]] = {"fedavg": []}
+_SETTINGS: dict[str, Settings] = {}
+_WRAPPERS: list[tuple[set[str], Wrapper]] = []
 
 
 def register(cls: type[Part]) -> type[Part]:
@@ -22,22 +31,22 @@ def register(cls: type[Part]) -> type[Part]:
     return cls
 
 
-def register_preset(name: str, *parts: dict[str, Any], settings: dict[str, Any] | None = None) -> None:
+def register_preset(name: str, *parts: PartSpec, settings: Settings | None = None) -> None:
     """Give a list of parts a name for `--method`; its paper's `settings` hold wherever nobody says otherwise."""
     _PRESETS[name] = list(parts)
     if settings:
         _SETTINGS[name] = settings
 
 
-def resolve_config(values: dict[str, Any], where: str) -> RunConfig:
+def resolve_config(values: Settings, where: str) -> RunConfig:
     """The settings of a run: what is said, then what its method and its model bring along, then the defaults."""
     method = values.get("method")
-    brought = _SETTINGS.get(method, {}) if isinstance(method, str) else {}
-    named = values.get("backbone")
-    own = brought.get("backbone")
-    if own and isinstance(named, dict) and named.get("name", own["name"]) != own["name"]:
-        brought = {k: v for k, v in brought.items() if k != "backbone"}  # options of another model do not fit
-    settings = _fill_missing(values, brought)
+    defaults: Settings = {}
+    if isinstance(method, str):
+        defaults = dict(_SETTINGS.get(method, {}))
+    if _names_other_model(values, defaults):
+        del defaults["backbone"]  # options of another model do not fit
+    settings = _fill_missing(values, defaults)
     model = settings.get("backbone")
     name = model.get("name") if isinstance(model, dict) else None
     if isinstance(name, str):
@@ -50,12 +59,22 @@ def preset_settings(method: str) -> dict[str, Any]:
     return dict(_SETTINGS.get(method, {}))
 
 
+def _names_other_model(values: Settings, defaults: Settings) -> bool:
+    """Whether the run's model is another one than its method brings along."""
+    named = values.get("backbone")
+    own = defaults.get("backbone")
+    if not own or not isinstance(named, dict):
+        return False
+    name = named.get("name", own["name"])
+    return bool(name != own["name"])
+
+
 def brings_settings(method: str) -> bool:
     """Whether a method is more than its parts: a model, a split, an optimiser of its paper."""
     return bool(_SETTINGS.get(method))
 
 
-def _fill_missing(settings: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+def _fill_missing(settings: Settings, defaults: Settings) -> Settings:
     """Nested settings with defaults for what is not set."""
     filled = {**defaults, **settings}
     for name, value in defaults.items():
@@ -78,61 +97,69 @@ def part_class(name: str) -> type[Part]:
     return _PARTS[name]
 
 
-def preset_parts(name: str) -> list[dict[str, Any]]:
+def preset_parts(name: str) -> list[PartSpec]:
     if name not in _PRESETS:
         raise unknown_name_error("method", name, _PRESETS)
     return [dict(spec) for spec in _PRESETS[name]]
 
 
-def method_label(method: str, parts: list[dict[str, Any]] | None) -> str:
+def method_label(method: str, parts: list[PartSpec] | None) -> str:
     """What a run is called: its preset, or its parts where they are others than the preset's."""
-    names = [str(part.get("name")) for part in parts or []]
-    if parts is None or names == [part["name"] for part in _PRESETS.get(method, [])]:
+    if parts is None:
+        return method
+    names = [str(part.get("name")) for part in parts]
+    own_names = [part["name"] for part in _PRESETS.get(method, [])]
+    if names == own_names:
         return method
     return " + ".join(names) or "no parts"
 
 
-def resolve_parts(method: str, changes: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
+def resolve_parts(method: str, changes: list[PartSpec] | None) -> list[PartSpec]:
     """The preset's parts with options changed by name, then the parts that only `changes` names."""
     specs = preset_parts(method)
-    for change in changes or []:
-        same = [spec for spec in specs if spec["name"] == change.get("name")]
-        if same and sum(c.get("name") == change.get("name") for c in changes or []) == 1:
+    changes = changes or []
+    changed_names = [change.get("name") for change in changes]
+    for change in changes:
+        name = change.get("name")
+        same = [spec for spec in specs if spec["name"] == name]
+        if same and changed_names.count(name) == 1:
             same[0].update(change)
         else:
             specs.append(dict(change))
     return specs
 
 
-def build_parts(specs: list[dict[str, Any]], context: RunContext) -> tuple[Part, ...]:
+def build_parts(specs: list[PartSpec], context: RunContext) -> tuple[Part, ...]:
     """Parts from `{"name": ..., options}` tables, checked for clashes."""
     parts: list[Part] = []
     traits = tuple(find_traits(_PARTS[name]) for name in _named(specs))
-    context = replace(context, part_specs=tuple(dict(spec) for spec in specs), traits=traits)
+    part_specs = tuple(dict(spec) for spec in specs)
+    context = replace(context, part_specs=part_specs, traits=traits)
     for spec in specs:
         options = dict(spec)
         name = options.pop("name", None)
         if not isinstance(name, str):
             raise TacitaError("every entry of 'parts' needs a 'name'.")
         cls = part_class(name)
-        if any(p.name == name for p in parts):
+        if any(part.name == name for part in parts):
             raise TacitaError(f"part '{name}' is listed twice; merge its options into one entry.")
         if cls.reads_logits and context.backbone.reads_context:
             raise TacitaError(
                 f"part '{name}' scores with private vectors alone, and backbone '{context.backbone.name}' reads the "
                 "user's own items as well; use another backbone with it."
             )
-        parts.append(cls(validate_model(cls.Config, options, f"part '{name}'"), context))
+        config = validate_model(cls.Config, options, f"part '{name}'")
+        parts.append(cls(config, context))
     return tuple(parts)
 
 
-def _named(specs: list[dict[str, Any]]) -> list[str]:
+def _named(specs: list[PartSpec]) -> list[str]:
     """The names of known parts; what is unknown is refused where it is built."""
     names = [spec.get("name") for spec in specs]
     return [name for name in names if isinstance(name, str) and name in _PARTS]
 
 
-def register_wrapper(names: set[str], wrap: Callable[[Any], Any]) -> None:
+def register_wrapper(names: set[str], wrap: Wrapper) -> None:
     """Let a lab run with a part of these names be wrapped: another party than the server plays some of it."""
     _WRAPPERS.append((names, wrap))
 

@@ -11,7 +11,8 @@ import numpy as np
 from tacita.core.config import TrainConfig
 from tacita.core.types import AnyArray, Floats, LocalModels, Longs
 from tacita.kernels.threads import limit_blas_threads, threads_in_use
-from tacita.kernels.tower import tower_row_logits, tower_steps
+from tacita.kernels.tower import tower_row_logits
+from tacita.kernels.tower_steps import tower_steps
 from tacita.learn.training.stepper import StepExtras, Stepper
 from tacita.models.neural_cf import TowerModel
 from tacita.models.scorer import Scorer

@@ -15,9 +15,9 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
+from tacita.core.flat_indices import count_offsets
 from tacita.core.types import CohortView, Floats, LocalModels
 from tacita.kernels.memory import correct_scores, sample_scores, write_errors
-from tacita.methods.continual.cohort_index import cumulate_counts, find_clients_of_users
 from tacita.models.scoring import sigmoid
 from tacita.round.part import Part, PartConfig
 from tacita.round.registry import register, register_preset
@@ -76,7 +76,7 @@ class ErrorMemory(Part):
     def score_samples(self, view: CohortView, local: LocalModels) -> Floats:
         """Logit of every sample of the round under the local model it belongs to."""
         backbone = self.context.scorer
-        client_of_user = find_clients_of_users(view)
+        client_of_user = view.client_of_user
         first_row = local.row_start[client_of_user]
         reading = None
         if not local.heads:
@@ -119,7 +119,7 @@ class ErrorMemory(Part):
             sigmoid(scores[users]),
             normal,
             np.ascontiguousarray(remembered_rows.T),
-            cumulate_counts(n_entries),
+            count_offsets(n_entries),
             place.astype(np.int32),
             memory["label"][is_filled],
             memory["base"][is_filled],

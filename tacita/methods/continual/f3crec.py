@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from tacita.core.errors import TacitaError
+from tacita.core.flat_indices import count_offsets
 from tacita.core.types import (
     Arrays,
     CohortView,
@@ -28,7 +29,6 @@ from tacita.core.types import (
 from tacita.kernels.ranking import best_items
 from tacita.kernels.replay import local_list_ranks, pick_subset
 from tacita.messages import Total
-from tacita.methods.continual.cohort_index import cumulate_counts, find_clients_of_users
 from tacita.methods.continual.last_table import LastTable
 from tacita.models.scoring import score_all, score_lists, sigmoid
 from tacita.round.capabilities import Unlearning
@@ -136,7 +136,7 @@ class Replay(LastTable, Unlearning):
         length = lists.shape[1]
         counts = np.where(has_list, length, 0)
         items = lists[has_list].reshape(-1)
-        return Ragged(cumulate_counts(counts), np.ascontiguousarray(items))
+        return Ragged(count_offsets(counts), np.ascontiguousarray(items))
 
     def measure_rank_shift(self, view: CohortView, local: LocalModels, users: Ints) -> Longs:
         """How far the remembered items have moved in the clients' current rankings (Delta)."""
@@ -161,7 +161,7 @@ class Replay(LastTable, Unlearning):
     def draw_replay(self, view: CohortView, local: LocalModels, step: int, phase: int) -> ExtraSamples:
         """The replayed subset of each list, drawn again in every step and phase."""
         lists, _ = local.rows_needed[self.name]
-        client_of_user = find_clients_of_users(view)
+        client_of_user = view.client_of_user
         is_active = (step < local.n_steps)[client_of_user]
         has_list = lists.counts() > 0
         replays = np.flatnonzero(has_list & is_active)
@@ -180,7 +180,7 @@ class Replay(LastTable, Unlearning):
         n_samples = np.bincount(client, minlength=view.n_clients)
         labels = view.parts[self.name]["label"]
         return ExtraSamples(
-            ptr=cumulate_counts(n_samples),
+            ptr=count_offsets(n_samples),
             pick=lists.ptr[user] + entry,
             label=labels[user, entry],
             weight=self.weigh_samples(sizes),
@@ -207,7 +207,7 @@ def compute_replay_sizes(shift: Longs, eps: float, n: int) -> Longs:
 
 def rank_listed_items(part: Part, view: CohortView, local: LocalModels, users: Ints, lists: Ints) -> Ints:
     """1-based ranks of listed items among all items under the users' local models, ties to the smaller id."""
-    client_of_user = find_clients_of_users(view)
+    client_of_user = view.client_of_user
     backbone = part.context.scorer
     vectors = local.private[users]
     reading = backbone.reading(vectors, view.heads)

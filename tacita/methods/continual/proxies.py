@@ -13,6 +13,7 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
+from tacita.core.flat_indices import count_offsets
 from tacita.core.types import (
     AnyArray,
     Arrays,
@@ -27,7 +28,6 @@ from tacita.core.types import (
 )
 from tacita.kernels.ranking import best_items, list_ranks
 from tacita.kernels.replay import weighted_picks
-from tacita.methods.continual.cohort_index import cumulate_counts
 from tacita.models.scoring import CHUNK, score_all, score_lists, sigmoid
 from tacita.round.broadcast import Audience, PartBroadcast
 from tacita.round.fields import ArraySpec, PartFields
@@ -149,7 +149,7 @@ class Proxies(Part):
             item[chunk] = new_items
             label[chunk] = new_labels
         is_drawn = item >= 0
-        ptr = cumulate_counts(is_drawn.sum(1))
+        ptr = count_offsets(is_drawn.sum(1))
         return LocalTask(
             state={"item": item, "label": label},
             rows_needed=Ragged(ptr, item[is_drawn]),
