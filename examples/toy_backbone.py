@@ -46,7 +46,7 @@ class BiasedMF(FactorModel):
     def score(self, rep: dict[str, Any], heads: dict[str, Any], rows: Any, inside: Any = None) -> Any:
         return (rep["p"] * rows[:, :-1]).sum(-1) + rows[:, -1]
 
-    def reading(self, private: Floats, heads: Arrays) -> tuple[Floats, Floats]:
+    def reduce_to_affine(self, private: Floats, heads: Arrays) -> tuple[Floats, Floats]:
         """The logit is a . row + c with a = [p_u, 1] and c = 0, so full ranking is compiled."""
         ones = np.ones((len(private), 1), np.float32)
         return np.concatenate([private, ones], axis=1), np.zeros(len(private), np.float32)

@@ -109,9 +109,9 @@ def train(
 
 def _table(data: Any) -> Frame | None:
     """A table in memory; None: data is named, or left out."""
-    from tacita.data.frames import as_frame
+    from tacita.data.frames import to_frame
 
-    table = None if data is None or isinstance(data, str | Path) else as_frame(data)
+    table = None if data is None or isinstance(data, str | Path) else to_frame(data)
     if data is not None and table is None and not isinstance(data, str | Path):
         raise TacitaError(
             f"data of type {type(data).__name__} cannot be read; give a table of polars or pandas, a dict of "

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import tacita
-from tacita.research.experiments.experiment_spec import experiment_names, list_cells, load_experiment
+from tacita.research.experiments.experiment_spec import list_cells, list_experiments, load_experiment
 
 FOLDER = Path(__file__).parent / "stable"
 PURPOSES = FOLDER / "purposes.json"
@@ -54,7 +54,7 @@ def package_purposes() -> list[str]:
 def planned_cell_keys() -> dict[str, list[str]]:
     """Experiment -> the keys of all its cells, with the settings that the package brings."""
     keys = {}
-    for name in experiment_names():
+    for name in list_experiments():
         experiment, settings = load_experiment(name)
         cells = list_cells(experiment, settings, experiment.datasets, experiment.backbones, experiment.seeds)
         keys[name] = sorted({cell.key for cell in cells})

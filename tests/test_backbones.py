@@ -248,7 +248,7 @@ def test_scoring_the_catalogue_is_scoring_every_pair(name: str, options: dict[st
     rng = np.random.default_rng(1)
     private = rng.normal(size=(7, backbone.private_width)).astype(np.float32)
     items = rng.normal(size=(11, backbone.item_width)).astype(np.float32)
-    heads = {k: rng.normal(size=shape).astype(np.float32) for k, shape in backbone.shared().items()}
+    heads = {k: rng.normal(size=shape).astype(np.float32) for k, shape in backbone.list_head_shapes().items()}
     lists = Ragged.from_lists([[0, 10], [3], [], [0, 1, 2], [4], [5, 6, 7, 8], [9]]) if backbone.reads_context else None
     got = score_all(backbone, private, heads, items, lists)
     repeated = {k: np.stack([v] * 11) for k, v in heads.items()}
@@ -256,7 +256,7 @@ def test_scoring_the_catalogue_is_scoring_every_pair(name: str, options: dict[st
         own_values = None if lists is None else lists.take(np.full(11, u))
         inside = None if own_values is None else own_values.holds(np.arange(11), np.arange(11)).astype(np.float32)
         context = None if own_values is None else Context.from_lists(own_values, items)
-        rep = backbone.represent(backbone.named(np.stack([private[u]] * 11)), repeated, context)
+        rep = backbone.represent(backbone.split_private(np.stack([private[u]] * 11)), repeated, context)
         np.testing.assert_allclose(got[u], backbone.score(rep, repeated, items, inside), rtol=1e-5, atol=1e-5)
     alone = score_all(backbone, private[3:4], heads, items[:8], None if lists is None else lists.take(np.array([3])))
     assert np.array_equal(alone[0], got[3, :8])
@@ -270,7 +270,7 @@ def test_the_user_vector_of_one_layer_ncf_cannot_change_a_ranking(share_mlp: boo
     items, heads = backbone.init_items(DRAWS, keys), backbone.init_heads(DRAWS)
     private = backbone.init_private(DRAWS, keys[:1])
     other = private.copy()
-    backbone.named(other)["p"][:] = np.random.default_rng(2).normal(size=backbone.config.dim)
+    backbone.split_private(other)["p"][:] = np.random.default_rng(2).normal(size=backbone.config.dim)
     before, after = score_all(backbone, private, heads, items)[0], score_all(backbone, other, heads, items)[0]
     assert np.ptp(after - before) < 1e-5
     assert abs((after - before).mean()) > 0.1
@@ -342,9 +342,9 @@ def upload_of(name: str, **options: Any) -> tuple[Federation, Upload]:
 def test_an_upload_carries_row_changes_and_nothing_private(name: str) -> None:
     fed, upload = upload_of(name)
     assert {f.name for f in fields(upload)} == {"values", "weight", "sender", "nonce"}
-    assert upload.values.keys() == {"rows", *(f"heads/{name}" for name in fed.backbone.shared())}
+    assert upload.values.keys() == {"rows", *(f"heads/{name}" for name in fed.backbone.list_head_shapes())}
     rows, heads = upload.values["rows"], heads_of(upload)
-    assert {k: v.shape[1:] for k, v in heads.items()} == fed.backbone.shared()
+    assert {k: v.shape[1:] for k, v in heads.items()} == fed.backbone.list_head_shapes()
     assert rows.value.shape == (len(rows.item), fed.backbone.item_width)
     assert upload.weight.tolist() == [1.0, 1.0, 1.0]
     size = 4 * len(rows.item) * (fed.backbone.item_width + 1) + 4 * sum(v.size for v in heads.values())

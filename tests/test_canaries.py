@@ -98,7 +98,7 @@ def test_uninformative_scores_give_no_bound() -> None:
     for claim in (Claim(1.0, DELTA, mu=0.3), Claim(1.0, 0.0, "pure", threshold=0.0)):
         assert bound_one_run(trials, claim) < 0.2
         assert bound_within_law(trials, claim) < 0.2
-    assert bounds.epsilon_from_mu(0.5, Claim(1.0, DELTA, mu=1.0)) == pytest.approx(
+    assert bounds.convert_mu_to_epsilon(0.5, Claim(1.0, DELTA, mu=1.0)) == pytest.approx(
         epsilon_of_mu(np.array([0.5]), DELTA)[0]
     )
 

@@ -132,10 +132,10 @@ def test_a_command_alone_shows_its_help(arguments: list[str]) -> None:
 
 def test_help_names_the_models_and_methods_there_are() -> None:
     from tacita.methods import preset_names
-    from tacita.models.base import backbone_names
+    from tacita.models.base import list_backbones
 
     report = " ".join(call("train", "--help").out.split())
-    assert all(name in report for name in backbone_names())
+    assert all(name in report for name in list_backbones())
     named = re.search(r"fedavg, [a-z0-9, ]+", report)
     assert named is not None
     assert {n.strip() for n in named[0].split(",")} - {""} <= set(preset_names())

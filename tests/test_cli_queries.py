@@ -21,7 +21,7 @@ from helpers.command_line import (
 from tacita.core.config import RunConfig
 from tacita.core.config_errors import list_keys
 from tacita.methods import part_class, part_names, preset_names
-from tacita.models import backbone_class, backbone_names
+from tacita.models import find_backbone_class, list_backbones
 from tacita.runs.settings_reference import find_settings, list_settings
 
 
@@ -128,8 +128,10 @@ def options(model: type[BaseModel]) -> int:
 def test_every_setting_is_listed_with_what_it_does() -> None:
     every = list_settings()
     assert [element.key for element in every if element.owner == "run"] == list_keys(RunConfig)
-    for name in backbone_names():
-        assert sum(element.owner == f"backbone {name}" for element in every) == options(backbone_class(name).Config)
+    for name in list_backbones():
+        assert sum(element.owner == f"backbone {name}" for element in every) == options(
+            find_backbone_class(name).Config
+        )
     for name in part_names():
         assert sum(element.owner == f"part {name}" for element in every) == options(part_class(name).Config)
     assert [(element.owner, element.key) for element in every if not element.about] == []
@@ -154,7 +156,7 @@ def test_settings_search_matches_a_word(word: str, keys: list[str]) -> None:
 
 
 def test_settings_search_knows_every_part_preset_and_backbone() -> None:
-    for name in (*backbone_names(), *part_names(), *preset_names()):
+    for name in (*list_backbones(), *part_names(), *preset_names()):
         if name in part_names() and not part_class(name).Config.model_fields:
             continue
         assert find_settings(name), name

@@ -555,7 +555,7 @@ def test_ranks_under_local_models_are_those_of_a_sorted_table(name: str, silos: 
 
 def one_by_one(fed: Federation, private: Floats, table: Floats) -> Floats:
     """Scores added up from left to right in single precision: ties are ties of exactly these numbers."""
-    reading = fed.backbone.reading(private[None], {})
+    reading = fed.backbone.reduce_to_affine(private[None], {})
     assert reading is not None
     out = np.full(len(table), reading[1][0], np.float32)
     for j in range(table.shape[1]):
@@ -824,7 +824,7 @@ def test_a_device_remembers_what_its_own_trained_model_gets_wrong(name: str, opt
     for u in range(len(view.user)):
         own = slice(local.user_ptr[u], local.user_ptr[u + 1])
         rows = tables[local.row_start[client[u]] + local.row_of[own]]
-        private = fed.backbone.named(np.repeat(local.private[u : u + 1], len(rows), 0))
+        private = fed.backbone.split_private(np.repeat(local.private[u : u + 1], len(rows), 0))
         heads = {k: np.repeat(v[client[u]][None], len(rows), 0) for k, v in local.heads.items()}
         guess = expit(fed.backbone.score(private, heads, rows))
         sure = np.abs(np.abs(local.label[own] - guess) - 0.2) > 1e-4

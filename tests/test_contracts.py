@@ -49,14 +49,14 @@ from tacita.core.types import (
 from tacita.federation.rounds import end_block, run_block, run_round
 from tacita.messages import PerClientField, Spec, Total, Upload
 from tacita.methods import Part, part_names, preset_names, preset_parts
-from tacita.models import backbone_names
+from tacita.models import list_backbones
 from tacita.round.capabilities import Privacy
 from tacita.round.fields import PartFields
 from tacita.round.state import StateSpec
 from tacita.round.task import LocalTask, TrainingOutcome
 
 every_backbone = pytest.mark.parametrize("name", TRAINED)
-every_model = pytest.mark.parametrize("name", backbone_names())
+every_model = pytest.mark.parametrize("name", list_backbones())
 every_part = pytest.mark.parametrize("name", part_names())
 every_preset = pytest.mark.parametrize("method", preset_names())
 

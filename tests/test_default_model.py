@@ -10,7 +10,7 @@ import pytest
 
 import tacita as tc
 from tacita.core.config import RunConfig
-from tacita.models.tally.solver import bytes_to_solve
+from tacita.models.tally.solver import estimate_solve_bytes
 from tacita.report.advice import find_capped_blocks, list_advice
 from tacita.runs.assembly import Machine
 from tacita.runs.default_model import (
@@ -45,7 +45,7 @@ def test_the_rule_goes_by_items_times_and_length_of_histories() -> None:
 
 
 def test_the_rule_leaves_out_what_does_not_fit_into_memory() -> None:
-    room_for_tally = 1.5 * bytes_to_solve(3000)
+    room_for_tally = 1.5 * estimate_solve_bytes(3000)
     assert labels(facts(3000, free_memory=room_for_tally)) == ["tally", FILTER]
     assert labels(facts(3000, free_memory=1e6)) == [FILTER]
 

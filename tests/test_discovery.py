@@ -15,7 +15,7 @@ from tacita.cli.options import complete_backbone, complete_method
 from tacita.core.errors import TacitaError
 from tacita.methods import preset_names
 from tacita.methods.catalogue import METHODS
-from tacita.research.experiments.experiment_spec import experiment_names
+from tacita.research.experiments.experiment_spec import list_experiments
 from tacita.runs import extensions
 from tacita.runs.method_reference import describe_method, list_methods
 
@@ -63,7 +63,7 @@ def test_an_unknown_method_gets_one_sentence() -> None:
 
 def test_tables_are_listed() -> None:
     titles = json.loads(run("reproduce", "--list", "--json"))
-    assert set(titles) == set(experiment_names())
+    assert set(titles) == set(list_experiments())
     assert all(titles.values())
 
 

@@ -174,7 +174,7 @@ def test_the_slope_through_the_context_is_the_slope_of_the_score() -> None:
 
     def loss(items: Floats) -> float:
         context = replace(Context.from_lists(lists, items), values=lists.values)
-        rep = backbone.represent(backbone.named(progress.clients.private), {}, context)
+        rep = backbone.represent(backbone.split_private(progress.clients.private), {}, context)
         both = {k: np.repeat(v, 2, axis=0) for k, v in rep.items()}
         logits = backbone.score(both, {}, items[[0, 1]], np.ones(2, np.float32)).astype(np.float64)
         return float(np.log1p(np.exp(-logits)).mean())
@@ -197,7 +197,7 @@ class Plain(EgoModel):
 
     name = "plain"
 
-    def reading_outside(self, rep: Any, heads: Any, items: Any) -> None:
+    def reduce_outside_to_affine(self, rep: Any, heads: Any, items: Any) -> None:
         return None
 
 

@@ -40,20 +40,20 @@ from tacita.metrics import (
     sample_candidates,
     summarise_continual,
 )
-from tacita.models import backbone_class
+from tacita.models import find_backbone_class
 from tacita.round.device_state import DeviceState
 from tacita.round.plan import Federation
 from tacita.runs import controls
 from tacita.runs.assembly import build_components
 from tacita.runs.controls import (
-    alone_scorer,
     average_blocks,
-    item_gram,
-    linear_scorer,
-    linear_weights,
-    popular_scorer,
-    random_scorer,
+    compute_item_gram,
+    make_alone_scorer,
+    make_linear_scorer,
+    make_popular_scorer,
+    make_random_scorer,
     run_controls,
+    solve_linear_weights,
 )
 
 DRAWS = Draws(1)
@@ -484,7 +484,7 @@ def stream_of(*blocks: Block) -> BlockStream:
 
 def federation(stream: BlockStream, **options: Any) -> Federation:
     config = RunConfig(evaluate=EvaluateConfig(**{"k": [2], "select_by": "ndcg@2", **options}))
-    mf = backbone_class("mf")
+    mf = find_backbone_class("mf")
     return Federation(mf(mf.Config(dim=stream.n_items)), (), config, DRAWS, stream=stream)
 
 
@@ -636,8 +636,8 @@ def reading(
 
 
 READERS = {
-    "linear": ({"name": "tally"}, linear_scorer),  # reads the run's own lists
-    "alone": ({"name": "lightgcn", "dim": 4}, alone_scorer),
+    "linear": ({"name": "tally"}, make_linear_scorer),  # reads the run's own lists
+    "alone": ({"name": "lightgcn", "dim": 4}, make_alone_scorer),
 }
 
 
@@ -672,7 +672,7 @@ def test_a_run_says_what_it_reads_where_it_reads(backbone: str, parts: list[str]
 
 def test_popular_beats_random_and_linear_beats_popular_where_there_is_structure() -> None:
     fed = structured()
-    results = [control(fed, make) for make in (random_scorer, popular_scorer, linear_scorer)]
+    results = [control(fed, make) for make in (make_random_scorer, make_popular_scorer, make_linear_scorer)]
     chance, popular, linear = (entry.mean() for entry in results)
     assert near(results[0].values["auc"], 0.5, 0.02)
     assert popular["ndcg@10"] > 2 * chance["ndcg@10"]
@@ -683,24 +683,24 @@ def test_popular_beats_random_and_linear_beats_popular_where_there_is_structure(
 def test_linear_weights_solve_the_ridge_problem_with_zero_diagonal() -> None:
     random = np.random.default_rng(1)
     lists = Ragged.from_lists([random.permutation(8)[:3].tolist() for _ in range(40)])
-    gram = item_gram(lists, 8)
+    gram = compute_item_gram(lists, 8)
     chosen = np.zeros((40, 8))
     chosen[lists.rows(), lists.ids] = 1
     np.testing.assert_array_equal(gram, chosen.T @ chosen)
-    weights = linear_weights(gram.copy(), 5.0).astype(np.float64)
+    weights = solve_linear_weights(gram.copy(), 5.0).astype(np.float64)
     assert (np.diag(weights) == 0).all()
     slope = (gram + 5 * np.eye(8)) @ weights - gram  # zero but for the multipliers of the diagonal
     np.testing.assert_allclose(slope - np.diag(np.diag(slope)), 0, atol=1e-5)
 
 
 def test_linear_scores_by_hand() -> None:
-    weights = linear_weights(np.array([[2.0, 1.0], [1.0, 2.0]]), 2.0)
+    weights = solve_linear_weights(np.array([[2.0, 1.0], [1.0, 2.0]]), 2.0)
     np.testing.assert_allclose(weights, [[0, 0.25], [0.25, 0]], rtol=1e-6)
 
 
 def test_popularity_counts_users_up_to_the_block_and_nothing_later() -> None:
     fed = federation(TWO_BLOCKS)
-    counts = [popular_scorer(fed, block)(np.array([1], np.int32))[0].tolist() for block in TWO_BLOCKS.blocks]
+    counts = [make_popular_scorer(fed, block)(np.array([1], np.int32))[0].tolist() for block in TWO_BLOCKS.blocks]
     assert counts == [[2, 1, 0, 0, 0, 0], [3, 1, 0, 1, 0, 0]]
 
 
@@ -709,17 +709,17 @@ def test_popularity_counts_a_user_who_comes_back_to_an_item_once() -> None:
         block_of(0, 3, [[0], [1]], [[], []], [[2], [2]]),
         block_of(1, 3, [[0], [2]], [[]] * 2, [[1], [0]], known=2),
     )
-    counts = popular_scorer(federation(stream), stream.blocks[1])(np.array([0], np.int32))
+    counts = make_popular_scorer(federation(stream), stream.blocks[1])(np.array([0], np.int32))
     assert counts[0].tolist() == [1, 1, 1]
 
 
 def test_the_random_control_follows_user_and_block_only() -> None:
     fed = structured()
     block = fed.stream.blocks[0]
-    together = random_scorer(fed, block)(np.array([4, 5, 6], np.int32))
-    alone = random_scorer(fed, block)(np.array([5], np.int32))
+    together = make_random_scorer(fed, block)(np.array([4, 5, 6], np.int32))
+    alone = make_random_scorer(fed, block)(np.array([5], np.int32))
     np.testing.assert_array_equal(together[1], alone[0])
-    later = random_scorer(fed, replace(block, index=1))(np.array([5], np.int32))
+    later = make_random_scorer(fed, replace(block, index=1))(np.array([5], np.int32))
     assert (alone != later).mean() > 0.99
 
 

@@ -18,7 +18,7 @@ from tacita.core.errors import TacitaError
 from tacita.federation.rounds import Progress, run_stream, start_run
 from tacita.methods import part_class, preset_parts
 from tacita.metrics import confidence_interval
-from tacita.models import backbone_names
+from tacita.models import list_backbones
 from tacita.models.tally.model import TallyConfig
 from tacita.research.experiments import (
     analyses,
@@ -67,11 +67,11 @@ def tiny() -> tuple[Federation, Progress]:
 # the files
 
 
-@pytest.mark.parametrize("name", experiment_spec.experiment_names())
+@pytest.mark.parametrize("name", experiment_spec.list_experiments())
 def test_every_experiment_file_loads_and_names_what_exists(name: str) -> None:
     experiment, settings = experiment_spec.load_experiment(name)
     for cell in experiment_spec.list_cells(experiment, settings, experiment.datasets, experiment.backbones, 1):
-        assert cell.backbone in backbone_names()
+        assert cell.backbone in list_backbones()
         for spec in cell.config.parts or []:
             part_class(spec["name"]).Config(**{k: v for k, v in spec.items() if k != "name"})
     for dataset, by_backbone in experiment.published.items():
@@ -132,7 +132,7 @@ def test_a_variant_may_have_a_split_and_an_evaluation_of_its_own() -> None:
         assert {c.split.repeats for c in configs} == {"once" if name == "table2" else "keep"}
         assert {c.evaluate.hidden_items for c in configs} == {hidden}
         assert all(c.split.seed == c.seed and not c.evaluate.controls for c in configs)
-        bases |= {cells._base_key(c) for c in configs}
+        bases |= {cells._digest_base(c) for c in configs}
     assert len(bases) == 3
     wrong = experiment_spec.Variant(label="x", method="ft", evaluate={"hidden_item": "count"})
     with pytest.raises(TacitaError, match="did you mean 'hidden_items'"):
@@ -206,7 +206,7 @@ def test_diverged_run_is_recorded_as_a_result(tmp_path: Path) -> None:
     wanted = [experiment_spec.ExperimentCell("tiny", "mf", "bad", 1, config)]
     lines = cells.run_cells(wanted, cells.CellFile(tmp_path, "paper"), None, workers=1)
     assert "diverged" in lines[wanted[0].key]["failed"]
-    assert "seed 1" in tables.failed_cells(wanted, lines)[0]
+    assert "seed 1" in tables.list_failed_cells(wanted, lines)[0]
 
 
 def test_per_user_scores_survive_packing_to_three_digits() -> None:
@@ -442,11 +442,11 @@ def test_tuned_settings_are_stored_with_the_tables(paper: Path, monkeypatch: pyt
     assert [cell.key for cell in moved.cells] == [cell.key for cell in tuned.cells]
 
 
-WITH_PAGES = [name for name in experiment_spec.experiment_names() if (COMMITTED.parent / f"{name}.md").is_file()]
+WITH_PAGES = [name for name in experiment_spec.list_experiments() if (COMMITTED.parent / f"{name}.md").is_file()]
 
 
 def test_every_table_of_f3crec_has_its_page() -> None:
-    assert {name for name in experiment_spec.experiment_names() if name.startswith("f3crec/")} <= set(WITH_PAGES)
+    assert {name for name in experiment_spec.list_experiments() if name.startswith("f3crec/")} <= set(WITH_PAGES)
 
 
 @pytest.mark.parametrize("name", WITH_PAGES)

@@ -128,7 +128,7 @@ def test_no_more_neighbours_are_read_than_the_model_says() -> None:
 def test_attention_stays_finite_whatever_it_sees(size: float) -> None:
     backbone = make_backbone("fedpergnn")
     rng = np.random.default_rng(4)
-    heads = {k: (size * rng.normal(size=shape)).astype("f4") for k, shape in backbone.shared().items()}
+    heads = {k: (size * rng.normal(size=shape)).astype("f4") for k, shape in backbone.list_head_shapes().items()}
     private, items = (rng.normal(size=(n, 6)).astype("f4") for n in (2, 5))
     near = {"neighbours": rng.normal(size=(3, 3, 6)).astype("f4"), "count": np.array([3, 0, 1], np.float32)}
     lists = replace(Ragged.from_lists([[0, 1, 4], []]), values=near)

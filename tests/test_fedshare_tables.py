@@ -161,7 +161,7 @@ def test_cells_that_learn_alike_share_the_run_and_leave_it_as_it_was(table: Any)
     wanted, _, lines = table
     jobs = {}
     for cell in wanted.cells:
-        jobs.setdefault(cells._job_key(cell), []).append(cell.variant)
+        jobs.setdefault(cells._digest_job(cell), []).append(cell.variant)
     assert ["retrain", "contrast", "alone", "all"] in jobs.values()
     before = {json.dumps(lines[n]["values"]["before ndcg@5"]) for n in ("retrain", "contrast", "alone")}
     assert len(before) == 1
@@ -292,7 +292,7 @@ def test_cell_key_depends_on_who_withdraws() -> None:
 # the files
 
 
-FILES = [name for name in experiment_spec.experiment_names() if name.startswith("fedshare/")]
+FILES = [name for name in experiment_spec.list_experiments() if name.startswith("fedshare/")]
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -398,7 +398,7 @@ def test_points_of_the_search_stay_inside_and_apart() -> None:
         apart = np.linalg.norm(points[:, None] - points[None], axis=2) + 9 * np.eye(20)
         assert apart.min() > 0.1
     axis = experiment_spec.Axis(option="lr", of=["backbone"], lowest=0.01, highest=1.0)
-    assert [axes._value_at(axis, share) for share in (0.0, 0.5)] == [0.01, 0.1]
+    assert [axes._read_value_at(axis, share) for share in (0.0, 0.5)] == [0.01, 0.1]
 
 
 def test_no_seed_of_the_tables_is_tuned_on() -> None:

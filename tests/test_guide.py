@@ -24,7 +24,7 @@ from tacita.core.config_errors import list_keys
 from tacita.core.errors import TacitaError
 from tacita.federation.rounds import run_round
 from tacita.methods import RunContext, build_parts, preset_names
-from tacita.models import Backbone, backbone_class, backbone_names
+from tacita.models import Backbone, find_backbone_class, list_backbones
 from tacita.models import base as models_base
 from tacita.round import registry
 from tacita.round.part import ALL_HOOKS, CAPABILITIES, CORE_HOOKS
@@ -119,7 +119,7 @@ def test_the_toy_backbone_finds_more_than_what_is_popular() -> None:
 @pytest.mark.parametrize("name", ["biased-mf"])
 class TestToyBackbone(contracts.TrainedContract):
     def make(self, name: str) -> Backbone:
-        cls = backbone_class(name)
+        cls = find_backbone_class(name)
         return cls(cls.Config(dim=6, lr=0.3, item_lr_scale=10.0, init_std=0.3))
 
     def make_learner(self, name: str) -> Backbone:
@@ -220,7 +220,7 @@ def test_settings_named_in_documents_exist(path: Path) -> None:
 def test_the_readme_names_every_backbone_and_method() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     matches = set(re.findall(r"`([\w-]+)`", text))
-    assert {name for name in backbone_names() if name != "biased-mf"} - matches == set()
+    assert {name for name in list_backbones() if name != "biased-mf"} - matches == set()
     unsaid = {name for name in preset_names() if name != "steady"} - matches
     assert all(name.startswith(("f3crec-", "fedkdrec-")) for name in unsaid), unsaid
 

@@ -86,7 +86,7 @@ def states(train: list[list[int]], n_items: int = 12, **values: Any) -> Floats:
     fed = federate(make_stream(make_block(0, n_items, train)), make_backbone("interest"))
     progress = started(fed)
     view = cohort(fed, progress)
-    return fed.backbone.interest(replace(view, train=replace(view.train, values=values)))
+    return fed.backbone.compute_interest(replace(view, train=replace(view.train, values=values)))
 
 
 def test_state_is_independent_of_the_cohort() -> None:
@@ -109,7 +109,7 @@ def test_state_reads_ratings_and_times_and_no_held_out_items() -> None:
     assert np.abs(timed - plain).max() > 1e-4
     block = make_block(0, 12, [[3, 1]], valid=[[5]], test=[[6]])
     fed = federate(make_stream(block), make_backbone("interest"))
-    assert np.array_equal(fed.backbone.interest(cohort(fed, started(fed))), plain)
+    assert np.array_equal(fed.backbone.compute_interest(cohort(fed, started(fed))), plain)
 
 
 def test_events_are_the_last_ones_with_ratings_up_to_1_and_doublings_of_seconds() -> None:
@@ -296,7 +296,7 @@ def test_clients_count_by_how_close_they_are_to_the_round_before() -> None:
     progress = play(fed, 2)
     server, view = progress.server, cohort(fed, progress)
     trained = train_once(fed, progress)
-    u = normalise_vectors(fed.backbone.interest(view))
+    u = normalise_vectors(fed.backbone.compute_interest(view))
     cos = u @ normalise_vectors(server.parts["interest"]["centre"][None])[0]
     part = fed.parts[0]
     assert isinstance(part, InterestWeights)
@@ -324,7 +324,7 @@ def test_a_silo_has_the_mean_interest_of_its_people() -> None:
     fed = with_part(uneven_stream(), "interest", {"name": "interest"}, silos=2, **PEOPLE)
     progress = started(fed)
     view, sent = cohort(fed, progress), train_once(fed, progress).upload.values["interest.vector"]
-    each = fed.backbone.interest(view)
+    each = fed.backbone.compute_interest(view)
     for client in range(2):
         mean = each[view.user_ptr[client] : view.user_ptr[client + 1]].mean(0)
         np.testing.assert_allclose(sent.value[client], 0.1 * mean / np.linalg.norm(mean), rtol=1e-4, atol=1e-6)
@@ -337,7 +337,7 @@ def test_learned_weights_turn_away_from_interests_with_a_high_loss() -> None:
     assert np.abs(state["out"]).max() > 0
     view = cohort(fed, progress)
     loss = compute_client_losses(fed.backbone, view, laid_out_now(fed, progress))
-    u = normalise_vectors(fed.backbone.interest(view))
+    u = normalise_vectors(fed.backbone.compute_interest(view))
     slope = np.tanh(u @ state["hidden"].T)
     step = -((loss - loss.mean())[:, None] * slope).mean(0)  # where one step on the losses would go from here
     assert step @ (slope.T @ (loss - loss.mean())) < 0
@@ -377,7 +377,7 @@ def test_a_gate_that_has_learned_nothing_lets_everything_through() -> None:
 # fine-tuning (H.E.3)
 
 
-def own_loss(fed: Federation, progress: Progress, **options: Any) -> tuple[float, float]:
+def compute_own_loss(fed: Federation, progress: Progress, **options: Any) -> tuple[float, float]:
     """Everybody's mean loss before and after steps on their own samples."""
     part = FineTuning(FineTuning.Config(**options), RunContext(fed.backbone, fed.draws, fed.config.train))
     view, local = cohort(fed, progress), laid_out_now(fed, progress)
@@ -396,12 +396,12 @@ def own_loss(fed: Federation, progress: Progress, **options: Any) -> tuple[float
 def test_a_step_down_lowers_the_loss_and_the_printed_sign_raises_it(name: str) -> None:
     fed = federate(uneven_stream(), make_backbone(name, **({"mu": 0.0} if name == "interest" else {})), batch_size=8)
     progress = play(fed, 1)
-    before, down = own_loss(fed, progress, rate=1e-2)
-    _, up = own_loss(fed, progress, rate=1e-2, sign="printed")
+    before, down = compute_own_loss(fed, progress, rate=1e-2)
+    _, up = compute_own_loss(fed, progress, rate=1e-2, sign="printed")
     assert down < before < up
-    _, further = own_loss(fed, progress, rate=1e-2, steps=5)
+    _, further = compute_own_loss(fed, progress, rate=1e-2, steps=5)
     assert further < down
-    _, state = own_loss(fed, progress, rate=1e-2, steps=5, pull=50.0)
+    _, state = compute_own_loss(fed, progress, rate=1e-2, steps=5, pull=50.0)
     assert further < state < before
 
 

@@ -17,7 +17,7 @@ from tacita.live.server.store import STORE_FILE
 from tacita.live.wire import Reply, ReplyHead, decode_reply, encode_message, stamp_reply
 from tacita.runs.assembly import Machine, assemble
 from tacita.runs.central_training import evaluate_scorer
-from tacita.runs.controls import linear_scorer, popular_scorer, random_scorer
+from tacita.runs.controls import make_linear_scorer, make_popular_scorer, make_random_scorer
 
 
 def test_controls_on_a_node_with_all_users_equal_the_lab(tmp_path: Path) -> None:
@@ -32,11 +32,11 @@ def test_controls_on_a_node_with_all_users_equal_the_lab(tmp_path: Path) -> None
         note = store.load_run("r").note
     assert note is not None
     for block, result in zip(fed.stream.blocks, note["plain"]["results"], strict=True):
-        for name, make in (("popular", popular_scorer), ("node", linear_scorer)):
+        for name, make in (("popular", make_popular_scorer), ("node", make_linear_scorer)):
             expected = evaluate_scorer(fed, block, make(fed, block)).mean()
             assert result["controls"][name] == pytest.approx(expected, rel=1e-6)
             assert expected["ndcg@20"] > 0
-        chance = evaluate_scorer(fed, block, random_scorer(fed, block)).mean()["ndcg@20"]
+        chance = evaluate_scorer(fed, block, make_random_scorer(fed, block)).mean()["ndcg@20"]
         assert result["controls"]["random"]["ndcg@20"] == pytest.approx(chance, rel=0.5)
         assert result["controls"]["random"]["ndcg@20"] != chance  # the server cannot know a node's own draws
     close_nodes(site)

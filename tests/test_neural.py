@@ -25,7 +25,7 @@ from tacita.core.draws import Draws, derive_keys
 from tacita.core.types import Arrays, BlockStream, Floats, Ragged
 from tacita.learn.training import grouped_stepper, tower_stepper
 from tacita.learn.training.optimisers import OPTIMISERS, LazyAdam
-from tacita.models import backbone_class
+from tacita.models import find_backbone_class
 from tacita.models import scoring as catalogue_scores
 from tacita.models.scoring import score_aligned, score_all, score_lists, score_with_own_rows
 
@@ -42,7 +42,7 @@ def some_model(name: str) -> tuple[Any, Floats, Arrays, Floats]:
     """Nine users, thirteen items, and biases that are not 0."""
     backbone = make_backbone(name)
     rng = np.random.default_rng(4)
-    heads = {k: rng.normal(size=shape).astype("f4") for k, shape in backbone.shared().items()}
+    heads = {k: rng.normal(size=shape).astype("f4") for k, shape in backbone.list_head_shapes().items()}
     private = rng.normal(size=(9, backbone.private_width)).astype("f4")
     return backbone, private, heads, rng.normal(size=(13, backbone.item_width)).astype("f4")
 
@@ -66,7 +66,7 @@ def by_torch(name: str, private: Floats, heads: Arrays, rows: Floats, d: int) ->
 
 @every_tower
 def test_vectors_start_as_narrow_normals_and_layers_as_xavier_has_them(name: str) -> None:
-    backbone = backbone_class(name)(backbone_class(name).Config())
+    backbone = find_backbone_class(name)(find_backbone_class(name).Config())
     keys = derive_keys(f"one{k}" for k in range(400))
     for head in (backbone.init_items(Draws(5), keys), backbone.init_private(Draws(5), keys)):
         assert head.shape[1] == (64 if name == "neumf" else 32)
@@ -107,8 +107,8 @@ def test_scores_are_those_of_torchs_layers(name: str) -> None:
 def test_groups_have_towers_of_their_own(name: str) -> None:
     backbone, private, _, items = some_model(name)
     rng = np.random.default_rng(1)
-    heads = {k: rng.normal(size=(3, *shape)).astype("f4") for k, shape in backbone.shared().items()}
-    own_values = {k: v.reshape(3, 3, -1) for k, v in backbone.named(private).items()}
+    heads = {k: rng.normal(size=(3, *shape)).astype("f4") for k, shape in backbone.list_head_shapes().items()}
+    own_values = {k: v.reshape(3, 3, -1) for k, v in backbone.split_private(private).items()}
     got = backbone.score_groups(own_values, heads, items[:9].reshape(3, 3, -1))
     tensors = [
         {k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in candidate.items()}

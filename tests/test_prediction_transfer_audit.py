@@ -22,7 +22,7 @@ from tacita.research.audit import curious_server, score_attacks
 from tacita.research.audit.score_attacks import (
     AttackOptions,
     attack_scores,
-    auc_per_client,
+    compute_auc_per_client,
     guess_by_order,
     guess_by_threshold,
     guess_by_top,
@@ -124,7 +124,7 @@ def test_g5_4_without_a_defence_a_model_that_separates_gives_everything_away() -
     none = PtfDisguise(positives=None, swap=None)
     report = disguise_ptf(own, Ragged.empty(len(own)), none, round_draws(len(own)))
     assert (guess_by_top(report, liked, round_draws(len(own)), share=None).f1 == 1).all()
-    assert (auc_per_client(report, liked) == 1).all()
+    assert (compute_auc_per_client(report, liked) == 1).all()
 
 
 def test_duplicates_count_once_with_their_highest_score() -> None:
@@ -147,7 +147,7 @@ def test_users_without_uploads_are_not_counted() -> None:
     guess = guess_by_top(upload, Ragged.from_lists([[1], [2]]), round_draws(2))
     assert np.isnan(guess.f1[1])
     assert guess.means() == {"precision": 1, "recall": 1, "f1": 1}
-    assert score_attacks.mean_of_known(np.array([np.nan])) is None
+    assert score_attacks.average_known(np.array([np.nan])) is None
 
 
 # AUC
@@ -160,7 +160,7 @@ def test_users_without_uploads_are_not_counted() -> None:
 def test_auc_counts_pairs(rows: list[list[tuple[int, bool]]]) -> None:
     upload = upload_of(*({i: s / 6 for i, (s, _) in enumerate(row)} for row in rows))
     liked = Ragged.from_lists([[i for i, (_, y) in enumerate(row) if y] for row in rows])
-    for row, result in zip(rows, auc_per_client(upload, liked), strict=True):
+    for row, result in zip(rows, compute_auc_per_client(upload, liked), strict=True):
         pairs = [(s > t) + (s == t) / 2 for s, y in row for t, z in row if y and not z]
         assert result == pytest.approx(np.mean(pairs) if pairs else np.nan, nan_ok=True)
 

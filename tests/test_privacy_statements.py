@@ -11,7 +11,7 @@ import pytest
 
 import tacita as tc
 from tacita.cli import main
-from tacita.report.promises import NO_EPSILON, privacy_lines, summarise_privacy
+from tacita.report.promises import NO_EPSILON, list_privacy_lines, summarise_privacy
 from tacita.runs.ledger import describe_ledger, read_run_ledger
 
 SMALL = "synthetic:users=60,items=40,per_user=12"
@@ -55,7 +55,7 @@ def test_recommendations_state_the_budget_of_a_part(personal: tc.Run) -> None:
 
 
 def test_promises_of_parts_are_stated_in_words(personal: tc.Run) -> None:
-    message = privacy_lines(personal.config, personal.result)
+    message = list_privacy_lines(personal.config, personal.result)
     assert "the server, which sees each noised release" in message[0]
     assert "threat" not in " ".join(message)
     assert "rehearsal" in message[-1]
@@ -66,10 +66,10 @@ def test_promises_of_parts_are_stated_in_words(personal: tc.Run) -> None:
          "0.5 is really 20.7"),
         ({"epsilon_per_item": 1.0, "epsilon_per_person_mean": 2.0, "epsilon_per_person_most": 7.0}, "7 at most"),
     ):  # fmt: skip
-        report = privacy_lines(personal.config, {"blocks": [{"promises": {"part": promise}}]})
+        report = list_privacy_lines(personal.config, {"blocks": [{"promises": {"part": promise}}]})
         assert words in report[0]
         assert words in summarise_privacy(personal.config, {"blocks": [{"promises": {"part": promise}}]})
-    assert privacy_lines(personal.config, {"blocks": [{}]}) == [NO_EPSILON]
+    assert list_privacy_lines(personal.config, {"blocks": [{}]}) == [NO_EPSILON]
 
 
 def test_withdrawal_cost_is_predicted_and_overspending_is_stated(private: tc.Run) -> None:
@@ -133,9 +133,9 @@ def test_item_without_released_sums_says_why(private: tc.Run) -> None:
 def test_meaningless_delta_raises_a_warning(personal: tc.Run) -> None:
     promise = {"unit": "person", "threat": "local", "delta": 0.5, "epsilon_most": 1.0}
     result = {"blocks": [{"promises": {"part": promise}}], "data": {"users": 60}}
-    assert "Delta 0.5 is no small chance among 60 people" in " ".join(privacy_lines(personal.config, result))
+    assert "Delta 0.5 is no small chance among 60 people" in " ".join(list_privacy_lines(personal.config, result))
     result["data"] = {"users": 1}
-    assert "no small chance" not in " ".join(privacy_lines(personal.config, result))
+    assert "no small chance" not in " ".join(list_privacy_lines(personal.config, result))
     split = ("--set", "split.kind=random", "--no-controls", "--set", "privacy.epsilon=2", "--set", "privacy.delta=0.5")
     _, side_output = call(
         "train", "--data", SMALL, "--backbone", "tally", *split, "--out", str(personal.folder / "large")

@@ -25,7 +25,7 @@ from tacita.core.draws import derive_keys
 from tacita.core.errors import DiskFull
 from tacita.core.python_messages import translate_errors, translate_message
 from tacita.core.types import Block, Broadcast, Ragged
-from tacita.data.frames import as_frame, to_raw_ids
+from tacita.data.frames import to_frame, to_raw_ids
 from tacita.federation.clients import build_user_view, empty_device_state, grow_devices
 from tacita.learn.training import train_cohort
 from tacita.report.pages import write_report
@@ -180,7 +180,7 @@ def test_a_table_of_the_real_pandas_trains_the_same_run() -> None:
     run = tc.train(numbers, columns={"user": "who", "item": "what"}, backbone=KNOWN, out="numbers", **QUICK)
     for kind in ("Int64", "int32", "float64"):  # ids come back as files have them
         assert_frame_equal(run.fold_in(pd.Series([3, 7], dtype=kind), 3), run.fold_in(["3", "7"], 3))
-    gaps = as_frame(
+    gaps = to_frame(
         pd.DataFrame(
             {
                 "text": ["a", None],
@@ -198,7 +198,7 @@ def test_a_table_of_the_real_pandas_trains_the_same_run() -> None:
 
 def test_missing_values_and_kinds_of_pandas_columns_survive() -> None:
     days = np.array(["2024-01-02", "NaT"], "datetime64[s]")
-    frame = as_frame(
+    frame = to_frame(
         Pandas(
             {
                 "text": Column(["a", None], object),
@@ -213,10 +213,10 @@ def test_missing_values_and_kinds_of_pandas_columns_survive() -> None:
     assert frame["whole"].dtype == pl.Int64
     assert str(frame["day"][0]) == "2024-01-02 00:00:00"
     with pytest.raises(tc.TacitaError, match="two columns are called 'a'"):
-        as_frame(Pandas({"a": Column([1])}, ["a", "a"]))
+        to_frame(Pandas({"a": Column([1])}, ["a", "a"]))
     with pytest.raises(tc.TacitaError, match="the table cannot be read"):
-        as_frame({"a": [1, 2], "b": [1]})
-    assert as_frame(7) is None
+        to_frame({"a": [1, 2], "b": [1]})
+    assert to_frame(7) is None
 
 
 def test_a_run_on_a_table_goes_on_only_with_the_table() -> None:

@@ -14,11 +14,11 @@ from tacita.round.part import ALL_HOOKS, CORE_HOOKS
 
 GUIDE = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
 SOURCES = code_measures.sources()
-MOST_BANNED = 20
+MOST_BANNED = 9
 """Names that say nothing and are still in use; the number only goes down."""
 MOST_COMPLEXITY = 15
 """Of a function outside kernels and command line."""
-MOST_DENSITY = 9.53
+MOST_DENSITY = 9.42
 """Syntax nodes per line of code; the goal is 9.5."""
 MOST_FILES = 18
 """Files that one round passes through."""

@@ -27,7 +27,7 @@ from tacita.report.data import read_run
 from tacita.report.drawing import COLOURS
 from tacita.report.elements import Figure, PageTable, TableCell
 from tacita.report.pages import render, write_report
-from tacita.report.seeds import as_csv, as_latex, escape_latex, group_seeds, make_rows, read_groups
+from tacita.report.seeds import escape_latex, group_seeds, make_rows, read_groups, render_csv, render_latex
 from tacita.runs.comparison import compare
 
 EVIL = '<script>alert("x")</script>&\'$\\frac{\ud800'
@@ -382,7 +382,7 @@ def test_identical_runs_are_reported_and_counted_once(
     row = make_rows([entry])[0]
     assert (row["runs"], row["note"]) == (distinct, note)
     assert (row["ndcg@20 half-width 95"] is None) == (distinct == 1)
-    report = as_latex([entry])
+    report = render_latex([entry])
     assert f": {note}\n" in report
     assert ("pm" in report) == (distinct > 1)
     _, observations = read(folders, tmp_path / "report.html")
@@ -396,13 +396,13 @@ def test_tables_say_how_runs_were_read(tmp_path: Path) -> None:
     reads["read"], other["read"] = "known", None
     folders = [make(tmp_path / "reads", reads), make(tmp_path / "other", other)]
     groups = read_groups(folders)
-    assert [row["read"] for row in csv.DictReader(io.StringIO(as_csv(groups)))] == ["known", ""]
-    lines = as_latex(groups).splitlines()
+    assert [row["read"] for row in csv.DictReader(io.StringIO(render_csv(groups)))] == ["known", ""]
+    lines = render_latex(groups).splitlines()
     assert lines[0].endswith("not all comparable")
     assert any(line.startswith("tally & known & 1 &") for line in lines)
     assert any(line.startswith("fedavg - mf & -- & 1 &") for line in lines)
     for alone, message in ((groups[:1], True), (groups[1:], False)):
-        report = as_latex(alone)
+        report = render_latex(alone)
         assert "comparable" not in report  # with nothing
         assert ("read &" in report) == message
     assert compare(folders)["read"].to_list() == ["known", ""]

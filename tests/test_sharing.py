@@ -32,7 +32,7 @@ from tacita.round.request import Request, RequestBatch
 from tacita.round.task import prepare_cohort
 from tacita.round.unlearning_report import PartReports, UnlearningReport
 from tacita.runs.assembly import Machine, assemble
-from tacita.runs.controls import _evaluate_control, popular_scorer
+from tacita.runs.controls import _evaluate_control, make_popular_scorer
 
 
 def people(n: int = 100, n_items: int = 50, least: int = 2, most: int = 21) -> BlockStream:
@@ -583,7 +583,7 @@ def test_most_popular_on_ml_1m_matches_the_spec() -> None:
     fed = assemble(resolve_config({"data": "ml-1m", "method": "fedshare-local"}, "the test"), Machine())
     block = fed.stream.blocks[0]
     assert (fed.stream.n_users, fed.stream.n_items) == (6040, 3706)
-    result = _evaluate_control(fed, block, popular_scorer(fed, block))
+    result = _evaluate_control(fed, block, make_popular_scorer(fed, block))
     for name, want, off in (("hr@20", 0.642, 0.015), ("ndcg@20", 0.130, 0.01)):
         assert result[name] == pytest.approx(want, abs=off)
     for name, want, off in (("hr@20", 0.530, 0.015), ("ndcg@20", 0.068, 0.01)):

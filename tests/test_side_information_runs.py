@@ -18,7 +18,7 @@ from tacita.methods import resolve_config
 from tacita.models.side import build_side_rows
 from tacita.runs.assembly import Machine, assemble
 from tacita.runs.central_training import evaluate_scorer, train_centrally
-from tacita.runs.controls import popular_scorer
+from tacita.runs.controls import make_popular_scorer
 
 HERE = Machine(threads=1)
 
@@ -106,7 +106,7 @@ def test_a_central_model_beats_most_popular(backbone: str) -> None:
     centrally = train_centrally(fed, block)
     ours, plain = (
         evaluate_scorer(fed, block, entry).mean()["ndcg@10"]
-        for entry in (centrally.scorer(), popular_scorer(fed, block))
+        for entry in (centrally.scorer(), make_popular_scorer(fed, block))
     )
     assert ours > 1.3 * plain
     assert 1 <= centrally.best_epoch <= centrally.epochs <= 40

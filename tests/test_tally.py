@@ -795,7 +795,7 @@ def read_from(backbone: Tally, lists: Lists) -> Doubles:
         peeling_attack.guess_from_columns(weights(server)),
     )
     return reconstruction.compute_best_overlap(
-        np.concatenate(guesses), reconstruction.as_sets(Ragged.from_lists(lists), 22)
+        np.concatenate(guesses), reconstruction.to_sets(Ragged.from_lists(lists), 22)
     )
 
 
@@ -810,7 +810,7 @@ def test_an_entry_that_was_cut_on_one_side_is_known_from_the_other() -> None:
     cut = weights(server).copy()
     row, col = next((i, j) for i, j in np.argwhere(cut) if i < j)
     cut[row, col] = 0.0
-    result = reconstruction.rebuild_gram(cut, 2.0, tally_settings.largest_count(tally(), server))
+    result = reconstruction.rebuild_gram(cut, 2.0, tally_settings.find_largest_count(tally(), server))
     assert result == pytest.approx(dense_gram(planted(), 22), abs=1e-3)
 
 
@@ -836,7 +836,7 @@ def test_a_lone_pair_shows_a_history() -> None:
 
 def test_peeling_reads_more_and_never_takes_out_a_wrong_guess() -> None:
     lists = random_lists(2, 30, 40, most=12)
-    added, sets = dense_gram(lists, 40), reconstruction.as_sets(Ragged.from_lists(lists), 40)
+    added, sets = dense_gram(lists, 40), reconstruction.to_sets(Ragged.from_lists(lists), 40)
     once, repeat = (
         reconstruction.compute_best_overlap(result, sets)
         for result in (peeling_attack.guess_histories(added), peeling_attack.peel_histories(added))
@@ -855,8 +855,8 @@ def test_a_column_shows_a_lone_consumer_although_few_entries_are_left() -> None:
 
 
 def test_overlaps_tell_exact_from_near_histories() -> None:
-    histories = reconstruction.as_sets(Ragged.from_lists([list(range(10)), [1], [], [3, 4]]), 12)
-    guesses = reconstruction.as_sets(Ragged.from_lists([list(range(9)), [3, 4], [5, 6]]), 12)
+    histories = reconstruction.to_sets(Ragged.from_lists([list(range(10)), [1], [], [3, 4]]), 12)
+    guesses = reconstruction.to_sets(Ragged.from_lists([list(range(9)), [3, 4], [5, 6]]), 12)
     assert reconstruction.compute_best_overlap(guesses, histories) == pytest.approx([0.9, 1 / 9, 1.0])
     assert (reconstruction.compute_best_overlap(guesses[:0], histories) == 0).all()
 

@@ -42,7 +42,7 @@ def scene_of(lists: list[list[int]], n_items: int = 260, **options: Any) -> tall
     fed = federate(stream, backbone)
     progress = start_run(fed)
     begin_block(fed, progress, 0)
-    return tally_attacks.AttackTarget.of(backbone, progress.server, stream.blocks[0].train, seed=1)
+    return tally_attacks.AttackTarget.from_state(backbone, progress.server, stream.blocks[0].train, seed=1)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def uncut() -> tally_attacks.AttackTarget:
 
 
 def sets_of(lists: list[list[int]], n_items: int) -> Bools:
-    return reconstruction.as_sets(Ragged.from_lists(lists), n_items)
+    return reconstruction.to_sets(Ragged.from_lists(lists), n_items)
 
 
 def test_p_is_rebuilt_up_to_a_factor(uncut: tally_attacks.AttackTarget) -> None:
@@ -101,7 +101,7 @@ def test_an_auc_counts_ties_as_half() -> None:
 
 def test_residual_energy_is_zero_inside_the_span_and_one_outside(uncut: tally_attacks.AttackTarget) -> None:
     result = uncut.rebuild_release(uncut.histories)
-    reader = NullSpace.of(result)
+    reader = NullSpace.from_inverse(result)
     own_values = reader.energy(uncut.histories[:, result.items])
     other = reader.energy(sets_of(tasteful(seed=99), 260)[:, result.items])
     assert own_values.max() < 0.01 < other.min()
@@ -243,7 +243,7 @@ def test_default_settings_do_not_hide_membership_in_ml_100k() -> None:
     begin_block(fed, progress, 0)
     assert isinstance(fed.backbone, Tally)
     result = tally_attacks.attack_membership(
-        tally_attacks.AttackTarget.of(fed.backbone, progress.server, fed.stream.blocks[0].train, 0)
+        tally_attacks.AttackTarget.from_state(fed.backbone, progress.server, fed.stream.blocks[0].train, 0)
     )
     assert result["found"] >= 0.95
     assert 0.45 <= result["control"] <= 0.55
@@ -254,7 +254,7 @@ def test_attacks_on_an_empty_release_find_nobody(options: dict[str, int]) -> Non
     scene = scene_of(tasteful(40, 60, 8), 60, **options)
     assert not any(tally_attacks.attack_retractions(scene)["leaver_exactly"].values())
     released = unpack_dense_weights(scene.learn_from(scene.histories).heads)
-    assert len(NullSpace.of(reconstruction.rebuild_inverse(released)).guess_histories()) == 0
+    assert len(NullSpace.from_inverse(reconstruction.rebuild_inverse(released)).guess_histories()) == 0
 
 
 def test_audit_of_few_users_ends(capsys: pytest.CaptureFixture[str]) -> None:

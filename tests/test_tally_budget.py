@@ -41,11 +41,11 @@ from tacita.models.tally.private_math import (
     PEOPLE_SHARE,
     POPULARITY_SHARE,
     TallyBudget,
+    build_unit_vectors,
     choose_axes,
     draw_symmetric_noise,
     fit_smoother,
     shrink_values,
-    unit_vectors,
 )
 from tacita.models.tally.private_tally import POPULARITY_RELEASE, TERMS_RELEASE, PrivateTally
 from tacita.privacy.calibration import gaussian_epsilon, mu_of
@@ -87,7 +87,7 @@ def test_a_term_has_length_1_whatever_the_history(sets: list[set[int]], k: int, 
     liked = np.random.default_rng(seed).exponential(size=40) * 20
     axes = choose_axes(liked, k)
     lists = Ragged.from_lists([sorted(element) for element in sets])
-    vectors = unit_vectors(lists, axes.inputs, axes.scale, axes.centre)
+    vectors = build_unit_vectors(lists, axes.inputs, axes.scale, axes.centre)
     lengths = np.linalg.norm(vectors, axis=1)
     assert (lengths <= 1).all()
     whole = vectors / GRID
@@ -102,7 +102,7 @@ def test_a_term_has_length_1_whatever_the_history(sets: list[set[int]], k: int, 
 
 def test_unit_likes_have_length_at_most_1() -> None:
     lists = Ragged.from_lists([list(range(n)) for n in (0, 1, 2, 3, 7, 40)])
-    each = private_math.unit_likes(lists)
+    each = private_math.compute_unit_likes(lists)
     squares = np.bincount(lists.rows(), weights=each**2, minlength=6)
     assert squares[0] == 0
     assert (squares <= 1).all()
@@ -136,7 +136,7 @@ def test_sums_are_exact_in_any_order_and_chunk() -> None:
 
 def test_noise_is_symmetric_and_has_the_size_that_the_budget_asks_for() -> None:
     """By the exact law; the same test fails for noise that is 5 % too small."""
-    s, k = private(2.0).term_deviation(nothing_yet(private()), "statistic"), 200
+    s, k = private(2.0).compute_term_deviation(nothing_yet(private()), "statistic"), 200
     assert s == pytest.approx(1 / (mu_of(2.0, 1e-5) * math.sqrt(0.94) * math.sqrt(2)))
     noise = draw_symmetric_noise(NoiseStream(Draws(1, "secret"), "test"), s, k)
     assert np.array_equal(noise, noise.T)
@@ -153,7 +153,7 @@ def test_a_release_costs_a_person_what_is_charged() -> None:
     model = private(2.0)
     server = nothing_yet(model)
     heads = server.heads
-    terms = 1 / (2 * model.term_deviation(server, "statistic") ** 2)
+    terms = 1 / (2 * model.compute_term_deviation(server, "statistic") ** 2)
     likes, people = (
         1 / model.budget.deviation(share) ** 2 for share in (private_math.POPULARITY_SHARE, private_math.PEOPLE_SHARE)
     )
@@ -172,8 +172,8 @@ def test_blocks_compose() -> None:
     """Four blocks of mu / 2 each are one release of mu; a stream of them spends what was planned, and no more."""
     four = TallyBudget(2.0, 1e-5, 4)
     assert four.mu2 * 4 == pytest.approx(mu_of(2.0, 1e-5) ** 2)
-    assert four.spent_epsilon(4) == pytest.approx(2.0, abs=1e-6)
-    assert four.spent_epsilon(1) == pytest.approx(gaussian_epsilon(2 / mu_of(2.0, 1e-5), 1e-5), rel=1e-6)
+    assert four.compute_spent_epsilon(4) == pytest.approx(2.0, abs=1e-6)
+    assert four.compute_spent_epsilon(1) == pytest.approx(gaussian_epsilon(2 / mu_of(2.0, 1e-5), 1e-5), rel=1e-6)
     fed, progress = run_config(budget_config(4.0, 3))
     assert fed.config.privacy.blocks == 3
     ledger = fed.learner.ledger()
@@ -212,7 +212,7 @@ def test_users_without_budget_upload_nothing_and_are_still_served() -> None:
     gone = fed.stream.blocks[1].train
     lists = gone.filter_entries(np.isin(gone.rows(), broke[broke < fed.stream.blocks[0].n_users]))
     heads = poor.server.heads
-    lost = unit_vectors(lists, heads["inputs"], heads["scale"], heads["centre"])
+    lost = build_unit_vectors(lists, heads["inputs"], heads["scale"], heads["centre"])
     difference = plain.server.parts[STATE]["gram"] - poor.server.parts[STATE]["gram"]
     assert np.abs(difference - lost.T @ lost).max() < 1e-9  # the same noise in both: the lab's seed
     assert len(lists.ids) > 0
@@ -242,11 +242,11 @@ def test_items_are_alike_by_their_own_column() -> None:
     assert 10 < len(inputs) < len(server.items)
     assert weights.any()
     for place, item in enumerate(inputs.tolist()):
-        message = model.likeness(server, server.items, item)
+        message = model.compare_items(server, server.items, item)
         assert (message[inputs] == weights[:, place]).all()
         assert np.count_nonzero(message) == np.count_nonzero(weights[:, place])
     other = np.setdiff1d(np.arange(len(server.items)), inputs)[0]
-    assert not model.likeness(server, server.items, int(other)).any()
+    assert not model.compare_items(server, server.items, int(other)).any()
 
 
 def test_no_upload_after_the_planned_blocks() -> None:
@@ -286,7 +286,7 @@ def test_weights_are_in_item_units_and_noise_variance_decays_squared() -> None:
     report = {"terms": np.eye(3), "draws": np.array([2.0])}  # two nodes, each with noise of its own
     terms = model.add_terms(server, report, "statistic", fade=0.5)
     assert (terms["gram"] == 0.5 + np.eye(3)).all()
-    assert terms["variance"][0] == pytest.approx(0.25 * 8 + 2 * model.term_deviation(server, "statistic") ** 2)
+    assert terms["variance"][0] == pytest.approx(0.25 * 8 + 2 * model.compute_term_deviation(server, "statistic") ** 2)
 
 
 def test_features_help_what_lies_along_them() -> None:
@@ -371,10 +371,12 @@ def test_retraction_draws_fresh_noise_and_is_charged() -> None:
     before, spent = progress.server, progress.clients.arrays[SPENT_AT].copy()
     statistic = leave_user(fed, progress, 5)["statistic"]
     heads = before.heads
-    own = unit_vectors(fed.stream.blocks[0].train.take(np.array([5])), heads["inputs"], heads["scale"], heads["centre"])
+    own = build_unit_vectors(
+        fed.stream.blocks[0].train.take(np.array([5])), heads["inputs"], heads["scale"], heads["centre"]
+    )
     difference = progress.server.parts[STATE]["gram"] - before.parts[STATE]["gram"]
     noise = difference + own.T @ own
-    k, s = len(noise), model.term_deviation(before, "statistic/retraction/0.1")
+    k, s = len(noise), model.compute_term_deviation(before, "statistic/retraction/0.1")
     assert s == pytest.approx(math.sqrt(2) / (math.sqrt(2) * math.sqrt(model.budget.mu2)))
     assert normal(noise[np.tril_indices(k, -1)], s) > SURE
     assert normal(0.8 * noise[np.tril_indices(k, -1)], s) < SURE
@@ -475,15 +477,17 @@ def test_nodes_add_noise_to_the_sums_of_the_lab(tmp_path: Path, monkeypatch: pyt
     assert isinstance(model, PrivateTally)
     heads = {name.removeprefix("now/heads/"): v for name, v in arrays.items() if name.startswith("now/heads/")}
     train_lists = fed.stream.blocks[0].train
-    vectors = unit_vectors(train_lists, heads["inputs"], heads["scale"], heads["centre"])
+    vectors = build_unit_vectors(train_lists, heads["inputs"], heads["scale"], heads["centre"])
     exact = vectors.T @ vectors
     first = nothing_yet(model)
     for secret in secrets.values():
         stream = NoiseStream(Draws(config.seed, derive_run_secret(secret, "r")), "tally statistic", 0, 0, 0)
-        exact = exact + draw_symmetric_noise(stream, model.term_deviation(first, "statistic"), len(exact))
+        exact = exact + draw_symmetric_noise(stream, model.compute_term_deviation(first, "statistic"), len(exact))
     assert np.array_equal(arrays["now/parts/tally/gram"], exact)
     assert arrays["now/parts/tally/drawn"].tolist() == [3.0]
-    assert arrays["now/parts/tally/variance"][0] == pytest.approx(3 * model.term_deviation(first, "statistic") ** 2)
+    assert arrays["now/parts/tally/variance"][0] == pytest.approx(
+        3 * model.compute_term_deviation(first, "statistic") ** 2
+    )
     for node in site.transport.members.values():  # charged with what left, in one commit
         state = node.store.devices("r", "now")
         assert state is not None
@@ -516,7 +520,7 @@ def test_reply_outside_noise_and_term_bounds_is_refused(tmp_path: Path) -> None:
     from tacita.live.wire import Reply, ReplyHead
 
     fed, progress = run_config(budget_config(4.0, 1))
-    fields = fed.backbone.statistic_fields(progress.server, "statistic")
+    fields = fed.backbone.list_statistic_fields(progress.server, "statistic")
     k = len(progress.server.heads["inputs"])
     head = ReplyHead(kind="statistic", run="r", block=0, round=0, verdict="ok", clients=9, expected=9.0, weight=9.0)
     good = {"terms": np.zeros((k, k)), "draws": np.ones(1)}
@@ -614,7 +618,7 @@ def test_plan_without_noise_for_retractions_is_refused_at_build() -> None:
         heads = {**model.init_heads(Draws(0)), "released": np.array([blocks - 1, blocks], np.int32)}
         for block in (blocks - 1, blocks + 9):  # later ones tell nothing
             server = ServerState(np.zeros((5, 0), np.float32), heads, block, 0)
-            draw_symmetric_noise(NoiseStream(Draws(1), "x"), model.term_deviation(server, "retraction"), 3)
+            draw_symmetric_noise(NoiseStream(Draws(1), "x"), model.compute_term_deviation(server, "retraction"), 3)
 
 
 def test_server_work_is_bounded_whatever_user_count_nodes_claim() -> None:
@@ -622,7 +626,7 @@ def test_server_work_is_bounded_whatever_user_count_nodes_claim() -> None:
     model = PrivateTally(TallyConfig(most_inputs=300), PrivacyConfig(epsilon=8.0, blocks=1))
     n = 2000
     server = ServerState(np.zeros((n, 0), np.float32), model.init_heads(Draws(0)), 0, 0)
-    fields = model.statistic_fields(server, "survey")
+    fields = model.list_statistic_fields(server, "survey")
     lied = {"liked": np.arange(n, dtype=np.float64), "people": np.array([1e9]), "draws": np.ones(1)}
     after = model.learn(server, empty_total(fields).with_sums(lied), "survey")
     assert len(after.heads["inputs"]) == 300

@@ -273,7 +273,7 @@ def test_similar_items_are_those_that_co_occur() -> None:
     lists: Lists = [[0, 1], [0, 1, 2], [3, 4], [3, 4, 2]]
     backbone = filtered(axes=2)
     server = train_stream(stream_of_lists(5, lists), backbone)[1].server
-    result = backbone.likeness(server, server.items, 0)
+    result = backbone.compare_items(server, server.items, 0)
     assert result.argmax() == 1
     assert result[0] == 0
 
@@ -284,7 +284,7 @@ def test_similarities_are_the_terms_of_the_scores(item: int) -> None:
     lists: Lists = [[0, 1], [0, 1, 2], [3, 4], [3, 4, 2], [1], [3]]
     backbone = filtered(axes=2, lift=0.7)
     server = train_stream(stream_of_lists(5, lists), backbone)[1].server
-    message = backbone.likeness(server, server.items, item)
+    message = backbone.compare_items(server, server.items, item)
     scores = scores_of(backbone, lists, 5)
     assert np.allclose(message[[1, 3]], scores[[4, 5], item], atol=1e-6)
 

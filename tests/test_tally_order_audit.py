@@ -40,7 +40,7 @@ def test_sequence_is_identified_by_its_transitions() -> None:
     fed = assemble(config_of(), Machine(threads=1))
     progress = start_run(fed)
     begin_block(fed, progress, 0)
-    lines = OrderedHistories.of(fed.backbone, progress.server, fed.stream.blocks[0].train, 1)  # type: ignore[arg-type]
+    lines = OrderedHistories.from_state(fed.backbone, progress.server, fed.stream.blocks[0].train, 1)  # type: ignore[arg-type]
     matrix = np.zeros((6, 6), np.float32)
     matrix[0, 1] = matrix[1, 2] = 1.0
     forth, back, alone = lines.score_next_items(matrix, Ragged.from_lists([[0, 1, 2], [2, 1, 0], [4]]))

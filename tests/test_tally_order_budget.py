@@ -128,7 +128,7 @@ def test_noise_on_both_fields_is_what_the_budget_asks_for() -> None:
     noises = [model.add_noise(server, Total(zeros, 1.0, 1), STATISTIC, Draws(seed)) for seed in range(30)]
     below = np.concatenate([entry["terms"][np.tril_indices(k, -1)] for entry in noises])
     following = np.concatenate([entry["next"].ravel() for entry in noises])
-    s, deviation = model.term_deviation(server, STATISTIC), model.order_deviation(server, STATISTIC)
+    s, deviation = model.compute_term_deviation(server, STATISTIC), model.compute_order_deviation(server, STATISTIC)
     assert normal(below, s) > SURE
     assert normal(following, deviation) > SURE
     assert normal(0.95 * following, deviation) < SURE
@@ -211,8 +211,8 @@ def test_no_budget_is_spent_on_unreleased_order() -> None:
     plain, other = run_config(budget_config(4.0, 2, backbone={"name": "tally", "recency": 10.0}))
     assert np.array_equal(progress.server.parts[STATE]["gram"], other.server.parts[STATE]["gram"])
     assert [result["ndcg@20"] for result in progress.results] == [result["ndcg@20"] for result in other.results]
-    names = [field.name for field in fed.backbone.statistic_fields(progress.server, STATISTIC)]
-    assert names == [field.name for field in plain.backbone.statistic_fields(other.server, STATISTIC)]
+    names = [field.name for field in fed.backbone.list_statistic_fields(progress.server, STATISTIC)]
+    assert names == [field.name for field in plain.backbone.list_statistic_fields(other.server, STATISTIC)]
 
 
 def test_order_is_learned_through_noise_with_many_users() -> None:
@@ -272,4 +272,6 @@ def test_order_sums_decay_by_block_and_noise_variance_squared() -> None:
     report = {"terms": np.eye(3), "next": np.eye(3), "draws": np.array([2.0])}  # two nodes, each with noise of its own
     terms = model.add_terms(server.with_part(STATE, state), report, STATISTIC, fade=0.5)
     assert (terms[FOLLOWING] == 1.0 + np.eye(3)).all()
-    assert terms[FOLLOWING_VARIANCE][0] == pytest.approx(0.25 * 8 + 2 * model.order_deviation(server, STATISTIC) ** 2)
+    assert terms[FOLLOWING_VARIANCE][0] == pytest.approx(
+        0.25 * 8 + 2 * model.compute_order_deviation(server, STATISTIC) ** 2
+    )

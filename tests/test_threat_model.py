@@ -9,7 +9,7 @@ import pytest
 
 from helpers.command_line import call
 from tacita.core.config import RunConfig, validate_model
-from tacita.report.promises import privacy_lines
+from tacita.report.promises import list_privacy_lines
 from tacita.report.threat_model import list_outside
 from tacita.runs.assembly import Machine
 from tacita.runs.ledger import describe_ledger, read_run_ledger
@@ -47,7 +47,7 @@ def config_of(**settings: Any) -> RunConfig:
 def test_a_result_and_its_ledger_say_what_is_outside(kind: str, tmp_path: Path) -> None:
     settings, own = KINDS[kind]
     run = train(config_of(**settings), tmp_path / "run", Machine(threads=1))
-    printed = " ".join(privacy_lines(run.config, run.result))
+    printed = " ".join(list_privacy_lines(run.config, run.result))
     ledger = " ".join(describe_ledger(read_run_ledger(run.folder)))
     for words in (*ALWAYS, *own):
         assert words in printed

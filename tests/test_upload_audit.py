@@ -15,7 +15,7 @@ from tacita.core.types import Ragged
 from tacita.methods import resolve_config
 from tacita.report import accuracy, upload_audit
 from tacita.research.audit import uploads
-from tacita.research.audit.preference_attacks import ObservedUploads, mean_f1, sign_split
+from tacita.research.audit.preference_attacks import ObservedUploads, average_f1, split_by_sign
 from tacita.research.audit.uploads import COHORT, READERS, SECURE, audit_uploads, list_defences, observe_uploads
 from tacita.runs.assembly import Machine, assemble
 
@@ -69,7 +69,7 @@ def test_under_secure_sums_a_reader_has_sums_of_cohorts_and_nothing_else() -> No
         summed = each.tables[k * COHORT : (k + 1) * COHORT].astype(np.float64).sum(axis=0)
         assert np.abs(observations.tables[k] - summed).max() < 1e-5
     with pytest.raises(TacitaError, match="1 were asked"):
-        uploads._sum_updates(under, uploads._start_first_block(under), uploads._user_keys(under, people[:1]))
+        uploads._sum_updates(under, uploads._start_first_block(under), uploads._draw_user_keys(under, people[:1]))
 
 
 def test_f1_counts_names_that_are_right_and_those_by_chance() -> None:
@@ -78,7 +78,7 @@ def test_f1_counts_names_that_are_right_and_those_by_chance() -> None:
     tables[0, 6:] = 0  # six rows of the first moved
     guess = np.zeros((2, 8), bool)
     guess[0, [0, 1, 2]], guess[1, [2]] = True, True
-    result = mean_f1(ObservedUploads(tables, np.arange(2), np.arange(2)), guess, train)
+    result = average_f1(ObservedUploads(tables, np.arange(2), np.arange(2)), guess, train)
     assert result["found"] == pytest.approx((2 * 2 / 5 + 2 * 1 / 3) / 2)
     assert result["control"] == pytest.approx((2 * 1 / 5 + 0) / 2)
     assert result["chance"] == pytest.approx((2 * (3 * 2 / 6) / 5 + 2 * (1 * 2 / 8) / 3) / 2)
@@ -88,8 +88,8 @@ def test_the_side_with_few_rows_is_the_liked_one_where_many_are_drawn() -> None:
     rng = np.random.default_rng(5)
     upload = np.outer(np.where(np.arange(30) < 6, 1.0, -1.0), rng.normal(size=5)).astype(np.float32)
     popularity = np.arange(30.0)  # which would tell the wrong side
-    assert (sign_split(upload, popularity)[:6] < 0).all()
-    assert (sign_split(upload, popularity, 0.2)[:6] > 0).all()
+    assert (split_by_sign(upload, popularity)[:6] < 0).all()
+    assert (split_by_sign(upload, popularity, 0.2)[:6] > 0).all()
 
 
 def test_gradient_signs_separate_positives_from_negatives() -> None:
@@ -99,9 +99,9 @@ def test_gradient_signs_separate_positives_from_negatives() -> None:
     liked = np.argsort(-popularity)[:8]
     upload[liked], upload[20:24] = 0.5 * taste, -0.5 * taste
     upload[liked] = 0.5 * taste
-    score = sign_split(upload, popularity)
+    score = split_by_sign(upload, popularity)
     assert score[liked].min() > np.delete(score, liked).max()
-    assert (sign_split(-upload, popularity)[liked] == score[liked]).all()  # the side is told by what is popular
+    assert (split_by_sign(-upload, popularity)[liked] == score[liked]).all()  # the side is told by what is popular
 
 
 def test_runs_whose_people_upload_no_rows_are_refused() -> None:

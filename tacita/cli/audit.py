@@ -62,7 +62,7 @@ def audit_tally(
         _audit_budgets(config, machine, budgets, out, as_json, quiet)
         return
     with console.show_progress("attacks", quiet) as tell:
-        result = audit.audit_tally(config, machine, brief, tell, _data_printer(quiet))
+        result = audit.audit_tally(config, machine, brief, tell, _make_data_printer(quiet))
     if out is not None:
         stem = report_audit.write_audit(result, out)
         console.print_note(f"wrote {stem}.csv and .png")
@@ -79,7 +79,7 @@ def _list_budgets(config: RunConfig, epsilon: list[float] | None) -> list[float]
     return [] if config.privacy.epsilon is None else [config.privacy.epsilon]
 
 
-def _data_printer(quiet: bool) -> Callable[[BlockStream], None] | None:
+def _make_data_printer(quiet: bool) -> Callable[[BlockStream], None] | None:
     return None if quiet else console.print_data_notes
 
 
@@ -122,7 +122,7 @@ def _audit_budgets(
     for epsilon in budgets:
         validate_model(PrivacyConfig, {"epsilon": epsilon}, "--epsilon")
     with console.show_progress("draws of people", quiet) as tell:
-        result = audit_budget(config, machine, budgets, tell, _data_printer(quiet))
+        result = audit_budget(config, machine, budgets, tell, _make_data_printer(quiet))
     if out is not None:
         stem = budget_audit.write_audit(result, readers, out)
         console.print_note(f"wrote {stem}.md and .csv")
@@ -176,7 +176,7 @@ def audit_order(
     if out is not None:
         raise TacitaError("--out goes with --epsilon: without a budget there are two figures and no table.")
     with console.show_progress("attacks", quiet) as tell:
-        result = audit(config, machine, tell, _data_printer(quiet))
+        result = audit(config, machine, tell, _make_data_printer(quiet))
     if as_json:
         console.print_json(result)
         return
@@ -237,7 +237,7 @@ def audit_scores(
     config = _load_config(run, {"data": data, "method": method or "fedkdrec"}, sets, columns)
     machine = Machine(threads, data_dir=data_dir)
     with console.show_progress("settings", quiet) as tell:
-        result = curious_server.audit_scores(config, machine, rounds, tell, _data_printer(quiet))
+        result = curious_server.audit_scores(config, machine, rounds, tell, _make_data_printer(quiet))
     if out is not None:
         stem = score_audit.write_audit(result, curious_server.ATTACKS, out)
         console.print_note(f"wrote {stem}.md and .csv")
@@ -422,7 +422,7 @@ def audit_uploads(
     with console.show_progress("settings", quiet) as tell:
         machine = Machine(threads, data_dir=data_dir)
         config = resolve_config(settings, "the options")
-        result = uploads.audit_uploads(config, machine, budgets, tell, _data_printer(quiet))
+        result = uploads.audit_uploads(config, machine, budgets, tell, _make_data_printer(quiet))
     if out is not None:
         stem = upload_audit.write_audit(result, uploads.READERS, out)
         console.print_note(f"wrote {stem}.md and .json")

@@ -81,9 +81,9 @@ def reproduce(
 
 
 def _list_tables(as_json: bool) -> None:
-    from tacita.research.experiments.experiment_spec import experiment_names, load_experiment
+    from tacita.research.experiments.experiment_spec import list_experiments, load_experiment
 
-    titles = {name: load_experiment(name)[0].title for name in experiment_names()}
+    titles = {name: load_experiment(name)[0].title for name in list_experiments()}
     if as_json:
         console.print_json(titles)
         return
@@ -229,7 +229,7 @@ class TuningBudget:
 def _tune_paper(
     paper: str, only: list[str], budget: TuningBudget, out: Path | None, data_dir: Path | None, quiet: bool
 ) -> TuningOutcome:
-    from tacita.research.experiments.experiment_spec import load_main_table, settings_path
+    from tacita.research.experiments.experiment_spec import find_settings_path, load_main_table
     from tacita.research.experiments.paper_tuning import list_paper_jobs, tune_paper
 
     results = out or TABLES
@@ -240,7 +240,7 @@ def _tune_paper(
         with console.show_progress("dataset-backbone pairs", quiet) as tell:
             _, failed = tune_paper(paper, jobs, results, tell, budget.workers)
         outcome = TuningOutcome({"failed": failed}, [f"no score: {reason}" for reason in failed])
-    path = settings_path(paper, results)
+    path = find_settings_path(paper, results)
     data = {**outcome.data, "settings": str(path)}
     return TuningOutcome(data, outcome.lines, f"stored the choices in {path}")
 

@@ -65,9 +65,9 @@ def complete_method(incomplete: str) -> list[str]:
 
 def complete_backbone(incomplete: str) -> list[str]:
     """Names of models that begin with what was typed."""
-    from tacita.models import backbone_names
+    from tacita.models import list_backbones
 
-    return [name for name in backbone_names() if name.startswith(incomplete)]
+    return [name for name in list_backbones() if name.startswith(incomplete)]
 
 
 def split_run_argument(run: Path | None, words: list[str | None], example: str) -> tuple[Path, str | None]:

@@ -27,11 +27,11 @@ BlockScores = tuple[list[dict[str, Any]], dict[str, float]]
 
 def show_result(run: Run, brief: bool = False) -> None:
     """Quality per block beside the controls, a table for each metric, and a verdict."""
-    from tacita.report.data import find_read_mode, method_name
+    from tacita.report.data import find_read_mode, name_method
 
     result = run.result
     backbone = run.config.backbone.get("name", "mf")
-    method = method_name(backbone, run.config.method, run.config.parts)
+    method = name_method(backbone, run.config.method, run.config.parts)
     read_mode = find_read_mode(result)
     scores = {method: (result["blocks"], result["mean"])}
     skipped = []
@@ -97,24 +97,24 @@ def _list_headings(tested: list[bool]) -> list[str]:
 
 def _fill_by_method(table: Table, headings: list[str], cells: Mapping[str, list[str]]) -> None:
     for heading in headings:
-        table.add_column(heading, justify="right", style=_heading_style(heading))
+        table.add_column(heading, justify="right", style=_choose_heading_style(heading))
     for place, (name, texts) in enumerate(cells.items()):
-        table.add_row(escape(name), *texts, style=_model_style(place))
+        table.add_row(escape(name), *texts, style=_choose_model_style(place))
 
 
 def _fill_by_block(table: Table, headings: list[str], cells: Mapping[str, list[str]]) -> None:
     for place, name in enumerate(cells):
-        table.add_column(escape(name), justify="right", style=_model_style(place))
+        table.add_column(escape(name), justify="right", style=_choose_model_style(place))
     rows = zip(*cells.values(), strict=True)
     for heading, row in zip(headings, rows, strict=True):
-        table.add_row(heading, *row, style=_heading_style(heading))
+        table.add_row(heading, *row, style=_choose_heading_style(heading))
 
 
-def _heading_style(heading: str) -> str:
+def _choose_heading_style(heading: str) -> str:
     return "bold" if heading.startswith("mean") else ""
 
 
-def _model_style(place: int) -> str:
+def _choose_model_style(place: int) -> str:
     """The run stands out, its controls do not."""
     return "" if place else "cyan"
 

@@ -184,10 +184,10 @@ def _show_run(run: Run, as_json: bool, quiet: bool) -> None:
     if as_json:
         console.print_json(run.result)
         return
-    from tacita.report.promises import describe_leaks, privacy_lines
+    from tacita.report.promises import describe_leaks, list_privacy_lines
 
     result_tables.show_result(run, brief=quiet)
-    for line in privacy_lines(run.config, run.result):
+    for line in list_privacy_lines(run.config, run.result):
         console.print_answer(line)
     if "privacy" in run.result and not quiet:
         console.print_note(f"What it cost people so far: `tacita ledger {run.folder}`.")
@@ -206,7 +206,7 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help="HTML file to write (default: report.html, unless another kind is asked for).")
     ] = None,
-    as_csv: Annotated[Path | None, typer.Option("--csv", help="The table as CSV, a row for each recipe.")] = None,
+    render_csv: Annotated[Path | None, typer.Option("--csv", help="The table as CSV, a row for each recipe.")] = None,
     svg: Annotated[Path | None, typer.Option("--svg", help="The picture: one run, or all with intervals.")] = None,
     latex: Annotated[Path | None, typer.Option("--latex", help="The table as LaTeX (booktabs).")] = None,
     as_json: AsJson = False,
@@ -228,12 +228,12 @@ def report(
     if any(source.suffix.lower() == ".csv" for source in sources):
         _draw_accuracy(sources, svg or out)
         return
-    has_other_kind = as_csv or svg or latex or as_json
+    has_other_kind = render_csv or svg or latex or as_json
     if out is None and not has_other_kind:
         out = Path("report.html")
-    _write_reports(sources, [out, svg], {"csv": as_csv, "latex": latex})
+    _write_reports(sources, [out, svg], {"csv": render_csv, "latex": latex})
     _show_groups(sources, as_json)
-    for path in (out, as_csv, svg, latex):
+    for path in (out, render_csv, svg, latex):
         if path is not None:
             console.print_note(f"wrote {path}")
 

@@ -122,7 +122,7 @@ def _read_features(path: Path, source: str, item_ids: Sequence[str], columns: Re
     has_header, names, frame = read_columns(path, columns)
     shown_names = names
     if not has_header:
-        shown_names = _known_names(path, names)
+        shown_names = _list_known_names(path, names)
     places = _find_roles(path, shown_names, names, columns)
     item_places = places["item"]
     has_features = places["genres"] or places["year"] or places["text"]
@@ -197,7 +197,7 @@ def _describe_columns(path: Path, names: Sequence[str], places: Mapping[str, Pla
     return f"{path.name}: {listed}."
 
 
-def _known_names(path: Path, names: Sequence[str]) -> tuple[str, ...]:
+def _list_known_names(path: Path, names: Sequence[str]) -> tuple[str, ...]:
     """The names that the columns of MovieLens' item files would have; others without a header have to be named."""
     base = path.name.removesuffix(".gz")
     known: tuple[str, ...] = ()

@@ -46,7 +46,7 @@ def to_pandas(frame: Frame) -> Any:
 # On the way in
 
 
-def as_frame(source: Any) -> Frame | None:
+def to_frame(source: Any) -> Frame | None:
     """A table of polars, pandas or Arrow, or a dict of columns, as a frame; None: it is something else."""
     if isinstance(source, pl.DataFrame):
         return source
@@ -128,7 +128,7 @@ def to_raw_ids(source: Any, role: str = "user") -> list[str]:
     """Raw ids as text: of one id, of a list, array or column of them, or of the column of a table that has the role."""
     is_table = isinstance(source, pl.DataFrame | pl.LazyFrame | Mapping)
     if is_table or is_pandas(source):
-        frame = as_frame(source)
+        frame = to_frame(source)
         if frame is None or role not in frame.columns:
             raise TacitaError(f"a table of {role}s needs a column '{role}'; rename one, or give the column alone.")
         source = frame[role]
@@ -178,7 +178,7 @@ def lookup_names(names: Sequence[str | None], codes: AnyArray) -> pl.Series:
     return texts.gather(places)
 
 
-def integer_column(values: Sequence[int | None]) -> pl.Series:
+def to_integer_column(values: Sequence[int | None]) -> pl.Series:
     """Whole numbers, some of which may be missing."""
     return pl.Series(values, dtype=pl.Int64)
 

@@ -57,7 +57,7 @@ def describe(table: Interactions) -> dict[str, object]:
         time_range = (int(time.min()), int(time.max()))
         dates = _format_dates(time, table.time_unit)
     notes = list(table.notes)
-    unrated = rating_note(table)
+    unrated = describe_ratings(table)
     if unrated:
         notes.append(unrated)
     return {
@@ -109,7 +109,7 @@ def _to_date(time: np.int64, unit: str) -> datetime:
     return _EPOCH + timedelta(seconds=seconds)
 
 
-def rating_note(table: Interactions) -> str | None:
+def describe_ratings(table: Interactions) -> str | None:
     """A warning where ratings differ and no least rating is set."""
     if table.rating is None or not len(table.rating):
         return None

@@ -71,7 +71,7 @@ def load(
     if not source or not _exists(path):
         raise _unknown_source_error(source)
     roles = check_roles(columns or {})
-    return _load_path(path, _stem(path), FileHints(roles, date_format, decimal, drop_missing))
+    return _load_path(path, _strip_suffixes(path), FileHints(roles, date_format, decimal, drop_missing))
 
 
 def count_enrolled(source: str, table: Interactions) -> int | None:
@@ -190,7 +190,7 @@ def _unknown_source_error(source: str) -> TacitaError:
     return TacitaError(f"{source[:200]!r} is neither a file nor a named dataset; {hint}")
 
 
-def _stem(path: Path) -> str:
+def _strip_suffixes(path: Path) -> str:
     """The file's name without its endings."""
     name = path.resolve().name
     if path.is_dir():

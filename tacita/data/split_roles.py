@@ -138,7 +138,7 @@ def _assign_some_out_roles(user: Ints, order: Longs, config: SplitConfig) -> Any
     rank = rank_in_user(user, order)
     n = np.bincount(user)[user]
     n_other = n - config.held_items
-    n_train = n_other - _tenth(n_other)
+    n_train = n_other - _take_tenth(n_other)
     role = _cut_by_rank(rank, n_train, n_other)
     has_few = n < config.least_items
     has_few |= n_other < 2
@@ -152,13 +152,13 @@ def _assign_share_roles(user: Ints, order: Longs, kind: str) -> AnyArray:
     if kind == "leave-one-out":
         share = np.ones_like(n)
     else:
-        share = _tenth(n)
+        share = _take_tenth(n)
     n_train = n - 2 * share
     role = _cut_by_rank(rank, n_train, n - share)
     return np.where(n < 3, TRAIN, role)
 
 
-def _tenth(n: Longs) -> Longs:
+def _take_tenth(n: Longs) -> Longs:
     """A tenth, rounded, at least one."""
     tenth = np.rint(0.1 * n)
     whole_tenth = tenth.astype(np.int64)

@@ -30,7 +30,7 @@ from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Arrays, Block, BlockStream, Bools, Doubles, Ints, Keys, Longs, Ragged
 from tacita.data.block_cuts import PER_PERSON_NOTE, assign_blocks, cuts_by_count, find_quantile_cuts
 from tacita.data.filters import filter_rows, list_removals
-from tacita.data.interaction_table import rating_note
+from tacita.data.interaction_table import describe_ratings
 from tacita.data.sources import Interactions
 from tacita.data.split_roles import (
     TEST,
@@ -87,7 +87,7 @@ def split(table: Interactions, config: SplitConfig, draws: Draws | None = None) 
     item_keys = derive_keys(item_ids)
     shuffle = Shuffle(user_keys, item_keys, draws, config.repeats)
     assign_roles = _plan_roles(table, rows, config, shuffle)
-    columns = _extra_columns(table)
+    columns = _list_extra_columns(table)
     interactions = _InteractionRows(user, item, rows, columns)
     n_listed = n_items if table.catalogue else 0
     blocks = _make_blocks(interactions, cuts, assign_roles, config.repeats, n_listed)
@@ -154,7 +154,7 @@ def _collect_notes(table: Interactions, config: SplitConfig) -> tuple[str, ...]:
     if config.kind == "blocks" and config.borders == "person":
         notes.append(PER_PERSON_NOTE)
     if config.min_rating is None:
-        unrated = rating_note(table)
+        unrated = describe_ratings(table)
         if unrated:
             notes.append(unrated)
     return tuple(notes)
@@ -315,7 +315,7 @@ class _InteractionRows(NamedTuple):
         return Ragged.from_pairs(self.user, self.item, n_users, columns)
 
 
-def _extra_columns(table: Interactions) -> Arrays:
+def _list_extra_columns(table: Interactions) -> Arrays:
     columns: Arrays = {}
     if table.timestamp is not None:
         columns["time"] = table.timestamp

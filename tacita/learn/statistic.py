@@ -80,7 +80,7 @@ class StatisticLearner(Learner, Unlearning):
         return self.model.questions(server) if server.round == 0 else ()
 
     def fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
-        return self.model.statistic_fields(server, question)
+        return self.model.list_statistic_fields(server, question)
 
     def answer(self, task: CohortTask, question: str) -> CohortReply:
         view = task.view
@@ -201,7 +201,7 @@ class StatisticLearner(Learner, Unlearning):
         return server.with_part(self.name, {PENDING_USERS: users})
 
     def question_fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
-        return self.model.retraction_fields(server)
+        return self.model.list_retraction_fields(server)
 
     def answer_question(self, view: CohortView, question: str) -> CohortReply:
         """What users contributed before they withdrew some of it, and what remains; the device keeps the rest."""

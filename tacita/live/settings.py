@@ -8,7 +8,7 @@ from typing import TypeVar
 from tacita.core.config import RunConfig, StrictModel, read_toml, validate_model
 from tacita.core.errors import TacitaError
 from tacita.methods import resolve_parts
-from tacita.models.base import backbone_class
+from tacita.models.base import find_backbone_class
 from tacita.round.registry import is_lab_only
 
 Settings = TypeVar("Settings", bound=StrictModel)
@@ -98,7 +98,7 @@ def _free_weight_error(key: str, value: object, values: tuple[float | str, ...])
 
 
 def _refuse_order_of_earlier_blocks(config: RunConfig) -> None:
-    backbone = backbone_class(str(config.backbone.get("name", "mf")))
+    backbone = find_backbone_class(str(config.backbone.get("name", "mf")))
     if backbone.reads_order and config.backbone.get("order_back", True):
         raise TacitaError(
             "a node leaves items out that few of its people have, and could not leave out what is looked back at in "

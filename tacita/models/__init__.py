@@ -6,7 +6,7 @@ from tacita.models import fedpergnn as _fedpergnn  # noqa: F401
 from tacita.models import interest as _interest  # noqa: F401
 from tacita.models import lightgcn as _lightgcn  # noqa: F401
 from tacita.models import neural_cf as _neural  # noqa: F401
-from tacita.models.base import Backbone, BackboneConfig, backbone_class, backbone_names, register
+from tacita.models.base import Backbone, BackboneConfig, find_backbone_class, list_backbones, register
 from tacita.models.scorer import Context, Scorer
 from tacita.models.statistic_model import StatisticModel
 from tacita.models.tally import filter as _filter  # noqa: F401
@@ -21,7 +21,7 @@ __all__ = [
     "Context",
     "Scorer",
     "StatisticModel",
-    "backbone_class",
-    "backbone_names",
+    "find_backbone_class",
+    "list_backbones",
     "register",
 ]

@@ -80,7 +80,7 @@ class Backbone(ABC):
     def private_width(self) -> int:
         return sum(self.layout.values())
 
-    def named(self, private: Any) -> dict[str, Any]:
+    def split_private(self, private: Any) -> dict[str, Any]:
         """The flat private vectors (users, width) as named slices."""
         slices = {}
         start = 0
@@ -89,7 +89,7 @@ class Backbone(ABC):
             start += width
         return slices
 
-    def shared(self) -> Shapes:
+    def list_head_shapes(self) -> Shapes:
         """Shared parameters that are not item rows: name -> shape."""
         return {}
 
@@ -120,7 +120,7 @@ class Backbone(ABC):
         return np.zeros(len(server.items), np.float32)
 
     @abstractmethod
-    def likeness(self, server: ServerState, items: Floats, item: int) -> Floats:
+    def compare_items(self, server: ServerState, items: Floats, item: int) -> Floats:
         """How much every item is like one of them, in the model's own terms."""
 
 
@@ -196,11 +196,11 @@ def apply_budget(backbone: Backbone, privacy: PrivacyConfig) -> Backbone:
     return _PRIVATE[backbone.name](backbone.config, privacy)  # type: ignore[call-arg]
 
 
-def backbone_names() -> list[str]:
+def list_backbones() -> list[str]:
     return sorted(_REGISTRY)
 
 
-def backbone_class(name: str) -> type[Backbone]:
+def find_backbone_class(name: str) -> type[Backbone]:
     if name not in _REGISTRY:
         raise unknown_name_error("backbone", name, _REGISTRY)
     return _REGISTRY[name]
@@ -211,6 +211,6 @@ def repeat_start(value: Floats, count: int) -> Floats:
     return np.repeat(value.reshape(1, -1), count, axis=0)
 
 
-def linear_bound(fan_in: int) -> float:
+def compute_linear_bound(fan_in: int) -> float:
     """Half-width of the usual uniform start of a linear layer."""
     return 1.0 / math.sqrt(fan_in)

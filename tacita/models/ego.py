@@ -61,21 +61,21 @@ class EgoModel(TwoVectorModel):
         u = rep["u"]
         v = 0.5 * rows + inside[:, None] * rep["passed"]
         product = (u * v).sum(-1)
-        squares = _squared_norm(u) * _squared_norm(v)
+        squares = _compute_squared_norm(u) * _compute_squared_norm(v)
         return product / (squares + _TINY) ** 0.5
 
-    def reading_outside(self, rep: Tensors, heads: Arrays, items: Floats) -> TableReading:
+    def reduce_outside_to_affine(self, rep: Tensors, heads: Arrays, items: Floats) -> TableReading:
         users = _normalise_rows(rep["u"])
         offsets = np.zeros(len(users), np.float32)
         rows = _normalise_rows(items)
         return users, offsets, rows
 
 
-def _squared_norm(x: Any) -> Any:
+def _compute_squared_norm(x: Any) -> Any:
     return (x * x).sum(-1)
 
 
 def _normalise_rows(rows: Floats) -> Floats:
-    squares = _squared_norm(rows)[:, None]
+    squares = _compute_squared_norm(rows)[:, None]
     lengths = (squares + _TINY) ** 0.5
     return np.asarray(rows / lengths, np.float32)

@@ -12,7 +12,7 @@ from tacita.core.draws import Draws
 from tacita.core.types import Arrays, Floats, Keys
 from tacita.kernels import steps
 from tacita.kernels.hashing import normals, uniforms
-from tacita.models.base import BackboneConfig, Shapes, TrainedConfig, linear_bound, register, repeat_start
+from tacita.models.base import BackboneConfig, Shapes, TrainedConfig, compute_linear_bound, register, repeat_start
 from tacita.models.scorer import Reading, Scorer, Tensors
 
 _COMMON_OWNER = np.zeros(1, np.uint64)  # the owner of draws that all clients share
@@ -80,7 +80,7 @@ class MF(TwoVectorModel):
         products = rep["p"] * rows
         return products.sum(-1)
 
-    def reading(self, private: Floats, heads: Arrays) -> Reading:
+    def reduce_to_affine(self, private: Floats, heads: Arrays) -> Reading:
         offsets = np.zeros(len(private), np.float32)
         return private, offsets
 
@@ -109,7 +109,7 @@ class PFedRec(FactorModel):
         return normals(key, item_keys, self.config.dim)
 
     def init_private(self, draws: Draws, user_keys: Keys) -> Floats:
-        bound = linear_bound(self.config.dim)
+        bound = compute_linear_bound(self.config.dim)
         start = _draw_common(draws, bound, self.private_width)
         return repeat_start(start, len(user_keys))
 
@@ -124,7 +124,7 @@ class PFedRec(FactorModel):
         bias = rep["b"][:, 0]
         return products.sum(-1) + bias
 
-    def reading(self, private: Floats, heads: Arrays) -> Reading:
+    def reduce_to_affine(self, private: Floats, heads: Arrays) -> Reading:
         dim = self.config.dim
         weights = private[:, :dim]
         bias = private[:, dim]
@@ -155,7 +155,7 @@ class NCF(FactorModel):
             return {"p": dim}
         return {"p": dim, "w": 2 * dim, "b": 1}
 
-    def shared(self) -> Shapes:
+    def list_head_shapes(self) -> Shapes:
         if not self.config.share_mlp:
             return {}
         width = 2 * self.config.dim
@@ -167,7 +167,7 @@ class NCF(FactorModel):
 
     def _init_layer(self, draws: Draws) -> Floats:
         width = 2 * self.config.dim
-        bound = linear_bound(width)
+        bound = compute_linear_bound(width)
         return _draw_common(draws, bound, width + 1)
 
     def init_private(self, draws: Draws, user_keys: Keys) -> Floats:
@@ -203,7 +203,7 @@ class NCF(FactorModel):
         user_part = user_products.sum(-1) + bias
         return user_part + item_products.sum(-1)
 
-    def reading(self, private: Floats, heads: Arrays) -> Reading:
+    def reduce_to_affine(self, private: Floats, heads: Arrays) -> Reading:
         dim = self.config.dim
         n_users = len(private)
         if self.config.share_mlp:

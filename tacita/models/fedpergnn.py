@@ -59,7 +59,7 @@ class FedPerGNN(TwoVectorModel):
     heads_in_score = False
     config: FedPerGNNConfig
 
-    def shared(self) -> Shapes:
+    def list_head_shapes(self) -> Shapes:
         dim = self.config.dim
         shapes: Shapes = {}
         for name in _MATRICES:
@@ -79,7 +79,7 @@ class FedPerGNN(TwoVectorModel):
     def init_heads(self, draws: Draws) -> Arrays:
         """Xavier's uniform start of everything but the bias."""
         heads: Arrays = {}
-        for name, shape in self.shared().items():
+        for name, shape in self.list_head_shapes().items():
             fan_in = shape[0]
             fan_out = shape[1] if len(shape) == 2 else 1
             key = draws.public(f"init-{name}")
@@ -88,7 +88,7 @@ class FedPerGNN(TwoVectorModel):
         return heads
 
     def rates(self, n_items: int) -> dict[str, float]:
-        heads_rates = dict.fromkeys(self.shared(), self.config.lr)
+        heads_rates = dict.fromkeys(self.list_head_shapes(), self.config.lr)
         return super().rates(n_items) | heads_rates
 
     def context(self, view: CohortView) -> Ragged:
@@ -173,7 +173,7 @@ class FedPerGNN(TwoVectorModel):
     def score(self, rep: Tensors, heads: Tensors, rows: Any, inside: Any = None) -> Any:
         return _multiply_rows(rep["u"], rows) + rep["added"]
 
-    def reading_outside(self, rep: Tensors, heads: Arrays, items: Floats) -> TableReading:
+    def reduce_outside_to_affine(self, rep: Tensors, heads: Arrays, items: Floats) -> TableReading:
         vectors = np.asarray(rep["u"], np.float32)
         offsets = np.asarray(rep["added"], np.float32)
         return vectors, offsets, items
@@ -244,7 +244,7 @@ def _exp(x: Any) -> Any:
 
 def _softmax_per_user(attention: Any, context: Context) -> Any:
     """Over the entries of each user."""
-    largest = context.max_per_user(attention)
+    largest = context.find_max_per_user(attention)
     top = context.repeat_per_entry(largest)
     force = _exp(attention - top)
     total = context.sum_per_user(force)

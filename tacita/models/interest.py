@@ -60,10 +60,10 @@ class InterestModel(TowerModel):
         """Numbers of an event: row, rating and bucket."""
         return self.config.dim + 1 + self.config.gap_width
 
-    def shared(self) -> Shapes:
+    def list_head_shapes(self) -> Shapes:
         dim = self.config.dim
         return {
-            **super().shared(),
+            **super().list_head_shapes(),
             "state_layer": (dim, self.config.tower[0]),
             "gaps": (GAP_BUCKETS, self.config.gap_width),
             "event_layer": (self._event_width, dim),
@@ -74,12 +74,12 @@ class InterestModel(TowerModel):
             "gru_state_bias": (3 * dim,),
         }
 
-    def _layer_fans(self) -> LayerFans:
+    def _list_layer_fans(self) -> LayerFans:
         dim = self.config.dim
         first = (3 * dim, self.config.tower[0])
         gate = (dim, dim)  # of three matrices beside each other
         return {
-            **super()._layer_fans(),
+            **super()._list_layer_fans(),
             "user_layer": first,
             "item_layer": first,
             "state_layer": first,
@@ -193,7 +193,7 @@ class InterestModel(TowerModel):
         first = at.new_tensor(owner) * GAP_BUCKETS
         return row, rating, table.index_select(0, first + gap)
 
-    def interest(self, view: CohortView) -> Floats:
+    def compute_interest(self, view: CohortView) -> Floats:
         """h_u under the received model."""
         lists = self.context(view)
         heads = broadcast_heads(view.heads, len(lists))
@@ -208,11 +208,11 @@ class InterestModel(TowerModel):
         of_user = private["p"] @ heads["user_layer"]
         of_state = private["h"] @ heads["state_layer"]
         first = relu(of_item + of_user + of_state)
-        hidden = self._climb(first, heads)
+        hidden = self._run_upper_layers(first, heads)
         logits = project(hidden, heads["out"])
         return logits + heads["out_bias"]
 
-    def own_loss(self, rep: Tensors) -> Any:
+    def compute_own_loss(self, rep: Tensors) -> Any:
         """mu (1 - cos(p_u, h_u)); a vector without length has no direction."""
         p = rep["p"]
         h = rep["h"]

@@ -53,7 +53,7 @@ class TowerModel(FactorModel):
     def layout(self) -> dict[str, int]:
         return {"p": self.config.dim}
 
-    def _inner_layers(self) -> LayerFans:
+    def _list_inner_layers(self) -> LayerFans:
         """The matrices between hidden layers."""
         sizes = self.config.tower
         layers = {}
@@ -61,17 +61,17 @@ class TowerModel(FactorModel):
             layers[f"layer_{k}"] = pair
         return layers
 
-    def _layer_fans(self) -> LayerFans:
+    def _list_layer_fans(self) -> LayerFans:
         sizes = self.config.tower
         first = (2 * self.config.dim, sizes[0])
         last = (sizes[-1], 1)
-        inner = self._inner_layers()
+        inner = self._list_inner_layers()
         return {"user_layer": first, "item_layer": first, **inner, "out": last}
 
-    def shared(self) -> Shapes:
+    def list_head_shapes(self) -> Shapes:
         sizes = self.config.tower
         first = (self.config.dim, sizes[0])
-        inner = self._inner_layers()
+        inner = self._list_inner_layers()
         biases = {}
         for k, size in enumerate(sizes):
             biases[f"bias_{k}"] = (size,)
@@ -96,9 +96,9 @@ class TowerModel(FactorModel):
 
     def init_heads(self, draws: Draws) -> Arrays:
         """Xavier's uniform start of every layer; biases begin at 0."""
-        fans = self._layer_fans()
+        fans = self._list_layer_fans()
         heads = {}
-        for name, shape in self.shared().items():
+        for name, shape in self.list_head_shapes().items():
             if name in fans:
                 key = draws.public(f"init-{name}")
                 both_fans = sum(fans[name])
@@ -109,7 +109,7 @@ class TowerModel(FactorModel):
 
     def rates(self, n_items: int) -> dict[str, float]:
         lr = self.config.lr
-        names = (*self.layout, *self.shared())
+        names = (*self.layout, *self.list_head_shapes())
         rates = dict.fromkeys(names, lr)
         rates["rows"] = lr * self.item_scale(n_items)
         return rates
@@ -122,14 +122,14 @@ class TowerModel(FactorModel):
     def flatten_heads(self, heads: Arrays) -> Floats:
         """All shared parameters of each client as one vector, as compiled loops want it."""
         pieces = []
-        for name in self.shared():
+        for name in self.list_head_shapes():
             value = heads[name]
             pieces.append(value.reshape(len(value), -1))
         return np.concatenate(pieces, axis=1)
 
     def unflatten_heads(self, flat: Floats) -> Arrays:
         """The shared parameters of the vectors that `flatten_heads` makes."""
-        shapes = self.shared()
+        shapes = self.list_head_shapes()
         sizes = [math.prod(shape) for shape in shapes.values()]
         ends = np.cumsum(sizes)[:-1]
         pieces = np.split(flat, ends, axis=1)
@@ -150,9 +150,9 @@ class TowerModel(FactorModel):
         of_item = linear(item, heads["item_layer"], heads["bias_0"])
         of_user = user @ heads["user_layer"]
         first = relu(of_item + of_user)
-        return self._climb(first, heads)
+        return self._run_upper_layers(first, heads)
 
-    def _climb(self, hidden: Any, heads: Tensors) -> Any:
+    def _run_upper_layers(self, hidden: Any, heads: Tensors) -> Any:
         """From the first hidden layer to the last."""
         n_layers = len(self.config.tower)
         for k in range(1, n_layers):
@@ -188,7 +188,7 @@ class NeuMF(TowerModel):
     def code_width(self) -> int:
         return self.config.dim
 
-    def rows_of_codes(self, codes: Floats) -> Floats:
+    def build_rows_from_codes(self, codes: Floats) -> Floats:
         """The same start in both tables."""
         return np.concatenate([codes, codes], axis=1)
 
@@ -197,15 +197,15 @@ class NeuMF(TowerModel):
         dim = self.config.dim
         return {"gmf": dim, "mlp": dim}
 
-    def _layer_fans(self) -> LayerFans:
+    def _list_layer_fans(self) -> LayerFans:
         last_size = self.config.tower[-1]
         fan_in = self.config.dim + last_size
         both = (fan_in, 1)
-        fans = super()._layer_fans()
+        fans = super()._list_layer_fans()
         return {**fans, "out": both, "out_gmf": both}
 
-    def shared(self) -> Shapes:
-        shapes = super().shared()
+    def list_head_shapes(self) -> Shapes:
+        shapes = super().list_head_shapes()
         return {**shapes, "out_gmf": (self.config.dim,)}
 
     def score_groups(self, private: Tensors, heads: Tensors, rows: Any) -> Any:

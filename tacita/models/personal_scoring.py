@@ -105,7 +105,7 @@ class PersonalModels:
         context = None
         if self.context is not None:
             context = Context.from_lists(self.context.take(chosen), table)
-        private = self.backbone.named(self.private[chosen])
+        private = self.backbone.split_private(self.private[chosen])
         rep = self.backbone.represent(private, heads, context)
         group = {}
         for name, value in rep.items():

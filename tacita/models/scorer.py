@@ -59,7 +59,7 @@ class Context:
             return users[self.user]
         return users.index_select(0, self.user)
 
-    def max_per_user(self, entries: Any) -> Any:
+    def find_max_per_user(self, entries: Any) -> Any:
         """The largest of each user's entries, as a constant; 0 for a user without entries."""
         n_users = len(self.ptr) - 1
         if isinstance(entries, np.ndarray):
@@ -86,7 +86,7 @@ class Scorer(Backbone):
     """It scores groups of samples that share their heads (`score_groups`), as heads are too big to repeat."""
 
     has_own_loss: ClassVar[bool] = False
-    """Its users add something to the loss besides their samples (`own_loss`)."""
+    """Its users add something to the loss besides their samples (`compute_own_loss`)."""
 
     heads_in_score: ClassVar[bool] = True
     """`score` reads shared parameters; else `represent` alone does, and none is copied for a sample."""
@@ -104,7 +104,7 @@ class Scorer(Backbone):
         """Numbers of an item's code from which its row can start."""
         return self.item_width
 
-    def rows_of_codes(self, codes: Floats) -> Floats:
+    def build_rows_from_codes(self, codes: Floats) -> Floats:
         """Item rows (items, item width) that start from codes (items, code width) instead of chance."""
         return codes
 
@@ -118,7 +118,7 @@ class Scorer(Backbone):
         """The factor of the item rate over the base rate."""
         return 1.0
 
-    def own_loss(self, rep: Tensors) -> Any:
+    def compute_own_loss(self, rep: Tensors) -> Any:
         """What each user adds to its client's loss (torch, users from `represent`): a mean over the batch's users."""
         return None
 
@@ -139,7 +139,7 @@ class Scorer(Backbone):
         """
         raise TacitaError(f"backbone '{self.name}' scores whole histories, not single pairs.")
 
-    def heads_to_score(self, heads: Tensors) -> Tensors:
+    def select_heads_to_score(self, heads: Tensors) -> Tensors:
         """Those of the shared parameters that `score` reads."""
         return heads if self.heads_in_score else {}
 
@@ -148,17 +148,17 @@ class Scorer(Backbone):
         samples, width); a leading 1 serves all groups."""
         raise TacitaError(f"backbone '{self.name}' scores single samples, not groups of them.")
 
-    def reading(self, private: Floats, heads: Arrays) -> Reading | None:
+    def reduce_to_affine(self, private: Floats, heads: Arrays) -> Reading | None:
         """How to score every item at once, where the model is affine in the item row."""
         return None
 
-    def reading_outside(self, rep: Tensors, heads: Arrays, items: Floats) -> TableReading | None:
+    def reduce_outside_to_affine(self, rep: Tensors, heads: Arrays, items: Floats) -> TableReading | None:
         """How to score every item outside a user's context at once, where that is affine in some rows."""
         return None
 
     # what it knows of users and items
 
-    def interest(self, view: CohortView) -> Floats:
+    def compute_interest(self, view: CohortView) -> Floats:
         """What each user of a view likes, as one vector under the received model: the mean of its rows."""
         lists = view.train
         shape = (len(lists), view.items.shape[1])
@@ -173,7 +173,7 @@ class Scorer(Backbone):
     def interest_width(self) -> int:
         return self.item_width
 
-    def likeness(self, server: ServerState, items: Floats, item: int) -> Floats:
+    def compare_items(self, server: ServerState, items: Floats, item: int) -> Floats:
         """The cosine of the items' rows in the table that devices score with."""
         squares = items.astype(np.float64) ** 2
         size = np.sqrt(squares.sum(axis=1))

@@ -34,7 +34,7 @@ CHUNK = 256  # users scored at once, padded to this shape by models that are not
 def score_all(backbone: Scorer, private: Floats, heads: Arrays, items: Floats, context: Ragged | None = None) -> Floats:
     """Logits (users, items). Every number depends on its own user and item only, not on the batch."""
     _check_context(backbone, context)
-    reading = backbone.reading(private, heads)
+    reading = backbone.reduce_to_affine(private, heads)
     if reading is not None:
         return _score_affine(*reading, items)
     logits = _make_empty_logits(private, items)
@@ -134,14 +134,14 @@ def _represent_chunk(backbone: Scorer, private: Floats, heads: Arrays, context: 
     if context is not None:
         context = _pad_context(context, CHUNK - n_users)
     repeated = broadcast_heads(heads, CHUNK)
-    named = backbone.named(padded)
+    named = backbone.split_private(padded)
     rep = backbone.represent(named, repeated, context)
     return RepresentedUsers(backbone, rep, heads)
 
 
 def _represent_plainly(backbone: Scorer, private: Floats, heads: Arrays) -> RepresentedUsers:
     """Users of a model without context, whose private vectors represent them."""
-    return RepresentedUsers(backbone, backbone.named(private), heads)
+    return RepresentedUsers(backbone, backbone.split_private(private), heads)
 
 
 def _pad_context(context: Context, idle: int) -> Context:
@@ -163,7 +163,7 @@ class RepresentedUsers:
         """Logits of a chunk of users; `lists`: which items are in their contexts."""
         if lists is None:
             return self._score_tiles(items, None)
-        outside = self.backbone.reading_outside(self.rep, self.heads, items)
+        outside = self.backbone.reduce_outside_to_affine(self.rep, self.heads, items)
         user = lists.rows()
         item = lists.ids
         if outside is None:
@@ -188,7 +188,7 @@ class RepresentedUsers:
 
     def _repeat_heads(self, n_samples: int) -> Tensors:
         """The shared parameters that `score` reads, once for every sample."""
-        heads = self.backbone.heads_to_score(self.heads)
+        heads = self.backbone.select_heads_to_score(self.heads)
         repeated = {}
         for name, value in heads.items():
             repeated[name] = np.repeat(value[None], n_samples, axis=0)
@@ -277,7 +277,7 @@ def score_with_own_rows(
     if context is not None:
         return _score_own_in_context(backbone, private, heads, items, own, context)
     moved = own.values["moved"]
-    reading = backbone.reading(private, heads)
+    reading = backbone.reduce_to_affine(private, heads)
     if reading is None:
         scores = score_all(backbone, private, heads, items)
         users = _represent_plainly(backbone, private, heads)

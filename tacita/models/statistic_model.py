@@ -63,7 +63,7 @@ class StatisticModel(Backbone):
         """What the server asks at the beginning of a block."""
 
     @abstractmethod
-    def statistic_fields(self, server: ServerState, question: str) -> Fields:
+    def list_statistic_fields(self, server: ServerState, question: str) -> Fields:
         """What may be in an answer to a question."""
 
     @abstractmethod
@@ -133,7 +133,7 @@ class StatisticModel(Backbone):
         """How many users a retraction waits for; 0: it is carried out at once."""
 
     @abstractmethod
-    def retraction_fields(self, server: ServerState) -> Fields:
+    def list_retraction_fields(self, server: ServerState) -> Fields:
         """What may be in a retraction: changes of the statistic of every block."""
 
     @abstractmethod

@@ -15,7 +15,7 @@ from typing import Any
 from tacita.core.errors import TacitaError
 from tacita.core.files import write_bytes
 from tacita.report.drawing import LIGHT, SERIES, open_sheet
-from tacita.report.text_tables import csv_text
+from tacita.report.text_tables import render_csv_text
 
 COLUMNS = ("data", "model", "epsilon", "mean", "deviation")
 KINDS = (".svg", ".png")
@@ -67,7 +67,7 @@ def to_csv(points: list[AccuracyPoint]) -> str:
         deviation = f"{point.deviation:.4f}" if point.deviation else ""  # a single draw has none
         mean = f"{point.mean:.4f}"
         rows.append([point.data, point.model, epsilon, mean, deviation])
-    return csv_text(COLUMNS, rows)
+    return render_csv_text(COLUMNS, rows)
 
 
 def draw_points(points: list[AccuracyPoint], kind: str) -> bytes:

@@ -8,11 +8,11 @@ from tacita.report.text_tables import (
     AuditResult,
     ColumnTitles,
     TextRow,
-    csv_text,
-    figure_columns,
-    figure_values,
     format_csv_number,
-    markdown_page,
+    list_figure_columns,
+    list_figure_values,
+    render_csv_text,
+    render_markdown_page,
     write_text,
 )
 
@@ -53,20 +53,20 @@ def to_markdown(result: AuditResult, readers: ColumnTitles) -> str:
         "AUC of who took part where "
         f"90 % of a history is known, {result['noise_draws']} noise draws for every draw of people."
     )
-    return markdown_page(about, rows, NOTES)
+    return render_markdown_page(about, rows, NOTES)
 
 
 def to_csv(result: AuditResult, readers: ColumnTitles) -> str:
     rows = []
     for row in result["rows"]:
-        figures = figure_values(row["readers"], readers, KINDS)
+        figures = list_figure_values(row["readers"], readers, KINDS)
         cells = [row["setting"], row["items"]]
         for value in [row["valid"], *figures]:
             cells.append(format_csv_number(value, 6))
         rows.append(cells)
     header = ["setting", "items", "valid"]
-    header += figure_columns(readers, KINDS)
-    return csv_text(header, rows)
+    header += list_figure_columns(readers, KINDS)
+    return render_csv_text(header, rows)
 
 
 def write_audit(result: AuditResult, readers: ColumnTitles, folder: Path) -> Path:

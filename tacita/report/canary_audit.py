@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from tacita.report.text_tables import AuditResult, TextRow, markdown_page, write_text
+from tacita.report.text_tables import AuditResult, TextRow, render_markdown_page, write_text
 
 COMMON_BUGS = ("half the noise", "no clip")
 NOTES = (
@@ -151,12 +151,12 @@ def to_markdown(result: AuditResult) -> str:
     pages = []
     rows = make_rows(result)
     if rows:
-        pages.append(markdown_page(title, rows, NOTES))
+        pages.append(render_markdown_page(title, rows, NOTES))
     transcript_rows = make_transcript_rows(result)
     if transcript_rows:
         transcript_title = TRANSCRIPT_TITLE if rows else f"{title} {TRANSCRIPT_TITLE}"
         notes = [*TRANSCRIPT_NOTES, *list_outside(result), *list_exact_differences(result)]
-        pages.append(markdown_page(transcript_title, transcript_rows, notes))
+        pages.append(render_markdown_page(transcript_title, transcript_rows, notes))
     return "\n".join(pages)
 
 

@@ -17,7 +17,7 @@ from tacita.core.files import read_json
 from tacita.core.types import FilterEffect
 from tacita.data.filters import format_removals
 from tacita.methods import method_label
-from tacita.models import backbone_class, backbone_names
+from tacita.models import find_backbone_class, list_backbones
 from tacita.report.promises import PRIVACY_KEY, find_largest_epsilon
 from tacita.report.run_data import (
     CONTROLS,
@@ -196,10 +196,10 @@ def _describe_removals(data: Json) -> str:
     return format_removals(effects)
 
 
-def method_name(backbone: str, method: str, parts: list[Json] | None) -> str:
+def name_method(backbone: str, method: str, parts: list[Json] | None) -> str:
     """What a run is called: its method or parts, or the backbone where that is all there is."""
-    is_known = backbone in backbone_names()
-    trains_rows = not is_known or backbone_class(backbone).learner == "rows"
+    is_known = backbone in list_backbones()
+    trains_rows = not is_known or find_backbone_class(backbone).learner == "rows"
     if trains_rows or parts:
         return method_label(method, parts)
     return backbone
@@ -241,7 +241,7 @@ def _describe_ranking(evaluation: Json) -> str:
     return "of all items"
 
 
-def _mean_bytes(raw: Json, blocks: list[BlockData], is_once: bool) -> tuple[float, float]:
+def _average_bytes(raw: Json, blocks: list[BlockData], is_once: bool) -> tuple[float, float]:
     """Up and down for each client, per block where a model sends once a block, else per round."""
     if is_once:
         up = statistics.fmean([block.up for block in blocks])
@@ -263,13 +263,13 @@ def _parse_run(folder: Path, raw: Json, settings: str, events: Curves) -> RunDat
     mask = str(evaluation["mask"])
     blocks = _parse_blocks(raw, mask, is_once)
     controls, skipped = _parse_controls(raw, len(blocks))
-    up, down = _mean_bytes(raw, blocks, is_once)
+    up, down = _average_bytes(raw, blocks, is_once)
     continual = Scores()
     for name in ("la", "ra", "hm"):
         continual[name] = _parse_number(raw["continual"][name])
     return RunData(
         folder=_clean(folder.resolve().name),
-        method=method_name(backbone, str(config["method"]), config.get("parts")),
+        method=name_method(backbone, str(config["method"]), config.get("parts")),
         backbone=backbone,
         seed=int(config["seed"]),
         split_seed=int(config.get("split", {}).get("seed", 0)),

@@ -29,7 +29,7 @@ def cells(*texts: str) -> list[TableCell]:
     return [TableCell(text) for text in texts]
 
 
-def plain_table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> PageTable:
+def build_plain_table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> PageTable:
     """A table in which nothing stands out."""
     return PageTable(caption, cells(*head), [cells(*row) for row in rows])
 

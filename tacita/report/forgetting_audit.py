@@ -5,7 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tacita.report.text_tables import AuditResult, ColumnTitles, TextRow, csv_text, markdown_table, write_tables
+from tacita.report.text_tables import (
+    AuditResult,
+    ColumnTitles,
+    TextRow,
+    render_csv_text,
+    render_markdown_table,
+    write_tables,
+)
 
 ATTACKS = {
     "auc_pairs": "pairs (AUC)",
@@ -71,7 +78,7 @@ def _count_places(artefacts: AuditResult) -> int:
 
 
 def to_markdown(result: AuditResult, models: ColumnTitles) -> str:
-    table = markdown_table(make_rows(result, models))
+    table = render_markdown_table(make_rows(result, models))
     names = "; ".join(f"{name}: {words}" for name, words in models.items())
     notes = [f"{note}\n" for note in list_notes(result)]
     return "\n".join([describe_audit(result), "", *table, "", f"{names}.\n", *notes])
@@ -83,7 +90,7 @@ def to_csv(result: AuditResult, models: ColumnTitles) -> str:
         figures = result["rows"][model]
         cells = [_format_cell(figures[attack]) for attack in ATTACKS]
         rows.append([model, *cells])
-    return csv_text(["model", *ATTACKS], rows)
+    return render_csv_text(["model", *ATTACKS], rows)
 
 
 def _format_cell(value: Any) -> str:

@@ -43,7 +43,7 @@ def compare_runs(runs: Sequence[RunData], labels: Sequence[str]) -> RunCompariso
         figures = _draw_figures(runs, labels, metric, is_fair)
     else:
         warnings.append(NO_COMMON_METRIC)
-    tables = [_means_table(runs, labels, is_fair)]
+    tables = [_build_means_table(runs, labels, is_fair)]
     tables += _seed_tables(runs)
     return RunComparison(" ".join(warnings), figures, tables)
 
@@ -59,7 +59,7 @@ def _find_common_metric(runs: Sequence[RunData]) -> str | None:
 # Means
 
 
-def _means_table(runs: Sequence[RunData], labels: Sequence[str], is_fair: bool) -> PageTable:
+def _build_means_table(runs: Sequence[RunData], labels: Sequence[str], is_fair: bool) -> PageTable:
     metrics = list_metrics(run.metrics for run in runs)
     marked_columns = []
     for metric in metrics:
@@ -171,8 +171,8 @@ def _draw_figures(runs: Sequence[RunData], labels: Sequence[str], metric: str, i
     if is_fair and popular:
         scores = [block[metric] for block in popular.blocks]
         mean = popular.mean[metric]
-        series.append(_popular_series(popular, scores))
-        means.append(_popular_series(popular, [mean]))
+        series.append(_build_popular_series(popular, scores))
+        means.append(_build_popular_series(popular, [mean]))
     remark = ""
     if len(runs) > MOST_LINES:
         remark = f"The best {MOST_LINES} of {len(runs)} runs. "
@@ -192,14 +192,14 @@ def _list_block_scores(run: RunData, metric: str, n_blocks: int) -> list[float]:
 def _choose_runs(runs: Sequence[RunData], metric: str) -> list[int]:
     """The best runs, as many as a chart shows, in their order."""
 
-    def negative_score(number: int) -> float:
+    def negate_score(number: int) -> float:
         return -runs[number].mean[metric]
 
-    best_first = sorted(range(len(runs)), key=negative_score)
+    best_first = sorted(range(len(runs)), key=negate_score)
     return sorted(best_first[:MOST_LINES])
 
 
-def _popular_series(popular: ControlResult, values: list[float]) -> Series:
+def _build_popular_series(popular: ControlResult, values: list[float]) -> Series:
     return Series(popular.name, values, CONTROL_STYLES["random"])
 
 

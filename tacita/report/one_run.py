@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from tacita.report import charts
 from tacita.report.charts import GREY, MOST_CELLS, Segment, Series, SeriesStyle
-from tacita.report.elements import Fact, Figure, PageTable, RunBody, TableCell, Tile, cells, plain_table
+from tacita.report.elements import Fact, Figure, PageTable, RunBody, TableCell, Tile, build_plain_table, cells
 from tacita.report.formats import format_bytes, format_change, format_metric, format_score
 from tacita.report.judgement import judge_run
-from tacita.report.run_data import Curve, RunData, control_name
+from tacita.report.run_data import Curve, RunData, name_control
 
 METHOD_STYLE = SeriesStyle(0)
 UNKNOWN_STYLE = SeriesStyle(4, 1, 0)
@@ -36,7 +36,7 @@ NOTES = {
 }
 
 
-def quality_series(run: RunData) -> list[Series]:
+def build_quality_series(run: RunData) -> list[Series]:
     """The method, then its controls, per block in the main metric."""
     metric = run.main_metric
     own_scores = [block.scores[metric] for block in run.blocks]
@@ -103,7 +103,7 @@ def describe_series(series: Sequence[Series]) -> str:
 # Numbers
 
 
-def _tiles(run: RunData) -> list[Tile]:
+def _build_tiles(run: RunData) -> list[Tile]:
     exchange = f"per client and {run.exchange_unit}"
     metric = run.main_metric
     tiles = [Tile(format_score(run.score), format_metric(metric), run.mean_label)]
@@ -122,7 +122,7 @@ def _tiles(run: RunData) -> list[Tile]:
     return tiles
 
 
-def _quality_table(run: RunData, metric: str) -> PageTable:
+def _build_quality_table(run: RunData, metric: str) -> PageTable:
     """One row a block, the method and its controls; what beats the method is marked."""
     rows = []
     for number, block in enumerate(run.blocks):
@@ -130,10 +130,10 @@ def _quality_table(run: RunData, metric: str) -> PageTable:
         score = block.scores[metric]
         other_score = block.other_mask_scores[metric]
         row = cells(str(number), f"{block.users:,}")
-        row += _quality_row(score, control_scores, other_score)
+        row += _build_quality_row(score, control_scores, other_score)
         rows.append(row)
     if len(run.blocks) > 1:
-        rows.append(_mean_row(run, metric))
+        rows.append(_build_mean_row(run, metric))
     head = cells("block", "users")
     head.append(TableCell(run.method, "strong"))
     for control in run.controls:
@@ -145,7 +145,7 @@ def _quality_table(run: RunData, metric: str) -> PageTable:
     return PageTable(caption, head, rows)
 
 
-def _mean_row(run: RunData, metric: str) -> list[TableCell]:
+def _build_mean_row(run: RunData, metric: str) -> list[TableCell]:
     """Means over blocks after the first in which somebody was tested."""
     later_blocks = run.blocks[1:]
     tested_blocks = [block for block in later_blocks if block.users]
@@ -160,11 +160,11 @@ def _mean_row(run: RunData, metric: str) -> list[TableCell]:
     if is_over_all and n_scores > 1:
         name = f"mean 1–{n_scores}"
     row = cells(name, "")
-    row += _quality_row(run.mean[metric], control_means, other_mean)
+    row += _build_quality_row(run.mean[metric], control_means, other_mean)
     return row
 
 
-def _quality_row(score: float, control_scores: Sequence[float], other_mask_score: float) -> list[TableCell]:
+def _build_quality_row(score: float, control_scores: Sequence[float], other_mask_score: float) -> list[TableCell]:
     row = [TableCell(format_score(score), "strong")]
     for control_score in control_scores:
         text = format_score(control_score)
@@ -176,7 +176,7 @@ def _quality_row(score: float, control_scores: Sequence[float], other_mask_score
     return row
 
 
-def _rounds_table(run: RunData) -> PageTable:
+def _build_rounds_table(run: RunData) -> PageTable:
     new_scores = _group_scores(run, "new")
     returning_scores = _group_scores(run, "returning")
     rows = []
@@ -197,14 +197,14 @@ def _rounds_table(run: RunData) -> PageTable:
     head = ["block", "new (users)", "returning (users)", "rounds", "best round", "validation", "up", "down"]
     metric = format_metric(run.main_metric)
     caption = f"{metric} by kind of user; rounds; bytes per client and {run.exchange_unit}"
-    return plain_table(caption, head, rows)
+    return build_plain_table(caption, head, rows)
 
 
 # Figures
 
 
-def _quality_figure(run: RunData) -> Figure:
-    series = quality_series(run)
+def _draw_quality(run: RunData) -> Figure:
+    series = build_quality_series(run)
     metric = format_metric(run.main_metric)
     description = describe_series(series)
     if len(run.blocks) == 1:
@@ -215,7 +215,7 @@ def _quality_figure(run: RunData) -> Figure:
     return Figure("Test quality per block", drawing, how)
 
 
-def _curve_figures(run: RunData) -> list[Figure]:
+def _draw_curves(run: RunData) -> list[Figure]:
     segments = split_segments(run, run.valid)
     if not any(segment.points for segment in segments):
         return []
@@ -230,7 +230,7 @@ def _curve_figures(run: RunData) -> list[Figure]:
     return [Figure(title, drawing, how)]
 
 
-def _memory_figures(run: RunData) -> list[Figure]:
+def _draw_memory(run: RunData) -> list[Figure]:
     if len(run.blocks) == 1:
         return []
     matrix = [block.on_blocks for block in run.blocks]
@@ -245,7 +245,7 @@ def _memory_figures(run: RunData) -> list[Figure]:
     return [Figure("What is remembered", drawing, how)]
 
 
-def _groups_figure(run: RunData) -> Figure:
+def _draw_groups(run: RunData) -> Figure:
     groups = [
         Series("new users", _group_scores(run, "new"), SeriesStyle(1)),
         Series("returning users", _group_scores(run, "returning"), SeriesStyle(0)),
@@ -257,7 +257,7 @@ def _groups_figure(run: RunData) -> Figure:
     return Figure("New and returning users", drawing, how)
 
 
-def _notes_figures(run: RunData) -> list[Figure]:
+def _draw_notes(run: RunData) -> list[Figure]:
     """What the method's parts noted in each round."""
     figures = []
     for name, values in run.notes.items():
@@ -279,7 +279,7 @@ def describe_size(run: RunData) -> str:
     return f"{run.users:,} users, {run.items:,} items, {blocks}"
 
 
-def _facts(run: RunData) -> list[Fact]:
+def _list_facts(run: RunData) -> list[Fact]:
     metric = format_metric(run.select_by)
     protocol = f"selected by {metric} on validation, ranking {run.ranking}, mask '{run.mask}'"
     if run.read:
@@ -301,27 +301,27 @@ def _describe_tables(run: RunData) -> str:
     note = f"Last column: the same model with the mask '{run.other_mask}' instead of '{run.mask}'. "
     note += "▲: the control beats the method. One run is one seed: small differences may be chance. "
     for key, reason in run.skipped.items():
-        note += f"Not run: {control_name(key)} ({reason}). "
+        note += f"Not run: {name_control(key)} ({reason}). "
     return note
 
 
 def build_run_body(run: RunData, label: str = "") -> RunBody:
     figures = [
-        _quality_figure(run),
-        *_curve_figures(run),
-        *_memory_figures(run),
-        _groups_figure(run),
-        *_notes_figures(run),
+        _draw_quality(run),
+        *_draw_curves(run),
+        *_draw_memory(run),
+        _draw_groups(run),
+        *_draw_notes(run),
     ]
     return RunBody(
         label=label,
         folder=run.folder,
         callouts=judge_run(run),
-        tiles=_tiles(run),
+        tiles=_build_tiles(run),
         figures=figures,
-        tables=[_quality_table(run, metric) for metric in run.metrics],
+        tables=[_build_quality_table(run, metric) for metric in run.metrics],
         note=_describe_tables(run),
-        rounds=_rounds_table(run),
-        facts=_facts(run),
+        rounds=_build_rounds_table(run),
+        facts=_list_facts(run),
         settings=run.settings,
     )

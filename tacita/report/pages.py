@@ -18,7 +18,7 @@ from tacita.report.data import read_run
 from tacita.report.drawing import COLOURS
 from tacita.report.formats import format_metric
 from tacita.report.many_runs import compare_runs, label_runs
-from tacita.report.one_run import build_run_body, describe_size, quality_series, split_segments
+from tacita.report.one_run import build_quality_series, build_run_body, describe_size, split_segments
 from tacita.report.run_data import RunData
 from tacita.report.seeds import SeedGroup, group_seeds, label_groups
 
@@ -26,7 +26,7 @@ PICTURES = (".png", ".svg")
 
 
 @cache
-def _templates() -> Environment:
+def _load_templates() -> Environment:
     templates = Environment(
         loader=PackageLoader("tacita.report", "templates"),
         autoescape=True,
@@ -40,7 +40,7 @@ def _templates() -> Environment:
 
 def render(template: str, **shown: Any) -> bytes:
     """A whole page; a value that a template wants and does not get is an error."""
-    text = _templates().get_template(template).render(**shown)
+    text = _load_templates().get_template(template).render(**shown)
     return text.encode("utf-8", "replace")
 
 
@@ -78,7 +78,7 @@ def _draw_run_picture(run: RunData, kind: str) -> bytes:
         metric=format_metric(run.main_metric),
         valid_metric=format_metric(run.select_by),
         names=run.block_names,
-        series=quality_series(run),
+        series=build_quality_series(run),
         segments=split_segments(run, run.valid),
     )
     return draw_picture(picture, kind)

@@ -27,10 +27,10 @@ RunResult = Mapping[str, Any]
 """The content of result.json."""
 
 
-def privacy_lines(config: RunConfig, result: RunResult) -> list[str]:
+def list_privacy_lines(config: RunConfig, result: RunResult) -> list[str]:
     """Of a run, from what its last block promises."""
     promises = _read_promises(result)
-    model = _model_name(config)
+    model = _name_model(config)
     model_promise = promises.get(model, {})
     budget_lines = []
     if "epsilon_planned" in model_promise:
@@ -61,7 +61,7 @@ def describe_leaks(config: RunConfig, folder: Path) -> list[str]:
         "tally-order": f"`tacita audit tally --run {folder}` shows it of the matrix of what goes together, "
         f"`tacita audit order --run {folder}` of the matrix of what follows what",
     }
-    model = _model_name(config)
+    model = _name_model(config)
     has_budget = config.privacy.epsilon is not None
     if model not in audits or has_budget:
         return []
@@ -81,7 +81,7 @@ def warn_large_delta(delta: float, people: int) -> list[str]:
 def summarise_privacy(config: RunConfig, result: RunResult) -> str:
     """One line next to what a run serves."""
     promises = _read_promises(result)
-    model_promise = promises.get(_model_name(config), {})
+    model_promise = promises.get(_name_model(config), {})
     if "epsilon_planned" in model_promise:
         epsilon = f"epsilon {model_promise['epsilon_planned']:g}"
         delta = f"delta {model_promise['delta']:g}"
@@ -91,7 +91,7 @@ def summarise_privacy(config: RunConfig, result: RunResult) -> str:
     for name, promise in promises.items():
         if _has_epsilon(promise):
             lines.append(_describe_part(name, promise))
-    most = largest_spent(result)
+    most = find_largest_spent(result)
     if lines and most is not None:
         lines.append(f"At most epsilon {most:.4g} is spent so far.")
     return " ".join(lines) or NO_EPSILON
@@ -100,7 +100,7 @@ def summarise_privacy(config: RunConfig, result: RunResult) -> str:
 def describe_overspending(result: RunResult) -> list[str]:
     """That somebody spent more than was planned: to take something back is never refused."""
     planned = _list_epsilons(result, ["epsilon_planned"])
-    most = largest_spent(result)
+    most = find_largest_spent(result)
     if not planned or most is None:
         return []
     is_within_plan = most <= planned[0] + 1e-6
@@ -109,7 +109,7 @@ def describe_overspending(result: RunResult) -> list[str]:
     return [f"Who took something back spent more than was planned, up to epsilon {most:.4g}."]
 
 
-def largest_spent(result: RunResult) -> float | None:
+def find_largest_spent(result: RunResult) -> float | None:
     """The most that anybody has spent; None: nothing is counted, or no epsilon can be stated."""
     epsilons = result.get("privacy", {}).get("epsilon", {})
     most = epsilons.get("most")
@@ -121,7 +121,7 @@ def largest_spent(result: RunResult) -> float | None:
 def find_largest_epsilon(result: RunResult) -> float | None:
     """The epsilon that one person has spent at most, or is promised where that is more; None: there is none."""
     epsilons = _list_epsilons(result, _EPSILON_KEYS)
-    spent = largest_spent(result)
+    spent = find_largest_spent(result)
     if spent is not None:
         epsilons.append(spent)
     return max(epsilons, default=None)
@@ -147,7 +147,7 @@ def _covers_mean(config: RunConfig, promises: Mapping[str, Promise]) -> bool:
     return config.train.aggregation == "fixed" and ("central" in threats or "silo" in threats)
 
 
-def _model_name(config: RunConfig) -> str:
+def _name_model(config: RunConfig) -> str:
     return str(config.backbone.get("name", "mf"))
 
 

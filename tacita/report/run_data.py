@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from tacita.models import backbone_class, backbone_names
+from tacita.models import find_backbone_class, list_backbones
 
 CONTROLS = {
     "popular": ("most popular", "showing everybody the same popular items"),
@@ -27,7 +27,7 @@ Curve = dict[tuple[int, int], float]
 """(block, round) -> value"""
 
 
-def control_name(key: str) -> str:
+def name_control(key: str) -> str:
     unknown = (key, key)
     name, _ = CONTROLS.get(key, unknown)
     return name
@@ -35,9 +35,9 @@ def control_name(key: str) -> str:
 
 def exchanges_once(backbone: str) -> bool:
     """Whether a model sends once a block: the rounds after that only try ways of scoring on validation."""
-    if backbone not in backbone_names():
+    if backbone not in list_backbones():
         return False
-    return backbone_class(backbone).learner == "statistic"
+    return find_backbone_class(backbone).learner == "statistic"
 
 
 def other_mask(mask: str) -> str:
@@ -54,7 +54,7 @@ class ControlResult:
 
     @property
     def name(self) -> str:
-        return control_name(self.key)
+        return name_control(self.key)
 
     @property
     def description(self) -> str:

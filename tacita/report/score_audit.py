@@ -8,11 +8,11 @@ from tacita.report.text_tables import (
     AuditResult,
     ColumnTitles,
     TextRow,
-    csv_text,
-    figure_columns,
-    figure_values,
     format_csv_number,
-    markdown_page,
+    list_figure_columns,
+    list_figure_values,
+    render_csv_text,
+    render_markdown_page,
     write_tables,
 )
 
@@ -57,18 +57,18 @@ def describe_audit(result: AuditResult) -> str:
 
 def to_markdown(result: AuditResult, names: ColumnTitles) -> str:
     rows = make_rows(result, names)
-    return markdown_page(describe_audit(result), rows, [result["note"]])
+    return render_markdown_page(describe_audit(result), rows, [result["note"]])
 
 
 def to_csv(result: AuditResult, names: ColumnTitles) -> str:
     rows = []
     for row in result["rows"]:
         cells = [row[name] for name in SETTINGS]
-        for value in figure_values(row["attacks"], names, KINDS):
+        for value in list_figure_values(row["attacks"], names, KINDS):
             cells.append(format_csv_number(value, 6))
         rows.append(cells)
-    header = [*SETTINGS, *figure_columns(names, KINDS)]
-    return csv_text(header, rows)
+    header = [*SETTINGS, *list_figure_columns(names, KINDS)]
+    return render_csv_text(header, rows)
 
 
 def write_audit(result: AuditResult, names: ColumnTitles, folder: Path) -> Path:

@@ -175,7 +175,7 @@ def _finite_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def as_csv(groups: Sequence[SeedGroup]) -> str:
+def render_csv(groups: Sequence[SeedGroup]) -> str:
     rows = make_rows(groups)
     text = io.StringIO()
     columns = list(rows[0])
@@ -185,7 +185,7 @@ def as_csv(groups: Sequence[SeedGroup]) -> str:
     return text.getvalue()
 
 
-def as_latex(groups: Sequence[SeedGroup]) -> str:
+def render_latex(groups: Sequence[SeedGroup]) -> str:
     """A tabular with the rules of booktabs; the best of a column is bold where all rows can be compared."""
     all_metrics = list_metrics(group.means for group in groups)
     metrics = [metric for metric in all_metrics if metric not in CONTINUAL]
@@ -194,20 +194,20 @@ def as_latex(groups: Sequence[SeedGroup]) -> str:
     has_reading = any(group.read for group in groups)
     best: dict[str, float] = {}
     if is_comparable and len(groups) > 1:
-        best = {metric: _best_mean(groups, metric) for metric in metrics}
+        best = {metric: _find_best_mean(groups, metric) for metric in metrics}
     labels = label_groups(groups)
-    lines = _latex_head(groups, labels, metrics, is_comparable, has_reading)
+    lines = _render_latex_head(groups, labels, metrics, is_comparable, has_reading)
     for label, group in zip(labels, groups, strict=True):
         row = [escape_latex(label)]
         if has_reading:
             row.append(group.read or "--")
         row.append(str(group.n_distinct))
-        row += [_latex_interval(group, metric, best) for metric in metrics]
+        row += [_render_latex_interval(group, metric, best) for metric in metrics]
         lines.append(_join_latex_row(row))
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
 
 
-def _best_mean(groups: Sequence[SeedGroup], metric: str) -> float:
+def _find_best_mean(groups: Sequence[SeedGroup], metric: str) -> float:
     means = []
     for group in groups:
         if metric in group.means:
@@ -216,7 +216,7 @@ def _best_mean(groups: Sequence[SeedGroup], metric: str) -> float:
     return max(means, default=math.nan)
 
 
-def _latex_head(
+def _render_latex_head(
     groups: Sequence[SeedGroup], labels: Sequence[str], metrics: Sequence[str], is_comparable: bool, has_reading: bool
 ) -> list[str]:
     """Comments, columns and their titles."""
@@ -239,7 +239,7 @@ def _latex_head(
     return lines
 
 
-def _latex_interval(group: SeedGroup, metric: str, best: dict[str, float]) -> str:
+def _render_latex_interval(group: SeedGroup, metric: str, best: dict[str, float]) -> str:
     """A mean, bold where it is the best, and the half-width of its interval."""
     mean, half = group.interval(metric)
     words = format_score(mean).replace("–", "--")
@@ -270,5 +270,5 @@ def write_tables(folders: Sequence[Path], as_text: dict[Path, str]) -> None:
     """The table of some runs as files: path -> "csv" or "latex"."""
     groups = read_groups(folders)
     for path, kind in as_text.items():
-        text = as_csv(groups) if kind == "csv" else as_latex(groups)
+        text = render_csv(groups) if kind == "csv" else render_latex(groups)
         write_bytes(path, text.encode())

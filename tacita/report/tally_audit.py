@@ -10,10 +10,10 @@ from tacita.core.files import write_bytes
 from tacita.report.drawing import LIGHT, open_sheet
 from tacita.report.text_tables import (
     AuditResult,
-    csv_text,
-    figure_columns,
-    figure_values,
     format_csv_number,
+    list_figure_columns,
+    list_figure_values,
+    render_csv_text,
     write_text,
 )
 
@@ -53,12 +53,12 @@ def to_csv(result: AuditResult) -> str:
     metric = find_metric(result["rows"][0])
     n_blocks = len(result["users"])
     header = ["setting", metric, "valid"]
-    header += figure_columns(ATTACKS, KINDS)
+    header += list_figure_columns(ATTACKS, KINDS)
     header += [f"peeled_{block}" for block in range(n_blocks)]
     header.append("bytes_down")
     rows = []
     for row in result["rows"]:
-        values = figure_values(row["attacks"], ATTACKS, KINDS)
+        values = list_figure_values(row["attacks"], ATTACKS, KINDS)
         cells = [
             name_setting(result, row),
             f"{row[metric]:.6f}",
@@ -68,7 +68,7 @@ def to_csv(result: AuditResult) -> str:
             f"{row['bytes_down']:.0f}",
         ]
         rows.append(cells)
-    return csv_text(header, rows)
+    return render_csv_text(header, rows)
 
 
 def name_setting(result: AuditResult, row: AuditResult) -> str:

@@ -18,13 +18,13 @@ TextRow = dict[str, str]
 """Title of a column -> text of the cell."""
 
 
-def markdown_page(title: str, rows: Sequence[TextRow], notes: Iterable[str]) -> str:
+def render_markdown_page(title: str, rows: Sequence[TextRow], notes: Iterable[str]) -> str:
     """A title, a table and notes."""
-    lines = [title, "", *markdown_table(rows), "", *notes]
+    lines = [title, "", *render_markdown_table(rows), "", *notes]
     return "\n".join(lines) + "\n"
 
 
-def markdown_table(rows: Sequence[TextRow]) -> list[str]:
+def render_markdown_table(rows: Sequence[TextRow]) -> list[str]:
     """The lines of a table whose first row names its columns."""
     header = list(rows[0])
     rule = "|" + "---|" * len(header)
@@ -39,7 +39,7 @@ def _join_cells(cells: Iterable[str]) -> str:
     return "|" + "|".join(padded) + "|"
 
 
-def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+def render_csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)
@@ -71,7 +71,7 @@ def format_csv_number(value: Any, digits: int) -> Any:
     return f"{value:.{digits}f}"
 
 
-def figure_columns(names: Iterable[str], kinds: Sequence[str]) -> list[str]:
+def list_figure_columns(names: Iterable[str], kinds: Sequence[str]) -> list[str]:
     """A column for every kind of number of every figure; what was found has the figure's own name."""
     columns = []
     for name in names:
@@ -81,8 +81,8 @@ def figure_columns(names: Iterable[str], kinds: Sequence[str]) -> list[str]:
     return columns
 
 
-def figure_values(figures: AuditResult, names: Iterable[str], kinds: Sequence[str]) -> list[Any]:
-    """The numbers of a row, in the order of `figure_columns`."""
+def list_figure_values(figures: AuditResult, names: Iterable[str], kinds: Sequence[str]) -> list[Any]:
+    """The numbers of a row, in the order of `list_figure_columns`."""
     values = []
     for name in names:
         figure = figures[name]

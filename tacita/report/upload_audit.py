@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tacita.report.text_tables import AuditResult, ColumnTitles, TextRow, markdown_page, write_text
+from tacita.report.text_tables import AuditResult, ColumnTitles, TextRow, render_markdown_page, write_text
 
 NOTES = (
     "AUC: 0.5 is a guess, 1 reads everything. In brackets the control: the same guess where the answer is not in what "
@@ -43,7 +43,7 @@ def to_markdown(result: AuditResult, readers: ColumnTitles) -> str:
         f"seed {result['seed']}; the "
         "whole budget lies on this round."
     )
-    return markdown_page(about, rows, NOTES)
+    return render_markdown_page(about, rows, NOTES)
 
 
 def write_audit(result: AuditResult, readers: ColumnTitles, folder: Path) -> Path:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError, unknown_name_error
-from tacita.models import backbone_class
+from tacita.models import find_backbone_class
 from tacita.round.part import Part, RunContext, find_traits
 
 Settings = dict[str, Any]
@@ -50,7 +50,7 @@ def resolve_config(values: Settings, where: str) -> RunConfig:
     model = settings.get("backbone")
     name = model.get("name") if isinstance(model, dict) else None
     if isinstance(name, str):
-        settings = _fill_missing(settings, backbone_class(name).brings)
+        settings = _fill_missing(settings, find_backbone_class(name).brings)
     return validate_model(RunConfig, settings, where)
 
 

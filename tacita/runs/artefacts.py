@@ -30,11 +30,11 @@ MODEL_ARRAYS = ("items", "heads/")  # arrays of the server that are the model it
 UNSCANNED_FILES = ("ids.json", "report.html", "config.toml")  # they name all ids and no pairs
 
 
-def _no_users() -> Ints:
+def _make_no_users() -> Ints:
     return np.zeros(0, np.int32)
 
 
-def _no_rows() -> AnyArray:
+def _make_no_rows() -> AnyArray:
     return np.zeros((0, 0), np.float32)
 
 
@@ -47,9 +47,9 @@ class ScanTargets:
     keys: Keys  # (users,) of all users
     names: tuple[str, ...]  # raw ids of users
     items: tuple[str, ...]  # raw ids of items
-    leavers: Ints = field(default_factory=_no_users)
-    private: AnyArray = field(default_factory=_no_rows)  # of those who left, before
-    rows: AnyArray = field(default_factory=_no_rows)  # of withdrawn items, before
+    leavers: Ints = field(default_factory=_make_no_users)
+    private: AnyArray = field(default_factory=_make_no_rows)  # of those who left, before
+    rows: AnyArray = field(default_factory=_make_no_rows)  # of withdrawn items, before
     persistent: frozenset[str] | None = None  # of a retrained run: the devices' lists that are from before
 
     def is_searched(self, name: str) -> bool:

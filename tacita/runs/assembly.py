@@ -21,7 +21,7 @@ from tacita.data.splits import resolve_split, split
 from tacita.federation.evaluation import selection_metric
 from tacita.kernels.threads import max_threads, set_threads
 from tacita.methods import Part, RunContext, build_parts, part_class, resolve_parts
-from tacita.models import backbone_class
+from tacita.models import find_backbone_class
 from tacita.models.base import Backbone, apply_budget, apply_form
 from tacita.privacy.secure_sum import check_installed, check_size
 from tacita.round.capabilities import Privacy
@@ -207,7 +207,7 @@ def build_components(config: RunConfig, secret: str = "", lab_secret: str = "") 
     name = options.pop("name", "mf")
     if not isinstance(name, str):
         raise TacitaError("backbone.name must be a name such as 'mf'.")
-    cls = backbone_class(name)
+    cls = find_backbone_class(name)
     specs = resolve_parts(config.method, config.parts)
     if config.privacy.epsilon is not None:
         _refuse_other_budgets(specs)

@@ -105,7 +105,7 @@ def calibrate(
         without = train_rounds(federation, n_rounds, group)
         ratios = []
         for alpha in alphas:
-            ratio = distance_ratio(with_everybody, without.table, number, alpha)
+            ratio = compute_distance_ratio(with_everybody, without.table, number, alpha)
             ratios.append(ratio)
         group_ratios.append(ratios)
     median = np.median(np.array(group_ratios), axis=0)
@@ -142,7 +142,7 @@ class CalibrationTraining:
     other_weights: list[list[float]]  # group -> round -> the weight of all but one of its people
 
 
-def distance_ratio(with_group: CalibrationTraining, without: Floats, group: int, alpha: float) -> float:
+def compute_distance_ratio(with_group: CalibrationTraining, without: Floats, group: int, alpha: float) -> float:
     """The distance to the table that never saw a group, after its retraction, over that before."""
     other_weights = with_group.other_weights[group]
     damping = []

@@ -19,7 +19,7 @@ from tacita.messages import CooccurrenceTerms
 from tacita.metrics import ScoreUsers
 from tacita.models.scorer import Scorer
 from tacita.models.scoring import score_with_own_rows
-from tacita.models.tally.solver import available_memory, bytes_to_solve, invert_in_place, solve_zero_diagonal
+from tacita.models.tally.solver import available_memory, estimate_solve_bytes, invert_in_place, solve_zero_diagonal
 from tacita.round.plan import Federation
 from tacita.round.task import CohortTask
 from tacita.runs.central_training import evaluate_scorer
@@ -34,13 +34,13 @@ ALONE_USERS = 500
 """Users of a block whose devices train alone; a mean over more of them costs more than it tells."""
 
 
-def random_scorer(federation: Federation, block: Block) -> ScoreUsers:
+def make_random_scorer(federation: Federation, block: Block) -> ScoreUsers:
     key = federation.draws.public("random-control", block.index)
     user_keys = federation.stream.user_keys
     return lambda users: uniforms(key, user_keys[users], block.n_items)
 
 
-def popular_scorer(federation: Federation, block: Block) -> ScoreUsers:
+def make_popular_scorer(federation: Federation, block: Block) -> ScoreUsers:
     """How many users have the item among their training items so far."""
     train = federation.stream.train_items(block.index)
     chosen = build_choice_matrix(train, block.n_items)
@@ -48,7 +48,7 @@ def popular_scorer(federation: Federation, block: Block) -> ScoreUsers:
     return lambda users: np.repeat(counts[None], len(users), axis=0)
 
 
-def alone_scorer(federation: Federation, block: Block) -> ScoreUsers:
+def make_alone_scorer(federation: Federation, block: Block) -> ScoreUsers:
     """Every client by itself: its own copy of the initial table, its own data so far, nothing exchanged.
 
     The item rate is divided by the number of clients, as averaging would have done to each client's step.
@@ -105,7 +105,7 @@ def build_choice_matrix(train: Ragged, n_items: int) -> scipy.sparse.csr_array:
     return chosen
 
 
-def item_gram(train: Ragged, n_items: int) -> Doubles:
+def compute_item_gram(train: Ragged, n_items: int) -> Doubles:
     """How often each pair of items has been chosen by the same user."""
     chosen = build_choice_matrix(train, n_items)
     ptr = chosen.indptr.astype(np.int64)
@@ -118,7 +118,7 @@ def item_gram(train: Ragged, n_items: int) -> Doubles:
     return gram
 
 
-def linear_weights(gram: Doubles, ridge: float) -> Floats:
+def solve_linear_weights(gram: Doubles, ridge: float) -> Floats:
     """The ridge solution with zero diagonal (EASE): B = I - P / diag(P), P = (G + ridge I)^-1; G is overwritten."""
     gram[np.diag_indices(len(gram))] += ridge
     inverse = invert_in_place(gram)
@@ -126,10 +126,10 @@ def linear_weights(gram: Doubles, ridge: float) -> Floats:
     return solve_zero_diagonal(inverse)
 
 
-def linear_scorer(federation: Federation, block: Block) -> ScoreUsers:
+def make_linear_scorer(federation: Federation, block: Block) -> ScoreUsers:
     """A linear item-item model on everybody's pooled training data; scores with what the run reads of the block."""
     train = federation.stream.train_items(block.index)
-    weights = linear_weights(item_gram(train, block.n_items), RIDGE)
+    weights = solve_linear_weights(compute_item_gram(train, block.n_items), RIDGE)
     test_data = build_test_block(federation, block).train
     all_items = np.arange(block.n_items, dtype=np.int32)
 
@@ -152,10 +152,10 @@ ControlScores = dict[str, Any]
 """What result.json holds of a control: its blocks and their mean, or why it was skipped."""
 
 CONTROLS: dict[str, MakeScorer] = {
-    "random": random_scorer,
-    "popular": popular_scorer,
-    "alone": alone_scorer,
-    "linear": linear_scorer,
+    "random": make_random_scorer,
+    "popular": make_popular_scorer,
+    "alone": make_alone_scorer,
+    "linear": make_linear_scorer,
 }
 
 
@@ -175,7 +175,7 @@ def _find_linear_obstacle(federation: Federation) -> str | None:
     most_cheap = CHEAP_LINEAR_ITEMS.get(federation.learner.name, MOST_LINEAR_ITEMS)
     if n_items > most_cheap and not federation.config.evaluate.linear_control:
         return f"it would take longer than the run above {most_cheap:,} items (--set evaluate.linear_control=true)"
-    needed = bytes_to_solve(n_items)
+    needed = estimate_solve_bytes(n_items)
     if needed > available_memory():
         return f"{needed / 1e9:.0f} GB of free memory are needed for it"
     return None
@@ -184,7 +184,7 @@ def _find_linear_obstacle(federation: Federation) -> str | None:
 def _find_alone_obstacle(federation: Federation) -> str | None:
     if federation.learner.name != "rows":
         return f"backbone '{federation.backbone.name}' does not train item rows"
-    if federation.backbone.shared():
+    if federation.backbone.list_head_shapes():
         return "parameters other than item rows are shared, and alone nobody shares"
     return None
 

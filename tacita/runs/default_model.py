@@ -21,7 +21,7 @@ from tacita.core.errors import TacitaError
 from tacita.data.frames import Frame
 from tacita.federation.rounds import Progress, RoundReport, begin_block, run_block, start_run
 from tacita.methods import resolve_config
-from tacita.models.tally.solver import available_memory, bytes_to_solve
+from tacita.models.tally.solver import available_memory, estimate_solve_bytes
 from tacita.round.plan import Federation
 from tacita.runs.assembly import Machine, RunTable, assemble, load_run_table
 
@@ -126,14 +126,14 @@ def list_candidates(facts: DataFacts, is_private: bool = False) -> list[Candidat
     """The models that fit the data and the memory, the one that the rule prefers first."""
     candidates = []
     if facts.n_items <= MOST_ORDER_ITEMS:
-        needed = bytes_to_solve(facts.n_items)
+        needed = estimate_solve_bytes(facts.n_items)
         if facts.has_times and not is_private and ORDER_SOLVES * needed <= facts.free_memory:
             candidates.append(Candidate("tally-order", {"name": "tally-order"}))
             if facts.has_long_histories:
                 return candidates
         elif needed <= facts.free_memory:
             candidates.append(Candidate("tally", {"name": "tally"}))
-    elif bytes_to_solve(MOST_INPUTS) <= facts.free_memory:
+    elif estimate_solve_bytes(MOST_INPUTS) <= facts.free_memory:
         label = f"tally through {MOST_INPUTS:,} items"
         candidates.append(Candidate(label, {"name": "tally", "most_inputs": MOST_INPUTS}))
     if not is_private:

@@ -40,7 +40,7 @@ def explain_item(loaded: LoadedRun, user: int, item: int) -> Explanation:
         basis = REMOVED
     else:
         items = loaded.histories.row(user)
-        likeness = loaded.plan.backbone.likeness(loaded.server, loaded.scorer.item_table(), item)
+        likeness = loaded.plan.backbone.compare_items(loaded.server, loaded.scorer.item_table(), item)
         effects = _read_known(likeness, items)
         basis = ALIKE
     order = np.argsort(-effects, kind="stable")

@@ -35,7 +35,7 @@ def with_side_rows(federation: Federation) -> Federation:
     sources = ", ".join(list_sources(features, use_sentences))
     note = f"item rows start from {sources}: known of {n_known:,} of {stream.n_items:,} items."
     noted_stream = replace(stream, notes=(*stream.notes, note))
-    return replace(federation, rows=federation.scorer.rows_of_codes(codes), stream=noted_stream)
+    return replace(federation, rows=federation.scorer.build_rows_from_codes(codes), stream=noted_stream)
 
 
 def with_features(federation: Federation) -> Federation:

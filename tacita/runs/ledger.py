@@ -68,7 +68,7 @@ def summarise_spending(ledger: Ledger, account: Arrays) -> LedgerSummary:
         "people": len(spent),
         "released_something": int(has_released.sum()),
         "silent_by_budget": int(exhausted.sum()),
-        "budget": _budget_range(account["budget"]),
+        "budget": _find_budget_range(account["budget"]),
         "epsilon": _compute_quantiles(spent[has_released]),
         "left": _compute_quantiles(remaining[has_released]),
         "events": _summarise_events(ledger, account["times"]),
@@ -92,7 +92,7 @@ def _summarise_events(ledger: Ledger, times: AnyArray) -> dict[str, LedgerSummar
     return summaries
 
 
-def _budget_range(budget: AnyArray) -> dict[str, float | None]:
+def _find_budget_range(budget: AnyArray) -> dict[str, float | None]:
     """The smallest and the largest budget; None: no limit."""
     limits = budget[budget != NO_LIMIT] * MICRO
     if not len(limits):
@@ -181,7 +181,7 @@ def describe_cost(parts: CountedParts, before: PartArrays, after: PartArrays, ro
         return ""
     cost = _format_epsilon(float(costs.max()), "epsilon")
     spent = _format_epsilon(float(spent_after.max()), "epsilon").removeprefix("epsilon ")
-    budget = _budget_range(own["budget"]).get("most")
+    budget = _find_budget_range(own["budget"]).get("most")
     limit = "" if budget is None else f" of {budget:g}"
     if len(rows) == 1:
         return f"This costs you {cost}; you have then spent {spent}{limit}."

@@ -170,7 +170,7 @@ def rank_similar(loaded: LoadedRun, item: int, k: int) -> tuple[Ints, Floats]:
         )
     backbone = loaded.plan.backbone
     item_table = loaded.scorer.item_table()
-    likeness = backbone.likeness(loaded.server, item_table, item)
+    likeness = backbone.compare_items(loaded.server, item_table, item)
     likeness = likeness.astype(np.float32)
     likeness[item] = -np.inf
     scores = np.where(likeness == 0, -np.inf, likeness)

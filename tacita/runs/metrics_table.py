@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tacita.data.frames import Frame, integer_column, make_frame, number_column
-from tacita.report.run_data import control_name
+from tacita.data.frames import Frame, make_frame, number_column, to_integer_column
+from tacita.report.run_data import name_control
 from tacita.runs.file_schemas import RunResult, ScoreRow
 
 Columns = dict[str, Any]
@@ -16,7 +16,7 @@ def build_metrics(result: RunResult, method: str) -> Frame:
     scored = {method: result}
     for name, control in result["controls"].items():
         if "skipped" not in control:
-            scored[control_name(name)] = control
+            scored[name_control(name)] = control
     n_tested = [int(block["users"]) for block in result["blocks"]]
     n_counted = sum(n_tested[1:] or n_tested)
     table = _MetricsTable(list(result["mean"]))
@@ -48,7 +48,7 @@ class _MetricsTable:
             values.append(value)
 
     def to_frame(self) -> Frame:
-        blocks = integer_column(self.blocks)
+        blocks = to_integer_column(self.blocks)
         columns: Columns = {"scorer": self.scorers, "block": blocks, "users": self.users}
         for metric, values in self.values.items():
             columns[metric] = number_column(values)

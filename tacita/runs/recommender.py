@@ -13,7 +13,7 @@ import numpy as np
 from tacita.core.errors import TacitaError
 from tacita.core.files import parse_folder
 from tacita.core.python_messages import translate_errors
-from tacita.data.frames import IN_MEMORY, Frame, as_frame, is_pandas, to_pandas
+from tacita.data.frames import IN_MEMORY, Frame, is_pandas, to_frame, to_pandas
 from tacita.runs import training
 from tacita.runs.assembly import ALL_CORES
 from tacita.runs.default_model import resolve_model
@@ -74,7 +74,7 @@ class Recommender:
 
     def fit(self, X: Any, y: Any = None) -> Recommender:
         """Learn from a table with a user and an item column; ratings in `y` or in the table are optional."""
-        table = as_frame(X)
+        table = to_frame(X)
         if table is None:
             raise TacitaError(
                 f"data of type {type(X).__name__} cannot be learned from; give a table of polars or pandas, or a dict "
@@ -115,7 +115,7 @@ class Recommender:
     def predict(self, X: Any) -> np.ndarray[Any, Any]:
         """The score of every row's user and item; NaN where the run knows one of them not."""
         run = self.fitted_run
-        table = as_frame(X)
+        table = to_frame(X)
         if table is None or not {"user", "item"} <= set(table.columns):
             raise TacitaError("predict needs a table with the columns 'user' and 'item'.")
         users = [str(user) for user in table["user"]]
@@ -142,7 +142,7 @@ class Recommender:
     def evaluate(self, holdout: Any, k: int = 10) -> dict[str, float]:
         """Recall, hit rate and NDCG at k on a table of held-out interactions of users that the run knows."""
         run = self.fitted_run
-        table = as_frame(holdout)
+        table = to_frame(holdout)
         if table is None or not {"user", "item"} <= set(table.columns):
             raise TacitaError("evaluate needs a table with the columns 'user' and 'item'.")
         known_users = set(run.users)

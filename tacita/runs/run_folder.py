@@ -23,7 +23,7 @@ from tacita.core.files import disk_error, read_arrays, read_json, temporary_path
 from tacita.core.types import Arrays, BlockStream, Ints, Ragged
 from tacita.federation.rounds import Progress
 from tacita.federation.state_arrays import pack_server, server_note
-from tacita.report.data import damaged_ids_error, method_name, missing_run_error, refuse_changed
+from tacita.report.data import damaged_ids_error, missing_run_error, name_method, refuse_changed
 from tacita.round.device_state import stream_devices
 from tacita.round.plan import Federation
 from tacita.runs.file_schemas import RunIds, RunResult, are_ids, is_result
@@ -35,7 +35,7 @@ def find_free_folder(config: RunConfig) -> Path:
     """A new name under runs/ that says what is in it."""
     data = Path(config.data.partition(":")[0]).stem
     backbone = str(config.backbone.get("name", "mf"))
-    method = method_name(backbone, config.method, None)
+    method = name_method(backbone, config.method, None)
     names = [data, backbone]
     if method != backbone:
         names.append(method)

@@ -16,8 +16,8 @@ from tacita.core.python_messages import translate_errors, translate_message
 from tacita.core.types import Floats, Ints
 from tacita.data.filters import format_data_notes
 from tacita.data.frames import Frame, lookup_names, make_frame, to_raw_ids
-from tacita.report.data import method_name, parse_removals
-from tacita.report.promises import NO_EPSILON, describe_leaks, privacy_lines, summarise_privacy
+from tacita.report.data import name_method, parse_removals
+from tacita.report.promises import NO_EPSILON, describe_leaks, list_privacy_lines, summarise_privacy
 from tacita.runs.explanation import explain_item
 from tacita.runs.file_schemas import RunResult
 from tacita.runs.fold_in import recommend_newcomer
@@ -181,7 +181,7 @@ class Run:
             item_numbers = models.item_numbers(item_ids)
             user_numbers = models.saved.user_numbers([user_id])
             scores = models.scorer(user_numbers)[0]
-            return make_frame(_item_columns(models, item_numbers, scores[item_numbers]))
+            return make_frame(_build_item_columns(models, item_numbers, scores[item_numbers]))
 
     def explain(self, user: Id, item: Id, k: int = 5) -> Frame:
         """The k items of a person that speak most for another: item, effect, basis, title.
@@ -198,7 +198,7 @@ class Run:
             item_numbers = models.item_numbers([_parse_single_id(item, "item")])
             explanation = explain_item(models, int(user_numbers[0]), int(item_numbers[0]))
             shown = explanation.items[:k]
-            columns = _item_columns(models, shown, explanation.effects[:k].astype(np.float32))
+            columns = _build_item_columns(models, shown, explanation.effects[:k].astype(np.float32))
             columns["effect"] = columns.pop("score")
             columns["basis"] = [explanation.basis] * len(shown)
             columns["title"] = columns.pop("title")
@@ -261,7 +261,7 @@ class Run:
         with translate_errors():
             result = read_result(self.folder)
             config = self.config
-            method = method_name(self._backbone_name, config.method, config.parts)
+            method = name_method(self._backbone_name, config.method, config.parts)
             return build_metrics(result, method)
 
     @property
@@ -323,7 +323,7 @@ def build_recommendations(models: LoadedRun, users: Sequence[str], query: Recomm
     columns: Columns = {}
     columns["user"] = lookup_names(users, ranked.user)
     columns["rank"] = ranked.rank.astype(np.int64)
-    columns |= _item_columns(models, ranked.item, ranked.score)
+    columns |= _build_item_columns(models, ranked.item, ranked.score)
     columns["basis"] = lookup_names(["history", "popularity"], ranked.popular)
     return make_frame(columns)
 
@@ -336,7 +336,7 @@ def fold_in_history(models: LoadedRun, history: Sequence[str], rounds: int, quer
     items = _find_known_items(models, list(dict.fromkeys(history)))
     ranked = recommend_newcomer(models, items, rounds, query)
     rank = ranked.rank.astype(np.int64)
-    item_columns = _item_columns(models, ranked.item, ranked.score)
+    item_columns = _build_item_columns(models, ranked.item, ranked.score)
     return make_frame({"rank": rank, **item_columns})
 
 
@@ -345,7 +345,7 @@ def find_similar_items(models: LoadedRun, item: str, k: int) -> Frame:
     number = int(models.item_numbers([item])[0])
     top, scores = rank_similar(models, number, k)
     rank = np.arange(1, len(top) + 1)
-    item_columns = _item_columns(models, top, scores)
+    item_columns = _build_item_columns(models, top, scores)
     return make_frame({"rank": rank, **item_columns})
 
 
@@ -397,7 +397,7 @@ def _empty_ranking() -> RankedItems:
     return RankedItems(no_numbers, no_numbers, no_numbers, no_scores, no_flags)
 
 
-def _item_columns(models: LoadedRun, item: Ints, score: Floats) -> Columns:
+def _build_item_columns(models: LoadedRun, item: Ints, score: Floats) -> Columns:
     item_ids = lookup_names(models.items, item)
     titles = lookup_names(models.titles, item)
     return {"item": item_ids, "score": score, "title": titles}
@@ -412,7 +412,7 @@ def _list_notes(config: RunConfig, result: RunResult, folder: Path) -> list[str]
     parts = [str(spec["name"]) for spec in specs]
     data_notes = format_data_notes(data.get("notes", ()), removals, n_blocks, parts)
     notes = list(data_notes)
-    notes += privacy_lines(config, result)
+    notes += list_privacy_lines(config, result)
     notes += describe_leaks(config, folder)
     return [translate_message(note) for note in notes]
 

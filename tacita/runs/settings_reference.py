@@ -15,7 +15,7 @@ from pydantic_core import PydanticUndefined
 from tacita.core.config import RunConfig
 from tacita.core.errors import TacitaError, unknown_name_error
 from tacita.methods import part_class, part_names, preset_names, resolve_parts
-from tacita.models import backbone_class, backbone_names
+from tacita.models import find_backbone_class, list_backbones
 
 _KINDS = {int: "whole number", float: "number", bool: "true or false", str: "text", type(None): "not set"}
 _LIMITS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
@@ -35,8 +35,8 @@ class Setting:
 def list_settings() -> list[Setting]:
     """Of runs, then of backbones, then of parts."""
     settings = list(_walk_settings(RunConfig, "run"))
-    for name in backbone_names():
-        settings += _walk_settings(backbone_class(name).Config, f"backbone {name}", "backbone.")
+    for name in list_backbones():
+        settings += _walk_settings(find_backbone_class(name).Config, f"backbone {name}", "backbone.")
     for name in part_names():
         settings += _walk_settings(part_class(name).Config, f"part {name}")
     return settings
@@ -70,7 +70,7 @@ def _match_word(settings: list[Setting], word: str) -> list[Setting]:
             by_name.append(setting)
         if any(name.startswith(f"{word}.") for name in names):
             by_table.append(setting)
-        if _last_word(setting.key, ".") == word:
+        if _read_last_word(setting.key, ".") == word:
             by_key.append(setting)
     return by_name or by_table or by_key
 
@@ -84,7 +84,7 @@ def _list_owners(word: str) -> set[str]:
     return owners
 
 
-def _last_word(text: str, separator: str) -> str:
+def _read_last_word(text: str, separator: str) -> str:
     return text.rpartition(separator)[2]
 
 
@@ -93,7 +93,7 @@ def _unknown_word_error(settings: list[Setting], word: str) -> TacitaError:
     names: set[str] = set()
     for setting in settings:
         names.update(_list_names(setting))
-        names.add(_last_word(setting.owner, " "))
+        names.add(_read_last_word(setting.owner, " "))
     tables = {name.rpartition(".")[0] for name in names}
     candidates = {*names, *tables, *preset_names()}
     candidates -= {"", "run"}

@@ -38,7 +38,7 @@ from tacita.federation.evaluation import resolve_read_setting
 from tacita.federation.rounds import Progress, RoundReport, run_stream, start_run
 from tacita.federation.state_arrays import pack_progress, read_progress
 from tacita.metrics import summarise_continual
-from tacita.report.promises import PRIVACY_KEY, privacy_lines
+from tacita.report.promises import PRIVACY_KEY, list_privacy_lines
 from tacita.round.plan import Federation
 from tacita.runs.assembly import ALL_CORES, Machine, assemble
 from tacita.runs.controls import CONTROLS, average_blocks, run_controls
@@ -309,7 +309,7 @@ def _build_result(federation: Federation, progress: Progress) -> RunResult:
     }
     if joined is not None:
         result["privacy"] = summarise_spending(*joined)
-    return {**result, PRIVACY_KEY: privacy_lines(federation.config, result)}
+    return {**result, PRIVACY_KEY: list_privacy_lines(federation.config, result)}
 
 
 def _measure_continual(blocks: list[ScoreRow]) -> ScoreRow:

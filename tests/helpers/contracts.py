@@ -37,7 +37,7 @@ from tacita.federation.rounds import Progress, begin_block, end_block, run_block
 from tacita.federation.scoring import DeviceScorer
 from tacita.federation.state_arrays import pack_progress, read_progress
 from tacita.methods import RunContext, build_parts, part_class
-from tacita.models import Backbone, Context, backbone_class
+from tacita.models import Backbone, Context, find_backbone_class
 from tacita.round import registry as methods_base
 from tacita.round.device_state import flatten_devices
 from tacita.round.plan import Federation
@@ -92,24 +92,24 @@ def federate_parts(specs: Specs, backbone: str = "mf", **train: Any) -> Federati
 def refusal(specs: Specs, backbone: str) -> str | None:
     """What a backbone says to parts that cannot work with it."""
     names = {spec["name"] for spec in specs}
-    if backbone_class(backbone).learner == "statistic" and "prediction-transfer" in names:
+    if find_backbone_class(backbone).learner == "statistic" and "prediction-transfer" in names:
         return "trains nothing on devices"
-    if backbone_class(backbone).learner == "statistic" and names - {"dpps"}:
+    if find_backbone_class(backbone).learner == "statistic" and names - {"dpps"}:
         return "sends a statistic, which it cannot change"
     alike = not any("server" in spec for spec in specs)
     if backbone in ("ego", "fedpergnn", "interest") and "prediction-transfer" in names and alike:
         return "has no central model"
-    if backbone_class(backbone).reads_context and names & {"replay", "error-memory", "proxies"}:
+    if find_backbone_class(backbone).reads_context and names & {"replay", "error-memory", "proxies"}:
         return "scores with private vectors alone"
-    if "fine-tuning" in names and len(backbone_class(backbone).phases) > 1:
+    if "fine-tuning" in names and len(find_backbone_class(backbone).phases) > 1:
         return "moves a whole model at once"
     if "virtual-ratings" in names and backbone != "mf":
         return "predicts p . q, which"
     if "neighbours" in names and backbone != "fedpergnn":
         return "brings vectors that backbone '.*' does not read; use backbone 'fedpergnn'"
-    if "replay" in names and make_backbone(backbone).shared():
+    if "replay" in names and make_backbone(backbone).list_head_shapes():
         return "ranks with private parameters only"
-    if "delta-replay" in names and make_backbone(backbone).shared():
+    if "delta-replay" in names and make_backbone(backbone).list_head_shapes():
         return "goes over item rows again"
     if any(spec.get("contrast_users") for spec in specs):
         result = make_backbone(backbone)
@@ -192,13 +192,13 @@ class BackboneContract:
 
     def test_its_named_slices_cover_a_private_vector_in_order(self, name: str) -> None:
         backbone, private, _, _ = self.start(name)
-        cut = backbone.named(private)
+        cut = backbone.split_private(private)
         assert {k: v.shape[1] for k, v in cut.items()} == backbone.layout
         assert np.array_equal(np.concatenate([*cut.values(), private[:, :0]], axis=1), private)
 
     def test_it_refuses_an_unknown_option_by_name(self, name: str) -> None:
         with pytest.raises(TacitaError, match="dimm"):
-            validate_model(backbone_class(name).Config, {"dimm": 4}, f"backbone '{name}'")
+            validate_model(find_backbone_class(name).Config, {"dimm": 4}, f"backbone '{name}'")
 
     def test_its_own_start_fits_it_as_if_it_came_from_elsewhere(self, name: str) -> None:
         backbone, _, heads, items = self.start(name)
@@ -221,14 +221,14 @@ class TrainedContract(BackboneContract):
         repeated = {k: np.stack([v] * 6) for k, v in heads.items()}
         context = Context.from_lists(USER_LISTS, items) if backbone.reads_context else None
         inside = USER_LISTS.holds(np.arange(6), np.arange(6)).astype(np.float32) if backbone.reads_context else None
-        rep = backbone.represent(backbone.named(private), repeated, context)
+        rep = backbone.represent(backbone.split_private(private), repeated, context)
         return backbone, rep, repeated, items[:6], inside
 
     def test_it_starts_with_finite_arrays_of_the_shapes_it_declares(self, name: str) -> None:
         backbone, private, heads, items = self.start(name)
         assert private.shape == (6, backbone.private_width)
         assert items.shape == (9, backbone.item_width)
-        assert {k: v.shape for k, v in heads.items()} == backbone.shared()
+        assert {k: v.shape for k, v in heads.items()} == backbone.list_head_shapes()
         for result in (private, items, *heads.values()):
             assert result.dtype == np.float32
             assert np.isfinite(result).all()
@@ -236,7 +236,7 @@ class TrainedContract(BackboneContract):
     def test_it_names_a_positive_rate_for_everything_that_moves(self, name: str) -> None:
         backbone = self.make(name)
         rates = backbone.rates(50)
-        assert rates.keys() == {*backbone.layout, *backbone.shared(), "rows"}
+        assert rates.keys() == {*backbone.layout, *backbone.list_head_shapes(), "rows"}
         assert min(rates.values()) > 0
         assert sorted(kind for phase in backbone.phases for kind in phase) == ["private", "rows"]
 
@@ -249,7 +249,7 @@ class TrainedContract(BackboneContract):
         if backbone.reads_context:
             user, count = torch.from_numpy(USER_LISTS.rows()), torch.from_numpy(USER_LISTS.counts()).float()
             context = Context(USER_LISTS.ptr, user, count, torch.from_numpy(items[USER_LISTS.ids]), {})
-        observations = backbone.represent(backbone.named(torch.from_numpy(private)), tensors, context)
+        observations = backbone.represent(backbone.split_private(torch.from_numpy(private)), tensors, context)
         among = None if inside is None else torch.from_numpy(inside)
         by_torch = backbone.score(observations, tensors, torch.from_numpy(rows), among)
         assert by_numpy.shape == (6,)
@@ -258,12 +258,12 @@ class TrainedContract(BackboneContract):
     def test_its_reading_is_its_score_where_it_has_one(self, name: str) -> None:
         backbone, private, shared, _ = self.start(name)
         _, rep, heads, rows, inside = self.users(name)
-        reading = backbone.reading(private, shared)
+        reading = backbone.reduce_to_affine(private, shared)
         assert reading is not None or backbone.affine_kind is None
         if reading is not None:
             a, c = reading
             np.testing.assert_allclose((a * rows).sum(1) + c, backbone.score(rep, heads, rows), rtol=1e-5, atol=1e-5)
-        outside = backbone.reading_outside(rep, shared, rows)
+        outside = backbone.reduce_outside_to_affine(rep, shared, rows)
         if outside is not None:
             a, c, read = outside
             scored = backbone.score(rep, heads, rows, None if inside is None else 0 * inside)
@@ -283,7 +283,7 @@ class TrainedContract(BackboneContract):
         progress = started(fed)
         progress.server, _ = run_round(fed, progress.server, progress.devices)
         trained = train_once(fed, progress)
-        moved = backbone.named(trained.local.private - progress.clients.private)
+        moved = backbone.split_private(trained.local.private - progress.clients.private)
         assert all(np.abs(entry).max() > 0 for entry in moved.values())
         assert all(np.abs(entry).max() > 0 for entry in heads_of(trained.upload).values())
         assert (np.abs(trained.upload.values["rows"].value).max(1) > 0).all()

@@ -36,7 +36,7 @@ from tacita.learn.training import TrainedCohort, train_cohort
 from tacita.learn.training.local_models import build_local_models
 from tacita.messages import Total, Upload, add_upload, empty_total
 from tacita.methods import Part, RunContext
-from tacita.models import Backbone, backbone_class, backbone_names
+from tacita.models import Backbone, find_backbone_class, list_backbones
 from tacita.models.scoring import score_all
 from tacita.round.plan import Federation
 from tacita.round.question import Question
@@ -46,7 +46,7 @@ from tacita.round.task import prepare_cohort
 Lists = Sequence[Sequence[int]]
 
 # the backbones that learn by local steps; those that send a statistic have tests of their own
-TRAINED = [name for name in backbone_names() if backbone_class(name).learner == "rows"]
+TRAINED = [name for name in list_backbones() if find_backbone_class(name).learner == "rows"]
 
 # small catalogues: rates at which a few steps move everything visibly and nothing explodes
 SMALL: dict[str, dict[str, Any]] = {
@@ -68,7 +68,7 @@ SMALL: dict[str, dict[str, Any]] = {
 
 
 def make_backbone(name: str, **options: Any) -> Backbone:
-    cls = backbone_class(name)
+    cls = find_backbone_class(name)
     return cls(cls.Config(**{**SMALL.get(name, {"dim": 6, "lr": 0.05, "item_lr_scale": 1.0}), **options}))
 
 
@@ -205,7 +205,7 @@ class Device(nn.Module):
         """The items whose rows take part in these users' logits for these items."""
         return sorted(set(item))
 
-    def own_loss(self, users: list[int]) -> Tensor:
+    def compute_own_loss(self, users: list[int]) -> Tensor:
         """What people add to the loss beside their samples, the mean over some of them."""
         return torch.zeros(())
 
@@ -417,7 +417,7 @@ class RecurrentDevice(TowerDevice):
             up = nn.functional.relu(nn.functional.linear(up, weight.T, h[f"bias_{k}"]))
         return nn.functional.linear(up, h["out"][None], h["out_bias"])[:, 0]
 
-    def own_loss(self, users: list[int]) -> Tensor:
+    def compute_own_loss(self, users: list[int]) -> Tensor:
         apart = [1 - torch.cosine_similarity(self.own["p"][u], self.state(u), dim=0) for u in users]
         return self.config.mu * torch.stack(apart).mean()
 
@@ -582,7 +582,7 @@ class Task:
             vectors = [v[sorted(set(owners))] for v in device.own.values()]
             size = sum((element**2).sum() for element in (device.items[rows], *vectors))
             loss = loss + plan.l2 * size / len(self.batch)
-        return loss + device.own_loss(sorted({*owners, *(element[0] for element in self.extra)}))
+        return loss + device.compute_own_loss(sorted({*owners, *(element[0] for element in self.extra)}))
 
     def used(self) -> dict[int, list[int]]:
         """Parameter -> its rows that this step reads."""

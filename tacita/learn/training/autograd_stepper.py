@@ -267,10 +267,10 @@ class AutogradStepper(Stepper):
         weight = torch.from_numpy(batch.own.weight)
         if batch.positives is None:
             label = torch.from_numpy(batch.own.label)
-            own_loss = weight * pointwise(scores[0], label)
+            compute_own_loss = weight * pointwise(scores[0], label)
         else:
-            own_loss = weight * bpr(scores[1], scores[0], self.train.bpr_scale)
-        loss = own_loss.sum()
+            compute_own_loss = weight * bpr(scores[1], scores[0], self.train.bpr_scale)
+        loss = compute_own_loss.sum()
         if len(batch.extra.row):
             extra_label = torch.from_numpy(batch.extra.label)
             extra_weight = torch.from_numpy(batch.extra.weight)
@@ -284,7 +284,7 @@ class AutogradStepper(Stepper):
 
     def _add_user_loss(self, users: Longs, rep: dict[str, Tensor], loss: Tensor) -> Tensor:
         """With what users add to the loss beside their samples, as a mean over the users of each client."""
-        user_loss: Tensor | None = self.backbone.own_loss(rep)
+        user_loss: Tensor | None = self.backbone.compute_own_loss(rep)
         if user_loss is None:
             return loss
         client = self.client_of_user[users]
@@ -298,7 +298,7 @@ class AutogradStepper(Stepper):
         client = self.client_of_user[users]
         heads = {name: _select_rows(tensor, client) for name, tensor in self.heads.items()}
         private = _select_rows(self.private, self._local_index("private", users))
-        return self.backbone.represent(self.backbone.named(private), heads, self._build_context(users))
+        return self.backbone.represent(self.backbone.split_private(private), heads, self._build_context(users))
 
     def _score_blocks(self, users: Longs, rep: dict[str, Tensor], blocks: list[_SampleBlock]) -> list[Tensor]:
         """The samples of all blocks, with what their users are represented by."""
@@ -310,7 +310,7 @@ class AutogradStepper(Stepper):
         if self.context is not None:
             inside = torch.from_numpy(np.concatenate([block.inside for block in blocks]))
         sample_rep = {name: _select_rows(value, place) for name, value in rep.items()}
-        heads_read = self.backbone.heads_to_score(self.heads)
+        heads_read = self.backbone.select_heads_to_score(self.heads)
         heads = {name: _select_rows(tensor, client) for name, tensor in heads_read.items()}
         rows = _select_rows(self.rows, self._local_index("rows", row))
         scores = self.backbone.score(sample_rep, heads, rows, inside)

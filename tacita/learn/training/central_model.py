@@ -192,7 +192,7 @@ class _Trainer(ABC):
         user_rates = [np.full(width, rates[name], np.float32) for name, width in self.backbone.layout.items()]
         item_width = self.values["items"].shape[1]
         head_rates = [np.zeros(0, np.float32)]
-        for name, shape in self.backbone.shared().items():  # in this order: that of a file is another
+        for name, shape in self.backbone.list_head_shapes().items():  # in this order: that of a file is another
             head_rates.append(np.full(math.prod(shape), rates[name], np.float32))
         self.rate = {
             "users": np.concatenate(user_rates),
@@ -221,7 +221,7 @@ class _RowTrainer(_Trainer):
 
         super().__init__(central, state)
         torch.set_num_threads(1)
-        names = list(self.backbone.shared())
+        names = list(self.backbone.list_head_shapes())
         heads = [self.values[f"{HEADS}{name}"].reshape(-1) for name in names]
         flat = np.concatenate([np.zeros(0, np.float32), *heads])
         self.flat = flat[None]
@@ -279,7 +279,7 @@ class _RowTrainer(_Trainer):
         return user_slope.numpy(), item_slope.numpy(), flat.numpy()
 
     def _compute_logits(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        rep = self.backbone.named(users)
+        rep = self.backbone.split_private(users)
         heads = {name: head[None].expand(len(users), *head.shape) for name, head in self.heads.items()}
         logits: torch.Tensor = self.backbone.score(rep, heads, items)
         return logits

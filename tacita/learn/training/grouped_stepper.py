@@ -225,7 +225,7 @@ class _ShardStepper(AutogradStepper):
             sample_rep = {name: _select_rows(value, place) for name, value in rep.items()}
         else:
             private = _select_rows(self.private, self._local_index("private", owner))
-            sample_rep = self.backbone.named(private)
+            sample_rep = self.backbone.split_private(private)
         grouped_rep = {name: value.reshape(*groups.owner.shape, -1) for name, value in sample_rep.items()}
         row = self._local_index("rows", groups.row.reshape(-1))
         rows = _select_rows(self.rows, row).reshape(*groups.row.shape, -1)

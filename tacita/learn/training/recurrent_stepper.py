@@ -28,7 +28,7 @@ class RecurrentStepper(Stepper):
     def __init__(self, backbone: InterestModel, train: TrainConfig, local: LocalModels) -> None:
         super().__init__(backbone, train, local)
         rates = self.rates
-        shapes = backbone.shared()
+        shapes = backbone.list_head_shapes()
         self.form = _describe_model(backbone)
         self.rate = np.full(backbone.config.dim, rates["p"], np.float32)
         self.row_rate = np.full(backbone.item_width, rates["rows"], np.float32)
@@ -127,7 +127,7 @@ class RecurrentStepper(Stepper):
 
 def _describe_model(backbone: InterestModel) -> tuple[Any, ...]:
     """Where the pieces of the flat shared parameters begin, and the sizes, as compiled loops want them."""
-    shapes = backbone.shared()
+    shapes = backbone.list_head_shapes()
     lengths = [math.prod(shape) for shape in shapes.values()]
     starts = np.cumsum([0, *lengths])
     start_of = dict(zip(shapes, starts.tolist(), strict=False))

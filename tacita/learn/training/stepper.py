@@ -86,7 +86,7 @@ class Stepper(ABC):
 
     def row_logits(self) -> Floats:
         """The logit of every local row under its client's own model, as it stands; clients are one user each."""
-        reading = self.backbone.reading(self.local.private, {})
+        reading = self.backbone.reduce_to_affine(self.local.private, {})
         assert reading is not None, "models that are not affine in the item row have steppers that say it"
         weights, bias = reading
         n_rows = np.diff(self.local.row_start)

@@ -30,7 +30,7 @@ class TowerStepper(Stepper):
         self.rate = np.concatenate(private_rates)
         self.row_rate = np.full(backbone.item_width, rates["rows"], np.float32)
         head_rates = {}
-        for name, shape in backbone.shared().items():
+        for name, shape in backbone.list_head_shapes().items():
             head_rates[name] = np.full((1, *shape), rates[name], np.float32)
         self.flat_rate = backbone.flatten_heads(head_rates)[0]
         self.sizes = (backbone.gmf_width, np.array(backbone.config.tower, np.int64))

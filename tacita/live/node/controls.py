@@ -10,7 +10,7 @@ from tacita.live.wire import control_score_name
 from tacita.metrics import ScoreUsers
 from tacita.round.plan import Federation
 from tacita.runs.central_training import evaluate_scorer
-from tacita.runs.controls import find_skip_reason, linear_scorer, popular_scorer
+from tacita.runs.controls import find_skip_reason, make_linear_scorer, make_popular_scorer
 
 MOST_ITEMS = 5_000  # of a catalogue for which a node solves a linear model of its own: 200 MB, some seconds
 
@@ -19,11 +19,11 @@ def compute_control_sums(federation: Federation, block: Block) -> MetricSums:
     """Sums of scores of each control. The node counts them: nobody may learn of items that few people have."""
     scorers: dict[str, ScoreUsers] = {
         "random": _random_scorer(federation, block),
-        "popular": popular_scorer(federation, block),
+        "popular": make_popular_scorer(federation, block),
     }
     if block.n_items <= MOST_ITEMS and find_skip_reason("linear", federation) is None:
         with limit_blas_threads():  # it can wait, and a node shares its machine
-            scorers["node"] = linear_scorer(federation, block)  # it pools the people of this node
+            scorers["node"] = make_linear_scorer(federation, block)  # it pools the people of this node
     sums: MetricSums = {}
     for name, scorer in scorers.items():
         control_sums = evaluate_scorer(federation, block, scorer).sums()

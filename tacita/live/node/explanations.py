@@ -15,7 +15,7 @@ from tacita.core.types import CohortView, Doubles, Floats, Longs, Ragged
 from tacita.live.json_object import JsonObject
 from tacita.live.node.serving import Snapshot
 from tacita.models.tally.model import Tally
-from tacita.models.tally.weights import recency_weights
+from tacita.models.tally.weights import compute_recency_weights
 
 TOLERANCE = 1e-4  # relative: scores are sums in single precision
 MAX_TERMS = 8
@@ -78,8 +78,8 @@ def _exact_terms(snapshot: Snapshot, view: CohortView, place: int) -> Terms | No
         return None
     latest = backbone.select_latest(view)
     recency = float(view.heads["recency"][0])
-    weights = recency_weights(latest, recency).astype(np.float64)
-    likeness = backbone.likeness(server, server.items, place).astype(np.float64)
+    weights = compute_recency_weights(latest, recency).astype(np.float64)
+    likeness = backbone.compare_items(server, server.items, place).astype(np.float64)
     terms = weights * likeness[latest.ids]
     return latest.ids.astype(np.int64), terms
 
@@ -91,7 +91,7 @@ def _similar_items(snapshot: Snapshot, row: int, place: int) -> Terms | None:
     if not server.items.shape[1]:
         return None
     own_items = snapshot.own_items.row(row).astype(np.int64)
-    likeness = scorer.plan.backbone.likeness(server, server.items, place)
+    likeness = scorer.plan.backbone.compare_items(server, server.items, place)
     values = likeness[own_items].astype(np.float64)
     if not np.isfinite(values).all():
         return None

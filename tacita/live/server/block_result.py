@@ -58,9 +58,9 @@ def _select_control(sums: MetricSums, own_sums: MetricSums, control: str) -> Met
     """The sums of a control, by the names of the run's own metrics."""
     control_sums = {}
     for name in own_sums:
-        control_name = control_score_name(control, name)
-        if control_name in sums:
-            control_sums[name] = sums[control_name]
+        name_control = control_score_name(control, name)
+        if name_control in sums:
+            control_sums[name] = sums[name_control]
     return control_sums
 
 

@@ -80,7 +80,7 @@ class ErrorMemory(Part):
         first_row = local.row_start[client_of_user]
         reading = None
         if not local.heads:
-            reading = backbone.reading(local.private, {})
+            reading = backbone.reduce_to_affine(local.private, {})
         if reading is not None:
             slope, offset = reading
             a = np.ascontiguousarray(slope, np.float32)
@@ -92,7 +92,7 @@ class ErrorMemory(Part):
         for name, head in local.heads.items():
             heads[name] = head[client]
         place = first_row[owner] + local.row_of
-        vectors = backbone.named(local.private[owner])
+        vectors = backbone.split_private(local.private[owner])
         rows = local.rows[place]
         scores = backbone.score(vectors, heads, rows)
         return np.asarray(scores, np.float32)

@@ -62,7 +62,7 @@ class Replay(LastTable, Unlearning):
             raise TacitaError(
                 f"replay.top_n = {self.config.top_n} is larger than the catalogue of {n_items} items; lower it."
             )
-        if self.context.backbone.shared():
+        if self.context.backbone.list_head_shapes():
             raise TacitaError(
                 f"replay ranks with private parameters only, and backbone '{self.context.backbone.name}' shares others "
                 "as well; use another backbone (of ncf, turn backbone.share_mlp off)."
@@ -78,7 +78,7 @@ class Replay(LastTable, Unlearning):
         width = self.context.backbone.private_width
         shape = (1, width)
         vector = np.zeros(shape, np.float32)
-        return self.context.scorer.reading(vector, {}) is not None
+        return self.context.scorer.reduce_to_affine(vector, {}) is not None
 
     def state(self, n_users: int) -> Sequence[StateSpec]:
         width = self.context.backbone.private_width
@@ -210,7 +210,7 @@ def rank_listed_items(part: Part, view: CohortView, local: LocalModels, users: I
     client_of_user = view.client_of_user
     backbone = part.context.scorer
     vectors = local.private[users]
-    reading = backbone.reading(vectors, view.heads)
+    reading = backbone.reduce_to_affine(vectors, view.heads)
     if reading is None:
         raise TacitaError(f"part '{part.name}' needs a backbone that is affine in the item row, not '{backbone.name}'.")
     slope, offset = reading

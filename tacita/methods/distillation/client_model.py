@@ -44,7 +44,7 @@ def _score_chunk(backbone: Scorer, view: CohortView, users: Longs) -> Floats:
     tables[rows, own_rows.ids] = own_rows.values["row"]
     private = {}
     private_rows = view.private[filled]
-    vectors_by_name = backbone.named(private_rows)
+    vectors_by_name = backbone.split_private(private_rows)
     for name, vectors in vectors_by_name.items():
         private[name] = vectors[:, None]
     heads = {}

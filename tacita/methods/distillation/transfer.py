@@ -60,7 +60,7 @@ from tacita.methods.distillation.weighting import (
     measure_concentration,
     update_weighting,
 )
-from tacita.models import backbone_class, backbone_names
+from tacita.models import find_backbone_class, list_backbones
 from tacita.models.lightgcn import LightGCN
 from tacita.models.scorer import Scorer
 from tacita.round.broadcast import Audience, PartBroadcast
@@ -98,9 +98,9 @@ class PredictionTransfer(PredictionPart):
         name = options.pop("name", default_name)
         if not isinstance(name, str):
             raise TacitaError("server.name of part 'prediction-transfer' must be a name such as 'neumf'.")
-        if name not in backbone_names():
-            raise unknown_name_error("server model", name, backbone_names())
-        cls = backbone_class(name)
+        if name not in list_backbones():
+            raise unknown_name_error("server model", name, list_backbones())
+        cls = find_backbone_class(name)
         if not issubclass(cls, Scorer):
             raise TacitaError(f"server model '{name}' cannot be taught; use neumf, neuncf, lightgcn or mf.")
         label = f"server model '{name}'"

@@ -43,7 +43,7 @@ class VirtualRatings(Part):
         if train.local_epochs > 1:
             raise TacitaError("part 'virtual-ratings' sends one gradient a round; set train.local_epochs = 1.")
         has_vector_alone = backbone.layout == {"p": backbone.item_width}
-        if backbone.shared() or backbone.reads_context or not has_vector_alone:
+        if backbone.list_head_shapes() or backbone.reads_context or not has_vector_alone:
             raise TacitaError(f"part 'virtual-ratings' predicts p . q, which '{backbone.name}' does not; use 'mf'.")
 
     def prepare(self, view: CohortView) -> LocalTask:

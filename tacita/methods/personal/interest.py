@@ -63,7 +63,7 @@ class InterestWeights(Part):
     @property
     def gated_arrays(self) -> list[str]:
         """The arrays that have a gate of their own, by their names in an upload."""
-        heads = [f"heads/{name}" for name in self.context.backbone.shared()]
+        heads = [f"heads/{name}" for name in self.context.backbone.list_head_shapes()]
         return ["rows", *heads]
 
     # on the device
@@ -98,13 +98,13 @@ class InterestWeights(Part):
             shapes["gates"] = (n_gates, self.width)
             shapes["agreed"] = (n_gates,)
             shapes["moved.rows"] = (n_items, backbone.item_width)
-            for name, shape in backbone.shared().items():
+            for name, shape in backbone.list_head_shapes().items():
                 shapes[f"moved.heads/{name}"] = shape
         return {name: ArraySpec(shape) for name, shape in shapes.items()}
 
     def after_training(self, view: CohortView, local: LocalModels) -> TrainingOutcome:
         received = view.received.get(self.name, {})
-        of_users = self.context.scorer.interest(view)
+        of_users = self.context.scorer.compute_interest(view)
         interest = average_by_client(view, of_users)
         direction = normalise_vectors(interest)
         scaled = self.config.length * direction

@@ -41,7 +41,7 @@ def bound_rounding_error(context: RunContext, n_items: int) -> float:
     if backbone.learner == "rows":
         width = backbone.item_width
     size = n_items * width + _MAX_EXTRA_NUMBERS
-    for shape in backbone.shared().values():
+    for shape in backbone.list_head_shapes().values():
         size += math.prod(shape)
     return math.sqrt(size) * QUANTUM / 2
 

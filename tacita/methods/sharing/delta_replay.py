@@ -64,7 +64,7 @@ class DeltaReplay(Part, Unlearning):
         if GRAPH in names and self.context.train.resume_from == "last":
             raise TacitaError(f"part '{self.name}' goes over the best rounds again; use train.resume_from = 'best'.")
         backbone = self.context.backbone
-        if backbone.shared():
+        if backbone.list_head_shapes():
             raise TacitaError(
                 f"part '{self.name}' goes over item rows again, and backbone '{backbone.name}' shares other "
                 "parameters as well; use another backbone, or another way to unlearn."

@@ -101,7 +101,7 @@ class Fru(ReplayUnlearning):
 
     def _draw_negatives(self, view: CohortView, counts: Longs) -> Ints:
         backbone = self.context.backbone
-        private = backbone.named(view.private)
+        private = backbone.split_private(view.private)
         vectors = private.get("p")
         width = view.items.shape[1]
         if vectors is not None and vectors.shape[1] != width:

@@ -293,7 +293,7 @@ def _compute_user_vectors(scorer: Scorer, view: CohortView, local: LocalModels) 
     context = None
     if scorer.reads_context:
         context = _build_context(view, local)
-    private = scorer.named(local.private)
+    private = scorer.split_private(local.private)
     vectors = scorer.represent(private, local.heads, context)
     first = next(iter(vectors.values()))
     return np.ascontiguousarray(first, np.float32)

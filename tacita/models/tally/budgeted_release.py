@@ -29,10 +29,10 @@ from tacita.models.tally.private_math import (
     SQUARE_ROOT_2,
     TallyBudget,
     TermAxes,
+    build_unit_vectors,
+    compute_unit_likes,
     draw_symmetric_noise,
     draw_whole_noise,
-    unit_likes,
-    unit_vectors,
 )
 from tacita.privacy.accounting import Event
 from tacita.privacy.ledger import EARLIER_RUNS, Ledger
@@ -151,9 +151,9 @@ class BudgetedRelease(Tally):
             return SURVEY, STATISTIC
         return (STATISTIC,)
 
-    def statistic_fields(self, server: ServerState, question: str) -> Fields:
+    def list_statistic_fields(self, server: ServerState, question: str) -> Fields:
         if question != SURVEY:
-            return *self.term_fields(server, question), DRAWS
+            return *self.list_term_fields(server, question), DRAWS
         shape = (len(server.items),)
         liked_deviation = self.budget.deviation(POPULARITY_SHARE)
         people_deviation = self.budget.deviation(PEOPLE_SHARE)
@@ -164,17 +164,17 @@ class BudgetedRelease(Tally):
         people = Spec("people", (1,), most=most_people, exact=True)
         return liked, people, DRAWS
 
-    def term_fields(self, server: ServerState, question: str) -> Fields:
+    def list_term_fields(self, server: ServerState, question: str) -> Fields:
         k = len(server.heads["inputs"])
         length = self.bound_term_length(server, question)
-        deviation = self.term_deviation(server, question)
+        deviation = self.compute_term_deviation(server, question)
         most = length + TAIL * SQUARE_ROOT_2 * deviation
         about = "which items go together, with noise"
         terms = Spec("terms", (k, k), most=most, exact=True, symmetric=True, about=about)
         return (terms,)
 
-    def retraction_fields(self, server: ServerState) -> Fields:
-        return *self.term_fields(server, "retraction"), DRAWS
+    def list_retraction_fields(self, server: ServerState) -> Fields:
+        return *self.list_term_fields(server, "retraction"), DRAWS
 
     # how much noise
 
@@ -198,7 +198,7 @@ class BudgetedRelease(Tally):
         lengths = self.config.decay**ages
         return SQUARE_ROOT_2 * float(lengths.sum())
 
-    def release_share(self, heads: Arrays, question: str) -> float:
+    def find_release_share(self, heads: Arrays, question: str) -> float:
         """What of a block's mu^2 a release takes."""
         if question == SURVEY:
             return POPULARITY_SHARE + PEOPLE_SHARE
@@ -207,9 +207,9 @@ class BudgetedRelease(Tally):
             return self.budget.term_share(first=is_first)
         return 1.0
 
-    def term_deviation(self, server: ServerState, question: str) -> float:
+    def compute_term_deviation(self, server: ServerState, question: str) -> float:
         """Of the noise on terms, off the diagonal."""
-        release_share = self.release_share(server.heads, question)
+        release_share = self.find_release_share(server.heads, question)
         share = self.term_share * release_share
         length = self.bound_term_length(server, question)
         return self.budget.matrix_deviation(share, length)
@@ -236,7 +236,7 @@ class BudgetedRelease(Tally):
         return {"liked": liked + liked_noise, "people": people}
 
     def add_term_noise(self, server: ServerState, total: Total, question: str, stream: NoiseStream) -> Arrays:
-        deviation = self.term_deviation(server, question)
+        deviation = self.compute_term_deviation(server, question)
         k = len(server.heads["inputs"])
         noise = draw_symmetric_noise(stream, deviation, k)
         return {"terms": total["terms"] + noise}
@@ -262,7 +262,7 @@ class BudgetedRelease(Tally):
     def price_release(self, heads: Arrays, question: str) -> tuple[str, float]:
         events = {SURVEY: POPULARITY_RELEASE, STATISTIC: TERMS_RELEASE}
         event = events.get(question, RETRACTION_RELEASE)
-        share = self.release_share(heads, question)
+        share = self.find_release_share(heads, question)
         mu2 = share * self.budget.mu2
         return event, mu2**0.5
 
@@ -308,7 +308,7 @@ def _open_stream(server: ServerState, total: Total, question: str, draws: Draws)
 def _encode_survey(lists: Ragged, client: Ints, n_clients: int) -> Forms:
     """x / |x| of each list, and that its user takes part."""
     owner = client[lists.rows()]
-    liked = SparseRows(owner, lists.ids, unit_likes(lists))
+    liked = SparseRows(owner, lists.ids, compute_unit_likes(lists))
     takes_part = lists.counts() > 0
     people = np.bincount(client, weights=takes_part, minlength=n_clients)
     return {"liked": liked, "people": DenseArrays(people[:, None])}
@@ -342,4 +342,4 @@ def read_axes(heads: Arrays) -> TermAxes:
 def build_term_vectors(lists: Ragged, heads: Arrays, length: float = 1.0) -> Doubles:
     """(lists, k) c of every list."""
     axes = read_axes(heads)
-    return unit_vectors(lists, axes.inputs, axes.scale, axes.centre, length)
+    return build_unit_vectors(lists, axes.inputs, axes.scale, axes.centre, length)

@@ -34,8 +34,14 @@ from tacita.models.tally.options import STATE, STATISTIC, TallyConfig, is_set
 from tacita.models.tally.retraction import apply_change
 from tacita.models.tally.solver import invert_in_place
 from tacita.models.tally.spectral import build_item_graph, find_leading_axes, keep_largest
-from tacita.models.tally.sums import Entries, PairShape, PairSums, triangle_places
-from tacita.models.tally.weights import add_products, compute_weights, pack_weights, read_column, recency_weights
+from tacita.models.tally.sums import Entries, PairShape, PairSums, number_triangle_places
+from tacita.models.tally.weights import (
+    add_products,
+    compute_recency_weights,
+    compute_weights,
+    pack_weights,
+    read_column,
+)
 
 MAX_DENSE_ITEMS = 4_000  # items up to which sums are dense arrays, of 128 MB at most
 ALPHAS = 0.0, 0.3, 1.0, 0.15  # what alpha = "learn" tries; the last one stays where nobody validates
@@ -209,7 +215,7 @@ class FilterTally(Tally):
         """B of the same sum. The ridge is meant for users who weigh 1, so it shrinks as the mean weight does."""
         gram = self.compute_gram(sums, shape, None)
         items = np.arange(shape.n_items, dtype=np.int64)
-        diagonal = gram[triangle_places(items, items)]
+        diagonal = gram[number_triangle_places(items, items)]
         n_likes = (root**2).sum()
         mean_weight = diagonal.sum() / max(n_likes, 1e-12)
         mean_weight = float(mean_weight) or 1.0
@@ -220,7 +226,7 @@ class FilterTally(Tally):
         weights = compute_weights(inverse, gram, None, shape, self.config.keep)
         return pack_weights(weights)
 
-    def likeness(self, server: ServerState, items: Floats, item: int) -> Floats:
+    def compare_items(self, server: ServerState, items: Floats, item: int) -> Floats:
         """The weight of every item for this one in the filter."""
         heads = server.heads
         matrix = _select_matrix(heads)
@@ -260,7 +266,7 @@ class FilterTally(Tally):
     def _score_filter(self, view: CohortView) -> Floats:
         heads = view.heads
         latest = self.select_latest(view)
-        weight = recency_weights(latest, read_scalar(heads, "recency"))
+        weight = compute_recency_weights(latest, read_scalar(heads, "recency"))
         scores = make_zero_scores(view)
         add_products(latest, weight, _select_matrix(heads), scores)
         if heads["lift"][0]:

@@ -36,19 +36,25 @@ from tacita.models.base import (
 from tacita.models.statistic_model import BlockLists, FieldSums, RetractionCaveats
 from tacita.models.tally.head_checks import matrix_fits
 from tacita.models.tally.options import STATE, STATISTIC, SURVEY, TallyConfig
-from tacita.models.tally.pair_statistic import PairStatistic, count_single_users, server_shape, sum_forms
+from tacita.models.tally.pair_statistic import PairStatistic, count_single_users, read_server_shape, sum_forms
 from tacita.models.tally.retraction import apply_change, find_changed_items, find_changed_places, update_inverse
 from tacita.models.tally.solver import (
     MOST_DOUBLINGS,
     available_memory,
-    bytes_to_solve,
+    estimate_solve_bytes,
     invert_with_doubling,
     mirror_lower,
     pack_triangle,
     unpack_triangle,
 )
 from tacita.models.tally.sums import PairShape, PairSums
-from tacita.models.tally.weights import add_products, compute_weights, pack_weights, read_column, recency_weights
+from tacita.models.tally.weights import (
+    add_products,
+    compute_recency_weights,
+    compute_weights,
+    pack_weights,
+    read_column,
+)
 
 __all__ = ["RECENCIES", "STATE", "STATISTIC", "SURVEY", "Tally", "TallyConfig", "require_tally"]
 
@@ -88,11 +94,11 @@ class Tally(PairStatistic):
     def check(self, first_items: int, all_items: int) -> None:
         most_inputs = self.config.most_inputs
         n_inputs = all_items if first_items <= most_inputs else most_inputs
-        need = bytes_to_solve(n_inputs)
+        need = estimate_solve_bytes(n_inputs)
         free = available_memory()
         if need <= free:
             return
-        most_that_fit = (free / bytes_to_solve(1)) ** 0.5
+        most_that_fit = (free / estimate_solve_bytes(1)) ** 0.5
         hundreds = int(most_that_fit) // 100
         fits = min(hundreds * 100, first_items - 1)  # a first block that fits is read whole, and so is what follows
         raise TacitaError(
@@ -117,7 +123,7 @@ class Tally(PairStatistic):
         """x_u B with older items counting less, and a bonus or penalty for items of earlier blocks."""
         latest = self.select_latest(view)
         recency = read_scalar(view.heads, "recency")
-        weight = recency_weights(latest, recency)
+        weight = compute_recency_weights(latest, recency)
         scores = make_zero_scores(view)
         add_products(latest, weight, view.heads, scores)
         add_repeat(view, scores)
@@ -131,7 +137,7 @@ class Tally(PairStatistic):
             inputs = choose_inputs(total["counts"], self.config.most_inputs)
             return with_heads(server, {"inputs": inputs})
         earlier = PairSums.from_arrays(server.parts.get(STATE))
-        sums = earlier.with_block(server.block, total, server_shape(server))
+        sums = earlier.with_block(server.block, total, read_server_shape(server))
         solved = self.solve_sums(server, sums)
         return self.apply_trial(solved, 0)
 
@@ -141,7 +147,7 @@ class Tally(PairStatistic):
         touched = sums.touched.sum(axis=0)
         return pad_items(touched, server)
 
-    def likeness(self, server: ServerState, items: Floats, item: int) -> Floats:
+    def compare_items(self, server: ServerState, items: Floats, item: int) -> Floats:
         """The weight of every item for this one: its column of B."""
         return read_column(server.heads, item, len(server.items))
 
@@ -163,7 +169,7 @@ class Tally(PairStatistic):
 
     def solve_sums(self, server: ServerState, sums: PairSums, inverse: Doubles | None = None) -> ServerState:
         """The matrix that belongs to the sums, and to the inverse where that is known already."""
-        shape = server_shape(server)
+        shape = read_server_shape(server)
         where = None if shape.inputs is None else sums.places()
         gram = np.zeros(0)
         doublings = 0
@@ -237,7 +243,7 @@ class Tally(PairStatistic):
 
     def apply_retraction(self, server: ServerState, change: FieldSums) -> tuple[ServerState, int]:
         """The server after a sum of retractions, and the rank of the update; 0: it was solved from the start."""
-        shape = server_shape(server)
+        shape = read_server_shape(server)
         state = server.parts[STATE]
         sums = PairSums.from_arrays(state)
         changed = apply_change(sums, change, shape)
@@ -256,8 +262,8 @@ class Tally(PairStatistic):
         """The server after some users have `after`, a list for every block, instead of `before`."""
         n_users = len(before[0])
         user_ptr = count_single_users(n_users)
-        change = self.encode_change(before, after, user_ptr, server_shape(server))
-        total = sum_forms(change, n_users, self.retraction_fields(server))
+        change = self.encode_change(before, after, user_ptr, read_server_shape(server))
+        total = sum_forms(change, n_users, self.list_retraction_fields(server))
         return self.apply_retraction(server, total.sums)
 
     def try_update_inverse(
@@ -277,7 +283,7 @@ class Tally(PairStatistic):
 
     def retrain_from(self, server: ServerState, block_lists: BlockLists) -> ServerState:
         """The state that these lists alone would lead to, with the same catalogue and inputs."""
-        shape = server_shape(server)
+        shape = read_server_shape(server)
         summed = server.parts[STATE]["index"]
         sums = PairSums.from_arrays(None)
         past = Ragged.empty(0)

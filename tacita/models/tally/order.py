@@ -42,7 +42,13 @@ from tacita.models.tally.pair_statistic import expand_clients
 from tacita.models.tally.retraction import compute_low_rank, find_changed_places
 from tacita.models.tally.solver import TILE, invert_with_doubling, mirror_lower, pack_triangle, unpack_triangle
 from tacita.models.tally.sums import PairShape, PairSums
-from tacita.models.tally.weights import ColumnTiles, add_products, entry_ages, pack_weights, recency_weights
+from tacita.models.tally.weights import (
+    ColumnTiles,
+    add_products,
+    compute_recency_weights,
+    count_entry_ages,
+    pack_weights,
+)
 
 FOLD = 8.0  # order_fold = "auto"
 PREFIX = "order_"  # of the heads that hold B'
@@ -160,12 +166,12 @@ class OrderedTally(Tally):
         latest = self.select_latest(view)
         repeat = read_scalar(heads, "repeat")
         if recent:
-            weight = recency_weights(latest, read_scalar(heads, "recency"))
+            weight = compute_recency_weights(latest, read_scalar(heads, "recency"))
             scores = _score_lists(latest, weight, view, heads)
             mixture.add(recent, scores)
         needs_spread = repeat and not recent  # the bonus is measured by the spread of one of them
         if whole or needs_spread:
-            weight = recency_weights(latest, 0.0)
+            weight = compute_recency_weights(latest, 0.0)
             scores = _score_lists(latest, weight, view, heads)
             mixture.add(whole, scores)
         if order:
@@ -183,7 +189,7 @@ class OrderedTally(Tally):
         return select_recent_line(view, self.config.order_window)
 
     def weigh_by_age(self, line: Ragged) -> Floats:
-        ages = entry_ages(line)
+        ages = count_entry_ages(line)
         weights = self.age_weights[ages]
         return np.asarray(weights, np.float32)
 

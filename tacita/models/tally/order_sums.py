@@ -16,7 +16,7 @@ from tacita.messages import Total
 from tacita.models.statistic_model import FieldSums
 from tacita.models.tally.solver import unpack_triangle
 from tacita.models.tally.sums import PairShape, PairSums
-from tacita.models.tally.weights import entry_ages
+from tacita.models.tally.weights import count_entry_ages
 
 CONTEXTS = "contexts"  # the field of G'
 NEXT = "next"  # the field of C'
@@ -179,7 +179,7 @@ class HistoryLines:
 
 def select_latest_entries(lists: Ragged, most: int) -> Ragged:
     """The last entries of every list."""
-    is_late = entry_ages(lists) < most
+    is_late = count_entry_ages(lists) < most
     return lists.filter_entries(is_late)
 
 

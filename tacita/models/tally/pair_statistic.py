@@ -23,7 +23,7 @@ from tacita.models.statistic_model import BlockLists, Fields, Forms, StatisticMo
 from tacita.models.tally.options import STATE, STATISTIC, SURVEY, TallyConfig
 from tacita.models.tally.retraction import Replacement, compute_replacements
 from tacita.models.tally.sums import PairShape, count_repeats
-from tacita.models.tally.weights import entry_ages
+from tacita.models.tally.weights import count_entry_ages
 
 
 class PairStatistic(StatisticModel):
@@ -54,7 +54,7 @@ class PairStatistic(StatisticModel):
         most = self.config.most_items
         if not most:
             return train
-        is_latest = entry_ages(train) < most
+        is_latest = count_entry_ages(train) < most
         rows = train.rows()[is_latest]
         ids = train.ids[is_latest]
         return Ragged.from_pairs(rows, ids, len(train))
@@ -68,9 +68,9 @@ class PairStatistic(StatisticModel):
             return SURVEY, STATISTIC
         return (STATISTIC,)
 
-    def statistic_fields(self, server: ServerState, question: str) -> Fields:
+    def list_statistic_fields(self, server: ServerState, question: str) -> Fields:
         if question != SURVEY:
-            return self._fields(server_shape(server))
+            return self._fields(read_server_shape(server))
         shape = (len(server.items),)
         about = "how many people have each item"
         counts = Spec("counts", shape, most=1.0, least=0.0, exact=True, about=about)
@@ -95,7 +95,7 @@ class PairStatistic(StatisticModel):
         if question == SURVEY:
             counts = mark_items(view.train, view.user_ptr)
             return {"counts": counts}
-        shape = view_shape(view)
+        shape = read_view_shape(view)
         return self.encode_block(view.train, view.history, view.user_ptr, shape)
 
     def encode_block(self, train: Ragged, history: Ragged | None, user_ptr: Longs, shape: PairShape) -> Forms:
@@ -130,11 +130,11 @@ class PairStatistic(StatisticModel):
         return sum_forms(forms, len(train), fields)
 
     def sum_lists(self, server: ServerState, train: Ragged, history: Ragged) -> Total:
-        return self.sum_statistic(train, history, server_shape(server))
+        return self.sum_statistic(train, history, read_server_shape(server))
 
     # retraction
 
-    def summed_blocks(self, server: ServerState) -> list[int]:
+    def list_summed_blocks(self, server: ServerState) -> list[int]:
         """The blocks of which there are sums; a device that does not see the sums assumes that of every block."""
         if STATE not in server.parts:
             n_blocks = server.block + (server.round > 0)
@@ -142,11 +142,11 @@ class PairStatistic(StatisticModel):
         index = server.parts[STATE]["index"]
         return [int(block) for block in index]
 
-    def retraction_fields(self, server: ServerState) -> Fields:
+    def list_retraction_fields(self, server: ServerState) -> Fields:
         """A change of everything that a block's statistic holds, for every block."""
-        fields = self._fields(server_shape(server))
+        fields = self._fields(read_server_shape(server))
         changes = []
-        for block in self.summed_blocks(server):
+        for block in self.list_summed_blocks(server):
             for field in fields:
                 name = f"{field.name}.{block}"
                 change = replace(field, name=name, least=-field.most)
@@ -154,7 +154,7 @@ class PairStatistic(StatisticModel):
         return tuple(changes)
 
     def encode_retraction(self, view: CohortView, old_lists: BlockLists, new_lists: BlockLists) -> Forms:
-        shape = view_shape(view)
+        shape = read_view_shape(view)
         return self.encode_change(old_lists, new_lists, view.user_ptr, shape)
 
     def encode_change(self, old_lists: BlockLists, new_lists: BlockLists, user_ptr: Longs, shape: PairShape) -> Forms:
@@ -186,13 +186,13 @@ class PairStatistic(StatisticModel):
         return forms
 
 
-def server_shape(server: ServerState) -> PairShape:
+def read_server_shape(server: ServerState) -> PairShape:
     """The pairs that the server's sums are about."""
     inputs = server.heads["inputs"]
     return PairShape.from_inputs(len(server.items), inputs)
 
 
-def view_shape(view: CohortView) -> PairShape:
+def read_view_shape(view: CohortView) -> PairShape:
     """The pairs that the sums are about, as devices know them."""
     inputs = view.heads["inputs"]
     return PairShape.from_inputs(view.n_items, inputs)

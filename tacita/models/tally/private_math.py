@@ -72,7 +72,7 @@ class TallyBudget:
         """The same for symmetric matrices: off the diagonal; on it sqrt 2 times as much."""
         return self.deviation(share, length) / SQUARE_ROOT_2
 
-    def spent_epsilon(self, blocks: int, retractions: int = 0) -> float:
+    def compute_spent_epsilon(self, blocks: int, retractions: int = 0) -> float:
         """The epsilon of a user in so many blocks, the first among them, with so many retractions."""
         n_releases = blocks + retractions
         mu = math.sqrt(n_releases * self.mu2)
@@ -83,7 +83,7 @@ class TallyBudget:
 # On devices
 
 
-def unit_likes(lists: Ragged) -> Doubles:
+def compute_unit_likes(lists: Ragged) -> Doubles:
     """The entry of every item in x / |x|, rounded down, so that no list is longer than 1."""
     counts = lists.counts()
     length = np.sqrt(np.maximum(counts, 1))
@@ -92,7 +92,7 @@ def unit_likes(lists: Ragged) -> Doubles:
     return np.repeat(steps * POPULARITY_GRID, counts)
 
 
-def unit_vectors(lists: Ragged, inputs: Ints, scale: Doubles, centre: Doubles, length: float = 1.0) -> Doubles:
+def build_unit_vectors(lists: Ragged, inputs: Ints, scale: Doubles, centre: Doubles, length: float = 1.0) -> Doubles:
     """(lists, k) each list among the inputs: scaled, centred, of the given length; zeros where that is none.
 
     Rounded towards 0, so that none is longer.

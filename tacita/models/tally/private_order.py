@@ -38,7 +38,7 @@ from tacita.models.tally.private_math import (
     shrink_values,
 )
 from tacita.models.tally.private_tally import PrivateTally, count_draws, multiply_lists, multiply_weighted_lists
-from tacita.models.tally.weights import entry_ages
+from tacita.models.tally.weights import count_entry_ages
 from tacita.privacy.noise import NoiseStream
 
 FOLD = 2.0  # order_fold = "auto": few places back, of which noise leaves more to see
@@ -167,16 +167,16 @@ class PrivateOrderedTally(PrivateTally):
     def _score_order(self, view: CohortView) -> Floats:
         """(users, k) scores by what came last."""
         line = select_recent_line(view, self.config.order_window)
-        ages = entry_ages(line)
+        ages = count_entry_ages(line)
         weight = self.age_weights[ages].astype(np.float32)
         matrix = view.heads["order_weights"]
         return multiply_weighted_lists(line, weight, view, matrix)
 
     # how much noise
 
-    def order_deviation(self, server: ServerState, question: str) -> float:
+    def compute_order_deviation(self, server: ServerState, question: str) -> float:
         """Of the noise on what follows what."""
-        release_share = self.release_share(server.heads, question)
+        release_share = self.find_release_share(server.heads, question)
         share = self.order_share * release_share
         length = self.bound_term_length(server, question)
         return self.budget.deviation(share, length)
@@ -187,20 +187,20 @@ class PrivateOrderedTally(PrivateTally):
             return sums
         k = len(server.heads["inputs"])
         least = MIN_DEVIATION_STEPS * QUANTUM
-        deviation = self.order_deviation(server, question)
+        deviation = self.compute_order_deviation(server, question)
         noise = _draw_square_noise(stream, max(deviation, least), k)
         following = total[NEXT] + noise
         return {**sums, NEXT: following}
 
     # on the server
 
-    def term_fields(self, server: ServerState, question: str) -> Fields:
-        fields = super().term_fields(server, question)
+    def list_term_fields(self, server: ServerState, question: str) -> Fields:
+        fields = super().list_term_fields(server, question)
         if not self.order_share:
             return fields
         k = len(server.heads["inputs"])
         length = self.bound_term_length(server, question)
-        deviation = self.order_deviation(server, question)
+        deviation = self.compute_order_deviation(server, question)
         most = length + TAIL * deviation
         about = "which item follows which, with noise"
         following = Spec(NEXT, (k, k), most=most, exact=True, about=about)
@@ -214,7 +214,7 @@ class PrivateOrderedTally(PrivateTally):
         added = sums[NEXT]
         following = state.get(FOLLOWING, np.zeros_like(added))
         variance = state.get(FOLLOWING_VARIANCE, np.zeros(1))
-        deviation = self.order_deviation(server, question)
+        deviation = self.compute_order_deviation(server, question)
         added_variance = count_draws(sums) * deviation**2
         terms[FOLLOWING] = fade * following + added
         terms[FOLLOWING_VARIANCE] = fade**2 * variance + added_variance

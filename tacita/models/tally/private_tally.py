@@ -40,7 +40,7 @@ from tacita.models.tally.private_math import (
     scale_outside_popularity,
     solve_weights,
 )
-from tacita.models.tally.weights import recency_weights
+from tacita.models.tally.weights import compute_recency_weights
 from tacita.privacy.noise import NoiseStream
 
 __all__ = ["POPULARITY_RELEASE", "RETRACTION_RELEASE", "TERMS_RELEASE", "PrivateTally", "read_axes"]
@@ -141,7 +141,7 @@ class PrivateTally(BudgetedRelease):
     def add_terms(self, server: ServerState, sums: FieldSums, question: str, fade: float = 1.0) -> Arrays:
         """The server's sum, faded, with the terms of a release; and the noise in that."""
         state = server.parts[STATE]
-        deviation = self.term_deviation(server, question)
+        deviation = self.compute_term_deviation(server, question)
         gram = fade * state["gram"] + sums["terms"]
         added_variance = count_draws(sums) * deviation**2
         variance = fade**2 * state["variance"] + added_variance
@@ -149,7 +149,7 @@ class PrivateTally(BudgetedRelease):
 
     def _choose_terms(self, server: ServerState, total: Total, n_draws: float) -> ServerState:
         """The items that terms are about, and in what terms."""
-        deviation = self.term_deviation(server, STATISTIC) * n_draws**0.5
+        deviation = self.compute_term_deviation(server, STATISTIC) * n_draws**0.5
         people = read_scalar(total.sums, "people")
         people = min(people, MOST_PEOPLE)  # nodes may say any number
         liked = total["liked"]
@@ -203,7 +203,7 @@ class PrivateTally(BudgetedRelease):
         liked = np.maximum(noisy, 0.0)
         return pad_items(liked, server)
 
-    def likeness(self, server: ServerState, items: Floats, item: int) -> Floats:
+    def compare_items(self, server: ServerState, items: Floats, item: int) -> Floats:
         """The weight of every item for this one: its column of B, which is between the inputs; 0 for other items."""
         inputs = server.heads["inputs"]
         weights = server.heads["weights"]
@@ -222,7 +222,7 @@ class PrivateTally(BudgetedRelease):
         n_draws = state.get("drawn", np.ones(1))
         n_inputs = len(server.heads["inputs"])
         return {
-            "epsilon": budget.spent_epsilon(n_blocks),
+            "epsilon": budget.compute_spent_epsilon(n_blocks),
             "epsilon_planned": budget.epsilon,
             "delta": budget.delta,
             "blocks_planned": float(budget.blocks),
@@ -246,7 +246,7 @@ class PrivateTally(BudgetedRelease):
 
     def describe_retraction(self) -> RetractionCaveats:
         budget = self.budget
-        more = budget.spent_epsilon(budget.blocks, 1)
+        more = budget.compute_spent_epsilon(budget.blocks, 1)
         return RetractionCaveats(
             assumptions=(
                 "the sum had noise before and has more now, so no comparison with training again is exact",
@@ -281,7 +281,7 @@ class PrivateTally(BudgetedRelease):
         n_users = len(lists)
         user_ptr = count_single_users(n_users)
         for question in (SURVEY, STATISTIC):
-            fields = self.statistic_fields(server, question)
+            fields = self.list_statistic_fields(server, question)
             forms = self.encode_lists(lists, user_ptr, server.heads, question)
             exact = sum_forms(forms, n_users, fields)
             total = self.add_noise(server, exact, question, draws)
@@ -303,7 +303,7 @@ def record_release(heads: Arrays, block: int) -> Ints:
 
 def multiply_lists(lists: Ragged, view: CohortView, recency: float, matrix: Floats) -> Floats:
     """(users, k) what lists score through a matrix between the inputs, older items counting less."""
-    weight = recency_weights(lists, recency)
+    weight = compute_recency_weights(lists, recency)
     return multiply_weighted_lists(lists, weight, view, matrix)
 
 

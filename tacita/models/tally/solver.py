@@ -77,7 +77,7 @@ def _invert_by_halves(whole: Doubles) -> bool:
     return True
 
 
-def bytes_to_solve(n_inputs: int) -> float:
+def estimate_solve_bytes(n_inputs: int) -> float:
     """Memory that a solve over this many items takes at its peak: sums, their inverse, the halves' products."""
     return 24.0 * n_inputs**2
 

@@ -56,7 +56,7 @@ class PairShape:
             places = col * self.n_inputs + row
             return _sort_entries(places, cells.data)
         is_lower = row >= col
-        places = triangle_places(row[is_lower], col[is_lower])
+        places = number_triangle_places(row[is_lower], col[is_lower])
         return _sort_entries(places, cells.data[is_lower])
 
     def decode_pairs(self, at: AnyArray) -> tuple[Longs, Longs]:
@@ -75,7 +75,7 @@ class PairShape:
         second = others[None, :].astype(np.int64)
         larger = np.maximum(first, second)
         smaller = np.minimum(first, second)
-        places = triangle_places(larger, smaller)
+        places = number_triangle_places(larger, smaller)
         return np.unique(places)
 
     def build_input_triangle(self, where: Longs, values: Doubles) -> Doubles:
@@ -105,7 +105,7 @@ class PairShape:
         return flat.reshape(hi - lo, n_inputs)
 
 
-def triangle_places(row: Longs, col: Longs) -> Longs:
+def number_triangle_places(row: Longs, col: Longs) -> Longs:
     """Places in a lower triangle, row by row."""
     start: Longs = count_triangle(row)
     return start + col
@@ -190,7 +190,7 @@ class PairSums:
         end = self.ptr[k + 1]
         return slice(start, end)
 
-    def block_entries(self, k: int) -> BlockEntries:
+    def read_block_entries(self, k: int) -> BlockEntries:
         """Places, sums and contributors of a block."""
         span = self._find_span(k)
         return BlockEntries(self.at[span], self.total[span], self.contributors[span])
@@ -319,13 +319,13 @@ class PairSums:
         ages = np.diff(self.index, prepend=first)
         for k, fade in enumerate(decay**ages):
             release.fade(fade)
-            release.add_block(self._entries_at(k, where))
+            release.add_block(self._read_entries_at(k, where))
             release.release_pairs(is_out[k])
         return release.gram
 
-    def _entries_at(self, k: int, where: Longs | None) -> BlockEntries:
+    def _read_entries_at(self, k: int, where: Longs | None) -> BlockEntries:
         """The entries of a block, or those at some places, numbered by these."""
-        entries = self.block_entries(k)
+        entries = self.read_block_entries(k)
         if where is None:
             return entries
         place, is_known = find_in_sorted(entries.at, where)

@@ -127,17 +127,17 @@ def _select_rows(inputs: Ints, n_items: int) -> Any:
     return slice(0, n_items)
 
 
-def recency_weights(lists: Ragged, recency: float) -> Floats:
+def compute_recency_weights(lists: Ragged, recency: float) -> Floats:
     """What each entry counts: the newest of a list 1, one that is `recency` items older 1/e."""
     n_entries = len(lists.ids)
     if not recency:
         return np.ones(n_entries, np.float32)
-    ages = entry_ages(lists)
+    ages = count_entry_ages(lists)
     weight = np.exp(-ages / recency)
     return weight.astype(np.float32)
 
 
-def entry_ages(lists: Ragged) -> Longs:
+def count_entry_ages(lists: Ragged) -> Longs:
     """How many entries of the same list are newer than each entry."""
     ends = np.repeat(lists.ptr[1:], lists.counts())
     places = np.arange(len(lists.ids))

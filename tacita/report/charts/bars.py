@@ -16,10 +16,10 @@ from tacita.report.charts.frame import (
     WIDE,
     draw_frame,
     draw_legend,
-    finite_values,
     fit_columns,
     format_short,
     name_blocks,
+    select_finite,
     set_series_scale,
     shorten_text,
 )
@@ -38,7 +38,7 @@ ROOM_FOR_DASH = 8  # pixels
 def draw_level_bars(series: Sequence[Series], metric: str, alt: str) -> str:
     """One lying bar each, its number at its end, its name in front, or above where names are long."""
     firsts = [bar.values[0] for bar in series]
-    longest = max([*finite_values(firsts), 1e-12])
+    longest = max([*select_finite(firsts), 1e-12])
     is_name_above = any(len(bar.name) > MOST_NAME_LETTERS for bar in series)
     start = 4.0 if is_name_above else 134.0
     row_height = 44.0 if is_name_above else 34.0

@@ -65,8 +65,8 @@ def _wrap_names(rows: Sequence[Dot]) -> DotLayout:
 def _draw_dots(page: Sheet, axes: Axes, rows: Sequence[Dot], layout: DotLayout) -> None:
     places = range(len(rows))
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    lows = [dot.mean - _half_width(dot) for dot in rows]
-    highs = [dot.mean + _half_width(dot) for dot in rows]
+    lows = [dot.mean - _measure_half_width(dot) for dot in rows]
+    highs = [dot.mean + _measure_half_width(dot) for dot in rows]
     axes.hlines(places, lows, highs, color=LIGHT["s0"], lw=2)
     means = [dot.mean for dot in rows]
     (mean_dots,) = axes.plot(means, places, "o", color=LIGHT["s0"], ms=8, mec=LIGHT["card"])
@@ -103,5 +103,5 @@ def _draw_published(page: Sheet, axes: Axes, rows: Sequence[Dot]) -> list[float]
     return values
 
 
-def _half_width(dot: Dot) -> float:
+def _measure_half_width(dot: Dot) -> float:
     return dot.half if math.isfinite(dot.half) else 0.0

@@ -40,7 +40,7 @@ def shorten_text(words: str, most: int) -> str:
     return words[: most - 1] + "…"
 
 
-def finite_values(values: Iterable[float]) -> list[float]:
+def select_finite(values: Iterable[float]) -> list[float]:
     return [value for value in values if math.isfinite(value)]
 
 
@@ -57,7 +57,7 @@ def set_scale(axes: Axes, values: Iterable[float], which: str = "y", nbins: int 
     if which == "y":
         axis = axes.yaxis  # type: ignore[assignment]
     axes.locator_params(axis="y" if which == "y" else "x", nbins=nbins, steps=ROUND_STEPS)
-    finite = finite_values(values)
+    finite = select_finite(values)
     low = min([0.0, *finite])
     high = max([0.0, *finite])
     if high - low <= 1e-9:
@@ -108,7 +108,7 @@ def name_blocks(axes: Axes, names: Sequence[str]) -> None:
 def draw_legend(page: Sheet, series: Sequence[Series], handles: Sequence[Any], columns: int) -> None:
     page.figure.legend(
         handles,
-        _legend_names(series),
+        _list_legend_names(series),
         loc="upper left",
         bbox_to_anchor=(0, 1),
         ncols=columns,
@@ -121,27 +121,27 @@ def draw_legend(page: Sheet, series: Sequence[Series], handles: Sequence[Any], c
     )
 
 
-def _legend_names(series: Sequence[Series]) -> list[str]:
+def _list_legend_names(series: Sequence[Series]) -> list[str]:
     return [shorten_text(line.name, MOST_LEGEND_LETTERS) for line in series]
 
 
 def fit_columns(series: Sequence[Series]) -> tuple[int, float]:
     """How many columns of names a legend has room for, and how high it is."""
-    widths = [LETTER * len(name) + 46 for name in _legend_names(series)]
+    widths = [LETTER * len(name) + 46 for name in _list_legend_names(series)]
     for columns in range(len(widths), 0, -1):
-        sizes = _column_sizes(len(widths), columns)
-        if _legend_width(widths, sizes) <= WIDE:
+        sizes = _measure_columns(len(widths), columns)
+        if _measure_legend(widths, sizes) <= WIDE:
             break
     return columns, LEGEND_LINE * sizes[0]
 
 
-def _column_sizes(n_names: int, columns: int) -> list[int]:
+def _measure_columns(n_names: int, columns: int) -> list[int]:
     """How many names each column has; matplotlib fills the first ones most."""
     whole, rest = divmod(n_names, columns)
     return [whole + (column < rest) for column in range(columns)]
 
 
-def _legend_width(widths: Sequence[float], sizes: Sequence[int]) -> float:
+def _measure_legend(widths: Sequence[float], sizes: Sequence[int]) -> float:
     """The widest name of each column, together."""
     total = 0.0
     for size, end in zip(sizes, accumulate(sizes)):

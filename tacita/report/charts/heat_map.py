@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tacita.report.charts.frame import MOST_BLOCK_NAMES, SMALL, WIDE, finite_values, format_short
+from tacita.report.charts.frame import MOST_BLOCK_NAMES, SMALL, WIDE, format_short, select_finite
 from tacita.report.drawing import LIGHT, Sheet, open_sheet
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _share_of_best(matrix: Matrix, cell: HeatCell) -> float:
     value = cell.read(matrix)
     later_rows = matrix[cell.tested :]
     column = [row[cell.tested] for row in later_rows]
-    best = max(finite_values(column), default=0.0)
+    best = max(select_finite(column), default=0.0)
     if not best > 0 or not math.isfinite(value):
         return 0.0
     return max(0.0, value) / best

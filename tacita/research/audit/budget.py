@@ -18,7 +18,7 @@ from tacita.core.errors import TacitaError
 from tacita.core.types import Bools, Doubles, ServerState
 from tacita.federation.rounds import begin_block, run_block, start_run
 from tacita.models.tally.model import STATE, require_tally
-from tacita.models.tally.private_math import unit_vectors
+from tacita.models.tally.private_math import build_unit_vectors
 from tacita.models.tally.private_tally import PrivateTally, read_axes
 from tacita.research.audit.audit_progress import Advance, AuditTable, OnData, OnStep, StepCounter
 from tacita.research.audit.null_space import AucSamples, NullSpace
@@ -49,10 +49,10 @@ class ReaderScores:
         release = rebuild_inverse(server.heads["weights"])
         known_inputs = known[:, axes.inputs]
         known_released = known_inputs[:, release.items]
-        null_space = NullSpace.of(release)
+        null_space = NullSpace.from_inverse(release)
         whole_space = NullSpace(release.inverse)
         lists = as_lists(known)
-        vectors = unit_vectors(lists, axes.inputs, axes.scale, axes.centre)
+        vectors = build_unit_vectors(lists, axes.inputs, axes.scale, axes.centre)
         projected = vectors @ gram
         server_scores = np.einsum("uk,uk->u", projected, vectors)
         scores = {
@@ -142,11 +142,11 @@ class _MatchedInputsTally(PrivateTally):
 
     reference: PrivateTally
 
-    def term_deviation(self, server: ServerState, question: str) -> float:
+    def compute_term_deviation(self, server: ServerState, question: str) -> float:
         has_inputs = len(server.heads["inputs"]) > 0
         if has_inputs:
-            return super().term_deviation(server, question)
-        return self.reference.term_deviation(server, question)
+            return super().compute_term_deviation(server, question)
+        return self.reference.compute_term_deviation(server, question)
 
 
 def _match_inputs(backbone: PrivateTally, epsilon: float, delta: float) -> PrivateTally:
@@ -162,7 +162,7 @@ def _build_target(federation: Federation) -> AttackTarget:
     backbone = require_tally(federation.backbone)
     train = federation.stream.blocks[0].train
     seed = federation.config.seed
-    return AttackTarget.of(backbone, progress.server, train, seed)
+    return AttackTarget.from_state(backbone, progress.server, train, seed)
 
 
 def _measure_quality(federation: Federation) -> float | None:

@@ -187,7 +187,7 @@ def _load_first_block(federation: Federation, model: OrderedTally | PrivateOrder
     active = np.flatnonzero(train.counts() > 0)
     lists = train.take(active)
     seed = federation.config.seed
-    target = AttackTarget.of(model, progress.server, lists, seed)
+    target = AttackTarget.from_state(model, progress.server, lists, seed)
     plain_lists = Ragged(lists.ptr, lists.ids)
     return target, plain_lists
 

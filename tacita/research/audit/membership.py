@@ -39,7 +39,7 @@ class PairSamples:
     people: int
 
     @staticmethod
-    def of(lists: Ragged, owned: Ragged, n_items: int, key: np.uint64) -> PairSamples:
+    def draw_pairs(lists: Ragged, owned: Ragged, n_items: int, key: np.uint64) -> PairSamples:
         """Every item of the lists with one that is drawn; `owned`: what else people have."""
         owner = lists.rows().astype(np.int64)
         n_pairs = len(owner)
@@ -122,9 +122,9 @@ def compute_excess_loss(table: Floats, lists: Ragged, owned: Ragged, like: Ragge
     `owned`: all that these people have, which is never drawn as what they do not have. `like`: items of people to
     compare with; the nearest in activity count.
     """
-    peer_losses = _rest_losses(table, like, like, key)
+    peer_losses = _compute_rest_losses(table, like, like, key)
     peer_activity = like.counts()
-    excess = _rest_losses(table, lists, owned, key)
+    excess = _compute_rest_losses(table, lists, owned, key)
     for row, size in enumerate(lists.counts().tolist()):
         distance = np.abs(peer_activity - size)
         order = np.argsort(distance, kind="stable")
@@ -134,13 +134,13 @@ def compute_excess_loss(table: Floats, lists: Ragged, owned: Ragged, like: Ragge
     return excess
 
 
-def _rest_losses(table: Floats, lists: Ragged, owned: Ragged, key: np.uint64) -> Doubles:
+def _compute_rest_losses(table: Floats, lists: Ragged, owned: Ragged, key: np.uint64) -> Doubles:
     """Each person's loss on one half of their items, with a vector fitted to the other half."""
     n_items = len(table)
     known, rest = split_halves(lists)
-    known_samples = PairSamples.of(known, owned, n_items, key)
+    known_samples = PairSamples.draw_pairs(known, owned, n_items, key)
     rest_key = key + REST_KEY_OFFSET
-    rest_samples = PairSamples.of(rest, owned, n_items, rest_key)
+    rest_samples = PairSamples.draw_pairs(rest, owned, n_items, rest_key)
     vectors = fit_vectors(table, known_samples).vectors
     return compute_mean_losses(table, vectors, rest_samples)
 

@@ -31,7 +31,7 @@ class NullSpace:
     projector: Doubles  # N, over the items of the release
 
     @staticmethod
-    def of(rebuilt: RebuiltInverse, quiet: float = QUIET_SHARE) -> NullSpace:
+    def from_inverse(rebuilt: RebuiltInverse, quiet: float = QUIET_SHARE) -> NullSpace:
         _, vectors = scipy.linalg.eigh(rebuilt.inverse, check_finite=False)
         n_quiet = int(quiet * len(vectors))
         loud = vectors[:, n_quiet:]

@@ -51,10 +51,10 @@ class OrderedHistories:
     target: AttackTarget  # people under attack; its sets are those of the lists, row by row
 
     @staticmethod
-    def of(backbone: OrderedTally, server: ServerState, train: Ragged, seed: int) -> OrderedHistories:
+    def from_state(backbone: OrderedTally, server: ServerState, train: Ragged, seed: int) -> OrderedHistories:
         active = np.flatnonzero(train.counts() > 0)
         lists = train.take(active)
-        target = AttackTarget.of(backbone, server, lists, seed)
+        target = AttackTarget.from_state(backbone, server, lists, seed)
         plain_lists = Ragged(lists.ptr, lists.ids)
         return OrderedHistories(backbone, server, plain_lists, target)
 
@@ -196,7 +196,7 @@ def audit_order(
     progress = start_run(federation)
     begin_block(federation, progress, 0)
     train = federation.stream.blocks[0].train
-    histories = OrderedHistories.of(backbone, progress.server, train, config.seed)
+    histories = OrderedHistories.from_state(backbone, progress.server, train, config.seed)
     n_users = len(histories.lists)
     total = 2 * count_draws(n_users) + 2
     steps = StepCounter(total, on_done)

@@ -65,13 +65,13 @@ def guess_liked(federation: Federation, progress: Progress, uploads: ObservedUpl
     counts = np.bincount(train.ids, minlength=n_items)
     popularity = counts.astype(np.float64)
     moved = uploads.moved
-    share = liked_share(federation)
+    share = compute_liked_share(federation)
     signs = []
     directions = []
     for table in uploads.tables:
-        along = sign_split(table, popularity, share)
+        along = split_by_sign(table, popularity, share)
         signs.append(along)
-        directions.append(_unit_direction(table, along))
+        directions.append(_compute_unit_direction(table, along))
     vectors = np.stack(directions)
     moved_items = progress.server.items + uploads.tables
     products = moved_items * vectors[:, None, :]
@@ -83,13 +83,13 @@ def guess_liked(federation: Federation, progress: Progress, uploads: ObservedUpl
     }
 
 
-def liked_share(federation: Federation) -> float:
+def compute_liked_share(federation: Federation) -> float:
     """How much of what a device learns from is liked: everybody knows it."""
     negatives = max(1, federation.config.train.negatives)
     return 1 / (1 + negatives)
 
 
-def mean_f1(uploads: ObservedUploads, guess: Bools, train: Ragged) -> dict[str, float]:
+def average_f1(uploads: ObservedUploads, guess: Bools, train: Ragged) -> dict[str, float]:
     """Means over people: of what they have, of what the next person has, and of as many items drawn from what moved."""
     all_moved = uploads.moved
     f1: dict[str, list[float]] = {"found": [], "control": [], "chance": []}
@@ -119,7 +119,7 @@ def _f1(hits: float, n_guessed: int, n_items: int) -> float:
     return 2 * hits / max(1, n_guessed + n_items)
 
 
-def sign_split(upload: Floats, popularity: Doubles, share: float = 0.5) -> Doubles:
+def split_by_sign(upload: Floats, popularity: Doubles, share: float = 0.5) -> Doubles:
     """How far every row goes along the direction that most rows go, towards the side of what is liked.
 
     `share`: how much of what moves is liked. Far below a half, the side with few rows is that side, if there is one;
@@ -140,7 +140,7 @@ def sign_split(upload: Floats, popularity: Doubles, share: float = 0.5) -> Doubl
     return np.asarray(along if is_liked_up else -along)
 
 
-def _unit_direction(table: Floats, along: Doubles) -> Floats:
+def _compute_unit_direction(table: Floats, along: Doubles) -> Floats:
     """The direction of length 1 that `along` was measured on."""
     direction = along @ table
     length = float(np.linalg.norm(direction))

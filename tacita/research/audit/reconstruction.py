@@ -120,7 +120,7 @@ def compute_best_overlap(guesses: Bools, histories: Bools) -> Doubles:
     return np.asarray(overlap.max(axis=1), np.float64)
 
 
-def as_sets(lists: Ragged, n_items: int) -> Bools:
+def to_sets(lists: Ragged, n_items: int) -> Bools:
     """Lists as rows of a (users, items) table."""
     n_users = len(lists)
     sets = np.zeros((n_users, n_items), bool)

@@ -34,7 +34,7 @@ class InverseChange:
     gone: Bools  # (catalogue,) items that are no longer out
 
     @staticmethod
-    def of(weights: Floats, later: Floats) -> InverseChange:
+    def from_releases(weights: Floats, later: Floats) -> InverseChange:
         """From B before and after; the same entries tell the scale of both, or scales would seem to move."""
         is_out = (weights != 0).any(axis=0)
         stays_out = (later != 0).any(axis=0)
@@ -105,12 +105,12 @@ def fit_low_rank(change: InverseChange, rank: int) -> tuple[Doubles, Doubles]:
     known = change.known.astype(np.float64)
     rows = columns
     for _ in range(SWEEPS):
-        rows = _least_squares(change.moved, known, columns)
-        columns = _least_squares(change.moved, known, rows)
+        rows = _solve_least_squares(change.moved, known, columns)
+        columns = _solve_least_squares(change.moved, known, rows)
     return rows, columns
 
 
-def _least_squares(moved: Doubles, known: Doubles, fixed: Doubles) -> Doubles:
+def _solve_least_squares(moved: Doubles, known: Doubles, fixed: Doubles) -> Doubles:
     """Each row of one factor while the other is fixed, from the entries of the row that are known."""
     rank = fixed.shape[1]
     outer = fixed[:, :, None] * fixed[:, None, :]
@@ -127,7 +127,7 @@ def _least_squares(moved: Doubles, known: Doubles, fixed: Doubles) -> Doubles:
 
 def read_leaver(weights: Floats, later: Floats) -> Bools:
     """The history of one who left between two releases: all above one of the largest falls, which fits best."""
-    change = InverseChange.of(weights, later)
+    change = InverseChange.from_releases(weights, later)
     guess = change.gone.copy()
     if len(change.items) < 3 or change.is_still:
         return guess
@@ -138,13 +138,13 @@ def read_leaver(weights: Floats, later: Floats) -> Bools:
         x = -x
     order = np.argsort(-x, kind="stable")
     falling = x[order]
-    best_size = min(_candidate_sizes(falling), key=lambda size: _misfit(change, order[:size]))
+    best_size = min(_list_candidate_sizes(falling), key=lambda size: _measure_misfit(change, order[:size]))
     best_items = change.items[order[:best_size]]
     guess[best_items] = True
     return guess
 
 
-def _candidate_sizes(falling: Doubles) -> Longs:
+def _list_candidate_sizes(falling: Doubles) -> Longs:
     """Where a falling sequence of entries falls most, by difference and by ratio, within its first half."""
     half = max(1, len(falling) // 2)
     floor = FLOOR * falling[0]
@@ -160,7 +160,7 @@ def _candidate_sizes(falling: Doubles) -> Longs:
     return np.unique(ends + 1)
 
 
-def _misfit(change: InverseChange, chosen: Longs) -> float:
+def _measure_misfit(change: InverseChange, chosen: Longs) -> float:
     """What a history leaves of the change, where it is known, after (P x)(P x)^T with the best factor is subtracted."""
     product = change.before[:, chosen].sum(axis=1)
     squares = product**2
@@ -171,7 +171,7 @@ def _misfit(change: InverseChange, chosen: Longs) -> float:
 
 def read_item(weights: Floats, later: Floats) -> int:
     """The one item that somebody took back between two releases; -1: nothing moved."""
-    change = InverseChange.of(weights, later)
+    change = InverseChange.from_releases(weights, later)
     if change.gone.any():
         return int(np.flatnonzero(change.gone)[0])
     if len(change.items) < 4 or change.is_still:

@@ -32,9 +32,9 @@ class GuessQuality:
 
     def means(self) -> dict[str, float | None]:
         return {
-            "precision": mean_of_known(self.precision),
-            "recall": mean_of_known(self.recall),
-            "f1": mean_of_known(self.f1),
+            "precision": average_known(self.precision),
+            "recall": average_known(self.recall),
+            "f1": average_known(self.f1),
         }
 
 
@@ -44,7 +44,7 @@ class AttackOptions:
     share: float | None = 0.2  # of an upload that the top guess names; None: as many as the person liked
 
 
-def mean_of_known(values: Doubles) -> float | None:
+def average_known(values: Doubles) -> float | None:
     known = values[~np.isnan(values)]
     if len(known) == 0:
         return None
@@ -82,7 +82,7 @@ def shuffle_scores(upload: Ragged, dice: RoundDraws, purpose: str = "control") -
     return Ragged(upload.ptr, upload.ids, {"score": shuffled})
 
 
-def auc_per_client(upload: Ragged, positives: Ragged) -> Doubles:
+def compute_auc_per_client(upload: Ragged, positives: Ragged) -> Doubles:
     """Share of (liked, other) pairs of an upload in the right order, a tie half; nan where one kind is missing."""
     n_clients = len(upload)
     rows = upload.rows()
@@ -93,7 +93,7 @@ def auc_per_client(upload: Ragged, positives: Ragged) -> Doubles:
     liked = is_liked[order]
     running_others = np.cumsum(~liked)
     n_others = np.concatenate([[0], running_others])  # before each place, over all rows
-    lower, upper = _tie_bounds(client, score[order])
+    lower, upper = _find_tie_bounds(client, score[order])
     others_at_start = n_others[upload.ptr[:-1]]
     before_client = others_at_start[client]
     in_the_middle = (n_others[lower] + n_others[upper]) / 2
@@ -105,7 +105,7 @@ def auc_per_client(upload: Ragged, positives: Ragged) -> Doubles:
     return np.where(n_pairs > 0, share, np.nan)
 
 
-def _tie_bounds(client: AnyArray, score: AnyArray) -> tuple[Longs, Longs]:
+def _find_tie_bounds(client: AnyArray, score: AnyArray) -> tuple[Longs, Longs]:
     """For every entry of sorted scores, where its client's entries with the same score begin and end."""
     n_entries = len(client)
     if n_entries == 0:
@@ -226,8 +226,8 @@ def attack_scores(
     for name, values in by_attack.items():
         control = controls[name]
         figures[name] = make_figure(
-            value=mean_of_known(values),
-            control=mean_of_known(control),
+            value=average_known(values),
+            control=average_known(control),
             of=count_known(values),
             of_control=count_known(control),
         )
@@ -245,7 +245,7 @@ def read_uploads(
     if before is not None:
         guesses["order"] = guess_by_order(before, upload, positives, dice)
     distinct = deduplicate_items(upload)
-    figures = {"auc": auc_per_client(distinct, positives)}
+    figures = {"auc": compute_auc_per_client(distinct, positives)}
     for name, guess in guesses.items():
         figures[f"{name}_precision"] = guess.precision
         figures[f"{name}_recall"] = guess.recall

@@ -58,7 +58,7 @@ class AttackTarget:
     seed: int
 
     @staticmethod
-    def of(backbone: Tally, server: ServerState, train: Ragged, seed: int) -> AttackTarget:
+    def from_state(backbone: Tally, server: ServerState, train: Ragged, seed: int) -> AttackTarget:
         n_items = len(server.items)
         terms, _ = backbone.build_user_terms(train, n_items)
         sets = terms.toarray() > 0
@@ -190,7 +190,7 @@ def attack_membership(target: AttackTarget, advance: Advance = ignore_progress) 
         }
         for kind, sets in histories.items():
             release = target.rebuild_release(sets)
-            reader = NullSpace.of(release)
+            reader = NullSpace.from_inverse(release)
             inside_sets = known_inside[:, release.items]
             absent_sets = known_absent[:, release.items]
             inside_energy = reader.energy(inside_sets)
@@ -206,7 +206,7 @@ def attack_one_release(target: AttackTarget, advance: Advance = ignore_progress)
     no_groups = (nobody, nobody)
     inside, absent = next(target.draw_groups(), no_groups)
     release = target.rebuild_release(target.drop_groups(absent))
-    reader = NullSpace.of(release)
+    reader = NullSpace.from_inverse(release)
     histories = target.histories[:, release.items]
     half_inside = _complete_halves(reader, histories[inside], target.seed)
     advance()
@@ -309,7 +309,7 @@ def attack_canaries(target: AttackTarget, advance: Advance = ignore_progress) ->
 def _guess_last_items(target: AttackTarget, sets: Bools, canaries: Bools) -> list[bool]:
     """Whether a release of these sets names the last item of each canary with two items or more."""
     release = target.rebuild_release(sets)
-    reader = NullSpace.of(release)
+    reader = NullSpace.from_inverse(release)
     hits = []
     for canary in canaries[:, release.items]:
         if canary.sum() > 1:

@@ -88,7 +88,7 @@ def audit_tally(
         "data": stream.name,
         "settings": model.config.model_dump(mode="json"),
         "users": users,
-        "bytes_up_readable": _readable_bytes(stream),
+        "bytes_up_readable": _format_bytes(stream),
         "bytes_up_maskable": model.upload_bytes(stream.n_items),
         "rows": rows,
     }
@@ -121,7 +121,7 @@ def _count_active(block: Block) -> int:
     return int((block.train.counts() > 0).sum())
 
 
-def _readable_bytes(stream: BlockStream) -> float:
+def _format_bytes(stream: BlockStream) -> float:
     """What a person sends on average where lists of items can be read."""
     block_counts = [block.train.counts() for block in stream.blocks]
     counts = np.concatenate(block_counts)
@@ -139,7 +139,7 @@ def audit_setting(federation: Federation, backbone: Tally, advance: Advance) -> 
         begin_block(federation, progress, block.index)
         if block.index == 0:
             seed = federation.config.seed
-            target = AttackTarget.of(backbone, progress.server, block.train, seed)
+            target = AttackTarget.from_state(backbone, progress.server, block.train, seed)
             attacks = run_attacks(target, advance)
         run_block(federation, progress, lambda report, now: None)
         end_block(federation, progress)
@@ -156,7 +156,7 @@ def audit_setting(federation: Federation, backbone: Tally, advance: Advance) -> 
         advance()
     return {
         **_first_metric(progress.results),
-        "valid": _mean_validation(progress.results),
+        "valid": _average_validation(progress.results),
         "attacks": attacks,
         "peeled": [int((overlap == 1).sum()) for overlap in overlaps],
         "peeled_nearly": [int((overlap >= NEARLY_READ).sum()) for overlap in overlaps],
@@ -178,7 +178,7 @@ def _first_metric(results: list[dict[str, Any]]) -> AuditTable:
     return {name: means[name] for name in first_names}
 
 
-def _mean_validation(results: list[dict[str, Any]]) -> float | None:
+def _average_validation(results: list[dict[str, Any]]) -> float | None:
     """The mean validation score after the first block, or of the first where there is no other."""
     later_results = results[1:] or results
     scores = [result["valid"] for result in later_results]
@@ -192,7 +192,7 @@ def _broadcast_bytes(server: ServerState) -> float:
     return float(sum(sizes))
 
 
-def largest_count(backbone: Tally, server: ServerState) -> float:
+def find_largest_count(backbone: Tally, server: ServerState) -> float:
     """How many have the most popular item, faded like G; the peeling reader knows it."""
     n_items = len(server.items)
     shape = PairShape.from_inputs(n_items, server.heads["inputs"])
@@ -205,5 +205,5 @@ def largest_count(backbone: Tally, server: ServerState) -> float:
 
 def rebuild_server_gram(backbone: Tally, server: ServerState) -> Doubles:
     weights = unpack_dense_weights(server.heads)
-    most_popular = largest_count(backbone, server)
+    most_popular = find_largest_count(backbone, server)
     return rebuild_gram(weights, backbone.config.ridge, most_popular)

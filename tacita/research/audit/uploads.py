@@ -24,10 +24,10 @@ from tacita.research.audit.null_space import AucSamples
 from tacita.research.audit.preference_attacks import (
     GUESSES,
     ObservedUploads,
+    average_f1,
+    compute_liked_share,
     guess_liked,
-    liked_share,
-    mean_f1,
-    sign_split,
+    split_by_sign,
 )
 from tacita.round.plan import Federation
 from tacita.round.question import Question
@@ -157,7 +157,7 @@ def observe_uploads(federation: Federation, defence: Defence, people: Longs) -> 
     progress = _start_first_block(federation)
     tables = []
     for members in groups:
-        keys = _user_keys(federation, members)
+        keys = _draw_user_keys(federation, members)
         total = _sum_updates(federation, progress, keys)
         tables.append(total.astype(np.float32))
     return ObservedUploads(np.stack(tables), group, observed)
@@ -168,8 +168,8 @@ def _attack_likes(federation: Federation, uploads: ObservedUploads) -> dict[str,
     n_items = uploads.tables.shape[1]
     counts = np.bincount(train.ids, minlength=n_items)
     popularity = counts.astype(np.float64)
-    share = liked_share(federation)
-    scores = [sign_split(table, popularity, share) for table in uploads.tables]
+    share = compute_liked_share(federation)
+    scores = [split_by_sign(table, popularity, share) for table in uploads.tables]
     aucs = AucSamples("found", "control")
     for place, group in enumerate(uploads.group):
         for kind, person in uploads.pair_with_next(place).items():
@@ -181,7 +181,7 @@ def _attack_likes(federation: Federation, uploads: ObservedUploads) -> dict[str,
     guesses = guess_liked(federation, progress, uploads)
     findings = {"likes": aucs.means()}
     for name in GUESSES:
-        findings[name] = mean_f1(uploads, guesses[name], train)
+        findings[name] = average_f1(uploads, guesses[name], train)
     return findings
 
 
@@ -198,7 +198,7 @@ def _attack_sum(federation: Federation, people: Longs, single_updates: Floats) -
         participants = {"found": with_inside, "control": others}
         for kind, users in participants.items():
             progress = _start_first_block(federation)
-            keys = _user_keys(federation, users)
+            keys = _draw_user_keys(federation, users)
             total = _sum_updates(federation, progress, keys)
             numbers = total.reshape(-1).astype(np.float32)
             score = single_updates @ numbers
@@ -214,7 +214,7 @@ def _group_size(people: Longs) -> int:
 def _compute_single_updates(federation: Federation, progress: Progress, people: Longs) -> Floats:
     """(people, numbers) what a round of one person alone gives."""
     updates = []
-    for key in _user_keys(federation, people):
+    for key in _draw_user_keys(federation, people):
         total = _sum_updates(federation, progress, np.array([key]))
         numbers = total.reshape(-1)
         updates.append(numbers.astype(np.float32))
@@ -234,7 +234,7 @@ def _start_first_block(federation: Federation) -> Progress:
     return progress
 
 
-def _user_keys(federation: Federation, people: Longs) -> Keys:
+def _draw_user_keys(federation: Federation, people: Longs) -> Keys:
     return federation.stream.user_keys[people]
 
 

@@ -20,7 +20,7 @@ from tacita.core.types import Block, BlockStream, Ragged
 from tacita.federation.evaluation import TrainedState, build_mask, build_rules, evaluate_devices
 from tacita.federation.rounds import begin_block, start_run
 from tacita.metrics import Evaluation
-from tacita.models import backbone_class
+from tacita.models import find_backbone_class
 from tacita.research.bench.round_runner import RoundRunner
 from tacita.research.bench.timing import (
     Figures,
@@ -28,7 +28,7 @@ from tacita.research.bench.timing import (
     Times,
     describe_machine,
     divide_sides,
-    median_seconds,
+    measure_median_seconds,
     report_figures,
     report_repeats,
     round_all,
@@ -43,9 +43,9 @@ def bench_rounds(federation: Federation, repeats: int = 5) -> Report:
     _refuse_without_naive_loop(federation)
     runner = RoundRunner(federation)
     progress = runner.progress
-    fast_median, fast_times = median_seconds(runner.play, repeats)
+    fast_median, fast_times = measure_median_seconds(runner.play, repeats)
     naive = NaiveLoop(federation, progress)
-    naive_median, naive_times = median_seconds(naive.run_round, repeats)
+    naive_median, naive_times = measure_median_seconds(naive.run_round, repeats)
     membership = progress.local_devices.current_membership(federation, progress.server)
     return {
         "bench": "rounds",
@@ -68,7 +68,7 @@ def bench_rounds(federation: Federation, repeats: int = 5) -> Report:
 def _refuse_without_naive_loop(federation: Federation) -> None:
     """Refuse models that the naive loop cannot train."""
     backbone = federation.backbone
-    trains_rows_alone = federation.learner.name == "rows" and not backbone.shared()
+    trains_rows_alone = federation.learner.name == "rows" and not backbone.list_head_shapes()
     if not trains_rows_alone or backbone.reads_context:
         raise TacitaError(f"backbone '{backbone.name}' has no naive loop to compare with; use mf, ncf or pfedrec.")
 
@@ -196,8 +196,8 @@ def compare_rounds(old: Path, spec: BenchmarkSpec, repeats: int = 5) -> Report:
         wall[side] = [timed.wall for timed in times]
         processor[side] = [timed.processor for timed in times]
         digests[side] = [timed.digest for timed in times]
-    wall_quartiles = _lower_quartiles(wall)
-    processor_quartiles = _lower_quartiles(processor)
+    wall_quartiles = _find_lower_quartiles(wall)
+    processor_quartiles = _find_lower_quartiles(processor)
     least = {side: min(times) for side, times in wall.items()}
     report: Report = {
         "bench": "rounds against another checkout",
@@ -216,7 +216,7 @@ def compare_rounds(old: Path, spec: BenchmarkSpec, repeats: int = 5) -> Report:
     return report
 
 
-def _lower_quartiles(times: Times) -> Figures:
+def _find_lower_quartiles(times: Times) -> Figures:
     quartiles = {}
     for side, values in times.items():
         quartiles[side] = float(np.quantile(values, 0.25))
@@ -254,7 +254,7 @@ def bench_evaluate(federation: Federation, repeats: int = 5) -> Report:
         evaluation = evaluate_devices(federation, state, block, "test", mask, rules)
         evaluations.append(evaluation)
 
-    median, times = median_seconds(evaluate_all, repeats)
+    median, times = measure_median_seconds(evaluate_all, repeats)
     return {
         "bench": "evaluate",
         "data": federation.stream.name,
@@ -302,7 +302,7 @@ def _time_size(stream: BlockStream, participants: int, repeats: int) -> Report:
     n_users = stream.blocks[0].n_users
     participation = ParticipationConfig(kind="fraction", rate=participants / n_users)
     config = RunConfig(train=TrainConfig(participation=participation))
-    cls = backbone_class("mf")
+    cls = find_backbone_class("mf")
     backbone = cls(cls.Config())
     federation = Federation(backbone, (), config, Draws(1), stream=stream)
     runner = RoundRunner(federation)
@@ -312,7 +312,7 @@ def _time_size(stream: BlockStream, participants: int, repeats: int) -> Report:
         runner.play()
         progress.local_devices.keep_best(progress.server.round)
 
-    median, times = median_seconds(play_round, repeats)
+    median, times = measure_median_seconds(play_round, repeats)
     peak_kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {
         "users": n_users,

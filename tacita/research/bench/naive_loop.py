@@ -128,7 +128,7 @@ class _ClientModule(nn.Module):
         self.table = nn.Embedding(n_items, width, _weight=items.clone())
         vector = torch.from_numpy(private[None].copy())
         own = {}
-        for name, value in backbone.named(vector).items():
+        for name, value in backbone.split_private(vector).items():
             own[name] = nn.Parameter(value.clone())
         self.own = nn.ParameterDict(own)
         self.groups: dict[str, Any] = dict(self.own)

@@ -14,10 +14,10 @@ from tacita.research.bench.timing import (
     describe_machine,
     divide_sides,
     empty_times,
+    find_side_medians,
     report_figures,
     report_repeats,
     round_all,
-    side_medians,
     time_in_turns,
 )
 from tacita.round.learner import ledger_of
@@ -27,8 +27,8 @@ from tacita.round.question import Question
 
 def summarise_times(wall: Times, processor: Times) -> Report:
     """Medians in milliseconds, and the ratios of the private side to the plain one."""
-    wall_medians = side_medians(wall)
-    processor_medians = side_medians(processor)
+    wall_medians = find_side_medians(wall)
+    processor_medians = find_side_medians(processor)
     report = report_figures(wall_medians, "ms", 2, 1000)
     report |= report_figures(processor_medians, "cpu_ms", 2, 1000)
     report["ratio"] = divide_sides(wall_medians, "private", "plain", 3)

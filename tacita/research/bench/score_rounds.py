@@ -28,9 +28,9 @@ from tacita.research.bench.timing import (
     Work,
     describe_machine,
     divide_sides,
+    find_side_medians,
     report_figures,
     report_repeats,
-    side_medians,
     time_in_turns,
 )
 from tacita.round.plan import Federation
@@ -40,7 +40,7 @@ Tensors = dict[str, Tensor]
 
 def bench_scores(federation: Federation, repeats: int = 5) -> Report:
     """Rounds of block 0: fast, fast without the server's agents, and naive, in turns after a warm-up."""
-    for backbone in (federation.scorer, _server_backbone(federation)):
+    for backbone in (federation.scorer, _find_server_backbone(federation)):
         if backbone.reads_context:
             raise TacitaError(f"the naive loop has no model '{backbone.name}'; use neumf, neuncf or mf.")
     sides: dict[str, Work] = {}
@@ -50,7 +50,7 @@ def bench_scores(federation: Federation, repeats: int = 5) -> Report:
         sides["without_agents"] = RoundRunner(without_agents, warm_up=1).play
     sides["naive"] = NaiveTransfer(federation).run_round
     wall, processor = time_in_turns(sides, repeats, reset_torch_threads)
-    medians = side_medians(wall)
+    medians = find_side_medians(wall)
     report: Report = {
         "bench": "rounds of prediction transfer",
         "data": federation.stream.name,
@@ -60,7 +60,7 @@ def bench_scores(federation: Federation, repeats: int = 5) -> Report:
         "local_epochs": federation.config.train.local_epochs,
     }
     report |= report_figures(medians, "s", 3)
-    report |= report_figures(side_medians(processor), "cpu_s", 3)
+    report |= report_figures(find_side_medians(processor), "cpu_s", 3)
     report["ratio"] = divide_sides(medians, "naive", "fast", 1)
     if without_agents is not None:
         agents_seconds = max(0.0, medians["fast"] - medians["without_agents"])
@@ -71,7 +71,7 @@ def bench_scores(federation: Federation, repeats: int = 5) -> Report:
     return report
 
 
-def _server_backbone(federation: Federation) -> Scorer:
+def _find_server_backbone(federation: Federation) -> Scorer:
     backbone: Scorer = getattr(federation.parts[0], "server_backbone", federation.scorer)
     return backbone
 
@@ -108,7 +108,7 @@ class NaiveTransfer:
         self.users = np.flatnonzero(self.train.counts() > 0)
         self.clients: dict[int, _NaiveModel] = {}
         self.initial_private = progress.clients.private
-        self.server = self._build_server(_server_backbone(federation))
+        self.server = self._build_server(_find_server_backbone(federation))
         self.server_optimisers = self.server.make_optimisers(len(self.items))
 
     def _build_server(self, teacher: Scorer) -> _NaiveModel:
@@ -169,11 +169,11 @@ class NaiveTransfer:
         optimisers = model.make_optimisers(n_items)
         for _ in range(settings.local_epochs):
             for batch_item, batch_label in loader:
-                logits = model(_only_user(len(batch_item)), batch_item)
+                logits = model(_select_only_user(len(batch_item)), batch_item)
                 _step_optimisers(optimisers, logits, batch_label)
         with torch.no_grad():
             items = torch.from_numpy(item).long()
-            logits = model(_only_user(len(items)), items)
+            logits = model(_select_only_user(len(items)), items)
             predictions = torch.sigmoid(logits).numpy()
         share = self.rng.uniform(0.3, 0.7)
         n_sent = max(1, int(share * len(item)))
@@ -192,7 +192,7 @@ class NaiveTransfer:
         return self.clients[user]
 
 
-def _only_user(n: int) -> Tensor:
+def _select_only_user(n: int) -> Tensor:
     """The number of a client's only user, for n samples."""
     return torch.zeros(n, dtype=torch.long)
 
@@ -212,7 +212,7 @@ class _NaiveModel(nn.Module):
         self.heads = nn.ParameterDict(parameters)
 
     def forward(self, user: Tensor, item: Tensor) -> Tensor:
-        private = self.backbone.named(self.users(user))
+        private = self.backbone.split_private(self.users(user))
         heads = dict(self.heads.items())
         rows = self.items(item)
         if self.backbone.grouped:

@@ -23,9 +23,9 @@ from tacita.research.bench.timing import (
     Work,
     describe_machine,
     divide_sides,
+    find_side_medians,
     report_figures,
     report_repeats,
-    side_medians,
     time_in_turns,
 )
 from tacita.round.plan import Federation
@@ -62,8 +62,8 @@ def bench_sharing(federation: Federation, repeats: int = 5) -> Report:
         "shared": len(naive.shared_user),
         "local_epochs": federation.config.train.local_epochs,
     }
-    medians = side_medians(wall)
-    processor_medians = side_medians(processor)
+    medians = find_side_medians(wall)
+    processor_medians = find_side_medians(processor)
     server_seconds = max(0.0, medians["fast"] - medians["devices"])
     report |= report_figures(medians, "s", 3)
     report["server_s"] = round(server_seconds, 3)
@@ -136,13 +136,13 @@ class NaiveSharing:
         vector_group = {"params": [model.p.weight], "lr": self.rates["p"]}
         rows_group = {"params": [model.rows.weight], "lr": self.rates["rows"]}
         optimiser: Optimizer = SparseAdam([vector_group, rows_group])
-        positives = as_indices(local_items).repeat(self.settings.negatives)
+        positives = to_indices(local_items).repeat(self.settings.negatives)
         owned = np.unique(self.own.row(user))
         has_negatives = len(owned) < len(self.items)
         n_epochs = self.settings.local_epochs if has_negatives else 0
         only_user = np.zeros(len(positives), np.int64)
         for _ in range(n_epochs):
-            negatives = as_indices(self._draw_negatives(only_user, owned))
+            negatives = to_indices(self._draw_negatives(only_user, owned))
             optimiser.zero_grad()
             loss: Any = model.loss(positives, negatives, self.settings)
             loss.backward()
@@ -183,13 +183,13 @@ class NaiveSharing:
             negatives = self._draw_negatives(user[edges], pairs)
             sampled = self.rng.permutation(shared_items)[: config.item_batch]
             batch = _EdgeBatch(
-                user=as_indices(user[edges]),
-                positive=as_indices(item[edges]),
-                negative=as_indices(negatives),
-                items=as_indices(sampled),
+                user=to_indices(user[edges]),
+                positive=to_indices(item[edges]),
+                negative=to_indices(negatives),
+                items=to_indices(sampled),
             )
             optimiser.zero_grad()
-            loss: Any = _refinement_loss(config, graph, table, batch)
+            loss: Any = _compute_refinement_loss(config, graph, table, batch)
             loss.backward()
             optimiser.step()
         self.items = table.detach()
@@ -205,7 +205,7 @@ class _EdgeBatch:
     items: Tensor
 
 
-def _refinement_loss(config: Any, graph: _SharedGraph, table: Tensor, batch: _EdgeBatch) -> Tensor:
+def _compute_refinement_loss(config: Any, graph: _SharedGraph, table: Tensor, batch: _EdgeBatch) -> Tensor:
     """BPR over shared pairs, the contrastive term of items, and the penalty of the used rows."""
     people, rows = graph.propagate(table, config.layers)
     users = people[batch.user]
@@ -236,7 +236,7 @@ class _ClientModel(nn.Module):
         super().__init__()
         self.rows = make_embedding(items)
         self.p = make_embedding(vector[None])
-        self.own_items = as_indices(own_items)
+        self.own_items = to_indices(own_items)
 
     def loss(self, positives: Tensor, negatives: Tensor, settings: TrainConfig) -> Tensor:
         """Cosine BPR; every positive is one of the client's own items."""
@@ -293,7 +293,7 @@ class _SharedGraph:
         return mean[: self.n_people], mean[self.n_people :]
 
 
-def as_indices(numbers: AnyArray) -> Tensor:
+def to_indices(numbers: AnyArray) -> Tensor:
     return torch.from_numpy(numbers).long()
 
 

@@ -34,7 +34,7 @@ def describe_machine() -> Report:
     }
 
 
-def median_seconds(work: Work, repeats: int) -> tuple[float, list[float]]:
+def measure_median_seconds(work: Work, repeats: int) -> tuple[float, list[float]]:
     """Median wall clock of `repeats` calls after one warm-up, and all of them."""
     work()
     times = []
@@ -65,7 +65,7 @@ def time_in_turns(sides: Sides, repeats: int, before_each: Work | None = None) -
     return wall, processor
 
 
-def side_medians(times: Times) -> Figures:
+def find_side_medians(times: Times) -> Figures:
     medians = {}
     for name, seconds in times.items():
         medians[name] = statistics.median(seconds)

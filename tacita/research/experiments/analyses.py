@@ -48,7 +48,7 @@ def measure_preference_shift(federation: Federation, base: Progress) -> tuple[Lo
     private = progress.clients.private[users]
     scores = score_all(grouping.scorer, private, server.heads, server.items)
     length = lists.shape[1]
-    ptr = _even_bounds(len(users), length)
+    ptr = _find_even_bounds(len(users), length)
     listed = lists[users].reshape(-1)
     ranks = list_ranks(scores, ptr, np.ascontiguousarray(listed))
     ranks = ranks.reshape(-1, length)
@@ -57,7 +57,7 @@ def measure_preference_shift(federation: Federation, base: Progress) -> tuple[Lo
     return users, shifts.sum(1)
 
 
-def _even_bounds(n_lists: int, length: int) -> Longs:
+def _find_even_bounds(n_lists: int, length: int) -> Longs:
     """Where lists of the same length begin and end."""
     return np.arange(n_lists + 1, dtype=np.int64) * length
 
@@ -102,8 +102,8 @@ def measure_forgetting(federation: Federation, base: Progress) -> dict[str, Any]
         mean_before = float(np.mean(before[group]))
         mean_after = float(np.mean(after[group]))
         mean_released = float(np.mean(released[group]))
-        degradation.append(_degradation(mean_before, mean_after))
-        released_degradation.append(_degradation(mean_before, mean_released))
+        degradation.append(_measure_degradation(mean_before, mean_after))
+        released_degradation.append(_measure_degradation(mean_before, mean_released))
         quality.append(round(mean_after, 6))
         released_quality.append(round(mean_released, 6))
         mean_activity = float(activity[group].mean())
@@ -121,7 +121,7 @@ def measure_forgetting(federation: Federation, base: Progress) -> dict[str, Any]
     return {"values": values, "groups": groups}
 
 
-def _degradation(before: float, after: float) -> float:
+def _measure_degradation(before: float, after: float) -> float:
     """The share of quality that is lost."""
     return round(1 - after / before, 6) if before > 0 else 0.0
 
@@ -184,7 +184,7 @@ def _rank_listed(federation: Federation, private: Floats, heads: Arrays, items: 
     n_users = len(private)
     items = np.ascontiguousarray(items)
     scores = score_all(federation.scorer, private, heads, items)
-    ptr = _even_bounds(n_users, len(listed))
+    ptr = _find_even_bounds(n_users, len(listed))
     items_of_users = np.tile(listed.astype(np.int32), n_users)
     ranks = list_ranks(scores, ptr, items_of_users)
     return ranks.astype(np.float64)

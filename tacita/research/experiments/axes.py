@@ -62,7 +62,7 @@ def with_value(chosen: TunedChoice, axis: Axis, value: Value) -> TunedChoice:
     return chosen.model_copy(update=update)
 
 
-def _usable_axes(axes: list[Axis], config: RunConfig) -> list[Axis]:
+def _list_usable_axes(axes: list[Axis], config: RunConfig) -> list[Axis]:
     """Axes that have a place in a run, restricted to such places."""
     restricted = [restrict_axis(axis, config) for axis in axes]
     return [axis for axis in restricted if axis.of]
@@ -70,7 +70,7 @@ def _usable_axes(axes: list[Axis], config: RunConfig) -> list[Axis]:
 
 def list_combinations(tuning: Tuning, config: RunConfig) -> list[TunedChoice]:
     """The first step: the method's defaults, changed by every combination."""
-    axes = _usable_axes(tuning.first, config)
+    axes = _list_usable_axes(tuning.first, config)
     choices = []
     for values in product(*(axis.choices for axis in axes)):
         chosen = TunedChoice()
@@ -82,19 +82,19 @@ def list_combinations(tuning: Tuning, config: RunConfig) -> list[TunedChoice]:
 
 def sample_around(tuning: Tuning, config: RunConfig, best: TunedChoice, n: int) -> list[TunedChoice]:
     """The second step: `n` points from the best of the first."""
-    axes = _usable_axes(tuning.then, config)
+    axes = _list_usable_axes(tuning.then, config)
     if not axes:
         return []
     choices = []
     for point in spread_points(n, len(axes)):
         chosen = best.model_copy(update={"valid": None, "trials": None})
         for axis, share in zip(axes, point, strict=True):
-            chosen = with_value(chosen, axis, _value_at(axis, share))
+            chosen = with_value(chosen, axis, _read_value_at(axis, share))
         choices.append(chosen)
     return choices
 
 
-def _value_at(axis: Axis, share: float) -> Value:
+def _read_value_at(axis: Axis, share: float) -> Value:
     """The value at a share of the way along an axis."""
     if axis.choices:
         last = len(axis.choices) - 1

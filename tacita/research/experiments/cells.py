@@ -139,14 +139,14 @@ def _round_values(value: Any) -> Any:
     return value
 
 
-def _job_key(cell: ExperimentCell) -> str:
+def _digest_job(cell: ExperimentCell) -> str:
     """Cells with the same key are one job."""
     if cell.kind == WITHDRAWAL:
         return job_key(cell.config)
-    return cell.key if cell.kind in _SINGLE_BLOCK else _base_key(cell.config)
+    return cell.key if cell.kind in _SINGLE_BLOCK else _digest_base(cell.config)
 
 
-def _base_key(config: RunConfig) -> str:
+def _digest_base(config: RunConfig) -> str:
     train = config.train.model_dump_json(exclude={"resume_from", "reset_private_each_block"})
     split = config.split.model_dump_json()
     evaluate = config.evaluate.model_dump_json()  # validation picks the round
@@ -231,7 +231,7 @@ def _group_jobs(cells: Cells, data_dir: Path | None) -> list[CellJob]:
     """A job for all cells that share a base; a cell that is wanted twice is run once."""
     groups: dict[str, dict[str, ExperimentCell]] = {}
     for cell in cells:
-        group = groups.setdefault(_job_key(cell), {})
+        group = groups.setdefault(_digest_job(cell), {})
         group.setdefault(cell.key, cell)
     jobs = []
     for group in groups.values():

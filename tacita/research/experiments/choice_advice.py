@@ -49,7 +49,7 @@ def _answer_need(need: Need, tables: DatasetRows, excluded: set[str]) -> list[st
     """The sentence for a need; none where no method fits."""
     answers = []
     for dataset, rows in tables.items():
-        popular = _popular_quality(rows)
+        popular = _read_popular_quality(rows)
         candidates = [row for row in rows if row.name not in excluded]
         fitting = [row for row in candidates if need.fits(row, popular)]
         if not fitting:
@@ -66,7 +66,7 @@ def _answer_need(need: Need, tables: DatasetRows, excluded: set[str]) -> list[st
     return [f"{need.condition}: {listed}."]
 
 
-def _popular_quality(rows: list[ChoiceRow]) -> float:
+def _read_popular_quality(rows: list[ChoiceRow]) -> float:
     """The quality of most popular items; 0 where that was not measured."""
     for row in rows:
         if row.name == POPULAR:

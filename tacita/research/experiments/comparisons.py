@@ -123,13 +123,13 @@ def _compare_with_best(dataset: str, method: Method, means: MethodScores, across
         variant=variant,
         against=best_variant,
         gain=float(own_scores.mean() / best_scores.mean() - 1),
-        p=_paired_p(own_scores, best_scores),
+        p=_compute_paired_p(own_scores, best_scores),
         pairs=len(own_scores),
         its_backbone=best_backbone,
     )
 
 
-def _paired_p(scores: Doubles, others: Doubles) -> float:
+def _compute_paired_p(scores: Doubles, others: Doubles) -> float:
     if np.array_equal(scores, others):
         return 1.0
     return float(stats.ttest_rel(scores, others).pvalue)

@@ -174,7 +174,7 @@ class Settings(StrictModel):
                 return methods[source]
         return TunedChoice()
 
-    def choices_of(self, dataset: str, backbone: str) -> MethodChoices:
+    def list_choices(self, dataset: str, backbone: str) -> MethodChoices:
         """The choices for methods on a dataset and backbone, to be changed in place."""
         backbones = self.chosen.setdefault(dataset, {})
         return backbones.setdefault(backbone, {})
@@ -210,7 +210,7 @@ Place = tuple[str, str, str]
 """Dataset, backbone and variant."""
 
 
-def experiment_names() -> list[str]:
+def list_experiments() -> list[str]:
     names = []
     for path in ROOT.glob("*/*.toml"):
         if path.stem != "settings":
@@ -220,7 +220,7 @@ def experiment_names() -> list[str]:
 
 def load_experiment(name: str, results: Path | None = None) -> tuple[Experiment, Settings]:
     """PAPER/TABLE, or a paper that is one table of its own name; settings as `load_settings` finds them."""
-    names = experiment_names()
+    names = list_experiments()
     own_table = f"{name}/{name}"
     if own_table in names:
         name = own_table
@@ -246,7 +246,7 @@ def join_settings(papers: list[str], results: Path | None = None) -> Settings:
         for dataset, backbones in settings.chosen.items():
             for backbone, methods in backbones.items():
                 shared_lr = settings.lr.get(dataset, {}).get(backbone)
-                joined.choices_of(dataset, backbone).update(_with_rates(methods, shared_lr))
+                joined.list_choices(dataset, backbone).update(_with_rates(methods, shared_lr))
     return joined.model_copy(update={"elsewhere": elsewhere})
 
 
@@ -261,7 +261,7 @@ def _with_rates(methods: MethodChoices, lr: float | None) -> MethodChoices:
 
 def load_main_table(paper: str) -> Experiment:
     """The table whose variants are tuned: the one that says how, or the second."""
-    for name in experiment_names():
+    for name in list_experiments():
         if name.startswith(f"{paper}/"):
             experiment, _ = load_experiment(name)
             if experiment.tune:
@@ -270,7 +270,7 @@ def load_main_table(paper: str) -> Experiment:
     return second
 
 
-def settings_path(paper: str, results: Path) -> Path:
+def find_settings_path(paper: str, results: Path) -> Path:
     """Where tuning writes its choices: among the results."""
     return results / paper / "settings.toml"
 
@@ -279,7 +279,7 @@ def load_settings(paper: str, results: Path | None = None) -> Settings:
     """The choices for a paper: as tuned among some results, else as the package brings them."""
     folders = [ROOT] if results is None else [results, ROOT]
     for folder in folders:
-        path = settings_path(paper, folder)
+        path = find_settings_path(paper, folder)
         if path.is_file():
             return validate_model(Settings, read_toml(path), str(path.name))
     return Settings()

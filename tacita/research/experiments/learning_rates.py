@@ -134,8 +134,8 @@ def _require_tuning(experiment: Experiment, rounds: int | None = None) -> Tuning
 def _build_entry(experiment: Experiment, tuning: Tuning, place: Place, trials: int) -> list[TuningEntry]:
     """The trials of one method; none where nothing has a rate."""
     dataset, backbone, name = place
-    default_config = _trial_config(experiment, tuning, place, TunedChoice())
-    first = _default_rates(default_config)
+    default_config = _build_trial_config(experiment, tuning, place, TunedChoice())
+    first = _list_default_rates(default_config)
     if first.lr is None:
         return []
     if tuning.first:
@@ -150,10 +150,10 @@ def _build_entry(experiment: Experiment, tuning: Tuning, place: Place, trials: i
 def _add_trials(experiment: Experiment, tuning: Tuning, entry: TuningEntry, choices: list[TunedChoice]) -> TuningEntry:
     """The same method with more trials."""
     variant = experiment.variants[entry.variant]
-    kind = _trial_kind(experiment, variant)
+    kind = _name_trial_kind(experiment, variant)
     cells = list(entry.cells)
     for choice in choices:
-        config = _trial_config(experiment, tuning, entry.place, choice)
+        config = _build_trial_config(experiment, tuning, entry.place, choice)
         cell = ExperimentCell(*entry.place, tuning.seed, config, kind)
         cells.append(cell)
     trials = (*entry.trials, *choices)
@@ -172,18 +172,18 @@ def add_second_step(
         has_score = any("failed" not in line for line in own_lines)
         if tuning.then and n_remaining > 0 and has_score:
             best = choose_rates(entry, lines)
-            default_config = _trial_config(experiment, tuning, entry.place, TunedChoice())
+            default_config = _build_trial_config(experiment, tuning, entry.place, TunedChoice())
             choices = sample_around(tuning, default_config, best, n_remaining)
             entry = _add_trials(experiment, tuning, entry, choices)
         extended.append(entry)
     return extended
 
 
-def _trial_kind(experiment: Experiment, variant: Variant) -> str:
+def _name_trial_kind(experiment: Experiment, variant: Variant) -> str:
     return f"{variant.kind or experiment.kind}, tried"
 
 
-def _trial_config(experiment: Experiment, tuning: Tuning, place: Place, rates: TunedChoice) -> RunConfig:
+def _build_trial_config(experiment: Experiment, tuning: Tuning, place: Place, rates: TunedChoice) -> RunConfig:
     dataset, backbone, name = place
     variant = experiment.variants[name]
     settings = Settings(chosen={dataset: {backbone: {variant.source: rates}}})
@@ -193,17 +193,17 @@ def _trial_config(experiment: Experiment, tuning: Tuning, place: Place, rates: T
     return config.model_copy(update={"train": train})
 
 
-def _default_rates(config: RunConfig) -> TunedChoice:
+def _list_default_rates(config: RunConfig) -> TunedChoice:
     backbone, parts, _ = build_components(config)
     server_lr = None
     for part in parts:
         if isinstance(part, PredictionTransfer):
-            server_lr = _backbone_rate(part.server_backbone)
+            server_lr = _read_backbone_rate(part.server_backbone)
             break
-    return TunedChoice(lr=_backbone_rate(backbone), server_lr=server_lr)
+    return TunedChoice(lr=_read_backbone_rate(backbone), server_lr=server_lr)
 
 
-def _backbone_rate(backbone: Backbone) -> float | None:
+def _read_backbone_rate(backbone: Backbone) -> float | None:
     return backbone.config.lr if isinstance(backbone.config, TrainedConfig) else None
 
 

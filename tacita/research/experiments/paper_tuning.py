@@ -18,10 +18,10 @@ from tacita.research.experiments.experiment_spec import (
     Experiment,
     Settings,
     TunedChoice,
+    find_settings_path,
     load_main_table,
     load_settings,
     narrow_experiment,
-    settings_path,
 )
 from tacita.research.experiments.learning_rates import TuningEntry, add_second_step, choose_rates, interleave_cells
 from tacita.research.experiments.process_pool import run_in_processes
@@ -133,7 +133,7 @@ def tune_paper(
         failed += result.failed
         if on_done:
             on_done(n_done, len(jobs))
-    return settings_path(paper, results), failed
+    return find_settings_path(paper, results), failed
 
 
 def _note_result(settings: Settings, job: PairJob, result: PairResult) -> None:
@@ -142,7 +142,7 @@ def _note_result(settings: Settings, job: PairJob, result: PairResult) -> None:
     rates[job.backbone] = result.lr
     scores = settings.lr_valid.setdefault(job.dataset, {})
     scores[job.backbone] = result.valid
-    choices = settings.choices_of(job.dataset, job.backbone)
+    choices = settings.list_choices(job.dataset, job.backbone)
     choices.update(result.chosen)
 
 
@@ -179,7 +179,7 @@ def tune_rates(
         except TacitaError:
             continue
         chosen[entry.name] = best
-        choices = settings.choices_of(entry.dataset, entry.backbone)
+        choices = settings.list_choices(entry.dataset, entry.backbone)
         choices[entry.source] = best
     elsewhere = experiment.tune.datasets[0] if experiment.tune else None
     settings = settings.model_copy(update={"elsewhere": elsewhere})
@@ -221,7 +221,7 @@ def describe_choice(rates: TunedChoice) -> str:
 
 def store_settings(paper: str, settings: Settings, results: Path) -> None:
     comment = "# Chosen on validation by `tacita tune --paper`: one seed, the same budget for every method.\n"
-    path = settings_path(paper, results)
+    path = find_settings_path(paper, results)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

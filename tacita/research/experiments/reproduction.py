@@ -126,7 +126,7 @@ def _write_pages(plan: TablePlan, lines: CellLines, entries: list[tables.TableEn
         experiment,
         entries,
         tests,
-        failures=tables.failed_cells(plan.cells, lines),
+        failures=tables.list_failed_cells(plan.cells, lines),
         streams=summarise_streams(experiment, plan.cells, lines),
         differences=seed_differences(experiment, plan.cells, lines),
     )

@@ -22,7 +22,7 @@ from tacita.metrics import Evaluation
 from tacita.research.experiments.shared_base import ignore_round, with_parts
 from tacita.round.plan import Federation
 from tacita.runs.central_training import evaluate_scorer, train_centrally
-from tacita.runs.controls import popular_scorer
+from tacita.runs.controls import make_popular_scorer
 
 Line = dict[str, Any]
 """A finished cell as it is stored."""
@@ -106,7 +106,7 @@ def train_pooled(federation: Federation) -> Line:
 def rank_popular(federation: Federation) -> Line:
     """The most popular items for everybody, under the run's protocol."""
     block = require_single_block(federation)
-    scorer = popular_scorer(federation, block)
+    scorer = make_popular_scorer(federation, block)
     evaluation = evaluate_scorer(federation, block, scorer)
     scores = evaluation.mean()
     if federation.config.evaluate.unmasked:
@@ -136,7 +136,7 @@ def try_once(federation: Federation) -> Line:
     progress = start_run(federation)
     begin_block(federation, progress, 0)
     run_block(federation, progress, ignore_round)
-    return _validation_line(progress.best_score, progress.server.round, progress.best_round)
+    return _format_validation(progress.best_score, progress.server.round, progress.best_round)
 
 
 def try_pooled(federation: Federation) -> Line:
@@ -144,10 +144,10 @@ def try_pooled(federation: Federation) -> Line:
     block = require_single_block(federation)
     trained = train_centrally(federation, block)
     score = -1.0 if trained.valid is None else trained.valid
-    return _validation_line(score, trained.epochs, trained.best_epoch)
+    return _format_validation(score, trained.epochs, trained.best_epoch)
 
 
-def _validation_line(score: float, rounds: int, best_round: int) -> Line:
+def _format_validation(score: float, rounds: int, best_round: int) -> Line:
     if score < 0:
         raise TacitaError("nobody could be validated, so there is nothing to choose by.")
     return {"valid": round(score, 6), "rounds": rounds, "best_round": best_round}

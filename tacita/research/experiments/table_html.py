@@ -7,7 +7,7 @@ from tacita.report.charts import Dot, draw_dot_chart
 from tacita.report.elements import Figure, PageTable, TableCell
 from tacita.research.experiments.comparisons import PairedComparison
 from tacita.research.experiments.experiment_spec import Experiment
-from tacita.research.experiments.table_markdown import TEST_HEAD, format_test, paired_title
+from tacita.research.experiments.table_markdown import TEST_HEAD, format_test, title_paired_table
 from tacita.research.experiments.tables import (
     Entries,
     Labels,
@@ -15,7 +15,7 @@ from tacita.research.experiments.tables import (
     count_verdicts,
     explain_reading,
     format_entry,
-    variant_labels,
+    label_variants,
 )
 
 FigurePlace = tuple[str, str, str, str]
@@ -28,7 +28,7 @@ VariantRows = dict[str, dict[str, TableEntry]]
 def to_html(experiment: Experiment, entries: Entries, tests: list[PairedComparison]) -> str:
     from tacita.report.pages import render
 
-    labels = variant_labels(experiment)
+    labels = label_variants(experiment)
     verdicts = count_verdicts(entries)
     counts = []
     for verdict, count in verdicts.items():
@@ -41,7 +41,7 @@ def to_html(experiment: Experiment, entries: Entries, tests: list[PairedComparis
         about = f"Against {n_published} published values: {', '.join(counts)}"
     else:
         reading = reading.partition(";")[0] + "."
-    page_tables = _value_tables(experiment, entries, labels)
+    page_tables = _build_value_tables(experiment, entries, labels)
     page_tables += _test_tables(experiment, tests, labels)
     page = render(
         "paper.html",
@@ -96,7 +96,7 @@ def _draw_figure(place: FigurePlace, entries: Entries, labels: Labels) -> Figure
     return Figure(title, drawing, caption)
 
 
-def _value_tables(experiment: Experiment, entries: Entries, labels: Labels) -> list[PageTable]:
+def _build_value_tables(experiment: Experiment, entries: Entries, labels: Labels) -> list[PageTable]:
     """Rows are variants; a dataset has a table of its own, unless it fills one column only."""
     is_split = len({entry.column for entry in entries}) > 1
     places: dict[tuple[str, str, str], VariantRows] = {}
@@ -142,4 +142,4 @@ def _test_tables(experiment: Experiment, tests: list[PairedComparison], labels: 
     if not tests:
         return []
     rows = [format_test(test, labels) for test in tests]
-    return [elements.plain_table(paired_title(experiment), TEST_HEAD, rows)]
+    return [elements.build_plain_table(title_paired_table(experiment), TEST_HEAD, rows)]

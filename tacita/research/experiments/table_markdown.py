@@ -14,7 +14,7 @@ from tacita.research.experiments.tables import (
     TableEntry,
     explain_reading,
     format_entry,
-    variant_labels,
+    label_variants,
 )
 
 Rows = Sequence[Sequence[str]]
@@ -39,16 +39,16 @@ def to_markdown(
     differences: Rows = (),
 ) -> str:
     """Tables per dataset, backbone and metric; ours above, the paper's value and verdict below."""
-    labels = variant_labels(experiment)
+    labels = label_variants(experiment)
     reading = explain_reading(experiment, entries, "in brackets")
     text = [f"### {experiment.title}", "", reading, ""]
     for note in [*experiment.notes, *failures]:
         text.append(f"- {note}")
     text.append("")
     if experiment.rows == "methods":
-        text += _method_tables(experiment, entries, labels)
+        text += _build_method_tables(experiment, entries, labels)
     else:
-        text += _block_tables(experiment, entries, labels)
+        text += _build_block_tables(experiment, entries, labels)
     text += _format_differences(experiment, differences)
     text += _format_tests(experiment, tests, labels)
     text += _format_streams(streams)
@@ -74,7 +74,7 @@ def _format_line(cells: Sequence[str]) -> str:
 # Ours and the published values
 
 
-def _block_tables(experiment: Experiment, entries: Entries, labels: Labels) -> list[str]:
+def _build_block_tables(experiment: Experiment, entries: Entries, labels: Labels) -> list[str]:
     """A table for each metric and backbone: a row for each dataset and block, a column for each variant."""
     backbones = dict.fromkeys(entry.backbone for entry in entries)
     block_title = "" if experiment.kind in ("once", "choose") else "block"
@@ -85,11 +85,11 @@ def _block_tables(experiment: Experiment, entries: Entries, labels: Labels) -> l
             own = [entry for entry in measured if entry.backbone == backbone]
             if own:
                 text += [f"**{metric}, {backbone}**", ""]
-                text += _block_table(own, labels, block_title)
+                text += _build_block_table(own, labels, block_title)
     return text
 
 
-def _block_table(entries: Entries, labels: Labels, block_title: str) -> list[str]:
+def _build_block_table(entries: Entries, labels: Labels, block_title: str) -> list[str]:
     measured = {entry.variant for entry in entries}
     variants = [name for name in labels if name in measured]
     head = ["dataset", block_title]
@@ -122,7 +122,7 @@ def _format_published(entry: TableEntry) -> str:
     return f"<br>({entry.published:.4f} {entry.verdict})"
 
 
-def _method_tables(experiment: Experiment, entries: Entries, labels: Labels) -> list[str]:
+def _build_method_tables(experiment: Experiment, entries: Entries, labels: Labels) -> list[str]:
     """A table for each dataset and backbone: methods below each other, their metrics side by side."""
     places: dict[tuple[str, str], Entries] = {}
     for entry in entries:
@@ -189,7 +189,7 @@ def _format_streams(rows: Rows) -> list[str]:
     return [STREAM_TITLE, "", *_format_grid(STREAM_HEAD, rows)]
 
 
-def paired_title(experiment: Experiment) -> str:
+def title_paired_table(experiment: Experiment) -> str:
     people = "users of blocks 1.." if experiment.kind == "stream" else "users"
     return f"Paired test per user ({experiment.metrics[0]}; pairs are {people}, averaged over seeds; two-sided t)"
 
@@ -210,7 +210,7 @@ def format_test(test: PairedComparison, labels: Labels) -> list[str]:
 def _format_tests(experiment: Experiment, tests: list[PairedComparison], labels: Labels) -> list[str]:
     if not tests:
         return []
-    name, details = paired_title(experiment).split(" (")
+    name, details = title_paired_table(experiment).split(" (")
     rows = [format_test(test, labels) for test in tests]
     grid = _format_grid(TEST_HEAD, rows)
     return [f"**{name}** ({details}", "", *grid]

@@ -69,7 +69,7 @@ def judge_agreement(mean: float, half: float, published: float | None, tolerance
     return "agrees" if half <= margin else "unclear"
 
 
-def variant_labels(experiment: Experiment) -> Labels:
+def label_variants(experiment: Experiment) -> Labels:
     return {name: variant.label for name, variant in experiment.variants.items()}
 
 
@@ -160,7 +160,7 @@ def _split_rounds(names: list[str], published: PublishedRow, rows: SeedRows) -> 
     return columns
 
 
-def failed_cells(cells: Cells, lines: CellLines) -> list[str]:
+def list_failed_cells(cells: Cells, lines: CellLines) -> list[str]:
     """One sentence per run that could not be finished."""
     sentences = []
     for cell in cells:

@@ -20,7 +20,7 @@ from tacita.core.types import BlockStream
 from tacita.federation.rounds import run_stream, start_run
 from tacita.research.experiments.search_callbacks import OnDone, SearchCallbacks
 from tacita.research.experiments.shared_base import ignore_round
-from tacita.research.experiments.tuning import served_validation
+from tacita.research.experiments.tuning import read_served_validation
 from tacita.round.plan import Federation
 from tacita.runs.assembly import Machine, assemble, build_components
 from tacita.runs.controls import average_blocks
@@ -73,7 +73,7 @@ def _try_options(federation: Federation, config: RunConfig, options: Options) ->
     progress = start_run(federation)
     backbone, _, _ = build_components(changed)
     run_stream(replace(federation, config=changed, backbone=backbone), progress, ignore_round)
-    return TallyTrial(options, served_validation(progress), average_blocks(progress.results))
+    return TallyTrial(options, read_served_validation(progress), average_blocks(progress.results))
 
 
 def try_datasets(

@@ -23,7 +23,7 @@ from tacita.core.errors import TacitaError
 from tacita.core.types import BlockStream
 from tacita.federation.rounds import Progress
 from tacita.methods import preset_parts
-from tacita.models import backbone_class
+from tacita.models import find_backbone_class
 from tacita.research.experiments.experiment_spec import CELL_VERSION, ROOT
 from tacita.research.experiments.search_callbacks import OnDone, SearchCallbacks
 from tacita.research.experiments.shared_base import continue_run, train_base, with_parts
@@ -60,7 +60,7 @@ def list_open_options(method: str) -> OptionChoices:
     return open_options
 
 
-def served_validation(progress: Progress) -> float:
+def read_served_validation(progress: Progress) -> float:
     """Mean validation of the incremental blocks, corrections included; of block 0 where it is the only one."""
     blocks = progress.results[1:] or progress.results
     scores = [block["valid_served"] for block in blocks]
@@ -125,7 +125,7 @@ class Study:
         else:
             self.study.tell(trial, state=optuna.trial.TrialState.FAIL)
 
-    def failure_reasons(self) -> dict[str, str]:
+    def list_failure_reasons(self) -> dict[str, str]:
         """Options, as JSON -> why they have no score."""
         reasons = {}
         for key, reason in self.failed.items():
@@ -145,7 +145,7 @@ def tune_method(
     """Search a method's options from one trained block 0; going on with an interrupted study."""
     choices = list_open_options(method)
     _refuse_counted_method(federation, method)
-    name = _study_name(federation, method)
+    name = _name_study(federation, method)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     folder.mkdir(parents=True, exist_ok=True)
     study = Study.open(name, folder, federation.config.seed, trials)
@@ -164,7 +164,7 @@ def tune_method(
             if on_trial:
                 on_trial(study.n_tried, study.scores.get(key))
         study.report(trial, key)
-    reasons = study.failure_reasons()
+    reasons = study.list_failure_reasons()
     if not study.scores:
         listed = _list_reasons(reasons)
         raise TacitaError(f"no trial of method '{method}' could be run: {listed}.")
@@ -199,7 +199,7 @@ def _run_trial(
     try:
         variant = build_variant()
         progress = continue_run(variant, base)
-        score = served_validation(progress)
+        score = read_served_validation(progress)
     except TacitaError as error:  # diverged, or too large for the catalogue: no score, and not tried again
         study.failed[key] = str(error)
         trial.set_user_attr("why", str(error))
@@ -215,7 +215,7 @@ def _list_reasons(reasons: Mapping[Any, str]) -> str:
     return "; ".join(listed)
 
 
-def _study_name(federation: Federation, method: str) -> str:
+def _name_study(federation: Federation, method: str) -> str:
     """A study is about one method on one base: other data, settings or code make another."""
     config = federation.config
     stream = federation.stream
@@ -298,7 +298,7 @@ def _list_rates(backbone: str) -> list[float]:
     space = search_space()["backbones"]
     rates = space.get(backbone, {}).get("lr", [])
     if not rates:
-        backbone_class(backbone)  # refuses a misspelt name
+        find_backbone_class(backbone)  # refuses a misspelt name
         known = ", ".join(sorted(space))
         raise TacitaError(f"tune has no rates to try for backbone '{backbone}' (it knows {known}); give train --lr.")
     return rates

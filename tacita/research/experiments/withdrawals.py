@@ -53,7 +53,7 @@ RUN_VALUES = ("rounds", "best_round", "valid")
 REPORT_VALUES = ("turns", "stopped", "exact", "shards", "segments", "skipped")
 
 
-def learning_config(config: RunConfig) -> RunConfig:
+def build_learning_config(config: RunConfig) -> RunConfig:
     """The same run without what only a request needs; a retraining run keeps the tables that others learn with."""
     specs = resolve_parts(config.method, config.parts)
     names = [spec["name"] for spec in specs]
@@ -70,7 +70,7 @@ def learning_config(config: RunConfig) -> RunConfig:
 
 def job_key(config: RunConfig) -> str:
     """Cells with the same text share a trained run."""
-    learning = learning_config(config)
+    learning = build_learning_config(config)
     return json.dumps(["withdrawal", learning.model_dump(mode="json")], sort_keys=True)
 
 
@@ -86,7 +86,7 @@ class TrainedBase:
     @staticmethod
     def train(federation: Federation) -> TrainedBase:
         """The run to its best round; beside its own parts one counts rounds, for methods that retrain."""
-        learning = learning_config(federation.config)
+        learning = build_learning_config(federation.config)
         parts = [*(learning.parts or []), {"name": RetrainPart.name}]
         counting = learning.model_copy(update={"parts": parts})
         federation = with_parts(federation, counting)

@@ -17,7 +17,7 @@ from tacita.federation.devices import LocalDevices
 from tacita.federation.rounds import Progress
 from tacita.metrics import summarise_continual
 from tacita.report.pages import write_report
-from tacita.report.promises import PRIVACY_KEY, privacy_lines
+from tacita.report.promises import PRIVACY_KEY, list_privacy_lines
 from tacita.round.learner import Learner
 from tacita.round.part import Part
 from tacita.runs.artefacts import Traces, build_targets, find_traces
@@ -165,4 +165,4 @@ def _update_result(folder: Path, applied: AppliedRequest) -> dict[str, Any]:
         "continual": {name: None if np.isnan(value) else value for name, value in continual.items()},
         "requests": result.get("requests", 0) + 1,
     }
-    return {**result, PRIVACY_KEY: privacy_lines(applied.federation.config, result)}
+    return {**result, PRIVACY_KEY: list_privacy_lines(applied.federation.config, result)}

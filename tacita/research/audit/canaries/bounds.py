@@ -75,7 +75,7 @@ def bound_within_law(trials: Trials, claim: Claim) -> float:
     false_rate, true_rate = _bound_rates(trials, threshold)
     if not claim.is_pure:
         mu = infer_mu(false_rate, true_rate, claim.rate)
-        return epsilon_from_mu(mu, claim)
+        return convert_mu_to_epsilon(mu, claim)
     passed_ratio = true_rate / false_rate
     missed_ratio = (1 - false_rate) / (1 - true_rate)
     largest_ratio = max(passed_ratio, missed_ratio, _TINY)
@@ -93,7 +93,7 @@ def infer_mu(false_rate: float, true_rate: float, rate: float) -> float:
     return max(0.0, distance)
 
 
-def epsilon_from_mu(mu: float, claim: Claim) -> float:
+def convert_mu_to_epsilon(mu: float, claim: Claim) -> float:
     """What all releases of the claim cost together if each loses mu."""
     if mu <= 0:
         return 0.0

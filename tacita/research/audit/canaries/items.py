@@ -18,7 +18,7 @@ from tacita.core.types import BlockStream, CohortView, Floats, Ints, Ragged
 from tacita.federation.rounds import begin_block, start_run
 from tacita.methods import RunContext, build_parts
 from tacita.methods.sharing.contribution import Contribution
-from tacita.models import backbone_class
+from tacita.models import find_backbone_class
 from tacita.research.audit.canaries.bounds import Claim, Trials
 from tacita.research.audit.canaries.canary_stream import make_block, make_stream
 from tacita.round.plan import Federation
@@ -90,7 +90,7 @@ def run_trials(setting: ItemScenario, people: int, seed: int, bug: str | None = 
 
 
 def _make_federation(setting: ItemScenario, people: int, table: Floats, seed: int, bug: str | None) -> Federation:
-    model = backbone_class("mf")
+    model = find_backbone_class("mf")
     width = table.shape[1]
     options = model.Config.model_validate({"dim": width})
     backbone = model(options)

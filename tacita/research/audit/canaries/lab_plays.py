@@ -13,7 +13,7 @@ import numpy as np
 
 from tacita.core.config import RunConfig, validate_model
 from tacita.core.types import AnyArray, Broadcast, Doubles, Floats, Keys, ServerState
-from tacita.data.frames import IN_MEMORY, Frame, as_frame
+from tacita.data.frames import IN_MEMORY, Frame, to_frame
 from tacita.federation.devices import LocalDevices, RoundReply
 from tacita.federation.one_round import Progress, RoundReport
 from tacita.federation.rounds import begin_block, run_stream, start_run
@@ -95,7 +95,7 @@ def assemble_world(setting: LabSetting, world: World, number: int) -> Federation
 
 @lru_cache(maxsize=4)
 def _make_frame(world: World) -> Frame | None:
-    return as_frame(world.columns())
+    return to_frame(world.columns())
 
 
 def play_lab(setting: LabSetting, world: World, number: int) -> LabPlay:

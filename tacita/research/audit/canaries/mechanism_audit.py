@@ -59,8 +59,8 @@ class MechanismAudit:
         bug_epsilons = {}
         for bug in self.bugs:
             bug_trials = self.run_trials(n_bug_canaries, seed, bug)
-            bug_bounds[bug] = _largest_bound(bug_trials, self.claim)
-            bug_epsilons[bug] = self._stated_epsilon(bug_trials)
+            bug_bounds[bug] = _find_largest_bound(bug_trials, self.claim)
+            bug_epsilons[bug] = self._read_stated_epsilon(bug_trials)
         return {
             "mechanism": self.name,
             "unit": self.unit,
@@ -72,19 +72,19 @@ class MechanismAudit:
             "within_law": within_law,
             "bugs": bug_bounds,
             "said_with_bugs": bug_epsilons,
-            "holds": max(one_run, within_law) <= self._stated_epsilon(trials),
+            "holds": max(one_run, within_law) <= self._read_stated_epsilon(trials),
             "caught": all(bug_bounds[bug] > bug_epsilons[bug] for bug in self.bugs),
             "seconds": time.perf_counter() - start,
         }
 
-    def _stated_epsilon(self, trials: Trials) -> float:
+    def _read_stated_epsilon(self, trials: Trials) -> float:
         """The epsilon on the devices' ledgers, where they have some, and never more than claimed."""
         if trials.ledger_epsilon is None:
             return self.claim.epsilon
         return min(self.claim.epsilon, trials.ledger_epsilon)
 
 
-def _largest_bound(trials: Trials, claim: Claim) -> float:
+def _find_largest_bound(trials: Trials, claim: Claim) -> float:
     one_run = bound_one_run(trials, claim)
     within_law = bound_within_law(trials, claim)
     return max(one_run, within_law)

@@ -45,6 +45,6 @@ def _server_before_release(model: PrivateTally, server: ServerState) -> ServerSt
 
 def redraw_noise(model: PrivateTally, server: ServerState, question: str, seed: int) -> Arrays:
     """The noise of a run whose draws follow this seed and nothing else: a sum of nothing, with noise."""
-    sums = {spec.name: np.zeros(spec.shape) for spec in model.statistic_fields(server, question)}
+    sums = {spec.name: np.zeros(spec.shape) for spec in model.list_statistic_fields(server, question)}
     total = model.add_noise(server, Total(sums, 0.0, 0), question, Draws(seed))
     return {name: np.asarray(total[name]) for name in sums}

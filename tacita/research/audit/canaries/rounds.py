@@ -31,7 +31,7 @@ from tacita.federation.rounds import Progress, begin_block, start_run
 from tacita.messages import SparseRows, Total, Upload
 from tacita.methods import RunContext, build_parts
 from tacita.methods.personal.clip_shares import LENGTH_SHARE, WEIGHT_SHARE
-from tacita.models import backbone_class
+from tacita.models import find_backbone_class
 from tacita.privacy.accounting import calibrate_sampled_noise
 from tacita.privacy.calibration import mu_of
 from tacita.research.audit.canaries.bounds import Claim, Trials
@@ -276,7 +276,7 @@ def _scale_scores(setting: RoundScenario, score: Doubles) -> Doubles:
 
 def _make_federation(setting: RoundScenario, people: int, inside: Bools, seed: int, bug: str | None) -> Federation:
     config = _make_config(setting, people, seed)
-    model = backbone_class("mf")
+    model = find_backbone_class("mf")
     options = model.Config.model_validate({"dim": 2})
     backbone = model(options)
     draws = Draws(seed)

@@ -23,7 +23,7 @@ from tacita.federation.requests import handle_requests
 from tacita.federation.rounds import begin_block, run_block, start_run
 from tacita.messages import OuterProducts, Total
 from tacita.models.tally.model import STATE, STATISTIC, TallyConfig
-from tacita.models.tally.private_math import unit_vectors
+from tacita.models.tally.private_math import build_unit_vectors
 from tacita.models.tally.private_tally import RETRACTION_RELEASE, PrivateTally, read_axes
 from tacita.privacy.calibration import mu_of
 from tacita.privacy.ledger import ACCOUNT_ARRAYS
@@ -56,7 +56,7 @@ class StreamScenario:
             block_mu = mu / self.blocks**0.5
             return Claim(self.epsilon, DELTA, mu=block_mu)
         model = self.build_model(None)
-        spent = model.budget.spent_epsilon(self.blocks, self.retractions)
+        spent = model.budget.compute_spent_epsilon(self.blocks, self.retractions)
         return Claim(spent, DELTA, mu=mu_of(spent, DELTA))
 
     def build_model(self, bug: str | None) -> PrivateTally:
@@ -107,8 +107,8 @@ class CanaryRelease:
 
     def own_part(self) -> Doubles:
         """How far the change goes along each canary's vectors, less what the others put there on average."""
-        along_added = _quadratic_form(self.added, self.change)
-        along_gone = _quadratic_form(self.gone, self.change)
+        along_added = _compute_quadratic_form(self.added, self.change)
+        along_gone = _compute_quadratic_form(self.gone, self.change)
         along = along_added - along_gone
         added_overlap = self._sum_overlap(self.added)
         gone_overlap = self._sum_overlap(self.gone)
@@ -117,8 +117,8 @@ class CanaryRelease:
 
     def _sum_overlap(self, vectors: Doubles) -> Doubles:
         """Of each vector's square with what all canaries but its own add and take away."""
-        added = _overlap_with_others(vectors, self.added)
-        gone = _overlap_with_others(vectors, self.gone)
+        added = _measure_overlap(vectors, self.added)
+        gone = _measure_overlap(vectors, self.gone)
         return added - gone
 
     @property
@@ -136,12 +136,12 @@ class CanaryRelease:
         return 2 * self.s**2
 
 
-def _quadratic_form(vectors: Doubles, table: Doubles) -> Doubles:
+def _compute_quadratic_form(vectors: Doubles, table: Doubles) -> Doubles:
     projected = vectors @ table
     return np.asarray(np.einsum("uk,uk->u", projected, vectors))
 
 
-def _overlap_with_others(vectors: Doubles, canary_vectors: Doubles) -> Doubles:
+def _measure_overlap(vectors: Doubles, canary_vectors: Doubles) -> Doubles:
     overlap = (vectors @ canary_vectors.T) ** 2
     np.fill_diagonal(overlap, 0.0)
     return np.asarray(overlap.sum(axis=1))
@@ -213,7 +213,7 @@ def _release_block(federation: Federation, progress: Progress, block: int, lists
     run_block(federation, progress, lambda report, now: None)
     vectors = _encode_vectors(federation, lists, progress)
     nothing = np.zeros_like(vectors)
-    deviation = _noise_deviation(federation, progress, block)
+    deviation = _read_noise_deviation(federation, progress, block)
     growth = _read_growth(progress, before)
     return CanaryRelease(growth, vectors, nothing, deviation)
 
@@ -224,7 +224,7 @@ def _retract_items(
     """Everybody asks alike, also those who contributed nothing."""
     stays = remaining.holds(items.rows(), items.ids)
     gone = items.filter_entries(~stays)
-    deviation = _private_tally(federation).term_deviation(progress.server, "retraction")
+    deviation = _private_tally(federation).compute_term_deviation(progress.server, "retraction")
     before = progress.server.parts[STATE]["gram"]
     progress.in_block = True
     lists = Ragged(gone.ptr, gone.ids)
@@ -243,12 +243,12 @@ def _private_tally(federation: Federation) -> PrivateTally:
     return federation.backbone
 
 
-def _noise_deviation(federation: Federation, progress: Progress, block: int) -> float:
+def _read_noise_deviation(federation: Federation, progress: Progress, block: int) -> float:
     """Of the noise in a block's terms; the first had to pay for popularity, too."""
     released = np.array([block - 1, block], np.int32)
     heads = {**progress.server.heads, "released": released}
     server_before = replace(progress.server, heads=heads)
-    return _private_tally(federation).term_deviation(server_before, STATISTIC)
+    return _private_tally(federation).compute_term_deviation(server_before, STATISTIC)
 
 
 def _read_sum(progress: Progress) -> Doubles:
@@ -268,7 +268,7 @@ def _read_growth(progress: Progress, before: Doubles) -> Doubles:
 
 def _compute_vectors(lists: Ragged, progress: Progress) -> Doubles:
     axes = read_axes(progress.server.heads)
-    return unit_vectors(lists, axes.inputs, axes.scale, axes.centre)
+    return build_unit_vectors(lists, axes.inputs, axes.scale, axes.centre)
 
 
 def _encode_vectors(federation: Federation, lists: Ragged, progress: Progress) -> Doubles:

@@ -22,7 +22,13 @@ from tacita.messages import Form, OuterProducts, SequenceTerms, SparseRows, Tota
 from tacita.models.tally.model import STATE, STATISTIC, SURVEY, TallyConfig
 from tacita.models.tally.options import OrderConfig
 from tacita.models.tally.order_sums import NEXT
-from tacita.models.tally.private_math import PEOPLE_SHARE, POPULARITY_SHARE, SQUARE_ROOT_2, unit_likes, unit_vectors
+from tacita.models.tally.private_math import (
+    PEOPLE_SHARE,
+    POPULARITY_SHARE,
+    SQUARE_ROOT_2,
+    build_unit_vectors,
+    compute_unit_likes,
+)
 from tacita.models.tally.private_order import FOLLOWING, FOLLOWING_VARIANCE, PrivateOrderedTally
 from tacita.models.tally.private_tally import PrivateTally, read_axes
 from tacita.privacy.calibration import mu_of
@@ -105,8 +111,8 @@ class SeparateClipOrder(PrivateOrderedTally):
     def term_share(self) -> float:
         return 1.0
 
-    def order_deviation(self, server: ServerState, question: str) -> float:
-        share = self.release_share(server.heads, question)
+    def compute_order_deviation(self, server: ServerState, question: str) -> float:
+        share = self.find_release_share(server.heads, question)
         length = self.bound_term_length(server, question)
         return self.budget.deviation(share, length)
 
@@ -184,7 +190,7 @@ def _score_release(model: PrivateTally, server: ServerState, known: Ragged, cana
     remaining_likes = state["liked"] - known_likes
     remaining_terms = state["gram"] - known_vectors.T @ known_vectors
     overlaps = [
-        unit_likes(canary) @ remaining_likes[canary.ids],
+        compute_unit_likes(canary) @ remaining_likes[canary.ids],
         float(state["people"][0]) - len(known),
         float(vector @ remaining_terms @ vector),
     ]
@@ -206,7 +212,7 @@ def _score_release(model: PrivateTally, server: ServerState, known: Ragged, cana
 
 def _canary_vectors(lists: Ragged, heads: Arrays) -> Doubles:
     axes = read_axes(heads)
-    return unit_vectors(lists, axes.inputs, axes.scale, axes.centre)
+    return build_unit_vectors(lists, axes.inputs, axes.scale, axes.centre)
 
 
 def compute_order_terms(model: PrivateOrderedTally, lists: Ragged, heads: Arrays) -> Doubles:
@@ -240,9 +246,9 @@ def _compute_known_terms(model: PrivateTally, lists: Ragged, heads: Arrays) -> t
     """What others upload, which the reader knows: their likes together, and the vector of each."""
     user_ptr = _one_list_each(lists)
     survey_fields = model.encode_lists(lists, user_ptr, heads, SURVEY)
-    statistic_fields = model.encode_lists(lists, user_ptr, heads, STATISTIC)
+    list_statistic_fields = model.encode_lists(lists, user_ptr, heads, STATISTIC)
     liked = survey_fields["liked"]
-    terms = statistic_fields["terms"]
+    terms = list_statistic_fields["terms"]
     assert isinstance(liked, SparseRows)
     assert isinstance(terms, OuterProducts)
     likes = np.bincount(liked.item, liked.value, ITEMS)
@@ -309,10 +315,10 @@ def _release_terms(federation: Federation, model: PrivateTally) -> OneRelease:
     server = federation.learner.learn(server, likes.total, SURVEY, n_users)
     broadcast = federation.broadcast_serving(server)
     terms = progress.devices.exchange(federation, server, broadcast, Question(STATISTIC))
-    term_deviation = model.term_deviation(server, STATISTIC)
+    term_deviation = model.compute_term_deviation(server, STATISTIC)
     order_deviation = 0.0
     if isinstance(model, PrivateOrderedTally):
-        order_deviation = model.order_deviation(server, STATISTIC)
+        order_deviation = model.compute_order_deviation(server, STATISTIC)
     return OneRelease(server, terms.total, term_deviation, order_deviation)
 
 

@@ -70,7 +70,7 @@ def sum_block(model: PrivateTally, server: ServerState, stream: BlockStream, blo
     counted = model.select_counted(Ragged(lists.ptr, lists.ids))
     user_ptr = np.arange(len(lists) + 1, dtype=np.int64)
     forms = model.encode_lists(counted, user_ptr, server.heads, question)
-    return sum_forms(forms, len(lists), model.statistic_fields(server, question))
+    return sum_forms(forms, len(lists), model.list_statistic_fields(server, question))
 
 
 def list_deviations(model: PrivateTally, server: ServerState, question: str) -> dict[str, float]:
@@ -79,7 +79,7 @@ def list_deviations(model: PrivateTally, server: ServerState, question: str) -> 
         liked = model.budget.deviation(POPULARITY_SHARE)
         people = model.budget.deviation(PEOPLE_SHARE)
         return {"liked": liked, "people": people}
-    deviations = {"terms": SQUARE_ROOT_2 * model.term_deviation(server, STATISTIC)}
+    deviations = {"terms": SQUARE_ROOT_2 * model.compute_term_deviation(server, STATISTIC)}
     if isinstance(model, PrivateOrderedTally) and model.order_share:
-        deviations[NEXT] = model.order_deviation(server, STATISTIC)
+        deviations[NEXT] = model.compute_order_deviation(server, STATISTIC)
     return deviations
