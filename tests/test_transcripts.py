@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.stats import beta
@@ -124,30 +126,61 @@ def test_a_readers_score_is_a_candidate_and_measured() -> None:
 # The scenarios
 
 
+def list_audits() -> list[TranscriptAudit]:
+    return transcript_scenarios.list_transcripts()
+
+
 def find_audit(title: str) -> TranscriptAudit:
-    (audit,) = [audit for audit in transcript_scenarios.list_transcripts() if audit.title == title]
+    (audit,) = [audit for audit in list_audits() if audit.title == title]
     return audit
 
 
 def test_titles_are_unique_and_neighbours_are_chosen_against_each_mechanism() -> None:
-    titles = [audit.title for audit in transcript_scenarios.list_transcripts()]
+    titles = [audit.title for audit in list_audits()]
     assert len(set(titles)) == len(titles)
     assert len(neighbours.list_worst_cases()) == 7
     for words in ("a border mover", "the k-th person", "everybody waits", "all rare items", "one common item"):
         assert any(words in title for title in titles), words
 
 
+@pytest.mark.parametrize(
+    "audit", [audit for audit in list_audits() if not audit.uncovered], ids=lambda audit: audit.title
+)
+def test_nothing_exact_differs_between_neighbours(audit: TranscriptAudit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transcript_scenarios, "SEEDS", 50)
+    result = replace(audit, exact_plays=2).run(3, 0)
+    assert [str(difference) for difference in result.exact] == []
+
+
 def test_the_best_reader_of_a_first_block_has_the_whole_budget() -> None:
-    row = find_audit("tally, first block: all common items, backwards").make_row(3, 0.08)
+    audit = find_audit("tally, first block: all common items, backwards")
+    row = audit.make_row(3, 0.4)
     assert row["holds"], row
     assert row["mu"] == pytest.approx(row["mu_claimed"], abs=0.35)
 
 
-def test_repeated_retractions_tell_nothing_and_the_planted_leak_is_caught() -> None:
-    row = find_audit("tally on a node, repeated retractions: another item").make_row(3, 1.0)
-    assert row["caught"], row
-    assert row["leak"] == planted_leaks.EXACT_REPLAY
-    assert any("probe 4" in difference for difference in row["leak_exact"])
+def test_the_round_that_validation_chooses_is_seen_and_named_as_uncovered() -> None:
+    audit = find_audit("DP-FedAvg, the round that is served: alone with items for validation")
+    assert audit.run(3, 120).breaks(audit.epsilon)
+    assert "validation" in audit.uncovered
+
+
+# Planted leaks
+
+
+LEAKING = {audit.leak: audit for audit in list_audits() if audit.leak}
+
+
+def test_every_planted_leak_has_a_row() -> None:
+    assert len(planted_leaks.LEAKS) == 8
+    assert LEAKING.keys() == planted_leaks.LEAKS.keys()
+
+
+@pytest.mark.parametrize("leak", planted_leaks.LEAKS)
+def test_a_planted_leak_is_caught(leak: str) -> None:
+    audit = LEAKING[leak]
+    result = replace(audit, exact_plays=2).run_leak(3)
+    assert result.breaks(audit.epsilon), result
 
 
 def test_a_planted_leak_ends_with_its_context() -> None:
@@ -172,6 +205,7 @@ def test_the_report_shows_transcripts_beside_their_claims() -> None:
         "mu": 0.2,
         "mu_claimed": 0.27,
         "outside": {"fingerprint": "a digest"},
+        "uncovered": "",
         "leak": "a leak",
         "leak_exact": ["clients: 39 without the person, 40 with them"],
         "leak_bound": 0.0,

@@ -340,6 +340,9 @@ def _format_row(row: dict[str, Any]) -> dict[str, str]:
 def audit_canary(
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the noise and of who is inside.")] = 1,
     only: Annotated[str, typer.Option("--only", help="Mechanisms whose name holds this.")] = "",
+    factor: Annotated[
+        float, typer.Option("--factor", min=0.1, max=100, help="So many times the canaries and plays.")
+    ] = 1.0,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for the table (Markdown, JSON).")] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -354,13 +357,15 @@ def audit_canary(
 
     `tacita audit canary`
 
+    `tacita audit canary --only "first block" --factor 5`
+
     `tacita audit canary --only tally --seed 2 --json`
     """
     from tacita.report import canary_audit
     from tacita.research.audit.canaries.mechanism_audit import audit_canaries
 
     with console.show_progress("mechanisms", quiet) as tell:
-        result = audit_canaries(seed, on_done=tell, only=only)
+        result = audit_canaries(seed, factor, tell, only)
     if out is not None:
         stem = canary_audit.write_audit(result, out)
         console.print_note(f"wrote {stem}.md and .json")
@@ -381,9 +386,7 @@ def _show_canaries(result: dict[str, Any]) -> None:
             console.print_note(line)
     if result["transcripts"]:
         result_tables.show_bench({"rows": canary_audit.make_transcript_rows(result)}, False)
-        for line in (*canary_audit.TRANSCRIPT_NOTES, *canary_audit.list_outside(result)):
-            console.print_note(line)
-        for line in canary_audit.list_exact_differences(result):
+        for line in (*canary_audit.TRANSCRIPT_NOTES, *canary_audit.list_transcript_notes(result)):
             console.print_note(line)
     console.print_note(canary_audit.state_verdict(result))
 

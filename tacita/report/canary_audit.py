@@ -115,6 +115,15 @@ def list_outside(result: AuditResult) -> list[str]:
     return [f"Outside of every epsilon: {'; '.join(reasons)}."]
 
 
+def list_uncovered(result: AuditResult) -> list[str]:
+    """Rows that show what the claim does not cover, and the words that say so."""
+    lines = []
+    for row in result.get("transcripts", []):
+        if row["uncovered"]:
+            lines.append(f"Not covered, and not judged: {row['mechanism']} ({row['neighbour']}): {row['uncovered']}.")
+    return lines
+
+
 def list_exact_differences(result: AuditResult) -> list[str]:
     """The first exact difference of every transcript that has one."""
     lines = []
@@ -122,6 +131,10 @@ def list_exact_differences(result: AuditResult) -> list[str]:
         if row["exact"]:
             lines.append(f"{row['mechanism']}, {row['neighbour']}: {row['exact'][0]}")
     return lines
+
+
+def list_transcript_notes(result: AuditResult) -> list[str]:
+    return [*list_outside(result), *list_uncovered(result), *list_exact_differences(result)]
 
 
 def state_verdict(result: AuditResult) -> str:
@@ -155,7 +168,7 @@ def to_markdown(result: AuditResult) -> str:
     transcript_rows = make_transcript_rows(result)
     if transcript_rows:
         transcript_title = TRANSCRIPT_TITLE if rows else f"{title} {TRANSCRIPT_TITLE}"
-        notes = [*TRANSCRIPT_NOTES, *list_outside(result), *list_exact_differences(result)]
+        notes = [*TRANSCRIPT_NOTES, *list_transcript_notes(result)]
         pages.append(render_markdown_page(transcript_title, transcript_rows, notes))
     return "\n".join(pages)
 

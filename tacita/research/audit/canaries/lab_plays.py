@@ -5,50 +5,69 @@ Every play goes from a table of rows through `assemble` and the loop of every ru
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tacita.core.config import RunConfig, validate_model
 from tacita.core.types import AnyArray, Broadcast, Doubles, Floats, Keys, ServerState
-from tacita.data.frames import IN_MEMORY, Frame, to_frame
+from tacita.data.frames import IN_MEMORY, to_frame
 from tacita.federation.devices import LocalDevices, RoundReply
 from tacita.federation.one_round import Progress, RoundReport
 from tacita.federation.rounds import begin_block, run_stream, start_run
 from tacita.federation.state_arrays import pack_server, server_note
 from tacita.messages import Total
-from tacita.research.audit.canaries.neighbours import PERSON, World
+from tacita.research.audit.canaries.neighbours import CATALOGUE, PERSON, World
 from tacita.research.audit.canaries.transcripts import READER, Transcript
 from tacita.round.plan import Federation
 from tacita.round.question import Question
-from tacita.runs.assembly import Machine, assemble
+from tacita.runs.assembly import Machine, RunTable, assemble, load_run_table
 
 ONE_THREAD = Machine(threads=1)
 SMALL_EVALUATION = {"k": [2], "select_by": "ndcg@2", "controls": False, "every": 1000}
 ONLY_TRAINING = {"kind": "leave-some-out", "held_out": "random", "least_items": 1000}
 """A split in which everybody's rows are all for training."""
 SIZE_OF_NOISE = f"{READER}the size of the noise in a round"
+SEEDS = 1500  # that plays have; what differs between plays of one seed is the secret of their noise
 MAX_NUMBERS = 400  # of an array that a transcript holds whole; of a larger one its size and its first numbers
 
 
 @dataclass(frozen=True)
 class LabSetting:
-    """A run under a budget."""
+    """A run under a budget, and the public list of its items."""
 
     values: dict[str, Any]
+    catalogue: tuple[str, ...] = CATALOGUE
 
     def config(self, number: int) -> RunConfig:
-        """The settings of one play; its number makes its noise another."""
+        """The settings of one play."""
         values = {
             "data": IN_MEMORY,
+            "catalogue": str(_write_catalogue(self.catalogue)),
             "split": ONLY_TRAINING,
             "evaluate": SMALL_EVALUATION,
             **self.values,
-            "seed": number,
+            "seed": number % SEEDS,
         }
         return validate_model(RunConfig, values, "the audit")
+
+
+_folders: list[tempfile.TemporaryDirectory[str]] = []  # removed when the process ends
+
+
+@lru_cache(maxsize=16)
+def _write_catalogue(items: tuple[str, ...]) -> Path:
+    """A file that lists the items."""
+    folder = tempfile.TemporaryDirectory(prefix="tacita-audit-")
+    _folders.append(folder)
+    path = Path(folder.name) / "catalogue.csv"
+    lines = ["item", *items]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
 
 
 @dataclass(frozen=True)
@@ -90,12 +109,15 @@ class LabPlay:
 
 
 def assemble_world(setting: LabSetting, world: World, number: int) -> Federation:
-    return assemble(setting.config(number), ONE_THREAD, _make_frame(world))
+    """A run whose noise follows a secret of its own, which the number of the play stands for."""
+    data = _read_world(world)
+    return assemble(setting.config(number), ONE_THREAD, data=data, noise_secret=f"play {number}")
 
 
 @lru_cache(maxsize=4)
-def _make_frame(world: World) -> Frame | None:
-    return to_frame(world.columns())
+def _read_world(world: World) -> RunTable:
+    """The rows of a world, read once for all plays."""
+    return load_run_table(RunConfig(data=IN_MEMORY), ONE_THREAD, to_frame(world.columns()))
 
 
 def play_lab(setting: LabSetting, world: World, number: int) -> LabPlay:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -115,6 +115,11 @@ class LiveSite:
         interactions = [(user, item, float(time), None) for user, item, time in rows]
         self.node.store.add_interactions(interactions)
 
+    def keep_data(self, users: Collection[str]) -> None:
+        """These people are enrolled, and nothing of theirs may leave."""
+        for user in users:
+            self.node.set_consent(user, None, "keep")
+
     def raise_budgets(self, users: Sequence[str], epsilon: float) -> None:
         """These people are willing to spend more than the run plans."""
         for user in users:
@@ -193,14 +198,14 @@ class LivePlay:
     stream: BlockStream | None  # None: the node refused before it read any rows
 
 
-def play_blocks(setting: LiveSetting, blocks: Sequence[Sequence[Row]]) -> LivePlay:
-    """An honest server asks for one block after the other."""
+def play_block(setting: LiveSetting, rows: Sequence[Row], silent: Collection[str] = ()) -> LivePlay:
+    """An honest server asks for a block; `silent`: people who are enrolled and share nothing."""
     run = "run"
     with open_site(setting) as site:
         site.begin_run(run)
-        for rows in blocks:
-            site.add_rows(rows)
-            site.run_block(run)
+        site.add_rows(rows)
+        site.keep_data(silent)
+        site.run_block(run)
         return _end_play(site, run, 0)
 
 

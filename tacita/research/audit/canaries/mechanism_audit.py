@@ -264,7 +264,7 @@ def list_mechanisms() -> list[MechanismAudit]:
 
 
 def audit_canaries(seed: int = 1, share: float = 1.0, on_done: OnStep = None, only: str = "") -> AuditTable:
-    """A row for every mechanism, then one for every transcript; `share`: of the canaries, where it has to be quick."""
+    """A row for every mechanism, then one for every transcript; `share`: of the canaries and plays."""
     mechanisms = [audit for audit in list_mechanisms() if only.lower() in audit.name.lower()]
     transcripts = [audit for audit in list_transcripts() if only.lower() in audit.title.lower()]
     if not mechanisms and not transcripts:

@@ -101,7 +101,7 @@ def own_rows(items: Sequence[str], start: int) -> list[Row]:
 # Blocks of time
 
 
-def make_border_pair(people: int = 40, repeats: int = 30) -> NeighbourPair:
+def make_border_pair(people: int, repeats: int) -> NeighbourPair:
     """A person whose many early rows move a border that follows the number of all rows.
 
     Everybody else has rows in either half of the time, close to where the border of two blocks lies.
@@ -117,12 +117,22 @@ def make_border_pair(people: int = 40, repeats: int = 30) -> NeighbourPair:
     return make_pair("a border mover", rows, own)
 
 
+def name_items(n: int) -> tuple[str, ...]:
+    return tuple(f"item {number}" for number in range(n))
+
+
 def make_round_pair(people: int, items: int) -> NeighbourPair:
     """Many rows of a large table: the first person has all items, the others and the person one each."""
-    names = [f"item {number}" for number in range(items)]
+    names = name_items(items)
     rows: list[Row] = [("other 0", name, number) for number, name in enumerate(names)]
     rows += [(f"other {number}", names[number % items], 1000 + number) for number in range(1, people)]
     return make_pair("one more person", rows, [(PERSON, names[0], 5000)])
+
+
+def make_validation_pair() -> NeighbourPair:
+    """Everybody else has one row, so that only the person has items for validation."""
+    rows = [(f"other {number}", COMMON_ITEMS[number % N_ITEMS], number) for number in range(N_OTHERS)]
+    return make_pair("alone with items for validation", rows, own_rows(COMMON_ITEMS, 1000))
 
 
 def make_replaced_pair() -> NeighbourPair:
@@ -137,7 +147,7 @@ def make_replaced_pair() -> NeighbourPair:
 
 
 def make_threshold_pair(min_users: int) -> NeighbourPair:
-    """The person is the one with whom a node has enough people."""
+    """With the person as many people as a node needs have data; enrolled are as many in both worlds."""
     others = draw_others(people=min_users - 1)
     return make_pair("the k-th person", others, own_rows(COMMON_ITEMS, 10_000))
 

@@ -296,6 +296,7 @@ def _make_config(setting: RoundScenario, people: int, seed: int) -> RunConfig:
     train: dict[str, Any] = {"rounds": 8, "batch_size": 8, **setting.train}
     if not setting.is_local:
         train["aggregation"] = "fixed"
+        train["denominator"] = setting.rate * people  # of enrolled people, whoever is inside
     if setting.is_sampled:
         train["participation"] = {"kind": "poisson", "rate": setting.rate}
     if setting.unit == "silo":

@@ -20,6 +20,7 @@ from tacita.research.audit.canaries.transcripts import READER, FeatureTable, Pla
 MAX_FEATURES = 600  # of which a linear statistic is made; a table with more is read by its squares alone
 SHRINKAGE = 0.2  # of covariances towards their diagonal
 N_THRESHOLDS = 60
+N_GAPS = 10  # between scores, the widest, that are thresholds as well
 CLIP = 8.0  # deviations beyond which a number counts no further
 
 
@@ -159,8 +160,7 @@ class ThresholdTest:
 def _choose_test(statistic: Statistic, table: FeatureTable, delta: float) -> ThresholdTest:
     """The threshold and direction that bound epsilon best on the plays that choose."""
     scores = np.concatenate([statistic(table.without), statistic(table.with_person)])
-    levels = np.linspace(0.0, 1.0, N_THRESHOLDS + 2)[1:-1]
-    thresholds = np.unique(np.quantile(scores, levels))
+    thresholds = _list_thresholds(scores)
     best_test = ThresholdTest(statistic, float(thresholds[0]), True, True)
     best_bound = -1.0
     for threshold in thresholds:
@@ -171,6 +171,17 @@ def _choose_test(statistic: Statistic, table: FeatureTable, delta: float) -> Thr
                 if bound > best_bound:
                     best_test, best_bound = test, bound
     return best_test
+
+
+def _list_thresholds(scores: Doubles) -> Doubles:
+    """Between neighbouring scores, the widest gaps first: of thresholds that do as well the first is chosen."""
+    ordered = np.unique(scores)
+    if len(ordered) == 1:
+        return ordered
+    middles = (ordered[1:] + ordered[:-1]) / 2
+    widest = np.argsort(-np.diff(ordered), kind="stable")[:N_GAPS]
+    evenly = np.linspace(0, len(middles) - 1, N_THRESHOLDS).round().astype(np.int64)
+    return np.asarray(middles[np.concatenate([widest, evenly])])
 
 
 def _apply_test(test: ThresholdTest, table: FeatureTable, delta: float) -> float:

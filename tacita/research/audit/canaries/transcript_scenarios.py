@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from tacita.core.types import BlockStream
@@ -11,6 +12,8 @@ from tacita.privacy.calibration import mu_of
 from tacita.research.audit.canaries import neighbours, planted_leaks
 from tacita.research.audit.canaries.certificate_plays import OF_THE_MOMENT, play_certificate
 from tacita.research.audit.canaries.lab_plays import (
+    SEEDS,
+    SMALL_EVALUATION,
     LabSetting,
     assemble_world,
     play_lab,
@@ -20,7 +23,7 @@ from tacita.research.audit.canaries.live_plays import (
     MIN_USERS,
     LivePlay,
     LiveSetting,
-    play_blocks,
+    play_block,
     play_retractions,
     play_second_run,
 )
@@ -35,7 +38,11 @@ MODEL_READER = "who gets the models"
 SERVER = "the server"
 LAB_PUBLIC = {"fingerprint": "a digest of the data, printed as outside of the budget"}
 N_PROBES = 6
-N_SEEDS = 2000
+MANY_USERS = 40  # that a node needs where they wait for each other
+ROUNDS = 10
+ROUND_ITEMS = 250
+SERVED_ROUNDS = 6
+SERVED_ROUND = "which round is the best is chosen on private validation items, which no ledger counts"
 
 PlayNode = Callable[[bool], LivePlay]
 """Plays the world with the person on a node, or the one without them."""
@@ -88,21 +95,24 @@ def list_first_blocks() -> list[TranscriptAudit]:
         setting = _tally_setting(backbone, 4.0)
         for name, items in neighbours.list_worst_cases().items():
             pair = neighbours.make_block_pair(name, items)
-            audits.append(_audit_tally(f"{backbone}, first block", setting, pair, 3000))
+            leak = planted_leaks.CATALOGUE_OF_DATA if name == "all rare items" else ""
+            audits.append(_audit_tally(f"{backbone}, first block", setting, pair, 600, leak))
     return audits
 
 
 def list_streams() -> list[TranscriptAudit]:
     blocks = {"kind": "blocks", "n_blocks": 4, "inner": "random"}
     setting = _tally_setting("tally", 1.0, split=blocks)
-    return [_audit_tally("tally, 4 blocks", setting, neighbours.make_border_pair(), 6000)]
+    pair = neighbours.make_border_pair(people=200, repeats=120)
+    audit = _audit_tally("tally, 4 blocks", setting, pair, 1200, planted_leaks.QUANTILE_BORDERS)
+    return [replace(audit, leak_plays=120)]
 
 
-def _round_setting(part: dict[str, Any], rounds: int, **train: Any) -> LabSetting:
-    settings = {"rounds": rounds, "aggregation": "fixed", "batch_size": 8, "patience": 1000, **train}
-    return LabSetting(
-        {"backbone": {"name": "mf", "dim": 32}, "method": part["name"], "parts": [part], "train": settings}
-    )
+def _round_setting(part: dict[str, Any], **train: Any) -> LabSetting:
+    settings = {"rounds": ROUNDS, "aggregation": "fixed", "batch_size": 8, "patience": 1000, **train}
+    backbone = {"name": "mf", "dim": 32}
+    values = {"backbone": backbone, "method": part["name"], "parts": [part], "train": settings}
+    return LabSetting(values, neighbours.name_items(ROUND_ITEMS))
 
 
 def _audit_rounds(name: str, setting: LabSetting, pair: NeighbourPair, plays: int) -> TranscriptAudit:
@@ -118,20 +128,48 @@ def _audit_rounds(name: str, setting: LabSetting, pair: NeighbourPair, plays: in
         prepare=lambda: play,
         plays=plays,
         public=LAB_PUBLIC,
+        leak=planted_leaks.COUNTED_DENOMINATOR,
+        leak_plays=120,
     )
 
 
 def list_rounds() -> list[TranscriptAudit]:
     """Rounds whose noise covers a mean: its size must not follow the number of people."""
-    rounds = 10
-    pair = neighbours.make_round_pair(people=100, items=250)
-    sampled = {"kind": "poisson", "rate": 0.1}
-    fedavg = {"name": "dp-fedavg", "epsilon": 1.0, "releases": rounds}
-    dpps = {"name": "dpps", "tiers": [1.0], "shares": [1.0], "releases": rounds, "threat": "central"}
+    people = 100
+    rate = 0.1
+    pair = neighbours.make_round_pair(people, ROUND_ITEMS)
+    sampled = {"kind": "poisson", "rate": rate}
+    fedavg = {"name": "dp-fedavg", "epsilon": 1.0, "releases": ROUNDS}
+    dpps = {"name": "dpps", "tiers": [1.0], "shares": [1.0], "releases": ROUNDS, "threat": "central"}
+    fedavg_setting = _round_setting(fedavg, participation=sampled, denominator=rate * people)
+    dpps_setting = _round_setting(dpps, denominator=float(people))
     return [
-        _audit_rounds("DP-FedAvg, 10 rounds", _round_setting(fedavg, rounds, participation=sampled), pair, 600),
-        _audit_rounds("DPPS central, 10 rounds", _round_setting(dpps, rounds), pair, 600),
+        _audit_rounds(f"DP-FedAvg, {ROUNDS} rounds", fedavg_setting, pair, 240),
+        _audit_rounds(f"DPPS central, {ROUNDS} rounds", dpps_setting, pair, 240),
+        _audit_served_round(),
     ]
+
+
+def _audit_served_round() -> TranscriptAudit:
+    """Which round is served is chosen on validation items, which no ledger counts."""
+    part = {"name": "dp-fedavg", "epsilon": 1.0, "releases": SERVED_ROUNDS}
+    values: dict[str, Any] = {
+        "backbone": {"name": "mf", "dim": 4},
+        "method": part["name"],
+        "parts": [part],
+        "train": {
+            "rounds": SERVED_ROUNDS,
+            "aggregation": "fixed",
+            "batch_size": 8,
+            "denominator": float(neighbours.N_OTHERS),
+            "participation": {"kind": "all"},
+        },
+        "split": {"kind": "random"},
+        "evaluate": {**SMALL_EVALUATION, "every": 1},
+    }
+    pair = neighbours.make_validation_pair()
+    audit = _audit_rounds("DP-FedAvg, the round that is served", LabSetting(values), pair, 240)
+    return replace(audit, leak="", uncovered=SERVED_ROUND)
 
 
 def _audit_own_release(name: str, part: dict[str, Any], delta: float) -> TranscriptAudit:
@@ -148,7 +186,7 @@ def _audit_own_release(name: str, part: dict[str, Any], delta: float) -> Transcr
         against=SERVER,
         epsilon=1.0,
         prepare=lambda: play,
-        plays=3000,
+        plays=600,
         delta=delta,
     )
 
@@ -165,13 +203,15 @@ def list_own_releases() -> list[TranscriptAudit]:
 
 def _audit_seed() -> TranscriptAudit:
     """An adversary who has the model and nothing else of the run."""
-    setting = _tally_setting("tally", 1.0)
-    pair = neighbours.make_round_pair(people=60, items=60)
+    n_items = 60
+    values = {"backbone": {"name": "tally"}, "privacy": {"epsilon": 1.0}}
+    setting = LabSetting(values, neighbours.name_items(n_items))
+    pair = neighbours.make_round_pair(people=60, items=n_items)
 
     def play(with_person: bool, number: int) -> Transcript:
         world = pair.with_person if with_person else pair.without
         lab_play = play_lab(setting, world, number)
-        add_guess(lab_play, range(N_SEEDS))
+        add_guess(lab_play, range(SEEDS))
         return lab_play.transcript
 
     return TranscriptAudit(
@@ -181,7 +221,9 @@ def _audit_seed() -> TranscriptAudit:
         epsilon=1.0,
         prepare=lambda: play,
         plays=0,
+        exact_plays=3,
         public=LAB_PUBLIC,
+        leak=planted_leaks.NOISE_OF_SEED,
     )
 
 
@@ -201,6 +243,7 @@ def _audit_certificate() -> TranscriptAudit:
         prepare=lambda: play,
         plays=0,
         public=OF_THE_MOMENT,
+        leak=planted_leaks.FULL_CERTIFICATE,
     )
 
 
@@ -268,20 +311,33 @@ def _audit_node_block(backbone: str, pair: NeighbourPair, plays: int) -> Transcr
 
     def play(with_person: bool) -> LivePlay:
         world = pair.with_person if with_person else pair.without
-        return play_blocks(setting, [world.rows])
+        return play_block(setting, world.rows)
 
     return _audit_node(f"{backbone} on a node, first block", pair.name, setting, play, plays)
 
 
+def _audit_threshold() -> TranscriptAudit:
+    """With the person as many people as one sum needs have data; without their data one fewer."""
+    setting = _live_setting("tally", 1.0)
+    pair = neighbours.make_threshold_pair(MIN_USERS)
+
+    def play(with_person: bool) -> LivePlay:
+        silent = () if with_person else (neighbours.PERSON,)
+        return play_block(setting, pair.with_person.rows, silent)
+
+    return _audit_node("tally on a node, first block", pair.name, setting, play, 240, planted_leaks.EXACT_COUNTS)
+
+
 def _audit_newcomers() -> TranscriptAudit:
     """Everybody waits until the person has fresh rows, too."""
-    setting = _live_setting("tally", 1.0)
-    pair = neighbours.make_waiting_pair(MIN_USERS)
+    setting = replace(_live_setting("tally", 1.0), min_users=MANY_USERS)
+    pair = neighbours.make_waiting_pair(MANY_USERS)
 
     def play(with_person: bool) -> LivePlay:
         return play_second_run(setting, pair.earlier, pair.with_person if with_person else pair.without)
 
-    return _audit_node("tally on a node, a second run", "everybody waits", setting, play, 600)
+    name = "tally on a node, a second run"
+    return _audit_node(name, "everybody waits", setting, play, 240, planted_leaks.WAITING_NEWCOMERS)
 
 
 def _audit_retractions() -> TranscriptAudit:
@@ -309,11 +365,10 @@ def list_nodes() -> list[TranscriptAudit]:
     pairs = []
     for name in ("one common item", "all rare items", "all items"):
         pairs.append(neighbours.make_block_pair(name, cases[name]))
-    threshold_pair = neighbours.make_threshold_pair(MIN_USERS)
     return [
-        *(_audit_node_block("tally", pair, 600) for pair in pairs),
-        _audit_node_block("tally-order", pairs[-1], 600),
-        _audit_node_block("tally", threshold_pair, 600),
+        *(_audit_node_block("tally", pair, 240) for pair in pairs),
+        _audit_node_block("tally-order", pairs[-1], 240),
+        _audit_threshold(),
         _audit_newcomers(),
         _audit_retractions(),
     ]
