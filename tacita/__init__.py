@@ -92,19 +92,25 @@ def train(
         }
         settings |= {name: value for name, value in arguments.items() if value is not None}
         if resume:
-            evaluate = settings.pop("evaluate", {"controls": True})
-            names_data = table is None and data is not None
-            has_others = settings.keys() - {"data"} or evaluate not in ({"controls": True}, {"controls": False})
-            if target is None or has_others or names_data:
-                raise TacitaError(
-                    "resume=True goes on with the run in out, which has to be given, and its own settings; leave out "
-                    'all others but evaluate={"controls": False}.'
-                )
+            controls = _check_resumable(settings, target, names_data=table is None and data is not None)
+            assert target is not None
             with _watching(quiet) as watcher:
-                return training.resume(target, machine, watcher, evaluate["controls"], frame=table)
+                return training.resume(target, machine, watcher, controls, frame=table)
         config, start = resolve_model(settings, "the settings", machine, table, log.info)
         with _watching(quiet) as watcher:
             return training.train(config, target or find_free_folder(config), machine, watcher, table, start)
+
+
+def _check_resumable(settings: dict[str, Any], target: Path | None, names_data: bool) -> bool:
+    """Whether a run that goes on gets its controls; refused where anything else is said of it."""
+    evaluate = settings.pop("evaluate", {"controls": True})
+    has_others = settings.keys() - {"data"} or evaluate not in ({"controls": True}, {"controls": False})
+    if target is None or has_others or names_data:
+        raise TacitaError(
+            "resume=True goes on with the run in out, which has to be given, and its own settings; leave out "
+            'all others but evaluate={"controls": False}.'
+        )
+    return bool(evaluate["controls"])
 
 
 def _table(data: Any) -> Frame | None:

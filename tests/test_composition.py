@@ -29,7 +29,11 @@ from tacita.runs.run_folder import open_saved
 
 SMALL = "synthetic:users=60,items=40,per_user=12"
 FOUR = load_example("all_four")
-QUIET: dict[str, Any] = {"evaluate": {"controls": False}, "split": {"kind": "blocks", "n_blocks": 2}}
+QUIET: dict[str, Any] = {
+    "evaluate": {"controls": False},
+    "split": {"kind": "blocks", "n_blocks": 2},
+    "privacy": {"reproducible_noise": True},  # else no two runs have the same numbers
+}
 BUDGET = {"name": "dpps", "clip": 0.05, "releases": 4}  # of six rounds: some people must stop
 
 KINDS: dict[str, dict[str, Any]] = {

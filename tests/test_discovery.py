@@ -16,6 +16,7 @@ from tacita.core.errors import TacitaError
 from tacita.methods import preset_names
 from tacita.methods.catalogue import METHODS
 from tacita.research.experiments.experiment_spec import list_experiments
+from tacita.round import registry
 from tacita.runs import extensions
 from tacita.runs.method_reference import describe_method, list_methods
 
@@ -31,6 +32,13 @@ class Quiet(Part):
 
 register_preset("quiet-{name}", {{"name": "quiet-{name}"}})
 """
+
+
+@pytest.fixture(autouse=True)
+def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test registers is forgotten after it."""
+    for name in ("_PARTS", "_PRESETS", "_SETTINGS"):
+        monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
 
 
 def run(*words: str) -> str:

@@ -339,7 +339,7 @@ def test_k_and_the_order_of_items() -> None:
 
 
 def test_items_without_released_sums_rank_last() -> None:
-    fed, progress = run_config(budget_config(1.0, 1))
+    fed, progress = run_config(budget_config(8.0, 1))
     heads, block = progress.server.heads, fed.stream.blocks[0]
     assert len(heads["inputs"]) < block.n_items
     view = build_user_view(
