@@ -151,6 +151,7 @@ def status(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
     facts["catalogue"] = facts["catalogue"] or "not here yet; it comes with the server's first message"
     facts["serving"] = facts["serving"] or "no model yet; it comes with the server's first round"
     requests = facts.pop("requests")
+    facts["outside"] = " ".join(facts["outside"]) or "the run that is served from counts no epsilon"
     result_tables.show_facts(facts)
     for request in requests:
         _show_request(request)
@@ -275,8 +276,9 @@ def budget(
 ) -> None:
     """How much of their privacy a user is willing to spend; the server is not told.
 
-    It holds from the node's next answer on, and what is spent stays spent. Runs that count nothing have no epsilon,
-    and no budget holds there; `node status` says so, and `node consent USER keep` keeps somebody out of them.
+    It holds from the node's next answer on, and what is spent stays spent. With 0 somebody is in no run at all. Runs
+    that count nothing have no epsilon, and no other budget holds there; `node status` says so. A budget that is raised
+    after releases is counted on, and is an odometer: the bound is proven for one that stood from the beginning.
 
     Example: `tacita node budget 196 1.0`
     """
@@ -286,6 +288,8 @@ def budget(
         return
     scope = f"run {run}" if run else "every run that counts"
     console.print_answer(f"User {user} spends at most epsilon {epsilon:g} in {scope}, from the next answer on.")
+    if result["note"]:
+        console.print_note(result["note"])
     console.print_note(f"`tacita node ledger {user}` shows what is spent and what is left.")
 
 

@@ -34,10 +34,7 @@ NO_EPSILON = "no epsilon: nothing that leaves devices in this run is both bounde
 NOT_COUNTED = (
     "Not in it: {requests}, who takes part and who has stopped, scores on validation and test items{selection}."
 )
-NOT_COUNTED_LIVE = (
-    "Not in it: {requests}, who takes part and who has stopped, and how many people here spent how much, in rounded "
-    "numbers. No scores leave in this run."
-)
+NOT_COUNTED_LIVE = "Not in it: {requests}{participation}. No scores leave in this run."
 SUM_PREFIX = "statistic: "  # what releases of a private sum are called in a ledger; validation chooses nothing there
 NOT_ADDITIVE = (
     "These do not add up to what is spent: Gaussian losses add as squares, so together they cost less than their sum."
@@ -348,5 +345,7 @@ def _describe_exclusions(ledger: LedgerSummary) -> list[str]:
         requests = "what people share or withdraw by request"
         selection = ", and which round is the best, which is chosen on private validation items"
     if not ledger.get("lab"):
-        return [NOT_COUNTED_LIVE.format(requests=requests)]
+        participation = "" if has_sums else ", who takes part and who has stopped"
+        live_line = NOT_COUNTED_LIVE.format(requests=requests, participation=participation)
+        return [live_line, *ledger.get("outside", ())]
     return [NOT_COUNTED.format(requests=requests, selection=selection), *ledger.get("outside", ())]

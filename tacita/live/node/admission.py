@@ -60,12 +60,12 @@ def refuse_large_epsilon(node: Node, config: RunConfig) -> None:
         )
 
 
-def list_planned_epsilons(config: RunConfig) -> list[float]:
+def list_planned_epsilons(config: RunConfig, names: frozenset[str] = EPSILON_SETTINGS) -> list[float]:
     """Every epsilon that the settings of a run name: of its statistic, and of its parts with their defaults."""
     epsilons = [] if config.privacy.epsilon is None else [config.privacy.epsilon]
     for settings in resolve_parts(config.method, config.parts):
         part_config = part_class(str(settings.get("name"))).Config
-        for name in part_config.model_fields.keys() & EPSILON_SETTINGS:
+        for name in part_config.model_fields.keys() & names:
             value = settings.get(name, part_config.model_fields[name].default)
             epsilons += _collect_numbers(value)
     return epsilons

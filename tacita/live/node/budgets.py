@@ -14,6 +14,7 @@ from tacita.live.node.erased_spending import NO_EVENT, load_accounts, read_spend
 from tacita.live.node.node import MOST_EPSILON, Node
 from tacita.live.node.node_run import NodeRun
 from tacita.live.node.row_index import find_rows, index_rows
+from tacita.live.node.threat_model import RAISED, describe_outside, warns_of_raise
 from tacita.privacy.accounting import Event
 from tacita.privacy.ledger import (
     ACCOUNT_ARRAYS,
@@ -152,9 +153,10 @@ def set_budget(node: Node, user: str, epsilon: float, run: str | None = None) ->
     is_epsilon = 0 <= epsilon < math.inf
     if not is_epsilon or epsilon > MOST_EPSILON:
         raise TacitaError(f"a budget is an epsilon from 0 to {MOST_EPSILON:g}; more would promise nothing.")
+    note = RAISED if warns_of_raise(node, node.store.find_user(user), epsilon) else ""
     millionths = to_millionths(epsilon)
     node.store.declare_budget(user, millionths, run)
-    return {"user": user, "epsilon": epsilon, "run": run}
+    return {"user": user, "epsilon": epsilon, "run": run, "note": note}
 
 
 def declared_budget(node: Node, user: str) -> float | None:
@@ -215,5 +217,6 @@ def read_user_accounts(node: Node, user: str) -> JsonObject:
             account_by_run[run] = {"no_epsilon": NO_EPSILON}
         else:
             (ledger, account), _ = accounts
-            account_by_run[run] = describe_account(ledger, account, row)
+            outside = describe_outside(node, run, number)
+            account_by_run[run] = {**describe_account(ledger, account, row), "outside": outside}
     return {"user": user, "runs": account_by_run}

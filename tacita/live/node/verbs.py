@@ -17,6 +17,7 @@ from tacita.live.node.budgets import describe_epsilon, set_budget
 from tacita.live.node.node import Node
 from tacita.live.node.release_log import read_release_log
 from tacita.live.node.request_status import list_request_statuses
+from tacita.live.node.threat_model import describe_outside
 from tacita.live.node.user_requests import submit_request
 
 log = logging.getLogger(__name__)
@@ -87,8 +88,10 @@ def _import(node: Node, arguments: ImportArguments) -> JsonObject:
 
 
 def _show_status(node: Node, no_arguments: NoArguments) -> JsonObject:
+    run = node.store.latest_run()
     requests = _list_requests(node, no_arguments)
-    return {**node.status(), "epsilon": describe_epsilon(node), "requests": requests}
+    outside = [] if run is None else describe_outside(node, run)
+    return {**node.status(), "epsilon": describe_epsilon(node), "requests": requests, "outside": outside}
 
 
 def _list_requests(node: Node, _: NoArguments) -> list[JsonObject]:

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tacita.core.errors import TacitaError
+from tacita.live.node.threat_model import list_outside
 from tacita.live.pages.operator_alerts import certificate_alerts, node_alerts, run_alerts
 from tacita.live.pages.operator_metrics import ServerHealth, render_metrics
 from tacita.live.pages.response_models import JsonObject
@@ -122,6 +123,7 @@ class OperatorService:
             "spread": spread,
             "promises": promises,
             "counts": bool(plan.ledgers),
+            "outside": list_outside(plan),
         }
 
     def alerts(self) -> JsonObject:

@@ -201,11 +201,12 @@ def make_request_routes(service: PersonService) -> APIRouter:
         fields = await read_form(request)
         try:
             epsilon = _parse_budget(fields.get("epsilon", ""))
-            service.declare_budget(user, epsilon)
+            note = service.declare_budget(user, epsilon)["note"]
         except TacitaError as error:
             notice = ("note", str(error))
         else:
-            notice = ("good", f"From the next message on, at most {epsilon:g} of your budget is spent in a run.")
+            confirmation = f"From the next message on, at most {epsilon:g} of your budget is spent in a run. {note}"
+            notice = ("good", confirmation.strip())
         if not is_htmx(request):
             return redirect_to("/")
         html = page.render_budget(user) + render("notice.html", notice=notice, oob=True)

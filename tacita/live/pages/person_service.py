@@ -168,8 +168,8 @@ class PersonService:
         return self.summarize_person(user)
 
     def declare_budget(self, user: str, epsilon: float) -> JsonObject:
-        set_budget(self.node, user, epsilon)
-        return self.budget(user)
+        note = set_budget(self.node, user, epsilon)["note"]
+        return {**self.budget(user), "note": note}
 
     def submit_request(self, user: str, kind: str, items: Sequence[str]) -> JsonObject:
         """Queue a request to the servers. Forgotten items stay on this node from now on, in later runs as well."""

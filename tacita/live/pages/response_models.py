@@ -131,6 +131,7 @@ class Account(ApiResponse):
     remaining: float | None = Field(None, alias="left")
     silent: bool | None = None
     units: list[str] | None = None  # whose data what was spent is about: a person's, a silo's, or one interaction
+    outside: list[str] | None = None  # what the epsilon is not about
     events: dict[str, Cost] | None = None
 
 
@@ -150,6 +151,7 @@ class Charges(PaginatedResponse):
 
 class Budgets(ApiResponse):
     declared: float | None
+    note: str = ""  # of a budget that was raised
     runs: list[Account]
 
 
@@ -276,6 +278,7 @@ class RunSpending(ApiResponse):
     spent_said: str = Field(..., alias="spent said")
     spread: list[ReleaseSpread]
     counts: bool  # whether the run counts an epsilon
+    outside: list[str]  # what that epsilon is not about
     promises: dict[str, Any] | None
 
 
