@@ -1193,7 +1193,7 @@ def test_a_bad_value_is_refused_in_a_sentence_before_anything_is_written(spec: S
 def test_replay_is_refused_for_models_that_cannot_rank_before_training() -> None:
     """A model that is not affine in the item row has no reading."""
     backbone = make_backbone("mf")
-    backbone.reading = lambda private, heads: None  # type: ignore[method-assign]
+    backbone.reduce_to_affine = lambda private, heads: None  # type: ignore[method-assign]
     world = RunContext(backbone, Draws(1), RunConfig().train)
     adaptive, fixed = build_parts([{"name": "replay"}], world) + build_parts([{"name": "replay", "eps": 0.0}], world)
     with pytest.raises(TacitaError, match="affine"):

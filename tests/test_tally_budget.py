@@ -339,7 +339,7 @@ def test_k_and_the_order_of_items() -> None:
 
 
 def test_items_without_released_sums_rank_last() -> None:
-    fed, progress = run_config(budget_config(8.0, 1))
+    fed, progress = run_config(budget_config(1.0, 1))
     heads, block = progress.server.heads, fed.stream.blocks[0]
     assert len(heads["inputs"]) < block.n_items
     view = build_user_view(
@@ -350,7 +350,9 @@ def test_items_without_released_sums_rank_last() -> None:
     inside = np.isin(np.arange(block.n_items), heads["inputs"])
     assert (scores[:, inside].min(axis=1) > scores[:, ~inside].max(axis=1)).all()
     liked = progress.server.parts[STATE]["liked"]
-    assert scores[0, ~inside].argmax() == liked[~inside].argmax()
+    released = np.maximum(liked[~inside], 0)  # noise may leave nothing of an item's popularity
+    order = np.argsort(released, kind="stable")
+    assert (np.diff(scores[0, ~inside][order]) >= 0).all()
 
 
 def test_private_tally_learns_with_many_users() -> None:

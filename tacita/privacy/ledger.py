@@ -14,8 +14,7 @@ is sent. Then a crash may cost a user budget, but never returns any. Users who d
 Numbers are whole: gaussian losses in 10^-12 of mu^2, pure ones in 10^-12 of epsilon, both rounded up, sampled ones
 as counts. Together a user has spent epsilon(gaussian and sampled losses, delta) + the pure epsilons. The ledger is a
 Renyi filter: it stops by the sum of mu^2, or of Renyi losses where releases are sampled and `adaptive` is set. That is
-right even where the next release or its noise depends on earlier releases, for a budget that stands from the beginning.
-A budget that is raised in the light of releases makes it an odometer, which no proof here covers.
+right even where the next release or its noise depends on earlier ones. A budget raised after releases is an odometer.
 """
 
 from __future__ import annotations

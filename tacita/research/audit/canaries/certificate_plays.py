@@ -35,7 +35,8 @@ def play_certificate(setting: LabSetting, world: World, number: int) -> Transcri
         request = RawRequest("forget", {LEAVER: None})
         result = submit_request(folder / "run", request, verify=True, machine=ONE_THREAD)
         transcript = Transcript()
-        _add_tree(transcript, "", result.certificate)
+        assert result.certificate is not None
+        _add_tree(transcript, "", result.certificate.model_dump(mode="json"))
         return transcript
 
 
