@@ -123,6 +123,18 @@ def test_a_readers_score_is_a_candidate_and_measured() -> None:
     assert bound_epsilon([Transcript()] * 8, [Transcript()] * 8, DELTA).epsilon == 0
 
 
+def test_a_shape_that_noise_decides_is_not_exact() -> None:
+    """Two plays of each world may differ by chance; more plays of both are needed before that is a leak."""
+    scripted = {(False, 0): 16, (True, 0): 3, (False, 1): 16, (True, 1): 3}
+
+    def play(with_person: bool, number: int) -> Transcript:
+        turn = (number - 1) // 2
+        return make_plays(1, width=np.zeros(scripted.get((with_person, turn), turn)))[0]
+
+    audit = replace(list_audits()[0], prepare=lambda: play, exact_plays=2, public={})
+    assert audit.run(0, 0).exact == []
+
+
 # The scenarios
 
 

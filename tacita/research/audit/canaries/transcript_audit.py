@@ -17,6 +17,7 @@ from tacita.research.audit.canaries.transcripts import ExactDifference, Transcri
 
 DELTA = 1e-5
 EXACT_PLAYS = 8  # of each world: what is the same in all of them has no noise
+CONFIRMING_PLAYS = 16  # of each world, before a difference is called exact
 MIN_PLAYS = 64  # of which as many as test a statistic can show an epsilon of 1.3
 
 PlayWorld = Callable[[bool, int], Transcript]
@@ -90,8 +91,10 @@ class TranscriptAudit:
             return find_exact_differences(without, with_person, self.public)
 
         exact = play_until(self.exact_plays)
+        if exact:  # what noise decides may be the same in a few plays by chance
+            exact = play_until(CONFIRMING_PLAYS)
         if exact or not n_plays:
-            return TranscriptResult(2 * self.exact_plays, exact, NO_BOUND, 0.0)
+            return TranscriptResult(2 * len(without), exact, NO_BOUND, 0.0)
         exact = play_until(n_plays // 2)
         bound = bound_epsilon(without, with_person, self.delta, self.public)
         has_scores = all(self.reader in transcript.entries for transcript in (*without, *with_person))
