@@ -31,8 +31,16 @@ DP_FEDAVG: dict[str, Any] = {
     "train": {"rounds": 3, "aggregation": "fixed", "participation": {"kind": "poisson", "rate": 0.5}},
 }
 LAPLACE: dict[str, Any] = {"parts": [{"name": "laplace-noise", "mode": "ldp"}]}
+PAPER_NOISE: dict[str, Any] = {"parts": [{"name": "laplace-noise", "mode": "paper"}]}
 PDC_FRS: dict[str, Any] = {"method": "pdc-frs", "backbone": {"name": "mf"}}
-KINDS = {"tally": TALLY, "dpps": DPPS, "dp-fedavg": DP_FEDAVG, "laplace-noise": LAPLACE, "pdc-frs": PDC_FRS}
+KINDS = {
+    "tally": TALLY,
+    "dpps": DPPS,
+    "dp-fedavg": DP_FEDAVG,
+    "laplace-noise": LAPLACE,
+    "laplace-noise as printed": PAPER_NOISE,
+    "pdc-frs": PDC_FRS,
+}
 
 
 def config_of(reproducible: bool = False, **settings: Any) -> RunConfig:

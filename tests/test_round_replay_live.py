@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from helpers.loopback_site import are_close, close_nodes, home_node, make_site, rows_of_blocks, site_config
+from helpers.request_script import act_at_rounds, collect_first_block, request_status
+from helpers.request_script import submit_request as submit_user_request
 from tacita.core.codec import digest_array
 from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError
@@ -76,6 +78,36 @@ def test_leaving_from_a_node_equals_the_lab(tmp_path: Path, part: dict[str, Any]
     assert (done["rounds"], done["clients_asked"]) == (want["rounds"], want["clients_asked"])
     assert done.get("path") == want.get("path")
     assert are_close(site.arrays()["now/items"], progress.server.items)
+    close_nodes(site)
+
+
+def test_leaving_that_waits_for_others_is_not_certified_as_done(tmp_path: Path) -> None:
+    """With min_users = 2 the first waits at the server; once the second leaves, too, both are told that it is done."""
+    values = site_config("fedavg", 4, **FIXED).model_dump(mode="json")
+    parts = [{"name": "withdrawal"}, {"name": "retraction", "ratio": 0.1, "min_users": 2}]
+    config = validate_model(RunConfig, values | {"parts": parts}, "the test")
+    site = make_site(tmp_path, config, insecure_single_user_uploads=True)
+    collect_first_block(site)
+    node = site.transport.members[1]
+    first, second = node.store.users()[1][:2]
+    statuses = []
+
+    def leave_second() -> None:
+        statuses.extend(request_status(site))
+        submit_user_request(site, "leave", second)
+
+    act_at_rounds(site, {0: lambda: submit_user_request(site, "leave", first), 2: leave_second})
+    site.next_block()
+    (early,) = statuses
+    assert early["state"] == "waits at the server: waits until enough people have asked"
+    assert early["certificate"]["verified"] == "nothing to verify yet"
+    assert early["certificate"]["taken"] == "nothing yet"
+    assert "effective at" not in early["certificate"]
+    late = request_status(site)
+    assert [status["state"].split(":")[0] for status in late] == ["done in block 0 after round 3"] * 2
+    assert all(status["certificate"]["method"] == "retraction" for status in late)
+    with site.store as store:
+        assert not store._query("SELECT 1 FROM requests WHERE sender != ''")  # nobody is known by name any more
     close_nodes(site)
 
 

@@ -28,6 +28,8 @@ from tacita.round.question import Question
 from tacita.round.request import Request, RequestBatch
 from tacita.round.unlearning_report import PartReports, UnlearningReport
 
+_WAITING_STATE = ("asked", "waiting")  # server state of learners and parts: who waits for others
+
 
 def handle_requests(federation: Federation, progress: Progress, request: Request | RequestBatch) -> PartReports:
     """Carry out what one user asks for, or many; returns what each part that it concerns reports, and what it took."""
@@ -205,6 +207,14 @@ class RequestRounds:
         self.cost.bytes_up += bytes_up
         self.cost.bytes_down += bytes_down
         self.cost.seconds += seconds
+
+
+def find_waiting_users(server: ServerState) -> Keys:
+    """Who asked to take something back, and waits until enough others have asked."""
+    keys = [np.zeros(0, np.uint64)]
+    for state in server.parts.values():
+        keys += [state[name] for name in _WAITING_STATE if name in state]
+    return np.concatenate(keys)
 
 
 def _model_changed(before: ServerState, after: ServerState, learner: str) -> bool:

@@ -83,8 +83,8 @@ class Privacy:
         return total
 
     @property
-    def promises_epsilon(self) -> bool:
-        """Whether an epsilon is stated, so that its draws must follow more than the seed of a run."""
+    def needs_secret_noise(self) -> bool:
+        """Whether its draws hide people, so that they must follow more than the seed of a run."""
         return self.ledger() is not None
 
     @property

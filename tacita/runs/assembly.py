@@ -124,8 +124,8 @@ def states_epsilon(config: RunConfig, parts: Parts) -> bool:
 
 def _choose_secret(config: RunConfig, parts: Parts, noise_secret: str | None) -> str:
     """What the noise of a lab run follows: a secret of its own, unless settings say that it follows the seed."""
-    promises = [part.privacy.promises_epsilon for part in parts if part.privacy is not None]
-    protects_people = states_epsilon(config, parts) or any(promises)
+    has_noise = any(part.privacy.needs_secret_noise for part in parts if part.privacy is not None)
+    protects_people = states_epsilon(config, parts) or has_noise
     if config.privacy.reproducible_noise or not protects_people:
         return ""
     return noise_secret or draw_secret()

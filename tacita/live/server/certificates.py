@@ -37,7 +37,7 @@ def build_certificate(reports: list[UnlearningReport], models: ModelPair, kind: 
     digest_before = _digest_model(model_before)
     digest_after = _digest_model(model_after)
     has_changed = digest_before != digest_after
-    waits = any(report.waits for report in reports)
+    waits = any(report.is_waiting for report in reports)
     methods = [report.method for report in reports if report.method is not None]
     modes = [report.mode for report in reports if report.mode is not None]
     is_unlearned = bool(methods) and kind != "share" and not waits  # a part says that it did, not that it could

@@ -15,10 +15,10 @@ import numpy as np
 from tacita.core.config import RunConfig
 from tacita.core.draws import derive_keys
 from tacita.core.errors import TacitaError
-from tacita.core.types import Arrays, Block, BlockStream, Keys, Ragged
+from tacita.core.types import Arrays, Block, BlockStream, Ragged
+from tacita.federation.requests import find_waiting_users
 from tacita.federation.rounds import Progress, RoundReport, begin_block, end_block, run_block, start_run
 from tacita.federation.state_arrays import json_fields, pack_server, read_server, server_note
-from tacita.learn.statistic import PENDING_USERS
 from tacita.live.json_object import JsonObject
 from tacita.live.server.attempts import Attempts
 from tacita.live.server.node_query import QuorumPolicy, Transport
@@ -141,16 +141,10 @@ class _Coordinator:
             n_tries = int(result.event.get("tries", 0))
             if n_tries:
                 waiting_users |= users
-            remote.locations.drop_requesters(self._find_pending_users(progress))
+            remote.locations.drop_requesters(find_waiting_users(progress.server))
             self._commit({"event": "request", **result.event}, progress, result)
             if n_tries == MOST_TRIES:
                 self._store.log_event(run, {**result.event, "event": "request stuck"})
-
-    def _find_pending_users(self, progress: Progress) -> Keys:
-        """Who waits to take something back, until enough others have asked."""
-        learner = self._federation.learner
-        learner_state = progress.server.parts.get(learner.name, {})
-        return learner_state.get(PENDING_USERS, np.zeros(0, np.uint64))
 
     def _commit(self, event: JsonObject, progress: Progress, result: ApplyResult | None = None) -> None:
         remote = self._remote

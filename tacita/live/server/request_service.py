@@ -212,7 +212,7 @@ def _certify(
     kind = group[0].kind
     models = (model_before, progress.server)
     reports = list(reports_by_part.values())
-    waits = any(report.waits for report in reports)
+    waits = any(report.is_waiting for report in reports)
     certificate = build_certificate(reports, models, kind)
     verdict = certificate.verdict
     state = "waits" if waits else "done"
@@ -232,7 +232,7 @@ def _collect_freed(reports: list[UnlearningReport]) -> Keys:
     """Users who waited for others, and need not any more."""
     freed = [_NO_KEYS]
     for report in reports:
-        if not report.waits:
+        if not report.is_waiting:
             users = np.array(report.subjects, np.uint64)
             freed.append(users)
     return np.concatenate(freed)

@@ -155,6 +155,11 @@ class LaplaceNoise(Part, Privacy):
             sums[name] = value + noise
         return total.with_sums(sums)
 
+    @property
+    def needs_secret_noise(self) -> bool:
+        """Also where no epsilon is stated: noise that follows the seed is taken off by whoever has the settings."""
+        return self.scale > 0
+
     def promises(self, server: ServerState) -> dict[str, float | str]:
         if not self._is_ldp:
             return {}

@@ -346,7 +346,7 @@ class Contribution(Part, Privacy, Unlearning):
         )
 
     @property
-    def promises_epsilon(self) -> bool:
+    def needs_secret_noise(self) -> bool:
         return True
 
     def promises(self, server: ServerState) -> dict[str, float]:

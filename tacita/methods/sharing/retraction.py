@@ -225,14 +225,14 @@ class Retraction(Part, Unlearning):
         missing = self.config.min_users - n_waiting
         if missing > 0 and not requests.is_immediate:
             state["waiting"] = waiting
-            report = log.build_report(self.name, state, waits_for=missing)
+            report = log.build_report(self.name, state, waits_for=missing, subjects=_list_keys(waiting))
             updated = server.with_part(self.name, state)
             return updated, report
         state["waiting"] = np.zeros(0, np.uint64)
         server = server.with_part(self.name, state)
         took_part = np.isin(waiting, state["sender"])
         if not took_part.any():
-            report = log.build_report(self.name, state)
+            report = log.build_report(self.name, state, subjects=_list_keys(waiting))
             return server, report
         reason = self._find_refusal_reason()
         if reason is None:
@@ -278,6 +278,7 @@ class Retraction(Part, Unlearning):
             state,
             calibration=CalibratedPath(path="retraction", alpha=self.config.alpha, ratio=self.config.ratio),
             details={"leavers": len(leavers), "length": length, "sigma": sigma},
+            subjects=_list_keys(leavers),
             psi_bound=bound,
             storage_client=float(total["bytes"][0]) / total.n_clients,
             purged=["checkpoints that hold them", "their participation, commitments and lengths"],
@@ -350,9 +351,14 @@ class Retraction(Part, Unlearning):
                 path="checkpoint", alpha=self.config.alpha, ratio=self.config.ratio, reason=reason
             ),
             details={"from_round": checkpoint, "leavers": len(leavers)},
+            subjects=_list_keys(leavers),
             purged=["later checkpoints", "their participation, commitments and lengths"],
         )
         return server, report
+
+
+def _list_keys(users: Keys) -> tuple[int, ...]:
+    return tuple(users.tolist())
 
 
 def _refuse_single_items(requests: RequestBatch) -> None:

@@ -158,7 +158,7 @@ def _find_co_requesters(case: CertificateInput) -> list[int]:
     user_of = {key: user for user, key in enumerate(keys)}
     users: set[int] = set()
     for report in case.part_reports:
-        if not report.waits:
+        if not report.is_waiting:
             users.update(user_of[key] for key in report.subjects)
     requesters = set(case.request.users.tolist())
     return sorted(users - requesters)

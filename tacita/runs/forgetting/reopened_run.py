@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
 from tacita.core.errors import TacitaError
 from tacita.core.types import BlockStream, Keys, Ragged
 from tacita.federation.devices import LocalDevices
 from tacita.federation.evaluation import TrainedState
+from tacita.federation.requests import find_waiting_users
 from tacita.federation.rounds import Progress
 from tacita.round.device_state import read_devices
 from tacita.round.plan import Federation
@@ -22,8 +21,6 @@ from tacita.runs.forgetting.retraining import collect_shares
 from tacita.runs.forgetting.routes import SharedItems, UnlearningRoute, choose_route
 from tacita.runs.loaded_run import read_server_state
 from tacita.runs.run_folder import SavedRun, open_saved, read_lists, read_result
-
-_WAITING_STATE = ("asked", "waiting")  # server state of parts and learners: who waits for others
 
 
 @dataclass
@@ -37,10 +34,7 @@ class ReopenedRun:
     @property
     def waiting(self) -> Keys:
         """Who asked to take something back and waits for others."""
-        keys = [np.zeros(0, np.uint64)]
-        for state in self.progress.server.parts.values():
-            keys += [state[name] for name in _WAITING_STATE if name in state]
-        return np.concatenate(keys)
+        return find_waiting_users(self.progress.server)
 
     @property
     def residue_users(self) -> frozenset[str]:
