@@ -208,13 +208,32 @@ def test_a_run_with_sparse_sums_is_the_run_with_dense_ones_and_forgets(
 
 def test_validation_chooses_among_open_settings() -> None:
     assert filtered(alpha="learn").trials == len(ALPHAS)
-    assert filtered(alpha="learn", recency="learn").trials == len(ALPHAS) * len(RECENCIES)
+    assert filtered(alpha="learn", recency="learn").trials == len(ALPHAS) + len(RECENCIES)
     assert filtered(lift="learn").trials == len(LIFTS)
     assert filtered(solve="mixture", lift="learn").trials == len(BLENDS)
     mixed = filtered(solve="mixture", alpha="learn")
-    assert {blend for *_, blend in mixed._choices} >= {0.0, 1.0}  # either alone is among the choices
+    assert {0.0, 1.0} <= set(BLENDS)  # either alone is among the choices
     server = train_stream(stream_of_lists(14, lists_by_hand()), mixed)[1].server
     assert [float(mixed.apply_trial(server, k).heads["blend"][0]) for k in range(5)] == list(BLENDS)
+
+
+def test_trials_change_the_best_one_so_far() -> None:
+    """Recency is chosen first, and stays while alpha is tried."""
+    model = filtered(alpha="learn", recency="learn")
+    server = train_stream(stream_of_lists(14, lists_by_hand()), filtered())[1].server
+    first = model.apply_trial(server, 0)
+    assert (first.heads["recency"][0], first.heads["alpha"][0]) == (RECENCIES[0], np.float32(ALPHAS[-1]))
+    best = model.apply_trial(first, 2)
+    later = model.apply_trial(best, len(RECENCIES) + 1)
+    assert (later.heads["recency"][0], later.heads["alpha"][0]) == (RECENCIES[2], np.float32(ALPHAS[1]))
+
+
+def test_a_run_tries_alpha_with_its_best_recency() -> None:
+    progress = train_stream(stream_of_lists(14, lists_by_hand()), filtered(alpha="learn", recency="learn"))
+    heads = progress.server.heads
+    assert progress.results[0]["rounds"] == len(ALPHAS) + len(RECENCIES)
+    assert heads["recency"][0] in RECENCIES
+    assert heads["alpha"][0] in np.float32(ALPHAS)
 
 
 def test_mixture_of_one_filter_is_that_filter() -> None:

@@ -53,6 +53,8 @@ def run_block(federation: Federation, progress: Progress, on_round: OnRound) -> 
         is_last = report.round - progress.played == rounds
         if report.round % every == 0 or is_last:
             report = _validate_round(federation, progress, report, every)
+        if federation.learner.tries:  # the next trial changes the best one
+            progress.server = replace(progress.best_server, round=progress.server.round)
         on_round(report, progress)
 
 

@@ -51,9 +51,10 @@ LEAST_ROOT = 1e-12  # of an item that is out: what devices divide by; sums that 
 NO_MEANING = ("length_power", "min_pair")
 NO_RIDGE = ("ridge", "ridge_popularity")
 RIDGE_PREFIX = "solved_"  # before the names of what ridge regression makes of the sum
-CHOICE_NAMES = ("recency", "alpha", "lift", "blend")  # what a trial sets
 
-Choice = tuple[float, ...]
+Values = tuple[float, ...]
+Choice = dict[str, float]
+"""Name of what validation chooses -> value."""
 
 
 @register_form("filter")
@@ -153,30 +154,41 @@ class FilterTally(Tally):
     # on the server
 
     @property
-    def _choices(self) -> list[Choice]:
-        """Recency, alpha, lift and blend of each trial; the last stays where nobody validates."""
+    def _trials(self) -> list[Choice]:
+        """What each trial changes of the best one so far: recency first, then alpha, lift and blend together."""
+        recencies = [{"recency": value} for value in self._options["recency"]]
+        mixtures = [
+            {"alpha": alpha, "lift": lift, "blend": blend}
+            for alpha, lift, blend in product(self._options["alpha"], self._options["lift"], self._options["blend"])
+        ]
+        if len(recencies) == 1:
+            return mixtures
+        if len(mixtures) == 1:
+            return recencies
+        return recencies + mixtures
+
+    @property
+    def _options(self) -> dict[str, Values]:
+        """The values of each choice that trials try; the last stays where nobody validates."""
         config = self.config
-        alphas = ALPHAS[-1:] if self.is_mixture else ALPHAS
-        lifts = LIFTS[-1:] if self.is_mixture else LIFTS
-        blends = BLENDS if self.is_mixture else (0.0,)
-        blend = config.blend if self.is_mixture else "learn"
-        choices = product(
-            _list_values(config.recency, RECENCIES),
-            _list_values(config.alpha, alphas),
-            _list_values(config.lift, lifts),
-            _list_values(blend, blends),
-        )
-        return list(choices)
+        options = {"recency": RECENCIES, "alpha": ALPHAS, "lift": LIFTS, "blend": (0.0,)}
+        settings = {"recency": config.recency, "alpha": config.alpha, "lift": config.lift}
+        if self.is_mixture:
+            options |= {"alpha": ALPHAS[-1:], "lift": LIFTS[-1:], "blend": BLENDS}
+            settings["blend"] = config.blend
+        set_values = {name: (value,) for name, value in settings.items() if not isinstance(value, str)}
+        return options | set_values
 
     @property
     def trials(self) -> int:
-        return len(self._choices)
+        return len(self._trials)
 
     def apply_trial(self, server: ServerState, trial: int) -> ServerState:
-        heads = {}
-        for name, value in zip(CHOICE_NAMES, self._choices[trial], strict=True):
-            if name in server.heads:
-                heads[name] = make_scalar(value)
+        choice = self._trials[trial]
+        if trial == 0:
+            last_values = {name: values[-1] for name, values in self._options.items()}
+            choice = last_values | choice
+        heads = {name: make_scalar(value) for name, value in choice.items() if name in server.heads}
         return with_heads(server, heads)
 
     def solve_sums(self, server: ServerState, sums: PairSums, inverse: Doubles | None = None) -> ServerState:
@@ -280,13 +292,6 @@ class FilterTally(Tally):
         matrix = _select_matrix(view.heads, RIDGE_PREFIX)
         ridge_view = replace(view, heads=matrix)
         return super().score_history(ridge_view)
-
-
-def _list_values(value: float | str, learned: Choice) -> Choice:
-    """The values of a setting that trials try: the learned ones, or the one that is set."""
-    if isinstance(value, str):
-        return learned
-    return (value,)
 
 
 def _prefix_names(matrix: Arrays) -> Arrays:
