@@ -24,7 +24,7 @@ def stated(lines: list[str]) -> dict[str, Requirement]:
 CORE = stated(PROJECT["dependencies"])
 EXTRAS = {  # of the room that imports them
     room: stated(PROJECT["optional-dependencies"][extra])
-    for room, extra in {"live": "live", "models.side": "text", "privacy": "secure"}.items()
+    for room, extra in {"live": "live", "web": "serve", "models.side": "text", "privacy": "secure"}.items()
 }
 MODULE_OF = {"Crypto": "pycryptodome"}
 DECLARED = {"core": CORE, **EXTRAS}

@@ -39,6 +39,7 @@ RunOut = Annotated[Path | None, typer.Option("--out", help="Run folder (default:
 Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other setting; repeat for more.")
 ]
+RunArgument = Annotated[Path | None, typer.Argument(metavar="RUN", help="Run folder.")]
 RunOption = Annotated[Path | None, typer.Option("--run", help="Run folder, instead of as the first argument.")]
 Imports = Annotated[
     list[str] | None,
@@ -68,6 +69,16 @@ def complete_backbone(incomplete: str) -> list[str]:
     from tacita.models import list_backbones
 
     return [name for name in list_backbones() if name.startswith(incomplete)]
+
+
+def choose_run(argument: Path | None, option: Path | None, example: str) -> Path:
+    """The one run folder of a command line, named as the first argument or by --run."""
+    if argument is not None and option is not None:
+        raise TacitaError(f"the run is named twice, as {argument} and by --run {option}; leave one out.")
+    run = argument if argument is not None else option
+    if run is None:
+        raise TacitaError(f"name one run folder, as an argument or with --run, as in `{example}`.")
+    return run
 
 
 def split_run_argument(run: Path | None, words: list[str | None], example: str) -> tuple[Path, str | None]:

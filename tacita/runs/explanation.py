@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tacita.core.types import Doubles, Floats, Ints
+from tacita.core.types import Doubles, Floats, Ints, Ragged
 from tacita.federation.scoring import DeviceScorer
 from tacita.models.statistic_model import StatisticModel
 from tacita.runs.loaded_run import LoadedRun
@@ -33,38 +34,57 @@ class Explanation:
 
 def explain_item(loaded: LoadedRun, user: int, item: int) -> Explanation:
     """What of a person's own items speaks for an item."""
+    return explain_items(loaded, user, [item])[0]
+
+
+def explain_items(loaded: LoadedRun, user: int, items: Sequence[int]) -> list[Explanation]:
+    """What of a person's own items speaks for each of some items; a history is taken apart once for all of them."""
     users = np.array([user], np.int32)
-    score = float(loaded.scorer(users)[0, item])
+    wanted = np.array(items, np.int32)
+    scores = loaded.scorer(users)[0, wanted].astype(np.float64)
     if isinstance(loaded.plan.backbone, StatisticModel):
-        items, effects = _leave_items_out(loaded.scorer, users, item, score)
+        own_items, without = _score_without_each(loaded.scorer, users, wanted)
+        effects = scores - without
         basis = REMOVED
     else:
-        items = loaded.histories.row(user)
-        likeness = loaded.plan.backbone.compare_items(loaded.server, loaded.scorer.item_table(), item)
-        effects = _read_known(likeness, items)
+        own_items = loaded.histories.row(user)
+        columns = [_compare_items(loaded, own_items, item) for item in items]
+        effects = np.stack(columns, axis=1) if columns else np.zeros((len(own_items), 0))
         basis = ALIKE
-    order = np.argsort(-effects, kind="stable")
-    return Explanation(score, basis, items[order], effects[order])
+    explanations = []
+    for place, score in enumerate(scores.tolist()):
+        order = np.argsort(-effects[:, place], kind="stable")
+        explanations.append(Explanation(score, basis, own_items[order], effects[order, place]))
+    return explanations
 
 
-def _read_known(likeness: Floats, items: Ints) -> Doubles:
-    effects = np.zeros(len(items))
-    is_known = items < len(likeness)
-    effects[is_known] = likeness[items[is_known]]
+def _compare_items(loaded: LoadedRun, own_items: Ints, item: int) -> Doubles:
+    """How much each of a person's items is like another."""
+    likeness: Floats = loaded.plan.backbone.compare_items(loaded.server, loaded.scorer.item_table(), item)
+    effects = np.zeros(len(own_items))
+    is_known = own_items < len(likeness)
+    effects[is_known] = likeness[own_items[is_known]]
     return effects
 
 
-def _leave_items_out(scorer: DeviceScorer, users: Ints, item: int, score: float) -> tuple[Ints, Doubles]:
-    """What the score loses without each of a person's latest items."""
+def _score_without_each(scorer: DeviceScorer, users: Ints, items: Ints) -> tuple[Ints, Doubles]:
+    """A person's latest items, and the scores (latest items, items) that the person has without each of them."""
     train = scorer.block.train
-    first = train.ptr[users[0]]
-    last = train.ptr[users[0] + 1]
-    places = np.arange(first, last)[-MOST_ITEMS:]
-    effects = np.zeros(len(places))
-    for number, place in enumerate(places):
-        stays = np.ones(len(train.ids), bool)
+    own = train.take(users)
+    latest = np.arange(len(own.ids))[-MOST_ITEMS:]
+    scores = np.zeros((len(latest), len(items)))
+    for number, place in enumerate(latest):
+        stays = np.ones(len(own.ids), bool)
         stays[place] = False
-        block = replace(scorer.block, train=train.filter_entries(stays))
+        lists = _place_row(own.filter_entries(stays), int(users[0]), len(train))
+        block = replace(scorer.block, train=lists)
         without = replace(scorer, block=block)(users)
-        effects[number] = score - float(without[0, item])
-    return train.ids[places], effects
+        scores[number] = without[0, items]
+    return own.ids[latest], scores
+
+
+def _place_row(own: Ragged, row: int, n_rows: int) -> Ragged:
+    """One person's list among those of all, which are empty: nobody's scores depend on others' lists."""
+    ptr = np.zeros(n_rows + 1, np.int64)
+    ptr[row + 1 :] = len(own.ids)
+    return replace(own, ptr=ptr)

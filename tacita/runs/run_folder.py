@@ -13,6 +13,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -97,11 +98,11 @@ def write_models(federation: Federation, progress: Progress, out: Path) -> None:
     note = {**server_note(server), **origin}
     write_arrays(out / "server.safetensors", pack_server(server), note)
     devices = stream_devices(progress.clients, "")
-    lists = _build_lists(federation)
+    lists = build_lists(federation)
     write_arrays(out / "clients.safetensors", {**devices, **lists}, origin)
 
 
-def _build_lists(federation: Federation) -> Arrays:
+def build_lists(federation: Federation) -> Arrays:
     """The lists that devices score with after the last block."""
     stream = federation.stream
     backbone = federation.backbone
@@ -220,10 +221,14 @@ class SavedRun:
     client_arrays: Arrays
     client_note: dict[str, str]
 
+    @cached_property
+    def user_number(self) -> dict[str, int]:
+        """The row of every raw user id."""
+        return {user: number for number, user in enumerate(self.ids["users"])}
+
     def user_numbers(self, users: list[str]) -> Ints:
         """The rows of raw user ids."""
-        user_ids = self.ids["users"]
-        number_of = {user: number for number, user in enumerate(user_ids)}
+        number_of = self.user_number
         missing = [user for user in users if user not in number_of]
         if missing:
             raise self.unknown_ids_error("user", missing)

@@ -159,7 +159,7 @@ def resume(
             if federation.draws.lab_secret and secret is None:
                 raise missing_secret_error(out)
             checkpoint = out / CHECKPOINT
-            progress = _read_checkpoint(checkpoint, config) if checkpoint.is_file() else start_run(federation)
+            progress = read_checkpoint(checkpoint, config) if checkpoint.is_file() else start_run(federation)
             spent = _trim_events(out / "events.jsonl", progress)
             _train_to_end(federation, progress, out, watcher, spent)
         return _run_missing_controls(federation, out, watcher, controls)
@@ -347,7 +347,7 @@ def _describe_silos(homes: SiloAssignment) -> dict[str, Any]:
     return {"by": homes.by, "people": sizes, "divergence_bits": homes.divergence}
 
 
-def _read_checkpoint(path: Path, config: RunConfig) -> Progress:
+def read_checkpoint(path: Path, config: RunConfig) -> Progress:
     arrays, note = read_arrays(path, "delete it to train this run again from its first round")
     if not matches_config(note, config):
         raise TacitaError(f"{path.parent / 'config.toml'} was changed after the run began; start a new run instead.")

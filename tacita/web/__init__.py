@@ -1,0 +1,1 @@
+"""Recommendations of a run over HTTP, for programs: what `tacita serve` starts."""
