@@ -78,7 +78,7 @@ def make_serving_app(answers: RunAnswers, token: str | None = None, local_only: 
 def _make_open_routes(app: FastAPI) -> APIRouter:
     api = APIRouter()
 
-    @api.get("/health", response_model=schemas.ServerHealth)
+    @api.get("/health", response_model=schemas.Liveness)
     async def health() -> Response:
         """Whether the server is up; needs no token."""
         return JsonAnswer({"up": True, "version": __version__})

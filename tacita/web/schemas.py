@@ -60,7 +60,7 @@ class CallProblem(AnswerModel):
     error: str
 
 
-class ServerHealth(AnswerModel):
+class Liveness(AnswerModel):
     up: bool
     version: str
 
