@@ -10,17 +10,18 @@ import numpy as np
 from tacita.core.errors import TacitaError
 from tacita.core.types import Arrays, CohortView, ServerState
 from tacita.messages import Spec, Total, Upload
-from tacita.methods.personal.releases import add_noise, clip_upload
+from tacita.methods.personal.accounts import select_account, specify_accounts
+from tacita.methods.personal.releases import add_noise, clip_upload, open_noise_stream
 from tacita.privacy.accounting import Event
-from tacita.privacy.ledger import ACCOUNT_ARRAYS, Ledger
-from tacita.privacy.noise import NoiseStream
+from tacita.privacy.ledger import Ledger
 from tacita.round.capabilities import Privacy
 from tacita.round.fields import PartFields
 from tacita.round.part import Part
 from tacita.round.registry import register, register_preset
-from tacita.round.state import Role, StateSpec
+from tacita.round.state import StateSpec
 
-NOISE = 4.0  # its deviation, where nobody's upload is longer than 1
+CLIP = 1.0
+NOISE = 4.0  # deviation of the noise on every number of a sum
 EPSILON = 3.0
 
 
@@ -30,15 +31,15 @@ class Whisper(Part, Privacy):
     covers_all_releases = True
 
     def check(self, n_items: int) -> None:
-        if self.context.train.aggregation != "fixed" or self.context.train.silos:
-            raise TacitaError("part 'whisper' protects users; use train.aggregation = 'fixed' and train.silos = 0.")
+        if self.context.train.aggregator != "plain":
+            raise TacitaError("part 'whisper' counts no rounding after its clip; use train.aggregator = 'plain'.")
 
     def ledger(self) -> Ledger:
-        return Ledger((Event("upload", "gaussian", 1.0, NOISE, "person", "central"),))
+        upload = Event("upload", "gaussian", sensitivity=CLIP, noise=NOISE, unit="person", threat="central")
+        return Ledger((upload,))
 
     def state(self, n_users: int) -> Sequence[StateSpec]:
-        accounts = self.ledger().open_accounts(n_users, EPSILON)
-        return [StateSpec(name, array, Role.ACCOUNT, persistent=True) for name, array in accounts.items()]
+        return specify_accounts(self.ledger(), n_users, EPSILON)
 
     def fields(self, n_items: int, block: int = 0) -> PartFields:
         return PartFields(after_encoding=self._widen_bounds, whole_table=True)
@@ -47,13 +48,13 @@ class Whisper(Part, Privacy):
         return replace(spec, most=np.inf, least=-np.inf)
 
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
-        account = {name: view.parts[self.name][name] for name in ACCOUNT_ARRAYS}
-        account, goes = self.ledger().charge(account, "upload")  # charged before anything leaves
-        return clip_upload(upload, 1.0).drop_clients(~goes), account
+        account = select_account(view.parts[self.name])
+        account, can_pay = self.ledger().charge(account, "upload")  # charged before anything leaves
+        return clip_upload(upload, CLIP).drop_clients(~can_pay), account
 
     def noise_sum(self, server: ServerState, total: Total) -> Total:
-        stream = NoiseStream(self.context.draws, "whisper-noise", server.block, server.round, total.nonce)
-        return add_noise(total, NOISE, stream, ("nothing is public",))
+        stream = open_noise_stream(self, "whisper-noise", server, total)
+        return add_noise(total, NOISE, stream)
 
     def promises(self, server: ServerState) -> dict[str, float | str]:
         return {"unit": "person", "threat": "central", "delta": self.ledger().delta, "epsilon_most": EPSILON}

@@ -20,7 +20,7 @@ PURPOSES = FOLDER / "purposes.json"
 CELL_KEYS = FOLDER / "cell_keys.json"
 PACKAGE = Path(tacita.__file__).parent
 DRAWING = {"public", "private", "secret_key"}  # methods of `Draws`
-STREAMS = {"NoiseStream"}  # made of draws and a purpose
+STREAMS = {"NoiseStream", "open_noise_stream"}  # made of draws, or of a part that has them, and a purpose
 
 
 def purpose_pattern(node: ast.expr) -> str | None:
@@ -40,10 +40,16 @@ def find_purposes(source: str) -> Iterator[str]:
         pattern = None
         if isinstance(node.func, ast.Attribute) and node.func.attr in DRAWING:
             pattern = purpose_pattern(node.args[0])
-        elif isinstance(node.func, ast.Name) and node.func.id in STREAMS and len(node.args) > 1:
+        elif _called_name(node.func) in STREAMS and len(node.args) > 1:
             pattern = purpose_pattern(node.args[1])
         if pattern is not None:
             yield pattern
+
+
+def _called_name(function: ast.expr) -> str | None:
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else None
 
 
 def package_purposes() -> list[str]:

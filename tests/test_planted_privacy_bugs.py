@@ -31,6 +31,8 @@ from tacita.privacy import ledger as ledger_module
 from tacita.privacy.calibration import gaussian_sigma
 from tacita.privacy.ledger import Ledger
 from tacita.privacy.noise import NoiseStream
+from tacita.round import nonces
+from tacita.round.plan import Plan
 
 Patch = pytest.MonkeyPatch
 ONE_TIER = {"name": "dpps", "tiers": [1.0], "shares": [1.0], "between": 0.0}
@@ -199,7 +201,7 @@ def _sensitivity_of_one_clip(patch: Patch) -> None:
 
 
 def _one_noise_for_a_round_and_its_repeats(patch: Patch) -> None:
-    patch.setattr(releases, "add_nonces", lambda upload, *rest: upload)
+    patch.setattr(nonces, "add_nonces", lambda upload, *rest: upload)
 
 
 def _noise_from_the_public_seed(patch: Patch) -> None:
@@ -229,12 +231,7 @@ def _nothing_is_written_down(patch: Patch) -> None:
 
 
 def _spending_is_forgotten_with_later_rounds(patch: Patch) -> None:
-    whole = DPPS.state
-
-    def undone(self: DPPS, n_users: int) -> Any:
-        return [replace(spec, persistent=False) for spec in whole(self, n_users)]
-
-    patch.setattr(DPPS, "state", undone)
+    patch.setattr(Plan, "persistent_part_names", ())
 
 
 def _every_release_costs_next_to_nothing(patch: Patch) -> None:

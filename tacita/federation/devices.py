@@ -6,7 +6,7 @@ best round, begin and end a block. A server whose users are elsewhere asks the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -44,7 +44,9 @@ from tacita.federation.evaluation import (
 from tacita.federation.scoring import take_lists
 from tacita.messages import CohortReply, Total, Upload, make_accumulator
 from tacita.metrics import Evaluation
+from tacita.privacy.ledger import Ledger
 from tacita.round.device_state import OWN_ROWS, PARTS, DeviceState
+from tacita.round.nonces import number_releases
 from tacita.round.part import Part
 from tacita.round.plan import Federation, Plan
 from tacita.round.question import Question
@@ -298,7 +300,7 @@ class LocalDevices:
         upload = reply.upload
         if owner is None:
             upload = _weigh_upload(federation.weighing_parts, view, upload)
-        upload, part_updates = _encode_upload(encoders, view, upload)
+        upload, part_updates = _encode_upload(encoders, federation.part_ledgers, view, upload)
         self.clients.put(view.user, update)
         for name, part_update in part_updates.items():
             store_part_state(self.clients, view.user, {name: part_update})
@@ -404,11 +406,15 @@ def _weigh_upload(parts: Sequence[Part], view: CohortView, upload: Upload) -> Up
     return upload
 
 
-def _encode_upload(parts: Sequence[Part], view: CohortView, upload: Upload) -> tuple[Upload, dict[str, StateUpdate]]:
+def _encode_upload(
+    parts: Sequence[Part], ledgers: Mapping[str, Ledger], view: CohortView, upload: Upload
+) -> tuple[Upload, dict[str, StateUpdate]]:
     """Uploads as they leave, changed by each part, and what devices keep of that, by part."""
     updates: dict[str, StateUpdate] = {}
     for part in parts:
         upload, update = part.encode(view, upload)
+        if part.name in ledgers:
+            upload = number_releases(part, ledgers[part.name], view, upload, update)
         if update:
             updates[part.name] = update
     return upload, updates

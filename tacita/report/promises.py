@@ -142,9 +142,13 @@ def _read_promises(result: RunResult) -> dict[str, Promise]:
 
 
 def _covers_mean(config: RunConfig, promises: Mapping[str, Promise]) -> bool:
-    """Whether one noise covers a mean over people."""
-    threats = [str(promise.get("threat")) for promise in promises.values()]
-    return config.train.aggregation == "fixed" and ("central" in threats or "silo" in threats)
+    """Whether one noise covers a mean over people, as the run says."""
+    for promise in promises.values():
+        has_shared_noise = promise.get("threat") in ("central", "silo")
+        in_earlier_versions = config.train.aggregation == "fixed" and has_shared_noise
+        if promise.get("covers_mean", in_earlier_versions):
+            return True
+    return False
 
 
 def _name_model(config: RunConfig) -> str:

@@ -52,6 +52,9 @@ class Privacy:
     covers_all_releases: bool = False
     """`encode`, `noise_sum` and `decode` also concern answers to other parts' questions."""
 
+    noises_weights: bool = False
+    """Weights of other parts that follow from users' data are in the noised release, and not beside it."""
+
     refused_learners: ClassVar[Mapping[str, str]] = {}
     """Learner -> why no bounded mechanism exists for what it sends, in words."""
 
@@ -88,13 +91,8 @@ class Privacy:
         return self.ledger() is not None
 
     @property
-    def covers_mean(self) -> bool:
-        """One noise covers a sum that is divided afterwards, which only a public number may do."""
-        return False
-
-    @property
     def counts_people(self) -> bool:
-        """Whether that number is how many enrolled people are expected, where settings do not say it."""
+        """Whether a noised sum is divided by how many enrolled people are expected, where settings do not say it."""
         return True
 
     def promises(self, server: ServerState) -> Mapping[str, float | str]:

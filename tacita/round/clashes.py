@@ -1,4 +1,4 @@
-"""Rules about parts that cannot be in one run, checked once when the run is assembled."""
+"""Rules about parts that cannot be in one run, checked when the run is assembled, here and on nodes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,20 @@ from collections.abc import Sequence
 from tacita.core.config import TrainConfig
 from tacita.core.errors import TacitaError
 from tacita.round.part import Part
+from tacita.round.release_rules import check_accounts, check_mean, check_release_order, check_unit
 from tacita.round.serving import SINGLE_SERVER
 from tacita.round.task import SINGLE_OWNER
+
+
+def check_parts(parts: Sequence[Part], train: TrainConfig, n_items: int) -> None:
+    """Refuse settings that a part cannot work with on this catalogue, and releases that would break a promise."""
+    check_release_order(parts)
+    for part in parts:
+        part.check(n_items)
+    for part in parts:
+        check_unit(part, train)
+        check_mean(part, train)
+        check_accounts(part)
 
 
 def check_single_owners(parts: Sequence[Part]) -> None:

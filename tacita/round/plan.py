@@ -21,9 +21,10 @@ from tacita.round.capabilities import Unlearning
 from tacita.round.clashes import check_single_owners
 from tacita.round.device_state import PARTS
 from tacita.round.fields import PartFields
-from tacita.round.learner import Learner, build_learner
+from tacita.round.learner import Learner, build_learner, ledger_of
 from tacita.round.part import ALL_HOOKS, Part, RunContext, implements
 from tacita.round.question import Question
+from tacita.round.release_rules import check_summed, covers_mean
 from tacita.round.serving import ServingField
 from tacita.round.state import Role, StateSpec
 
@@ -117,11 +118,16 @@ class Plan:
         """The model of a run that trains item rows."""
         return require_scorer(self.backbone)
 
+    @cached_property
+    def part_ledgers(self) -> dict[str, Ledger]:
+        """What counts the releases of parts, by part."""
+        ledgers = {part.name: ledger_of(part) for part in self.parts}
+        return {name: ledger for name, ledger in ledgers.items() if ledger is not None}
+
     @property
     def ledgers(self) -> tuple[Ledger, ...]:
         """What counts the releases of this run; none: nothing is counted, and there is no epsilon."""
-        ledgers = [part.privacy.ledger() for part in self.parts if part.privacy is not None]
-        ledgers.append(self.learner.ledger())
+        ledgers = [*self.part_ledgers.values(), self.learner.ledger()]
         return tuple(ledger for ledger in ledgers if ledger is not None)
 
     # state
@@ -186,6 +192,8 @@ class Plan:
             if part.name != question.owner:
                 specs += declared[part.name].extra
         for part in encoders:
+            if part.name in self.part_ledgers:
+                check_summed(part, specs)
             after_encoding = declared[part.name].after_encoding
             if after_encoding is not None:
                 specs = [after_encoding(spec) for spec in specs]
@@ -269,7 +277,9 @@ class Plan:
         for part in self.parts:
             if part.privacy is not None:
                 visible = self.visible_state(part, server)
-                promises[part.name] = part.privacy.promises(visible)
+                promises[part.name] = dict(part.privacy.promises(visible))
+            if part.name in self.part_ledgers:
+                promises[part.name]["covers_mean"] = covers_mean(part)
         promises[self.backbone.name] = self.learner.promises(server)
         return {name: promise for name, promise in promises.items() if promise}
 

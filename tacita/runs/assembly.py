@@ -25,10 +25,12 @@ from tacita.models import find_backbone_class
 from tacita.models.base import Backbone, apply_budget, apply_form
 from tacita.privacy.secure_sum import check_installed, check_size
 from tacita.round.capabilities import Privacy
+from tacita.round.clashes import check_parts
 from tacita.round.learner import build_learner, ledger_of
 from tacita.round.part import implements
 from tacita.round.plan import Federation, Plan
 from tacita.round.registry import wrap_run
+from tacita.round.release_rules import covers_mean
 from tacita.runs.item_rows import with_features, with_side_rows
 from tacita.runs.noise_secret import draw_secret
 from tacita.runs.silos import with_silos
@@ -161,7 +163,7 @@ def _with_denominator(config: RunConfig, parts: Parts, table: Interactions) -> R
     expected = float(enrolled) if drawn.kind == "all" else drawn.rate * enrolled
     for part in parts:
         privacy = part.privacy
-        if privacy is not None and privacy.covers_mean and privacy.counts_people:
+        if privacy is not None and privacy.counts_people and covers_mean(part):
             train = config.train.model_copy(update={"denominator": expected})
             return config.model_copy(update={"train": train})
     return config
@@ -186,8 +188,7 @@ def _check_catalogue(config: RunConfig, backbone: Backbone, parts: Parts, stream
     n_items = stream.blocks[0].n_items
     check_cutoffs(config, n_items)
     backbone.check(n_items, stream.n_items)
-    for part in parts:
-        part.check(n_items)
+    check_parts(parts, config.train, n_items)
 
 
 def expand_config(config: RunConfig, backbone: Backbone, parts: Parts) -> RunConfig:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StrictStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr, ValidationError
 
 Number = StrictInt | StrictFloat | None
 Count = Annotated[int, Field(strict=True, ge=0)]
-Promise = dict[str, StrictInt | StrictFloat | StrictStr]
+Promise = dict[str, StrictBool | StrictInt | StrictFloat | StrictStr]
 
 RunResult = dict[str, Any]
 """What result.json holds."""

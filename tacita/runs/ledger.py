@@ -21,6 +21,7 @@ from tacita.round.device_state import PARTS, read_devices
 from tacita.round.learner import Learner, ledger_of
 from tacita.round.part import Part
 from tacita.round.plan import Plan
+from tacita.round.release_rules import covers_mean
 from tacita.runs.assembly import build_plan
 from tacita.runs.run_folder import SavedRun, open_saved
 
@@ -216,7 +217,7 @@ def read_run_ledger(folder: Path, user: str | None = None) -> LedgerSummary:
 def describe_outside(config: RunConfig, plan: Plan) -> list[str]:
     """What no epsilon of a lab run is about, in sentences."""
     is_sum = plan.learner.ledger() is not None
-    has_mean = any(part.privacy is not None and part.privacy.covers_mean for part in plan.parts)
+    has_mean = any(covers_mean(part) for part in plan.parts)
     return list_outside(config, is_sum, has_mean)
 
 

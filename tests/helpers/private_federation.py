@@ -11,6 +11,7 @@ from helpers.oracle import federate, make_backbone, make_block, make_stream
 from tacita.core.types import BlockStream
 from tacita.methods import RunContext, build_parts
 from tacita.methods.personal.dpps import DPPS
+from tacita.round.clashes import check_parts
 from tacita.round.plan import Federation
 from tacita.round.question import Question
 
@@ -47,8 +48,7 @@ def federate_parts(
     parts = build_parts(list(specs), RunContext(fed.backbone, fed.draws, fed.config.train))
     result = replace(fed, parts=parts)
     result.learner.check()
-    for part in parts:
-        part.check(40)
+    check_parts(parts, fed.config.train, 40)
     return result
 
 

@@ -20,6 +20,7 @@ from tacita.live.node.node_run import NodeRun, Refusal
 from tacita.live.per_client_arrays import CHOSEN, OWN_PREFIX, decode_per_client, resolve_pseudonyms
 from tacita.live.wire import Catalogue, RequestHead, ServerRequest, decode_catalogue, decode_question, select_prefixed
 from tacita.round.broadcast import PerClientLists
+from tacita.round.clashes import check_parts
 from tacita.round.question import Question
 from tacita.runs.assembly import check_cutoffs
 
@@ -168,8 +169,8 @@ def _check_model(node_run: NodeRun, server: ServerState, common: dict[str, Array
         raise Refusal("the request does not fit its own settings: its arrays have other shapes.")
     try:
         check_cutoffs(federation.config, n_items)
+        check_parts(federation.parts, federation.config.train, n_items)
         for part in federation.parts:
-            part.check(n_items)
             common.setdefault(part.name, {})
     except TacitaError as error:
         raise Refusal(str(error)) from None

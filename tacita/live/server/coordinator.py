@@ -28,6 +28,7 @@ from tacita.live.server.request_service import MOST_TRIES, apply_requests, group
 from tacita.live.server.store import STORE_FILE, RunRow, ServerStore
 from tacita.live.settings import check_live_settings
 from tacita.live.wire import select_prefixed
+from tacita.round.clashes import check_parts
 from tacita.round.plan import Federation
 from tacita.runs.assembly import build_components, check_settings
 
@@ -39,8 +40,7 @@ def check_run(config: RunConfig, n_items: int) -> None:
     check_live_settings(config)
     backbone, parts, _ = build_components(config)
     check_settings(config, backbone)
-    for part in parts:
-        part.check(n_items)
+    check_parts(parts, config.train, n_items)
 
 
 def continue_run(folder: Path, run: str, transport: Transport, scrub: Callable[[], bool] = lambda: True) -> None:
@@ -208,8 +208,7 @@ def build_federation(store: ServerStore, row: RunRow) -> Federation:
     item_keys = derive_keys(item_ids)
     stream = BlockStream(row.name, tuple(blocks), (), item_ids, no_keys, item_keys, dict(items), "")
     if sizes:
-        for part in parts:
-            part.check(sizes[0])
+        check_parts(parts, row.config.train, sizes[0])
     return Federation(backbone, parts, row.config, draws, stream=stream)
 
 

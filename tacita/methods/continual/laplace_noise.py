@@ -20,7 +20,7 @@ from tacita.core.errors import TacitaError
 from tacita.core.types import Arrays, CohortView, Doubles, ServerState
 from tacita.messages import Spec, Total, Upload
 from tacita.methods.personal import releases
-from tacita.methods.personal.accounts import count_releases, find_payers, select_account, specify_accounts
+from tacita.methods.personal.accounts import find_payers, select_account, specify_accounts
 from tacita.methods.personal.releases import repeat_by_user
 from tacita.privacy.accounting import Event
 from tacita.privacy.ledger import EARLIER_RUNS, Ledger
@@ -75,8 +75,6 @@ class LaplaceNoise(Part, Privacy):
 
     def _widen_bounds(self, spec: Spec) -> Spec:
         """A field as it leaves with noise."""
-        if spec.seen == "each":
-            raise TacitaError(f"'{spec.name}' is seen each by itself, and laplace-noise noises sums; leave it out.")
         return replace(spec, most=np.inf, least=-np.inf)
 
     def check(self, n_items: int) -> None:
@@ -86,14 +84,11 @@ class LaplaceNoise(Part, Privacy):
                 f"laplace-noise covers every row of every client, which aggregation = '{train.aggregation}' with "
                 f"weigh_by = '{train.weigh_by}' cannot weigh; use 'mean' or 'fixed' of clients."
             )
-        if self._is_ldp:
-            if train.aggregator != "plain":
-                raise TacitaError(
-                    f"train.aggregator = '{train.aggregator}' rounds every number of what laplace-noise has shortened, "
-                    "and all of them together may be longer then than what is counted; use 'plain', or part 'dpps'."
-                )
-            releases.check_other_parts(self)
-            releases.check_weights(self)
+        if self._is_ldp and train.aggregator != "plain":
+            raise TacitaError(
+                f"train.aggregator = '{train.aggregator}' rounds every number of what laplace-noise has shortened, "
+                "and all of them together may be longer then than what is counted; use 'plain', or part 'dpps'."
+            )
 
     def ledger(self) -> Ledger | None:
         if not self._is_ldp:
@@ -129,11 +124,7 @@ class LaplaceNoise(Part, Privacy):
         norms = releases.compute_l1_norms(upload)
         clip = self.config.clip
         upload = releases.clip_upload(upload, clip, norms)
-        upload = upload.drop_clients(~pays)
-        draws = self.context.draws
-        n_releases = count_releases(account)
-        upload = releases.add_nonces(upload, draws, self.name, view, n_releases)
-        return upload, account
+        return upload.drop_clients(~pays), account
 
     def noise_sum(self, server: ServerState, total: Total) -> Total:
         """The sum of n Laplace variables is the difference of two Gamma(n) variables."""

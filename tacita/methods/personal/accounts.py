@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tacita.core.types import AnyArray, Arrays, Bools, CohortView, Longs
+from tacita.core.types import AnyArray, Arrays, Bools, CohortView
 from tacita.methods.personal.releases import reduce_by_client
 from tacita.privacy.ledger import ACCOUNT_ARRAYS, Ledger
 from tacita.round.state import Role, StateSpec
@@ -25,12 +25,6 @@ def specify_accounts(ledger: Ledger, n_users: int, epsilon: float | None) -> lis
 def select_account(state: Mapping[str, AnyArray]) -> Arrays:
     """The arrays of a part's state that a ledger reads."""
     return {name: state[name] for name in ACCOUNT_ARRAYS}
-
-
-def count_releases(account: Arrays) -> Longs:
-    """How often each user has paid for the ledger's first event."""
-    first_column = account["times"][:, 0]
-    return first_column.astype(np.int64)
 
 
 def find_payers(view: CohortView, can_pay: AnyArray) -> Bools:

@@ -23,10 +23,9 @@ from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Arrays, Bools, CohortView, NormPenalty, ServerState
 from tacita.messages import DenseArrays, Form, SparseRows, Spec, Total, Upload
 from tacita.methods.personal import releases
-from tacita.methods.personal.accounts import count_releases, find_payers, select_account, specify_accounts
+from tacita.methods.personal.accounts import find_payers, select_account, specify_accounts
 from tacita.privacy.accounting import Event, calibrate_sampled_noise
 from tacita.privacy.ledger import EARLIER_ROUNDS, EARLIER_RUNS, Ledger
-from tacita.privacy.noise import NoiseStream
 from tacita.round.capabilities import Privacy
 from tacita.round.fields import PartFields
 from tacita.round.part import Part, PartConfig
@@ -88,7 +87,6 @@ class DPFedAvg(Part, Privacy):
             )
         if self.config.full_weight is not None and train.denominator is None:
             raise TacitaError("dp-fedavg.full_weight needs train.denominator: the rate times all weights.")
-        releases.require_denominator(self.name, train)
 
     def _check_training(self) -> None:
         """Refuse training that holds several people in a model, or ignores the penalty."""
@@ -102,8 +100,6 @@ class DPFedAvg(Part, Privacy):
 
     def _check_other_parts(self) -> None:
         """Refuse parts whose releases are no rounds with freshly drawn people: only such rounds are counted."""
-        releases.check_other_parts(self)
-        releases.check_weights(self)
         for other in self.context.others(self.name):
             if "answer_question" in other.hooks:
                 raise TacitaError(
@@ -180,24 +176,14 @@ class DPFedAvg(Part, Privacy):
             upload = upload.scale(share)
         state = view.parts[self.name]
         pays = find_payers(view, state["pays"])
-        upload = upload.drop_clients(~pays)
-        draws = self.context.draws
-        n_releases = count_releases(state)
-        upload = releases.add_nonces(upload, draws, self.name, view, n_releases)
-        return upload, {}
+        return upload.drop_clients(~pays), {}
 
     def fields(self, n_items: int, block: int = 0) -> PartFields:
         return PartFields(after_encoding=self._widen_bounds, whole_table=True)
 
     def _widen_bounds(self, spec: Spec) -> Spec:
         """A field as it leaves with noise."""
-        if spec.seen == "each":
-            raise TacitaError(f"'{spec.name}' is seen each by itself, and dp-fedavg noises sums; leave it out.")
         return replace(spec, most=np.inf, least=-np.inf)
-
-    @property
-    def covers_mean(self) -> bool:
-        return True
 
     @property
     def counts_people(self) -> bool:
@@ -205,11 +191,9 @@ class DPFedAvg(Part, Privacy):
 
     def noise_sum(self, server: ServerState, total: Total) -> Total:
         """One noise, also where nobody was drawn: that nobody was is nobody's business."""
-        draws = self.context.draws
-        stream = NoiseStream(draws, "dp-fedavg-noise", server.block, server.round, total.nonce)
+        stream = releases.open_noise_stream(self, "dp-fedavg-noise", server, total)
         deviation = self.config.clip * self.noise_multiplier()
-        nothing_public = ("nothing is public",)
-        total = releases.add_noise(total, deviation, stream, nothing_public)
+        total = releases.add_noise(total, deviation, stream)
         return replace(total, n_clients=max(1, total.n_clients))
 
     def promises(self, server: ServerState) -> dict[str, float | str]:

@@ -24,12 +24,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from tacita.core.errors import TacitaError
 from tacita.core.types import Arrays, Bools, CohortView, Doubles, Keys, Longs, ServerState, StateUpdate
 from tacita.kernels.hashing import uniforms
 from tacita.messages import QUANTUM, Spec, Total, Upload
 from tacita.methods.personal import budget_tiers, clip_shares, releases
-from tacita.methods.personal.accounts import count_releases, find_payers, select_account, specify_accounts
+from tacita.methods.personal.accounts import find_payers, select_account, specify_accounts
 from tacita.methods.personal.clip_shares import to_column
 from tacita.methods.personal.dpps_config import DPPSConfig, check_noise, check_unit
 from tacita.methods.personal.releases import reduce_by_client, repeat_by_user
@@ -61,19 +60,17 @@ class DPPS(Part, Privacy):
     works_with = ("rows", "statistic")
     refused_learners: ClassVar[dict[str, str]] = {"scores": NO_SCORES}
     covers_all_releases = True
+    noises_weights = True
     _public_fields: ClassVar[tuple[str, ...]] = ("dpps.noise",)
 
     def check(self, n_items: int) -> None:
         train = self.context.train
         check_unit(self.config, train)
         check_noise(self.config, train, self._trains_rows)
-        if self.covers_mean:
-            releases.require_denominator(self.name, train)
         lightest = self._tier_weights(0.0).min()
         error = self._bound_rounding_error(n_items, lightest)
         rounding_share = error / self.clips().min()
         releases.check_rounding(self.name, n_items, float(rounding_share))
-        releases.check_other_parts(self)
 
     def _bound_rounding_error(self, n_items: int, weight: float | Doubles) -> Doubles:
         """By how much rounding to whole numbers, after weights, can lengthen what a client of a weight sends."""
@@ -86,10 +83,6 @@ class DPPS(Part, Privacy):
     @property
     def _trains_rows(self) -> bool:
         return self.context.backbone.learner == "rows"
-
-    @property
-    def covers_mean(self) -> bool:
-        return self.config.has_shared_noise and self._trains_rows
 
     @property
     def _sensitivity(self) -> float:
@@ -224,11 +217,6 @@ class DPPS(Part, Privacy):
 
     def _widen_bounds(self, spec: Spec) -> Spec:
         """A field as it leaves with noise."""
-        if spec.seen == "each":
-            raise TacitaError(
-                f"'{spec.name}' is seen each by itself, and dpps noises sums of people; leave dpps out, or the part "
-                "that sends it."
-            )
         if spec.name.startswith(self._public_fields):
             return spec
         return replace(spec, most=np.inf, least=-np.inf)
@@ -283,8 +271,6 @@ class DPPS(Part, Privacy):
         upload = self._clip_upload(view, upload, clips)
         upload = self._add_noise_variance(upload, tiers)
         upload = upload.drop_clients(~pays)
-        n_releases = count_releases(account)
-        upload = releases.add_nonces(upload, self.context.draws, "dpps", view, n_releases)
         return upload, {**account, "tier": state["tier"]}
 
     def _charge_clients(self, view: CohortView, upload: Upload, account: Arrays, tiers: Longs) -> tuple[Arrays, Bools]:
@@ -350,8 +336,7 @@ class DPPS(Part, Privacy):
             total = self._set_shared_noise(total)
         elif total.n_clients == 0:
             return total
-        draws = self.context.draws
-        stream = NoiseStream(draws, "dpps-noise", server.block, server.round, total.nonce)
+        stream = releases.open_noise_stream(self, "dpps-noise", server, total)
         variance = float(total["dpps.noise"][0])
         if self.config.noise_on == "reals":
             deviation = math.sqrt(variance)

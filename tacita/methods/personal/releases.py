@@ -1,4 +1,4 @@
-"""What every noised release needs: one clip over all of it, noise on all coordinates, and noise that never repeats."""
+"""What every noised release needs: one clip over all of it, and noise on all coordinates."""
 
 from __future__ import annotations
 
@@ -8,11 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from tacita.core.config import TrainConfig
-from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
-from tacita.core.types import AnyArray, Arrays, Bools, CohortView, Doubles, Keys, Longs
-from tacita.kernels.hashing import hash_owners
+from tacita.core.types import AnyArray, Arrays, Bools, CohortView, Doubles, ServerState
 from tacita.kernels.norms import sum_row_squares
 from tacita.messages import (
     QUANTUM,
@@ -26,7 +23,7 @@ from tacita.messages import (
     Upload,
 )
 from tacita.privacy.noise import NoiseStream
-from tacita.round.part import Part, PartTraits, RunContext
+from tacita.round.part import Part, RunContext
 
 _MAX_EXTRA_NUMBERS = 2**16  # numbers that small fields of other parts hold at most, where rounding is counted
 _CLIP_MARGIN = 1 - 1e-6  # where something is shortened, single precision may not lengthen it again
@@ -44,22 +41,6 @@ def bound_rounding_error(context: RunContext, n_items: int) -> float:
     for shape in backbone.list_head_shapes().values():
         size += math.prod(shape)
     return math.sqrt(size) * QUANTUM / 2
-
-
-def require_denominator(name: str, train: TrainConfig) -> None:
-    """Refuse to divide a noised sum by who has data: its noise would tell how many they are."""
-    if train.denominator is None:
-        raise TacitaError(
-            f"{name} divides a noised sum, and how many people have data is no public number; set train.denominator: "
-            f"how many of the people you enrolled take part in a round on average ({_format_share(train)})."
-        )
-
-
-def _format_share(train: TrainConfig) -> str:
-    drawn = train.participation
-    if drawn.kind == "all":
-        return "here all of them"
-    return f"here {drawn.rate:g} times their number"
 
 
 def check_rounding(name: str, n_items: int, share: float) -> None:
@@ -178,58 +159,16 @@ def _clear_clients(value: Form, diverged: Bools) -> Form:
     return replace(value, factor=factor)
 
 
-def check_other_parts(part: Part) -> None:
-    """Nothing may be added to a release after its noise, and nobody may go by what it was before."""
-    for other in part.context.others(part.name):
-        if {"encode", "answer_question"} <= other.hooks:
-            raise TacitaError(
-                f"part '{other.name}' remembers what leaves a device to take it back later, and {part.name} changes "
-                "what leaves; forget by training again (part 'retrain'), or leave one of them out."
-            )
-    for later in _find_later_parts(part):
-        if later.hooks & {"encode", "noise_sum"}:
-            raise TacitaError(
-                f"part '{later.name}' changes releases after {part.name} has noised them; list {part.name} after it."
-            )
+def open_noise_stream(part: Part, purpose: str, server: ServerState, total: Total) -> NoiseStream:
+    """What a part's noise on a sum follows: its purpose, the round, and the nonces of all releases in the sum."""
+    return NoiseStream(part.context.draws, purpose, server.block, server.round, total.nonce)
 
 
-def _find_later_parts(part: Part) -> tuple[PartTraits, ...]:
-    """The parts that stand behind a part in the run's list."""
-    for place, traits in enumerate(part.context.traits):
-        if traits.name == part.name:
-            return part.context.traits[place + 1 :]
-    return ()
+def add_noise(total: Total, deviation: float, stream: NoiseStream, public: tuple[str, ...] = ()) -> Total:
+    """Noise on every coordinate of every sum; a symmetric sum gets symmetric noise.
 
-
-def check_weights(part: Part) -> None:
-    """Refuse weights that follow from users' data: a weight leaves the device without noise."""
-    for other in part.context.others(part.name):
-        if "weigh" in other.hooks and not other.weighs_presence:
-            raise TacitaError(
-                f"part '{other.name}' weighs people by what they have, which {part.name} does not hide; use part "
-                "'dpps', which does, or leave one of them out."
-            )
-
-
-def add_nonces(upload: Upload, draws: Draws, purpose: str, view: CohortView, releases: Longs) -> Upload:
-    """Uploads with a number each that follows the device and how often it has released something, nothing else."""
-    counts = releases
-    if len(releases):
-        starts = view.user_ptr[:-1]
-        first_users = np.asarray(starts)
-        counts = np.add.reduceat(releases, first_users)
-    key = draws.private(purpose)
-    owners = hash_owners(key, view.client_keys)
-    mixed = owners + counts.astype(np.uint64)
-    key = draws.private(purpose, 1)
-    nonce: Keys = hash_owners(key, mixed)
-    if upload.nonce is not None:
-        nonce = upload.nonce ^ nonce
-    return replace(upload, nonce=nonce)
-
-
-def add_noise(total: Total, deviation: float, stream: NoiseStream, public: tuple[str, ...]) -> Total:
-    """Noise on every coordinate of every sum but the public ones; a symmetric sum gets symmetric noise."""
+    `public`: beginnings of the names of fields that get none, as everybody may know them.
+    """
     return _add_scaled_noise(total, public, stream.normals, deviation)
 
 

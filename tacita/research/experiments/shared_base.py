@@ -18,6 +18,7 @@ from tacita.federation.rounds import (
     start_run,
 )
 from tacita.methods import RunContext, build_parts, resolve_parts
+from tacita.round.clashes import check_parts
 from tacita.round.device_state import PARTS, DeviceState
 from tacita.round.plan import Federation
 from tacita.round.state import initial_state
@@ -35,8 +36,7 @@ def with_parts(federation: Federation, config: RunConfig) -> Federation:
     specs = resolve_parts(config.method, config.parts)
     context = RunContext(federation.backbone, federation.draws, config.train)
     parts = build_parts(specs, context)
-    for part in parts:
-        part.check(federation.stream.blocks[0].n_items)
+    check_parts(parts, config.train, federation.stream.blocks[0].n_items)
     return replace(federation, parts=parts, config=config)
 
 
