@@ -188,6 +188,23 @@ def bench_noise(
     result_tables.show_bench(result, as_json)
 
 
+@app.command("peers")
+def bench_peers(
+    data: Data = "ml-100k", data_dir: DataDir = None, threads: Threads = 0, as_json: AsJson = False
+) -> None:
+    """A run with nothing set beside implicit's ALS, tuned on validation over eight settings: time, memory, NDCG@10.
+
+    Both have the same split and rank the whole catalogue. Needs `pip install implicit`.
+
+    Example: `tacita bench peers --data clicks.csv`
+    """
+    from tacita.research.bench import peers
+
+    with console.show_clock("training both", quiet=as_json):
+        result = peers.bench_peers(data, threads, data_dir)
+    result_tables.show_bench(result, as_json)
+
+
 @app.command("epoch")
 def bench_epoch(
     data: Data = "ml-1m",

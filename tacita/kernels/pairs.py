@@ -89,7 +89,7 @@ def lower_entries(square: Doubles) -> tuple[Longs, Doubles]:
 
 @njit(cache=True, parallel=True)
 def context_sums(
-    ptr: Longs, item: Ints, start: Longs, factor: Doubles, both: Doubles, quantum: float, out: Doubles
+    ptr: Longs, item: Ints, start: Longs, factor: Doubles, both: Doubles, quantum: float, n_threads: int, out: Doubles
 ) -> None:
     """out += factor h h^T for every place of a list from its start on; h: what came before, by how long before.
 
@@ -98,7 +98,6 @@ def context_sums(
     of the quantum: the sum is the same in any order, so each thread takes the rows that are its own.
     """
     window = len(both)
-    n_threads = 16
     for thread in prange(n_threads):
         for u in range(len(ptr) - 1):
             first = ptr[u]
@@ -126,10 +125,9 @@ def context_sums(
 
 @njit(cache=True, parallel=True)
 def next_sums(
-    ptr: Longs, item: Ints, start: Longs, factor: Doubles, fall: Doubles, quantum: float, out: Doubles
+    ptr: Longs, item: Ints, start: Longs, factor: Doubles, fall: Doubles, quantum: float, n_threads: int, out: Doubles
 ) -> None:
     """out[i, j] += factor times the weight of i in what came before j, for every j of a list from its start on."""
-    n_threads = 16
     for thread in prange(n_threads):
         for u in range(len(ptr) - 1):
             first = ptr[u]

@@ -16,6 +16,7 @@ from tacita.core.sparse import matrix_of_rows
 from tacita.core.types import AnyArray, Doubles, Ints, Longs, Ragged
 from tacita.kernels.pairs import context_sums, lag_products, next_sums, pair_sums
 from tacita.kernels.steps import fold_rows
+from tacita.kernels.threads import threads_in_use
 
 _SMALL_FIELD = 64  # numbers of a client that are added without a loop over clients
 QUANTUM = 2.0**-24  # of the exact sums of the aggregator `ideal`; sums stay whole numbers of it below 2^53
@@ -338,10 +339,10 @@ class SequenceTerms(_Statistic):
         list_weight = weight[self.client]
         factor = self.factor * list_weight
         if self.meets == "next":
-            next_sums(ptr, ids, self.start, factor, self.fall, QUANTUM, total)
+            next_sums(ptr, ids, self.start, factor, self.fall, QUANTUM, threads_in_use(), total)
         else:
             products = lag_products(self.fall)
-            context_sums(ptr, ids, self.start, factor, products, QUANTUM, total)
+            context_sums(ptr, ids, self.start, factor, products, QUANTUM, threads_in_use(), total)
 
     def squared_norms(self, n_clients: int) -> Doubles:
         """No h is longer than the sum of its weights; places of one client may add up at most."""

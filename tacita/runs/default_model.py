@@ -4,7 +4,8 @@ The rule:
 
 1. rows with times, at most `MOST_ORDER_ITEMS` items, `LONG_HISTORY` rows or more of a user on average: tally-order;
 2. else two models are tried, and validation decides: a graph filter, and tally-order, tally (no times) or tally read
-   through the most popular items (larger catalogues). What does not fit into the free memory is left out.
+   through the most popular items (larger catalogues). What does not fit into the free memory is left out, and what
+   reads through popular items above `MOST_INPUT_BYTES`, too.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ MOST_ORDER_ITEMS = 10_000
 """tally-order solves over all items of a catalogue."""
 MOST_INPUTS = 4_000
 """Larger catalogues are read through this many popular items."""
+MOST_INPUT_BYTES = 3e9
+"""Memory that a trial of tally through popular items may take; a graph filter is sparse and takes less."""
 ORDER_SOLVES = 4
 """Matrices of tally-order that stand beside each other in memory, compared with tally."""
 LONG_HISTORY = 20
@@ -133,12 +136,18 @@ def list_candidates(facts: DataFacts, is_private: bool = False) -> list[Candidat
                 return candidates
         elif needed <= facts.free_memory:
             candidates.append(Candidate("tally", {"name": "tally"}))
-    elif estimate_solve_bytes(MOST_INPUTS) <= facts.free_memory:
+    elif estimate_input_bytes(facts.n_items) <= min(facts.free_memory, MOST_INPUT_BYTES):
         label = f"tally through {MOST_INPUTS:,} items"
         candidates.append(Candidate(label, {"name": "tally", "most_inputs": MOST_INPUTS}))
     if not is_private:
         candidates.append(Candidate(FILTER, {"name": "tally", "solve": "filter"}))
     return candidates
+
+
+def estimate_input_bytes(n_items: int) -> float:
+    """Memory of tally through popular items: sums, products and weights of inputs times items."""
+    n_matrices = 4
+    return n_matrices * 8.0 * MOST_INPUTS * n_items
 
 
 def complete_settings(settings: dict[str, Any], candidate: Candidate, facts: DataFacts) -> dict[str, Any]:

@@ -58,7 +58,7 @@ from tacita.runs.run_folder import (
 )
 from tacita.runs.serving import Run, open_run
 
-CHECKPOINT_SECONDS = 10.0  # at least this long between two checkpoints
+CHECKPOINT_SECONDS = 20.0  # at least this long between two checkpoints
 CHECKPOINT_SHARE = 0.05  # of the time, at most, goes into writing them
 CHECKPOINT = "checkpoint.safetensors"
 
