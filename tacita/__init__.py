@@ -10,6 +10,7 @@ import logging
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +23,12 @@ log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from tacita.data.frames import Frame
+    from tacita.runs.assembly import Machine
+    from tacita.runs.callbacks import Callback, TrainingCallbacks
     from tacita.runs.recommender import Recommender
     from tacita.runs.serving import Run
-    from tacita.runs.training import TrainingCallbacks
 
-__all__ = ["Recommender", "Run", "TacitaError", "__version__", "compare", "load", "open_run", "train"]
+__all__ = ["Callback", "Recommender", "Run", "TacitaError", "__version__", "compare", "load", "open_run", "train"]
 
 
 def __getattr__(name: str) -> Any:
@@ -34,6 +36,10 @@ def __getattr__(name: str) -> Any:
         from tacita.runs.serving import Run
 
         return Run
+    if name == "Callback":
+        from tacita.runs.callbacks import Callback
+
+        return Callback
     if name == "Recommender":
         from tacita.runs.recommender import Recommender
 
@@ -63,6 +69,8 @@ def train(
     run in `out` and takes no settings but `evaluate={"controls": False}`; a table in memory has to be given again.
 
     On a terminal and in a notebook progress goes to standard error, as on the command line, unless `quiet=True`.
+    `callbacks=[...]` calls your own code after every round and block and at the end (`tc.Callback`), and
+    `track="tensorboard"` (or "mlflow", "wandb", or several in a list) logs the run for that tool.
 
     What is wrong is told as a `TacitaError`, in one sentence that names the remedy.
 
@@ -75,12 +83,13 @@ def train(
     """
     from tacita.core.files import parse_folder
     from tacita.data.frames import IN_MEMORY
-    from tacita.runs import assembly, training
-    from tacita.runs.default_model import resolve_model
-    from tacita.runs.run_folder import find_free_folder
+    from tacita.runs import assembly
+    from tacita.runs.trackers.registry import open_trackers
 
     quiet = bool(settings.pop("quiet", False))
-    with translate_errors():
+    own_callbacks = list(settings.pop("callbacks", None) or ())
+    track = settings.pop("track", None)
+    with translate_errors(), open_trackers(track) as trackers:
         table = _table(data)
         machine = assembly.Machine(data_dir=None if data_dir is None else parse_folder(data_dir, "data_dir"))
         target = None if out is None else parse_folder(out, "out")
@@ -91,14 +100,50 @@ def train(
             "data": IN_MEMORY if table is not None else data and str(data),
         }
         settings |= {name: value for name, value in arguments.items() if value is not None}
+        callbacks = [*own_callbacks, *trackers]
         if resume:
             controls = _check_resumable(settings, target, names_data=table is None and data is not None)
             assert target is not None
-            with _watching(quiet) as watcher:
-                return training.resume(target, machine, watcher, controls, frame=table)
-        config, start = resolve_model(settings, "the settings", machine, table, log.info)
-        with _watching(quiet) as watcher:
-            return training.train(config, target or find_free_folder(config), machine, watcher, table, start)
+            return _resume(target, machine, table, controls, _Watchers(quiet, callbacks))
+        return _train(settings, target, machine, table, _Watchers(quiet, callbacks))
+
+
+@dataclass(frozen=True)
+class _Watchers:
+    """Who is told how a run goes."""
+
+    quiet: bool
+    callbacks: list[Callback]
+
+    def __post_init__(self) -> None:
+        from tacita.runs.callbacks import refuse_other_callbacks
+
+        refuse_other_callbacks(self.callbacks)
+
+
+def _train(
+    settings: dict[str, Any], target: Path | None, machine: Machine, table: Frame | None, watchers: _Watchers
+) -> Run:
+    from tacita.runs import training
+    from tacita.runs.callbacks import join_callbacks
+    from tacita.runs.default_model import resolve_model
+    from tacita.runs.run_folder import find_free_folder
+
+    config, start = resolve_model(settings, "the settings", machine, table, log.info)
+    folder = target or find_free_folder(config)
+    earlier = [] if start is None else [record.report for record in start.rounds]
+    with _watching(watchers.quiet) as shown:
+        callbacks = join_callbacks(shown, watchers.callbacks, folder, earlier)
+        return training.train(config, folder, machine, callbacks, table, start)
+
+
+def _resume(folder: Path, machine: Machine, table: Frame | None, controls: bool, watchers: _Watchers) -> Run:
+    from tacita.runs import training
+    from tacita.runs.callbacks import join_callbacks
+
+    with _watching(watchers.quiet) as shown:
+        callbacks = join_callbacks(shown, watchers.callbacks, folder)
+        return training.resume(folder, machine, callbacks, controls, frame=table)
 
 
 def _check_resumable(settings: dict[str, Any], target: Path | None, names_data: bool) -> bool:
@@ -129,7 +174,7 @@ def _table(data: Any) -> Frame | None:
 @contextmanager
 def _watching(quiet: bool) -> Iterator[TrainingCallbacks]:
     """Who shows how a run goes: on a terminal a bar, in a notebook a line every few seconds, elsewhere nobody."""
-    from tacita.runs.training import NO_CALLBACKS
+    from tacita.runs.callbacks import NO_CALLBACKS
 
     if quiet or not (sys.stderr.isatty() or "ipykernel" in sys.modules):
         yield NO_CALLBACKS

@@ -22,11 +22,18 @@ def stated(lines: list[str]) -> dict[str, Requirement]:
 
 
 CORE = stated(PROJECT["dependencies"])
-EXTRAS = {  # of the room that imports them
-    room: stated(PROJECT["optional-dependencies"][extra])
-    for room, extra in {"live": "live", "web": "serve", "models.side": "text", "privacy": "secure"}.items()
+ROOM_EXTRAS = {  # of the room that imports them
+    "live": ["live"],
+    "web": ["serve"],
+    "models.side": ["text"],
+    "privacy": ["secure"],
+    "runs.trackers": ["tensorboard", "mlflow", "wandb"],
 }
-MODULE_OF = {"Crypto": "pycryptodome"}
+EXTRAS = {
+    room: stated([line for extra in extras for line in PROJECT["optional-dependencies"][extra]])
+    for room, extras in ROOM_EXTRAS.items()
+}
+MODULE_OF = {"Crypto": "pycryptodome", "mlflow": "mlflow-skinny"}
 DECLARED = {"core": CORE, **EXTRAS}
 PINNED = dict(
     (canonicalize_name(name), version)

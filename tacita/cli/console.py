@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tacita.federation.rounds import Progress as RunProgress
     from tacita.federation.rounds import RoundReport
     from tacita.round.plan import Federation
-    from tacita.runs.training import TrainingCallbacks
+    from tacita.runs.callbacks import TrainingCallbacks
 
 CONTROL_NAMES = {
     "random": "random",
@@ -180,7 +180,7 @@ class Pace:
 @contextmanager
 def show_training(quiet: bool = False) -> Iterator[TrainingCallbacks]:
     """A bar over all rounds a run may take, then over the controls; a block that ends early moves it ahead."""
-    from tacita.runs.training import TrainingCallbacks
+    from tacita.runs.callbacks import TrainingCallbacks
 
     columns = (
         TextColumn("{task.description}", markup=False),
@@ -189,7 +189,12 @@ def show_training(quiet: bool = False) -> Iterator[TrainingCallbacks]:
     )
     with _open_bar(quiet, *columns) as bar:
         shown = _TrainingBar(bar, quiet)
-        yield TrainingCallbacks(shown.on_start, shown.on_round, shown.on_controls, shown.on_control)
+        yield TrainingCallbacks(
+            on_start=shown.on_start,
+            on_round=shown.on_round,
+            on_controls=shown.on_controls,
+            on_control=shown.on_control,
+        )
 
 
 class _TrainingBar:

@@ -45,6 +45,15 @@ Imports = Annotated[
     list[str] | None,
     typer.Option("--import", metavar="FILE.py", help="A file or module with methods of your own; repeat for more."),
 ]
+Track = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--track",
+        metavar="TOOL",
+        help="Log the run for tensorboard, mlflow or wandb as well, on this machine; repeat for more. events.jsonl in "
+        "the run folder is always written.",
+    ),
+]
 HowMany = Annotated[int, typer.Option("-k", help="How many.")]
 
 

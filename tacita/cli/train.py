@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +23,7 @@ from tacita.cli.options import (
     RunOut,
     Sets,
     Threads,
+    Track,
     check_decimal,
     complete_backbone,
     complete_method,
@@ -33,8 +35,17 @@ from tacita.core.errors import DiskFull, TacitaError
 
 if TYPE_CHECKING:
     from tacita.runs.assembly import Machine
+    from tacita.runs.callbacks import TrainingCallbacks
     from tacita.runs.serving import Run
-    from tacita.runs.training import TrainingCallbacks
+    from tacita.runs.trackers.tracker import Tracker
+
+
+@dataclass(frozen=True)
+class Watching:
+    """Who watches a run: people at a terminal, unless it is quiet, and trackers."""
+
+    quiet: bool
+    trackers: list[Tracker]
 
 
 @contextmanager
@@ -86,6 +97,7 @@ def train(
             help="Draw the noise of a budget from the seed: runs repeat, and whoever has the folder can take it off.",
         ),
     ] = False,
+    track: Track = None,
     sets: Sets = None,
     columns: Columns = "",
     date_format: DateFormat = None,
@@ -110,8 +122,11 @@ def train(
     `tacita train study.toml --set train.batch_size=256`
 
     `tacita train --out runs/first --resume`
+
+    `tacita train --data my.csv --track tensorboard`
     """
     from tacita.runs import assembly
+    from tacita.runs.trackers.registry import open_trackers
 
     import_modules(imports)
     flags: dict[str, Any] = {
@@ -130,14 +145,16 @@ def train(
     if chunk < 1:
         raise TacitaError(f"--chunk {chunk}: at least one client must be trained at a time.")
     machine = assembly.Machine(threads, chunk, data_dir)
-    if resume:
-        has_flags = any(value is not None for value in flags.values())
-        has_settings = config is not None or bool(sets) or has_flags
-        run = _resume_run(_check_resumable(out, has_settings), machine, controls, quiet)
-    else:
-        flags["evaluate.controls"] = None if controls else False
-        settings = merge_settings(config, flags, sets or [])
-        run = _train_run(settings, str(config or "the settings"), out, machine, quiet)
+    with open_trackers(track) as trackers:
+        watching = Watching(quiet, trackers)
+        if resume:
+            has_flags = any(value is not None for value in flags.values())
+            has_settings = config is not None or bool(sets) or has_flags
+            run = _resume_run(_check_resumable(out, has_settings), machine, controls, watching)
+        else:
+            flags["evaluate.controls"] = None if controls else False
+            settings = merge_settings(config, flags, sets or [])
+            run = _train_run(settings, str(config or "the settings"), out, machine, watching)
     _show_run(run, as_json, quiet)
 
 
@@ -150,32 +167,37 @@ def _check_resumable(folder: Path | None, has_settings: bool) -> Path:
     return folder
 
 
-def _train_run(settings: dict[str, Any], source: str, out: Path | None, machine: Machine, quiet: bool) -> Run:
+def _train_run(settings: dict[str, Any], source: str, out: Path | None, machine: Machine, watching: Watching) -> Run:
     from tacita.runs import training
+    from tacita.runs.callbacks import join_callbacks
     from tacita.runs.default_model import resolve_model
     from tacita.runs.run_folder import find_free_folder
 
     def note(text: str) -> None:
-        if not quiet:
+        if not watching.quiet:
             console.print_note(text)
 
     if out is not None:
         training.refuse_existing_folder(out)
-    with console.show_clock("looking at the data", quiet):
+    with console.show_clock("looking at the data", watching.quiet):
         config, start = resolve_model(settings, source, machine, None, note)
     folder = out if out is not None else find_free_folder(config)
-    with show_run_progress(folder, quiet) as callbacks:
+    earlier = [] if start is None else [record.report for record in start.rounds]
+    with show_run_progress(folder, watching.quiet) as shown:
+        callbacks = join_callbacks(shown, watching.trackers, folder, earlier)
         return training.train(config, folder, machine, callbacks, start=start)
 
 
-def _resume_run(folder: Path, machine: Machine, controls: bool, quiet: bool) -> Run:
+def _resume_run(folder: Path, machine: Machine, controls: bool, watching: Watching) -> Run:
     from tacita.runs import training
+    from tacita.runs.callbacks import join_callbacks
     from tacita.runs.run_folder import is_finished
 
     was_finished = is_finished(folder)
-    with show_run_progress(folder, quiet) as callbacks:
+    with show_run_progress(folder, watching.quiet) as shown:
+        callbacks = join_callbacks(shown, watching.trackers, folder)
         run = training.resume(folder, machine, callbacks, controls)
-    if was_finished and not quiet:
+    if was_finished and not watching.quiet:
         console.print_note(f"{folder} was finished before: nothing was left to do.")
     return run
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from tacita.federation.evaluation import selection_metric
 from tacita.federation.one_round import Progress, RoundReport, open_block, run_round, start_run
@@ -14,6 +15,7 @@ from tacita.federation.requests import enrol_users
 from tacita.round.plan import Federation
 
 __all__ = [
+    "OnBlock",
     "OnRound",
     "Progress",
     "RoundReport",
@@ -26,6 +28,11 @@ __all__ = [
 ]
 
 OnRound = Callable[[RoundReport, Progress], None]
+OnBlock = Callable[[dict[str, Any]], None]
+
+
+def ignore_block(scores: dict[str, Any]) -> None:
+    """Nobody watches the blocks."""
 
 
 def begin_block(federation: Federation, progress: Progress, index: int) -> None:
@@ -115,10 +122,11 @@ def end_block(federation: Federation, progress: Progress) -> None:
     progress.in_block = False
 
 
-def run_stream(federation: Federation, progress: Progress, on_round: OnRound) -> None:
+def run_stream(federation: Federation, progress: Progress, on_round: OnRound, on_block: OnBlock = ignore_block) -> None:
     """All blocks from where `progress` stands."""
     while len(progress.results) < len(federation.stream.blocks):
         if not progress.in_block:
             begin_block(federation, progress, len(progress.results))
         run_block(federation, progress, on_round)
         end_block(federation, progress)
+        on_block(progress.results[-1])

@@ -17,9 +17,10 @@ from tacita.report.formats import format_bytes
 from tacita.report.pages import write_report
 from tacita.report.run_comparison import ComparedRun, draw_comparison
 from tacita.runs.assembly import Machine
+from tacita.runs.callbacks import TrainingCallbacks
 from tacita.runs.run_folder import find_free_name
 from tacita.runs.serving import Run
-from tacita.runs.training import TrainingCallbacks, train
+from tacita.runs.training import train
 
 PICTURE, PAGE = "demo.png", "report.html"
 SCORE = 8  # bytes of a validation score alone

@@ -16,8 +16,10 @@ from tacita.core.python_messages import translate_errors
 from tacita.data.frames import IN_MEMORY, Frame, is_pandas, to_frame, to_pandas
 from tacita.runs import training
 from tacita.runs.assembly import ALL_CORES
+from tacita.runs.callbacks import NO_CALLBACKS, join_callbacks, refuse_other_callbacks
 from tacita.runs.default_model import resolve_model
 from tacita.runs.serving import Id, Ids, Run, open_run
+from tacita.runs.trackers.registry import open_trackers
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +28,8 @@ class Recommender:
     """Learns from a table of interactions, and recommends.
 
     Without a model or method it takes the form of tally that fits the table best. `settings` are those of a config
-    file, such as `train={"rounds": 50}`. What is fitted is a run folder: in `out`, or in a temporary one.
+    file, such as `train={"rounds": 50}`, and `callbacks` and `track` as in `tacita.train`. What is fitted is a run
+    folder: in `out`, or in a temporary one.
 
     >>> import tacita as tc
     >>> clicks = {"user": ["ann", "ann", "ann", "bob", "bob", "bob"] * 5, "item": list("abcdefghij") * 3}
@@ -87,9 +90,15 @@ class Recommender:
         if folder is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="tacita-")
             folder = Path(self._temporary.name) / "run"
-        with translate_errors():
-            config, start = resolve_model(self._settings(), "the settings", ALL_CORES, table, log.info)
-            self.run_ = training.train(config, parse_folder(folder, "out"), ALL_CORES, frame=table, start=start)
+        settings = self._settings()
+        own_callbacks = list(settings.pop("callbacks", None) or ())
+        refuse_other_callbacks(own_callbacks)
+        with translate_errors(), open_trackers(settings.pop("track", None)) as trackers:
+            config, start = resolve_model(settings, "the settings", ALL_CORES, table, log.info)
+            earlier = [] if start is None else [record.report for record in start.rounds]
+            target = parse_folder(folder, "out")
+            callbacks = join_callbacks(NO_CALLBACKS, [*own_callbacks, *trackers], target, earlier)
+            self.run_ = training.train(config, target, ALL_CORES, callbacks, table, start)
         self.n_features_in_ = table.width
         return self
 

@@ -12,8 +12,8 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ from tacita.metrics import summarise_continual
 from tacita.report.promises import PRIVACY_KEY, list_privacy_lines
 from tacita.round.plan import Federation
 from tacita.runs.assembly import ALL_CORES, Machine, assemble
+from tacita.runs.callbacks import NO_CALLBACKS, TrainingCallbacks
 from tacita.runs.controls import CONTROLS, average_blocks, run_controls
 from tacita.runs.default_model import RoundRecord, TrainingStart
 from tacita.runs.file_schemas import RunIds, RunResult, ScoreRow
@@ -61,19 +62,6 @@ from tacita.runs.serving import Run, open_run
 CHECKPOINT_SECONDS = 20.0  # at least this long between two checkpoints
 CHECKPOINT_SHARE = 0.05  # of the time, at most, goes into writing them
 CHECKPOINT = "checkpoint.safetensors"
-
-
-@dataclass(frozen=True)
-class TrainingCallbacks:
-    """Functions that are called while a run goes on."""
-
-    on_start: Callable[[Federation, Progress], None] = lambda federation, progress: None
-    on_round: Callable[[RoundReport], None] = lambda report: None
-    on_controls: Callable[[Federation], None] = lambda federation: None  # the run is trained, its controls begin
-    on_control: Callable[[str, int], None] = lambda name, block: None
-
-
-NO_CALLBACKS = TrainingCallbacks()
 
 
 def train(
@@ -106,7 +94,9 @@ def train(
                 delete_secret(out)
                 shutil.rmtree(out, ignore_errors=True)
             raise
-        return _run_missing_controls(federation, out, watcher)
+        run = _run_missing_controls(federation, out, watcher)
+        watcher.on_end(run)
+        return run
 
 
 def _write_rounds(events: Path, rounds: Sequence[RoundRecord]) -> float:
@@ -162,7 +152,9 @@ def resume(
             progress = read_checkpoint(checkpoint, config) if checkpoint.is_file() else start_run(federation)
             spent = _trim_events(out / "events.jsonl", progress)
             _train_to_end(federation, progress, out, watcher, spent)
-        return _run_missing_controls(federation, out, watcher, controls)
+        run = _run_missing_controls(federation, out, watcher, controls)
+        watcher.on_end(run)
+        return run
 
 
 def _refuse_missing_run(out: Path) -> None:
@@ -226,7 +218,7 @@ def _train_to_end(
                 checkpoints.write(progress, now)
             watcher.on_round(report)
 
-        run_stream(federation, progress, on_round)
+        run_stream(federation, progress, on_round, watcher.on_block)
     write_models(federation, progress, out)
     result = _build_result(federation, progress)
     if federation.config.evaluate.controls:
