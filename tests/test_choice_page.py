@@ -107,7 +107,7 @@ def test_advice_follows_from_the_cells() -> None:
     assert (
         "an epsilon below 10: on ml-100k **tally, epsilon 8** (NDCG@10 0.0615 ± 0.0064, epsilon 8, a person: " in page
     )
-    assert "the odds of a guess may grow 2,981 times, which bounds little ([privacy.md](privacy.md)))" in page
+    assert "took part may be 97% sure after, a weak promise ([privacy.md](privacy.md)))" in page
     assert "Below most popular (0.0515 ± 0.0064) on ml-100k: fedavg." in page
     assert (
         "wanted: on ml-100k **tally** (NDCG@10 0.0915 ± 0.0064, 150 KB up)" in page

@@ -14,13 +14,16 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.progress import Progress
 
 import tacita
-from tacita.cli import console, main
+from tacita.cli import console, main, time_left
 from tacita.core.config import RunConfig
 from tacita.core.errors import TacitaError
+from tacita.federation.rounds import RoundReport, start_run
 from tacita.research.audit import tally_settings as audit
 from tacita.runs import serving
+from tacita.runs.assembly import Machine, assemble
 from tacita.runs.forgetting.request_service import submit_request
 from tacita.runs.forgetting.requests import RawRequest
 from tacita.runs.run_folder import find_free_folder, open_saved
@@ -57,7 +60,8 @@ def tally(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_training_prints_progress_to_a_pipe() -> None:
     """Block, round, validation and time left; then the controls."""
     _, err = call("train", "--data", SMALL, "--rounds", "150", "--set", "train.patience=150", "--out", "x")
-    assert re.search(rf"(?m)^{CLOCK} block \d/4 round \d+/150 · valid 0\.\d+ · .* rounds/s · ≤ {CLOCK} left$", err)
+    place = rf"{CLOCK} block \d/4 round \d+/150"
+    assert re.search(rf"(?m)^{place} · valid 0\.\d+ · .* rounds/s · ≤ {CLOCK} left \+ controls$", err)
     assert re.search(rf"(?m)^{CLOCK} controls: ", err)
     assert "\x1b" not in err
 
@@ -111,6 +115,67 @@ def test_counted_progress_shows_note_and_time_left() -> None:
         tell(2, 4, "mf")
         time.sleep(0.1)
     assert re.search(rf"(?m)^{CLOCK} cells · 2/4 · mf · {CLOCK} left$", err.getvalue())
+
+
+class FakeClock:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    fake = FakeClock()
+    monkeypatch.setattr(time_left, "time", fake)
+    return fake
+
+
+def test_time_left_counts_down_between_steps(clock: FakeClock) -> None:
+    """Seen: 2:10 left, for three minutes."""
+    pace = time_left.Pace()
+    for done in range(3):
+        clock.now = 10.0 * done
+        pace.record(done)
+    remaining = time_left.TimeLeft(pace, 13)
+    assert remaining.describe() == "0:02:10 left"
+    clock.now += 70
+    assert remaining.describe() == "0:01:00 left"
+    clock.now += 65
+    assert remaining.describe() == "0:00:00 left"
+    clock.now += 10
+    assert remaining.describe() == "longer than expected"
+    pace.record(3)
+    assert time_left.TimeLeft(pace, 12).describe() != "longer than expected"
+
+
+def test_progress_of_a_run_moves_in_training_and_in_controls(clock: FakeClock) -> None:
+    """The lines of a bar that hears nothing still change; controls have a time left of their own."""
+    bar = Progress(disable=True)
+    shown = console._TrainingBar(bar, quiet=True)
+    config = RunConfig.model_validate({"data": SMALL, "split": {"n_blocks": 2}, "train": {"rounds": 10}})
+    federation = assemble(config, Machine(threads=1))
+    shown.on_start(federation, start_run(federation))
+    for number in (1, 2):
+        clock.now += 5
+        shown.on_round(RoundReport(0, number, 60, 1.0, 1.0))
+    [task] = bar.tasks
+    assert console._format_note(task).endswith("≤ 0:01:30 left + controls")
+    clock.now += 30
+    assert console._format_note(task).endswith("≤ 0:01:00 left + controls")
+    shown.on_controls(federation)
+    assert task.description == "controls: random"
+    clock.now += 4
+    shown.on_control("random", 0)
+    assert console._format_note(task) == "0:00:28 left"
+    clock.now += 4
+    shown.on_control("random", 1)
+    assert (task.description, console._format_note(task)) == ("controls: most popular", "0:00:24 left")
+    clock.now += 14
+    assert console._format_note(task) == "0:00:10 left"
 
 
 def test_closed_pipe_does_not_stop_training() -> None:

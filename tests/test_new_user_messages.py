@@ -168,6 +168,54 @@ def test_tune_and_audit_list_the_columns_they_read(verb: list[str]) -> None:
     assert "x.csv" not in call(*verb, "--data", "x.csv", "--quiet")[1]
 
 
+# Reports
+
+
+@pytest.fixture(scope="module")
+def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("report") / "run"
+    tacita.train(SMALL, backbone="tally", out=folder, quiet=True)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("ending", "begins"),
+    [
+        (".html", b"<!doctype html>"),
+        (".pdf", b"%PDF-"),
+        (".svg", b"<?xml"),
+        (".png", b"\x89PNG"),
+        (".csv", b"name,method,"),
+        (".tex", b"%"),
+        (".md", b"| run | seeds |"),
+    ],
+)
+def test_the_ending_says_what_a_report_is(small_run: Path, ending: str, begins: bytes) -> None:
+    _, err = call("report", str(small_run), "--out", f"x{ending}")
+    assert f"wrote x{ending}" in err
+    content = Path(f"x{ending}").read_bytes()
+    assert content.lower().startswith(begins.lower()), content[:40]
+    call("report", str(small_run), "--out", f"again{ending}")
+    assert Path(f"again{ending}").read_bytes() == content
+
+
+@pytest.mark.parametrize("name", ["x.docx", "x", "x.xlsx"])
+def test_another_ending_is_refused_in_one_sentence(small_run: Path, name: str) -> None:
+    _, err = call("report", str(small_run), "--out", name, code=2)
+    assert err.count("\n") == 1
+    assert f"--out {name}: the ending says what is written; choose .html, .pdf, .svg or .png" in err
+    assert not Path(name).exists()
+
+
+def test_trials_of_tally_are_not_said_to_rise(small_run: Path) -> None:
+    page = (small_run / "report.html").read_text()
+    assert "a setting that was tried on the same sums" in page
+    assert "should rise" not in page
+    tacita.train(SMALL, method="fedavg", train={"rounds": 2}, out="rounds", quiet=True)
+    page = Path("rounds/report.html").read_text()
+    assert "the line should rise within a block" in page
+
+
 # What the README says
 
 

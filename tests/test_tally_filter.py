@@ -202,7 +202,7 @@ def test_a_run_with_sparse_sums_is_the_run_with_dense_ones_and_forgets(
     assert sparse.result["blocks"][0]["rounds"] == len(BLENDS)
     user = json.loads((sparse.folder / "ids.json").read_text())["users"][0]
     certificate = certificate_of(submit_request(sparse.folder, RawRequest("forget", {user: None}), verify=True))
-    assert "new solve" in json.dumps(certificate)
+    assert "solved anew" in json.dumps(certificate)
     assert certificate["guarantee"]["max_score_difference"] == 0.0
 
 

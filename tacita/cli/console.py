@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import sys
 import threading
-import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -27,8 +25,10 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
 )
+from rich.table import Column
 from rich.text import Text
 
+from tacita.cli.time_left import Pace, TimeLeft
 from tacita.core.errors import make_printable
 
 if TYPE_CHECKING:
@@ -110,7 +110,24 @@ def _format_line(task: Task) -> str:
     count = ""
     if task.fields.get("counted") and task.total:
         count = f"{task.completed:.0f}/{task.total:.0f}"
-    return _join_notes(f"{elapsed} {task.description}", count, task.fields.get("note", ""))
+    return _join_notes(f"{elapsed} {task.description}", count, _format_note(task))
+
+
+def _format_note(task: Task) -> str:
+    """What is said of a task, and the time that is left now."""
+    time_left = task.fields.get("time_left")
+    remaining = time_left.describe() if time_left is not None else ""
+    return _join_notes(task.fields.get("note", ""), remaining)
+
+
+class NoteColumn(ProgressColumn):
+    """The note of a task; its time left moves whenever the screen is drawn."""
+
+    def __init__(self) -> None:
+        super().__init__(table_column=Column(no_wrap=True))
+
+    def render(self, task: Task) -> Text:
+        return Text(_format_note(task))
 
 
 def _join_notes(*notes: str) -> str:
@@ -134,47 +151,18 @@ def show_progress(what: str, quiet: bool = False) -> Iterator[Callable[..., None
         BarColumn(bar_width=20),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        TextColumn("{task.fields[note]}", markup=False),
+        NoteColumn(),
     )
     with _open_bar(quiet, *columns) as bar:
-        task = bar.add_task(what, total=None, note="", counted=True)
+        task = bar.add_task(what, total=None, note="", counted=True, time_left=None)
         pace = Pace()
 
         def update(done: int, total: int, note: str = "") -> None:
             pace.record(done)
-            remaining = pace.format_remaining(total - done)
-            bar.update(task, completed=done, total=total, note=_join_notes(note, remaining))
+            time_left = TimeLeft(pace, total - done)
+            bar.update(task, completed=done, total=total, note=note, time_left=time_left)
 
         yield update
-
-
-class Pace:
-    """The speed of some work, from its last few steps."""
-
-    def __init__(self) -> None:
-        self._reached: deque[tuple[float, int]] = deque(maxlen=50)
-
-    def record(self, done: int) -> None:
-        self._reached.append((time.monotonic(), done))
-
-    def step(self) -> None:
-        self.record(self._reached[-1][1] + 1 if self._reached else 0)
-
-    @property
-    def per_second(self) -> float:
-        if not self._reached:
-            return 0.0
-        began, first = self._reached[0]
-        now, last = self._reached[-1]
-        return (last - first) / (now - began) if now > began else 0.0
-
-    def format_remaining(self, steps: int) -> str:
-        """The time that many steps will take, in words."""
-        per_second = self.per_second
-        if per_second <= 0 or steps <= 0:
-            return ""
-        remaining = timedelta(seconds=round(steps / per_second))
-        return f"{remaining} left"
 
 
 @contextmanager
@@ -184,8 +172,8 @@ def show_training(quiet: bool = False) -> Iterator[TrainingCallbacks]:
 
     columns = (
         TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=20),
-        TextColumn("{task.fields[note]}", markup=False),
+        BarColumn(bar_width=10),
+        NoteColumn(),
     )
     with _open_bar(quiet, *columns) as bar:
         shown = _TrainingBar(bar, quiet)
@@ -203,7 +191,8 @@ class _TrainingBar:
     def __init__(self, bar: Progress, quiet: bool) -> None:
         self._bar = bar
         self._quiet = quiet
-        self._task = bar.add_task("loading", total=None, note="")
+        self._task = bar.add_task("loading", total=None, note="", time_left=None)
+        self._afterwards = ""
         self._rounds = 1  # in a block, at most
         self._n_blocks = 1
         self._round_pace = Pace()
@@ -213,6 +202,8 @@ class _TrainingBar:
     def on_start(self, federation: Federation, progress: RunProgress) -> None:
         self._rounds = federation.learner.rounds
         self._n_blocks = len(federation.stream.blocks)
+        if federation.config.evaluate.controls:
+            self._afterwards = " + controls"
         rounds_in_block = progress.server.round * progress.in_block
         done = len(progress.results) * self._rounds + rounds_in_block
         total = self._rounds * self._n_blocks
@@ -228,19 +219,31 @@ class _TrainingBar:
         done = report.block * self._rounds + report.round
         score = f"valid {report.valid:.4f}" if report.valid is not None else ""
         rate = f"{pace.per_second:.3g} rounds/s" if pace.per_second else ""
-        remaining = pace.format_remaining(self._rounds * self._n_blocks - done)
-        at_most = f"≤ {remaining}" if remaining else ""
+        time_left = TimeLeft(pace, self._rounds * self._n_blocks - done, f"≤ {{}}{self._afterwards}")
         self._bar.update(
             self._task,
             completed=done,
             description=f"block {report.block + 1}/{self._n_blocks} round {report.round}/{self._rounds}",
-            note=_join_notes(score, rate, at_most),
+            note=_join_notes(score, rate),
+            time_left=time_left,
         )
 
     def on_controls(self, federation: Federation) -> None:
+        from tacita.runs.controls import find_skip_reason
+
         self._n_blocks = len(federation.stream.blocks)
+        self._controls = [name for name in CONTROL_NAMES if find_skip_reason(name, federation) is None]
         total = len(self._controls) * self._n_blocks
-        self._bar.update(self._task, total=total, completed=0, description="controls", note="")
+        first = self._name_control(0)
+        self._bar.update(self._task, total=total, completed=0, description=first, note="", time_left=None)
+        self._control_pace.step()
+
+    def _name_control(self, done: int) -> str:
+        """The control that is being computed after so many blocks of controls."""
+        place = done // self._n_blocks
+        if place >= len(self._controls):
+            return "controls"
+        return f"controls: {CONTROL_NAMES[self._controls[place]]}"
 
     def on_control(self, name: str, block: int) -> None:
         self._control_pace.step()
@@ -252,8 +255,8 @@ class _TrainingBar:
             self._task,
             total=total,
             completed=done,
-            description=f"controls: {CONTROL_NAMES.get(name, name)}",
-            note=self._control_pace.format_remaining(total - done),
+            description=self._name_control(done),
+            time_left=TimeLeft(self._control_pace, total - done),
         )
 
 

@@ -74,6 +74,7 @@ def reproduce(
     experiment = plan.experiment
     labels = {name: variant.label for name, variant in experiment.variants.items()}
     result_tables.show_entries(experiment.title, result.entries, labels)
+    console.print_note(tables.explain_reading(experiment, result.entries, "beside it"))
     verdicts = tables.count_verdicts(result.entries)
     counts = [f"{n} {verdict}" for verdict, n in verdicts.items() if n]
     summary = ", ".join(counts) or "nothing published"

@@ -27,7 +27,7 @@ BlockScores = tuple[list[dict[str, Any]], dict[str, float]]
 
 def show_result(run: Run, brief: bool = False) -> None:
     """Quality per block beside the controls, a table for each metric, and a verdict."""
-    from tacita.report.data import find_read_mode, name_method
+    from tacita.report.data import describe_read_mode, find_read_mode, name_method
 
     result = run.result
     backbone = run.config.backbone.get("name", "mf")
@@ -46,7 +46,7 @@ def show_result(run: Run, brief: bool = False) -> None:
         if backbone != method:
             title += f", backbone {backbone}"
         if read_mode:
-            title += f", read {read_mode}"
+            title += f", {describe_read_mode(read_mode)}"
         Screen().print(_make_score_table(title, metric, scores))
     _show_untested(result["blocks"])
     for line in skipped:

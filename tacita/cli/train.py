@@ -226,14 +226,18 @@ def report(
         list[Path] | None, typer.Option("--run", help="A run folder, instead of as an argument; repeat for more.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="HTML file to write (default: report.html, unless another kind is asked for).")
+        Path | None,
+        typer.Option(
+            help="What to write, by its ending: a page (.html), a picture (.pdf, .svg, .png) or a table (.csv, .tex, "
+            ".md). Default: report.html."
+        ),
     ] = None,
     render_csv: Annotated[Path | None, typer.Option("--csv", help="The table as CSV, a row for each recipe.")] = None,
     svg: Annotated[Path | None, typer.Option("--svg", help="The picture: one run, or all with intervals.")] = None,
     latex: Annotated[Path | None, typer.Option("--latex", help="The table as LaTeX (booktabs).")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """An HTML report with pictures from one or many run folders; or their table or picture for a paper.
+    """A page about one or many runs; or their table or picture, for a paper.
 
     Runs that differ in nothing but `seed` and `split.seed` are taken together: mean and 95 % interval over them.
 
@@ -241,28 +245,46 @@ def report(
 
     `tacita report runs/a runs/b --out compare.html`
 
+    `tacita report runs/a runs/b --out table.csv`
+
     `tacita report runs/seed-1 runs/seed-2 runs/seed-3 --csv table.csv --svg means.svg --latex table.tex`
 
     `tacita report docs/audit/accuracy.csv --out accuracy.png`: accuracy against epsilon, from a table of figures.
     """
     sources = [*(folders or ()), *(named or ())]
-    _check_report(sources, svg)
+    _check_report(sources, out, svg)
     if any(source.suffix.lower() == ".csv" for source in sources):
         _draw_accuracy(sources, svg or out)
         return
     has_other_kind = render_csv or svg or latex or as_json
     if out is None and not has_other_kind:
         out = Path("report.html")
-    _write_reports(sources, [out, svg], {"csv": render_csv, "latex": latex})
+    tables = {"csv": render_csv, "latex": latex}
+    pages = [svg]
+    table_kind = TABLE_KINDS.get(out.suffix.lower()) if out is not None else None
+    if table_kind is None:
+        pages.append(out)
+    else:
+        _write_reports(sources, [], {table_kind: out})
+    _write_reports(sources, pages, tables)
     _show_groups(sources, as_json)
     for path in (out, render_csv, svg, latex):
         if path is not None:
             console.print_note(f"wrote {path}")
 
 
-def _check_report(sources: list[Path], svg: Path | None) -> None:
+TABLE_KINDS = {".csv": "csv", ".tex": "latex", ".md": "markdown"}
+REPORT_ENDINGS = (".html", ".htm", ".pdf", ".png", ".svg", *TABLE_KINDS)
+
+
+def _check_report(sources: list[Path], out: Path | None, svg: Path | None) -> None:
     if not sources:
         raise TacitaError("name one run folder or more, as in `tacita report runs/a runs/b`.")
+    if out is not None and out.suffix.lower() not in REPORT_ENDINGS:
+        raise TacitaError(
+            f"--out {out}: the ending says what is written; choose .html, .pdf, .svg or .png for a page or picture, "
+            ".csv, .tex or .md for a table."
+        )
     if svg is not None and svg.suffix.lower() != ".svg":
         raise TacitaError(f"--svg {svg}: a picture of this kind goes to a .svg file; choose that ending.")
 

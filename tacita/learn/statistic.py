@@ -234,7 +234,7 @@ def _describe_change(server: ServerState, rank: int) -> UnlearningReport:
     bytes_down = sum(wire_bytes(head) for head in server.heads.values())
     storage = sum(array.nbytes for arrays in server.parts.values() for array in arrays.values())
     return UnlearningReport(
-        mode=f"update of rank {rank}" if rank else "new solve",
+        mode="the model is corrected in place" if rank else "the model is solved anew from its sums",
         rounds=1,
         bytes_down=float(bytes_down),
         storage_server=float(storage),

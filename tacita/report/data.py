@@ -212,6 +212,13 @@ def find_read_mode(result: Json) -> str | None:
     return mode if mode in ("train", "known") else None
 
 
+def describe_read_mode(mode: str) -> str:
+    """In words what a test reads of people's items."""
+    if mode == "known":
+        return "tested with all that people did before the test"
+    return "tested with the training items alone"
+
+
 def _make_recipe(config: Json, data: Json) -> str:
     """All that makes a run but its seeds, its split's seed and its controls."""
     split = _drop_key(config.get("split", {}), "seed")

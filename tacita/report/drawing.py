@@ -42,6 +42,11 @@ ON_PAGE = {light: f"var(--{name})" for name, light in LIGHT.items()}
 TEXT = 12.0  # pixels
 DPI = 72  # to the inch: a point is a pixel
 PNG_DPI = 150
+FILE_METADATA: dict[str, dict[str, None]] = {
+    "svg": {"Date": None, "Creator": None},
+    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+    "png": {"Software": None},
+}
 RULES: dict[Any, Any] = {
     "svg.hashsalt": "tacita",
     "svg.fonttype": "none",  # letters stay letters, in the page's font
@@ -123,10 +128,9 @@ class Sheet:
         return f'<svg viewBox="0 0 {wide} {high}" role="img" aria-label="{label}">{inside}</svg>'
 
     def save(self, kind: str) -> bytes:
-        """A file of its own, "svg" or "png"."""
-        is_svg = kind == "svg"
-        metadata = {"Date": None, "Creator": None} if is_svg else {"Software": None}
-        dpi = DPI if is_svg else PNG_DPI
+        """A file of its own, "svg", "pdf" or "png"; without its date, so that it can be written again."""
+        metadata = FILE_METADATA[kind]
+        dpi = PNG_DPI if kind == "png" else DPI
         page = io.BytesIO()
         self.figure.savefig(page, format=kind, dpi=dpi, metadata=metadata)
         return page.getvalue()

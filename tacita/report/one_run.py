@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 from tacita.report import charts
 from tacita.report.charts import GREY, MOST_CELLS, Segment, Series, SeriesStyle
+from tacita.report.data import describe_read_mode
 from tacita.report.elements import Fact, Figure, PageTable, RunBody, TableCell, Tile, build_plain_table, cells
 from tacita.report.formats import format_bytes, format_change, format_metric, format_score
 from tacita.report.judgement import judge_run
-from tacita.report.run_data import Curve, RunData, name_control
+from tacita.report.run_data import Curve, RunData, exchanges_once, name_control
 
 METHOD_STYLE = SeriesStyle(0)
 UNKNOWN_STYLE = SeriesStyle(4, 1, 0)
@@ -226,7 +227,12 @@ def _draw_curves(run: RunData) -> list[Figure]:
     all_best = ", ".join(best_rounds)
     drawing = charts.draw_curve_chart(segments, f"Validation over rounds; best: {all_best}")
     title = f"Validation {format_metric(run.select_by)} over rounds"
-    how = "The line should rise within a block. A ring marks the round that was kept and tested."
+    if exchanges_once(run.backbone):
+        how = "Each point is a setting that was tried on the same sums: their order means nothing, and no rise is "
+        how += "expected. A ring marks the setting that was kept and tested."
+    else:
+        how = "Rounds teach the model: the line should rise within a block, and then level off. A ring marks the round "
+        how += "that was kept and tested."
     return [Figure(title, drawing, how)]
 
 
@@ -283,7 +289,7 @@ def _list_facts(run: RunData) -> list[Fact]:
     metric = format_metric(run.select_by)
     protocol = f"selected by {metric} on validation, ranking {run.ranking}, mask '{run.mask}'"
     if run.read:
-        protocol += f", read '{run.read}'"
+        protocol += f", {describe_read_mode(run.read)} (read '{run.read}')"
     facts = [Fact("data", run.data)]
     facts.append(Fact("size", describe_size(run)))
     if run.removed:

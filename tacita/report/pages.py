@@ -22,7 +22,8 @@ from tacita.report.one_run import build_quality_series, build_run_body, describe
 from tacita.report.run_data import RunData
 from tacita.report.seeds import SeedGroup, group_seeds, label_groups
 
-PICTURES = (".png", ".svg")
+PICTURES = (".pdf", ".png", ".svg")
+PAGES = (".html", ".htm")
 
 
 @cache
@@ -105,7 +106,9 @@ def _find_common_metric(metrics: list[str], groups: list[SeedGroup]) -> str:
 
 
 def write_report(folders: list[Path], out: Path) -> None:
-    """One self-contained page from one or many finished run folders; or their picture, a .png or .svg file."""
+    """One self-contained page from one or many finished run folders; or their picture, a .pdf, .png or .svg file."""
+    if out.suffix.lower() not in PAGES + PICTURES:
+        raise TacitaError(f"cannot write a page to {out}; choose an ending of .html, .pdf, .png or .svg.")
     if not folders:
         raise TacitaError("no run folder given; name one or more, as in `tacita report runs/x`.")
     runs = [read_run(folder) for folder in folders]

@@ -22,6 +22,7 @@ from tacita.report.data import read_run
 from tacita.report.formats import format_metric, format_score
 from tacita.report.labels import label_by_fields
 from tacita.report.run_data import RunData
+from tacita.report.text_tables import render_markdown_table
 
 CONTINUAL = ("la", "ra", "hm")
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
@@ -185,6 +186,18 @@ def render_csv(groups: Sequence[SeedGroup]) -> str:
     return text.getvalue()
 
 
+def render_markdown(groups: Sequence[SeedGroup]) -> str:
+    """A table of Markdown: mean and 95 % interval of every metric, a row for each recipe."""
+    metrics = list_metrics(group.means for group in groups)
+    rows = []
+    for label, group in zip(label_groups(groups), groups, strict=True):
+        row = {"run": label.replace("|", "\\|"), "seeds": str(group.n_distinct)}
+        for metric in metrics:
+            row[metric] = format_interval(*group.means[metric]) if metric in group.means else ""
+        rows.append(row)
+    return "\n".join(render_markdown_table(rows)) + "\n"
+
+
 def render_latex(groups: Sequence[SeedGroup]) -> str:
     """A tabular with the rules of booktabs; the best of a column is bold where all rows can be compared."""
     all_metrics = list_metrics(group.means for group in groups)
@@ -267,8 +280,11 @@ def read_groups(folders: Sequence[Path]) -> list[SeedGroup]:
 
 
 def write_tables(folders: Sequence[Path], as_text: dict[Path, str]) -> None:
-    """The table of some runs as files: path -> "csv" or "latex"."""
+    """The table of some runs as files: path -> "csv", "latex" or "markdown"."""
     groups = read_groups(folders)
     for path, kind in as_text.items():
-        text = render_csv(groups) if kind == "csv" else render_latex(groups)
+        text = TABLE_RENDERERS[kind](groups)
         write_bytes(path, text.encode())
+
+
+TABLE_RENDERERS = {"csv": render_csv, "latex": render_latex, "markdown": render_markdown}

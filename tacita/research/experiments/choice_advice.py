@@ -14,7 +14,6 @@ from tacita.research.experiments.choice_rows import (
     ChoiceRow,
     format_epsilon,
     format_forgetting,
-    format_short,
 )
 from tacita.runs.server_view import SHARES, SUM_ALONE
 
@@ -103,8 +102,10 @@ def _describe_odds(row: ChoiceRow) -> str:
     if not row.word("promise").startswith("a person"):
         return f"epsilon {epsilon}"
     growth = float(np.exp(row.mean("epsilon")))
-    caveat = ", which bounds little ([privacy.md](privacy.md))" if growth > WEAK_ODDS else ""
-    return f"epsilon {epsilon}: the odds of a guess may grow {format_short(growth)} times{caveat}"
+    certainty = growth / (growth + 99)  # of somebody who began with odds of 1 to 99
+    guess = f"whoever thought it 1 % likely that somebody took part may be {certainty:.0%} sure after"
+    caveat = ", a weak promise ([privacy.md](privacy.md))" if growth > WEAK_ODDS else ""
+    return f"epsilon {epsilon}: {guess}{caveat}"
 
 
 NEEDS = (
