@@ -118,7 +118,7 @@ def test_uncounted_releases_are_refused(
 
 
 def test_full_participation_rounds_may_be_replayed() -> None:
-    federate_parts(DP, {"name": "retrain"}, **ALL)
+    federate_parts({"name": "withdrawal"}, DP, {"name": "retrain"}, **ALL)
 
 
 def test_retraining_redraws_participants(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,18 @@ import numpy as np
 
 from tacita.core.errors import TacitaError
 from tacita.core.files import nest_parts
-from tacita.core.types import AnyArray, Bools, Broadcast, CohortView, Keys, Longs, Ragged, ServerState, StateUpdate
+from tacita.core.types import (
+    AnyArray,
+    Bools,
+    Broadcast,
+    CohortView,
+    Keys,
+    Longs,
+    Ragged,
+    ServerState,
+    StateUpdate,
+)
+from tacita.federation.client_weights import weigh_upload
 from tacita.federation.clients import (
     Cohort,
     Membership,
@@ -298,8 +309,8 @@ class LocalDevices:
         update = self._filter_state_update(reply)
         view = _with_state_update(view, reply.state_update)
         upload = reply.upload
-        if owner is None:
-            upload = _weigh_upload(federation.weighing_parts, view, upload)
+        if owner is None and federation.weighing_parts:
+            upload = weigh_upload(federation.weighing_parts, view, upload)
         upload, part_updates = _encode_upload(encoders, federation.part_ledgers, view, upload)
         self.clients.put(view.user, update)
         for name, part_update in part_updates.items():
@@ -394,16 +405,6 @@ def empty_local_devices(plan: Plan) -> LocalDevices:
     clients = empty_device_state(plan.backbone, own_rows=plan.config.evaluate.item_table == "personal")
     clients.take_snapshot()
     return LocalDevices(clients)
-
-
-def _weigh_upload(parts: Sequence[Part], view: CohortView, upload: Upload) -> Upload:
-    """Uploads with the factors of the parts that weigh clients."""
-    for part in parts:
-        factor = part.weigh(view, upload)
-        if factor is not None:
-            weight = upload.weight * np.clip(factor, 0.0, 1.0)
-            upload = replace(upload, weight=weight)
-    return upload
 
 
 def _encode_upload(

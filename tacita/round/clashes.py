@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from tacita.core.config import TrainConfig
 from tacita.core.errors import TacitaError
-from tacita.round.part import Part
+from tacita.round.part import Part, forgetting_scope, implements
 from tacita.round.release_rules import check_accounts, check_mean, check_release_order, check_unit
 from tacita.round.serving import SINGLE_SERVER
+from tacita.round.state import Role
 from tacita.round.task import SINGLE_OWNER
 
 
@@ -21,6 +22,25 @@ def check_parts(parts: Sequence[Part], train: TrainConfig, n_items: int) -> None
         check_unit(part, train)
         check_mean(part, train)
         check_accounts(part)
+    check_withdrawals(parts)
+
+
+def check_withdrawals(parts: Sequence[Part]) -> None:
+    """Refuse a part that forgets what devices learned from, where devices would learn from it once more."""
+    for part in parts:
+        scope = set(forgetting_scope(part))
+        forgets_training = implements(part, "on_server") and not scope.isdisjoint({"local", "people"})
+        trains_rows = part.context.backbone.learner == "rows"
+        if forgets_training and trains_rows and not _keeps_withdrawn_items(parts):
+            raise TacitaError(
+                f"part '{part.name}' forgets what devices learned from, and no part keeps withdrawn items out of later "
+                "rounds; list part 'withdrawal' before it, or 'sharing' where users share items."
+            )
+
+
+def _keeps_withdrawn_items(parts: Sequence[Part]) -> bool:
+    specs = [spec for part in parts for spec in part.state(0)]
+    return any(spec.role is Role.WITHDRAWN for spec in specs)
 
 
 def check_single_owners(parts: Sequence[Part]) -> None:

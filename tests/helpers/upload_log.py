@@ -32,6 +32,7 @@ class UploadLog(Part, Unlearning):
     """Devices keep what they sent; who wants to be forgotten sends the sum of it, and trains no more."""
 
     name = "probe-log"
+    scope = ("given",)
     fills = frozenset({"data"})
 
     def state(self, n_users: int) -> Sequence[StateSpec]:

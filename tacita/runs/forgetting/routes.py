@@ -155,7 +155,9 @@ def _route_local(plan: Plan, of_local: Sequence[Part], of_shared: Sequence[Part]
     if of_shared:
         rest = "some of it was shared and some learned from on the device"
     parts = [part for part in plan.forgetting_parts if part in of_local or part in of_shared]
-    reason = f"{rest}, and {_quote_names(of_local)} takes back what devices learned from."
+    has_people_only = all("local" not in forgetting_scope(part) for part in of_local)
+    reach = "takes whole people out of the model" if has_people_only else "takes back what devices learned from"
+    reason = f"{rest}, and {_quote_names(of_local)} {reach}."
     return UnlearningRoute(_part_names(parts), reason)
 
 
