@@ -109,9 +109,7 @@ def takes_back(folder: Path) -> None:
 def test_score_uploads_refuse_budgets_and_row_parts() -> None:
     """Of the four papers FedKDRec stays apart, and each refusal says why."""
     for part in FOUR.PARTS:
-        message = (
-            "no bounded mechanism for scores" if part["name"] == "dpps" else "sends predictions, which it cannot change"
-        )
+        message = "sends predictions, which it cannot change"
         settings = resolve_config({"data": SMALL, "method": "fedkdrec", "parts": [part]}, "the test")
         with pytest.raises(TacitaError, match=message):
             build_plan(settings).learner.check()

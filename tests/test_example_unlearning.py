@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ from helpers.examples import load_example
 from helpers.oracle import federate, make_backbone, make_block, make_stream, started
 from helpers.run_requests import forget_items, unlearning_config
 from tacita.core.errors import TacitaError
-from tacita.core.types import CohortView, Doubles
+from tacita.core.types import Arrays, CohortView, Doubles, ServerState
+from tacita.federation.requests import find_waiting_users
 from tacita.federation.rounds import run_round
 from tacita.messages import Upload
 from tacita.round import registry
 from tacita.round.part import Part
+from tacita.round.state import Role, StateSpec
 from tacita.runs import training
 from tacita.runs.assembly import Machine, assemble
 from tacita.runs.run_folder import open_saved
@@ -59,6 +62,32 @@ def test_a_part_that_forgets_needs_one_that_keeps_withdrawn_items_out() -> None:
     with pytest.raises(TacitaError, match="list part 'withdrawal' before it"):
         assemble(unlearning_config("amnesia"), Machine(threads=1))
     assemble(unlearning_config("withdrawal", "amnesia"), Machine(threads=1))
+
+
+class Queue(Part):
+    """Keeps something of its own under a name that another part gives to users who wait."""
+
+    name = "probe-queue"
+
+    def server_block_start(self, server: ServerState) -> Arrays:
+        return {"waiting": np.array([0.5])}
+
+
+class Patient(Part):
+    """Lets users wait for others."""
+
+    name = "probe-patient"
+
+    def state(self, n_users: int) -> Sequence[StateSpec]:
+        return [StateSpec("late", role=Role.WAITING)]
+
+    def server_block_start(self, server: ServerState) -> Arrays:
+        return {"late": np.array([7], np.uint64)}
+
+
+def test_who_waits_is_read_from_state_with_that_role() -> None:
+    federation = federate(make_stream(make_block(0, 7, LISTS)), make_backbone("mf"), Queue, Patient)
+    assert find_waiting_users(federation, started(federation).server).tolist() == [7]
 
 
 class PerUser(Part):

@@ -26,6 +26,7 @@ from tacita.round.plan import Federation
 from tacita.round.state import StateSpec
 from tacita.runs.assembly import Machine, assemble
 from tacita.runs.ledger import describe_outside
+from tacita.runs.server_view import describe_server_view
 
 WHISPER = {"name": "whisper"}
 
@@ -145,6 +146,11 @@ def test_a_sum_with_one_noise_is_divided_by_people_enrolled(tmp_path: Any) -> No
 def test_persons_are_not_promised_what_silos_train_together() -> None:
     with pytest.raises(TacitaError, match="'whisper' protects persons, and a silo that trains one model"):
         assemble(config_of(silos=4, denominator=4.0), Machine(threads=1))
+
+
+def test_what_the_server_sees_follows_from_the_ledger() -> None:
+    federation = assemble(config_of(), Machine(threads=1))
+    assert describe_server_view(federation) == "each person's clipped update; the model that others get has noise"
 
 
 def test_ledger_and_result_agree_on_the_denominator() -> None:

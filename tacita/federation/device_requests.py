@@ -9,8 +9,8 @@ import numpy as np
 from tacita.core.files import flatten_parts
 from tacita.core.types import Broadcast, CohortView, Longs, Ragged, ServerState
 from tacita.federation.clients import build_user_view
-from tacita.round.capabilities import replaces
 from tacita.round.device_state import PARTS, DeviceState
+from tacita.round.part import implements
 from tacita.round.plan import Federation
 from tacita.round.request import RequestBatch
 from tacita.round.state import Role
@@ -34,12 +34,12 @@ def apply_on_devices(
 
     known_items = list_known_items(clients, federation, users, view_users())
     for name, unlearning in federation.unlearners.items():
-        if replaces(unlearning, "on_device"):
+        if implements(unlearning, "on_device"):
             update = unlearning.on_device(view_users(), requests)
             clients.put(users, flatten_parts({name: update}, PARTS))
     is_redacted = False
     for name, unlearning in federation.unlearners.items():
-        if not replaces(unlearning, "redact"):
+        if not implements(unlearning, "redact"):
             continue
         redacted = unlearning.redact(view_users(), requests)
         if redacted is not None:
@@ -73,7 +73,7 @@ def list_known_items(clients: DeviceState, federation: Federation, users: Longs,
         shared = clients.read_list(name, users)
         known_items = known_items.join_rows(Ragged(shared.ptr, shared.ids))
     for unlearning in federation.unlearners.values():
-        more = unlearning.known_items(view) if replaces(unlearning, "known_items") else None
+        more = unlearning.known_items(view) if implements(unlearning, "known_items") else None
         if more is not None:
             known_items = known_items.join_rows(Ragged(more.ptr, more.ids))
     return known_items

@@ -23,12 +23,11 @@ from tacita.round.capabilities import Unlearning
 from tacita.round.device_state import DeviceState
 from tacita.round.fulfilment import can_retract
 from tacita.round.part import Part
-from tacita.round.plan import Federation
+from tacita.round.plan import Federation, Plan
 from tacita.round.question import Question
 from tacita.round.request import Request, RequestBatch
+from tacita.round.state import Role
 from tacita.round.unlearning_report import PartReports, UnlearningReport
-
-_WAITING_STATE = ("asked", "waiting")  # server state of learners and parts: who waits for others
 
 
 def handle_requests(federation: Federation, progress: Progress, request: Request | RequestBatch) -> PartReports:
@@ -209,11 +208,12 @@ class RequestRounds:
         self.cost.seconds += seconds
 
 
-def find_waiting_users(server: ServerState) -> Keys:
+def find_waiting_users(plan: Plan, server: ServerState) -> Keys:
     """Who asked to take something back, and waits until enough others have asked."""
     keys = [np.zeros(0, np.uint64)]
-    for state in server.parts.values():
-        keys += [state[name] for name in _WAITING_STATE if name in state]
+    for owner, specs in plan.state_specs().items():
+        state = server.parts.get(owner, {})
+        keys += [state[spec.name] for spec in specs if spec.role is Role.WAITING and spec.name in state]
     return np.concatenate(keys)
 
 

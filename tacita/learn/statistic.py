@@ -151,7 +151,10 @@ class StatisticLearner(Learner, Unlearning):
     def state(self, n_users: int) -> Sequence[StateSpec]:
         columns: Arrays = {"block": np.zeros(0, np.int32), "stays": np.zeros(0, bool)}
         log = replace(Ragged.empty(n_users), values=columns)
-        specs = [StateSpec(CONTRIBUTION_LOG, log, Role.REPORTED, persistent=True)]
+        specs = [
+            StateSpec(CONTRIBUTION_LOG, log, Role.REPORTED, persistent=True),
+            StateSpec(PENDING_USERS, role=Role.WAITING),
+        ]
         ledger = self.ledger()
         if ledger is not None:
             accounts = ledger.open_accounts(n_users, self.model.epsilon)

@@ -49,16 +49,17 @@ class RoundPlayer(Protocol):
 class Privacy:
     """A part that noises or counts what leaves. Its accounts are kept on devices as budget, spent and times."""
 
-    covers_all_releases: bool = False
-    """`encode`, `noise_sum` and `decode` also concern answers to other parts' questions."""
-
-    noises_weights: bool = False
-    """Weights of other parts that follow from users' data are in the noised release, and not beside it."""
-
-    refused_learners: ClassVar[Mapping[str, str]] = {}
-    """Learner -> why no bounded mechanism exists for what it sends, in words."""
-
     name: ClassVar[str]
+
+    @property
+    def covers_all_releases(self) -> bool:
+        """`encode`, `noise_sum` and `decode` also concern answers to other parts' questions."""
+        return False
+
+    @property
+    def noises_weights(self) -> bool:
+        """Weights of other parts that follow from users' data are in the noised release, and not beside it."""
+        return False
 
     def ledger(self) -> Ledger | None:
         """What its releases are counted as; None: nothing is counted."""
@@ -152,14 +153,11 @@ class Unlearning:
 class LabEnrolment:
     """A part whose lab users choose something as a block begins; live, users choose by themselves."""
 
-    enrolment_round: int = 0
-    """Rounds of a block before they choose, where that waits for a table that has learned something."""
+    @property
+    def enrolment_round(self) -> int:
+        """Rounds of a block before they choose, where that waits for a table that has learned something."""
+        return 0
 
     def enrol(self, view: CohortView) -> tuple[StateUpdate, RequestBatch | None]:
         """What all with data in a new block choose, and what they ask for because of it."""
         return {}, None
-
-
-def replaces(unlearning: Unlearning, hook: str) -> bool:
-    """Whether something that unlearns overrides a hook, so that costly preparations can be skipped elsewhere."""
-    return getattr(type(unlearning), hook) is not getattr(Unlearning, hook)

@@ -135,18 +135,17 @@ def learner_class(name: str) -> type[Learner]:
 
 def build_learner(context: RunContext, parts: Sequence[Part]) -> Learner:
     """The one learner of a run; parts that cannot work with it are refused."""
-    bringers = {name: cls.find_bringer(parts) for name, cls in _LEARNERS.items()}
-    brought = {name: part for name, part in bringers.items() if part is not None}
-    name = next(iter(brought), context.backbone.learner)
-    learner = learner_class(name)
+    name = context.backbone.learner
     kind = "backbone"
     source = context.backbone.name
-    if name in brought:
-        kind = "part"
-        source = brought[name].name
+    for candidate in reversed(_LEARNERS.values()):
+        bringer = candidate.find_bringer(parts)
+        if bringer is not None:
+            name = candidate.name
+            kind = "part"
+            source = bringer.name
+    learner = learner_class(name)
     for part in parts:
-        if part.privacy is not None and name in part.privacy.refused_learners:
-            raise TacitaError(part.privacy.refused_learners[name])
         if name not in part.works_with:
             raise TacitaError(
                 f"part '{part.name}' changes how item rows are trained, sent or summed, and {kind} '{source}' sends "

@@ -106,6 +106,11 @@ class Part:
     reads_items: ClassVar[bool] = False
     """Its serving reads what users have (`train`) to score with, whatever the backbone does."""
 
+    @property
+    def ignores_ratings(self) -> bool:
+        """It learns what users have as liked, whether they rated it or not."""
+        return False
+
     def __init__(self, config: PartConfig, context: RunContext) -> None:
         self.config = config
         self.context = context
@@ -209,9 +214,9 @@ CORE_HOOKS = _public_methods(Part)
 ALL_HOOKS = (*CORE_HOOKS, *(name for capability in CAPABILITIES for name in _public_methods(capability)))
 
 
-def implements(part: Part | type[Part], hook: str) -> bool:
-    """Whether a part overrides a hook of its own or of a capability."""
-    cls = part if isinstance(part, type) else type(part)
+def implements(owner: Part | Unlearning | type[Part], hook: str) -> bool:
+    """Whether a part, or a learner that unlearns, overrides a hook of its own or of a capability."""
+    cls = owner if isinstance(owner, type) else type(owner)
     for base in (Part, *CAPABILITIES):
         default = vars(base).get(hook)
         if default is not None:

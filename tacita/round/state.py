@@ -18,6 +18,7 @@ class Role(Enum):
     WITHDRAWN = "withdrawn"  # items that the user took back for good
     REPORTED = "reported"  # what of the user may be in the model or in a record of the server
     ACCOUNT = "account"  # what was spent of a privacy budget
+    WAITING = "waiting"  # on the server: keys of users whose requests wait until others ask, too
 
 
 @dataclass(frozen=True)

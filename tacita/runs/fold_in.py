@@ -20,7 +20,6 @@ from tacita.core.types import Block, Broadcast, Floats, Ints, Keys, Ragged
 from tacita.federation.clients import build_user_view, empty_device_state, grow_devices
 from tacita.federation.scoring import DeviceScorer
 from tacita.learn.training import train_cohort
-from tacita.methods.personal.fedrec import VirtualRatings
 from tacita.models.scorer import Scorer
 from tacita.round.device_state import DeviceState
 from tacita.round.part import Part
@@ -117,7 +116,7 @@ def check_fold_in(plan: Plan) -> None:
         sent = plan.learner.sends or plan.learner.name
         raise TacitaError(f"nobody can be folded into a run whose devices send {sent}; train again with them.")
     settings = plan.config.train
-    has_implicit_labels = any(_is_implicit(part) for part in plan.parts)
+    has_implicit_labels = any(part.ignores_ratings for part in plan.parts)
     if settings.objective == "squared" and not has_implicit_labels:
         raise TacitaError(
             "nobody can be folded into a run of train.objective = 'squared': it learns ratings where there are some, "
@@ -127,8 +126,3 @@ def check_fold_in(plan: Plan) -> None:
         raise TacitaError(
             "nobody can be folded into a run of optimiser 'pfedme', which moves whole models; train again with them."
         )
-
-
-def _is_implicit(part: Part) -> bool:
-    """Whether it learns what a person has as 1, ratings or not."""
-    return isinstance(part, VirtualRatings) and part.config.implicit

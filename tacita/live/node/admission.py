@@ -24,7 +24,7 @@ from tacita.live.wire import MOST_PLAYED, RequestHead
 from tacita.messages import Spec
 from tacita.methods import part_class, resolve_parts
 from tacita.privacy.accounting import Event
-from tacita.round.capabilities import replaces
+from tacita.round.part import implements
 from tacita.round.plan import Plan
 from tacita.round.question import Question
 from tacita.runs.assembly import build_plan, check_settings
@@ -202,7 +202,7 @@ def refuse_unknown_question(node_run: NodeRun, question: ReceivedQuestion) -> No
         return
     owner = question.question.owner
     unlearning = node_run.federation.unlearners.get(owner or "")
-    if unlearning is None or not replaces(unlearning, "answer_question"):
+    if unlearning is None or not implements(unlearning, "answer_question"):
         raise unknown_question_error(head)
 
 

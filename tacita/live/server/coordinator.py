@@ -141,7 +141,7 @@ class _Coordinator:
             n_tries = int(result.event.get("tries", 0))
             if n_tries:
                 waiting_users |= users
-            remote.locations.drop_requesters(find_waiting_users(progress.server))
+            remote.locations.drop_requesters(find_waiting_users(self._federation, progress.server))
             self._commit({"event": "request", **result.event}, progress, result)
             if n_tries == MOST_TRIES:
                 self._store.log_event(run, {**result.event, "event": "request stuck"})

@@ -27,7 +27,7 @@ from tacita.privacy.ledger import EARLIER_RUNS, Ledger
 from tacita.privacy.noise import NoiseStream
 from tacita.round.capabilities import Privacy
 from tacita.round.fields import PartFields
-from tacita.round.part import Part, PartConfig, RunContext
+from tacita.round.part import Part, PartConfig
 from tacita.round.registry import register
 from tacita.round.state import StateSpec
 
@@ -49,13 +49,14 @@ class LaplaceNoise(Part, Privacy):
     Config: ClassVar[type[PartConfig]] = LaplaceNoiseConfig
     config: LaplaceNoiseConfig
 
-    def __init__(self, config: PartConfig, context: RunContext) -> None:
-        super().__init__(config, context)
-        self.covers_all_releases = self._is_ldp  # noise as the paper has it minds its own rounds, and keeps nothing
-
     @property
     def _is_ldp(self) -> bool:
         return self.config.mode == "ldp"
+
+    @property
+    def covers_all_releases(self) -> bool:
+        """Noise as the paper has it minds its own rounds, and keeps nothing."""
+        return self._is_ldp
 
     @property
     def scale(self) -> float:

@@ -44,11 +44,6 @@ from tacita.round.part import Part, PartConfig
 from tacita.round.registry import register, register_preset
 from tacita.round.state import StateSpec
 
-NO_SCORES = (
-    "part 'dpps' has no bounded mechanism for scores, which are seen each by itself and swapped, so no epsilon could "
-    "be stated; use a method that sends item rows or a statistic."
-)
-
 
 @register
 class DPPS(Part, Privacy):
@@ -58,7 +53,6 @@ class DPPS(Part, Privacy):
     Config: ClassVar[type[PartConfig]] = DPPSConfig
     config: DPPSConfig
     works_with = ("rows", "statistic")
-    refused_learners: ClassVar[dict[str, str]] = {"scores": NO_SCORES}
     covers_all_releases = True
     noises_weights = True
     _public_fields: ClassVar[tuple[str, ...]] = ("dpps.noise",)

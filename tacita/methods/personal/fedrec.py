@@ -35,6 +35,10 @@ class VirtualRatings(Part):
     Config: ClassVar[type[PartConfig]] = VirtualRatingsConfig
     config: VirtualRatingsConfig
 
+    @property
+    def ignores_ratings(self) -> bool:
+        return self.config.implicit
+
     def check(self, n_items: int) -> None:
         backbone = self.context.scorer
         train = self.context.train

@@ -34,7 +34,7 @@ from tacita.round.fields import ArraySpec, PartFields
 from tacita.round.part import Part, PartConfig
 from tacita.round.registry import register, register_preset
 from tacita.round.request import RequestBatch
-from tacita.round.state import StateSpec
+from tacita.round.state import Role, StateSpec
 from tacita.round.task import LocalTask
 from tacita.round.unlearning_report import CalibratedPath, UnlearningReport
 
@@ -95,7 +95,8 @@ class Retraction(Part, Unlearning):
 
     def state(self, n_users: int) -> Sequence[StateSpec]:
         backbone = self.context.backbone
-        return specify_carried_rows(n_users, backbone.item_width, backbone.private_width)
+        carried_rows = specify_carried_rows(n_users, backbone.item_width, backbone.private_width)
+        return [*carried_rows, StateSpec("waiting", role=Role.WAITING)]
 
     def prepare(self, view: CohortView) -> LocalTask:
         """Keep the private vector as it was before the first round after a checkpoint, to be able to go back."""

@@ -20,7 +20,7 @@ from tacita.kernels.hashing import hash_owners
 from tacita.messages import Upload
 from tacita.methods.sharing.item_lists import average_rows, deduplicate_items, find_listed, merge_lists, subtract_lists
 from tacita.round.capabilities import DeviceQuery, LabEnrolment, RoundPlayer, Unlearning
-from tacita.round.part import Part, PartConfig, RunContext
+from tacita.round.part import Part, PartConfig
 from tacita.round.registry import register
 from tacita.round.request import RequestBatch
 from tacita.round.serving import Purpose, Serving
@@ -58,9 +58,9 @@ class Sharing(Part, Unlearning, LabEnrolment):
     Config: ClassVar[type[PartConfig]] = SharingConfig
     config: SharingConfig
 
-    def __init__(self, config: PartConfig, context: RunContext) -> None:
-        super().__init__(config, context)
-        self.enrolment_round = self.config.after
+    @property
+    def enrolment_round(self) -> int:
+        return self.config.after
 
     def check(self, n_items: int) -> None:
         if self.context.train.silos:

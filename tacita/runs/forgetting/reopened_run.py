@@ -34,7 +34,7 @@ class ReopenedRun:
     @property
     def waiting(self) -> Keys:
         """Who asked to take something back and waits for others."""
-        return find_waiting_users(self.progress.server)
+        return find_waiting_users(self.federation, self.progress.server)
 
     @property
     def residue_users(self) -> frozenset[str]:
