@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +49,8 @@ def test_a_run_is_named_by_an_argument_or_by_an_option(runs: list[Path]) -> None
     for words, message in {
         (): "name one run folder, as an argument or with --run",
         (run,): "name the item, too",
-        ("--run", run, run, item): "name one run folder",
+        ("--run", run, run, item): "the run is named twice",
+        ("--run", run, item, item): "name one run folder",
     }.items():
         assert_refused(["similar", *words], message)
     outs = [call("ledger", *words).out for words in ((run,), ("--run", run))]
@@ -57,6 +61,124 @@ def test_a_run_is_named_by_an_argument_or_by_an_option(runs: list[Path]) -> None
     assert len({Path(page).read_bytes() for page in pages}) == 1
     assert_refused(["report"], "name one run folder or more")
     assert_refused(["ledger"], "name one run folder")
+
+
+def hide_seconds(text: str) -> str:
+    return re.sub(r'("[a-z_]*seconds[a-z_]*": )[-0-9.e]+', r"\1...", text)
+
+
+@pytest.mark.parametrize(
+    ("verb", "more"),
+    [
+        ("recommend", "--user u1 --json"),
+        ("explain", "--user u1 --item i3 --json"),
+        ("ledger", "--json"),
+        ("forget", "--user nobody --all"),
+        ("share", "--user nobody --all"),
+        ("unshare", "--user nobody --all"),
+        ("audit tally", "--brief --set x=1"),
+        ("audit order", "--set x=1"),
+        ("audit scores", "--set x=1"),
+        ("audit forget", "--requests 0.5 --json"),
+    ],
+)
+def test_every_verb_takes_the_run_first_or_by_its_option(runs: list[Path], verb: str, more: str) -> None:
+    """The answer is the same, and so is a refusal; a run that is named twice is refused."""
+    run = str(runs[0])
+    first = call(*verb.split(), run, *more.split())
+    by_option = call(*verb.split(), "--run", run, *more.split())
+    assert (first.code, hide_seconds(first.out), first.err) == (
+        by_option.code,
+        hide_seconds(by_option.out),
+        by_option.err,
+    )
+    assert first.out or "named" not in first.err
+    assert_refused([*verb.split(), run, "--run", run, *more.split()], f"the run is named twice, as {run}")
+    assert call(*verb.split(), *more.split()).code == 2
+
+
+def test_a_report_takes_its_runs_one_way(runs: list[Path]) -> None:
+    assert_refused(["report", str(runs[0]), "--run", str(runs[1])], "runs are named twice")
+
+
+# Reasons
+
+
+def test_reasons_stand_beside_recommendations(runs: list[Path]) -> None:
+    run = tc.load(runs[3])
+    lists = json.loads(call("recommend", str(runs[3]), "--user", "u1", "-k", "3", "--why", "--json").out)
+    assert [entry["item"] for entry in lists["u1"]] == run.recommend("u1", 3)["item"].to_list()
+    for entry in lists["u1"]:
+        expected = run.explain("u1", entry["item"], 3)
+        assert [reason["item"] for reason in entry["why"]["items"]] == expected["item"].to_list()
+        assert entry["why"]["basis"] == "left out"
+    output = call("recommend", str(runs[3]), "--user", "u1", "-k", "3", "--why")
+    assert "because of" in output.out
+    strongest = lists["u1"][0]["why"]["items"][0]
+    assert strongest["effect"] > 0
+    assert strongest["item"] in output.out
+    for more in ("--all", "--history i3", "--user u1 --out x.csv"):
+        assert_refused(["recommend", str(runs[3]), "--why", *more.split()], "--why goes with --user")
+
+
+def test_an_item_is_explained(runs: list[Path]) -> None:
+    for folder in (runs[0], runs[3]):
+        expected = tc.load(folder).explain("u1", "i3", 4)
+        ask = ("explain", str(folder), "--user", "u1", "--item", "i3", "-k", "4")
+        assert json.loads(call(*ask, "--json").out) == expected.to_dicts()
+        output = call(*ask)
+        assert "why item i3 for user u1" in output.out
+        assert all(item in output.out for item in expected["item"])
+        assert "no epsilon" in output.out
+    assert call(*ask, "--out", "why.csv").code == 0
+    assert pl.read_csv("why.csv")["item"].to_list() == expected["item"].to_list()
+    run = str(runs[0])
+    assert_refused(["explain", run, "--user", "u1"], "name both")
+    assert_refused(["explain", run, "--user", "nobody", "--item", "i3"], "user 'nobody'")
+    assert_refused(["explain", run, "--user", "u1", "--item", "nope"], "item 'nope'")
+
+
+# Methods of one's own
+
+
+OWN_METHOD = """
+from typing import ClassVar
+from tacita.round.part import Part, PartConfig
+from tacita.round.registry import register, register_preset
+
+class QuietConfig(PartConfig):
+    loudness: float = 1.0
+
+@register
+class QuietPart(Part):
+    name = "quiet-part"
+    Config: ClassVar[type[PartConfig]] = QuietConfig
+
+register_preset("quiet-method", {"name": "quiet-part"})
+"""
+
+
+def test_every_verb_that_opens_a_run_takes_a_method_of_ones_own() -> None:
+    """Each verb in a process of its own, where nothing else has imported the file."""
+    Path("quiet.py").write_text(OWN_METHOD, encoding="utf-8")
+    train = ["train", "--data", SMALL_DATA, "--method", "quiet-method", "--rounds", "1", "--no-controls"]
+    verbs = [
+        [*train, "--out", "run", "--quiet"],
+        ["recommend", "run", "--user", "u1", "--why"],
+        ["similar", "run", "i3"],
+        ["explain", "run", "--user", "u1", "--item", "i3"],
+        ["ledger", "run"],
+        ["report", "run"],
+        ["settings", "quiet-part"],
+        ["forget", "run", "--user", "u1", "--all"],
+    ]
+    for words in verbs:
+        command = [sys.executable, "-m", "tacita", *words]
+        done = subprocess.run([*command, "--import", "quiet.py"], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, (words, done.stderr)
+    without = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert without.returncode == 2
+    assert "unknown method 'quiet-method'" in without.stderr
 
 
 def test_recommendations_for_all_users_are_written_to_a_file(runs: list[Path]) -> None:

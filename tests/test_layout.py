@@ -163,7 +163,8 @@ def is_verb(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """Whether a function of the command line is a verb, registered wherever: typer reads its parameters."""
     messages = [ast.unparse(entry.annotation) for entry in (*node.args.args, *node.args.kwonlyargs) if entry.annotation]
     return any(
-        entry.startswith("Annotated[") and ("typer.Option(" in entry or "typer.Argument(" in entry)
+        entry == "RunArgument"
+        or (entry.startswith("Annotated[") and ("typer.Option(" in entry or "typer.Arg" in entry))
         for entry in messages
     )
 
@@ -191,6 +192,7 @@ def test_functions_are_short_and_take_few_values() -> None:
     [
         ("def train(out: Annotated[Path, typer.Option(help='x')]): ...", True),
         ("def show(table: Annotated[str, typer.Argument()], as_json: AsJson = False): ...", True),
+        ("def share(folder: RunArgument = None, user: User = None): ...", True),
         ("def _begin(out: Path, quiet: bool): ...", False),
         ("def tell(out: Annotated[Path, Strict()]): ...", False),
     ],

@@ -32,6 +32,7 @@ from tacita.report.pages import write_report
 from tacita.round.task import CohortTask
 from tacita.runs import assembly, loaded_run, serving
 from tacita.runs.fold_in import freeze_shared, score_newcomers
+from tacita.runs.forgetting.certificate import Certificate
 from tacita.runs.run_folder import read_lists
 
 SMALL = "synthetic:users=60,items=40,per_user=12"
@@ -860,3 +861,74 @@ def test_fold_in_uses_the_current_rounds_of_the_folder(mf: tc.Run, tmp_path: Pat
     after = run.fold_in(["i3", "i4"], 5)
     assert_frame_equal(after, tc.load(folder).fold_in(["i3", "i4"], 5))
     assert not after.equals(before)
+
+
+# Requests
+
+
+@pytest.fixture
+def shared_run(tmp_path: Path) -> tc.Run:
+    settings: dict[str, Any] = {"train": {"rounds": 2}, "evaluate": {"controls": False}, "split": {"kind": "random"}}
+    return tc.train(SMALL, method="fedshare", backbone="lightgcn", out=tmp_path / "shared", **settings)
+
+
+def test_forget_does_what_the_command_does(tally: tc.Run, tmp_path: Path) -> None:
+    for name in ("python", "command"):
+        shutil.copytree(tally.folder, tmp_path / name)
+    run = tc.load(tmp_path / "python")
+    history = run.explain("u1", "i3", 300)["item"].to_list()
+    certificate = run.forget("u1", history[:2])
+    assert certificate is not None
+    assert isinstance(certificate, Certificate)
+    assert certificate.request.scope == "items"
+    assert certificate.request.n_items == 2
+    with pytest.raises(SystemExit):
+        main(["forget", str(tmp_path / "command"), "--user", "u1", "--items", ",".join(history[:2])])
+    other = tc.load(tmp_path / "command")
+    assert_frame_equal(run.recommend(k=5), other.recommend(k=5))
+    assert not {*history[:2]} & set(run.explain("u1", "i3", 300)["item"])
+    written = json.loads((run.folder / "forget-1.json").read_text())
+    assert written == certificate.to_json()
+    whole = run.forget(["u2", "u3"], verify=True)
+    assert whole is not None
+    assert whole.request.scope == "user"
+    assert whole.verdict.startswith("pass")
+    assert set(run.recommend(["u2", "u3"], 3)["basis"]) == {"popularity"}
+    with pytest.warns(UserWarning, match="already forgotten"):
+        assert run.forget("u2") is None
+
+
+def test_forget_takes_a_table_of_pairs(tally: tc.Run, tmp_path: Path) -> None:
+    run = tc.load(shutil.copytree(tally.folder, tmp_path / "copy"))
+    pairs = {"user": ["u1", "u2"], "item": [run.explain(user, "i3", 1)["item"][0] for user in ("u1", "u2")]}
+    certificate = run.forget(pairs)
+    assert certificate is not None
+    assert len(certificate.request.subjects) == 2
+    for users, items, words in (
+        (pairs, "i3", "leave out items"),
+        (["u1", "u2"], ["i3"], "items are one user's"),
+        ([], None, "nobody is named"),
+        ("nobody", None, "user 'nobody' is not in"),
+        ("u1", "nope", "item 'nope' is not in"),
+    ):
+        with pytest.raises(tc.TacitaError, match=words) as error:
+            run.forget(users, items)
+        assert "--" not in str(error.value)
+
+
+def test_people_share_and_take_back(shared_run: tc.Run) -> None:
+    with pytest.warns(UserWarning, match="shares nothing"):
+        assert shared_run.unshare("u1") is None
+    assert shared_run.share("u1") > 0
+    with pytest.warns(UserWarning, match="already"):
+        assert shared_run.share("u1") == 0
+    certificate = shared_run.unshare("u1")
+    assert isinstance(certificate, Certificate)
+    assert certificate.request.scope == "shared_edges"
+    with pytest.warns(UserWarning, match="taken back"):
+        assert shared_run.unshare("u1") is None
+
+
+def test_a_run_without_sharing_says_so(tally: tc.Run) -> None:
+    with pytest.raises(tc.TacitaError, match="shar"):
+        tally.share("u1")

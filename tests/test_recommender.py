@@ -12,6 +12,7 @@ import pytest
 
 import tacita as tc
 from tacita.core.errors import TacitaError
+from tacita.runs.run_folder import read_lists
 
 EVALUATE = {"k": [5], "select_by": "ndcg@5", "controls": False}
 
@@ -108,6 +109,20 @@ def test_an_explanation_is_what_the_score_loses(fitted: tc.Recommender) -> None:
         assert total == pytest.approx(run.scores("u1", ["i4"])["score"][0], rel=1e-4, abs=1e-5)
     strongest = explained["item"][0]
     assert strongest in set(CLICKS.filter(pl.col("user") == "u1")["item"])
+
+
+def test_an_explanation_reaches_items_of_earlier_blocks(tmp_path: Path) -> None:
+    """A person who came back with nothing new still has reasons."""
+    settings = {"split": {"kind": "blocks"}, "evaluate": EVALUATE}
+    run = tc.train(CLICKS, backbone="tally", out=tmp_path / "blocks", quiet=True, **settings)
+    models = run._load_models()
+    past = read_lists(models.saved.client_arrays, "past")
+    user = int(np.flatnonzero(past.counts())[0])
+    explained = run.explain(run.users[user], "i4", k=300)
+    own_items = {run.items[item] for item in past.row(user)}
+    assert own_items <= set(explained["item"])
+    assert len(set(explained["item"])) == explained.height
+    assert explained["effect"].abs().max() > 0
 
 
 def test_a_model_of_rows_says_that_items_are_only_alike(tmp_path: Path) -> None:

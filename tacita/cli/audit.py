@@ -9,7 +9,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tacita.cli import console, result_tables
-from tacita.cli.options import AsJson, Columns, DataDir, Quiet, Sets, Threads, merge_settings, parse_columns
+from tacita.cli.audit_tables import format_attack, show_audit
+from tacita.cli.options import (
+    AsJson,
+    Columns,
+    DataDir,
+    Imports,
+    Quiet,
+    RunArgument,
+    RunOption,
+    Sets,
+    Threads,
+    choose_run,
+    find_run,
+    import_modules,
+    merge_settings,
+    parse_columns,
+)
 from tacita.core.errors import TacitaError
 
 if TYPE_CHECKING:
@@ -22,7 +38,8 @@ audit_app = typer.Typer(no_args_is_help=True, help="Attacks: what a release give
 
 @audit_app.command("tally")
 def audit_tally(
-    run: Annotated[Path | None, typer.Option("--run", help="Run folder whose settings are audited.")] = None,
+    folder: RunArgument = None,
+    named: RunOption = None,
     data: Annotated[str | None, typer.Option("--data", help="Dataset name or file, with default settings.")] = None,
     brief: Annotated[bool, typer.Option("--brief", help="Only the settings of the run.")] = False,
     epsilon: Annotated[
@@ -30,6 +47,7 @@ def audit_tally(
     ] = None,
     sets: Sets = None,
     columns: Columns = "",
+    imports: Imports = None,
     data_dir: DataDir = None,
     threads: Threads = 0,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for the table (CSV) and a picture (PNG).")] = None,
@@ -45,7 +63,7 @@ def audit_tally(
 
     `tacita audit tally --data ml-100k --out audits`
 
-    `tacita audit tally --run runs/mine --brief --json`
+    `tacita audit tally runs/mine --brief --json`
 
     `tacita audit tally --data ml-100k --epsilon 1 --epsilon 8`
 
@@ -55,7 +73,8 @@ def audit_tally(
     from tacita.research.audit import tally_settings as audit
     from tacita.runs import assembly
 
-    config = _load_config(run, {"data": data, "backbone.name": "tally"}, sets, columns)
+    import_modules(imports)
+    config = _load_config(find_run(folder, named), {"data": data, "backbone.name": "tally"}, sets, columns)
     machine = assembly.Machine(threads, data_dir=data_dir)
     budgets = _list_budgets(config, epsilon)
     if budgets:
@@ -69,7 +88,7 @@ def audit_tally(
     if as_json:
         console.print_json(result)
         return
-    _show_audit(result)
+    show_audit(result)
 
 
 def _list_budgets(config: RunConfig, epsilon: list[float] | None) -> list[float]:
@@ -93,7 +112,7 @@ def _load_config(run: Path | None, flags: dict[str, Any], sets: list[str] | None
     from tacita.runs.serving import open_run
 
     if (run is None) == (flags["data"] is None):
-        raise TacitaError("say what to audit: either --run FOLDER or --data NAME.")
+        raise TacitaError("say what to audit: either a run folder, RUN or --run RUN, or --data NAME.")
     if run is None:
         roles = parse_columns(columns) or None
         settings = merge_settings(None, {**flags, "columns": roles}, sets or [])
@@ -138,13 +157,15 @@ def _audit_budgets(
 
 @audit_app.command("order")
 def audit_order(
-    run: Annotated[Path | None, typer.Option("--run", help="Run folder whose settings are audited.")] = None,
+    folder: RunArgument = None,
+    named: RunOption = None,
     data: Annotated[str | None, typer.Option("--data", help="Dataset name or file, with default settings.")] = None,
     epsilon: Annotated[
         list[float] | None, typer.Option("--epsilon", help="Who took part under this budget; repeat for more.")
     ] = None,
     sets: Sets = None,
     columns: Columns = "",
+    imports: Imports = None,
     data_dir: DataDir = None,
     threads: Threads = 0,
     out: Annotated[
@@ -167,7 +188,8 @@ def audit_order(
     from tacita.research.audit.order import audit_order as audit
     from tacita.runs import assembly
 
-    config = _load_config(run, {"data": data, "backbone.name": "tally-order"}, sets, columns)
+    import_modules(imports)
+    config = _load_config(find_run(folder, named), {"data": data, "backbone.name": "tally-order"}, sets, columns)
     machine = assembly.Machine(threads, data_dir=data_dir)
     budgets = _list_budgets(config, epsilon)
     if budgets:
@@ -180,31 +202,16 @@ def audit_order(
     if as_json:
         console.print_json(result)
         return
-    rows = [_format_attack(name, attack) for name, attack in result["attacks"].items()]
+    rows = [format_attack(name, attack) for name, attack in result["attacks"].items()]
     title = f"B' of {result['data']}, {result['people']:,} people"
     result_tables.show_table(title, rows, left_aligned=("attack",))
     console.print_note("A smaller figure is no protection: these are two readers; another may find more. No epsilon.")
 
 
-def _format_attack(name: str, attack: dict[str, Any]) -> dict[str, str]:
-    labels = {"membership": "took part, 90 % of the line known (AUC)", "canary": "planted line's last item, named"}
-    return {
-        "attack": labels[name],
-        "found": _format_figure(name, attack["found"], attack["of"]),
-        "control": _format_figure(name, attack["control"], attack["of_control"]),
-    }
-
-
-def _format_figure(name: str, value: float | None, n: int) -> str:
-    """An AUC, or the share of planted lines as a count."""
-    if value is None:
-        return "–"
-    return f"{value:.3f}" if name == "membership" else f"{round(value * n)} of {n}"
-
-
 @audit_app.command("scores")
 def audit_scores(
-    run: Annotated[Path | None, typer.Option("--run", help="Run folder whose settings are audited.")] = None,
+    folder: RunArgument = None,
+    named: RunOption = None,
     data: Annotated[str | None, typer.Option("--data", help="Dataset name or file, with fedkdrec's settings.")] = None,
     method: Annotated[
         str | None, typer.Option("--method", help="With --data: another method that sends scores.")
@@ -212,6 +219,7 @@ def audit_scores(
     rounds: Annotated[int, typer.Option("--rounds", min=1, max=1000, help="Rounds that are listened to.")] = 10,
     sets: Sets = None,
     columns: Columns = "",
+    imports: Imports = None,
     data_dir: DataDir = None,
     threads: Threads = 0,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for the table (Markdown, CSV).")] = None,
@@ -226,12 +234,14 @@ def audit_scores(
 
     `tacita audit scores --data ml-100k --out audits`
 
-    `tacita audit scores --run runs/mine --rounds 20 --json`
+    `tacita audit scores runs/mine --rounds 20 --json`
     """
     from tacita.report import score_audit
     from tacita.research.audit import curious_server
     from tacita.runs.assembly import Machine
 
+    import_modules(imports)
+    run = find_run(folder, named)
     if run is not None and method is not None:
         raise TacitaError("--method goes with --data: a run folder has its own.")
     config = _load_config(run, {"data": data, "method": method or "fedkdrec"}, sets, columns)
@@ -253,13 +263,15 @@ def audit_scores(
 
 @audit_app.command("forget")
 def audit_forget(
-    run: Annotated[Path, typer.Argument(help="Run folder of a method that takes data back.")],
+    folder: RunArgument = None,
+    named: RunOption = None,
     requests: Annotated[
         float, typer.Option("--requests", min=0.001, max=1.0, help="Share of the sharers, or of all, who withdraw.")
     ] = 0.3,
     brief: Annotated[
         bool, typer.Option("--brief", help="The run's own model: nothing planted, nobody held out.")
     ] = False,
+    imports: Imports = None,
     data_dir: DataDir = None,
     threads: Threads = 0,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for the table (Markdown, CSV).")] = None,
@@ -278,6 +290,8 @@ def audit_forget(
     from tacita.research.audit import forgetting
     from tacita.runs.assembly import Machine
 
+    run = choose_run(folder, named, "tacita audit forget runs/mine")
+    import_modules(imports)
     with console.show_progress("models", quiet) as tell:
         machine = Machine(threads, data_dir=data_dir)
         result = forgetting.audit_forgetting(run, requests, not brief, machine, tell)
@@ -294,46 +308,6 @@ def audit_forget(
     console.print_note("; ".join(models) + ".")
     for line in forgetting_audit.list_notes(result):
         console.print_note(line)
-
-
-def _show_audit(result: dict[str, Any]) -> None:
-    from tacita.report import tally_audit as report_audit
-
-    rows = []
-    for row in result["rows"]:
-        setting = report_audit.name_setting(result, row)
-        rows.append({"setting": setting, **_format_row(row)})
-    result_tables.show_bench({"data": result["data"], "users in each block": str(result["users"]), "rows": rows}, False)
-    for row in result["rows"]:
-        setting = report_audit.name_setting(result, row)
-        result_tables.show_bench({"setting": setting, "rows": _list_attacks(row["attacks"])}, False)
-    console.print_note("Control: the same attack where the person, or the answer, is not in the release.")
-    readable = f"{result['bytes_up_readable']:,.0f} bytes as a readable list"
-    maskable = f"{result['bytes_up_maskable'] / 1e6:.2f} MB in a form that can be masked"
-    console.print_note(f"Up per client: {readable}, {maskable}.")
-
-
-def _list_attacks(attacks: dict[str, Any]) -> list[dict[str, str]]:
-    from tacita.report import tally_audit as report_audit
-
-    rows = []
-    for name, label in report_audit.ATTACKS.items():
-        success = report_audit.format_figure(name, attacks[name])
-        control = report_audit.format_figure(name, attacks[name], "control")
-        rows.append({"attack": label, "found": success, "control": control})
-    return rows
-
-
-def _format_row(row: dict[str, Any]) -> dict[str, str]:
-    """The cost of a setting, and how many people peeling reads in each block."""
-    from tacita.report.tally_audit import find_metric
-
-    metric = find_metric(row)
-    return {
-        metric: f"{row[metric]:.4f}",
-        "peeled, each block": " / ".join(map(str, row["peeled"])),
-        "MB down": f"{row['bytes_down'] / 1e6:.2f}",
-    }
 
 
 @audit_app.command("canary")

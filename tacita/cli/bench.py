@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tacita.cli import console, result_tables
-from tacita.cli.options import AsJson, DataDir, Threads
+from tacita.cli.options import AsJson, DataDir, Imports, Threads, import_modules
 from tacita.core.errors import TacitaError
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def bench_rounds(
         Path | None,
         typer.Option(help="Another checkout of tacita: time its rounds and these in turns, instead of the naive loop."),
     ] = None,
+    imports: Imports = None,
     data_dir: DataDir = None,
     threads: Threads = 0,
     as_json: AsJson = False,
@@ -53,6 +54,7 @@ def bench_rounds(
     from tacita.research.bench import harness
     from tacita.runs import assembly
 
+    import_modules(imports)
     machine = assembly.Machine(threads, data_dir=data_dir)
     if method is not None:
         if against is not None:

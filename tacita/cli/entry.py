@@ -40,6 +40,7 @@ for verb in (
     train.train,
     serving.recommend,
     serving.similar,
+    serving.explain,
     serve.serve,
     train.report,
     methods.methods,

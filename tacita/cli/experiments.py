@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tacita.cli import console, result_tables
-from tacita.cli.options import AsJson, Columns, DataDir, Quiet, Sets, merge_settings, parse_columns
+from tacita.cli.options import (
+    AsJson,
+    Columns,
+    DataDir,
+    Imports,
+    Quiet,
+    Sets,
+    import_modules,
+    merge_settings,
+    parse_columns,
+)
 from tacita.core.errors import TacitaError
 
 if TYPE_CHECKING:
@@ -116,6 +126,7 @@ def tune(
         int | None, typer.Option(min=1, help="With --paper: most rounds of a trial (default: the table's).")
     ] = None,
     workers: Annotated[int, typer.Option(min=0, help="With --paper: processes; 0: one per core.")] = 0,
+    imports: Imports = None,
     sets: Sets = None,
     columns: Columns = "",
     data_dir: DataDir = None,
@@ -141,6 +152,7 @@ def tune(
     from tacita.research.experiments.tuning import build_tuning_config
     from tacita.runs.assembly import Machine
 
+    import_modules(imports)
     hides_notes = quiet or as_json
     if paper:
         if sets or columns:

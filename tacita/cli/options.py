@@ -80,11 +80,16 @@ def complete_backbone(incomplete: str) -> list[str]:
     return [name for name in list_backbones() if name.startswith(incomplete)]
 
 
-def choose_run(argument: Path | None, option: Path | None, example: str) -> Path:
-    """The one run folder of a command line, named as the first argument or by --run."""
+def find_run(argument: Path | None, option: Path | None) -> Path | None:
+    """The run folder of a command line, named as the first argument or by --run; None: there is none."""
     if argument is not None and option is not None:
         raise TacitaError(f"the run is named twice, as {argument} and by --run {option}; leave one out.")
-    run = argument if argument is not None else option
+    return argument if argument is not None else option
+
+
+def choose_run(argument: Path | None, option: Path | None, example: str) -> Path:
+    """The one run folder of a command line."""
+    run = find_run(argument, option)
     if run is None:
         raise TacitaError(f"name one run folder, as an argument or with --run, as in `{example}`.")
     return run
@@ -93,6 +98,8 @@ def choose_run(argument: Path | None, option: Path | None, example: str) -> Path
 def split_run_argument(run: Path | None, words: list[str | None], example: str) -> tuple[Path, str | None]:
     """A run folder, named by --run or as the first argument, and the argument after it, if there is one."""
     arguments = [word for word in words if word is not None]
+    if run is not None and arguments and (Path(arguments[0]) / "config.toml").is_file():
+        raise TacitaError(f"the run is named twice, as {arguments[0]} and by --run {run}; leave one out.")
     if run is None and arguments:
         run = Path(arguments.pop(0))
     if run is None or len(arguments) > 1:

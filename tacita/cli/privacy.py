@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tacita.cli import console
-from tacita.cli.options import AsJson, DataDir, RunOption, Threads, split_list, split_run_argument
+from tacita.cli.options import (
+    AsJson,
+    DataDir,
+    Imports,
+    RunArgument,
+    RunOption,
+    Threads,
+    choose_run,
+    import_modules,
+    split_list,
+    split_run_argument,
+)
 from tacita.core.errors import TacitaError
 
 if TYPE_CHECKING:
@@ -29,7 +40,8 @@ Verify = Annotated[bool, typer.Option("--verify", help="Train again on what rema
 
 
 def forget(
-    run: Annotated[Path, typer.Option("--run", help="Run folder.")],
+    folder: RunArgument = None,
+    named: RunOption = None,
     user: User = None,
     items: Items = None,
     everything: Everything = False,
@@ -41,6 +53,7 @@ def forget(
     now: Annotated[bool, typer.Option("--now", help="Do not wait for others where retractions are held.")] = False,
     retrain: RetrainFlag = False,
     verify: Verify = False,
+    imports: Imports = None,
     data_dir: DataDir = None,
     threads: Threads = 0,
     as_json: AsJson = False,
@@ -49,15 +62,17 @@ def forget(
 
     Examples:
 
-    `tacita forget --run runs/mine --user 196 --items 242,393`
+    `tacita forget runs/mine --user 196 --items 242,393`
 
-    `tacita forget --run runs/mine --user 196 --all --verify`
+    `tacita forget runs/mine --user 196 --all --verify`
 
-    `tacita forget --run runs/mine --calibrate 20`
+    `tacita forget runs/mine --calibrate 20`
     """
     from tacita.runs.assembly import Machine
     from tacita.runs.forgetting.request_service import submit_request
 
+    run = choose_run(folder, named, "tacita forget runs/mine --user 196 --all")
+    import_modules(imports)
     machine = Machine(threads, data_dir=data_dir)
     if calibrate is not None:
         other_options = {
@@ -87,13 +102,15 @@ def _check_calibrates_alone(other_options: dict[str, Any]) -> None:
 
 
 def unshare(
-    run: Annotated[Path, typer.Option("--run", help="Run folder.")],
+    folder: RunArgument = None,
+    named: RunOption = None,
     user: User = None,
     items: Items = None,
     everything: Everything = False,
     requests: FromFile = None,
     retrain: RetrainFlag = False,
     verify: Verify = False,
+    imports: Imports = None,
     data_dir: DataDir = None,
     threads: Threads = 0,
     as_json: AsJson = False,
@@ -102,13 +119,15 @@ def unshare(
 
     Examples:
 
-    `tacita unshare --run runs/mine --user 196 --items 242,393`
+    `tacita unshare runs/mine --user 196 --items 242,393`
 
-    `tacita unshare --run runs/mine --from requests.csv --verify`
+    `tacita unshare runs/mine --from requests.csv --verify`
     """
     from tacita.runs.assembly import Machine
     from tacita.runs.forgetting.request_service import submit_request
 
+    run = choose_run(folder, named, "tacita unshare runs/mine --user 196 --all")
+    import_modules(imports)
     request = replace(_parse_request("unshare", user, items, everything, requests), retrain=retrain)
     with console.show_clock("taking it back", quiet=as_json):
         result = submit_request(run, request, verify, Machine(threads, data_dir=data_dir))
@@ -116,11 +135,13 @@ def unshare(
 
 
 def share(
-    run: Annotated[Path, typer.Option("--run", help="Run folder.")],
+    folder: RunArgument = None,
+    named: RunOption = None,
     user: User = None,
     items: Items = None,
     everything: Everything = False,
     requests: FromFile = None,
+    imports: Imports = None,
     data_dir: DataDir = None,
     threads: Threads = 0,
     as_json: AsJson = False,
@@ -129,11 +150,13 @@ def share(
 
     Examples:
 
-    `tacita share --run runs/mine --user 196 --items 242,393`
+    `tacita share runs/mine --user 196 --items 242,393`
     """
     from tacita.runs.assembly import Machine
     from tacita.runs.forgetting.request_service import submit_request
 
+    run = choose_run(folder, named, "tacita share runs/mine --user 196 --items 242,393")
+    import_modules(imports)
     request = _parse_request("share", user, items, everything, requests)
     with console.show_clock("sharing", quiet=as_json):
         result = submit_request(run, request, False, Machine(threads, data_dir=data_dir))
@@ -159,6 +182,7 @@ def ledger(
     ] = None,
     named: RunOption = None,
     user: User = None,
+    imports: Imports = None,
     as_json: AsJson = False,
 ) -> None:
     """What releases have cost people's privacy budgets: spent, left, by event.
@@ -180,6 +204,7 @@ def ledger(
     if person is not None and user is not None:
         raise TacitaError("a user is named twice; leave out --user.")
     user = person if user is None else user
+    import_modules(imports)
     account = read_run_ledger(run, user)
     if as_json:
         console.print_json(account)

@@ -164,6 +164,15 @@ def _add_entry(table: Table, entry: TableEntry, labels: Mapping[str, str]) -> No
     table.add_row(*map(escape, texts), entry.verdict, style=colours.get(entry.verdict, ""))
 
 
+def _format_reasons(why: Row) -> str:
+    """The items that speak for another, by title where there is one; who has none, or only others, gets no reason."""
+    names = []
+    for reason in why["items"]:
+        if reason["effect"] is not None and reason["effect"] > 0:
+            names.append(str(reason["title"] or reason["item"]))
+    return "; ".join(names)
+
+
 def show_recommendations(user: str, items: Sequence[Row], wanted: int = 0) -> None:
     has_titles = any(item["title"] for item in items)
     is_popularity = any(item.get("basis") == "popularity" for item in items)
@@ -177,11 +186,17 @@ def show_recommendations(user: str, items: Sequence[Row], wanted: int = 0) -> No
     if has_titles:
         table.add_column("title", justify="left", overflow="fold")
     table.add_column(value, justify="right", overflow="fold")
+    has_reasons = any("why" in item for item in items)
+    if has_reasons:
+        table.add_column("because of", justify="left", overflow="fold")
     for place, item in enumerate(items, 1):
         cells = [str(place), escape(item["item"])]
         if has_titles:
             cells.append(escape(item["title"] or ""))
-        table.add_row(*cells, f"{item['score']:.4g}")
+        cells.append(f"{item['score']:.4g}")
+        if has_reasons:
+            cells.append(escape(_format_reasons(item["why"])))
+        table.add_row(*cells)
     Screen().print(table)
     if len(items) < wanted:
         print_note(f"Only {len(items)} items are left that user {user} does not know; --seen lists the others too.")

@@ -1,4 +1,4 @@
-"""The verbs that query a run: recommendations for its people, and items that are alike."""
+"""The verbs that query a run: recommendations for its people, their reasons, and items that are alike."""
 
 from __future__ import annotations
 
@@ -8,18 +8,32 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tacita.cli import console, result_tables
-from tacita.cli.options import AsJson, HowMany, RunOption, split_list, split_run_argument
+from tacita.cli.options import (
+    AsJson,
+    HowMany,
+    Imports,
+    RunArgument,
+    RunOption,
+    choose_run,
+    import_modules,
+    split_list,
+    split_run_argument,
+)
 from tacita.core.errors import TacitaError
 
 if TYPE_CHECKING:
     from tacita.data.frames import Frame
+    from tacita.runs.loaded_run import LoadedRun
     from tacita.runs.serving import Run
+
+TableOut = Annotated[Path | None, typer.Option("--out", help="Write the table to a .parquet or .csv file.")]
 
 MOST_ROWS = 1000  # that are printed for people
 
 
 def recommend(
-    run: Annotated[Path, typer.Option("--run", help="Run folder.")],
+    folder: RunArgument = None,
+    named: RunOption = None,
     user: Annotated[list[str] | None, typer.Option("--user", help="Raw user id; repeat for more.")] = None,
     all_users: Annotated[bool, typer.Option("--all", help="Everybody in the run.")] = False,
     history: Annotated[
@@ -30,26 +44,34 @@ def recommend(
     include_seen: Annotated[bool, typer.Option("--seen", help="Also items the user already knows.")] = False,
     exclude: Annotated[str, typer.Option(metavar="A,B,...", help="Items that nobody gets.")] = "",
     include: Annotated[str, typer.Option(metavar="A,B,...", help="Only these items.")] = "",
-    out: Annotated[Path | None, typer.Option("--out", help="Write the table to a .parquet or .csv file.")] = None,
+    why: Annotated[
+        bool, typer.Option("--why", help="With --user: the user's own items that speak most for each.")
+    ] = False,
+    out: TableOut = None,
+    imports: Imports = None,
     as_json: AsJson = False,
 ) -> None:
     """Top items for users of a run, for all of them, or for a history, with raw ids and titles.
 
     Examples:
 
-    `tacita recommend --run runs/first --user 196 -k 10`
+    `tacita recommend runs/first --user 196 -k 10 --why`
 
-    `tacita recommend --run runs/first --all --out recs.parquet`
+    `tacita recommend runs/first --all --out recs.parquet`
 
-    `tacita recommend --run runs/first --history 50,181,172 --exclude 1`
+    `tacita recommend runs/first --history 50,181,172 --exclude 1`
     """
     from tacita.data.frames import check_ending
     from tacita.runs import loaded_run, serving
 
+    run = choose_run(folder, named, "tacita recommend runs/first --user 196")
     users = [text.strip() for text in user or ()]
     _check_audience(bool(users), all_users, history is not None)
+    if why and (not users or out is not None):
+        raise TacitaError("--why goes with --user, on the screen or as --json; leave it out for files and others.")
     if out is not None:
         check_ending(out)
+    import_modules(imports)
     opened = serving.open_run(run)
     models = loaded_run.load_run(run)
     included = split_list(include) if include else None
@@ -67,9 +89,20 @@ def recommend(
         table = serving.build_recommendations(models, selected, query)
         _output_table(table, out, as_json, f"for {len(selected):,} users")
     else:
-        _show_users(serving.list_recommendations(models, users, query), k, as_json)
+        lists = serving.list_recommendations(models, users, query)
+        if why:
+            _add_all_reasons(models, lists)
+        _show_users(lists, k, as_json)
     if not as_json:
         _print_privacy(opened, out)
+
+
+def _add_all_reasons(models: LoadedRun, lists: dict[str, list[dict[str, Any]]]) -> None:
+    from tacita.runs.explanation import add_reasons
+
+    for user, items in lists.items():
+        number = int(models.saved.user_numbers([user])[0])
+        add_reasons(models, number, items)
 
 
 def _check_audience(has_users: bool, all_users: bool, has_history: bool) -> None:
@@ -105,7 +138,8 @@ def similar(
     word: Annotated[str | None, typer.Argument(metavar="ITEM", help="Raw item id.")] = None,
     named: RunOption = None,
     k: HowMany = 10,
-    out: Annotated[Path | None, typer.Option("--out", help="Write the table to a .parquet or .csv file.")] = None,
+    out: TableOut = None,
+    imports: Imports = None,
     as_json: AsJson = False,
 ) -> None:
     """Items that are like one of them: for tally by its matrix, for other models by the cosine of item rows.
@@ -122,6 +156,7 @@ def similar(
     run, item = split_run_argument(named, [folder, word], "tacita similar runs/first 50")
     if item is None:
         raise TacitaError("name the item, too, as in `tacita similar runs/first 50`.")
+    import_modules(imports)
     item = item.strip()
     if out is not None:
         check_ending(out)
@@ -134,6 +169,45 @@ def similar(
         console.print_answer(f"Nothing is known of what is like item {item}{reason}.")
     if not is_empty or as_json or out is not None:
         _output_table(table, out, as_json, f"like item {item}")
+    if not as_json:
+        _print_privacy(opened, out)
+
+
+def explain(
+    folder: RunArgument = None,
+    named: RunOption = None,
+    user: Annotated[str, typer.Option("--user", help="Raw user id.")] = "",
+    item: Annotated[str, typer.Option("--item", help="Raw item id: why it suits the user.")] = "",
+    k: Annotated[int, typer.Option("-k", min=1, help="How many reasons.")] = 5,
+    out: TableOut = None,
+    imports: Imports = None,
+    as_json: AsJson = False,
+) -> None:
+    """The items of a user that speak most for another.
+
+    For tally an effect is what the score loses without that item. Other models cannot be taken apart: there it is only
+    how much two items are alike.
+
+    Examples:
+
+    `tacita explain runs/first --user 196 --item 50`
+    """
+    from tacita.data.frames import check_ending
+    from tacita.runs import serving
+
+    run = choose_run(folder, named, "tacita explain runs/first --user 196 --item 50")
+    if not user or not item:
+        raise TacitaError("name both, as in `tacita explain runs/first --user 196 --item 50`.")
+    if out is not None:
+        check_ending(out)
+    import_modules(imports)
+    opened = serving.open_run(run)
+    table = opened.explain(user.strip(), item.strip(), k)
+    is_silent = not table.height and not as_json and out is None
+    if is_silent:
+        console.print_answer(f"User {user} has no items that could speak for item {item}.")
+    else:
+        _output_table(table, out, as_json, f"why item {item} for user {user}")
     if not as_json:
         _print_privacy(opened, out)
 

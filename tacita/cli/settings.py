@@ -7,13 +7,14 @@ from typing import Annotated
 import typer
 
 from tacita.cli import console, result_tables
-from tacita.cli.options import AsJson
+from tacita.cli.options import AsJson, Imports, import_modules
 
 
 def settings(
     key: Annotated[
         str | None, typer.Argument(metavar="[KEY]", help="A setting, a table, a backbone, a part or a method.")
     ] = None,
+    imports: Imports = None,
     as_json: AsJson = False,
 ) -> None:
     """Every setting of runs, backbones and parts, with what it does and its default.
@@ -31,6 +32,7 @@ def settings(
     """
     from tacita.runs.settings_reference import find_settings
 
+    import_modules(imports)
     matches = find_settings(key)
     if as_json:
         console.print_json([vars(setting) for setting in matches])

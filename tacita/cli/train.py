@@ -235,6 +235,7 @@ def report(
     render_csv: Annotated[Path | None, typer.Option("--csv", help="The table as CSV, a row for each recipe.")] = None,
     svg: Annotated[Path | None, typer.Option("--svg", help="The picture: one run, or all with intervals.")] = None,
     latex: Annotated[Path | None, typer.Option("--latex", help="The table as LaTeX (booktabs).")] = None,
+    imports: Imports = None,
     as_json: AsJson = False,
 ) -> None:
     """A page about one or many runs; or their table or picture, for a paper.
@@ -251,6 +252,9 @@ def report(
 
     `tacita report docs/audit/accuracy.csv --out accuracy.png`: accuracy against epsilon, from a table of figures.
     """
+    if folders and named:
+        raise TacitaError(f"runs are named twice, as {folders[0]} and by --run {named[0]}; leave out --run.")
+    import_modules(imports)
     sources = [*(folders or ()), *(named or ())]
     _check_report(sources, out, svg)
     if any(source.suffix.lower() == ".csv" for source in sources):

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from tacita.core.types import Doubles, Floats, Ints, Ragged
-from tacita.federation.scoring import DeviceScorer
+from tacita.federation.scoring import DeviceScorer, take_lists
 from tacita.models.statistic_model import StatisticModel
 from tacita.runs.loaded_run import LoadedRun
 
 MOST_ITEMS = 300
 """Latest items of a person that are left out one by one."""
+N_REASONS = 3
+"""Items that stand beside each recommendation as its reasons."""
 REMOVED = "left out"
 ALIKE = "alike"
 
@@ -58,6 +62,27 @@ def explain_items(loaded: LoadedRun, user: int, items: Sequence[int]) -> list[Ex
     return explanations
 
 
+def add_reasons(loaded: LoadedRun, user: int, entries: Sequence[dict[str, Any]]) -> None:
+    """Put beside each recommended item (an entry with its raw id) the person's own items that speak most for it."""
+    numbers = loaded.known_items([entry["item"] for entry in entries])
+    explanations = explain_items(loaded, user, numbers.tolist())
+    for entry, explanation in zip(entries, explanations, strict=True):
+        entry["why"] = {"basis": explanation.basis, "items": list_reasons(loaded, explanation, N_REASONS)}
+
+
+def list_reasons(loaded: LoadedRun, explanation: Explanation, k: int) -> list[dict[str, Any]]:
+    """The k strongest reasons: raw id, effect, title."""
+    item_ids = loaded.saved.ids["items"]
+    titles = loaded.titles
+    items = explanation.items[:k].tolist()
+    effects = explanation.effects[:k].tolist()
+    reasons = []
+    for item, effect in zip(items, effects, strict=True):
+        is_number = math.isfinite(effect)  # JSON has no infinite numbers
+        reasons.append({"item": item_ids[item], "effect": effect if is_number else None, "title": titles[item]})
+    return reasons
+
+
 def _compare_items(loaded: LoadedRun, own_items: Ints, item: int) -> Doubles:
     """How much each of a person's items is like another."""
     likeness: Floats = loaded.plan.backbone.compare_items(loaded.server, loaded.scorer.item_table(), item)
@@ -69,18 +94,24 @@ def _compare_items(loaded: LoadedRun, own_items: Ints, item: int) -> Doubles:
 
 def _score_without_each(scorer: DeviceScorer, users: Ints, items: Ints) -> tuple[Ints, Doubles]:
     """A person's latest items, and the scores (latest items, items) that the person has without each of them."""
-    train = scorer.block.train
-    own = train.take(users)
-    latest = np.arange(len(own.ids))[-MOST_ITEMS:]
+    n_users = len(scorer.block.train)
+    row = int(users[0])
+    current = scorer.block.train.take(users)
+    past = Ragged.empty(1) if scorer.past is None else take_lists(scorer.past, users)
+    history = np.concatenate([past.ids, current.ids])
+    newest_first = list(dict.fromkeys(history[::-1].tolist()))
+    latest = np.array(newest_first[:MOST_ITEMS][::-1], np.int32)
     scores = np.zeros((len(latest), len(items)))
-    for number, place in enumerate(latest):
-        stays = np.ones(len(own.ids), bool)
-        stays[place] = False
-        lists = _place_row(own.filter_entries(stays), int(users[0]), len(train))
-        block = replace(scorer.block, train=lists)
-        without = replace(scorer, block=block)(users)
+    for number, item in enumerate(latest):
+        block = replace(scorer.block, train=_place_row(_drop_item(current, item), row, n_users))
+        other_past = None if scorer.past is None else _place_row(_drop_item(past, item), row, n_users)
+        without = replace(scorer, block=block, past=other_past)(users)
         scores[number] = without[0, items]
-    return own.ids[latest], scores
+    return latest, scores
+
+
+def _drop_item(own: Ragged, item: int) -> Ragged:
+    return own.filter_entries(own.ids != item)
 
 
 def _place_row(own: Ragged, row: int, n_rows: int) -> Ragged:

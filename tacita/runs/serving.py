@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,10 +14,8 @@ from tacita.core.config import RunConfig
 from tacita.core.errors import TacitaError
 from tacita.core.python_messages import translate_errors, translate_message
 from tacita.core.types import Floats, Ints
-from tacita.data.filters import format_data_notes
 from tacita.data.frames import Frame, lookup_names, make_frame, to_raw_ids
-from tacita.report.data import name_method, parse_removals
-from tacita.report.promises import NO_EPSILON, describe_leaks, list_privacy_lines, summarise_privacy
+from tacita.report.data import name_method
 from tacita.runs.explanation import explain_item
 from tacita.runs.file_schemas import RunResult
 from tacita.runs.fold_in import recommend_newcomer
@@ -32,7 +30,14 @@ from tacita.runs.loaded_run import (
     read_stamp,
 )
 from tacita.runs.metrics_table import build_metrics
+from tacita.runs.request_parsing import build_request
 from tacita.runs.run_folder import SavedRun, abbreviate_ids, read_config, read_result
+from tacita.runs.run_notes import describe_privacy, list_notes
+
+if TYPE_CHECKING:
+    from tacita.runs.forgetting.certificate import Certificate
+    from tacita.runs.forgetting.request_service import RunRequestResult
+    from tacita.runs.forgetting.requests import RawRequest
 
 __all__ = ["Run", "check_list_length", "open_run", "recommend", "score_users"]
 
@@ -78,11 +83,11 @@ class Run:
         data = self.result["data"]
         size = f"{data['users']:,} users, {data['items']:,} items"
         backbone = f"backbone '{self._backbone_name}'"
-        privacy = _describe_privacy(self.config, self.result)
+        privacy = describe_privacy(self.config, self.result)
         return f"Run('{self.folder}', {backbone}, {size}, {privacy})"
 
     def __str__(self) -> str:
-        notes = _list_notes(self.config, self.result, self.folder)
+        notes = list_notes(self.config, self.result, self.folder)
         lines = [repr(self)]
         for note in notes:
             lines.append(f"- {note}")
@@ -129,7 +134,7 @@ class Run:
         """
         with translate_errors():
             result = read_result(self.folder)
-            return _list_notes(self.config, result, self.folder)
+            return list_notes(self.config, result, self.folder)
 
     def recommend(
         self,
@@ -263,6 +268,47 @@ class Run:
             config = self.config
             method = name_method(self._backbone_name, config.method, config.parts)
             return build_metrics(result, method)
+
+    def forget(
+        self,
+        users: Ids,
+        items: Ids | None = None,
+        *,
+        now: bool = False,
+        retrain: bool = False,
+        verify: bool = False,
+    ) -> Certificate | None:
+        """Take people's data back, from their devices and from what was learned; the certificate says what was done.
+
+        `users` is one person with some of their items (None: everything), several people with everything, or a table
+        with the columns user and item. `now` does not wait for others where retractions are held, `retrain` trains
+        again whatever the run's own way is, and `verify` compares with that. None: nothing was left to forget, which a
+        warning says. A run of a table in memory cannot forget, because it reads its data again.
+        """
+        with translate_errors():
+            request = build_request("forget", users, items, now, retrain)
+            return self._submit(request, verify).certificate
+
+    def unshare(
+        self, users: Ids, items: Ids | None = None, *, retrain: bool = False, verify: bool = False
+    ) -> Certificate | None:
+        """Take back what people shared with the server, and what it learned from that; see `forget`."""
+        with translate_errors():
+            request = build_request("unshare", users, items, retrain=retrain)
+            return self._submit(request, verify).certificate
+
+    def share(self, users: Ids, items: Ids | None = None) -> int:
+        """Share some of people's items with the server of the run; how many are shared by that."""
+        with translate_errors():
+            return self._submit(build_request("share", users, items)).n_items
+
+    def _submit(self, request: RawRequest, verify: bool = False) -> RunRequestResult:
+        from tacita.runs.forgetting.request_service import submit_request  # it draws reports: slow to import
+
+        result = submit_request(self.folder, request, verify)
+        if not result.n_items and result.certificate is None:
+            warnings.warn(translate_message(result.message), stacklevel=3)
+        return result
 
     @property
     def _backbone_name(self) -> str:
@@ -401,26 +447,3 @@ def _build_item_columns(models: LoadedRun, item: Ints, score: Floats) -> Columns
     item_ids = lookup_names(models.items, item)
     titles = lookup_names(models.titles, item)
     return {"item": item_ids, "score": score, "title": titles}
-
-
-def _list_notes(config: RunConfig, result: RunResult, folder: Path) -> list[str]:
-    """What the command line says of a run, in Python's words."""
-    data = result["data"]
-    n_blocks = len(result["blocks"])
-    removals = parse_removals(data.get("removed") or [])
-    specs = config.parts or ()
-    parts = [str(spec["name"]) for spec in specs]
-    data_notes = format_data_notes(data.get("notes", ()), removals, n_blocks, parts)
-    notes = list(data_notes)
-    notes += list_privacy_lines(config, result)
-    notes += describe_leaks(config, folder)
-    return [translate_message(note) for note in notes]
-
-
-def _describe_privacy(config: RunConfig, result: RunResult) -> str:
-    """What is promised, in the fewest words that promise no more than that."""
-    if summarise_privacy(config, result) != NO_EPSILON:
-        return "privacy: see notes"
-    if describe_leaks(config, Path()):
-        return "no epsilon: what it releases gives people away"
-    return "no epsilon"

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import Ints
 from tacita.report.data import name_method
-from tacita.runs.explanation import Explanation, explain_items
+from tacita.runs.explanation import add_reasons, explain_item, list_reasons
 from tacita.runs.fold_in import recommend_newcomer
 from tacita.runs.loaded_run import LoadedRun, RankedItems, RecommendationQuery, rank_similar
 from tacita.runs.served_models import ModelCache, ServedModels
@@ -24,7 +23,6 @@ from tacita.runs.serving import build_query
 
 JsonObject = dict[str, Any]
 MOST_SHOWN = 60  # letters of an id that a sentence repeats
-N_REASONS = 3  # beside each recommendation
 
 log = logging.getLogger(__name__)
 
@@ -109,14 +107,14 @@ class RunAnswers:
         if number is None:
             raise unknown_user_error(user)
         item_number = _find_item(loaded, item)
-        explanation = explain_items(loaded, number, [item_number])[0]
+        explanation = explain_item(loaded, number, item_number)
         return {
             "user": user,
             "item": item,
             "title": loaded.titles[item_number],
             "score": _to_json_number(explanation.score),
             "basis": explanation.basis,
-            "items": _list_reasons(loaded, explanation, k),
+            "items": list_reasons(loaded, explanation, k),
         }
 
 
@@ -159,16 +157,8 @@ def _list_known(loaded: LoadedRun, users: Sequence[str], options: ListOptions) -
                 lists[place]["basis"] = "popularity"
     if options.why:
         for number, entry in zip(numbers, lists, strict=True):
-            _add_reasons(loaded, int(number), entry)
+            add_reasons(loaded, int(number), entry["items"])
     return lists
-
-
-def _add_reasons(loaded: LoadedRun, user: int, entry: JsonObject) -> None:
-    """Beside each recommendation the person's own items that speak most for it."""
-    item_numbers: Ints = loaded.known_items([item["item"] for item in entry["items"]])
-    explanations = explain_items(loaded, user, item_numbers.tolist())
-    for item, explanation in zip(entry["items"], explanations, strict=True):
-        item["why"] = {"basis": explanation.basis, "items": _list_reasons(loaded, explanation, N_REASONS)}
 
 
 def _list_items(loaded: LoadedRun, ranked: RankedItems) -> list[JsonObject]:
@@ -179,13 +169,6 @@ def _list_items(loaded: LoadedRun, ranked: RankedItems) -> list[JsonObject]:
         {"rank": rank, "item": item_ids[item], "score": _to_json_number(score), "title": titles[item]}
         for rank, item, score in rows
     ]
-
-
-def _list_reasons(loaded: LoadedRun, explanation: Explanation, k: int) -> list[JsonObject]:
-    item_ids = loaded.saved.ids["items"]
-    titles = loaded.titles
-    rows = zip(explanation.items[:k].tolist(), explanation.effects[:k].tolist(), strict=True)
-    return [{"item": item_ids[item], "effect": _to_json_number(effect), "title": titles[item]} for item, effect in rows]
 
 
 def _to_json_number(value: float) -> float | None:
