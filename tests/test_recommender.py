@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import pickle
+import re
+import warnings
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -47,6 +51,114 @@ def test_parameters_are_set_read_and_cloned() -> None:
     assert copy is not model
 
 
+ARRAYS = "it fits an array of numbers; a recommender learns from a table of users and items"
+CHECKS: dict[str, str] = {
+    "check_estimator_cloneable": "",
+    "check_estimator_tags_renamed": "",
+    "check_valid_tag_types": "",
+    "check_estimator_repr": "",
+    "check_do_not_raise_errors_in_init_or_set_params": "",
+    "check_mixin_order": "",
+    "check_parameters_default_constructible": "",
+    "check_get_params_invariance": "",
+    "check_set_params": "",
+    "check_no_attributes_set_in_init": "settings of a config file are keywords, and are kept together in `settings`",
+    "check_estimators_unfitted": "every mistake is a TacitaError; scikit-learn and its exceptions may not be installed",
+    "check_array_api_input": "no arrays of other libraries are taken",
+    "check_estimator_sparse_tag": "no sparse matrices are taken",
+    "check_estimator_sparse_array": "no sparse matrices are taken",
+    "check_estimator_sparse_matrix": "no sparse matrices are taken",
+    "check_estimators_empty_data_messages": "every mistake is a TacitaError, not a ValueError",
+    "check_estimators_nan_inf": "missing values of tables are refused in words: tests/test_missing_values.py",
+    "check_fit_score_takes_y": ARRAYS,
+    "check_estimators_overwrite_params": ARRAYS,
+    "check_dont_overwrite_parameters": ARRAYS,
+    "check_estimators_fit_returns_self": ARRAYS,
+    "check_readonly_memmap_input": ARRAYS,
+    "check_n_features_in_after_fitting": ARRAYS,
+    "check_positive_only_tag_during_fit": ARRAYS,
+    "check_estimators_dtypes": ARRAYS,
+    "check_complex_data": ARRAYS,
+    "check_dtype_object": ARRAYS,
+    "check_pipeline_consistency": ARRAYS,
+    "check_estimators_pickle": ARRAYS,
+    "check_f_contiguous_array_estimator": ARRAYS,
+    "check_methods_sample_order_invariance": ARRAYS,
+    "check_methods_subset_invariance": ARRAYS,
+    "check_fit2d_1sample": ARRAYS,
+    "check_fit2d_1feature": ARRAYS,
+    "check_dict_unchanged": ARRAYS,
+    "check_fit_idempotent": ARRAYS,
+    "check_fit_check_is_fitted": ARRAYS,
+    "check_n_features_in": ARRAYS,
+    "check_fit1d": ARRAYS,
+    "check_fit2d_predict1d": ARRAYS,
+}
+"""Checks of scikit-learn 1.9 -> why one does not apply; no reason: it applies. Tables get those of arrays below."""
+
+
+class ArrayRecommender(tc.Recommender):
+    """Says that it takes arrays, so that scikit-learn lists all of its checks."""
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array = True
+        return tags
+
+
+def listed_checks() -> dict[str, Any]:
+    from sklearn.utils.estimator_checks import estimator_checks_generator
+
+    checks = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for model, check in estimator_checks_generator(ArrayRecommender()):
+            name = re.search(r"function (check_\w+)", str(check))
+            assert name is not None
+            checks[name[1]] = partial(check, model)
+    return checks
+
+
+def test_checks_of_scikit_learn_that_apply_pass() -> None:
+    sklearn = pytest.importorskip("sklearn")
+    checks = listed_checks()
+    applying = [name for name, reason in CHECKS.items() if not reason]
+    for name in applying:
+        checks[name]()
+    assert len(applying) == 9
+    if sklearn.__version__.startswith("1.9."):
+        assert checks.keys() == CHECKS.keys()
+
+
+def test_scikit_learn_takes_it_as_an_estimator_of_tables() -> None:
+    checks = pytest.importorskip("sklearn.utils.estimator_checks")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        results = checks.check_estimator(tc.Recommender())
+    assert {result["status"] for result in results} == {"passed"}
+
+
+def test_what_the_checks_of_arrays_ask_holds_for_tables(fitted: tc.Recommender) -> None:
+    """Fit returns the model, changes no parameter and can be repeated; answers change nothing, whatever the order."""
+    validation = pytest.importorskip("sklearn.utils.validation")
+    model = tc.Recommender(backbone="tally", seed=2, evaluate=EVALUATE)
+    parameters = dict(model.get_params())
+    before = CLICKS.clone()
+    assert model.fit(CLICKS) is model
+    assert model.get_params() == parameters
+    assert CLICKS.equals(before)
+    assert model.n_features_in_ == CLICKS.width
+    validation.check_is_fitted(model)
+    attributes = dict(model.__dict__)
+    rows = CLICKS.head(40)
+    scores = model.predict(rows)
+    assert model.__dict__ == attributes
+    np.testing.assert_array_equal(model.predict(rows.reverse()), scores[::-1])
+    np.testing.assert_array_equal(np.concatenate([model.predict(part) for part in rows.iter_slices(7)]), scores)
+    np.testing.assert_array_equal(model.fit(CLICKS).predict(rows), scores)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(model)).predict(rows), scores)  # noqa: S301
+
+
 def test_parameters_survive_without_scikit_learn() -> None:
     model = tc.Recommender(backbone="tally", seed=4)
     copy = tc.Recommender(**model.get_params())
@@ -86,6 +198,26 @@ def test_predict_scores_rows_and_marks_unknown_ones(fitted: tc.Recommender) -> N
     assert np.isnan(scores[2:]).all()
     expected = fitted.fitted_run.scores("u1", ["i3", "i4"])["score"].to_list()
     assert scores[:2].tolist() == expected
+
+
+def test_tables_are_read_by_the_columns_that_were_learned_from() -> None:
+    names = {"user": "customer", "item": "book"}
+    renamed = CLICKS.rename({"user": "customer", "item": "book"})
+    model = tc.Recommender(backbone="tally", seed=2, columns=names, evaluate=EVALUATE).fit(renamed)
+    np.testing.assert_array_equal(model.predict(renamed.head(9)), model.predict(CLICKS.head(9)))
+    assert model.evaluate(renamed, 4) == model.evaluate(CLICKS, 4)
+    with pytest.raises(TacitaError, match="it has no 'book'"):
+        model.predict(renamed.drop("book"))
+
+
+def test_every_table_that_comes_out_is_of_pandas_where_pandas_went_in() -> None:
+    table = pd.DataFrame(CLICKS.to_dict(as_series=False))
+    model = tc.Recommender(backbone="tally", seed=2, evaluate=EVALUATE).fit(table)
+    for answer in (model.recommend("u1", 2), model.explain("u1", "i4"), model.similar("i4", 3), model.recommend(k=2)):
+        assert isinstance(answer, pd.DataFrame)
+        assert len(answer) > 0
+    assert model.predict(table.head(5)).shape == (5,)
+    assert model.evaluate(table, 4)["users"] == table["user"].nunique()
 
 
 def test_evaluate_equals_a_count_by_hand(fitted: tc.Recommender) -> None:

@@ -485,6 +485,18 @@ def test_the_command_refuses_in_one_sentence(tally: tc.Run, tmp_path: Path, monk
     assert_one_sentence(call("serve", run), "pip install 'tacita[serve]'")
 
 
+def test_the_bench_calls_a_real_server(tally: tc.Run) -> None:
+    output = call("bench", "serve", str(tally.folder), "--seconds", "0.3", "--clients", "2", "--json")
+    assert output.code == 0, output.err
+    result = json.loads(output.out)
+    assert [row["call"] for row in result["rows"]] == ["one person", "100 people", "history of 10", "similar items"]
+    for row in result["rows"]:
+        assert row["calls"] > 0
+        assert row["failures"] == 0
+        assert 0 < row["p50_ms"] <= row["p99_ms"] <= row["most_ms"]
+    assert_one_sentence(call("bench", "serve", "nowhere"), "no run folder nowhere")
+
+
 # At random
 
 

@@ -1,4 +1,4 @@
-"""The verbs of benchmarks: a round, growth with the number of users, evaluation, the cost of a promise."""
+"""The verbs of benchmarks: a round, growth with the number of users, evaluation, the cost of a promise, HTTP."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tacita.cli import console, result_tables
-from tacita.cli.options import AsJson, DataDir, Imports, Threads, import_modules
+from tacita.cli.options import AsJson, DataDir, Imports, RunArgument, RunOption, Threads, choose_run, import_modules
 from tacita.core.errors import TacitaError
 
 if TYPE_CHECKING:
@@ -230,4 +230,28 @@ def bench_epoch(
         config = resolve_config(values, "the command line")
         federation = assemble(config, Machine(threads, data_dir=data_dir))
         result = bench_epoch(federation, repeats)
+    result_tables.show_bench(result, as_json)
+
+
+@app.command("serve")
+def bench_serve(
+    folder: RunArgument = None,
+    named: RunOption = None,
+    clients: Annotated[int, typer.Option("--clients", min=1, max=256, help="Who call at the same time.")] = 8,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.1, max=600, help="For each kind of call.")] = 10.0,
+    as_json: AsJson = False,
+) -> None:
+    """`tacita serve` on loopback, called by several clients at once: requests a second, median and 99th percentile.
+
+    The clients share the machine with the server, and take some of its time.
+
+    Example: `tacita bench serve runs/first --clients 8 --json`
+    """
+    from tacita.cli.serve import check_installed
+    from tacita.research.bench.http_calls import bench_serving
+
+    run = choose_run(folder, named, "tacita bench serve runs/first")
+    check_installed()
+    with console.show_clock("calling the server", quiet=as_json):
+        result = bench_serving(run, clients, seconds)
     result_tables.show_bench(result, as_json)

@@ -49,7 +49,7 @@ def serve(
 
     `tacita serve runs/first --block`
     """
-    _check_installed()
+    check_installed()
     from tacita.runs.assembly import Machine, use_threads
     from tacita.runs.served_models import serve_finished_run, serve_newest_block
     from tacita.web.answers import RunAnswers
@@ -75,7 +75,7 @@ def serve(
     console.print_note("Stopped; every call that had come was answered.")
 
 
-def _check_installed() -> None:
+def check_installed() -> None:
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         raise TacitaError(

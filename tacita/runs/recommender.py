@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import shutil
 import tempfile
@@ -13,7 +14,7 @@ import numpy as np
 from tacita.core.errors import TacitaError
 from tacita.core.files import parse_folder
 from tacita.core.python_messages import translate_errors
-from tacita.data.frames import IN_MEMORY, Frame, is_pandas, to_frame, to_pandas
+from tacita.data.frames import IN_MEMORY, Frame, is_pandas, to_frame, to_pandas, to_raw_ids
 from tacita.runs import training
 from tacita.runs.assembly import ALL_CORES
 from tacita.runs.callbacks import NO_CALLBACKS, join_callbacks, refuse_other_callbacks
@@ -70,6 +71,17 @@ class Recommender:
         values = [f"{name}={value!r}" for name, value in self.get_params().items() if value is not None]
         return f"Recommender({', '.join(values)})"
 
+    def __sklearn_tags__(self) -> Any:
+        """What scikit-learn, which alone asks, may assume: tables with named columns, no arrays of numbers."""
+        utils = importlib.import_module("sklearn.utils")
+        table_tags = utils.InputTags(two_d_array=False, string=True, categorical=True, dict=True)
+        target_tags = utils.TargetTags(required=False)
+        return utils.Tags(estimator_type=None, target_tags=target_tags, input_tags=table_tags)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy in another process reads the same folder; a temporary one lasts as long as the original."""
+        return {name: value for name, value in self.__dict__.items() if name != "_temporary"}
+
     def __sklearn_is_fitted__(self) -> bool:
         return "run_" in self.__dict__
 
@@ -124,11 +136,7 @@ class Recommender:
     def predict(self, X: Any) -> np.ndarray[Any, Any]:
         """The score of every row's user and item; NaN where the run knows one of them not."""
         run = self.fitted_run
-        table = to_frame(X)
-        if table is None or not {"user", "item"} <= set(table.columns):
-            raise TacitaError("predict needs a table with the columns 'user' and 'item'.")
-        users = [str(user) for user in table["user"]]
-        items = [str(item) for item in table["item"]]
+        users, items = self._read_pairs(X, "predict")
         known_users = set(run.users)
         item_number = {item: number for number, item in enumerate(run.items)}
         scores = np.full(len(users), np.nan)
@@ -151,18 +159,30 @@ class Recommender:
     def evaluate(self, holdout: Any, k: int = 10) -> dict[str, float]:
         """Recall, hit rate and NDCG at k on a table of held-out interactions of users that the run knows."""
         run = self.fitted_run
-        table = to_frame(holdout)
-        if table is None or not {"user", "item"} <= set(table.columns):
-            raise TacitaError("evaluate needs a table with the columns 'user' and 'item'.")
+        users, items = self._read_pairs(holdout, "evaluate")
         known_users = set(run.users)
         wanted: dict[str, set[str]] = {}
-        for user, item in zip(table["user"], table["item"], strict=True):
-            if str(user) in known_users:
-                wanted.setdefault(str(user), set()).add(str(item))
+        for user, item in zip(users, items, strict=True):
+            if user in known_users:
+                wanted.setdefault(user, set()).add(item)
         if not wanted:
             raise TacitaError("the run knows no user of this holdout; hold out interactions of users it was fitted on.")
         lists = run.recommend(list(wanted), k)
         return _measure_lists(lists, wanted, k)
+
+    def _read_pairs(self, source: Any, verb: str) -> tuple[list[str], list[str]]:
+        """The users and items of a table whose columns are called so, or as in the table that was learned from."""
+        table = to_frame(source)
+        if table is None:
+            raise TacitaError(f"{verb} needs a table with the columns 'user' and 'item'.")
+        names = self.settings.get("columns") or {}
+        pairs = []
+        for role in ("user", "item"):
+            name = role if role in table.columns else names.get(role, role)
+            if name not in table.columns:
+                raise TacitaError(f"{verb} needs a table with the columns 'user' and 'item'; it has no '{name}'.")
+            pairs.append(to_raw_ids(table[name], role))
+        return pairs[0], pairs[1]
 
     # folders
 
