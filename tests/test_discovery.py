@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import tacita
 from tacita.cli.entry import app
 from tacita.cli.options import complete_backbone, complete_method
 from tacita.core.errors import TacitaError
@@ -18,7 +19,7 @@ from tacita.methods.catalogue import METHODS
 from tacita.research.experiments.experiment_spec import list_experiments
 from tacita.round import registry
 from tacita.runs import extensions
-from tacita.runs.method_reference import describe_method, list_methods
+from tacita.runs.method_reference import describe_method, list_methods, render_methods_page
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 OWN = """
@@ -128,6 +129,15 @@ def test_packages_bring_methods_along(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setattr(extensions, "entry_points", lambda group: [point] if group == extensions.GROUP else [])
     extensions.import_entry_points()
     assert "quiet-packaged" in preset_names()
+
+
+def test_the_page_of_methods_is_what_the_registry_says() -> None:
+    """`tacita methods --markdown` prints the tables of docs/methods.md."""
+    methods = [method for method in list_methods() if method.name in METHODS]
+    page = (Path(tacita.__file__).parents[1] / "docs/methods.md").read_text(encoding="utf-8")
+    assert render_methods_page(methods) in page
+    assert len(methods) == len(METHODS)
+    assert "### Averages of updates" in run("methods", "--markdown")
 
 
 def test_names_complete() -> None:

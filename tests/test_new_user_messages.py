@@ -216,11 +216,11 @@ def test_trials_of_tally_are_not_said_to_rise(small_run: Path) -> None:
     assert "the line should rise within a block" in page
 
 
-# What the README says
+# What the documents say
 
 
-def test_the_readme_says_what_happens_to_published_splits_and_controls() -> None:
-    message = " ".join((Path(tacita.__file__).parents[1] / "README.md").read_text(encoding="utf-8").split())
+def test_the_page_of_data_says_what_happens_to_published_splits_and_controls() -> None:
+    message = " ".join((Path(tacita.__file__).parents[1] / "docs/data.md").read_text(encoding="utf-8").split())
     assert f"above {MOST_LINEAR_ITEMS:,} items" in message
     assert f"without `--data` it takes `{RunConfig().data}`" in message
     assert "used as it is" not in message

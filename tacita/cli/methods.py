@@ -16,6 +16,7 @@ def methods(
         str | None, typer.Argument(metavar="[NAME]", help="One method, with all that is known of it.")
     ] = None,
     imports: Imports = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print everything as tables of Markdown.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """The methods there are: family, paper, what each promises and costs, whether live can.
@@ -28,7 +29,7 @@ def methods(
 
     `tacita methods --import my_method.py`
     """
-    from tacita.runs.method_reference import describe_method, list_methods
+    from tacita.runs.method_reference import describe_method, list_methods, render_methods_page
 
     import_modules(imports)
     if name is not None:
@@ -44,6 +45,9 @@ def methods(
     listed = list_methods()
     if as_json:
         console.print_json([asdict(method) for method in listed])
+        return
+    if markdown:
+        print(render_methods_page(listed))
         return
     rows = [method.to_row() for method in listed]
     result_tables.show_table("methods (--method)", rows, left_aligned=("method", "family", "about"))

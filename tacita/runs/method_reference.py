@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tacita.core.config import ParticipationConfig, TrainConfig
 from tacita.methods import part_class, preset_names, preset_parts
 from tacita.methods.catalogue import METHODS
+from tacita.report.text_tables import render_markdown_table
 from tacita.round.capabilities import Privacy, Unlearning
 from tacita.round.registry import is_lab_only, preset_settings
 
@@ -31,6 +33,37 @@ class MethodReference:
 
     def to_row(self) -> dict[str, Any]:
         return {"method": self.name, "family": self.family, "about": self.about}
+
+
+FAMILIES = {
+    "average": "Averages of updates",
+    "continual": "Streams of blocks: what is learned next and what is kept (F3CRec)",
+    "distillation": "Predictions travel, models stay (FedKDRec)",
+    "personal": "Interests and personal budgets (LIPM, DPPS)",
+    "sharing": "People share, and take back (FedShare), and ways to forget",
+}
+"""The heading of each family in docs/methods.md."""
+
+
+def render_methods_page(methods: Sequence[MethodReference]) -> str:
+    """Tables of Markdown, one for each family."""
+    lines: list[str] = []
+    for family in dict.fromkeys(method.family for method in methods):
+        rows = [_to_markdown_row(method) for method in methods if method.family == family]
+        lines += [f"### {FAMILIES.get(family, family)}", "", *render_markdown_table(rows), ""]
+    return "\n".join(lines)
+
+
+def _to_markdown_row(method: MethodReference) -> dict[str, str]:
+    return {
+        "`--method`": f"`{method.name}`",
+        "what it does": method.about,
+        "paper": method.paper,
+        "budget": method.budget,
+        "forgetting": method.forgetting,
+        "cost": method.cost,
+        "runs in": method.live,
+    }
 
 
 def list_methods() -> list[MethodReference]:
