@@ -48,14 +48,14 @@ class AlsSettings:
 
 
 SETTINGS = (
-    AlsSettings(32, 1.0),
-    AlsSettings(64, 1.0),
-    AlsSettings(128, 1.0),
     AlsSettings(32, 10.0),
+    AlsSettings(64, 1.0),
     AlsSettings(64, 10.0),
-    AlsSettings(128, 10.0),
-    AlsSettings(32, 40.0),
     AlsSettings(64, 40.0),
+    AlsSettings(128, 1.0),
+    AlsSettings(128, 10.0),
+    AlsSettings(128, 40.0),
+    AlsSettings(256, 10.0),
 )
 
 
