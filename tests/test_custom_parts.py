@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from helpers.accepted_answers import list_accepted
 from helpers.loopback_site import (
     are_close,
     close_nodes,
@@ -23,6 +24,7 @@ from helpers.loopback_site import (
     site_config,
 )
 from helpers.oracle import cohort, federate, make_backbone, make_block, make_stream, started, train_once
+from helpers.shared_records import share_items
 from helpers.upload_log import UploadLog, config_with_parts
 from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError
@@ -603,8 +605,9 @@ def test_selected_clients_must_be_known() -> None:
 
 
 def test_shared_record_follows_the_requests() -> None:
-    inputs = SharedRecord().with_shared(7, np.array([3, 1]), 1.0).with_shared(9, np.array([3]), 2.0)
-    inputs = inputs.with_shared(7, np.array([3, 5]), 3.0)  # 3 is there already
+    inputs = share_items(SharedRecord(), 7, np.array([3, 1]), 1.0)
+    inputs = share_items(inputs, 9, np.array([3]), 2.0)
+    inputs = share_items(inputs, 7, np.array([3, 5]), 3.0)  # 3 is there already
     assert inputs.lists_of(np.array([9, 8, 7], np.uint64)).row(2).tolist() == [1, 3, 5]
     remainder = update_shared_record(inputs, Request("unshare", 7, np.array([1, 5], np.int32)))
     assert remainder.lists_of(np.array([7], np.uint64)).ids.tolist() == [3]
@@ -624,7 +627,7 @@ def test_poisson_participation_is_the_same_on_nodes_and_in_the_lab(tmp_path: Pat
     whole = run_lab(config)
     assert are_close(site.arrays()["now/items"], whole.server.items)
     with site.store as store:
-        counted = [n for _, _, kind, _, n in store.list_accepted("r") if kind == "round"]
+        counted = [n for _, _, kind, _, n in list_accepted(store, "r") if kind == "round"]
     assert len(set(counted)) > 2  # not everybody, and not always the same
     close_nodes(site)
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from helpers.accepted_answers import list_accepted
 from helpers.loopback_site import (
     DATA,
     MODELS,
@@ -111,8 +112,8 @@ def test_a_lost_reply_is_sent_again_and_counts_once(site: Site, tmp_path: Path) 
     play_blocks(whole)
     assert same_server_arrays(site, whole)
     with site.store as store, whole.store as other:
-        assert store.list_accepted("r") == other.list_accepted("r")
-        assert len(store.list_accepted("r")) == 3 * 2 * (3 + 3 + 1)  # nodes, blocks, trained, validated and closed
+        assert list_accepted(store, "r") == list_accepted(other, "r")
+        assert len(list_accepted(store, "r")) == 3 * 2 * (3 + 3 + 1)  # nodes, blocks, trained, validated and closed
     close_nodes(whole)
 
 
@@ -253,7 +254,7 @@ def test_a_late_joiner_gets_the_whole_model_and_takes_part(site: Site) -> None:
     site.collect(blocks[1])
     site.next_block()
     with site.store as store:
-        took_part = {(block, node) for block, _, kind, node, _ in store.list_accepted("r") if kind == "round"}
+        took_part = {(block, node) for block, _, kind, node, _ in list_accepted(store, "r") if kind == "round"}
     assert took_part == {(0, 1), (0, 2), (1, 1), (1, 2), (1, 4)}
     late.refresh()
     user = late.store.users()[1][0]
@@ -451,7 +452,7 @@ def test_after_everybody_refused_the_block_can_be_asked_for_again(tmp_path: Path
     site.collect(rows)
     continue_run(site.folder, "r", site.transport)
     with site.store as store:
-        counted = [n for _, _, kind, _, n in store.list_accepted("r") if kind in ("round", "statistic")]
+        counted = [n for _, _, kind, _, n in list_accepted(store, "r") if kind in ("round", "statistic")]
     assert len(counted) >= 3
     assert min(counted) >= 15
     close_nodes(site)
@@ -590,7 +591,7 @@ def test_a_node_revoked_during_a_round_does_not_count(site: Site) -> None:
     site.transport.spoil = revoking
     site.next_block()
     with site.store as store:
-        assert {node for _, _, _, node, _ in store.list_accepted("r")} == {1, 2}
+        assert {node for _, _, _, node, _ in list_accepted(store, "r")} == {1, 2}
 
 
 @pytest.mark.parametrize("site", [site_config("fedavg"), site_config("tally")], indirect=True, ids=["fedavg", "tally"])

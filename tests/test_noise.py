@@ -24,7 +24,6 @@ from tacita.privacy.calibration import (
     gaussian_epsilon,
     gaussian_sigma,
     mu_of,
-    sigma_for_releases,
 )
 from tacita.privacy.noise import NoiseStream
 from tacita.runs.assembly import build_plan
@@ -36,8 +35,7 @@ def test_calibration_equals_known_values() -> None:
     assert gaussian_sigma(1, 1e-5) == pytest.approx(3.7306, abs=1e-4)
     assert gaussian_sigma(0.5, 1e-5) == pytest.approx(7.032, abs=1e-3)
     assert gaussian_sigma(5, 1e-5) == pytest.approx(0.892, abs=1e-3)
-    assert sigma_for_releases(1, 1e-5, 50) == pytest.approx(math.sqrt(50) * gaussian_sigma(1, 1e-5), rel=1e-14)
-    assert sigma_for_releases(5, 1e-5, 50) == pytest.approx(6.31, abs=0.01)
+    assert math.sqrt(50) * gaussian_sigma(5, 1e-5) == pytest.approx(6.31, abs=0.01)
     assert gaussian_epsilon(1 / math.sqrt(50), 1e-5) == pytest.approx(54.38, abs=0.01)
     assert gaussian_delta(1.0, 1.0) == pytest.approx(0.127, abs=1e-3)  # what the rule sensitivity / epsilon achieves
     assert gaussian_delta(0.2, 5.0) == pytest.approx(0.899, abs=1e-3)

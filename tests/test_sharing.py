@@ -16,6 +16,7 @@ import torch
 from helpers.contracts import assert_same_numbers, federate_parts, run_blocks, write_and_read
 from helpers.loopback_site import are_close, close_nodes, home_node, make_site, rows_of_blocks, run_lab, site_config
 from helpers.oracle import catalogue, federate, make_backbone, make_block, make_stream, started
+from helpers.shared_records import share_items
 from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError
 from tacita.core.types import BlockStream, Ints, Keys, Ragged, ServerState, SharedRecord
@@ -328,8 +329,8 @@ def test_many_requests_at_once_are_the_same_requests_one_by_one() -> None:
     back = replace(some, kind="unshare", items=some.items.filter_entries(np.arange(len(some.items.ids)) % 3 > 0))
     for batch in (request_batch, back):
         handle_requests(fed, together, batch)
-        for request in batch.to_requests():
-            handle_requests(fed, alone, request)
+        for row, sender in enumerate(batch.senders):
+            handle_requests(fed, alone, Request(batch.kind, int(sender), batch.items.row(row), batch.time))
     assert_same_numbers(together, alone)
     for name in ("shared", "gone"):
         assert sets(lists(together, name)) == sets(lists(alone, name))
@@ -341,7 +342,7 @@ def random_given(rng: np.random.Generator) -> tuple[SharedRecord, Keys]:
     keys = rng.integers(1, 2**63, 6).astype(np.uint64)
     shared_record = SharedRecord()
     for _ in range(4):
-        shared_record = shared_record.with_shared(int(rng.choice(keys)), rng.integers(0, 9, 4), 1.0)
+        shared_record = share_items(shared_record, int(rng.choice(keys)), rng.integers(0, 9, 4), 1.0)
     return shared_record, keys
 
 

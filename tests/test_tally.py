@@ -19,7 +19,7 @@ from threadpoolctl import ThreadpoolController
 
 from helpers.oracle import Lists, make_block, make_stream
 from helpers.run_requests import certificate_of
-from helpers.tally_runs import UNCUT, random_lists, stream_of_lists, train_stream
+from helpers.tally_runs import UNCUT, random_lists, stream_of_lists, to_sets, train_stream
 from tacita.cli import main
 from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError
@@ -794,9 +794,7 @@ def read_from(backbone: Tally, lists: Lists) -> Doubles:
         peeling_attack.peel_histories(tally_settings.rebuild_server_gram(backbone, server)),
         peeling_attack.guess_from_columns(weights(server)),
     )
-    return reconstruction.compute_best_overlap(
-        np.concatenate(guesses), reconstruction.to_sets(Ragged.from_lists(lists), 22)
-    )
+    return reconstruction.compute_best_overlap(np.concatenate(guesses), to_sets(Ragged.from_lists(lists), 22))
 
 
 def test_the_reader_rebuilds_g_from_b() -> None:
@@ -836,7 +834,7 @@ def test_a_lone_pair_shows_a_history() -> None:
 
 def test_peeling_reads_more_and_never_takes_out_a_wrong_guess() -> None:
     lists = random_lists(2, 30, 40, most=12)
-    added, sets = dense_gram(lists, 40), reconstruction.to_sets(Ragged.from_lists(lists), 40)
+    added, sets = dense_gram(lists, 40), to_sets(Ragged.from_lists(lists), 40)
     once, repeat = (
         reconstruction.compute_best_overlap(result, sets)
         for result in (peeling_attack.guess_histories(added), peeling_attack.peel_histories(added))
@@ -855,8 +853,8 @@ def test_a_column_shows_a_lone_consumer_although_few_entries_are_left() -> None:
 
 
 def test_overlaps_tell_exact_from_near_histories() -> None:
-    histories = reconstruction.to_sets(Ragged.from_lists([list(range(10)), [1], [], [3, 4]]), 12)
-    guesses = reconstruction.to_sets(Ragged.from_lists([list(range(9)), [3, 4], [5, 6]]), 12)
+    histories = to_sets(Ragged.from_lists([list(range(10)), [1], [], [3, 4]]), 12)
+    guesses = to_sets(Ragged.from_lists([list(range(9)), [3, 4], [5, 6]]), 12)
     assert reconstruction.compute_best_overlap(guesses, histories) == pytest.approx([0.9, 1 / 9, 1.0])
     assert (reconstruction.compute_best_overlap(guesses[:0], histories) == 0).all()
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from helpers.oracle import federate, make_block, make_stream
+from helpers.tally_runs import to_sets
 from tacita.cli import main
 from tacita.core.config import RunConfig
 from tacita.core.types import Bools, Ragged
@@ -59,7 +60,7 @@ def uncut() -> tally_attacks.AttackTarget:
 
 
 def sets_of(lists: list[list[int]], n_items: int) -> Bools:
-    return reconstruction.to_sets(Ragged.from_lists(lists), n_items)
+    return to_sets(Ragged.from_lists(lists), n_items)
 
 
 def test_p_is_rebuilt_up_to_a_factor(uncut: tally_attacks.AttackTarget) -> None:

@@ -127,17 +127,12 @@ class SharedRecord:
     def __len__(self) -> int:
         return len(self.sender)
 
-    def with_shared(self, sender: int, items: AnyArray, time: float) -> SharedRecord:
-        """With more items of one sender; items that are already shared stay unchanged."""
-        senders, lists = make_single_list(sender, np.unique(items))
-        return self.with_lists(senders, lists, time)
-
     def without_items(self, sender: int, items: AnyArray) -> SharedRecord:
         senders, lists = make_single_list(sender, items)
         return self.without_lists(senders, lists)
 
     def with_lists(self, senders: Keys, items: Ragged, time: float) -> SharedRecord:
-        """With more items of several senders, a list each."""
+        """With more items of several senders, a list each; items that are already shared stay unchanged."""
         sender = np.repeat(senders, items.counts())
         own_pairs, pairs = self._pair_numbers(sender, items.ids)
         _, first = np.unique(pairs, return_index=True)

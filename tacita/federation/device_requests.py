@@ -22,9 +22,9 @@ def apply_on_devices(
     """Let the devices of those who ask do their part; returns the requests as they leave the devices."""
     users, requests, unknown = _match_users(clients, federation, requests)
     if requests.kind == "forget":  # who names nothing asks for nothing
-        naming = np.flatnonzero(requests.items.counts() > 0)
-        users = users[naming]
-        requests = requests.take(naming)
+        has_items = np.flatnonzero(requests.items.counts() > 0)
+        users = users[has_items]
+        requests = requests.take(has_items)
     if not len(users):
         return requests.concat(unknown)
     block = federation.stream.blocks[server.block]

@@ -126,10 +126,10 @@ class RequestRounds:
         def ask(server: ServerState, kind: str, chosen: Keys | None) -> Total:
             return self.ask_devices(server, Question(kind, owner=name), chosen)
 
-        handled = unlearning.on_server(visible, self.requests, ask, self)
-        if handled is None:
+        outcome = unlearning.on_server(visible, self.requests, ask, self)
+        if outcome is None:
             return None
-        changed, report = handled
+        changed, report = outcome
         self.full_state = self.federation.merge_state(part, self.full_state, changed)
         if not report.is_certified:
             return report

@@ -113,13 +113,6 @@ def gaussian_sigma(epsilon: float, delta: float) -> float:
     return 1.0 / mu_of(epsilon, delta)
 
 
-def sigma_for_releases(epsilon: float, delta: float, k: int) -> float:
-    """The deviation that each of k releases of sensitivity 1 needs, where every user is in each."""
-    if k < 1:
-        raise TacitaError(f"a plan has at least one release, not {k}.")
-    return math.sqrt(k) * gaussian_sigma(epsilon, delta)
-
-
 def _delta(mu: Doubles, epsilon: Doubles) -> Doubles:
     """Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu), in logarithms so that large epsilons do not overflow."""
     ratio = epsilon / mu

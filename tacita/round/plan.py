@@ -110,8 +110,8 @@ class Plan:
     @cached_property
     def forgetting_parts(self) -> tuple[Part, ...]:
         """The parts that take something out of the model when users withdraw it."""
-        able = self.implementing("on_server")
-        return tuple(part for part in able if part.unlearning is not None and part.unlearning.scope)
+        candidates = self.implementing("on_server")
+        return tuple(part for part in candidates if part.unlearning is not None and part.unlearning.scope)
 
     @property
     def scorer(self) -> Scorer:
@@ -247,9 +247,9 @@ class Plan:
             learned = self.learner.go_on(self.visible_state(None, server))
             return self.merge_state(None, server, learned)
         for part in self._parts_by_hook["server_step"]:
-            was = self.visible_state(part, before)
-            now = self.visible_state(part, server)
-            changed = part.server_step(was, now, self.visible_total(part, total))
+            visible_before = self.visible_state(part, before)
+            visible = self.visible_state(part, server)
+            changed = part.server_step(visible_before, visible, self.visible_total(part, total))
             server = self.merge_state(part, server, changed)
         return server
 

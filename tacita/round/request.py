@@ -48,14 +48,6 @@ class RequestBatch:
         sender, items = make_single_list(request.sender, request.items)
         return RequestBatch(request.kind, sender, items, request.time, request.number)
 
-    def to_requests(self) -> list[Request]:
-        requests = []
-        for row, sender in enumerate(self.senders):
-            items = self.items.row(row)
-            request = Request(self.kind, int(sender), items, self.time, self.number)
-            requests.append(request)
-        return requests
-
     def concat(self, more: RequestBatch) -> RequestBatch:
         """These users' requests, then other users'; both unchanged."""
         if not len(more.senders):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tacita.core.types import Floats, SharedRecord
+from tacita.core.types import AnyArray, Floats, SharedRecord, make_single_list
 
 N_ITEMS, DIM = 4, 5
 
@@ -12,6 +12,12 @@ N_ITEMS, DIM = 4, 5
 def record_of_edges(edges: list[tuple[int, int]]) -> SharedRecord:
     pairs = np.array(edges, np.int64).reshape(-1, 2)
     return SharedRecord(pairs[:, 0].astype(np.uint64), pairs[:, 1].astype(np.int32), np.arange(len(edges), dtype=float))
+
+
+def share_items(record: SharedRecord, sender: int, items: AnyArray, time: float) -> SharedRecord:
+    """The record with more items of one sender."""
+    senders, lists = make_single_list(sender, np.unique(items))
+    return record.with_lists(senders, lists, time)
 
 
 def random_record(n_users: int, n_items: int, seed: int = 0) -> SharedRecord:

@@ -9,7 +9,7 @@ import numpy as np
 
 from helpers.oracle import Lists, federate, make_block, make_stream
 from tacita.core.config import RunConfig, validate_model
-from tacita.core.types import BlockStream
+from tacita.core.types import BlockStream, Bools, Ragged
 from tacita.federation.requests import handle_requests
 from tacita.federation.rounds import Progress, run_stream, start_run
 from tacita.models.tally.model import Tally
@@ -64,3 +64,10 @@ def stream_of_lists(n_items: int, *blocks: Lists) -> BlockStream:
 def random_lists(seed: int, users: int, items: int, most: int = 6) -> list[list[int]]:
     rng = np.random.default_rng(seed)
     return [rng.permutation(items)[: rng.integers(0, most + 1)].tolist() for _ in range(users)]
+
+
+def to_sets(lists: Ragged, n_items: int) -> Bools:
+    """Lists as rows of a (users, items) table."""
+    sets = np.zeros((len(lists), n_items), bool)
+    sets[lists.rows(), lists.ids] = True
+    return sets

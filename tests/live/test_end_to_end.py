@@ -42,6 +42,7 @@ from live_site import (
     said,
 )
 
+from helpers.accepted_answers import list_accepted
 from tacita.core.config import RunConfig
 from tacita.core.draws import derive_keys
 from tacita.federation.rounds import Progress, run_stream, start_run
@@ -276,8 +277,8 @@ def same_as_whole(story: Story, run: str) -> None:
     assert own_values.keys() == unbroken.keys()
     assert [key for key in own_values if not np.array_equal(own_values[key], unbroken[key])] == []
     with site.store() as store:
-        counted = store.list_accepted(run)
-        assert counted == store.list_accepted("whole")
+        counted = list_accepted(store, run)
+        assert counted == list_accepted(store, "whole")
         assert store.load_run(run).note == store.load_run("whole").note
     assert len(counted) == len({row[:4] for row in counted}) == 3 * (2 * ROUNDS + 1)
     for name in NODES:
@@ -417,7 +418,7 @@ def test_a_late_node_takes_part_in_the_next_block_until_it_is_revoked(trained: S
     site.wait("tally")
     with site.store() as store:
         number = {row.name: row.number for row in store.nodes()}
-        took_part = {(block, node) for block, _, kind, node, _ in store.list_accepted("tally") if kind == "statistic"}
+        took_part = {(block, node) for block, _, kind, node, _ in list_accepted(store, "tally") if kind == "statistic"}
     assert took_part == {(b, number[name]) for b in (0, 1, 2) for name in NODES} | {(2, number["late"])}
     shown = json.loads(done("node", "recommend", rows[0][0], "-k", 5, "--folder", site.folder / "late", "--json"))
     assert len(shown) == 5
@@ -431,7 +432,7 @@ def test_a_late_node_takes_part_in_the_next_block_until_it_is_revoked(trained: S
     site.train("after", trained.config("tally"))
     site.wait("after")
     with site.store() as store:
-        assert {node for *_, node, _ in store.list_accepted("after")} == {number[name] for name in NODES}
+        assert {node for *_, node, _ in list_accepted(store, "after")} == {number[name] for name in NODES}
     states = {
         entry["name"]: entry["state"]
         for entry in json.loads(done("server", "status", "--folder", site.server, "--json"))["nodes"]

@@ -367,15 +367,6 @@ class ServerStore:
         at: float | None = rows[0][0]
         return at
 
-    def list_accepted(self, run: str) -> list[tuple[Any, ...]]:
-        """(block, round, kind, node, clients) of every answer that counted."""
-        columns = "block, round, kind, node, clients"
-        rows = self._query(f"SELECT {columns} FROM accepted WHERE run = ? ORDER BY block, round, kind, node", run)
-        answers = []
-        for block, round, kind, node, clients in rows:
-            answers.append((block, round, kind, int(node), clients))
-        return answers
-
 
 def _put_accepted(db: Connection, run: str, answer: AcceptedAnswer, at: float) -> None:
     place = (run, answer.block, answer.round, answer.kind)

@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-from tacita.core.types import Longs, Ragged
-
 PAIR_BYTES = 4 + 4  # an item id and a score; the channel says whose
 PAPER_SAMPLE = 160  # bytes that 4.578 for 30 samples implies; what they are made of is unknown
 MEGABYTE = 2**20
 KILOBYTE = 2**10
 
 
-def count_pair_bytes(lists: Ragged) -> Longs:
-    """Bytes of each client's (item, score) pairs."""
-    return lists.counts() * PAIR_BYTES
-
-
 def convert_to_paper_units(samples: float) -> float:
     """What the paper calls KB: thousandths of 2^20 bytes."""
     return samples * PAPER_SAMPLE / MEGABYTE * 1000
-
-
-def count_table_bytes(n_items: int, numbers_per_item: int = 32) -> int:
-    """Bytes of an item table in single precision, as parameter transfer sends it to every client."""
-    return 4 * n_items * numbers_per_item

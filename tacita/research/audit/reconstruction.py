@@ -120,14 +120,6 @@ def compute_best_overlap(guesses: Bools, histories: Bools) -> Doubles:
     return np.asarray(overlap.max(axis=1), np.float64)
 
 
-def to_sets(lists: Ragged, n_items: int) -> Bools:
-    """Lists as rows of a (users, items) table."""
-    n_users = len(lists)
-    sets = np.zeros((n_users, n_items), bool)
-    sets[lists.rows(), lists.ids] = True
-    return sets
-
-
 def as_lists(sets: AnyArray) -> Ragged:
     """Rows of a (users, items) table as lists."""
     rows, ids = np.nonzero(sets)

@@ -114,8 +114,8 @@ def _route_withdrawal(plan: Plan, request: ResolvedRequest, shares: SharedItems)
     of_local = parts_reaching(plan, *local_scopes)
     counts = _count_interactions(request, shares)
     late = LATE_STAYS if counts.late and not of_local else ""
-    able = _quote_names(plan.forgetting_parts)
-    if not able:
+    unlearners = _quote_names(plan.forgetting_parts)
+    if not unlearners:
         return _route_retraining(plan, f"nothing in a run of {_describe_run(plan)} takes data back")
     if request.requests.kind == "unshare" or not counts.local:
         return _route_shared(plan, of_shared, counts.shared, late)
@@ -126,9 +126,9 @@ def _route_withdrawal(plan: Plan, request: ResolvedRequest, shares: SharedItems)
         reason = f"{counts.shared} of the interactions were shared, and {sharers} takes shared ones back."
         return UnlearningRoute(_part_names(of_shared), reason, f"{LOCAL_STAYS} {late}".strip())
     if counts.shared:
-        return _route_retraining(plan, f"{able} does not take back what was shared")
+        return _route_retraining(plan, f"{unlearners} does not take back what was shared")
     only = "whole people only" if "people" in list_scopes(plan) else "what was shared only"
-    return _route_retraining(plan, f"none of that was shared, and {able} takes back {only}")
+    return _route_retraining(plan, f"none of that was shared, and {unlearners} takes back {only}")
 
 
 def _count_interactions(request: ResolvedRequest, shares: SharedItems) -> InteractionCounts:
@@ -143,8 +143,8 @@ def _count_interactions(request: ResolvedRequest, shares: SharedItems) -> Intera
 def _route_shared(plan: Plan, of_shared: Sequence[Part], n_shared: int, late: str) -> UnlearningRoute:
     """The route of what was shared and nothing else."""
     if not of_shared:
-        able = _quote_names(plan.forgetting_parts)
-        return _route_retraining(plan, f"{able} does not take back what was shared")
+        unlearners = _quote_names(plan.forgetting_parts)
+        return _route_retraining(plan, f"{unlearners} does not take back what was shared")
     reason = f"all {n_shared} interactions were shared, and {_quote_names(of_shared)} takes shared ones back."
     return UnlearningRoute(_part_names(of_shared), reason, late)
 
