@@ -56,12 +56,20 @@ class ModelCache:
 
 def serve_finished_run(folder: Path) -> ModelCache:
     def read_models() -> ServedModels:
+        _refuse_training_run(folder)
         result = read_result(folder)
         loaded = load_run(folder)
         privacy = summarise_privacy(loaded.saved.config, result)
         return ServedModels(loaded, count_rounds(result), privacy)
 
     return ModelCache(read_models, lambda: read_stamp(folder))
+
+
+def _refuse_training_run(folder: Path) -> None:
+    """A run that still trains has no files of models; its newest block can be served instead."""
+    is_finished = (folder / "result.json").is_file()
+    if not is_finished and (folder / CHECKPOINT).is_file():
+        raise TacitaError(f"{folder} is not finished; `tacita serve {folder} --block` serves its newest block.")
 
 
 def serve_newest_block(folder: Path, machine: Machine) -> ModelCache:
