@@ -355,7 +355,7 @@ def test_the_newest_block_of_a_run_that_trains_is_served(tmp_path: Path, monkeyp
     watcher = training.TrainingCallbacks(on_round=stop_in_second_block)
     with pytest.raises(Killed):
         training.train(config, folder, ALL_CORES, watcher, start=start)
-    with pytest.raises(TacitaError, match="not finished; `tacita serve .* --block` serves its newest block"):
+    with pytest.raises(TacitaError, match=r"not finished; `tacita serve .* --block` serves its newest block"):
         serve_finished_run(folder).load()
     models = serve_newest_block(folder, ALL_CORES)
     with TestClient(make_serving_app(RunAnswers(models))) as client:
