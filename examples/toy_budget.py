@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import Arrays, CohortView, ServerState
+from tacita.core.types import CohortView, ServerState, StateUpdate
 from tacita.messages import Spec, Total, Upload
 from tacita.methods.personal.accounts import select_account, specify_accounts
 from tacita.methods.personal.releases import add_noise, clip_upload, open_noise_stream
@@ -47,7 +47,7 @@ class Whisper(Part, Privacy):
     def _widen_bounds(self, spec: Spec) -> Spec:
         return replace(spec, most=np.inf, least=-np.inf)
 
-    def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
+    def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, StateUpdate]:
         account = select_account(view.parts[self.name])
         account, can_pay = self.ledger().charge(account, "upload")  # charged before anything leaves
         return clip_upload(upload, CLIP).drop_clients(~can_pay), account

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import Arrays, CohortView, Floats, ServerState
+from tacita.core.types import Arrays, CohortView, Floats, ServerState, StateUpdate
 from tacita.messages import Total, Upload
 from tacita.round.part import Part, PartConfig
 from tacita.round.registry import register, register_preset
@@ -37,7 +37,7 @@ class Steady(Part):
     def state(self, n_users: int) -> Sequence[StateSpec]:
         return [StateSpec("shortened", np.zeros(n_users, np.int32))]
 
-    def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
+    def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, StateUpdate]:
         factor = np.minimum(1.0, self.config.most / np.maximum(upload.norms(), 1e-12))  # (clients,)
         shortened = np.repeat(factor < 1, np.diff(view.user_ptr))  # (users,)
         return upload.scale(factor), {"shortened": view.parts[self.name]["shortened"] + shortened}
