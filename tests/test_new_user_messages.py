@@ -168,6 +168,34 @@ def test_tune_and_audit_list_the_columns_they_read(verb: list[str]) -> None:
     assert "x.csv" not in call(*verb, "--data", "x.csv", "--quiet")[1]
 
 
+# What a file repeats, and what the default costs
+
+
+def write_repeats(n_whole: int) -> None:
+    rng = random.Random(5)
+    pairs = rng.sample([(user, item) for user in range(20) for item in range(30)], 400)
+    rows = [f"u{user},i{item},{1000 + n}" for n, (user, item) in enumerate(pairs)]
+    user, item = pairs[0]
+    rows += [*rows[:n_whole], *([f"u{user},i{item},9000"] if n_whole else [])]
+    Path("x.csv").write_text("\n".join(["user,item,timestamp", *rows]) + "\n", encoding="utf-8")
+
+
+def test_repeated_rows_are_counted_and_said_to_be_repeated() -> None:
+    write_repeats(3)
+    _, err = call("train", "--data", "x.csv", "--backbone", "tally", "--no-controls", "--out", "run")
+    assert "repeated rows: 3 rows of 404 repeat a whole row of the file; 1 row with a user and item again" in err
+    write_repeats(0)
+    _, err = call("train", "--data", "x.csv", "--backbone", "tally", "--no-controls", "--out", "once")
+    assert "repeated rows" not in err
+
+
+def test_the_default_says_what_it_takes_and_how_to_choose_otherwise() -> None:
+    write_repeats(0)
+    _, err = call("train", "--data", "x.csv", "--no-controls", "--out", "run")
+    assert re.search(r"Model: .* It takes .*[\d.]+ k?B from each client, once in a block\.", err)
+    assert "Choose otherwise with `--backbone tally` (or another model) or `--method fedavg`" in err
+
+
 # Reports
 
 

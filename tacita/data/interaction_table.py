@@ -60,6 +60,9 @@ def describe(table: Interactions) -> dict[str, object]:
     unrated = describe_ratings(table)
     if unrated:
         notes.append(unrated)
+    repeated = describe_repeats(table)
+    if repeated:
+        notes.append(repeated)
     return {
         "columns": dict(table.columns),
         "unused columns": list(table.unused),
@@ -107,6 +110,49 @@ def guess_time_unit(time: Longs) -> str | None:
 def _to_date(time: np.int64, unit: str) -> datetime:
     seconds = int(time) * SECONDS_PER_UNIT[unit]
     return _EPOCH + timedelta(seconds=seconds)
+
+
+@dataclass(frozen=True)
+class RepeatedRows:
+    """Rows beyond the first of a user and item."""
+
+    n_same: int  # the whole row is there before: user, item and, where there are any, time and rating
+    n_other: int  # the same user and item, at another time or with another rating
+
+
+def count_repeated_rows(table: Interactions) -> RepeatedRows:
+    pair = table.user.astype(np.int64) * len(table.item_ids) + table.item
+    ordered = np.sort(pair)
+    if np.all(ordered[1:] != ordered[:-1]):
+        return RepeatedRows(0, 0)
+    keys = [column for column in (table.rating, table.timestamp) if column is not None]
+    order = np.lexsort((*keys, pair))
+    sorted_pair = pair[order]
+    repeats_pair = sorted_pair[1:] == sorted_pair[:-1]
+    repeats_row = repeats_pair.copy()
+    for column in keys:
+        sorted_column = column[order]
+        repeats_row &= sorted_column[1:] == sorted_column[:-1]
+    n_same = int(np.count_nonzero(repeats_row))
+    n_pairs = int(np.count_nonzero(repeats_pair))
+    return RepeatedRows(n_same, n_pairs - n_same)
+
+
+def describe_repeats(table: Interactions) -> str | None:
+    """That rows are repeated, with counts; None: every user and item is there once."""
+    repeats = count_repeated_rows(table)
+    kinds = []
+    if repeats.n_same:
+        kinds.append(f"{_count_rows(repeats.n_same)} of {len(table.user):,} repeat a whole row of the file")
+    if repeats.n_other:
+        kinds.append(f"{_count_rows(repeats.n_other)} with a user and item again, at another time or rating")
+    if not kinds:
+        return None
+    return f"repeated rows: {'; '.join(kinds)}. A user's repeated item counts once in a block (split.repeats)."
+
+
+def _count_rows(n_rows: int) -> str:
+    return "1 row" if n_rows == 1 else f"{n_rows:,} rows"
 
 
 def describe_ratings(table: Interactions) -> str | None:

@@ -30,7 +30,7 @@ from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Arrays, Block, BlockStream, Bools, Doubles, Ints, Keys, Longs, Ragged
 from tacita.data.block_cuts import PER_PERSON_NOTE, assign_blocks, cuts_by_count, find_quantile_cuts
 from tacita.data.filters import filter_rows, list_removals
-from tacita.data.interaction_table import describe_ratings
+from tacita.data.interaction_table import describe_ratings, describe_repeats
 from tacita.data.sources import Interactions
 from tacita.data.split_roles import (
     TEST,
@@ -157,6 +157,10 @@ def _collect_notes(table: Interactions, config: SplitConfig) -> tuple[str, ...]:
         unrated = describe_ratings(table)
         if unrated:
             notes.append(unrated)
+    if config.repeats == "once":
+        repeated = describe_repeats(table)
+        if repeated:
+            notes.append(repeated)
     return tuple(notes)
 
 

@@ -23,6 +23,7 @@ from tacita.data.frames import Frame
 from tacita.federation.rounds import Progress, RoundReport, begin_block, run_block, start_run
 from tacita.methods import resolve_config
 from tacita.models.tally.solver import available_memory, estimate_solve_bytes
+from tacita.report.formats import format_bytes
 from tacita.round.plan import Federation
 from tacita.runs.assembly import Machine, RunTable, assemble, load_run_table
 
@@ -120,9 +121,29 @@ def resolve_model(
     if names_model(settings):
         return resolve_config(settings, source), None
     model = choose_model(settings, source, machine, frame, on_note)
-    on_note(f"Model: {model.reason}")
-    on_note("Choose otherwise with --backbone or --method; `tacita methods` lists them.")
+    on_note(f"Model: {model.reason} {describe_cost(model.start.federation)}")
+    on_note(
+        "Choose otherwise with `--backbone tally` (or another model) or `--method fedavg` (or another method); "
+        "`tacita methods` lists them."
+    )
     return model.config, model.start
+
+
+def describe_cost(federation: Federation) -> str:
+    """What a form of tally takes: memory of the server as it solves, and what each client sends once in a block."""
+    n_items = federation.stream.n_items
+    backbone: Any = federation.backbone
+    upload = format_bytes(backbone.upload_bytes(n_items))
+    config = federation.config.backbone
+    n_inputs = min(n_items, int(getattr(backbone.config, "most_inputs", n_items)))
+    memory = estimate_solve_bytes(n_inputs)
+    if config["name"] == "tally-order":
+        memory *= ORDER_SOLVES
+    elif n_inputs < n_items:
+        memory = estimate_input_bytes(n_items)
+    is_filter = config.get("solve") == "filter"
+    solving = "" if is_filter else f"about {format_bytes(memory)} of memory to solve, and "
+    return f"It takes {solving}{upload} from each client, once in a block."
 
 
 def list_candidates(facts: DataFacts, is_private: bool = False) -> list[Candidate]:
