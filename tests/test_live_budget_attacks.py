@@ -309,3 +309,34 @@ def test_erasure_without_spending_leaves_no_record(tmp_path: Path) -> None:
     node.erase(None)
     assert node.store.run_query(lambda db: db.execute("SELECT 1 FROM meta WHERE key GLOB 'spent/*'").fetchall()) == []
     close_nodes(site)
+
+
+# Who decides that rows of others join
+
+
+@pytest.mark.parametrize("has_new_item", [False, True])
+def test_nobody_switches_on_what_others_took_again(tmp_path: Path, has_new_item: bool) -> None:
+    """After an ordinary run all items were in a sum; in a private run repeats of all join, whoever has a new item."""
+    site = make_site(tmp_path, site_config("tally"), min_users=2)
+    site.publish([f"i{item}" for item in range(24)])
+    rows = [(f"p{user}", f"i{(user + item) % 11}", float(item)) for user in range(40) for item in range(4)]
+    site.collect(rows)
+    site.next_block()
+    with site.store as store:
+        store.create_run("p", private_tally_config(1.0, blocks=2), PATIENT)
+    site.run = "p"
+    site.next_block()
+    again = [(user, item, time + 5000) for user, item, time in rows]
+    extra = [("p0", "i11", 9000.0)] if has_new_item else []
+    site.collect(again + extra)
+    site.next_block()
+    counts = []
+    for node in site.transport.members.values():
+        sql = (
+            "SELECT count(DISTINCT i.user) FROM interactions i JOIN assigned a ON a.interaction = i.id "
+            "WHERE a.run = 'p' AND a.block = 1"
+        )
+        with node.store._read_connection() as db:
+            counts.append(db.execute(sql).fetchone()[0])
+    assert sum(counts) == 40
+    close_nodes(site)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 
 from tacita.core.config import RunConfig, SplitConfig, validate_model
@@ -12,7 +15,10 @@ from tacita.core.errors import TacitaError
 from tacita.core.types import BlockStream
 from tacita.data.interaction_table import Interactions
 from tacita.data.splits import split
-from tacita.runs.assembly import Machine, assemble
+from tacita.federation.rounds import run_stream, start_run
+from tacita.runs import default_model
+from tacita.runs.assembly import Machine, RunTable, assemble
+from tacita.runs.default_model import measure_data
 
 Row = tuple[int, int, int]  # user, item, time
 SMALL = "synthetic:users=60,items=40,per_user=12,groups=4"
@@ -160,3 +166,80 @@ def test_a_budget_refuses_what_couples_people(name: str, settings: dict[str, Any
 def test_a_split_without_time_blocks_keeps_its_borders_setting() -> None:
     federation = assemble(config_of(**PRIVATE["tally"], split={"kind": "random"}), Machine(threads=1))
     assert federation.config.split.borders == "auto"
+
+
+# Roles and blocks of the source
+
+
+def given_table(roles: dict[str, int], blocks: dict[str, int] | None = None) -> Interactions:
+    """Six rows a user; the roles and blocks of single users' last rows differ from the others'."""
+    rows = [(user, 5 * user % 7 + item, item) for user in range(20) for item in range(6)]
+    source = table(rows)
+    split_roles = np.zeros(len(rows), np.int8)
+    numbers = np.zeros(len(rows), np.int32)
+    for user, role in roles.items():
+        last = 6 * source.user_ids.index(user) + 5
+        split_roles[last] = role
+    for user, block in (blocks or {}).items():
+        last = 6 * source.user_ids.index(user) + 5
+        numbers[last] = block
+    order = np.argsort(numbers, kind="stable")
+    columns = {"user": source.user[order], "item": source.item[order], "timestamp": source.timestamp[order]}
+    has_blocks = blocks is not None
+    return replace(source, **columns, split=split_roles[order], block=numbers[order] if has_blocks else None)
+
+
+def assemble_given(source: Interactions, **privacy: Any) -> Any:
+    settings: dict[str, Any] = {"split": {"kind": "given"}, "catalogue": "from-data"}
+    config = config_of(backbone={"name": "tally"}, privacy={"epsilon": 8.0, **privacy}, **settings)
+    return assemble(config, Machine(1), data=RunTable(source))
+
+
+@pytest.mark.parametrize("role", [1, 2])
+def test_one_persons_roles_change_nobody_elses(role: int) -> None:
+    """With a validation row of one person all others still lend some of theirs."""
+    plain = rows_by_user(assemble_given(given_table({})).stream)
+    changed = rows_by_user(assemble_given(given_table({"u3": role})).stream)
+    assert plain.pop("u3") != changed.pop("u3")
+    assert plain == changed
+
+
+def test_without_a_budget_one_validation_row_still_ends_lending() -> None:
+    config = SplitConfig(kind="given")
+    lent = rows_by_user(split(given_table({}), config))
+    kept = rows_by_user(split(given_table({"u3": 1}), config))
+    assert lent["u4"] != kept["u4"]
+
+
+def test_blocks_of_the_source_do_not_plan_a_budget() -> None:
+    with pytest.raises(TacitaError, match=r"privacy\.blocks"):
+        assemble_given(given_table({}, {"u3": 1}))
+    assert assemble_given(given_table({}, {"u3": 1}), blocks=2).config.privacy.blocks == 2
+
+
+@pytest.mark.parametrize("role", [0, 2])
+def test_a_block_that_nobody_trains_on_is_released_all_the_same(role: int) -> None:
+    """Whether block 1 has a training row must not show in what is released."""
+    federation = assemble_given(given_table({"u3": role}, {"u3": 1}), blocks=2)
+    progress = start_run(federation)
+    run_stream(federation, progress, lambda report, progress: None)
+    assert progress.server.heads["released"].tolist() == [1, 2]
+    assert [result["rounds"] for result in progress.results] == [1, 1]
+
+
+def test_the_default_model_reads_no_times_of_single_people_under_a_budget() -> None:
+    same_times = table([(user, item, 5) for user in range(9) for item in range(4)])
+    one_later = replace(same_times, timestamp=same_times.timestamp + (np.arange(36) == 7))
+    facts = [measure_data(RunTable(source), is_private=True) for source in (same_times, one_later)]
+    assert facts[0].has_times == facts[1].has_times
+    assert not measure_data(RunTable(same_times)).has_times
+
+
+def test_the_default_model_counts_the_items_of_the_catalogue(tmp_path: Path) -> None:
+    """An item outside of the public list must not decide what is trained."""
+    path = tmp_path / "items.csv"
+    path.write_text("item\n" + "".join(f"i{item}\n" for item in range(30)))
+    settings = {"data": SMALL, "catalogue": str(path), "privacy": {"epsilon": 8.0}}
+    frame = pl.DataFrame({"user": ["a", "a", "b"], "item": ["i1", "odd", "i2"]})
+    model = default_model.choose_model(settings, "a test", Machine(1), frame, lambda note: None)
+    assert "30 items" in model.reason

@@ -52,7 +52,8 @@ def decouple_split(resolved: SplitConfig) -> SplitConfig:
     """The split of a run that states an epsilon: nobody's rows are filtered or cut by those of others."""
     changes: dict[str, object] = {"k_core": 0}
     has_time_blocks = resolved.kind == "blocks" and resolved.n_blocks > 1
-    if has_time_blocks and resolved.borders == "auto":
+    has_source_roles = resolved.kind == "given"
+    if has_source_roles or (has_time_blocks and resolved.borders == "auto"):
         changes["borders"] = "person"
     return resolved.model_copy(update=changes)
 

@@ -171,15 +171,20 @@ def use_source_roles(table: Interactions, rows: Longs, config: SplitConfig, shuf
     source_role = table.split[rows]
     source_role = source_role.astype(np.int64)
     cuts = find_source_cuts(table, rows)
-    has_validation = (source_role == VALID).any()
-    lends = config.lend and not has_validation
+    has_validation = source_role == VALID
+    owners = table.user[rows]
+    validates = np.zeros(len(table.user_ids), bool)
+    validates[owners[has_validation]] = True
+    is_personal = config.borders == "person"  # nobody's rows decide on what others lend
+    lends = config.lend and (is_personal or not validates.any())
 
     def assign_roles(block: int, user: Ints, item: Ints, rows: Longs) -> AnyArray:
         places = cuts[block] + rows
         role = source_role[places]
         if lends:
             order = shuffle.order(user, item, block)
-            role = _lend_validation(role, user, order)
+            lent_role = _lend_validation(role, user, order)
+            role = np.where(validates[user], role, lent_role)
         return role
 
     return assign_roles

@@ -10,6 +10,10 @@ EXACT_FIGURES = (
 )
 CHOSEN_ROUND = "The best round is chosen on private validation items, and so is what you tune: neither is charged."
 TUNED_SETTINGS = "Settings that were tuned on this data know something of it, which is not charged."
+READING_OF_FILES = (
+    "Also outside: how columns, units and formats of a file are read (one odd value may change that for all rows), and "
+    "whether a run is refused, and in which words."
+)
 ITEMS_OF_DATA = (
     "The list of items is that of the data (catalogue = 'from-data'): its length and order tell who has rare items, "
     "outside of the epsilon."
@@ -31,7 +35,7 @@ def list_outside(config: RunConfig, is_sum: bool, has_mean: bool) -> list[str]:
 
     `is_sum`: it releases sums, of which validation chooses nothing. `has_mean`: one noise covers a mean over people.
     """
-    lines = [_describe_public(config, has_mean), EXACT_FIGURES]
+    lines = [_describe_public(config, has_mean), EXACT_FIGURES, READING_OF_FILES]
     if config.catalogue == "from-data":
         lines.append(ITEMS_OF_DATA)
     lines.append(TUNED_SETTINGS if is_sum else CHOSEN_ROUND)

@@ -103,6 +103,7 @@ def assemble(
     if backbone.reads_order and table.timestamp is None:
         stream = replace(stream, notes=(*stream.notes, NO_TIMES))
     if config.privacy.epsilon is not None and not config.privacy.blocks:
+        _refuse_counted_blocks(table, config.split)
         planned_blocks = config.privacy.model_copy(update={"blocks": len(stream.blocks)})
         config = config.model_copy(update={"privacy": planned_blocks})
     lab_secret = _choose_secret(config, parts, noise_secret)
@@ -139,6 +140,21 @@ def _choose_split(config: RunConfig, parts: Parts, table: Interactions) -> Split
         return resolve_split(table, config.split)
     refuse_coupled_split(config.split)
     return decouple_split(resolve_split(table, config.split))
+
+
+def _refuse_counted_blocks(table: Interactions, split_config: SplitConfig) -> None:
+    """Refuse to plan a budget by how many blocks the rows of a file happen to name."""
+    if split_config.kind == "given" and table.block is not None:
+        raise TacitaError(
+            f"{table.name} names its own blocks, so one person's rows could decide how many there are, and how much "
+            "noise; say how many the budget is for with privacy.blocks."
+        )
+
+
+def limit_to_catalogue(config: RunConfig, data: RunTable) -> RunTable:
+    """The data as a run with this config reads it: with a public list of items where there is a budget."""
+    parts = build_components(config)[1]
+    return _with_catalogue(config, parts, data)
 
 
 def _with_catalogue(config: RunConfig, parts: Parts, data: RunTable) -> RunTable:

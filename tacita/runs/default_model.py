@@ -25,7 +25,7 @@ from tacita.methods import resolve_config
 from tacita.models.tally.solver import available_memory, estimate_solve_bytes
 from tacita.report.formats import format_bytes
 from tacita.round.plan import Federation
-from tacita.runs.assembly import Machine, RunTable, assemble, load_run_table
+from tacita.runs.assembly import Machine, RunTable, assemble, limit_to_catalogue, load_run_table
 
 MOST_ORDER_ITEMS = 10_000
 """tally-order solves over all items of a catalogue."""
@@ -190,8 +190,10 @@ def choose_model(
     """Look at the data, try the models that fit, and take the one that validates best."""
     base = resolve_config({**settings, "backbone": {"name": "tally"}}, source)
     data = load_run_table(base, machine, frame)
-    facts = measure_data(data)
     is_private = base.privacy.epsilon is not None
+    if is_private:
+        data = limit_to_catalogue(base, data)
+    facts = measure_data(data, is_private)
     candidates = list_candidates(facts, is_private)
     if not candidates:
         raise TacitaError(
@@ -213,13 +215,17 @@ def choose_model(
     return _take_best(starts)
 
 
-def measure_data(data: RunTable) -> DataFacts:
+def measure_data(data: RunTable, is_private: bool = False) -> DataFacts:
+    """What the rule looks at; under a budget nothing that one person's rows could change for others."""
     table = data.table
+    has_times = table.timestamp is not None
+    if table.timestamp is not None and not is_private:
+        has_times = bool(np.ptp(table.timestamp) > 0)
     return DataFacts(
         n_rows=len(table.user),
         n_users=len(table.user_ids),
         n_items=len(table.item_ids),
-        has_times=table.timestamp is not None and bool(np.ptp(table.timestamp) > 0),
+        has_times=has_times,
         free_memory=available_memory(),
         has_split=table.split is not None or table.block is not None,
     )

@@ -22,6 +22,10 @@ from tacita.runs.served_models import ModelCache, ServedModels
 from tacita.runs.serving import build_query
 
 JsonObject = dict[str, Any]
+ANSWERS_OUTSIDE = (
+    "That is about the model. Answers of this service are outside of it: they tell who is in the run, and a list "
+    "leaves out what the person has."
+)
 MOST_SHOWN = 60  # letters of an id that a sentence repeats
 
 log = logging.getLogger(__name__)
@@ -44,6 +48,13 @@ class ListOptions:
     exclude: tuple[str, ...] = ()
     include: tuple[str, ...] | None = None
     why: bool = False
+
+
+def _describe_privacy(promise: str, has_budget: bool) -> str:
+    """What the run promises, and that answers about single people are no part of it."""
+    if not has_budget:
+        return promise
+    return f"{promise} {ANSWERS_OUTSIDE}"
 
 
 class RunAnswers:
@@ -71,7 +82,7 @@ class RunAnswers:
             "block": loaded.server.block,
             "users": len(loaded.saved.ids["users"]),
             "items": len(loaded.saved.ids["items"]),
-            "privacy": served.privacy,
+            "privacy": _describe_privacy(served.privacy, bool(loaded.plan.ledgers)),
         }
 
     def recommend(self, users: Sequence[str], options: ListOptions) -> list[JsonObject | None]:

@@ -25,6 +25,7 @@ TOKEN_VARIABLE = "TACITA_SERVE_TOKEN"
 LEAST_TOKEN = 16
 START_SECONDS = 30.0
 STOP_SECONDS = 10
+MOST_CONNECTIONS = 256  # more are answered 503, so that connections that never end cannot take all descriptors
 
 
 def is_loopback(host: str) -> bool:
@@ -101,6 +102,7 @@ class HttpServer:
             server_header=False,
             proxy_headers=False,
             timeout_keep_alive=30,
+            limit_concurrency=MOST_CONNECTIONS,
             timeout_graceful_shutdown=STOP_SECONDS,
         )
         server = self._server = uvicorn.Server(config)

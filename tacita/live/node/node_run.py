@@ -102,9 +102,12 @@ def open_node_run(node: Node, run: str, block: int, config: RunConfig, items: li
 def count_newcomers_needed(node: Node, config: RunConfig) -> int:
     """How many people must have something new before any of it joins a block.
 
-    In a run that counts epsilon nobody waits for others: who came last would switch on the data of all who waited.
+    In a run that counts epsilon nobody waits for others, not even where nobody has anything new: who came last would
+    switch on the data of all who waited.
     """
-    if node.config.insecure_single_user_uploads or build_plan(config).ledgers:
+    if build_plan(config).ledgers:
+        return 0
+    if node.config.insecure_single_user_uploads:
         return 1
     return node.config.min_users
 
