@@ -16,7 +16,7 @@ DATA = "synthetic:users=120,items=60,per_user=14,groups=4"
 
 def test_the_comparison_names_the_package_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "implicit.als", None)
-    with pytest.raises(TacitaError, match="pip install implicit"):
+    with pytest.raises(TacitaError, match=r"tacita\[peers\]"):
         peers.bench_peers(DATA, 1, None)
 
 

@@ -27,6 +27,7 @@ ROOM_EXTRAS = {  # of the room that imports them
     "web": ["serve"],
     "models.side": ["text"],
     "privacy": ["secure"],
+    "research.bench": ["peers"],
     "runs.trackers": ["tensorboard", "mlflow", "wandb"],
 }
 EXTRAS = {

@@ -196,7 +196,7 @@ def bench_peers(
 ) -> None:
     """A run with nothing set beside implicit's ALS, tuned on validation over eight settings: time, memory, NDCG@10.
 
-    Both have the same split and rank the whole catalogue. Needs `pip install implicit`.
+    Both have the same split and rank the whole catalogue. Needs the extra `peers`.
 
     Example: `tacita bench peers --data clicks.csv`
     """

@@ -123,7 +123,7 @@ def _require_implicit() -> None:
     try:
         import implicit.als  # noqa: F401
     except ImportError:
-        raise TacitaError("the comparison needs implicit: pip install implicit.") from None
+        raise TacitaError("the comparison needs implicit: pip install 'tacita[peers]'.") from None
 
 
 # in the process of ALS
