@@ -36,30 +36,26 @@ app = typer.Typer(
     help="**tacita** recommends without collecting: histories stay on people's devices.",
     epilog="Start with `tacita demo`, or with your own file: `tacita data describe my.csv`.",
 )
-for verb in (
-    train.train,
-    serving.recommend,
-    serving.similar,
-    serving.explain,
-    serve.serve,
-    train.report,
-    methods.methods,
-    settings.settings,
-    experiments.reproduce,
-    experiments.tune,
-    privacy.share,
-    privacy.unshare,
-    privacy.forget,
-    privacy.ledger,
-    doctor.doctor,
-    demo.demo,
-):
-    app.command()(verb)
-app.add_typer(data.app, name="data")
-app.add_typer(bench.app, name="bench")
-app.add_typer(audit.audit_app, name="audit")
-app.add_typer(node.app, name="node")
-app.add_typer(server.app, name="server")
+USE = "Train and recommend"
+LOOK_UP = "Look up"
+PEOPLE = "What people decide, and what it cost them"
+STUDY = "Study"
+LIVE = "Between machines"
+VERBS = {
+    USE: (train.train, serving.recommend, serving.similar, serving.explain, serve.serve, train.report, demo.demo),
+    LOOK_UP: (methods.methods, settings.settings, doctor.doctor),
+    PEOPLE: (privacy.share, privacy.unshare, privacy.forget, privacy.ledger),
+    STUDY: (experiments.reproduce, experiments.tune),
+}
+"""Panel of the help -> its verbs."""
+for panel, verbs in VERBS.items():
+    for verb in verbs:
+        app.command(rich_help_panel=panel)(verb)
+app.add_typer(data.app, name="data", rich_help_panel=USE)
+app.add_typer(bench.app, name="bench", rich_help_panel=STUDY)
+app.add_typer(audit.audit_app, name="audit", rich_help_panel=STUDY)
+app.add_typer(node.app, name="node", rich_help_panel=LIVE)
+app.add_typer(server.app, name="server", rich_help_panel=LIVE)
 
 
 @app.callback(invoke_without_command=True)
