@@ -815,7 +815,9 @@ def test_report_of_two_runs(copied: Path, finished: Path) -> None:
     assert (output.code, output.out, output.err) == (0, "", "wrote both.html\n")
     assert Path("both.html").read_text().startswith("<!doctype html>")
     assert_refused("report run --out none/x.html", "cannot write none/x.html", "no folder none")
-    assert_refused("report run --out run", "cannot write run")
+    Path("folder.html").mkdir()
+    assert_refused("report run --out folder.html", "cannot write folder.html")
+    assert_refused("report run --out run", "the ending says what is written")
 
 
 @pytest.mark.parametrize("fails", ["open", "write", "fsync", "replace"])
@@ -843,10 +845,10 @@ def test_a_full_disk_leaves_the_report_that_was_there(
 
 
 def test_a_report_never_takes_the_place_of_a_pipe(copied: Path) -> None:
-    os.mkfifo("pipe")
-    output = call("report", "run", "--out", "pipe")
-    assert_one_sentence(output, "cannot write pipe: it is a pipe or device")
-    assert Path("pipe").is_fifo()
+    os.mkfifo("pipe.html")
+    output = call("report", "run", "--out", "pipe.html")
+    assert_one_sentence(output, "cannot write pipe.html: it is a pipe or device")
+    assert Path("pipe.html").is_fifo()
 
 
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="needs /dev/full")
@@ -871,10 +873,10 @@ def test_data_describe_goes_to_standard_output() -> None:
     write("x.csv", [(*r[:3], 1_600_000_000 + r[3]) for r in rows_of()])
     output = call("data", "describe", "x.csv")
     assert output.code == 0
-    assert output.err.count("\n") == 1
+    liked, repeated = output.err.splitlines()
+    assert repeated.startswith("repeated rows: ")
     assert (
-        "every row counts as liked, whatever its rating (1 to 5); tacita train --set split.min_rating=4 keeps"
-        in output.err
+        "every row counts as liked, whatever its rating (1 to 5); tacita train --set split.min_rating=4 keeps" in liked
     )
     assert "user=user, item=item, rating=rating, timestamp=timestamp." in output.out
     assert "rows: 400" in output.out
@@ -896,11 +898,12 @@ def test_training_lists_used_skipped_and_unused_columns() -> None:
     assert lines[0] == "x.csv: comma-separated with a header; user=user, item=item, rating=rating; not used: 'day'."
     assert '--columns time=day --date-format "%d.%m.%Y" uses it.' in lines[1]
     assert lines[2].startswith("every row counts as liked, whatever its rating (1 to 5)")
-    assert lines[3].startswith("filtering: 400 rows, 20 users and 30 items became ")
+    assert lines[3].startswith("repeated rows: ")
+    assert lines[4].startswith("filtering: 400 rows, 20 users and 30 items became ")
     data = json.loads(Path("a/result.json").read_text())["data"]
     for step, word in zip(data["removed"], ("split.k_core", "split.repeats"), strict=True):
         assert word in step["reason"]
-        assert step["reason"] in lines[3]
+        assert step["reason"] in lines[4]
     assert data["removed"][0]["rows"][0] == 400
     assert data["removed"][0]["items"][1] == data["items"]
     assert "filtering" in Path("a/report.html").read_text()

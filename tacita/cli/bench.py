@@ -241,7 +241,7 @@ def bench_serve(
     seconds: Annotated[float, typer.Option("--seconds", min=0.1, max=600, help="For each kind of call.")] = 10.0,
     as_json: AsJson = False,
 ) -> None:
-    """`tacita serve` on loopback, called by several clients at once: requests a second, median and 99th percentile.
+    """The verb serve on loopback, called by several clients at once: requests a second, median and 99th percentile.
 
     The clients share the machine with the server, and take some of its time.
 
