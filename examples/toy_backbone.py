@@ -9,7 +9,7 @@ from pydantic import Field
 
 from tacita.core.draws import Draws
 from tacita.core.types import Arrays, Floats, Keys
-from tacita.kernels.hashing import normals
+from tacita.kernels.hashing import draw_normals
 from tacita.models.base import BackboneConfig, TrainedConfig, register
 from tacita.models.factor import FactorModel
 
@@ -31,19 +31,19 @@ class BiasedMF(FactorModel):
         return self.config.dim + 1
 
     @property
-    def layout(self) -> dict[str, int]:
+    def private_layout(self) -> dict[str, int]:
         return {"p": self.config.dim}
 
     def init_items(self, draws: Draws, item_keys: Keys) -> Floats:
-        return self.config.init_std * normals(draws.public("init-items"), item_keys, self.item_width)
+        return self.config.init_std * draw_normals(draws.public("init-items"), item_keys, self.item_width)
 
     def init_private(self, draws: Draws, user_keys: Keys) -> Floats:
-        return self.config.init_std * normals(draws.private("init-private"), user_keys, self.config.dim)
+        return self.config.init_std * draw_normals(draws.private("init-private"), user_keys, self.config.dim)
 
-    def rates(self, n_items: int) -> dict[str, float]:
-        return {"p": self.config.lr, "rows": self.config.lr * self.item_scale(n_items)}
+    def list_learning_rates(self, n_items: int) -> dict[str, float]:
+        return {"p": self.config.lr, "rows": self.config.lr * self.compute_item_rate_scale(n_items)}
 
-    def score(self, rep: dict[str, Any], heads: dict[str, Any], rows: Any, inside: Any = None) -> Any:
+    def compute_logits(self, rep: dict[str, Any], heads: dict[str, Any], rows: Any, inside: Any = None) -> Any:
         return (rep["p"] * rows[:, :-1]).sum(-1) + rows[:, -1]
 
     def reduce_to_affine(self, private: Floats, heads: Arrays) -> tuple[Floats, Floats]:

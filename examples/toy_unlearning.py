@@ -24,7 +24,7 @@ class Amnesia(Part, Unlearning):
             return None
         block = server.block
         rounds = server.round  # of a finished run: its best round
-        play.require_rounds(rounds)
+        play.require_rounds_left(rounds)
         server = play.restart_block(server, block)
         for _ in range(rounds):
             server = play(server, None)

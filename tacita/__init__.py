@@ -81,7 +81,7 @@ def train(
     >>> sorted(shop.users)
     ['ann', 'bob']
     """
-    from tacita.core.files import parse_folder
+    from tacita.core.files import to_folder_path
     from tacita.data.frames import IN_MEMORY
     from tacita.runs import assembly
     from tacita.runs.trackers.registry import open_trackers
@@ -91,8 +91,8 @@ def train(
     track = settings.pop("track", None)
     with translate_errors(), open_trackers(track) as trackers:
         table = _table(data)
-        machine = assembly.Machine(data_dir=None if data_dir is None else parse_folder(data_dir, "data_dir"))
-        target = None if out is None else parse_folder(out, "out")
+        machine = assembly.Machine(data_dir=None if data_dir is None else to_folder_path(data_dir, "data_dir"))
+        target = None if out is None else to_folder_path(out, "out")
         arguments: dict[str, Any] = {
             "backbone": {"name": backbone} if isinstance(backbone, str) else backbone,
             "method": method,
@@ -160,9 +160,9 @@ def _check_resumable(settings: dict[str, Any], target: Path | None, names_data: 
 
 def _table(data: Any) -> Frame | None:
     """A table in memory; None: data is named, or left out."""
-    from tacita.data.frames import to_frame
+    from tacita.data.frames import convert_to_frame_or_none
 
-    table = None if data is None or isinstance(data, str | Path) else to_frame(data)
+    table = None if data is None or isinstance(data, str | Path) else convert_to_frame_or_none(data)
     if data is not None and table is None and not isinstance(data, str | Path):
         raise TacitaError(
             f"data of type {type(data).__name__} cannot be read; give a table of polars or pandas, a dict of "
@@ -192,11 +192,11 @@ def load(run: str | Path) -> Run:
     >>> tc.load("example").users == run.users
     True
     """
-    from tacita.core.files import parse_folder
+    from tacita.core.files import to_folder_path
     from tacita.runs import serving
 
     with translate_errors():
-        return serving.open_run(parse_folder(run))
+        return serving.open_run(to_folder_path(run))
 
 
 open_run = load

@@ -28,7 +28,7 @@ def check_installation(data_dir: Path | None) -> list[Check]:
         _check_machine(),
         _check_disk(),
         _check_data(data_dir),
-        *_check_live(),
+        *_check_live_packages(),
         _check_locks(),
     ]
 
@@ -41,24 +41,24 @@ def _check_python() -> Check:
     return _make_check("python", "ok", version)
 
 
-def _list_required() -> list[str]:
+def _list_required_packages() -> list[str]:
     """The packages tacita cannot run without, as its own installation states them."""
     requirements = metadata.requires("tacita") or []
-    return sorted(_parse_name(requirement) for requirement in requirements if "extra ==" not in requirement)
+    return sorted(_parse_package_name(requirement) for requirement in requirements if "extra ==" not in requirement)
 
 
-def _parse_name(requirement: str) -> str:
+def _parse_package_name(requirement: str) -> str:
     return re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0]
 
 
 def _check_packages() -> list[Check]:
     try:
-        names = _list_required()
+        names = _list_required_packages()
     except metadata.PackageNotFoundError:
         return [_make_check("tacita", "fails", "not installed; pip install -e . in its folder")]
     checks = []
     for name in names:
-        version = _find_version(name)
+        version = _find_installed_version(name)
         if version is None:
             checks.append(_make_check(name, "fails", f"not installed; pip install {name}"))
         else:
@@ -70,10 +70,10 @@ def _check_kernels() -> Check:
     try:
         import numpy as np
 
-        from tacita.kernels.hashing import normals
+        from tacita.kernels.hashing import draw_normals
 
         began = time.perf_counter()
-        drawn = normals(np.uint64(1), np.arange(1000, dtype=np.uint64), 8)
+        drawn = draw_normals(np.uint64(1), np.arange(1000, dtype=np.uint64), 8)
         seconds = time.perf_counter() - began
         if not 0.9 < float(drawn.std()) < 1.1:
             return _make_check("compiled kernels", "fails", "give wrong numbers; reinstall numba")
@@ -125,7 +125,7 @@ def _check_data(data_dir: Path | None) -> Check:
 # The live mode, which the lab works without; Flower's version is read, and Flower is never loaded
 
 
-def _check_live() -> list[Check]:
+def _check_live_packages() -> list[Check]:
     try:
         pins = _list_live_pins()
     except metadata.PackageNotFoundError:
@@ -133,13 +133,13 @@ def _check_live() -> list[Check]:
     if not pins:
         detail = "this installation of tacita does not say what it needs; install it again, `pip install -e '.[live]'`"
         return [_make_check("live mode", "note", detail)]
-    installed = {name: _find_version(name) for name in pins}
+    installed = {name: _find_installed_version(name) for name in pins}
     if installed.get("flwr") is None:
         detail = "not installed; the lab works without, `pip install tacita[live]` adds it"
         return [_make_check("live mode", "note", detail)]
     checks = [_check_live_package(name, installed[name], pins[name]) for name in sorted(pins)]
     has_failure = any(check["state"] == "fails" for check in checks)
-    return checks if has_failure else [*checks, _check_separation()]
+    return checks if has_failure else [*checks, _check_user_separation()]
 
 
 def _list_live_pins() -> dict[str, str]:
@@ -148,11 +148,11 @@ def _list_live_pins() -> dict[str, str]:
     for requirement in metadata.requires("tacita") or []:
         if re.search("extra == ['\"]live['\"]", requirement):
             pin = re.search(r"==\s*([0-9][^\s;,)]*)", requirement.split(";")[0])
-            pins[_parse_name(requirement)] = pin[1] if pin else ""
+            pins[_parse_package_name(requirement)] = pin[1] if pin else ""
     return pins
 
 
-def _find_version(name: str) -> str | None:
+def _find_installed_version(name: str) -> str | None:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -169,7 +169,7 @@ def _check_live_package(name: str, installed: str | None, pin: str) -> Check:
     return _make_check(subject, "ok", installed)
 
 
-def _check_separation() -> Check:
+def _check_user_separation() -> Check:
     """Whether a node's connection to the server can belong to a user who cannot open the node's files."""
     from tacita.live.processes import CONNECTION_ACCOUNT, find_user_problem
 

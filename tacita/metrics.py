@@ -24,8 +24,8 @@ import scipy.special
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Doubles, Floats, Ints, Keys, Longs, Ragged
-from tacita.kernels.ranking import full_ranks, sampled_ranks
-from tacita.kernels.sampling import draw_distinct, room_for_negatives
+from tacita.kernels.ranking import write_full_ranks, write_sampled_ranks
+from tacita.kernels.sampling import count_possible_negatives, draw_distinct_items
 from tacita.models.scoring import CHUNK
 
 ScoreUsers = Callable[[Ints], Floats]
@@ -36,7 +36,7 @@ ScoreUsers = Callable[[Ints], Floats]
 class PartialScorer(Protocol):
     """A scorer that need not score a whole catalogue."""
 
-    def score_items(self, users: Ints, only: Ragged) -> Floats | None:
+    def score_listed_items(self, users: Ints, only: Ragged) -> Floats | None:
         """Scores of a list of items for each user, flat in their order; None: it cannot."""
         ...
 
@@ -48,7 +48,7 @@ class Evaluation:
     users: Ints
     values: dict[str, Doubles]  # "ndcg@20" -> (users,)
 
-    def mean(self, among: AnyArray | None = None) -> dict[str, float]:
+    def compute_means(self, among: AnyArray | None = None) -> dict[str, float]:
         """Means over all evaluated users, or over those marked in `among` (indexed by user)."""
         means = {}
         for name, values in self.values.items():
@@ -60,7 +60,7 @@ class Evaluation:
                 means[name] = float(values.mean())
         return means
 
-    def sums(self) -> dict[str, tuple[float, int]]:
+    def compute_sums(self) -> dict[str, tuple[float, int]]:
         """Sum over users and number of users, to add up over groups that do not share their users."""
         sums = {}
         for name, values in self.values.items():
@@ -116,14 +116,16 @@ def rank_wanted(
         part_luck = luck[start:end]
         tallies = (part_candidates, part_luck)
         if sampled is None:
-            full_ranks(scores, part.ptr, part.ids, hidden.ptr, hidden.ids, *part_ties, part_ranks, *tallies)
+            write_full_ranks(scores, part.ptr, part.ids, hidden.ptr, hidden.ids, *part_ties, part_ranks, *tallies)
             continue
         is_hidden = hidden.holds(part.rows(), part.ids)
         is_visible = ~is_hidden
         visible = part.filter_entries(is_visible)
         visible_ranks = np.zeros(len(visible.ids), np.int32)
         others = sampled.take(chunk)
-        sampled_ranks(scores, visible.ptr, visible.ids, others.ptr, others.ids, *part_ties, visible_ranks, *tallies)
+        write_sampled_ranks(
+            scores, visible.ptr, visible.ids, others.ptr, others.ids, *part_ties, visible_ranks, *tallies
+        )
         part_ranks[is_visible] = visible_ranks
     return WantedRanks(users, ranks, lists.ptr, candidates, luck)
 
@@ -141,7 +143,7 @@ def _score_candidates(score_users: ScoreUsers, users: Ints, wanted: Ragged, samp
     if sampled is not None and isinstance(score_users, PartialScorer):
         candidates = wanted.take(users)
         candidates = candidates.join_rows(sampled.take(users))
-        partial_scores = score_users.score_items(users, candidates)
+        partial_scores = score_users.score_listed_items(users, candidates)
         if partial_scores is not None:
             last_item = int(candidates.ids.max(initial=0))
             shape = (len(users), last_item + 1)
@@ -163,7 +165,7 @@ class EvaluationRules:
     ties: str = "hash"
 
 
-def evaluate(
+def evaluate_ranking(
     score_users: ScoreUsers, wanted: Ragged, mask: Ragged, keys: Keys, draws: Draws, rules: EvaluationRules
 ) -> Evaluation:
     """Rank every wanted item and turn ranks into metrics."""
@@ -187,7 +189,7 @@ def evaluate(
             values["auc"] = auc[is_counted]
             continue
         for k in rules.cutoffs:
-            at_k = _compute_at_k(metric, visible_row, ranks, n_wanted, k)
+            at_k = _compute_metric_at_k(metric, visible_row, ranks, n_wanted, k)
             name = f"{metric}@{k}"
             values[name] = at_k[is_counted]
     return Evaluation(ranked.users[is_counted], values)
@@ -198,7 +200,7 @@ def _count_by_row(row: Longs, n_rows: int) -> Doubles:
     return counts.astype(np.float64)
 
 
-def _compute_at_k(metric: str, row: Longs, ranks: Doubles, n_wanted: Doubles, k: int) -> Doubles:
+def _compute_metric_at_k(metric: str, row: Longs, ranks: Doubles, n_wanted: Doubles, k: int) -> Doubles:
     n = len(n_wanted)
     is_hit = ranks <= k
     hit_row = row[is_hit]
@@ -256,7 +258,7 @@ def _compute_auc(row: Longs, ranks: Doubles, n_wanted: Doubles, candidates: Doub
 
 def sample_candidates(touched: Ragged, n: int, n_items: int, keys: Keys, draws: Draws, block: int) -> Ragged:
     """n items per user that the user never touched in any split, distinct; fewer where there are not enough."""
-    room = room_for_negatives(touched.ptr, touched.ids, n_items)
+    room = count_possible_negatives(touched.ptr, touched.ids, n_items)
     n_users = len(room)
     counts = np.minimum(room, n)
     ptr = np.zeros(n_users + 1, np.int64)
@@ -265,7 +267,7 @@ def sample_candidates(touched: Ragged, n: int, n_items: int, keys: Keys, draws: 
     item = np.empty(n_drawn, np.int32)
     key = draws.public("candidates", block)
     user_keys = keys[:n_users]
-    draw_distinct(key, user_keys, touched.ptr, touched.ids, room, ptr, item)
+    draw_distinct_items(key, user_keys, touched.ptr, touched.ids, room, ptr, item)
     return Ragged(ptr, item)
 
 
@@ -291,7 +293,7 @@ def summarise_continual(matrix: list[list[float]], tested: Sequence[int]) -> dic
     return {"la": learned, "ra": retained, "hm": harmonic}
 
 
-def confidence_interval(values: Sequence[float]) -> tuple[float, float]:
+def compute_confidence_interval(values: Sequence[float]) -> tuple[float, float]:
     """Mean and half-width of the 95 % t-interval; of one value there is no interval, only NaN."""
     mean = float(np.mean(values))
     n = len(values)

@@ -16,7 +16,7 @@ from typing import Any
 
 from tacita.core.config import RunConfig, validate_model
 from tacita.federation.rounds import RoundReport
-from tacita.methods import preset_names, preset_parts
+from tacita.methods import list_preset_names, list_preset_parts
 from tacita.runs import serving, training
 from tacita.runs.serving import Run
 from tacita.runs.training import TrainingCallbacks
@@ -35,10 +35,10 @@ MATCHED: dict[str, Any] = {"train": ADAM["train"], "backbone": {"name": "fedperg
 INTEREST: dict[str, Any] = {"name": "interest", "dim": 8, "tower": [16, 8], "last": 6, "lr": 0.02}
 LIPM: dict[str, Any] = {"train": {**ROUNDS, "optimiser": "lazy-adam", "batches": "people", "batch_size": 64}}
 PAIRS = {"objective": "bpr", "optimiser": "lazy-adam", "negatives": 1, "redraw": "epoch", "l2": 1e-4}
-TRANSFER = [name for name in preset_names() if "prediction-transfer" in str(preset_parts(name))]
+TRANSFER = [name for name in list_preset_names() if "prediction-transfer" in str(list_preset_parts(name))]
 
 KINDS: dict[str, dict[str, Any]] = {
-    **{f"mf {name}": {"method": name} for name in preset_names() if name not in (*TRANSFER, "fedpergnn")},
+    **{f"mf {name}": {"method": name} for name in list_preset_names() if name not in (*TRANSFER, "fedpergnn")},
     **{f"mf {name}": {"method": name, **ADAM} for name in TRANSFER},
     "fedpergnn": {"method": "fedpergnn", **MATCHED},
     "mf fedrec": {"method": "fedrec", "train": {**ROUNDS, "objective": "squared", "aggregation": "per-row"}},

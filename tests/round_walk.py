@@ -69,17 +69,19 @@ def walk_round(data: str = "ml-100k", batch_size: int | None = None) -> Walk:
 
     Local steps count one by one. In MovieLens-100K the client with the most data takes five of them.
     """
-    from tacita.federation.rounds import begin_block, end_block, run_block, run_round, start_run
+    from tacita.federation.rounds import begin_block, end_block, make_initial_progress, run_block, run_round
     from tacita.methods import resolve_config
-    from tacita.runs.assembly import Machine, assemble
+    from tacita.runs.assembly import Machine, assemble_federation
 
     values = {"data": data, "backbone": {"name": "mf"}, "method": "f3crec", "seed": 1}
     train = {"rounds": 1}
     if batch_size is not None:
         train["batch_size"] = batch_size
     settings = {"train": train, "evaluate": {"controls": False}}
-    federation = assemble(resolve_config({**values, **settings}, "the walk"), Machine(threads=1, chunk=2**20))
-    progress = start_run(federation)
+    federation = assemble_federation(
+        resolve_config({**values, **settings}, "the walk"), Machine(threads=1, chunk=2**20)
+    )
+    progress = make_initial_progress(federation)
     begin_block(federation, progress, 0)
     run_block(federation, progress, lambda report, now: None)
     end_block(federation, progress)

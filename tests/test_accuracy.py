@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from tacita.core.config import EvaluateConfig, RunConfig, TrainConfig
-from tacita.federation.rounds import Progress, begin_block, run_round, run_stream, start_run
+from tacita.federation.rounds import Progress, begin_block, make_initial_progress, run_remaining_blocks, run_round
 from tacita.research.experiments.shared_base import adopt_base, train_base, with_parts
-from tacita.runs.assembly import Machine, assemble
+from tacita.runs.assembly import Machine, assemble_federation
 
 DATA = os.environ.get("TACITA_DATA", "")
 pytestmark = [
@@ -28,9 +28,9 @@ def streams() -> list[Progress]:
     """Fine-tuning over the four blocks with the published settings (spec B.6), three seeds."""
     out = []
     for seed in (1, 2, 3):
-        fed = assemble(RunConfig(seed=seed, evaluate=EvaluateConfig(controls=False)), Machine())
-        progress = start_run(fed)
-        run_stream(fed, progress, lambda report, now: None)
+        fed = assemble_federation(RunConfig(seed=seed, evaluate=EvaluateConfig(controls=False)), Machine())
+        progress = make_initial_progress(fed)
+        run_remaining_blocks(fed, progress, lambda report, now: None)
         out.append(progress)
     return out
 
@@ -43,7 +43,7 @@ def test_block_0_reaches_the_published_quality(streams: list[Progress]) -> None:
 def test_replay_costs_at_most_a_second_round() -> None:
     """Block 1, MF: a round of F3CRec against a round of fine-tuning, alternating, medians."""
     config = RunConfig(train=TrainConfig(rounds=3), evaluate=EvaluateConfig(controls=False))
-    fed = assemble(config, Machine(threads=1))
+    fed = assemble_federation(config, Machine(threads=1))
     base = train_base(fed)
     runs = {}
     for method in ("ft", "f3crec"):
@@ -63,12 +63,13 @@ def test_replay_costs_at_most_a_second_round() -> None:
 HETREC_SHAPE = """
 import resource, sys
 from tacita.core.config import EvaluateConfig, RunConfig, SplitConfig, TrainConfig
-from tacita.federation.rounds import run_stream, start_run
-from tacita.runs.assembly import Machine, assemble
+from tacita.federation.rounds import run_remaining_blocks, make_initial_progress
+from tacita.runs.assembly import Machine, assemble_federation
 data = "synthetic:users=2113,items=6829,per_user=398,groups=20,new=0.4,drift=0.3"
-fed = assemble(RunConfig(data=data, method=sys.argv[1], split=SplitConfig(k_core=10), train=TrainConfig(rounds=2),
-               evaluate=EvaluateConfig(controls=False)), Machine())
-run_stream(fed, start_run(fed), lambda report, now: None)
+config = RunConfig(data=data, method=sys.argv[1], split=SplitConfig(k_core=10), train=TrainConfig(rounds=2),
+                   evaluate=EvaluateConfig(controls=False))
+fed = assemble_federation(config, Machine())
+run_remaining_blocks(fed, make_initial_progress(fed), lambda report, now: None)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 

@@ -28,7 +28,7 @@ from tacita.federation.rounds import begin_block, run_block, run_round
 from tacita.learn.rows import apply_total
 from tacita.messages import SparseRows, Spec, Upload, add_upload, empty_total, make_accumulator
 from tacita.models import Backbone, Context
-from tacita.models.scoring import score_all
+from tacita.models.scoring import score_catalogue
 from tacita.round.plan import Federation
 from tacita.round.question import Question
 
@@ -250,15 +250,17 @@ def test_scoring_the_catalogue_is_scoring_every_pair(name: str, options: dict[st
     items = rng.normal(size=(11, backbone.item_width)).astype(np.float32)
     heads = {k: rng.normal(size=shape).astype(np.float32) for k, shape in backbone.list_head_shapes().items()}
     lists = Ragged.from_lists([[0, 10], [3], [], [0, 1, 2], [4], [5, 6, 7, 8], [9]]) if backbone.reads_context else None
-    got = score_all(backbone, private, heads, items, lists)
+    got = score_catalogue(backbone, private, heads, items, lists)
     repeated = {k: np.stack([v] * 11) for k, v in heads.items()}
     for u in range(7):
         own_values = None if lists is None else lists.take(np.full(11, u))
         inside = None if own_values is None else own_values.holds(np.arange(11), np.arange(11)).astype(np.float32)
         context = None if own_values is None else Context.from_lists(own_values, items)
-        rep = backbone.represent(backbone.split_private(np.stack([private[u]] * 11)), repeated, context)
-        np.testing.assert_allclose(got[u], backbone.score(rep, repeated, items, inside), rtol=1e-5, atol=1e-5)
-    alone = score_all(backbone, private[3:4], heads, items[:8], None if lists is None else lists.take(np.array([3])))
+        rep = backbone.represent_users(backbone.split_private(np.stack([private[u]] * 11)), repeated, context)
+        np.testing.assert_allclose(got[u], backbone.compute_logits(rep, repeated, items, inside), rtol=1e-5, atol=1e-5)
+    alone = score_catalogue(
+        backbone, private[3:4], heads, items[:8], None if lists is None else lists.take(np.array([3]))
+    )
     assert np.array_equal(alone[0], got[3, :8])
 
 
@@ -271,7 +273,10 @@ def test_the_user_vector_of_one_layer_ncf_cannot_change_a_ranking(share_mlp: boo
     private = backbone.init_private(DRAWS, keys[:1])
     other = private.copy()
     backbone.split_private(other)["p"][:] = np.random.default_rng(2).normal(size=backbone.config.dim)
-    before, after = score_all(backbone, private, heads, items)[0], score_all(backbone, other, heads, items)[0]
+    before, after = (
+        score_catalogue(backbone, private, heads, items)[0],
+        score_catalogue(backbone, other, heads, items)[0],
+    )
     assert np.ptp(after - before) < 1e-5
     assert abs((after - before).mean()) > 0.1
     assert np.array_equal(np.argsort(before), np.argsort(after))
@@ -310,11 +315,11 @@ def test_new_items_and_users_leave_the_old_ones_bit_for_bit(name: str) -> None:
 @every_backbone
 def test_the_table_rate_follows_the_number_of_items_of_the_block(name: str) -> None:
     backbone = make_backbone(name, item_lr_scale="items")
-    rates = [backbone.rates(n) for n in (100, 250)]
+    rates = [backbone.list_learning_rates(n) for n in (100, 250)]
     assert rates[1]["rows"] == pytest.approx(2.5 * rates[0]["rows"])
     assert {k: v for k, v in rates[0].items() if k != "rows"} == {k: v for k, v in rates[1].items() if k != "rows"}
     fixed = make_backbone(name, item_lr_scale=3.0)
-    assert fixed.rates(100) == fixed.rates(250)
+    assert fixed.list_learning_rates(100) == fixed.list_learning_rates(250)
 
 
 @every_backbone
@@ -367,7 +372,7 @@ def test_no_number_of_an_upload_is_a_private_number(name: str) -> None:
 def test_a_shared_layer_leaves_as_a_change_and_the_user_vector_stays() -> None:
     fed, upload = upload_of("ncf", share_mlp=True)
     assert {k: v.shape for k, v in heads_of(upload).items()} == {"w": (3, 12), "b": (3, 1)}
-    assert fed.backbone.layout == {"p": 6}
+    assert fed.backbone.private_layout == {"p": 6}
     progress = started(fed)
     trained = train_once(fed, progress)
     after = averaged(fed, progress.server, trained)

@@ -9,7 +9,7 @@ import pytest
 from tacita.core.errors import TacitaError
 from tacita.methods import resolve_config
 from tacita.research.bench import peers
-from tacita.runs.assembly import Machine, assemble
+from tacita.runs.assembly import Machine, assemble_federation
 
 DATA = "synthetic:users=120,items=60,per_user=14,groups=4"
 
@@ -24,7 +24,7 @@ def test_als_is_tuned_on_validation_and_beats_chance() -> None:
     pytest.importorskip("implicit")
     settings = {"data": DATA, "backbone": {"name": "tally"}, "split": {"kind": "leave-one-out"}}
     evaluate = {"k": [10], "select_by": "ndcg@10", "read": "known"}
-    federation = assemble(resolve_config({**settings, "evaluate": evaluate}, "test"), Machine(1))
+    federation = assemble_federation(resolve_config({**settings, "evaluate": evaluate}, "test"), Machine(1))
     result = peers.tune_als(federation)
     assert result["settings"] in {settings.describe() for settings in peers.SETTINGS}
     assert result["ndcg"] > 0.09  # chance: 4.5 / 48

@@ -15,7 +15,7 @@ from scipy.stats import beta, binom, norm
 from tacita.cli import main
 from tacita.core.errors import TacitaError
 from tacita.privacy.accounting import calibrate_sampled_noise
-from tacita.privacy.calibration import epsilon_of_mu, mu_of
+from tacita.privacy.calibration import compute_epsilon_of_mu, compute_max_mu
 from tacita.report import canary_audit
 from tacita.research.audit.canaries import bounds, items, mechanism_audit, rounds, streams, sums
 from tacita.research.audit.canaries.bounds import Claim, Trials, bound_guess_chance, bound_one_run, bound_within_law
@@ -34,11 +34,11 @@ def gaussian(mu: float, n: int, rate: float = 1.0, seed: int = 0) -> Trials:
 
 def test_chances_are_those_of_clopper_and_pearson() -> None:
     for observations, of in ((0, 50), (3, 50), (49, 50)):
-        assert bounds.upper_bound(observations, of) == pytest.approx(
+        assert bounds.compute_upper_bound(observations, of) == pytest.approx(
             beta.ppf(0.975, observations + 1, of - observations)
         )
-        assert binom.cdf(observations, of, bounds.upper_bound(observations, of)) == pytest.approx(0.025)
-    assert bounds.upper_bound(50, 50) == 1
+        assert binom.cdf(observations, of, bounds.compute_upper_bound(observations, of)) == pytest.approx(0.025)
+    assert bounds.compute_upper_bound(50, 50) == 1
 
 
 def test_the_loss_of_a_threshold_is_that_of_the_trade_off_curve() -> None:
@@ -72,7 +72,7 @@ def test_randomised_response_is_bounded_near_its_epsilon() -> None:
 @pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
 def test_bounds_of_a_gaussian_lie_below_it_and_see_less_noise(epsilon: float) -> None:
     """Of 60 audits of the claim at most 3 are above it (5 of 100 may be); with half of the noise every one is."""
-    mu = mu_of(epsilon, DELTA)
+    mu = compute_max_mu(epsilon, DELTA)
     claim, result = Claim(epsilon, DELTA, mu=mu), []
     for seed in range(60):
         trials = gaussian(mu, 6000, seed=seed)
@@ -99,7 +99,7 @@ def test_uninformative_scores_give_no_bound() -> None:
         assert bound_one_run(trials, claim) < 0.2
         assert bound_within_law(trials, claim) < 0.2
     assert bounds.convert_mu_to_epsilon(0.5, Claim(1.0, DELTA, mu=1.0)) == pytest.approx(
-        epsilon_of_mu(np.array([0.5]), DELTA)[0]
+        compute_epsilon_of_mu(np.array([0.5]), DELTA)[0]
     )
 
 
@@ -112,18 +112,18 @@ def small() -> list[Any]:
     few |= {"tally, a node's own sum": 0.3, "tally, terms of one release": 0.4, "tally, terms of a node's own sum": 0.4}
     few |= {
         mechanism.name: 1.0
-        for mechanism in mechanism_audit.list_mechanisms()
+        for mechanism in mechanism_audit.list_mechanism_audits()
         if mechanism.against == "who sees the sums"
     }
     few |= {"tally-order, all of a first block": 0.5, "tally-order, terms and order of one release": 1.0}
-    return [(mechanism, few.get(mechanism.name, 0.3)) for mechanism in mechanism_audit.list_mechanisms()]
+    return [(mechanism, few.get(mechanism.name, 0.3)) for mechanism in mechanism_audit.list_mechanism_audits()]
 
 
 @pytest.mark.parametrize(("audited", "share"), small(), ids=lambda entry: getattr(entry, "name", ""))
 def test_no_claim_is_broken_and_every_planted_bug_is_caught(
     audited: mechanism_audit.MechanismAudit, share: float
 ) -> None:
-    row = audited.make_row(3, share)
+    row = audited.measure_row(3, share)
     assert row["holds"], row
     assert row["caught"], row
 
@@ -131,7 +131,7 @@ def test_no_claim_is_broken_and_every_planted_bug_is_caught(
 def test_blocks_and_retractions_cost_what_the_ledger_says() -> None:
     """Scores are spread as the claim has it, and devices wrote down what it says."""
     for setting, loss in ((streams.StreamScenario(4.0, 3), 1.0), (streams.StreamScenario(3.0, 1, 4), 0.8)):
-        trials, claim = streams.run_trials(setting, 1000, 7), setting.claim()
+        trials, claim = streams.run_trials(setting, 1000, 7), setting.build_claim()
         assert trials.ledger_epsilon == pytest.approx(claim.epsilon, rel=1e-6)
         gap = trials.score[trials.inside].mean() - trials.score[~trials.inside].mean()
         assert loss * claim.mu - 0.25 < gap < claim.mu + 0.25
@@ -143,7 +143,7 @@ def test_blocks_and_retractions_cost_what_the_ledger_says() -> None:
 def test_a_canary_is_as_long_as_the_clip_lets_it_be() -> None:
     """Scores are spread as the claim says: deviation 1, and mu between those inside and those outside."""
     setting = rounds.RoundScenario("one", {"name": "dp-fedavg", "epsilon": 2.0, "releases": 2}, 2.0, releases=2)
-    trials, mu = rounds.run_trials(setting, 4000, 5), mu_of(2.0, DELTA)
+    trials, mu = rounds.run_trials(setting, 4000, 5), compute_max_mu(2.0, DELTA)
     assert trials.score[~trials.inside].std() == pytest.approx(1, abs=0.06)
     gap = trials.score[trials.inside].mean() - trials.score[~trials.inside].mean()
     assert gap == pytest.approx(mu, abs=5 / math.sqrt(1000))
@@ -153,17 +153,17 @@ def test_a_canary_is_as_long_as_the_clip_lets_it_be() -> None:
 
 def test_the_reader_of_a_first_block_loses_nothing() -> None:
     """All that is released of one person, weighed by its noise, is worth the whole budget."""
-    trials, mu = sums.run_trials(sums.SumScenario(4.0), 300, 5), mu_of(4.0, DELTA)
+    trials, mu = sums.run_trials(sums.SumScenario(4.0), 300, 5), compute_max_mu(4.0, DELTA)
     gap = trials.score[trials.inside].mean() - trials.score[~trials.inside].mean()
     assert gap == pytest.approx(mu, abs=0.45)
     quiet = sums.run_trials(sums.SumScenario(400.0), 12, 5)  # next to no noise: the reading is exact
     gap = quiet.score[quiet.inside].mean() - quiet.score[~quiet.inside].mean()
-    assert gap == pytest.approx(mu_of(400.0, DELTA), rel=0.1)
+    assert gap == pytest.approx(compute_max_mu(400.0, DELTA), rel=0.1)
 
 
 def test_the_reader_of_order_loses_nothing() -> None:
     """Terms and order together are worth the whole budget; where each has the noise of one alone, more."""
-    mu = mu_of(4.0, DELTA)
+    mu = compute_max_mu(4.0, DELTA)
     for entry, bug, worth in (
         (False, None, 1.0),
         (True, None, 0.94**0.5),
@@ -205,10 +205,10 @@ def test_broken_claim_is_reported_with_exit_code_1(monkeypatch: pytest.MonkeyPat
     wrong = Claim(0.5, 0.0, "pure", threshold=1.0)
     broken = [
         mechanism_audit.MechanismAudit("a bug", "one item", "the server", lambda: wrong, mechanism.run_trials, 5000, ())
-        for mechanism in mechanism_audit.list_mechanisms()
+        for mechanism in mechanism_audit.list_mechanism_audits()
         if mechanism.name == "PDC-FRS, randomised response" and mechanism.unit == "one item"
     ]
-    monkeypatch.setattr(mechanism_audit, "list_mechanisms", lambda: broken)
+    monkeypatch.setattr(mechanism_audit, "list_mechanism_audits", lambda: broken)
     with pytest.raises(SystemExit) as ended:
         main(["audit", "canary", "--quiet"])
     assert ended.value.code == 1
@@ -228,6 +228,6 @@ def test_a_name_that_no_mechanism_has_is_refused_before_anything_is_calibrated(m
         mechanism_audit.sums.SumScenario,
         mechanism_audit.streams.StreamScenario,
     ):
-        monkeypatch.setattr(kind, "claim", never)
+        monkeypatch.setattr(kind, "build_claim", never)
     with pytest.raises(TacitaError, match="--only zzz: no mechanism"):
         mechanism_audit.audit_canaries(only="zzz")

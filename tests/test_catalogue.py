@@ -12,7 +12,7 @@ from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError
 from tacita.data.catalogue import read_catalogue
 from tacita.runs import serving, training
-from tacita.runs.assembly import Machine, assemble
+from tacita.runs.assembly import Machine, assemble_federation
 from tacita.runs.run_folder import open_saved
 
 HERE = Machine(threads=1)
@@ -87,15 +87,15 @@ def test_a_person_with_rare_items_does_not_change_the_shape_of_a_model(kind: str
 def test_a_budget_without_a_catalogue_is_refused_with_the_remedy(kind: str, tmp_path: Path) -> None:
     data = write_rows(tmp_path, LONER)
     with pytest.raises(TacitaError, match="catalogue=from-data"):
-        assemble(config_of(data, **KINDS[kind]), HERE)
-    federation = assemble(config_of(data, catalogue="from-data", **KINDS[kind]), HERE)
+        assemble_federation(config_of(data, **KINDS[kind]), HERE)
+    federation = assemble_federation(config_of(data, catalogue="from-data", **KINDS[kind]), HERE)
     assert federation.stream.n_items == 68
 
 
 def test_a_catalogue_of_ones_own_is_read_and_what_it_lacks_left_out(tmp_path: Path) -> None:
     data = write_rows(tmp_path / "data", LONER)
     catalogue = list_items(tmp_path / "public", 64)
-    federation = assemble(config_of(data, catalogue=str(catalogue), **BUDGET), HERE)
+    federation = assemble_federation(config_of(data, catalogue=str(catalogue), **BUDGET), HERE)
     assert federation.stream.item_ids == tuple(f"i{number}" for number in range(64))
     assert [block.n_items for block in federation.stream.blocks] == [64]
     assert any("4 rows of other items are left out" in note for note in federation.stream.notes)
@@ -110,7 +110,7 @@ def test_a_list_of_ids_without_a_header_is_a_catalogue(tmp_path: Path) -> None:
 def test_a_missing_catalogue_is_refused(tmp_path: Path) -> None:
     data = write_rows(tmp_path, [])
     with pytest.raises(TacitaError, match=r"nowhere\.csv"):
-        assemble(config_of(data, catalogue=str(tmp_path / "nowhere.csv")), HERE)
+        assemble_federation(config_of(data, catalogue=str(tmp_path / "nowhere.csv")), HERE)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -132,8 +132,8 @@ def test_items_that_nobody_has_break_nothing(kind: str, tmp_path: Path) -> None:
 
 def test_synthetic_data_has_a_catalogue_under_a_budget() -> None:
     values = {"data": "synthetic:users=40,items=300,per_user=6", "split": {"kind": "random"}, **BUDGET}
-    federation = assemble(validate_model(RunConfig, values, "a test"), HERE)
+    federation = assemble_federation(validate_model(RunConfig, values, "a test"), HERE)
     assert federation.stream.n_items == 300
-    plain = assemble(validate_model(RunConfig, {**values, "privacy": {}}, "a test"), HERE)
+    plain = assemble_federation(validate_model(RunConfig, {**values, "privacy": {}}, "a test"), HERE)
     assert plain.stream.n_items < 300
     assert plain.stream.fingerprint != federation.stream.fingerprint

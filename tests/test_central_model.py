@@ -16,7 +16,7 @@ from tacita.core.draws import Draws, derive_keys
 from tacita.core.errors import TacitaError
 from tacita.core.files import read_arrays, write_arrays
 from tacita.core.types import Doubles
-from tacita.kernels.sampling import shuffle_order
+from tacita.kernels.sampling import shuffle_client_samples
 from tacita.kernels.threads import set_threads, threads_in_use
 from tacita.learn.training import central_model as central_module
 from tacita.learn.training.central_model import CentralModel
@@ -114,7 +114,7 @@ def train_plain(plain: Plain, given: TrainingSamples, batch: int, lr: float) -> 
     heads = [RowAdam(entry, lr) for entry in plain.heads.values()]
     for key in ORDERS:
         order = np.empty(len(given.user), np.int64)
-        shuffle_order(key, np.zeros(1, np.uint64), np.array([0, len(order)]), batch, order)
+        shuffle_client_samples(key, np.zeros(1, np.uint64), np.array([0, len(order)]), batch, order)
         for at in range(0, len(order), batch):
             some = given.take(order[at : at + batch])
             plain.zero_grad()
@@ -136,7 +136,7 @@ def test_training_is_that_of_plain_torch(name: str, piece: int, monkeypatch: pyt
     central, state = model(name)
     plain = Plain(name, state, adjacency(*edges()) if name == "lightgcn" else None)
     inputs = samples()
-    after = central.train(state, inputs, 16, ORDERS)
+    after = central.train_epochs(state, inputs, 16, ORDERS)
     train_plain(plain, inputs, 16, 0.01)
     for table, want in (("users", plain.users.weight), ("items", plain.items.weight)):
         np.testing.assert_allclose(after.values[table], want.detach().numpy(), rtol=1e-4, atol=1e-5)
@@ -149,29 +149,29 @@ def test_training_is_that_of_plain_torch(name: str, piece: int, monkeypatch: pyt
 @every_model
 def test_a_model_leaves_its_state_as_it_was_and_rows_that_no_batch_has(name: str) -> None:
     central, state = model(name)
-    before = {k: v.copy() for k, v in state.arrays().items()}
-    after = central.train(state, samples(), 16, ORDERS)
-    assert all(np.array_equal(v, before[k]) for k, v in state.arrays().items())
+    before = {k: v.copy() for k, v in state.to_arrays().items()}
+    after = central.train_epochs(state, samples(), 16, ORDERS)
+    assert all(np.array_equal(v, before[k]) for k, v in state.to_arrays().items())
     assert after.values.keys() == state.values.keys()
     if name != "lightgcn":
         assert np.array_equal(after.values["users"][-1], state.values["users"][-1])
         assert np.array_equal(after.values["items"][-2:], state.values["items"][-2:])
         assert after.moments["items.steps"][-2:].tolist() == [0, 0]
     assert (after.values["users"][:-1] != state.values["users"][:-1]).any(1).all()
-    assert central.train(state, samples(0), 16, ORDERS) is state
+    assert central.train_epochs(state, samples(0), 16, ORDERS) is state
 
 
 @every_model
 def test_saved_state_continues_bit_for_bit(name: str, tmp_path: Path) -> None:
     central, state = model(name)
-    whole = central.train(state, samples(), 16, ORDERS)
-    half = central.train(state, samples(), 16, ORDERS[:1])
-    write_arrays(tmp_path / "half.safetensors", half.arrays())
+    whole = central.train_epochs(state, samples(), 16, ORDERS)
+    half = central.train_epochs(state, samples(), 16, ORDERS[:1])
+    write_arrays(tmp_path / "half.safetensors", half.to_arrays())
     back, _ = read_arrays(tmp_path / "half.safetensors")
-    run = central.train(CentralState.from_arrays(back), samples(), 16, ORDERS[1:])
-    assert run.arrays().keys() == whole.arrays().keys()
-    for k, v in whole.arrays().items():
-        assert np.array_equal(run.arrays()[k], v), k
+    run = central.train_epochs(CentralState.from_arrays(back), samples(), 16, ORDERS[1:])
+    assert run.to_arrays().keys() == whole.to_arrays().keys()
+    for k, v in whole.to_arrays().items():
+        assert np.array_equal(run.to_arrays()[k], v), k
     assert not np.array_equal(half.values["items"], whole.values["items"])
 
 
@@ -182,8 +182,8 @@ def test_threads_change_no_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     inputs, before, observations = samples(900), threads_in_use(), []
     for n in {1, before}:
         set_threads(n)
-        after = central.train(state, inputs, 256, ORDERS)
-        observations.append((after.values["users"], central.score(after, np.arange(N_USERS))))
+        after = central.train_epochs(state, inputs, 256, ORDERS)
+        observations.append((after.values["users"], central.score_catalogue(after, np.arange(N_USERS))))
     set_threads(before)
     assert all(np.array_equal(a, b) for a, b in zip(observations[0], observations[-1], strict=True))
 
@@ -194,7 +194,7 @@ def test_pairs_and_catalogue_are_the_plain_models(name: str) -> None:
     plain = Plain(name, state, adjacency(*edges()) if name == "lightgcn" else None)
     user, item = np.repeat(np.arange(N_USERS), N_ITEMS), np.tile(np.arange(N_ITEMS), N_USERS)
     want = plain(user, item).detach().numpy().reshape(N_USERS, N_ITEMS)
-    np.testing.assert_allclose(central.score(state, np.array([4, 2])), want[[4, 2]], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(central.score_catalogue(state, np.array([4, 2])), want[[4, 2]], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(central.score_pairs(state, user, item).reshape(want.shape), want, rtol=1e-4, atol=1e-5)
 
 
@@ -205,7 +205,7 @@ def test_a_heavy_sample_counts_as_often_as_it_weighs(name: str) -> None:
     some = samples(4)
     weighed = replace(some, weight=np.array([1, 1, 2, 0], "f4"))
     twice = replace(some.take(np.array([0, 1, 2, 2])), weight=np.ones(4, "f4"))
-    first, other = (central.train(state, x, 4, ORDERS[:1]) for x in (weighed, twice))
+    first, other = (central.train_epochs(state, x, 4, ORDERS[:1]) for x in (weighed, twice))
     untouched = np.setdiff1d(np.arange(N_USERS), some.user)
     np.testing.assert_allclose(
         first.values["users"][twice.user], other.values["users"][twice.user], rtol=1e-5, atol=1e-6
@@ -215,11 +215,11 @@ def test_a_heavy_sample_counts_as_often_as_it_weighs(name: str) -> None:
 
 def test_user_and_item_vectors_match_those_of_the_agents() -> None:
     central, state = model("neumf")
-    users, items = central.vectors(state)
+    users, items = central.compute_vectors(state)
     assert np.array_equal(users, state.values["users"][:, :6])
     assert np.array_equal(items, state.values["items"][:, :6])
     central, state = model("lightgcn")
-    users, items = central.vectors(state)
+    users, items = central.compute_vectors(state)
     want = Plain("lightgcn", state, adjacency(*edges())).ends()
     np.testing.assert_allclose(users, want[0].detach().numpy(), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(items, want[1].detach().numpy(), rtol=1e-5, atol=1e-6)
@@ -248,7 +248,10 @@ def test_smoothing_is_the_mean_of_the_powers_of_the_matrix(layers: int) -> None:
     matrix = adjacency(*edges())
     want = np.mean([np.linalg.matrix_power(matrix, k) @ start for k in range(layers + 1)], axis=0)
     np.testing.assert_allclose(
-        InteractionGraph.from_edges(*edges(), N_USERS, N_ITEMS).smooth(start, layers), want, rtol=1e-4, atol=1e-6
+        InteractionGraph.from_edges(*edges(), N_USERS, N_ITEMS).propagate_and_average(start, layers),
+        want,
+        rtol=1e-4,
+        atol=1e-6,
     )
     assert np.array_equal(start, before)
 
@@ -260,7 +263,7 @@ def test_the_slope_reaches_rows_that_no_sample_has() -> None:
     central = CentralModel(backbone, graph)
     state = model("lightgcn")[1]
     training_samples = TrainingSamples(np.array([0]), np.array([0]), np.ones(1, "f4"), np.ones(1, "f4"))
-    after = central.train(state, training_samples, 4, ORDERS[:1])
+    after = central.train_epochs(state, training_samples, 4, ORDERS[:1])
     moved = [np.flatnonzero((after.values[k] != state.values[k]).any(1)).tolist() for k in ("users", "items")]
     assert moved == [[0, 1], [0, 1]]
 
@@ -286,8 +289,8 @@ def test_it_learns_the_checkerboard(name: str, options: dict[str, Any]) -> None:
     )
     central = CentralModel(make_backbone(name, **{"item_lr_scale": 1.0, "init_std": 0.1} | options), graph)
     state = central.init_state(DRAWS, derive_keys(map(str, range(n_users))), derive_keys(map(str, range(n_items))))
-    after = central.train(state, training_samples, 32, [DRAWS.public("order", k) for k in range(80)])
-    scores = central.score(after, np.arange(n_users))
+    after = central.train_epochs(state, training_samples, 32, [DRAWS.public("order", k) for k in range(80)])
+    scores = central.score_catalogue(after, np.arange(n_users))
     good, bad = stored_state & (label == 1), stored_state & (label == 0)
     right = [scores[u, i] > scores[u, item[bad & (user == u)]] for u, i in zip(user[good], item[good], strict=True)]
     assert np.mean(right) > 0.97

@@ -36,7 +36,7 @@ def trained_run(kind: str, out: Path, **settings: Any) -> Path:
 def forget_two_items(folder: Path) -> dict[str, Any]:
     saved = open_saved(folder)
     user = saved.ids["users"][3]
-    own = read_lists(saved.client_arrays, "history").take(saved.user_numbers([user])).ids
+    own = read_lists(saved.client_arrays, "history").take(saved.find_user_numbers([user])).ids
     items = [saved.ids["items"][item] for item in own[:2].tolist()]
     request = RawRequest("forget", {user: items}, alone=True)
     return certificate_of(submit_request(folder, request, verify=True))

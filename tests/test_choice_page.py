@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from tacita.core.config import EvaluateConfig, RunConfig, SplitConfig, TrainConfig
-from tacita.methods import preset_names, resolve_config
+from tacita.methods import list_preset_names, resolve_config
 from tacita.research.experiments import experiment_spec
 from tacita.research.experiments.choice_measures import describe_promise, measure_choice
 from tacita.research.experiments.choice_page import render_choice_page
-from tacita.runs.assembly import Machine, assemble, build_plan
+from tacita.runs.assembly import Machine, assemble_federation, build_plan
 from tacita.runs.server_view import SHARES, SUM_ALONE, describe_server_view
 
 TINY = "synthetic:users=60,items=60,per_user=15,groups=4"
@@ -18,7 +18,7 @@ TINY = "synthetic:users=60,items=60,per_user=15,groups=4"
 
 def test_every_preset_is_compared_and_can_be_configured() -> None:
     experiment, settings = experiment_spec.load_experiment("choose")
-    assert {variant.method for variant in experiment.variants.values()} == set(preset_names())
+    assert {variant.method for variant in experiment.variants.values()} == set(list_preset_names())
     cells = experiment_spec.list_cells(experiment, settings, ["ml-100k"], experiment.backbones, 1)
     assert len(cells) == len(experiment.variants)  # each with one model
 
@@ -45,7 +45,7 @@ def told(method: str, backbone: str, **privacy: float) -> dict[str, object]:
         "here",
     )
     assert isinstance(config, RunConfig)
-    return measure_choice(assemble(config, Machine(threads=1)))
+    return measure_choice(assemble_federation(config, Machine(threads=1)))
 
 
 @pytest.mark.parametrize(

@@ -131,14 +131,14 @@ def test_a_command_alone_shows_its_help(arguments: list[str]) -> None:
 
 
 def test_help_names_the_models_and_methods_there_are() -> None:
-    from tacita.methods import preset_names
+    from tacita.methods import list_preset_names
     from tacita.models.base import list_backbones
 
     report = " ".join(call("train", "--help").out.split())
     assert all(name in report for name in list_backbones())
     named = re.search(r"fedavg, [a-z0-9, ]+", report)
     assert named is not None
-    assert {n.strip() for n in named[0].split(",")} - {""} <= set(preset_names())
+    assert {n.strip() for n in named[0].split(",")} - {""} <= set(list_preset_names())
 
 
 def test_version() -> None:
@@ -993,7 +993,7 @@ def test_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
     for word in ("python", "numba", "tomli-w", "compiled kernels", "tacita data get ml-100k"):
         assert word in output.out
     assert all(check["state"] in ("ok", "note") for check in json.loads(call("doctor", "--json").out))
-    monkeypatch.setattr("tacita.doctor._list_required", lambda: ["no-such-package"])
+    monkeypatch.setattr("tacita.doctor._list_required_packages", lambda: ["no-such-package"])
     output = call("doctor")
     assert output.code == 1
     assert "pip install no-such-package" in output.out

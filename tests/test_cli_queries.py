@@ -23,7 +23,7 @@ from helpers.command_line import (
 )
 from tacita.core.config import RunConfig
 from tacita.core.config_errors import list_keys
-from tacita.methods import part_class, part_names, preset_names
+from tacita.methods import find_part_class, list_part_names, list_preset_names
 from tacita.models import find_backbone_class, list_backbones
 from tacita.runs.settings_reference import find_settings, list_settings
 
@@ -254,8 +254,8 @@ def test_every_setting_is_listed_with_what_it_does() -> None:
         assert sum(element.owner == f"backbone {name}" for element in every) == options(
             find_backbone_class(name).Config
         )
-    for name in part_names():
-        assert sum(element.owner == f"part {name}" for element in every) == options(part_class(name).Config)
+    for name in list_part_names():
+        assert sum(element.owner == f"part {name}" for element in every) == options(find_part_class(name).Config)
     assert [(element.owner, element.key) for element in every if not element.about] == []
     for entry in every:
         if entry.owner == "run" and entry.default not in ("not set", "has to be given"):
@@ -269,7 +269,7 @@ def test_every_setting_is_listed_with_what_it_does() -> None:
         ("hidden_items", ["evaluate.hidden_items"]),
         ("train.participation", ["train.participation.kind", "train.participation.rate"]),
         ("tally.ridge", ["backbone.ridge"]),
-        ("laplace-noise", [f for f in part_class("laplace-noise").Config.model_fields]),
+        ("laplace-noise", [f for f in find_part_class("laplace-noise").Config.model_fields]),
         ("fedavg", ["method"]),
     ],
 )
@@ -278,8 +278,8 @@ def test_settings_search_matches_a_word(word: str, keys: list[str]) -> None:
 
 
 def test_settings_search_knows_every_part_preset_and_backbone() -> None:
-    for name in (*list_backbones(), *part_names(), *preset_names()):
-        if name in part_names() and not part_class(name).Config.model_fields:
+    for name in (*list_backbones(), *list_part_names(), *list_preset_names()):
+        if name in list_part_names() and not find_part_class(name).Config.model_fields:
             continue
         assert find_settings(name), name
     assert {setting.owner for setting in find_settings("f3crec")} >= {"part replay", "part temporal-mean"}

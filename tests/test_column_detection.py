@@ -12,7 +12,7 @@ import pytest
 
 from tacita.core.config import SplitConfig
 from tacita.core.errors import TacitaError
-from tacita.data.sources import describe, load, save_csv
+from tacita.data.sources import describe_interactions, load_interactions, save_csv
 from tacita.data.splits import split
 
 SECOND = 1_600_003_298
@@ -30,7 +30,7 @@ def csv(tmp_path: Path, *lines: str) -> str:
 
 def refusal(source: str, **options: Any) -> str:
     with pytest.raises(TacitaError) as caught:
-        load(source, **options)
+        load_interactions(source, **options)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -46,13 +46,13 @@ def parquet(tmp_path: Path, **columns: Any) -> str:
 @pytest.mark.parametrize("name", ["day", "when", "moment"])
 def test_a_column_of_dates_is_the_time_whatever_its_name(tmp_path: Path, name: str) -> None:
     source = csv(tmp_path, f"user,item,{name},colour", *(f"u{n},i{n},{day},red" for n, day in enumerate(DAYS)))
-    table = load(source)
+    table = load_interactions(source)
     assert table.timestamp is not None
     assert table.timestamp.argsort().tolist() == [2, 0, 1]
     assert table.columns == {"user": "user", "item": "item", "timestamp": name}
     assert table.unused == ("colour",)
     assert "not used: 'colour'" in table.format_note
-    assert load(source, columns={"time": "-"}).timestamp is None
+    assert load_interactions(source, columns={"time": "-"}).timestamp is None
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_column_of_dates_is_the_time_whatever_its_name(tmp_path: Path, name: s
     ],
 )
 def test_a_parquet_time_is_found_by_its_type(tmp_path: Path, values: list[object]) -> None:
-    table = load(parquet(tmp_path, at=values, tags=[["p"], ["q"], []]))
+    table = load_interactions(parquet(tmp_path, at=values, tags=[["p"], ["q"], []]))
     assert table.timestamp is not None
     assert table.timestamp.argsort().tolist() == [2, 0, 1]
     assert table.unused == ("tags",)
@@ -78,32 +78,34 @@ def test_a_column_of_a_type_that_is_no_text_is_refused(tmp_path: Path, name: str
 
 
 def test_what_may_be_the_time_is_named_with_the_flag_that_uses_it(tmp_path: Path) -> None:
-    both = load(csv(tmp_path, "user,item,made,seen", "a,x,2020-01-01,2020-01-02", "b,y,2020-01-03,2020-01-04"))
+    both = load_interactions(
+        csv(tmp_path, "user,item,made,seen", "a,x,2020-01-01,2020-01-02", "b,y,2020-01-03,2020-01-04")
+    )
     assert both.timestamp is None
     assert both.notes == (
         "columns 'made' and 'seen' look like times and none was used; choose with --columns time=NAME.",
     )
     for head, value in (("day", "17"), ("code", str(SECOND)), ("release_date", "2020-01-01")):
-        other = load(csv(tmp_path, f"user,item,{head}", f"a,x,{value}", f"b,y,{value}"))
+        other = load_interactions(csv(tmp_path, f"user,item,{head}", f"a,x,{value}", f"b,y,{value}"))
         assert other.timestamp is None
         assert f"--columns time={head} uses it" in other.notes[0]
-        assert load(str(tmp_path / "mine.csv"), columns={"time": head}).timestamp is not None
-    plain = load(csv(tmp_path, "user,item,colour", "a,x,17", "b,y,18"))
+        assert load_interactions(str(tmp_path / "mine.csv"), columns={"time": head}).timestamp is not None
+    plain = load_interactions(csv(tmp_path, "user,item,colour", "a,x,17", "b,y,18"))
     assert plain.notes == ()
 
 
 def test_dates_that_are_not_understood_are_named_with_their_format(tmp_path: Path) -> None:
     source = csv(tmp_path, "user,item,day", "a,x,13.09.2020", "b,y,02.10.2020")
-    assert load(source).notes == (
+    assert load_interactions(source).notes == (
         "column 'day' holds dates such as '13.09.2020' and was not used; "
         '--columns time=day --date-format "%d.%m.%Y" uses it.',
     )
-    american = load(csv(tmp_path, "user,item,day", "a,x,09/13/2020", "b,y,10/02/2020"))
+    american = load_interactions(csv(tmp_path, "user,item,day", "a,x,09/13/2020", "b,y,10/02/2020"))
     assert '--date-format "%m/%d/%Y"' in american.notes[0]
 
 
 def test_a_column_that_could_be_ratings_is_named(tmp_path: Path) -> None:
-    table = load(csv(tmp_path, "user,item,grade", "a,x,3", "b,y,4"))
+    table = load_interactions(csv(tmp_path, "user,item,grade", "a,x,3", "b,y,4"))
     assert table.notes == ("column 'grade' could be ratings; --columns rating=grade uses it.",)
 
 
@@ -114,11 +116,14 @@ def test_a_date_format_is_followed_and_its_misfits_are_named(tmp_path: Path) -> 
     source = csv(tmp_path, "user,item,date", "a,x,13.09.2020", "b,y,02.10.2020")
     assert "line 2 has a timestamp that is neither a number nor a date: '13.09.2020'" in refusal(source)
     assert '--date-format "%d.%m.%Y"' in refusal(source)
-    table = load(source, date_format="%d.%m.%Y")
-    assert describe(table)["dates"] == ("2020-09-13 00:00", "2020-10-02 00:00")
+    table = load_interactions(source, date_format="%d.%m.%Y")
+    assert describe_interactions(table)["dates"] == ("2020-09-13 00:00", "2020-10-02 00:00")
     assert "line 2 has a timestamp that does not fit --date-format '%Y'" in refusal(source, date_format="%Y")
     packed = csv(tmp_path, "user,item,when", "a,x,20200913", "b,y,20201002")
-    assert describe(load(packed, date_format="%Y%m%d"))["dates"] == ("2020-09-13 00:00", "2020-10-02 00:00")
+    assert describe_interactions(load_interactions(packed, date_format="%Y%m%d"))["dates"] == (
+        "2020-09-13 00:00",
+        "2020-10-02 00:00",
+    )
     assert "no time column to be read with --date-format" in refusal(
         csv(tmp_path, "user,item,z", "a,x,q"), date_format="%Y"
     )
@@ -128,15 +133,15 @@ def test_a_date_format_is_followed_and_its_misfits_are_named(tmp_path: Path) -> 
 
 
 def test_decimal_commas_are_read_where_they_are_plain_or_asked_for(tmp_path: Path) -> None:
-    plain = load(csv(tmp_path, "user;item;rating", "a;x;1,5", "b;y;4"))
+    plain = load_interactions(csv(tmp_path, "user;item;rating", "a;x;1,5", "b;y;4"))
     assert plain.rating is not None
     assert plain.rating.tolist() == [1.5, 4.0]
-    bare = load(put(tmp_path / "bare.csv", "a;x;1,5\nb;y;4,0\n"))
+    bare = load_interactions(put(tmp_path / "bare.csv", "a;x;1,5\nb;y;4,0\n"))
     assert bare.rating is not None
     assert bare.rating.tolist() == [1.5, 4.0]
     unclear = csv(tmp_path, "user;item;rating", "a;x;1,500", "b;y;2,25")
     assert "--decimal ," in refusal(unclear)
-    request = load(unclear, decimal=",")
+    request = load_interactions(unclear, decimal=",")
     assert request.rating is not None
     assert request.rating.tolist() == [1.5, 2.25]
     assert "no number: '3.5'" in refusal(csv(tmp_path, "user;item;rating", "a;x;3.5"), decimal=",")
@@ -145,19 +150,26 @@ def test_decimal_commas_are_read_where_they_are_plain_or_asked_for(tmp_path: Pat
 @pytest.mark.parametrize("unit", [1, 10**3, 10**6, 10**9])
 def test_times_are_shown_as_dates_in_any_unit(tmp_path: Path, unit: int) -> None:
     source = csv(tmp_path, "user,item,time", f"a,x,{SECOND * unit}", f"b,y,{(SECOND + 60) * unit}")
-    assert describe(load(source))["dates"] == ("2020-09-13 13:21", "2020-09-13 13:22")
+    assert describe_interactions(load_interactions(source))["dates"] == ("2020-09-13 13:21", "2020-09-13 13:22")
 
 
 def test_typed_and_written_times_are_shown_as_dates(tmp_path: Path) -> None:
     at = datetime(1970, 1, 2, tzinfo=UTC)  # too early to tell a unit by its size
     for values in ([at.date()] * 3, [at] * 3):
-        assert describe(load(parquet(tmp_path, at=values)))["dates"] == ("1970-01-02 00:00",) * 2
+        assert (
+            describe_interactions(load_interactions(parquet(tmp_path, at=values)))["dates"] == ("1970-01-02 00:00",) * 2
+        )
     for unit in ("ms", "us", "ns"):
         typed = pl.Series([at, at, at + timedelta(days=1)], dtype=pl.Datetime(unit))  # type: ignore[arg-type]
-        assert describe(load(parquet(tmp_path, at=typed)))["dates"] == ("1970-01-02 00:00", "1970-01-03 00:00")
+        assert describe_interactions(load_interactions(parquet(tmp_path, at=typed)))["dates"] == (
+            "1970-01-02 00:00",
+            "1970-01-03 00:00",
+        )
     for values in (["1970-01-02", "1970-01-03"], ["7", "8"]):
-        table = load(csv(tmp_path, "user,item,time", f"a,x,{values[0]}", f"b,y,{values[1]}"))
-        assert describe(table)["dates"] == (("1970-01-02 00:00", "1970-01-03 00:00") if "-" in values[0] else None)
+        table = load_interactions(csv(tmp_path, "user,item,time", f"a,x,{values[0]}", f"b,y,{values[1]}"))
+        assert describe_interactions(table)["dates"] == (
+            ("1970-01-02 00:00", "1970-01-03 00:00") if "-" in values[0] else None
+        )
 
 
 # JSON lines and headers
@@ -170,7 +182,7 @@ def test_json_lines_are_read(tmp_path: Path, name: str) -> None:
         {"item": 8, "user": "b", "stars": 3.5, "at": "2020-09-12", "extra": None},
     ]
     put(tmp_path / name, "\n\n".join(map(json.dumps, rows)) + "\n")
-    table = load(str(tmp_path))  # the folder's only table
+    table = load_interactions(str(tmp_path))  # the folder's only table
     assert (table.user_ids, table.item_ids) == (("a", "b"), ("7", "8"))
     assert table.rating is not None
     assert table.rating.tolist() == [4.0, 3.5]
@@ -202,7 +214,7 @@ def test_a_header_that_repeats_a_name_is_refused_until_somebody_says_which(tmp_p
     message = refusal(source)
     assert "the header names 'item' 2 times, as columns 2 and 3" in message
     assert "--columns item=2" in message
-    assert load(source, columns={"item": "3"}).item_ids == ("y", "z")
+    assert load_interactions(source, columns={"item": "3"}).item_ids == ("y", "z")
     assert "'item' 2 times" in refusal(source, columns={"item": "item"})
     twice = refusal(csv(tmp_path, "user,item,user,item", "a,x,b,y"))
     assert "the header names 'user' 2 times, as columns 1 and 3" in twice
@@ -212,7 +224,7 @@ def test_a_header_in_the_middle_is_not_a_row(tmp_path: Path) -> None:
     source = csv(tmp_path, "user,item", "a,x", "b,y", "user, item", "c,z")
     assert "line 4 is the header again" in refusal(source)
     assert "line 3 is the header again" in refusal(csv(tmp_path, "user,item,note", "a,x,1", "user,item,other", "b,y,2"))
-    assert load(csv(tmp_path, "user,item", "a,x", "user,y")).user_ids == ("a", "user")
+    assert load_interactions(csv(tmp_path, "user,item", "a,x", "user,y")).user_ids == ("a", "user")
 
 
 def test_a_role_named_twice_is_refused(tmp_path: Path) -> None:
@@ -230,18 +242,20 @@ def test_blocks_and_parts_of_a_file_are_read_by_name_or_as_asked(tmp_path: Path)
         ("user,item,Block,split", None),
         ("user,item,step,role", {"block": "step", "part": "role"}),
     ):
-        table = load(csv(tmp_path, head, *rows), columns=columns)
+        table = load_interactions(csv(tmp_path, head, *rows), columns=columns)
         stream = split(table, SplitConfig())
         assert [b.n_rows for b in stream.blocks] == [5, 5]
         assert [len(b.test.ids) for b in stream.blocks] == [1, 1]
     save_csv(table, tmp_path / "again.csv")
-    assert load(str(tmp_path / "again.csv")).fingerprint == table.fingerprint
-    without = load(csv(tmp_path, "user,item,split", *(r.replace(",0,", ",").replace(",1,", ",") for r in rows)))
+    assert load_interactions(str(tmp_path / "again.csv")).fingerprint == table.fingerprint
+    without = load_interactions(
+        csv(tmp_path, "user,item,split", *(r.replace(",0,", ",").replace(",1,", ",") for r in rows))
+    )
     assert without.fingerprint != table.fingerprint
 
 
 def test_other_columns_called_block_or_part_are_left_alone(tmp_path: Path) -> None:
-    table = load(csv(tmp_path, "user,item,block,part", "a,x,north,wheel", "b,y,south,door"))
+    table = load_interactions(csv(tmp_path, "user,item,block,part", "a,x,north,wheel", "b,y,south,door"))
     assert table.split is None
     assert table.block is None
     assert set(table.unused) == {"block", "part"}
@@ -263,9 +277,9 @@ def test_no_number_is_no_id(tmp_path: Path) -> None:
 
 
 def test_words_for_a_missing_id_are_ids_and_a_note_says_so(tmp_path: Path) -> None:
-    table = load(csv(tmp_path, "user,item", "a,x", "NaN,y", "b,NULL", "NaN,x", "c,banana"))
+    table = load_interactions(csv(tmp_path, "user,item", "a,x", "NaN,y", "b,NULL", "NaN,x", "c,banana"))
     assert table.user_ids == ("a", "NaN", "b", "c")
-    notes = " ".join(describe(table)["notes"])  # type: ignore[call-overload]
+    notes = " ".join(describe_interactions(table)["notes"])  # type: ignore[call-overload]
     assert "user id 'NaN' may stand for a missing one: its 2 rows count as one user" in notes
     assert "item id 'NULL'" in notes
     assert "banana" not in notes

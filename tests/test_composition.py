@@ -64,10 +64,10 @@ def keeps_its_budgets(folder: Path) -> None:
     """Nobody has spent more than their budget, and what is written down is what the releases cost."""
     (part,) = (entry for entry in build_plan(open_saved(folder).config).parts if isinstance(entry, DPPS))
     account = accounts(folder)
-    spent = part.ledger().epsilon(account)
+    spent = part.ledger().compute_spent_epsilon(account)
     assert (spent <= account["budget"] * MICRO + 1e-9).all()
     tier = read_arrays(folder / "clients.safetensors")[0]["parts/dpps/tier"]
-    each = np.ceil((1 / part.noise_multipliers()[np.maximum(tier, 0)]) ** 2 / 1e-12)
+    each = np.ceil((1 / part.compute_noise_multipliers()[np.maximum(tier, 0)]) ** 2 / 1e-12)
     assert np.array_equal(account["spent"][:, 0], account["times"][:, 0] * each)
 
 
@@ -97,7 +97,7 @@ def takes_back(folder: Path) -> None:
     assert certificate["method"]["name"] == "contrastive-unlearning"
     assert certificate["purged"]["clean"] is True
     run = reopen_run(folder)
-    assert run.shared.counts()[run.saved.user_numbers([user])[0]] == 0
+    assert run.shared.counts()[run.saved.find_user_numbers([user])[0]] == 0
     after = accounts(folder)
     assert (after["spent"] >= before["spent"]).all()
     assert (after["budget"] == before["budget"]).all()

@@ -20,10 +20,10 @@ import tacita
 from tacita.cli import console, main, time_left
 from tacita.core.config import RunConfig
 from tacita.core.errors import TacitaError
-from tacita.federation.rounds import RoundReport, start_run
+from tacita.federation.rounds import RoundReport, make_initial_progress
 from tacita.research.audit import tally_settings as audit
 from tacita.runs import serving
-from tacita.runs.assembly import Machine, assemble
+from tacita.runs.assembly import Machine, assemble_federation
 from tacita.runs.forgetting.request_service import submit_request
 from tacita.runs.forgetting.requests import RawRequest
 from tacita.runs.run_folder import find_free_folder, open_saved
@@ -157,8 +157,8 @@ def test_progress_of_a_run_moves_in_training_and_in_controls(clock: FakeClock) -
     bar = Progress(disable=True)
     shown = console._TrainingBar(bar, quiet=True)
     config = RunConfig.model_validate({"data": SMALL, "split": {"n_blocks": 2}, "train": {"rounds": 10}})
-    federation = assemble(config, Machine(threads=1))
-    shown.on_start(federation, start_run(federation))
+    federation = assemble_federation(config, Machine(threads=1))
+    shown.on_start(federation, make_initial_progress(federation))
     for number in (1, 2):
         clock.now += 5
         shown.on_round(RoundReport(0, number, 60, 1.0, 1.0))

@@ -51,22 +51,30 @@ from tacita.core.types import (
     LocalModels,
     ServerState,
 )
-from tacita.federation.rounds import Progress, begin_block, end_block, run_block, run_round, run_stream, start_run
-from tacita.kernels.memory import write_errors
-from tacita.kernels.ranking import best_items
+from tacita.federation.rounds import (
+    Progress,
+    begin_block,
+    end_block,
+    make_initial_progress,
+    run_block,
+    run_remaining_blocks,
+    run_round,
+)
+from tacita.kernels.memory import store_large_errors
+from tacita.kernels.ranking import find_best_items
 from tacita.learn.rows import apply_total
 from tacita.learn.training import TrainedCohort, train_cohort
 from tacita.learn.training.local_models import build_local_models
-from tacita.methods import RunContext, build_parts, preset_parts
+from tacita.methods import RunContext, build_parts, list_preset_parts
 from tacita.methods.continual import proxies
 from tacita.methods.continual.error_memory import ErrorMemory, normalise_rows
 from tacita.methods.continual.f3crec import Replay, TemporalMean, compute_replay_sizes, rank_listed_items
 from tacita.methods.continual.proxies import Proxies
-from tacita.models.scoring import score_all, score_lists
+from tacita.models.scoring import score_catalogue, score_lists
 from tacita.round.part import Part
 from tacita.round.plan import Federation
 from tacita.round.serving import Purpose
-from tacita.round.state import initial_state
+from tacita.round.state import build_initial_state
 from tacita.round.task import prepare_cohort
 from tacita.runs import training
 
@@ -98,7 +106,7 @@ def federation(
     parts: str | list[Spec], name: str = "mf", stream: BlockStream | None = None, **train: Any
 ) -> Federation:
     """A method by its name, or by its parts, on a small stream; several steps per round."""
-    specs = preset_parts(parts) if isinstance(parts, str) else parts
+    specs = list_preset_parts(parts) if isinstance(parts, str) else parts
     fed = federate(stream or blocks_of(), make_backbone(name), **{"rounds": 3, "batch_size": 8} | train)
     return replace(fed, parts=build_parts(specs, RunContext(fed.backbone, fed.draws, fed.config.train)))
 
@@ -120,8 +128,8 @@ def play_round(fed: Federation, progress: Progress) -> None:
 
 
 def played(fed: Federation) -> Progress:
-    progress = start_run(fed)
-    run_stream(fed, progress, lambda report, now: None)
+    progress = make_initial_progress(fed)
+    run_remaining_blocks(fed, progress, lambda report, now: None)
     return progress
 
 
@@ -476,7 +484,7 @@ def test_the_presets_are_the_method_matrix() -> None:
     """Spec C.6: which switch is on in which method."""
 
     def switches(method: str) -> tuple[bool, bool, bool]:
-        by_name = {p["name"]: p for p in preset_parts(method)}
+        by_name = {p["name"]: p for p in list_preset_parts(method)}
         replay, mean = by_name.get("replay"), by_name.get("temporal-mean")
         return replay is not None, bool(replay) and replay.get("eps") != 0, bool(mean)
 
@@ -487,7 +495,7 @@ def test_the_presets_are_the_method_matrix() -> None:
     assert switches("f3crec-fixed-replay") == (True, False, True)
     assert switches("f3crec-no-server") == (True, True, False)
     assert switches("f3crec-uniform-mean") == (True, True, True)
-    assert preset_parts("f3crec-uniform-mean")[1]["itemwise"] is False
+    assert list_preset_parts("f3crec-uniform-mean")[1]["itemwise"] is False
 
 
 # G.2, 15: everything kept of a block comes from its best round
@@ -509,7 +517,7 @@ def test_block_ends_with_the_state_of_its_best_round(name: str) -> None:
     assert np.array_equal(progress.server.items, server.items)
     assert np.array_equal(progress.clients.private, clients.private)
     assert np.array_equal(state["replay"]["teacher"], clients.private)
-    best, _ = best_items(score_all(fed.backbone, clients.private, {}, server.items), 10)
+    best, _ = find_best_items(score_catalogue(fed.backbone, clients.private, {}, server.items), 10)
     assert np.array_equal(state["replay"]["list"], best)
     assert np.array_equal(state["proxies"]["stability"], clients.private)
     assert all(np.array_equal(state["error-memory"][k], memory[k]) for k in memory)
@@ -658,7 +666,7 @@ def remembering(n_users: int, n_items: int, **options: Any) -> tuple[ErrorMemory
     )  # fmt: skip
     view = replace(cohort(fed, in_block(fed, 1)), items=np.eye(n_items, dtype=np.float32))
     part = part_of(fed, ErrorMemory)
-    return part, with_held(view, "error-memory", **initial_state(part.state(n_users)))
+    return part, with_held(view, "error-memory", **build_initial_state(part.state(n_users)))
 
 
 def memory_of(view: CohortView, user: int, entries: list[tuple[int, float, float]]) -> CohortView:
@@ -787,7 +795,7 @@ def test_the_ring_holds_what_a_slow_one_holds(seed: int, size: int, n_items: int
         item = rng.integers(0, n_items, ptr[-1]).astype(np.int32)
         label = (item % 2).astype(np.float32)
         guess = (item * 0.618 % 1).astype(np.float32)  # samples of an item agree, as they do in a round
-        write_errors(ptr, item, label, guess, 0.3, *state.values())
+        store_large_errors(ptr, item, label, guess, 0.3, *state.values())
         for u in range(3):
             own_values = slice(ptr[u], ptr[u + 1])
             samples = list(
@@ -826,7 +834,7 @@ def test_a_device_remembers_what_its_own_trained_model_gets_wrong(name: str, opt
         rows = tables[local.row_start[client[u]] + local.row_of[own]]
         private = fed.backbone.split_private(np.repeat(local.private[u : u + 1], len(rows), 0))
         heads = {k: np.repeat(v[client[u]][None], len(rows), 0) for k, v in local.heads.items()}
-        guess = expit(fed.backbone.score(private, heads, rows))
+        guess = expit(fed.backbone.compute_logits(private, heads, rows))
         sure = np.abs(np.abs(local.label[own] - guess) - 0.2) > 1e-4
         wrong = np.abs(local.label[own] - guess) > 0.2
         state = {int(i): (y, p) for i, y, p in zip(*(memory[k][u] for k in ("item", "label", "base"))) if i >= 0}
@@ -843,10 +851,14 @@ def test_rlp2_trains_as_fine_tuning_and_corrects_at_test_time(name: str) -> None
     observations: dict[str, list[float | None]] = {"rlp2": [], "ft": []}
     ended = {}
     for method in observations:
-        specs = [{**part, "threshold": 0.1} for part in preset_parts(method)]  # small models fit their samples well
+        specs = [
+            {**part, "threshold": 0.1} for part in list_preset_parts(method)
+        ]  # small models fit their samples well
         fed = federation(specs, name, blocks_of(3))
-        ended[method] = start_run(fed)
-        run_stream(fed, ended[method], lambda report, now, method=method: observations[method].append(report.valid))
+        ended[method] = make_initial_progress(fed)
+        run_remaining_blocks(
+            fed, ended[method], lambda report, now, method=method: observations[method].append(report.valid)
+        )
     model, yours = model_of(ended["rlp2"]), model_of(ended["ft"])
     for k in model:  # about once in a thousand runs one number differs in its last bit, for a reason not found yet
         np.testing.assert_allclose(model[k], yours[k], rtol=1e-6, atol=1e-8)
@@ -919,7 +931,7 @@ def one_taste(
     view = replace(cohort(fed, started(fed)), block=block, items=eye, private=np.tile(np.float32(model), (n_users, 1)))
     view = replace(view, received={"proxies": {"stability.table": eye, "plasticity.table": eye}})
     own_values = np.tile(np.float32(proxy), (n_users, 1))
-    arrays = initial_state(part.state(n_users))
+    arrays = build_initial_state(part.state(n_users))
     stored_state = {**arrays, "stability": own_values, "plasticity": -own_values, "seen": np.ones(n_users, bool)}
     return part, replace(view, parts={"proxies": stored_state})
 
@@ -958,8 +970,8 @@ def test_a_drop_of_a_thousand_ranks_weighs_e_to_the_tenth(monkeypatch: pytest.Mo
     model[0] = -1000.5  # first for the proxy, 1000 places lower for the model
     part, view = one_taste(1, model, proxy, [1100])
     observations = []
-    draw = proxies.weighted_picks
-    monkeypatch.setattr(proxies, "weighted_picks", lambda *a: observations.append(a[2]) or draw(*a))
+    draw = proxies.draw_weighted_positions
+    monkeypatch.setattr(proxies, "draw_weighted_positions", lambda *a: observations.append(a[2]) or draw(*a))
     part.prepare(view)
     weights = np.exp(observations[0][0])
     assert len(weights) == 50
@@ -993,8 +1005,10 @@ def test_users_without_history_or_candidates_draw_no_proxies() -> None:
 def test_proxies_are_redrawn_every_few_rounds_and_dropped_after_the_block() -> None:
     fed = federation([{"name": "proxies", "every": 3}], stream=blocks_of(3), rounds=8, patience=99)
     drawn: list[list[AnyArray]] = [[], [], []]
-    progress = start_run(fed)
-    run_stream(fed, progress, lambda r, now: drawn[r.block].append(now.clients.parts["proxies"]["item"].copy()))
+    progress = make_initial_progress(fed)
+    run_remaining_blocks(
+        fed, progress, lambda r, now: drawn[r.block].append(now.clients.parts["proxies"]["item"].copy())
+    )
     assert (np.array(drawn[0]) == -1).all()
     for block in (1, 2):
         renewed = [not np.array_equal(a, b) for a, b in zip(drawn[block], drawn[block][1:])]
@@ -1040,7 +1054,9 @@ def test_both_tables_travel_once_per_block() -> None:
     sizes: dict[str, list[float]] = {}
     for method in ("ft", "spp"):
         down: list[float] = []
-        run_stream(fed := federation(method), start_run(fed), lambda r, now, down=down: down.append(r.bytes_down))
+        run_remaining_blocks(
+            fed := federation(method), make_initial_progress(fed), lambda r, now, down=down: down.append(r.bytes_down)
+        )
         sizes[method] = down
     more = np.subtract(sizes["spp"], sizes["ft"])
     assert more.tolist() == [0, 0, 0, 2 * 40 * 6 * 4, 0, 0]

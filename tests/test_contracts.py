@@ -48,7 +48,7 @@ from tacita.core.types import (
 )
 from tacita.federation.rounds import end_block, run_block, run_round
 from tacita.messages import PerClientField, Spec, Total, Upload
-from tacita.methods import Part, part_names, preset_names, preset_parts
+from tacita.methods import Part, list_part_names, list_preset_names, list_preset_parts
 from tacita.models import list_backbones
 from tacita.round.capabilities import Privacy
 from tacita.round.fields import PartFields
@@ -57,8 +57,8 @@ from tacita.round.task import LocalTask, TrainingOutcome
 
 every_backbone = pytest.mark.parametrize("name", TRAINED)
 every_model = pytest.mark.parametrize("name", list_backbones())
-every_part = pytest.mark.parametrize("name", part_names())
-every_preset = pytest.mark.parametrize("method", preset_names())
+every_part = pytest.mark.parametrize("name", list_part_names())
+every_preset = pytest.mark.parametrize("method", list_preset_names())
 
 
 # backbones
@@ -147,14 +147,14 @@ def test_appended_lists_reach_every_later_hook_once() -> None:
     for _ in range(2):
         progress.server, _ = run_round(fed, progress.server, progress.devices)
     assert WritesOn.seen == [[[1, 2]] * 3, [[1, 2, 3, 11, 12]] * 3]
-    diary = progress.clients.part_lists(np.arange(3))["writes-on"]["diary"]
+    diary = progress.clients.read_part_lists(np.arange(3))["writes-on"]["diary"]
     assert [diary.row(r).tolist() for r in range(3)] == [[1, 2, 3, 11, 12, 13]] * 3
 
 
 @every_model
 @every_preset
 def test_every_method_runs_two_blocks_on_every_backbone_or_is_refused(method: str, name: str) -> None:
-    specs = preset_parts(method)
+    specs = list_preset_parts(method)
     refused = refusal(specs, name)
     if refused is not None:
         with pytest.raises(TacitaError, match=refused):
@@ -194,7 +194,7 @@ def test_nothing_of_a_device_reaches_the_server_under_fedavg(monkeypatch: pytest
 
 @every_preset
 def test_nothing_of_a_device_reaches_the_server_under_any_method(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
-    specs = preset_parts(method)
+    specs = list_preset_parts(method)
     tap = tap_server(monkeypatch, specs, backbone_for(specs))
     assert set(server_hooks()) - tap.hooks <= UNHEARD
     assert tap.leaks() == []

@@ -39,12 +39,20 @@ from tacita.core.types import (
     ServerState,
     SharedRecord,
 )
-from tacita.data.sources import load
+from tacita.data.sources import load_interactions
 from tacita.federation.devices import LocalDevices
-from tacita.federation.requests import handle_requests, update_shared_record
-from tacita.federation.rounds import Progress, begin_block, end_block, run_block, run_round, run_stream, start_run
+from tacita.federation.requests import compute_shared_record_after, handle_requests
+from tacita.federation.rounds import (
+    Progress,
+    begin_block,
+    end_block,
+    make_initial_progress,
+    run_block,
+    run_remaining_blocks,
+    run_round,
+)
 from tacita.federation.scoring import DeviceScorer
-from tacita.federation.state_arrays import pack_server, read_server, server_note
+from tacita.federation.state_arrays import flatten_server, make_server_note, read_server
 from tacita.live.server.coordinator import continue_run
 from tacita.live.settings import check_live_settings
 from tacita.live.wire import decode_reply, decode_request
@@ -63,7 +71,7 @@ from tacita.round.serving import Purpose, Serving
 from tacita.round.state import StateSpec
 from tacita.round.task import CohortTask, TrainingOutcome
 from tacita.round.unlearning_report import UnlearningReport
-from tacita.runs.assembly import Machine, assemble
+from tacita.runs.assembly import Machine, assemble_federation
 
 LISTS = [[0, 1, 2], [2, 3], [4], [0, 4, 5, 6], [1, 6]]
 
@@ -126,7 +134,7 @@ class Scores(Learner):
     name = "probe-scores"
 
     @classmethod
-    def find_bringer(cls, parts: Sequence[Part]) -> Part | None:
+    def find_requiring_part(cls, parts: Sequence[Part]) -> Part | None:
         return next((part for part in parts if isinstance(part, WritesLetters)), None)
 
     def check(self) -> None:
@@ -142,7 +150,7 @@ class Scores(Learner):
     def fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
         return (Spec("scores", (len(server.items),), seen="each", most=1.0, least=-1.0),)
 
-    def model_bytes(self, server: ServerState) -> float:
+    def count_model_bytes(self, server: ServerState) -> float:
         return 0.0
 
     def answer(self, task: CohortTask, question: str) -> CohortReply:
@@ -156,7 +164,7 @@ class Scores(Learner):
         sparse_rows = SparseRows(client, item, value[first].astype(np.float32))
         return CohortReply(Upload({"scores": sparse_rows}, np.ones(view.n_clients), view.client_keys))
 
-    def learn(self, server: ServerState, total: Total, question: str, expected: float) -> ServerState:
+    def learn_from_total(self, server: ServerState, total: Total, question: str, expected: float) -> ServerState:
         scores = total.each["scores"]
         assert isinstance(scores.value, SparseRows)
         n = len(server.items)
@@ -258,11 +266,13 @@ def test_budgets_on_nodes_equal_the_lab(tmp_path: Path, name: str) -> None:
     assert are_close(arrays["now/items"], whole.server.items)
     for head, value in whole.server.heads.items():
         assert are_close(arrays[f"now/heads/{head}"], value)
-    remainder = dict(zip(assemble(site.config, Machine()).stream.user_ids, whole.clients.parts["probe-budget"]["left"]))
+    remainder = dict(
+        zip(assemble_federation(site.config, Machine()).stream.user_ids, whole.clients.parts["probe-budget"]["left"])
+    )
     assert min(remainder.values()) == 0
     for node in site.transport.members.values():
-        state = node.store.devices("r", "now")[1]
-        raw_of = dict(zip(*node.store.users(), strict=True))
+        state = node.store.load_devices("r", "now")[1]
+        raw_of = dict(zip(*node.store.list_users(), strict=True))
         assert [remainder[raw_of[user]] for user in state["users"]] == state["parts/probe-budget/left"].tolist()
     close_nodes(site)
 
@@ -272,7 +282,7 @@ def test_rollback_to_the_best_round_refunds_no_budget() -> None:
     progress = started(fed)
     progress.clients.arrays["parts/probe-budget/left"][:] = 9.0
     progress.server, _ = run_round(fed, progress.server, progress.devices)
-    progress.devices.keep_best(1)
+    progress.devices.keep_best_round(1)
     for _ in range(3):
         progress.server, _ = run_round(fed, progress.server, progress.devices)
     vectors = progress.best_clients.private.copy()
@@ -428,8 +438,8 @@ def test_nodes_with_per_client_uploads_equal_the_lab(tmp_path: Path) -> None:
         for live, result in zip(note["plain"]["results"], whole.results, strict=True):
             assert live["ndcg@20"] == pytest.approx(result["ndcg@20"], rel=1e-4)
     member = site.transport.members[1]
-    member.refresh()
-    person = member.store.users()[1][0]
+    member.refresh_snapshot()
+    person = member.store.list_users()[1][0]
     best = whole.server.items[:, 0]
     assert member.recommend(person, 3)[0]["score"] <= best.max()
     assert any("one by one" in release["sees"] for release in member.store.list_releases())
@@ -439,7 +449,7 @@ def test_nodes_with_per_client_uploads_equal_the_lab(tmp_path: Path) -> None:
 def test_killed_server_keeps_the_home_of_clients(tmp_path: Path) -> None:
     config = config_with_parts("fedavg", WritesLetters)
     site = make_site(tmp_path, config, insecure_single_user_uploads=True)
-    fed = assemble(config, Machine())
+    fed = assemble_federation(config, Machine())
     site.publish(list(fed.stream.item_ids[: fed.stream.blocks[0].n_items]))
     site.collect(rows_of_blocks(config)[0])
 
@@ -499,10 +509,10 @@ def first_item(fed: Any, person: str) -> Any:
 def test_node_requests_are_applied_between_rounds(tmp_path: Path) -> None:
     config = config_with_parts("fedavg", UploadLog, **FIXED)
     site = make_site(tmp_path, config, insecure_single_user_uploads=True)
-    fed = assemble(config, Machine())
+    fed = assemble_federation(config, Machine())
     person = next(raw for raw in fed.stream.user_ids if home_node(raw) == 1)
     key = int(fed.stream.user_keys[fed.stream.user_ids.index(person)])
-    progress, request = start_run(fed), [0]
+    progress, request = make_initial_progress(fed), [0]
 
     def after_the_first_round(report: Any, now: Progress) -> None:
         if request[0] == 0:
@@ -520,8 +530,8 @@ def test_node_requests_are_applied_between_rounds(tmp_path: Path) -> None:
     run_block(fed, progress, after_the_first_round)
     end_block(fed, progress)
     with site.store as store:
-        reports = [event for _, _, event in store.events("r") if event["event"] == "request"]
-        assert store.open_requests("r") == []
+        reports = [event for _, _, event in store.list_events("r") if event["event"] == "request"]
+        assert store.list_open_requests("r") == []
     assert [entry["kind"] for entry in reports] == ["forget"]
     assert reports[0]["done"]["probe-log"]["taken back"] > 0
     assert b"never told" not in b"".join(reply for _, _, reply in site.transport.log)
@@ -556,10 +566,10 @@ def test_a_request_may_play_rounds_of_its_own(tmp_path: Path, monkeypatch: pytes
     """Whether it succeeds or fails then, the run goes on with all of its own rounds, live as in the lab."""
     config = config_with_parts("fedavg", Unlearns, Budget, **FIXED)
     site = make_site(tmp_path, config, insecure_single_user_uploads=True)
-    fed = assemble(config, Machine())
+    fed = assemble_federation(config, Machine())
     person = next(raw for raw in fed.stream.user_ids if home_node(raw) == 1)
     key = int(fed.stream.user_keys[fed.stream.user_ids.index(person)])
-    progress, rounds, before = start_run(fed), [], list[Any]()
+    progress, rounds, before = make_initial_progress(fed), [], list[Any]()
 
     def on_round(report: Any, now: Progress) -> None:
         rounds.append(report.round)
@@ -583,7 +593,7 @@ def test_a_request_may_play_rounds_of_its_own(tmp_path: Path, monkeypatch: pytes
     end_block(fed, progress)
     assert rounds == [1, 4, 5]
     with site.store as store:
-        reports = [event for _, _, event in store.events("r") if event["event"] == "round"]
+        reports = [event for _, _, event in store.list_events("r") if event["event"] == "round"]
     assert [entry["round"] for entry in reports] == rounds
     assert are_close(site.arrays()["now/items"], progress.server.items)
     close_nodes(site)
@@ -608,12 +618,12 @@ def test_shared_record_follows_the_requests() -> None:
     inputs = share_items(SharedRecord(), 7, np.array([3, 1]), 1.0)
     inputs = share_items(inputs, 9, np.array([3]), 2.0)
     inputs = share_items(inputs, 7, np.array([3, 5]), 3.0)  # 3 is there already
-    assert inputs.lists_of(np.array([9, 8, 7], np.uint64)).row(2).tolist() == [1, 3, 5]
-    remainder = update_shared_record(inputs, Request("unshare", 7, np.array([1, 5], np.int32)))
-    assert remainder.lists_of(np.array([7], np.uint64)).ids.tolist() == [3]
-    assert update_shared_record(remainder, Request("leave", 7, np.zeros(0, np.int32))).sender.tolist() == [9]
+    assert inputs.take_sender_lists(np.array([9, 8, 7], np.uint64)).row(2).tolist() == [1, 3, 5]
+    remainder = compute_shared_record_after(inputs, Request("unshare", 7, np.array([1, 5], np.int32)))
+    assert remainder.take_sender_lists(np.array([7], np.uint64)).ids.tolist() == [3]
+    assert compute_shared_record_after(remainder, Request("leave", 7, np.zeros(0, np.int32))).sender.tolist() == [9]
     server = ServerState(np.zeros((6, 2), np.float32), {}, shared=remainder)
-    back = read_server(pack_server(server), server_note(server))
+    back = read_server(flatten_server(server), make_server_note(server))
     assert (back.shared.item.tolist(), back.shared.time.tolist()) == (remainder.item.tolist(), remainder.time.tolist())
 
 
@@ -646,7 +656,7 @@ def test_nodes_that_send_sums_only_take_part_in_no_sample(tmp_path: Path) -> Non
 def test_objectives_are_the_same_on_nodes(tmp_path: Path, objective: str) -> None:
     """Pairs under cosines on a user's own star; squared error, on ratings where people gave some."""
     config = site_config("ego" if objective == "bpr" else "fedavg", objective=objective)
-    table = load(config.data)
+    table = load_interactions(config.data)
     assert table.timestamp is not None
     rated = [
         (table.user_ids[u], table.item_ids[i], float(t), float(1 + (u + i) % 5))
@@ -659,7 +669,7 @@ def test_objectives_are_the_same_on_nodes(tmp_path: Path, objective: str) -> Non
         config = validate_model(RunConfig, config.model_dump(mode="json") | slow, "the test")
     rating = {(u, i): r for u, i, _, r in rated}
     site = make_site(tmp_path, config)
-    fed = assemble(config, Machine())
+    fed = assemble_federation(config, Machine())
     for block, rows in zip(fed.stream.blocks, rows_of_blocks(config), strict=True):
         site.publish(list(fed.stream.item_ids[: block.n_items]))
         for number, node in site.transport.members.items():
@@ -696,10 +706,10 @@ class Remembers(MF):
     name = "probe-remembers"
     reads_history = True
 
-    def represent(self, private: dict[str, Any], heads: dict[str, Any], context: Any) -> dict[str, Any]:
+    def represent_users(self, private: dict[str, Any], heads: dict[str, Any], context: Any) -> dict[str, Any]:
         return private
 
-    def context(self, view: CohortView) -> None:
+    def list_context_items(self, view: CohortView) -> None:
         assert view.history is not None
         seen.append(int(view.history.counts().sum()))
 
@@ -711,8 +721,8 @@ def test_a_model_may_train_and_read_history() -> None:
     seen.clear()
     blocks = make_block(0, 7, LISTS, [[3], [], [], [], []]), make_block(1, 7, LISTS, [[3], [], [], [], []], known=5)
     fed = federate(make_stream(*blocks), Remembers(MF.Config(dim=4)), rounds=2)
-    progress = start_run(fed)
-    run_stream(fed, progress, lambda report, now: None)
+    progress = make_initial_progress(fed)
+    run_remaining_blocks(fed, progress, lambda report, now: None)
     assert len(progress.results) == 2
     assert seen[0] == 0
     assert max(seen) >= sum(len(entry) for entry in LISTS)  # in the second block

@@ -97,16 +97,16 @@ def test_a_default_run_goes_on_after_a_kill(tmp_path: Path) -> None:
 
 def test_few_validators_are_drawn_by_their_key() -> None:
     from tacita.core.types import Ragged
-    from tacita.federation.evaluation import sample_lists
+    from tacita.federation.evaluation import sample_user_lists
 
     lists = Ragged.from_pairs(np.repeat(np.arange(50), 2), np.arange(100), 50)
     keys = np.arange(50, dtype=np.uint64) * np.uint64(7919)
-    drawn = sample_lists(lists, keys, np.uint64(3), 10)
+    drawn = sample_user_lists(lists, keys, np.uint64(3), 10)
     assert (drawn.counts() > 0).sum() == 10
     assert len(drawn) == 50
-    other = sample_lists(lists, keys, np.uint64(4), 10)
+    other = sample_user_lists(lists, keys, np.uint64(4), 10)
     assert not np.array_equal(drawn.counts(), other.counts())
-    all_users = sample_lists(lists, keys, np.uint64(3), 50)
+    all_users = sample_user_lists(lists, keys, np.uint64(3), 50)
     assert all_users is lists
 
 

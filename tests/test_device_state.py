@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tacita.core.device_lists import AppendedLists, DeviceLists, slice_lists, update_lists
+from tacita.core.device_lists import AppendedLists, DeviceLists, slice_lists, with_updated_lists
 from tacita.core.files import read_arrays, write_arrays
 from tacita.core.types import Ragged
 from tacita.kernels.pages import NONE, PAGE
-from tacita.round.device_state import DeviceState, flatten_devices, read_devices, stream_devices, take_rows
+from tacita.round.device_state import DeviceState, flatten_devices, stream_devices, take_rows, unflatten_devices
 from tacita.round.paged_lists import PagedLists
 
 N = 6
@@ -106,9 +106,9 @@ def test_some_rows_of_stored_devices_are_those_of_the_devices() -> None:
     state.grow({"parts/p/log": Ragged(np.zeros(5, np.int64), np.zeros(0, np.int32), {"row": np.zeros((0, 2))})})
     lists = Ragged.from_lists([[7], [], [1, 2, 3], [5, 6]])
     state.put(np.arange(4), {"parts/p/log": replace(lists, values={"row": np.arange(12.0).reshape(6, 2)})})
-    some = read_devices(take_rows(flatten_devices(state, ""), np.array([3, 0])), "")
+    some = unflatten_devices(take_rows(flatten_devices(state, ""), np.array([3, 0])), "")
     assert some.private.tolist() == [[6, 7], [0, 1]]
-    log = some.part_lists(np.arange(2))["p"]["log"]
+    log = some.read_part_lists(np.arange(2))["p"]["log"]
     assert [log.row(0).tolist(), log.row(1).tolist()] == [[5, 6], [7]]
     assert log.values["row"].tolist() == [[8, 9], [10, 11], [0, 1]]
 
@@ -179,7 +179,7 @@ def test_lists_come_back_in_any_order(counts: list[int], order: list[int]) -> No
 def test_pieces_of_lists_are_read_as_from_the_whole(counts: list[int], data: st.DataObject) -> None:
     state = DeviceState({"private": np.zeros((N, 1))}, {"parts/p/log": PagedLists.from_columns(*log_of(counts))})
     users = np.array([4, 1, 3])
-    retained_state, whole = state.part_lists(users)["p"], state.read_list("parts/p/log", users)
+    retained_state, whole = state.read_part_lists(users)["p"], state.read_list("parts/p/log", users)
     who = np.array(data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=5)))
     start = np.array([data.draw(st.integers(0, counts[users[w]])) for w in who])
     count = np.array([data.draw(st.integers(0, counts[users[w]] - s)) for w, s in zip(who, start, strict=True)])
@@ -226,10 +226,10 @@ def test_the_lists_of_a_view_stay_as_they_were_when_it_was_made(
     state = DeviceState({"private": np.zeros((N, 1))}, {"parts/p/log": PagedLists.from_columns(*log_of(counts))})
     state.take_snapshot()
     log, values = state.lists["parts/p/log"], np.array(users)
-    views, then = [state.part_lists(values)["p"]], [told_of(state.read_list("parts/p/log", values))]
+    views, then = [state.read_part_lists(values)["p"]], [told_of(state.read_list("parts/p/log", values))]
     for stamp, ((some, more), kind, looks, keeps) in enumerate(script, 1):
         if looks:
-            views.append(state.part_lists(values)["p"])
+            views.append(state.read_part_lists(values)["p"])
             then.append(told_of(state.read_list("parts/p/log", values)))
         if keeps:
             state.take_snapshot()
@@ -253,7 +253,7 @@ def test_unused_lists_are_not_read() -> None:
     assert list(device_lists) == ["log", "other"]
     assert "log" in device_lists
     assert "third" not in device_lists
-    assert update_lists(device_lists, {"other": as_list([2], 5)})["other"].ids.tolist() == [5, 6]
+    assert with_updated_lists(device_lists, {"other": as_list([2], 5)})["other"].ids.tolist() == [5, 6]
     assert device_lists.get("third") is None
     with pytest.raises(AssertionError, match="read"):
         device_lists["log"]
@@ -263,7 +263,7 @@ def test_pages_are_released_after_reading_and_with_their_view() -> None:
     state = DeviceState({"private": np.zeros((2, 1))}, {"parts/p/log": PagedLists.from_columns(*log_of([PAGE, PAGE]))})
     pool = state.lists["parts/p/log"]._pool
     for reads in (True, False):
-        view = state.part_lists(np.array([0, 1]))["p"]
+        view = state.read_part_lists(np.array([0, 1]))["p"]
         if reads:
             assert len(view["log"].ids) == 2 * PAGE
         state.put(np.arange(2), {"parts/p/log": as_list([PAGE, PAGE], 100)})
@@ -277,7 +277,7 @@ def test_concurrent_readers_leak_no_page() -> None:
     lists = state.lists["parts/p/log"]
 
     def look(k: int) -> int:
-        return sum(int(state.part_lists(np.arange(N))["p"]["log"].ids.sum()) for _ in range(50))
+        return sum(int(state.read_part_lists(np.arange(N))["p"]["log"].ids.sum()) for _ in range(50))
 
     with ThreadPoolExecutor(4) as pool:
         assert len(set(pool.map(look, range(8)))) == 1
@@ -309,7 +309,7 @@ def test_file_without_persistent_arrays_in_the_copy_restores_both(tmp_path: Path
     write_arrays(tmp_path / "x", arrays)
     result, _ = read_arrays(tmp_path / "x")
     assert {name for name in result if name.startswith("best/")} == {"best/took_part"}
-    repeat = read_devices(result, "now/").with_snapshot(read_devices(result, "best/"))
+    repeat = unflatten_devices(result, "now/").with_snapshot(unflatten_devices(result, "best/"))
     assert repeat.persistent == state.persistent
     assert repeat.snapshot.private.tolist() == repeat.private.tolist() == state.private.tolist()
     assert repeat.snapshot.took_part.sum() == 0

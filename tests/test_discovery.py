@@ -14,12 +14,12 @@ import tacita
 from tacita.cli.entry import app
 from tacita.cli.options import complete_backbone, complete_method
 from tacita.core.errors import TacitaError
-from tacita.methods import preset_names
+from tacita.methods import list_preset_names
 from tacita.methods.catalogue import METHODS
 from tacita.research.experiments.experiment_spec import list_experiments
 from tacita.round import registry
 from tacita.runs import extensions
-from tacita.runs.method_reference import describe_method, list_methods, render_methods_page
+from tacita.runs.method_reference import build_method_reference, list_methods, render_methods_page
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 OWN = """
@@ -49,7 +49,7 @@ def run(*words: str) -> str:
 
 
 def test_every_preset_is_described() -> None:
-    shipped = {name for name in preset_names() if not name.startswith(("quiet-", "steady", "whisper", "amnesia"))}
+    shipped = {name for name in list_preset_names() if not name.startswith(("quiet-", "steady", "whisper", "amnesia"))}
     assert shipped == set(METHODS)
 
 
@@ -59,15 +59,15 @@ def test_methods_are_listed_with_family_paper_promise_and_cost() -> None:
     dpps = json.loads(run("methods", "dpps", "--json"))
     assert dpps["budget"] == "an epsilon, counted by part 'dpps'"
     assert dpps["family"] == "personal"
-    assert describe_method("fedavg").budget == "no epsilon"
-    assert describe_method("fedpergnn").live == "lab only: it needs a third party"
-    assert "200 rounds" in describe_method("fedshare").cost
+    assert build_method_reference("fedavg").budget == "no epsilon"
+    assert build_method_reference("fedpergnn").live == "lab only: it needs a third party"
+    assert "200 rounds" in build_method_reference("fedshare").cost
     assert "f3crec" in run("methods")
 
 
 def test_an_unknown_method_gets_one_sentence() -> None:
     with pytest.raises(TacitaError, match="f3crec"):
-        describe_method("f3crek")
+        build_method_reference("f3crek")
 
 
 def test_tables_are_listed() -> None:
@@ -108,9 +108,9 @@ def test_a_method_of_a_file_is_found_by_name(tmp_path: Path) -> None:
 
 def test_the_example_of_the_guide_is_found_by_name(tmp_path: Path) -> None:
     shutil.copy(EXAMPLES / "toy_method.py", tmp_path / "toy_method_copy.py")
-    if "steady" not in preset_names():
+    if "steady" not in list_preset_names():
         extensions.import_extension(str(tmp_path / "toy_method_copy.py"))
-    assert "steady" in preset_names()
+    assert "steady" in list_preset_names()
 
 
 def test_a_file_that_cannot_be_imported_is_named(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_packages_bring_methods_along(monkeypatch: pytest.MonkeyPatch, tmp_path:
     point = EntryPoint("quiet", "packaged_quiet", extensions.GROUP)
     monkeypatch.setattr(extensions, "entry_points", lambda group: [point] if group == extensions.GROUP else [])
     extensions.import_entry_points()
-    assert "quiet-packaged" in preset_names()
+    assert "quiet-packaged" in list_preset_names()
 
 
 def test_the_page_of_methods_is_what_the_registry_says() -> None:
@@ -141,7 +141,7 @@ def test_the_page_of_methods_is_what_the_registry_says() -> None:
 
 
 def test_names_complete() -> None:
-    assert complete_method("fedkd") == [name for name in preset_names() if name.startswith("fedkd")]
+    assert complete_method("fedkd") == [name for name in list_preset_names() if name.startswith("fedkd")]
     assert "tally-order" in complete_backbone("tal")
     families = {method.family for method in list_methods()}
     assert {"average", "continual", "distillation", "personal", "sharing"} <= families

@@ -39,7 +39,7 @@ def test_sums_and_noise_are_integers_of_the_same_law() -> None:
     stream = crowd_stream(4, 3000)
     fed = federate_parts({**WHOLE, "clip": 0.5}, stream=stream, **EXACT)
     total = told(fed)
-    sigma = 2 * dpps_part(fed).noise_deviations()[0]  # of four people
+    sigma = 2 * dpps_part(fed).compute_noise_deviations()[0]  # of four people
     plain = told(federate_parts(stream=stream, **EXACT))
     untouched = np.abs(plain["rows"]).sum(axis=1) == 0
     noise = wholes(total["rows"])[untouched] * QUANTUM
@@ -107,7 +107,7 @@ def test_discrete_noise_costs_as_continuous_noise() -> None:
         progress = started(fed)
         progress.devices.exchange(fed, progress.server, serving_broadcast(fed, progress), ROUND)
         spent.append(progress.clients.parts["dpps"]["spent"])
-        assert dpps_part(fed).noise_deviations()[0] > 0
+        assert dpps_part(fed).compute_noise_deviations()[0] > 0
     assert np.array_equal(*spent)
     assert spent[0][0, 0] * UNIT > 0
 

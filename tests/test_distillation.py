@@ -28,14 +28,14 @@ from tacita.methods.distillation.uploads import (
     PtfDisguise,
     Swap,
     disguise_predictions,
-    disguise_ptf,
-    drop_own,
+    disguise_ptf_predictions,
+    drop_own_items,
     mix_labels,
     pool_items,
     sample_pool,
-    sample_ptf,
+    sample_ptf_pool,
 )
-from tacita.metrics import EvaluationRules, evaluate
+from tacita.metrics import EvaluationRules, evaluate_ranking
 
 Sizes = list[tuple[int, int, int]]  # positives, negatives and received items of each client
 sizes = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 60), st.integers(0, 30)), min_size=1, max_size=8)
@@ -174,7 +174,7 @@ def test_upload_is_independent_of_cohort_and_order(some: Sizes, seed: int, ptf: 
     def tell(rows: Any) -> Ragged:
         lists = own.take(rows), received.take(rows)
         if ptf:
-            return disguise_ptf(*lists, PtfDisguise(replace=seed % 2 == 0), dice.take(rows))
+            return disguise_ptf_predictions(*lists, PtfDisguise(replace=seed % 2 == 0), dice.take(rows))
         return disguise_predictions(*lists, Disguise(), dice.take(rows))
 
     together = tell(np.arange(len(some)))
@@ -216,7 +216,7 @@ def test_an_item_counts_once_and_as_the_devices_own() -> None:
     assert pool.ids.tolist() == [2, 5, 7, 7]
     np.testing.assert_array_equal(pool.values["label"], np.array([0, 1, np.nan, np.nan], "f4"))
     np.testing.assert_array_equal(pool.values["prediction"], np.array([0.2, 0.9, 0.5, 0.6], "f4"))
-    assert drop_own(received, own).ids.tolist() == [7, 7]
+    assert drop_own_items(received, own).ids.tolist() == [7, 7]
     assert disguise_predictions(Ragged.empty(2), Ragged.empty(2), Disguise(), round_draws(2)).counts().tolist() == [
         0,
         0,
@@ -226,8 +226,8 @@ def test_an_item_counts_once_and_as_the_devices_own() -> None:
 def test_g4_15_uploads_hold_items_and_scores_only() -> None:
     own, received = devices([(5, 20, 3)])
     report = disguise_predictions(own, received, Disguise(), round_draws(1))
-    by_ptf = disguise_ptf(own, received, PtfDisguise(), round_draws(1))
-    sent = cand.schedule_candidates(candidate_lists(), 2, "random", round_draws(3))
+    by_ptf = disguise_ptf_predictions(own, received, PtfDisguise(), round_draws(1))
+    sent = cand.select_fixed_number(candidate_lists(), 2, "random", round_draws(3))
     for message in (report, by_ptf, sent):
         assert list(message.values) == ["score"]
         assert message.values["score"].ndim == 1
@@ -240,8 +240,8 @@ def test_g4_15_uploads_hold_items_and_scores_only() -> None:
 def test_g5_1_counts_of_positives_negatives_and_swaps() -> None:
     own, received = devices([(10, 40, 0)])
     how = PtfDisguise((0.4, 0.4), (2.0, 2.0))
-    report = disguise_ptf(own, received, how, round_draws(1))
-    plain = disguise_ptf(own, received, replace(how, swap=None), round_draws(1))
+    report = disguise_ptf_predictions(own, received, how, round_draws(1))
+    plain = disguise_ptf_predictions(own, received, replace(how, swap=None), round_draws(1))
     assert len(report.ids) == 12
     assert len(liked(own, 0) & set(report.ids.tolist())) == 4
     assert (report.values["score"] != plain.values["score"]).sum() == 2
@@ -253,7 +253,7 @@ def test_g5_1_counts_of_positives_negatives_and_swaps() -> None:
 def test_ptf_counts_follow_the_draws(some: Sizes, seed: int, again: bool) -> None:
     own, received = devices(some, seed)
     how, dice = PtfDisguise(replace=again), round_draws(len(some), seed=seed)
-    ptf = sample_ptf(pool_items(own, received), how, dice)
+    ptf = sample_ptf_pool(pool_items(own, received), how, dice)
     b, g = dice.draw_between("positives", (0.1, 1)), dice.draw_between("negatives", (1, 4))
     for r, (p, n, s) in enumerate(some):
         high = [i for i in ptf.row(r).tolist() if i in liked(own, r)]
@@ -267,14 +267,16 @@ def test_ptf_counts_follow_the_draws(some: Sizes, seed: int, again: bool) -> Non
 @pytest.mark.parametrize("repeat", [False, True])
 def test_ptf_without_one_of_the_kinds_and_by_id(repeat: bool) -> None:
     own, received = devices([(6, 0, 0), (0, 6, 0), (0, 0, 6), (20, 60, 20), (0, 0, 0)])
-    report = disguise_ptf(own, received, PtfDisguise((1.0, 1.0), (3.0, 3.0), replace=repeat), round_draws(5))
+    report = disguise_ptf_predictions(
+        own, received, PtfDisguise((1.0, 1.0), (3.0, 3.0), replace=repeat), round_draws(5)
+    )
     assert report.counts().tolist() == [6, 1, 1, 80, 0]
     assert (np.diff(report.row(3)) >= 0).all()  # positives do not come first
 
 
 def test_ptf_without_a_defence_uploads_every_prediction() -> None:
     own, received = devices([(5, 20, 3), (0, 0, 0)])
-    report = disguise_ptf(own, received, PtfDisguise(None, swap=None), round_draws(2))
+    report = disguise_ptf_predictions(own, received, PtfDisguise(None, swap=None), round_draws(2))
     assert report.counts().tolist() == [28, 0]
     expected = dict(zip(own.ids.tolist(), own.values["prediction"].tolist()))
     assert {i: s for i, s in entries(report, 0).items() if i in expected} == expected
@@ -288,7 +290,7 @@ def test_ptf_without_a_defence_uploads_every_prediction() -> None:
 def test_g4_11_candidates_are_others_items_best_first(lists: list[list[int]], seed: int) -> None:
     upload, users = Ragged.from_lists(lists), np.arange(len(lists), dtype=np.int32)
     logits = tied_logits(len(lists), seed, 60)
-    candidates = cand.find_candidates(
+    candidates = cand.find_unsent_candidates(
         cand.UploadHistory.from_upload(upload, 60), upload, users, lambda some: logits[some]
     )
     report = set(upload.ids.tolist())
@@ -303,7 +305,7 @@ def test_g4_11_candidates_are_others_items_best_first(lists: list[list[int]], se
 
 def test_g4_11_nothing_is_sent_before_there_is_an_upload() -> None:
     history = cand.UploadHistory.from_upload(Ragged.empty(0), N_ITEMS)
-    candidates = cand.find_candidates(
+    candidates = cand.find_unsent_candidates(
         history, Ragged.empty(3), np.arange(3, dtype=np.int32), lambda users: tied_logits(3)[users]
     )
     assert candidates.counts().tolist() == [0, 0, 0]
@@ -321,13 +323,13 @@ def test_candidates_do_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -> 
         request.append(len(some))
         return logits[some]
 
-    whole = cand.find_candidates(history, upload, users, answer)
-    hard = cand.select_confident(history.counts, upload, users, answer)
+    whole = cand.find_unsent_candidates(history, upload, users, answer)
+    hard = cand.select_ptf_items(history.counts, upload, users, answer)
     assert max(request) == 23
     request.clear()
     monkeypatch.setattr(cand, "CHUNK", 5)
-    cut = cand.find_candidates(history, upload, users, answer)
-    hard_cut = cand.select_confident(history.counts, upload, users, answer)
+    cut = cand.find_unsent_candidates(history, upload, users, answer)
+    hard_cut = cand.select_ptf_items(history.counts, upload, users, answer)
     assert max(request) == 5
     for first, other in ((whole, cut), (hard, hard_cut)):
         np.testing.assert_array_equal(first.ptr, other.ptr)
@@ -344,10 +346,10 @@ def test_a_history_can_grow() -> None:
 
 def test_fixed_schedules_send_the_same_number_random_or_best() -> None:
     result = candidate_lists(400)
-    best = cand.schedule_candidates(result, 2, "top", round_draws(400))
+    best = cand.select_fixed_number(result, 2, "top", round_draws(400))
     assert best.counts().tolist() == np.minimum(2, result.counts()).tolist()
     assert all(best.row(r).tolist() == result.row(r)[:2].tolist() for r in range(400))
-    some = cand.schedule_candidates(result, 4.5, "random", round_draws(400))
+    some = cand.select_fixed_number(result, 4.5, "random", round_draws(400))
     assert set(some.counts().tolist()) == {4, 5}
     assert some.counts().mean() == pytest.approx(4.5, abs=0.1)
     assert result.holds(some.rows(), some.ids).all()
@@ -363,8 +365,8 @@ def test_g5_3_hard_selection(lists: list[list[int]], seed: int) -> None:
     logits = tied_logits(len(lists), seed, 60)
     counts = cand.UploadHistory.from_upload(upload, 60).counts
     limit = np.arange(len(lists)) * 7
-    confident = cand.select_confident(counts, upload, users, lambda some: logits[some])
-    cut = cand.select_confident(counts, upload, users, lambda some: logits[some], truncate=limit)
+    confident = cand.select_ptf_items(counts, upload, users, lambda some: logits[some])
+    cut = cand.select_ptf_items(counts, upload, users, lambda some: logits[some], truncate=limit)
     for r, own in enumerate(lists):
         frequent = [i for i in sorted(range(60), key=lambda i: (-counts[i], i)) if counts[i] and i not in own][:15]
         top = sorted(range(60), key=lambda i, r=r: (-logits[r, i], i))[:30]  # type: ignore[misc]
@@ -390,10 +392,10 @@ def test_g4_13_random_and_constant_scores_over_one_in_a_hundred(constant: bool) 
     scores = np.random.default_rng(0).random((n, 100)).astype(np.float32) * (not constant)
     wanted = Ragged(np.arange(n + 1), np.full(n, 7, np.int32))
     others = np.tile(np.delete(np.arange(100, dtype=np.int32), 7), n)
-    result = evaluate(
+    result = evaluate_ranking(
         lambda users: scores[users].copy(), wanted, Ragged.empty(n), np.arange(n, dtype=np.uint64), Draws(1),
         EvaluationRules(["hr", "ndcg"], [10], Ragged(np.arange(n + 1) * 99, others)),
-    ).mean()  # fmt: skip
+    ).compute_means()  # fmt: skip
     expected = (1 / np.log2(np.arange(1, 11) + 1)).sum() / 100
     assert expected == pytest.approx(0.045436, abs=5e-7)
     assert result["hr@10"] == pytest.approx(0.1, abs=5 * 0.3 / np.sqrt(n))

@@ -22,7 +22,7 @@ from tacita.core.files import read_arrays, write_arrays
 from tacita.core.types import Arrays, Doubles, Floats, Ragged
 from tacita.methods.distillation import networks, rewards, selection, weighting
 from tacita.methods.distillation.measures import (
-    average_rows,
+    average_values_per_row,
     compute_cross_entropy,
     compute_mean_losses,
     standardize_values,
@@ -31,18 +31,18 @@ from tacita.methods.distillation.selection import (
     CandidateWalk,
     SelectionOptions,
     SelectionOutcome,
-    reward_walks,
-    update_selection,
-    walk_candidates,
+    compute_walk_rewards,
+    decide_on_candidates,
+    update_selection_networks,
 )
 from tacita.methods.distillation.transfer import PredictionTransfer
 from tacita.methods.distillation.transfer_config import TransferConfig
 from tacita.methods.distillation.weighting import (
     WeightingOptions,
-    compute_states,
-    compute_weights,
-    expand_weights,
-    update_weighting,
+    compute_client_states,
+    compute_client_weights,
+    expand_weights_to_entries,
+    update_weighting_network,
 )
 
 DIM = 8
@@ -68,7 +68,7 @@ def lined_up(*answers: float) -> Arrays:
 def module_of(net: Arrays) -> nn.Sequential:
     """The same network as torch has it."""
     layers: list[nn.Module] = []
-    for k in range(len(networks.list_layers(net)) // 2):
+    for k in range(len(networks.list_layer_names(net)) // 2):
         linear = nn.Linear(*net[f"w{k}"].shape)
         with torch.no_grad():
             linear.weight.copy_(torch.from_numpy(net[f"w{k}"].T.copy()))
@@ -110,7 +110,7 @@ def test_steps_are_those_of_adam_with_a_clipped_gradient(clip_norm: float) -> No
     adam = torch.optim.Adam(module.parameters(), lr=1e-2)
     for _ in range(20):
         net = networks.take_adam_step(
-            net, lambda layers: ((networks.forward(layers, x) - y) ** 2).mean(), 1e-2, clip_norm
+            net, lambda layers: ((networks.run_network(layers, x) - y) ** 2).mean(), 1e-2, clip_norm
         )
         adam.zero_grad()
         ((module(x)[:, 0] - y) ** 2).mean().backward()
@@ -124,9 +124,9 @@ def test_steps_are_those_of_adam_with_a_clipped_gradient(clip_norm: float) -> No
 
 
 def test_g4_4_weights_are_a_softmax() -> None:
-    weights = compute_weights(lined_up(0, np.log(2), 0), np.arange(3.0)[:, None])
+    weights = compute_client_weights(lined_up(0, np.log(2), 0), np.arange(3.0)[:, None])
     assert weights == pytest.approx([0.25, 0.5, 0.25])
-    assert compute_weights(lined_up(3.0, 1), np.zeros((1, 1))).tolist() == [1.0]
+    assert compute_client_weights(lined_up(3.0, 1), np.zeros((1, 1))).tolist() == [1.0]
     assert weighting.measure_concentration(weights) == pytest.approx(1.5)
 
 
@@ -135,12 +135,12 @@ def test_g4_4_weights_are_a_softmax() -> None:
 def test_g4_4_weights_sum_to_one_and_follow_their_clients(order: list[int], seed: int) -> None:
     upload, logits = uploads(seed=seed)
     how = WeightingOptions()
-    agent = weighting.init_weighting(how, np.uint64(seed))
-    weights = compute_weights(agent, compute_states(upload, logits, how))
+    agent = weighting.init_weighting_network(how, np.uint64(seed))
+    weights = compute_client_weights(agent, compute_client_states(upload, logits, how))
     assert weights.sum() == pytest.approx(1)
     assert len(weights) == 6
     entry = np.concatenate([np.arange(upload.ptr[r], upload.ptr[r + 1]) for r in order])
-    turned = compute_weights(agent, compute_states(upload.take(np.array(order)), logits[entry], how))
+    turned = compute_client_weights(agent, compute_client_states(upload.take(np.array(order)), logits[entry], how))
     assert turned == pytest.approx(weights[order], rel=1e-5)
 
 
@@ -154,17 +154,17 @@ def test_states_hold_size_mean_variance_and_loss() -> None:
         loss = -(score * np.log(p) + (1 - score) * np.log(1 - p)).mean()
         raw.append([np.log(1 + len(score)), score.mean(), score.var(), loss])
     expected = (np.array(raw) - np.mean(raw, 0)) / (np.std(raw, 0) + 1e-8)
-    assert compute_states(upload, logits, WeightingOptions()) == pytest.approx(expected, abs=1e-6)
+    assert compute_client_states(upload, logits, WeightingOptions()) == pytest.approx(expected, abs=1e-6)
     for without, remainder in (("size", [1, 2, 3]), ("statistics", [0, 3]), ("loss", [0, 1, 2])):
         how = WeightingOptions(without=without)  # type: ignore[arg-type]
-        assert compute_states(upload, logits, how) == pytest.approx(expected[:, remainder], abs=1e-6)
-        assert weighting.init_weighting(how, np.uint64(1))["w0"].shape == (len(remainder), 32)
+        assert compute_client_states(upload, logits, how) == pytest.approx(expected[:, remainder], abs=1e-6)
+        assert weighting.init_weighting_network(how, np.uint64(1))["w0"].shape == (len(remainder), 32)
 
 
 @pytest.mark.parametrize("n", [1, 3, 49, 94, 604])
 def test_g4_5_equal_weights_train_the_server_as_no_weights_do(n: int) -> None:
     upload, _ = uploads(n, longest=5)
-    weights = expand_weights(np.full(n, 1 / n), upload)
+    weights = expand_weights_to_entries(np.full(n, 1 / n), upload)
     assert weights.dtype == np.float32
     assert (weights == 1).all()
     x = torch.from_numpy(np.random.default_rng(0).normal(size=(len(weights), 5)).astype(np.float32))
@@ -186,17 +186,17 @@ def test_g4_5_equal_weights_train_the_server_as_no_weights_do(n: int) -> None:
 
 def test_sample_weights_have_mean_one_over_clients() -> None:
     upload = Ragged.from_lists([[1, 2, 3], [4], []])
-    assert expand_weights(np.array([0.5, 0.3, 0.2]), upload) == pytest.approx([1.5, 1.5, 1.5, 0.9])
+    assert expand_weights_to_entries(np.array([0.5, 0.3, 0.2]), upload) == pytest.approx([1.5, 1.5, 1.5, 0.9])
 
 
 def test_g4_6_rewards_and_objective() -> None:
     reward = weighting.compute_rewards(np.array([1.0, 2, 3]), WeightingOptions())
     assert reward == pytest.approx([1.224745, 0, -1.224745], abs=1e-6)
     logits = torch.log(torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)).requires_grad_()
-    loss = weighting.compute_objective(logits, torch.from_numpy(reward), 0.0)
+    loss = weighting.compute_weighting_loss(logits, torch.from_numpy(reward), 0.0)
     assert loss.item() == pytest.approx(-1.122222, abs=1e-6)
     assert torch.autograd.grad(loss, logits)[0].numpy() == pytest.approx(-reward, abs=1e-9)
-    with_bonus = weighting.compute_objective(logits, torch.from_numpy(reward), 0.01)
+    with_bonus = weighting.compute_weighting_loss(logits, torch.from_numpy(reward), 0.01)
     entropy = -sum(w * np.log(w) for w in (0.5, 0.3, 0.2))
     assert with_bonus.item() == pytest.approx(loss.item() - 0.01 * entropy)
 
@@ -204,22 +204,22 @@ def test_g4_6_rewards_and_objective() -> None:
 def test_g4_6_equal_losses_or_a_lone_client_teach_nothing() -> None:
     how = WeightingOptions()
     upload, logits = uploads()
-    states = compute_states(upload, logits, how)
-    agent = update_weighting(weighting.init_weighting(how, np.uint64(1)), states, np.arange(6.0), how)
+    states = compute_client_states(upload, logits, how)
+    agent = update_weighting_network(weighting.init_weighting_network(how, np.uint64(1)), states, np.arange(6.0), how)
     assert agent["steps"].tolist() == [1]
-    assert update_weighting(agent, states, np.full(6, 0.3), how) is agent
-    assert update_weighting(agent, states[:1], np.array([0.7]), how) is agent
+    assert update_weighting_network(agent, states, np.full(6, 0.3), how) is agent
+    assert update_weighting_network(agent, states[:1], np.array([0.7]), how) is agent
 
 
 def test_weighting_updates_are_those_of_plain_torch() -> None:
     how = WeightingOptions(lr=5e-3)
-    agent = weighting.init_weighting(how, np.uint64(5))
+    agent = weighting.init_weighting_network(how, np.uint64(5))
     module = module_of(agent)
     adam = torch.optim.Adam(module.parameters(), lr=5e-3)
     for seed in range(10):
         upload, logits = uploads(30, seed)
-        states, losses = compute_states(upload, logits, how), compute_mean_losses(upload, logits)
-        agent = update_weighting(agent, states, losses, how)
+        states, losses = compute_client_states(upload, logits, how), compute_mean_losses(upload, logits)
+        agent = update_weighting_network(agent, states, losses, how)
         reward = torch.from_numpy(np.clip(-(losses - losses.mean()) / (losses.std() + 1e-8), -3, 3)).float()
         adam.zero_grad()
         omega = torch.softmax(module(torch.from_numpy(states).float())[:, 0], 0)
@@ -228,17 +228,17 @@ def test_weighting_updates_are_those_of_plain_torch() -> None:
         adam.step()
         # layers are not compared: a shift of all logits has no slope, and Adam makes a step of its rounding
         after = torch.softmax(module(torch.from_numpy(states).float())[:, 0], 0).detach().numpy()
-        assert compute_weights(agent, states) == pytest.approx(after, rel=1e-4)
+        assert compute_client_weights(agent, states) == pytest.approx(after, rel=1e-4)
 
 
 def test_the_weighting_agent_learns_to_prefer_low_losses() -> None:
     how = WeightingOptions()
-    agent = weighting.init_weighting(how, np.uint64(5))
+    agent = weighting.init_weighting_network(how, np.uint64(5))
     for seed in range(150):
         upload, logits = uploads(30, seed)
-        states = compute_states(upload, logits, how)
-        agent = update_weighting(agent, states, compute_mean_losses(upload, logits), how)
-    weights = compute_weights(agent, states)
+        states = compute_client_states(upload, logits, how)
+        agent = update_weighting_network(agent, states, compute_mean_losses(upload, logits), how)
+    weights = compute_client_weights(agent, states)
     assert np.corrcoef(weights, compute_mean_losses(upload, logits))[0, 1] < -0.5
     assert weighting.measure_concentration(weights) > 1.2
 
@@ -298,9 +298,9 @@ def test_g4_10_divergence_is_not_the_cosine_of_numbers() -> None:
     lists = Ragged.from_lists([[0], [1], [2], [3, 4]])
     upload = Ragged(lists.ptr, lists.ids, {"score": np.array([1, 1, 0.3, 1, 1], np.float32)})
     predicted = np.array([0.5, 0, 0.3, 0.5, 0], np.float32)
-    divergence = rewards.measure_divergence(upload, predicted)
+    divergence = rewards.measure_upload_divergence(upload, predicted)
     assert divergence == pytest.approx([0.292893, 1, 0, (0.292893 + 1) / 2], abs=1e-6)
-    entry = rewards.measure_divergence(upload, predicted, "vector")
+    entry = rewards.measure_upload_divergence(upload, predicted, "vector")
     assert entry[[0, 2]] == pytest.approx([0, 0], abs=1e-7)  # of single numbers nothing is left
     assert entry[3] == pytest.approx(1 - 0.5 / np.sqrt(2 * 0.25))
 
@@ -316,31 +316,31 @@ def test_shuffling_keeps_the_rewards_and_follows_keys_not_order() -> None:
 
 def test_reward_is_the_mean_of_three_scaled_terms_over_active_clients() -> None:
     walk, outcome = judged_round()
-    result = reward_walks(walk, outcome, SelectionOptions(), round_draws(12))
+    result = compute_walk_rewards(walk, outcome, SelectionOptions(), round_draws(12))
     indices = np.flatnonzero((walk.length > 0) & (outcome.upload.counts() > 0))
     assert 5 < len(indices) < 12
     assert np.isnan(np.delete(result, indices)).all()
     parts = {
         "loss": -compute_mean_losses(outcome.upload, outcome.logits),
         "diversity": rewards.measure_diversity(outcome.upload, walk.list_picks(), outcome.table),
-        "divergence": rewards.measure_divergence(outcome.upload, 1 / (1 + np.exp(-outcome.logits))),
+        "divergence": rewards.measure_upload_divergence(outcome.upload, 1 / (1 + np.exp(-outcome.logits))),
     }
     each = {name: standardize_values(values[indices]) for name, values in parts.items()}
     assert result[indices] == pytest.approx(sum(each.values()) / 3, abs=1e-5)
     for name in each:
-        remainder = reward_walks(walk, outcome, SelectionOptions(without=name), round_draws(12))  # type: ignore[arg-type]
+        remainder = compute_walk_rewards(walk, outcome, SelectionOptions(without=name), round_draws(12))  # type: ignore[arg-type]
         assert remainder[indices] == pytest.approx((sum(each.values()) - each[name]) / 2, abs=1e-5)
     part = PredictionTransfer(TransferConfig(select_diversity="gauss", select_divergence="vector"), None)  # type: ignore[arg-type]
     others = {
         "diversity": rewards.measure_diversity(outcome.upload, walk.list_picks(), outcome.table, "gauss"),
-        "divergence": rewards.measure_divergence(outcome.upload, 1 / (1 + np.exp(-outcome.logits)), "vector"),
+        "divergence": rewards.measure_upload_divergence(outcome.upload, 1 / (1 + np.exp(-outcome.logits)), "vector"),
     }
     other = (each["loss"] + sum(standardize_values(values[indices]) for values in others.values())) / 3
-    assert reward_walks(walk, outcome, part.config.selection_options, round_draws(12))[indices] == pytest.approx(
-        other, abs=1e-5
-    )
+    assert compute_walk_rewards(walk, outcome, part.config.selection_options, round_draws(12))[
+        indices
+    ] == pytest.approx(other, abs=1e-5)
     assert np.abs(other - result[indices]).max() > 1e-3
-    dealt = reward_walks(walk, outcome, SelectionOptions(shuffle=True), round_draws(12))
+    dealt = compute_walk_rewards(walk, outcome, SelectionOptions(shuffle=True), round_draws(12))
     assert sorted(dealt[indices]) == pytest.approx(sorted(result[indices]))
     assert not np.allclose(dealt[indices], result[indices])
 
@@ -356,8 +356,8 @@ def walked(n: int = 12, seed: int = 0, how: SelectionOptions | None = None) -> t
     state = np.arange(30)[None] < np.where(np.arange(n) % 3 == 0, draws.integers(0, 4, n), 30)[:, None]
     columns = {name: v[state.ravel()] for name, v in result.values.items()}
     result = Ragged.from_pairs(result.rows()[state.ravel()], result.ids[state.ravel()], n, columns)
-    agent = selection.init_selection(how, DIM, Draws(seed).public("actor"), Draws(seed).public("critic"))
-    return walk_candidates(agent, result, user_rows(n), item_rows(), how, round_draws(n)), agent, result
+    agent = selection.init_selection_networks(how, DIM, Draws(seed).public("actor"), Draws(seed).public("critic"))
+    return decide_on_candidates(agent, result, user_rows(n), item_rows(), how, round_draws(n)), agent, result
 
 
 def user_rows(n: int) -> Floats:
@@ -402,18 +402,20 @@ def test_selection_is_independent_of_cohort_and_order() -> None:
     whole, agent, result = walked(40)
     for rows in (np.arange(40)[::-1], np.array([17]), np.arange(7, 30)):
         dice = round_draws(40).take(rows)
-        some = walk_candidates(agent, result.take(rows), user_rows(40)[rows], item_rows(), SelectionOptions(), dice)
+        some = decide_on_candidates(
+            agent, result.take(rows), user_rows(40)[rows], item_rows(), SelectionOptions(), dice
+        )
         for name in ("length", "item", "score", "state", "action", "log_prob"):
             np.testing.assert_array_equal(getattr(some, name), getattr(whole, name)[rows])
 
 
 def test_nothing_is_selected_without_candidates() -> None:
     how = SelectionOptions()
-    agent = selection.init_selection(how, DIM, np.uint64(1), np.uint64(2))
+    agent = selection.init_selection_networks(how, DIM, np.uint64(1), np.uint64(2))
     none = Ragged(np.zeros(4, np.int64), np.zeros(0, np.int32), {"score": np.zeros(0), "frequency": np.zeros(0)})
-    walk = walk_candidates(agent, none, user_rows(3), item_rows(), how, round_draws(3))
+    walk = decide_on_candidates(agent, none, user_rows(3), item_rows(), how, round_draws(3))
     assert walk.list_picks().counts().tolist() == [0, 0, 0]
-    assert update_selection(agent, walk, np.full(3, np.nan), how) is agent
+    assert update_selection_networks(agent, walk, np.full(3, np.nan), how) is agent
 
 
 @pytest.mark.parametrize("adjust", [True, False])
@@ -426,7 +428,7 @@ def test_selection_updates_are_those_of_one_client_at_a_time(adjust: bool) -> No
         walk = walked(seed=seed, how=how)[0]
         reward = np.random.default_rng(seed).normal(size=12)
         reward[5] = np.nan
-        agent = update_selection(agent, walk, reward, how)
+        agent = update_selection_networks(agent, walk, reward, how)
         acting, judging = [], []
         for r in np.flatnonzero((walk.length > 0) & ~np.isnan(reward)):
             n = int(walk.length[r])
@@ -454,14 +456,17 @@ def test_selection_updates_are_those_of_one_client_at_a_time(adjust: bool) -> No
 def test_saved_agents_continue_bit_for_bit(tmp_path: Path) -> None:
     walk, outcome = judged_round()
     how, plan = SelectionOptions(), WeightingOptions()
-    states = compute_states(outcome.upload, outcome.logits, plan)
+    states = compute_client_states(outcome.upload, outcome.logits, plan)
     losses = compute_mean_losses(outcome.upload, outcome.logits)
-    reward = reward_walks(walk, outcome, how, round_draws(12))
+    reward = compute_walk_rewards(walk, outcome, how, round_draws(12))
 
     def go_on(agents: list[Arrays]) -> list[Arrays]:
-        return [update_selection(agents[0], walk, reward, how), update_weighting(agents[1], states, losses, plan)]
+        return [
+            update_selection_networks(agents[0], walk, reward, how),
+            update_weighting_network(agents[1], states, losses, plan),
+        ]
 
-    agents = [walked()[1], weighting.init_weighting(plan, np.uint64(4))]
+    agents = [walked()[1], weighting.init_weighting_network(plan, np.uint64(4))]
     for _ in range(3):
         agents = go_on(agents)
     restored = []
@@ -485,7 +490,7 @@ def drift(kind: str, rounds: int, adjust: bool = True, seed: int = 0, lr: float 
     """Mean number picked per client in every round, when the reward says nothing of what was picked."""
     n, most, dim, n_items = 94, 30, 32, 1682
     how, draws, named = SelectionOptions(adjust=adjust, lr=lr), np.random.default_rng(seed), Draws(seed)
-    agent = selection.init_selection(how, dim, named.public("actor"), named.public("critic"))
+    agent = selection.init_selection_networks(how, dim, named.public("actor"), named.public("critic"))
     items, dice = draws.normal(0, 0.1, (n_items, dim)).astype(np.float32), round_draws(n, seed=seed, public=True)
     result = []
     for t in range(rounds):
@@ -493,10 +498,10 @@ def drift(kind: str, rounds: int, adjust: bool = True, seed: int = 0, lr: float 
         score, frequency = -np.sort(-draws.random((n, most)), axis=1), draws.random((n, most))
         columns = {"score": score.ravel().astype(np.float32), "frequency": frequency.ravel().astype(np.float32)}
         offered = Ragged(np.arange(n + 1) * most, draws.integers(0, n_items, n * most).astype(np.int32), columns)
-        walk = walk_candidates(agent, offered, users, items, how, replace(dice, round=t))
+        walk = decide_on_candidates(agent, offered, users, items, how, replace(dice, round=t))
         result.append(walk.action.sum(1).mean())
         noise = draws.normal(size=(n, 3)).mean(1)
-        agent = update_selection(agent, walk, noise if kind == "noise" else np.full(n, float(kind)), how)
+        agent = update_selection_networks(agent, walk, noise if kind == "noise" else np.full(n, float(kind)), how)
     return np.array(result)
 
 
@@ -548,7 +553,7 @@ def test_kl_is_cross_entropy_minus_label_entropy() -> None:
     upload, logits = uploads()
     both = compute_mean_losses(upload, logits), compute_mean_losses(upload, logits, "kl")
     p, y = 1 / (1 + np.exp(-logits.astype(np.float64))), upload.values["score"].astype(np.float64)
-    expected = average_rows(upload, y * np.log(y / p) + (1 - y) * np.log((1 - y) / (1 - p)))
+    expected = average_values_per_row(upload, y * np.log(y / p) + (1 - y) * np.log((1 - y) / (1 - p)))
     assert both[1] == pytest.approx(expected, rel=1e-6)
     assert (both[0] > both[1]).all()
     hard = Ragged(upload.ptr, upload.ids, {"score": np.round(y).astype(np.float32)})
@@ -560,6 +565,6 @@ def test_kl_is_cross_entropy_minus_label_entropy() -> None:
 
 def test_weighting_states_follow_the_loss_setting() -> None:
     upload, logits = uploads()
-    ce, kl = (compute_states(upload, logits, WeightingOptions(loss=how)) for how in ("ce", "kl"))
+    ce, kl = (compute_client_states(upload, logits, WeightingOptions(loss=how)) for how in ("ce", "kl"))
     assert (ce[:, :3] == kl[:, :3]).all()
     assert not np.allclose(ce[:, 3], kl[:, 3])

@@ -27,8 +27,8 @@ from tacita.messages import DenseArrays, SparseRows, Total, Upload
 from tacita.methods import resolve_config
 from tacita.methods.personal import releases
 from tacita.methods.personal.clip_shares import estimate_client_variance
-from tacita.methods.personal.dp_fedavg import DPFedAvg, keep_largest
-from tacita.privacy.calibration import gaussian_epsilon, gaussian_sigma
+from tacita.methods.personal.dp_fedavg import DPFedAvg, keep_largest_numbers
+from tacita.privacy.calibration import compute_gaussian_epsilon, compute_gaussian_sigma
 from tacita.privacy.ledger import ACCOUNT_ARRAYS
 from tacita.round import registry
 from tacita.round.part import Part
@@ -92,24 +92,28 @@ def test_noise_lies_on_all_coordinates_with_the_planned_deviation() -> None:
         stream=crowd_stream(4, 3000),
     )
     part, progress = dpps_part(fed), started(fed)
-    assert part.noise_deviations()[0] == pytest.approx(2 * 0.5 * math.sqrt(50) * gaussian_sigma(1, 1e-5), rel=1e-6)
+    assert part.compute_noise_deviations()[0] == pytest.approx(
+        2 * 0.5 * math.sqrt(50) * compute_gaussian_sigma(1, 1e-5), rel=1e-6
+    )
     fields = fed.fields(progress.server, ROUND)
     quiet = replace(fed, parts=())
     plain = started(quiet).devices.exchange(quiet, progress.server, serving_broadcast(fed, progress), ROUND).total
     noisy = progress.devices.exchange(fed, progress.server, serving_broadcast(fed, progress), ROUND).total
     assert {field.name for field in fields} == {"rows", "dpps.noise"}
-    assert noisy["dpps.noise"][0] == pytest.approx(4 * part.noise_deviations()[0] ** 2)
+    assert noisy["dpps.noise"][0] == pytest.approx(4 * part.compute_noise_deviations()[0] ** 2)
     untouched = np.abs(plain["rows"]).sum(axis=1) == 0
     assert untouched.sum() > 2900
     noise = noisy["rows"][untouched]
-    assert noise_laws.normal(noise, 2 * part.noise_deviations()[0]) > SURE
-    assert noise_laws.normal(noise, 2 * 0.95 * part.noise_deviations()[0]) < SURE  # five per cent less would be found
-    assert noise.std() == pytest.approx(2 * part.noise_deviations()[0], rel=0.02)
+    assert noise_laws.normal(noise, 2 * part.compute_noise_deviations()[0]) > SURE
+    assert (
+        noise_laws.normal(noise, 2 * 0.95 * part.compute_noise_deviations()[0]) < SURE
+    )  # five per cent less would be found
+    assert noise.std() == pytest.approx(2 * part.compute_noise_deviations()[0], rel=0.02)
 
 
 def test_weights_follow_inverse_variances_up_to_the_cap() -> None:
     part = dpps_part(federate_parts({"name": "dpps"}))
-    sigma, weights = part.noise_deviations(), part._tier_weights(0.0)
+    sigma, weights = part.compute_noise_deviations(), part._compute_tier_weights(0.0)
     assert weights.max() == 1
     shares = np.full(3, 1 / 3)
     mean = weights @ shares
@@ -118,13 +122,15 @@ def test_weights_follow_inverse_variances_up_to_the_cap() -> None:
     drawn = np.random.default_rng(0).normal(size=(20000, 3)) * sigma
     assert (drawn @ weights / weights.sum()).var() == pytest.approx(1 / (sigma**-2.0).sum(), rel=0.05)
     assert (
-        dpps_part(federate_parts({"name": "dpps", "clip": 2.0}))._tier_weights(0.0) == weights
+        dpps_part(federate_parts({"name": "dpps", "clip": 2.0}))._compute_tier_weights(0.0) == weights
     ).all()  # all doubled: the same
-    assert part._tier_weights(1e12) == pytest.approx(np.ones(3), rel=1e-6)
-    rare = dpps_part(federate_parts({"name": "dpps", "shares": [0.98, 0.01, 0.01]}))._tier_weights(0.0)
+    assert part._compute_tier_weights(1e12) == pytest.approx(np.ones(3), rel=1e-6)
+    rare = dpps_part(federate_parts({"name": "dpps", "shares": [0.98, 0.01, 0.01]}))._compute_tier_weights(0.0)
     assert rare[2] <= 10 * float(np.array([0.98, 0.01, 0.01]) @ rare) * (1 + 1e-9)
     assert rare[2] / rare[0] < weights[2] / weights[0]
-    equal = dpps_part(federate_parts({"name": "dpps", "tiers": [1.0, 1.0], "shares": [1.0, 1.0]}))._tier_weights(0.0)
+    equal = dpps_part(
+        federate_parts({"name": "dpps", "tiers": [1.0, 1.0], "shares": [1.0, 1.0]})
+    )._compute_tier_weights(0.0)
     assert (equal == 1).all()
 
 
@@ -237,17 +243,17 @@ def test_users_stop_when_their_budget_is_spent() -> None:
     for _ in range(6):
         server, _ = run_round(fed, server, progress.devices)
         account = progress.clients.parts["dpps"]
-        spent = ledger.epsilon(account)
+        spent = ledger.compute_spent_epsilon(account)
         assert (spent <= account["budget"] * 1e-6).all()
         sent.append(account["times"][:, 0].copy())
     low, high = dpps["tier"] == 0, dpps["tier"] == 1
-    fits = int((1 / gaussian_sigma(0.5, 1e-5)) ** 2 / (1 / 8.0) ** 2)
+    fits = int((1 / compute_gaussian_sigma(0.5, 1e-5)) ** 2 / (1 / 8.0) ** 2)
     assert 0 < fits < 6
     assert (sent[-1][low] == fits).all()
     assert (sent[-1][high] == 6).all()
     result = summarise_spending(ledger, progress.clients.parts["dpps"])
     assert result["silent_by_budget"] == int(low.sum())
-    assert progress.devices.validate(fed, server, serving_broadcast(fed, progress))  # and everybody is served
+    assert progress.devices.sum_validation(fed, server, serving_broadcast(fed, progress))  # and everybody is served
 
 
 def test_a_planned_number_of_releases_is_exactly_what_fits() -> None:
@@ -258,7 +264,7 @@ def test_a_planned_number_of_releases_is_exactly_what_fits() -> None:
         server, _ = run_round(fed, server, progress.devices)
     account = progress.clients.parts["dpps"]
     assert (account["times"][:, 0] == 2).all()
-    assert (dpps_part(fed).ledger().epsilon(account) <= account["budget"] * 1e-6).all()
+    assert (dpps_part(fed).ledger().compute_spent_epsilon(account) <= account["budget"] * 1e-6).all()
     before = server
     server, _ = run_round(fed, server, progress.devices)
     assert np.array_equal(server.items, before.items)  # nobody speaks any more
@@ -267,12 +273,12 @@ def test_a_planned_number_of_releases_is_exactly_what_fits() -> None:
 def test_noise_as_published_is_counted_at_its_true_cost() -> None:
     fed = federate_parts({"name": "dpps", "calibration": "paper", "clip": 0.01})
     part, progress = dpps_part(fed), started(fed)
-    assert part.noise_multipliers() == pytest.approx([2.0, 1.0, 0.2])
+    assert part.compute_noise_multipliers() == pytest.approx([2.0, 1.0, 0.2])
     run_round(fed, progress.server, progress.devices)
     account = progress.clients.parts["dpps"]
-    spent, tier = part.ledger().epsilon(account), account["tier"]
+    spent, tier = part.ledger().compute_spent_epsilon(account), account["tier"]
     for k, noise in enumerate((2.0, 1.0, 0.2)):
-        assert spent[tier == k] == pytest.approx(gaussian_epsilon(noise, 1e-5), rel=1e-6)
+        assert spent[tier == k] == pytest.approx(compute_gaussian_epsilon(noise, 1e-5), rel=1e-6)
     message = part.promises(progress.server)
     assert message["epsilon_1_really"] == pytest.approx(54.4, abs=0.1)
     assert message["epsilon_0.5_really"] == pytest.approx(20.7, abs=0.1)
@@ -286,30 +292,30 @@ def test_a_budget_by_activity_costs_its_own_count() -> None:
     progress, ledger = started(fed), dpps_part(fed).ledger()
     account = progress.clients.parts["dpps"]
     assert account["times"].tolist() == [[0, 0, 1]] * 30
-    assert ledger.epsilon(account) == pytest.approx(np.full(30, 0.1), abs=1e-9)
+    assert ledger.compute_spent_epsilon(account) == pytest.approx(np.full(30, 0.1), abs=1e-9)
     server = progress.server
     for _ in range(4):
         server, _ = run_round(fed, server, progress.devices)
     account = progress.clients.parts["dpps"]
     assert (account["times"][:, 0] == 3).all()
-    assert (ledger.epsilon(account) <= account["budget"] * 1e-6).all()
+    assert (ledger.compute_spent_epsilon(account) <= account["budget"] * 1e-6).all()
 
 
 def test_central_model_noises_the_sum_once_with_per_tier_clips() -> None:
     fed = federate_parts({"name": "dpps", "threat": "central", "releases": 4}, aggregation="fixed")
     part, progress = dpps_part(fed), started(fed)
     for k, epsilon in enumerate((0.5, 1.0, 5.0)):
-        wanted = part.noise_deviations()[0] / (math.sqrt(4) * gaussian_sigma(epsilon, 1e-5))
-        assert part.clips()[k] == pytest.approx(wanted, rel=1e-5)
+        wanted = part.compute_noise_deviations()[0] / (math.sqrt(4) * compute_gaussian_sigma(epsilon, 1e-5))
+        assert part.compute_clips()[k] == pytest.approx(wanted, rel=1e-5)
     total = progress.devices.exchange(fed, progress.server, serving_broadcast(fed, progress), ROUND).total
-    assert total["dpps.noise"][0] == pytest.approx(part.noise_deviations()[0] ** 2)
-    assert part.clips().mean() == pytest.approx(part.config.clip)  # a third chooses each tier
+    assert total["dpps.noise"][0] == pytest.approx(part.compute_noise_deviations()[0] ** 2)
+    assert part.compute_clips().mean() == pytest.approx(part.config.clip)  # a third chooses each tier
     alone = dpps_part(
         federate_parts({"name": "dpps", "threat": "central", "tiers": [0.5], "shares": [1.0]}, aggregation="fixed")
     )
     richer = dpps_part(federate_parts({"name": "dpps", "threat": "central"}, aggregation="fixed"))
     assert (
-        richer.noise_deviations()[0] < 0.5 * alone.noise_deviations()[0]
+        richer.compute_noise_deviations()[0] < 0.5 * alone.compute_noise_deviations()[0]
     )  # as much signal, less noise: others allow more
     for settings in ({"aggregation": "mean"}, {}):
         with pytest.raises(TacitaError, match="aggregation = 'fixed'"):
@@ -404,7 +410,7 @@ def test_dp_fedavg_stops_after_its_plan_and_noises_empty_rounds() -> None:
     assert isinstance(part, DPFedAvg)
     empty = part.noise_sum(server, Total({"rows": np.zeros((40, 6))}))
     assert empty.n_clients == 1
-    assert noise_laws.normal(empty["rows"], part.noise_multiplier() * 0.01) > SURE
+    assert noise_laws.normal(empty["rows"], part.compute_noise_multiplier() * 0.01) > SURE
 
 
 def test_only_the_largest_numbers_of_each_client_are_kept() -> None:
@@ -417,7 +423,7 @@ def test_only_the_largest_numbers_of_each_client_are_kept() -> None:
         assert isinstance(head, DenseArrays)
         return np.concatenate([rows.value[rows.client == client].ravel(), head.value[client]])
 
-    state, heads = keep_largest(upload, 0.25), 0
+    state, heads = keep_largest_numbers(upload, 0.25), 0
     for client in range(5):
         own_values, whole = numbers(state, client), numbers(upload, client)
         assert (own_values != 0).sum() == 4
@@ -430,11 +436,11 @@ def test_only_the_largest_numbers_of_each_client_are_kept() -> None:
 def test_inclusion_is_independent_from_person_to_person() -> None:
     from tacita.core.config import ParticipationConfig
     from tacita.core.draws import derive_keys
-    from tacita.federation.clients import build_membership, draw_participants
+    from tacita.federation.clients import draw_participants, group_users_into_clients
 
     stream = crowd_stream(30)
     config, draws = ParticipationConfig(kind="poisson", rate=0.3), Draws(1)
-    living = build_membership(stream.blocks[0], derive_keys(stream.user_ids), 0, draws)
+    living = group_users_into_clients(stream.blocks[0], derive_keys(stream.user_ids), 0, draws)
     drawn = np.zeros((4000, 30))
     for n in range(4000):
         drawn[n, draw_participants(living, config, draws, 0, n)] = 1
@@ -463,7 +469,7 @@ def test_counted_laplace_noise_is_clipped_in_l1_and_costs_what_it_says() -> None
     assert noise.privacy is not None
     ledger = noise.privacy.ledger()
     assert ledger is not None
-    assert ledger.epsilon(account) == pytest.approx(np.ones(5), abs=1e-6)
+    assert ledger.compute_spent_epsilon(account) == pytest.approx(np.ones(5), abs=1e-6)
     paper = federate_parts({"name": "laplace-noise", "from_block": 0}).parts[0]
     assert paper.privacy is not None
     assert paper.privacy.ledger() is None

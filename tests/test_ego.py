@@ -19,7 +19,7 @@ from tacita.learn.training.ego_stepper import EgoStepper
 from tacita.models import Backbone, Context
 from tacita.models import scoring as catalogue_scores
 from tacita.models.ego import EgoModel
-from tacita.models.scoring import score_all, score_with_own_rows
+from tacita.models.scoring import score_catalogue, score_with_own_rows
 from tacita.runs import serving, training
 
 LISTS = Ragged.from_lists([[0, 10], [3], [], [0, 1, 2], [4], [5, 6, 7, 8], [9]])
@@ -34,7 +34,7 @@ def some_users(**options: Any) -> tuple[Backbone, Floats, Floats]:
 def represented(backbone: Backbone, p: Floats, rows: Floats) -> dict[str, Any]:
     """One user whose items have these rows."""
     lists = Ragged.from_lists([list(range(len(rows)))])
-    return backbone.represent({"p": p[None].astype("f4")}, {}, Context.from_lists(lists, rows.astype("f4")))
+    return backbone.represent_users({"p": p[None].astype("f4")}, {}, Context.from_lists(lists, rows.astype("f4")))
 
 
 # closed forms
@@ -59,21 +59,21 @@ def test_an_item_of_the_user_takes_in_its_vector_and_another_does_not() -> None:
     backbone = make_backbone("ego")
     rep = represented(backbone, p, rows)
     both = {k: np.repeat(v, 2, axis=0) for k, v in rep.items()}
-    result = backbone.score(both, {}, rows[[1, 1]], np.array([1, 0], np.float32))
+    result = backbone.compute_logits(both, {}, rows[[1, 1]], np.array([1, 0], np.float32))
     u = p / 2 + rows.sum(0) / 4
     for v, score in zip((rows[1] / 2 + p / 4, rows[1]), result, strict=True):
         assert score == pytest.approx(u @ v / np.linalg.norm(u) / np.linalg.norm(v), abs=1e-6)
     alike = make_backbone("ego", item_propagation=False)
     both = {k: np.repeat(v, 2, axis=0) for k, v in represented(alike, p, rows).items()}
-    same = alike.score(both, {}, rows[[1, 1]], np.array([1, 0], np.float32))
+    same = alike.compute_logits(both, {}, rows[[1, 1]], np.array([1, 0], np.float32))
     assert same[0] == same[1] == pytest.approx(result[1], abs=1e-6)
 
 
 @pytest.mark.parametrize("factor", [1e-3, 7.0, 1e4])
 def test_scores_do_not_change_when_rows_and_vectors_grow_alike(factor: float) -> None:
     backbone, private, items = some_users()
-    entry = score_all(backbone, private, {}, items, LISTS)
-    other = score_all(backbone, np.float32(factor) * private, {}, np.float32(factor) * items, LISTS)
+    entry = score_catalogue(backbone, private, {}, items, LISTS)
+    other = score_catalogue(backbone, np.float32(factor) * private, {}, np.float32(factor) * items, LISTS)
     np.testing.assert_allclose(other, entry, atol=1e-5)
     assert np.abs(entry).max() <= 1 + 1e-6
 
@@ -128,7 +128,7 @@ class Wide(EgoModel):
 
     name = "wide"
 
-    def context(self, view: CohortView) -> Ragged:
+    def list_context_items(self, view: CohortView) -> Ragged:
         lists = [[*view.train.row(u).tolist(), view.n_items - 1 - u] for u in range(len(view.user))]
         result = Ragged.from_lists(lists)
         return replace(result, values={"gap": np.arange(len(result.ids), dtype=np.float32)})
@@ -139,10 +139,12 @@ class Timed(Wide):
 
     name = "timed"
 
-    def represent(self, private: dict[str, Any], heads: dict[str, Any], context: Context | None) -> dict[str, Any]:
+    def represent_users(
+        self, private: dict[str, Any], heads: dict[str, Any], context: Context | None
+    ) -> dict[str, Any]:
         assert context is not None
         weighted = replace(context, rows=context.rows / (1 + context.values["gap"])[:, None])
-        return super().represent(private, heads, weighted)
+        return super().represent_users(private, heads, weighted)
 
 
 def model(cls: type[EgoModel]) -> EgoModel:
@@ -170,13 +172,13 @@ def test_the_slope_through_the_context_is_the_slope_of_the_score() -> None:
     progress = started(fed)
     sent = train_once(fed, progress).upload.values["rows"]
     result = -sent.value[sent.item == 5][0] / rate
-    lists = backbone.context(cohort(fed, progress))
+    lists = backbone.list_context_items(cohort(fed, progress))
 
     def loss(items: Floats) -> float:
         context = replace(Context.from_lists(lists, items), values=lists.values)
-        rep = backbone.represent(backbone.split_private(progress.clients.private), {}, context)
+        rep = backbone.represent_users(backbone.split_private(progress.clients.private), {}, context)
         both = {k: np.repeat(v, 2, axis=0) for k, v in rep.items()}
-        logits = backbone.score(both, {}, items[[0, 1]], np.ones(2, np.float32)).astype(np.float64)
+        logits = backbone.compute_logits(both, {}, items[[0, 1]], np.ones(2, np.float32)).astype(np.float64)
         return float(np.log1p(np.exp(-logits)).mean())
 
     slopes = []
@@ -207,23 +209,23 @@ def test_the_short_cut_over_the_catalogue_changes_no_score(n_items: int, item_pr
     backbone, private, _ = some_users(item_propagation=item_propagation)
     items = np.random.default_rng(3).normal(size=(n_items, 6)).astype("f4")
     plain = Plain(backbone.config)
-    fast, slow = (score_all(candidate, private, {}, items, LISTS) for candidate in (backbone, plain))
+    fast, slow = (score_catalogue(candidate, private, {}, items, LISTS) for candidate in (backbone, plain))
     np.testing.assert_allclose(fast, slow, atol=2e-6)
     for entry, whole in ((backbone, fast), (plain, slow)):  # the company does not matter
-        assert np.array_equal(score_all(entry, private[3:5], {}, items, LISTS.take(np.array([3, 4]))), whole[3:5])
+        assert np.array_equal(score_catalogue(entry, private[3:5], {}, items, LISTS.take(np.array([3, 4]))), whole[3:5])
 
 
 def test_more_users_than_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     backbone, private, items = some_users()
-    whole = score_all(backbone, private, {}, items, LISTS)
+    whole = score_catalogue(backbone, private, {}, items, LISTS)
     monkeypatch.setattr(catalogue_scores, "CHUNK", 3)
-    assert np.array_equal(score_all(backbone, private, {}, items, LISTS), whole)
+    assert np.array_equal(score_catalogue(backbone, private, {}, items, LISTS), whole)
 
 
 def test_a_model_that_reads_a_context_is_not_scored_without() -> None:
     backbone, private, items = some_users()
     with pytest.raises(TacitaError, match="own items"):
-        score_all(backbone, private, {}, items)
+        score_catalogue(backbone, private, {}, items)
 
 
 @pytest.mark.parametrize("chunk", [256, 2])
@@ -240,7 +242,7 @@ def test_own_rows_count_where_they_are_scored_and_where_they_are_read(
     for u in range(7):
         table = items.copy()
         table[moved.row(u)] += change[moved.ptr[u] : moved.ptr[u + 1]]
-        want = score_all(backbone, private[u : u + 1], {}, table, LISTS.take(np.array([u])))
+        want = score_catalogue(backbone, private[u : u + 1], {}, table, LISTS.take(np.array([u])))
         np.testing.assert_allclose(got[u], want[0], atol=1e-6)
 
 

@@ -18,24 +18,24 @@ from tacita.core.config import EvaluateConfig, RunConfig, SplitConfig, validate_
 from tacita.core.draws import Draws, derive_keys
 from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Block, BlockStream, Broadcast, Doubles, Floats, Ints, Keys, Ragged
-from tacita.data.sources import load
+from tacita.data.sources import load_interactions
 from tacita.data.splits import split
 from tacita.federation.evaluation import (
     TrainedState,
-    build_mask,
-    build_rules,
+    build_evaluation_rules,
+    build_ranking_mask,
     build_test_block,
     evaluate_block,
     evaluate_devices,
     resolve_read_setting,
 )
-from tacita.federation.rounds import Progress, begin_block, start_run
-from tacita.kernels.ranking import best_items, list_ranks
+from tacita.federation.rounds import Progress, begin_block, make_initial_progress
+from tacita.kernels.ranking import compute_list_ranks, find_best_items
 from tacita.metrics import (
     Evaluation,
     EvaluationRules,
     ScoreUsers,
-    evaluate,
+    evaluate_ranking,
     rank_wanted,
     sample_candidates,
     summarise_continual,
@@ -46,7 +46,7 @@ from tacita.round.plan import Federation
 from tacita.runs import controls
 from tacita.runs.assembly import build_components
 from tacita.runs.controls import (
-    average_blocks,
+    average_incremental_blocks,
     compute_item_gram,
     make_alone_scorer,
     make_linear_scorer,
@@ -90,7 +90,7 @@ def scored(
     hide = Ragged.from_lists(mask) if mask else nobody(len(wanted))
     want = Ragged.from_lists(wanted)
     request = (metrics or ALL, [k], sampled, count_hidden)
-    result = evaluate(fixed(scores), want, hide, keys(len(wanted)), DRAWS, EvaluationRules(*request))
+    result = evaluate_ranking(fixed(scores), want, hide, keys(len(wanted)), DRAWS, EvaluationRules(*request))
     return {name.split("@")[0]: values.tolist() for name, values in result.values.items()}
 
 
@@ -135,20 +135,20 @@ def test_a_first_hit_beyond_the_cut_off_counts_nothing() -> None:
 
 def test_users_without_wanted_items_are_not_counted() -> None:
     want = Ragged.from_lists([[0], [], [1]])
-    result = evaluate(
+    result = evaluate_ranking(
         fixed(np.repeat(descending(4), 3, 0)), want, nobody(3), keys(3), DRAWS, EvaluationRules(["mrr"], [4])
     )
     assert result.users.tolist() == [0, 2]
     assert result.values["mrr@4"].tolist() == [1.0, 0.5]
-    assert result.mean() == {"mrr@4": 0.75}
+    assert result.compute_means() == {"mrr@4": 0.75}
 
 
 def test_means_among_marked_users() -> None:
     evaluation = Evaluation(np.array([1, 3, 4], np.int32), {"hr@5": np.array([1.0, 0.0, 0.2])})
     new = np.array([True, True, False, True, False, True])
-    assert evaluation.mean(new) == {"hr@5": 0.5}
-    assert evaluation.mean(~new) == {"hr@5": 0.2}
-    assert evaluation.mean() == {"hr@5": pytest.approx(0.4)}
+    assert evaluation.compute_means(new) == {"hr@5": 0.5}
+    assert evaluation.compute_means(~new) == {"hr@5": 0.2}
+    assert evaluation.compute_means() == {"hr@5": pytest.approx(0.4)}
 
 
 def test_continual_summary_by_hand() -> None:
@@ -195,7 +195,9 @@ def test_full_ranking_equals_ir_measures(seed: int) -> None:
     scores, wanted, masked = random_case(seed)
     cutoffs = [1, 3, 10, 20]
     hide = Ragged.from_lists(masked)
-    result = evaluate(fixed(scores), Ragged.from_lists(wanted), hide, keys(100), DRAWS, EvaluationRules(ALL, cutoffs))
+    result = evaluate_ranking(
+        fixed(scores), Ragged.from_lists(wanted), hide, keys(100), DRAWS, EvaluationRules(ALL, cutoffs)
+    )
     visible = [[i for i in own_values if i not in hidden] for own_values, hidden in zip(wanted, masked)]
     candidates = [[i for i in range(scores.shape[1]) if i not in hidden] for hidden in masked]
     expected = reference(scores, visible, candidates, cutoffs)
@@ -209,7 +211,7 @@ def test_sampled_ranking_equals_ir_measures(seed: int) -> None:
     scores, wanted, _ = random_case(seed)
     want = Ragged.from_lists(wanted)
     others = sample_candidates(want, 9, scores.shape[1], keys(100), DRAWS, 0)
-    result = evaluate(fixed(scores), want, nobody(100), keys(100), DRAWS, EvaluationRules(ALL, [5], others))
+    result = evaluate_ranking(fixed(scores), want, nobody(100), keys(100), DRAWS, EvaluationRules(ALL, [5], others))
     candidates = [[*own_values, *others.row(u).tolist()] for u, own_values in enumerate(wanted)]
     expected = reference(scores, wanted, candidates, [5])
     for name, values in result.values.items():
@@ -220,7 +222,9 @@ def test_sampled_ranking_equals_ir_measures(seed: int) -> None:
 def test_auc_equals_brute_force(seed: int) -> None:
     scores, wanted, masked = random_case(seed)
     hide = Ragged.from_lists(masked)
-    result = evaluate(fixed(scores), Ragged.from_lists(wanted), hide, keys(100), DRAWS, EvaluationRules(["auc"], [1]))
+    result = evaluate_ranking(
+        fixed(scores), Ragged.from_lists(wanted), hide, keys(100), DRAWS, EvaluationRules(["auc"], [1])
+    )
     expected = []
     for u in result.users:
         remainder = [i for i in range(scores.shape[1]) if i not in masked[u]]
@@ -239,7 +243,7 @@ def test_best_items_are_those_of_a_stable_sort(levels: int) -> None:
     scores = np.random.default_rng(levels).integers(0, levels, (40, 70)).astype(np.float32)
     order = np.argsort(-scores, axis=1, kind="stable")
     for k in (1, 7, 70):
-        items, values = best_items(scores, k)
+        items, values = find_best_items(scores, k)
         np.testing.assert_array_equal(items, order[:, :k])
         np.testing.assert_array_equal(values, np.take_along_axis(scores, order[:, :k], 1))
 
@@ -250,7 +254,7 @@ def test_list_ranks_are_places_in_a_stable_sort(levels: int) -> None:
     scores = random.integers(0, levels, (40, 30)).astype(np.float32)
     lists = Ragged.from_lists([random.permutation(30)[: random.integers(0, 9)].tolist() for _ in range(40)])
     place = np.argsort(np.argsort(-scores, axis=1, kind="stable"), axis=1) + 1
-    np.testing.assert_array_equal(list_ranks(scores, lists.ptr, lists.ids), place[lists.rows(), lists.ids])
+    np.testing.assert_array_equal(compute_list_ranks(scores, lists.ptr, lists.ids), place[lists.rows(), lists.ids])
 
 
 # Ties and chance
@@ -274,7 +278,7 @@ def test_a_constant_scorer_is_at_chance_in_a_full_ranking() -> None:
     wanted = [order[:m].tolist() for order, m in zip(orders, n_wanted)]
     hidden = [order[n_items - m :].tolist() for order, m in zip(orders, n_hidden)]
     want, hide = Ragged.from_lists(wanted), Ragged.from_lists(hidden)
-    result = evaluate(constant(n_items), want, hide, keys(n), DRAWS, EvaluationRules([*ALL, "auc"], [k]))
+    result = evaluate_ranking(constant(n_items), want, hide, keys(n), DRAWS, EvaluationRules([*ALL, "auc"], [k]))
     remainder = n_items - n_hidden
     ideal = np.array([discounts(min(k, m)) for m in n_wanted])
     assert near(result.values[f"ndcg@{k}"], n_wanted / remainder * discounts(k) / ideal, 0.005)
@@ -287,7 +291,9 @@ def test_a_constant_scorer_is_at_chance_among_99_sampled_items() -> None:
     n = 20_000
     want = Ragged.from_lists(one_each(n, 400))
     others = sample_candidates(want, 99, 400, keys(n), DRAWS, 0)
-    result = evaluate(constant(400), want, nobody(n), keys(n), DRAWS, EvaluationRules(["hr", "ndcg"], [10], others))
+    result = evaluate_ranking(
+        constant(400), want, nobody(n), keys(n), DRAWS, EvaluationRules(["hr", "ndcg"], [10], others)
+    )
     assert discounts(10) / 100 == pytest.approx(0.045436, abs=5e-7)
     assert near(result.values["hr@10"], 0.1, 0.0025)
     assert near(result.values["ndcg@10"], discounts(10) / 100, 0.0015)
@@ -395,7 +401,9 @@ def test_the_scorer_is_asked_in_chunks_without_changing_values(monkeypatch: pyte
 
     def values() -> dict[str, Doubles]:
         want, hide = Ragged.from_lists(wanted), Ragged.from_lists(masked)
-        return evaluate(score_users, want, hide, keys(100), DRAWS, EvaluationRules([*ALL, "auc"], [5, 10])).values
+        return evaluate_ranking(
+            score_users, want, hide, keys(100), DRAWS, EvaluationRules([*ALL, "auc"], [5, 10])
+        ).values
 
     together = values()
     monkeypatch.setattr(module, "CHUNK", 7)
@@ -490,7 +498,7 @@ def federation(stream: BlockStream, **options: Any) -> Federation:
 
 def with_scores(fed: Federation, scores: AnyArray, block: int) -> Progress:
     """A run about to end a block whose model gives exactly these scores: the item table is the identity."""
-    progress = start_run(fed)
+    progress = make_initial_progress(fed)
     for index in range(block + 1):
         begin_block(fed, progress, index)
     server = replace(progress.server, items=np.eye(fed.stream.n_items, dtype=np.float32))
@@ -513,7 +521,7 @@ def scores_of(fed: Federation, progress: Progress) -> dict[str, Any]:
 
 def ranks_in(fed: Federation, progress: Progress, block: int, mask: Ragged) -> list[float]:
     on, learned = fed.stream.blocks[block], TrainedState(progress.server, progress.clients)
-    result = evaluate_devices(fed, learned, on, "test", mask, build_rules(fed, on, ["mrr"], [6]))
+    result = evaluate_devices(fed, learned, on, "test", mask, build_evaluation_rules(fed, on, ["mrr"], [6]))
     return [round(1 / value, 9) for value in result.values["mrr@6"]]
 
 
@@ -522,7 +530,7 @@ def test_known_items_by_purpose_and_mask() -> None:
     block = TWO_BLOCKS.blocks[1]
 
     def of_user_0(purpose: str, mask: str) -> list[int]:
-        return sorted(build_mask(fed, block, purpose, mask).row(0).tolist())  # type: ignore[arg-type]
+        return sorted(build_ranking_mask(fed, block, purpose, mask).row(0).tolist())  # type: ignore[arg-type]
 
     assert of_user_0("valid", "block") == [3]
     assert of_user_0("test", "block") == [3, 4]
@@ -535,8 +543,8 @@ def test_items_of_earlier_blocks_compete_unless_history_is_masked() -> None:
     progress = with_scores(fed, FALLING, 1)
     block = TWO_BLOCKS.blocks[1]
     # User 0 wants item 5 of 0..5: 3 and 4 are hidden, and with history 0, 1 and 2 as well. User 2 is new.
-    assert ranks_in(fed, progress, 1, build_mask(fed, block, "test", "block")) == [4, 1]
-    assert ranks_in(fed, progress, 1, build_mask(fed, block, "test", "history")) == [1, 1]
+    assert ranks_in(fed, progress, 1, build_ranking_mask(fed, block, "test", "block")) == [4, 1]
+    assert ranks_in(fed, progress, 1, build_ranking_mask(fed, block, "test", "history")) == [1, 1]
 
 
 def test_an_unchanged_model_forgets_nothing_under_the_old_blocks_own_mask() -> None:
@@ -599,7 +607,10 @@ def test_validation_follows_hidden_items_too() -> None:
         fed = federation(stream, hidden_items=hidden, select_by="recall@6")
         progress = with_scores(fed, np.repeat(descending(6), 2, 0), 0)
         progress.local_devices.membership = progress.local_devices.mask = None
-        assert progress.local_devices.validate(fed, progress.server, Broadcast())["recall@6"] == (expected, 2)
+        assert progress.local_devices.sum_validation(fed, progress.server, Broadcast())["recall@6"] == (
+            expected,
+            2,
+        )
 
 
 def test_sampled_negatives_are_untouched_in_any_block() -> None:
@@ -614,14 +625,14 @@ def test_sampled_negatives_are_untouched_in_any_block() -> None:
 
 
 def structured(**options: Any) -> Federation:
-    data = load("synthetic:users=400,items=120,per_user=20,groups=6,seed=3")
+    data = load_interactions("synthetic:users=400,items=120,per_user=20,groups=6,seed=3")
     return federation(split(data, SplitConfig(kind="random")), k=[10], select_by="ndcg@10", **options)
 
 
 def control(fed: Federation, make: Any) -> Evaluation:
     block = fed.stream.blocks[0]
-    mask = build_mask(fed, block, "test", "block")
-    return evaluate(
+    mask = build_ranking_mask(fed, block, "test", "block")
+    return evaluate_ranking(
         make(fed, block), block.test, mask, fed.stream.user_keys, DRAWS, EvaluationRules(["ndcg", "auc"], [10])
     )
 
@@ -673,7 +684,7 @@ def test_a_run_says_what_it_reads_where_it_reads(backbone: str, parts: list[str]
 def test_popular_beats_random_and_linear_beats_popular_where_there_is_structure() -> None:
     fed = structured()
     results = [control(fed, make) for make in (make_random_scorer, make_popular_scorer, make_linear_scorer)]
-    chance, popular, linear = (entry.mean() for entry in results)
+    chance, popular, linear = (entry.compute_means() for entry in results)
     assert near(results[0].values["auc"], 0.5, 0.02)
     assert popular["ndcg@10"] > 2 * chance["ndcg@10"]
     assert linear["ndcg@10"] > 1.3 * popular["ndcg@10"]
@@ -745,5 +756,5 @@ def test_means_over_blocks_leave_out_the_base_block() -> None:
         {"users": 0, "hr@5": 0.0, "auc": 0.0},  # nobody was tested: says nothing
         {"users": 1, "hr@5": 0.4, "auc": 0.7},
     ]
-    assert average_blocks(blocks) == {"hr@5": pytest.approx(0.3), "auc": pytest.approx(0.6)}
-    assert average_blocks(blocks[:1]) == {"hr@5": 1.0, "auc": 0.9}
+    assert average_incremental_blocks(blocks) == {"hr@5": pytest.approx(0.3), "auc": pytest.approx(0.6)}
+    assert average_incremental_blocks(blocks[:1]) == {"hr@5": 1.0, "auc": 0.9}

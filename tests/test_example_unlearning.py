@@ -21,7 +21,7 @@ from tacita.round import registry
 from tacita.round.part import Part
 from tacita.round.state import Role, StateSpec
 from tacita.runs import training
-from tacita.runs.assembly import Machine, assemble
+from tacita.runs.assembly import Machine, assemble_federation
 from tacita.runs.run_folder import open_saved
 
 LISTS = [[0, 1, 2], [2, 3], [4], [0, 4, 5, 6], [1, 6]]
@@ -60,8 +60,8 @@ def test_the_certificate_says_what_earlier_blocks_leave(tmp_path: Path) -> None:
 
 def test_a_part_that_forgets_needs_one_that_keeps_withdrawn_items_out() -> None:
     with pytest.raises(TacitaError, match="list part 'withdrawal' before it"):
-        assemble(unlearning_config("amnesia"), Machine(threads=1))
-    assemble(unlearning_config("withdrawal", "amnesia"), Machine(threads=1))
+        assemble_federation(unlearning_config("amnesia"), Machine(threads=1))
+    assemble_federation(unlearning_config("withdrawal", "amnesia"), Machine(threads=1))
 
 
 class Queue(Part):

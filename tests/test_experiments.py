@@ -15,9 +15,9 @@ import tomli_w
 from tacita.cli import main
 from tacita.core.config import EvaluateConfig, RunConfig, SplitConfig, TrainConfig
 from tacita.core.errors import TacitaError
-from tacita.federation.rounds import Progress, run_stream, start_run
-from tacita.methods import part_class, preset_parts
-from tacita.metrics import confidence_interval
+from tacita.federation.rounds import Progress, make_initial_progress, run_remaining_blocks
+from tacita.methods import find_part_class, list_preset_parts
+from tacita.metrics import compute_confidence_interval
 from tacita.models import list_backbones
 from tacita.models.tally.model import TallyConfig
 from tacita.research.experiments import (
@@ -38,14 +38,14 @@ from tacita.research.experiments import (
 )
 from tacita.research.experiments.shared_base import continue_run, train_base, with_parts
 from tacita.round.plan import Federation
-from tacita.runs.assembly import Machine, assemble, build_components
+from tacita.runs.assembly import Machine, assemble_federation, build_components
 from tacita.runs.serving import open_run
 
 TINY = "synthetic:users=60,items=60,per_user=15,groups=4,drift=0.3,new=0.2"
 
 
 def tiny_config(method: str = "ft", seed: int = 1, **parts: Any) -> RunConfig:
-    specs = [{**spec, **parts.get(spec["name"].replace("-", "_"), {})} for spec in preset_parts(method)]
+    specs = [{**spec, **parts.get(spec["name"].replace("-", "_"), {})} for spec in list_preset_parts(method)]
     return RunConfig(
         data=TINY,
         method=method,
@@ -60,7 +60,7 @@ def tiny_config(method: str = "ft", seed: int = 1, **parts: Any) -> RunConfig:
 
 @pytest.fixture(scope="module")
 def tiny() -> tuple[Federation, Progress]:
-    fed = assemble(tiny_config(), Machine(threads=1))
+    fed = assemble_federation(tiny_config(), Machine(threads=1))
     return fed, train_base(fed)
 
 
@@ -73,7 +73,7 @@ def test_every_experiment_file_loads_and_names_what_exists(name: str) -> None:
     for cell in experiment_spec.list_cells(experiment, settings, experiment.datasets, experiment.backbones, 1):
         assert cell.backbone in list_backbones()
         for spec in cell.config.parts or []:
-            part_class(spec["name"]).Config(**{k: v for k, v in spec.items() if k != "name"})
+            find_part_class(spec["name"]).Config(**{k: v for k, v in spec.items() if k != "name"})
     for dataset, by_backbone in experiment.published.items():
         assert dataset in experiment.datasets
         for backbone, by_metric in by_backbone.items():
@@ -85,11 +85,11 @@ def test_every_experiment_file_loads_and_names_what_exists(name: str) -> None:
 
 
 def test_the_tuning_space_names_options_that_exist() -> None:
-    for part, options in tuning.search_space()["parts"].items():
-        assert options.keys() <= part_class(part).Config.model_fields.keys()
+    for part, options in tuning.make_search_space()["parts"].items():
+        assert options.keys() <= find_part_class(part).Config.model_fields.keys()
         for option, choices in options.items():
             for value in choices:
-                part_class(part).Config(**{option: value})
+                find_part_class(part).Config(**{option: value})
 
 
 def test_an_unknown_table_and_an_unknown_restriction_are_refused() -> None:
@@ -147,9 +147,9 @@ def test_going_on_from_a_shared_block_0_equals_a_run_of_its_own(tiny: tuple[Fede
     fed, base = tiny
     config = tiny_config(method, replay={"top_n": 5})
     shared = continue_run(with_parts(fed, config), base)
-    alone_fed = assemble(config, Machine(threads=1))
-    alone = start_run(alone_fed)
-    run_stream(alone_fed, alone, lambda report, now: None)
+    alone_fed = assemble_federation(config, Machine(threads=1))
+    alone = make_initial_progress(alone_fed)
+    run_remaining_blocks(alone_fed, alone, lambda report, now: None)
     assert shared.results == alone.results
 
 
@@ -218,10 +218,10 @@ def test_per_user_scores_survive_packing_to_three_digits() -> None:
 
 
 def test_interval_is_the_t_interval_by_hand() -> None:
-    mean, half = confidence_interval([1.0, 2.0, 3.0])
+    mean, half = compute_confidence_interval([1.0, 2.0, 3.0])
     assert mean == 2.0
     assert half == pytest.approx(4.302653 * 1.0 / math.sqrt(3), rel=1e-5)
-    assert math.isnan(confidence_interval([1.0])[1])
+    assert math.isnan(compute_confidence_interval([1.0])[1])
 
 
 @pytest.mark.parametrize(
@@ -329,7 +329,7 @@ def test_pages_name_every_cell_and_escape_titles() -> None:
     assert "0.1020 ± " in text
     assert "(0.3000 lower)" in text
     assert "- tiny failed" in text
-    page = table_html.to_html(experiment, entries, tests)
+    page = table_html.render_html(experiment, entries, tests)
     assert "A &lt;table&gt;" in page
     for entry in entries:
         assert f"{entry.mean:.4f}" in page
@@ -418,7 +418,7 @@ def test_a_paper_is_tuned_on_each_dataset_and_backbone_with_methods_of_their_own
 
 
 def test_tuned_settings_are_stored_with_the_tables(paper: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "search_space", lambda: {"parts": {}, "backbones": {"mf": {"lr": [1e30, 0.5]}}})
+    monkeypatch.setattr(tuning, "make_search_space", lambda: {"parts": {}, "backbones": {"mf": {"lr": [1e30, 0.5]}}})
     report: list[tuple[int, int]] = []
     jobs = paper_tuning.list_paper_jobs("mine", [], 3, paper / "study", None)
     results = paper / "results"
@@ -471,7 +471,7 @@ def test_the_committed_pages_follow_from_the_committed_cells(
 
 
 def test_quintiles_are_the_ends_of_the_order() -> None:
-    low, high = analyses.split_fifths(np.array([5.0, 1, 4, 2, 3, 9, 8, 7, 6, 0]))
+    low, high = analyses.find_extreme_fifths(np.array([5.0, 1, 4, 2, 3, 9, 8, 7, 6, 0]))
     assert low.tolist() == [9, 1]
     assert high.tolist() == [6, 5]
 
@@ -479,7 +479,7 @@ def test_quintiles_are_the_ends_of_the_order() -> None:
 def test_forgetting_is_nothing_for_a_model_that_does_not_move(tiny: tuple[Federation, Progress]) -> None:
     _, base = tiny
     config = tiny_config("ft").model_copy(update={"backbone": {"name": "mf", "dim": 8, "lr": 1e-12}})
-    frozen = assemble(config, Machine(threads=1))
+    frozen = assemble_federation(config, Machine(threads=1))
     forgetting = analyses.measure_forgetting(replace(with_parts(frozen, config), parts=()), base)
     assert forgetting["values"]["degradation"] == pytest.approx([0.0, 0.0], abs=1e-6)
 
@@ -499,7 +499,7 @@ def test_a_study_goes_on_where_it_was_and_keeps_every_trial(
 ) -> None:
     fed, base = tiny
     space = {"parts": {"proximal": {"strength": [0.001, 0.01, 0.1, 1.0]}}, "backbones": {}}
-    monkeypatch.setattr(tuning, "search_space", lambda: space)
+    monkeypatch.setattr(tuning, "make_search_space", lambda: space)
     first = tuning.tune_method(fed, base, "reg", 2, tmp_path)
     assert first.trials == 2
     ran: list[float] = []
@@ -518,7 +518,7 @@ def test_a_trial_that_fails_is_a_sentence_and_never_a_score(
 ) -> None:
     fed, base = tiny
     space = {"parts": {"proximal": {"strength": [-1.0, 0.01, 0.1]}}, "backbones": {}}
-    monkeypatch.setattr(tuning, "search_space", lambda: space)
+    monkeypatch.setattr(tuning, "make_search_space", lambda: space)
     report: list[float | None] = []
     result = tuning.tune_method(fed, base, "reg", 3, tmp_path, lambda n, score: report.append(score))
     assert result.trials == 3
@@ -545,7 +545,7 @@ def test_a_method_without_options_is_one_trial_with_a_folder(tiny: tuple[Federat
 
 def test_a_learning_rate_that_fails_is_a_sentence_and_never_a_score(monkeypatch: pytest.MonkeyPatch) -> None:
     tried_rates = [1e30, 0.5]
-    monkeypatch.setattr(tuning, "search_space", lambda: {"parts": {}, "backbones": {"mf": {"lr": tried_rates}}})
+    monkeypatch.setattr(tuning, "make_search_space", lambda: {"parts": {}, "backbones": {"mf": {"lr": tried_rates}}})
     config = RunConfig(data=TINY, backbone={"name": "mf"}, train=TrainConfig(rounds=3))
     base = tuning.tune_lr(config, Machine())
     assert base.lr == 0.5
@@ -560,7 +560,7 @@ def test_tune_prints_every_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     space = {"parts": {"proximal": {"strength": [-1.0, 0.1]}}, "backbones": {"mf": {"lr": [1e30, 0.5]}}}
-    monkeypatch.setattr(tuning, "search_space", lambda: space)
+    monkeypatch.setattr(tuning, "make_search_space", lambda: space)
     message = {}
     for method in ("reg", "fedavg"):
         with pytest.raises(SystemExit) as error:
@@ -664,9 +664,9 @@ def test_a_run_in_a_table_has_the_numbers_of_a_run_by_itself(
 ) -> None:
     _, result, lines = once_lines
     cell = next(c for c in result if c.variant == "ours")
-    fed = assemble(cell.config, Machine(threads=1))
-    progress = start_run(fed)
-    run_stream(fed, progress, lambda report, now: None)
+    fed = assemble_federation(cell.config, Machine(threads=1))
+    progress = make_initial_progress(fed)
+    run_remaining_blocks(fed, progress, lambda report, now: None)
     assert lines[cell.key]["values"]["ndcg@10"] == [round(progress.results[0]["ndcg@10"], 6)]
 
 
@@ -680,7 +680,7 @@ def test_a_table_of_such_runs_compares_seeds_and_people(
     assert (ours.seeds, ours.published) == (2, 0.4)
     tests = comparisons.compare_variants(experiment, result, lines)
     assert [(t.variant, t.pairs) for t in tests] == [("ours", 60)]
-    apart = comparisons.seed_differences(experiment, result, lines)
+    apart = comparisons.compare_seeds(experiment, result, lines)
     assert [row[2] for row in apart] == ["FedKDRec", "tally"]
     page = table_markdown.to_markdown(
         experiment, entries, tests, [], comparisons.summarise_streams(experiment, result, lines), apart
@@ -688,7 +688,7 @@ def test_a_table_of_such_runs_compares_seeds_and_people(
     assert "**Against centralised, seed by seed** (ndcg@10, 95 %" in page
     assert "(ndcg@10; pairs are users, averaged over seeds; two-sided t)" in page
     assert "LA" not in page
-    assert "Once" in table_html.to_html(experiment, entries, tests)
+    assert "Once" in table_html.render_html(experiment, entries, tests)
 
 
 def test_a_course_is_shown_at_the_rounds_that_are_asked_for(
@@ -796,8 +796,8 @@ def test_rates_are_tuned_once_and_taken_by_the_tables(
     def never(*_: object) -> None:
         pytest.fail("a trial looks at the test items")
 
-    monkeypatch.setattr(single_block, "run_stream", never)
-    monkeypatch.setattr(single_block, "train_once", never)
+    monkeypatch.setattr(single_block, "run_remaining_blocks", never)
+    monkeypatch.setattr(single_block, "measure_trained_run", never)
     tune_them("--trials", "2", "--only", "ours")
     stored = experiment_spec.load_settings("mine", tmp_path)
     assert stored.chosen[ONE]["neuncf"].keys() == {"fedkdrec-paper"}
@@ -875,7 +875,7 @@ def test_schedule_of_a_failed_agent_names_the_reason(once_paper: experiment_spec
     )
     agent, top = experiment_spec.list_cells(table, experiment_spec.Settings(), [ONE], ["neuncf"], 1)
     with pytest.raises(TacitaError, match=r"seed 1 failed: diverged\."):
-        schedules.with_schedules([top], {agent.key: {"variant": "ours", "failed": "diverged."}})
+        schedules.with_upload_sizes([top], {agent.key: {"variant": "ours", "failed": "diverged."}})
 
 
 def test_tables_of_fedkdrec_share_their_cells() -> None:

@@ -14,7 +14,7 @@ import pytest
 from tacita.core.config import SplitConfig
 from tacita.core.errors import TacitaError
 from tacita.data.features import ItemFeature, load_item_features, load_stream_features
-from tacita.data.sources import load
+from tacita.data.sources import load_interactions
 from tacita.data.splits import split
 
 TOY = ItemFeature(("Animation", "Children's", "Comedy"), 1995, "Toy Story")
@@ -115,7 +115,7 @@ def test_a_source_that_says_nothing_gives_none_and_a_stream_of_it_a_sentence(tmp
     assert load_item_features(str(path), ["i1"]) is None
     assert load_item_features("synthetic:users=5,items=5", ["i1"]) is None
     with pytest.raises(TacitaError, match=r"dataset clicks says nothing of its items; put a file items\.csv"):
-        load_stream_features(split(load(str(path)), SplitConfig(kind="random")))
+        load_stream_features(split(load_interactions(str(path)), SplitConfig(kind="random")))
 
 
 def test_features_are_read_only_when_asked_for(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_features_are_read_only_when_asked_for(tmp_path: Path) -> None:
     write(tmp_path / "interactions.csv", "user,item,timestamp\n" + rows)
     items = tmp_path / "items.csv"
     write(items, "item,genres\ni1,rock\n")
-    stream = split(load(str(tmp_path / "interactions.csv")), SplitConfig(kind="random"))
+    stream = split(load_interactions(str(tmp_path / "interactions.csv")), SplitConfig(kind="random"))
     assert stream.items_from == items
     write(items, "item,genres\ni1,jazz\n")
     assert load_stream_features(stream).by_item == {"i1": ItemFeature(("jazz",))}
@@ -131,7 +131,7 @@ def test_features_are_read_only_when_asked_for(tmp_path: Path) -> None:
 
 @needs_ml100k
 def test_ml100k_has_eighteen_genres_and_a_year_for_all_but_the_unknown_movie() -> None:
-    table = load("ml-100k")
+    table = load_interactions("ml-100k")
     item_features = load_item_features("ml-100k", table.item_ids)
     assert item_features is not None
     assert item_features.by_item["1"] == TOY

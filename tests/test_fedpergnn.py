@@ -34,9 +34,9 @@ from tacita.federation.rounds import Progress, begin_block, end_block, run_block
 from tacita.federation.scoring import DeviceScorer
 from tacita.live.settings import check_live_settings
 from tacita.messages import SparseRows, Upload
-from tacita.methods import RunContext, build_parts, part_class, resolve_config
+from tacita.methods import RunContext, build_parts, find_part_class, resolve_config
 from tacita.methods.distillation.neighbours import MatcherState
-from tacita.models.scoring import score_all
+from tacita.models.scoring import score_catalogue
 from tacita.round import registry
 from tacita.round.plan import Federation
 from tacita.round.question import Question
@@ -118,7 +118,7 @@ def test_no_more_neighbours_are_read_than_the_model_says() -> None:
     view = cohort(fed := federate(make_stream(make_block(0, 3, [[0, 1]])), backbone), started(fed))
     vectors = np.random.default_rng(0).normal(size=(6, 6)).astype("f4")
     sent = Ragged(np.array([0, 6]), np.zeros(6, np.int32), {"vector": vectors})
-    lists = backbone.context(replace(view, per_client={MATCHER: sent}))
+    lists = backbone.list_context_items(replace(view, per_client={MATCHER: sent}))
     at = lists.ids.tolist().index(0)
     assert np.array_equal(lists.values["neighbours"][at], vectors[:2])
     assert lists.values["count"].tolist() == [2.0 if item == 0 else 0.0 for item in lists.ids]
@@ -132,7 +132,7 @@ def test_attention_stays_finite_whatever_it_sees(size: float) -> None:
     private, items = (rng.normal(size=(n, 6)).astype("f4") for n in (2, 5))
     near = {"neighbours": rng.normal(size=(3, 3, 6)).astype("f4"), "count": np.array([3, 0, 1], np.float32)}
     lists = replace(Ragged.from_lists([[0, 1, 4], []]), values=near)
-    assert np.isfinite(score_all(backbone, private, heads, items, lists)).all()
+    assert np.isfinite(score_catalogue(backbone, private, heads, items, lists)).all()
 
 
 # the matcher
@@ -207,7 +207,7 @@ def test_no_neighbours_before_the_first_upload() -> None:
     fed = federation(train={"participation": {"kind": "fraction", "rate": 0.3}})
     progress = started(fed)
     assert len(fed.broadcast_serving(progress.server).per_client(fed.stream.user_keys)[MATCHER].ids) == 0
-    model = fed.learner.model_bytes(progress.server)
+    model = fed.learner.count_model_bytes(progress.server)
     progress.server, report = run_round(fed, progress.server, progress.devices)
     assert report.bytes_down == model
     known = set(progress.server.parts[MATCHER]["names"].tolist())
@@ -305,7 +305,7 @@ def test_matcher_data_reaches_no_server_part(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_matcher_sees_only_its_fields_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     observations: list[tuple[set[str], set[str], set[str]]] = []
-    cls = part_class(MATCHER)
+    cls = find_part_class(MATCHER)
     plain = cls.server_step
 
     def step(self: Any, before: ServerState, server: ServerState, total: Any) -> ServerState:

@@ -27,7 +27,7 @@ from tacita.research.experiments import (
     withdrawals,
 )
 from tacita.research.experiments.shared_base import with_parts
-from tacita.runs.assembly import Machine, assemble, build_components
+from tacita.runs.assembly import Machine, assemble_federation, build_components
 from tacita.runs.forgetting.application import apply_request
 from tacita.runs.forgetting.requests import draw_unshare_request
 from tacita.runs.forgetting.retraining import collect_shares, find_shared
@@ -117,8 +117,8 @@ def test_the_same_people_withdraw_the_same_items_whatever_the_method() -> None:
     result = []
     for cell in planned(small_table()):
         if cell.variant in ("contrast", "fru", "decoupled"):
-            fed = assemble(cell.config, Machine(threads=1))
-            base = withdrawals.TrainedBase.train(fed)
+            fed = assemble_federation(cell.config, Machine(threads=1))
+            base = withdrawals.TrainedBase.train_base_run(fed)
             shared = find_shared(fed, TrainedState(base.server, base.clients))
             unshare_request = draw_unshare_request(shared, fed.stream.user_keys, fed.draws, 0.5)
             result.append(
@@ -172,8 +172,8 @@ def test_cells_that_learn_alike_share_the_run_and_leave_it_as_it_was(table: Any)
 
 def test_results_before_a_request_are_independent_of_it() -> None:
     [cell] = [entry for entry in planned(small_table()) if entry.variant == "contrast"]
-    fed = assemble(cell.config, Machine(threads=1))
-    base = withdrawals.TrainedBase.train(fed)
+    fed = assemble_federation(cell.config, Machine(threads=1))
+    base = withdrawals.TrainedBase.train_base_run(fed)
     private = base.clients.private.copy()
     fed = with_parts(fed, cell.config)
     progress = base.restore_progress(fed)
@@ -253,7 +253,7 @@ def test_a_table_can_be_written_of_what_is_finished(
     table: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted, out, _ = table
-    whole = reproduction.keep_finished(wanted, out)
+    whole = reproduction.restrict_to_finished(wanted, out)
     assert replace(whole, planned=None) == wanted
     assert whole.planned == wanted
     (tmp_path / "cells").mkdir()
@@ -261,11 +261,11 @@ def test_a_table_can_be_written_of_what_is_finished(
     two = (out / "cells" / name).read_text().splitlines(keepends=True)[:2]
     (tmp_path / "cells" / name).write_text("".join(two))
     monkeypatch.setattr(cells, "run_job", lambda job: pytest.fail("nothing is to be run"))
-    some = reproduction.keep_finished(wanted, tmp_path)
+    some = reproduction.restrict_to_finished(wanted, tmp_path)
     assert (len(some.cells), some.stem) == (2, "small-part")
     assert len({entry.variant for entry in reproduction.reproduce_table(some, tmp_path, workers=1).entries}) == 2
     with pytest.raises(TacitaError, match="no cell of this table is finished"):
-        reproduction.keep_finished(wanted, tmp_path / "elsewhere")
+        reproduction.restrict_to_finished(wanted, tmp_path / "elsewhere")
 
 
 def test_untrainable_run_is_recorded_in_all_its_cells() -> None:

@@ -20,11 +20,11 @@ from tacita.report import forgetting_audit
 from tacita.research.audit import forgetting, membership
 from tacita.research.audit.forgetting import AuditedWithdrawal, audit_forgetting, run_attacks
 from tacita.research.audit.withdrawal_scenario import (
-    draw_half,
+    draw_half_of_items,
     draw_requests,
     find_rare_pairs,
-    plant_canaries,
-    wrap_run,
+    make_scenario_of_run,
+    retrain_with_canaries,
 )
 from tacita.round import registry
 from tacita.runs import training
@@ -43,7 +43,7 @@ RNG = np.random.default_rng(5)
 def test_scores_that_are_alike_cannot_be_told_apart() -> None:
     owner = np.repeat(np.arange(60), 20)
     members, others = RNG.normal(size=(2, len(owner)))
-    low, high = traces.auc_interval(members, others, owner, 1)
+    low, high = traces.compute_auc_interval(members, others, owner, 1)
     assert low <= 0.5 <= high
     assert high - low < 0.12
     assert abs(traces.compute_auc(members, others) - 0.5) < 0.05
@@ -53,7 +53,7 @@ def test_scores_that_stand_apart_are_told_apart() -> None:
     owner = np.repeat(np.arange(10), 3)
     assert traces.compute_auc(np.ones(30), np.zeros(30)) == 1.0
     assert traces.compute_auc(np.zeros(30), np.ones(30)) == 0.0
-    assert traces.auc_interval(np.ones(30), np.zeros(30), owner, 1) == [1.0, 1.0]
+    assert traces.compute_auc_interval(np.ones(30), np.zeros(30), owner, 1) == [1.0, 1.0]
     assert traces.compute_auc(np.ones(4), np.ones(4)) == 0.5  # ties are halves
 
 
@@ -73,9 +73,9 @@ def test_an_auc_is_the_share_of_pairs_in_order() -> None:
 def test_a_model_beside_itself_shows_no_difference() -> None:
     members, others = RNG.normal(size=(2, 50))
     pair_scores = traces.PairScores(members, others, members, Ragged.from_lists([[1, 2]]))
-    assert traces.difference_auc(pair_scores, pair_scores) == 0.5
-    assert traces.jaccard(pair_scores, pair_scores) == 1.0
-    assert traces.paired_interval(pair_scores, pair_scores, np.repeat(np.arange(10), 5), 0) == [0.0, 0.0]
+    assert traces.compute_difference_auc(pair_scores, pair_scores) == 0.5
+    assert traces.compute_list_overlap(pair_scores, pair_scores) == 1.0
+    assert traces.compute_difference_interval(pair_scores, pair_scores, np.repeat(np.arange(10), 5), 0) == [0.0, 0.0]
 
 
 def test_matched_items_are_as_popular_and_never_the_users_own() -> None:
@@ -102,13 +102,13 @@ def test_cosines_do_not_see_a_rotation() -> None:
     turn = np.linalg.qr(RNG.normal(size=(items.shape[1],) * 2))[0].astype(np.float32)
     trained_state = traces.TrainedState(replace(progress.server, items=items), progress.clients)
     other = traces.TrainedState(replace(progress.server, items=items @ turn), progress.clients)
-    result = traces.gram_distance(items, items @ turn, np.arange(6))
+    result = traces.measure_gram_distance(items, items @ turn, np.arange(6))
     assert result is not None
     assert result < 1e-6
-    far = traces.model_distance(fed, trained_state, other)
+    far = traces.measure_model_distance(fed, trained_state, other)
     assert far is not None
     assert far > 0.1
-    assert traces.gram_distance(items, items + 1, [0, 1])
+    assert traces.measure_gram_distance(items, items + 1, [0, 1])
 
 
 # Fresh user vectors
@@ -123,8 +123,8 @@ def test_a_person_whose_items_lie_together_is_fitted() -> None:
     assert fitted.losses[0] == pytest.approx(math.log(2))
     assert fitted.losses[-1] < 0.1
     assert fitted.vectors[0, 0] > 1
-    assert membership.count_steps_to(table, samples, fitted.losses[7]) == 7
-    assert membership.count_steps_to(table, samples, -1.0) is None
+    assert membership.count_steps_to_goal(table, samples, fitted.losses[7]) == 7
+    assert membership.count_steps_to_goal(table, samples, -1.0) is None
 
 
 def test_members_have_lower_loss() -> None:
@@ -162,7 +162,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def judged_of(folder: Path, perfect: bool) -> AuditedWithdrawal:
     """A withdrawal from a run; `perfect`: by a method that is training again itself."""
-    scene = wrap_run(reopen_run(folder))
+    scene = make_scenario_of_run(reopen_run(folder))
     requests = draw_requests(scene, 0.5)
     done = apply_request(scene.run.federation, scene.run.progress, requests, scene.run.choose_route(requests))
     repeat = retrain_reference(done)
@@ -216,7 +216,7 @@ def test_the_whole_audit(made: Path, name: str) -> None:
 
 def test_canaries_have_pairs_that_nobody_has_and_the_held_out_are_not_learned_from(made: Path) -> None:
     run = reopen_run(made / "tally")
-    scene = plant_canaries(run)
+    scene = retrain_with_canaries(run)
     stream = scene.run.federation.stream
     train = stream.blocks[-1].train
     assert stream.n_users == run.federation.stream.n_users + len(scene.canaries)
@@ -224,18 +224,18 @@ def test_canaries_have_pairs_that_nobody_has_and_the_held_out_are_not_learned_fr
         assert set(train.row(user).tolist()) == {a, b}
     assert len({*scene.known.tolist(), *scene.partner.tolist()}) == 2 * len(scene.canaries)
     assert len(scene.held_out) >= 2
-    counts = stream.train_items(len(stream.blocks) - 1).counts()
+    counts = stream.collect_train_items(len(stream.blocks) - 1).counts()
     assert (counts[: run.federation.stream.n_users] == 0).sum() >= len(scene.held_out)
     known, partner = find_rare_pairs(run.federation.stream, run.federation.stream.item_keys)
     assert len(known) == len(partner) > 0
-    trained = run.federation.stream.train_items(len(run.federation.stream.blocks) - 1)
+    trained = run.federation.stream.collect_train_items(len(run.federation.stream.blocks) - 1)
     for a, b in zip(known.tolist(), partner.tolist(), strict=True):
         assert not any({a, b} <= set(trained.row(user).tolist()) for user in range(len(trained)))
 
 
 def test_half_of_each_history_is_withdrawn() -> None:
     lists = Ragged.from_lists([[1, 2, 3, 4, 5], [6], [], [7, 8]])
-    half = draw_half(lists, np.arange(10, dtype=np.uint64))
+    half = draw_half_of_items(lists, np.arange(10, dtype=np.uint64))
     assert half.counts().tolist() == [2, 0, 0, 1]
     assert lists.holds(half.rows(), half.ids).all()
 

@@ -26,7 +26,7 @@ from tacita.core.config import RunConfig
 from tacita.core.config_errors import list_keys
 from tacita.core.errors import TacitaError
 from tacita.federation.rounds import run_round
-from tacita.methods import RunContext, build_parts, preset_names
+from tacita.methods import RunContext, build_parts, list_preset_names
 from tacita.methods.catalogue import METHODS
 from tacita.models import Backbone, find_backbone_class, list_backbones
 from tacita.models import base as models_base
@@ -225,7 +225,7 @@ def test_settings_named_in_documents_exist(path: Path) -> None:
 def test_the_readme_counts_models_and_methods() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     n_models = len([name for name in list_backbones() if name != "biased-mf"])
-    n_methods = len([name for name in preset_names() if name in METHODS])
+    n_methods = len([name for name in list_preset_names() if name in METHODS])
     assert f"| {n_models} models, {n_methods} methods |" in text
     assert f"# {n_methods} methods, baselines and ablations" in text
     assert len(text.splitlines()) <= 120
@@ -251,7 +251,7 @@ def test_the_page_of_methods_names_every_backbone_and_method() -> None:
     text = (ROOT / "docs/methods.md").read_text(encoding="utf-8")
     matches = set(re.findall(r"`([\w-]+)`", text))
     assert {name for name in list_backbones() if name != "biased-mf"} - matches == set()
-    assert {name for name in preset_names() if name != "steady"} - matches == set()
+    assert {name for name in list_preset_names() if name != "steady"} - matches == set()
 
 
 # Commands

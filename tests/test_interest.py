@@ -30,21 +30,21 @@ from tacita.core.types import BlockStream, Floats, LocalModels, Ragged, RoundRep
 from tacita.data.silos import (
     SiloAssignment,
     assign_silos,
+    assign_users_to_silos,
     collect_first_items,
     draw_label_shares,
     label_by_cluster,
-    measure_divergence,
-    spread_users,
+    measure_label_divergence,
 )
-from tacita.data.sources import load
+from tacita.data.sources import load_interactions
 from tacita.data.splits import split
-from tacita.federation.evaluation import draw_candidates
+from tacita.federation.evaluation import draw_ranking_candidates
 from tacita.federation.rounds import Progress, run_round
 from tacita.federation.scoring import DeviceScorer
 from tacita.kernels import interest, interest_states, interest_tower
 from tacita.learn.training.local_models import build_local_models
 from tacita.learn.training.recurrent_stepper import RecurrentStepper
-from tacita.methods import RunContext, build_parts, preset_parts, resolve_config
+from tacita.methods import RunContext, build_parts, list_preset_parts, resolve_config
 from tacita.methods.personal.fedrec import VirtualRatings
 from tacita.methods.personal.finetuning import FineTuning
 from tacita.methods.personal.gates import compute_gate_factors
@@ -54,12 +54,12 @@ from tacita.methods.personal.interest import (
     compute_client_losses,
     normalise_vectors,
 )
-from tacita.metrics import EvaluationRules, evaluate
+from tacita.metrics import EvaluationRules, evaluate_ranking
 from tacita.models.interest import GAP, RATING, select_recent_events
 from tacita.models.personal_scoring import score_personal
-from tacita.models.scoring import score_all, score_samples
+from tacita.models.scoring import score_catalogue, score_samples
 from tacita.round.plan import Federation
-from tacita.runs.assembly import Machine, assemble
+from tacita.runs.assembly import Machine, assemble_federation
 
 PEOPLE: dict[str, Any] = {"batches": "people", "optimiser": "lazy-adam"}
 
@@ -151,10 +151,10 @@ def test_a_share_of_a_round_is_a_share_of_its_batches() -> None:
     whole, half = laid_out(fed), laid_out(fed, replay=RoundReplay(0, 0.5))
     assert half.steps_per_epoch.tolist() == np.ceil(0.5 * whole.steps_per_epoch).astype(int).tolist()
     for step in range(int(half.n_steps.max())):
-        for entry, other in zip(half.find_batches(step)[2:], whole.find_batches(step)[2:], strict=True):
+        for entry, other in zip(half.find_step_batches(step)[2:], whole.find_step_batches(step)[2:], strict=True):
             assert len(entry) <= len(other)
-        active, _, start, size = half.find_batches(step)
-        same = whole.find_batches(step)
+        active, _, start, size = half.find_step_batches(step)
+        same = whole.find_step_batches(step)
         for k, client in enumerate(active):
             at = np.flatnonzero(same[0] == client)[0]
             own_values = half.order[0, start[k] : start[k] + size[k]]
@@ -352,7 +352,7 @@ def test_a_loss_is_that_of_the_model_as_it_was_received() -> None:
     fed = federate(uneven_stream(), make_backbone("interest"), batch_size=8)
     progress = started(fed)
     view, local = cohort(fed, progress), laid_out_now(fed, progress)
-    whole = score_all(fed.backbone, view.private, view.heads, view.items, fed.backbone.context(view))
+    whole = score_catalogue(fed.backbone, view.private, view.heads, view.items, fed.backbone.list_context_items(view))
     some = score_samples(fed.backbone, view, local.owner, local.item)
     np.testing.assert_allclose(some, whole[local.owner, local.item], rtol=1e-5, atol=1e-6)
     chance = 1 / (1 + np.exp(-some.astype(np.float64)))
@@ -381,8 +381,8 @@ def compute_own_loss(fed: Federation, progress: Progress, **options: Any) -> tup
     """Everybody's mean loss before and after steps on their own samples."""
     part = FineTuning(FineTuning.Config(**options), RunContext(fed.backbone, fed.draws, fed.config.train))
     view, local = cohort(fed, progress), laid_out_now(fed, progress)
-    private, heads, own = part.fine_tune(view)
-    context = fed.backbone.context(view)
+    private, heads, own = part.fine_tune_models(view)
+    context = fed.backbone.list_context_items(view)
     tuned = score_personal(fed.backbone, private, heads, view.items, own, context)
 
     def mean(logits: Floats) -> float:
@@ -430,7 +430,7 @@ def test_some_items_are_scored_as_the_catalogue_is(name: str, purpose: Any) -> N
     keys, down = fed.stream.user_keys, fed.broadcast_serving(progress.server)
     scorer = DeviceScorer(fed, progress.server, progress.clients, fed.stream.blocks[0], keys, down, purpose)
     users, only = np.array([2, 0, 3], np.int32), Ragged.from_lists([[3, 9, 0], [], [5, 1]])
-    items = scorer.score_items(users, only)
+    items = scorer.score_listed_items(users, only)
     if name == "mf" and purpose == "valid":
         assert items is None  # its catalogue costs nothing
     else:
@@ -445,7 +445,7 @@ def test_some_items_are_scored_as_the_catalogue_is(name: str, purpose: Any) -> N
 @settings(max_examples=20, deadline=None, derandomize=True)
 def test_every_user_is_in_one_silo_of_even_size(alpha: float, silos: int, seed: int) -> None:
     label = np.arange(90) % 7 % 4
-    home = spread_users(label, silos, alpha, derive_keys(f"u{k}" for k in range(90)), Draws(seed))
+    home = assign_users_to_silos(label, silos, alpha, derive_keys(f"u{k}" for k in range(90)), Draws(seed))
     sizes = np.bincount(home, minlength=silos)
     assert sizes.sum() == 90
     assert np.ptp(sizes) <= 1
@@ -454,7 +454,8 @@ def test_every_user_is_in_one_silo_of_even_size(alpha: float, silos: int, seed: 
 def test_silos_differ_more_from_low_to_high_and_not_at_all_in_the_end() -> None:
     label, keys = np.arange(2000) % 5 % 4, derive_keys(f"u{k}" for k in range(2000))
     divergences = [
-        measure_divergence(label, spread_users(label, 20, alpha, keys, Draws(1))) for alpha in (1e6, 10, 1, 0.1)
+        measure_label_divergence(label, assign_users_to_silos(label, 20, alpha, keys, Draws(1)))
+        for alpha in (1e6, 10, 1, 0.1)
     ]
     assert divergences == sorted(divergences)
     assert divergences[0] < 0.02
@@ -469,9 +470,9 @@ def test_shares_are_those_of_a_dirichlet_distribution() -> None:
 
 
 def test_divergence_is_0_for_equal_silos_and_known_for_two_that_share_nothing() -> None:
-    assert measure_divergence(np.array([0, 1, 0, 1]), np.array([0, 0, 1, 1])) == pytest.approx(0)
+    assert measure_label_divergence(np.array([0, 1, 0, 1]), np.array([0, 0, 1, 1])) == pytest.approx(0)
     half = 1.5 - 0.25 * np.log2(3) * 3  # of (1, 0) from (1/2, 1/2)
-    assert measure_divergence(np.array([0, 0, 1, 1]), np.array([0, 0, 1, 1])) == pytest.approx(half)
+    assert measure_label_divergence(np.array([0, 0, 1, 1]), np.array([0, 0, 1, 1])) == pytest.approx(half)
 
 
 def test_users_cluster_by_choices_without_genres() -> None:
@@ -497,7 +498,7 @@ def test_silos_of_taste_are_where_people_train() -> None:
 
 def test_a_run_says_how_much_its_silos_differ() -> None:
     values = {"data": "synthetic:users=60,items=40", "train": {"silos": 5, "skew": "high"}}
-    fed = assemble(validate_model(RunConfig, values, "the test"), Machine())
+    fed = assemble_federation(validate_model(RunConfig, values, "the test"), Machine())
     assert isinstance(fed.homes, SiloAssignment)
     assert f"{fed.homes.divergence:.3f} bits" in fed.stream.notes[-1]
     label = label_by_cluster(collect_first_items(fed.stream), fed.stream.n_items, fed.draws)
@@ -573,7 +574,7 @@ def test_virtual_ratings_refuse_what_they_cannot_do(train: dict[str, Any], words
 
 
 def test_holdout_takes_items_of_users_with_enough() -> None:
-    table = load("synthetic:users=80,items=60,per_user=15")
+    table = load_interactions("synthetic:users=80,items=60,per_user=15")
     config = SplitConfig(kind="leave-some-out", held_out="random", held_items=4, least_items=10)
     block = split(table, config).blocks[0]
     whole = sum(part.counts() for part in (block.train, block.valid, block.test))
@@ -595,7 +596,7 @@ def test_disliked_items_are_never_candidates() -> None:
         "split": {"kind": "random", "min_rating": 4.0},
         "evaluate": {"sampled_negatives": 20},
     }
-    table = load(values["data"])
+    table = load_interactions(values["data"])
     if table.rating is None:
         rating = (1 + np.arange(len(table.user)) % 5).astype(np.float32)
         table = replace(table, rating=rating)
@@ -603,7 +604,7 @@ def test_disliked_items_are_never_candidates() -> None:
     assert stream.low_rated is not None
     assert len(stream.low_rated.ids)
     fed = replace(federate(stream, make_backbone("mf")), config=validate_model(RunConfig, values, "the test"))
-    candidates = draw_candidates(fed, stream.blocks[0])
+    candidates = draw_ranking_candidates(fed, stream.blocks[0])
     assert candidates is not None
     assert len(candidates.ids)
     chosen = {(table.user_ids[u], table.item_ids[i]) for u, i in zip(table.user, table.item, strict=True)}
@@ -614,7 +615,7 @@ def test_disliked_items_are_never_candidates() -> None:
 def measured(scores: Floats, wanted: list[list[int]], metrics: list[str], k: int = 10) -> dict[str, Any]:
     n = len(wanted)
     rules = EvaluationRules(metrics, [k])
-    result = evaluate(
+    result = evaluate_ranking(
         lambda users: scores[users].copy(), Ragged.from_lists(wanted), Ragged.empty(n), derive_keys(map(str, range(n))),
         Draws(1), rules,
     )  # fmt: skip
@@ -651,7 +652,7 @@ def test_presets_bring_the_settings_of_their_papers() -> None:
     assert (results["lipm"].train.silos, results["lipm"].train.aggregation) == (50, "weighted")
     assert results["pfedme"].train.optimiser == "pfedme"
     assert results["fedmf-he"].train.aggregator == "ideal"
-    assert [part["name"] for part in preset_parts("lipm-dpps")] == ["interest", "fine-tuning", "dpps"]
+    assert [part["name"] for part in list_preset_parts("lipm-dpps")] == ["interest", "fine-tuning", "dpps"]
 
 
 def test_sums_under_encryption_are_the_plain_ones_up_to_a_quantum() -> None:

@@ -12,8 +12,8 @@ from helpers.oracle import federate, make_backbone, make_block, make_stream, sta
 from tacita.core.types import CohortView, Floats, LocalModels
 from tacita.federation.rounds import run_round
 from tacita.kernels.norms import sum_row_squares
-from tacita.kernels.sampling import touch_rows
-from tacita.kernels.steps import _FAST, NCF, _read, fold_rows
+from tacita.kernels.sampling import number_client_rows
+from tacita.kernels.steps import _FAST, NCF, _read_private_vector, add_weighted_rows
 from tacita.kernels.threads import find_share_start
 from tacita.methods import Part
 from tacita.round.task import TrainingOutcome
@@ -43,7 +43,7 @@ def test_distinct_items_are_numbered_as_they_appear(n_items: int, shares: int) -
     item, more = (rng.integers(0, 30, int(p[-1])).astype(np.int32) for p in (ptr, more_ptr))
     row_of, row_of_more = np.full(len(item), -1, np.int32), np.full(len(more), -1, np.int32)
     rows = np.full(len(item) + len(more), -1, np.int32)
-    counts = touch_rows(shares, n_items, ptr, item, more_ptr, more, row_of, row_of_more, rows)
+    counts = number_client_rows(shares, n_items, ptr, item, more_ptr, more, row_of, row_of_more, rows)
     for c in range(4):
         own, further = item[ptr[c] : ptr[c + 1]].tolist(), more[more_ptr[c] : more_ptr[c + 1]].tolist()
         wanted = list(dict.fromkeys(own + further))
@@ -63,7 +63,7 @@ def test_uploads_are_folded_row_by_row(width: int, kind: str) -> None:
     value = value[:, ::2] if kind == "every second column" else value[:, :width].copy()
     total, touched = rng.normal(size=(7, width)), np.zeros(7)
     slow, values = total.copy(), np.zeros(7)
-    fold_rows(client, item, value, weight, total, touched)
+    add_weighted_rows(client, item, value, weight, total, touched)
     for r in range(60):
         slow[item[r]] += weight[client[r]] * value[r].astype(np.float64)
         values[item[r]] += weight[client[r]]
@@ -73,7 +73,7 @@ def test_uploads_are_folded_row_by_row(width: int, kind: str) -> None:
 
 @njit(fastmath=_FAST)
 def read(kind: int, private: Floats, d: int, a: Floats) -> Any:
-    return _read(kind, private, d, a)
+    return _read_private_vector(kind, private, d, a)
 
 
 @pytest.mark.parametrize("d", [8, 32, 64])

@@ -22,7 +22,7 @@ ROOMS = set(read_layers("rooms"))
 
 PLANTED: dict[str, tuple[str, str]] = {
     "core/types.py": (
-        "from tacita.kernels.hashing import mix",
+        "from tacita.kernels.hashing import mix_bits",
         "- tacita.core.types -> tacita.kernels.hashing",
     ),
     "models/base.py": (
@@ -30,7 +30,7 @@ PLANTED: dict[str, tuple[str, str]] = {
         "- tacita.models.base -> tacita.round.part",
     ),
     "round/part.py": (
-        "def late():\n    from tacita.federation.clients import grow_devices",
+        "def late():\n    from tacita.federation.clients import grow_devices_for_block",
         "- tacita.round.part -> tacita.federation.clients",
     ),
     "federation/rounds.py": (
@@ -240,5 +240,5 @@ def test_what_may_be_reordered_is_never_called_from_compiled_code() -> None:
                 }
                 compiled[node.name] = (calls, how[0])
     loose = {name for name, (_, how) in compiled.items() if "fastmath" in how and "always" not in how}
-    assert "ego_steps" in loose
+    assert "run_ego_steps" in loose
     assert {name: calls & loose for name, (calls, _) in compiled.items() if calls & loose} == {}

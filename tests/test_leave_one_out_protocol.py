@@ -15,13 +15,13 @@ from tacita.core.config import RunConfig, SplitConfig, validate_model
 from tacita.core.draws import Draws, derive_keys
 from tacita.core.errors import TacitaError
 from tacita.core.types import Floats, Ints, Ragged
-from tacita.data.sources import load
+from tacita.data.sources import load_interactions
 from tacita.data.splits import split
-from tacita.federation.evaluation import draw_candidates
-from tacita.metrics import EvaluationRules, evaluate, rank_wanted
+from tacita.federation.evaluation import draw_ranking_candidates
+from tacita.metrics import EvaluationRules, evaluate_ranking, rank_wanted
 from tacita.round.plan import Federation
 from tacita.runs import training
-from tacita.runs.assembly import Machine, assemble
+from tacita.runs.assembly import Machine, assemble_federation
 
 DATA = Path(os.environ.get("TACITA_DATA", ""))
 INDUSTRIAL = "amazon-industrial-scientific"
@@ -63,7 +63,7 @@ def test_pairs_of_a_wanted_and_another_item_that_tie_are_wrong() -> None:
     """Wanted: 3 and 4, of the others two tie with them, one is above and one below: 2 of 8 pairs are right."""
     table = np.array([[5, 5, 7, 5, 5, 1]], np.float32)
     want, hide = Ragged.from_lists([[3, 4]]), Ragged.empty(1)
-    result = evaluate(
+    result = evaluate_ranking(
         lambda users: table[users], want, hide, KEYS, Draws(1), EvaluationRules(["auc"], [1], ties="against")
     )
     assert result.values["auc"].tolist() == [2 / 8]
@@ -109,7 +109,7 @@ def assembled(seed: int = 1, **more: Any) -> Federation:
         "seed": seed,
         **more,
     }
-    return assemble(validate_model(RunConfig, message, "a test"), Machine(threads=1))
+    return assemble_federation(validate_model(RunConfig, message, "a test"), Machine(threads=1))
 
 
 def test_the_last_item_is_tested_and_the_one_before_it_validates() -> None:
@@ -124,7 +124,7 @@ def test_the_last_item_is_tested_and_the_one_before_it_validates() -> None:
 def test_the_99_are_never_touched_and_the_same_for_all_methods_but_not_for_all_seeds() -> None:
     fed = assembled()
     block = fed.stream.blocks[0]
-    candidates = draw_candidates(fed, block)
+    candidates = draw_ranking_candidates(fed, block)
     assert candidates is not None
     for user in range(fed.stream.n_users):
         touched = {*block.train.row(user), *block.valid.row(user), *block.test.row(user)}
@@ -132,17 +132,17 @@ def test_the_99_are_never_touched_and_the_same_for_all_methods_but_not_for_all_s
         assert len(drawn) == len(set(drawn)) == 99
         assert not touched & set(drawn)
     for more in ({"backbone": {"name": "ncf"}}, {"method": "kd"}, {"train": {"objective": "bpr"}}):
-        other = draw_candidates(repeat := assembled(**more), repeat.stream.blocks[0])
+        other = draw_ranking_candidates(repeat := assembled(**more), repeat.stream.blocks[0])
         assert other is not None
         np.testing.assert_array_equal(other.ids, candidates.ids)
-    other = draw_candidates(repeat := assembled(seed=2), repeat.stream.blocks[0])
+    other = draw_ranking_candidates(repeat := assembled(seed=2), repeat.stream.blocks[0])
     assert other is not None
     assert (other.ids != candidates.ids).any()
 
 
 @needs_industrial
 def test_amazon_industrial_is_left_one_out_at_random_without_its_repeats() -> None:
-    table = load(INDUSTRIAL)
+    table = load_interactions(INDUSTRIAL)
     with pytest.raises(TacitaError, match=rf"{INDUSTRIAL} has no timestamps; use split\.held_out = 'random'"):
         split(table, SplitConfig(kind="leave-one-out"))
     stream = split(table, SplitConfig(kind="leave-one-out", held_out="random"))

@@ -19,7 +19,7 @@ from scipy.special import log_ndtr
 
 from tacita.core.errors import TacitaError
 from tacita.privacy.accounting import Event, calibrate_sampled_noise, compute_epsilon, find_max_releases
-from tacita.privacy.calibration import mu_of_pure
+from tacita.privacy.calibration import bound_mu_of_pure
 from tacita.privacy.ledger import EARLIER_ROUNDS, EARLIER_RUNS, NO_LIMIT, UNIT, Ledger, add_losses, join_ledgers
 
 ROWS = Event("rows", "gaussian")
@@ -38,9 +38,9 @@ def test_account_equals_the_known_value() -> None:
     for sigma in (5.0, 7.0, 9.0):
         account, goes = ledger.charge(account, "rows", 1 / sigma, np.array([True, False]))
         assert goes.tolist() == [True, False]
-    assert ledger.epsilon(account)[0] == pytest.approx(1.00688, abs=1e-4)
-    assert ledger.epsilon(account)[1] == 0  # not asked, not charged
-    assert ledger.tight_epsilon(account, 0) <= ledger.epsilon(account)[0]
+    assert ledger.compute_spent_epsilon(account)[0] == pytest.approx(1.00688, abs=1e-4)
+    assert ledger.compute_spent_epsilon(account)[1] == 0  # not asked, not charged
+    assert ledger.compute_tight_epsilon(account, 0) <= ledger.compute_spent_epsilon(account)[0]
     assert account["times"].tolist() == [[3], [0]]
 
 
@@ -54,7 +54,7 @@ def test_200_gaussian_histories_cost_what_dp_accounting_says() -> None:
         for sigma in sigmas:
             account, _ = ledger.charge(account, "rows", 1 / sigma)
         right = dp_accounting.get_epsilon_gaussian(1 / math.sqrt((sigmas**-2.0).sum()), delta)
-        assert ledger.epsilon(account)[0] == pytest.approx(right, rel=1e-3, abs=1e-9)
+        assert ledger.compute_spent_epsilon(account)[0] == pytest.approx(right, rel=1e-3, abs=1e-9)
 
 
 def sampled_settings(n: int, seed: int) -> list[tuple[float, float, int, float]]:
@@ -71,7 +71,7 @@ def check_sampled(rate: float, noise: float, releases: int, delta: float) -> Non
     ledger = Ledger((poisson(noise, rate),), delta)
     account = ledger.open_accounts(1)
     account = {**account, "spent": np.array([[releases]]), "times": np.array([[releases]], np.int32)}
-    ours = ledger.epsilon(account)[0]
+    ours = ledger.compute_spent_epsilon(account)[0]
     p_l_d_accountant = pld.PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
     p_l_d_accountant.compose(dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise)), releases)
     assert ours == pytest.approx(p_l_d_accountant.get_epsilon(delta), rel=1e-3)
@@ -115,20 +115,20 @@ def test_a_mixed_history_is_composed() -> None:
     account, _ = ledger.charge(ledger.open_accounts(1), "round")
     account, _ = ledger.charge(account, "rows", 0.2)
     right = compute_epsilon([(poisson(1.0, 0.1), 1), (Event("rows", "gaussian", 1.0, 5.0), 1)], 1e-5)
-    assert ledger.epsilon(account)[0] == pytest.approx(right, rel=1e-3)
+    assert ledger.compute_spent_epsilon(account)[0] == pytest.approx(right, rel=1e-3)
     adaptive = Ledger(ledger.events, 1e-5, adaptive=True)
-    assert adaptive.epsilon(account)[0] > right  # a filter for what is chosen on the way costs more
+    assert adaptive.compute_spent_epsilon(account)[0] > right  # a filter for what is chosen on the way costs more
 
 
 def test_pure_releases_add_up_plainly() -> None:
     noise = Event("table", "laplace", 2.0, 4.0)
     ledger = Ledger((noise, ROWS), 1e-5)
     account, _ = ledger.charge(ledger.open_accounts(1, 3.0), "table")
-    assert ledger.epsilon(account)[0] == pytest.approx(0.5, abs=1e-9)  # 2 C1 / b
+    assert ledger.compute_spent_epsilon(account)[0] == pytest.approx(0.5, abs=1e-9)  # 2 C1 / b
     account, _ = ledger.charge(account, "rows", 0.2)
     alone = dp_accounting.get_epsilon_gaussian(5.0, 1e-5)
-    assert ledger.epsilon(account)[0] == pytest.approx(0.5 + alone, rel=1e-6)
-    assert ledger.tight_epsilon(account, 0) < ledger.epsilon(account)[0]
+    assert ledger.compute_spent_epsilon(account)[0] == pytest.approx(0.5 + alone, rel=1e-6)
+    assert ledger.compute_tight_epsilon(account, 0) < ledger.compute_spent_epsilon(account)[0]
 
 
 # stopping
@@ -138,7 +138,7 @@ def test_pure_releases_add_up_plainly() -> None:
 @given(st.floats(0.05, 20), st.integers(1, 400), st.sampled_from([1e-4, 1e-5, 1e-7]))
 def test_a_plan_of_k_releases_holds_exactly_k(epsilon: float, k: int, delta: float) -> None:
     ledger = Ledger((ROWS,), delta)
-    loss = 1 / ledger.sigma_to_fit(epsilon, k)
+    loss = 1 / ledger.compute_sigma_to_fit(epsilon, k)
     account = ledger.open_accounts(1, epsilon)
     for _ in range(k):
         account, goes = ledger.charge(account, "rows", loss)
@@ -147,7 +147,7 @@ def test_a_plan_of_k_releases_holds_exactly_k(epsilon: float, k: int, delta: flo
     account, goes = ledger.charge(account, "rows", loss)
     assert not goes[0]
     assert all((account[name] == before[name]).all() for name in before)  # who is refused pays nothing
-    assert ledger.epsilon(account)[0] <= epsilon
+    assert ledger.compute_spent_epsilon(account)[0] <= epsilon
     assert ledger.is_exhausted(account)[0]
 
 
@@ -157,9 +157,9 @@ def test_unknown_releases_have_no_epsilon_and_no_budget_allows_them() -> None:
     assert not goes.any()
     account, goes = ledger.charge(ledger.open_accounts(2), "scores", participants=np.array([True, False]))
     assert goes.tolist() == [True, False]
-    assert ledger.epsilon(account).tolist() == [math.inf, 0.0]
+    assert ledger.compute_spent_epsilon(account).tolist() == [math.inf, 0.0]
     account, goes = ledger.charge(ledger.open_accounts(1), "rows", math.inf)  # no noise at all
-    assert ledger.epsilon(account)[0] == math.inf
+    assert ledger.compute_spent_epsilon(account)[0] == math.inf
     assert not ledger.charge(ledger.open_accounts(1, 100.0), "rows", math.inf)[1][0]
 
 
@@ -208,7 +208,7 @@ def test_gaussian_losses_beside_sampled_ones_are_rounded_up() -> None:
     account, _ = ledger.charge(ledger.open_accounts(1), "round")
     account, _ = ledger.charge(account, "rows", math.sqrt(0.1234999))
     right = compute_epsilon([(drawn, 1), (Event("rows", "gaussian", 1.0, 1 / math.sqrt(0.1234999)), 1)], 1e-5)
-    assert right <= ledger.epsilon(account)[0] <= right * 1.001
+    assert right <= ledger.compute_spent_epsilon(account)[0] <= right * 1.001
 
 
 def test_ledgers_of_several_parts_are_one() -> None:
@@ -218,7 +218,7 @@ def test_ledgers_of_several_parts_are_one() -> None:
     b, _ = second.charge(b, "count")
     both, account = join_ledgers([("a", first, a), ("b", second, b)])
     assert [event.what for event in both.events] == ["a: rows", "b: rows", "b: count"]
-    assert both.epsilon(account)[0] == pytest.approx(
+    assert both.compute_spent_epsilon(account)[0] == pytest.approx(
         0.1 + dp_accounting.get_epsilon_gaussian(1 / math.sqrt(0.02), 1e-6), rel=1e-6
     )
 
@@ -353,9 +353,9 @@ def test_no_user_overspends_in_random_schedules() -> None:
 
 
 def test_schedules_detect_undercharging_and_refunds_after_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
-    cost = Ledger._cost
+    cost = Ledger._compute_cost
     with monkeypatch.context() as planted:
-        planted.setattr(Ledger, "_cost", lambda self, *rest: cost(self, *rest) * 9 // 10)
+        planted.setattr(Ledger, "_compute_cost", lambda self, *rest: cost(self, *rest) * 9 // 10)
         with pytest.raises(AssertionError):
             played(60, 12)
 
@@ -382,7 +382,7 @@ def test_carried_over_spending_is_never_negative() -> None:
     for name in "abc":
         for _ in range(4):
             account, _ = ledger.charge(account, name, 1e6)
-    assert ledger.epsilon(account).tolist() == [math.inf]
+    assert ledger.compute_spent_epsilon(account).tolist() == [math.inf]
     for budget in (0.5, 999_999.0):
         poor = ledger.with_budget(account, budget)
         assert ledger.charge(poor, "a", 0.1)[1].tolist() == [False]
@@ -396,7 +396,7 @@ def test_carried_over_spending_is_never_negative() -> None:
     ].tolist() == [False]
     pure = Ledger(tuple(Event(name, "laplace") for name in "abcdefghi"), 1e-5)
     much = {**pure.open_accounts(1), "spent": np.full((1, 9), 2**60)}
-    assert pure.epsilon(much).tolist() == [math.inf]
+    assert pure.compute_spent_epsilon(much).tolist() == [math.inf]
     assert pure.charge(pure.with_budget(much, 1.0), "a")[1].tolist() == [False]
     sampled = Ledger((poisson(1e-6, 0.5),), 1e-5)
     times = {**sampled.open_accounts(1), "spent": np.full((1, 1), 2**40)}
@@ -406,8 +406,8 @@ def test_carried_over_spending_is_never_negative() -> None:
 def test_a_large_pure_epsilon_has_a_finite_loss() -> None:
     """1 / (1 + e^-37) is 1 in double precision, and no Gaussian has that much."""
     for epsilon in (0.1, 1.0, 10.0, 45.0, 1e3):  # the corner of randomised response: both errors 1 / (1 + e^epsilon)
-        assert log_ndtr(-mu_of_pure(epsilon) / 2) == pytest.approx(-np.logaddexp(0.0, epsilon), rel=1e-9)
-    losses = [mu_of_pure(epsilon) for epsilon in (30.0, 37.0, 45.0, 1e3, 1e6)]
+        assert log_ndtr(-bound_mu_of_pure(epsilon) / 2) == pytest.approx(-np.logaddexp(0.0, epsilon), rel=1e-9)
+    losses = [bound_mu_of_pure(epsilon) for epsilon in (30.0, 37.0, 45.0, 1e3, 1e6)]
     assert all(math.isfinite(loss) for loss in losses)
     assert losses == sorted(losses)
     ledger = Ledger((Event("upload", "laplace", 1.0, 1 / 45),), 1e-5)

@@ -17,18 +17,18 @@ from tacita.core.types import BlockStream, Ragged
 from tacita.federation import devices
 from tacita.federation.evaluation import TrainedState
 from tacita.federation.requests import handle_requests
-from tacita.federation.rounds import run_round, run_stream, start_run
+from tacita.federation.rounds import make_initial_progress, run_remaining_blocks, run_round
 from tacita.messages import QUANTUM, Upload, empty_total
 from tacita.messages.aggregation import UploadAccumulator
 from tacita.methods.personal.dp_fedavg import DPFedAvg
 from tacita.models.tally.order_sums import NEXT
 from tacita.models.tally.private_math import GRID
 from tacita.privacy.accounting import compute_epsilon
-from tacita.privacy.calibration import epsilon_of_mu
+from tacita.privacy.calibration import compute_epsilon_of_mu
 from tacita.round.broadcast import Audience
 from tacita.round.question import Question
 from tacita.round.request import RequestBatch
-from tacita.runs.assembly import Machine, assemble
+from tacita.runs.assembly import Machine, assemble_federation
 from tacita.runs.forgetting.retraining import find_shared, retrain_blocks
 
 POISSON = {"aggregation": "fixed", "denominator": 10.0, "participation": {"kind": "poisson", "rate": 0.3}}
@@ -71,9 +71,9 @@ def test_silo_is_charged_per_release_whoever_participates(part: str, monkeypatch
         "backbone": {"name": "mf", "dim": 4},
         "parts": [specs[part]],
     }
-    fed = assemble(validate_model(RunConfig, values, "test"), Machine(1))
-    progress = start_run(fed)
-    run_stream(fed, progress, lambda report, now: None)
+    fed = assemble_federation(validate_model(RunConfig, values, "test"), Machine(1))
+    progress = make_initial_progress(fed)
+    run_remaining_blocks(fed, progress, lambda report, now: None)
     assert max(released.values()) == 3  # of 8 rounds, by silos whose people come and go
     assert progress.clients.parts[part]["times"][:, 0].max() == 3
 
@@ -129,18 +129,18 @@ def test_retraining_redraws_participants(monkeypatch: pytest.MonkeyPatch) -> Non
         "backbone": {"name": "mf", "dim": 4},
         "parts": [{**DP, "epsilon": None, "noise": 3.0}],
     }
-    fed = assemble(validate_model(RunConfig, values, "test"), Machine(1))
+    fed = assemble_federation(validate_model(RunConfig, values, "test"), Machine(1))
     request: list[list[int]] = []
-    chosen = devices.LocalDevices.round_participants
+    chosen = devices.LocalDevices.draw_round_participants
 
     def noting(self: Any, fed: Any, server: Any) -> Any:
         result = chosen(self, fed, server)
         request.append(result.tolist())
         return result
 
-    monkeypatch.setattr(devices.LocalDevices, "round_participants", noting)
-    progress = start_run(fed)
-    run_stream(fed, progress, lambda report, now: None)
+    monkeypatch.setattr(devices.LocalDevices, "draw_round_participants", noting)
+    progress = make_initial_progress(fed)
+    run_remaining_blocks(fed, progress, lambda report, now: None)
     first, now = request.copy(), TrainedState(progress.server, progress.clients)
     request.clear()
     repeat = retrain_blocks(fed, find_shared(fed, now), None, now)
@@ -188,10 +188,10 @@ def test_devices_weigh_by_the_variance_that_the_server_sends() -> None:
     weighing = replace(view, received={**view.received, part.name: {"between": np.array([sent])}})
     upload = answer_round(fed, view)
     assert part.broadcast(server, Audience("round")).common.keys() == {"between"}
-    own_values = part._client_tiers(view)
+    own_values = part._find_client_tiers(view)
     assert set(own_values.tolist()) == {0, 1}
-    assert np.array_equal(part.weigh(weighing, upload), part._tier_weights(sent)[own_values])
-    assert not np.allclose(part.weigh(weighing, upload), part._tier_weights(0.0)[own_values])
+    assert np.array_equal(part.weigh(weighing, upload), part._compute_tier_weights(sent)[own_values])
+    assert not np.allclose(part.weigh(weighing, upload), part._compute_tier_weights(0.0)[own_values])
 
 
 def test_changing_budgets_need_more_noise_and_fit_the_plan() -> None:
@@ -201,7 +201,7 @@ def test_changing_budgets_need_more_noise_and_fit_the_plan() -> None:
     )
     assert isinstance(plain, DPFedAvg)
     assert isinstance(careful, DPFedAvg)
-    assert careful.noise_multiplier() > plain.noise_multiplier()
+    assert careful.compute_noise_multiplier() > plain.compute_noise_multiplier()
     event = careful.ledger().events[0]
     assert 4.9 < compute_epsilon([(event, 10)], 1e-5, "rdp") <= 5.0
     account = careful.ledger().open_accounts(1, 5.0)
@@ -219,9 +219,11 @@ def test_silo_keeps_its_spending_through_retraining(part: str, monkeypatch: pyte
         "laplace-noise": {**LDP, "epsilon": 0.1, "budget": 0.9},
     }
     train = {"rounds": 2, "silos": 25, "aggregation": "mean", "patience": 100}
-    fed = assemble(validate_model(RunConfig, {**STREAM, "train": train, "parts": [specs[part]]}, "test"), Machine(1))
-    progress = start_run(fed)
-    run_stream(fed, progress, lambda report, now: None)
+    fed = assemble_federation(
+        validate_model(RunConfig, {**STREAM, "train": train, "parts": [specs[part]]}, "test"), Machine(1)
+    )
+    progress = make_initial_progress(fed)
+    run_remaining_blocks(fed, progress, lambda report, now: None)
     now = TrainedState(progress.server, progress.clients)
     for _ in range(2):
         repeat = retrain_blocks(fed, find_shared(fed, now), None, now)
@@ -236,9 +238,9 @@ def test_replayed_rounds_are_charged_once(part: dict[str, Any], monkeypatch: pyt
     released = releases_of(monkeypatch)
     train = {"rounds": 2, "aggregation": "mean", "patience": 100}
     parts = [part, {"name": "withdrawal"}, {"name": "retrain"}]
-    fed = assemble(validate_model(RunConfig, {**STREAM, "train": train, "parts": parts}, "test"), Machine(1))
-    progress = start_run(fed)
-    run_stream(fed, progress, lambda report, now: None)
+    fed = assemble_federation(validate_model(RunConfig, {**STREAM, "train": train, "parts": parts}, "test"), Machine(1))
+    progress = make_initial_progress(fed)
+    run_remaining_blocks(fed, progress, lambda report, now: None)
     keys = fed.stream.user_keys[: progress.clients.n_users]
     for leaver in range(2):
         handle_requests(fed, progress, RequestBatch("leave", keys[[leaver]], Ragged.empty(1), is_immediate=True))
@@ -250,10 +252,10 @@ def test_replayed_rounds_are_charged_once(part: dict[str, Any], monkeypatch: pyt
 def test_private_tally_is_released_once_per_block() -> None:
     values = {**STREAM, "backbone": {"name": "tally"}, "privacy": {"epsilon": 2.0}}
     with pytest.raises(TacitaError, match="beyond the budget"):
-        assemble(validate_model(RunConfig, {**values, "parts": [{"name": "retrain"}]}, "test"), Machine(1))
-    fed = assemble(validate_model(RunConfig, values, "test"), Machine(1))
-    progress = start_run(fed)
-    run_stream(fed, progress, lambda report, now: None)
+        assemble_federation(validate_model(RunConfig, {**values, "parts": [{"name": "retrain"}]}, "test"), Machine(1))
+    fed = assemble_federation(validate_model(RunConfig, values, "test"), Machine(1))
+    progress = make_initial_progress(fed)
+    run_remaining_blocks(fed, progress, lambda report, now: None)
     now = TrainedState(progress.server, progress.clients)
     with pytest.raises(TacitaError, match="beyond the budget"):
         retrain_blocks(fed, find_shared(fed, now), None, now)
@@ -261,10 +263,12 @@ def test_private_tally_is_released_once_per_block() -> None:
 
 def test_counted_laplace_noise_refuses_per_client_fields() -> None:
     values = {**STREAM, "backbone": {"name": "fedpergnn"}, "train": {"aggregation": "mean"}}
-    fed = assemble(validate_model(RunConfig, {**values, "parts": [{"name": "neighbours"}, LDP]}, "test"), Machine(1))
-    progress = start_run(fed)
+    fed = assemble_federation(
+        validate_model(RunConfig, {**values, "parts": [{"name": "neighbours"}, LDP]}, "test"), Machine(1)
+    )
+    progress = make_initial_progress(fed)
     with pytest.raises(TacitaError, match="seen each by itself"):
-        run_stream(fed, progress, lambda report, now: None)
+        run_remaining_blocks(fed, progress, lambda report, now: None)
 
 
 @pytest.mark.parametrize("backbone", ["tally", "tally-order"])
@@ -272,12 +276,12 @@ def test_noise_of_decayed_sums_is_finer_than_whole_numbers(backbone: str) -> Non
     """Control: of a deviation of 0.7 whole numbers the formula says 6.65, and one of them shows at epsilon 6.96."""
     x = np.arange(-50, 51)
     law = np.exp(-(x**2) / (2 * 0.7**2))
-    law, value = law / law.sum(), float(epsilon_of_mu(np.array([1 / 0.7]), 1e-5)[0])
+    law, value = law / law.sum(), float(compute_epsilon_of_mu(np.array([1 / 0.7]), 1e-5)[0])
     assert np.maximum(law - np.exp(value) * np.roll(law, 1), 0).sum() > 2e-5
     values = {**STREAM, "backbone": {"name": backbone, "decay": 0.5}, "privacy": {"epsilon": 4.0}}
-    fed = assemble(validate_model(RunConfig, values, "test"), Machine(1))
-    progress = start_run(fed)
-    run_stream(fed, progress, lambda report, now: None)
+    fed = assemble_federation(validate_model(RunConfig, values, "test"), Machine(1))
+    progress = make_initial_progress(fed)
+    run_remaining_blocks(fed, progress, lambda report, now: None)
     heads = {**progress.server.heads, "released": np.array([10**6, 3], np.int32)}  # a server's word
     server = replace(progress.server, heads=heads)
     question = Question("retraction", owner="statistic")

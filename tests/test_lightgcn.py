@@ -11,7 +11,7 @@ from helpers.oracle import make_backbone
 from tacita.core.draws import Draws, derive_keys
 from tacita.core.types import Doubles, Ragged
 from tacita.models import Backbone, Context
-from tacita.models.scoring import score_all, score_with_own_rows
+from tacita.models.scoring import score_catalogue, score_with_own_rows
 
 
 def star_by_matrix(a: Doubles, items: Doubles, likes: list[int], layers: int) -> tuple[Doubles, Doubles]:
@@ -32,7 +32,7 @@ def star_by_matrix(a: Doubles, items: Doubles, likes: list[int], layers: int) ->
 
 def represented(backbone: Backbone, a: Doubles, rows: Doubles) -> dict[str, Any]:
     lists = Ragged.from_lists([list(range(len(rows)))])
-    return backbone.represent({"p": a[None].astype("f4")}, {}, Context.from_lists(lists, rows.astype("f4")))
+    return backbone.represent_users({"p": a[None].astype("f4")}, {}, Context.from_lists(lists, rows.astype("f4")))
 
 
 @pytest.mark.parametrize("likes", [[], [4], [0, 3, 5], list(range(7))], ids=str)
@@ -42,9 +42,9 @@ def test_the_closed_form_is_the_whole_matrix(layers: int, likes: list[int]) -> N
     rng = np.random.default_rng(layers)
     a, items = rng.normal(size=6), rng.normal(size=(7, 6))
     user, others = star_by_matrix(a, items, likes, layers)
-    got = score_all(backbone, a[None].astype("f4"), {}, items.astype("f4"), Ragged.from_lists([likes]))
+    got = score_catalogue(backbone, a[None].astype("f4"), {}, items.astype("f4"), Ragged.from_lists([likes]))
     np.testing.assert_allclose(got[0], others @ user, rtol=1e-4, atol=1e-5)
-    result = backbone.represent(
+    result = backbone.represent_users(
         {"p": a[None].astype("f4")}, {}, Context.from_lists(Ragged.from_lists([likes]), items.astype("f4"))
     )
     assert result["u"].dtype == np.float32

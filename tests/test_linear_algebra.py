@@ -71,7 +71,7 @@ def test_a_matrix_on_which_threaded_cholesky_crashes_is_inverted() -> None:
 
 
 def test_a_catalogue_beyond_memory_is_refused_with_the_setting_that_helps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear, "available_memory", lambda: 24e9)
+    monkeypatch.setattr(linear, "estimate_available_memory", lambda: 24e9)
     Tally(TallyConfig(most_inputs=20_000)).check(20_000, 20_000)
     Tally(TallyConfig()).check(10**6, 10**6)  # read through most_inputs
     with pytest.raises(TacitaError, match=r"backbone.most_inputs=4999"):  # a first block that fits would be read whole

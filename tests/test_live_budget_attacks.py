@@ -18,10 +18,10 @@ from tacita.core.errors import TacitaError
 from tacita.live.node import noise_replay, user_queries, verbs
 from tacita.live.node.budgets import set_budget
 from tacita.live.node.node import Node
-from tacita.live.server.store import describe_run
+from tacita.live.server.store import describe_run_progress
 from tacita.live.wire import Reply, RequestOutcome, decode_reply, decode_request, encode_message
-from tacita.privacy.calibration import mu_of
-from tacita.runs.assembly import Machine, assemble
+from tacita.privacy.calibration import compute_max_mu
+from tacita.runs.assembly import Machine, assemble_federation
 
 # Scores
 
@@ -45,7 +45,7 @@ def test_scores_are_refused_under_a_budget(tmp_path: Path, monkeypatch: pytest.M
     """Control: a node that sent them would tell, without noise, whether somebody has the one item that is ranked."""
     site = begin_site(tmp_path, private_tally_config(0.5))
     server = HostileServer(site, "validate")
-    n, first = len(server.node.store.catalogue()), server.first.head.round
+    n, first = len(server.node.store.read_catalogue()), server.first.head.round
     block = server.node.open_runs["r"].federation.stream.blocks[0]
     wanted = int(np.bincount(block.valid.ids).argmax())
     pointed = np.zeros((n, n))
@@ -88,7 +88,7 @@ def test_private_run_keeps_its_last_round_and_explains_missing_scores(tmp_path: 
         assert result["valid"] is None
         assert not [name for name in result if "@" in name]
         assert result["controls"] == {}
-    assert "2 blocks done; no scores: what answers cost is counted" in describe_run(row)
+    assert "2 blocks done; no scores: what answers cost is counted" in describe_run_progress(row)
     reports = [
         release
         for release in site.transport.members[1].store.list_releases()
@@ -117,7 +117,7 @@ def test_node_restored_from_a_copy_draws_fresh_noise(tmp_path: Path, monkeypatch
         shutil.copytree(copy, where)
         with Node.open(where) as server.node:
             if pause:
-                user_queries.set_pause(server.node.store, server.node.store.users()[1][3], True)
+                user_queries.set_pause(server.node.store, server.node.store.list_users()[1][3], True)
             reply = server.asks()
         assert reply.head.verdict == "ok"
         return reply.arrays["terms"]
@@ -136,10 +136,10 @@ def leavers_of(folder: Path) -> tuple[HostileServer, Site, list[str]]:
     site = begin_site(folder, private_tally_config(1.0, blocks=2))
     site.next_block()
     node = site.transport.members[1]
-    raws = node.store.users()[1][:5]
+    raws = node.store.list_users()[1][:5]
     for raw in raws:
         node.store.enqueue_request("leave", "r", user=node.store.find_user(raw))
-    site.publish(list(assemble(site.config, Machine()).stream.item_ids))
+    site.publish(list(assemble_federation(site.config, Machine()).stream.item_ids))
     site.collect(rows_of_blocks(site.config)[1])
     return HostileServer(site, "statistic/retraction"), site, raws
 
@@ -168,7 +168,7 @@ def test_repeated_retraction_replays_its_noise_and_others_are_limited(tmp_path: 
         assert repeat.head.verdict == "ok"
         assert np.array_equal(repeat.arrays["terms"], first.arrays["terms"])
     assert spent_budgets(server.node) == paid
-    stored_state = server.node.store.model("r")
+    stored_state = server.node.store.load_model("r")
     assert stored_state is not None
     scale, costs = stored_state[1]["heads/scale"][1], [paid[raws[0]]]
     others = [asks(scale=scale * np.linspace(1, more, len(scale))) for more in (1.5, 2.0, 3.0)]
@@ -199,10 +199,10 @@ def test_identified_users_have_a_release_limit(tmp_path: Path) -> None:
     site = begin_site(tmp_path, private_tally_config(1.0, blocks=2), insecure_single_user_uploads=True)
     site.next_block()
     node = site.transport.members[1]
-    ids, raws = node.store.users()
+    ids, raws = node.store.list_users()
     for raw in raws[:6]:
         node.store.enqueue_request("leave", "r", user=node.store.find_user(raw))
-    site.publish(list(assemble(site.config, Machine()).stream.item_ids))
+    site.publish(list(assemble_federation(site.config, Machine()).stream.item_ids))
     site.collect(rows_of_blocks(site.config)[1])
     server = HostileServer(site, "statistic/retraction")
     base, verdicts = server.first.head, []
@@ -216,7 +216,7 @@ def test_identified_users_have_a_release_limit(tmp_path: Path) -> None:
         verdicts.append(reply.head.verdict)
     assert verdicts == ["ok", "ok", "ok", "refused", "refused"]
     assert 0 < _kept(node, f"{ids[0]} ") < _kept(node)
-    node.erase(raws[0])
+    node.erase_user(raws[0])
     assert _kept(node, f"{ids[0]} ") == 0
     close_nodes(site)
 
@@ -226,7 +226,7 @@ def test_identified_users_have_a_release_limit(tmp_path: Path) -> None:
 
 def test_node_bounds_the_servers_delta(tmp_path: Path) -> None:
     """At a delta of 0.999 a budget buys many times the loss that it buys at 1e-5."""
-    assert mu_of(0.1, 0.999) > 100 * mu_of(0.1, 1e-5)
+    assert compute_max_mu(0.1, 0.999) > 100 * compute_max_mu(0.1, 1e-5)
     site = begin_site(tmp_path, private_tally_config(0.1, delta=0.999))
     server = HostileServer(site, "")
     reply = server.asks()
@@ -244,7 +244,7 @@ def test_users_without_a_budget_use_the_nodes_default(tmp_path: Path) -> None:
     values |= {"parts": [{"name": "laplace-noise", "mode": "ldp", "epsilon": 1.0}]}  # counted, and nothing refused
     site = begin_site(tmp_path, validate_model(RunConfig, values, "the test"), max_epsilon=2.0)
     node = site.transport.members[1]
-    raws = node.store.users()[1]
+    raws = node.store.list_users()[1]
     for raw in raws[:5]:
         verbs.perform_verb(node, "budget", {"user": raw, "epsilon": 20.0})
     site.next_block()
@@ -257,7 +257,7 @@ def test_users_without_a_budget_use_the_nodes_default(tmp_path: Path) -> None:
 def test_one_users_budget_does_not_stop_the_node(tmp_path: Path) -> None:
     site = begin_site(tmp_path, private_tally_config(0.5))
     server = HostileServer(site, "")
-    raw = server.node.store.users()[1][0]
+    raw = server.node.store.list_users()[1][0]
     for message in (999_999.9999999999, 1e6, float("inf"), float("nan"), -0.1):
         with pytest.raises(TacitaError, match="from 0 to 100"):
             set_budget(server.node, raw, message)
@@ -271,15 +271,15 @@ def test_spending_survives_erasure_and_return(tmp_path: Path) -> None:
     site = begin_site(tmp_path, config)
     site.next_block()
     node = site.transport.members[1]
-    back, rows = node.store.users()[1][:5], []
+    back, rows = node.store.list_users()[1][:5], []
     for raw in back:
-        state = node.store.history([node.store.find_user(raw)])
+        state = node.store.read_history([node.store.find_user(raw)])
         rows += [(raw, item, float(at), None) for item, at in zip(state.item, state.time, strict=True)]
     before = spent_budgets(node)
     assert min(before[raw] for raw in back) > 0.4
     for _ in range(2):  # twice is not twice as much
         for raw in back:
-            node.erase(raw)
+            node.erase_user(raw)
         results = [
             entry for entry in node.store.run_query(lambda db: db.execute("SELECT key, value FROM meta").fetchall())
         ]
@@ -290,12 +290,12 @@ def test_spending_survives_erasure_and_return(tmp_path: Path) -> None:
     site.run = "again"
     with contextlib.suppress(TacitaError):  # nobody has anything left to tell
         site.next_block()
-    state = node.store.devices("again")
+    state = node.store.load_devices("again")
     assert state is not None
     assert not state[1]["parts/statistic/times"][:, :3].any()
     after = spent_budgets(node, "again")
     assert [after[raw] for raw in back] == pytest.approx([before[raw] for raw in back])
-    node.erase(None)
+    node.erase_user(None)
     assert (
         len(node.store.run_query(lambda db: db.execute("SELECT 1 FROM meta WHERE key GLOB 'spent/*'").fetchall())) >= 5
     )
@@ -306,7 +306,7 @@ def test_erasure_without_spending_leaves_no_record(tmp_path: Path) -> None:
     site = begin_site(tmp_path, site_config("tally"))
     site.next_block()
     node = site.transport.members[1]
-    node.erase(None)
+    node.erase_user(None)
     assert node.store.run_query(lambda db: db.execute("SELECT 1 FROM meta WHERE key GLOB 'spent/*'").fetchall()) == []
     close_nodes(site)
 

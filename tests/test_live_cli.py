@@ -21,7 +21,7 @@ pytest.importorskip("cryptography", reason="keys are made with it; pip install t
 from tacita import cli, doctor
 from tacita.cli import server as cli_server
 from tacita.core.errors import TacitaError
-from tacita.data.columns import read_items
+from tacita.data.columns import read_items_with_titles
 from tacita.live.running import demo as live_demo
 from tacita.live.running import server as live_server
 from tacita.live.running.server import is_up, open_store
@@ -49,8 +49,8 @@ def refused(*words: object) -> str:
 def rows(folder: Path) -> dict[str, int]:
     """How many rows every table of a server's store has."""
     with open_store(folder) as store:
-        tables = [name for (name,) in store._query("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        return {name: store._query(f"SELECT count(*) FROM {name}")[0][0] for name in tables}
+        tables = [name for (name,) in store._fetch_rows("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        return {name: store._fetch_rows(f"SELECT count(*) FROM {name}")[0][0] for name in tables}
 
 
 @pytest.fixture(scope="module")
@@ -171,9 +171,9 @@ def test_an_item_file_is_a_list_with_or_without_titles(
     path.write_text(text)
     if result is None:
         with pytest.raises(TacitaError, match=r"items.csv: .*; .*[.?]$"):
-            read_items(path)
+            read_items_with_titles(path)
         return
-    items, guessed = read_items(path)
+    items, guessed = read_items_with_titles(path)
     assert items == result
     assert guessed.startswith("items.csv: item=")
     assert ("no titles" in guessed) == (not any(title for _, title in result))
@@ -182,13 +182,13 @@ def test_an_item_file_is_a_list_with_or_without_titles(
 def test_columns_of_an_item_file_can_be_named(tmp_path: Path) -> None:
     path = tmp_path / "items.csv"
     path.write_text("code,label\na,b\n")
-    assert read_items(path, {"item": "code", "title": "label"})[0] == [("a", "b")]
-    assert read_items(path, {"item": "label"})[0] == [("b", "")]
+    assert read_items_with_titles(path, {"item": "code", "title": "label"})[0] == [("a", "b")]
+    assert read_items_with_titles(path, {"item": "label"})[0] == [("b", "")]
     for wrong in ({"item": "cod"}, {"user": "code"}, {"item": "3"}):
         with pytest.raises(TacitaError):
-            read_items(path, wrong)
+            read_items_with_titles(path, wrong)
     pl.DataFrame({"sku": [1, 2], "title": ["x", None]}).write_parquet(tmp_path / "items.parquet")
-    assert read_items(tmp_path / "items.parquet")[0] == [("1", "x"), ("2", "")]
+    assert read_items_with_titles(tmp_path / "items.parquet")[0] == [("1", "x"), ("2", "")]
 
 
 def test_a_bad_item_file_leaves_the_catalogue_alone(site: Path) -> None:
@@ -330,15 +330,15 @@ def test_the_demo_gives_everything_to_the_node_where_its_person_lives(
 ) -> None:
     rows = [(f"u{n % 5}", f"i{n}", n) for n in range(20)]
     (tmp_path / "all.csv").write_text("user,item,timestamp\n" + "".join(f"{u},{i},{t}\n" for u, i, t in rows))
-    read = live_demo.load
-    monkeypatch.setattr(live_demo, "load", lambda name, data_dir: read(str(tmp_path / "all.csv")))
-    people = live_demo.split_data(tmp_path, None)
+    read = live_demo.load_interactions
+    monkeypatch.setattr(live_demo, "load_interactions", lambda name, data_dir: read(str(tmp_path / "all.csv")))
+    people = live_demo.write_demo_data(tmp_path, None)
     result = []
     ends = [int(share * 20) for share in live_demo.CUTS]
     for name, some in people.files.items():
         for block, path in enumerate(some):
             lines = [line.split(",") for line in path.read_text().splitlines()[1:]]
-            assert all(people.home_of(user) == name for user, _, _ in lines)
+            assert all(people.find_home_node(user) == name for user, _, _ in lines)
             assert all(sum(int(at) > end for end in ends) == block for _, _, at in lines)
             result += [(user, item, int(at)) for user, item, at in lines]
     assert sorted(result) == sorted(rows)
@@ -346,7 +346,7 @@ def test_the_demo_gives_everything_to_the_node_where_its_person_lives(
         (user, item) for user, item, at in rows if at <= ends[0]
     }
     with pytest.raises(TacitaError, match="user 'u9' is not in"):
-        people.home_of("u9")
+        people.find_home_node("u9")
 
 
 # Status
@@ -429,9 +429,9 @@ def examined(monkeypatch: pytest.MonkeyPatch, installed: dict[str, str], apart: 
     stated = ["numpy>=1.26", "flwr==1.41.0; extra == 'live'", 'pytest>=8; extra == "dev"']
     stated += [f"{name}>=0.1 ; extra == 'live'" for name in LIVE if name != "flwr"]
     monkeypatch.setattr(doctor.metadata, "requires", lambda name: stated)
-    monkeypatch.setattr(doctor, "_find_version", installed.get)
+    monkeypatch.setattr(doctor, "_find_installed_version", installed.get)
     monkeypatch.setattr("tacita.live.processes.find_user_problem", lambda name: apart)
-    return {entry["what"]: f"{entry['state']}: {entry['detail']}" for entry in doctor._check_live()}
+    return {entry["what"]: f"{entry['state']}: {entry['detail']}" for entry in doctor._check_live_packages()}
 
 
 def test_doctor_accepts_a_lab_without_live(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -454,7 +454,7 @@ def test_the_doctor_holds_flower_to_the_version_that_is_pinned(monkeypatch: pyte
 def test_doctor_detects_an_older_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     examined(monkeypatch, LIVE)
     monkeypatch.setattr(doctor.metadata, "requires", lambda name: ["numpy>=1.26"])
-    assert [(entry["state"], "install it again" in entry["detail"]) for entry in doctor._check_live()] == [
+    assert [(entry["state"], "install it again" in entry["detail"]) for entry in doctor._check_live_packages()] == [
         ("note", True)
     ]
 

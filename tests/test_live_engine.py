@@ -150,7 +150,7 @@ def test_damaged_files_are_one_sentence(tmp_path: Path) -> None:
         lambda: tls_certificates.check_validity(tmp_path / "y"),
         lambda: tls_certificates.load_node_key(tmp_path / "x"),
         lambda: tls_certificates.load_node_key(tmp_path / "y"),
-        lambda: tls_certificates.fingerprint(b"no"),
+        lambda: tls_certificates.compute_key_fingerprint(b"no"),
         lambda: tls_certificates.renew_server_certificate(tmp_path),
     ):
         with pytest.raises(TacitaError):
@@ -160,9 +160,11 @@ def test_damaged_files_are_one_sentence(tmp_path: Path) -> None:
 def test_a_fingerprint_is_the_same_in_both_forms(tmp_path: Path) -> None:
     public = tls_certificates.make_node_key(tmp_path / "node").read_bytes()
     assert public.startswith(b"ecdsa-sha2-nistp384 ")
-    assert tls_certificates.fingerprint(public) == tls_certificates.fingerprint(tls_certificates.convert_to_pem(public))
+    assert tls_certificates.compute_key_fingerprint(public) == tls_certificates.compute_key_fingerprint(
+        tls_certificates.convert_to_pem(public)
+    )
     other = tls_certificates.make_node_key(tmp_path / "other").read_bytes()
-    assert tls_certificates.fingerprint(public) != tls_certificates.fingerprint(other)
+    assert tls_certificates.compute_key_fingerprint(public) != tls_certificates.compute_key_fingerprint(other)
 
 
 def test_a_node_key_is_one_that_flower_signs_with(tmp_path: Path) -> None:
@@ -211,13 +213,13 @@ def test_every_call_of_flowers_fleet_is_decided() -> None:
     ],
 )
 def test_other_paths_and_spellings_are_refused(path: str) -> None:
-    assert gateway.find_refusal("POST", path.encode(), b"") is not None
+    assert gateway.find_call_refusal("POST", path.encode(), b"") is not None
 
 
 def test_only_post_without_a_query_passes() -> None:
-    assert gateway.find_refusal("POST", b"/v1/fleet/pull-messages", b"") is None
-    assert gateway.find_refusal("GET", b"/v1/fleet/pull-messages", b"") is not None
-    assert gateway.find_refusal("POST", b"/v1/fleet/pull-messages", b"a=1") is not None
+    assert gateway.find_call_refusal("POST", b"/v1/fleet/pull-messages", b"") is None
+    assert gateway.find_call_refusal("GET", b"/v1/fleet/pull-messages", b"") is not None
+    assert gateway.find_call_refusal("POST", b"/v1/fleet/pull-messages", b"a=1") is not None
 
 
 class Upstream:
@@ -504,10 +506,10 @@ def test_bodies_of_all_sizes_come_back(tmp_path: Path) -> None:
         observations.append(uid)
         return body[::-1]
 
-    with unix_socket.serve(tmp_path / "s", handle):
+    with unix_socket.serve_socket(tmp_path / "s", handle):
         for size in (0, 1, 2**20, 2**20 + 1, 5_000_000):
             body = os.urandom(size)
-            assert unix_socket.ask(tmp_path / "s", body) == body[::-1]
+            assert unix_socket.ask_socket(tmp_path / "s", body) == body[::-1]
     assert set(observations) <= {os.getuid(), -1}
     assert not (tmp_path / "s").exists()
 
@@ -520,10 +522,10 @@ def test_the_socket_has_its_mode_and_many_ask_at_once(tmp_path: Path) -> None:
         return body
 
     answers: list[bytes] = []
-    with unix_socket.serve(tmp_path / "s", handle, mode=0o660):
+    with unix_socket.serve_socket(tmp_path / "s", handle, mode=0o660):
         assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o660
         askers = [
-            threading.Thread(target=lambda k=k: answers.append(unix_socket.ask(tmp_path / "s", bytes([k]))))
+            threading.Thread(target=lambda k=k: answers.append(unix_socket.ask_socket(tmp_path / "s", bytes([k]))))
             for k in range(8)
         ]
         for asker in askers:
@@ -539,10 +541,10 @@ def test_a_handler_that_fails_closes_the_connection_and_serves_on(tmp_path: Path
             raise RuntimeError("no")
         return body
 
-    with unix_socket.serve(tmp_path / "s", handle):
+    with unix_socket.serve_socket(tmp_path / "s", handle):
         with pytest.raises(TacitaError, match="without an answer"):
-            unix_socket.ask(tmp_path / "s", b"bad")
-        assert unix_socket.ask(tmp_path / "s", b"good") == b"good"
+            unix_socket.ask_socket(tmp_path / "s", b"bad")
+        assert unix_socket.ask_socket(tmp_path / "s", b"good") == b"good"
 
 
 def test_sizes_and_times_are_bounded(tmp_path: Path) -> None:
@@ -550,15 +552,15 @@ def test_sizes_and_times_are_bounded(tmp_path: Path) -> None:
         time.sleep(0.5 if body == b"slow" else 0)
         return b"x" * 200 if body == b"long" else body
 
-    with unix_socket.serve(tmp_path / "s", handle, most=100, timeout=0.3):
+    with unix_socket.serve_socket(tmp_path / "s", handle, most=100, timeout=0.3):
         with pytest.raises(TacitaError, match="larger than"):
-            unix_socket.ask(tmp_path / "s", b"x" * 101, most=100)
+            unix_socket.ask_socket(tmp_path / "s", b"x" * 101, most=100)
         with pytest.raises(TacitaError, match="without an answer"):
-            unix_socket.ask(tmp_path / "s", b"x" * 101)
+            unix_socket.ask_socket(tmp_path / "s", b"x" * 101)
         with pytest.raises(TacitaError, match="without an answer"):
-            unix_socket.ask(tmp_path / "s", b"long")
+            unix_socket.ask_socket(tmp_path / "s", b"long")
         with pytest.raises(TacitaError, match=r"within 0.2 s"):
-            unix_socket.ask(tmp_path / "s", b"slow", timeout=0.2)
+            unix_socket.ask_socket(tmp_path / "s", b"slow", timeout=0.2)
         with socket.socket(socket.AF_UNIX) as line:  # claims a length and sends nothing
             line.connect(str(tmp_path / "s"))
             line.sendall(struct.pack(">Q", 50))
@@ -568,20 +570,20 @@ def test_sizes_and_times_are_bounded(tmp_path: Path) -> None:
 
 def test_missing_daemon_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(TacitaError, match="is the node running"):
-        unix_socket.ask(tmp_path / "s", b"")
+        unix_socket.ask_socket(tmp_path / "s", b"")
 
 
 def test_a_left_over_socket_is_replaced_but_not_one_in_use(tmp_path: Path) -> None:
     remainder = socket.socket(socket.AF_UNIX)
     remainder.bind(str(tmp_path / "s"))
     remainder.close()
-    with unix_socket.serve(tmp_path / "s", lambda body, _: body):
+    with unix_socket.serve_socket(tmp_path / "s", lambda body, _: body):
         with pytest.raises(TacitaError, match="another process is serving"):
-            unix_socket.serve(tmp_path / "s", lambda body, _: body)
-        assert unix_socket.ask(tmp_path / "s", b"a") == b"a"
+            unix_socket.serve_socket(tmp_path / "s", lambda body, _: body)
+        assert unix_socket.ask_socket(tmp_path / "s", b"a") == b"a"
     (tmp_path / "file").write_text("mine")
     with pytest.raises(TacitaError, match="not a socket"):
-        unix_socket.serve(tmp_path / "file", lambda body, _: body)
+        unix_socket.serve_socket(tmp_path / "file", lambda body, _: body)
     assert (tmp_path / "file").read_text() == "mine"
 
 
@@ -589,13 +591,13 @@ def test_a_long_path_works_or_is_one_sentence(tmp_path: Path) -> None:
     folder = tmp_path / ("x" * 100) / ("y" * 100)
     folder.mkdir(parents=True)
     if sys.platform == "linux":
-        with unix_socket.serve(folder / "s", lambda body, _: body):
-            assert unix_socket.ask(folder / "s", b"far") == b"far"
+        with unix_socket.serve_socket(folder / "s", lambda body, _: body):
+            assert unix_socket.ask_socket(folder / "s", b"far") == b"far"
         with pytest.raises(TacitaError, match="choose a shorter folder"):
-            unix_socket.serve(folder / ("s" * 70), lambda body, _: body)
+            unix_socket.serve_socket(folder / ("s" * 70), lambda body, _: body)
     else:
         with pytest.raises(TacitaError, match="choose a shorter folder"):
-            unix_socket.serve(folder / "s", lambda body, _: body)
+            unix_socket.serve_socket(folder / "s", lambda body, _: body)
 
 
 # Processes and imports
@@ -645,7 +647,7 @@ time.sleep(60)
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process as another user")
 def test_a_child_runs_as_another_user(tmp_path: Path) -> None:
     child = ChildProcess(["id", "-u"], Path("/"), tmp_path / "log", dict(os.environ), "nobody")
-    assert child.wait(60)
+    assert child.wait_for_end(60)
     assert child.read_tail().strip() == str(pwd.getpwnam("nobody").pw_uid)
 
 
@@ -678,16 +680,16 @@ def test_the_nodes_client_loads_nothing_of_the_recommender() -> None:
 
 
 def test_bodies_survive_flowers_records() -> None:
-    from tacita.live.engine.flower_client import SMALL_BODY_BYTES, pack, unpack
+    from tacita.live.engine.flower_client import SMALL_BODY_BYTES, pack_body, unpack_body
 
     for size in (0, 1, SMALL_BODY_BYTES, SMALL_BODY_BYTES + 1, 300_000):
         body = os.urandom(size)
-        assert unpack(pack(body)) == body
+        assert unpack_body(pack_body(body)) == body
     from flwr.app import ConfigRecord, RecordDict
 
     for wrong in (RecordDict(), RecordDict({"body": ConfigRecord({"body": 3})}), RecordDict({"body": ConfigRecord()})):
         with pytest.raises(ValueError, match="no body"):
-            unpack(wrong)
+            unpack_body(wrong)
 
 
 STALL = 20.0  # seconds: far above what is waited, on a busy machine too

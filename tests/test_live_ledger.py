@@ -18,7 +18,7 @@ from tacita.core.errors import TacitaError
 from tacita.live.node import question_handler, user_queries, verbs
 from tacita.live.node import store_file as node_file
 from tacita.live.node.budgets import read_user_accounts
-from tacita.live.node.erased_spending import load_accounts
+from tacita.live.node.erased_spending import load_run_accounts
 from tacita.live.node.node import Node
 from tacita.live.wire import SPENT_BINS, decode_reply
 
@@ -39,7 +39,7 @@ def test_nodes_charge_users_and_report_the_cost(site: Site) -> None:
         lines = [release for release in node.store.list_releases() if release["kind"] == "round"]
         assert lines
         assert all("at most" in line["epsilon"] and "a person" in line["epsilon"] for line in lines)
-        _, raws = node.store.users()
+        _, raws = node.store.list_users()
         answer = verbs.perform_verb(node, "ledger", {"user": raws[0]})
         assert answer["user"] == raws[0]
         assert 0 < answer["runs"]["r"]["spent"] <= answer["runs"]["r"]["budget"]
@@ -55,7 +55,7 @@ def test_a_second_run_is_no_second_budget(site: Site) -> None:
     site.run = "again"
     site.next_block()
     for node in site.transport.members.values():
-        first, second = node.store.devices("r"), node.store.devices("again")
+        first, second = node.store.load_devices("r"), node.store.load_devices("again")
         assert first is not None
         assert second is not None
         spent = dict(zip(first[1]["users"].tolist(), first[1]["parts/dpps/spent"][:, 0]))
@@ -80,7 +80,7 @@ def test_charge_is_stored_once_before_the_reply_leaves(site: Site) -> None:
     def lossy(number: int, body: bytes, answer: Any) -> bytes | None:
         reply = answer()
         node = site.transport.members[number]
-        state = node.store.devices("r")
+        state = node.store.load_devices("r")
         if state is not None and len(observations) < 3 and b'"kind":"round"' in body:
             before = release_counts(node).sum()
             repeat = question_handler.answer_message(node, body)
@@ -101,7 +101,7 @@ def test_refused_questions_charge_nobody(tmp_path: Path) -> None:
         play_blocks(result)
     for node in result.transport.members.values():
         for tag in ("now", "alone"):
-            state = node.store.devices("r", tag)
+            state = node.store.load_devices("r", tag)
             if state is not None:
                 assert not state[1]["parts/dpps/times"].any()
     close_nodes(result)
@@ -129,7 +129,7 @@ def test_costs_of_releases_add_up_to_spending(site: Site) -> None:
         site.next_block()
     checked = 0
     for node in site.transport.members.values():
-        for user in node.store.users()[1][:5]:
+        for user in node.store.list_users()[1][:5]:
             for run, report in read_user_accounts(node, user)["runs"].items():
                 total, result = user_queries.list_costs(node.store, user, run, 0, 200)
                 assert total == len(result)
@@ -147,18 +147,18 @@ def test_costs_of_releases_add_up_to_spending(site: Site) -> None:
 def test_cost_is_stored_once_visible_to_its_user_and_erased_with_them(site: Site, tmp_path: Path) -> None:
     play_blocks(site)
     node = site.transport.members[1]
-    ids, raws = node.store.users()
+    ids, raws = node.store.list_users()
     charged = dict(rows(node, "SELECT user, count(*) FROM costs GROUP BY user"))
-    state = node.store.devices("r")
+    state = node.store.load_devices("r")
     assert state is not None
     released = dict(zip(state[1]["users"].tolist(), state[1]["parts/dpps/times"][:, 0].tolist()))
     assert charged == {user: n for user, n in released.items() if n}
-    node.export(tmp_path / "mine.jsonl", raws[0])
+    node.export_user_data(tmp_path / "mine.jsonl", raws[0])
     lines = [json.loads(line) for line in (tmp_path / "mine.jsonl").read_text().splitlines()]
     own_values = [entry for entry in lines if entry["kind"] == "cost"]
     assert len(own_values) == charged[int(ids[0])]
     assert {entry["user"] for entry in own_values} == {raws[0]}
-    node.erase(raws[0])
+    node.erase_user(raws[0])
     assert rows(node, "SELECT count(*) FROM costs WHERE user = ?", int(ids[0])) == [(0,)]
     assert rows(node, "SELECT count(*) FROM costs")[0][0] == sum(charged.values()) - charged[int(ids[0])]
 
@@ -166,7 +166,7 @@ def test_cost_is_stored_once_visible_to_its_user_and_erased_with_them(site: Site
 def test_older_store_gets_the_cost_table_and_can_be_salvaged(site: Site, tmp_path: Path) -> None:
     node = site.transport.members[1]
     node.store.add_interactions([("ann", "i1", 1.0, None)])
-    node.store.run_withdrawal(lambda db: db.execute("DROP TABLE costs"))
+    node.store.run_withdrawing_change(lambda db: db.execute("DROP TABLE costs"))
     node.close()
     node_file.salvage_lines(node.folder / node_file.STORE_FILE, tmp_path / "all.jsonl")
     kinds = [json.loads(line)["kind"] for line in (tmp_path / "all.jsonl").read_text().splitlines()]
@@ -191,10 +191,10 @@ def test_only_who_lets_servers_see_people_tells_how_budgets_are_spent(tmp_path: 
     assert note is not None
     expected = dict.fromkeys(SPENT_BINS, 0)
     for node in site.transport.members.values():
-        accounts = load_accounts(node.store, "r")
+        accounts = load_run_accounts(node.store, "r")
         assert accounts is not None
         ledger, account = accounts[0]
-        both = zip(ledger.epsilon(account), account["budget"] * 1e-6, account["times"][:, 0], strict=True)
+        both = zip(ledger.compute_spent_epsilon(account), account["budget"] * 1e-6, account["times"][:, 0], strict=True)
         shares = [spent / budget for spent, budget, times in both if times]
         assert shares
         bins = [sum(lo < share <= hi for share in shares) for lo, hi in pairwise((0.0, 0.25, 0.5, 0.75, 1.0))]

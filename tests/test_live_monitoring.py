@@ -15,7 +15,7 @@ from tacita.live.server.block_result import check_closing_reply
 from tacita.live.server.overview import OverviewReader
 from tacita.live.server.store import STORE_FILE
 from tacita.live.wire import Reply, ReplyHead, decode_reply, encode_message, stamp_reply
-from tacita.runs.assembly import Machine, assemble
+from tacita.runs.assembly import Machine, assemble_federation
 from tacita.runs.central_training import evaluate_scorer
 from tacita.runs.controls import make_linear_scorer, make_popular_scorer, make_random_scorer
 
@@ -25,18 +25,18 @@ def test_controls_on_a_node_with_all_users_equal_the_lab(tmp_path: Path) -> None
     site.home = lambda user: 1
     with site.store as store:
         for name in ("n2", "n3"):
-            store.revoke(name)
+            store.revoke_node(name)
     play_blocks(site)
-    fed = assemble(site.config, Machine())
+    fed = assemble_federation(site.config, Machine())
     with site.store as store:
         note = store.load_run("r").note
     assert note is not None
     for block, result in zip(fed.stream.blocks, note["plain"]["results"], strict=True):
         for name, make in (("popular", make_popular_scorer), ("node", make_linear_scorer)):
-            expected = evaluate_scorer(fed, block, make(fed, block)).mean()
+            expected = evaluate_scorer(fed, block, make(fed, block)).compute_means()
             assert result["controls"][name] == pytest.approx(expected, rel=1e-6)
             assert expected["ndcg@20"] > 0
-        chance = evaluate_scorer(fed, block, make_random_scorer(fed, block)).mean()["ndcg@20"]
+        chance = evaluate_scorer(fed, block, make_random_scorer(fed, block)).compute_means()["ndcg@20"]
         assert result["controls"]["random"]["ndcg@20"] == pytest.approx(chance, rel=0.5)
         assert result["controls"]["random"]["ndcg@20"] != chance  # the server cannot know a node's own draws
     close_nodes(site)
@@ -72,7 +72,7 @@ def test_version_and_clock_are_reported_and_an_hours_drift_raises_an_alert(
 
     site.transport.spoil = changed
     play_blocks(site)
-    report = OverviewReader(tmp_path / STORE_FILE).node_reports()
+    report = OverviewReader(tmp_path / STORE_FILE).read_node_reports()
     assert [report[n]["version"] for n in (1, 2, 3)] == [__version__, "0.0.9", __version__]
     assert report[1]["clock"] == pytest.approx(3600, abs=60)
     assert report[2]["clock"] == pytest.approx(-3600, abs=60)

@@ -216,12 +216,12 @@ def test_repeated_import_adds_nothing(store: NodeStore) -> None:
     assert store.add_interactions([("u1", "a", 1.0, None), ("u1", "a", 2.0, 5.0), ("u2", "a", None, None)]) == (2, 3)
     assert store.add_interactions([("u1", "a", 2.0, 4.0), ("u2", "a", None, 1.0), ("u2", "a", None, None)]) == (0, 0)
     assert store.add_interactions([("u3", "b", None, None)]) == (1, 1)
-    state = store.history()
+    state = store.read_history()
     assert state.user.tolist() == [1, 1, 2, 3]
     assert state.item == ["a", "a", "a", "b"]
     np.testing.assert_array_equal(state.time, [1, 2, np.nan, np.nan])
     np.testing.assert_array_equal(state.rating, [np.nan, 5, np.nan, np.nan])
-    assert store.history([1, 3]).user.tolist() == [1, 1, 3]
+    assert store.read_history([1, 3]).user.tolist() == [1, 1, 3]
 
 
 def test_a_block_is_closed_when_it_is_assigned(store: NodeStore) -> None:
@@ -229,31 +229,31 @@ def test_a_block_is_closed_when_it_is_assigned(store: NodeStore) -> None:
     assert store.assign_block("run", 0) == 3
     store.add_interactions(rows("u2 c"))
     assert store.assign_block("run", 0) == 0
-    assert len(store.block_rows("run", 0)) == 3
+    assert len(store.read_block_rows("run", 0)) == 3
     assert store.assign_block("run", 1) == 1
-    assert store.block_rows("run", 1).item == ["c"]
+    assert store.read_block_rows("run", 1).item == ["c"]
     store.add_interactions(rows("u9 z"))
     assert store.assign_block("run", 0) == 0
-    assert len(store.block_rows("run", 0)) == 3
+    assert len(store.read_block_rows("run", 0)) == 3
     assert store.assign_block("other", 4) == 5
-    assert store.history(run="run").block.tolist() == [0, 0, 0, 1, -1]
+    assert store.read_history(run="run").block.tolist() == [0, 0, 0, 1, -1]
 
 
 def test_private_rows_never_leave_but_serve_recommendations(store: NodeStore) -> None:
     store.add_interactions(rows("u1 a", "u1 b", "u2 a"))
     store.set_consent("u1", "a", "keep")
     assert store.assign_block("run", 0) == 2
-    assert store.block_rows("run", 0).item == ["b", "a"]
+    assert store.read_block_rows("run", 0).item == ["b", "a"]
     store.set_consent("u2", None, "keep")  # after it was assigned
-    assert store.block_rows("run", 0).item == ["b"]
+    assert store.read_block_rows("run", 0).item == ["b"]
     store.set_consent("u2", "a", "learn")
-    assert store.block_rows("run", 0).item == ["b", "a"]
+    assert store.read_block_rows("run", 0).item == ["b", "a"]
     assert store.count_learning_users() == 2
     store.set_consent("u2", None, "keep")
-    assert store.block_rows("run", 0).item == ["b"]
+    assert store.read_block_rows("run", 0).item == ["b"]
     store.set_consent("u1", None, "learn")  # does not take back what was said of one item
     assert store.assign_block("run", 1) == 0
-    assert store.history([1, 2]).item == ["a", "b", "a"]
+    assert store.read_history([1, 2]).item == ["a", "b", "a"]
     with pytest.raises(TacitaError) as error:
         store.set_consent("u1", "a", "perhaps")
     sentence(error, "learn")
@@ -296,10 +296,10 @@ def test_row_is_in_one_block_and_excluded_while_private(tmp_path_factory: Any, d
                 else:
                     general[entry[1]] = entry[2]
                     single = {k: v for k, v in single.items() if k[0] != entry[1] or v == "keep"}
-        ids, raws = store.users()
+        ids, raws = store.list_users()
         name = dict(zip(ids.tolist(), raws))
         for block in range(4):
-            result = store.block_rows("run", block)
+            result = store.read_block_rows("run", block)
             reports = [
                 (name[u], i, None if np.isnan(t) else t)
                 for u, i, t in zip(result.user.tolist(), result.item, result.time)
@@ -327,8 +327,8 @@ def test_a_round_is_one_transaction(store: NodeStore, monkeypatch: pytest.Monkey
             "sha", b"reply", devices(2, 1), devices(2, 0), model, release, [UserRequest(id=first, kind="unshare")]
         ),
     )
-    assert store.stored_reply(QuestionNumber("run", 0, 1, "train")) == ("sha", b"reply")
-    assert store.stored_reply(QuestionNumber("run", 0, 1, "evaluate")) is None
+    assert store.find_stored_reply(QuestionNumber("run", 0, 1, "train")) == ("sha", b"reply")
+    assert store.find_stored_reply(QuestionNumber("run", 0, 1, "evaluate")) is None
     assert [request.id for request in store.list_requests("run") if request.sent is None] == [second]
     assert store.list_releases()[0]["epsilon"] == "no epsilon"
     kinds = [entry["kind"] for entry in store.list_releases()]
@@ -342,11 +342,11 @@ def test_a_round_is_one_transaction(store: NodeStore, monkeypatch: pytest.Monkey
             QuestionNumber("run", 0, 2, "train"),
             AnswerRecord("x", b"y", devices(2, 2), None, model, release, [UserRequest(id=second, kind="forget")]),
         )
-    now = store.devices("run")
+    now = store.load_devices("run")
     assert now is not None
     assert now[0] == {"round": 1}
     np.testing.assert_array_equal(now[1]["private"], np.ones((2, 2)))
-    assert store.stored_reply(QuestionNumber("run", 0, 1, "train")) == ("sha", b"reply")
+    assert store.find_stored_reply(QuestionNumber("run", 0, 1, "train")) == ("sha", b"reply")
     assert [entry["kind"] for entry in store.list_releases()] == kinds == ["train", "request/unshare"]
     assert len([request for request in store.list_requests("run") if request.sent is None]) == 1
 
@@ -356,10 +356,10 @@ def test_replies_of_earlier_rounds_are_deleted(store: NodeStore) -> None:
         store.commit_answer(QuestionNumber("run", block, round, kind), AnswerRecord("sha", b"r"))
         store.commit_answer(QuestionNumber("other", 0, 0, kind), AnswerRecord("sha", b"r"))
         if (block, round, kind) == (0, 1, "evaluate"):
-            assert store.stored_reply(QuestionNumber("run", 0, 1, "train")) is not None
-    assert store.stored_reply(QuestionNumber("run", 0, 2, "train")) is None
-    assert store.stored_reply(QuestionNumber("run", 1, 0, "train")) == ("sha", b"r")
-    assert store.stored_reply(QuestionNumber("other", 0, 0, "train")) == ("sha", b"r")
+            assert store.find_stored_reply(QuestionNumber("run", 0, 1, "train")) is not None
+    assert store.find_stored_reply(QuestionNumber("run", 0, 2, "train")) is None
+    assert store.find_stored_reply(QuestionNumber("run", 1, 0, "train")) == ("sha", b"r")
+    assert store.find_stored_reply(QuestionNumber("other", 0, 0, "train")) == ("sha", b"r")
 
 
 def test_only_changed_arrays_of_a_model_are_written(store: NodeStore) -> None:
@@ -371,14 +371,14 @@ def test_only_changed_arrays_of_a_model_are_written(store: NodeStore) -> None:
         QuestionNumber("run", 0, 1, "t"),
         AnswerRecord("", b"", model=({"n": 1}, {"items": ("a", big + 1), "new": ("c", big)})),
     )
-    result = store.model("run")
+    result = store.load_model("run")
     assert result is not None
     note, arrays = result
     assert note == {"n": 1}
     assert arrays.keys() == {"items", "new"}
     assert not arrays["items"][1].any()  # the same digest: kept as it was
-    assert store.model("other") is None
-    assert store.latest_run() == "run"
+    assert store.load_model("other") is None
+    assert store.find_latest_run() == "run"
 
 
 def test_device_arrays_have_a_row_for_every_user(store: NodeStore) -> None:
@@ -390,13 +390,13 @@ def test_device_arrays_have_a_row_for_every_user(store: NodeStore) -> None:
 
 
 def test_a_catalogue_only_grows_at_its_end(store: NodeStore) -> None:
-    assert store.set_catalogue([("a", "A"), ("b", "")])
-    assert not store.set_catalogue([("a", "A")])
-    assert store.set_catalogue([("a", "A"), ("b", "B"), ("c", "Ç")])
+    assert store.extend_catalogue([("a", "A"), ("b", "")])
+    assert not store.extend_catalogue([("a", "A")])
+    assert store.extend_catalogue([("a", "A"), ("b", "B"), ("c", "Ç")])
     with pytest.raises(TacitaError) as error:
-        store.set_catalogue([("b", ""), ("a", ""), ("c", ""), ("d", "")])
+        store.extend_catalogue([("b", ""), ("a", ""), ("c", ""), ("d", "")])
     sentence(error, "catalogue")
-    assert store.catalogue() == [("a", "A"), ("b", "B"), ("c", "Ç")]
+    assert store.read_catalogue() == [("a", "A"), ("b", "B"), ("c", "Ç")]
 
 
 # Killed at any moment
@@ -412,7 +412,7 @@ at = len(store.list_releases())
 while True:
     at += 1
     store.add_interactions([(f"u{n}", f"i{at}", float(at), None) for n in range(20)])
-    ids, _ = store.users()
+    ids, _ = store.list_users()
     arrays = {"users": ids, "private": np.full((len(ids), 64), at, np.float32)}
     model = ({}, {"items": (str(at), np.full((500, 64), at, np.float32))})
     answer = AnswerRecord(f"sha{at}", b"r" * at, ({"at": at}, arrays), None, model, ReleaseRecord(20, at, ""))
@@ -438,14 +438,14 @@ def test_a_kill_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
         with NodeStore.open(path) as store:
             at = len(store.list_releases())
             assert at in (reached, reached + 1)  # one more may have been committed and not yet told
-            state = store.history()
+            state = store.read_history()
             assert len(state) in (20 * at, 20 * (at + 1))
-            now, model = store.devices("run"), store.model("run")
+            now, model = store.load_devices("run"), store.load_model("run")
             assert now is not None
             assert model is not None
             assert now[0]["at"] == at == now[1]["private"][0, 0] == model[1]["items"][1][0, 0]
-            assert store.stored_reply(QuestionNumber("run", 0, at, "train")) == (f"sha{at}", b"r" * at)
-            assert store.stored_reply(QuestionNumber("run", 0, at - 2, "train")) == (f"sha{at - 2}", b"")
+            assert store.find_stored_reply(QuestionNumber("run", 0, at, "train")) == (f"sha{at}", b"r" * at)
+            assert store.find_stored_reply(QuestionNumber("run", 0, at - 2, "train")) == (f"sha{at - 2}", b"")
 
 
 # Taking everything back
@@ -470,22 +470,22 @@ def test_erasing_leaves_no_byte(tmp_path: Path) -> None:
         )
         node.store.assign_block("run", 0)
         assert files_hold(folder, "quetzal") == {"quetzal"}
-        assert node.erase("quetzal") == {"interactions": 500, "users": 1}
+        assert node.erase_user("quetzal") == {"interactions": 500, "users": 1}
         assert files_hold(folder, "quetzal", "ordinary-7") == {"ordinary-7"}
         content = b"".join(path.read_bytes() for path in folder.iterdir() if path.is_file())
         assert private[0].tobytes() not in content
         assert private[1].tobytes() in content
         for tag in ("now", "best"):
-            retained_state = node.store.devices("run", tag)
+            retained_state = node.store.load_devices("run", tag)
             assert retained_state is not None
             assert retained_state[1]["users"].tolist() == [2]
-        assert len(node.store.block_rows("run", 0)) == 500
+        assert len(node.store.read_block_rows("run", 0)) == 500
         assert len(node.store.list_releases()) == 1
         node.store.add_interactions(rows("later x"))
-        assert node.store.users()[0].tolist() == [2, 3]  # a number is never given twice
-        assert node.erase(None) == {"interactions": 501, "users": 2}
+        assert node.store.list_users()[0].tolist() == [2, 3]  # a number is never given twice
+        assert node.erase_user(None) == {"interactions": 501, "users": 2}
         assert files_hold(folder, "ordinary") == set()
-        assert node.store.devices("run") is None
+        assert node.store.load_devices("run") is None
         assert node.store.secret == "0" * 64
     assert files_hold(folder, "quetzal", "ordinary") == set()
 
@@ -493,10 +493,10 @@ def test_erasing_leaves_no_byte(tmp_path: Path) -> None:
 def test_user_erased_during_a_round_stays_erased(store: NodeStore) -> None:
     store.add_interactions(rows("u1 a", "u2 a", "u3 a"))
     before = devices(3, 1)
-    store.erase("u2")
+    store.erase_user("u2")
     store.commit_answer(QuestionNumber("run", 0, 0, "train"), AnswerRecord("", b"", now=before, best=before))
     for tag in ("now", "best"):
-        state = store.devices("run", tag)
+        state = store.load_devices("run", tag)
         assert state is not None
         assert state[1]["users"].tolist() == [1, 3]
         assert state[1]["parts/memory/item"].tolist() == [[0, 1, 2], [6, 7, 8]]
@@ -506,8 +506,8 @@ def test_an_erasure_that_was_cut_short_is_finished(tmp_path: Path, monkeypatch: 
     with NodeStore.create(tmp_path / STORE_FILE) as store:
         store.add_interactions(rows(*(f"quetzal quetzal{n}" for n in range(500)), "other x"))
         with monkeypatch.context() as patch:
-            patch.setattr("tacita.live.node.store.scrub", lambda db: True)
-            store.erase("quetzal")
+            patch.setattr("tacita.live.node.store.scrub_deleted_bytes", lambda db: True)
+            store.erase_user("quetzal")
         shutil.copytree(tmp_path, tmp_path / "copy", dirs_exist_ok=True)  # as a kill would have left it
     assert files_hold(tmp_path / "copy", "quetzal") == {"quetzal"}
     NodeStore.open(tmp_path / "copy" / STORE_FILE).close()
@@ -523,10 +523,10 @@ def test_an_export_has_everything_but_the_secret(tmp_path: Path) -> None:
             QuestionNumber("run", 0, 3, "train"), AnswerRecord("", b"", release=ReleaseRecord(2, 99, "one sum"))
         )
         secret = node.store.secret
-        node.export(tmp_path / "all")
-        node.export(tmp_path / "one", "ü2")
+        node.export_user_data(tmp_path / "all")
+        node.export_user_data(tmp_path / "one", "ü2")
         with pytest.raises(TacitaError) as error:
-            node.export(tmp_path / "all")
+            node.export_user_data(tmp_path / "all")
         sentence(error, "exists")
     lines = [json.loads(line) for line in (tmp_path / "all").read_text(encoding="utf-8").splitlines()]
     assert {"kind": "interaction", "user": "u1", "item": "a", "time": 1.5, "rating": 4.0} in lines
@@ -563,7 +563,7 @@ def test_a_config_of_another_version_or_with_a_wrong_key_gets_a_sentence(tmp_pat
 def test_importing_a_file_counts_what_the_catalogue_lacks(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("user,item,timestamp\nu1,a,1\nu1,b,2\nu2,zzz,3\n")
     with Node.open(made(tmp_path / "node")) as node:
-        node.store.set_catalogue([("a", "A"), ("b", "B")])
+        node.store.extend_catalogue([("a", "A"), ("b", "B")])
         first = node.import_file(str(tmp_path / "a.csv"))
         assert first["new interactions"] == 3
         assert first["new users"] == 2
@@ -578,34 +578,34 @@ def test_importing_a_file_counts_what_the_catalogue_lacks(tmp_path: Path) -> Non
 def test_status_states_what_the_server_sees(tmp_path: Path) -> None:
     folder = made(tmp_path / "node", min_users=3)
     with Node.open(folder) as node:
-        assert "nobody" in node.status()["server sees"]
+        assert "nobody" in node.describe_status()["server sees"]
         node.store.add_interactions(rows("u1 a", "u2 a"))
-        assert "2 of the 3 people" in node.status()["server sees"]
-        assert "min_users" in (node.find_refusal(2) or "")
+        assert "2 of the 3 people" in node.describe_status()["server sees"]
+        assert "min_users" in (node.find_sum_refusal(2) or "")
         node.store.add_interactions(rows("u3 a"))
-        assert "one sum over up to 3 people" in node.status()["server sees"]
-        assert node.find_refusal(3) is None
+        assert "one sum over up to 3 people" in node.describe_status()["server sees"]
+        assert node.find_sum_refusal(3) is None
         node.set_consent("u3", None, "keep")
-        assert "2 of the 3 people" in node.status()["server sees"]
+        assert "2 of the 3 people" in node.describe_status()["server sees"]
     with Node.open(folder, insecure_single_user_uploads=True) as node:
-        assert "can work out" in node.status()["server sees"]
-        assert node.find_refusal(1) is None
+        assert "can work out" in node.describe_status()["server sees"]
+        assert node.find_sum_refusal(1) is None
 
 
 def test_too_many_or_too_early_releases_are_refused(tmp_path: Path) -> None:
     folder = made(tmp_path / "node", min_users=1, max_releases_per_day=2, min_seconds_between_rounds=60.0)
     with Node.open(folder) as node:
-        assert node.find_refusal(5) is None
+        assert node.find_sum_refusal(5) is None
         node.store.commit_answer(
             QuestionNumber("run", 0, 0, "t"), AnswerRecord("", b"", release=ReleaseRecord(5, 1, ""))
         )
-        assert "between answers" in (node.find_refusal(5) or "")
-        assert "between answers" in (node.find_refusal(5, "t") or "")
-        assert node.find_refusal(5, "validate") is None
+        assert "between answers" in (node.find_sum_refusal(5) or "")
+        assert "between answers" in (node.find_sum_refusal(5, "t") or "")
+        assert node.find_sum_refusal(5, "validate") is None
         node.store.commit_answer(
             QuestionNumber("run", 0, 1, "t"), AnswerRecord("", b"", release=ReleaseRecord(5, 1, ""))
         )
-        assert "24 hours" in (node.find_refusal(5) or "")
+        assert "24 hours" in (node.find_sum_refusal(5) or "")
 
 
 # Recommendations
@@ -633,18 +633,18 @@ def test_a_node_recommends_what_the_lab_would(tmp_path: Path, method: str) -> No
         node.store.add_interactions(
             [(ids["users"][u], ids["items"][i], None, None) for u, i in zip(lists.rows(), lists.ids)]
         )
-        order, raws = node.store.users()
+        order, raws = node.store.list_users()
         number = [ids["users"].index(raw) for raw in raws]
         own = {k: v[number] for k, v in state.items() if k == "private" or k.startswith("parts/")}
         sent = {"items": ("", served["items"])}
         note = {"config": config.model_dump_json(), "block": 1, "round": 3}
-        node.store.set_catalogue([(item, f"the {item}") for item in ids["items"]])
+        node.store.extend_catalogue([(item, f"the {item}") for item in ids["items"]])
         node.store.commit_answer(
             QuestionNumber("run", 1, 3, "t"),
             AnswerRecord("", b"", now=({}, {"users": order, **own}), model=(note, sent)),
         )
         node.store.add_interactions(rows("newcomer i1"))
-        node.refresh()
+        node.refresh_snapshot()
         for user in ids["users"][:10]:
             recommendations, expected = node.recommend(user, 5), run.recommend(user, 5).to_dicts()
             assert [entry["item"] for entry in recommendations] == [entry["item"] for entry in expected]
@@ -661,7 +661,7 @@ def test_a_node_recommends_what_the_lab_would(tmp_path: Path, method: str) -> No
             [(ids["users"][0], result[0]["item"], None, None) for result in [node.recommend(ids["users"][0])]]
         )
         gone = node.recommend(ids["users"][0])[0]["item"]
-        node.refresh()
+        node.refresh_snapshot()
         assert gone not in [entry["item"] for entry in node.recommend(ids["users"][0])]
 
 
@@ -676,12 +676,12 @@ def test_a_model_that_reads_histories_serves_everybody(tmp_path: Path) -> None:
             node.recommend("u1")
         sentence(error, "first round")
         node.store.add_interactions(rows("u1 a", "u2 d", "u2 elsewhere"))
-        node.store.set_catalogue([(entry, "") for entry in "abcd"])
+        node.store.extend_catalogue([(entry, "") for entry in "abcd"])
         note = {"config": config.model_dump_json(), "block": 0, "round": 1}
         sent = {"items": ("", np.zeros((4, backbone.item_width), np.float32))}
         sent |= {f"heads/{name}": ("", array) for name, array in heads.items()}
         node.store.commit_answer(QuestionNumber("run", 0, 1, "t"), AnswerRecord("", b"", model=(note, sent)))
-        node.refresh()
+        node.refresh_snapshot()
         assert [entry["item"] for entry in node.recommend("u1", 3)] == ["c", "d", "b"]
         assert "d" not in [entry["item"] for entry in node.recommend("u2", 4)]
 
@@ -693,8 +693,8 @@ def big_node(folder: Path, n_items: int = 100_000, n_users: int = 300) -> Path:
     with NodeStore.open(folder / STORE_FILE) as store:
         observations = rng.integers(0, n_items, (n_users, 50))
         store.add_interactions([(f"u{u}", f"i{i}", None, None) for u in range(n_users) for i in observations[u]])
-        store.set_catalogue([(f"i{i}", f"title {i}") for i in range(n_items)])
-        ids, _ = store.users()
+        store.extend_catalogue([(f"i{i}", f"title {i}") for i in range(n_items)])
+        ids, _ = store.list_users()
         private = rng.normal(size=(n_users, assembly.build_components(RunConfig())[0].private_width)).astype(np.float32)
         note = {"config": RunConfig().model_dump_json(), "block": 0, "round": 1}
         items = rng.normal(size=(n_items, 32)).astype(np.float32)
@@ -776,7 +776,7 @@ def test_the_owner_talks_to_the_daemon(short: Path) -> None:
         with pytest.raises(TacitaError) as error:
             Node.open(folder)
         sentence(error, "another process")
-        assert unix_socket.ask(folder / node_client.SHIM_SOCKET, b"hello") == b"olleh"
+        assert unix_socket.ask_socket(folder / node_client.SHIM_SOCKET, b"hello") == b"olleh"
         assert node_client.ask_daemon(folder, "stop") == "stopping"
         assert running.daemon.stopping.wait(60)
     assert node_client.ask_node(folder, "status")["interactions"] == 2
@@ -813,12 +813,12 @@ def test_daemon_survives_malformed_input(short: Path) -> None:
         node.store.add_interactions(rows("u1 a"))
     with Running(folder):
         for question in questions:
-            document = json.loads(unix_socket.ask(folder / node_client.CONTROL_SOCKET, question, timeout=20))
+            document = json.loads(unix_socket.ask_socket(folder / node_client.CONTROL_SOCKET, question, timeout=20))
             assert set(document) == {"error"}, (question, document)
             assert document["error"].endswith((".", "?")), document
             assert "\n" not in document["error"]
         with pytest.raises(TacitaError):
-            unix_socket.ask(folder / node_client.CONTROL_SOCKET, b"x" * (node_client.MOST_BYTES + 1))
+            unix_socket.ask_socket(folder / node_client.CONTROL_SOCKET, b"x" * (node_client.MOST_BYTES + 1))
         assert node_client.ask_node(folder, "status")["interactions"] == 1
 
 
@@ -838,7 +838,7 @@ def test_any_json_gets_an_answer(value: Any) -> None:
         {"verb": "recommend", "user": value, "no": 1},
         {"verb": "erase", "user": 1},
     ):
-        assert "error" in json.loads(verbs.answer_json(do, json.dumps(question).encode()))
+        assert "error" in json.loads(verbs.answer_json_question(do, json.dumps(question).encode()))
 
 
 def test_recommendations_do_not_wait_for_training(short: Path) -> None:
@@ -853,7 +853,7 @@ def test_recommendations_do_not_wait_for_training(short: Path) -> None:
     with Running(folder, handle):
         answer: list[bytes] = []
         asking = threading.Thread(
-            target=lambda: answer.append(unix_socket.ask(folder / node_client.SHIM_SOCKET, b"train"))
+            target=lambda: answer.append(unix_socket.ask_socket(folder / node_client.SHIM_SOCKET, b"train"))
         )
         asking.start()
         assert begun.wait(60)
@@ -873,8 +873,8 @@ def test_a_request_that_fails_is_dropped_and_the_next_one_works(short: Path) -> 
     folder = made(short / "node")
     with Running(folder, handle):
         with pytest.raises(TacitaError):
-            unix_socket.ask(folder / node_client.SHIM_SOCKET, b"bad")
-        assert unix_socket.ask(folder / node_client.SHIM_SOCKET, b"fine") == b"good"
+            unix_socket.ask_socket(folder / node_client.SHIM_SOCKET, b"bad")
+        assert unix_socket.ask_socket(folder / node_client.SHIM_SOCKET, b"fine") == b"good"
 
 
 def test_ten_of_a_hundred_thousand_items_come_quickly(short: Path) -> None:
@@ -989,7 +989,7 @@ def test_served_lists_have_the_times_and_ratings_that_all_of_them_have() -> None
         np.zeros(4),
     )
     lists = _UserHistories(rows, np.array([7, 9]), {"a": 0, "b": 1, "c": 2})
-    whole, some = lists.select(np.ones(4, bool)), lists.select(rows.user == 7)
+    whole, some = lists.select_entries(np.ones(4, bool)), lists.select_entries(rows.user == 7)
     assert whole.ids.tolist() == [1, 0, 2, 0]
     assert whole.values.keys() == {"time"}
     assert whole.values["time"].tolist() == [3, 5, 6, 4]

@@ -45,7 +45,7 @@ from tacita.live.node.node import Node
 from tacita.live.per_client_arrays import derive_run_secret
 from tacita.live.server.coordinator import STORE_FILE, continue_run
 from tacita.live.wire import ServerRequest, decode_reply, decode_request, encode_message
-from tacita.runs.assembly import Machine, assemble
+from tacita.runs.assembly import Machine, assemble_federation
 
 
 @pytest.fixture
@@ -82,12 +82,12 @@ def test_nodes_equal_the_lab(site: Site) -> None:
             for metric in ("ndcg@20", "recall@20", "valid", "users"):
                 assert live[metric] == pytest.approx(result[metric], rel=1e-4)
     if whole.clients.private.shape[1]:
-        fed = assemble(site.config, Machine())
+        fed = assemble_federation(site.config, Machine())
         number = {raw: n for n, raw in enumerate(fed.stream.user_ids)}
         for node in site.transport.members.values():
-            outcome = node.store.devices("r", "now")
+            outcome = node.store.load_devices("r", "now")
             assert outcome is not None
-            raw_of = dict(zip(*node.store.users(), strict=True))
+            raw_of = dict(zip(*node.store.list_users(), strict=True))
             rows = [number[raw_of[user]] for user in outcome[1]["users"]]
             assert are_close(outcome[1]["private"], whole.clients.private[rows])
 
@@ -132,7 +132,7 @@ def test_a_killed_server_goes_on_as_if_nothing_had_happened(site: Site, tmp_path
         return reply
 
     site.transport.spoil = deadly
-    fed = assemble(site.config, Machine())
+    fed = assemble_federation(site.config, Machine())
     for block, rows in zip(fed.stream.blocks, rows_of_blocks(site.config), strict=True):
         site.publish(list(fed.stream.item_ids[: block.n_items]))
         site.collect(rows)
@@ -223,15 +223,15 @@ def test_a_node_answers_one_question_under_one_number(site: Site) -> None:
 
 def test_a_small_node_sends_nothing_but_still_learns(tmp_path: Path) -> None:
     site = make_site(tmp_path, site_config("fedavg"), min_users=1000)
-    fed = assemble(site.config, Machine())
+    fed = assemble_federation(site.config, Machine())
     site.publish(list(fed.stream.item_ids))
     site.collect(rows_of_blocks(site.config)[0])
     with pytest.raises(TacitaError, match="min_users"):
         site.next_block()
     for number, node in site.transport.members.items():
         assert node.store.list_releases() == []
-        user = node.store.users()[1][0]
-        node.refresh()
+        user = node.store.list_users()[1][0]
+        node.refresh_snapshot()
         assert len(node.recommend(user, 5)) == 5, number
     assert all(decode_reply(reply).arrays == {} for _, _, reply in site.transport.log)
     close_nodes(site)
@@ -240,15 +240,15 @@ def test_a_small_node_sends_nothing_but_still_learns(tmp_path: Path) -> None:
 def test_a_late_joiner_gets_the_whole_model_and_takes_part(site: Site) -> None:
     late = site.transport.members.pop(3)
     with site.store as store:
-        store.revoke("n3")
-    fed = assemble(site.config, Machine())
+        store.revoke_node("n3")
+    fed = assemble_federation(site.config, Machine())
     blocks = rows_of_blocks(site.config)
     site.publish(list(fed.stream.item_ids))
     site.collect(blocks[0])
     site.next_block()
     with site.store as store:
         store.add_node("later", "another key")
-        store.set_number("later", 4)
+        store.set_node_number("later", 4)
     late.store.add_interactions([(u, i, t, None) for u, i, t in blocks[0] + blocks[1] if home_node(u) == 3])
     site.transport.members[4] = late
     site.collect(blocks[1])
@@ -256,23 +256,23 @@ def test_a_late_joiner_gets_the_whole_model_and_takes_part(site: Site) -> None:
     with site.store as store:
         took_part = {(block, node) for block, _, kind, node, _ in list_accepted(store, "r") if kind == "round"}
     assert took_part == {(0, 1), (0, 2), (1, 1), (1, 2), (1, 4)}
-    late.refresh()
-    user = late.store.users()[1][0]
+    late.refresh_snapshot()
+    user = late.store.list_users()[1][0]
     assert late.recommend(user, 3)[0]["title"].startswith("title of")
     late.close()
 
 
 def test_private_and_unknown_items_never_take_part(site: Site) -> None:
     """Consent `keep` and items outside the catalogue stay on the node, and out of every message."""
-    fed = assemble(site.config, Machine())
+    fed = assemble_federation(site.config, Machine())
     site.publish(list(fed.stream.item_ids))
     site.collect(rows_of_blocks(site.config)[0])
     node = site.transport.members[1]
-    person = node.store.users()[1][0]
+    person = node.store.list_users()[1][0]
     node.store.add_interactions([(person, "not in the catalogue", 1.0, None)])
     node.store.set_consent(person, None, "keep")
     site.next_block()
-    assert person not in {node.store.users()[1][u] for u in np.flatnonzero(node_trained(node))}
+    assert person not in {node.store.list_users()[1][u] for u in np.flatnonzero(node_trained(node))}
     assert all(b"not in the catalogue" not in body + reply for _, body, reply in site.transport.log)
 
 
@@ -297,7 +297,7 @@ def test_a_node_never_computes_with_arrays_that_do_not_fit(site: Site) -> None:
     )
     request = decode_request(body)
     node = site.transport.members[number]
-    state = node.store.model("r")
+    state = node.store.load_model("r")
     assert state is not None
     whole = {name: array for name, (_, array) in state[1].items()}
 
@@ -349,7 +349,7 @@ def test_a_node_never_computes_with_arrays_that_do_not_fit(site: Site) -> None:
         assert decode_reply(send(f"bad{n}", **changed)).head.verdict == "refused", changed
     assert decode_reply(send("bad", items=None)).head.verdict == "refused"
     assert node.store.list_releases() == before
-    assert node.store.model("bad0") is None
+    assert node.store.load_model("bad0") is None
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -373,7 +373,7 @@ def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 def node_trained(node: Node) -> Any:
-    result = node.store.devices("r", "now")
+    result = node.store.load_devices("r", "now")
     assert result is not None
     return result[1]["took_part"]
 
@@ -387,13 +387,13 @@ def test_two_runs_never_differ_by_few_users(tmp_path: Path) -> None:
     site.next_block()
     number, _, reply = site.transport.log[0]
     node = site.transport.members[number]
-    person = node.store.users()[1][0]
-    items = [item for item, _ in node.store.catalogue()]
+    person = node.store.list_users()[1][0]
+    items = [item for item, _ in node.store.read_catalogue()]
     node.store.add_interactions([(person, item, 2e9, None) for item in items[:20]])
     repeat = repeat_request(site, "second")
     assert repeat.head.verdict == "ok"
     assert same_sums(repeat, decode_reply(reply))
-    all_users = [(raw, item, 2e9 + 1, None) for raw in node.store.users()[1] for item in items[:2]]
+    all_users = [(raw, item, 2e9 + 1, None) for raw in node.store.list_users()[1] for item in items[:2]]
     node.store.add_interactions(all_users)
     assert not same_sums(repeat_request(site, "third"), repeat)
     close_nodes(site)
@@ -417,11 +417,11 @@ def test_a_node_whose_model_came_before_later_settings_goes_on(tmp_path: Path, m
     site.next_block()
     store = site.transport.members[site.transport.log[0][0]].store
     run = decode_request(site.transport.log[0][1]).head.run
-    state = store.model(run)
+    state = store.load_model(run)
     assert state is not None
     before = json.loads(state[0]["config"])
     del before["split"]["repeats"], before["evaluate"]["hidden_items"], before["date_format"], before["decimal"]
-    monkeypatch.setattr(store, "model", lambda run: ({**state[0], "config": json.dumps(before)}, state[1]))
+    monkeypatch.setattr(store, "load_model", lambda run: ({**state[0], "config": json.dumps(before)}, state[1]))
     assert "settings" not in repeat_request(site, run, kind="validate").head.said
     before["seed"] += 1
     assert "settings" in repeat_request(site, run, kind="validate").head.said
@@ -442,7 +442,7 @@ def test_a_refusal_counts_nobody_and_is_no_release(tmp_path: Path) -> None:
 def test_after_everybody_refused_the_block_can_be_asked_for_again(tmp_path: Path, name: str) -> None:
     """Nothing was told of the block, so what people add still joins it."""
     site = make_site(tmp_path, site_config(name), min_users=15)
-    fed = assemble(site.config, Machine())
+    fed = assemble_federation(site.config, Machine())
     site.publish(list(fed.stream.item_ids))
     rows = rows_of_blocks(site.config)[0]
     few = sorted({u for u, _, _ in rows})[:20]
@@ -506,7 +506,7 @@ def test_statistic_leaves_out_items_below_min_contributors(tmp_path: Path) -> No
     site = site_with_first_block(tmp_path, min_contributors=6)
     site.next_block()
     reply = decode_reply(site.transport.log[0][2])
-    n = len(site.transport.members[1].store.catalogue())
+    n = len(site.transport.members[1].store.read_catalogue())
     touched, pairs = whole_sum(reply, "touched", (n,)), whole_sum(reply, "pairs", (n, n))
     assert touched[touched > 0].min() >= 6
     rare = touched == 0
@@ -552,8 +552,8 @@ def test_round_reply_hides_who_touched_a_row(tmp_path: Path) -> None:
 def test_user_who_withdraws_during_a_sum_is_excluded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = site_with_first_block(tmp_path, "fedavg")
     node = site.transport.members[1]
-    person = node.store.users()[1][0]
-    whole, real, done = len(node.store.users()[1]), LocalDevices.exchange, []
+    person = node.store.list_users()[1][0]
+    whole, real, done = len(node.store.list_users()[1]), LocalDevices.exchange, []
 
     def slow(self: Any, *given: Any) -> Any:
         report = real(self, *given)
@@ -577,7 +577,7 @@ def test_draws_of_two_runs_have_nothing_in_common() -> None:
 
 
 def test_a_node_revoked_during_a_round_does_not_count(site: Site) -> None:
-    fed = assemble(site.config, Machine())
+    fed = assemble_federation(site.config, Machine())
     site.publish(list(fed.stream.item_ids))
     site.collect(rows_of_blocks(site.config)[0])
 
@@ -585,7 +585,7 @@ def test_a_node_revoked_during_a_round_does_not_count(site: Site) -> None:
         reply = bytes(answer())
         if number == 3 and len(site.transport.log) == 2:
             with site.store as store:
-                store.revoke("n3")
+                store.revoke_node("n3")
         return reply
 
     site.transport.spoil = revoking
@@ -636,7 +636,7 @@ def test_hostile_node_cannot_stop_or_bias_a_run(site: Site, tmp_path: Path) -> N
 
 def test_titles_and_other_runs_do_not_affect_a_run(site: Site) -> None:
     """A killed round is repeated though the catalogue got titles and another run knows more items."""
-    fed = assemble(site.config, Machine())
+    fed = assemble_federation(site.config, Machine())
     with site.store as store:
         store.add_items([(item, "") for item in fed.stream.item_ids])
     site.collect(rows_of_blocks(site.config)[0])
@@ -663,4 +663,4 @@ def test_titles_and_other_runs_do_not_affect_a_run(site: Site) -> None:
         result = store.load_run("r").note
         assert result is not None
         assert len(result["plain"]["results"]) == 1
-    assert site.transport.members[1].store.catalogue()[0][1] == "a title at last"
+    assert site.transport.members[1].store.read_catalogue()[0][1] == "a title at last"

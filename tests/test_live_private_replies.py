@@ -16,7 +16,7 @@ from tacita.live.node.node import Node
 from tacita.live.node.user_run import _read_device_lists
 from tacita.live.wire import Reply, decode_reply
 from tacita.models.tally import budgeted_release
-from tacita.runs.assembly import Machine, assemble
+from tacita.runs.assembly import Machine, assemble_federation
 
 SPARSE_DATA = "synthetic:users=90,items=60,per_user=10,groups=4,drift=0.5,new=0.2"
 N_PROBES = 30
@@ -57,10 +57,10 @@ def begin_leaving(folder: Path, n_leavers: int = 5) -> tuple[RetractionProbe, Si
     site = begin_site(folder, sparse_tally())
     site.next_block()
     node = site.transport.members[1]
-    leavers = node.store.users()[1][:n_leavers]
+    leavers = node.store.list_users()[1][:n_leavers]
     for leaver in leavers:
         node.store.enqueue_request("leave", "r", user=node.store.find_user(leaver))
-    site.publish(list(assemble(site.config, Machine()).stream.item_ids))
+    site.publish(list(assemble_federation(site.config, Machine()).stream.item_ids))
     site.collect(rows_of_blocks(site.config)[1])
     return RetractionProbe(site), site, leavers
 
@@ -82,7 +82,7 @@ def test_repeated_retraction_tells_nothing_of_who_has_an_item(tmp_path: Path) ->
     truth = contributed_items(node, leavers)
     first = probe.ask()
     assert first.head.verdict == "ok"
-    stored = node.store.model("r")
+    stored = node.store.load_model("r")
     assert stored is not None
     inputs = stored[1]["heads/inputs"][1][:N_PROBES]
     scale = stored[1]["heads/scale"][1]
@@ -130,9 +130,9 @@ def play_second_block(folder: Path, n_fresh: int) -> tuple[Arrays, list[dict[str
     site = begin_site(folder, private_tally_config(8.0, blocks=2))
     site.next_block()
     node = site.transport.members[1]
-    fresh = set(node.store.users()[1][:n_fresh])
-    site.publish(list(assemble(site.config, Machine()).stream.item_ids))
-    others = set(node.store.users()[1]) - fresh
+    fresh = set(node.store.list_users()[1][:n_fresh])
+    site.publish(list(assemble_federation(site.config, Machine()).stream.item_ids))
+    others = set(node.store.list_users()[1]) - fresh
     rows = [row for row in rows_of_blocks(site.config)[1] if row[0] not in others]
     known = {user for user, _, _ in rows_of_blocks(site.config)[0]}
     site.collect([row for row in rows if row[0] in known])
@@ -161,13 +161,13 @@ def test_rows_of_noised_sums_still_wait_for_an_exact_one(tmp_path: Path) -> None
     site = begin_site(tmp_path, private_tally_config(8.0))
     site.next_block()
     node = site.transport.members[1]
-    users = node.store.users()[0].tolist()
+    users = node.store.list_users()[0].tolist()
     marks = node.store.run_query(lambda db: db.execute("SELECT DISTINCT released FROM interactions").fetchall())
     assert marks == [(2,)]
     with node.store._write_transaction() as db:  # an earlier exact sum had all but four people
         db.executemany("UPDATE interactions SET released = 1 WHERE user = ?", [(user,) for user in users[4:]])
     node.store.assign_block("plain", 0, least=5)
-    assert set(node.store.block_rows("plain", 0).user.tolist()) == set(users[4:])
+    assert set(node.store.read_block_rows("plain", 0).user.tolist()) == set(users[4:])
     close_nodes(site)
 
 
@@ -178,11 +178,11 @@ def play_first_block(folder: Path, config: RunConfig, silent: int = 0, absent: i
     """All heads of node 1 in a first block, where some people keep everything and others are not there at all."""
     site = begin_site(folder, config)
     node = site.transport.members[1]
-    users = node.store.users()[1]
+    users = node.store.list_users()[1]
     for user in users[:silent]:
         node.store.set_consent(user, None, "keep")
     for user in users[silent : silent + absent]:
-        node.erase(user)
+        node.erase_user(user)
     site.next_block()
     heads = [reply.head.model_dump(exclude={"time"}) for reply in list_replies(site)]
     close_nodes(site)
@@ -216,8 +216,8 @@ def test_a_gap_in_one_history_changes_no_other(tmp_path: Path) -> None:
     for name, config in {"private": private_tally_config(8.0), "plain": site_config("tally")}.items():
         site = begin_site(tmp_path / name, config)
         node = site.transport.members[1]
-        user = node.store.users()[1][0]
-        item = node.store.history([node.store.find_user(user)]).item[0]
+        user = node.store.list_users()[1][0]
+        item = node.store.read_history([node.store.find_user(user)]).item[0]
         node.store.add_interactions([(user, item, None, None)])
         site.next_block()
         columns = node.open_runs["r"].federation.stream.blocks[0].train.values

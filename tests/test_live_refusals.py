@@ -37,7 +37,7 @@ from tacita.live.wire import (
     encode_catalogue,
     encode_message,
 )
-from tacita.runs.assembly import Machine, assemble
+from tacita.runs.assembly import Machine, assemble_federation
 
 
 def dump(node: Node) -> dict[str, list[Any]]:
@@ -104,7 +104,7 @@ def test_a_block_ends_on_a_node_that_keeps_its_scores(tmp_path: Path, clock: Clo
         for folder, most in zip(folders, (1000, 6), strict=True)
     ]
     for site in sites:
-        site.publish(list(assemble(site.config, Machine()).stream.item_ids))
+        site.publish(list(assemble_federation(site.config, Machine()).stream.item_ids))
         site.collect(rows_of_blocks(site.config)[0])
         site.next_block()  # three rounds, each validated: six releases
     whole, spent = (site.transport.members[1] for site in sites)
@@ -113,9 +113,9 @@ def test_a_block_ends_on_a_node_that_keeps_its_scores(tmp_path: Path, clock: Clo
     assert "24 hours" in last.head.said
     assert len(spent.store.list_releases()) == 6
     for tag in ("now", "best"):
-        assert spent.store.devices("r", tag)[0] == whole.store.devices("r", tag)[0]
-        for key, value in whole.store.devices("r", tag)[1].items():
-            np.testing.assert_array_equal(spent.store.devices("r", tag)[1][key], value)
+        assert spent.store.load_devices("r", tag)[0] == whole.store.load_devices("r", tag)[0]
+        for key, value in whole.store.load_devices("r", tag)[1].items():
+            np.testing.assert_array_equal(spent.store.load_devices("r", tag)[1][key], value)
     for site in sites:
         close_nodes(site)
 
@@ -159,8 +159,8 @@ def test_import_joins_only_with_enough_users_with_usable_rows(tmp_path: Path) ->
     site.next_block()
     number, _, reply = site.transport.log[0]
     node = site.transport.members[number]
-    first, *others = node.store.users()[1]
-    items = [item for item, _ in node.store.catalogue()]
+    first, *others = node.store.list_users()[1]
+    items = [item for item, _ in node.store.read_catalogue()]
     had = {user: item for user, item, _ in rows_of_blocks(site.config)[0]}
     node.store.add_interactions([(first, item, 2e9, None) for item in items[:20]])
     node.store.add_interactions([(user, "not in the catalogue", 2e9, None) for user in others])
@@ -178,7 +178,7 @@ def test_unusable_rows_wait_for_a_later_block(tmp_path: Path) -> None:
         store.commit_answer(QuestionNumber("one", 0, 0, "statistic"), AnswerRecord("", b"", releases_block=True))
         store.add_interactions([("u0", "b", None, 5.0), ("u1", "b", None, 3.0), ("u2", "c", None, 5.0)])
         assert store.assign_block("two", 0, 3, ["a", "b"], 4.0) == 3  # one person's row would be the difference
-        assert store.block_rows("two", 0).item == ["a", "a", "a"]
+        assert store.read_block_rows("two", 0).item == ["a", "a", "a"]
         store.add_interactions([("u1", "b", 1.0, 4.0), ("u2", "b", 1.0, 4.0)])
         assert store.assign_block("three", 0, 3, ["a", "b"], 4.0) == 6
         assert store.assign_block("three", 1, 1, ["a", "b", "c"], 4.0) == 1

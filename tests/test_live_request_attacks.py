@@ -45,7 +45,7 @@ from tacita.live.wire import (
     decode_request,
     encode_message,
 )
-from tacita.runs.assembly import Machine, assemble
+from tacita.runs.assembly import Machine, assemble_federation
 
 
 class Stop(BaseException):
@@ -70,7 +70,7 @@ class Hostile:
             site.next_block()
 
     def asks(self, **head: Any) -> Any:
-        state = self.node.store.model("r")
+        state = self.node.store.load_model("r")
         known = {} if state is None else {name: array for name, (_, array) in state[1].items()}
         arrays = {name: array for name, array in (known | self.first.arrays).items() if name in self.first.head.names}
         if "/" not in head.get("kind", self.first.head.kind):
@@ -119,7 +119,7 @@ def test_attempt_ends_with_its_block(tmp_path: Path) -> None:
     site = site_with_leavers(tmp_path / "site")
     server, config = Hostile(site, "statistic/retraction"), site.config
     run, node = "r", server.node
-    node.store.run_withdrawal(lambda db: attempt_snapshot.save_snapshot(db, run, 3, 0))
+    node.store.run_withdrawing_change(lambda db: attempt_snapshot.save_snapshot(db, run, 3, 0))
 
     def said(**head: Any) -> str:
         try:
@@ -150,31 +150,31 @@ def test_attempt_snapshot_is_deleted_when_done_or_erased(tmp_path: Path) -> None
     site = site_with_leavers(tmp_path / "site")
     server = Hostile(site, "statistic/retraction")
     node = server.node
-    stored_state = node.store.devices("r")
+    stored_state = node.store.load_devices("r")
     assert stored_state is not None
     ptr, ids = stored_state[1]["lists/parts/statistic/told:"], stored_state[1]["lists/parts/statistic/told:item"]
     needles = [ids[ptr[n] : ptr[n + 1]].tobytes() for n in range(LEAVERS)]
     assert server.asks().head.verdict == "ok"
-    assert node.store.devices("r", "before/now") is not None
+    assert node.store.load_devices("r", "before/now") is not None
     assert any(needle in _file(node) for needle in needles)
     done = [RequestOutcome(id=request.id, state="done") for request in node.store.list_requests("r")]
     node.store.record_outcomes("r", done[:1])
-    copy = node.store.devices("r", "before/now")
+    copy = node.store.load_devices("r", "before/now")
     assert copy is not None
     assert len(copy[1]["users"]) == len(stored_state[1]["users"]) - 1
     node.store.record_outcomes("r", done)
     assert not any(needle in _file(node) for needle in needles)
-    node.store.run_withdrawal(
+    node.store.run_withdrawing_change(
         lambda db: attempt_snapshot.end_attempt(db, "r", True, "here")
     )  # "it failed", says a server that lies
-    after = node.store.devices("r")
+    after = node.store.load_devices("r")
     assert after is not None
     assert after[1]["users"].tolist() == stored_state[1]["users"].tolist()
     assert not stored_upload_sizes(site)[:LEAVERS].any()
     assert stored_upload_sizes(site)[LEAVERS:].any()
-    node.store.run_withdrawal(lambda db: attempt_snapshot.save_snapshot(db, "r", 9, 0))
-    node.store.erase(None)
-    assert node.store.devices("r", "before/now") is None
+    node.store.run_withdrawing_change(lambda db: attempt_snapshot.save_snapshot(db, "r", 9, 0))
+    node.store.erase_user(None)
+    assert node.store.load_devices("r", "before/now") is None
     assert node.store.run_query(lambda db: attempt_snapshot.find_open_attempt(db, "r")) == 0
     close_nodes(site)
 
@@ -191,8 +191,8 @@ def test_serial_number_is_not_reused_after_a_kill(tmp_path: Path, monkeypatch: p
     config = validate_model(RunConfig, values, "the test")
     site = make_site(tmp_path, config, insecure_single_user_uploads=True)
     collect_first_block(site, timeout=0.2, give_up=60.0)
-    node, fed, rows = site.transport.members[1], assemble(config, Machine()), rows_of_blocks(config)
-    for raw in node.store.users()[1][:LEAVERS]:
+    node, fed, rows = site.transport.members[1], assemble_federation(config, Machine()), rows_of_blocks(config)
+    for raw in node.store.list_users()[1][:LEAVERS]:
         node.store.enqueue_request("leave", "r", user=node.store.find_user(raw))
     effective: list[float] = []
 
@@ -225,7 +225,7 @@ def test_serial_number_is_not_reused_after_a_kill(tmp_path: Path, monkeypatch: p
         looks.append(1)
         return [2, 3] if len(looks) == 1 else sorted(self.members)
 
-    monkeypatch.setattr(Loopback, "nodes", nodes)
+    monkeypatch.setattr(Loopback, "list_online_nodes", nodes)
     drop_node_memory(site)
     coordinator.continue_run(site.folder, "r", site.transport)
     more(2)
@@ -240,10 +240,10 @@ def test_serial_number_is_not_reused_after_a_kill(tmp_path: Path, monkeypatch: p
 def test_a_silent_node_is_waited_for_once_a_round(tmp_path: Path) -> None:
     site = site_with_leavers(tmp_path / "site", timeout=0.05, give_up=60.0)
     node, observations = site.transport.members[1], list[str]()
-    raws = node.store.users()[1][LEAVERS : 2 * LEAVERS]
+    raws = node.store.list_users()[1][LEAVERS : 2 * LEAVERS]
     for raw in raws:
         node.store.enqueue_request(
-            "forget", "r", sorted(node.store.history([node.store.find_user(raw)]).item), node.store.find_user(raw)
+            "forget", "r", sorted(node.store.read_history([node.store.find_user(raw)]).item), node.store.find_user(raw)
         )
 
     def deaf(number: int, body: bytes, answer: Any) -> bytes | None:
@@ -269,14 +269,14 @@ def test_a_node_cannot_fill_the_server_with_requests_and_loses_none(
     with site.store as store:
         for _ in range(2):  # sent again with every answer
             with store._write_transaction() as db:
-                open_requests.put_received(db, "r", open_requests.ReceivedRequests(some), 1.0)
-        results = [(entry.node, entry.request.id) for entry in store.open_requests("r")]
+                open_requests.store_received_requests(db, "r", open_requests.ReceivedRequests(some), 1.0)
+        results = [(entry.node, entry.request.id) for entry in store.list_open_requests("r")]
         assert results == [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3)]
-        assert [event["said"].split(" requests")[0] for _, _, event in store.events("r")] == ["2", "1", "2", "1"]
+        assert [event["said"].split(" requests")[0] for _, _, event in store.list_events("r")] == ["2", "1", "2", "1"]
         with store._write_transaction() as db:
             db.execute("UPDATE requests SET done = 2, request = '' WHERE number < 3")
-            open_requests.put_received(db, "r", open_requests.ReceivedRequests(some), 3.0)
-        assert [entry.request.id for entry in store.open_requests("r") if entry.node == 1] == [3, 4, 5]
+            open_requests.store_received_requests(db, "r", open_requests.ReceivedRequests(some), 3.0)
+        assert [entry.request.id for entry in store.list_open_requests("r") if entry.node == 1] == [3, 4, 5]
     close_nodes(site)
 
 

@@ -33,16 +33,16 @@ from helpers.request_script import (
 )
 from tacita.core.codec import pack
 from tacita.core.config import RunConfig, validate_model
-from tacita.federation.rounds import start_run
+from tacita.federation.rounds import make_initial_progress
 from tacita.live.node import attempt_snapshot, question_handler, user_queries
 from tacita.live.node.node import Node
-from tacita.live.node.release_log import describe_log
+from tacita.live.node.release_log import list_log_lines
 from tacita.live.node.verbs import perform_verb
 from tacita.live.server import coordinator
 from tacita.live.server.attempts import Attempts
 from tacita.live.server.certificates import build_certificate, certify_user
 from tacita.live.server.open_requests import OpenRequest
-from tacita.live.server.request_service import select_due
+from tacita.live.server.request_service import select_due_requests
 from tacita.live.server.store import ServerStore
 from tacita.live.wire import (
     Reply,
@@ -55,11 +55,11 @@ from tacita.live.wire import (
     stamp_reply,
 )
 from tacita.round.unlearning_report import UnlearningReport
-from tacita.runs.assembly import Machine, assemble
+from tacita.runs.assembly import Machine, assemble_federation
 
 
 def second_block(site: Site) -> None:
-    fed = assemble(site.config, Machine())
+    fed = assemble_federation(site.config, Machine())
     site.publish(list(fed.stream.item_ids))
     site.collect(rows_of_blocks(site.config)[1])
     site.next_block()
@@ -212,7 +212,7 @@ def test_requests_of_a_silent_node_wait_and_raise_an_alert(tmp_path: Path, monke
         if number == 1 and head.kind == "round" and head.round == 1 and "asked" not in observations:
             observations["asked"] = submit_request(site, "leave", user)["request"]
         if number == 1 and head.attempt and "before" not in observations:
-            observations["before"] = node.store.devices("r")
+            observations["before"] = node.store.load_devices("r")
         reply = bytes(answer())
         if number == 1 and head.attempt and head.round < 5:
             observations["state"] = request_status(site)[0]["state"]
@@ -237,10 +237,10 @@ def test_requests_of_a_silent_node_wait_and_raise_an_alert(tmp_path: Path, monke
     assert entry["effect"].startswith("effective since")
     assert "what was learned out of the model; verified by nobody" in entry["effect"]
     with site.store as store:
-        events = [event for _, _, event in store.events("r")]
+        events = [event for _, _, event in store.list_events("r")]
         assert [e["tries"] for e in events if e["event"] == "request stuck"] == [2]
         assert [e.get("tries", 0) for e in events if e["event"] == "request"] == [1, 2, 0]
-        assert store.open_requests("r") == store.list_pending("r") == []
+        assert store.list_open_requests("r") == store.list_pending("r") == []
         note = store.load_run("r").note
         assert note is not None
         assert (note["attempts"]["resolved"], note["attempts"]["failed"]) == (3, [1, 2])
@@ -258,14 +258,14 @@ def test_failed_requests_back_off_and_block_later_ones() -> None:
     last = {"state": "pending", "block": 1, "round": 10}
 
     def first(tries: int) -> int:
-        return next(r for r in range(10, 80) if select_due([open_(1, 1, tries=tries, **last)], server(1, r)))
+        return next(r for r in range(10, 80) if select_due_requests([open_(1, 1, tries=tries, **last)], server(1, r)))
 
     when = {tries: first(tries) for tries in (1, 2, 3, 9)}
     assert when == {1: 11, 2: 12, 3: 14, 9: 74}
-    assert select_due([open_(1, 1, tries=9, **last)], server(2, 0))  # a new block is a new chance
+    assert select_due_requests([open_(1, 1, tries=9, **last)], server(2, 0))  # a new block is a new chance
     waiting = [open_(1, 1, tries=3, **last), open_(2, 1), open_(3, 2)]
-    assert [entry.number for entry in select_due(waiting, server(1, 11))] == [3]
-    assert [entry.number for entry in select_due(waiting, server(1, 14))] == [1, 2, 3]
+    assert [entry.number for entry in select_due_requests(waiting, server(1, 11))] == [3]
+    assert [entry.number for entry in select_due_requests(waiting, server(1, 14))] == [1, 2, 3]
 
 
 def test_rollback_restores_devices_but_not_spending(tmp_path: Path) -> None:
@@ -281,19 +281,19 @@ def test_rollback_restores_devices_but_not_spending(tmp_path: Path) -> None:
 
     for failed in (True, False):
         put(before)
-        store.run_withdrawal(lambda db: attempt_snapshot.save_snapshot(db, "r", 4, 0))
+        store.run_withdrawing_change(lambda db: attempt_snapshot.save_snapshot(db, "r", 4, 0))
         put(after)
-        store.run_withdrawal(
+        store.run_withdrawing_change(
             lambda db: attempt_snapshot.save_snapshot(db, "r", 4, 0)
         )  # a second answer of the same attempt
         assert store.run_query(lambda db: attempt_snapshot.find_open_attempt(db, "r")) == 4
-        store.run_withdrawal(lambda db, failed=failed: attempt_snapshot.end_attempt(db, "r", failed, "here"))
-        state = store.devices("r")
+        store.run_withdrawing_change(lambda db, failed=failed: attempt_snapshot.end_attempt(db, "r", failed, "here"))
+        state = store.load_devices("r")
         assert state is not None
         assert state[1]["users"].tolist() == ([1, 2, 3] if failed else [2, 3])
         assert state[1]["private"].all(axis=1).tolist() == ([True, True, False] if failed else [False, False])
         assert state[1]["parts/p/spent"].tolist() == ([[1], [7], [8]] if failed else [[7], [8]])  # a newcomer's, too
-        assert store.devices("r", "before/now") is None
+        assert store.load_devices("r", "before/now") is None
         assert store.run_query(lambda db: attempt_snapshot.find_open_attempt(db, "r")) == 0
     close_nodes(site)
 
@@ -320,7 +320,7 @@ def test_sent_requests_are_in_the_release_log_and_certificate(tmp_path: Path) ->
     assert 50 < sent["bytes"] < 200
     assert user not in str(lines)
     assert not any(item in str(lines) for item in items)
-    log = describe_log(perform_verb(node, "ledger", {}))
+    log = list_log_lines(perform_verb(node, "ledger", {}))
     assert any("1 person asks the server to unshare: made-up names, 2 item numbers" in entry for entry in log)
     answer = perform_verb(node, "ledger", {"user": user})
     assert [(request["kind"], request["items told"]) for request in answer["requests"]] == [
@@ -328,10 +328,10 @@ def test_sent_requests_are_in_the_release_log_and_certificate(tmp_path: Path) ->
         ("unshare", 2),
     ]
     assert answer["requests"][0]["bytes"] == sent["bytes"]
-    assert "the wish to share, 3 item numbers, a made-up name and the time" in describe_log(answer)[0]
-    counted, _ = node.store.count_releases(0.0)
+    assert "the wish to share, 3 item numbers, a made-up name and the time" in list_log_lines(answer)[0]
+    counted, _ = node.store.count_releases_since(0.0)
     assert counted == sum(not release["kind"].startswith("request/") for release in node.store.list_releases())
-    _, rows = user_queries.list_releases(node.store, node.store.users()[1][1], 0, 100)
+    _, rows = user_queries.list_releases(node.store, node.store.list_users()[1][1], 0, 100)
     assert not any(row["yours"] for row in rows if row["kind"].startswith("request/"))  # somebody else's
     report = request_status(site)
     assert report[0]["certificate"]["taken"] == ""
@@ -346,8 +346,8 @@ def test_sent_requests_are_in_the_release_log_and_certificate(tmp_path: Path) ->
 
 def test_part_that_did_not_unlearn_is_not_certified() -> None:
     config = site_config("preset retraction")
-    fed = assemble(config, Machine())
-    server = start_run(fed).server
+    fed = assemble_federation(config, Machine())
+    server = make_initial_progress(fed).server
     report = UnlearningReport(details={"people": 1})
     certificate = build_certificate([report], (server, server), "unshare")
     user_certificate = certify_user(certificate, "unshare", 0)
@@ -383,7 +383,9 @@ def test_a_node_that_lies_about_times_reorders_nothing(tmp_path: Path) -> None:
 
 def test_the_time_of_a_request_is_bounded_by_what_the_server_has_seen() -> None:
     attempts = Attempts()
-    times = [attempts.order_time(value, 100.0) for value in (50.0, 10.0, 1e12, 99.0)]
-    times.append(Attempts.from_note({"attempts": attempts.to_note()}).order_time(0.0, 200.0))  # after a restart, too
+    times = [attempts.order_request_time(value, 100.0) for value in (50.0, 10.0, 1e12, 99.0)]
+    times.append(
+        Attempts.from_note({"attempts": attempts.to_note()}).order_request_time(0.0, 200.0)
+    )  # after a restart, too
     assert np.allclose(times, [50.0, 50.0, 100.0, 100.0, 100.0])
     assert (np.diff(times) > 0).all()  # none is taken for older than what was there before it

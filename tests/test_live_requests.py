@@ -46,7 +46,7 @@ from tacita.live.server.remote_devices import RemoteDevices
 from tacita.live.server.request_service import group_requests
 from tacita.live.wire import MAGIC, Reply, UserRequest, decode_reply, decode_request, encode_message
 from tacita.round.fulfilment import can_fulfil
-from tacita.runs.assembly import Machine, assemble, build_plan
+from tacita.runs.assembly import Machine, assemble_federation, build_plan
 
 
 def spoiled(site: Site, change: Any) -> None:
@@ -94,8 +94,8 @@ def test_malformed_request_makes_a_bad_reply(tmp_path: Path, request_: dict[str,
     spoiled(site, once)
     play_blocks(site)
     with site.store as store:
-        assert any(event["event"] == "bad reply" for _, _, event in store.events("r"))
-        assert store.open_requests("r") == []
+        assert any(event["event"] == "bad reply" for _, _, event in store.list_events("r"))
+        assert store.list_open_requests("r") == []
     close_nodes(site)
 
 
@@ -114,11 +114,11 @@ def test_requests_that_nothing_carries_out_change_no_round(tmp_path: Path, kind:
     play_blocks(site)
     assert are_close(site.arrays()["now/items"], run_lab(config).server.items)
     with site.store as store:
-        reports = [event for _, _, event in store.events("r") if event["event"] == "request"]
+        reports = [event for _, _, event in store.list_events("r") if event["event"] == "request"]
         assert len(reports) == count[0] == 6
         assert all("nothing in this run can carry out" in entry["said"] for entry in reports)
-        assert store.open_requests("r") == []
-        remainder = store._query("SELECT request FROM requests")
+        assert store.list_open_requests("r") == []
+        remainder = store._fetch_rows("SELECT request FROM requests")
         assert [text for (text,) in remainder] == [""] * 6  # nothing of what was asked for is kept
     close_nodes(site)
 
@@ -132,7 +132,7 @@ def test_a_reply_over_more_people_than_were_asked_does_not_count(tmp_path: Path)
         config = config_with_parts("fedavg", UploadLog, aggregation="fixed", denominator=40.0)
         site = make_site(tmp_path, config, insecure_single_user_uploads=True)
         with site.store as store:  # nobody else is asked twice
-            store._query("UPDATE runs SET options = ?", json.dumps(PATIENT | {"give_up": 1.0}))
+            store._fetch_rows("UPDATE runs SET options = ?", json.dumps(PATIENT | {"give_up": 1.0}))
 
         def many(number: int, body: bytes, answer: Any) -> bytes:
             reply = bytes(answer())
@@ -147,7 +147,7 @@ def test_a_reply_over_more_people_than_were_asked_does_not_count(tmp_path: Path)
         node = site.transport.members[1]
         play_with_a_leaver(site, node)
         with site.store as store:
-            reports = [event for _, _, event in store.events("r") if event["event"] == "request"]
+            reports = [event for _, _, event in store.list_events("r") if event["event"] == "request"]
         assert reports
         assert "answered within" in reports[0]["said"]
         close_nodes(site)
@@ -156,10 +156,10 @@ def test_a_reply_over_more_people_than_were_asked_does_not_count(tmp_path: Path)
 
 
 def play_with_a_leaver(site: Site, node: Any) -> None:
-    fed = assemble(site.config, Machine())
+    fed = assemble_federation(site.config, Machine())
     site.publish(list(fed.stream.item_ids[: fed.stream.blocks[0].n_items]))
     site.collect(rows_of_blocks(site.config)[0])
-    person = node.store.users()[1][0]
+    person = node.store.list_users()[1][0]
     node.store.enqueue_request("forget", "r", user=node.store.find_user(person))
     try:
         site.next_block()
@@ -173,7 +173,7 @@ def play_with_a_leaver(site: Site, node: Any) -> None:
 def given(site: Site) -> list[tuple[int, str]]:
     arrays = site.arrays()
     with site.store as store:
-        items = [item for item, _ in store.catalogue()]
+        items = [item for item, _ in store.read_catalogue()]
     if "now/given/item" not in arrays:
         return []
     return [(int(s), items[i]) for s, i in zip(arrays["now/given/sender"], arrays["now/given/item"], strict=True)]
@@ -239,7 +239,7 @@ def test_share_unshare_and_leave_take_effect_with_the_round_that_carries_them(tm
     assert report[-1]["certificate"]["residual risk"].startswith("Nothing in this run unlearns")
     assert not any(item in json.dumps(report) for item in items)
     with site.store as store:
-        assert [e["kind"] for _, _, e in store.events("r") if e["event"] == "request"] == [
+        assert [e["kind"] for _, _, e in store.list_events("r") if e["event"] == "request"] == [
             "share",
             "share",
             "unshare",
@@ -285,7 +285,7 @@ def test_a_request_survives_kills_between_acknowledgement_and_effect(
     with pytest.raises(Killed):
         site.next_block()
     with site.store as store:
-        assert len(store.open_requests("r")) == 1
+        assert len(store.list_open_requests("r")) == 1
     drop_node_memory(site)
     coordinator.continue_run(site.folder, "r", site.transport)
     result["whole"].next_block()
@@ -323,7 +323,7 @@ def test_impossible_requests_are_refused_in_one_sentence(tmp_path: Path) -> None
     with pytest.raises(TacitaError, match="takes part in no run yet"):
         submit_request(site, "share", user, items[0])
     site.next_block()
-    other = next(item for item, _ in node.store.catalogue() if item not in items)
+    other = next(item for item, _ in node.store.read_catalogue() if item not in items)
     node.set_consent(user, items[1], "keep")
     for kind, words, match in (
         ("share", ["nobody"], "nothing of user 'nobody'"),
@@ -374,7 +374,7 @@ def told_by_devices(site: Site) -> Any:
     """How many people have told of each item in each block, as their devices remember it."""
     result = np.zeros_like(site.arrays()["now/parts/tally/touched"])
     for node in site.transport.members.values():
-        state = node.store.devices("r")
+        state = node.store.load_devices("r")
         assert state is not None
         lists = {name.rpartition(":")[2]: v for name, v in state[1].items() if name.startswith("lists/parts/statistic")}
         np.add.at(result, (lists["block"], lists["item"]), 1)
@@ -399,7 +399,7 @@ def test_tally_forgets_live_exactly(tmp_path: Path, kind: str, least: int, model
         sites[name] = make_site(tmp_path / name, fixed_tally_config(model), min_contributors=least)
         collect_first_block(sites[name])
     site, never = sites["asked"], sites["never"]
-    raws = site.transport.members[1].store.users()[1][:5]
+    raws = site.transport.members[1].store.list_users()[1][:5]
     gone = {raw: user_with_items(site, nth=n)[1][:3] for n, raw in enumerate(raws)}
     for raw, items in gone.items():
         node = never.transport.members[1]
@@ -412,7 +412,7 @@ def test_tally_forgets_live_exactly(tmp_path: Path, kind: str, least: int, model
     for raw in raws[:4]:
         waits = submit_request(site, kind, raw, *words[raw])
     assert waits["state"].startswith("queued: 4 of the 5 people have asked")
-    fed = assemble(site.config, Machine())
+    fed = assemble_federation(site.config, Machine())
     for entry in sites.values():
         entry.publish(list(fed.stream.item_ids))
         entry.collect(rows_of_blocks(site.config)[1])
@@ -441,7 +441,7 @@ def test_tally_forgets_live_exactly(tmp_path: Path, kind: str, least: int, model
 def test_question_about_a_subset_of_withdrawals_is_refused(tmp_path: Path) -> None:
     site = make_site(tmp_path, fixed_tally_config())
     collect_first_block(site)
-    raws = site.transport.members[1].store.users()[1][:6]
+    raws = site.transport.members[1].store.list_users()[1][:6]
     for raw in raws[:5]:
         site.transport.members[1].store.enqueue_request(
             "leave", "r", user=site.transport.members[1].store.find_user(raw)

@@ -18,7 +18,7 @@ from tacita.live.node.node import Node, NodeConfig
 from tacita.live.running import daemon
 from tacita.live.settings import check_live_settings
 from tacita.live.wire import decode_reply
-from tacita.runs.assembly import Machine, assemble
+from tacita.runs.assembly import Machine, assemble_federation
 
 NODE = {"name": "n", "server": "localhost:1"}
 
@@ -100,7 +100,7 @@ def test_defaults_of_parts_count_as_planned(tmp_path: Path) -> None:
 
 
 def next_block(site: Site) -> None:
-    site.publish(list(assemble(site.config, Machine()).stream.item_ids))
+    site.publish(list(assemble_federation(site.config, Machine()).stream.item_ids))
     site.collect(rows_of_blocks(site.config)[1])
     site.next_block()
 
@@ -110,26 +110,26 @@ def test_who_declared_0_is_in_no_run(tmp_path: Path, run: str | None) -> None:
     """A run that counts nothing would take all of a person who wants to spend nothing."""
     site = begin_site(tmp_path, site_config("fedavg"))
     node = site.transport.members[1]
-    user = node.store.users()[1][0]
+    user = node.store.list_users()[1][0]
     number = node.store.find_user(user)
     verbs.perform_verb(node, "budget", {"user": user, "epsilon": 0.0, "run": run})
     site.next_block()
-    assert number not in node.store.block_rows("r", 0).user
+    assert number not in node.store.read_block_rows("r", 0).user
     sums = [decode_reply(reply).head for sender, _, reply in site.transport.log if sender == 1]
-    n_others = len(node.store.users()[0]) - 1
+    n_others = len(node.store.list_users()[0]) - 1
     assert {head.clients for head in sums if head.kind == "round"} == {n_others}
     node.store.assign_block("another", 0)
-    assert (number in node.store.block_rows("another", 0).user) == (run == "r")
+    assert (number in node.store.read_block_rows("another", 0).user) == (run == "r")
     verbs.perform_verb(node, "budget", {"user": user, "epsilon": 1.0})
     next_block(site)
-    assert number in node.store.block_rows("r", 1).user
+    assert number in node.store.read_block_rows("r", 1).user
     close_nodes(site)
 
 
 def test_who_declares_0_in_a_block_is_in_no_later_round(tmp_path: Path) -> None:
     site = begin_site(tmp_path, site_config("fedavg"))
     node: Node = site.transport.members[1]
-    user = node.store.users()[1][0]
+    user = node.store.list_users()[1][0]
     n_rounds = 0
 
     def declare_after_first(number: int, body: bytes, answer: Any) -> bytes:
@@ -144,7 +144,7 @@ def test_who_declares_0_in_a_block_is_in_no_later_round(tmp_path: Path) -> None:
     site.transport.spoil = declare_after_first
     site.next_block()
     heads = [decode_reply(reply).head for sender, _, reply in site.transport.log if sender == 1]
-    n_users = len(node.store.users()[0])
+    n_users = len(node.store.list_users()[0])
     assert [head.clients for head in heads if head.kind == "round"] == [n_users, n_users - 1, n_users - 1]
     close_nodes(site)
 

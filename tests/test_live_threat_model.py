@@ -36,7 +36,7 @@ def with_part(part: dict[str, Any], **train: Any) -> RunConfig:
     ids=["tally", "dpps", "laplace", "dp-fedavg", "no epsilon"],
 )
 def test_every_mechanism_says_what_it_does_not_cover(config: RunConfig, sentence: str | None) -> None:
-    lines = threat_model.list_outside(build_plan(config))
+    lines = threat_model.list_uncovered_sentences(build_plan(config))
     if sentence is None:
         assert lines == []
     else:
@@ -50,7 +50,7 @@ def test_status_and_account_print_what_is_outside(tmp_path: Path) -> None:
     site.next_block()
     status = verbs.perform_verb(node, "status", {})
     assert threat_model.OF_SUMS in status["outside"]
-    user = node.store.users()[1][0]
+    user = node.store.list_users()[1][0]
     account = verbs.perform_verb(node, "ledger", {"user": user})["runs"]["r"]
     words = describe_ledger(account)
     assert threat_model.OF_SUMS in words
@@ -61,7 +61,7 @@ def test_status_and_account_print_what_is_outside(tmp_path: Path) -> None:
 def test_a_budget_that_is_raised_after_releases_is_called_an_odometer(tmp_path: Path) -> None:
     site = begin_site(tmp_path, private_tally_config(1.0, blocks=2))
     node = site.transport.members[1]
-    raised, lowered, early, first, silent = node.store.users()[1][:5]
+    raised, lowered, early, first, silent = node.store.list_users()[1][:5]
 
     def declare(user: str, epsilon: float) -> str:
         return str(verbs.perform_verb(node, "budget", {"user": user, "epsilon": epsilon})["note"])

@@ -14,11 +14,11 @@ from tacita.core.codec import digest_array
 from tacita.core.config import RunConfig, validate_model
 from tacita.live.node import question_handler, verbs
 from tacita.live.node.queued_request import QueuedRequest
-from tacita.live.node.withdrawal_batches import select_due
+from tacita.live.node.withdrawal_batches import select_requests_to_send
 from tacita.live.per_client_arrays import CHOSEN
 from tacita.live.wire import Reply, ServerRequest, decode_reply, encode_message
 from tacita.privacy.accounting import Event, compute_epsilon
-from tacita.runs.assembly import Machine, assemble, build_plan
+from tacita.runs.assembly import Machine, assemble_federation, build_plan
 
 DRAWN = {"kind": "poisson", "rate": 0.3}
 ROUNDS = 5
@@ -33,7 +33,7 @@ def replies(site: Site, kind: str) -> list[Reply]:
 def test_few_who_can_pay_show_in_no_refusal_of_a_private_tally(tmp_path: Path) -> None:
     site = begin_site(tmp_path, private_tally_config(1.0, blocks=2))
     node = site.transport.members[1]
-    raws = node.store.users()[1]
+    raws = node.store.list_users()[1]
     for raw in raws[4:]:  # four of thirty are left; min_users is 5
         verbs.perform_verb(node, "budget", {"user": raw, "epsilon": 0.0})
     site.next_block()
@@ -46,7 +46,7 @@ def test_few_who_can_pay_show_in_no_refusal_of_a_private_tally(tmp_path: Path) -
 def test_private_tally_hides_the_number_of_contributors(tmp_path: Path) -> None:
     site = begin_site(tmp_path, private_tally_config(1.0, blocks=2))
     node = site.transport.members[1]
-    raws = node.store.users()[1]
+    raws = node.store.list_users()[1]
     for raw in raws[5:]:
         verbs.perform_verb(node, "budget", {"user": raw, "epsilon": 0.0})
     site.next_block()
@@ -57,7 +57,7 @@ def test_private_tally_hides_the_number_of_contributors(tmp_path: Path) -> None:
 
 
 def next_block(site: Site) -> None:
-    site.publish(list(assemble(site.config, Machine()).stream.item_ids))
+    site.publish(list(assemble_federation(site.config, Machine()).stream.item_ids))
     site.collect(rows_of_blocks(site.config)[1])
     site.transport.log.clear()
     site.next_block()
@@ -68,11 +68,11 @@ def test_users_without_uploads_do_not_count_towards_min_users_of_withdrawals(tmp
     """Control: the sum of such a batch is, without noise, what the one of them had told."""
     site = begin_site(tmp_path, site_config("tally"))
     node = site.transport.members[1]
-    raws = node.store.users()[1]
+    raws = node.store.list_users()[1]
     for raw in raws[1:5]:
         node.store.set_consent(raw, None, "keep")
     site.next_block()
-    items = [item for item, _ in node.store.catalogue()] if kind == "forget" else []
+    items = [item for item, _ in node.store.read_catalogue()] if kind == "forget" else []
     for raw in raws[:5]:
         node.store.enqueue_request(kind, "r", items, user=node.store.find_user(raw))
     next_block(site)
@@ -83,11 +83,11 @@ def test_users_without_uploads_do_not_count_towards_min_users_of_withdrawals(tmp
 
 def test_withdrawal_waits_for_min_users() -> None:
     wants = [QueuedRequest(n, "r", "leave", [], n, 0.0) for n in range(8)]
-    assert select_due(wants, 5, True) == wants
-    assert select_due(wants, 5, True, empty_withdrawals={0, 1, 2}) == wants
-    assert select_due(wants, 5, True, empty_withdrawals={0, 1, 2, 3}) == []
-    assert select_due(wants, 5, True, empty_withdrawals=range(8)) == wants  # nothing is told
-    assert select_due(wants, 5, False, empty_withdrawals={0, 1, 2, 3}) == wants
+    assert select_requests_to_send(wants, 5, True) == wants
+    assert select_requests_to_send(wants, 5, True, empty_withdrawals={0, 1, 2}) == wants
+    assert select_requests_to_send(wants, 5, True, empty_withdrawals={0, 1, 2, 3}) == []
+    assert select_requests_to_send(wants, 5, True, empty_withdrawals=range(8)) == wants  # nothing is told
+    assert select_requests_to_send(wants, 5, False, empty_withdrawals={0, 1, 2, 3}) == wants
 
 
 def drawn_server(folder: Path) -> tuple[HostileServer, Site]:
@@ -108,15 +108,17 @@ def test_sampling_counted_by_a_ledger_is_drawn_by_chance_alone(tmp_path: Path) -
     assert (repeat.head.verdict, "drawn anew by chance" in repeat.head.said) == ("refused", True)
     honest = server.asks()
     assert honest.head.verdict == "ok"
-    state = server.node.store.model("r")
+    state = server.node.store.load_model("r")
     assert state is not None
-    arrays = {name: array for name, (_, array) in state[1].items()} | {CHOSEN: server.node.open_runs["r"].names[:1]}
+    arrays = {name: array for name, (_, array) in state[1].items()} | {
+        CHOSEN: server.node.open_runs["r"].pseudonyms[:1]
+    }
     named = {name: digest_array(array) for name, array in arrays.items()}
     server_request = ServerRequest(first.head.model_copy(update={"round": 1, "names": named}), arrays)
     reply = decode_reply(question_handler.answer_message(server.node, encode_message(server_request)))
     assert (reply.head.verdict, "drawn anew by chance" in reply.head.said) == ("refused", True)
     part = build_plan(site.config).parts[0]
-    noise = part.noise_multiplier()  # type: ignore[attr-defined]
+    noise = part.compute_noise_multiplier()  # type: ignore[attr-defined]
     event = Event("round", "gaussian", 1.0, noise, "person", "central", 0.3, "poisson")
     once = Event("round", "gaussian", 1.0, noise / ROUNDS**0.5, "person", "central", 0.3, "poisson")
     counted, true = compute_epsilon([(event, ROUNDS)], 1e-5), compute_epsilon([(once, 1)], 1e-5)
@@ -130,9 +132,9 @@ def test_users_who_share_everything_do_not_count_towards_min_users(tmp_path: Pat
     values = site_config("fedavg").model_dump(mode="json") | {"parts": [{"name": "sharing", "groups": [1, 0, 0]}]}
     site = begin_site(tmp_path, validate_model(RunConfig, values, "the test"))
     node = site.transport.members[1]
-    ids = node.store.users()[0].tolist()
+    ids = node.store.list_users()[0].tolist()
     for entry in ids[1:]:
-        node.store.enqueue_request("share", "r", node.store.history([entry]).item, user=entry)
+        node.store.enqueue_request("share", "r", node.store.read_history([entry]).item, user=entry)
     site.next_block()
     report = replies(site, "round")
     assert [(element.head.verdict, element.head.clients) for element in report] == [

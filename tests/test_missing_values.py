@@ -9,7 +9,7 @@ import pytest
 
 import tacita as tc
 from tacita.core.errors import TacitaError
-from tacita.data.sources import load
+from tacita.data.sources import load_interactions
 
 HEADER = "user,item,rating,timestamp,comment\n"
 
@@ -29,7 +29,7 @@ FOUR_KINDS = [",i1,3,5,", "u1,,3,5,", "u1,i2,,5,", "u1,i3,3,NaN,", "u2,i3,NA,9,"
 def test_four_kinds_of_nulls_are_counted_in_one_message(tmp_path: Path) -> None:
     file = write(tmp_path / "clicks.csv", FOUR_KINDS)
     with pytest.raises(TacitaError) as refusal:
-        load(file)
+        load_interactions(file)
     text = str(refusal.value)
     for words in ("1 without user", "1 without item", "2 without rating", "1 without timestamp", "--drop-missing"):
         assert words in text
@@ -39,7 +39,7 @@ def test_four_kinds_of_nulls_are_counted_in_one_message(tmp_path: Path) -> None:
 
 def test_rows_that_lack_a_value_are_dropped_and_counted(tmp_path: Path) -> None:
     file = write(tmp_path / "clicks.csv", FOUR_KINDS)
-    table = load(file, drop_missing=True)
+    table = load_interactions(file, drop_missing=True)
     assert len(table.user) == len(rows())
     assert any("dropped 5 of 65 rows" in note for note in table.notes)
 
@@ -52,19 +52,19 @@ def test_dropped_rows_stand_in_the_result(tmp_path: Path) -> None:
 
 
 def test_nulls_in_columns_that_are_not_read_do_not_matter(tmp_path: Path) -> None:
-    assert len(load(write(tmp_path / "clicks.csv", [])).user) == len(rows())
+    assert len(load_interactions(write(tmp_path / "clicks.csv", [])).user) == len(rows())
 
 
 def test_one_kind_names_its_row_and_counts_the_others(tmp_path: Path) -> None:
     file = write(tmp_path / "clicks.csv", [",i1,3,5,", ",i2,3,5,"])
     with pytest.raises(TacitaError, match=r"line 62 has no user id \(2 rows lack it\).*--drop-missing"):
-        load(file)
+        load_interactions(file)
 
 
 def test_a_word_for_a_rating_is_not_dropped(tmp_path: Path) -> None:
     file = write(tmp_path / "clicks.csv", ["u1,i1,five,5,"])
     with pytest.raises(TacitaError, match="five"):
-        load(file, drop_missing=True)
+        load_interactions(file, drop_missing=True)
 
 
 def test_a_table_in_memory_drops_them_too(tmp_path: Path) -> None:
@@ -80,4 +80,4 @@ def test_a_file_of_nothing_but_gaps_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "gaps.csv"
     path.write_text("user,item\nu1,\n,i2\nu3,\n")
     with pytest.raises(TacitaError, match="every row lacks a value"):
-        load(str(path), drop_missing=True)
+        load_interactions(str(path), drop_missing=True)

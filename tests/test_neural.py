@@ -27,7 +27,7 @@ from tacita.learn.training import grouped_stepper, tower_stepper
 from tacita.learn.training.optimisers import OPTIMISERS, LazyAdam
 from tacita.models import find_backbone_class
 from tacita.models import scoring as catalogue_scores
-from tacita.models.scoring import score_aligned, score_all, score_lists, score_with_own_rows
+from tacita.models.scoring import score_aligned, score_catalogue, score_lists, score_with_own_rows
 
 TOWERS = ["neumf", "neuncf"]
 every_tower = pytest.mark.parametrize("name", TOWERS)
@@ -96,7 +96,7 @@ def test_scores_are_those_of_torchs_layers(name: str) -> None:
     backbone, private, heads, items = some_model(name)
     user, item = np.repeat(np.arange(9), 13), np.tile(np.arange(13), 9)
     want = by_torch(name, private[user], heads, items[item], 6).reshape(9, 13)
-    np.testing.assert_allclose(score_all(backbone, private, heads, items), want, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(score_catalogue(backbone, private, heads, items), want, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(score_aligned(backbone, private[user], heads, items[item]).reshape(9, 13), want, 1e-4)
     lists = np.random.default_rng(0).integers(0, 13, (9, 4)).astype(np.int32)
     result = score_lists(backbone, private, heads, items, lists)
@@ -109,12 +109,12 @@ def test_groups_have_towers_of_their_own(name: str) -> None:
     rng = np.random.default_rng(1)
     heads = {k: rng.normal(size=(3, *shape)).astype("f4") for k, shape in backbone.list_head_shapes().items()}
     own_values = {k: v.reshape(3, 3, -1) for k, v in backbone.split_private(private).items()}
-    got = backbone.score_groups(own_values, heads, items[:9].reshape(3, 3, -1))
+    got = backbone.compute_group_logits(own_values, heads, items[:9].reshape(3, 3, -1))
     tensors = [
         {k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in candidate.items()}
         for candidate in (own_values, heads)
     ]
-    same = backbone.score_groups(*tensors, torch.from_numpy(items[:9].reshape(3, 3, -1)))
+    same = backbone.compute_group_logits(*tensors, torch.from_numpy(items[:9].reshape(3, 3, -1)))
     np.testing.assert_allclose(got, same.numpy(), rtol=1e-5, atol=1e-5)
     for g in range(3):
         own = {k: v[g] for k, v in heads.items()}
@@ -126,13 +126,13 @@ def test_groups_have_towers_of_their_own(name: str) -> None:
 def test_score_is_independent_of_the_cohort(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     backbone, private, heads, _ = some_model(name)
     items = np.random.default_rng(2).normal(size=(1100, backbone.item_width)).astype("f4")
-    whole = score_all(backbone, private, heads, items)
-    assert np.array_equal(score_all(backbone, private[4:6], heads, items[:700]), whole[4:6, :700])
+    whole = score_catalogue(backbone, private, heads, items)
+    assert np.array_equal(score_catalogue(backbone, private[4:6], heads, items[:700]), whole[4:6, :700])
     user, item = np.arange(700) % 9, np.arange(700)
     some = score_aligned(backbone, private[user], heads, items[item])
     assert np.array_equal(score_aligned(backbone, private[user[50:90]], heads, items[item[50:90]]), some[50:90])
     monkeypatch.setattr(catalogue_scores, "CHUNK", 4)
-    assert np.array_equal(score_all(backbone, private, heads, items), whole)
+    assert np.array_equal(score_catalogue(backbone, private, heads, items), whole)
 
 
 @every_tower
@@ -144,7 +144,7 @@ def test_users_can_be_scored_with_their_own_rows(name: str) -> None:
     for u in range(9):
         table = items.copy()
         table[own.row(u)] += change[own.ptr[u] : own.ptr[u + 1]]
-        want = score_all(backbone, private[u : u + 1], heads, table)
+        want = score_catalogue(backbone, private[u : u + 1], heads, table)
         np.testing.assert_allclose(got[u], want[0], rtol=1e-4, atol=1e-5)
 
 

@@ -16,7 +16,7 @@ import tacita
 from tacita.cli import main
 from tacita.core.config import RunConfig, SplitConfig
 from tacita.core.errors import TacitaError
-from tacita.data.sources import load
+from tacita.data.sources import load_interactions
 from tacita.data.splits import split
 from tacita.runs.controls import MOST_LINEAR_ITEMS
 
@@ -254,7 +254,7 @@ def test_the_page_of_data_says_what_happens_to_published_splits_and_controls() -
     assert "used as it is" not in message
     rows = [f"u{user},i{n},{'test' if n == 20 else 'train'}" for user in range(9) for n in range(21)]
     Path("x.csv").write_text("\n".join(["user,item,part", *rows, "u0,i0,train"]) + "\n", encoding="utf-8")
-    block = split(load("x.csv"), SplitConfig(kind="given")).blocks[0]
+    block = split(load_interactions("x.csv"), SplitConfig(kind="given")).blocks[0]
     assert (block.train.counts().tolist(), block.valid.counts().tolist()) == ([18] * 9, [2] * 9)
     assert "a random tenth of each user's training rows" in message
     assert "a user's repeated item counts once in a block" in message

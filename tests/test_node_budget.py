@@ -24,7 +24,7 @@ from tacita.live.node import budgets, charging, verbs
 from tacita.live.node.node import Node
 from tacita.live.wire import decode_reply
 from tacita.privacy.accounting import Event, compute_epsilon, find_max_releases
-from tacita.privacy.calibration import mu_of_pure
+from tacita.privacy.calibration import bound_mu_of_pure
 from tacita.privacy.ledger import EARLIER_ROUNDS, EARLIER_RUNS, UNIT, Ledger
 from tacita.runs.assembly import build_plan
 
@@ -38,7 +38,7 @@ def site(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Site]:
 
 def account(node: Node, name: str, run: str = "r") -> dict[int, Any]:
     """A person's own, by their number in the store."""
-    state = node.store.devices(run)
+    state = node.store.load_devices(run)
     assert state is not None
     return dict(zip(state[1]["users"].tolist(), state[1][f"parts/{name}"].tolist(), strict=True))
 
@@ -51,7 +51,7 @@ def declared_before(site: Site, said: list[float]) -> dict[Node, list[int]]:
     def first(number: int, body: bytes, answer: Any) -> bytes | None:
         node = site.transport.members[number]
         if node not in request:
-            ids, raws = node.store.users()
+            ids, raws = node.store.list_users()
             for raw, epsilon in zip(raws, said):
                 verbs.perform_verb(node, "budget", {"user": raw, "epsilon": epsilon})
             request[node] = ids[: len(said)].tolist()
@@ -66,7 +66,7 @@ def test_a_budget_is_the_persons_own_and_chooses_noise_and_limit(site: Site) -> 
     request = declared_before(site, [5.0, 0.0, 2.5, 0.2])
     play_blocks(site)
     part = next(entry for entry in build_plan(site.config).parts if entry.name == "dpps")
-    price = np.ceil((1 / part.noise_multipliers()) ** 2 / UNIT)  # type: ignore[attr-defined]
+    price = np.ceil((1 / part.compute_noise_multipliers()) ** 2 / UNIT)  # type: ignore[attr-defined]
     assert len(request) == 3
     for node, (rich, none, between, careful) in request.items():
         tier, budget = account(node, "dpps/tier"), account(node, "dpps/budget")
@@ -88,7 +88,7 @@ def test_lowering_a_budget_below_spending_stops_releases(site: Site) -> None:
     declared_before(site, [5.0])
     play_blocks(site)
     node = site.transport.members[1]
-    ids, raws = node.store.users()
+    ids, raws = node.store.list_users()
     before = account(node, "dpps/spent")[int(ids[0])]
     assert before[0] > 0
     verbs.perform_verb(node, "budget", {"user": raws[0], "epsilon": 0.001})
@@ -108,12 +108,12 @@ def test_user_who_lowers_the_budget_during_a_sum_is_excluded(site: Site, monkeyp
         budgets.apply_declared_budgets(node, *more)
         if id(node) not in late:
             late.add(id(node))
-            verbs.perform_verb(node, "budget", {"user": node.store.users()[1][0], "epsilon": 0.0})
+            verbs.perform_verb(node, "budget", {"user": node.store.list_users()[1][0], "epsilon": 0.0})
 
     monkeypatch.setattr(charging, "apply_declared_budgets", declare)
     play_blocks(site)
     for node in site.transport.members.values():
-        assert account(node, "dpps/times")[int(node.store.users()[0][0])][0] == 0
+        assert account(node, "dpps/times")[int(node.store.list_users()[0][0])][0] == 0
         assert release_counts(node).max() > 0
 
 
@@ -122,21 +122,21 @@ def test_budget_is_in_no_message_and_in_export_and_erase(site: Site, tmp_path: P
     play_blocks(site)
     assert all(decode_reply(reply).head.requests == [] for _, _, reply in site.transport.log)
     node = site.transport.members[1]
-    _, raws = node.store.users()
-    node.export(tmp_path / "mine.jsonl", raws[0])
+    _, raws = node.store.list_users()
+    node.export_user_data(tmp_path / "mine.jsonl", raws[0])
     lines = [json.loads(line) for line in (tmp_path / "mine.jsonl").read_text().splitlines()]
     assert [entry for entry in lines if entry.get("request") == "budget" and "1000000" in entry["payload"]]
     assert verbs.perform_verb(node, "status", {})["requests"] == []
     assert verbs.perform_verb(node, "status", {})["requests waiting"] == 0
-    node.erase(raws[0])
-    assert node.store.declared_budgets("r") == {}
+    node.erase_user(raws[0])
+    assert node.store.read_declared_budgets("r") == {}
 
 
 def test_node_states_epsilon_or_that_there_is_none(site: Site) -> None:
     node = site.transport.members[1]
     assert verbs.perform_verb(node, "status", {})["epsilon"].startswith("no epsilon")
     play_blocks(site)
-    _, raws = node.store.users()
+    _, raws = node.store.list_users()
     most = float(verbs.perform_verb(node, "ledger", {"user": raws[0]})["runs"]["r"]["spent"])
     assert verbs.perform_verb(node, "epsilon", {"user": raws[0]}).startswith(
         f"epsilon {most:.4g} of a budget of 0.5 at"
@@ -152,7 +152,7 @@ def test_node_states_epsilon_or_that_there_is_none(site: Site) -> None:
 def test_the_verbs_of_the_command_line(site: Site) -> None:
     play_blocks(site)
     node = site.transport.members[1]
-    _, raws = node.store.users()
+    _, raws = node.store.list_users()
     node.close()
     message = CliRunner().invoke(app, ["node", "budget", raws[0], "1.5", "--folder", str(node.folder)])
     assert message.exit_code == 0, message.output
@@ -174,9 +174,9 @@ def told(node: Node, run: str) -> tuple[dict[int, Any], dict[int, Any]]:
 def willing(site: Site) -> dict[int, list[int]]:
     """As many people of each node as one sum needs are willing to spend more."""
     for node in site.transport.members.values():
-        for raw in node.store.users()[1][:5]:
+        for raw in node.store.list_users()[1][:5]:
             verbs.perform_verb(node, "budget", {"user": raw, "epsilon": 20.0})
-    return {number: node.store.users()[0][:5].tolist() for number, node in site.transport.members.items()}
+    return {number: node.store.list_users()[0][:5].tolist() for number, node in site.transport.members.items()}
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_a_private_tally_goes_on_with_what_people_spent_before_also_after_a_kill
     assert len(killed) == 3
     spent = {number: told(node, "r")[0] for number, node in site.transport.members.items()}
     node = site.transport.members[1]
-    ids, raws = node.store.users()
+    ids, raws = node.store.list_users()
     rich = willing(site)
     with site.store as store:
         store.create_run("again", site.config, PATIENT)
@@ -300,12 +300,14 @@ def test_earlier_rounds_are_charged_at_this_runs_rate() -> None:
     ledger = drawn()
     fits = find_max_releases(ledger.events[0], 1.0, 1e-5)
     result = ledger.with_earlier_spending(ledger.open_accounts(1, 1.0), np.zeros(1, np.int64), np.array([fits - 2]))
-    assert ledger.epsilon(result)[0] == pytest.approx(compute_epsilon([(ledger.events[0], fits - 2)], 1e-5))
+    assert ledger.compute_spent_epsilon(result)[0] == pytest.approx(
+        compute_epsilon([(ledger.events[0], fits - 2)], 1e-5)
+    )
     for goes in (True, True, False):
         result, went = ledger.charge(result, "round")
         assert went[0] == goes
     assert result["times"][0].tolist() == [2, fits - 2, 0]
-    assert ledger.epsilon(result)[0] <= 1.0
+    assert ledger.compute_spent_epsilon(result)[0] <= 1.0
     repeat = ledger.with_earlier_spending(result, np.zeros(1, np.int64), np.zeros(1, np.int64))
     assert repeat["spent"].tolist() == result["spent"].tolist()  # it only grows
 
@@ -320,7 +322,7 @@ def test_rounds_of_other_settings_count_as_no_less_than_they_cost(noise: float, 
     rounds, units = other.count_rounds_like(local.events[0], spent)
     assert (rounds[0] == 2, units[0] == 0) == (like, like)
     carried = local.with_earlier_spending(local.open_accounts(1), units, rounds)
-    assert local.epsilon(carried)[0] >= other.epsilon(spent)[0] * (1 - 1e-6)
+    assert local.compute_spent_epsilon(carried)[0] >= other.compute_spent_epsilon(spent)[0] * (1 - 1e-6)
 
 
 def test_second_sampled_run_starts_from_earlier_spending(tmp_path: Path) -> None:
@@ -359,7 +361,7 @@ def test_a_second_run_with_laplace_noise_is_no_second_budget(tmp_path: Path) -> 
         first, second = account(node, "laplace-noise/spent"), account(node, "laplace-noise/spent", "again")
         assert max(entry[0] for entry in first.values()) == 2 / UNIT  # all of it
         for user, (local, earlier) in second.items():
-            assert earlier == (np.ceil(mu_of_pure(first[user][0] * UNIT) ** 2 / UNIT) if first[user][0] else 0)
+            assert earlier == (np.ceil(bound_mu_of_pure(first[user][0] * UNIT) ** 2 / UNIT) if first[user][0] else 0)
             if first[user][0] == 2 / UNIT:
                 assert local == 0
     close_nodes(site)

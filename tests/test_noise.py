@@ -19,11 +19,11 @@ from tacita.core.types import ServerState
 from tacita.kernels import threads
 from tacita.messages import Total
 from tacita.privacy.calibration import (
-    epsilon_of_mu,
-    gaussian_delta,
-    gaussian_epsilon,
-    gaussian_sigma,
-    mu_of,
+    compute_epsilon_of_mu,
+    compute_gaussian_delta,
+    compute_gaussian_epsilon,
+    compute_gaussian_sigma,
+    compute_max_mu,
 )
 from tacita.privacy.noise import NoiseStream
 from tacita.runs.assembly import build_plan
@@ -32,50 +32,52 @@ SOURCES = {"lab": Draws(1), "device": Draws(1, "a secret that stays here")}
 
 
 def test_calibration_equals_known_values() -> None:
-    assert gaussian_sigma(1, 1e-5) == pytest.approx(3.7306, abs=1e-4)
-    assert gaussian_sigma(0.5, 1e-5) == pytest.approx(7.032, abs=1e-3)
-    assert gaussian_sigma(5, 1e-5) == pytest.approx(0.892, abs=1e-3)
-    assert math.sqrt(50) * gaussian_sigma(5, 1e-5) == pytest.approx(6.31, abs=0.01)
-    assert gaussian_epsilon(1 / math.sqrt(50), 1e-5) == pytest.approx(54.38, abs=0.01)
-    assert gaussian_delta(1.0, 1.0) == pytest.approx(0.127, abs=1e-3)  # what the rule sensitivity / epsilon achieves
-    assert gaussian_delta(0.2, 5.0) == pytest.approx(0.899, abs=1e-3)
-    assert gaussian_epsilon(0.0, 1e-5) == math.inf
-    assert epsilon_of_mu(np.array([0.0, np.inf]), 1e-5).tolist() == [0.0, math.inf]
+    assert compute_gaussian_sigma(1, 1e-5) == pytest.approx(3.7306, abs=1e-4)
+    assert compute_gaussian_sigma(0.5, 1e-5) == pytest.approx(7.032, abs=1e-3)
+    assert compute_gaussian_sigma(5, 1e-5) == pytest.approx(0.892, abs=1e-3)
+    assert math.sqrt(50) * compute_gaussian_sigma(5, 1e-5) == pytest.approx(6.31, abs=0.01)
+    assert compute_gaussian_epsilon(1 / math.sqrt(50), 1e-5) == pytest.approx(54.38, abs=0.01)
+    assert compute_gaussian_delta(1.0, 1.0) == pytest.approx(
+        0.127, abs=1e-3
+    )  # what the rule sensitivity / epsilon achieves
+    assert compute_gaussian_delta(0.2, 5.0) == pytest.approx(0.899, abs=1e-3)
+    assert compute_gaussian_epsilon(0.0, 1e-5) == math.inf
+    assert compute_epsilon_of_mu(np.array([0.0, np.inf]), 1e-5).tolist() == [0.0, math.inf]
 
 
 def test_calibration_is_that_of_dp_accounting() -> None:
     rng = np.random.default_rng(3)
     for epsilon, delta in zip(np.exp(rng.uniform(-4, 4, 100)), 10 ** rng.uniform(-9, -2, 100)):
-        sigma = gaussian_sigma(epsilon, delta)
+        sigma = compute_gaussian_sigma(epsilon, delta)
         assert sigma == pytest.approx(dp_accounting.get_sigma_gaussian(epsilon, delta), rel=1e-6)
-        assert gaussian_epsilon(sigma, delta) == pytest.approx(epsilon, rel=1e-6)
-        assert gaussian_delta(sigma, epsilon) <= delta  # never a little more than was promised
-        assert mu_of(epsilon, delta) == pytest.approx(1 / sigma, rel=1e-12)
+        assert compute_gaussian_epsilon(sigma, delta) == pytest.approx(epsilon, rel=1e-6)
+        assert compute_gaussian_delta(sigma, epsilon) <= delta  # never a little more than was promised
+        assert compute_max_mu(epsilon, delta) == pytest.approx(1 / sigma, rel=1e-12)
 
 
 def test_invalid_budgets_are_refused() -> None:
     for epsilon, delta in ((0.0, 1e-5), (-1.0, 1e-5), (math.inf, 1e-5), (1.0, 0.0), (1.0, 1.0), (math.nan, 1e-5)):
         with pytest.raises(TacitaError):
-            gaussian_sigma(epsilon, delta)
+            compute_gaussian_sigma(epsilon, delta)
     with pytest.raises(TacitaError):
-        epsilon_of_mu(np.array([np.nan]), 1e-5)
+        compute_epsilon_of_mu(np.array([np.nan]), 1e-5)
 
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_normals_and_laplaces_have_their_distribution(source: str) -> None:
     n = 400_000
     for name, law in (("normals", noise_laws.normal), ("laplaces", noise_laws.laplace)):
-        drawn = getattr(NoiseStream(SOURCES[source], name), name)(n)
+        drawn = getattr(NoiseStream(SOURCES[source], name), f"draw_{name}")(n)
         assert law(drawn) > SURE
         assert law(0.99 * drawn) < SURE  # one per cent too little is found
         assert law(drawn + 0.02) < SURE
-    pairs = NoiseStream(SOURCES[source], "pairs").normals(2, n // 2)
+    pairs = NoiseStream(SOURCES[source], "pairs").draw_normals(2, n // 2)
     assert abs(np.corrcoef(pairs)[0, 1]) < 5 / math.sqrt(n // 2)
 
 
 @pytest.mark.parametrize("n", [1, 2, 40])
 def test_gammas_have_their_distribution(n: int) -> None:
-    drawn = NoiseStream(SOURCES["device"], "gammas", n).gammas(n, 100, 500)
+    drawn = NoiseStream(SOURCES["device"], "gammas", n).draw_gammas(n, 100, 500)
     assert drawn.shape == (100, 500)
     assert stats.kstest(drawn.ravel(), stats.gamma(n).cdf).pvalue > 1e-3
     assert stats.kstest(1.03 * drawn.ravel(), stats.gamma(n).cdf).pvalue < 1e-3  # three per cent too much is found
@@ -92,7 +94,7 @@ def test_laplace_noise_of_a_device_comes_from_its_sealed_stream(monkeypatch: pyt
     part = build_plan(config, "a secret of a device").parts[0].privacy
     assert part is not None
     drawn = part.noise_sum(server, total)["rows"]
-    assert drawn.var() == pytest.approx(3 * 2 * part.scale**2, rel=0.1)  # type: ignore[attr-defined]
+    assert drawn.var() == pytest.approx(3 * 2 * part.noise_scale**2, rel=0.1)  # type: ignore[attr-defined]
     assert np.array_equal(part.noise_sum(server, total)["rows"], drawn)
     assert not (part.noise_sum(server, replace(total, nonce=6))["rows"] == drawn).any()
     with pytest.raises(TypeError):  # the lab's is fast
@@ -102,7 +104,7 @@ def test_laplace_noise_of_a_device_comes_from_its_sealed_stream(monkeypatch: pyt
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("sigma", [0.4, 1.0, 3.7])
 def test_discrete_normals_have_their_distribution(source: str, sigma: float) -> None:
-    drawn = NoiseStream(SOURCES[source], "whole").discrete_normals(sigma, 200_000)
+    drawn = NoiseStream(SOURCES[source], "whole").draw_discrete_normals(sigma, 200_000)
     assert drawn.dtype == np.int64
     assert noise_laws.whole_normal(drawn, sigma) > SURE
     assert noise_laws.whole_normal(drawn, 1.03 * sigma) < SURE  # three per cent too little is found
@@ -110,7 +112,7 @@ def test_discrete_normals_have_their_distribution(source: str, sigma: float) -> 
 
 def test_wide_discrete_normals_are_nearly_normal() -> None:
     sigma = 3e7
-    drawn = NoiseStream(SOURCES["lab"], "whole").discrete_normals(sigma, 400, 500)
+    drawn = NoiseStream(SOURCES["lab"], "whole").draw_discrete_normals(sigma, 400, 500)
     assert drawn.shape == (400, 500)
     assert noise_laws.normal(drawn, sigma) > SURE
     assert noise_laws.normal(0.98 * drawn, sigma) < SURE
@@ -118,30 +120,30 @@ def test_wide_discrete_normals_are_nearly_normal() -> None:
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_whole_numbers_below_are_equally_likely(source: str) -> None:
-    drawn = NoiseStream(SOURCES[source], "below").integers_below(300_000, 7)
+    drawn = NoiseStream(SOURCES[source], "below").draw_integers_below(300_000, 7)
     assert stats.chisquare(np.bincount(drawn, minlength=7)).pvalue > SURE
-    assert (NoiseStream(SOURCES[source], "below").integers_below(1000, 2**62) >= 0).all()
+    assert (NoiseStream(SOURCES[source], "below").draw_integers_below(1000, 2**62) >= 0).all()
 
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_stream_follows_its_name_alone(source: str) -> None:
     draws = SOURCES[source]
-    assert (NoiseStream(draws, "a", 1, 2).normals(9) == NoiseStream(draws, "a", 1, 2).normals(9)).all()
+    assert (NoiseStream(draws, "a", 1, 2).draw_normals(9) == NoiseStream(draws, "a", 1, 2).draw_normals(9)).all()
     for other in (
         NoiseStream(draws, "a", 1, 3),
         NoiseStream(draws, "b", 1, 2),
         NoiseStream(Draws(2, draws.secret), "a", 1, 2),
     ):
-        assert not np.isclose(NoiseStream(draws, "a", 1, 2).normals(9), other.normals(9)).any()
-    both = NoiseStream(draws, "a").normals(4), NoiseStream(draws, "a")
-    first = both[1].normals(4)
+        assert not np.isclose(NoiseStream(draws, "a", 1, 2).draw_normals(9), other.draw_normals(9)).any()
+    both = NoiseStream(draws, "a").draw_normals(4), NoiseStream(draws, "a")
+    first = both[1].draw_normals(4)
     assert (both[0] == first).all()
-    assert not np.isclose(first, both[1].normals(4)).any()  # what follows is new
+    assert not np.isclose(first, both[1].draw_normals(4)).any()  # what follows is new
 
 
 def test_device_noise_cannot_be_derived_from_the_seed() -> None:
-    ours = NoiseStream(Draws(1, "secret"), "noise", 0, 3).normals(1000)
-    guessed = [NoiseStream(Draws(1, other), "noise", 0, 3).normals(1000) for other in ("", "Secret")]
+    ours = NoiseStream(Draws(1, "secret"), "noise", 0, 3).draw_normals(1000)
+    guessed = [NoiseStream(Draws(1, other), "noise", 0, 3).draw_normals(1000) for other in ("", "Secret")]
     for other in guessed:
         assert abs(np.corrcoef(ours, other)[0, 1]) < 0.2
 
@@ -150,6 +152,6 @@ def test_noise_is_the_same_on_one_core_and_on_more(monkeypatch: pytest.MonkeyPat
     drawn = []
     for cores in (1, 2, 3):
         monkeypatch.setattr(threads, "threads_in_use", lambda cores=cores: cores)
-        drawn.append(NoiseStream(Draws(3), "cores").normals(70_001))
+        drawn.append(NoiseStream(Draws(3), "cores").draw_normals(70_001))
     assert (drawn[0] == drawn[1]).all()
     assert (drawn[0] == drawn[2]).all()

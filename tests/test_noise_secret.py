@@ -15,7 +15,7 @@ from tacita.core.errors import TacitaError
 from tacita.core.types import Arrays
 from tacita.federation.rounds import RoundReport
 from tacita.runs import noise_secret, training
-from tacita.runs.assembly import Machine, assemble
+from tacita.runs.assembly import Machine, assemble_federation
 from tacita.runs.forgetting.reopened_run import reopen_run
 from tacita.runs.run_folder import open_saved
 from tacita.runs.training import TrainingCallbacks
@@ -159,7 +159,7 @@ def test_a_state_folder_that_cannot_be_written_is_refused(tmp_path: Path, monkey
 
 
 def test_lab_tiers_are_drawn_under_a_secret_and_a_devices_are_not() -> None:
-    federation = assemble(config_of(**DPPS), HERE)
+    federation = assemble_federation(config_of(**DPPS), HERE)
     assert federation.draws.lab_secret
     assert not federation.draws.secret
     assert Draws(1, "", "s").private("budget") == Draws(1, "s").private("budget") != Draws(1).private("budget")

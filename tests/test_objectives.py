@@ -26,11 +26,11 @@ from tacita.core.config import RunConfig, TrainConfig, validate_model
 from tacita.core.errors import TacitaError
 from tacita.core.types import BlockStream, CohortView, ExtraSamples, Floats, LocalModels, Ragged
 from tacita.federation.rounds import run_block, run_round
-from tacita.federation.scoring import take_lists
+from tacita.federation.scoring import take_user_lists
 from tacita.learn.training import TrainedCohort, check_training
 from tacita.learn.training.autograd_stepper import AutogradStepper
 from tacita.learn.training.local_models import build_local_models
-from tacita.learn.training.objectives import bpr
+from tacita.learn.training.objectives import compute_bpr_loss
 from tacita.learn.training.stepper import FusedStepper, StepExtras
 from tacita.methods import Part
 from tacita.round.plan import Federation
@@ -266,7 +266,7 @@ def steps_of(fed: Federation) -> list[tuple[set[int], Floats]]:
             sample = local.order[step // local.steps_per_epoch[client], at:end]
             both = sample if local.partner is None else np.append(sample, local.partner[sample])
             state |= set((local.row_start[client] + local.row_of[both]).tolist())
-        stepper.run(step, step + 1, None, StepExtras.empty(view.n_clients))
+        stepper.run_steps(step, step + 1, None, StepExtras.empty(view.n_clients))
         observations.append((state, local.rows.copy()))
     return observations
 
@@ -414,7 +414,7 @@ def test_columns_follow_their_entries() -> None:
     assert (some.ids.tolist(), some.values["time"].tolist()) == ([8, 5, 7], [6, 9, 7])
     both = some.join_rows(lists.take(np.array([0, 3])))
     assert (both.ids.tolist(), both.values["rating"].tolist()) == ([8, 6, 5, 7, 8], [4, 2, 1, 3, 4])
-    assert take_lists(lists, np.array([3, 9], np.int32)).values["rating"].tolist() == [4.0]
+    assert take_user_lists(lists, np.array([3, 9], np.int32)).values["rating"].tolist() == [4.0]
     fewer = lists.filter_entries(lists.ids != 5)
     assert (fewer.ids.tolist(), fewer.values["rating"].tolist()) == ([6, 7, 8], [2, 3, 4])
 
@@ -495,5 +495,5 @@ def test_the_fused_step_is_chosen_for_what_it_can_do() -> None:
 
 def test_cosine_bpr_stays_between_its_bounds_and_is_ln_2_for_equals() -> None:
     first, other = torch.tensor([1.0, -1.0, 0.3, 0.0]), torch.tensor([-1.0, 1.0, 0.3, 0.0])
-    loss = bpr(first, other, 1.0)
+    loss = compute_bpr_loss(first, other, 1.0)
     np.testing.assert_allclose(loss, [0.126928, 2.126928, np.log(2), np.log(2)], atol=1e-6)

@@ -91,7 +91,7 @@ def test_cross_site_and_other_names_are_refused(operator: TestClient, folder: Pa
     assert operator.post("/v1/runs/r/stop", headers=elsewhere).status_code == 403
     assert operator.get("/v1/runs", headers={"host": "evil.example"}).status_code == 421
     with open_store(folder) as store:
-        assert not store.is_halted("r")
+        assert not store.is_run_halted("r")
 
 
 def test_operator_page_names_no_user(operator: TestClient) -> None:
@@ -135,9 +135,9 @@ def test_node_versions_and_clocks_are_shown_and_wrong_ones_flagged(operator: Tes
 
     note = {"version": __version__, "clock": 0.4, "time": time.time()}
     with open_store(folder) as store:
-        store.note_nodes({1: note, 2: note})
+        store.store_node_notes({1: note, 2: note})
         assert not kinds() & {"clock", "version"}
-        store.note_nodes({2: {"version": "<b>9", "clock": -95.0, "time": time.time()}})
+        store.store_node_notes({2: {"version": "<b>9", "clock": -95.0, "time": time.time()}})
     assert {"clock", "version"} <= kinds()
     nodes = {node["name"]: node for node in operator.get("/v1/nodes").json()["nodes"]}
     assert (nodes["north"]["version"], nodes["north"]["clock"]) == (__version__, 0.4)
@@ -229,7 +229,7 @@ def test_page_forms_issue_orders(operator: TestClient, folder: Path, monkeypatch
     with open_store(folder) as store:
         assert store.load_run("r").opened == 2
         assert store.load_run("new").opened == 1
-        assert dict(store.catalogue())["b"] == "Beta, two"
+        assert dict(store.read_catalogue())["b"] == "Beta, two"
 
 
 def test_a_stopped_run_may_go_on_where_the_server_is_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,9 +243,9 @@ def test_a_stopped_run_may_go_on_where_the_server_is_up(folder: Path, monkeypatc
 def test_expiring_certificate_is_shown(folder: Path) -> None:
     from tacita.live.tls_certificates import renew_server_certificate
 
-    assert "certificate" not in {alert["kind"] for alert in OperatorService(folder).alerts()["alerts"]}
+    assert "certificate" not in {alert["kind"] for alert in OperatorService(folder).list_alerts()["alerts"]}
     renew_server_certificate(folder, days=5)
-    assert "certificate" in {alert["kind"] for alert in OperatorService(folder).alerts()["alerts"]}
+    assert "certificate" in {alert["kind"] for alert in OperatorService(folder).list_alerts()["alerts"]}
 
 
 def test_the_first_view_of_a_thousand_nodes_is_quick(operator: TestClient, folder: Path, tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_the_terms_of_a_recommendation_add_up_to_its_score(node: Node) -> None:
             assert why["kind"] == "exact"
             total = sum(term["term"] for term in why["terms"]) + why["rest"]
             assert total == pytest.approx(entry["score"], abs=1e-5)
-            own = set(node.store.history([node.store.find_user(user)]).item)
+            own = set(node.store.read_history([node.store.find_user(user)]).item)
             assert {term["item"] for term in why["terms"]} <= own
 
 
@@ -87,11 +87,11 @@ def test_a_preview_is_what_a_node_without_the_item_recommends(site: Site, node: 
     first = node.recommend(user, 5)[0]["item"]
     gone = explanations.explain_item(node.snapshot, user, first)["terms"][0]["item"]
     report = explanations.preview_removal(node.snapshot, user, first, gone, k=5)
-    row = node.snapshot.find_row(user)
+    row = node.snapshot.find_user_row(user)
     scorer = node.snapshot.scorer
     place = [raw for raw, _ in node.snapshot.items].index(gone)
-    view = scorer.build_view(np.array([row], np.int32))
-    latest = scorer.plan.backbone.select_latest(view)  # type: ignore[attr-defined]
+    view = scorer.build_scoring_view(np.array([row], np.int32))
+    latest = scorer.plan.backbone.select_latest_items(view)  # type: ignore[attr-defined]
     assert report["can"]
     assert gone not in [entry["item"] for entry in report["after"]]
     if place in latest.ids:
@@ -102,13 +102,13 @@ def test_model_without_exact_explanation_says_so(tmp_path: Path) -> None:
     site = make_site(tmp_path, site_config("fedavg"))
     play_blocks(site)
     node = site.transport.members[1]
-    node.refresh()
+    node.refresh_snapshot()
     user = user_ids(node)[0]
     entry = node.recommend(user, 1)[0]["item"]
     explanation = explanations.explain_item(node.snapshot, user, entry)
     assert explanation["kind"] == "alike"
     assert "cannot be taken apart" in explanation["said"]
-    own = node.store.history([node.store.find_user(user)]).item[0]
+    own = node.store.read_history([node.store.find_user(user)]).item[0]
     assert not explanations.preview_removal(node.snapshot, user, entry, own)["can"]
     assert "Nothing can be taken back from r: that run was" in browser(node, user).get("/").text
     for member in site.transport.members.values():
@@ -136,13 +136,13 @@ def test_sharing_presets_and_switch(alone: Node) -> None:
     assert (part(), user_queries.summarise_user(store, "ann")["mode"]) == (40, "everything")
     store.set_consent("ann", "i3", "keep")
     assert (part(), user_queries.summarise_user(store, "ann")["mode"]) == (39, "some")
-    user_queries.apply_preset(store, "ann", "some")
+    user_queries.apply_consent_preset(store, "ann", "some")
     store.add_interactions([("ann", "new", 99.0, None)])
     assert part() == 39
-    user_queries.apply_preset(store, "ann", "nothing")
+    user_queries.apply_consent_preset(store, "ann", "nothing")
     assert part() == 0
     assert store.count_learning_users() == 1  # bob
-    user_queries.apply_preset(store, "ann", "everything")
+    user_queries.apply_consent_preset(store, "ann", "everything")
     assert (part(), user_queries.summarise_user(store, "ann")["items"]) == (41, 41)
     assert store.list_private_items(store.find_user("ann")) == set()
 
@@ -153,13 +153,13 @@ def test_statement_about_new_items_is_true(alone: Node) -> None:
     client.put("/v1/me/items", json={"item": "i3", "takes_part": False})
     before = client.get("/").text
     alone.store.add_interactions([("ann", "new", 99.0, None)])
-    assert user_queries.list_items(alone.store, "ann", ItemQuery(["new"], "part"))[0] == 1
+    assert user_queries.list_user_items(alone.store, "ann", ItemQuery(["new"], "part"))[0] == 1
     assert stays not in before
     assert "so does whatever is new" in before
     assert "Keep whatever is new on this device" in before
     after = client.post("/do/choice", data={"preset": "some"}, headers={"hx-request": "true"}).text
     alone.store.add_interactions([("ann", "newer", 100.0, None)])
-    assert user_queries.list_items(alone.store, "ann", ItemQuery(["newer"], "kept"))[0] == 1
+    assert user_queries.list_user_items(alone.store, "ann", ItemQuery(["newer"], "kept"))[0] == 1
     assert stays in after
     assert "Keep whatever is new" not in after
 
@@ -175,7 +175,7 @@ def test_pause_blocks_uploads_and_keeps_choices(alone: Node) -> None:
     user_queries.set_pause(store, "ann", False)
     assert user_queries.summarise_user(store, "ann")["taking part"] == 39
     user_queries.set_pause(store, "ann", True)
-    store.erase("ann")
+    store.erase_user("ann")
     assert (
         store.run_query(lambda db: db.execute("SELECT count(*) FROM meta WHERE key LIKE 'paused%'").fetchone()[0]) == 0
     )
@@ -184,13 +184,13 @@ def test_pause_blocks_uploads_and_keeps_choices(alone: Node) -> None:
 def test_pages_of_items_are_newest_first_and_miss_none(alone: Node) -> None:
     observations: list[str] = []
     for offset in range(0, 60, 15):
-        total, rows = user_queries.list_items(alone.store, "ann", ItemQuery(offset=offset, limit=15))
+        total, rows = user_queries.list_user_items(alone.store, "ann", ItemQuery(offset=offset, limit=15))
         assert total == 40
         observations += [row["item"] for row in rows]
     assert observations == [f"i{n}" for n in reversed(range(40))]
     alone.store.set_consent("ann", "i7", "keep")
-    assert [r["item"] for r in user_queries.list_items(alone.store, "ann", ItemQuery(only="kept"))[1]] == ["i7"]
-    assert user_queries.list_items(alone.store, "ann", ItemQuery(only="part"))[0] == 39
+    assert [r["item"] for r in user_queries.list_user_items(alone.store, "ann", ItemQuery(only="kept"))[1]] == ["i7"]
+    assert user_queries.list_user_items(alone.store, "ann", ItemQuery(only="part"))[0] == 39
 
 
 def test_the_first_view_of_a_long_history_is_quick(alone: Node) -> None:
@@ -259,10 +259,10 @@ def test_nothing_is_answered_without_a_token(node: Node) -> None:
 def test_nothing_of_another_person_is_reachable_with_any_token(node: Node) -> None:
     """Every route with every other token, with ids of the first person wherever something can be named."""
     first, *others = user_ids(node)[:4]
-    own = node.store.history([node.store.find_user(first)]).item
+    own = node.store.read_history([node.store.find_user(first)]).item
     for other in others:
         client = browser(node, other)
-        other_values = set(node.store.history([node.store.find_user(other)]).item)
+        other_values = set(node.store.read_history([node.store.find_user(other)]).item)
         alien = next(item for item in own if item not in other_values)
         for method, path in paths(node):
             if path in OPEN or "erase" in path or "bye" in path:
@@ -308,7 +308,7 @@ def test_an_owners_token_opens_no_persons_page(node: Node) -> None:
     client.get(f"/enter/{tokens.make_link(Principal('owner'))}")
     own = {"/", "/part/people", "/do/link", "/v1/people", "/v1/people/links", "/v1/health", "/v1/openapi.json"}
     user = user_ids(node)[0]
-    item = node.store.history([node.store.find_user(user)]).item[0]
+    item = node.store.read_history([node.store.find_user(user)]).item[0]
     for method, path in paths(node):
         if path in OPEN | own or "bye" in path:
             continue
@@ -406,10 +406,10 @@ def test_switches_forms_and_erasing(tmp_path: Path) -> None:
     site = make_site(tmp_path, site_config("tally"))
     play_blocks(site)
     node = site.transport.members[1]
-    node.refresh()
+    node.refresh_snapshot()
     user, other = user_ids(node)[:2]
     client = browser(node, user)
-    item = node.store.history([node.store.find_user(user)]).item[0]
+    item = node.store.read_history([node.store.find_user(user)]).item[0]
     assert client.post("/do/switch", data={"item": item}, headers={"hx-request": "true"}).status_code == 200
     assert node.store.list_private_items(node.store.find_user(user)) == {item}
     moved = client.post("/do/switch", data={"item": item, "takes_part": "on"}, follow_redirects=False)
@@ -502,7 +502,7 @@ def test_page_withdraws_everything(tmp_path: Path) -> None:
     site = make_site(tmp_path, site_config("tally"))
     play_blocks(site)
     node = site.transport.members[1]
-    node.refresh()
+    node.refresh_snapshot()
     clients = [browser(node, user) for user in user_ids(node)[:5]]
     assert "Take back everything" in clients[0].get("/").text
     assert "not made to forget" not in clients[0].get("/").text
@@ -524,7 +524,7 @@ def test_refused_leave_request_can_be_repeated(tmp_path: Path) -> None:
     site = make_site(tmp_path, site_config("tally"))
     play_blocks(site)
     node = site.transport.members[1]
-    node.refresh()
+    node.refresh_snapshot()
     client = browser(node, user_ids(node)[0])
     client.post("/do/ask", data={"kind": "leave"}, headers={"hx-request": "true"})
     (entry,) = node.store.list_requests("r")
@@ -541,16 +541,16 @@ def test_refused_leave_request_can_be_repeated(tmp_path: Path) -> None:
 def test_a_certificate_stands_first_on_the_page(tmp_path: Path) -> None:
     """Five people take six items back; the next block carries it, and the page shows the server's certificate."""
     from helpers.loopback_site import rows_of_blocks
-    from tacita.runs.assembly import Machine, assemble
+    from tacita.runs.assembly import Machine, assemble_federation
 
     site = make_site(tmp_path, site_config("tally"))
-    fed = assemble(site.config, Machine())
+    fed = assemble_federation(site.config, Machine())
     site.publish(list(fed.stream.item_ids))
     blocks = rows_of_blocks(site.config)
     site.collect(blocks[0])
     site.next_block()
     node = site.transport.members[1]
-    node.refresh()
+    node.refresh_snapshot()
     clients = [browser(node, user) for user in user_ids(node)[:5]]
     for client in clients:  # some of their items only validate: of six one at least was told
         items = [i["item"] for i in client.get("/v1/me/history").json()["items"] if i["left in a sum"]][:6]

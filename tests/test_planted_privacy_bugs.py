@@ -16,11 +16,11 @@ from helpers.noise_laws import SURE
 from helpers.oracle import answer_round, cohort, started
 from helpers.private_federation import ROUND, crowd_stream, dpps_part, federate_parts, serving_broadcast
 from tacita.core.config import ParticipationConfig
-from tacita.core.draws import Draws, _digest
+from tacita.core.draws import Draws, _hash_to_uint64
 from tacita.core.types import RoundReplay
 from tacita.federation import clients as federation_clients
 from tacita.federation import devices as federation_devices
-from tacita.federation.rounds import run_round, run_stream, start_run
+from tacita.federation.rounds import make_initial_progress, run_remaining_blocks, run_round
 from tacita.kernels.hashing import choose_distinct
 from tacita.learn import rows as rows_learner
 from tacita.messages import Total, Upload
@@ -28,7 +28,7 @@ from tacita.methods.personal import releases
 from tacita.methods.personal.dp_fedavg import DPFedAvg
 from tacita.methods.personal.dpps import DPPS
 from tacita.privacy import ledger as ledger_module
-from tacita.privacy.calibration import gaussian_sigma
+from tacita.privacy.calibration import compute_gaussian_sigma
 from tacita.privacy.ledger import Ledger
 from tacita.privacy.noise import NoiseStream
 from tacita.round import nonces
@@ -58,7 +58,7 @@ def noise_is_whole() -> None:
     fed = federate_parts({**ONE_TIER, "releases": 4, "clip": 0.01, "shrink": 0.9}, stream=crowd_stream(4, 3000))
     progress = started(fed)
     total = progress.devices.exchange(fed, progress.server, serving_broadcast(fed, progress), ROUND).total
-    wanted = math.sqrt(4) * 2 * 0.01 * math.sqrt(4) * gaussian_sigma(1, 1e-5)
+    wanted = math.sqrt(4) * 2 * 0.01 * math.sqrt(4) * compute_gaussian_sigma(1, 1e-5)
     assert noise_laws.normal(total["rows"], wanted) > SURE
 
 
@@ -72,8 +72,8 @@ def noise_is_new_every_time() -> None:
 
 
 def noise_of_a_device_follows_its_secret() -> None:
-    known = NoiseStream(Draws(1), "noise").normals(5000)
-    own = NoiseStream(Draws(1, "secret"), "noise").normals(5000)
+    known = NoiseStream(Draws(1), "noise").draw_normals(5000)
+    own = NoiseStream(Draws(1, "secret"), "noise").draw_normals(5000)
     assert abs(np.corrcoef(known, own)[0, 1]) < 0.1
 
 
@@ -81,7 +81,7 @@ def people_are_drawn_independently() -> None:
     fed = federate_parts(
         {"name": "dp-fedavg", "noise": 2.0, "epsilon": None}, aggregation="fixed", participation=POISSON
     )
-    living = started(fed).local_devices.current_membership(fed, started(fed).server)
+    living = started(fed).local_devices.group_active_clients(fed, started(fed).server)
     config = ParticipationConfig(kind="poisson", rate=0.3)
     sizes = [len(federation_clients.draw_participants(living, config, fed.draws, 0, n)) for n in range(600)]
     assert np.var(sizes) == pytest.approx(30 * 0.21, rel=0.35)
@@ -95,7 +95,8 @@ def the_denominator_tells_nothing() -> None:
     progress = started(fed)
     sums = {"rows": np.ones(progress.server.items.shape)}
     moved = [
-        fed.learner.learn(progress.server, Total(dict(sums), n, int(n)), "round", 9.0).items - progress.server.items
+        fed.learner.learn_from_total(progress.server, Total(dict(sums), n, int(n)), "round", 9.0).items
+        - progress.server.items
         for n in (5.0, 12.0)
     ]
     assert np.allclose(moved[0], moved[1])
@@ -114,7 +115,7 @@ def budgets_are_never_exceeded() -> None:
 def going_back_gives_nothing_back() -> None:
     """The best round of a block is restored; what later rounds cost stays spent."""
     fed = federate_parts({**ONE_TIER, "releases": 50, "clip": 0.01}, rounds=4)
-    progress = start_run(fed)
+    progress = make_initial_progress(fed)
     played = 0
 
     def count(report: Any, now: Any) -> None:
@@ -122,7 +123,7 @@ def going_back_gives_nothing_back() -> None:
         played += 1
         now.best_score = 2.0  # the first round stays the best
 
-    run_stream(fed, progress, count)
+    run_remaining_blocks(fed, progress, count)
     assert (progress.clients.parts["dpps"]["times"][:, 0] == played).all()
 
 
@@ -132,8 +133,8 @@ def the_ledger_is_that_of_dp_accounting() -> None:
     for sigma in (5.0, 7.0, 9.0):
         account, _ = ledger.charge(account, "rows", 1 / sigma)
     right = dp_accounting.get_epsilon_gaussian(1 / math.sqrt(sum(s**-2.0 for s in (5.0, 7.0, 9.0))), 1e-5)
-    assert ledger.epsilon(account)[0] == pytest.approx(right, rel=1e-3)
-    assert ledger.epsilon(account)[0] >= right * (1 - 1e-9)
+    assert ledger.compute_spent_epsilon(account)[0] == pytest.approx(right, rel=1e-3)
+    assert ledger.compute_spent_epsilon(account)[0] >= right * (1 - 1e-9)
 
 
 def chance_costs_everybody() -> None:
@@ -174,8 +175,8 @@ def _no_clip(patch: Patch) -> None:
 
 
 def _half_the_noise(patch: Patch) -> None:
-    whole = NoiseStream.normals
-    patch.setattr(NoiseStream, "normals", lambda self, *shape: 0.5 * whole(self, *shape))
+    whole = NoiseStream.draw_normals
+    patch.setattr(NoiseStream, "draw_normals", lambda self, *shape: 0.5 * whole(self, *shape))
 
 
 def _noise_taken_off_again(patch: Patch) -> None:
@@ -205,7 +206,7 @@ def _one_noise_for_a_round_and_its_repeats(patch: Patch) -> None:
 
 
 def _noise_from_the_public_seed(patch: Patch) -> None:
-    patch.setattr(Draws, "secret_key", lambda self, *ids: _digest(self.seed, *ids).tobytes() * 4)
+    patch.setattr(Draws, "secret_key", lambda self, *ids: _hash_to_uint64(self.seed, *ids).tobytes() * 4)
     original = NoiseStream.__init__
     patch.setattr(NoiseStream, "__init__", lambda self, draws, *ids: original(self, Draws(draws.seed), *ids))
 
@@ -238,7 +239,7 @@ def _every_release_costs_next_to_nothing(patch: Patch) -> None:
     def cheap(self: Ledger, column: int, loss: Any, people: int) -> Any:
         return np.full(people, 1)
 
-    patch.setattr(Ledger, "_cost", cheap)
+    patch.setattr(Ledger, "_compute_cost", cheap)
 
 
 def _who_was_not_drawn_pays_nothing(patch: Patch) -> None:

@@ -20,11 +20,18 @@ from tacita.core.config import TrainConfig
 from tacita.core.errors import TacitaError
 from tacita.core.files import read_arrays, write_arrays
 from tacita.core.types import AnyArray, Arrays, BlockStream, CohortView, Ragged
-from tacita.federation.clients import Cohort, build_view
-from tacita.federation.rounds import Progress, end_block, run_block, run_round, run_stream, start_run
+from tacita.federation.clients import Cohort, build_cohort_view
+from tacita.federation.rounds import (
+    Progress,
+    end_block,
+    make_initial_progress,
+    run_block,
+    run_remaining_blocks,
+    run_round,
+)
 from tacita.federation.scoring import DeviceScorer
-from tacita.federation.state_arrays import pack_progress, read_progress
-from tacita.kernels.sampling import shuffle_order
+from tacita.federation.state_arrays import flatten_progress_with_note, read_progress
+from tacita.kernels.sampling import shuffle_client_samples
 from tacita.learn.scores import HEAD, SCORES
 from tacita.learn.training import Workspace, grouped_stepper
 from tacita.learn.training.local_models import build_local_models
@@ -69,7 +76,7 @@ def transferring(
 
 
 def held_rows(progress: Progress, user: int) -> dict[int, AnyArray]:
-    rows = progress.clients.part_lists(np.array([user]))[SCORES]["rows"]
+    rows = progress.clients.read_part_lists(np.array([user]))[SCORES]["rows"]
     return dict(zip(rows.ids.tolist(), rows.values["row"], strict=True))
 
 
@@ -116,7 +123,7 @@ class ByHand:
     """A model of some users and all items, a tensor each, and one step of it at a time."""
 
     def __init__(self, backbone: Backbone, users: AnyArray, items: AnyArray, heads: Arrays, decay: float) -> None:
-        self.backbone, self.adam, self.rates = backbone, Lazy(decay), backbone.rates(len(items))
+        self.backbone, self.adam, self.rates = backbone, Lazy(decay), backbone.list_learning_rates(len(items))
         self.users, self.items = ([torch.tensor(row) for row in table] for table in (users, items))
         self.heads = {k: torch.tensor(v) for k, v in heads.items()}
 
@@ -132,7 +139,7 @@ class ByHand:
         each = bce(self.logits(user, item), torch.tensor(label), reduction="none")
         slopes = torch.autograd.grad((torch.tensor(weight) * each).sum(), list(named.values()))
         for ((kind, k), value), slope in zip(named.items(), slopes, strict=True):
-            rate = {"user": self.rates[next(iter(self.backbone.layout))], "item": self.rates["rows"]}.get(kind)
+            rate = {"user": self.rates[next(iter(self.backbone.private_layout))], "item": self.rates["rows"]}.get(kind)
             moved = self.adam.move((kind, k), value.detach(), slope, self.rates[k] if rate is None else rate)
             getattr(self, {"user": "users", "item": "items", "head": "heads"}[kind])[k] = moved
 
@@ -144,10 +151,10 @@ class ByHand:
 def view_now(fed: Federation, progress: Progress) -> tuple[Any, CohortView]:
     """What the round's clients are going to see, and the server after it wrote to them."""
     all_users = members(fed)
-    chosen = progress.local_devices.round_participants(fed, progress.server)
+    chosen = progress.local_devices.draw_round_participants(fed, progress.server)
     server, down = fed.broadcast_round(progress.server, all_users.keys[chosen])
     who = Cohort(all_users.users.take(chosen), all_users.keys[chosen], fed.stream.user_keys)
-    return server, build_view(progress.clients, server, fed.stream.blocks[0], who, down)
+    return server, build_cohort_view(progress.clients, server, fed.stream.blocks[0], who, down)
 
 
 def train_by_hand(
@@ -246,7 +253,7 @@ def test_the_server_distils_as_a_plain_loop_would(name: str, weighting: bool) ->
         for epoch in range(4):
             turn = np.empty(len(item), np.int64)
             key = fed.draws.public("server-order", 0, before.round, epoch)
-            shuffle_order(key, np.zeros(1, np.uint64), np.array([0, len(item)]), 16, turn)
+            shuffle_client_samples(key, np.zeros(1, np.uint64), np.array([0, len(item)]), 16, turn)
             for at in range(0, len(item), 16):
                 some = turn[at : at + 16]
                 hand.step(user[some], item[some], label[some], weight[some] / np.float32(len(some)))
@@ -289,7 +296,7 @@ def test_absent_client_keeps_its_model(name: str) -> None:
     fed = transferring(make_backbone(name, **SMALL[name]), train=few_at_a_time())
     progress, times = started(fed), np.zeros(len(TRAIN), int)
     for _ in range(8):
-        local = progress.local_devices.round_participants(fed, progress.server).tolist()
+        local = progress.local_devices.draw_round_participants(fed, progress.server).tolist()
         before = [model_of(progress, c) for c in range(len(TRAIN))]
         progress.server, _ = run_round(fed, progress.server, progress.devices)
         for c in range(len(TRAIN)):
@@ -334,7 +341,7 @@ def test_scores_of_some_items_are_those_of_the_catalogue(server: str) -> None:
     block, keys = fed.stream.blocks[0], fed.stream.user_keys
     scorer = DeviceScorer(fed, progress.server, progress.clients, block, keys, down, "valid")
     only = Ragged.from_lists([[3, 9, 0], [5]])
-    items = scorer.score_items(users, only)
+    items = scorer.score_listed_items(users, only)
     assert items is not None
     np.testing.assert_allclose(items, scorer(users)[only.rows(), only.ids], rtol=1e-5, atol=1e-6)
 
@@ -377,7 +384,7 @@ def numbers(progress: Progress) -> Arrays:
     return {
         **server,
         **flatten_devices(progress.clients, "device/"),
-        **flatten_devices(progress.local_devices.best, "best/"),
+        **flatten_devices(progress.local_devices.best_devices, "best/"),
     }
 
 
@@ -386,18 +393,18 @@ def numbers(progress: Progress) -> Arrays:
 def test_a_run_that_is_resumed_in_a_block_ends_with_the_same_bits(tmp_path: Path, answers: str, moments: str) -> None:
     train = {**few_at_a_time(), "moments": moments}
     fed = transferring(make_backbone("neumf", **SMALL["neumf"]), two_blocks(), train, answers=answers)
-    whole = start_run(fed)
+    whole = make_initial_progress(fed)
     saved: list[int] = []
 
     def on_round(report: Any, now: Progress) -> None:
         if report.block == 1 and report.round == 3:
-            write_arrays(tmp_path / "saved", *pack_progress(now))
+            write_arrays(tmp_path / "saved", *flatten_progress_with_note(now))
             saved.append(1)
 
-    run_stream(fed, whole, on_round)
+    run_remaining_blocks(fed, whole, on_round)
     assert saved
     progress = read_progress(*read_arrays(tmp_path / "saved"))
-    run_stream(fed, progress, lambda report, now: None)
+    run_remaining_blocks(fed, progress, lambda report, now: None)
     first, other = numbers(whole), numbers(progress)
     assert first.keys() == other.keys()
     for name in first:
@@ -426,13 +433,13 @@ def two_blocks() -> BlockStream:
 @two_models
 def test_a_stream_brings_new_users_and_items_to_both_sides(name: str) -> None:
     fed = transferring(make_backbone(name, **SMALL[name]), two_blocks())
-    progress = start_run(fed)
-    run_stream(fed, progress, lambda report, now: None)
+    progress = make_initial_progress(fed)
+    run_remaining_blocks(fed, progress, lambda report, now: None)
     teacher = Teacher.from_arrays(progress.server.parts[TRANSFER])
     assert sorted(teacher.names.tolist()) == sorted(fed.stream.user_keys.tolist())
     assert len(teacher.model.values["items"]) == 24
     assert progress.clients.n_users == 8
-    rows = progress.clients.part_lists(np.arange(8))[SCORES]["rows"]
+    rows = progress.clients.read_part_lists(np.arange(8))[SCORES]["rows"]
     assert (rows.counts() >= 5).all()
     assert rows.ids.max() >= 20
 

@@ -17,7 +17,13 @@ from tacita.core.config import RunConfig
 from tacita.core.errors import TacitaError
 from tacita.core.types import Doubles, Ragged
 from tacita.methods import resolve_config
-from tacita.methods.distillation.uploads import Disguise, PtfDisguise, Swap, disguise_predictions, disguise_ptf
+from tacita.methods.distillation.uploads import (
+    Disguise,
+    PtfDisguise,
+    Swap,
+    disguise_predictions,
+    disguise_ptf_predictions,
+)
 from tacita.research.audit import curious_server, score_attacks
 from tacita.research.audit.score_attacks import (
     AttackOptions,
@@ -98,7 +104,7 @@ def test_recall_is_over_uploaded_or_all_liked_items() -> None:
     assert guess_by_threshold(upload, liked, 0.5).recall == pytest.approx([1, np.nan], nan_ok=True)
     assert guess_by_threshold(upload, liked, 0.5, "all").recall == pytest.approx([0.25, 0])
     assert guess_by_threshold(upload, liked, 0.5, "all").f1 == pytest.approx([f1(0.5, 0.25), 0])
-    assert guess_by_threshold(upload, liked, 0.5, "all").means()["recall"] == pytest.approx(0.125)
+    assert guess_by_threshold(upload, liked, 0.5, "all").compute_means()["recall"] == pytest.approx(0.125)
 
 
 # Top guess
@@ -122,7 +128,7 @@ def test_g5_2_top_guess_before_and_after_a_swap() -> None:
 def test_g5_4_without_a_defence_a_model_that_separates_gives_everything_away() -> None:
     own, _, liked = people(skill=40)
     none = PtfDisguise(positives=None, swap=None)
-    report = disguise_ptf(own, Ragged.empty(len(own)), none, round_draws(len(own)))
+    report = disguise_ptf_predictions(own, Ragged.empty(len(own)), none, round_draws(len(own)))
     assert (guess_by_top(report, liked, round_draws(len(own)), share=None).f1 == 1).all()
     assert (compute_auc_per_client(report, liked) == 1).all()
 
@@ -146,7 +152,7 @@ def test_users_without_uploads_are_not_counted() -> None:
     upload = upload_of({1: 0.9, 2: 0.1}, {})
     guess = guess_by_top(upload, Ragged.from_lists([[1], [2]]), round_draws(2))
     assert np.isnan(guess.f1[1])
-    assert guess.means() == {"precision": 1, "recall": 1, "f1": 1}
+    assert guess.compute_means() == {"precision": 1, "recall": 1, "f1": 1}
     assert score_attacks.average_known(np.array([np.nan])) is None
 
 
@@ -199,7 +205,7 @@ def found_in(how: Disguise | None) -> dict[str, tuple[float, float]]:
     own, received, liked = people(200)
     dice = [round_draws(200, round_no) for round_no in (0, 1)]
     if how is None:
-        before, now = (disguise_ptf(own, received, PtfDisguise(), entry) for entry in dice)
+        before, now = (disguise_ptf_predictions(own, received, PtfDisguise(), entry) for entry in dice)
     else:
         before, now = (disguise_predictions(own, received, how, entry) for entry in dice)
     table = attack_scores(now, liked, dice[0], AttackOptions(), before)
@@ -241,7 +247,9 @@ def test_sampling_and_swapping_each_take_something_from_the_attack() -> None:
     dice = round_draws(200)
 
     def top(how: PtfDisguise, share: float | None = 0.2) -> float:
-        return float(np.nanmean(guess_by_top(disguise_ptf(own, received, how, dice), liked, dice, share).f1))
+        return float(
+            np.nanmean(guess_by_top(disguise_ptf_predictions(own, received, how, dice), liked, dice, share).f1)
+        )
 
     none, sampled, both = top(PtfDisguise(None, swap=None), None), top(PtfDisguise(swap=None)), top(PtfDisguise())
     assert none > sampled > both

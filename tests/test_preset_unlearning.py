@@ -11,7 +11,7 @@ import pytest
 from helpers.run_requests import assert_valid_certificate, certificate_of, find_sharer, history_of, shared_items_of
 from tacita.core.draws import derive_keys
 from tacita.core.types import ServerState
-from tacita.methods import preset_names, preset_parts, resolve_config
+from tacita.methods import list_preset_names, list_preset_parts, resolve_config
 from tacita.methods.continual.f3crec import TemporalMean
 from tacita.runs import training
 from tacita.runs.forgetting.reopened_run import reopen_run
@@ -20,7 +20,7 @@ from tacita.runs.forgetting.requests import RawRequest
 from tacita.runs.run_folder import open_saved, read_lists
 
 DATA = "synthetic:users=30,items=36,per_user=9,groups=3"
-TRANSFER = [name for name in preset_names() if "prediction-transfer" in str(preset_parts(name))]
+TRANSFER = [name for name in list_preset_names() if "prediction-transfer" in str(list_preset_parts(name))]
 ROWS = {"backbone": {"name": "mf", "dim": 4, "lr": 0.5}}
 OWN: dict[str, dict[str, Any]] = {
     **{name: {"backbone": {"name": "mf", "dim": 4, "lr": 0.02, "item_lr_scale": 1.0}} for name in TRANSFER},
@@ -55,24 +55,24 @@ def forgotten(folder: Path, user: str, items: list[str] | None) -> dict[str, Any
     return certificate
 
 
-@pytest.mark.parametrize("method", preset_names())
+@pytest.mark.parametrize("method", list_preset_names())
 def test_every_preset_forgets_an_item_and_a_user(method: str, tmp_path: Path) -> None:
     folder = trained(method, tmp_path)
     history = history_of(folder, "u1")
     result = forgotten(folder, "u1", history[:1])
     assert history_of(folder, "u1") == history[1:]
     assert result["method"]["why"].endswith(".")
-    able = {"fru", "cufru", "cfru", "retrain"} & {part["name"] for part in preset_parts(method)}
+    able = {"fru", "cufru", "cfru", "retrain"} & {part["name"] for part in list_preset_parts(method)}
     if not able and not shared_items_of(folder, "u1"):
         assert result["method"]["name"] == "retrain"
         assert result["method"]["why"].endswith("so the run is trained again from its beginning without it.")
     result = forgotten(folder, "u2", None)
     assert history_of(folder, "u2") == []
     saved = open_saved(folder)
-    assert not saved.client_arrays["private"][saved.user_numbers(["u2"])[0]].any()
+    assert not saved.client_arrays["private"][saved.find_user_numbers(["u2"])[0]].any()
     assert submit_request(folder, RawRequest("forget", {"u2": None})).certificate is None  # already forgotten
     lists = read_lists(saved.client_arrays, "history")
-    assert len(lists.row(saved.user_numbers(["u3"])[0]))  # others keep theirs
+    assert len(lists.row(saved.find_user_numbers(["u3"])[0]))  # others keep theirs
 
 
 def test_forgetting_equals_retraining(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def told_by(saved: Any, user: str) -> list[int]:
 def shared_here(folder: Path, user: str) -> list[str]:
     """What a person shares, by their own device's word."""
     run = reopen_run(folder)
-    return [run.saved.ids["items"][i] for i in run.shared.row(run.saved.user_numbers([user])[0])]
+    return [run.saved.ids["items"][i] for i in run.shared.row(run.saved.find_user_numbers([user])[0])]
 
 
 def test_retraining_can_be_requested(tmp_path: Path) -> None:

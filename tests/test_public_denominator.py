@@ -10,8 +10,8 @@ import pytest
 
 from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError
-from tacita.federation.rounds import run_stream, start_run
-from tacita.runs.assembly import Machine, assemble
+from tacita.federation.rounds import make_initial_progress, run_remaining_blocks
+from tacita.runs.assembly import Machine, assemble_federation
 
 POISSON = {"aggregation": "fixed", "participation": {"kind": "poisson", "rate": 0.5}}
 NOISED: dict[str, dict[str, Any]] = {
@@ -52,9 +52,9 @@ def spread_of_move(data: str) -> float:
     """How far one round of mostly noise moves the numbers of the item table."""
     config = config_of("dp-fedavg", data, denominator=40.0)
     config = config.model_copy(update={"parts": [{"name": "dp-fedavg", "noise": 50.0}]})
-    federation = assemble(config, Machine(threads=1))
-    progress = start_run(federation)
-    run_stream(federation, progress, lambda report, progress: None)
+    federation = assemble_federation(config, Machine(threads=1))
+    progress = make_initial_progress(federation)
+    run_remaining_blocks(federation, progress, lambda report, progress: None)
     first = federation.backbone.init_items(federation.draws, federation.stream.item_keys)
     return float(np.std(progress.server.items - first))
 
@@ -70,8 +70,8 @@ def test_the_noise_of_the_mean_is_the_same_whoever_has_data(tmp_path: Path) -> N
 def test_a_file_has_to_say_how_many_people_are_enrolled(name: str, tmp_path: Path) -> None:
     data = write_people(tmp_path / "rows.csv", 24)
     with pytest.raises(TacitaError, match=r"set train\.denominator"):
-        assemble(config_of(name, data), Machine(threads=1))
-    federation = assemble(config_of(name, data, denominator=40.0), Machine(threads=1))
+        assemble_federation(config_of(name, data), Machine(threads=1))
+    federation = assemble_federation(config_of(name, data, denominator=40.0), Machine(threads=1))
     assert federation.config.train.denominator == 40.0
 
 
@@ -79,17 +79,17 @@ def test_a_file_has_to_say_how_many_people_are_enrolled(name: str, tmp_path: Pat
 def test_named_data_enrols_its_people_whoever_has_rows(name: str, expected: float) -> None:
     data = "synthetic:users=40,items=30,per_user=9"
     config = config_of(name, data)
-    federation = assemble(config, Machine(threads=1))
+    federation = assemble_federation(config, Machine(threads=1))
     assert federation.config.train.denominator == expected
 
 
 def test_a_denominator_of_ones_own_stays() -> None:
     config = config_of("dp-fedavg", "synthetic:users=40,items=30,per_user=9", denominator=7.0)
-    assert assemble(config, Machine(threads=1)).config.train.denominator == 7.0
+    assert assemble_federation(config, Machine(threads=1)).config.train.denominator == 7.0
 
 
 def test_local_noise_needs_no_denominator(tmp_path: Path) -> None:
     data = write_people(tmp_path / "rows.csv", 24)
     values = {"method": "dpps", "data": data, "catalogue": "from-data", "split": {"kind": "random"}}
     config = validate_model(RunConfig, values, "a test")
-    assert assemble(config, Machine(threads=1)).config.train.denominator is None
+    assert assemble_federation(config, Machine(threads=1)).config.train.denominator is None

@@ -23,10 +23,10 @@ import tacita as tc
 from tacita.cli import main, result_tables
 from tacita.core.draws import derive_keys
 from tacita.core.errors import DiskFull
-from tacita.core.python_messages import translate_errors, translate_message
+from tacita.core.python_messages import replace_options_with_keywords, translate_errors
 from tacita.core.types import Block, Broadcast, Ragged
-from tacita.data.frames import to_frame, to_raw_ids
-from tacita.federation.clients import build_user_view, empty_device_state, grow_devices
+from tacita.data.frames import convert_to_frame_or_none, to_raw_ids
+from tacita.federation.clients import build_user_view, empty_device_state, grow_devices_for_block
 from tacita.learn.training import train_cohort
 from tacita.report.pages import write_report
 from tacita.round.task import CohortTask
@@ -181,7 +181,7 @@ def test_a_table_of_the_real_pandas_trains_the_same_run() -> None:
     run = tc.train(numbers, columns={"user": "who", "item": "what"}, backbone=KNOWN, out="numbers", **QUICK)
     for kind in ("Int64", "int32", "float64"):  # ids come back as files have them
         assert_frame_equal(run.fold_in(pd.Series([3, 7], dtype=kind), 3), run.fold_in(["3", "7"], 3))
-    gaps = to_frame(
+    gaps = convert_to_frame_or_none(
         pd.DataFrame(
             {
                 "text": ["a", None],
@@ -199,7 +199,7 @@ def test_a_table_of_the_real_pandas_trains_the_same_run() -> None:
 
 def test_missing_values_and_kinds_of_pandas_columns_survive() -> None:
     days = np.array(["2024-01-02", "NaT"], "datetime64[s]")
-    frame = to_frame(
+    frame = convert_to_frame_or_none(
         Pandas(
             {
                 "text": Column(["a", None], object),
@@ -214,10 +214,10 @@ def test_missing_values_and_kinds_of_pandas_columns_survive() -> None:
     assert frame["whole"].dtype == pl.Int64
     assert str(frame["day"][0]) == "2024-01-02 00:00:00"
     with pytest.raises(tc.TacitaError, match="two columns are called 'a'"):
-        to_frame(Pandas({"a": Column([1])}, ["a", "a"]))
+        convert_to_frame_or_none(Pandas({"a": Column([1])}, ["a", "a"]))
     with pytest.raises(tc.TacitaError, match="the table cannot be read"):
-        to_frame({"a": [1, 2], "b": [1]})
-    assert to_frame(7) is None
+        convert_to_frame_or_none({"a": [1, 2], "b": [1]})
+    assert convert_to_frame_or_none(7) is None
 
 
 def test_a_run_on_a_table_goes_on_only_with_the_table() -> None:
@@ -555,11 +555,11 @@ def test_fold_in_vector_equals_logistic_regression_on_fixed_rows(mf: tc.Run) -> 
     models = mf._load_models()
     backbone = models.plan.backbone
     still = freeze_shared(backbone)
-    assert still.rates(60)["rows"] == 0
-    assert still.rates(60)["p"] == backbone.rates(60)["p"] > 0
-    assert backbone.rates(60)["rows"] > 0
+    assert still.list_learning_rates(60)["rows"] == 0
+    assert still.list_learning_rates(60)["p"] == backbone.list_learning_rates(60)["p"] > 0
+    assert backbone.list_learning_rates(60)["rows"] > 0
     devices, keys = empty_device_state(backbone), derive_keys(["somebody"])
-    grow_devices(devices, models.plan, keys)
+    grow_devices_for_block(devices, models.plan, keys)
     entry, none = Ragged.from_lists([[0, 1, 2]]), Ragged.empty(1)
     block = Block(0, 1, 60, entry, none, none, np.ones(1, bool), 3)
     view = build_user_view(devices, models.server, block, np.zeros(1), keys, Broadcast())
@@ -568,7 +568,9 @@ def test_fold_in_vector_equals_logistic_regression_on_fixed_rows(mf: tc.Run) -> 
     assert label.sum() == 3
     assert len(label) == 15
     slope = (1 / (1 + np.exp(-rows @ start)) - label) @ rows / len(label)
-    np.testing.assert_allclose(trained.private[0], start - backbone.rates(60)["p"] * slope, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        trained.private[0], start - backbone.list_learning_rates(60)["p"] * slope, rtol=1e-4, atol=1e-6
+    )
     assert not trained.rows.any()  # how they moved
 
 
@@ -728,7 +730,7 @@ SENTENCES = {
 
 @pytest.mark.parametrize("sentence", SENTENCES)
 def test_options_become_keywords(sentence: str) -> None:
-    assert translate_message(sentence) == SENTENCES[sentence]
+    assert replace_options_with_keywords(sentence) == SENTENCES[sentence]
 
 
 def sentences() -> Iterator[str]:
@@ -753,7 +755,7 @@ def test_no_sentence_speaks_of_an_option_to_python() -> None:
     naming = [re.sub("`tacita (?!train )[^`]*`", "", sentence) for sentence in sentences()]
     naming = [entry for entry in naming if re.search(r"(?<![\w-])--[a-z]", entry)]
     assert len(naming) > 20
-    assert [entry for entry in naming if re.search(r"(?<![\w-])--[a-z]", translate_message(entry))] == []
+    assert [entry for entry in naming if re.search(r"(?<![\w-])--[a-z]", replace_options_with_keywords(entry))] == []
 
 
 def test_an_error_keeps_its_kind() -> None:
@@ -788,7 +790,7 @@ def test_devices_that_read_times_and_ratings_are_served_with_them() -> None:
     model: dict[str, Any] = {"name": "interest", "dim": 4, "tower": [8], "last": 6}
     run = tc.train(frame, backbone=model, out="read", train={"rounds": 1}, **ONE_BLOCK)
     models = loaded_run.load_run(run.folder)
-    view = models.scorer.build_view(np.arange(len(models.users), dtype=np.int32))
+    view = models.scorer.build_scoring_view(np.arange(len(models.users), dtype=np.int32))
     messages = [rated[models.users[u], models.items[i]] for u, i in zip(view.train.rows(), view.train.ids, strict=True)]
     assert view.train.values["rating"].tolist() == messages
     times = view.train.values["time"]

@@ -16,7 +16,7 @@ from helpers.private_federation import ROUND, federate_parts, serving_broadcast
 from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError
 from tacita.core.types import Arrays, CohortView, Doubles, RoundReplay
-from tacita.federation.rounds import run_stream, start_run
+from tacita.federation.rounds import make_initial_progress, run_remaining_blocks
 from tacita.messages import CohortReply, Spec, Upload
 from tacita.round import registry
 from tacita.round.capabilities import Unlearning
@@ -24,8 +24,8 @@ from tacita.round.fields import PartFields
 from tacita.round.part import Part
 from tacita.round.plan import Federation
 from tacita.round.state import StateSpec
-from tacita.runs.assembly import Machine, assemble
-from tacita.runs.ledger import describe_outside
+from tacita.runs.assembly import Machine, assemble_federation
+from tacita.runs.ledger import describe_uncovered
 from tacita.runs.server_view import describe_server_view
 
 WHISPER = {"name": "whisper"}
@@ -133,35 +133,35 @@ def test_a_ledger_without_lasting_accounts_is_refused(
 
 
 def test_a_sum_with_one_noise_is_divided_by_people_enrolled(tmp_path: Any) -> None:
-    federation = assemble(config_of(), Machine(threads=1))
+    federation = assemble_federation(config_of(), Machine(threads=1))
     assert federation.config.train.denominator == 40.0
     rows = [f"u{user},i{item}" for user in range(24) for item in range(user % 3, 30, 3)]
     (tmp_path / "rows.csv").write_text("\n".join(["user,item", *rows]) + "\n")
     with pytest.raises(TacitaError, match=r"whisper divides a noised sum.*set train\.denominator"):
-        assemble(config_of(str(tmp_path / "rows.csv")), Machine(threads=1))
+        assemble_federation(config_of(str(tmp_path / "rows.csv")), Machine(threads=1))
     with pytest.raises(TacitaError, match=r"must not divide it by who took part; use train\.aggregation = 'fixed'"):
-        assemble(config_of(aggregation="mean"), Machine(threads=1))
+        assemble_federation(config_of(aggregation="mean"), Machine(threads=1))
 
 
 def test_persons_are_not_promised_what_silos_train_together() -> None:
     with pytest.raises(TacitaError, match="'whisper' protects persons, and a silo that trains one model"):
-        assemble(config_of(silos=4, denominator=4.0), Machine(threads=1))
+        assemble_federation(config_of(silos=4, denominator=4.0), Machine(threads=1))
 
 
 def test_what_the_server_sees_follows_from_the_ledger() -> None:
-    federation = assemble(config_of(), Machine(threads=1))
+    federation = assemble_federation(config_of(), Machine(threads=1))
     assert describe_server_view(federation) == "each person's clipped update; the model that others get has noise"
 
 
 def test_ledger_and_result_agree_on_the_denominator() -> None:
     from tacita.report.promises import list_privacy_lines
 
-    federation = assemble(config_of(), Machine(threads=1))
-    progress = start_run(federation)
-    run_stream(federation, progress, lambda report, progress: None)
+    federation = assemble_federation(config_of(), Machine(threads=1))
+    progress = make_initial_progress(federation)
+    run_remaining_blocks(federation, progress, lambda report, progress: None)
     result = {"blocks": progress.results}
     sentence = "divided by train.denominator = 40, of people enrolled"
-    assert sentence in " ".join(describe_outside(federation.config, federation))
+    assert sentence in " ".join(describe_uncovered(federation.config, federation))
     assert sentence in " ".join(list_privacy_lines(federation.config, result))
 
 

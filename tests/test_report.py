@@ -20,7 +20,7 @@ import pytest
 from jinja2 import UndefinedError
 
 from tacita.core.errors import TacitaError
-from tacita.metrics import confidence_interval
+from tacita.metrics import compute_confidence_interval
 from tacita.report import charts
 from tacita.report.charts import Dot, Segment, Series, SeriesStyle
 from tacita.report.data import read_run
@@ -336,7 +336,7 @@ def test_splits_are_taken_together_as_seeds_are(tmp_path: Path) -> None:
     folders = seeded(tmp_path, (1, 1, 0.10), (2, 2, 0.12), (3, 3, 0.17), (3, 4, 0.15))
     (entry,) = read_groups(folders)
     assert (entry.seeds, entry.splits, entry.n_distinct, entry.note) == ([1, 2, 3, 3], [1, 2, 3, 4], 4, "")
-    assert entry.means["ndcg@20"] == pytest.approx(confidence_interval([0.10, 0.12, 0.17, 0.15]))
+    assert entry.means["ndcg@20"] == pytest.approx(compute_confidence_interval([0.10, 0.12, 0.17, 0.15]))
     other = seeded(tmp_path, (1, 1, 0.2), (2, 2, 0.2), method="f3crec")
     rows = make_rows(read_groups([*folders, *other]))
     assert [row["protocol"] for row in rows] == [0, 1]  # not over the same splits
@@ -378,7 +378,7 @@ def test_identical_runs_are_reported_and_counted_once(
     assert (entry.n_distinct, entry.note) == (distinct, note)
     mean, half = entry.means["ndcg@20"]
     assert mean == pytest.approx(0.1 if distinct == 1 else 0.15)
-    assert math.isnan(half) if distinct == 1 else half == pytest.approx(confidence_interval([0.1, 0.2])[1])
+    assert math.isnan(half) if distinct == 1 else half == pytest.approx(compute_confidence_interval([0.1, 0.2])[1])
     row = make_rows([entry])[0]
     assert (row["runs"], row["note"]) == (distinct, note)
     assert (row["ndcg@20 half-width 95"] is None) == (distinct == 1)

@@ -41,7 +41,7 @@ from tacita.runs.artefacts import ScanTargets, find_traces
 from tacita.runs.forgetting.reopened_run import reopen_run, restrict_stream
 from tacita.runs.forgetting.request_service import submit_request
 from tacita.runs.forgetting.requests import RawRequest, read_request_file
-from tacita.runs.forgetting.verification import find_emptied, largest_difference, retrain_run
+from tacita.runs.forgetting.verification import find_emptied, find_largest_difference, retrain_run
 from tacita.runs.run_folder import open_saved, read_lists
 
 
@@ -137,7 +137,7 @@ def test_derived_files_are_rebuilt(blunt: Path) -> None:
 def test_user_who_leaves_keeps_no_device_state(blunt: Path) -> None:
     certificate = forget_items(blunt, {"u1": None})
     saved = open_saved(blunt)
-    row = saved.user_numbers(["u1"])[0]
+    row = saved.find_user_numbers(["u1"])[0]
     assert history_of(blunt, "u1") == []
     assert not saved.client_arrays["private"][row].any()
     assert certificate["request"]["scope"] == "user"
@@ -151,7 +151,7 @@ def test_later_rounds_ignore_withdrawn_items(blunt: Path) -> None:
     gone = [open_saved(blunt).ids["items"].index(entry) for entry in history[:3]]
     for block in run.federation.stream.blocks:
         for lists in (block.train, block.valid, block.test):
-            assert not set(lists.row(run.saved.user_numbers(["u1"])[0]).tolist()) & set(gone)
+            assert not set(lists.row(run.saved.find_user_numbers(["u1"])[0]).tolist()) & set(gone)
 
 
 def test_request_file_covers_many_users(blunt: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -240,7 +240,7 @@ def test_request_file_without_users_is_refused(tmp_path: Path, text: str) -> Non
 def test_unshare_reverts_share(shared: Path) -> None:
     user = next(u for u in open_saved(shared).ids["users"] if not shared_items_of(shared, u))
     run = reopen_run(shared)
-    number = run.saved.user_numbers([user])[0]
+    number = run.saved.find_user_numbers([user])[0]
     train = [run.saved.ids["items"][i] for i in run.federation.stream.blocks[0].train.row(number)]
     result = submit_request(shared, RawRequest("share", {user: train[:2]}))
     assert result.certificate is None
@@ -330,7 +330,7 @@ def test_verification_compares_the_device_of_a_leaver(made: Path) -> None:
     """Nobody is left out of the comparison for a request alone, and no difference of anybody else is."""
     run = reopen_run(made / "plain")
     now = TrainedState(run.progress.server, run.progress.clients)
-    history = run.federation.stream.history(len(run.federation.stream.blocks))
+    history = run.federation.stream.collect_history(len(run.federation.stream.blocks))
     remainder = replace(
         run.federation, stream=restrict_stream(run.federation.stream, history.filter_entries(history.rows() != 1))
     )
@@ -338,13 +338,13 @@ def test_verification_compares_the_device_of_a_leaver(made: Path) -> None:
     assert not find_emptied(remainder, now).any()  # no item, but the vector that was made of them
     other = copy.deepcopy(now.clients)
     other.private[1] += 0.5
-    assert largest_difference(remainder, now, TrainedState(now.server, other))[0] > 1e-3
+    assert find_largest_difference(remainder, now, TrainedState(now.server, other))[0] > 1e-3
     now.clients.private[1] = 0
     assert find_emptied(remainder, now).tolist() == [user == 1 for user in range(len(history))]
-    assert largest_difference(remainder, now, TrainedState(now.server, other))[0] == 0.0
+    assert find_largest_difference(remainder, now, TrainedState(now.server, other))[0] == 0.0
     assert not find_emptied(run.federation, now).any()  # no vector, but items
     other.private[0] = was[0] + 0.5
-    assert largest_difference(remainder, now, TrainedState(now.server, other))[0] > 1e-3
+    assert find_largest_difference(remainder, now, TrainedState(now.server, other))[0] > 1e-3
 
 
 def test_retraining_on_all_data_reproduces_the_run(made: Path) -> None:
@@ -390,7 +390,7 @@ def test_request_service_handles_every_preset(tmp_path: Path, name: str) -> None
 
 def needles(folder: Path, user: str, items: list[str], rows: Any = None) -> ScanTargets:
     saved = open_saved(folder)
-    number = saved.user_numbers([user])
+    number = saved.find_user_numbers([user])
     ids = np.array([saved.ids["items"].index(item) for item in items])
     gone = Ragged.from_pairs(np.repeat(number, len(ids)), ids, len(saved.ids["users"]))
     known = saved.server_arrays["items"][ids] if rows is None else rows

@@ -28,11 +28,11 @@ from tacita.methods.sharing.accumulators import (
     accumulate_retraction,
     compute_commitments,
     find_gaussian_multiplier,
-    merge_rows,
+    merge_carried_rows,
 )
 from tacita.round.plan import Federation
 from tacita.round.request import RequestBatch
-from tacita.runs.calibration import calibrate
+from tacita.runs.calibration import measure_retraction_calibration
 
 FIXED: dict[str, Any] = {"aggregation": "fixed", "denominator": 6.0}
 
@@ -138,7 +138,7 @@ def test_a_device_carries_the_damped_sum_of_what_it_sent() -> None:
         checkpoint_every=2,
     )
     progress = play_rounds(fed, 5)
-    lists = progress.clients.part_lists(np.arange(6))
+    lists = progress.clients.read_part_lists(np.arange(6))
     damping = np.diff(progress.server.parts["retraction"]["damping"])
     np.testing.assert_allclose(np.exp(damping), 1 - 0.4)
     want, got = np.zeros((6, N_ITEMS, 6)), np.zeros((6, N_ITEMS, 6))
@@ -160,10 +160,10 @@ def test_an_item_stands_once_in_a_segment() -> None:
     old = Ragged(old.ptr, old.ids, {"row": np.ones((3, 2), np.float32), "segment": np.zeros(3, np.int32)})
     new = Ragged.from_lists([[3, 4], []])
     new = Ragged(new.ptr, new.ids, {"row": np.full((2, 2), 2.0)})
-    result = merge_rows(old, np.array([0.5, 1.0]), new, 0)
+    result = merge_carried_rows(old, np.array([0.5, 1.0]), new, 0)
     assert [result.row(r).tolist() for r in range(2)] == [[3, 4], [3, 5]]
     assert result.values["row"][:, 0].tolist() == [2.5, 2.0, 1.0, 1.0]
-    later = merge_rows(old, np.array([0.5, 1.0]), new, 7)
+    later = merge_carried_rows(old, np.array([0.5, 1.0]), new, 7)
     assert later.row(0).tolist() == [3, 3, 4]
     assert later.values["segment"].tolist() == [0, 7, 7, 0, 0]
 
@@ -294,20 +294,22 @@ def test_unsupported_retractions_are_refused_in_one_sentence() -> None:
 
 def test_calibration_finds_the_damping_that_comes_closest() -> None:
     fed = retracting(train={"local_epochs": 3})
-    once = calibrate(fed, leavers=2, rounds=1)
+    once = measure_retraction_calibration(fed, leavers=2, rounds=1)
     assert max(once.ratios.values()) < 1e-5
-    many = calibrate(fed, leavers=1, groups=3, rounds=25)
+    many = measure_retraction_calibration(fed, leavers=1, groups=3, rounds=25)
     assert many.ratio == min(many.ratios.values()) <= many.plain
     assert many.options() == {"alpha": many.alpha, "ratio": round(many.ratio, 4)}
     with pytest.raises(TacitaError, match="leave nobody"):
-        calibrate(fed, leavers=len(LISTS))
+        measure_retraction_calibration(fed, leavers=len(LISTS))
 
 
 def test_calibration_reports_the_route_it_selects() -> None:
     """The ratio found is that of people who leave together in a run of its own."""
     fed = retracting()
-    result = calibrate(fed, leavers=2, rounds=8, alphas=(0.3,))
-    drawn = calibrate.__globals__["hash_owners"](fed.draws.public("leavers"), fed.stream.user_keys[:6])
+    result = measure_retraction_calibration(fed, leavers=2, rounds=8, alphas=(0.3,))
+    drawn = measure_retraction_calibration.__globals__["hash_owners"](
+        fed.draws.public("leavers"), fed.stream.user_keys[:6]
+    )
     users = np.argsort(drawn, kind="stable")[:2].tolist()
     run = retracting(alpha=0.3)
     progress, other = play_rounds(run, 8), started(run)

@@ -10,7 +10,7 @@ from scipy import stats
 
 from tacita.core.draws import Draws, derive_keys
 from tacita.core.types import Floats, Longs
-from tacita.kernels.hashing import choose_distinct, hash_owners, normals, sample_owners, uniforms
+from tacita.kernels.hashing import choose_distinct, draw_normals, draw_uniforms, hash_owners, sample_owners
 
 CHANGES = {"seed": 8, "purpose": "noise", "block": 1, "round": 4, "owner": 1, "counter": 3}
 RARE = 1e-6  # probability with which a sound generator would fail a bound
@@ -29,7 +29,7 @@ def numbers(
     """20,000 uniform numbers of owners `owner`, `owner` + 1, ... that differ in the named fields only."""
     key = Draws(seed).public(purpose, block, round)
     owners = np.arange(owner, owner + 20_000, dtype=np.uint64)
-    return uniforms(key, owners, counter + 1)[:, counter]
+    return draw_uniforms(key, owners, counter + 1)[:, counter]
 
 
 def looks_uniform(counts: Longs) -> bool:
@@ -120,7 +120,7 @@ def test_first_outputs_are_those_of_splitmix64() -> None:
 
 def test_vectorised_numbers_equal_those_made_one_by_one() -> None:
     key, owners = Draws(3).public("x"), derive_keys(f"u{i}" for i in range(300))
-    hashed, drawn = hash_owners(key, owners), uniforms(key, owners, 4)
+    hashed, drawn = hash_owners(key, owners), draw_uniforms(key, owners, 4)
     for i, owner in enumerate(owners):
         at = stream(int(key), int(owner))
         assert int(hashed[i]) == at
@@ -129,7 +129,7 @@ def test_vectorised_numbers_equal_those_made_one_by_one() -> None:
 
 def test_normals_are_box_muller_of_the_same_stream() -> None:
     key, owners = Draws(3).public("x"), derive_keys(["a", "b"])
-    drawn = normals(key, owners, 3)
+    drawn = draw_normals(key, owners, 3)
     for i, owner in enumerate(owners):
         at = stream(int(key), int(owner))
         radius = [np.sqrt(-2 * np.log(1 - unit(at, j))) for j in (0, 2)]
@@ -138,7 +138,7 @@ def test_normals_are_box_muller_of_the_same_stream() -> None:
         np.testing.assert_allclose(drawn[i], expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("kernel", [normals, uniforms])
+@pytest.mark.parametrize("kernel", [draw_normals, draw_uniforms])
 def test_rows_are_independent_of_cohort_and_width(kernel) -> None:  # type: ignore[no-untyped-def]
     key, owners = Draws(3).public("x"), derive_keys(f"u{i}" for i in range(50))
     together = kernel(key, owners, 6)
@@ -152,7 +152,7 @@ def test_rows_are_independent_of_cohort_and_width(kernel) -> None:  # type: igno
 
 
 def test_uniforms_fill_the_unit_interval_evenly() -> None:
-    drawn = uniforms(Draws(11).public("x"), np.arange(20_000, dtype=np.uint64), 5)
+    drawn = draw_uniforms(Draws(11).public("x"), np.arange(20_000, dtype=np.uint64), 5)
     assert looks_uniform(np.histogram(drawn, 100, (0, 1))[0])
     for column in drawn.T:
         assert looks_uniform(np.histogram(column, 50, (0, 1))[0])
@@ -160,7 +160,7 @@ def test_uniforms_fill_the_unit_interval_evenly() -> None:
 
 def test_uniforms_stay_below_one() -> None:
     # This owner's first number rounds to 1 in single precision unless it is kept below.
-    drawn = uniforms(Draws(1).public("p"), np.array([38_339_474], np.uint64), 1)
+    drawn = draw_uniforms(Draws(1).public("p"), np.array([38_339_474], np.uint64), 1)
     assert 0.9999999 < drawn[0, 0] < 1
 
 
@@ -172,14 +172,14 @@ def test_every_bit_of_a_hash_is_a_fair_coin() -> None:
 
 @pytest.mark.parametrize("step", ["owner", "counter"])
 def test_neighbours_are_independent(step: str) -> None:
-    drawn = uniforms(Draws(11).public("x"), np.arange(20_001, dtype=np.uint64), 2)
+    drawn = draw_uniforms(Draws(11).public("x"), np.arange(20_001, dtype=np.uint64), 2)
     x, y = (drawn[:-1, 0], drawn[1:, 0]) if step == "owner" else (drawn[:, 0], drawn[:, 1])
     assert abs(np.corrcoef(x, y)[0, 1]) < 5 / np.sqrt(len(x))
     assert looks_uniform(np.histogram2d(x, y, 8, ((0, 1), (0, 1)))[0].ravel())
 
 
 def test_normals_have_the_moments_of_a_normal() -> None:
-    drawn = normals(Draws(11).public("x"), np.arange(50_000, dtype=np.uint64), 2).astype(np.float64)
+    drawn = draw_normals(Draws(11).public("x"), np.arange(50_000, dtype=np.uint64), 2).astype(np.float64)
     n = drawn.size
     assert abs(drawn.mean()) < 5 / np.sqrt(n)
     assert abs(drawn.var() - 1) < 5 * np.sqrt(2 / n)

@@ -52,9 +52,9 @@ def test_question_names_the_replayed_round() -> None:
 def test_question_survives_encoding() -> None:
     for question in (Question("statistic"), Question("stored-0-3", "fru"), Question("retraction", "statistic")):
         assert decode_question(encode_question(question)) == question
-        numbered = question.numbered(7, 2) if question.owner else question
+        numbered = question.with_number(7, 2) if question.owner else question
         assert decode_question(encode_question(numbered)) == numbered
-    assert encode_question(Question("stored-0-3", "fru").numbered(7, 2)) == "fru/stored-0-3/7.2"
+    assert encode_question(Question("stored-0-3", "fru").with_number(7, 2)) == "fru/stored-0-3/7.2"
     assert encode_question(Question("round", replay=RoundReplay(3, 0.5))) == "round.again-3-0.5"
 
 
@@ -94,7 +94,7 @@ def test_a_log_holds_the_rows_that_moved_furthest() -> None:
     """H.C 2: at most ceil(alpha * touched) of a client."""
     fed = make_federation({"name": "fru", "keep": 0.5})
     progress = play_rounds(fed, 3)
-    lists = progress.clients.part_lists(np.arange(6))["fru"]
+    lists = progress.clients.read_part_lists(np.arange(6))["fru"]
     rounds, rows = lists["rounds"], lists["rows"]
     assert rounds.counts().tolist() == [3] * 6
     assert rows.counts().tolist() == [int(entry.sum()) for entry in np.split(rounds.values["count"], rounds.ptr[1:-1])]
@@ -199,7 +199,7 @@ def test_leavers_are_in_no_replayed_round_and_no_log() -> None:
     first = progress.clients.parts["fru"]["start"][2].copy()
     handle_requests(fed, progress, leave_request(fed, 2, 5))
     assert not np.isin(keys_of(fed, 2, 5), progress.server.parts["fru"]["clients"]).any()
-    lists = progress.clients.part_lists(np.arange(6))["fru"]
+    lists = progress.clients.read_part_lists(np.arange(6))["fru"]
     assert lists["rows"].counts()[[2, 5]].tolist() == [0, 0]
     assert np.array_equal(progress.clients.private[2], first)
     twin = make_federation(
@@ -271,7 +271,7 @@ def test_retraining_goes_through_all_blocks() -> None:
     want = started(fresh)
     for block, n in enumerate(rounds):
         if block:
-            want.devices.keep_best(want.server.round)
+            want.devices.keep_best_round(want.server.round)
             want.best_server = want.server
             end_block(fresh, want)
             begin_block(fresh, want, block)
@@ -285,7 +285,9 @@ def shared_by(progress: Progress) -> RequestBatch:
     """Whoever shared something takes all of it back."""
     inputs = progress.server.shared
     senders = np.unique(inputs.sender)[:2]
-    return RequestBatch("unshare", senders, Ragged(inputs.lists_of(senders).ptr, inputs.lists_of(senders).ids))
+    return RequestBatch(
+        "unshare", senders, Ragged(inputs.take_sender_lists(senders).ptr, inputs.take_sender_lists(senders).ids)
+    )
 
 
 SHARING = {"name": "sharing", "groups": [2, 2, 2], "partial": 0.5}
@@ -474,7 +476,9 @@ def test_storage_is_counted_as_written() -> None:
     fed = make_federation({"name": "withdrawal"}, {"name": "fru"})
     progress = play_rounds(fed, 3)
     storage = measure_storage("fru", progress.server, progress.clients)
-    each = log.count_log_bytes(progress.clients.part_lists(np.arange(6))["fru"]) + 4 * 6  # and the vector it began with
+    each = (
+        log.count_log_bytes(progress.clients.read_part_lists(np.arange(6))["fru"]) + 4 * 6
+    )  # and the vector it began with
     assert storage.device_max == each.max()
     assert storage.device_mean == pytest.approx(each.mean())
     assert storage.server == log.count_packed_bytes(progress.server.parts["fru"])
@@ -536,7 +540,7 @@ def test_server_receives_only_shared_items_of_a_request() -> None:
     fed = replace(fed, parts=(*fed.parts, Hears(PartConfig(), fed.parts[0].context)))
     progress = play_rounds(fed, 2)
     Hears.heard.clear()
-    lists = progress.server.shared.lists_of(fed.stream.user_keys[:6])
+    lists = progress.server.shared.take_sender_lists(fed.stream.user_keys[:6])
     some = int(np.flatnonzero((lists.counts() > 0) & (lists.counts() < [len(entry) for entry in LISTS]))[0])
     none = int(np.flatnonzero(lists.counts() == 0)[0])
     request_batch = RequestBatch("forget", keys_of(fed, some, none), Ragged.from_lists([LISTS[some], LISTS[none]]))
@@ -606,7 +610,7 @@ def test_cfru_removes_the_servers_shared_items(kind: Literal["leave", "forget", 
     progress = started(fed)
     for _ in range(3):
         progress.server, _ = run_round(fed, progress.server, progress.devices)
-    before, lists = progress.server.items.copy(), progress.server.shared.lists_of(keys_of(fed, 3))
+    before, lists = progress.server.items.copy(), progress.server.shared.take_sender_lists(keys_of(fed, 3))
     assert len(lists.ids) > 0
     handle_requests(fed, progress, RequestBatch(kind, keys_of(fed, 3), Ragged.empty(1) if kind == "leave" else lists))
     assert np.abs(progress.server.items - before).max() > 1e-5

@@ -15,13 +15,13 @@ from tacita.core.codec import digest_array
 from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError
 from tacita.federation.requests import handle_requests
-from tacita.federation.rounds import Progress, begin_block, end_block, run_block, start_run
+from tacita.federation.rounds import Progress, begin_block, end_block, make_initial_progress, run_block
 from tacita.live.node.question_handler import answer_message as handle_request
 from tacita.live.node.user_requests import submit_request
 from tacita.live.per_client_arrays import CHOSEN, is_valid_client_field
 from tacita.live.wire import RequestOutcome, ServerRequest, decode_reply, decode_request, encode_message
 from tacita.round.request import Request as AskedFor
-from tacita.runs.assembly import Machine, assemble
+from tacita.runs.assembly import Machine, assemble_federation
 
 FIXED: dict[str, Any] = {"aggregation": "fixed", "denominator": 40.0}
 
@@ -43,12 +43,12 @@ def test_leaving_from_a_node_equals_the_lab(tmp_path: Path, part: dict[str, Any]
     values = site_config("fedavg", 3, **{k: v for k, v in train.items() if k != "forget"}).model_dump(mode="json")
     config = validate_model(RunConfig, values | {"parts": [{"name": "withdrawal"}, part]}, "the test")
     site = make_site(tmp_path, config, insecure_single_user_uploads=True)
-    fed = assemble(config, Machine())
+    fed = assemble_federation(config, Machine())
     person = next(raw for raw in fed.stream.user_ids if home_node(raw) == 1)
     key = int(fed.stream.user_keys[fed.stream.user_ids.index(person)])
     own_values = fed.stream.blocks[0].train.row(fed.stream.user_ids.index(person))[:items]
     asked_for = AskedFor("forget" if items else "leave", key, own_values)
-    progress, told = start_run(fed), []
+    progress, told = make_initial_progress(fed), []
 
     def on_round(report: Any, now: Progress) -> None:
         if not told:
@@ -73,7 +73,7 @@ def test_leaving_from_a_node_equals_the_lab(tmp_path: Path, part: dict[str, Any]
     run_block(fed, progress, on_round)
     end_block(fed, progress)
     with site.store as store:
-        (event,) = [event for _, _, event in store.events("r") if event["event"] == "request"]
+        (event,) = [event for _, _, event in store.list_events("r") if event["event"] == "request"]
     done, want = event["done"][part["name"]], told[0][part["name"]].to_json()
     assert (done["rounds"], done["clients_asked"]) == (want["rounds"], want["clients_asked"])
     assert done.get("path") == want.get("path")
@@ -89,7 +89,7 @@ def test_leaving_that_waits_for_others_is_not_certified_as_done(tmp_path: Path) 
     site = make_site(tmp_path, config, insecure_single_user_uploads=True)
     collect_first_block(site)
     node = site.transport.members[1]
-    first, second = node.store.users()[1][:2]
+    first, second = node.store.list_users()[1][:2]
     statuses = []
 
     def leave_second() -> None:
@@ -107,7 +107,7 @@ def test_leaving_that_waits_for_others_is_not_certified_as_done(tmp_path: Path) 
     assert [status["state"].split(":")[0] for status in late] == ["done in block 0 after round 3"] * 2
     assert all(status["certificate"]["method"] == "retraction" for status in late)
     with site.store as store:
-        assert not store._query("SELECT 1 FROM requests WHERE sender != ''")  # nobody is known by name any more
+        assert not store._fetch_rows("SELECT 1 FROM requests WHERE sender != ''")  # nobody is known by name any more
     close_nodes(site)
 
 
@@ -115,7 +115,7 @@ def test_leaving_that_waits_for_others_is_not_certified_as_done(tmp_path: Path) 
 def test_per_client_uploads_of_nodes_are_bounded(name: str, field: str) -> None:
     values = site_config("fedavg", 3, **FIXED).model_dump(mode="json")
     config = validate_model(RunConfig, values | {"parts": [{"name": "withdrawal"}, {"name": name}]}, "the test")
-    (part,) = [entry for entry in assemble(config, Machine()).parts if entry.name == name]
+    (part,) = [entry for entry in assemble_federation(config, Machine()).parts if entry.name == name]
     (result,) = [entry for entry in part.fields(50).extra if entry.name == field]
     arrays = {f"{field}/sender": np.array([7], np.uint64), f"{field}/each": np.zeros((1, *result.shape), np.float32)}
     assert is_valid_client_field(result, arrays, 1)
@@ -152,7 +152,7 @@ class Hostile:
 
     def forgets(self, people: list[int]) -> None:
         for user in people:
-            self.node.store.enqueue_request("forget", "r", self.node.store.history([user]).item[:1], user)
+            self.node.store.enqueue_request("forget", "r", self.node.store.read_history([user]).item[:1], user)
 
 
 def hostile_to(folder: Path) -> Hostile:
@@ -160,7 +160,7 @@ def hostile_to(folder: Path) -> Hostile:
     parts = [{"name": "withdrawal"}, {"name": "fru", "keep": 1.0}]
     config = validate_model(RunConfig, values | {"parts": parts}, "the test")
     site = make_site(folder, config, insecure_single_user_uploads=False)
-    fed = assemble(site.config, Machine())
+    fed = assemble_federation(site.config, Machine())
     site.publish(list(fed.stream.item_ids[: fed.stream.blocks[0].n_items]))
     site.collect(rows_of_blocks(site.config)[0])
     return Hostile(site)
@@ -168,7 +168,7 @@ def hostile_to(folder: Path) -> Hostile:
 
 def test_withdrawal_sums_never_differ_by_one_user(tmp_path: Path) -> None:
     server = hostile_to(tmp_path)
-    people = server.node.store.users()[0].tolist()[:10]
+    people = server.node.store.list_users()[0].tolist()[:10]
     assert server.asks("round", 0).verdict == "ok"
     server.forgets(people[:6])
     messages = server.asks("round", 1).requests
@@ -195,13 +195,13 @@ def test_withdrawal_sums_never_differ_by_one_user(tmp_path: Path) -> None:
 def test_erased_user_is_in_no_difference_of_sums(tmp_path: Path) -> None:
     server = hostile_to(tmp_path)
     store = server.node.store
-    people = store.users()[0].tolist()
-    raw = dict(zip(*(user if isinstance(user, list) else user.tolist() for user in store.users()), strict=True))
+    people = store.list_users()[0].tolist()
+    raw = dict(zip(*(user if isinstance(user, list) else user.tolist() for user in store.list_users()), strict=True))
     assert server.asks("round", 0).verdict == "ok"
     server.forgets(people[:6])
     batch = [request.sender for request in server.asks("round", 1).requests]
     assert server.asks("fru/stored-0-0/1.1", 2, batch).clients == 6
-    store.erase(raw[people[0]])
+    store.erase_user(raw[people[0]])
     senders = [request.sent_request.sender for request in store.list_requests("r") if request.sent_request is not None]
     assert len(senders) == 5
     assert server.asks("fru/stored-0-0/1.2", 2, senders).verdict == "refused"  # the six less these are the one
@@ -211,12 +211,12 @@ def test_erased_user_is_in_no_difference_of_sums(tmp_path: Path) -> None:
 def test_remainder_of_a_batch_joins_the_next(tmp_path: Path) -> None:
     server = hostile_to(tmp_path)
     store = server.node.store
-    people = store.users()[0].tolist()
-    raw = dict(zip(*(user if isinstance(user, list) else user.tolist() for user in store.users()), strict=True))
+    people = store.list_users()[0].tolist()
+    raw = dict(zip(*(user if isinstance(user, list) else user.tolist() for user in store.list_users()), strict=True))
     assert server.asks("round", 0).verdict == "ok"
     server.forgets(people[:5])
     assert len(server.asks("round", 1).requests) == 5
-    store.erase(raw[people[0]])
+    store.erase_user(raw[people[0]])
     senders = [request.sent_request.sender for request in store.list_requests("r") if request.sent_request is not None]
     assert server.asks("fru/stored-0-0/1.1", 2, senders).verdict == "refused"  # four
     server.forgets(people[5:10])
@@ -231,18 +231,22 @@ def test_users_without_uploads_do_not_count_towards_min_users(tmp_path: Path) ->
     """And needs not ask: nothing is queued that would cost the others a run."""
     server = hostile_to(tmp_path)
     store = server.node.store
-    people = store.users()[0].tolist()[:6]
+    people = store.list_users()[0].tolist()[:6]
     assert server.asks("round", 0).verdict == "ok"
     server.forgets(people)
     batch = [request.sender for request in server.asks("round", 1).requests]
     assert server.asks("fru/stored-0-3/1.1", 2, batch).verdict == "refused"  # a round that nobody has kept
     assert server.asks("fru/stored-0-0/1.2", 2, batch).verdict == "ok"
-    raw = store.users()[1][7]
-    late = next(entry for entry, _ in store.catalogue() if entry not in set(store.history([store.find_user(raw)]).item))
+    raw = store.list_users()[1][7]
+    late = next(
+        entry
+        for entry, _ in store.read_catalogue()
+        if entry not in set(store.read_history([store.find_user(raw)]).item)
+    )
     store.add_interactions([(raw, late, 1e9, None)])
     with pytest.raises(TacitaError, match="nothing of that was ever learned from"):
         submit_request(server.node, "forget", raw, [late])
-    known = str(store.history([store.find_user(raw)]).item[0])
+    known = str(store.read_history([store.find_user(raw)]).item[0])
     assert submit_request(server.node, "forget", raw, [late, known])
 
 
@@ -252,23 +256,23 @@ def test_requests_use_at_most_the_rounds_nodes_allow(tmp_path: Path, monkeypatch
     values = site_config("fedavg", 5).model_dump(mode="json")
     config = validate_model(RunConfig, values | {"parts": [{"name": "withdrawal"}, {"name": "fru"}]}, "the test")
     site = make_site(tmp_path, config, insecure_single_user_uploads=True)
-    fed = assemble(config, Machine())
+    fed = assemble_federation(config, Machine())
     site.publish(list(fed.stream.item_ids[: fed.stream.blocks[0].n_items]))
     site.collect(rows_of_blocks(config)[0])
-    node, people = site.transport.members[1], site.transport.members[1].store.users()[0].tolist()
+    node, people = site.transport.members[1], site.transport.members[1].store.list_users()[0].tolist()
 
     def asks(number: int, body: bytes, answer: Any) -> bytes:
         if number == 1 and decode_request(body).head.kind == "round" and len(people) > 3:
             entry = people.pop()
-            node.store.enqueue_request("forget", "r", node.store.history([entry]).item[:1], entry)
+            node.store.enqueue_request("forget", "r", node.store.read_history([entry]).item[:1], entry)
         return bytes(answer())
 
     site.transport.spoil = asks
     people[4:] = people[4:7]
     site.next_block()
     with site.store as store:
-        reports = [event for _, _, event in store.events("r") if event["event"] == "request"]
-        done = [event for _, _, event in store.events("r") if event["event"] == "block done"]
+        reports = [event for _, _, event in store.list_events("r") if event["event"] == "request"]
+        done = [event for _, _, event in store.list_events("r") if event["event"] == "block done"]
     assert [element["done"]["fru"]["rounds"] for element in reports if "done" in element] == [1, 2]
     assert "ask again in the next block" in reports[2]["said"]
     assert len(done) == 1

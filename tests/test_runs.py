@@ -22,7 +22,7 @@ from tacita.cli import main
 from tacita.core.config import RunConfig, to_toml, validate_model
 from tacita.core.errors import TacitaError
 from tacita.core.files import lock_folder, read_arrays, write_arrays
-from tacita.data.sources import load
+from tacita.data.sources import load_interactions
 from tacita.federation.rounds import RoundReport
 from tacita.kernels.threads import max_threads
 from tacita.report.pages import write_report
@@ -286,7 +286,7 @@ def test_a_run_that_fails_before_its_first_round_leaves_nothing(monkeypatch: pyt
     def fails(*_: object) -> None:
         raise TacitaError("not this time.")
 
-    monkeypatch.setattr(training, "run_stream", fails)
+    monkeypatch.setattr(training, "run_remaining_blocks", fails)
     with pytest.raises(TacitaError, match="not this time"):
         training.train(settings(), Path("deep/run"))
     assert list(Path("deep").iterdir()) == []
@@ -325,7 +325,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def test_recommend_leaves_out_what_the_user_knows(trained: Path) -> None:
-    table = load(SMALL)
+    table = load_interactions(SMALL)
     known: dict[str, set[str]] = {}
     for user, item in zip(table.user, table.item, strict=True):
         known.setdefault(table.user_ids[user], set()).add(table.item_ids[item])
@@ -468,7 +468,7 @@ def test_a_crash_in_a_control_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     assert set(halfway.result["controls"]) == {"random", "popular", "alone"}
     assert serving.recommend(Path("cut"), ["u1"]) == serving.recommend(Path("whole"), ["u1"])
     with monkeypatch.context() as trained:  # neither a round nor a finished control runs again
-        trained.setattr(training, "run_stream", crash)
+        trained.setattr(training, "run_remaining_blocks", crash)
         trained.setitem(controls.CONTROLS, "random", crash)
         training.resume(Path("cut"))
     assert Path("cut/result.json").read_bytes() == Path("whole/result.json").read_bytes()
@@ -516,14 +516,14 @@ def test_controls_that_go_on_know_how_many_there_are(monkeypatch: pytest.MonkeyP
 
 def test_two_processes_make_one_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other one is first, between our look and our making it; its folder stays as it is."""
-    assembled = assembly.assemble
+    assembled = assembly.assemble_federation
 
     def meanwhile(*given: Any) -> Any:
         Path("new").mkdir()
         Path("new/theirs").touch()
         return assembled(*given)
 
-    monkeypatch.setattr(training, "assemble", meanwhile)
+    monkeypatch.setattr(training, "assemble_federation", meanwhile)
     with pytest.raises(TacitaError, match=r"another process has just made new; choose another --out"):
         training.train(settings(), Path("new"))
     assert (os.listdir("."), os.listdir("new")) == (["new"], ["theirs"])

@@ -36,7 +36,7 @@ from tacita.privacy.secure_sum import (
     SecureSumServer,
     assign_neighbours,
     quantise_values,
-    secure_sum,
+    run_secure_sum,
 )
 from tacita.round.plan import Federation
 from tacita.round.question import Question
@@ -67,12 +67,12 @@ def test_masks_cancel_despite_dropouts_and_too_few_shares_open_nothing(data: st.
     if not answered:
         return
     if open_enough(assign_neighbours(n, order), answered, stay):
-        result = secure_sum(counterpart, answered - stay, order).sum
+        result = run_secure_sum(counterpart, answered - stay, order).sum
         assert np.array_equal(result, np.sum([numbers[u] for u in answered], axis=0))
         assert len(stay) * 2 > len(assign_neighbours(n, order)[0])  # nobody's sum is opened by few
     else:
         with pytest.raises(TacitaError, match="the sum was not opened"):
-            secure_sum(counterpart, answered - stay, order)
+            run_secure_sum(counterpart, answered - stay, order)
 
 
 def test_neighbours_are_mutual_and_as_many_for_everybody() -> None:
@@ -86,7 +86,7 @@ def test_neighbours_are_mutual_and_as_many_for_everybody() -> None:
 
 def met(n: int, order: list[int]) -> tuple[list[SecureSumClient], SecureSumServer, list[dict[int, bytes]]]:
     server, clients = SecureSumServer(assign_neighbours(n, order)), [SecureSumClient(u) for u in range(n)]
-    server.keyrings = {u: client.keyring() for u, client in enumerate(clients)}
+    server.keyrings = {u: client.make_keyring() for u, client in enumerate(clients)}
     sealed = [entry.share_secrets({v: server.keyrings[v] for v in server.graph[u]}) for u, entry in enumerate(clients)]
     return clients, server, sealed
 
@@ -179,12 +179,12 @@ def test_altered_messages_and_wrong_shares_open_nothing() -> None:
 @pytest.mark.parametrize(("n", "words"), [(2, "3 to 50 clients"), (51, "51 were asked")])
 def test_too_few_and_too_many_clients_are_refused(n: int, words: str) -> None:
     with pytest.raises(TacitaError, match=words):
-        secure_sum([np.zeros(2, np.int64)] * n)
+        run_secure_sum([np.zeros(2, np.int64)] * n)
 
 
 def test_too_many_numbers_are_refused_before_any_is_masked() -> None:
     with pytest.raises(TacitaError, match="more than this simulation holds"):
-        secure_sum([np.broadcast_to(np.int64(0), (2**25,))] * 3)
+        run_secure_sum([np.broadcast_to(np.int64(0), (2**25,))] * 3)
 
 
 def test_without_its_libraries_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +200,7 @@ def test_without_its_libraries_it_says_what_to_install(monkeypatch: pytest.Monke
 @given(st.integers(3, 12), st.integers(0, 1000), st.sampled_from([1e-6, 1.0, 1e4]))
 def test_a_sum_is_off_by_half_a_quantum_per_client_at_most(n: int, seed: int, size: float) -> None:
     values = np.random.default_rng(seed).normal(size=(n, 11)) * size
-    result = secure_sum([quantise_values(value, QUANTUM) for value in values]).sum * QUANTUM
+    result = run_secure_sum([quantise_values(value, QUANTUM) for value in values]).sum * QUANTUM
     assert (np.abs(result - values.sum(axis=0)) <= n * QUANTUM / 2 + 1e-9 * size).all()
 
 
@@ -216,7 +216,7 @@ def test_devices_look_at_their_bound_before_they_mask() -> None:
         with pytest.raises(TacitaError, match="nothing was sent"):
             clients[0].mask_numbers({v: sealed[v][0] for v in server.graph[0]}, np.array([0, bad]))
     most = [np.array([BOUND, -BOUND])] * 50
-    assert secure_sum(most).sum.tolist() == [50 * BOUND, -50 * BOUND]  # the most there can be
+    assert run_secure_sum(most).sum.tolist() == [50 * BOUND, -50 * BOUND]  # the most there can be
     assert 50 * BOUND < 2**53
 
 
@@ -237,7 +237,7 @@ def uploads(rng: np.random.Generator, n: int = 6, n_items: int = 9) -> tuple[Upl
 def totalled(how: Any, upload: Upload, fields: list[Spec]) -> Total:
     adder = make_accumulator(how, fields)
     adder.add(upload, False)
-    return adder.total()
+    return adder.compute_total()
 
 
 def test_masked_weights_give_the_weighted_mean() -> None:
@@ -275,7 +275,7 @@ def test_chunks_of_clients_make_one_sum() -> None:
     for some in (np.arange(2), np.arange(2, 6)):
         values = {"rows": rows.take_clients(some), "heads/a": head.take_clients(some)}
         adder.add(replace(upload, values=values, weight=upload.weight[some], sender=upload.sender[some]), False)
-    assert same(adder.total(), totalled("secure", upload, fields))
+    assert same(adder.compute_total(), totalled("secure", upload, fields))
     assert 8 * 5 * (9 * 4 + 9 + 5 + 1) < adder.n_bytes < 3 * 8 * 5 * 51  # of five who sent everything, and keys
 
 

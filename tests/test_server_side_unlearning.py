@@ -60,7 +60,7 @@ def some_sharers(server: ServerState, n: int) -> Keys:
 
 
 def all_of(server: ServerState, senders: Keys, kind: Any = "unshare") -> RequestBatch:
-    return RequestBatch(kind, senders, server.shared.lists_of(senders))
+    return RequestBatch(kind, senders, server.shared.take_sender_lists(senders))
 
 
 def digest(*arrays: Any) -> str:
@@ -272,7 +272,7 @@ def test_unlearning_works_over_blocks(specs: tuple[dict[str, Any], ...]) -> None
 def replayed(fed: Federation, server: ServerState) -> Floats:
     part = fed.parts[1]
     assert isinstance(part, DeltaReplay)
-    return part.replay_run(server).items
+    return part.replay_recorded_moves(server).items
 
 
 @pytest.mark.parametrize("graph", [{}, {"user_start": "learned"}], ids=str)
@@ -320,7 +320,8 @@ def test_unlearning_queries_no_device_and_uses_no_withdrawn_edge() -> None:
     log: Arrays = progress.server.parts["delta-replay"]
     asking = some_sharers(progress.server, 4)
     expected = replace(
-        progress.server, shared=progress.server.shared.without_lists(asking, progress.server.shared.lists_of(asking))
+        progress.server,
+        shared=progress.server.shared.without_lists(asking, progress.server.shared.take_sender_lists(asking)),
     )
     message = handle_requests(fed, progress, all_of(progress.server, asking))["delta-replay"]
     np.testing.assert_array_equal(progress.server.items, replayed(fed, expected))
@@ -358,7 +359,7 @@ def test_the_correction_without_anything_removed_changes_nothing_and_else_someth
     part = fed.parts[1]
     assert isinstance(part, DeltaReplay)
     nothing = type(progress.server.shared)()
-    same = part.replay_run(progress.server, nothing).items
+    same = part.replay_recorded_moves(progress.server, nothing).items
     np.testing.assert_allclose(same, replayed(federation(*replaying(segment=1)), progress.server), atol=1e-6)
 
 

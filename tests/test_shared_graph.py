@@ -26,12 +26,17 @@ from tacita.methods.sharing.graph_training import (
     GraphLoss,
     GraphObjective,
     UnitRows,
-    compute_infonce,
+    compute_infonce_with_gradients,
     draw_batches,
     draw_negatives,
     refine_table,
 )
-from tacita.methods.sharing.shared_graph_part import SharedGraphPart, pause_learning, purge_learned_state, rebuild_graph
+from tacita.methods.sharing.shared_graph_part import (
+    SharedGraphPart,
+    purge_learned_state,
+    rebuild_learned_graph,
+    with_paused_learning,
+)
 from tacita.methods.sharing.snapshots import count_snapshot_bytes
 from tacita.round.broadcast import Audience
 
@@ -62,7 +67,7 @@ def test_smoothing_is_the_dense_matrix(start: UserStart, layers: int) -> None:
     assert graph.users.tolist() == [7, 50, 900]
     by_people, by_table = dense(record, N_ITEMS, start, layers)
     expected = by_table @ table + (by_people @ people if start == "learned" else 0)
-    users, items = graph.smooth(table, people if start == "learned" else None)
+    users, items = graph.propagate_and_average(table, people if start == "learned" else None)
     np.testing.assert_allclose(np.concatenate([users, items]), expected, rtol=1e-5, atol=1e-6)
     slope = random_table(3 + N_ITEMS, seed=3)
     first, back = graph.backpropagate(slope[:3], slope[3:])
@@ -73,7 +78,7 @@ def test_smoothing_is_the_dense_matrix(start: UserStart, layers: int) -> None:
 
 def test_an_item_that_nobody_shared_keeps_its_direction_and_its_slope() -> None:
     graph, table = SharedGraph.from_record(record_of_edges(EDGES), N_ITEMS), random_table()
-    np.testing.assert_array_equal(graph.smooth(table)[1][3], table[3] / np.float32(4))
+    np.testing.assert_array_equal(graph.propagate_and_average(table)[1][3], table[3] / np.float32(4))
     slope = np.zeros((N_ITEMS, DIM), np.float32)
     slope[3] = 1
     back = graph.backpropagate_table(np.zeros((3, DIM), np.float32), slope)
@@ -96,7 +101,8 @@ def test_degrees_count_what_is_in_the_record_and_nothing_else() -> None:
 def test_the_order_of_the_record_changes_no_bit() -> None:
     table = random_table()
     first, other = (
-        SharedGraph.from_record(record_of_edges(edges), N_ITEMS).smooth(table) for edges in (EDGES, EDGES[::-1])
+        SharedGraph.from_record(record_of_edges(edges), N_ITEMS).propagate_and_average(table)
+        for edges in (EDGES, EDGES[::-1])
     )
     assert all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
 
@@ -235,7 +241,7 @@ def test_identical_views_of_orthonormal_items(tau: float) -> None:
     """Of B of them: -log(e^(1/tau) / (e^(1/tau) + B - 1))."""
     views = np.eye(200, dtype=np.float32)
     with ThreadPoolExecutor(2) as cores:
-        loss, remainder, right = compute_infonce(views, views, tau, 1.0, cores)
+        loss, remainder, right = compute_infonce_with_gradients(views, views, tau, 1.0, cores)
     assert loss == pytest.approx(np.log1p(199 * np.exp(-1 / tau)), rel=1e-4, abs=1e-6)
     np.testing.assert_allclose(remainder, right.T, atol=1e-7)
 
@@ -244,7 +250,7 @@ def test_the_agreement_stays_between_its_bounds() -> None:
     with ThreadPoolExecutor(2) as cores:
         for sign in (1, -1):
             view = UnitRows.normalise(random_table(64, 3)).rows
-            loss, *_ = compute_infonce(view, sign * view, 0.1, 1.0, cores)
+            loss, *_ = compute_infonce_with_gradients(view, sign * view, 0.1, 1.0, cores)
             assert 0 <= loss <= 2 / 0.1 + np.log(64)
 
 
@@ -381,16 +387,16 @@ def test_no_snapshot_is_kept_where_none_is_wanted() -> None:
 
 def test_a_paused_server_leaves_the_table_alone_until_it_is_purged() -> None:
     part, server = part_of(), stepped(part_of(), state())
-    still = stepped(part, pause_learning(server))
+    still = stepped(part, with_paused_learning(server))
     assert still.items is server.items
     assert count_snapshot_bytes(still.parts["shared-graph"]) == count_snapshot_bytes(server.parts["shared-graph"])
     assert stepped(part, purge_learned_state(still, np.zeros(0, np.uint64))[0]).items is not server.items
 
 
 def test_rebuilt_graph_equals_the_trained_one() -> None:
-    assert rebuild_graph(state(), record_of_edges([(4, 1)])) is None
+    assert rebuild_learned_graph(state(), record_of_edges([(4, 1)])) is None
     server = stepped(part_of(user_start="learned", layers=2), state())
-    result = rebuild_graph(server, record_of_edges([(4, 1), (5, 2)]))
+    result = rebuild_learned_graph(server, record_of_edges([(4, 1), (5, 2)]))
     assert result is not None
     assert (result[0].layers, result[0].start) == (2, "learned")
     assert result[1] is not None
@@ -401,9 +407,11 @@ def test_devices_score_with_the_smoothed_table_if_configured() -> None:
     part, server = part_of(serve="glob"), state()
     audience = Audience("serving")
     sent = part.broadcast(server, audience).common
-    np.testing.assert_array_equal(sent["table"], SharedGraph.from_record(server.shared, 14).smooth(server.items)[1])
+    np.testing.assert_array_equal(
+        sent["table"], SharedGraph.from_record(server.shared, 14).propagate_and_average(server.items)[1]
+    )
     assert part_of().broadcast(server, audience).common == {}
-    assert part.fields(14).accept_common({"table": server.items})
+    assert part.fields(14).accepts_common({"table": server.items})
 
 
 def test_a_graph_is_made_once_for_a_record_and_ends_with_it() -> None:

@@ -21,8 +21,16 @@ from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError
 from tacita.core.types import BlockStream, Ints, Keys, Ragged, ServerState, SharedRecord
 from tacita.federation.clients import build_user_view
-from tacita.federation.requests import handle_requests, update_shared_record
-from tacita.federation.rounds import Progress, begin_block, end_block, run_block, run_round, run_stream, start_run
+from tacita.federation.requests import compute_shared_record_after, handle_requests
+from tacita.federation.rounds import (
+    Progress,
+    begin_block,
+    end_block,
+    make_initial_progress,
+    run_block,
+    run_remaining_blocks,
+    run_round,
+)
 from tacita.federation.scoring import DeviceScorer
 from tacita.methods import resolve_config
 from tacita.methods.sharing.sharing import SHARE_ALL, SHARE_NONE, SHARE_SOME, Sharing
@@ -32,7 +40,7 @@ from tacita.round.plan import Federation
 from tacita.round.request import Request, RequestBatch
 from tacita.round.task import prepare_cohort
 from tacita.round.unlearning_report import PartReports, UnlearningReport
-from tacita.runs.assembly import Machine, assemble
+from tacita.runs.assembly import Machine, assemble_federation
 from tacita.runs.controls import _evaluate_control, make_popular_scorer
 
 
@@ -132,7 +140,7 @@ def test_shared_record_holds_items_and_times() -> None:
     fed = replace(fed, stream=replace(fed.stream, blocks=(replace(block, train=train),)))
     progress = started(fed)
     inputs = progress.server.shared
-    assert sets(inputs.lists_of(fed.stream.user_keys)) == sets(lists(progress, "shared"))
+    assert sets(inputs.take_sender_lists(fed.stream.user_keys)) == sets(lists(progress, "shared"))
     assert set(inputs.time) == {9.0}  # after the last of what it is about
     assert progress.best_server.shared is inputs
 
@@ -354,9 +362,9 @@ def test_the_record_after_many_requests_is_a_set_of_pairs(seed: int) -> None:
     assert len(pairs) == len(inputs)
     request = Ragged.from_lists([rng.integers(0, 9, 3).tolist() for _ in range(4)])
     wanted = {(int(keys[r]), int(i)) for r, i in zip(request.rows(), request.ids)}
-    more = update_shared_record(inputs, RequestBatch("share", keys[:4], request, 2.0))
-    less = update_shared_record(inputs, RequestBatch("forget", keys[:4], request))
-    remainder = update_shared_record(inputs, RequestBatch("leave", keys[:4], Ragged.empty(4)))
+    more = compute_shared_record_after(inputs, RequestBatch("share", keys[:4], request, 2.0))
+    less = compute_shared_record_after(inputs, RequestBatch("forget", keys[:4], request))
+    remainder = compute_shared_record_after(inputs, RequestBatch("leave", keys[:4], Ragged.empty(4)))
     assert [*zip(more.sender.tolist(), more.item.tolist())][: len(inputs)] == [*zip(inputs.sender, inputs.item)]
     for result, want in ((more, pairs | wanted), (less, pairs - wanted)):
         assert len(result) == len(want)
@@ -461,12 +469,12 @@ def test_resumed_run_does_not_repeat_sharing(tmp_path: Path) -> None:
         if len(observations) == 2:
             raise InterruptedError
 
-    progress = start_run(fed)
+    progress = make_initial_progress(fed)
     with pytest.raises(InterruptedError):
-        run_stream(fed, progress, stop)
+        run_remaining_blocks(fed, progress, stop)
     restored = write_and_read(progress, tmp_path / "now.safetensors")
     begun = len(restored.server.shared)
-    run_stream(fed, restored, lambda report, now: None)
+    run_remaining_blocks(fed, restored, lambda report, now: None)
     assert len(restored.server.shared) == begun == len(whole.server.shared)
     assert_same_numbers(restored, whole)
 
@@ -477,7 +485,7 @@ def test_sharing_and_unsharing_on_nodes_equals_the_lab(tmp_path: Path) -> None:
     values = site_config("fedavg", 4).model_dump(mode="json") | {"parts": parts}
     config = validate_model(RunConfig, values, "the test")
     site = make_site(tmp_path, config, insecure_single_user_uploads=True)
-    fed = assemble(config, Machine())
+    fed = assemble_federation(config, Machine())
     persons = [raw for raw in fed.stream.user_ids if home_node(raw) == 1][:2]
     rows = [fed.stream.user_ids.index(raw) for raw in persons]
     block = fed.stream.blocks[0]
@@ -490,7 +498,7 @@ def test_sharing_and_unsharing_on_nodes_equals_the_lab(tmp_path: Path) -> None:
         raw = [fed.stream.item_ids[i] for i in items]
         node.store.enqueue_request(kind, "r", raw, node.store.find_user(persons[who]))
     site.next_block()
-    progress = start_run(fed)
+    progress = make_initial_progress(fed)
 
     def after_the_first_round(report: Any, now: Progress) -> None:
         if report.round == 1:
@@ -524,21 +532,21 @@ def test_what_was_shared_in_an_earlier_block_stays_shared_beside_f3crec(tmp_path
     local, own = sets(learned_from(fed, progress).train), sets(fed.stream.blocks[1].train)
     assert [a | (b & c) for a, b, c in zip(local, second, own)] == own
     assert not any(a & b for a, b in zip(local, second))
-    assert sets(progress.server.shared.lists_of(fed.stream.user_keys)) == second
+    assert sets(progress.server.shared.take_sender_lists(fed.stream.user_keys)) == second
     handle_requests(fed, progress, Request("unshare", int(fed.stream.user_keys[0]), np.arange(120, dtype=np.int32)))
-    assert not sets(progress.server.shared.lists_of(fed.stream.user_keys[:1]))[0]
+    assert not sets(progress.server.shared.take_sender_lists(fed.stream.user_keys[:1]))[0]
     whole = run_blocks(federate_parts(specs))
     repeat = federate_parts(specs)
-    restored = start_run(repeat)
+    restored = make_initial_progress(repeat)
 
     def stop(report: Any, now: Progress) -> None:
         if report.block == 1:
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        run_stream(repeat, restored, stop)
+        run_remaining_blocks(repeat, restored, stop)
     restored = write_and_read(restored, tmp_path / "now.safetensors")
-    run_stream(federate_parts(specs), restored, lambda report, now: None)
+    run_remaining_blocks(federate_parts(specs), restored, lambda report, now: None)
     assert_same_numbers(restored, whole)
 
 
@@ -581,7 +589,7 @@ def test_run_reports_metrics_under_both_masks(mask: str) -> None:
 @pytest.mark.skipif(not (Path(os.environ.get("TACITA_DATA", "")) / "ml-1m").is_dir(), reason="needs ML-1M")
 def test_most_popular_on_ml_1m_matches_the_spec() -> None:
     """A.9 was measured on a file that lacks 1 % of the ratings, so that its users want a little less."""
-    fed = assemble(resolve_config({"data": "ml-1m", "method": "fedshare-local"}, "the test"), Machine())
+    fed = assemble_federation(resolve_config({"data": "ml-1m", "method": "fedshare-local"}, "the test"), Machine())
     block = fed.stream.blocks[0]
     assert (fed.stream.n_users, fed.stream.n_items) == (6040, 3706)
     result = _evaluate_control(fed, block, make_popular_scorer(fed, block))
@@ -597,7 +605,7 @@ def test_a_global_split_is_of_all_rows_and_one_of_users_gives_everybody_somethin
     result = {}
     for kind in ("random", "global-random"):
         values = {"data": "synthetic:users=60,items=40,per_user=12", "split": {"kind": kind}}
-        (block,) = assemble(validate_model(RunConfig, values, "the test"), Machine()).stream.blocks
+        (block,) = assemble_federation(validate_model(RunConfig, values, "the test"), Machine()).stream.blocks
         result[kind] = [part.counts() for part in (block.train, block.valid, block.test)]
     assert (result["random"][2] > 0).all()
     assert len(set(result["global-random"][2])) > 1
@@ -632,7 +640,7 @@ def test_the_naive_loop_of_the_bench_learns_as_ours_does() -> None:
 def test_the_naive_loop_draws_for_who_has_nearly_everything(remainder: int) -> None:
     """Somebody with more than half of the catalogue, which one draw of twice as many does not get past."""
     values = {"data": "synthetic:users=40,items=30,per_user=8", "method": "fedshare", "evaluate": {"controls": False}}
-    fed = assemble(resolve_config(values, "the test"), Machine())
+    fed = assemble_federation(resolve_config(values, "the test"), Machine())
     block = fed.stream.blocks[0]
     lists = [np.arange(30 - remainder) if u == 0 else block.train.row(u) for u in range(40)]
     train = Ragged.from_lists([entry.tolist() for entry in lists])
@@ -653,7 +661,7 @@ def test_the_naive_loop_draws_for_who_has_nearly_everything(remainder: int) -> N
 
 def test_the_bench_says_nothing_but_its_figures() -> None:
     values = {"data": "synthetic:users=40,items=30,per_user=8", "method": "fedshare", "evaluate": {"controls": False}}
-    fed = assemble(resolve_config(values, "the test"), Machine())
+    fed = assemble_federation(resolve_config(values, "the test"), Machine())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert bench_sharing(fed, 1)["shared"] > 0

@@ -20,7 +20,7 @@ from tacita.methods import resolve_config
 from tacita.round.request import Request
 from tacita.runs import training
 from tacita.runs.forgetting import certification
-from tacita.runs.forgetting.pseudonyms import KEY, pseudonym, read_key
+from tacita.runs.forgetting.pseudonyms import KEY, make_pseudonym, read_key
 from tacita.runs.forgetting.reopened_run import reopen_run
 from tacita.runs.forgetting.request_service import submit_request
 from tacita.runs.forgetting.requests import RawRequest
@@ -43,7 +43,8 @@ def folder(trained: Path, tmp_path: Path) -> Path:
 def trained_items(folder: Path, user: str) -> list[str]:
     run = reopen_run(folder)
     return [
-        run.saved.ids["items"][i] for i in run.federation.stream.blocks[0].train.row(run.saved.user_numbers([user])[0])
+        run.saved.ids["items"][i]
+        for i in run.federation.stream.blocks[0].train.row(run.saved.find_user_numbers([user])[0])
     ]
 
 
@@ -121,8 +122,8 @@ def test_certificate_for_unshared_items_fails(folder: Path, monkeypatch: pytest.
     run = reopen_run(folder)
     request = Request("unshare", int(derive_keys([user])[0]), np.zeros(0, np.int32))
     assert handle_requests(run.federation, run.progress, request)["decoupled"].exact is False  # nothing was taken
-    real = certification._took_nothing
-    monkeypatch.setattr(certification, "_took_nothing", lambda case: real(_forged(case)))
+    real = certification._withdrew_nothing
+    monkeypatch.setattr(certification, "_withdrew_nothing", lambda case: real(_forged(case)))
     result = certificate_of(submit_request(folder, RawRequest("unshare", {user: items})))
     assert (result["verdict"], result["method"]["exact"]) == (
         "fail: the server's record held nothing of what is taken back",
@@ -149,8 +150,8 @@ def test_pseudonyms_need_the_folders_key(folder: Path) -> None:
     assert result is not None
     assert key is not None
     assert len(key) == 32
-    assert result["request"]["subjects"] == [pseudonym(key, user)]
-    assert pseudonym(bytes(32), user) != pseudonym(key, user)
+    assert result["request"]["subjects"] == [make_pseudonym(key, user)]
+    assert make_pseudonym(bytes(32), user) != make_pseudonym(key, user)
     assert stat.S_IMODE((folder / KEY).stat().st_mode) == 0o600
     (folder / KEY).write_text("spoilt")
     with pytest.raises(TacitaError, match="put it back, or remove it"):
@@ -175,7 +176,7 @@ def test_devices_record_items_learned_before_sharing(folder: Path) -> None:
     users = np.arange(clients.n_users)
     assert len(clients.read_list(name, users).ids) == 0  # who chose before the first round had learned nothing
     user = nobody_sharing(folder)
-    number = run.saved.user_numbers([user])[0]
+    number = run.saved.find_user_numbers([user])[0]
     items = np.sort(run.federation.stream.blocks[0].train.row(number)[:2])
     key = int(run.federation.stream.user_keys[number])
     handle_requests(run.federation, run.progress, Request("share", key, items))

@@ -19,7 +19,7 @@ from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError
 from tacita.core.types import BlockStream, CohortView, Floats, Ragged, ServerState, SharedRecord
 from tacita.federation.requests import handle_requests
-from tacita.federation.rounds import Progress, run_round, run_stream, start_run
+from tacita.federation.rounds import Progress, make_initial_progress, run_remaining_blocks, run_round
 from tacita.kernels.cosine import write_pair_features
 from tacita.methods import Part, RunContext, build_parts
 from tacita.methods.sharing import link_prediction
@@ -36,7 +36,7 @@ from tacita.round.plan import Federation
 from tacita.round.question import Question
 from tacita.round.request import RequestBatch
 from tacita.round.task import LocalTask
-from tacita.runs.assembly import Machine, assemble
+from tacita.runs.assembly import Machine, assemble_federation
 
 
 def people(n: int = 40, n_items: int = 30) -> BlockStream:
@@ -159,7 +159,7 @@ def test_edges_that_count_less_are_those_of_the_dense_matrix() -> None:
     whole += whole.T
     start = np.concatenate([a / a.sum(1, keepdims=True) @ table, table])
     expected = (start + whole @ start + whole @ whole @ start) / 3
-    np.testing.assert_allclose(np.concatenate(graph.smooth(table)), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(np.concatenate(graph.propagate_and_average(table)), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_the_scorer_steps_down_the_cross_entropy() -> None:
@@ -272,7 +272,7 @@ def test_withdrawn_links_are_never_proposed_again() -> None:
     inputs = server.shared
     assert not mended & {*zip(inputs.sender.tolist(), inputs.item.tolist())}
     senders = np.unique(inputs.sender)[::2]
-    lists = inputs.lists_of(senders)
+    lists = inputs.take_sender_lists(senders)
     some = lists.filter_entries(np.arange(len(lists.ids)) % 9 == 0)
     message = handle_requests(fed, progress, RequestBatch("unshare", senders, Ragged(some.ptr, some.ids)))[
         "graph-mending"
@@ -434,8 +434,8 @@ def test_contributions_start_after_some_rounds_and_report_epsilon() -> None:
     spec = [{"name": "sharing", "after": 2, "still_learn": True}, {"name": "contribution"}]
     fed = fed_with(*spec, rounds=4, patience=9)
     observations: list[int] = []
-    progress = start_run(fed)
-    run_stream(fed, progress, lambda report, now: observations.append(len(now.server.shared)))
+    progress = make_initial_progress(fed)
+    run_remaining_blocks(fed, progress, lambda report, now: observations.append(len(now.server.shared)))
     assert observations[:2] == [0, 0]
     assert observations[2] == observations[3] > 0
     contribution = progress.results[0]["promises"]["contribution"]
@@ -453,11 +453,11 @@ def test_a_run_that_goes_on_contributes_once(stop: int, tmp_path: Path) -> None:
         if report.round == stop:
             raise InterruptedError
 
-    progress = start_run(fed)
+    progress = make_initial_progress(fed)
     with pytest.raises(InterruptedError):
-        run_stream(fed, progress, on_round)
+        run_remaining_blocks(fed, progress, on_round)
     restored = write_and_read(progress, tmp_path / "now.safetensors")
-    run_stream(fed, restored, lambda report, now: None)
+    run_remaining_blocks(fed, restored, lambda report, now: None)
     assert_same_numbers(restored, run_blocks(fed))
 
 
@@ -490,7 +490,7 @@ def test_perturbed_sharing_works_on_nodes_and_can_be_withdrawn(tmp_path: Path) -
     parts = [{"name": "sharing", "groups": [0, 0, 1]}, {"name": "contribution", "epsilon": 0.0}]
     config = validate_model(RunConfig, site_config("fedavg", 3).model_dump(mode="json") | {"parts": parts}, "the test")
     site = make_site(tmp_path, config, insecure_single_user_uploads=True)
-    fed = assemble(config, Machine())
+    fed = assemble_federation(config, Machine())
     persons = [raw for raw in fed.stream.user_ids if home_node(raw) == 1][:2]
     block, node = fed.stream.blocks[0], site.transport.members[1]
     own = [block.train.row(fed.stream.user_ids.index(raw)) for raw in persons]

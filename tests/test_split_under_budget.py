@@ -15,9 +15,9 @@ from tacita.core.errors import TacitaError
 from tacita.core.types import BlockStream
 from tacita.data.interaction_table import Interactions
 from tacita.data.splits import split
-from tacita.federation.rounds import run_stream, start_run
+from tacita.federation.rounds import make_initial_progress, run_remaining_blocks
 from tacita.runs import default_model
-from tacita.runs.assembly import Machine, RunTable, assemble
+from tacita.runs.assembly import Machine, RunTable, assemble_federation
 from tacita.runs.default_model import measure_data
 
 Row = tuple[int, int, int]  # user, item, time
@@ -137,14 +137,14 @@ def test_bad_borders_are_refused_in_words(borders: Any, words: str) -> None:
 
 @pytest.mark.parametrize("name", PRIVATE)
 def test_a_budget_cuts_everybodys_own_rows_and_says_so(name: str) -> None:
-    federation = assemble(config_of(**PRIVATE[name]), Machine(threads=1))
+    federation = assemble_federation(config_of(**PRIVATE[name]), Machine(threads=1))
     assert federation.config.split.borders == "person"
     assert federation.config.split.k_core == 0
     assert any("every person's own rows" in note for note in federation.stream.notes)
 
 
 def test_without_a_budget_borders_stay_as_they_were() -> None:
-    federation = assemble(config_of(), Machine(threads=1))
+    federation = assemble_federation(config_of(), Machine(threads=1))
     assert federation.config.split.borders == "auto"
     assert not any("own rows" in note for note in federation.stream.notes)
 
@@ -160,11 +160,11 @@ def test_without_a_budget_borders_stay_as_they_were() -> None:
 )
 def test_a_budget_refuses_what_couples_people(name: str, settings: dict[str, Any], words: str) -> None:
     with pytest.raises(TacitaError, match=words):
-        assemble(config_of(**PRIVATE[name], split=settings), Machine(threads=1))
+        assemble_federation(config_of(**PRIVATE[name], split=settings), Machine(threads=1))
 
 
 def test_a_split_without_time_blocks_keeps_its_borders_setting() -> None:
-    federation = assemble(config_of(**PRIVATE["tally"], split={"kind": "random"}), Machine(threads=1))
+    federation = assemble_federation(config_of(**PRIVATE["tally"], split={"kind": "random"}), Machine(threads=1))
     assert federation.config.split.borders == "auto"
 
 
@@ -192,7 +192,7 @@ def given_table(roles: dict[str, int], blocks: dict[str, int] | None = None) -> 
 def assemble_given(source: Interactions, **privacy: Any) -> Any:
     settings: dict[str, Any] = {"split": {"kind": "given"}, "catalogue": "from-data"}
     config = config_of(backbone={"name": "tally"}, privacy={"epsilon": 8.0, **privacy}, **settings)
-    return assemble(config, Machine(1), data=RunTable(source))
+    return assemble_federation(config, Machine(1), data=RunTable(source))
 
 
 @pytest.mark.parametrize("role", [1, 2])
@@ -221,8 +221,8 @@ def test_blocks_of_the_source_do_not_plan_a_budget() -> None:
 def test_a_block_that_nobody_trains_on_is_released_all_the_same(role: int) -> None:
     """Whether block 1 has a training row must not show in what is released."""
     federation = assemble_given(given_table({"u3": role}, {"u3": 1}), blocks=2)
-    progress = start_run(federation)
-    run_stream(federation, progress, lambda report, progress: None)
+    progress = make_initial_progress(federation)
+    run_remaining_blocks(federation, progress, lambda report, progress: None)
     assert progress.server.heads["released"].tolist() == [1, 2]
     assert [result["rounds"] for result in progress.results] == [1, 1]
 

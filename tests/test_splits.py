@@ -20,10 +20,10 @@ from tacita.core.config import RunConfig, SplitConfig, validate_model
 from tacita.core.draws import derive_keys
 from tacita.core.errors import TacitaError
 from tacita.core.types import Block, BlockStream, Ragged
-from tacita.data.sources import Interactions, load
+from tacita.data.sources import Interactions, load_interactions
 from tacita.data.splits import CollectedRows, split, split_collected_rows
 from tacita.learn.training.local_models import build_local_models
-from tacita.runs.assembly import Machine, assemble
+from tacita.runs.assembly import Machine, assemble_federation
 
 Row = tuple[int, int, int]  # user, item, time
 Lists = dict[str, list[str]]
@@ -283,7 +283,7 @@ def test_a_random_split_follows_its_own_seed(kind: str) -> None:
 
 def test_the_seed_of_the_run_does_not_touch_the_split() -> None:
     data = "synthetic:users=30,items=25,per_user=8"
-    streams = [assemble(RunConfig(data=data, seed=seed), Machine(threads=1)).stream for seed in (1, 2)]
+    streams = [assemble_federation(RunConfig(data=data, seed=seed), Machine(threads=1)).stream for seed in (1, 2)]
     assert streams[0].fingerprint == streams[1].fingerprint
     for a, b in zip(streams[0].blocks, streams[1].blocks, strict=True):
         for x, y in zip(parts(a), parts(b)):
@@ -471,7 +471,7 @@ def test_every_entry_keeps_its_time_and_rating(rows: list[Row], kind: str, repea
     for block in stream.blocks:
         for part in parts(block):
             check_columns(stream, part, times)
-    past = stream.history(len(stream.blocks))
+    past = stream.collect_history(len(stream.blocks))
     assert past.values["rating"].tolist() == [rating_of(*pair) for pair in entries(stream, past)]
 
 
@@ -525,7 +525,7 @@ def test_squared_error_is_taken_of_the_ratings_of_a_file(tmp_path: Path) -> None
     path = tmp_path / "rated.csv"
     path.write_text("user,item,rating,timestamp\n" + "".join(f"u{u},i{i},{r},{t}\n" for u, i, r, t in rows))
     message = {"data": str(path), "split": {"kind": "leave-one-out"}, "train": {"objective": "squared"}}
-    fed = assemble(validate_model(RunConfig, message, "a test"), Machine(threads=1))
+    fed = assemble_federation(validate_model(RunConfig, message, "a test"), Machine(threads=1))
     view = cohort(fed, started(fed))
     local = build_local_models(view, {}, fed.config.train, fed.draws)
     expected = {(f"u{u}", f"i{i}"): float(r) for u, i, r, _ in rows}
@@ -673,7 +673,7 @@ def real(name: str) -> Interactions:
     root = os.environ.get("TACITA_DATA")
     if not root or not (Path(root) / name).is_dir():
         pytest.skip(f"no {name} under TACITA_DATA")
-    return load(name)
+    return load_interactions(name)
 
 
 def counts(block: Block) -> tuple[int, int, int]:

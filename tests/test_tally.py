@@ -26,10 +26,10 @@ from tacita.core.errors import TacitaError
 from tacita.core.files import read_arrays
 from tacita.core.types import Broadcast, Doubles, Floats, Ragged, ServerState
 from tacita.federation.clients import build_user_view
-from tacita.federation.rounds import run_stream, start_run
+from tacita.federation.rounds import make_initial_progress, run_remaining_blocks
 from tacita.federation.state_arrays import read_server
 from tacita.kernels.threads import max_threads
-from tacita.learn.statistic import split_by_block
+from tacita.learn.statistic import split_log_by_block
 from tacita.messages import Total, add_upload, empty_total, merge_totals
 from tacita.models.tally.model import RECENCIES, STATE, Tally, TallyConfig
 from tacita.models.tally.solver import invert_in_place, mirror_lower, pack_triangle, unpack_triangle
@@ -39,7 +39,7 @@ from tacita.report import tally_audit as report_audit
 from tacita.research.audit import peeling_attack, reconstruction, tally_settings
 from tacita.research.experiments import tally_tuning
 from tacita.research.experiments.shared_base import continue_run, train_base
-from tacita.round.device_state import read_devices
+from tacita.round.device_state import unflatten_devices
 from tacita.round.question import Question
 from tacita.round.task import CohortTask
 from tacita.runs import assembly, serving, training
@@ -73,7 +73,9 @@ def dense_gram(lists: Lists, n_items: int, power: float = 0.0) -> Doubles:
 def gram_of(backbone: Tally, server: ServerState) -> Doubles:
     """The G that is out, whole."""
     shape = PairShape.from_inputs(len(server.items), server.heads["inputs"])
-    return mirror_lower(unpack_triangle(backbone.compute_gram(PairSums.from_arrays(server.parts[STATE]), shape, None)))
+    return mirror_lower(
+        unpack_triangle(backbone.compute_released_gram(PairSums.from_arrays(server.parts[STATE]), shape, None))
+    )
 
 
 def weights(server: ServerState) -> Floats:
@@ -225,11 +227,11 @@ def test_impossible_sums_are_refused_in_one_sentence(monkeypatch: pytest.MonkeyP
     """A pair count of 1e300 took 989 factorisations and left a ridge of nearly that size."""
     backbone, tried = tally(), []
     server = learned(backbone, 3, [[0, 1], [0, 2]])
-    sums, real = PairSums.from_arrays(server.parts[STATE]), backbone.add_ridge
+    sums, real = PairSums.from_arrays(server.parts[STATE]), backbone.build_ridge_triangle
     wrong = replace(sums, total=np.where(sums.at == 1, 1e300, sums.total))  # items 0 and 1
-    monkeypatch.setattr(backbone, "add_ridge", lambda *inputs: tried.append(inputs) or real(*inputs))
+    monkeypatch.setattr(backbone, "build_ridge_triangle", lambda *inputs: tried.append(inputs) or real(*inputs))
     with pytest.raises(TacitaError, match=r"the sums of block 0 cannot be solved, .* doubled 30 times"):
-        backbone.solve_sums(server, wrong)
+        backbone.with_solved_sums(server, wrong)
     assert len(tried) == 31
 
 
@@ -264,7 +266,7 @@ def test_reading_all_items_as_inputs_is_the_exact_form() -> None:
     _, progress = train_stream(stream_of_lists(20, *blocks), backbone)
     server = progress.server
     trains = [block.train for block in stream_of_lists(20, *blocks).blocks]
-    read = backbone.retrain_from(
+    read = backbone.retrain_from_lists(
         replace(server, heads={**server.heads, "inputs": np.arange(20, dtype=np.int32)}), trains
     )
     assert weights(read) == pytest.approx(exact, abs=1e-6)
@@ -409,7 +411,7 @@ def test_retraction_equals_retraining(
     report, state = ([Ragged.from_lists(b) for b in lists] for lists in (blocks, remainder))
     who = np.array(sorted(users))
     after, _ = backbone.replace_lists(server, [t.take(who) for t in report], [k.take(who) for k in state])
-    repeat = backbone.retrain_from(server, state)
+    repeat = backbone.retrain_from_lists(server, state)
     for name in ("at", "ptr", "touched", "repeats", "doublings"):
         assert np.array_equal(after.parts[STATE][name], repeat.parts[STATE][name])
     assert after.parts[STATE]["total"] == pytest.approx(repeat.parts[STATE]["total"], abs=1e-12)
@@ -421,7 +423,7 @@ def test_retraining_on_everything_changes_no_bit() -> None:
     blocks = [random_lists(b, 20, 8) for b in range(3)]
     backbone = tally(decay=0.7, min_item=2)
     server = learned(backbone, 8, *blocks)
-    repeat = backbone.retrain_from(server, [Ragged.from_lists(b) for b in blocks])
+    repeat = backbone.retrain_from_lists(server, [Ragged.from_lists(b) for b in blocks])
     assert np.array_equal(weights(repeat), weights(server))
 
 
@@ -435,7 +437,7 @@ def test_a_low_rank_update_is_a_new_solve(options: dict[str, Any]) -> None:
     after = [Ragged.from_lists([entry.row(0)[1:].tolist()]) for entry in before]
     result, rank = backbone.replace_lists(server, before, after)
     assert rank > 0
-    fresh = backbone.solve_sums(result, PairSums.from_arrays(result.parts[STATE]))
+    fresh = backbone.with_solved_sums(result, PairSums.from_arrays(result.parts[STATE]))
     old, new = (candidate.parts[STATE]["inverse"] for candidate in (result, fresh))
     assert np.abs(old - new).max() <= 1e-8 * np.abs(new).max()
     assert np.array_equal(weights(result) == 0, weights(fresh) == 0)
@@ -499,8 +501,8 @@ def forget(folder: Path, *asked: Any, **more: Any) -> dict[str, Any]:
 
 def told_in(folder: Path) -> list[Ragged]:
     """What the server was told in every block."""
-    clients = read_devices(open_saved(folder).client_arrays, "")
-    return split_by_block(clients.read_list("parts/statistic/told", np.arange(clients.n_users)))
+    clients = unflatten_devices(open_saved(folder).client_arrays, "")
+    return split_log_by_block(clients.read_list("parts/statistic/told", np.arange(clients.n_users)))
 
 
 def model_of(folder: Path) -> dict[str, bytes]:
@@ -512,7 +514,8 @@ def model_of(folder: Path) -> dict[str, bytes]:
 def items_of(folder: Path, user: str) -> list[str]:
     saved = open_saved(folder)
     return [
-        saved.ids["items"][i] for i in read_lists(saved.client_arrays, "history").row(saved.user_numbers([user])[0])
+        saved.ids["items"][i]
+        for i in read_lists(saved.client_arrays, "history").row(saved.find_user_numbers([user])[0])
     ]
 
 
@@ -566,8 +569,8 @@ def test_forgetting_item_by_item_is_forgetting_all_at_once(opened: Path, tmp_pat
 
 
 def test_a_difference_above_rounding_is_not_called_rounding(opened: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verification, "largest_difference", lambda *models: (1e-3, 40))
-    monkeypatch.setattr(verification, "model_digest", lambda plan, learned: str(id(learned)))
+    monkeypatch.setattr(verification, "find_largest_difference", lambda *models: (1e-3, 40))
+    monkeypatch.setattr(verification, "digest_model", lambda plan, learned: str(id(learned)))
     result = forget(opened, "u1", items_of(opened, "u1")[:2], verify=True)
     assert (result["method"]["exact"], result["guarantee"]["type"]) == (False, "empirical")
     assert result["verdict"].startswith("fail")
@@ -615,7 +618,7 @@ def test_certificate_lists_completed_and_open_steps(opened: Path) -> None:
 
 def test_items_never_uploaded_are_deleted_from_the_device_only(opened: Path) -> None:
     saved = open_saved(opened)
-    number = saved.user_numbers(["u1"])[0]
+    number = saved.find_user_numbers(["u1"])[0]
     counts = {int(i) for lists in told_in(opened) for i in lists.row(number)}
     state = [i for i in read_lists(saved.client_arrays, "history").row(number) if int(i) not in counts]
     before = (opened / "server.safetensors").read_bytes()
@@ -887,7 +890,7 @@ def test_the_audit_of_a_run(folders: Path, tmp_path: Path, capsys: pytest.Captur
 
 def test_the_grid_is_the_same_for_all_and_the_best_validation_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tally_tuning, "GRID", {"ridge": [1.0, 100.0], "decay": [1.0]})
-    result = tally_tuning.try_grid(config_of(), assembly.Machine())
+    result = tally_tuning.run_grid_trials(config_of(), assembly.Machine())
     assert [entry.options for entry in result] == [{"ridge": 1.0, "decay": 1.0}, {"ridge": 100.0, "decay": 1.0}]
     assert tally_tuning.choose_trial(result).valid == max(entry.valid for entry in result)
     assert tally_tuning.choose_common_options({"a": result, "b": result}) == tally_tuning.choose_trial(result).options
@@ -910,9 +913,9 @@ def test_tuning_names_the_setting_that_serves_all(
 
 def test_a_cell_of_a_table_is_a_run_of_its_own() -> None:
     config = config_of(min_item=2)
-    fed = assembly.assemble(config, assembly.Machine())
-    shared, alone = continue_run(fed, train_base(fed)), start_run(fed)
-    run_stream(fed, alone, lambda report, now: None)
+    fed = assembly.assemble_federation(config, assembly.Machine())
+    shared, alone = continue_run(fed, train_base(fed)), make_initial_progress(fed)
+    run_remaining_blocks(fed, alone, lambda report, now: None)
     assert shared.results == alone.results
 
 
@@ -936,9 +939,9 @@ def test_every_setting_that_is_tried_is_validated() -> None:
     for every in (1, 5):
         values = {"data": "synthetic:users=200,items=60,per_user=14,groups=4,drift=0", "split": {"kind": "random"}}
         values |= {"backbone": {"name": "tally"}, "evaluate": {"every": every, "controls": False}, "seed": 2}
-        fed = assembly.assemble(validate_model(RunConfig, values, "the test"), assembly.Machine(threads=1))
-        progress = start_run(fed)
-        run_stream(fed, progress, lambda report, now: None)
+        fed = assembly.assemble_federation(validate_model(RunConfig, values, "the test"), assembly.Machine(threads=1))
+        progress = make_initial_progress(fed)
+        run_remaining_blocks(fed, progress, lambda report, now: None)
         result.append((progress.results[0]["best_round"], progress.results[0]["ndcg@20"]))
     assert result[0] == result[1]
     assert result[0][0] < len(RECENCIES)

@@ -15,12 +15,12 @@ from helpers.tally_runs import to_sets
 from tacita.cli import main
 from tacita.core.config import RunConfig
 from tacita.core.types import Bools, Ragged
-from tacita.federation.rounds import begin_block, start_run
+from tacita.federation.rounds import begin_block, make_initial_progress
 from tacita.models.tally.model import Tally, TallyConfig
 from tacita.models.tally.weights import unpack_dense_weights
 from tacita.research.audit import reconstruction, retraction, tally_attacks, tally_settings
-from tacita.research.audit.null_space import NullSpace, auc
-from tacita.runs.assembly import Machine, assemble
+from tacita.research.audit.null_space import NullSpace, compute_auc
+from tacita.runs.assembly import Machine, assemble_federation
 
 REAL = os.environ.get("TACITA_DATA", "")
 UNCUT: dict[str, Any] = {"min_item": 0, "min_pair": 0, "keep": 0}
@@ -41,7 +41,7 @@ def scene_of(lists: list[list[int]], n_items: int = 260, **options: Any) -> tall
     backbone = Tally(TallyConfig(**{**UNCUT, "ridge": 50.0, "recency": 0.0, "repeat": 0.0, **options}))
     stream = make_stream(make_block(0, n_items, lists))
     fed = federate(stream, backbone)
-    progress = start_run(fed)
+    progress = make_initial_progress(fed)
     begin_block(fed, progress, 0)
     return tally_attacks.AttackTarget.from_state(backbone, progress.server, stream.blocks[0].train, seed=1)
 
@@ -95,18 +95,18 @@ def test_empty_release_yields_empty_reconstruction() -> None:
 
 
 def test_an_auc_counts_ties_as_half() -> None:
-    assert auc(np.array([1.0, 2.0]), np.array([1.0, 0.0])) == pytest.approx(3.5 / 4)
-    assert auc(np.zeros(3), np.zeros(2)) == 0.5
-    assert auc(np.zeros(0), np.zeros(2)) is None
+    assert compute_auc(np.array([1.0, 2.0]), np.array([1.0, 0.0])) == pytest.approx(3.5 / 4)
+    assert compute_auc(np.zeros(3), np.zeros(2)) == 0.5
+    assert compute_auc(np.zeros(0), np.zeros(2)) is None
 
 
 def test_residual_energy_is_zero_inside_the_span_and_one_outside(uncut: tally_attacks.AttackTarget) -> None:
     result = uncut.rebuild_release(uncut.histories)
     reader = NullSpace.from_inverse(result)
-    own_values = reader.energy(uncut.histories[:, result.items])
-    other = reader.energy(sets_of(tasteful(seed=99), 260)[:, result.items])
+    own_values = reader.compute_energy(uncut.histories[:, result.items])
+    other = reader.compute_energy(sets_of(tasteful(seed=99), 260)[:, result.items])
     assert own_values.max() < 0.01 < other.min()
-    assert reader.energy(np.zeros((1, len(result.items)), bool)) == 1
+    assert reader.compute_energy(np.zeros((1, len(result.items)), bool)) == 1
 
 
 def test_membership_attack_separates_participants_from_others(cut: tally_attacks.AttackTarget) -> None:
@@ -162,8 +162,8 @@ def test_most_single_withdrawals_are_reconstructed_from_cut_releases(cut: tally_
 
 def test_no_withdrawal_is_reconstructed_where_nobody_left(cut: tally_attacks.AttackTarget) -> None:
     weights = unpack_dense_weights(cut.learn_from(cut.histories).heads)
-    assert not retraction.read_leaver(weights, weights).any()
-    assert retraction.read_item(weights, weights) == -1
+    assert not retraction.guess_leaver_history(weights, weights).any()
+    assert retraction.guess_withdrawn_item(weights, weights) == -1
 
 
 def test_item_missing_from_the_next_release_is_identified() -> None:
@@ -172,7 +172,7 @@ def test_item_missing_from_the_next_release_is_identified() -> None:
     server = scene.learn_from(scene.histories)
     report, still = sets_of([[1, 2, 4], [1, 2]], 5)
     later = tally_attacks._replace_history(scene, server, report, still)
-    assert retraction.read_item(unpack_dense_weights(server.heads), later) == 4
+    assert retraction.guess_withdrawn_item(unpack_dense_weights(server.heads), later) == 4
 
 
 # The experiment
@@ -239,8 +239,8 @@ def test_training_warns_that_the_release_identifies_users_and_names_the_audit(
 
 @pytest.mark.skipif(not REAL or not (Path(REAL) / "ml-100k").is_dir(), reason="needs ml-100k in $TACITA_DATA")
 def test_default_settings_do_not_hide_membership_in_ml_100k() -> None:
-    fed = assemble(RunConfig(data="ml-100k", backbone={"name": "tally"}), Machine(1))
-    progress = start_run(fed)
+    fed = assemble_federation(RunConfig(data="ml-100k", backbone={"name": "tally"}), Machine(1))
+    progress = make_initial_progress(fed)
     begin_block(fed, progress, 0)
     assert isinstance(fed.backbone, Tally)
     result = tally_attacks.attack_membership(

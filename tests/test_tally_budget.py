@@ -26,11 +26,11 @@ from tacita.core.errors import TacitaError
 from tacita.core.types import Broadcast, Ragged, ServerState
 from tacita.data.features import ItemFeature, ItemFeatures
 from tacita.federation.clients import build_user_view
-from tacita.federation.rounds import Progress, run_stream, start_run
+from tacita.federation.rounds import Progress, make_initial_progress, run_remaining_blocks
 from tacita.live.node import noise_replay
 from tacita.live.node.node import Node, NodeConfig
 from tacita.live.per_client_arrays import derive_run_secret
-from tacita.live.server.coordinator import check_run
+from tacita.live.server.coordinator import refuse_settings_not_live
 from tacita.live.settings import check_live_settings
 from tacita.messages import OuterProducts, Spec, Upload, add_upload, empty_total
 from tacita.models.tally import private_math
@@ -48,13 +48,13 @@ from tacita.models.tally.private_math import (
     shrink_values,
 )
 from tacita.models.tally.private_tally import POPULARITY_RELEASE, TERMS_RELEASE, PrivateTally
-from tacita.privacy.calibration import gaussian_epsilon, mu_of
+from tacita.privacy.calibration import compute_gaussian_epsilon, compute_max_mu
 from tacita.privacy.ledger import ACCOUNT_ARRAYS, UNIT
 from tacita.privacy.noise import NoiseStream
 from tacita.report.promises import NO_EPSILON
 from tacita.research.audit.budget import READERS, audit_budget
 from tacita.round.device_state import PARTS, DeviceState
-from tacita.runs.assembly import Machine, assemble, build_components
+from tacita.runs.assembly import Machine, assemble_federation, build_components
 from tacita.runs.forgetting.request_service import submit_request
 from tacita.runs.forgetting.requests import RawRequest
 from tacita.runs.run_folder import open_saved, read_lists
@@ -137,7 +137,7 @@ def test_sums_are_exact_in_any_order_and_chunk() -> None:
 def test_noise_is_symmetric_and_has_the_size_that_the_budget_asks_for() -> None:
     """By the exact law; the same test fails for noise that is 5 % too small."""
     s, k = private(2.0).compute_term_deviation(nothing_yet(private()), "statistic"), 200
-    assert s == pytest.approx(1 / (mu_of(2.0, 1e-5) * math.sqrt(0.94) * math.sqrt(2)))
+    assert s == pytest.approx(1 / (compute_max_mu(2.0, 1e-5) * math.sqrt(0.94) * math.sqrt(2)))
     noise = draw_symmetric_noise(NoiseStream(Draws(1, "secret"), "test"), s, k)
     assert np.array_equal(noise, noise.T)
     off, on = noise[np.tril_indices(k, -1)], np.diag(noise)
@@ -155,31 +155,34 @@ def test_a_release_costs_a_person_what_is_charged() -> None:
     heads = server.heads
     terms = 1 / (2 * model.compute_term_deviation(server, "statistic") ** 2)
     likes, people = (
-        1 / model.budget.deviation(share) ** 2 for share in (private_math.POPULARITY_SHARE, private_math.PEOPLE_SHARE)
+        1 / model.budget.compute_deviation(share) ** 2
+        for share in (private_math.POPULARITY_SHARE, private_math.PEOPLE_SHARE)
     )
-    assert terms + likes + people == pytest.approx(mu_of(2.0, 1e-5) ** 2, rel=1e-10)
+    assert terms + likes + people == pytest.approx(compute_max_mu(2.0, 1e-5) ** 2, rel=1e-10)
     account = model.ledger().open_accounts(1, model.epsilon)
     for question in ("survey", "statistic"):
         what, mu = model.price_release(heads, question)
         account, goes = model.ledger().charge(account, what, mu)
         assert goes.all()
     assert terms + likes + people <= account["spent"].sum() * UNIT
-    assert model.ledger().epsilon(account)[0] == pytest.approx(2.0, abs=1e-6)
+    assert model.ledger().compute_spent_epsilon(account)[0] == pytest.approx(2.0, abs=1e-6)
     assert not model.ledger().charge(account, TERMS_RELEASE, 1e-4)[1].any()  # nothing is left
 
 
 def test_blocks_compose() -> None:
     """Four blocks of mu / 2 each are one release of mu; a stream of them spends what was planned, and no more."""
     four = TallyBudget(2.0, 1e-5, 4)
-    assert four.mu2 * 4 == pytest.approx(mu_of(2.0, 1e-5) ** 2)
+    assert four.mu2 * 4 == pytest.approx(compute_max_mu(2.0, 1e-5) ** 2)
     assert four.compute_spent_epsilon(4) == pytest.approx(2.0, abs=1e-6)
-    assert four.compute_spent_epsilon(1) == pytest.approx(gaussian_epsilon(2 / mu_of(2.0, 1e-5), 1e-5), rel=1e-6)
+    assert four.compute_spent_epsilon(1) == pytest.approx(
+        compute_gaussian_epsilon(2 / compute_max_mu(2.0, 1e-5), 1e-5), rel=1e-6
+    )
     fed, progress = run_config(budget_config(4.0, 3))
     assert fed.config.privacy.blocks == 3
     ledger = fed.learner.ledger()
     assert ledger is not None
     account = {name: progress.clients.arrays[f"{PARTS}statistic/{name}"] for name in ACCOUNT_ARRAYS}
-    epsilon = ledger.epsilon(account)
+    epsilon = ledger.compute_spent_epsilon(account)
     budget = TallyBudget(4.0, 1e-5, 3)
     for user in range(fed.stream.n_users):
         took = [b.index for b in fed.stream.blocks if user < b.n_users and b.train.counts()[user] > 0]
@@ -194,16 +197,16 @@ def test_blocks_compose() -> None:
 def test_users_without_budget_upload_nothing_and_are_still_served() -> None:
     """The second block, as it would be had those people not come; what they lost stays what it was."""
     config = budget_config(4.0, 2)
-    fed = assemble(config, Machine())
-    plain, poor = start_run(fed), start_run(fed)
-    run_stream(fed, plain, lambda report, now: None)
+    fed = assemble_federation(config, Machine())
+    plain, poor = make_initial_progress(fed), make_initial_progress(fed)
+    run_remaining_blocks(fed, plain, lambda report, now: None)
     broke = np.arange(0, fed.stream.n_users, 3)
 
     def on_round(report: Any, now: Progress) -> None:
         if report.block == 0:
             now.clients.arrays[f"{PARTS}statistic/budget"][broke[broke < now.clients.n_users]] = 0
 
-    run_stream(fed, poor, on_round)
+    run_remaining_blocks(fed, poor, on_round)
     spent = (
         candidate.clients.arrays[SPENT_AT][broke[broke < fed.stream.blocks[0].n_users], 1]
         for candidate in (poor, plain)
@@ -228,7 +231,7 @@ def test_users_who_can_still_pay_are_not_counted_as_exhausted() -> None:
     for block in range(4):
         assert not ledger.is_exhausted(account)[0]
         account, goes = ledger.charge(
-            account, TERMS_RELEASE, (model.budget.mu2 * model.budget.term_share(block == 0)) ** 0.5
+            account, TERMS_RELEASE, (model.budget.mu2 * model.budget.compute_term_share(block == 0)) ** 0.5
         )
         assert goes[0]
     assert ledger.is_exhausted(account)[0]
@@ -242,11 +245,11 @@ def test_items_are_alike_by_their_own_column() -> None:
     assert 10 < len(inputs) < len(server.items)
     assert weights.any()
     for place, item in enumerate(inputs.tolist()):
-        message = model.compare_items(server, server.items, item)
+        message = model.measure_similarity_to_item(server, server.items, item)
         assert (message[inputs] == weights[:, place]).all()
         assert np.count_nonzero(message) == np.count_nonzero(weights[:, place])
     other = np.setdiff1d(np.arange(len(server.items)), inputs)[0]
-    assert not model.compare_items(server, server.items, int(other)).any()
+    assert not model.measure_similarity_to_item(server, server.items, int(other)).any()
 
 
 def test_no_upload_after_the_planned_blocks() -> None:
@@ -270,7 +273,7 @@ def test_shrinkage_is_the_closed_form() -> None:
 
 def test_weights_are_in_item_units_and_noise_variance_decays_squared() -> None:
     smooth, scale = np.array([[0.2, 0.1, 0.3], [0.1, 0.5, 0.0], [0.3, 0.0, 0.4]]), np.array([1.0, 2.0, 4.0])
-    weights = private_math.solve_weights(smooth, scale)
+    weights = private_math.solve_input_weights(smooth, scale)
     assert weights[0, 1] == pytest.approx(0.1 / (1 - 0.5) * 1 / 2)  # K_ij / (1 - K_jj) d_i / d_j
     assert weights[2, 0] == pytest.approx(0.3 / (1 - 0.2) * 4 / 1)
     assert (np.diag(weights) == 0).all()
@@ -284,7 +287,7 @@ def test_weights_are_in_item_units_and_noise_variance_decays_squared() -> None:
         STATE, {"gram": np.ones((3, 3)), "variance": np.array([8.0])}
     )
     report = {"terms": np.eye(3), "draws": np.array([2.0])}  # two nodes, each with noise of its own
-    terms = model.add_terms(server, report, "statistic", fade=0.5)
+    terms = model.compute_faded_sums(server, report, "statistic", fade=0.5)
     assert (terms["gram"] == 0.5 + np.eye(3)).all()
     assert terms["variance"][0] == pytest.approx(0.25 * 8 + 2 * model.compute_term_deviation(server, "statistic") ** 2)
 
@@ -325,7 +328,7 @@ def test_k_and_the_order_of_items() -> None:
     fed, progress = run_config(budget_config(50.0, 1))
     heads, n = progress.server.heads, fed.stream.n_items
     model = private(50.0)
-    assert model.heads_fit(heads, n)
+    assert model.accepts_heads(heads, n)
     k = len(heads["inputs"])
     assert 2 <= k <= n
     assert heads["weights"].shape == (k, k)
@@ -335,7 +338,7 @@ def test_k_and_the_order_of_items() -> None:
         ("centre", 2 * heads["centre"]),
         ("weights", heads["weights"][1:]),
     ):
-        assert not model.heads_fit({**heads, name: bad}, n)
+        assert not model.accepts_heads({**heads, name: bad}, n)
 
 
 def test_items_without_released_sums_rank_last() -> None:
@@ -422,7 +425,7 @@ def test_retraction_noise_ignores_the_servers_block_number(claimed: int) -> None
 def test_forget_states_the_guarantee_under_a_budget(tmp_path: Path) -> None:
     run = train(budget_config(4.0, 2, evaluate={"controls": False}), tmp_path / "run")
     saved = open_saved(run.folder)
-    own_values = read_lists(saved.client_arrays, "history").take(saved.user_numbers(["u7"])).ids
+    own_values = read_lists(saved.client_arrays, "history").take(saved.find_user_numbers(["u7"])).ids
     some = [saved.ids["items"][item] for item in own_values[:3].tolist()]
     granted = submit_request(run.folder, RawRequest("forget", {"u7": some}), verify=True)
     result = certificate_of(granted)
@@ -471,7 +474,7 @@ def test_nodes_add_noise_to_the_sums_of_the_lab(tmp_path: Path, monkeypatch: pyt
     config = budget_config(4.0, 2, privacy={"epsilon": 4.0, "blocks": 2}, split={"kind": "blocks", "n_blocks": 2})
     secrets = {1: "one", 2: "two", 3: "three"}
     site = _site(tmp_path, config, secrets)
-    fed = assemble(config, Machine())
+    fed = assemble_federation(config, Machine())
     site.publish(list(fed.stream.item_ids[: fed.stream.blocks[0].n_items]))
     site.collect(rows_of_blocks(config)[0])
     site.next_block()
@@ -491,7 +494,7 @@ def test_nodes_add_noise_to_the_sums_of_the_lab(tmp_path: Path, monkeypatch: pyt
         3 * model.compute_term_deviation(first, "statistic") ** 2
     )
     for node in site.transport.members.values():  # charged with what left, in one commit
-        state = node.store.devices("r", "now")
+        state = node.store.load_devices("r", "now")
         assert state is not None
         assert (state[1][SPENT_AT] > 0).any()
         node.close()
@@ -503,7 +506,7 @@ def test_single_node_equals_the_lab(tmp_path: Path) -> None:
     whole = Loopback({1: site.transport.members[1]})
     with site.store as store:
         for name in ("n2", "n3"):
-            store.revoke(name)
+            store.revoke_node(name)
     fed, progress = run_config(config)
     for block, rows in zip(fed.stream.blocks, rows_of_blocks(config), strict=True):
         site.publish(list(fed.stream.item_ids[: block.n_items]))
@@ -556,7 +559,7 @@ def test_reply_outside_noise_and_term_bounds_is_refused(tmp_path: Path) -> None:
 )
 def test_bad_settings_are_refused_in_one_sentence(values: dict[str, Any], message: str) -> None:
     with pytest.raises(TacitaError, match=message):
-        assemble(
+        assemble_federation(
             validate_model(RunConfig, {"data": BUDGET_DATA, "backbone": {"name": "tally"}, **values}, "the test"),
             Machine(),
         )
@@ -567,7 +570,7 @@ def test_live_run_states_how_many_blocks_share_the_budget() -> None:
         check_live_settings(budget_config(2.0))
     with pytest.raises(TacitaError, match=r"privacy\.features is for the lab"):
         check_live_settings(budget_config(2.0, privacy={"epsilon": 2.0, "blocks": 1, "features": True}))
-    check_run(budget_config(2.0, privacy={"epsilon": 2.0, "blocks": 3}), 50)
+    refuse_settings_not_live(budget_config(2.0, privacy={"epsilon": 2.0, "blocks": 3}), 50)
 
 
 def test_part_that_changes_the_statistic_is_refused() -> None:
@@ -595,7 +598,9 @@ def test_budget_audit_identifies_users_only_without_noise() -> None:
     result = audit_budget(config, Machine(), [2.0])
     rows = {row["setting"]: row["readers"] for row in result["rows"]}
     assert rows["no budget"]["null_space"]["found"] > 0.85
-    most = norm.cdf(mu_of(2.0, 1e-5) / math.sqrt(2))  # what the best reader of all could find, who knows all others
+    most = norm.cdf(
+        compute_max_mu(2.0, 1e-5) / math.sqrt(2)
+    )  # what the best reader of all could find, who knows all others
     assert all(0.4 < rows["epsilon 2"][name]["found"] < most + 0.03 for name in READERS)
     bare = rows["as many items, practically no noise"]
     assert bare["energy"]["found"] > 0.6
@@ -604,10 +609,10 @@ def test_budget_audit_identifies_users_only_without_noise() -> None:
 
 def test_settings_without_a_budget_keep_their_hash() -> None:
     """A hash of a config from before there were budgets is still its hash."""
-    from tacita.core.config import find_later_defaults
+    from tacita.core.config import find_unchanged_later_settings
 
-    assert find_later_defaults(RunConfig())["privacy"] is True
-    assert "epsilon" not in str(find_later_defaults(budget_config(2.0)))
+    assert find_unchanged_later_settings(RunConfig())["privacy"] is True
+    assert "epsilon" not in str(find_unchanged_later_settings(budget_config(2.0)))
     assert isinstance(build_components(budget_config(2.0))[0], PrivateTally)
     assert not isinstance(build_components(budget_config(None))[0], PrivateTally)
 
@@ -630,9 +635,9 @@ def test_server_work_is_bounded_whatever_user_count_nodes_claim() -> None:
     server = ServerState(np.zeros((n, 0), np.float32), model.init_heads(Draws(0)), 0, 0)
     fields = model.list_statistic_fields(server, "survey")
     lied = {"liked": np.arange(n, dtype=np.float64), "people": np.array([1e9]), "draws": np.ones(1)}
-    after = model.learn(server, empty_total(fields).with_sums(lied), "survey")
+    after = model.learn_from_sums(server, empty_total(fields).with_sums(lied), "survey")
     assert len(after.heads["inputs"]) == 300
     wide = {**after.heads, "inputs": np.arange(301, dtype=np.int32)}
     wide |= {name: np.pad(after.heads[name], (0, 1)) for name in ("scale", "centre")}
-    assert model.heads_fit(after.heads, n)
-    assert not model.heads_fit(wide, n)
+    assert model.accepts_heads(after.heads, n)
+    assert not model.accepts_heads(wide, n)

@@ -22,12 +22,12 @@ from tacita.core.errors import TacitaError
 from tacita.core.files import read_arrays
 from tacita.core.sparse import SparseSum
 from tacita.core.types import Broadcast, Doubles, Floats, Ragged, ServerState
-from tacita.data.sources import load
+from tacita.data.sources import load_interactions
 from tacita.data.splits import split
 from tacita.federation.clients import build_user_view
 from tacita.federation.state_arrays import read_server
 from tacita.messages import CooccurrenceTerms, Spec, Upload, add_upload, empty_total, merge_totals
-from tacita.models.base import apply_budget, apply_form
+from tacita.models.base import apply_budget, with_chosen_form
 from tacita.models.tally import filter as filtering
 from tacita.models.tally import spectral
 from tacita.models.tally.filter import ALPHAS, BLENDS, LIFTS, FilterTally
@@ -46,7 +46,7 @@ SMALL = "synthetic:users=80,items=60,per_user=12,groups=4"
 def filtered(**options: Any) -> FilterTally:
     plain: dict[str, Any] = {"min_item": 0, "keep": 0, "recency": 0.0, "repeat": 0.0, "decay": 1.0, "alpha": 0.3}
     plain["lift"] = 0.0
-    form = apply_form(Tally(TallyConfig(**{**plain, "solve": "filter", "axes": 4, **options})))
+    form = with_chosen_form(Tally(TallyConfig(**{**plain, "solve": "filter", "axes": 4, **options})))
     assert isinstance(form, FilterTally)
     return form
 
@@ -96,7 +96,7 @@ def test_few_entries_of_each_column_are_kept(keep: int) -> None:
     rng = np.random.default_rng(1)
     dense = rng.random((9, 9)) * (rng.random((9, 9)) < 0.8)
     dense = dense + dense.T
-    result = spectral.keep_largest(scipy.sparse.csr_array(dense.astype(np.float32)), keep).toarray()
+    result = spectral.keep_largest_per_column(scipy.sparse.csr_array(dense.astype(np.float32)), keep).toarray()
     np.fill_diagonal(dense, 0)
     for column in range(9):
         largest = np.sort(dense[:, column])[-keep:]
@@ -169,7 +169,7 @@ def test_forgetting_equals_retraining_bit_for_bit(solve: str, dense: int, monkey
     remainder[5], remainder[8] = lists[5][1:], []
     later = [*more[:8], [], *more[9:]]
     report = [Ragged.from_lists(remainder), Ragged.from_lists(later)]
-    repeat = backbone.retrain_from(server, report)
+    repeat = backbone.retrain_from_lists(server, report)
     assert rank == 0
     for name, value in repeat.heads.items():
         assert np.array_equal(result.heads[name], value), name
@@ -207,24 +207,24 @@ def test_a_run_with_sparse_sums_is_the_run_with_dense_ones_and_forgets(
 
 
 def test_validation_chooses_among_open_settings() -> None:
-    assert filtered(alpha="learn").trials == len(ALPHAS)
-    assert filtered(alpha="learn", recency="learn").trials == len(ALPHAS) + len(RECENCIES)
-    assert filtered(lift="learn").trials == len(LIFTS)
-    assert filtered(solve="mixture", lift="learn").trials == len(BLENDS)
+    assert filtered(alpha="learn").n_trials == len(ALPHAS)
+    assert filtered(alpha="learn", recency="learn").n_trials == len(ALPHAS) + len(RECENCIES)
+    assert filtered(lift="learn").n_trials == len(LIFTS)
+    assert filtered(solve="mixture", lift="learn").n_trials == len(BLENDS)
     mixed = filtered(solve="mixture", alpha="learn")
     assert {0.0, 1.0} <= set(BLENDS)  # either alone is among the choices
     server = train_stream(stream_of_lists(14, lists_by_hand()), mixed)[1].server
-    assert [float(mixed.apply_trial(server, k).heads["blend"][0]) for k in range(5)] == list(BLENDS)
+    assert [float(mixed.with_trial(server, k).heads["blend"][0]) for k in range(5)] == list(BLENDS)
 
 
 def test_trials_change_the_best_one_so_far() -> None:
     """Recency is chosen first, and stays while alpha is tried."""
     model = filtered(alpha="learn", recency="learn")
     server = train_stream(stream_of_lists(14, lists_by_hand()), filtered())[1].server
-    first = model.apply_trial(server, 0)
+    first = model.with_trial(server, 0)
     assert (first.heads["recency"][0], first.heads["alpha"][0]) == (RECENCIES[0], np.float32(ALPHAS[-1]))
-    best = model.apply_trial(first, 2)
-    later = model.apply_trial(best, len(RECENCIES) + 1)
+    best = model.with_trial(first, 2)
+    later = model.with_trial(best, len(RECENCIES) + 1)
     assert (later.heads["recency"][0], later.heads["alpha"][0]) == (RECENCIES[2], np.float32(ALPHAS[1]))
 
 
@@ -271,7 +271,7 @@ def test_an_item_waits_for_contributors() -> None:
 def test_what_a_device_receives_is_checked() -> None:
     backbone = filtered(solve="mixture")
     heads = train_stream(stream_of_lists(14, lists_by_hand()), backbone)[1].server.heads
-    assert backbone.heads_fit(heads, 14)
+    assert backbone.accepts_heads(heads, 14)
     wrong: dict[str, Any] = {
         "axes": heads["axes"][:-1],
         "root": -heads["root"],
@@ -282,17 +282,17 @@ def test_what_a_device_receives_is_checked() -> None:
         "weights": heads["weights"] * np.float32(1e9),
     }
     for name, value in wrong.items():
-        assert not backbone.heads_fit({**heads, name: value}, 14), name
+        assert not backbone.accepts_heads({**heads, name: value}, 14), name
     tiny = np.full_like(heads["root"], 1e-40)  # of which the inverse is no number
     assert np.isinf(np.float32(1) / tiny).all()
-    assert not backbone.heads_fit({**heads, "root": tiny}, 14)
+    assert not backbone.accepts_heads({**heads, "root": tiny}, 14)
 
 
 def test_similar_items_are_those_that_co_occur() -> None:
     lists: Lists = [[0, 1], [0, 1, 2], [3, 4], [3, 4, 2]]
     backbone = filtered(axes=2)
     server = train_stream(stream_of_lists(5, lists), backbone)[1].server
-    result = backbone.compare_items(server, server.items, 0)
+    result = backbone.measure_similarity_to_item(server, server.items, 0)
     assert result.argmax() == 1
     assert result[0] == 0
 
@@ -303,7 +303,7 @@ def test_similarities_are_the_terms_of_the_scores(item: int) -> None:
     lists: Lists = [[0, 1], [0, 1, 2], [3, 4], [3, 4, 2], [1], [3]]
     backbone = filtered(axes=2, lift=0.7)
     server = train_stream(stream_of_lists(5, lists), backbone)[1].server
-    message = backbone.compare_items(server, server.items, item)
+    message = backbone.measure_similarity_to_item(server, server.items, item)
     scores = scores_of(backbone, lists, 5)
     assert np.allclose(message[[1, 3]], scores[[4, 5], item], atol=1e-6)
 
@@ -368,7 +368,7 @@ def test_given_split_can_keep_all_training_items(tmp_path: Path) -> None:
     rows = ["user,item,split"]
     rows += [f"{u},{i},{'test' if i == u % 7 else 'train'}" for u in range(9) for i in range(7)]
     (tmp_path / "own.csv").write_text("\n".join(rows))
-    table = load(str(tmp_path / "own.csv"), columns={"part": "split"})
+    table = load_interactions(str(tmp_path / "own.csv"), columns={"part": "split"})
     lent, whole = (split(table, SplitConfig(kind="given", lend=lend)).blocks[0] for lend in (True, False))
     assert len(lent.valid.ids) == 9
     assert len(whole.valid.ids) == 0

@@ -19,10 +19,10 @@ from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.types import BlockStream, Broadcast, Doubles, Floats, Ragged, ServerState
 from tacita.federation.clients import build_user_view
-from tacita.federation.evaluation import TrainedState, build_mask, evaluate_devices
-from tacita.federation.rounds import run_stream, start_run
+from tacita.federation.evaluation import TrainedState, build_ranking_mask, evaluate_devices
+from tacita.federation.rounds import make_initial_progress, run_remaining_blocks
 from tacita.messages import SequenceTerms, Spec, Upload, add_upload, empty_total, merge_totals
-from tacita.models.tally.mixing import MIXTURES, standardise
+from tacita.models.tally.mixing import MIXTURES, standardise_in_place
 from tacita.models.tally.model import STATE, Tally, TallyConfig
 from tacita.models.tally.order import OrderConfig, OrderedTally, select_order_matrix
 from tacita.models.tally.order_sums import GRID, HistoryLines, OrderSums, compute_age_weights
@@ -113,7 +113,7 @@ def test_sums_of_cohorts_add_up_to_the_bit_in_any_order_and_exactly() -> None:
         backbone.sum_statistic(train.take(some), history.take(some), shape) for some in (np.arange(7, 12), np.arange(7))
     ]
     both = merge_totals(*halves)
-    fields = backbone._fields(shape)
+    fields = backbone._specify_fields(shape)
     block = backbone.encode_block(train, history, np.arange(13), shape)
     ideal = add_upload(empty_total(fields), Upload(block, np.ones(12), np.zeros(12, np.uint64)), fields, exact=True)
     for name in ("contexts", "next", "held"):
@@ -133,7 +133,7 @@ def test_an_upload_counts_its_bytes_and_is_never_longer_than_it_says() -> None:
     for meets, size in (("itself", 2.0 * (n * n + n)), ("next", 4.0 * n * n)):
         form = SequenceTerms(client, lines.lists, lines.start, np.array([1.0, 1.0, 1.0, -1.0]), fall, n, meets)  # type: ignore[arg-type]
         field = Spec("told", (n, n), symmetric=meets == "itself")
-        assert form.n_bytes(field) == 3 * size
+        assert form.count_bytes(field) == 3 * size
         for c in range(3):
             total, values = np.zeros((n, n)), np.zeros(3)
             values[c] = 1.0
@@ -168,7 +168,7 @@ def view_of(stream: BlockStream, backbone: Tally, **heads: Any) -> Any:
     fed, progress = train_stream(stream, backbone)
     block, users = fed.stream.blocks[-1], np.arange(fed.stream.n_users)
     view = build_user_view(progress.clients, progress.server, block, users, fed.stream.user_keys, Broadcast())
-    past = fed.stream.history(block.index)
+    past = fed.stream.collect_history(block.index)
     return replace(view, history=past.join_rows(Ragged.empty(len(users))), heads={**view.heads, **heads})
 
 
@@ -209,11 +209,11 @@ def test_row_standardisation_is_independent_of_the_cohort() -> None:
     scores = np.random.default_rng(0).normal(size=(50, 333)).astype(np.float32)
     scores[7] = 0.25
     alone = [scores[k : k + 1].copy() for k in range(50)]
-    spread = standardise(scores)
+    spread = standardise_in_place(scores)
     assert spread[7] == 1.0
     assert (scores[7] == 0).all()
     for k, entry in enumerate(alone):
-        standardise(entry)
+        standardise_in_place(entry)
         assert np.array_equal(entry[0], scores[k])
 
 
@@ -227,8 +227,8 @@ def test_validation_chooses_order_where_there_is_order_and_not_where_there_is_no
     for name, lists in (("around", around), ("colours", colours)):
         stream = make_stream(make_block(0, n, [entry[:-2] for entry in lists], valid=[entry[-2:-1] for entry in lists]))
         fed = federate(stream, ordered(mix="learn", recency="learn"))
-        progress = start_run(fed)
-        run_stream(fed, progress, lambda report, now: None)
+        progress = make_initial_progress(fed)
+        run_remaining_blocks(fed, progress, lambda report, now: None)
         last[name] = progress.server.heads["mix"]
         assert progress.results[0]["rounds"] == len(MIXTURES)
     assert last["around"][2] > 0
@@ -243,8 +243,8 @@ def test_every_scoring_mode_is_validated_for_any_round_limit() -> None:
     fed = federate(stream, ordered(mix="learn", recency="learn"), patience=1)
     seldom = replace(fed, config=fed.config.model_copy(update={"evaluate": EvaluateConfig(every=5)}))
     observations: list[float | None] = []
-    progress = start_run(seldom)
-    run_stream(seldom, progress, lambda report, now: observations.append(report.valid))
+    progress = make_initial_progress(seldom)
+    run_remaining_blocks(seldom, progress, lambda report, now: observations.append(report.valid))
     assert len(observations) == len(MIXTURES)
     assert progress.results[0]["valid"] == max(entry for entry in observations if entry is not None)
     assert None not in observations
@@ -264,8 +264,8 @@ def test_read_known_reads_validation_items_in_tests_alone() -> None:
         fed = replace(fed, config=fed.config.model_copy(update={"evaluate": evaluate}))
         block, learned = fed.stream.blocks[0], TrainedState(progress.server, progress.clients)
         for purpose in ("valid", "test"):
-            mask = build_mask(fed, block, purpose, "block")  # type: ignore[arg-type]
-            result[read, purpose] = evaluate_devices(fed, learned, block, purpose, mask).mean()["hr@1"]  # type: ignore[arg-type]
+            mask = build_ranking_mask(fed, block, purpose, "block")  # type: ignore[arg-type]
+            result[read, purpose] = evaluate_devices(fed, learned, block, purpose, mask).compute_means()["hr@1"]  # type: ignore[arg-type]
     assert result["known", "test"] == 1.0  # the item after the last one that is read
     assert result["train", "test"] == result["known", "valid"] == result["train", "valid"] == 0.0
 
@@ -306,8 +306,8 @@ def test_retraction_equals_retraining(
     report, state = ([Ragged.from_lists(b) for b in lists] for lists in (blocks, remainder))
     who = np.array(sorted(users))
     after, _ = backbone.replace_lists(server, [t.take(who) for t in report], [k.take(who) for k in state])
-    repeat = backbone.retrain_from(server, state)
-    for name in OrderSums.from_arrays(repeat.parts[STATE]).arrays():
+    repeat = backbone.retrain_from_lists(server, state)
+    for name in OrderSums.from_arrays(repeat.parts[STATE]).to_arrays():
         assert np.array_equal(after.parts[STATE][name], repeat.parts[STATE][name]), name
     solution = repeat.parts[STATE]["order_solution"]
     assert np.abs(after.parts[STATE]["order_solution"] - solution).max() <= 1e-10
@@ -323,7 +323,7 @@ def test_a_low_rank_update_is_a_new_solve(options: dict[str, Any]) -> None:
     after = [Ragged.from_lists([entry.row(0)[1:].tolist()]) for entry in before]
     result, rank = backbone.replace_lists(server, before, after)
     assert rank > 0
-    fresh = backbone.solve_order(result, OrderSums.from_arrays(result.parts[STATE]))
+    fresh = backbone.with_solved_order(result, OrderSums.from_arrays(result.parts[STATE]))
     for name in ("order_inverse", "order_solution"):
         old, new = (candidate.parts[STATE][name] for candidate in (result, fresh))
         assert np.abs(old - new).max() <= 1e-12 * max(1.0, np.abs(new).max())
@@ -386,7 +386,7 @@ def test_a_catalogue_that_is_read_in_part_is_refused() -> None:
 def test_matrices_that_do_not_fit_are_refused() -> None:
     backbone = ordered(keep=3)
     heads = learned(backbone, 12, random_lists(3, 40, 12, most=8)).heads
-    assert backbone.heads_fit(heads, 12)
+    assert backbone.accepts_heads(heads, 12)
     for name, wrong in (
         ("order_column", heads["order_column"] + 1),
         ("order_ptr", heads["order_ptr"][:-1]),
@@ -394,5 +394,5 @@ def test_matrices_that_do_not_fit_are_refused() -> None:
         ("mix", np.array([0.0, 2.0, 0.0], np.float32)),
         ("mix", np.zeros(2, np.float32)),
     ):
-        assert not backbone.heads_fit({**heads, name: wrong}, 12), name
-    assert backbone.heads_fit(backbone.init_heads(Draws(0)), 5)
+        assert not backbone.accepts_heads({**heads, name: wrong}, 12), name
+    assert backbone.accepts_heads(backbone.init_heads(Draws(0)), 5)

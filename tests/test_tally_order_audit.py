@@ -12,11 +12,11 @@ from tacita.cli import main
 from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError
 from tacita.core.types import Ragged
-from tacita.federation.rounds import begin_block, start_run
+from tacita.federation.rounds import begin_block, make_initial_progress
 from tacita.research.audit import budget_order
-from tacita.research.audit.budget_order import READERS, audit_order_budget, score_next_items
+from tacita.research.audit.budget_order import READERS, audit_order_membership, score_next_items
 from tacita.research.audit.order import OrderedHistories, audit_order
-from tacita.runs.assembly import Machine, assemble
+from tacita.runs.assembly import Machine, assemble_federation
 
 DATA = "synthetic:users=150,items=120,per_user=20,groups=4"
 
@@ -37,8 +37,8 @@ def test_membership_and_planted_sequences_are_read_beside_controls() -> None:
 
 
 def test_sequence_is_identified_by_its_transitions() -> None:
-    fed = assemble(config_of(), Machine(threads=1))
-    progress = start_run(fed)
+    fed = assemble_federation(config_of(), Machine(threads=1))
+    progress = make_initial_progress(fed)
     begin_block(fed, progress, 0)
     lines = OrderedHistories.from_state(fed.backbone, progress.server, fed.stream.blocks[0].train, 1)  # type: ignore[arg-type]
     matrix = np.zeros((6, 6), np.float32)
@@ -65,7 +65,7 @@ def test_under_a_budget_users_are_identified_only_without_noise(
     monkeypatch.setattr(budget_order, "NOISE_DRAWS", 1)
     report: list[tuple[int, int]] = []
     small = config_of(data="synthetic:users=400,items=60,per_user=14,groups=4")
-    result = audit_order_budget(small, Machine(threads=1), [1.0, 1000.0], lambda *step: report.append(step))
+    result = audit_order_membership(small, Machine(threads=1), [1.0, 1000.0], lambda *step: report.append(step))
     rows = {row["setting"]: row["readers"] for row in result["rows"]}
     plain = rows["no budget"]["null_space"]
     assert plain["found"] > plain["control"] + 0.1
@@ -76,7 +76,7 @@ def test_under_a_budget_users_are_identified_only_without_noise(
     for name in READERS:
         assert abs(noisy_values[name]["found"] - 0.5) < 0.13  # the best of all readers, who knows all others, has 0.58
     with pytest.raises(TacitaError, match="'tally-order' alone"):
-        audit_order_budget(config_of(backbone={"name": "tally"}), Machine(threads=1), [1.0])
+        audit_order_membership(config_of(backbone={"name": "tally"}), Machine(threads=1), [1.0])
 
 
 def test_models_without_order_weights_are_refused() -> None:

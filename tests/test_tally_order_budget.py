@@ -18,7 +18,7 @@ from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.types import Arrays, Broadcast, Doubles, Ragged, ServerState
 from tacita.federation.clients import build_user_view
-from tacita.federation.rounds import run_stream, start_run
+from tacita.federation.rounds import make_initial_progress, run_remaining_blocks
 from tacita.messages import QUANTUM, Form, Spec, Total, Upload, add_upload, empty_total
 from tacita.models.tally.model import STATE, STATISTIC
 from tacita.models.tally.order import OrderConfig
@@ -31,7 +31,7 @@ from tacita.models.tally.private_order import (
     denoise_order,
     map_to_inputs,
 )
-from tacita.privacy.calibration import mu_of
+from tacita.privacy.calibration import compute_max_mu
 from tacita.privacy.ledger import UNIT
 from tacita.privacy.noise import NoiseStream
 from tacita.round.device_state import DeviceState
@@ -133,7 +133,7 @@ def test_noise_on_both_fields_is_what_the_budget_asks_for() -> None:
     assert normal(following, deviation) > SURE
     assert normal(0.95 * following, deviation) < SURE
     assert abs(np.corrcoef(following[: len(below)], below)[0, 1]) < 0.03
-    mu2 = mu_of(2.0, 1e-5) ** 2
+    mu2 = compute_max_mu(2.0, 1e-5) ** 2
     assert 1 / (2 * s**2) + 1 / deviation**2 == pytest.approx(0.94 * mu2, rel=1e-9)  # 6 % went to popularity
     assert (noises[0]["draws"], noises[0]["next"].shape) == (1.0, (k, k))
 
@@ -157,10 +157,12 @@ def test_both_fields_are_one_charge_and_a_retraction_another() -> None:
     assert normal(0.9 * difference.ravel(), deviation) < SURE
     assert progress.results[-1]["promises"]["tally-order"]["order_share"] == SHARE
     report = [Ragged.from_lists([[1, 2, 3]] * fed.stream.n_users)] * 2
-    repeat = model.retrain_from(progress.server, report)
-    assert model.heads_fit(repeat.heads, fed.stream.n_items)
-    assert not model.heads_fit({**repeat.heads, "order_weights": repeat.heads["order_weights"][1:]}, fed.stream.n_items)
-    assert not model.heads_fit({**repeat.heads, "mix": np.ones(2, np.float32)}, fed.stream.n_items)
+    repeat = model.retrain_from_lists(progress.server, report)
+    assert model.accepts_heads(repeat.heads, fed.stream.n_items)
+    assert not model.accepts_heads(
+        {**repeat.heads, "order_weights": repeat.heads["order_weights"][1:]}, fed.stream.n_items
+    )
+    assert not model.accepts_heads({**repeat.heads, "mix": np.ones(2, np.float32)}, fed.stream.n_items)
 
 
 class HalfTheNoise(PrivateOrderedTally):
@@ -196,7 +198,7 @@ def test_canary_distinguishability_matches_the_budget() -> None:
         model = candidate(OrderConfig(order_share=SHARE), PrivacyConfig(epsilon=4.0, blocks=1))
         read = [[read_canary(model, others, own, 2 * run + k, bool(k)) for run in range(100)] for k in (0, 1)]
         gaps.append(float((np.mean(read[1]) - np.mean(read[0])) / np.mean(np.std(read, axis=1, ddof=1))))
-    assert gaps[0] == pytest.approx(mu_of(4.0, 1e-5) * math.sqrt(0.94), abs=0.4)
+    assert gaps[0] == pytest.approx(compute_max_mu(4.0, 1e-5) * math.sqrt(0.94), abs=0.4)
     assert gaps[1] > gaps[0] + 0.1
 
 
@@ -227,8 +229,8 @@ def test_order_is_learned_through_noise_with_many_users() -> None:
         fed = federate(
             stream, build_components(config.model_copy(update={"privacy": PrivacyConfig(epsilon=8.0, blocks=1)}))[0]
         )
-        progress = start_run(fed)
-        run_stream(fed, progress, lambda report, now: None)
+        progress = make_initial_progress(fed)
+        run_remaining_blocks(fed, progress, lambda report, now: None)
         result[share] = progress.results[0]["ndcg@20"]
     assert result[0.5] > 0.95 > result[0.0]
 
@@ -270,7 +272,7 @@ def test_order_sums_decay_by_block_and_noise_variance_squared() -> None:
         FOLLOWING_VARIANCE: np.array([8.0]),
     }
     report = {"terms": np.eye(3), "next": np.eye(3), "draws": np.array([2.0])}  # two nodes, each with noise of its own
-    terms = model.add_terms(server.with_part(STATE, state), report, STATISTIC, fade=0.5)
+    terms = model.compute_faded_sums(server.with_part(STATE, state), report, STATISTIC, fade=0.5)
     assert (terms[FOLLOWING] == 1.0 + np.eye(3)).all()
     assert terms[FOLLOWING_VARIANCE][0] == pytest.approx(
         0.25 * 8 + 2 * model.compute_order_deviation(server, STATISTIC) ** 2

@@ -10,7 +10,7 @@ import pytest
 from helpers.command_line import call
 from tacita.core.config import RunConfig, validate_model
 from tacita.report.promises import list_privacy_lines
-from tacita.report.threat_model import list_outside
+from tacita.report.threat_model import list_uncovered_sentences
 from tacita.runs.assembly import Machine
 from tacita.runs.ledger import describe_ledger, read_run_ledger
 from tacita.runs.training import train
@@ -65,18 +65,18 @@ def test_the_command_line_prints_it(tmp_path: Path) -> None:
 
 
 def test_items_of_the_data_are_outside_where_they_are_accepted() -> None:
-    lines = " ".join(list_outside(config_of(catalogue="from-data"), is_sum=True, has_mean=False))
+    lines = " ".join(list_uncovered_sentences(config_of(catalogue="from-data"), is_sum=True, has_mean=False))
     assert "tell who has rare items" in lines
     assert "the catalogue of items" not in lines
 
 
 @pytest.mark.parametrize("split", [{"kind": "blocks", "borders": "quantile"}, {"kind": "random", "k_core": 5}])
 def test_a_run_that_couples_people_says_that_its_epsilon_does_not_hold(split: dict[str, Any]) -> None:
-    lines = " ".join(list_outside(config_of(split=split), is_sum=True, has_mean=True))
+    lines = " ".join(list_uncovered_sentences(config_of(split=split), is_sum=True, has_mean=True))
     assert "the epsilon does not hold for that. Train again." in lines
     assert "divides noised sums by who has data" in lines
 
 
 def test_dates_between_blocks_are_taken_as_public() -> None:
     config = config_of(split={"kind": "blocks", "borders": ["2021-01-01"]})
-    assert "the dates between blocks" in " ".join(list_outside(config, is_sum=True, has_mean=False))
+    assert "the dates between blocks" in " ".join(list_uncovered_sentences(config, is_sum=True, has_mean=False))

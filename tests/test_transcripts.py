@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import beta
 
-from tacita.privacy.calibration import mu_of
+from tacita.privacy.calibration import compute_max_mu
 from tacita.report import canary_audit
 from tacita.research.audit.canaries import neighbours, planted_leaks, transcript_scenarios
 from tacita.research.audit.canaries.transcript_audit import TranscriptAudit
@@ -90,7 +90,7 @@ def test_a_ratio_is_bounded_as_by_clopper_and_pearson() -> None:
 
 def test_bounds_lie_below_the_epsilon_of_the_noise_and_see_less_noise() -> None:
     """The statistic is learned; with a third of the noise the bound is above the claim."""
-    mu = mu_of(1.0, DELTA)
+    mu = compute_max_mu(1.0, DELTA)
     epsilons = [
         bound_epsilon(make_plays(600, seed=seed), make_plays(600, mu, seed=50 + seed), DELTA).epsilon
         for seed in range(10)
@@ -132,14 +132,14 @@ def test_a_shape_that_noise_decides_is_not_exact() -> None:
         return make_plays(1, width=np.zeros(scripted.get((with_person, turn), turn)))[0]
 
     audit = replace(list_audits()[0], prepare=lambda: play, exact_plays=2, public={})
-    assert audit.run(0, 0).exact == []
+    assert audit.run_plays(0, 0).exact == []
 
 
 # The scenarios
 
 
 def list_audits() -> list[TranscriptAudit]:
-    return transcript_scenarios.list_transcripts()
+    return transcript_scenarios.list_transcript_audits()
 
 
 def find_audit(title: str) -> TranscriptAudit:
@@ -160,20 +160,20 @@ def test_titles_are_unique_and_neighbours_are_chosen_against_each_mechanism() ->
 )
 def test_nothing_exact_differs_between_neighbours(audit: TranscriptAudit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transcript_scenarios, "SEEDS", 50)
-    result = replace(audit, exact_plays=2).run(3, 0)
+    result = replace(audit, exact_plays=2).run_plays(3, 0)
     assert [str(difference) for difference in result.exact] == []
 
 
 def test_the_best_reader_of_a_first_block_has_the_whole_budget() -> None:
     audit = find_audit("tally, first block: all common items, backwards")
-    row = audit.make_row(3, 0.4)
+    row = audit.measure_row(3, 0.4)
     assert row["holds"], row
     assert row["mu"] == pytest.approx(row["mu_claimed"], abs=0.35)
 
 
 def test_the_round_that_validation_chooses_is_seen_and_named_as_uncovered() -> None:
     audit = find_audit("DP-FedAvg, the round that is served: alone with items for validation")
-    assert audit.run(3, 120).breaks(audit.epsilon)
+    assert audit.run_plays(3, 120).breaks(audit.epsilon)
     assert "validation" in audit.uncovered
 
 

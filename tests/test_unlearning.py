@@ -63,7 +63,7 @@ def sharers(progress: Progress) -> Keys:
 def request(progress: Progress, some: int, kind: Any = "unshare") -> RequestBatch:
     """The first few sharers withdraw everything."""
     asking = sharers(progress)[:some]
-    return RequestBatch(kind, asking, progress.server.shared.lists_of(asking), number=1)
+    return RequestBatch(kind, asking, progress.server.shared.take_sender_lists(asking), number=1)
 
 
 def told(reports: PartReports) -> UnlearningReport:
@@ -106,12 +106,12 @@ def test_some_items_of_one_person_can_be_withdrawn() -> None:
     fed = federation(unlearning())
     progress = learned(fed)
     (key,) = asking = sharers(progress)[:1]
-    own_values = progress.server.shared.lists_of(asking).ids
+    own_values = progress.server.shared.take_sender_lists(asking).ids
     message = told(
         handle_requests(fed, progress, RequestBatch("unshare", asking, Ragged.from_lists([own_values[:1].tolist()])))
     )
     assert (message.details["edges"], message.details["items"]) == (1, 1)
-    assert sorted(progress.server.shared.lists_of(asking).ids.tolist()) == sorted(own_values[1:].tolist())
+    assert sorted(progress.server.shared.take_sender_lists(asking).ids.tolist()) == sorted(own_values[1:].tolist())
     assert key in progress.server.shared.sender
 
 
@@ -119,7 +119,7 @@ def test_leave_withdraws_every_shared_item() -> None:
     fed = federation(unlearning())
     progress = learned(fed)
     asking = sharers(progress)[:2]
-    n = len(progress.server.shared.lists_of(asking).ids)
+    n = len(progress.server.shared.take_sender_lists(asking).ids)
     message = told(handle_requests(fed, progress, RequestBatch("leave", asking, Ragged.empty(2))))
     assert message.details["edges"] == n
     assert not np.isin(progress.server.shared.sender, asking).any()
@@ -162,7 +162,7 @@ def test_forgotten_views_have_degrees_of_their_own_and_stay_as_they_are() -> Non
     result = ForgottenViews.compute(SharedGraph.from_record(gone, 14), tables)
     assert result.items.tolist() == [2, 3]
     expected = UnitRows.normalise(
-        np.ascontiguousarray(SharedGraph.from_record(gone, 14).smooth(tables[1])[1][[2, 3]])
+        np.ascontiguousarray(SharedGraph.from_record(gone, 14).propagate_and_average(tables[1])[1][[2, 3]])
     ).rows
     np.testing.assert_array_equal(result.views[1], expected)
     rows = ForgottenViews.compute(SharedGraph.from_record(gone, 14), tables, through_graph=False)
@@ -302,7 +302,7 @@ def test_slopes_in_the_table_take_the_way_through_the_graph() -> None:
         walk = ContrastiveDescent(graph, None, entry, lonely, UnitRows.normalise(table).rows[items[lonely]], True)
 
         def value(now: Floats) -> float:
-            result = UnitRows.normalise(graph.smooth(now)[1]).rows[items]
+            result = UnitRows.normalise(graph.propagate_and_average(now)[1]).rows[items]
             result[lonely] = walk.anchor
             return entry.compute_gradients(UnitRows.normalise(now).rows[items], result, np.uint64(0)).loss
 
@@ -324,7 +324,7 @@ def test_items_that_are_neither_shared_nor_forgotten_move_by_devices_alone(optio
     part = fed.parts[2]
     assert isinstance(part, ContrastiveUnlearning)
     asking = np.unique(server.shared.sender)[:3]
-    gone = server.shared.lists_of(asking)
+    gone = server.shared.take_sender_lists(asking)
     edges = type(inputs)(np.repeat(asking, gone.counts()), gone.ids, np.zeros(len(gone.ids)))
     forgotten = ForgottenViews.compute(SharedGraph.from_record(edges, N_ITEMS), server.items[None])
     after = part.run_forget_steps(server, forgotten, np.uint64(5))
@@ -400,7 +400,7 @@ def test_forgetting_brings_rows_nearer_to_what_remains() -> None:
         handle_requests(fed, progress, request(progress, 6))
         server: ServerState = progress.server
         graph = SharedGraph.from_record(server.shared, N_ITEMS)
-        result = UnitRows.normalise(graph.smooth(server.items)[1]).rows
+        result = UnitRows.normalise(graph.propagate_and_average(server.items)[1]).rows
         near.append((result * UnitRows.normalise(server.items).rows).sum(1)[graph.shared_items].mean())
     assert near[1] > near[0] + 0.01
 

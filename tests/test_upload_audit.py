@@ -15,9 +15,9 @@ from tacita.core.types import Ragged
 from tacita.methods import resolve_config
 from tacita.report import accuracy, upload_audit
 from tacita.research.audit import uploads
-from tacita.research.audit.preference_attacks import ObservedUploads, average_f1, split_by_sign
+from tacita.research.audit.preference_attacks import ObservedUploads, average_f1, score_along_main_direction
 from tacita.research.audit.uploads import COHORT, READERS, SECURE, audit_uploads, list_defences, observe_uploads
-from tacita.runs.assembly import Machine, assemble
+from tacita.runs.assembly import Machine, assemble_federation
 
 DATA = "synthetic:users=160,items=80,per_user=14,groups=4"
 RUN = {"data": DATA, "backbone": {"name": "mf", "dim": 8}, "split": {"kind": "random"}, "seed": 1}
@@ -58,10 +58,10 @@ def test_guesses_name_what_people_have_in_plain_uploads_alone(found: dict[str, A
 
 def test_under_secure_sums_a_reader_has_sums_of_cohorts_and_nothing_else() -> None:
     """H.G.4: attacks get one table per cohort, the sum of its people to rounding; single uploads are refused."""
-    fed = assemble(resolve_config(RUN, "the test"), Machine())
+    fed = assemble_federation(resolve_config(RUN, "the test"), Machine())
     plain, secure = list_defences([1.0])[:2]
     people = uploads._draw_people(fed)
-    under = uploads._apply_config(fed, secure.apply_to(fed.config))
+    under = uploads._with_config(fed, secure.with_defence(fed.config))
     observations, each = observe_uploads(under, secure, people), observe_uploads(fed, plain, people)
     assert observations.tables.shape == (2, *each.tables.shape[1:])
     assert np.bincount(observations.group).tolist() == [COHORT, COHORT]
@@ -88,8 +88,8 @@ def test_the_side_with_few_rows_is_the_liked_one_where_many_are_drawn() -> None:
     rng = np.random.default_rng(5)
     upload = np.outer(np.where(np.arange(30) < 6, 1.0, -1.0), rng.normal(size=5)).astype(np.float32)
     popularity = np.arange(30.0)  # which would tell the wrong side
-    assert (split_by_sign(upload, popularity)[:6] < 0).all()
-    assert (split_by_sign(upload, popularity, 0.2)[:6] > 0).all()
+    assert (score_along_main_direction(upload, popularity)[:6] < 0).all()
+    assert (score_along_main_direction(upload, popularity, 0.2)[:6] > 0).all()
 
 
 def test_gradient_signs_separate_positives_from_negatives() -> None:
@@ -99,9 +99,11 @@ def test_gradient_signs_separate_positives_from_negatives() -> None:
     liked = np.argsort(-popularity)[:8]
     upload[liked], upload[20:24] = 0.5 * taste, -0.5 * taste
     upload[liked] = 0.5 * taste
-    score = split_by_sign(upload, popularity)
+    score = score_along_main_direction(upload, popularity)
     assert score[liked].min() > np.delete(score, liked).max()
-    assert (split_by_sign(-upload, popularity)[liked] == score[liked]).all()  # the side is told by what is popular
+    assert (
+        score_along_main_direction(-upload, popularity)[liked] == score[liked]
+    ).all()  # the side is told by what is popular
 
 
 def test_runs_whose_people_upload_no_rows_are_refused() -> None:

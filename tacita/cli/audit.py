@@ -136,7 +136,7 @@ def _audit_budgets(
     from tacita.research.audit import budget, budget_order
 
     readers = budget_order.READERS if order else budget.READERS
-    audit_budget = budget_order.audit_order_budget if order else budget.audit_budget
+    audit_budget = budget_order.audit_order_membership if order else budget.audit_budget
 
     for epsilon in budgets:
         validate_model(PrivacyConfig, {"epsilon": epsilon}, "--epsilon")

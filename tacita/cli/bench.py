@@ -70,7 +70,7 @@ def bench_rounds(
         return
     with console.show_clock("timing the fast round and the naive loop", quiet=as_json):
         config = RunConfig(data=data, backbone={"name": backbone})
-        federation = assembly.assemble(config, machine)
+        federation = assembly.assemble_federation(config, machine)
         result = harness.bench_rounds(federation, repeats)
     result_tables.show_bench(result, as_json)
 
@@ -78,17 +78,17 @@ def bench_rounds(
 def _bench_method(data: str, backbone: str | None, method: str, repeats: int, machine: Machine, as_json: bool) -> None:
     from tacita.research.bench.score_rounds import bench_scores
     from tacita.research.bench.shared_graph import bench_sharing
-    from tacita.round.registry import preset_parts, resolve_config
-    from tacita.runs.assembly import assemble
+    from tacita.round.registry import list_preset_parts, resolve_config
+    from tacita.runs.assembly import assemble_federation
 
-    shares = any(part["name"] == "sharing" for part in preset_parts(method))
+    shares = any(part["name"] == "sharing" for part in list_preset_parts(method))
     split = "random" if shares else "leave-one-out"
     bench = bench_sharing if shares else bench_scores
     values: dict[str, Any] = {"data": data, "method": method, "split": {"kind": split}}
     if backbone is not None:
         values["backbone"] = {"name": backbone}
     with console.show_clock("timing the fast round and the naive loop", quiet=as_json):
-        federation = assemble(resolve_config(values, "the command line"), machine)
+        federation = assemble_federation(resolve_config(values, "the command line"), machine)
         if not shares and federation.learner.name != "scores":
             raise TacitaError(
                 f"--method {method} has no naive loop; use fedkdrec, ptf-fedrec or fedshare, or leave it out."
@@ -149,7 +149,7 @@ def bench_evaluate(
 
     with console.show_clock("timing evaluation", quiet=as_json):
         config = RunConfig(data=data, split=SplitConfig(kind="random"))
-        federation = assembly.assemble(config, assembly.Machine(threads, data_dir=data_dir))
+        federation = assembly.assemble_federation(config, assembly.Machine(threads, data_dir=data_dir))
         result = harness.bench_evaluate(federation, repeats)
     result_tables.show_bench(result, as_json)
 
@@ -173,7 +173,7 @@ def bench_noise(
     """
     from tacita.research.bench.private_rounds import bench_exchange, bench_noise
     from tacita.round.registry import resolve_config
-    from tacita.runs.assembly import Machine, assemble
+    from tacita.runs.assembly import Machine, assemble_federation
 
     is_tally = backbone == "tally"
     values: dict[str, Any] = {"data": data, "backbone": {"name": backbone}, "split": {"kind": "random"}}
@@ -184,8 +184,8 @@ def bench_noise(
     bench = bench_exchange if is_tally else bench_noise
     with console.show_clock("timing rounds with and without noise", quiet=as_json):
         machine = Machine(threads, data_dir=data_dir)
-        plain = assemble(resolve_config(values, "the command line"), machine)
-        private = assemble(resolve_config({**values, **noise}, "the command line"), machine)
+        plain = assemble_federation(resolve_config(values, "the command line"), machine)
+        private = assemble_federation(resolve_config({**values, **noise}, "the command line"), machine)
         result = bench(plain, private, repeats)
     result_tables.show_bench(result, as_json)
 
@@ -222,13 +222,13 @@ def bench_epoch(
     """
     from tacita.research.bench.private_rounds import bench_epoch
     from tacita.round.registry import resolve_config
-    from tacita.runs.assembly import Machine, assemble
+    from tacita.runs.assembly import Machine, assemble_federation
 
     split = {"kind": "random", "min_rating": 4.0}
     values: dict[str, Any] = {"data": data, "method": method, "split": split, "train": {"local_epochs": 1}}
     with console.show_clock("timing a local epoch", quiet=as_json):
         config = resolve_config(values, "the command line")
-        federation = assemble(config, Machine(threads, data_dir=data_dir))
+        federation = assemble_federation(config, Machine(threads, data_dir=data_dir))
         result = bench_epoch(federation, repeats)
     result_tables.show_bench(result, as_json)
 

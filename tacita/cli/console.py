@@ -265,7 +265,7 @@ def _list_run_notes(federation: Federation) -> list[str]:
     from tacita.core.config import TrainConfig
     from tacita.data.filters import list_data_notes
     from tacita.report.promises import warn_large_delta
-    from tacita.round.learner import ledger_of
+    from tacita.round.learner import find_ledger
 
     config = federation.config
     notes = list_data_notes(federation.stream, [part.name for part in federation.parts])
@@ -273,7 +273,7 @@ def _list_run_notes(federation: Federation) -> list[str]:
     if federation.learner.name != "rows" and has_other_rounds:
         backbone = federation.backbone.name
         notes.append(f"backbone '{backbone}' has its own rounds: train.rounds (--rounds) is not used.")
-    deltas = [float(getattr(part.config, "delta", 0.0)) for part in federation.parts if ledger_of(part) is not None]
+    deltas = [float(getattr(part.config, "delta", 0.0)) for part in federation.parts if find_ledger(part) is not None]
     if config.privacy.epsilon is not None:
         deltas.append(config.privacy.delta)
     return notes + warn_large_delta(max(deltas, default=0.0), federation.stream.n_users)

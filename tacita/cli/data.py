@@ -50,10 +50,10 @@ def data_get(
 
     Example: `tacita data get ml-100k`
     """
-    from tacita.data.sources import fetch
+    from tacita.data.sources import fetch_dataset_folder
 
     with console.show_clock(f"getting {name}", quiet=as_json):
-        folder = fetch(name, data_dir=data_dir)
+        folder = fetch_dataset_folder(name, data_dir=data_dir)
     if as_json:
         console.print_json({"name": name, "folder": str(folder)})
         return
@@ -63,10 +63,10 @@ def data_get(
 def _load(
     source: str, columns: str, date_format: str | None, decimal: str | None, drop_missing: bool, data_dir: Path | None
 ) -> Interactions:
-    from tacita.data.sources import load
+    from tacita.data.sources import load_interactions
 
     roles = parse_columns(columns) or None
-    return load(
+    return load_interactions(
         source,
         data_dir=data_dir,
         columns=roles,
@@ -96,11 +96,11 @@ def data_describe(
 
     `tacita data describe my.csv --date-format "%d.%m.%Y"`
     """
-    from tacita.data.sources import describe
+    from tacita.data.sources import describe_interactions
 
     with console.show_clock(f"reading {source}", quiet=as_json):
         table = _load(source, columns, date_format, decimal, drop_missing, data_dir)
-    facts = {"name": table.name, "guessed": table.format_note, **describe(table)}
+    facts = {"name": table.name, "guessed": table.format_note, **describe_interactions(table)}
     if as_json:
         console.print_json(facts)
         return

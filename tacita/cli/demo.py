@@ -89,7 +89,14 @@ def _run_live_demo(user: str, data_dir: Path | None, out: Path | None, quiet: bo
 
 def _run_demo_script(folder: Path, user: str, data_dir: Path | None, quiet: bool, stay: float) -> None:
     from tacita.live.running import node_client
-    from tacita.live.running.demo import begin_run, import_block, make_site, open_next_block, run_site, split_data
+    from tacita.live.running.demo import (
+        begin_run,
+        import_block,
+        make_demo_site,
+        open_next_block,
+        run_demo_site,
+        write_demo_data,
+    )
 
     console.print_markup(
         "[bold]tacita demo --live[/bold]: one server and three nodes on this machine, TLS and enrolment between them. "
@@ -100,13 +107,13 @@ def _run_demo_script(folder: Path, user: str, data_dir: Path | None, quiet: bool
             "You are root: while the demo runs, every account on this machine could become root through it."
         )
     with console.show_clock("splitting MovieLens-100K over three nodes", quiet):
-        people = split_data(folder, data_dir)
-    home = people.home_of(user)
+        people = write_demo_data(folder, data_dir)
+    home = people.find_home_node(user)
     with console.show_clock("making keys, a server and three nodes", quiet):
-        make_site(folder, people)
+        make_demo_site(folder, people)
     with ExitStack() as processes:
         with console.show_clock("starting the server and the nodes", quiet):
-            server = processes.enter_context(run_site(folder))
+            server = processes.enter_context(run_demo_site(folder))
         begin_run(folder)
         _show_block(server, quiet)
         with console.show_clock("new interactions arrive on the nodes", quiet):
@@ -128,7 +135,7 @@ def _show_pages(folder: Path, people: Any, user: str, stay: float) -> None:
     from tacita.live.processes import stop_on_signals
     from tacita.live.running.demo_actors import DemoActors
 
-    home = folder / people.home_of(user)
+    home = folder / people.find_home_node(user)
     stopping = threading.Event()
     access = make_demo_access(folder / "server", home, user)
     console.print_note("")

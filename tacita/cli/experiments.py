@@ -75,7 +75,7 @@ def reproduce(
         raise TacitaError("name a table, as in `tacita reproduce f3crec/table2`; `tacita reproduce --list` shows all.")
     plan = reproducing.plan_table(table, only or [], seeds, quick, out)
     if finished:
-        plan = reproducing.keep_finished(plan, out)
+        plan = reproducing.restrict_to_finished(plan, out)
     with console.show_progress("cells", quiet) as tell:
         result = reproducing.reproduce_table(plan, out, data_dir, workers, tell)
     if as_json:
@@ -290,7 +290,7 @@ def _tune_tally(
     from tacita.research.experiments import tally_tuning
 
     on_tried = (lambda name, trials: None) if as_json else _show_trials
-    trials_by_dataset = tally_tuning.try_datasets(config, names, machine, callbacks, on_tried)
+    trials_by_dataset = tally_tuning.run_trials_on_datasets(config, names, machine, callbacks, on_tried)
     datasets = {}
     chosen = {}
     for name, trials in trials_by_dataset.items():

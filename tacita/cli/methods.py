@@ -29,11 +29,11 @@ def methods(
 
     `tacita methods --import my_method.py`
     """
-    from tacita.runs.method_reference import describe_method, list_methods, render_methods_page
+    from tacita.runs.method_reference import build_method_reference, list_methods, render_methods_page
 
     import_modules(imports)
     if name is not None:
-        method = describe_method(name)
+        method = build_method_reference(name)
         if as_json:
             console.print_json(asdict(method))
             return

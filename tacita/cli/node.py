@@ -254,7 +254,7 @@ def ledger(
     if as_json:
         console.print_json(log)
         return
-    for line in release_log.describe_log(log):
+    for line in release_log.list_log_lines(log):
         console.print_answer(line)
     if user is None:
         return

@@ -68,9 +68,9 @@ def import_modules(names: list[str] | None) -> None:
 
 def complete_method(incomplete: str) -> list[str]:
     """Names of methods that begin with what was typed."""
-    from tacita.methods import preset_names
+    from tacita.methods import list_preset_names
 
-    return [name for name in preset_names() if name.startswith(incomplete)]
+    return [name for name in list_preset_names() if name.startswith(incomplete)]
 
 
 def complete_backbone(incomplete: str) -> list[str]:
@@ -163,10 +163,10 @@ def _apply_assignment(values: dict[str, Any], assignment: str) -> None:
 
 def _names_part(dotted: str) -> bool:
     """Whether a key is an option of a part, as in prediction-transfer.alpha."""
-    from tacita.round.registry import part_names
+    from tacita.round.registry import list_part_names
 
     name, _, option = dotted.partition(".")
-    return bool(option) and name in part_names()
+    return bool(option) and name in list_part_names()
 
 
 def _merge_part(values: dict[str, Any], dotted: str, value: Any) -> None:

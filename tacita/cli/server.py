@@ -161,7 +161,7 @@ def revoke(name: Annotated[str, typer.Argument(help="The node's name.")], folder
     from tacita.live.running.server import open_store
 
     with open_store(folder) as store:
-        store.revoke(name)
+        store.revoke_node(name)
     console.print_answer(f"Node '{name}' is revoked: its key is refused from now on.")
 
 
@@ -177,16 +177,16 @@ def catalogue_add(
 
     Example: `tacita server catalogue add items.csv`
     """
-    from tacita.data.columns import read_items
+    from tacita.data.columns import read_items_with_titles
     from tacita.live.running.server import open_store
 
     with open_store(folder) as store:
         with console.show_clock(f"reading {file}"):
-            items, format_note = read_items(file, parse_columns(columns))
+            items, format_note = read_items_with_titles(file, parse_columns(columns))
             n_new = store.add_items(items)
         console.print_note(format_note)
         added = "1 new item" if n_new == 1 else f"{n_new:,} new items"
-        console.print_answer(f"{added}; the catalogue has {len(store.catalogue()):,}.")
+        console.print_answer(f"{added}; the catalogue has {len(store.read_catalogue()):,}.")
 
 
 @app.command()

@@ -61,7 +61,7 @@ def recommend(
 
     `tacita recommend runs/first --history 50,181,172 --exclude 1`
     """
-    from tacita.data.frames import check_ending
+    from tacita.data.frames import check_table_ending
     from tacita.runs import loaded_run, serving
 
     run = choose_run(folder, named, "tacita recommend runs/first --user 196")
@@ -70,7 +70,7 @@ def recommend(
     if why and (not users or out is not None):
         raise TacitaError("--why goes with --user, on the screen or as --json; leave it out for files and others.")
     if out is not None:
-        check_ending(out)
+        check_table_ending(out)
     import_modules(imports)
     opened = serving.open_run(run)
     models = loaded_run.load_run(run)
@@ -101,7 +101,7 @@ def _add_all_reasons(models: LoadedRun, lists: dict[str, list[dict[str, Any]]]) 
     from tacita.runs.explanation import add_reasons
 
     for user, items in lists.items():
-        number = int(models.saved.user_numbers([user])[0])
+        number = int(models.saved.find_user_numbers([user])[0])
         add_reasons(models, number, items)
 
 
@@ -150,7 +150,7 @@ def similar(
 
     `tacita similar --run runs/first 50`
     """
-    from tacita.data.frames import check_ending
+    from tacita.data.frames import check_table_ending
     from tacita.runs import loaded_run, serving
 
     run, item = split_run_argument(named, [folder, word], "tacita similar runs/first 50")
@@ -159,7 +159,7 @@ def similar(
     import_modules(imports)
     item = item.strip()
     if out is not None:
-        check_ending(out)
+        check_table_ending(out)
     opened = serving.open_run(run)
     table = serving.find_similar_items(loaded_run.load_run(run), item, k)
     is_empty = not table.height
@@ -192,14 +192,14 @@ def explain(
 
     `tacita explain runs/first --user 196 --item 50`
     """
-    from tacita.data.frames import check_ending
+    from tacita.data.frames import check_table_ending
     from tacita.runs import serving
 
     run = choose_run(folder, named, "tacita explain runs/first --user 196 --item 50")
     if not user or not item:
         raise TacitaError("name both, as in `tacita explain runs/first --user 196 --item 50`.")
     if out is not None:
-        check_ending(out)
+        check_table_ending(out)
     import_modules(imports)
     opened = serving.open_run(run)
     table = opened.explain(user.strip(), item.strip(), k)

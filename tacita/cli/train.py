@@ -271,7 +271,7 @@ def report(
     else:
         _write_reports(sources, [], {table_kind: out})
     _write_reports(sources, pages, tables)
-    _show_groups(sources, as_json)
+    _show_seed_groups(sources, as_json)
     for path in (out, render_csv, svg, latex):
         if path is not None:
             console.print_note(f"wrote {path}")
@@ -305,7 +305,7 @@ def _write_reports(folders: list[Path], pages: list[Path | None], tables: dict[s
             write_report(folders, page)
 
 
-def _show_groups(folders: list[Path], as_json: bool) -> None:
+def _show_seed_groups(folders: list[Path], as_json: bool) -> None:
     """Print the rows of the table for machines, and the notes of groups for people."""
     from tacita.report.seeds import label_groups, make_rows, read_groups
 

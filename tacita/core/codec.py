@@ -31,7 +31,7 @@ def unpack(blob: bytes, where: str) -> Arrays:
         raise TacitaError(f"{where} is damaged: its arrays cannot be read; restore a copy.") from None
 
 
-def unpack_file(path: Path) -> tuple[Arrays, dict[str, str]]:
+def unpack_array_file(path: Path) -> tuple[Arrays, dict[str, str]]:
     """The arrays and the metadata of a file; ValueError for one that was never packed."""
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
@@ -76,7 +76,7 @@ def iter_packed(arrays: WritableArrays, metadata: dict[str, str]) -> Iterator[by
     size = len(text).to_bytes(8, "little")
     yield size + text
     for name in order:
-        yield from _iter_bytes(arrays[name])
+        yield from _iter_array_bytes(arrays[name])
 
 
 _DTYPE_NAMES = {
@@ -96,7 +96,7 @@ _DTYPE_NAMES = {
 """What safetensors calls the kinds of numbers."""
 
 
-def _iter_bytes(array: AnyArray | ChunkedArray) -> Iterator[memoryview]:
+def _iter_array_bytes(array: AnyArray | ChunkedArray) -> Iterator[memoryview]:
     pieces = array.iter_chunks() if isinstance(array, ChunkedArray) else (array,)
     for piece in pieces:
         flat = np.asarray(piece, order="C").reshape(-1)
@@ -110,7 +110,7 @@ def digest(arrays: WritableArrays, about: str = "") -> str:
         array = arrays[name]
         header = f"{name} {array.dtype} {array.shape} "
         total.update(header.encode())
-        for piece in _iter_bytes(array):
+        for piece in _iter_array_bytes(array):
             total.update(piece)
     return total.hexdigest()
 

@@ -303,7 +303,7 @@ _LATER_SETTINGS = {
 """Settings that are newer than results stored under a hash of their config."""
 
 
-def find_later_defaults(config: BaseModel, prefix: str = "") -> dict[str, Any]:
+def find_unchanged_later_settings(config: BaseModel, prefix: str = "") -> dict[str, Any]:
     """Later settings at their default, for `exclude`: without them a hash stays as before they existed."""
     excluded: dict[str, Any] = {}
     for name, info in type(config).model_fields.items():
@@ -312,7 +312,7 @@ def find_later_defaults(config: BaseModel, prefix: str = "") -> dict[str, Any]:
         if key in _LATER_SETTINGS and value == info.default:
             excluded[name] = True
         elif isinstance(value, BaseModel):
-            excluded[name] = find_later_defaults(value, f"{key}.")
+            excluded[name] = find_unchanged_later_settings(value, f"{key}.")
     return excluded
 
 

@@ -11,20 +11,20 @@ from pydantic_core import ErrorDetails
 def format_config_error(model: type[BaseModel], error: ValidationError, where: str) -> str:
     """One sentence that names the key, what is expected there, and the nearest key to an unknown one."""
     first, *others = error.errors()
-    path = _key_path(first)
+    path = _format_key_path(first)
     if first["type"] == "extra_forbidden":
         last_key = str(first["loc"][-1])
         suggestion = _suggest_key(model, path, dotted="." in last_key)
         return f"unknown key '{path}' in {where}; {suggestion}"
     value = first.get("input")
     shown = f", not {value!r}" if isinstance(value, str | int | float | bool) else ""
-    branches = [detail for detail in (first, *others) if _key_path(detail) == path]  # of a union
+    branches = [detail for detail in (first, *others) if _format_key_path(detail) == path]  # of a union
     expected = dict.fromkeys(_describe_expected(detail) for detail in branches)
     listed = " or ".join(expected)
     return f"'{path}' in {where} must be {listed}{shown}."
 
 
-def _key_path(error: ErrorDetails) -> str:
+def _format_key_path(error: ErrorDetails) -> str:
     """The key that an error is about, without the branches of a union."""
     keys = [str(key) for key in error["loc"]]
     keys = [key for key in keys if "[" not in key]

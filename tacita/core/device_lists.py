@@ -65,7 +65,7 @@ def slice_lists(lists: Lists, name: str, pieces: ListSlices) -> Ragged:
     return _cut_slices(lists[name], pieces)
 
 
-def update_lists(lists: Lists, renewed: Lists) -> Lists:
+def with_updated_lists(lists: Lists, renewed: Lists) -> Lists:
     """The lists after some of them are replaced, or appended to."""
     if isinstance(lists, DeviceLists):
         return lists.with_update(renewed)

@@ -16,7 +16,7 @@ import numpy as np
 from tacita.core.types import Keys
 
 
-def _digest(*fields: object) -> np.uint64:
+def _hash_to_uint64(*fields: object) -> np.uint64:
     digest = _hash_fields(fields, 8)
     number = int.from_bytes(digest, "little")
     return np.uint64(number)
@@ -49,10 +49,10 @@ class Draws:
         return self.secret + self.lab_secret
 
     def public(self, purpose: str, *ids: int) -> np.uint64:
-        return _digest("public", self.seed, purpose, *ids)
+        return _hash_to_uint64("public", self.seed, purpose, *ids)
 
     def private(self, purpose: str, *ids: int) -> np.uint64:
-        return _digest("private", self.seed, self._all_secrets, purpose, *ids)
+        return _hash_to_uint64("private", self.seed, self._all_secrets, purpose, *ids)
 
     def secret_key(self, purpose: str, *ids: int) -> bytes:
         """A private key of 32 bytes, for streams of which others see a part and may not guess the rest."""

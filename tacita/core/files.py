@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tacita.core.codec import WritableArrays, digest, iter_packed, unpack_file
+from tacita.core.codec import WritableArrays, digest, iter_packed, unpack_array_file
 from tacita.core.errors import DiskFull, TacitaError
 from tacita.core.types import Arrays
 
@@ -20,7 +20,7 @@ V = TypeVar("V")
 _TEMPORARY_NAME = re.compile(r"\..+\.\d+")  # of files that `temporary_path` names
 
 
-def parse_folder(value: object, what: str = "a run") -> Path:
+def to_folder_path(value: object, what: str = "a run") -> Path:
     """A folder that a caller names by a text or a path."""
     if not isinstance(value, str | os.PathLike):
         raise TacitaError(f"{what} is named by its folder, a text or a path, not by {value!r}.")
@@ -148,7 +148,7 @@ def read_arrays(path: Path, remedy: str = "train again") -> tuple[Arrays, dict[s
     if not path.is_file():
         raise TacitaError(f"{path} is missing; is {path.parent} a finished run folder?")
     try:
-        arrays, metadata = unpack_file(path)
+        arrays, metadata = unpack_array_file(path)
         header = json.loads(metadata["tacita"])
         note = {str(name): str(value) for name, value in header["note"].items()}
         is_intact = header["sha256"] == _checksum(arrays, note)

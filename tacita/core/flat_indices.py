@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 AnyArray = NDArray[Any]
 
 
-def count_offsets(counts: AnyArray) -> NDArray[np.int64]:
+def compute_offsets(counts: AnyArray) -> NDArray[np.int64]:
     """Where each of some consecutive groups begins, and where the last one ends."""
     offsets = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=offsets[1:])

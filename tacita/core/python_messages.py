@@ -23,12 +23,12 @@ def translate_errors() -> Iterator[None]:
     try:
         yield
     except TacitaError as error:
-        message = translate_message(str(error))
+        message = replace_options_with_keywords(str(error))
         error.args = (message, *error.args[1:])
         raise
 
 
-def translate_message(sentence: str) -> str:
+def replace_options_with_keywords(sentence: str) -> str:
     """The sentence with keywords in place of options; commands that Python lacks stay commands."""
     pieces = re.split(r"(`tacita (?!train )[^`]*`)", sentence)
     pieces[::2] = [_replace_options(text) for text in pieces[::2]]  # between the commands

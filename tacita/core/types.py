@@ -99,7 +99,7 @@ class BlockStream:
     def n_users(self) -> int:
         return len(self.user_ids)
 
-    def history(self, before: int) -> Ragged:
+    def collect_history(self, before: int) -> Ragged:
         """Everything each user did in blocks 0..before-1, every split, oldest block first."""
         past = Ragged.empty(0)
         for block in self.blocks[:before]:
@@ -108,7 +108,7 @@ class BlockStream:
             past = past.join_rows(block.test)
         return past
 
-    def train_items(self, up_to: int) -> Ragged:
+    def collect_train_items(self, up_to: int) -> Ragged:
         """The training items of blocks 0..up_to, per user."""
         past = Ragged.empty(0)
         for block in self.blocks[: up_to + 1]:
@@ -134,7 +134,7 @@ class SharedRecord:
     def with_lists(self, senders: Keys, items: Ragged, time: float) -> SharedRecord:
         """With more items of several senders, a list each; items that are already shared stay unchanged."""
         sender = np.repeat(senders, items.counts())
-        own_pairs, pairs = self._pair_numbers(sender, items.ids)
+        own_pairs, pairs = self._number_pairs(sender, items.ids)
         _, first = np.unique(pairs, return_index=True)
         is_known = np.isin(pairs[first], own_pairs)
         new = np.sort(first[~is_known])
@@ -148,11 +148,11 @@ class SharedRecord:
 
     def without_lists(self, senders: Keys, items: Ragged) -> SharedRecord:
         sender = np.repeat(senders, items.counts())
-        own_pairs, pairs = self._pair_numbers(sender, items.ids)
+        own_pairs, pairs = self._number_pairs(sender, items.ids)
         stays = ~np.isin(own_pairs, pairs)
         return SharedRecord(self.sender[stays], self.item[stays], self.time[stays])
 
-    def _pair_numbers(self, sender: Keys, item: AnyArray) -> tuple[Longs, Longs]:
+    def _number_pairs(self, sender: Keys, item: AnyArray) -> tuple[Longs, Longs]:
         """A number for each pair of sender and item: of this record, and of another list."""
         senders = np.append(self.sender, sender)
         _, number = np.unique(senders, return_inverse=True)
@@ -162,7 +162,7 @@ class SharedRecord:
         n_own = len(self)
         return pairs[:n_own], pairs[n_own:]
 
-    def lists_of(self, senders: Keys) -> Ragged:
+    def take_sender_lists(self, senders: Keys) -> Ragged:
         """What each of some senders shared, oldest first."""
         order = np.argsort(senders)
         places, is_wanted = find_in_sorted(senders[order], self.sender)
@@ -323,7 +323,7 @@ class LocalModels:
         """SGD steps of each client in the round."""
         return self.steps_per_epoch * len(self.order)
 
-    def find_batches(self, step: int) -> tuple[Longs, Longs, Longs, Longs]:
+    def find_step_batches(self, step: int) -> tuple[Longs, Longs, Longs, Longs]:
         """The clients that have a step, and the epoch, the first turn and the size of each one's batch."""
         active = np.flatnonzero(step < self.n_steps)
         epoch, within = np.divmod(step, self.steps_per_epoch[active])

@@ -24,7 +24,7 @@ PER_PERSON_NOTE = (
 )
 
 
-def cuts_by_count(config: SplitConfig) -> bool:
+def cuts_by_row_quantiles(config: SplitConfig) -> bool:
     """Whether borders are quantiles of everybody's rows."""
     return config.kind == "blocks" and config.borders in ("auto", "quantile")
 
@@ -86,7 +86,7 @@ def assign_blocks(table: Interactions, rows: Longs, config: SplitConfig) -> Long
         block = _cut_each_person(table.user[rows], config)
     else:
         assert isinstance(config.borders, list)
-        borders = _read_borders(config.borders, table)
+        borders = _parse_borders(config.borders, table)
         block = np.searchsorted(borders, _read_times(table)[rows], side="right")
     _refuse_empty_blocks(block, config)
     return block.astype(np.int64)
@@ -110,7 +110,7 @@ def _read_times(table: Interactions) -> Longs:
     return table.timestamp
 
 
-def _read_borders(borders: Sequence[str | float], table: Interactions) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _parse_borders(borders: Sequence[str | float], table: Interactions) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """Borders as numbers in the unit of a table's times."""
     times = []
     for border in borders:

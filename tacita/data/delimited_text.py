@@ -18,7 +18,7 @@ import polars as pl
 
 from tacita.core.errors import TacitaError
 from tacita.data.file_errors import file_error
-from tacita.data.roles import RequestedColumns, has_header, number_columns
+from tacita.data.roles import RequestedColumns, has_header, name_columns_by_number
 
 SEPARATORS = {"::": "'::'", "\t": "tab", ",": "comma", ";": "semicolon", "|": "'|'", " ": "space"}
 SAMPLE_BYTES = 65536
@@ -52,7 +52,7 @@ class Layout:
 # Bytes into text
 
 
-def read_text(path: Path) -> bytes:
+def read_text_as_utf8(path: Path) -> bytes:
     """The file as UTF-8 with plain line ends, unpacked if it is gzip."""
     data = path.read_bytes()
     if data[:2] == b"\x1f\x8b":
@@ -115,7 +115,7 @@ def sniff_layout(path: Path, data: bytes, columns: RequestedColumns) -> tuple[Ro
         names = tuple(name.strip() for name in first)
         data_rows = filled[1:]
     else:
-        names = number_columns(len(first))
+        names = name_columns_by_number(len(first))
         data_rows = filled
     skip = filled[0] + 1
     if data_rows:
@@ -140,7 +140,7 @@ def _guess_separator(path: Path, text: str) -> _SeparatorGuess:
     best: _SeparatorGuess | None = None
     for name in SEPARATORS:
         guess = _try_separator(text, name)
-        if guess is not None and _is_better(guess, best):
+        if guess is not None and _is_better_separator(guess, best):
             best = guess
     if best is None:
         remedy = "separate user and item by comma, tab, ';', '|' or '::'"
@@ -164,7 +164,7 @@ def _try_separator(text: str, name: str) -> _SeparatorGuess | None:
     return _SeparatorGuess(separator, quote, rows, agreement, widths[0])
 
 
-def _is_better(guess: _SeparatorGuess, best: _SeparatorGuess | None) -> bool:
+def _is_better_separator(guess: _SeparatorGuess, best: _SeparatorGuess | None) -> bool:
     """Whether a guess beats the best so far.
 
     Where every row has one decimal comma, commas agree as well as the semicolons that separate: more columns win then.
@@ -196,7 +196,7 @@ def read_rows(path: Path, data: bytes, layout: Layout) -> pl.DataFrame:
     """All columns as trimmed text, blank lines dropped; every row has the same number of fields."""
     if layout.separator == _UNIT_SEPARATOR:
         data = data.replace(b"::", _UNIT_SEPARATOR.encode())
-    names = number_columns(len(layout.names))
+    names = name_columns_by_number(len(layout.names))
     try:
         frame = pl.read_csv(
             data,
@@ -274,6 +274,6 @@ def _describe_open_quote(data: bytes, layout: Layout) -> str:
     return "cannot be cut into rows"
 
 
-def is_atomic(names: Sequence[str]) -> bool:
+def is_recbole_header(names: Sequence[str]) -> bool:
     """Whether the columns are named as in RecBole's files."""
     return all(name.endswith((":token", ":float", ":token_seq", ":float_seq")) for name in names)

@@ -18,8 +18,8 @@ from tacita.core.types import BlockStream
 from tacita.data.columns import find_item_file
 from tacita.data.datasets import DATASETS, find_verified_file
 from tacita.data.file_errors import file_error, list_names, unreadable_error
-from tacita.data.roles import RequestedColumns, find_column, rank_name
-from tacita.data.table_files import find_main_file, read_columns
+from tacita.data.roles import RequestedColumns, find_column, rank_column_name
+from tacita.data.table_files import find_main_file, read_all_columns
 
 _TEXT_WORDS = (
     "title movietitle itemtitle producttitle booktitle itemname artistname name subtitle brand author "
@@ -119,7 +119,7 @@ def missing_features_error(source: str) -> TacitaError:
 
 def _read_features(path: Path, source: str, item_ids: Sequence[str], columns: RequestedColumns) -> ItemFeatures | None:
     """The features of the items that the file knows; None: of no item."""
-    has_header, names, frame = read_columns(path, columns)
+    has_header, names, frame = read_all_columns(path, columns)
     shown_names = names
     if not has_header:
         shown_names = _list_known_names(path, names)
@@ -138,7 +138,7 @@ def _read_features(path: Path, source: str, item_ids: Sequence[str], columns: Re
     by_item = {}
     for row, item in enumerate(rows["item id"]):
         item_genres = [column[row] for column in genres]
-        feature = _make_feature(item_genres, years[row], texts[row])
+        feature = _make_item_feature(item_genres, years[row], texts[row])
         if feature != ItemFeature():
             by_item[item] = feature
     if not by_item:
@@ -239,7 +239,7 @@ def _find_roles_by_name(names: Sequence[str]) -> dict[str, Places]:
         for role, words in _WORDS.items():
             if plain in words:
                 places[role] += (place,)
-        rank = rank_name(name, "item")
+        rank = rank_column_name(name, "item")
         if rank is not None:
             ranked_items.append((rank, place))
     if ranked_items:
@@ -268,7 +268,7 @@ def _read_genre_flags(frame: pl.DataFrame) -> GenreColumn:
 def _split_genres(column: pl.Series, name: str) -> GenreColumn:
     """The genres of each row: a list, or text with one separator all the way down."""
     if column.dtype.is_nested():
-        return [tuple(_iter_leaves(value)) for value in column.to_list()]
+        return [tuple(_iter_nested_texts(value)) for value in column.to_list()]
     strings = column.cast(pl.String).fill_null("")
     texts = strings.to_list()
     separator = _find_genre_separator(texts)
@@ -287,20 +287,20 @@ def _find_genre_separator(texts: Sequence[str]) -> str | None:
     return None
 
 
-def _iter_leaves(value: object) -> Iterator[str]:
+def _iter_nested_texts(value: object) -> Iterator[str]:
     """The texts in a list, or in lists of lists."""
     if isinstance(value, list):
         for element in value:
-            yield from _iter_leaves(element)
+            yield from _iter_nested_texts(element)
     elif value is not None:
         yield str(value)
 
 
-def _make_feature(genres: list[Genres], years: Sequence[object], texts: Sequence[object]) -> ItemFeature:
+def _make_item_feature(genres: list[Genres], years: Sequence[object], texts: Sequence[object]) -> ItemFeature:
     """One item's values, cleaned; a year behind the title counts as a year and not as a word."""
     lines = []
     for value in texts:
-        line = " ".join(_iter_leaves(value))
+        line = " ".join(_iter_nested_texts(value))
         lines.append(" ".join(line.split()))
     year = _find_year(years)
     if lines:

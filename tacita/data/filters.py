@@ -21,13 +21,13 @@ SizesByReason = list[tuple[str, Size]]
 
 def filter_rows(table: Interactions, config: SplitConfig) -> tuple[Longs, SizesByReason]:
     """The remaining rows, and the sizes before and after each filter."""
-    full_size = measure_size(table.user, table.item)
+    full_size = measure_table_size(table.user, table.item)
     sizes = [("", full_size)]
 
     def note_size(reason: str) -> None:
         user = table.user[rows]
         item = table.item[rows]
-        size = measure_size(user, item)
+        size = measure_table_size(user, item)
         sizes.append((reason, size))
 
     least = config.min_rating
@@ -87,7 +87,7 @@ def filter_k_core(table: Interactions, rows: Longs, k: int) -> Longs:
     )
 
 
-def measure_size(user: AnyArray, item: AnyArray) -> Size:
+def measure_table_size(user: AnyArray, item: AnyArray) -> Size:
     per_user = np.bincount(user)
     per_item = np.bincount(item)
     n_users = int(np.count_nonzero(per_user))
@@ -95,7 +95,7 @@ def measure_size(user: AnyArray, item: AnyArray) -> Size:
     return len(user), n_users, n_items
 
 
-def list_removals(sizes: Sequence[tuple[str, Size]]) -> tuple[FilterEffect, ...]:
+def list_filter_effects(sizes: Sequence[tuple[str, Size]]) -> tuple[FilterEffect, ...]:
     """The steps that removed something, from the sizes before (first) and after each."""
     removals = []
     for (_, before), (reason, after) in pairwise(sizes):

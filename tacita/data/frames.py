@@ -21,8 +21,8 @@ from tacita.core.types import AnyArray
 from tacita.data.columns import make_interactions
 from tacita.data.file_errors import quote_value
 from tacita.data.interaction_table import Interactions
-from tacita.data.roles import RequestedColumns, check_roles
-from tacita.data.table_files import check_table, make_raw_table
+from tacita.data.roles import RequestedColumns, normalise_roles
+from tacita.data.table_files import make_raw_table, require_usable_table
 from tacita.data.values import FileHints
 
 Frame = pl.DataFrame
@@ -46,7 +46,7 @@ def to_pandas(frame: Frame) -> Any:
 # On the way in
 
 
-def to_frame(source: Any) -> Frame | None:
+def convert_to_frame_or_none(source: Any) -> Frame | None:
     """A table of polars, pandas or Arrow, or a dict of columns, as a frame; None: it is something else."""
     if isinstance(source, pl.DataFrame):
         return source
@@ -115,11 +115,11 @@ def read_frame(
     drop_missing: bool = False,
 ) -> Interactions:
     """Interactions of a table in memory: columns are found as in a file."""
-    hints = FileHints(check_roles(columns), date_format, decimal, drop_missing)
+    hints = FileHints(normalise_roles(columns), date_format, decimal, drop_missing)
     if not frame.height:
         raise TacitaError(f"{IN_MEMORY_PATH} has no rows; give one that has interactions in it.")
     raw_table = make_raw_table(IN_MEMORY_PATH, "in memory", frame, hints)
-    raw_table = check_table(raw_table)
+    raw_table = require_usable_table(raw_table)
     table = make_interactions("table", raw_table)
     return replace(table, items_from=None, item_file=None)  # no file next to it describes its items
 
@@ -128,7 +128,7 @@ def to_raw_ids(source: Any, role: str = "user") -> list[str]:
     """Raw ids as text: of one id, of a list, array or column of them, or of the column of a table that has the role."""
     is_table = isinstance(source, pl.DataFrame | pl.LazyFrame | Mapping)
     if is_table or is_pandas(source):
-        frame = to_frame(source)
+        frame = convert_to_frame_or_none(source)
         if frame is None or role not in frame.columns:
             raise TacitaError(f"a table of {role}s needs a column '{role}'; rename one, or give the column alone.")
         source = frame[role]
@@ -183,12 +183,12 @@ def to_integer_column(values: Sequence[int | None]) -> pl.Series:
     return pl.Series(values, dtype=pl.Int64)
 
 
-def number_column(values: Sequence[float | None]) -> pl.Series:
+def to_number_column(values: Sequence[float | None]) -> pl.Series:
     """Numbers, some of which may be missing."""
     return pl.Series(values, dtype=pl.Float64)
 
 
-def check_ending(path: Path) -> None:
+def check_table_ending(path: Path) -> None:
     """Refuse a file for a table of an unknown kind, before anything is computed."""
     if path.suffix.lower() not in ENDINGS:
         raise TacitaError(f"cannot write {path}: a table goes to a .parquet or a .csv file; choose one of these.")
@@ -207,7 +207,7 @@ def has_formula_text(frame: Frame) -> bool:
 
 def write_frame(frame: Frame, path: Path) -> None:
     """A table as Parquet or CSV, by the ending of the file: whole or not at all."""
-    check_ending(path)
+    check_table_ending(path)
     if path.suffix.lower() == ".csv":
         text = frame.write_csv()
         write_bytes(path, text.encode())

@@ -40,7 +40,7 @@ class Interactions:
     catalogue: str = ""  # digest of the public list of items that `item_ids` is; empty: they are those of the rows
 
 
-def describe(table: Interactions) -> dict[str, object]:
+def describe_interactions(table: Interactions) -> dict[str, object]:
     """Counts that characterise the data; repeated pairs are rows beyond the first of a pair."""
     rows = len(table.user)
     users = len(table.user_ids)
@@ -55,9 +55,9 @@ def describe(table: Interactions) -> dict[str, object]:
     dates = None
     if time is not None:
         time_range = (int(time.min()), int(time.max()))
-        dates = _format_dates(time, table.time_unit)
+        dates = _format_date_range(time, table.time_unit)
     notes = list(table.notes)
-    unrated = describe_ratings(table)
+    unrated = warn_of_unfiltered_ratings(table)
     if unrated:
         notes.append(unrated)
     repeated = describe_repeats(table)
@@ -84,7 +84,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SECONDS_PER_UNIT = {"d": 86_400.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
-def _format_dates(time: Longs, unit: str) -> tuple[str, str] | None:
+def _format_date_range(time: Longs, unit: str) -> tuple[str, str] | None:
     """The first and the last time as dates, where the numbers are times since 1970 in some unit."""
     known_unit = unit or guess_time_unit(time)
     if known_unit is None:
@@ -155,7 +155,7 @@ def _count_rows(n_rows: int) -> str:
     return "1 row" if n_rows == 1 else f"{n_rows:,} rows"
 
 
-def describe_ratings(table: Interactions) -> str | None:
+def warn_of_unfiltered_ratings(table: Interactions) -> str | None:
     """A warning where ratings differ and no least rating is set."""
     if table.rating is None or not len(table.rating):
         return None

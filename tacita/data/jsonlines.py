@@ -25,10 +25,10 @@ def read_json_lines(path: Path, data: bytes) -> pl.DataFrame:
     try:
         return pl.read_ndjson(data, infer_schema_length=None)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException):
-        raise _find_error(path, data) from None
+        raise _find_json_error(path, data) from None
 
 
-def _find_error(path: Path, data: bytes) -> Exception:
+def _find_json_error(path: Path, data: bytes) -> Exception:
     """The first line that is no object; else some column changes its type."""
     for number, line in enumerate(data.splitlines(), 1):
         if not line.strip():

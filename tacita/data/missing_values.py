@@ -53,19 +53,19 @@ def _mark_missing(values: pl.Series, is_id: bool) -> pl.Series:
     return is_missing
 
 
-def resolve_missing(table: RawTable) -> RawTable:
+def drop_or_refuse_missing(table: RawTable) -> RawTable:
     """The table without rows that lack a value, where the caller asked for it; several kinds are refused together."""
     problems = find_missing(table)
     if not problems:
         return table
     if table.hints.drop_missing:
-        return _drop_rows(table, problems)
+        return _drop_missing_rows(table, problems)
     if len(problems) == 1:
         return table  # the sentence on that column names its first row
     raise _missing_error(table, problems)
 
 
-def _drop_rows(table: RawTable, problems: list[MissingValues]) -> RawTable:
+def _drop_missing_rows(table: RawTable, problems: list[MissingValues]) -> RawTable:
     is_dropped = pl.zeros(table.frame.height, dtype=pl.Boolean, eager=True)
     counts = []
     for problem in problems:

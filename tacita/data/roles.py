@@ -35,7 +35,7 @@ _SYNONYMS = {"time": "timestamp", "part": "split"}
 _ALIASES = {role: words.split() for role, words in _WORDS.items()}
 
 
-def check_roles(columns: RequestedColumns) -> dict[str, str]:
+def normalise_roles(columns: RequestedColumns) -> dict[str, str]:
     """The requested roles, each by its one name."""
     roles: dict[str, str] = {}
     for requested, name in columns.items():
@@ -49,7 +49,7 @@ def check_roles(columns: RequestedColumns) -> dict[str, str]:
     return roles
 
 
-def rank_name(name: str, role: str) -> int | None:
+def rank_column_name(name: str, role: str) -> int | None:
     """How well a column name fits a role, 0 best, None not at all."""
     aliases = _ALIASES[role]
     plain = _normalise_name(name)
@@ -61,7 +61,7 @@ def rank_name(name: str, role: str) -> int | None:
     return None
 
 
-def is_position(name: str) -> bool:
+def is_sequence_position(name: str) -> bool:
     """Whether a time column counts the places in each user's own sequence."""
     return _normalise_name(name) == "position"
 
@@ -71,7 +71,7 @@ def _normalise_name(name: str) -> str:
     return "".join(letter for letter in base if letter.isalnum())
 
 
-def number_columns(n: int) -> tuple[str, ...]:
+def name_columns_by_number(n: int) -> tuple[str, ...]:
     """The names of columns that have none."""
     return tuple(str(place) for place in range(1, n + 1))
 
@@ -80,7 +80,7 @@ def has_header(rows: Sequence[Sequence[str]], columns: RequestedColumns) -> bool
     """Whether the first row names columns: by known or wanted names, or by having no number and no date."""
     first = [name.strip() for name in rows[0]]
     for role in ("user", "item", "title"):
-        ranks = [rank_name(name, role) for name in first]
+        ranks = [rank_column_name(name, role) for name in first]
         if any(rank is not None for rank in ranks):
             return True
     wanted = set(columns.values())
@@ -88,13 +88,13 @@ def has_header(rows: Sequence[Sequence[str]], columns: RequestedColumns) -> bool
         return True
     if any(_guess_role([field]) for field in first):
         return False
-    numbers = number_columns(len(first))
+    numbers = name_columns_by_number(len(first))
     return not wanted & set(numbers)
 
 
 def find_roles_by_name(path: Path, names: Names, columns: RequestedColumns) -> RolePlaces:
     """The place of each role's column: as requested, else by its name."""
-    roles = _find_requested(path, names, columns)
+    roles = _find_requested_columns(path, names, columns)
     for role in _ALIASES:
         if role in columns:
             continue
@@ -103,7 +103,7 @@ def find_roles_by_name(path: Path, names: Names, columns: RequestedColumns) -> R
         place = _find_best_name(names, role, roles)
         if place is not None:
             roles[role] = place
-    _refuse_twins(path, names, roles, columns)
+    _refuse_duplicate_names(path, names, roles, columns)
     return _require_user_and_item(path, names, roles)
 
 
@@ -113,7 +113,7 @@ def _find_best_name(names: Names, role: str, roles: RolePlaces) -> int | None:
     for place, name in enumerate(names):
         if place in roles.values():
             continue
-        rank = rank_name(name, role)
+        rank = rank_column_name(name, role)
         if rank is not None:
             candidates.append((rank, place))
     if not candidates:
@@ -122,7 +122,7 @@ def _find_best_name(names: Names, role: str, roles: RolePlaces) -> int | None:
     return best
 
 
-def _refuse_twins(path: Path, names: Names, roles: RolePlaces, columns: RequestedColumns) -> None:
+def _refuse_duplicate_names(path: Path, names: Names, roles: RolePlaces, columns: RequestedColumns) -> None:
     """Two columns of one name cannot be told apart, unless the caller chose one by its number."""
     for role, at in roles.items():
         name = names[at]
@@ -143,8 +143,8 @@ def _refuse_twins(path: Path, names: Names, roles: RolePlaces, columns: Requeste
 
 def find_roles_by_place(path: Path, rows: Sequence[Sequence[str]], columns: RequestedColumns) -> RolePlaces:
     """Roles without a header: user, item, rating, timestamp as in MovieLens, as far as the values allow."""
-    names = number_columns(len(rows[0]))
-    roles = _find_requested(path, names, columns)
+    names = name_columns_by_number(len(rows[0]))
+    roles = _find_requested_columns(path, names, columns)
 
     def assign(role: str, place: int) -> None:
         is_decided = role in columns or role in roles
@@ -183,7 +183,7 @@ def _guess_role(values: Sequence[str]) -> str | None:
     return None
 
 
-def _find_requested(path: Path, names: Names, columns: RequestedColumns) -> RolePlaces:
+def _find_requested_columns(path: Path, names: Names, columns: RequestedColumns) -> RolePlaces:
     """The places of the columns that the caller names; '-' means none, a number counts from 1."""
     roles: RolePlaces = {}
     for role, name in columns.items():
@@ -201,7 +201,7 @@ def _find_requested(path: Path, names: Names, columns: RequestedColumns) -> Role
 def find_column(path: Path, role: str, name: str, names: Names) -> int:
     """The place of a column: by its name, its name without the RecBole type, or its number."""
     plain_names = [known.split(":")[0] for known in names]
-    numbers = number_columns(len(names))
+    numbers = name_columns_by_number(len(names))
     for known_names in (names, plain_names, numbers):
         if name in known_names:
             return known_names.index(name)

@@ -19,7 +19,7 @@ from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.types import BlockStream, Doubles, Floats, Keys, Longs, Ragged
 from tacita.data.features import load_stream_features
-from tacita.kernels.hashing import choose_distinct, hash_owners, uniforms
+from tacita.kernels.hashing import choose_distinct, draw_uniforms, hash_owners
 
 SKEW_ALPHAS = {"low": 10.0, "medium": 1.0, "high": 0.1}
 CLUSTERS = 18  # as many as MovieLens has genres
@@ -52,8 +52,8 @@ def assign_silos(stream: BlockStream, silos: int, skew: str | float, draws: Draw
     except TacitaError:
         label = label_by_cluster(lists, stream.n_items, draws)
         by = "clusters"
-    silo = spread_users(label, silos, alpha, stream.user_keys, draws)
-    divergence = measure_divergence(label, silo)
+    silo = assign_users_to_silos(label, silos, alpha, stream.user_keys, draws)
+    divergence = measure_label_divergence(label, silo)
     return SiloAssignment(silo, label, by, divergence)
 
 
@@ -146,7 +146,7 @@ def _project_users(lists: Ragged, n_items: int, k: int, draws: Draws) -> Doubles
 def _draw_uniforms(key: np.uint64, n: int) -> Floats:
     """Uniform numbers that belong to no user."""
     owner = np.zeros(1, np.uint64)
-    rows = uniforms(key, owner, n)
+    rows = draw_uniforms(key, owner, n)
     return np.asarray(rows[0])
 
 
@@ -154,7 +154,7 @@ def draw_label_shares(silos: int, n_labels: int, alpha: float, draws: Draws) -> 
     """A draw from a Dirichlet distribution for every silo: gamma variables, by the inverse of their distribution."""
     silo_numbers = np.arange(silos, dtype=np.uint64)
     key = draws.public("silo-shares")
-    quantiles = uniforms(key, silo_numbers, n_labels)
+    quantiles = draw_uniforms(key, silo_numbers, n_labels)
     quantiles = quantiles.astype(np.float64)
     margin = 2.0**-25
     quantiles = np.clip(quantiles, margin, 1 - margin)
@@ -163,7 +163,7 @@ def draw_label_shares(silos: int, n_labels: int, alpha: float, draws: Draws) -> 
     return np.asarray(shares)
 
 
-def spread_users(label: Longs, silos: int, alpha: float, user_keys: Keys, draws: Draws) -> Longs:
+def assign_users_to_silos(label: Longs, silos: int, alpha: float, user_keys: Keys, draws: Draws) -> Longs:
     """Silos take a user each in turn: a label by the silo's shares among those left, then any user who has it."""
     n_users = len(label)
     n_labels = int(label.max(initial=0)) + 1
@@ -206,7 +206,7 @@ def _pick_label(shares: Doubles, remaining: Longs, pick: float) -> int:
     return int(last)
 
 
-def measure_divergence(label: Longs, silo: Longs) -> float:
+def measure_label_divergence(label: Longs, silo: Longs) -> float:
     """How far a silo's labels are from all labels: Jensen-Shannon divergence in bits, the mean over silos."""
     n_silos = int(silo.max(initial=0)) + 1
     n_labels = int(label.max(initial=0)) + 1

@@ -15,12 +15,12 @@ import polars as pl
 from tacita.core.errors import TacitaError
 from tacita.core.files import write_bytes
 from tacita.data.columns import make_interactions
-from tacita.data.datasets import DATASETS, DatasetInfo, cache_dir, fetch, find_verified_file
+from tacita.data.datasets import DATASETS, DatasetInfo, cache_dir, fetch_dataset_folder, find_verified_file
 from tacita.data.file_errors import file_error, unreadable_error
 from tacita.data.frames import IN_MEMORY
-from tacita.data.interaction_table import Interactions, compute_fingerprint, describe, number_by_appearance
-from tacita.data.roles import check_roles
-from tacita.data.synthetic import generate_synthetic, parse_options
+from tacita.data.interaction_table import Interactions, compute_fingerprint, describe_interactions, number_by_appearance
+from tacita.data.roles import normalise_roles
+from tacita.data.synthetic import generate_synthetic, parse_synthetic_options
 from tacita.data.table_files import find_main_file, read_table
 from tacita.data.values import FileHints
 
@@ -29,16 +29,16 @@ __all__ = [
     "DatasetInfo",
     "Interactions",
     "cache_dir",
-    "count_enrolled",
-    "describe",
-    "fetch",
+    "describe_interactions",
+    "fetch_dataset_folder",
+    "find_published_user_count",
     "is_synthetic",
-    "load",
+    "load_interactions",
     "save_csv",
 ]
 
 
-def load(
+def load_interactions(
     source: str,
     *,
     data_dir: Path | None = None,
@@ -63,21 +63,21 @@ def load(
         return _load_synthetic(source)
     if source in DATASETS:
         path = find_verified_file(source, data_dir)
-        table = _load_path(path, source, FileHints())
+        table = _load_file_or_folder(path, source, FileHints())
         if source == "ml-100k":
             table = _sort_by_time(table, path)
         return table
     path = Path(source)
-    if not source or not _exists(path):
+    if not source or not _path_exists(path):
         raise _unknown_source_error(source)
-    roles = check_roles(columns or {})
-    return _load_path(path, _strip_suffixes(path), FileHints(roles, date_format, decimal, drop_missing))
+    roles = normalise_roles(columns or {})
+    return _load_file_or_folder(path, _strip_suffixes(path), FileHints(roles, date_format, decimal, drop_missing))
 
 
-def count_enrolled(source: str, table: Interactions) -> int | None:
+def find_published_user_count(source: str, table: Interactions) -> int | None:
     """How many people a source publishes, with data or without; None: a file says only who has data."""
     if is_synthetic(source):
-        return parse_options(source).users
+        return parse_synthetic_options(source).users
     if source in DATASETS:
         return len(table.user_ids)
     return None
@@ -109,7 +109,7 @@ def save_csv(table: Interactions, out: Path) -> None:
     write_bytes(out, text.encode())
 
 
-def _load_path(path: Path, name: str, hints: FileHints) -> Interactions:
+def _load_file_or_folder(path: Path, name: str, hints: FileHints) -> Interactions:
     """Interactions of a file, or of the one table in a folder."""
     try:
         file = find_main_file(path) if path.is_dir() else path
@@ -173,7 +173,7 @@ def _sort_by_time(table: Interactions, path: Path) -> Interactions:
     )
 
 
-def _exists(path: Path) -> bool:
+def _path_exists(path: Path) -> bool:
     """Whether the path exists; a name that no file can have does not."""
     try:
         return path.exists()

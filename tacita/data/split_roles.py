@@ -47,18 +47,18 @@ class Shuffle(NamedTuple):
     draws: Draws
     repeats: str
 
-    def order(self, user: Ints, item: Ints, block: int) -> Longs:
+    def draw_order(self, user: Ints, item: Ints, block: int) -> Longs:
         items_key = self.draws.public("split-items")
         item_hash = hash_owners(items_key, self.item_keys)
         user_key = self.keys[user]
         mixed = user_key ^ item_hash[item]
         if self.repeats == "keep":
-            mixed = self._separate_repeats(mixed, user, item)
+            mixed = self._rekey_repeats(mixed, user, item)
         block_key = self.draws.public("split", block)
         chance = hash_owners(block_key, mixed)
         return np.argsort(chance, kind="stable")
 
-    def _separate_repeats(self, mixed: Keys, user: Ints, item: Ints) -> Keys:
+    def _rekey_repeats(self, mixed: Keys, user: Ints, item: Ints) -> Keys:
         """Give each further row of a pair a key of its own."""
         pairs = number_pairs(user, item)
         _, places = np.unique(pairs, return_inverse=True)
@@ -71,20 +71,20 @@ class Shuffle(NamedTuple):
         return np.where(repeat > 0, separated, mixed)
 
 
-def make_inner_roles(config: SplitConfig, shuffle: Shuffle) -> AssignRoles:
+def make_block_role_assigner(config: SplitConfig, shuffle: Shuffle) -> AssignRoles:
     """The roles in time blocks: block 0 at random, later ones as the config says."""
 
     def assign_roles(block: int, user: Ints, item: Ints, rows: Longs) -> AnyArray:
         if block == 0 or config.inner == "random":
-            order = shuffle.order(user, item, block)
+            order = shuffle.draw_order(user, item, block)
         else:
             order = np.arange(len(user))
-        return _assign_inner_roles(user, order)
+        return _assign_block_roles(user, order)
 
     return assign_roles
 
 
-def _assign_inner_roles(user: Ints, order: Longs) -> AnyArray:
+def _assign_block_roles(user: Ints, order: Longs) -> AnyArray:
     """F3CRec: per user the last ceil(n/10) are test, ceil of a ninth of the rest validation; below 3 all train."""
     n = np.bincount(user)[user]
     n_test = -(-n // 10)
@@ -92,11 +92,11 @@ def _assign_inner_roles(user: Ints, order: Longs) -> AnyArray:
     n_valid = -(-n_other // 9)
     n_train = n_other - n_valid
     rank = rank_in_user(user, order)
-    role = _cut_by_rank(rank, n_train, n_other)
+    role = _assign_roles_by_rank(rank, n_train, n_other)
     return np.where(n < 3, TRAIN, role)
 
 
-def _cut_by_rank(rank: Longs, first_valid: AnyArray | int, first_test: AnyArray | int) -> AnyArray:
+def _assign_roles_by_rank(rank: Longs, first_valid: AnyArray | int, first_test: AnyArray | int) -> AnyArray:
     """Training rows come first, then validation rows, then test rows."""
     is_valid = rank >= first_valid
     is_test = rank >= first_test
@@ -104,7 +104,7 @@ def _cut_by_rank(rank: Longs, first_valid: AnyArray | int, first_test: AnyArray 
     return np.where(is_test, TEST, train_or_valid)
 
 
-def make_single_roles(kind: str, table: Interactions, config: SplitConfig, shuffle: Shuffle) -> AssignRoles:
+def make_single_split_assigner(kind: str, table: Interactions, config: SplitConfig, shuffle: Shuffle) -> AssignRoles:
     """The roles of leave-one-out and random splits."""
     leaves_out = kind in ("leave-one-out", "leave-some-out")
     takes_last = leaves_out and config.held_out == "last"
@@ -115,7 +115,7 @@ def make_single_roles(kind: str, table: Interactions, config: SplitConfig, shuff
         if takes_last:
             order = np.arange(len(user))
         else:
-            order = shuffle.order(user, item, block)
+            order = shuffle.draw_order(user, item, block)
         if kind == "global-random":
             return _assign_global_roles(order)
         if kind == "leave-some-out":
@@ -130,7 +130,7 @@ def _assign_global_roles(order: Longs) -> AnyArray:
     place = np.argsort(order)
     first_valid = int(0.8 * len(order))
     first_test = int(0.9 * len(order))
-    return _cut_by_rank(place, first_valid, first_test)
+    return _assign_roles_by_rank(place, first_valid, first_test)
 
 
 def _assign_some_out_roles(user: Ints, order: Longs, config: SplitConfig) -> AnyArray:
@@ -138,8 +138,8 @@ def _assign_some_out_roles(user: Ints, order: Longs, config: SplitConfig) -> Any
     rank = rank_in_user(user, order)
     n = np.bincount(user)[user]
     n_other = n - config.held_items
-    n_train = n_other - _take_tenth(n_other)
-    role = _cut_by_rank(rank, n_train, n_other)
+    n_train = n_other - _count_tenth(n_other)
+    role = _assign_roles_by_rank(rank, n_train, n_other)
     has_few = n < config.least_items
     has_few |= n_other < 2
     return np.where(has_few, TRAIN, role)
@@ -152,20 +152,20 @@ def _assign_share_roles(user: Ints, order: Longs, kind: str) -> AnyArray:
     if kind == "leave-one-out":
         share = np.ones_like(n)
     else:
-        share = _take_tenth(n)
+        share = _count_tenth(n)
     n_train = n - 2 * share
-    role = _cut_by_rank(rank, n_train, n - share)
+    role = _assign_roles_by_rank(rank, n_train, n - share)
     return np.where(n < 3, TRAIN, role)
 
 
-def _take_tenth(n: Longs) -> Longs:
+def _count_tenth(n: Longs) -> Longs:
     """A tenth, rounded, at least one."""
     tenth = np.rint(0.1 * n)
     whole_tenth = tenth.astype(np.int64)
     return np.asarray(np.maximum(1, whole_tenth))
 
 
-def use_source_roles(table: Interactions, rows: Longs, config: SplitConfig, shuffle: Shuffle) -> AssignRoles:
+def make_source_role_assigner(table: Interactions, rows: Longs, config: SplitConfig, shuffle: Shuffle) -> AssignRoles:
     """Roles as the source has them; a tenth of the training rows may be lent for validation."""
     assert table.split is not None
     source_role = table.split[rows]
@@ -182,8 +182,8 @@ def use_source_roles(table: Interactions, rows: Longs, config: SplitConfig, shuf
         places = cuts[block] + rows
         role = source_role[places]
         if lends:
-            order = shuffle.order(user, item, block)
-            lent_role = _lend_validation(role, user, order)
+            order = shuffle.draw_order(user, item, block)
+            lent_role = _move_tenth_to_validation(role, user, order)
             role = np.where(validates[user], role, lent_role)
         return role
 
@@ -207,7 +207,7 @@ def find_source_cuts(table: Interactions, rows: Longs) -> list[int]:
     return [0, *ends.tolist()]
 
 
-def _lend_validation(role: AnyArray, user: Ints, order: Longs) -> AnyArray:
+def _move_tenth_to_validation(role: AnyArray, user: Ints, order: Longs) -> AnyArray:
     """A random tenth of each user's training rows becomes validation."""
     role = role.copy()
     train = np.flatnonzero(role == TRAIN)

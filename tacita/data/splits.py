@@ -24,13 +24,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tacita.core.config import SplitConfig, find_later_defaults
+from tacita.core.config import SplitConfig, find_unchanged_later_settings
 from tacita.core.draws import Draws, derive_keys
 from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Arrays, Block, BlockStream, Bools, Doubles, Ints, Keys, Longs, Ragged
-from tacita.data.block_cuts import PER_PERSON_NOTE, assign_blocks, cuts_by_count, find_quantile_cuts
-from tacita.data.filters import filter_rows, list_removals
-from tacita.data.interaction_table import describe_ratings, describe_repeats
+from tacita.data.block_cuts import PER_PERSON_NOTE, assign_blocks, cuts_by_row_quantiles, find_quantile_cuts
+from tacita.data.filters import filter_rows, list_filter_effects
+from tacita.data.interaction_table import describe_repeats, warn_of_unfiltered_ratings
 from tacita.data.sources import Interactions
 from tacita.data.split_roles import (
     TEST,
@@ -39,10 +39,10 @@ from tacita.data.split_roles import (
     AssignRoles,
     Shuffle,
     find_source_cuts,
-    make_inner_roles,
-    make_single_roles,
+    make_block_role_assigner,
+    make_single_split_assigner,
+    make_source_role_assigner,
     number_pairs,
-    use_source_roles,
 )
 from tacita.kernels.hashing import hash_owners
 
@@ -51,7 +51,7 @@ _DEFAULT_K_CORE = {"lastfm-2k": 5, "ml-100k": 10, "ml-latest-small": 10, "hetrec
 
 def resolve_split(table: Interactions, config: SplitConfig) -> SplitConfig:
     """The same settings with what depends on the data decided: the kind, and the filter of named data."""
-    kind = _choose_kind(table, config)
+    kind = _choose_split_kind(table, config)
     core = config.k_core
     if core is None:
         core = 0
@@ -86,13 +86,13 @@ def split(table: Interactions, config: SplitConfig, draws: Draws | None = None) 
     user_keys = derive_keys(user_ids)
     item_keys = derive_keys(item_ids)
     shuffle = Shuffle(user_keys, item_keys, draws, config.repeats)
-    assign_roles = _plan_roles(table, rows, config, shuffle)
+    assign_roles = _choose_role_assigner(table, rows, config, shuffle)
     columns = _list_extra_columns(table)
     interactions = _InteractionRows(user, item, rows, columns)
     n_listed = n_items if table.catalogue else 0
     blocks = _make_blocks(interactions, cuts, assign_roles, config.repeats, n_listed)
     reason = _describe_deduplication(config)
-    n_entries = _count_entries(blocks)
+    n_entries = _count_block_entries(blocks)
     n_present = len(np.unique(item))
     sizes.append((reason, (n_entries, n_users, n_present)))
     low_rated = None
@@ -108,8 +108,8 @@ def split(table: Interactions, config: SplitConfig, draws: Draws | None = None) 
         titles=table.titles,
         fingerprint=_compute_split_fingerprint(table, config),
         source=table.fingerprint,
-        removed=list_removals(sizes),
-        notes=_collect_notes(table, config),
+        removed=list_filter_effects(sizes),
+        notes=_collect_split_notes(table, config),
         items_from=table.items_from,
         low_rated=low_rated,
     )
@@ -123,7 +123,7 @@ def _describe_deduplication(config: SplitConfig) -> str:
     return f"one row per pair in a {unit} (split.repeats)"
 
 
-def _count_entries(blocks: tuple[Block, ...]) -> int:
+def _count_block_entries(blocks: tuple[Block, ...]) -> int:
     total = 0
     for block in blocks:
         total += len(block.train.ids)
@@ -134,7 +134,7 @@ def _count_entries(blocks: tuple[Block, ...]) -> int:
 
 def _compute_split_fingerprint(table: Interactions, config: SplitConfig) -> str:
     """A hash of the data and of the settings; settings that came later count only where they are not the default."""
-    excluded = find_later_defaults(config, "split.")
+    excluded = find_unchanged_later_settings(config, "split.")
     excluded["kind"] = True
     excluded["k_core"] = True
     settings = config.model_dump_json(exclude=excluded)
@@ -146,7 +146,7 @@ def _compute_split_fingerprint(table: Interactions, config: SplitConfig) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _collect_notes(table: Interactions, config: SplitConfig) -> tuple[str, ...]:
+def _collect_split_notes(table: Interactions, config: SplitConfig) -> tuple[str, ...]:
     notes = []
     if table.columns:
         notes.append(table.format_note)
@@ -154,7 +154,7 @@ def _collect_notes(table: Interactions, config: SplitConfig) -> tuple[str, ...]:
     if config.kind == "blocks" and config.borders == "person":
         notes.append(PER_PERSON_NOTE)
     if config.min_rating is None:
-        unrated = describe_ratings(table)
+        unrated = warn_of_unfiltered_ratings(table)
         if unrated:
             notes.append(unrated)
     if config.repeats == "once":
@@ -166,11 +166,11 @@ def _collect_notes(table: Interactions, config: SplitConfig) -> tuple[str, ...]:
 
 def _collect_low_rated(table: Interactions, rows: Longs, user: Ints, item: Ints) -> Ragged:
     """The rows below the least rating, of users and items that remain."""
-    user_number = _map_codes(table.user[rows], user, len(table.user_ids))
+    user_number = _build_number_lookup(table.user[rows], user, len(table.user_ids))
     if table.catalogue:
         item_number = np.arange(len(table.item_ids), dtype=np.int32)
     else:
-        item_number = _map_codes(table.item[rows], item, len(table.item_ids))
+        item_number = _build_number_lookup(table.item[rows], item, len(table.item_ids))
     is_removed = np.ones(len(table.user), bool)
     is_removed[rows] = False
     removed_user = user_number[table.user[is_removed]]
@@ -182,7 +182,7 @@ def _collect_low_rated(table: Interactions, rows: Longs, user: Ints, item: Ints)
     return Ragged.from_pairs(known_user, known_item, last_user + 1)
 
 
-def _map_codes(codes: Ints, numbers: Ints, n_codes: int) -> Ints:
+def _build_number_lookup(codes: Ints, numbers: Ints, n_codes: int) -> Ints:
     """The number of each code, -1 where it has none."""
     number = np.full(n_codes, -1, np.int32)
     number[codes] = numbers
@@ -192,7 +192,7 @@ def _map_codes(codes: Ints, numbers: Ints, n_codes: int) -> Ints:
 # Order
 
 
-def _choose_kind(table: Interactions, config: SplitConfig) -> str:
+def _choose_split_kind(table: Interactions, config: SplitConfig) -> str:
     if config.kind == "given" and table.split is None:
         raise TacitaError(
             f"{table.name} ships no split; use split.kind = 'random', or say which column holds train, valid or "
@@ -220,7 +220,7 @@ def order_rows(table: Interactions, rows: Longs, config: SplitConfig, draws: Dra
         return rows, find_source_cuts(table, rows)
     if config.kind != "blocks":
         return rows, [0, len(rows)]
-    if cuts_by_count(config):
+    if cuts_by_row_quantiles(config):
         return rows, find_quantile_cuts(len(rows), config)
     assigned = assign_blocks(table, rows, config)
     ends = np.cumsum(np.bincount(assigned))
@@ -289,13 +289,13 @@ def _number_by_appearance(codes: Ints, names: tuple[str, ...]) -> tuple[Ints, tu
 # Cut
 
 
-def _plan_roles(table: Interactions, rows: Longs, config: SplitConfig, shuffle: Shuffle) -> AssignRoles:
+def _choose_role_assigner(table: Interactions, rows: Longs, config: SplitConfig, shuffle: Shuffle) -> AssignRoles:
     """What decides the role of each of the ordered rows."""
     if config.kind == "blocks":
-        return make_inner_roles(config, shuffle)
+        return make_block_role_assigner(config, shuffle)
     if config.kind == "given":
-        return use_source_roles(table, rows, config, shuffle)
-    return make_single_roles(config.kind, table, config, shuffle)
+        return make_source_role_assigner(table, rows, config, shuffle)
+    return make_single_split_assigner(config.kind, table, config, shuffle)
 
 
 class _InteractionRows(NamedTuple):
@@ -328,7 +328,7 @@ def _list_extra_columns(table: Interactions) -> Arrays:
     return columns
 
 
-def _mark_first(pair: Longs) -> Bools:
+def _mark_first_of_pair(pair: Longs) -> Bools:
     """Marks the first row of every pair."""
     _, first = np.unique(pair, return_index=True)
     is_first = np.zeros(len(pair), bool)
@@ -362,7 +362,7 @@ def _make_block(
     """One block of ordered rows; a pair is never twice in the same role."""
     pair = number_pairs(interactions.user, interactions.item)
     if repeats == "once":
-        rows = np.flatnonzero(_mark_first(pair))
+        rows = np.flatnonzero(_mark_first_of_pair(pair))
     else:
         rows = np.arange(len(pair))
     user = interactions.user[rows]
@@ -396,7 +396,7 @@ def _mark_first_in_role(pair: Longs, role: AnyArray) -> Bools:
     is_first = np.zeros(len(pair), bool)
     for wanted_role in (TRAIN, VALID, TEST):
         rows = np.flatnonzero(role == wanted_role)
-        first_rows = rows[_mark_first(pair[rows])]
+        first_rows = rows[_mark_first_of_pair(pair[rows])]
         is_first[first_rows] = True
     return is_first
 
@@ -432,7 +432,7 @@ def split_collected_rows(
     if not np.isnan(rows.rating).any():
         columns["rating"] = rows.rating.astype(np.float32)
     shuffle = Shuffle(keys, item_keys, draws, config.repeats)
-    assign_roles = make_inner_roles(config, shuffle)
+    assign_roles = make_block_role_assigner(config, shuffle)
     n_items = len(item_keys)
     interactions = _InteractionRows(user[order], item[order], order, columns)
     return _make_block(index, interactions, new, n_items, assign_roles, config.repeats)

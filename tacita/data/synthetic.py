@@ -51,7 +51,7 @@ class SyntheticOptions:
 
 def generate_synthetic(spec: str) -> SyntheticRows:
     """The interactions described by `users=2000,items=500,...`; a leading `synthetic:` is allowed."""
-    options = parse_options(spec)
+    options = parse_synthetic_options(spec)
     if options.kind == "checkerboard":
         return generate_checkerboard(
             options.users,
@@ -59,10 +59,10 @@ def generate_synthetic(spec: str) -> SyntheticRows:
             missing=options.missing,
             seed=options.seed,
         )
-    return _generate_groups(options)
+    return _generate_grouped_users(options)
 
 
-def parse_options(spec: str) -> SyntheticOptions:
+def parse_synthetic_options(spec: str) -> SyntheticOptions:
     """The options of a spec; each value is checked on its own, then against the others."""
     kinds = {}
     for field in fields(SyntheticOptions):
@@ -150,14 +150,14 @@ def generate_checkerboard(users: int, items: int, *, missing: int = 3, seed: int
     return SyntheticRows(user[by_time], item[by_time], time[by_time])
 
 
-def _generate_groups(options: SyntheticOptions) -> SyntheticRows:
+def _generate_grouped_users(options: SyntheticOptions) -> SyntheticRows:
     """Users drawn in chunks, so that memory stays near the size of the result, then rows in time order."""
     users_per_chunk = int(CHUNK_ROWS / options.per_user)
     step = max(1, users_per_chunk)
     chunks = []
     for first in range(0, options.users, step):
         last = min(first + step, options.users)
-        chunks.append(_draw_users(options, first, last))
+        chunks.append(_draw_interactions_of_users(options, first, last))
     users, items, seconds = zip(*chunks)
     user = np.concatenate(users)
     item = np.concatenate(items)
@@ -178,11 +178,11 @@ def _generate_groups(options: SyntheticOptions) -> SyntheticRows:
     return SyntheticRows(user[order], item[order], time)
 
 
-def _draw_users(options: SyntheticOptions, first: int, last: int) -> tuple[Ints, Ints, Ints]:
+def _draw_interactions_of_users(options: SyntheticOptions, first: int, last: int) -> tuple[Ints, Ints, Ints]:
     """User, item and second of every interaction of users first..last-1, without repeated pairs."""
     random = np.random.default_rng((options.seed, first))
     users = np.arange(first, last, dtype=np.int32)
-    counts = _draw_counts(random, options, last - first)
+    counts = _draw_interaction_counts(random, options, last - first)
     user = np.repeat(users, counts)
     number = user - first
     n_rows = len(user)
@@ -230,7 +230,7 @@ def _redraw_repeats(
         item[repeats] = redrawn
 
 
-def _draw_counts(random: np.random.Generator, options: SyntheticOptions, n: int) -> Longs:
+def _draw_interaction_counts(random: np.random.Generator, options: SyntheticOptions, n: int) -> Longs:
     """Interactions per user: a floor of up to five plus a long tail, at most half of the items."""
     least = min(5, int(options.per_user))
     more = options.per_user - least

@@ -16,10 +16,10 @@ from tacita.data.delimited_text import (
     SAMPLE_BYTES,
     SEPARATORS,
     Layout,
-    is_atomic,
+    is_recbole_header,
     iter_filled_rows,
     read_rows,
-    read_text,
+    read_text_as_utf8,
     sniff_layout,
 )
 from tacita.data.file_errors import file_error, list_names, quote_value, unreadable_error
@@ -29,10 +29,10 @@ from tacita.data.roles import (
     RolePlaces,
     find_roles_by_name,
     find_roles_by_place,
-    number_columns,
-    rank_name,
+    name_columns_by_number,
+    rank_column_name,
 )
-from tacita.data.unused_columns import inspect_columns
+from tacita.data.unused_columns import find_time_and_note_columns
 from tacita.data.values import FileHints
 
 _WELL_KNOWN = (
@@ -88,12 +88,12 @@ class RawTable:
     def describe_place(self, row: int) -> str:
         if self.layout is not None:
             with suppress(csv.Error):
-                data = read_text(self.path)
+                data = read_text_as_utf8(self.path)
                 for index, (line, _) in enumerate(iter_filled_rows(data, self.layout)):
                     if index == row:
                         return f"line {line}"
         if self.kind == JSON_LINES:
-            data = read_text(self.path)
+            data = read_text_as_utf8(self.path)
             return locate_row(data, row)
         return f"row {row + 1}"
 
@@ -125,10 +125,10 @@ def read_table(path: Path, hints: FileHints) -> RawTable:
         table = _read_parquet(path, hints)
     else:
         table = _read_text_table(path, hints)
-    return check_table(table)
+    return require_usable_table(table)
 
 
-def check_table(table: RawTable) -> RawTable:
+def require_usable_table(table: RawTable) -> RawTable:
     """The table, if it has rows and the hints fit it."""
     if not table.frame.height:
         raise file_error(table.path, "a header but no rows", "give a file that has interactions in it")
@@ -164,7 +164,7 @@ def _read_parquet(path: Path, hints: FileHints) -> RawTable:
         names = list(schema)
         roles = find_roles_by_name(path, names, hints.columns)
         sample = read(_list_free_columns(schema, roles), SAMPLE_ROWS)
-        roles, notes = inspect_columns(names, roles, hints, sample, read_column)
+        roles, notes = find_time_and_note_columns(names, roles, hints, sample, read_column)
         frame = read([names[place] for place in roles.values()])
         return _make_typed_table(path, "Parquet", frame, names, roles, hints, notes)
     except POLARS_ERRORS:
@@ -186,7 +186,7 @@ def make_raw_table(path: Path, kind: str, frame: pl.DataFrame, hints: FileHints)
     roles = find_roles_by_name(path, names, hints.columns)
     free = _list_free_columns(frame.schema, roles)
     sample = frame.select(free).head(SAMPLE_ROWS)
-    roles, notes = inspect_columns(names, roles, hints, sample, frame.get_column)
+    roles, notes = find_time_and_note_columns(names, roles, hints, sample, frame.get_column)
     return _make_typed_table(path, kind, frame, names, roles, hints, notes)
 
 
@@ -220,7 +220,7 @@ def _make_typed_table(
         names=names,
         layout=None,
         hints=hints,
-        unused=_list_unused(columns, roles),
+        unused=_list_unused_columns(columns, roles),
         notes=tuple(notes),
     )
 
@@ -235,7 +235,7 @@ def _is_usable_type(dtype: pl.DataType, role: str) -> bool:
     return role == "timestamp" or not is_span
 
 
-def _list_unused(names: Sequence[str], roles: RolePlaces) -> tuple[str, ...]:
+def _list_unused_columns(names: Sequence[str], roles: RolePlaces) -> tuple[str, ...]:
     unused = []
     for place, name in enumerate(names):
         if place not in roles.values():
@@ -247,7 +247,7 @@ def _list_unused(names: Sequence[str], roles: RolePlaces) -> tuple[str, ...]:
 
 
 def _read_text_table(path: Path, hints: FileHints) -> RawTable:
-    data = read_text(path)
+    data = read_text_as_utf8(path)
     if is_json(data):
         frame = read_json_lines(path, data)
         return make_raw_table(path, JSON_LINES, frame, hints)
@@ -264,12 +264,12 @@ def _read_delimited(path: Path, data: bytes, hints: FileHints) -> RawTable:
     rows = read_rows(path, data, layout)
     _refuse_repeated_header(path, data, rows, layout, roles)
     # Columns go by their numbers, since a name may stand twice.
-    numbers = number_columns(len(names))
-    free = _list_unused(numbers, roles)
+    numbers = name_columns_by_number(len(names))
+    free = _list_unused_columns(numbers, roles)
     sample = rows.select(free).head(SAMPLE_ROWS)
     shown_names = dict(zip(numbers, names))
     read_column = rows.get_column
-    roles, notes = inspect_columns(numbers, roles, hints, sample, read_column, shown_names)
+    roles, notes = find_time_and_note_columns(numbers, roles, hints, sample, read_column, shown_names)
     selected = []
     role_names = {}
     for role, place in roles.items():
@@ -279,18 +279,18 @@ def _read_delimited(path: Path, data: bytes, hints: FileHints) -> RawTable:
     frame = rows.select(selected)
     return RawTable(
         path=path,
-        kind=_describe_kind(layout),
+        kind=_describe_text_format(layout),
         frame=frame,
         names=role_names,
         layout=layout,
         hints=hints,
-        unused=_list_unused(names, roles),
+        unused=_list_unused_columns(names, roles),
         notes=tuple(notes),
     )
 
 
-def _describe_kind(layout: Layout) -> str:
-    if is_atomic(layout.names):
+def _describe_text_format(layout: Layout) -> str:
+    if is_recbole_header(layout.names):
         return "RecBole atomic file"
     header = "with a header" if layout.header else "without a header"
     return f"{layout.separator_name}-separated {header}"
@@ -324,7 +324,7 @@ class FileColumns(NamedTuple):
     frame: pl.DataFrame
 
 
-def read_columns(path: Path, columns: RequestedColumns) -> FileColumns:
+def read_all_columns(path: Path, columns: RequestedColumns) -> FileColumns:
     """Every column of a Parquet or text file, which may have only one."""
     if _is_parquet(path):
         try:
@@ -332,7 +332,7 @@ def read_columns(path: Path, columns: RequestedColumns) -> FileColumns:
         except POLARS_ERRORS:
             raise file_error(path, "a damaged Parquet file", "write or copy it again") from None
         return FileColumns(True, tuple(frame.columns), frame)
-    data = read_text(path)
+    data = read_text_as_utf8(path)
     if not data.strip():
         raise file_error(path, "the file is empty", "give a file with a column of ids")
     if is_json(data):
@@ -358,7 +358,7 @@ def _read_single_column(data: bytes, columns: RequestedColumns) -> FileColumns:
     lines = [line.strip() for line in text.splitlines()]
     lines = [line for line in lines if line]
     first = lines[0]
-    ranks = [rank_name(first, role) for role in ("user", "item", "title")]
+    ranks = [rank_column_name(first, role) for role in ("user", "item", "title")]
     is_known = any(rank is not None for rank in ranks)
     is_requested = first in columns.values()
     has_header = is_known or is_requested or first.lower() == "id"

@@ -20,7 +20,7 @@ _YEAR_2100 = 4_102_444_800
 _UNITS_PER_SECOND = (1, 10**3, 10**6, 10**9)
 
 
-def inspect_columns(
+def find_time_and_note_columns(
     columns: Sequence[str],
     roles: RolePlaces,
     hints: FileHints,
@@ -35,10 +35,10 @@ def inspect_columns(
     shown = {name: name for name in columns}
     shown.update(shown_names or {})
     notes = []
-    if _is_open("timestamp", roles, hints):
+    if _is_unassigned_role("timestamp", roles, hints):
         times = []
         for name in sample.columns:
-            looks_like_times = _is_time(shown[name], sample[name], hints)
+            looks_like_times = _is_time_column(shown[name], sample[name], hints)
             if looks_like_times and _has_only_times(read_column(name), hints):
                 times.append(name)
         if len(times) == 1:
@@ -48,13 +48,13 @@ def inspect_columns(
             quoted = " and ".join(quote_value(shown[name]) for name in times)
             notes.append(f"columns {quoted} look like times and none was used; choose with --columns time=NAME.")
         else:
-            notes += _note_time_columns(sample, shown)
-    if _is_open("rating", roles, hints):
-        notes += _note_rating_columns(sample, shown)
+            notes += _list_time_notes(sample, shown)
+    if _is_unassigned_role("rating", roles, hints):
+        notes += _list_rating_notes(sample, shown)
     return roles, notes
 
 
-def _is_open(role: str, roles: RolePlaces, hints: FileHints) -> bool:
+def _is_unassigned_role(role: str, roles: RolePlaces, hints: FileHints) -> bool:
     """Whether no column has a role and the caller says nothing of it."""
     return role not in roles and role not in hints.columns
 
@@ -64,7 +64,7 @@ def _has_only_times(values: pl.Series, hints: FileHints = FileHints()) -> bool: 
     return times.null_count() == 0
 
 
-def _note_rating_columns(sample: pl.DataFrame, shown: Mapping[str, str]) -> list[str]:
+def _list_rating_notes(sample: pl.DataFrame, shown: Mapping[str, str]) -> list[str]:
     notes = []
     for column in sample.columns:
         name = shown[column]
@@ -77,7 +77,7 @@ def _note_rating_columns(sample: pl.DataFrame, shown: Mapping[str, str]) -> list
     return notes
 
 
-def _is_time(name: str, values: pl.Series, hints: FileHints) -> bool:
+def _is_time_column(name: str, values: pl.Series, hints: FileHints) -> bool:
     """Whether a column is plainly the time of its rows: dates by type or look, or a time's name on a time's numbers."""
     if _NOT_OF_THE_EVENT.search(name):
         return False
@@ -85,7 +85,7 @@ def _is_time(name: str, values: pl.Series, hints: FileHints) -> bool:
         return False
     if _has_date_type(values):
         return True
-    if _is_epoch(values):
+    if _has_epoch_times(values):
         if hints.date_format is not None:
             return False
         return _TIME_NAME.search(name) is not None
@@ -102,7 +102,7 @@ def _has_date_type(values: pl.Series) -> bool:
     return isinstance(values.dtype, pl.Date | pl.Datetime)
 
 
-def _is_epoch(values: pl.Series) -> bool:
+def _has_epoch_times(values: pl.Series) -> bool:
     """Whether all values are whole numbers that are times between 1990 and 2100 in one unit."""
     is_text = values.dtype == pl.String
     if not is_text and not values.dtype.is_integer():
@@ -118,16 +118,16 @@ def _is_epoch(values: pl.Series) -> bool:
     return False
 
 
-def _note_time_columns(sample: pl.DataFrame, shown: Mapping[str, str]) -> list[str]:
+def _list_time_notes(sample: pl.DataFrame, shown: Mapping[str, str]) -> list[str]:
     notes = []
     for column in sample.columns:
-        note = _note_time_column(shown[column], sample[column])
+        note = _describe_unused_time(shown[column], sample[column])
         if note:
             notes.append(note)
     return notes
 
 
-def _note_time_column(name: str, values: pl.Series) -> str | None:
+def _describe_unused_time(name: str, values: pl.Series) -> str | None:
     """What to say of a column that may be the time and was not used."""
     filled = values.drop_nulls()
     if not len(filled):
@@ -147,7 +147,7 @@ def _note_time_column(name: str, values: pl.Series) -> str | None:
         )
     is_typed = _has_date_type(filled)
     is_named = is_known and _TIME_NAME.search(name)
-    if looks_like_dates or is_typed or is_named or _is_epoch(filled):
+    if looks_like_dates or is_typed or is_named or _has_epoch_times(filled):
         return f"column {quoted} could be the time and was not used; --columns time={name} uses it."
     return None
 

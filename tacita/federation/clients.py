@@ -15,7 +15,7 @@ from tacita.core.config import ParticipationConfig
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.files import flatten_parts, nest_parts
-from tacita.core.flat_indices import count_offsets, find_in_sorted
+from tacita.core.flat_indices import compute_offsets, find_in_sorted
 from tacita.core.types import (
     AnyArray,
     Arrays,
@@ -36,13 +36,13 @@ from tacita.round.device_state import OWN_ROWS, PARTS, DeviceState
 from tacita.round.paged_lists import PagedLists
 from tacita.round.part import Part
 from tacita.round.plan import Federation, Plan
-from tacita.round.state import initial_state
+from tacita.round.state import build_initial_state
 
 
-def grow_devices(clients: DeviceState, plan: Plan, keys: Keys) -> None:
+def grow_devices_for_block(clients: DeviceState, plan: Plan, keys: Keys) -> None:
     """A new block: room for users up to len(keys), existing rows bit for bit as they are, nobody has trained."""
     fresh = plan.backbone.init_private(plan.draws, keys[clients.n_users :])
-    part_state = {name: initial_state(specs) for name, specs in plan.state_specs(len(keys)).items()}
+    part_state = {name: build_initial_state(specs) for name, specs in plan.list_state_specs(len(keys)).items()}
     state: dict[str, AnyArray | Ragged] = {"private": np.concatenate([clients.private, fresh])}
     state |= flatten_parts(part_state, PARTS)
     state["took_part"] = np.zeros(len(keys), bool)
@@ -74,7 +74,7 @@ class Membership:
     keys: Keys  # client -> key of its random streams
     active: Longs  # clients with at least one such user, ascending
 
-    def find_clients(self, keys: Keys) -> Longs:
+    def select_clients_by_key(self, keys: Keys) -> Longs:
         """The clients that have these keys, ascending."""
         if not len(keys):
             return np.zeros(0, np.int64)
@@ -94,14 +94,14 @@ class Respondents:
     expected: float  # how many were to answer: exactly, or on average where each decides by itself
 
 
-def build_membership(
+def group_users_into_clients(
     block: Block, user_keys: Keys, silos: int, draws: Draws, among: Bools | None = None, homes: Longs | None = None
 ) -> Membership:
     """The clients of a block: of the users who have data in it, or of others; `homes`: everybody's silo."""
     is_member = block.train.counts() > 0 if among is None else among
     members = np.flatnonzero(is_member)
     if silos == 0:
-        ptr = count_offsets(is_member)
+        ptr = compute_offsets(is_member)
         users = Ragged(ptr, members.astype(np.int32))
         return Membership(users, user_keys[: block.n_users], members)
     home = assign_silos(user_keys[members], silos, draws) if homes is None else homes[members]
@@ -131,7 +131,7 @@ def equalise_silo_accounts(clients: DeviceState, plan: Plan, home: Longs) -> Non
             account[:] = most[home]
 
 
-def copy_state(clients: DeviceState, source: DeviceState, names: Iterable[str], users: AnyArray) -> None:
+def copy_user_state(clients: DeviceState, source: DeviceState, names: Iterable[str], users: AnyArray) -> None:
     """Take over what other devices keep of some users, where there is room for it."""
     for name in names:
         if name in clients.lists:
@@ -153,12 +153,12 @@ def draw_participants(members: Membership, config: ParticipationConfig, draws: D
         chosen = sample_owners(key, members.keys[active], config.rate)
         return active[chosen]
     key = draws.public("participants", block, round)
-    n_clients = int(expected_clients(active, config))
+    n_clients = int(compute_expected_clients(active, config))
     chosen = choose_distinct(key, len(active), n_clients)
     return active[np.sort(chosen)]
 
 
-def expected_clients(active: Longs, config: ParticipationConfig) -> float:
+def compute_expected_clients(active: Longs, config: ParticipationConfig) -> float:
     """How many take part: exactly, or on average where each decides by itself."""
     if config.kind == "all":
         return float(len(active))
@@ -177,7 +177,7 @@ class Cohort:
     user_keys: Keys  # of everybody
 
 
-def build_view(
+def build_cohort_view(
     clients: DeviceState, server: ServerState, block: Block, cohort: Cohort, broadcast: Broadcast
 ) -> CohortView:
     """What some clients' devices see: their own rows, and what the server sent."""
@@ -201,7 +201,7 @@ def build_view(
         heads=server.heads,
         received=broadcast.common,
         per_client=broadcast.decode_lists(lists, len(server.items)),
-        lists=clients.part_lists(users),
+        lists=clients.read_part_lists(users),
     )
 
 
@@ -212,10 +212,10 @@ def build_user_view(
     users = np.asarray(users, np.int32)
     alone = Ragged(np.arange(len(users) + 1, dtype=np.int64), users)
     cohort = Cohort(alone, keys[users], keys)
-    return build_view(clients, server, block, cohort, broadcast)
+    return build_cohort_view(clients, server, block, cohort, broadcast)
 
 
-def views_by_part(
+def iterate_views_by_part(
     federation: Federation,
     server: ServerState,
     clients: DeviceState,

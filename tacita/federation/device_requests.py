@@ -16,11 +16,11 @@ from tacita.round.request import RequestBatch
 from tacita.round.state import Role
 
 
-def apply_on_devices(
+def apply_requests_on_devices(
     clients: DeviceState, federation: Federation, server: ServerState, requests: RequestBatch
 ) -> RequestBatch:
     """Let the devices of those who ask do their part; returns the requests as they leave the devices."""
-    users, requests, unknown = _match_users(clients, federation, requests)
+    users, requests, unknown = _split_by_local_users(clients, federation, requests)
     if requests.kind == "forget":  # who names nothing asks for nothing
         has_items = np.flatnonzero(requests.items.counts() > 0)
         users = users[has_items]
@@ -32,7 +32,7 @@ def apply_on_devices(
     def view_users() -> CohortView:
         return build_user_view(clients, server, block, users, federation.stream.user_keys, Broadcast())
 
-    known_items = list_known_items(clients, federation, users, view_users())
+    known_items = list_items_known_to_server(clients, federation, users, view_users())
     for name, unlearning in federation.unlearners.items():
         if implements(unlearning, "on_device"):
             update = unlearning.on_device(view_users(), requests)
@@ -51,7 +51,7 @@ def apply_on_devices(
     return requests.concat(unknown)
 
 
-def _match_users(
+def _split_by_local_users(
     clients: DeviceState, federation: Federation, requests: RequestBatch
 ) -> tuple[Longs, RequestBatch, RequestBatch]:
     """The users who are here, what they ask for, and what others ask for."""
@@ -66,10 +66,10 @@ def _match_users(
     return users, requests.take(np.flatnonzero(is_known)), requests.take(np.flatnonzero(~is_known))
 
 
-def list_known_items(clients: DeviceState, federation: Federation, users: Longs, view: CohortView) -> Ragged:
+def list_items_known_to_server(clients: DeviceState, federation: Federation, users: Longs, view: CohortView) -> Ragged:
     """Items that the server may know to be these users': what they share, and what parts told it."""
     known_items = Ragged.empty(len(users))
-    for name in federation.names_of(Role.SHARED):
+    for name in federation.list_state_names(Role.SHARED):
         shared = clients.read_list(name, users)
         known_items = known_items.join_rows(Ragged(shared.ptr, shared.ids))
     for unlearning in federation.unlearners.values():

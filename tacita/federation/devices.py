@@ -30,29 +30,29 @@ from tacita.federation.clients import (
     Cohort,
     Membership,
     Respondents,
-    build_membership,
+    build_cohort_view,
     build_user_view,
-    build_view,
-    copy_state,
+    compute_expected_clients,
+    copy_user_state,
     draw_participants,
     empty_device_state,
     equalise_silo_accounts,
-    expected_clients,
-    grow_devices,
+    group_users_into_clients,
+    grow_devices_for_block,
+    iterate_views_by_part,
     store_part_state,
-    views_by_part,
 )
-from tacita.federation.device_requests import apply_on_devices
+from tacita.federation.device_requests import apply_requests_on_devices
 from tacita.federation.evaluation import (
     MetricSums,
     TrainedState,
-    build_mask,
-    build_rules,
+    build_evaluation_rules,
+    build_ranking_mask,
     evaluate_block,
     evaluate_devices,
-    selection_metric,
+    parse_selection_metric,
 )
-from tacita.federation.scoring import take_lists
+from tacita.federation.scoring import take_user_lists
 from tacita.messages import CohortReply, Total, Upload, make_accumulator
 from tacita.metrics import Evaluation
 from tacita.privacy.ledger import Ledger
@@ -93,7 +93,7 @@ class Devices(Protocol):
 
     def begin_block(self, federation: Federation, server: ServerState, broadcast: Broadcast) -> None: ...
 
-    def has_data(self, federation: Federation, server: ServerState) -> bool:
+    def has_training_data(self, federation: Federation, server: ServerState) -> bool:
         """Whether somebody has data to learn from in this block."""
         ...
 
@@ -116,13 +116,13 @@ class Devices(Protocol):
         """Let people's own devices do their part, where they have not done it already; what they then ask for."""
         ...
 
-    def validate(self, federation: Federation, server: ServerState, broadcast: Broadcast) -> MetricSums: ...
+    def sum_validation(self, federation: Federation, server: ServerState, broadcast: Broadcast) -> MetricSums: ...
 
-    def keep_best(self, round: int) -> None:
+    def keep_best_round(self, round: int) -> None:
         """The round that has just ended is the best of the block so far."""
         ...
 
-    def evaluate_best(
+    def evaluate_best_round(
         self, federation: Federation, server: ServerState, broadcast: Broadcast
     ) -> tuple[dict[str, Any], Evaluation | None]:
         """Test scores of the best round, and per user where that stays in one process."""
@@ -152,7 +152,7 @@ class LocalDevices:
         return None
 
     @property
-    def best(self) -> DeviceState:
+    def best_devices(self) -> DeviceState:
         """The devices as they were in the best round of the block."""
         return self.clients.snapshot
 
@@ -163,7 +163,7 @@ class LocalDevices:
         block = federation.stream.blocks[server.block]
         keys = federation.stream.user_keys
         n_known = self.clients.n_users
-        grow_devices(self.clients, federation, keys[: block.n_users])
+        grow_devices_for_block(self.clients, federation, keys[: block.n_users])
         self.equalise_silos(federation, server)
         if federation.config.train.reset_private_each_block and block.index > 0:
             returning = np.flatnonzero(block.train.counts()[:n_known] > 0)
@@ -171,7 +171,7 @@ class LocalDevices:
             self.clients.put(returning, {"private": fresh})
         users = np.flatnonzero(block.train.counts() > 0)
         starting = federation.implementing("on_block_start")
-        for part, view in views_by_part(federation, server, self.clients, broadcast, starting, users):
+        for part, view in iterate_views_by_part(federation, server, self.clients, broadcast, starting, users):
             store_part_state(self.clients, view.user, {part.name: part.on_block_start(view)})
         self.membership = None
         self.mask = None
@@ -179,12 +179,12 @@ class LocalDevices:
         self.clients.take_snapshot()
 
     def end_block(self, federation: Federation, server: ServerState, broadcast: Broadcast) -> None:
-        users = np.flatnonzero(self.best.took_part)
+        users = np.flatnonzero(self.best_devices.took_part)
         ending = federation.implementing("on_block_end")
-        for part, view in views_by_part(federation, server, self.best, broadcast, ending, users):
-            store_part_state(self.best, view.user, {part.name: part.on_block_end(view)})
+        for part, view in iterate_views_by_part(federation, server, self.best_devices, broadcast, ending, users):
+            store_part_state(self.best_devices, view.user, {part.name: part.on_block_end(view)})
         goes_on = federation.config.train.resume_from == "last"
-        self.clients = self.clients.with_parts_of(self.best) if goes_on else self.best
+        self.clients = self.clients.with_parts_of(self.best_devices) if goes_on else self.best_devices
         self.clients.take_snapshot()
 
     def equalise_silos(self, federation: Federation, server: ServerState) -> None:
@@ -192,61 +192,63 @@ class LocalDevices:
         if not federation.config.train.n_joint_silos:
             return
         everybody_here = np.ones(self.clients.n_users, bool)
-        users = self._build_membership(federation, server, everybody_here).users
+        users = self._group_users(federation, server, everybody_here).users
         home = users.rows()[np.argsort(users.ids)].astype(np.int64)
         equalise_silo_accounts(self.clients, federation, home)
 
     # who takes part
 
-    def current_membership(self, federation: Federation, server: ServerState) -> Membership:
+    def group_active_clients(self, federation: Federation, server: ServerState) -> Membership:
         if self.membership is None:
-            self.membership = self._build_membership(federation, server)
+            self.membership = self._group_users(federation, server)
         return self.membership
 
-    def _build_membership(self, federation: Federation, server: ServerState, among: Bools | None = None) -> Membership:
+    def _group_users(self, federation: Federation, server: ServerState, among: Bools | None = None) -> Membership:
         block = federation.stream.blocks[server.block]
         silos = federation.config.train.n_joint_silos
         homes = None if federation.homes is None else federation.homes.silo
-        return build_membership(block, federation.stream.user_keys, silos, federation.draws, among, homes)
+        return group_users_into_clients(block, federation.stream.user_keys, silos, federation.draws, among, homes)
 
-    def has_data(self, federation: Federation, server: ServerState) -> bool:
-        return len(self.current_membership(federation, server).active) > 0
+    def has_training_data(self, federation: Federation, server: ServerState) -> bool:
+        return len(self.group_active_clients(federation, server).active) > 0
 
-    def round_participants(self, federation: Federation, server: ServerState) -> Longs:
+    def draw_round_participants(self, federation: Federation, server: ServerState) -> Longs:
         """The clients that take part in the round."""
-        members = self.current_membership(federation, server)
+        members = self.group_active_clients(federation, server)
         participation = federation.config.train.participation
         return draw_participants(members, participation, federation.draws, server.block, server.round)
 
     def choose_clients(self, federation: Federation, server: ServerState) -> Keys:
-        return self.current_membership(federation, server).keys[self.round_participants(federation, server)]
+        return self.group_active_clients(federation, server).keys[self.draw_round_participants(federation, server)]
 
     def select_respondents(
         self, federation: Federation, server: ServerState, question: Question, chosen: Keys | None
     ) -> Respondents:
         """Whom a question goes to: those of the round, or, where a part asks, all who ever had data."""
         if question.owner is not None:
-            return self._select_from_all(federation, server, chosen)
-        members = self.current_membership(federation, server)
-        participants = self.round_participants(federation, server)
-        expected = expected_clients(members.active, federation.config.train.participation)
+            return self._select_from_all_with_data(federation, server, chosen)
+        members = self.group_active_clients(federation, server)
+        participants = self.draw_round_participants(federation, server)
+        expected = compute_expected_clients(members.active, federation.config.train.participation)
         if chosen is None:
             return Respondents(members, participants, expected)
-        clients = np.intersect1d(members.find_clients(chosen), members.active)
+        clients = np.intersect1d(members.select_clients_by_key(chosen), members.active)
         if not np.array_equal(clients, participants):
             expected = float(len(clients))
         return Respondents(members, clients, expected)
 
-    def _select_from_all(self, federation: Federation, server: ServerState, chosen: Keys | None) -> Respondents:
+    def _select_from_all_with_data(
+        self, federation: Federation, server: ServerState, chosen: Keys | None
+    ) -> Respondents:
         """All who ever had data, or some of them."""
         block = federation.stream.blocks[server.block]
-        trained = federation.stream.train_items(server.block)
+        trained = federation.stream.collect_train_items(server.block)
         had_data = np.zeros(block.n_users, bool)
         had_data[: len(trained)] = trained.counts() > 0
         if chosen is not None and not federation.config.train.silos:  # who withdrew all may still be asked for it
             had_data |= np.isin(federation.stream.user_keys[: block.n_users], chosen)
-        members = self._build_membership(federation, server, had_data)
-        clients = members.active if chosen is None else members.find_clients(chosen)
+        members = self._group_users(federation, server, had_data)
+        clients = members.active if chosen is None else members.select_clients_by_key(chosen)
         return Respondents(members, clients, float(len(clients)))
 
     # one exchange
@@ -260,7 +262,7 @@ class LocalDevices:
         chosen: Keys | None = None,
     ) -> RoundReply:
         """The answers of all who are asked, as one total; what devices keep is changed in place."""
-        encoders = federation.encoders(question)
+        encoders = federation.list_encoders(question)
         whole_table = federation.sends_whole_table(server)
         apart_fields = federation.apart_fields
         specs = federation.fields(server, question)
@@ -279,24 +281,24 @@ class LocalDevices:
             cohort = respondents.clients[start : start + federation.chunk]
             view = self._build_view(federation, server, broadcast, respondents.members, cohort)
             view = replace(view, replay=question.replay)
-            reply, upload = self._answer(federation, view, question, encoders)
+            reply, upload = self._answer_cohort(federation, view, question, encoders)
             sums.add(upload, whole_table)
             contributors += _count_contributors(upload, reply)
             for name, values in reply.notes.items():
                 notes.setdefault(name, []).append(values)
-        mean_notes = _mean_notes(notes)
-        total = sums.total()
+        mean_notes = _average_notes(notes)
+        total = sums.compute_total()
         if self.draw_nonce is not None:
             total = replace(total, nonce=total.nonce ^ self.draw_nonce(total))
         bytes_up = federation.count_upload_bytes(specs, sums.n_bytes)
         total = federation.noise_sum(server, total, question)
         return RoundReply(total, n_clients, respondents.expected, bytes_up, mean_notes, contributors)
 
-    def _answer(
+    def _answer_cohort(
         self, federation: Federation, view: CohortView, question: Question, encoders: Sequence[Part]
     ) -> tuple[CohortReply, Upload]:
         """What one cohort answers, and its uploads as they leave; what its devices keep is stored before they do."""
-        owner = federation.owner_of(question) if question.owner is not None else None
+        owner = federation.find_question_owner(question) if question.owner is not None else None
         if owner is not None:
             reply = owner.answer_question(view, question.kind)
         else:
@@ -324,11 +326,11 @@ class LocalDevices:
         block = federation.stream.blocks[server.block]
         users = members.users.take(cohort)
         clients = Cohort(users, members.keys[cohort], federation.stream.user_keys)
-        view = build_view(self.clients, server, block, clients, broadcast)
+        view = build_cohort_view(self.clients, server, block, clients, broadcast)
         if federation.backbone.reads_history:
             if self.past is None:
-                self.past = federation.stream.train_items(block.index - 1)
-            view = replace(view, history=take_lists(self.past, users.ids))
+                self.past = federation.stream.collect_train_items(block.index - 1)
+            view = replace(view, history=take_user_lists(self.past, users.ids))
         return view
 
     def _charge_eligible(self, federation: Federation, server: ServerState, members: Membership) -> None:
@@ -353,7 +355,7 @@ class LocalDevices:
     # requests and what lab users choose
 
     def apply_requests(self, federation: Federation, server: ServerState, requests: RequestBatch) -> RequestBatch:
-        return apply_on_devices(self.clients, federation, server, requests)
+        return apply_requests_on_devices(self.clients, federation, server, requests)
 
     def enrol(self, federation: Federation, server: ServerState, part: Part) -> RequestBatch | None:
         """What those with data in the block choose as it begins; the price of one view of all of them."""
@@ -365,39 +367,39 @@ class LocalDevices:
         store_part_state(self.clients, view.user, {part.name: update})
         return requests
 
-    def restart(self, federation: Federation) -> None:
+    def restart_devices(self, federation: Federation) -> None:
         """Nobody has learned anything, and nobody is there yet."""
         self.clients = empty_local_devices(federation).clients
         self.membership = None
         self.mask = None
         self.past = None
 
-    def restore_persistent(self, federation: Federation, before: DeviceState, known: int) -> None:
+    def restore_persistent_state(self, federation: Federation, before: DeviceState, known: int) -> None:
         """Persistent state as it was before a restart, for those who came after the first `known`."""
         users = np.arange(known, min(self.clients.n_users, before.n_users))
-        copy_state(self.clients, before, federation.persistent_part_names, users)
+        copy_user_state(self.clients, before, federation.persistent_part_names, users)
 
     # measuring
 
-    def validate(self, federation: Federation, server: ServerState, broadcast: Broadcast) -> MetricSums:
+    def sum_validation(self, federation: Federation, server: ServerState, broadcast: Broadcast) -> MetricSums:
         block = federation.stream.blocks[server.block]
         if len(block.valid.ids) == 0:
             return {}
         if self.mask is None:
-            self.mask = build_mask(federation, block, "valid", federation.config.evaluate.mask)
-        metric, k = selection_metric(federation.config)
+            self.mask = build_ranking_mask(federation, block, "valid", federation.config.evaluate.mask)
+        metric, k = parse_selection_metric(federation.config)
         trained = TrainedState(server, self.clients, broadcast)
-        rules = build_rules(federation, block, [metric], [k])
-        return evaluate_devices(federation, trained, block, "valid", self.mask, rules).sums()
+        rules = build_evaluation_rules(federation, block, [metric], [k])
+        return evaluate_devices(federation, trained, block, "valid", self.mask, rules).compute_sums()
 
-    def keep_best(self, round: int) -> None:
+    def keep_best_round(self, round: int) -> None:
         self.clients.take_snapshot()
 
-    def evaluate_best(
+    def evaluate_best_round(
         self, federation: Federation, server: ServerState, broadcast: Broadcast
     ) -> tuple[dict[str, Any], Evaluation]:
         """Scores of the best round on this block's test and on every earlier block's."""
-        return evaluate_block(federation, server, self.best, broadcast)
+        return evaluate_block(federation, server, self.best_devices, broadcast)
 
 
 def empty_local_devices(plan: Plan) -> LocalDevices:
@@ -436,7 +438,7 @@ def _with_state_update(view: CohortView, update: StateUpdate) -> CohortView:
     return view
 
 
-def _mean_notes(notes: dict[str, list[AnyArray]]) -> dict[str, float]:
+def _average_notes(notes: dict[str, list[AnyArray]]) -> dict[str, float]:
     """Mean over the clients that had something to say."""
     means = {}
     for name, chunks in notes.items():

@@ -13,7 +13,7 @@ from tacita.core.errors import TacitaError
 from tacita.core.types import Block, Bools, Broadcast, Keys, Ragged, ServerState
 from tacita.federation.scoring import DeviceScorer
 from tacita.kernels.hashing import hash_owners
-from tacita.metrics import Evaluation, EvaluationRules, evaluate, sample_candidates
+from tacita.metrics import Evaluation, EvaluationRules, evaluate_ranking, sample_candidates
 from tacita.round.device_state import DeviceState
 from tacita.round.plan import Federation
 from tacita.round.serving import Purpose
@@ -23,7 +23,7 @@ MetricSums = dict[str, tuple[float, int]]
 """Metric -> sum over users, number of users: what several groups of devices can add up."""
 
 
-def build_mask(federation: Federation, block: Block, purpose: Purpose, mask: str) -> Ragged:
+def build_ranking_mask(federation: Federation, block: Block, purpose: Purpose, mask: str) -> Ragged:
     """What is not ranked for a block's users: its train part, at test its validation part, maybe all history.
 
     With the mask "none" all items compete.
@@ -33,15 +33,15 @@ def build_mask(federation: Federation, block: Block, purpose: Purpose, mask: str
     known = block.train if purpose == "valid" else block.train.join_rows(block.valid)
     if mask != "history":
         return known
-    return known.join_rows(federation.stream.history(block.index))
+    return known.join_rows(federation.stream.collect_history(block.index))
 
 
-def draw_candidates(federation: Federation, block: Block) -> Ragged | None:
+def draw_ranking_candidates(federation: Federation, block: Block) -> Ragged | None:
     """What a block's wanted items are ranked against; None: the whole catalogue."""
     n = federation.config.evaluate.sampled_negatives
     if n == 0:
         return None
-    touched = federation.stream.history(len(federation.stream.blocks))
+    touched = federation.stream.collect_history(len(federation.stream.blocks))
     if federation.stream.low_rated is not None:  # chosen all the same
         touched = touched.join_rows(federation.stream.low_rated)
     return sample_candidates(touched, n, block.n_items, federation.stream.user_keys, federation.draws, block.index)
@@ -56,13 +56,13 @@ class TrainedState:
     broadcast: Broadcast | None = None  # None: what they receive to serve
 
 
-def build_rules(
+def build_evaluation_rules(
     federation: Federation, block: Block, metrics: Sequence[str] | None = None, cutoffs: Sequence[int] | None = None
 ) -> EvaluationRules:
     """What the run counts on a block, or other metrics under its rules."""
     config = federation.config.evaluate
     counts_hidden = config.hidden_items == "count"
-    candidates = draw_candidates(federation, block)
+    candidates = draw_ranking_candidates(federation, block)
     return EvaluationRules(metrics or list(config.metrics), cutoffs or config.k, candidates, counts_hidden, config.ties)
 
 
@@ -76,27 +76,29 @@ def evaluate_devices(
     wanted: Ragged | None = None,
 ) -> Evaluation:
     """Evaluate the devices' own scores on a block's validation or test items."""
-    past = federation.stream.history(block.index) if federation.backbone.reads_history else None
+    past = federation.stream.collect_history(block.index) if federation.backbone.reads_history else None
     broadcast = trained.broadcast or federation.broadcast_serving(trained.server)
     keys = federation.stream.user_keys
     read = block
     if wanted is None:
-        wanted = select_validators(federation, block) if purpose == "valid" else block.test
+        wanted = select_validation_items(federation, block) if purpose == "valid" else block.test
         read = build_test_block(federation, block) if purpose == "test" else block
     scorer = DeviceScorer(federation, trained.server, trained.clients, read, keys, broadcast, purpose, past)
-    return evaluate(scorer, wanted, mask, keys, federation.draws, rules or build_rules(federation, block))
+    return evaluate_ranking(
+        scorer, wanted, mask, keys, federation.draws, rules or build_evaluation_rules(federation, block)
+    )
 
 
-def select_validators(federation: Federation, block: Block) -> Ragged:
+def select_validation_items(federation: Federation, block: Block) -> Ragged:
     """The validation items of a block: everybody's, or those of `evaluate.valid_users` users."""
     most = federation.config.evaluate.valid_users
     if most == 0:
         return block.valid
     key = federation.draws.public("validators", block.index)
-    return sample_lists(block.valid, federation.stream.user_keys, key, most)
+    return sample_user_lists(block.valid, federation.stream.user_keys, key, most)
 
 
-def sample_lists(lists: Ragged, user_keys: Keys, key: np.uint64, most: int) -> Ragged:
+def sample_user_lists(lists: Ragged, user_keys: Keys, key: np.uint64, most: int) -> Ragged:
     """The lists of at most so many users, drawn by their key; the others' become empty."""
     candidates = np.flatnonzero(lists.counts())
     if len(candidates) <= most:
@@ -124,7 +126,7 @@ def build_test_block(federation: Federation, block: Block) -> Block:
     return replace(block, train=known.sort_by_time())
 
 
-def selection_metric(config: RunConfig) -> tuple[str, int]:
+def parse_selection_metric(config: RunConfig) -> tuple[str, int]:
     name, _, k = config.evaluate.select_by.partition("@")
     if name not in {"ndcg", "ndcg-k", "recall", "hr", "precision", "mrr"} or not k.isdigit() or int(k) < 1:
         raise TacitaError(
@@ -133,19 +135,19 @@ def selection_metric(config: RunConfig) -> tuple[str, int]:
     return name, int(k)
 
 
-def unmasked_means(evaluation: Evaluation) -> dict[str, float]:
+def rename_unmasked_means(evaluation: Evaluation) -> dict[str, float]:
     """Means of a test in which nothing was masked, under names of their own."""
-    return {f"{UNMASKED}{name}": value for name, value in evaluation.mean().items()}
+    return {f"{UNMASKED}{name}": value for name, value in evaluation.compute_means().items()}
 
 
-def block_metric_sums(
+def sum_block_metrics(
     federation: Federation, server: ServerState, clients: DeviceState, broadcast: Broadcast
 ) -> MetricSums:
     """Test scores on the current block, as sums that several groups of devices can add up."""
     block = federation.stream.blocks[server.block]
-    mask = build_mask(federation, block, "test", federation.config.evaluate.mask)
+    mask = build_ranking_mask(federation, block, "test", federation.config.evaluate.mask)
     trained = TrainedState(server, clients, broadcast)
-    return evaluate_devices(federation, trained, block, "test", mask).sums()
+    return evaluate_devices(federation, trained, block, "test", mask).compute_sums()
 
 
 def evaluate_block(
@@ -155,63 +157,63 @@ def evaluate_block(
     block = federation.stream.blocks[server.block]
     config = federation.config.evaluate
     trained = TrainedState(server, clients, broadcast)
-    mask = build_mask(federation, block, "test", config.mask)
+    mask = build_ranking_mask(federation, block, "test", config.mask)
     evaluation = evaluate_devices(federation, trained, block, "test", mask)
     is_new = np.zeros(federation.stream.n_users, bool)
     is_new[: block.n_users] = block.new_users
     result: dict[str, Any] = {
-        **evaluation.mean(),
+        **evaluation.compute_means(),
         "users": len(evaluation.users),
-        "new": _describe_users(evaluation, is_new),
-        "returning": _describe_users(evaluation, ~is_new),
+        "new": _summarise_user_group(evaluation, is_new),
+        "returning": _summarise_user_group(evaluation, ~is_new),
     }
     other_mask = "history" if config.mask == "block" else "block"
     other = evaluation
     if block.index > 0 or config.mask == "none":  # before the first block there is no history
-        mask = build_mask(federation, block, "test", other_mask)
+        mask = build_ranking_mask(federation, block, "test", other_mask)
         other = evaluate_devices(federation, trained, block, "test", mask)
-    result[f"mask_{other_mask}"] = other.mean()
-    result["on_blocks"] = _score_blocks(federation, trained, evaluation)
+    result[f"mask_{other_mask}"] = other.compute_means()
+    result["on_blocks"] = _evaluate_all_blocks(federation, trained, evaluation)
     if config.unmasked:
-        no_mask = build_mask(federation, block, "test", "none")
-        result |= unmasked_means(evaluate_devices(federation, trained, block, "test", no_mask))
+        no_mask = build_ranking_mask(federation, block, "test", "none")
+        result |= rename_unmasked_means(evaluate_devices(federation, trained, block, "test", no_mask))
     corrects_serving = any(part.serves & {"correction", "personal_scores"} for part in federation.parts)
     if len(block.valid.ids) and corrects_serving:
         # with the corrections that only serving applies; what tuning looks at
-        mask = build_mask(federation, block, "valid", config.mask)
-        result["valid_served"] = _selection_score(federation, trained, block, mask, block.valid)
+        mask = build_ranking_mask(federation, block, "valid", config.mask)
+        result["valid_served"] = _evaluate_selection_metric(federation, trained, block, mask, block.valid)
     return result, evaluation
 
 
-def _describe_users(evaluation: Evaluation, is_chosen: Bools) -> dict[str, Any]:
+def _summarise_user_group(evaluation: Evaluation, is_chosen: Bools) -> dict[str, Any]:
     """How many of some users were tested, and their mean scores."""
     n_users = int(is_chosen[evaluation.users].sum())
-    return {"users": n_users, **evaluation.mean(is_chosen)}
+    return {"users": n_users, **evaluation.compute_means(is_chosen)}
 
 
-def _score_blocks(federation: Federation, trained: TrainedState, evaluation: Evaluation) -> list[float]:
+def _evaluate_all_blocks(federation: Federation, trained: TrainedState, evaluation: Evaluation) -> list[float]:
     """The selecting metric on every block so far; `evaluation`: that of the newest one."""
     block = federation.stream.blocks[trained.server.block]
     config = federation.config.evaluate
-    metric, k = selection_metric(federation.config)
+    metric, k = parse_selection_metric(federation.config)
     name = f"{metric}@{k}"
     scores = []
     for earlier in federation.stream.blocks[: block.index + 1]:
         is_newest = earlier.index == block.index
         if is_newest and name in evaluation.values:
-            scores.append(evaluation.mean()[name])
+            scores.append(evaluation.compute_means()[name])
             continue
         masked = earlier if config.old_block_mask == "own" or is_newest else block
-        mask = build_mask(federation, masked, "test", config.mask)
-        scores.append(_selection_score(federation, trained, earlier, mask))
+        mask = build_ranking_mask(federation, masked, "test", config.mask)
+        scores.append(_evaluate_selection_metric(federation, trained, earlier, mask))
     return scores
 
 
-def _selection_score(
+def _evaluate_selection_metric(
     federation: Federation, trained: TrainedState, block: Block, mask: Ragged, wanted: Ragged | None = None
 ) -> float:
     """The selecting metric on a block's test items, or on others."""
-    metric, k = selection_metric(federation.config)
-    rules = build_rules(federation, block, [metric], [k])
+    metric, k = parse_selection_metric(federation.config)
+    rules = build_evaluation_rules(federation, block, [metric], [k])
     evaluation = evaluate_devices(federation, trained, block, "test", mask, rules, wanted)
-    return evaluation.mean()[f"{metric}@{k}"]
+    return evaluation.compute_means()[f"{metric}@{k}"]

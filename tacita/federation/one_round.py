@@ -59,10 +59,10 @@ class Progress:
 
     @property
     def best_clients(self) -> DeviceState:
-        return self.local_devices.best
+        return self.local_devices.best_devices
 
 
-def start_run(federation: Federation, devices: Devices | None = None) -> Progress:
+def make_initial_progress(federation: Federation, devices: Devices | None = None) -> Progress:
     """Nobody has trained yet: an empty table and, where devices are local, none of them."""
     backbone = federation.backbone
     no_items = np.zeros((0, backbone.item_width), np.float32)
@@ -96,14 +96,14 @@ def run_round(
         seconds += time.perf_counter() - began
         replies.append(reply)
         total = federation.decode(server, reply.total, question)
-        server = federation.learn(server, total, question, reply.expected)
+        server = federation.learn_from_total(server, total, question, reply.expected)
     server = replace(federation.server_step(before, server, total), round=number + 1)
     part_metrics = federation.metrics(server) if replies else {}
-    report = _build_report(federation, server, replies, broadcast.n_bytes, part_metrics)
+    report = _build_round_report(federation, server, replies, broadcast.n_bytes, part_metrics)
     return server, replace(report, seconds=seconds)
 
 
-def _build_report(
+def _build_round_report(
     federation: Federation,
     server: ServerState,
     replies: list[RoundReply],
@@ -127,7 +127,7 @@ def open_block(federation: Federation, progress: Progress, index: int) -> None:
     """Grow tables for new items and users; let the parts prepare both sides."""
     block = federation.stream.blocks[index]
     server = progress.server
-    new_rows = federation.initial_rows(len(server.items), block.n_items)
+    new_rows = federation.init_item_rows(len(server.items), block.n_items)
     items = np.concatenate([server.items, new_rows])
     server = federation.start_block(replace(server, items=items, block=index, round=0))
     progress.server = server

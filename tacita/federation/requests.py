@@ -16,8 +16,8 @@ import numpy as np
 
 from tacita.core.errors import TacitaError
 from tacita.core.types import Keys, Ragged, RoundReplay, ServerState, SharedRecord
-from tacita.federation.evaluation import selection_metric
-from tacita.federation.one_round import Progress, open_block, run_round, start_run
+from tacita.federation.evaluation import parse_selection_metric
+from tacita.federation.one_round import Progress, make_initial_progress, open_block, run_round
 from tacita.messages import Total
 from tacita.round.capabilities import Unlearning
 from tacita.round.device_state import DeviceState
@@ -33,17 +33,17 @@ from tacita.round.unlearning_report import PartReports, UnlearningReport
 def handle_requests(federation: Federation, progress: Progress, request: Request | RequestBatch) -> PartReports:
     """Carry out what one user asks for, or many; returns what each part that it concerns reports, and what it took."""
     requests = RequestBatch.from_request(request)
-    check_requests(federation, requests)
+    refuse_unsupported_requests(federation, requests)
     before = progress.server
     requests = progress.devices.apply_requests(federation, before, requests)
-    server = replace(before, shared=update_shared_record(before.shared, requests))
-    requests = replace(requests, withdrawn_items=_withdrawn_items(before.shared, requests))
+    server = replace(before, shared=compute_shared_record_after(before.shared, requests))
+    requests = replace(requests, withdrawn_items=_list_withdrawn_items(before.shared, requests))
     server, purged = _purge_parts(federation, server, requests)
     rounds = RequestRounds(federation, progress, server, requests)
     reports = {name: UnlearningReport(purged=tuple(lines)) for name, lines in purged.items()}
     try:
         for name, unlearning in federation.unlearners.items():
-            report = rounds.run_handler(name, unlearning)
+            report = rounds.run_unlearning(name, unlearning)
             if report is not None:
                 reports[name] = report.with_defaults(reports[name]) if name in reports else report
     finally:  # devices have played those rounds, whatever became of the request
@@ -53,7 +53,7 @@ def handle_requests(federation: Federation, progress: Progress, request: Request
     if not rounds.rounds_played and not _model_changed(before, server, federation.learner.name):
         _keep_best_round(federation, progress, server)
     else:
-        _continue_from(progress, server, rounds.restarted)
+        _continue_block_from(progress, server, rounds.restarted)
     return reports
 
 
@@ -66,7 +66,7 @@ def _keep_best_round(federation: Federation, progress: Progress, server: ServerS
     progress.best_server = replace(progress.best_server, shared=server.shared, parts=parts)
 
 
-def _continue_from(progress: Progress, server: ServerState, restarted: bool) -> None:
+def _continue_block_from(progress: Progress, server: ServerState, restarted: bool) -> None:
     """The block goes on from the new state: the best round so far still holds what was withdrawn."""
     if restarted:
         progress.server = server
@@ -77,7 +77,7 @@ def _continue_from(progress: Progress, server: ServerState, restarted: bool) -> 
     progress.best_score = -1.0
     progress.best_round = server.round
     progress.stale = 0
-    progress.devices.keep_best(server.round)
+    progress.devices.keep_best_round(server.round)
 
 
 @dataclass
@@ -116,12 +116,12 @@ class RequestRounds:
     restarted: bool = False
     devices_before: DeviceState | None = None  # as they were before the first block began again
 
-    def run_handler(self, name: str, unlearning: Unlearning) -> UnlearningReport | None:
+    def run_unlearning(self, name: str, unlearning: Unlearning) -> UnlearningReport | None:
         """Let one part carry the requests out; what it reports, with the price where it certifies a method."""
-        part = self._part_of(name)
+        part = self._find_part(name)
         self.cost = RequestCost()
         began = time.perf_counter()
-        visible = self.federation.visible_state(part, self.full_state)
+        visible = self.federation.restrict_state_to_part(part, self.full_state)
 
         def ask(server: ServerState, kind: str, chosen: Keys | None) -> Total:
             return self.ask_devices(server, Question(kind, owner=name), chosen)
@@ -136,23 +136,23 @@ class RequestRounds:
         seconds = time.perf_counter() - began
         return report.with_defaults(self.cost.to_report(seconds))
 
-    def _part_of(self, name: str) -> Part | None:
+    def _find_part(self, name: str) -> Part | None:
         return next((part for part in self.federation.parts if part.name == name), None)
 
     def ask_devices(self, server: ServerState, question: Question, chosen: Keys | None) -> Total:
         """One exchange between rounds."""
         self.questions_asked += 1  # nodes answer each question once
-        question = question.numbered(self.requests.number, self.questions_asked)
+        question = question.with_number(self.requests.number, self.questions_asked)
         server = self.federation.merge_state(None, self.full_state, server)
         broadcast = self.federation.broadcast_serving(server)
         began = time.perf_counter()
         reply = self.progress.devices.exchange(self.federation, server, broadcast, question, chosen)
         seconds = time.perf_counter() - began
         self.add_cost(reply.clients, reply.bytes_up, broadcast.n_bytes * reply.clients, seconds)
-        return self.federation.visible_total(None, self.federation.decode(server, reply.total, question))
+        return self.federation.restrict_total_to_part(None, self.federation.decode(server, reply.total, question))
 
     def __call__(self, server: ServerState, chosen: Keys | None, replay: RoundReplay | None = None) -> ServerState:
-        self.require_rounds(1)
+        self.require_rounds_left(1)
         server = self.federation.merge_state(None, self.full_state, server)
         self.full_state, report = run_round(self.federation, server, self.progress.devices, chosen, replay)
         self.rounds_played += 1
@@ -161,9 +161,9 @@ class RequestRounds:
         self.progress.bytes_down += report.bytes_down
         n_clients = report.clients
         self.add_cost(n_clients, n_clients * report.bytes_up, n_clients * report.bytes_down, report.seconds)
-        return self.federation.visible_state(None, self.full_state)
+        return self.federation.restrict_state_to_part(None, self.full_state)
 
-    def require_rounds(self, rounds: int) -> None:
+    def require_rounds_left(self, rounds: int) -> None:
         most = self.progress.devices.max_request_rounds
         so_far = self.progress.played + self.rounds_played
         if most is not None and so_far + rounds > most:
@@ -180,24 +180,24 @@ class RequestRounds:
             self.devices_before = devices.clients
         server = self.federation.merge_state(None, self.full_state, server)
         if block == 0:
-            devices.restart(self.federation)
-            server = replace(start_run(self.federation).server, shared=server.shared)
+            devices.restart_devices(self.federation)
+            server = replace(make_initial_progress(self.federation).server, shared=server.shared)
         else:
-            devices.keep_best(server.round)
+            devices.keep_best_round(server.round)
             devices.end_block(self.federation, server, self.federation.broadcast_serving(server))
             server = self.federation.end_block(server)
         reopened = Progress(server, devices, server)
         n_known = devices.clients.n_users
         open_block(self.federation, reopened, block)
-        devices.restore_persistent(self.federation, self.devices_before, n_known)
+        devices.restore_persistent_state(self.federation, self.devices_before, n_known)
         self.restarted = True
         self.full_state = reopened.server
-        return self.federation.visible_state(None, self.full_state)
+        return self.federation.restrict_state_to_part(None, self.full_state)
 
-    def validate(self, server: ServerState) -> float | None:
-        metric, k = selection_metric(self.federation.config)
+    def measure_validation(self, server: ServerState) -> float | None:
+        metric, k = parse_selection_metric(self.federation.config)
         server = self.federation.merge_state(None, self.full_state, server)
-        sums = self.progress.devices.validate(self.federation, server, self.federation.broadcast_serving(server))
+        sums = self.progress.devices.sum_validation(self.federation, server, self.federation.broadcast_serving(server))
         total, users = sums.get(f"{metric}@{k}", (0.0, 0))
         return total / users if users else None
 
@@ -211,7 +211,7 @@ class RequestRounds:
 def find_waiting_users(plan: Plan, server: ServerState) -> Keys:
     """Who asked to take something back, and waits until enough others have asked."""
     keys = [np.zeros(0, np.uint64)]
-    for owner, specs in plan.state_specs().items():
+    for owner, specs in plan.list_state_specs().items():
         state = server.parts.get(owner, {})
         keys += [state[spec.name] for spec in specs if spec.role is Role.WAITING and spec.name in state]
     return np.concatenate(keys)
@@ -230,19 +230,19 @@ def _purge_parts(
 ) -> tuple[ServerState, dict[str, list[str]]]:
     """Without what parts keep of earlier models, where somebody is about to unlearn; by part, what that was."""
     purged: dict[str, list[str]] = {}
-    if not federation.forgetting_parts or not _withdraws(requests):
+    if not federation.forgetting_parts or not _has_withdrawal(requests):
         return server, purged
     for part in federation.parts:
         if part.unlearning is None:
             continue
-        remaining, lines = part.unlearning.purge(federation.visible_state(part, server))
+        remaining, lines = part.unlearning.purge(federation.restrict_state_to_part(part, server))
         if lines:
             server = server.with_part(part.name, remaining)
             purged[part.name] = lines
     return server, purged
 
 
-def _withdraws(requests: RequestBatch) -> bool:
+def _has_withdrawal(requests: RequestBatch) -> bool:
     """Whether somebody takes something back."""
     if requests.kind == "share":
         return False
@@ -251,7 +251,7 @@ def _withdraws(requests: RequestBatch) -> bool:
     return len(requests.senders) > 0
 
 
-def check_requests(federation: Federation, requests: RequestBatch) -> None:
+def refuse_unsupported_requests(federation: Federation, requests: RequestBatch) -> None:
     """Refuse what nobody would carry out, before any device or record changes."""
     if federation.config.train.silos:
         raise TacitaError("requests are for clients that are one user each; train.silos must be 0.")
@@ -262,7 +262,7 @@ def check_requests(federation: Federation, requests: RequestBatch) -> None:
         )
 
 
-def update_shared_record(record: SharedRecord, request: Request | RequestBatch) -> SharedRecord:
+def compute_shared_record_after(record: SharedRecord, request: Request | RequestBatch) -> SharedRecord:
     """What the server holds of people's own after a request: who leaves takes everything.
 
     What is shared later has no earlier time, whatever a device says: what goes over rounds again takes the older for
@@ -273,13 +273,13 @@ def update_shared_record(record: SharedRecord, request: Request | RequestBatch) 
         last = float(record.time.max(initial=-np.inf))
         time = requests.time if requests.time >= last else float(np.nextafter(last, np.inf))
         return record.with_lists(requests.senders, requests.items, time)
-    withdrawn = record.lists_of(requests.senders) if requests.kind == "leave" else requests.items
+    withdrawn = record.take_sender_lists(requests.senders) if requests.kind == "leave" else requests.items
     return record.without_lists(requests.senders, withdrawn)
 
 
-def _withdrawn_items(record: SharedRecord, requests: RequestBatch) -> Ragged:
+def _list_withdrawn_items(record: SharedRecord, requests: RequestBatch) -> Ragged:
     """What of the record goes with a request, by sender."""
-    shared = record.lists_of(requests.senders)
+    shared = record.take_sender_lists(requests.senders)
     if requests.kind == "share":
         return Ragged.empty(len(requests.senders))
     if requests.kind == "leave" or not len(shared.ids):

@@ -1,4 +1,4 @@
-"""run_block, run_stream: the only federated loop in the code, whether the devices are local or remote.
+"""run_block, run_remaining_blocks: the only federated loop in the code, whether the devices are local or remote.
 
 A block ends after its last round or when patience runs out; its best round is restored, tested and carried on.
 """
@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from tacita.federation.evaluation import selection_metric
-from tacita.federation.one_round import Progress, RoundReport, open_block, run_round, start_run
+from tacita.federation.evaluation import parse_selection_metric
+from tacita.federation.one_round import Progress, RoundReport, make_initial_progress, open_block, run_round
 from tacita.federation.requests import enrol_users
 from tacita.round.plan import Federation
 
@@ -21,10 +21,10 @@ __all__ = [
     "RoundReport",
     "begin_block",
     "end_block",
+    "make_initial_progress",
     "run_block",
+    "run_remaining_blocks",
     "run_round",
-    "run_stream",
-    "start_run",
 ]
 
 OnRound = Callable[[RoundReport, Progress], None]
@@ -50,7 +50,7 @@ def run_block(federation: Federation, progress: Progress, on_round: OnRound) -> 
         every = 1
         patience = rounds
     releases_noise = bool(federation.ledgers)  # with nobody's data, too: silence would tell that nobody has any
-    if not releases_noise and not progress.devices.has_data(federation, progress.server):
+    if not releases_noise and not progress.devices.has_training_data(federation, progress.server):
         return
     while progress.server.round - progress.played < rounds and progress.stale < patience:
         if progress.server.round > progress.played:  # as the block began, it did so
@@ -60,32 +60,34 @@ def run_block(federation: Federation, progress: Progress, on_round: OnRound) -> 
         progress.bytes_down += report.bytes_down
         is_last = report.round - progress.played == rounds
         if report.round % every == 0 or is_last:
-            report = _validate_round(federation, progress, report, every)
+            report = _validate_and_keep_round(federation, progress, report, every)
         if federation.learner.tries:  # the next trial changes the best one
             progress.server = replace(progress.best_server, round=progress.server.round)
         on_round(report, progress)
 
 
-def _validate_round(federation: Federation, progress: Progress, report: RoundReport, every: int) -> RoundReport:
+def _validate_and_keep_round(
+    federation: Federation, progress: Progress, report: RoundReport, every: int
+) -> RoundReport:
     """Measure a round, and keep it if it is the best so far."""
-    metric, k = selection_metric(federation.config)
+    metric, k = parse_selection_metric(federation.config)
     broadcast = federation.broadcast_serving(progress.server)
-    sums = progress.devices.validate(federation, progress.server, broadcast)
+    sums = progress.devices.sum_validation(federation, progress.server, broadcast)
     total, users = sums.get(f"{metric}@{k}", (0.0, 0))
     if users:
         report = replace(report, valid=total / users, clients=report.clients or users)
-    if _is_best(report, progress):
+    if _is_best_round(report, progress):
         progress.best_score = -1.0 if report.valid is None else report.valid
         progress.best_round = report.round
         progress.best_server = progress.server
         progress.stale = 0
-        progress.devices.keep_best(report.round)
+        progress.devices.keep_best_round(report.round)
     elif users:
         progress.stale += every
     return report
 
 
-def _is_best(report: RoundReport, progress: Progress) -> bool:
+def _is_best_round(report: RoundReport, progress: Progress) -> bool:
     """Whether a round is the best so far; where nobody has validated any, the last one is."""
     if report.valid is None:
         return progress.best_score < 0
@@ -97,7 +99,7 @@ def end_block(federation: Federation, progress: Progress) -> None:
     server = progress.best_server
     rounds = progress.server.round
     broadcast = federation.broadcast_serving(server)
-    scores, evaluation = progress.devices.evaluate_best(federation, server, broadcast)
+    scores, evaluation = progress.devices.evaluate_best_round(federation, server, broadcast)
     progress.devices.end_block(federation, server, broadcast)
     server = federation.end_block(server)
     if federation.config.train.resume_from == "last":
@@ -123,7 +125,9 @@ def end_block(federation: Federation, progress: Progress) -> None:
     progress.in_block = False
 
 
-def run_stream(federation: Federation, progress: Progress, on_round: OnRound, on_block: OnBlock = ignore_block) -> None:
+def run_remaining_blocks(
+    federation: Federation, progress: Progress, on_round: OnRound, on_block: OnBlock = ignore_block
+) -> None:
     """All blocks from where `progress` stands."""
     while len(progress.results) < len(federation.stream.blocks):
         if not progress.in_block:

@@ -10,12 +10,12 @@ from tacita.core.files import flatten_parts, nest_parts
 from tacita.core.types import AnyArray, Arrays, ServerState, SharedRecord
 from tacita.federation.devices import LocalDevices
 from tacita.federation.rounds import Progress
-from tacita.round.device_state import read_devices, stream_devices
+from tacita.round.device_state import stream_devices, unflatten_devices
 
 _SHARED_COLUMNS = ("sender", "item", "time")
 
 
-def pack_server(server: ServerState, prefix: str = "") -> Arrays:
+def flatten_server(server: ServerState, prefix: str = "") -> Arrays:
     arrays: Arrays = {f"{prefix}items": server.items}
     for name, head in server.heads.items():
         arrays[f"{prefix}heads/{name}"] = head
@@ -26,7 +26,7 @@ def pack_server(server: ServerState, prefix: str = "") -> Arrays:
     return arrays
 
 
-def server_note(server: ServerState) -> dict[str, str]:
+def make_server_note(server: ServerState) -> dict[str, str]:
     return {"block": str(server.block), "round": str(server.round), "parts": json.dumps(sorted(server.parts))}
 
 
@@ -46,24 +46,24 @@ def read_server(arrays: Arrays, note: dict[str, str], prefix: str = "") -> Serve
 _JSON_FIELDS = ("best_score", "best_round", "stale", "in_block", "played", "bytes_up", "bytes_down", "results")
 
 
-def json_fields(now: Progress) -> dict[str, Any]:
+def collect_json_fields(now: Progress) -> dict[str, Any]:
     """What of a run's progress is not arrays."""
     return {name: getattr(now, name) for name in _JSON_FIELDS}
 
 
-def pack_progress(now: Progress) -> tuple[dict[str, AnyArray | ChunkedArray], dict[str, str]]:
+def flatten_progress_with_note(now: Progress) -> tuple[dict[str, AnyArray | ChunkedArray], dict[str, str]]:
     """Where a run stands, with its devices here, for a file."""
     persistent = now.clients.persistent  # the same in both
     arrays: dict[str, AnyArray | ChunkedArray] = {
-        **pack_server(now.server, "now/server/"),
-        **pack_server(now.best_server, "best/server/"),
+        **flatten_server(now.server, "now/server/"),
+        **flatten_server(now.best_server, "best/server/"),
         **stream_devices(now.clients, "now/device/"),
         **stream_devices(now.best_clients, "best/device/", without=persistent),
     }
     note = {
-        "plain": json.dumps(json_fields(now)),
-        "now": json.dumps(server_note(now.server)),
-        "best": json.dumps(server_note(now.best_server)),
+        "plain": json.dumps(collect_json_fields(now)),
+        "now": json.dumps(make_server_note(now.server)),
+        "best": json.dumps(make_server_note(now.best_server)),
     }
     return arrays, note
 
@@ -71,8 +71,8 @@ def pack_progress(now: Progress) -> tuple[dict[str, AnyArray | ChunkedArray], di
 def read_progress(arrays: Arrays, note: dict[str, str]) -> Progress:
     server = read_server(arrays, json.loads(note["now"]), "now/server/")
     best_server = read_server(arrays, json.loads(note["best"]), "best/server/")
-    clients = read_devices(arrays, "now/device/")
-    best_clients = read_devices(arrays, "best/device/")
+    clients = unflatten_devices(arrays, "now/device/")
+    best_clients = unflatten_devices(arrays, "best/device/")
     devices = LocalDevices(clients.with_snapshot(best_clients))
     fields = json.loads(note["plain"])
     return Progress(server, devices, best_server, **fields)

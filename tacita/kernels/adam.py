@@ -21,7 +21,7 @@ _EPS = np.float32(1e-8)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def bias_correction(steps: int) -> np.float32:
+def compute_bias_correction(steps: int) -> np.float32:
     """What a step is multiplied by, because moments begin at zero."""
     square_bias = 1.0 - 0.999**steps
     mean_bias = 1.0 - 0.9**steps
@@ -29,11 +29,11 @@ def bias_correction(steps: int) -> np.float32:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def move_row(
+def adam_step_row(
     row: Floats, grad: Floats, mean: Floats, square: Floats, steps: int, rate: Floats, decay: np.float32
 ) -> None:
     """One step of one row, its step number `steps`."""
-    scale = bias_correction(steps)
+    scale = compute_bias_correction(steps)
     for j in range(len(row)):
         slope = grad[j] + decay * row[j]
         mean[j] = _KEEP * mean[j] + _TAKE * slope
@@ -42,7 +42,7 @@ def move_row(
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def move_row_at(
+def adam_step_row_at(
     r: int, rows: Floats, grad: Floats, mean: Floats, square: Floats, scale: np.float32, rate: Floats, decay: np.float32
 ) -> None:
     """The same for row r of some arrays, its correction at hand: neither views nor powers are made."""
@@ -54,7 +54,7 @@ def move_row_at(
 
 
 @njit(cache=True, nogil=True)
-def adam_rows(
+def adam_step_rows(
     some: Longs,
     grad: Floats,
     table: Floats,
@@ -68,11 +68,11 @@ def adam_rows(
     for k in range(len(some)):
         r = some[k]
         steps[r] += 1
-        move_row(table[r], grad[k], mean[r], square[r], steps[r], rate, decay)
+        adam_step_row(table[r], grad[k], mean[r], square[r], steps[r], rate, decay)
 
 
 @njit(cache=True, nogil=True)
-def adam_used_rows(
+def adam_step_used_rows(
     used: Longs,
     grad: Floats,
     slot: Longs,
@@ -104,4 +104,4 @@ def adam_used_rows(
         r = first[k]
         slot[r] = -1
         steps[r] += 1
-        move_row(table[r], total[k], mean[r], square[r], steps[r], rate, decay)
+        adam_step_row(table[r], total[k], mean[r], square[r], steps[r], rate, decay)

@@ -1,6 +1,6 @@
 """Steps of a user's own star under cosine BPR with Adam, slopes by hand: all steps of some clients in one call.
 
-What the compiler may reorder is compiled into `ego_steps` itself: see kernels/tower.py.
+What the compiler may reorder is compiled into `run_ego_steps` itself: see kernels/tower.py.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 from numba import njit
 
 from tacita.core.types import Bools, Floats, Ints, Longs
-from tacita.kernels.adam import bias_correction, move_row, move_row_at
+from tacita.kernels.adam import adam_step_row, adam_step_row_at, compute_bias_correction
 
 _FAST = {"nsz", "arcp", "contract", "afn", "reassoc"}
 _TINY = np.float32(1e-24)
@@ -27,7 +27,7 @@ def _dot(a: Floats, b: Floats) -> np.float32:
 
 
 @njit(inline="always")
-def _mix_item(rows: Floats, r: int, passed: Floats, inside: bool, v: Floats) -> np.float32:
+def _mix_item_with_user(rows: Floats, r: int, passed: Floats, inside: bool, v: Floats) -> np.float32:
     """The item of a row as the star has it; returns its squared length."""
     total = np.float32(0.0)
     share = np.float32(1.0) if inside else np.float32(0.0)
@@ -66,7 +66,7 @@ def _add_cosine_slopes(
 
 
 @njit(nogil=True, cache=True, fastmath=_FAST, error_model="numpy")
-def ego_steps(
+def run_ego_steps(
     first: int,
     last: int,
     batch: int,
@@ -110,7 +110,9 @@ def ego_steps(
         steps[: len(own_rows)] = 0
         own_mean[:] = 0.0
         own_square[:] = 0.0
-        corrected = np.array([bias_correction(max(1, k)) for k in range(len(order) * ((n + batch - 1) // batch) + 1)])
+        corrected = np.array(
+            [compute_bias_correction(max(1, k)) for k in range(len(order) * ((n + batch - 1) // batch) + 1)]
+        )
         share = np.float32(0.5 / math.sqrt(max(1, len(read))))
         give = share if passes else np.float32(0.0)
         step = 0
@@ -132,8 +134,8 @@ def ego_steps(
                     high = partner[low]
                     below = row_of[low]
                     above = row_of[high]
-                    square_v = _mix_item(own_rows, below, passed, inside[low], v)
-                    square_w = _mix_item(own_rows, above, passed, inside[high], w)
+                    square_v = _mix_item_with_user(own_rows, below, passed, inside[low], v)
+                    square_w = _mix_item_with_user(own_rows, above, passed, inside[high], w)
                     product_v = _dot(user, v)
                     product_w = _dot(user, w)
                     cosine_v = product_v / np.sqrt(length * square_v + _TINY)
@@ -166,11 +168,11 @@ def ego_steps(
                 for j in range(d):
                     d_own[j] = _HALF * d_user[j] + give * d_passed[j] + shrink * own[j]
                 step += 1
-                move_row(own, d_own, own_mean, own_square, step, rate, decay)
+                adam_step_row(own, d_own, own_mean, own_square, step, rate, decay)
                 for k in range(n_used):
                     r = used[k]
                     state[r] = 0
                     steps[r] += 1
-                    move_row_at(r, own_rows, grad, mean, square, corrected[steps[r]], row_rate, decay)
+                    adam_step_row_at(r, own_rows, grad, mean, square, corrected[steps[r]], row_rate, decay)
                     for j in range(d):
                         grad[r, j] = np.float32(0.0)

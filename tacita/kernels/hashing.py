@@ -25,51 +25,51 @@ _LAST = np.float32(1.0 - 2.0**-24)  # the largest single below 1
 
 
 @njit(inline="always")
-def mix(x: np.uint64) -> np.uint64:
+def mix_bits(x: np.uint64) -> np.uint64:
     x = (x ^ (x >> _S30)) * _MUL_A
     x = (x ^ (x >> _S27)) * _MUL_B
     return x ^ (x >> _S31)
 
 
 @njit(inline="always")
-def stream_of(key: np.uint64, owner: np.uint64) -> np.uint64:
+def derive_stream(key: np.uint64, owner: np.uint64) -> np.uint64:
     """The stream of one owner (a user, an item) under a purpose key."""
-    return mix(key ^ mix(owner + _GOLDEN))
+    return mix_bits(key ^ mix_bits(owner + _GOLDEN))
 
 
 @njit(inline="always")
-def bits(stream: np.uint64, counter: np.uint64) -> np.uint64:
+def draw_bits(stream: np.uint64, counter: np.uint64) -> np.uint64:
     place = counter + np.uint64(1)
-    return mix(stream + place * _GOLDEN)
+    return mix_bits(stream + place * _GOLDEN)
 
 
 @njit(inline="always")
 def random_below(stream: np.uint64, counter: np.uint64, n: np.uint64) -> np.int64:
     """A whole number in [0, n), n < 2^32; the bias of the multiply-shift is under n / 2^32."""
-    upper = bits(stream, counter) >> _S32
+    upper = draw_bits(stream, counter) >> _S32
     return np.int64((upper * n) >> _S32)
 
 
 @njit(inline="always")
 def random_unit(stream: np.uint64, counter: np.uint64) -> float:
     """A float in [0, 1)."""
-    return np.float64(bits(stream, counter) >> _S11) * _UNIT
+    return np.float64(draw_bits(stream, counter) >> _S11) * _UNIT
 
 
 @njit(cache=True)
 def hash_owners(key: np.uint64, owners: Keys) -> Keys:
     out = np.empty(len(owners), np.uint64)
     for i in range(len(owners)):
-        out[i] = stream_of(key, owners[i])
+        out[i] = derive_stream(key, owners[i])
     return out
 
 
 @njit(cache=True, parallel=True)
-def normals(key: np.uint64, owners: Keys, width: int) -> Floats:
+def draw_normals(key: np.uint64, owners: Keys, width: int) -> Floats:
     """Standard normals by Box-Muller, `width` per owner."""
     out = np.empty((len(owners), width), np.float32)
     for i in prange(len(owners)):
-        stream = stream_of(key, owners[i])
+        stream = derive_stream(key, owners[i])
         for j in range(0, width, 2):
             first = random_unit(stream, np.uint64(j))
             second = random_unit(stream, np.uint64(j + 1))
@@ -82,11 +82,11 @@ def normals(key: np.uint64, owners: Keys, width: int) -> Floats:
 
 
 @njit(cache=True, parallel=True)
-def uniforms(key: np.uint64, owners: Keys, width: int) -> Floats:
+def draw_uniforms(key: np.uint64, owners: Keys, width: int) -> Floats:
     """Uniform numbers in [0, 1), `width` per owner."""
     out = np.empty((len(owners), width), np.float32)
     for i in prange(len(owners)):
-        stream = stream_of(key, owners[i])
+        stream = derive_stream(key, owners[i])
         for j in range(width):
             number = np.float32(random_unit(stream, np.uint64(j)))
             out[i, j] = min(number, _LAST)
@@ -113,7 +113,7 @@ def sample_owners(key: np.uint64, owners: Keys, rate: float) -> Longs:
     out = np.empty(len(owners), np.int64)
     n = 0
     for i in range(len(owners)):
-        stream = stream_of(key, owners[i])
+        stream = derive_stream(key, owners[i])
         if random_unit(stream, np.uint64(0)) < rate:
             out[n] = i
             n += 1

@@ -16,13 +16,13 @@ import numpy as np
 from numba import njit
 
 from tacita.core.types import Floats, Ints, Longs
-from tacita.kernels.adam import adam_used_rows, move_row
+from tacita.kernels.adam import adam_step_row, adam_step_used_rows
 from tacita.kernels.interest_states import GAPS, backprop_states, compute_states, gather_events
-from tacita.kernels.interest_tower import batch_slopes
+from tacita.kernels.interest_tower import compute_batch_slopes
 
 
 @njit(inline="always")
-def _find_users(order: Longs, owner: Ints, person: Longs) -> Any:
+def _find_batch_users(order: Longs, owner: Ints, person: Longs) -> Any:
     """Whose samples a batch holds: people one after another, `person` says which of them a sample belongs to."""
     users = np.empty(len(order), np.int64)
     n = 0
@@ -65,7 +65,7 @@ def _collect_users(order: Longs, owner: Ints, first: int, place: Longs) -> Any:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def interest_steps(
+def run_interest_steps(
     first: int,
     last: int,
     at: Longs,
@@ -138,28 +138,28 @@ def interest_steps(
                 for b in range(begin, end):
                     batch = order[epoch, start[b] : start[b + 1]]
                     person = np.empty(len(batch), np.int64)
-                    people = _find_users(batch, owner, person)
+                    people = _find_batch_users(batch, owner, person)
                     used, labels, item = _gather_samples(batch, row_of, label, own_rows)
                     p = np.empty((len(people), d), np.float32)
                     state = np.empty((len(people), d), np.float32)
                     for u in range(len(people)):
                         p[u] = private[people[u]]
                         state[u] = h[place[people[u] - first_user]]
-                    dp, d_state, d_item = batch_slopes(
+                    dp, d_state, d_item = compute_batch_slopes(
                         flat, at, layers, biases, sizes, mu, p, state, person, item, labels, d_flat
                     )
                     step += 1
                     for u in range(len(people)):
                         k = people[u] - first_user
                         user_steps[k] += 1
-                        move_row(users[k], dp[u], user_mean[k], user_square[k], user_steps[k], rate, decay)
+                        adam_step_row(users[k], dp[u], user_mean[k], user_square[k], user_steps[k], rate, decay)
                         dh[place[k]] += share * d_state[u]
                     if b == end - 1:
                         turn += 1
                         d_events = backprop_states(flat, at, g, ptr, events, bucket, x, trace, dh, d_flat)
                         used = np.concatenate((used, read))
                         d_item = np.concatenate((d_item, d_events), 0)
-                        move_row(
+                        adam_step_row(
                             flat[recurrent:],
                             d_flat[recurrent:],
                             flat_mean[recurrent:],
@@ -168,7 +168,7 @@ def interest_steps(
                             flat_rate[recurrent:],
                             decay,
                         )
-                    move_row(
+                    adam_step_row(
                         flat[:recurrent],
                         d_flat[:recurrent],
                         flat_mean[:recurrent],
@@ -177,7 +177,7 @@ def interest_steps(
                         flat_rate[:recurrent],
                         decay,
                     )
-                    adam_used_rows(used, d_item, slot, own_rows, mean, square, steps, row_rate, decay)
+                    adam_step_used_rows(used, d_item, slot, own_rows, mean, square, steps, row_rate, decay)
                 for u in range(len(group)):
                     place[group[u] - first_user] = -1
 
@@ -196,7 +196,7 @@ def _move_local(own: Floats, personal: Floats, share: np.float32) -> None:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def interest_pfedme_steps(
+def run_interest_pfedme_steps(
     first: int,
     last: int,
     at: Longs,
@@ -249,7 +249,7 @@ def interest_pfedme_steps(
             for b in range(batch_ptr[c], batch_ptr[c + 1]):
                 batch = order[epoch, start[b] : start[b + 1]]
                 person = np.empty(len(batch), np.int64)
-                people = _find_users(batch, owner, person)
+                people = _find_batch_users(batch, owner, person)
                 p = np.empty((len(people), d), np.float32)
                 h = np.empty((len(people), d), np.float32)
                 for _ in range(inner):
@@ -262,7 +262,7 @@ def interest_pfedme_steps(
                     for u in range(len(people)):
                         p[u] = personal_private[people[u]]
                     compute_states(flat, at, g, ptr, events, h, x, trace)
-                    dp, dh, d_item = batch_slopes(
+                    dp, dh, d_item = compute_batch_slopes(
                         flat, at, layers, biases, sizes, mu, p, h, person, item, labels, d_flat
                     )
                     d_events = backprop_states(flat, at, g, ptr, events, bucket, x, trace, dh, d_flat)

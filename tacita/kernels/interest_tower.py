@@ -10,7 +10,14 @@ from numba import njit
 
 from tacita.core.types import Floats, Longs
 from tacita.kernels.interest_states import OUT, OUT_BIAS, STATE, USER
-from tacita.kernels.tower import apply_relu, backprop_relu, bce_slopes, sum_columns, view_matrix, view_vector
+from tacita.kernels.tower import (
+    apply_relu,
+    backprop_relu,
+    sum_columns,
+    turn_logits_into_slopes,
+    view_matrix,
+    view_vector,
+)
 
 _SMALL = np.float32(1e-8)
 
@@ -117,7 +124,7 @@ def _add_cosine_slopes(p: Floats, h: Floats, mu: np.float32, dp: Floats, dh: Flo
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def batch_slopes(
+def compute_batch_slopes(
     flat: Floats,
     at: Longs,
     layers: Longs,
@@ -139,7 +146,7 @@ def batch_slopes(
     up = np.empty(n * sizes.sum(), np.float32)
     logit = np.empty(n, np.float32)
     _run_forward(flat, at, layers, biases, sizes, people, person, item, up, logit)
-    bce_slopes(logit, label, np.full(n, np.float32(1.0 / n)))
+    turn_logits_into_slopes(logit, label, np.full(n, np.float32(1.0 / n)))
     d_flat[:] = 0
     d_people = np.empty_like(people)
     d_item = _run_backward(flat, at, layers, biases, sizes, item, person, up, logit, d_flat, d_people)

@@ -8,12 +8,12 @@ import numpy as np
 from numba import njit, prange
 
 from tacita.core.types import Floats, Ints, Longs
-from tacita.kernels.sampling import find_slot, table_size
+from tacita.kernels.sampling import choose_table_size, find_slot
 from tacita.kernels.steps import _FAST, dot, score_row
 
 
 @njit(cache=True, parallel=True, fastmath=_FAST)
-def sample_scores(user_ptr: Longs, a: Floats, c: Floats, base: Longs, row_of: Ints, rows: Floats) -> Floats:
+def compute_sample_logits(user_ptr: Longs, a: Floats, c: Floats, base: Longs, row_of: Ints, rows: Floats) -> Floats:
     """Logit of every sample under its user's reading (a, c) and its client's own rows, which start at base[user]."""
     out = np.empty(user_ptr[-1], np.float32)
     for u in prange(len(user_ptr) - 1):
@@ -23,7 +23,7 @@ def sample_scores(user_ptr: Longs, a: Floats, c: Floats, base: Longs, row_of: In
 
 
 @njit(cache=True, parallel=True)
-def write_errors(
+def store_large_errors(
     user_ptr: Longs,
     item: Ints,
     label: Floats,
@@ -42,7 +42,7 @@ def write_errors(
     for u in prange(len(user_ptr) - 1):
         lo = user_ptr[u]
         hi = user_ptr[u + 1]
-        keys = np.full(table_size(hi - lo), -1, np.int32)
+        keys = np.full(choose_table_size(hi - lo), -1, np.int32)
         newest = np.empty(len(keys), np.int64)
         for k in range(lo, hi):
             if abs(label[k] - guess[k]) > threshold:
@@ -68,7 +68,7 @@ def write_errors(
 
 
 @njit(cache=True, parallel=True)
-def correct_scores(
+def correct_by_similar_errors(
     base: Floats,  # (users, items) predictions to correct
     normal: Floats,  # (items, width) normalised rows
     columns: Floats,  # (width, remembered items) normalised rows of what anybody remembers

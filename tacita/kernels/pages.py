@@ -27,7 +27,7 @@ def link_pages(pages: Ints, counts: Longs, following: Ints, first: Ints, last: I
 
 
 @njit(cache=True, nogil=True)
-def find_entries(first: Ints, counts: Longs, following: Ints, where: Longs) -> None:
+def locate_list_entries(first: Ints, counts: Longs, following: Ints, where: Longs) -> None:
     """The places in the pool of all entries of some lists, list by list."""
     at = 0
     for k in range(len(first)):
@@ -43,7 +43,7 @@ def find_entries(first: Ints, counts: Longs, following: Ints, where: Longs) -> N
 
 
 @njit(cache=True, nogil=True)
-def find_pieces(first: Ints, starts: Longs, counts: Longs, following: Ints, where: Longs) -> None:
+def locate_list_pieces(first: Ints, starts: Longs, counts: Longs, following: Ints, where: Longs) -> None:
     """The places in the pool of `counts` entries of some lists, from `starts` on."""
     at = 0
     for k in range(len(first)):

@@ -9,7 +9,7 @@ from tacita.core.types import AnyArray, Doubles, Floats, Ints, Longs
 
 
 @njit(cache=True, parallel=True)
-def pair_sums(
+def add_pair_sums(
     inputs: Ints,
     holder_ptr: Longs,
     holder: Ints,
@@ -33,7 +33,7 @@ def pair_sums(
 
 
 @njit(cache=True, parallel=True)
-def sparse_products(
+def add_sparse_products(
     ptr: Longs, item: Ints, weight: Floats, row_of: Ints, b_ptr: Ints, b_col: AnyArray, b_value: Floats, out: Floats
 ) -> None:
     """out[u] += weight times the sparse row of B of each of u's items; row_of: -1 where B has none."""
@@ -49,7 +49,7 @@ def sparse_products(
 
 
 @njit(cache=True, parallel=True)
-def dense_products(ptr: Longs, item: Ints, weight: Floats, row_of: Ints, b: Floats, out: Floats) -> None:
+def add_dense_products(ptr: Longs, item: Ints, weight: Floats, row_of: Ints, b: Floats, out: Floats) -> None:
     """out[u, :known] += weight times the row of B of each of u's items; row_of: -1 where B has none."""
     known = b.shape[1]
     for u in prange(len(ptr) - 1):
@@ -64,7 +64,7 @@ def dense_products(ptr: Longs, item: Ints, weight: Floats, row_of: Ints, b: Floa
 
 
 @njit(cache=True, parallel=True)
-def lower_entries(square: Doubles) -> tuple[Longs, Doubles]:
+def list_lower_entries(square: Doubles) -> tuple[Longs, Doubles]:
     """Places in the triangle, row by row, and values of what is not zero at or below the diagonal."""
     n = len(square)
     ptr = np.zeros(n + 1, np.int64)
@@ -88,7 +88,7 @@ def lower_entries(square: Doubles) -> tuple[Longs, Doubles]:
 
 
 @njit(cache=True, parallel=True)
-def context_sums(
+def add_context_sums(
     ptr: Longs, item: Ints, start: Longs, factor: Doubles, both: Doubles, quantum: float, n_threads: int, out: Doubles
 ) -> None:
     """out += factor h h^T for every place of a list from its start on; h: what came before, by how long before.
@@ -124,7 +124,7 @@ def context_sums(
 
 
 @njit(cache=True, parallel=True)
-def next_sums(
+def add_next_sums(
     ptr: Longs, item: Ints, start: Longs, factor: Doubles, fall: Doubles, quantum: float, n_threads: int, out: Doubles
 ) -> None:
     """out[i, j] += factor times the weight of i in what came before j, for every j of a list from its start on."""
@@ -141,7 +141,7 @@ def next_sums(
                         out[i, j] += multiples * quantum
 
 
-def lag_products(fall: Doubles) -> Doubles:
+def sum_lag_products(fall: Doubles) -> Doubles:
     """[d, k]: the sum over j = 1..k of the weights j and j + d places back, multiplied."""
     out = np.zeros((len(fall), len(fall) + 1))
     for apart in range(len(fall)):

@@ -8,17 +8,17 @@ import numpy as np
 from numba import njit, prange
 
 from tacita.core.types import Doubles, Floats, Ints, Keys, Longs
-from tacita.kernels.hashing import bits, stream_of
+from tacita.kernels.hashing import derive_stream, draw_bits
 
 
 @njit(inline="always")
 def _comes_before(stream: np.uint64, i: int, t: int) -> Any:
     """The order of tied items: by a hash of (seed, user, item), never by id or by being wanted."""
-    return bits(stream, np.uint64(i)) < bits(stream, np.uint64(t))
+    return draw_bits(stream, np.uint64(i)) < draw_bits(stream, np.uint64(t))
 
 
 @njit(cache=True, parallel=True)
-def full_ranks(
+def write_full_ranks(
     scores: Floats,
     want_ptr: Longs,
     want: Ints,
@@ -46,7 +46,7 @@ def full_ranks(
                 row[mask[k]] = hidden
                 n_masked += 1
         candidates[u] = n_items - n_masked
-        stream = stream_of(tie_key, owners[u])
+        stream = derive_stream(tie_key, owners[u])
         for k in range(want_ptr[u], want_ptr[u + 1]):
             t = want[k]
             s = row[t]
@@ -79,7 +79,7 @@ def full_ranks(
 
 
 @njit(cache=True, parallel=True)
-def sampled_ranks(
+def write_sampled_ranks(
     scores: Floats,
     want_ptr: Longs,
     want: Ints,
@@ -95,7 +95,7 @@ def sampled_ranks(
     """Rank of every wanted item among the wanted and the user's sampled ones; `against`, `luck` as in full ranks."""
     for u in prange(len(owners)):
         row = scores[u]
-        stream = stream_of(tie_key, owners[u])
+        stream = derive_stream(tie_key, owners[u])
         candidates[u] = want_ptr[u + 1] - want_ptr[u] + other_ptr[u + 1] - other_ptr[u]
         for k in range(want_ptr[u], want_ptr[u + 1]):
             t = want[k]
@@ -114,7 +114,7 @@ def sampled_ranks(
 
 
 @njit(cache=True, parallel=True)
-def list_ranks(scores: Floats, ptr: Longs, ids: Ints) -> Ints:
+def compute_list_ranks(scores: Floats, ptr: Longs, ids: Ints) -> Ints:
     """1-based rank of each listed item among all items of its row; ties go to the smaller id."""
     n_items = scores.shape[1]
     out = np.empty(len(ids), np.int32)
@@ -132,7 +132,7 @@ def list_ranks(scores: Floats, ptr: Longs, ids: Ints) -> Ints:
 
 
 @njit(cache=True, parallel=True)
-def best_items(scores: Floats, k: int) -> tuple[Ints, Floats]:
+def find_best_items(scores: Floats, k: int) -> tuple[Ints, Floats]:
     """The k best items of every row, best first, ties to the smaller id: one pass with a small sorted list."""
     n_users, n_items = scores.shape
     top = np.zeros((n_users, k), np.int32)

@@ -8,12 +8,12 @@ import numpy as np
 from numba import njit, prange
 
 from tacita.core.types import Floats, Ints, Keys, Longs
-from tacita.kernels.hashing import random_below, random_unit, stream_of
+from tacita.kernels.hashing import derive_stream, random_below, random_unit
 from tacita.kernels.steps import dot, score_row
 
 
 @njit(cache=True, parallel=True)
-def local_list_ranks(
+def compute_local_list_ranks(
     who: Ints,
     a: Floats,
     c: Floats,
@@ -26,7 +26,7 @@ def local_list_ranks(
 ) -> Ints:
     """1-based rank of each listed item among all items, for client who[k] with its own version of some rows.
 
-    Ties go to the smaller id, as in `best_items`, so an unchanged model gives each list its own order back.
+    Ties go to the smaller id, as in `find_best_items`, so an unchanged model gives each list its own order back.
     """
     n_items = columns.shape[1]
     out = np.empty(len(ids), np.int32)
@@ -49,13 +49,13 @@ def local_list_ranks(
 
 
 @njit(cache=True)
-def pick_subset(key: np.uint64, owners: Keys, length: int, count: Longs) -> Longs:
+def pick_distinct_positions(key: np.uint64, owners: Keys, length: int, count: Longs) -> Longs:
     """For each owner, count[k] distinct positions of [0, length), flat in owner order."""
     out = np.empty(count.sum(), np.int64)
     at = 0
     order = np.empty(length, np.int64)
     for k in range(len(owners)):
-        stream = stream_of(key, owners[k])
+        stream = derive_stream(key, owners[k])
         for j in range(length):
             order[j] = j
         for j in range(count[k]):
@@ -69,7 +69,7 @@ def pick_subset(key: np.uint64, owners: Keys, length: int, count: Longs) -> Long
 
 
 @njit(cache=True)
-def weighted_picks(key: np.uint64, owners: Keys, log_weight: Floats, n: int) -> Ints:
+def draw_weighted_positions(key: np.uint64, owners: Keys, log_weight: Floats, n: int) -> Ints:
     """n positions per owner without replacement, probability proportional to exp(log_weight) (Gumbel top-n).
 
     Positions with weight -inf are never drawn; -1 fills up where too few are left.
@@ -78,7 +78,7 @@ def weighted_picks(key: np.uint64, owners: Keys, log_weight: Floats, n: int) -> 
     out = np.full((len(owners), n), -1, np.int32)
     noisy = np.empty(width, np.float64)
     for k in range(len(owners)):
-        stream = stream_of(key, owners[k])
+        stream = derive_stream(key, owners[k])
         for j in range(width):
             number = random_unit(stream, np.uint64(j)) + 1e-300
             noisy[j] = log_weight[k, j] - math.log(-math.log(number))

@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit, prange
 
 from tacita.core.types import Bools, Floats, Ints, Keys, Longs
-from tacita.kernels.hashing import choose_distinct, random_below, stream_of
+from tacita.kernels.hashing import choose_distinct, derive_stream, random_below
 from tacita.kernels.threads import find_share_start
 
 
@@ -23,7 +23,7 @@ def find_slot(keys: Ints, item: Any) -> Any:
 
 
 @njit(inline="always")
-def table_size(n: int) -> int:
+def choose_table_size(n: int) -> int:
     size = 16
     while size < 2 * n:
         size *= 2
@@ -31,11 +31,11 @@ def table_size(n: int) -> int:
 
 
 @njit(cache=True)
-def room_for_negatives(ptr: Longs, excluded: Ints, n_items: int) -> Longs:
+def count_possible_negatives(ptr: Longs, excluded: Ints, n_items: int) -> Longs:
     """How many distinct items each user may get as negatives."""
     out = np.empty(len(ptr) - 1, np.int64)
     for u in range(len(out)):
-        keys = np.full(table_size(ptr[u + 1] - ptr[u]), -1, np.int32)
+        keys = np.full(choose_table_size(ptr[u + 1] - ptr[u]), -1, np.int32)
         out[u] = n_items
         for k in range(ptr[u], ptr[u + 1]):
             at = find_slot(keys, excluded[k])
@@ -68,7 +68,7 @@ def draw_samples(
         first_user = find_share_start(out_ptr, share, shares)
         last_user = find_share_start(out_ptr, share + 1, shares)
         for u in range(first_user, last_user):
-            stream = stream_of(key, owners[u])
+            stream = derive_stream(key, owners[u])
             at = out_ptr[u]
             end = out_ptr[u + 1]
             for k in range(pos_ptr[u], pos_ptr[u + 1]):
@@ -77,7 +77,7 @@ def draw_samples(
                 at += 1
             for k in range(at, end):
                 label[k] = 0.0
-            _mark(never, ex_ids[ex_ptr[u] : ex_ptr[u + 1]], True)
+            _mark_items(never, ex_ids[ex_ptr[u] : ex_ptr[u + 1]], True)
             n_allowed = n_items - (ex_ptr[u + 1] - ex_ptr[u])
             if at < end and 8 * n_allowed < n_items:
                 rest = np.flatnonzero(~never)
@@ -91,23 +91,23 @@ def draw_samples(
                     counter += np.uint64(1)
                     item[at] = pick
                     at += not never[pick]
-            _mark(never, ex_ids[ex_ptr[u] : ex_ptr[u + 1]], False)
+            _mark_items(never, ex_ids[ex_ptr[u] : ex_ptr[u + 1]], False)
 
 
 @njit(inline="always")
-def _mark(marks: Bools, items: Ints, as_: bool) -> None:
+def _mark_items(marks: Bools, items: Ints, as_: bool) -> None:
     for i in items:
         if i < len(marks):
             marks[i] = as_
 
 
 @njit(cache=True, parallel=True)
-def draw_distinct(
+def draw_distinct_items(
     key: np.uint64, owners: Keys, ex_ptr: Longs, ex_ids: Ints, room: Longs, out_ptr: Longs, item: Ints
 ) -> None:
     """Distinct items that the user may get: places among them, moved past the excluded ones."""
     for u in prange(len(owners)):
-        stream = stream_of(key, owners[u])
+        stream = derive_stream(key, owners[u])
         n_wanted = out_ptr[u + 1] - out_ptr[u]
         places = choose_distinct(stream, room[u], n_wanted)
         excluded = np.unique(ex_ids[ex_ptr[u] : ex_ptr[u + 1]])
@@ -121,7 +121,7 @@ def draw_distinct(
 
 
 @njit(cache=True, parallel=True)
-def shuffle_order(key: np.uint64, owners: Keys, ptr: Longs, batch: int, order: Longs) -> None:
+def shuffle_client_samples(key: np.uint64, owners: Keys, ptr: Longs, batch: int, order: Longs) -> None:
     """A permutation of each client's samples; the identity where one batch holds them all."""
     for c in prange(len(owners)):
         start = ptr[c]
@@ -129,7 +129,7 @@ def shuffle_order(key: np.uint64, owners: Keys, ptr: Longs, batch: int, order: L
         for k in range(n):
             order[start + k] = start + k
         if n > batch:
-            stream = stream_of(key, owners[c])
+            stream = derive_stream(key, owners[c])
             for k in range(n - 1):
                 j = k + random_below(stream, np.uint64(k), np.uint64(n - k))
                 swapped = order[start + k]
@@ -138,7 +138,7 @@ def shuffle_order(key: np.uint64, owners: Keys, ptr: Longs, batch: int, order: L
 
 
 @njit(cache=True, parallel=True)
-def touch_rows(
+def number_client_rows(
     shares: int,
     n_items: int,
     ptr: Longs,
@@ -170,7 +170,7 @@ def touch_rows(
                 for k in range(n):
                     place[own_rows[k]] = -1
             else:
-                keys = np.full(table_size(len(own_rows)), -1, np.int32)
+                keys = np.full(choose_table_size(len(own_rows)), -1, np.int32)
                 slots = np.empty(len(keys), np.int32)
                 n = _number_hashed(keys, slots, item[own], own_rows, 0, row_of[own])
                 n = _number_hashed(keys, slots, more[further], own_rows, n, row_of_more[further])

@@ -23,7 +23,7 @@ _FAST = {"reassoc", "contract", "nsz"}
 
 
 @njit(inline="always")
-def _read(kind: int, private: Floats, d: int, a: Floats) -> Any:
+def _read_private_vector(kind: int, private: Floats, d: int, a: Floats) -> Any:
     """Copy the reading vector into `a` and return the offset c."""
     if kind == MF:
         for j in range(d):
@@ -61,7 +61,7 @@ def _step_private(kind: int, private: Floats, d: int, rate: Floats, grad: Floats
 
 
 @njit(cache=True, parallel=True, fastmath=_FAST)
-def affine_steps(
+def run_affine_steps(
     shares: int,
     kind: int,
     two_phases: bool,
@@ -124,7 +124,7 @@ def affine_steps(
                 lo = ptr[c] + (step % per_epoch) * batch
                 size = min(batch, ptr[c + 1] - lo)
                 for phase in range(first_phase, last_phase):
-                    offset = _read(kind, private[c], d, a)
+                    offset = _read_private_vector(kind, private[c], d, a)
                     grad[:] = 0.0
                     grad_c = np.float32(0.0)
                     scale = np.float32(1.0 / size)
@@ -194,7 +194,7 @@ def score_row(a: Floats, c: Any, columns: Floats, out: Floats) -> None:
 
 
 @njit(cache=True, parallel=True)
-def affine_scores(a: Floats, c: Floats, columns: Floats) -> Floats:
+def compute_affine_scores(a: Floats, c: Floats, columns: Floats) -> Floats:
     """Logits of every user for every item; each number depends on its user and item alone, not on the chunk."""
     out = np.empty((len(a), columns.shape[1]), np.float32)
     for u in prange(len(a)):
@@ -203,7 +203,7 @@ def affine_scores(a: Floats, c: Floats, columns: Floats) -> Floats:
 
 
 @njit(cache=True, parallel=True, fastmath=_FAST)
-def add_own_moves(a: Floats, row_start: Longs, row_item: Ints, moved: Floats, out: Floats) -> None:
+def add_own_row_logits(a: Floats, row_start: Longs, row_item: Ints, moved: Floats, out: Floats) -> None:
     """Add what a user's own version of a row changes in its logit."""
     d = moved.shape[1]
     for u in prange(len(a)):
@@ -225,7 +225,9 @@ def gather_rows(row_item: Ints, items: Floats, rows: Floats) -> None:
 
 
 @njit(cache=True, parallel=True)
-def pull_rows(active: Bools, row_start: Longs, row_item: Ints, rows: Floats, target: Floats, k: float) -> None:
+def pull_rows_to_target(
+    active: Bools, row_start: Longs, row_item: Ints, rows: Floats, target: Floats, k: float
+) -> None:
     """x <- (x + k target) / (1 + k) on the rows of active clients that have a target, in place."""
     keep = np.float32(1.0 / (1.0 + k))
     take = np.float32(k / (1.0 + k))
@@ -254,7 +256,7 @@ def subtract_background(client: Ints, item: Ints, value: Floats, share: Doubles,
 
 
 @njit(cache=True, parallel=True)
-def subtract_rows(row_item: Ints, rows: Floats, items: Floats) -> None:
+def subtract_table_rows(row_item: Ints, rows: Floats, items: Floats) -> None:
     """Turn local rows into how far they have moved from the table, in place."""
     for r in prange(len(rows)):
         source = items[row_item[r]]
@@ -264,7 +266,9 @@ def subtract_rows(row_item: Ints, rows: Floats, items: Floats) -> None:
 
 
 @njit(cache=True, parallel=True)
-def fold_rows(client: Ints, item: Ints, value: Floats, weight: Doubles, total: Doubles, row_weight: Doubles) -> None:
+def add_weighted_rows(
+    client: Ints, item: Ints, value: Floats, weight: Doubles, total: Doubles, row_weight: Doubles
+) -> None:
     """Add weighted upload rows to the running total.
 
     Threads take blocks of columns, so each sum runs in client order whatever the thread count or chunking.

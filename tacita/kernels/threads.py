@@ -33,13 +33,13 @@ def set_threads(n: int) -> None:
 
 
 @cache
-def _libraries() -> ThreadpoolController:
+def _find_blas_libraries() -> ThreadpoolController:
     return ThreadpoolController()
 
 
 def limit_blas_threads() -> AbstractContextManager[Any]:
     """Inside it a matrix product stays on the core that asks for it: for callers that keep all cores busy."""
-    limit: AbstractContextManager[Any] = _libraries().limit(limits=1, user_api="blas")
+    limit: AbstractContextManager[Any] = _find_blas_libraries().limit(limits=1, user_api="blas")
     return limit
 
 

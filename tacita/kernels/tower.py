@@ -1,11 +1,11 @@
 """NeuMF's and NeuNCF's towers, up and down again by hand: products by BLAS, everything between them in one pass.
 
 A model is three vectors: a user's, an item's, and all that is shared, one after another in the order of
-`piece_offsets`. Rows hold the numbers that are multiplied first (NeuNCF has none), then those that climb. A client's
-products are its own, so that numbers do not depend on other clients; the loops run on one core, for callers that keep
-every core busy. Nothing may be reordered by the compiler (fastmath): a loop that is compiled with its caller would
-round otherwise than the same loop when it is loaded by itself, and a first run otherwise than those that find it
-compiled.
+`compute_piece_offsets`. Rows hold the numbers that are multiplied first (NeuNCF has none), then those that climb. A
+client's products are its own, so that numbers do not depend on other clients; the loops run on one core, for callers
+that keep every core busy. Nothing may be reordered by the compiler (fastmath): a loop that is compiled with its
+caller would round otherwise than the same loop when it is loaded by itself, and a first run otherwise than those that
+find it compiled.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tacita.core.types import Floats, Longs
 
 
 @njit(cache=True)
-def piece_offsets(sizes: Longs, d: int, g: int) -> Longs:
+def compute_piece_offsets(sizes: Longs, d: int, g: int) -> Longs:
     """Where each piece of the shared numbers begins.
 
     Two halves of the first layer, the deeper layers, a bias a layer, the output, its bias, the weights of products.
@@ -216,7 +216,7 @@ def run_backward(
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def bce_slopes(logit: Floats, label: Floats, weight: Floats) -> None:
+def turn_logits_into_slopes(logit: Floats, label: Floats, weight: Floats) -> None:
     """Logits become the slopes of their weighted loss."""
     for i in range(len(logit)):
         probability = np.float32(1.0 / (1.0 + math.exp(-logit[i])))
@@ -224,7 +224,7 @@ def bce_slopes(logit: Floats, label: Floats, weight: Floats) -> None:
 
 
 @njit(nogil=True, cache=True)
-def split_rows(rows: Floats, which: Longs, met: Floats, item: Floats) -> None:
+def gather_split_rows(rows: Floats, which: Longs, met: Floats, item: Floats) -> None:
     """Rows of a table, in two: what is multiplied, and what climbs."""
     g = met.shape[1]
     w = rows.shape[1]
@@ -237,7 +237,7 @@ def split_rows(rows: Floats, which: Longs, met: Floats, item: Floats) -> None:
 
 
 @njit(nogil=True, cache=True)
-def tower_slopes(
+def compute_tower_slopes(
     flat: Floats,
     sizes: Longs,
     g: int,
@@ -252,17 +252,17 @@ def tower_slopes(
     n = len(user)
     w = items.shape[1]
     d = w - g
-    at = piece_offsets(sizes, d, g)
+    at = compute_piece_offsets(sizes, d, g)
     own = np.empty((n, d), np.float32)
     own_met = np.empty((n, g), np.float32)
     item_climb = np.empty((n, d), np.float32)
     item_met = np.empty((n, g), np.float32)
-    split_rows(users, user, own_met, own)
-    split_rows(items, item, item_met, item_climb)
+    gather_split_rows(users, user, own_met, own)
+    gather_split_rows(items, item, item_met, item_climb)
     up = np.empty(n * sizes.sum(), np.float32)
     logit = np.empty(n, np.float32)
     run_forward(flat, at, sizes, own, own_met, item_climb, item_met, up, logit)
-    bce_slopes(logit, label, weight)
+    turn_logits_into_slopes(logit, label, weight)
     down = np.empty_like(up)
     d_flat = np.empty_like(flat)
     d_own = np.empty_like(own)
@@ -290,7 +290,9 @@ def tower_slopes(
 
 
 @njit(nogil=True, cache=True)
-def tower_logits(flat: Floats, sizes: Longs, g: int, users: Floats, items: Floats, user: Longs, item: Longs) -> Floats:
+def compute_tower_logits(
+    flat: Floats, sizes: Longs, g: int, users: Floats, items: Floats, user: Longs, item: Longs
+) -> Floats:
     """Logits of aligned samples, or of one user's with all of them."""
     n = len(item)
     w = items.shape[1]
@@ -299,16 +301,16 @@ def tower_logits(flat: Floats, sizes: Longs, g: int, users: Floats, items: Float
     own_met = np.empty((len(user), g), np.float32)
     item_climb = np.empty((n, d), np.float32)
     item_met = np.empty((n, g), np.float32)
-    split_rows(users, user, own_met, own)
-    split_rows(items, item, item_met, item_climb)
+    gather_split_rows(users, user, own_met, own)
+    gather_split_rows(items, item, item_met, item_climb)
     up = np.empty(n * sizes.sum(), np.float32)
     logit = np.empty(n, np.float32)
-    run_forward(flat, piece_offsets(sizes, d, g), sizes, own, own_met, item_climb, item_met, up, logit)
+    run_forward(flat, compute_piece_offsets(sizes, d, g), sizes, own, own_met, item_climb, item_met, up, logit)
     return logit
 
 
 @njit(nogil=True, cache=True)
-def tower_row_logits(
+def write_tower_row_logits(
     first: int,
     last: int,
     g: int,
@@ -326,15 +328,17 @@ def tower_row_logits(
         own_rows = rows[begin:end]
         user = np.full(1, c)
         all_rows = np.arange(len(own_rows))
-        out[begin:end] = tower_logits(flat[c], sizes, g, private, own_rows, user, all_rows)
+        out[begin:end] = compute_tower_logits(flat[c], sizes, g, private, own_rows, user, all_rows)
 
 
 @njit(nogil=True, cache=True)
-def tower_catalogue(flat: Floats, sizes: Longs, g: int, users: Floats, items: Floats, tile: int, out: Floats) -> None:
+def write_catalogue_logits(
+    flat: Floats, sizes: Longs, g: int, users: Floats, items: Floats, tile: int, out: Floats
+) -> None:
     """Logits (users, items) in tiles of one shape: items are filled up to a number of whole ones."""
     for begin in range(0, out.shape[1], tile):
         n = min(tile, out.shape[1] - begin)
         some = np.arange(begin, begin + tile)
         for u in range(len(users)):
-            logits = tower_logits(flat, sizes, g, users, items, np.full(1, u), some)
+            logits = compute_tower_logits(flat, sizes, g, users, items, np.full(1, u), some)
             out[u, begin : begin + n] = logits[:n]

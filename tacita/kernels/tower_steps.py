@@ -6,12 +6,18 @@ import numpy as np
 from numba import njit
 
 from tacita.core.types import Floats, Ints, Longs
-from tacita.kernels.adam import adam_used_rows, move_row
-from tacita.kernels.tower import bce_slopes, piece_offsets, run_backward, run_forward, split_rows
+from tacita.kernels.adam import adam_step_row, adam_step_used_rows
+from tacita.kernels.tower import (
+    compute_piece_offsets,
+    gather_split_rows,
+    run_backward,
+    run_forward,
+    turn_logits_into_slopes,
+)
 
 
 @njit(nogil=True, cache=True)
-def tower_steps(
+def run_tower_steps(
     first: int,
     last: int,
     batch: int,
@@ -41,7 +47,7 @@ def tower_steps(
     """All steps of clients first..last-1."""
     w = rows.shape[1]
     d = w - g
-    at = piece_offsets(sizes, d, g)
+    at = compute_piece_offsets(sizes, d, g)
     many = sizes.sum()
     own = np.empty((1, d), np.float32)
     own_met = np.empty((1, g), np.float32)
@@ -88,11 +94,11 @@ def tower_steps(
                 own[0] = private[c, g:]
                 item = np.empty((m, d), np.float32)
                 item_met = np.empty((m, g), np.float32)
-                split_rows(own_rows, used, item_met, item)
+                gather_split_rows(own_rows, used, item_met, item)
                 up = np.empty(m * many, np.float32)
                 logit = np.empty(m, np.float32)
                 run_forward(shared, at, sizes, own, own_met, item, item_met, up, logit)
-                bce_slopes(logit, wanted, np.full(m, np.float32(1.0 / m)))
+                turn_logits_into_slopes(logit, wanted, np.full(m, np.float32(1.0 / m)))
                 d_item = np.empty_like(item)
                 d_item_met = np.empty_like(item_met)
                 run_backward(
@@ -115,7 +121,7 @@ def tower_steps(
                 step += 1
                 d_private[:g] = d_own_met[0]
                 d_private[g:] = d_own[0]
-                move_row(private[c], d_private, own_mean, own_square, step, rate, decay)
-                move_row(shared, d_flat, flat_mean, flat_square, step, flat_rate, decay)
+                adam_step_row(private[c], d_private, own_mean, own_square, step, rate, decay)
+                adam_step_row(shared, d_flat, flat_mean, flat_square, step, flat_rate, decay)
                 slopes = np.concatenate((d_item_met, d_item), 1)
-                adam_used_rows(used, slopes, slot, own_rows, mean, square, steps, row_rate, decay)
+                adam_step_used_rows(used, slopes, slot, own_rows, mean, square, steps, row_rate, decay)

@@ -78,7 +78,7 @@ class RowsLearner(Learner):
         state[OWN_ROWS] = own_rows  # where devices have room for it
         return CohortReply(upload, state, local.notes)
 
-    def learn(self, server: ServerState, total: Total, question: str, expected: float) -> ServerState:
+    def learn_from_total(self, server: ServerState, total: Total, question: str, expected: float) -> ServerState:
         return apply_total(server, total, self.context.train, expected)
 
 

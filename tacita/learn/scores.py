@@ -68,7 +68,7 @@ class ScoresLearner(Learner):
         self.workspace = Workspace()
 
     @classmethod
-    def find_bringer(cls, parts: Sequence[Part]) -> Part | None:
+    def find_requiring_part(cls, parts: Sequence[Part]) -> Part | None:
         return next((part for part in parts if isinstance(part, PredictionPart)), None)
 
     @property
@@ -153,24 +153,24 @@ class ScoresLearner(Learner):
         own = {f"{PARTS}{SCORES}/{spec.name}" for spec in self.state(0)}
         return frozenset({"private"} | own)
 
-    def model_bytes(self, server: ServerState) -> float:
+    def count_model_bytes(self, server: ServerState) -> float:
         """Parameters travel before the first round only; what that costs is told apart."""
         return 0.0
 
     def answer(self, task: CohortTask, question: str) -> CohortReply:
         view = task.view
-        local = self._restore_local(task)
+        local = self._restore_local_models(task)
         stepper = choose_stepper(self.context.scorer, self.context.train, local, alone=True)
         n_steps = int(local.n_steps.max(initial=0))
-        stepper.run(0, n_steps, None, StepExtras.empty(view.n_clients))
-        predicted = sigmoid(stepper.row_logits())
+        stepper.run_steps(0, n_steps, None, StepExtras.empty(view.n_clients))
+        predicted = sigmoid(stepper.compute_row_logits())
         own, received = self._collect_predictions(view, local, predicted)
         sent = self.prediction_part.choose_predictions(view, own, received)
         rows = SparseRows(sent.rows(), sent.ids, sent.values["score"].astype(np.float32))
         upload = Upload({SCORES: rows}, np.ones(view.n_clients), view.client_keys)
-        return CohortReply(upload, self._collect_state(view, local), local.notes)
+        return CohortReply(upload, self._collect_state_update(view, local), local.notes)
 
-    def _collect_state(self, view: CohortView, local: LocalModels) -> StateUpdate:
+    def _collect_state_update(self, view: CohortView, local: LocalModels) -> StateUpdate:
         """What devices keep of their models, and what parts keep of them."""
         state: dict[str, AnyArray | Ragged] = {"private": local.private}
         state["took_part"] = np.ones(len(view.user), bool)
@@ -181,7 +181,7 @@ class ScoresLearner(Learner):
                 state[f"{PARTS}{SCORES}/{name}"] = moment
         if self.keeps_moments:
             state[f"{PARTS}{SCORES}/steps"] = local.moments["steps"] + local.n_steps
-        state[f"{PARTS}{SCORES}/rows"] = _merge_rows(view.lists[SCORES]["rows"], local)
+        state[f"{PARTS}{SCORES}/rows"] = _merge_touched_rows(view.lists[SCORES]["rows"], local)
         part_state = {}
         for part in self.watching_parts:
             update = part.after_training(view, local).state
@@ -190,15 +190,15 @@ class ScoresLearner(Learner):
         state |= flatten_parts(part_state, PARTS)
         return state
 
-    def _restore_local(self, task: CohortTask) -> LocalModels:
+    def _restore_local_models(self, task: CohortTask) -> LocalModels:
         """The clients' own models: what they have moved so far, the common start elsewhere."""
         view = task.view
         run = self.context
-        context = run.scorer.context(view)
+        context = run.scorer.list_context_items(view)
         lists = {} if context is None else {CONTEXT: context}
         local = build_local_models(view, lists, run.train, run.draws, self.workspace, task.tasks)
         own_rows = view.lists[SCORES]["rows"]
-        entry, is_known = _find_entries(own_rows, Ragged(local.row_start, local.row_item))
+        entry, is_known = _find_sorted_entries(own_rows, Ragged(local.row_start, local.row_item))
         local.rows[is_known] = own_rows.values["row"][entry]
         local.heads = {name: view.parts[SCORES][f"{HEAD}{name}"].copy() for name in view.heads}
         if self.keeps_moments:
@@ -222,7 +222,7 @@ class ScoresLearner(Learner):
 
         return select_samples(is_own), select_samples(~is_own)
 
-    def learn(self, server: ServerState, total: Total, question: str, expected: float) -> ServerState:
+    def learn_from_total(self, server: ServerState, total: Total, question: str, expected: float) -> ServerState:
         """The part that brings this learner along learns, in its server step."""
         return server
 
@@ -242,21 +242,21 @@ def _restore_moments(view: CohortView, local: LocalModels, entry: AnyArray, is_k
     return moments | rows
 
 
-def _entry_keys(lists: Ragged, width: int) -> AnyArray:
+def _compute_entry_keys(lists: Ragged, width: int) -> AnyArray:
     row = lists.rows().astype(np.int64)
     return row * width + lists.ids
 
 
-def _key_width(first: Ragged, second: Ragged) -> int:
+def _choose_key_width(first: Ragged, second: Ragged) -> int:
     last_item = max(int(first.ids.max(initial=0)), int(second.ids.max(initial=0)))
     return 1 + last_item
 
 
-def _find_entries(lists: Ragged, wanted: Ragged) -> tuple[AnyArray, AnyArray]:
+def _find_sorted_entries(lists: Ragged, wanted: Ragged) -> tuple[AnyArray, AnyArray]:
     """Where the wanted entries are in sorted lists, and which of the wanted ones are there."""
-    width = _key_width(lists, wanted)
-    keys = _entry_keys(lists, width)
-    wanted_keys = _entry_keys(wanted, width)
+    width = _choose_key_width(lists, wanted)
+    keys = _compute_entry_keys(lists, width)
+    wanted_keys = _compute_entry_keys(wanted, width)
     if not len(keys):
         return np.zeros(0, np.int64), np.zeros(len(wanted_keys), bool)
     place = np.minimum(np.searchsorted(keys, wanted_keys), len(keys) - 1)
@@ -264,11 +264,11 @@ def _find_entries(lists: Ragged, wanted: Ragged) -> tuple[AnyArray, AnyArray]:
     return place[is_known], is_known
 
 
-def _merge_rows(earlier: Ragged, local: LocalModels) -> Ragged:
+def _merge_touched_rows(earlier: Ragged, local: LocalModels) -> Ragged:
     """What clients have touched so far, each list sorted by item, with the rows as they are after training."""
     now = Ragged(local.row_start, local.row_item)
-    width = _key_width(earlier, now)
-    keys = np.concatenate([_entry_keys(now, width), _entry_keys(earlier, width)])
+    width = _choose_key_width(earlier, now)
+    keys = np.concatenate([_compute_entry_keys(now, width), _compute_entry_keys(earlier, width)])
     merged, first = np.unique(keys, return_index=True)  # the newer one of two
     row_keys = np.arange(len(earlier) + 1, dtype=np.int64) * width
     ptr = np.searchsorted(merged, row_keys)

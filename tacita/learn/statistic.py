@@ -13,7 +13,7 @@ import numpy as np
 
 from tacita.core.errors import TacitaError
 from tacita.core.types import Arrays, Bools, CohortView, Keys, Ragged, ServerState, StateUpdate
-from tacita.messages import CohortReply, Spec, Total, Upload, wire_bytes
+from tacita.messages import CohortReply, Spec, Total, Upload, count_wire_bytes
 from tacita.models.statistic_model import StatisticModel
 from tacita.privacy.ledger import ACCOUNT_ARRAYS, NO_LIMIT, Ledger
 from tacita.round.capabilities import DeviceQuery, RoundPlayer, Unlearning
@@ -74,7 +74,7 @@ class StatisticLearner(Learner, Unlearning):
 
     @property
     def rounds(self) -> int:
-        return self.model.trials
+        return self.model.n_trials
 
     def questions(self, server: ServerState) -> tuple[str, ...]:
         return self.model.questions(server) if server.round == 0 else ()
@@ -136,11 +136,11 @@ class StatisticLearner(Learner, Unlearning):
     def promises(self, server: ServerState) -> dict[str, float]:
         return self.model.promises(server)
 
-    def learn(self, server: ServerState, total: Total, question: str, expected: float) -> ServerState:
-        return self.model.learn(server, total, question)
+    def learn_from_total(self, server: ServerState, total: Total, question: str, expected: float) -> ServerState:
+        return self.model.learn_from_sums(server, total, question)
 
-    def go_on(self, server: ServerState) -> ServerState:
-        return self.model.try_next(server)
+    def continue_without_question(self, server: ServerState) -> ServerState:
+        return self.model.with_next_trial(server)
 
     # state
 
@@ -186,21 +186,21 @@ class StatisticLearner(Learner, Unlearning):
         quorum = self.model.retraction_quorum
         if len(subjects) < quorum and not requests.is_immediate:
             wait = UnlearningReport(mode=f"waits until {quorum} users have asked", waits=True)
-            return self._with_pending(server, subjects), wait.with_defaults(report)
+            return self._with_pending_users(server, subjects), wait.with_defaults(report)
         change = ask(server, RETRACTION_KIND, subjects).sums
         if not any(value.any() for value in change.values()):
             idle = UnlearningReport(mode="none: the server was told of none of it")
-            server = self._with_pending(server, subjects[:0]) if len(waiting) else server
+            server = self._with_pending_users(server, subjects[:0]) if len(waiting) else server
             return server, idle.with_defaults(report)
         changed, rank = self.model.apply_retraction(server, change)
-        changed = self._with_pending(changed, subjects[:0])
+        changed = self._with_pending_users(changed, subjects[:0])
         caveats = self.model.describe_retraction()
         if caveats is not None:
             limits = UnlearningReport(assumptions=caveats.assumptions, residual_risk=caveats.residual_risk)
             report = limits.with_defaults(report)
-        return changed, _describe_change(changed, rank).with_defaults(report)
+        return changed, _report_retraction(changed, rank).with_defaults(report)
 
-    def _with_pending(self, server: ServerState, users: Keys) -> ServerState:
+    def _with_pending_users(self, server: ServerState, users: Keys) -> ServerState:
         return server.with_part(self.name, {PENDING_USERS: users})
 
     def question_fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
@@ -210,8 +210,8 @@ class StatisticLearner(Learner, Unlearning):
         """What users contributed before they withdrew some of it, and what remains; the device keeps the rest."""
         log = view.lists[self.name][CONTRIBUTION_LOG]
         remaining = log.filter_entries(log.values["stays"])
-        before = split_by_block(log)
-        after = split_by_block(remaining)
+        before = split_log_by_block(log)
+        after = split_log_by_block(remaining)
         after += [Ragged.empty(len(log))] * (len(before) - len(after))
         change = self.model.encode_retraction(view, before, after)
         upload = Upload(change, np.ones(view.n_clients), view.client_keys)
@@ -232,9 +232,9 @@ class StatisticLearner(Learner, Unlearning):
                 )
 
 
-def _describe_change(server: ServerState, rank: int) -> UnlearningReport:
+def _report_retraction(server: ServerState, rank: int) -> UnlearningReport:
     """What a retraction did."""
-    bytes_down = sum(wire_bytes(head) for head in server.heads.values())
+    bytes_down = sum(count_wire_bytes(head) for head in server.heads.values())
     storage = sum(array.nbytes for arrays in server.parts.values() for array in arrays.values())
     return UnlearningReport(
         mode="the model is corrected in place" if rank else "the model is solved anew from its sums",
@@ -251,7 +251,7 @@ def _find_clients(view: CohortView, users: Bools) -> Bools:
     return np.bincount(client, weights=users, minlength=view.n_clients) > 0
 
 
-def split_by_block(log: Ragged) -> list[Ragged]:
+def split_log_by_block(log: Ragged) -> list[Ragged]:
     """What was contributed in each block, from a log of all of them."""
     block = log.values["block"] if len(log.ids) else np.zeros(0, np.int32)
     items = Ragged(log.ptr, log.ids)

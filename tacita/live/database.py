@@ -27,7 +27,7 @@ def connect_read_only(path: Path) -> Connection:
     return sqlite3.connect(f"file:{address}?mode=ro", uri=True, isolation_level=None)
 
 
-def read_format(path: Path) -> Any:
+def read_format_or_none(path: Path) -> Any:
     """What a file says of its format, None: nothing; a damaged one is an error of SQLite, and stays as it is."""
     with contextlib.closing(connect_read_only(path)) as db:
         verdict = str(db.execute("PRAGMA quick_check(1)").fetchone()[0])
@@ -81,7 +81,7 @@ def mark_for_scrub(db: Connection) -> None:
     db.execute("INSERT OR REPLACE INTO meta (key, value) VALUES ('scrub', '1')")
 
 
-def scrub(db: Connection) -> bool:
+def scrub_deleted_bytes(db: Connection) -> bool:
     """After a deletion: no old page in the file, no old frame in the log. False: somebody reads it, so not yet."""
     if db.execute("SELECT 1 FROM meta WHERE key = 'scrub'").fetchone() is None:
         return True
@@ -99,7 +99,7 @@ def scrub(db: Connection) -> bool:
     return True
 
 
-def vacuum(path: Path) -> bool:
+def vacuum_unless_in_use(path: Path) -> bool:
     """Remove what was deleted from a file that another program keeps; False: it is in use, so not yet."""
     if not path.is_file():
         return True
@@ -113,7 +113,7 @@ def vacuum(path: Path) -> bool:
     return not is_busy
 
 
-def put_arrays(db: Connection, table: str, run: str, arrays: Mapping[str, tuple[str, AnyArray]]) -> None:
+def replace_run_arrays(db: Connection, table: str, run: str, arrays: Mapping[str, tuple[str, AnyArray]]) -> None:
     """Replace a run's arrays, which come with their digests; an array with the same digest is not written again."""
     stored_shas = dict(db.execute(f"SELECT name, sha FROM {table} WHERE run = ?", (run,)).fetchall())
     for name in stored_shas.keys() - arrays.keys():

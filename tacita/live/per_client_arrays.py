@@ -99,14 +99,14 @@ def _decode_lists(arrays: Arrays, n_recipients: int, n_items: int) -> Ragged:
     ids = arrays.pop("ids", np.zeros(0))
     columns = {name.removeprefix("column."): values for name, values in arrays.items()}
     is_valid = _are_valid_borders(ptr, ids, n_recipients)
-    is_valid = is_valid and _are_whole(columns, len(ids))
-    is_valid = is_valid and _are_inside(ids, n_items)
+    is_valid = is_valid and _have_full_columns(columns, len(ids))
+    is_valid = is_valid and _are_within_range(ids, n_items)
     if not is_valid:
         raise TacitaError("the lists that the request writes to single people do not fit each other.")
     return Ragged(ptr, ids, columns)
 
 
-def _are_whole(columns: Arrays, n_entries: int) -> bool:
+def _have_full_columns(columns: Arrays, n_entries: int) -> bool:
     """Whether each column has a value for each entry."""
     return all(values.shape[:1] == (n_entries,) for values in columns.values())
 
@@ -125,7 +125,7 @@ def _are_valid_borders(ptr: AnyArray, ids: AnyArray, n_recipients: int) -> bool:
     return bool((sizes >= 0).all())
 
 
-def _are_inside(ids: AnyArray, n: int) -> bool:
+def _are_within_range(ids: AnyArray, n: int) -> bool:
     """Whether all numbers are from 0 to below n."""
     if len(ids) == 0:
         return True
@@ -170,7 +170,7 @@ def decode_client_fields(arrays: Arrays, fields: Sequence[Spec]) -> dict[str, Pe
     return client_fields
 
 
-def client_array_names(spec: Spec) -> set[str]:
+def list_client_array_names(spec: Spec) -> set[str]:
     """The arrays that a single field may travel as."""
     return {f"{spec.name}/{kind}" for kind in ("sender", "client", "item", "each")}
 
@@ -184,7 +184,7 @@ def is_valid_client_field(spec: Spec, arrays: Arrays, clients: int) -> bool:
         return True
     if sender is None or value is None:
         return False
-    if not _are_senders(sender, clients) or not _is_within_bounds(spec, value):
+    if not _are_distinct_senders(sender, clients) or not _is_within_bounds(spec, value):
         return False
     client = arrays.get(f"{name}/client")
     item = arrays.get(f"{name}/item")
@@ -196,7 +196,7 @@ def is_valid_client_field(spec: Spec, arrays: Arrays, clients: int) -> bool:
     return _are_valid_rows(spec, client, item, value, clients)
 
 
-def _are_senders(sender: AnyArray, clients: int) -> bool:
+def _are_distinct_senders(sender: AnyArray, clients: int) -> bool:
     """Whether these are the names of so many people, each once."""
     if not _is_name_list(sender):
         return False
@@ -223,7 +223,7 @@ def _are_valid_rows(spec: Spec, client: AnyArray, item: AnyArray, value: AnyArra
         return False
     if len(item) > clients * n_items:
         return False
-    if not _are_inside(client, clients) or not _are_inside(item, n_items):
+    if not _are_within_range(client, clients) or not _are_within_range(item, n_items):
         return False
     place = client.astype(np.int64) * n_items + item
     steps = np.diff(place)

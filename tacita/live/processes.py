@@ -72,7 +72,7 @@ class ChildProcess:
                     start_new_session=True,
                     preexec_fn=_stop_with_parent,
                     umask=0o077,
-                    **_user_options(self._user),
+                    **_build_user_options(self._user),
                 )
             finally:
                 os.close(output)
@@ -95,7 +95,7 @@ class ChildProcess:
             return None
         return self._process.returncode
 
-    def wait(self, timeout: float) -> bool:
+    def wait_for_end(self, timeout: float) -> bool:
         """Whether it ended within the time."""
         return self._ended.wait(timeout)
 
@@ -120,20 +120,20 @@ class ChildProcess:
 
     def stop(self, timeout: float = 15.0) -> None:
         """Ask it to end, then insist, and leave none of its descendants."""
-        family = _list_descendants(self.pid)
+        family = _list_descendants_with_start_times(self.pid)
         if self.exit_code is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGTERM)
-            if not self.wait(timeout):
+            if not self.wait_for_end(timeout):
                 log.warning("%s did not stop by itself", Path(self._command[0]).name)
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self.pid, signal.SIGKILL)
-                self.wait(5.0)
+                self.wait_for_end(5.0)
         deadline = time.monotonic() + 3.0  # Flower's helpers see within 0.2 s that their parent is gone
-        survivors = _select_living(family)
+        survivors = _select_living_processes(family)
         while survivors and time.monotonic() < deadline:
             time.sleep(0.05)
-            survivors = _select_living(family)
+            survivors = _select_living_processes(family)
         for pid, _ in survivors:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -147,7 +147,7 @@ def _stop_with_parent() -> None:
         _libc.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: no orphan keeps a port or a node id
 
 
-def _user_options(name: str | None) -> dict[str, Any]:
+def _build_user_options(name: str | None) -> dict[str, Any]:
     if name is None:
         return {}
     entry = pwd.getpwnam(name)
@@ -186,7 +186,7 @@ def find_user_problem(name: str, folder: Path | None = None) -> str | None:
             timeout=60,
             cwd="/",
             env={"PATH": os.environ.get("PATH", os.defpath), "FLWR_TELEMETRY_ENABLED": "0"},
-            **_user_options(name),
+            **_build_user_options(name),
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"'{name}' cannot run {sys.executable} ({error}); install tacita where that user can read it."
@@ -196,7 +196,7 @@ def find_user_problem(name: str, folder: Path | None = None) -> str | None:
     return f"'{name}' cannot run the node's client ({errors[-1]}); install tacita where that user can read it."
 
 
-def _list_descendants(pid: int) -> list[tuple[int, str]]:
+def _list_descendants_with_start_times(pid: int) -> list[tuple[int, str]]:
     """All processes below one, each with its start time, so that a number used again is not mistaken for it."""
     children: dict[int, list[int]] = {}
     start_times: dict[int, str] = {}
@@ -230,11 +230,11 @@ def _is_same_process(pid: int, start_time: str) -> bool:
     return fields is not None and fields[19] == start_time and fields[0] != "Z"
 
 
-def _select_living(family: list[tuple[int, str]]) -> list[tuple[int, str]]:
+def _select_living_processes(family: list[tuple[int, str]]) -> list[tuple[int, str]]:
     return [(pid, start_time) for pid, start_time in family if _is_same_process(pid, start_time)]
 
 
-def _ending_signals() -> list[signal.Signals]:
+def _list_ending_signals() -> list[signal.Signals]:
     """What ends a process of ours besides Ctrl-C; a closed terminal does not where it is ignored (`nohup`)."""
     ignores_hangup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [signal.SIGTERM] if ignores_hangup else [signal.SIGTERM, signal.SIGHUP]
@@ -250,7 +250,7 @@ def stop_on_signals(stopping: threading.Event) -> Iterator[None]:
     def stop(*_: object) -> None:
         stopping.set()
 
-    with _handle_signals([*_ending_signals(), signal.SIGINT], stop):
+    with _handle_signals([*_list_ending_signals(), signal.SIGINT], stop):
         yield
 
 
@@ -264,7 +264,7 @@ def exit_on_signals() -> Iterator[None]:
     def end(*_: object) -> None:
         raise KeyboardInterrupt
 
-    with _handle_signals(_ending_signals(), end):
+    with _handle_signals(_list_ending_signals(), end):
         yield
 
 

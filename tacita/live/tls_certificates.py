@@ -64,9 +64,9 @@ def make_ca(folder: Path, days: int = 3650) -> None:
     _check_absent(folder / CA, folder / CA_KEY)
     key = ec.generate_private_key(ec.SECP384R1())
     # The name is unique, so that two authorities are never mistaken for each other.
-    name = _x509_name(f"tacita authority {os.urandom(4).hex()}")
+    name = _make_x509_name(f"tacita authority {os.urandom(4).hex()}")
     now = datetime.now(UTC)
-    usage = _key_usage(key_cert_sign=True, crl_sign=True)
+    usage = _make_key_usage(key_cert_sign=True, crl_sign=True)
     cert = (
         x509.CertificateBuilder(issuer_name=name, subject_name=name, public_key=key.public_key())
         .serial_number(x509.random_serial_number())
@@ -77,8 +77,8 @@ def make_ca(folder: Path, days: int = 3650) -> None:
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA384())
     )
-    write_new(folder / CA_KEY, _encode_private_key(key), 0o600)
-    write_new(folder / CA, cert.public_bytes(serialization.Encoding.PEM), 0o644)
+    write_new_file(folder / CA_KEY, _encode_private_key(key), 0o600)
+    write_new_file(folder / CA, cert.public_bytes(serialization.Encoding.PEM), 0o644)
 
 
 def make_server_certificate(folder: Path, hosts: Iterable[str] = (), days: int = 397) -> None:
@@ -86,8 +86,8 @@ def make_server_certificate(folder: Path, hosts: Iterable[str] = (), days: int =
     _check_absent(folder / SERVER_CERT, folder / SERVER_KEY)
     key = ec.generate_private_key(ec.SECP384R1())
     cert = _sign_certificate(folder, key.public_key(), hosts, days)
-    write_new(folder / SERVER_KEY, _encode_private_key(key), 0o600)
-    write_new(folder / SERVER_CERT, cert, 0o644)
+    write_new_file(folder / SERVER_KEY, _encode_private_key(key), 0o600)
+    write_new_file(folder / SERVER_CERT, cert, 0o644)
 
 
 def renew_server_certificate(folder: Path, hosts: Iterable[str] | None = None, days: int = 397) -> None:
@@ -99,7 +99,7 @@ def renew_server_certificate(folder: Path, hosts: Iterable[str] | None = None, d
     side = folder / f".{SERVER_CERT}.{os.getpid()}"
     with contextlib.suppress(FileNotFoundError):
         side.unlink()
-    write_new(side, cert, 0o644)
+    write_new_file(side, cert, 0o644)
     os.replace(side, folder / SERVER_CERT)
 
 
@@ -112,8 +112,8 @@ def make_node_key(path: Path) -> Path:
         serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
     )
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    write_new(path, private, 0o600)
-    write_new(public_path, public + b"\n", 0o644)
+    write_new_file(path, private, 0o600)
+    write_new_file(public_path, public + b"\n", 0o644)
     return public_path
 
 
@@ -146,7 +146,7 @@ def convert_to_pem(public_key: bytes) -> bytes:
 
 
 @functools.lru_cache(maxsize=4096)
-def fingerprint(public_key: bytes) -> str:
+def compute_key_fingerprint(public_key: bytes) -> str:
     """`SHA256:...` of a node's public key, the same for its OpenSSH and its PEM form."""
     digest = hashlib.sha256(convert_to_pem(public_key)).digest()
     return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
@@ -195,7 +195,7 @@ def check_authority(path: Path) -> None:
     check_validity(path)
 
 
-def write_new(path: Path, content: bytes, mode: int) -> None:
+def write_new_file(path: Path, content: bytes, mode: int) -> None:
     """A file that did not exist before, with its mode from the first byte on."""
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
@@ -217,15 +217,17 @@ def _sign_certificate(folder: Path, public: ec.EllipticCurvePublicKey, hosts: It
     key = _load_private_key(folder / CA_KEY)
     now = datetime.now(UTC)
     all_hosts = list(dict.fromkeys([*hosts, *LOOPBACK]))
-    names = [_general_name(host) for host in all_hosts]
+    names = [_make_general_name(host) for host in all_hosts]
     first = all_hosts[0]
     cert = (
-        x509.CertificateBuilder(issuer_name=authority.subject, subject_name=_x509_name(first[:64]), public_key=public)
+        x509.CertificateBuilder(
+            issuer_name=authority.subject, subject_name=_make_x509_name(first[:64]), public_key=public
+        )
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _CLOCK_MARGIN)
         .not_valid_after(min(now + timedelta(days=days), authority.not_valid_after_utc))
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_key_usage(digital_signature=True), critical=True)
+        .add_extension(_make_key_usage(digital_signature=True), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
@@ -235,7 +237,7 @@ def _sign_certificate(folder: Path, public: ec.EllipticCurvePublicKey, hosts: It
     return cert.public_bytes(serialization.Encoding.PEM)
 
 
-def _general_name(host: str) -> x509.GeneralName:
+def _make_general_name(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
@@ -279,11 +281,11 @@ def _encode_private_key(key: ec.EllipticCurvePrivateKey) -> bytes:
     )
 
 
-def _x509_name(common: str) -> x509.Name:
+def _make_x509_name(common: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
 
 
-def _key_usage(**on: bool) -> x509.KeyUsage:
+def _make_key_usage(**on: bool) -> x509.KeyUsage:
     names = "digital_signature content_commitment key_encipherment data_encipherment key_agreement"
     names += " key_cert_sign crl_sign encipher_only decipher_only"
     return x509.KeyUsage(**{name: on.get(name, False) for name in names.split()})

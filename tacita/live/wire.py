@@ -19,7 +19,7 @@ from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Arrays, RoundReplay
 from tacita.live.json_object import JsonObject
 from tacita.live.per_client_arrays import decode_client_fields
-from tacita.messages import Spec, Total, find_symmetric, touched_name
+from tacita.messages import Spec, Total, map_symmetric_fields, touched_name
 from tacita.round.question import Question
 
 VERSION = 2
@@ -162,7 +162,7 @@ class Reply:
                 sums[spec.name] = dense
         each = decode_client_fields(arrays, fields)
         head = self.head
-        symmetric = find_symmetric(fields)
+        symmetric = map_symmetric_fields(fields)
         return Total(sums, head.weight, head.clients, each, symmetric=symmetric)
 
 

@@ -17,11 +17,11 @@ from tacita.messages.totals import (
     Total,
     Upload,
     add_upload,
+    count_wire_bytes,
     empty_total,
-    find_symmetric,
+    map_symmetric_fields,
     merge_totals,
     touched_name,
-    wire_bytes,
 )
 
 __all__ = [
@@ -38,10 +38,10 @@ __all__ = [
     "Total",
     "Upload",
     "add_upload",
+    "count_wire_bytes",
     "empty_total",
-    "find_symmetric",
     "make_accumulator",
+    "map_symmetric_fields",
     "merge_totals",
     "touched_name",
-    "wire_bytes",
 ]

@@ -12,7 +12,7 @@ from tacita.core.errors import TacitaError
 from tacita.core.types import Longs
 from tacita.messages.forms import QUANTUM, Spec
 from tacita.messages.totals import Total, Upload, add_upload, empty_total
-from tacita.privacy.secure_sum import quantise_values, secure_sum
+from tacita.privacy.secure_sum import quantise_values, run_secure_sum
 
 Aggregator = Literal["plain", "ideal", "secure"]
 
@@ -36,9 +36,9 @@ class UploadAccumulator:
             return
         for name, value in upload.values.items():
             spec = self.specs[name]
-            self.n_bytes += value.n_bytes(spec)
+            self.n_bytes += value.count_bytes(spec)
 
-    def total(self) -> Total:
+    def compute_total(self) -> Total:
         return self.sum
 
 
@@ -92,11 +92,11 @@ class MaskedAccumulator(UploadAccumulator):
         values = np.concatenate([*vectors, [total.weight]])
         return quantise_values(values, QUANTUM)
 
-    def total(self) -> Total:
+    def compute_total(self) -> Total:
         has_uploads = any(numbers is not None for numbers in self.numbers)
         if not has_uploads:
             return self.sum
-        opened = secure_sum(self.numbers)
+        opened = run_secure_sum(self.numbers)
         self.n_bytes = opened.n_bytes
         values = opened.sum.astype(np.float64) * QUANTUM
         sums = {}

@@ -14,8 +14,8 @@ import scipy.sparse
 from tacita.core.errors import TacitaError
 from tacita.core.sparse import matrix_of_rows
 from tacita.core.types import AnyArray, Doubles, Ints, Longs, Ragged
-from tacita.kernels.pairs import context_sums, lag_products, next_sums, pair_sums
-from tacita.kernels.steps import fold_rows
+from tacita.kernels.pairs import add_context_sums, add_next_sums, add_pair_sums, sum_lag_products
+from tacita.kernels.steps import add_weighted_rows
 from tacita.kernels.threads import threads_in_use
 
 _SMALL_FIELD = 64  # numbers of a client that are added without a loop over clients
@@ -78,7 +78,7 @@ class SparseRows:
             plain = replace(self, factor=None)
             plain.add_to(total, touched, weight * self.factor)
         elif total.ndim == 2:
-            fold_rows(self.client, self.item, self.value, weight, total, touched)
+            add_weighted_rows(self.client, self.item, self.value, weight, total, touched)
         else:
             row_weight = weight[self.client]
             weighted = row_weight * self.value
@@ -125,7 +125,7 @@ class SparseRows:
             value=np.concatenate([first.value, second.value]),
         )
 
-    def n_bytes(self, field: Spec) -> float:
+    def count_bytes(self, field: Spec) -> float:
         """Four per number and per id; the channel names the client."""
         n_numbers = self.value.size + self.item.size
         return 4.0 * n_numbers
@@ -178,7 +178,7 @@ class DenseArrays:
         value = np.concatenate([other.value, self.value])
         return DenseArrays(value)
 
-    def n_bytes(self, field: Spec) -> float:
+    def count_bytes(self, field: Spec) -> float:
         return 4.0 * self.value.size
 
 
@@ -194,7 +194,7 @@ class _Statistic:
     def prepend(self, other: Any, shift: int) -> Any:
         raise TacitaError("a person's statistic is their history: it is summed, never seen by itself.")
 
-    def n_bytes(self, field: Spec) -> float:
+    def count_bytes(self, field: Spec) -> float:
         n_clients = len(np.unique(self.client))
         return field.n_bytes * n_clients
 
@@ -210,14 +210,14 @@ class CooccurrenceTerms(_Statistic):
     inputs: Ints | None = None
 
     def check(self, field: Spec, n_clients: int) -> None:
-        n_rows = len(self._rows())
+        n_rows = len(self._list_row_items())
         shape = (n_rows, self.n_items)
         check_shape(field.name, shape, field.shape)
         check_shape(f"{field.name}, lists", self.factor.shape, self.client.shape)
         _check_numbers(field, "item", self.item, self.n_items)
         _check_numbers(field, "client", self.client, n_clients)
 
-    def _rows(self) -> Ints:
+    def _list_row_items(self) -> Ints:
         """The items that have a row: the inputs, or all."""
         if self.inputs is None:
             return np.arange(self.n_items, dtype=np.int32)
@@ -234,11 +234,11 @@ class CooccurrenceTerms(_Statistic):
         np.cumsum(counts, out=item_ptr[1:])
         list_weight = weight[self.client]
         factor = list_weight * self.factor
-        rows = self._rows()
+        rows = self._list_row_items()
         list_of_entry = owner[by_item]
-        pair_sums(rows, item_ptr, list_of_entry, self.ptr, self.item, factor, total)
+        add_pair_sums(rows, item_ptr, list_of_entry, self.ptr, self.item, factor, total)
 
-    def lower_triangle(self, weight: Doubles) -> scipy.sparse.csr_array:
+    def sum_lower_triangle(self, weight: Doubles) -> scipy.sparse.csr_array:
         """The lower triangle of the sum, where all items are inputs.
 
         Its numbers are whole multiples of a quantum, so it is exact in any order and chunk.
@@ -259,7 +259,7 @@ class CooccurrenceTerms(_Statistic):
         """|f x x^T| is f |x|^2, counted over all items; lists of one client may add up at most."""
         n_entries = np.diff(self.ptr)
         length = np.abs(self.factor) * n_entries
-        return _square_sums(self.client, length, n_clients)
+        return _square_summed_lengths(self.client, length, n_clients)
 
     def scale(self, factor: Doubles) -> CooccurrenceTerms:
         list_factor = factor[self.client]
@@ -294,7 +294,7 @@ class OuterProducts(_Statistic):
         """|v v^T| is |v|^2; vectors of one client may add up at most."""
         squares = (self.vector**2).sum(axis=1)
         length = np.abs(self.sign) * squares
-        return _square_sums(self.client, length, n_clients)
+        return _square_summed_lengths(self.client, length, n_clients)
 
     def scale(self, factor: Doubles) -> OuterProducts:
         vector_factor = factor[self.client]
@@ -339,10 +339,10 @@ class SequenceTerms(_Statistic):
         list_weight = weight[self.client]
         factor = self.factor * list_weight
         if self.meets == "next":
-            next_sums(ptr, ids, self.start, factor, self.fall, QUANTUM, threads_in_use(), total)
+            add_next_sums(ptr, ids, self.start, factor, self.fall, QUANTUM, threads_in_use(), total)
         else:
-            products = lag_products(self.fall)
-            context_sums(ptr, ids, self.start, factor, products, QUANTUM, threads_in_use(), total)
+            products = sum_lag_products(self.fall)
+            add_context_sums(ptr, ids, self.start, factor, products, QUANTUM, threads_in_use(), total)
 
     def squared_norms(self, n_clients: int) -> Doubles:
         """No h is longer than the sum of its weights; places of one client may add up at most."""
@@ -353,7 +353,7 @@ class SequenceTerms(_Statistic):
         bound = self.fall.sum() ** power
         factor = np.abs(self.factor)
         length = factor * n_places * bound
-        return _square_sums(self.client, length, n_clients)
+        return _square_summed_lengths(self.client, length, n_clients)
 
     def scale(self, factor: Doubles) -> SequenceTerms:
         list_factor = factor[self.client]
@@ -392,7 +392,7 @@ def _sum_squares(values: AnyArray) -> Doubles:
     return np.asarray(squares.sum(axis=other_axes))
 
 
-def _square_sums(client: Ints, length: Doubles, n_clients: int) -> Doubles:
+def _square_summed_lengths(client: Ints, length: Doubles, n_clients: int) -> Doubles:
     """The squares of each client's summed lengths."""
     sums = np.bincount(client, weights=length, minlength=n_clients)
     return sums.astype(np.float64) ** 2

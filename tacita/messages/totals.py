@@ -107,7 +107,7 @@ class Total:
         return replace(self, sums=sums)
 
 
-def wire_bytes(array: AnyArray) -> int:
+def count_wire_bytes(array: AnyArray) -> int:
     """Dense, or as (index, value) pairs where that is smaller."""
     n_entries = int(np.count_nonzero(array))
     pair_bytes = 4 + array.itemsize
@@ -130,10 +130,10 @@ def empty_total(fields: Sequence[Spec]) -> Total:
             name = touched_name(spec.name)
             n_rows = spec.shape[:1]
             sums[name] = np.zeros(n_rows)
-    return Total(sums, symmetric=find_symmetric(fields))
+    return Total(sums, symmetric=map_symmetric_fields(fields))
 
 
-def find_symmetric(fields: Sequence[Spec]) -> dict[str, int]:
+def map_symmetric_fields(fields: Sequence[Spec]) -> dict[str, int]:
     return {spec.name: 1 for spec in fields if spec.symmetric}
 
 
@@ -180,7 +180,7 @@ def _append_clients(before: PerClientField | None, upload: Upload, value: Form, 
     return _join_fields(before, added)
 
 
-def _touched_sum(total: Total, spec: Spec) -> Doubles:
+def _get_touched_buffer(total: Total, spec: Spec) -> Doubles:
     """The buffer for the weights that touched each row; one that is thrown away where they are not summed."""
     if spec.touched:
         name = touched_name(spec.name)
@@ -191,10 +191,10 @@ def _touched_sum(total: Total, spec: Spec) -> Doubles:
     return np.zeros(n_rows)
 
 
-def _add_triangle(total: Total, upload: Upload, spec: Spec, value: Form) -> bool:
+def _try_add_triangle(total: Total, upload: Upload, spec: Spec, value: Form) -> bool:
     """Add a lower triangle to a sparse sum; False: the field has none."""
     if spec.sparse and isinstance(value, CooccurrenceTerms):
-        triangle = value.lower_triangle(upload.weight)
+        triangle = value.sum_lower_triangle(upload.weight)
         before = total.sums[spec.name]
         total.sums[spec.name] = before + triangle
         return True
@@ -210,20 +210,20 @@ def _apply_row_factor(spec: Spec, value: Form) -> Form:
 
 def _add_in_double(total: Total, upload: Upload, spec: Spec, value: Form) -> None:
     """Add one field in double precision, client after client."""
-    if _add_triangle(total, upload, spec, value):
+    if _try_add_triangle(total, upload, spec, value):
         return
     value = _apply_row_factor(spec, value)
     field_sum = total.sums[spec.name]
-    touched = _touched_sum(total, spec)
+    touched = _get_touched_buffer(total, spec)
     value.add_to(field_sum, touched, upload.weight)
 
 
 def _add_exactly(total: Total, upload: Upload, spec: Spec, value: Form) -> None:
     """Add one field in whole multiples of the quantum: the sum is the same in any order."""
-    if _add_triangle(total, upload, spec, value):
+    if _try_add_triangle(total, upload, spec, value):
         return
     value = _apply_row_factor(spec, value)
-    touched = _touched_sum(total, spec)
+    touched = _get_touched_buffer(total, spec)
     quantised = _quantise_value(value, upload.weight)
     field_sum = total.sums[spec.name]
     unused = np.zeros_like(touched)

@@ -53,7 +53,7 @@ class Backbone(ABC):
     """It scores by what came last, too, so it is served with all that a device knows, oldest first."""
 
     reads_context: ClassVar[bool] = False
-    """It scores with the rows of further items of the user (`Scorer.context`), not with the private vector alone."""
+    """It scores with rows of more items of a user (`Scorer.list_context_items`), not with the private vector alone."""
 
     brings: ClassVar[dict[str, Any]] = {}
     """Settings that hold with this model unless the user sets them."""
@@ -73,18 +73,18 @@ class Backbone(ABC):
 
     @property
     @abstractmethod
-    def layout(self) -> dict[str, int]:
+    def private_layout(self) -> dict[str, int]:
         """Private parameters of one user: name -> width."""
 
     @property
     def private_width(self) -> int:
-        return sum(self.layout.values())
+        return sum(self.private_layout.values())
 
     def split_private(self, private: Any) -> dict[str, Any]:
         """The flat private vectors (users, width) as named slices."""
         slices = {}
         start = 0
-        for name, width in self.layout.items():
+        for name, width in self.private_layout.items():
             slices[name] = private[:, start : start + width]
             start += width
         return slices
@@ -108,23 +108,23 @@ class Backbone(ABC):
         """The initial shared parameters."""
         return {}
 
-    def heads_fit(self, heads: Arrays, n_items: int) -> bool:
+    def accepts_heads(self, heads: Arrays, n_items: int) -> bool:
         """Whether shared parameters that came from elsewhere are safe to compute with."""
         own = self.init_heads(Draws(0))
-        if not heads_match(heads, own):
+        if not has_expected_heads(heads, own):
             return False
         return all(heads[name].shape == value.shape for name, value in own.items())
 
-    def popularity(self, server: ServerState) -> Floats:
+    def read_popularity(self, server: ServerState) -> Floats:
         """How many users each item has, where the server learns that; else zeros."""
         return np.zeros(len(server.items), np.float32)
 
     @abstractmethod
-    def compare_items(self, server: ServerState, items: Floats, item: int) -> Floats:
+    def measure_similarity_to_item(self, server: ServerState, items: Floats, item: int) -> Floats:
         """How much every item is like one of them, in the model's own terms."""
 
 
-def heads_match(heads: Arrays, expected: Arrays) -> bool:
+def has_expected_heads(heads: Arrays, expected: Arrays) -> bool:
     """Whether shared parameters have the expected names and types."""
     if heads.keys() != expected.keys():
         return False
@@ -173,7 +173,7 @@ def register_form(form: str) -> Callable[[type[Backbone]], type[Backbone]]:
     return register_class
 
 
-def apply_form(backbone: Backbone) -> Backbone:
+def with_chosen_form(backbone: Backbone) -> Backbone:
     """The backbone in the form that its own settings ask for."""
     cls = _FORMS.get(f"{backbone.name} {backbone.form}", type(backbone))
     if cls is type(backbone):

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from tacita.core.types import Arrays, CohortView, Floats, Keys, Ragged
-from tacita.kernels.hashing import uniforms
+from tacita.kernels.hashing import draw_uniforms
 from tacita.models.base import BackboneConfig, TrainedConfig, register
 from tacita.models.factor import TwoVectorModel
 from tacita.models.scorer import Context, TableReading, Tensors
@@ -38,14 +38,14 @@ class EgoModel(TwoVectorModel):
         """Xavier's uniform start of a single row."""
         dim = self.config.dim
         bound = math.sqrt(6 / (1 + dim))
-        drawn = 2 * uniforms(key, owners, dim) - 1
+        drawn = 2 * draw_uniforms(key, owners, dim) - 1
         vectors = bound * drawn
         return vectors.astype(np.float32)
 
-    def context(self, view: CohortView) -> Ragged:
+    def list_context_items(self, view: CohortView) -> Ragged:
         return view.train
 
-    def represent(self, private: Tensors, heads: Tensors, context: Context | None) -> Tensors:
+    def represent_users(self, private: Tensors, heads: Tensors, context: Context | None) -> Tensors:
         """The user's vector, and what its items take in of it."""
         assert context is not None
         p = private["p"]
@@ -57,7 +57,7 @@ class EgoModel(TwoVectorModel):
         user = 0.5 * p + share * total
         return {"u": user, "passed": share * passed}
 
-    def score(self, rep: Tensors, heads: Tensors, rows: Any, inside: Any = None) -> Any:
+    def compute_logits(self, rep: Tensors, heads: Tensors, rows: Any, inside: Any = None) -> Any:
         u = rep["u"]
         v = 0.5 * rows + inside[:, None] * rep["passed"]
         product = (u * v).sum(-1)

@@ -11,7 +11,7 @@ from pydantic import Field
 from tacita.core.draws import Draws
 from tacita.core.types import Arrays, Floats, Keys
 from tacita.kernels import steps
-from tacita.kernels.hashing import normals, uniforms
+from tacita.kernels.hashing import draw_normals, draw_uniforms
 from tacita.models.base import BackboneConfig, Shapes, TrainedConfig, compute_linear_bound, register, repeat_start
 from tacita.models.scorer import Reading, Scorer, Tensors
 
@@ -27,7 +27,7 @@ class FactorModel(Scorer):
     def item_width(self) -> int:
         return self.config.dim
 
-    def item_scale(self, n_items: int) -> float:
+    def compute_item_rate_scale(self, n_items: int) -> float:
         scale = self.config.item_lr_scale
         if isinstance(scale, str):
             return float(n_items)
@@ -38,7 +38,7 @@ class TwoVectorModel(FactorModel):
     """A private vector for the user, a public one for the item, of the same width; both start alike."""
 
     @property
-    def layout(self) -> dict[str, int]:
+    def private_layout(self) -> dict[str, int]:
         return {"p": self.config.dim}
 
     @abstractmethod
@@ -53,9 +53,9 @@ class TwoVectorModel(FactorModel):
         key = draws.private("init-private")
         return self.init_vectors(key, user_keys)
 
-    def rates(self, n_items: int) -> dict[str, float]:
+    def list_learning_rates(self, n_items: int) -> dict[str, float]:
         lr = self.config.lr
-        item_rate = lr * self.item_scale(n_items)
+        item_rate = lr * self.compute_item_rate_scale(n_items)
         return {"p": lr, "rows": item_rate}
 
 
@@ -73,10 +73,10 @@ class MF(TwoVectorModel):
     config: MFConfig
 
     def init_vectors(self, key: np.uint64, owners: Keys) -> Floats:
-        drawn = normals(key, owners, self.config.dim)
+        drawn = draw_normals(key, owners, self.config.dim)
         return self.config.init_std * drawn
 
-    def score(self, rep: Tensors, heads: Tensors, rows: Any, inside: Any = None) -> Any:
+    def compute_logits(self, rep: Tensors, heads: Tensors, rows: Any, inside: Any = None) -> Any:
         products = rep["p"] * rows
         return products.sum(-1)
 
@@ -101,25 +101,25 @@ class PFedRec(FactorModel):
     config: HeadConfig
 
     @property
-    def layout(self) -> dict[str, int]:
+    def private_layout(self) -> dict[str, int]:
         return {"w": self.config.dim, "b": 1}
 
     def init_items(self, draws: Draws, item_keys: Keys) -> Floats:
         key = draws.public("init-items")
-        return normals(key, item_keys, self.config.dim)
+        return draw_normals(key, item_keys, self.config.dim)
 
     def init_private(self, draws: Draws, user_keys: Keys) -> Floats:
         bound = compute_linear_bound(self.config.dim)
-        start = _draw_common(draws, bound, self.private_width)
+        start = _draw_common_start(draws, bound, self.private_width)
         return repeat_start(start, len(user_keys))
 
-    def rates(self, n_items: int) -> dict[str, float]:
+    def list_learning_rates(self, n_items: int) -> dict[str, float]:
         lr = self.config.lr
-        scaled = lr * self.item_scale(n_items)
+        scaled = lr * self.compute_item_rate_scale(n_items)
         item_rate = scaled * self.config.lr_eta
         return {"w": lr, "b": lr, "rows": item_rate}
 
-    def score(self, rep: Tensors, heads: Tensors, rows: Any, inside: Any = None) -> Any:
+    def compute_logits(self, rep: Tensors, heads: Tensors, rows: Any, inside: Any = None) -> Any:
         products = rep["w"] * rows
         bias = rep["b"][:, 0]
         return products.sum(-1) + bias
@@ -149,7 +149,7 @@ class NCF(FactorModel):
             self.affine_kind = steps.NCF  # type: ignore[misc]
 
     @property
-    def layout(self) -> dict[str, int]:
+    def private_layout(self) -> dict[str, int]:
         dim = self.config.dim
         if self.config.share_mlp:
             return {"p": dim}
@@ -163,16 +163,16 @@ class NCF(FactorModel):
 
     def init_items(self, draws: Draws, item_keys: Keys) -> Floats:
         key = draws.public("init-items")
-        return normals(key, item_keys, self.config.dim)
+        return draw_normals(key, item_keys, self.config.dim)
 
     def _init_layer(self, draws: Draws) -> Floats:
         width = 2 * self.config.dim
         bound = compute_linear_bound(width)
-        return _draw_common(draws, bound, width + 1)
+        return _draw_common_start(draws, bound, width + 1)
 
     def init_private(self, draws: Draws, user_keys: Keys) -> Floats:
         key = draws.public("init-user")
-        start = normals(key, _COMMON_OWNER, self.config.dim)
+        start = draw_normals(key, _COMMON_OWNER, self.config.dim)
         if not self.config.share_mlp:
             layer = self._init_layer(draws)
             start = np.concatenate([start, layer], axis=1)
@@ -186,13 +186,13 @@ class NCF(FactorModel):
         bias = layer[-1:].copy()
         return {"w": weights, "b": bias}
 
-    def rates(self, n_items: int) -> dict[str, float]:
+    def list_learning_rates(self, n_items: int) -> dict[str, float]:
         lr = self.config.lr
         eta = self.config.lr_eta
-        item_rate = lr * self.item_scale(n_items) * eta
+        item_rate = lr * self.compute_item_rate_scale(n_items) * eta
         return {"p": lr * eta, "w": lr, "b": lr, "rows": item_rate}
 
-    def score(self, rep: Tensors, heads: Tensors, rows: Any, inside: Any = None) -> Any:
+    def compute_logits(self, rep: Tensors, heads: Tensors, rows: Any, inside: Any = None) -> Any:
         layer = heads if self.config.share_mlp else rep
         dim = self.config.dim
         user_weights = layer["w"][:, :dim]
@@ -219,9 +219,9 @@ class NCF(FactorModel):
         return item_weights, user_part + bias
 
 
-def _draw_common(draws: Draws, bound: float, width: int) -> Floats:
+def _draw_common_start(draws: Draws, bound: float, width: int) -> Floats:
     """A uniform start within the bound, the same for all clients."""
     key = draws.public("init-head")
-    drawn = uniforms(key, _COMMON_OWNER, width)
+    drawn = draw_uniforms(key, _COMMON_OWNER, width)
     start = bound * (2 * drawn - 1)
     return start.astype(np.float32)

@@ -18,7 +18,7 @@ from pydantic import Field
 from tacita.core.draws import Draws
 from tacita.core.flat_indices import find_in_unsorted
 from tacita.core.types import Arrays, CohortView, Floats, Keys, Ragged
-from tacita.kernels.hashing import normals
+from tacita.kernels.hashing import draw_normals
 from tacita.models.base import BackboneConfig, Shapes, TrainedConfig, register
 from tacita.models.factor import TwoVectorModel
 from tacita.models.neural_cf import draw_layer
@@ -73,7 +73,7 @@ class FedPerGNN(TwoVectorModel):
         return shapes
 
     def init_vectors(self, key: np.uint64, owners: Keys) -> Floats:
-        drawn = normals(key, owners, self.config.dim)
+        drawn = draw_normals(key, owners, self.config.dim)
         return self.config.init_std * drawn
 
     def init_heads(self, draws: Draws) -> Arrays:
@@ -87,11 +87,11 @@ class FedPerGNN(TwoVectorModel):
         heads["bias"] = np.zeros(1, np.float32)
         return heads
 
-    def rates(self, n_items: int) -> dict[str, float]:
+    def list_learning_rates(self, n_items: int) -> dict[str, float]:
         heads_rates = dict.fromkeys(self.list_head_shapes(), self.config.lr)
-        return super().rates(n_items) | heads_rates
+        return super().list_learning_rates(n_items) | heads_rates
 
-    def context(self, view: CohortView) -> Ragged:
+    def list_context_items(self, view: CohortView) -> Ragged:
         """The user's items, with the vectors of other users who have them, where some were sent."""
         lists = Ragged(view.train.ptr, view.train.ids)
         neighbours = view.per_client.get(NEIGHBOURS)
@@ -100,7 +100,7 @@ class FedPerGNN(TwoVectorModel):
         columns = _align_neighbours(lists, neighbours, self.config.most)
         return replace(lists, values=columns)
 
-    def represent(self, private: Tensors, heads: Tensors, context: Context | None) -> Tensors:
+    def represent_users(self, private: Tensors, heads: Tensors, context: Context | None) -> Tensors:
         """The vector that meets item rows, and what is added to every logit."""
         assert context is not None
         dim = self.config.dim
@@ -170,7 +170,7 @@ class FedPerGNN(TwoVectorModel):
         hidden = _multiply_per_user(near_sum, heads["w2"])
         return around + _multiply_per_user(hidden, near_w3)
 
-    def score(self, rep: Tensors, heads: Tensors, rows: Any, inside: Any = None) -> Any:
+    def compute_logits(self, rep: Tensors, heads: Tensors, rows: Any, inside: Any = None) -> Any:
         return _multiply_rows(rep["u"], rows) + rep["added"]
 
     def reduce_outside_to_affine(self, rep: Tensors, heads: Arrays, items: Floats) -> TableReading:

@@ -95,18 +95,18 @@ class InterestModel(TowerModel):
         heads["state_layer"] = state_layer.astype(np.float32)
         return heads
 
-    def rates(self, n_items: int) -> dict[str, float]:
-        rates = super().rates(n_items)
+    def list_learning_rates(self, n_items: int) -> dict[str, float]:
+        rates = super().list_learning_rates(n_items)
         rates["state_layer"] = self.config.state_scale * rates["state_layer"]
         return rates
 
     # what it reads
 
-    def context(self, view: CohortView) -> Ragged:
+    def list_context_items(self, view: CohortView) -> Ragged:
         """The last interactions of each user, with ratings and gaps besides the item's row."""
         return select_recent_events(view.train, self.config.last, self.config.most_rating)
 
-    def represent(self, private: Tensors, heads: Tensors, context: Context | None) -> Tensors:
+    def represent_users(self, private: Tensors, heads: Tensors, context: Context | None) -> Tensors:
         assert context is not None
         state = self._run_gru(heads, context)
         return {"p": private["p"], "h": state}
@@ -154,7 +154,7 @@ class InterestModel(TowerModel):
         """x of every event, (users, events, dim): one layer over [row ; rating ; bucket]."""
         shape = place.shape
         dim = self.config.dim
-        row, rating, gap = self._read_events(heads, context, place)
+        row, rating, gap = self._gather_event_inputs(heads, context, place)
         rows = row.reshape(*shape, dim)
         ratings = rating.reshape(*shape, 1)
         gaps = gap.reshape(*shape, self.config.gap_width)
@@ -166,7 +166,7 @@ class InterestModel(TowerModel):
         from_rating = ratings * rating_vector
         return from_row + from_rating + gaps @ gap_matrix
 
-    def _read_events(self, heads: Tensors, context: Context, place: Longs) -> tuple[Any, Any, Any]:
+    def _gather_event_inputs(self, heads: Tensors, context: Context, place: Longs) -> tuple[Any, Any, Any]:
         """Row, rating and vector of the gap of every event, flat."""
         flat = place.reshape(-1)
         n_users, n_steps = place.shape
@@ -195,7 +195,7 @@ class InterestModel(TowerModel):
 
     def compute_interest(self, view: CohortView) -> Floats:
         """h_u under the received model."""
-        lists = self.context(view)
+        lists = self.list_context_items(view)
         heads = broadcast_heads(view.heads, len(lists))
         context = Context.from_lists(lists, view.items)
         state = self._run_gru(heads, context)
@@ -203,7 +203,7 @@ class InterestModel(TowerModel):
 
     # how it scores
 
-    def score_groups(self, private: Tensors, heads: Tensors, rows: Any) -> Any:
+    def compute_group_logits(self, private: Tensors, heads: Tensors, rows: Any) -> Any:
         of_item = linear(rows, heads["item_layer"], heads["bias_0"])
         of_user = private["p"] @ heads["user_layer"]
         of_state = private["h"] @ heads["state_layer"]

@@ -33,7 +33,7 @@ def score_tiles(backbone: Scorer, group: Tensors, heads: Tensors, tiles: Floats)
     """Logits of one group for the rows of all tiles, flat."""
     scored = []
     for tile in tiles:
-        logits = backbone.score_groups(group, heads, tile)
+        logits = backbone.compute_group_logits(group, heads, tile)
         scored.append(logits.reshape(-1))
     return join_arrays(scored)
 

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from tacita.core.types import Arrays, CohortView, Floats, Keys, Ragged
-from tacita.kernels.hashing import normals
+from tacita.kernels.hashing import draw_normals
 from tacita.models.base import BackboneConfig, TrainedConfig, register
 from tacita.models.factor import TwoVectorModel
 from tacita.models.scorer import Context, TableReading, Tensors
@@ -40,13 +40,13 @@ class LightGCN(TwoVectorModel):
     config: LightGCNConfig
 
     def init_vectors(self, key: np.uint64, owners: Keys) -> Floats:
-        drawn = normals(key, owners, self.config.dim)
+        drawn = draw_normals(key, owners, self.config.dim)
         return self.config.init_std * drawn
 
-    def context(self, view: CohortView) -> Ragged:
+    def list_context_items(self, view: CohortView) -> Ragged:
         return view.train
 
-    def represent(self, private: Tensors, heads: Tensors, context: Context | None) -> Tensors:
+    def represent_users(self, private: Tensors, heads: Tensors, context: Context | None) -> Tensors:
         """The user's final vector, and what its items have taken in."""
         assert context is not None
         p = private["p"]
@@ -66,7 +66,7 @@ class LightGCN(TwoVectorModel):
         n_vectors = layers + 1
         return {"u": user_sum / n_vectors, "passed": passed / n_vectors}
 
-    def score(self, rep: Tensors, heads: Tensors, rows: Any, inside: Any = None) -> Any:
+    def compute_logits(self, rep: Tensors, heads: Tensors, rows: Any, inside: Any = None) -> Any:
         own = rows / (self.config.layers + 1)
         passed = inside[:, None] * rep["passed"]
         products = rep["u"] * (own + passed)

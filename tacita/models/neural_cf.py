@@ -15,7 +15,7 @@ from pydantic import Field
 
 from tacita.core.draws import Draws
 from tacita.core.types import Arrays, Floats, Keys
-from tacita.kernels.hashing import normals, uniforms
+from tacita.kernels.hashing import draw_normals, draw_uniforms
 from tacita.models.base import BackboneConfig, Shapes, TrainedConfig, register
 from tacita.models.factor import FactorModel
 from tacita.models.scorer import Tensors
@@ -50,7 +50,7 @@ class TowerModel(FactorModel):
     brings: ClassVar[dict[str, Any]] = {"train": {"optimiser": "lazy-adam"}}
 
     @property
-    def layout(self) -> dict[str, int]:
+    def private_layout(self) -> dict[str, int]:
         return {"p": self.config.dim}
 
     def _list_inner_layers(self) -> LayerFans:
@@ -86,12 +86,12 @@ class TowerModel(FactorModel):
 
     def init_items(self, draws: Draws, item_keys: Keys) -> Floats:
         key = draws.public("init-items")
-        drawn = normals(key, item_keys, self.item_width)
+        drawn = draw_normals(key, item_keys, self.item_width)
         return self.config.init_std * drawn
 
     def init_private(self, draws: Draws, user_keys: Keys) -> Floats:
         key = draws.private("init-private")
-        drawn = normals(key, user_keys, self.private_width)
+        drawn = draw_normals(key, user_keys, self.private_width)
         return self.config.init_std * drawn
 
     def init_heads(self, draws: Draws) -> Arrays:
@@ -107,11 +107,11 @@ class TowerModel(FactorModel):
                 heads[name] = np.zeros(shape, np.float32)
         return heads
 
-    def rates(self, n_items: int) -> dict[str, float]:
+    def list_learning_rates(self, n_items: int) -> dict[str, float]:
         lr = self.config.lr
-        names = (*self.layout, *self.list_head_shapes())
+        names = (*self.private_layout, *self.list_head_shapes())
         rates = dict.fromkeys(names, lr)
-        rates["rows"] = lr * self.item_scale(n_items)
+        rates["rows"] = lr * self.compute_item_rate_scale(n_items)
         return rates
 
     @property
@@ -138,11 +138,11 @@ class TowerModel(FactorModel):
             heads[name] = piece.reshape(-1, *shape)
         return heads
 
-    def score(self, rep: Tensors, heads: Tensors, rows: Any, inside: Any = None) -> Any:
+    def compute_logits(self, rep: Tensors, heads: Tensors, rows: Any, inside: Any = None) -> Any:
         groups = {}
         for name, value in rep.items():
             groups[name] = value[:, None]
-        logits = self.score_groups(groups, heads, rows[:, None])
+        logits = self.compute_group_logits(groups, heads, rows[:, None])
         return logits[:, 0]
 
     def _run_tower(self, user: Any, heads: Tensors, item: Any) -> Any:
@@ -168,7 +168,7 @@ class NeuNCF(TowerModel):
 
     name = "neuncf"
 
-    def score_groups(self, private: Tensors, heads: Tensors, rows: Any) -> Any:
+    def compute_group_logits(self, private: Tensors, heads: Tensors, rows: Any) -> Any:
         hidden = self._run_tower(private["p"], heads, rows)
         logits = project(hidden, heads["out"])
         return logits + heads["out_bias"]
@@ -193,7 +193,7 @@ class NeuMF(TowerModel):
         return np.concatenate([codes, codes], axis=1)
 
     @property
-    def layout(self) -> dict[str, int]:
+    def private_layout(self) -> dict[str, int]:
         dim = self.config.dim
         return {"gmf": dim, "mlp": dim}
 
@@ -208,7 +208,7 @@ class NeuMF(TowerModel):
         shapes = super().list_head_shapes()
         return {**shapes, "out_gmf": (self.config.dim,)}
 
-    def score_groups(self, private: Tensors, heads: Tensors, rows: Any) -> Any:
+    def compute_group_logits(self, private: Tensors, heads: Tensors, rows: Any) -> Any:
         dim = self.config.dim
         gmf_rows = rows[..., :dim]
         mlp_rows = rows[..., dim:]
@@ -223,7 +223,7 @@ class NeuMF(TowerModel):
 def draw_layer(key: np.uint64, shape: tuple[int, ...], fans: int) -> Floats:
     """Xavier's uniform start of a layer with so many numbers into and out of it."""
     size = math.prod(shape)
-    drawn = uniforms(key, _COMMON_OWNER, size).reshape(shape)
+    drawn = draw_uniforms(key, _COMMON_OWNER, size).reshape(shape)
     bound = math.sqrt(6 / fans)
     start = bound * (2 * drawn - 1)
     return start.astype(np.float32)

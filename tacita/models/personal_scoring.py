@@ -106,7 +106,7 @@ class PersonalModels:
         if self.context is not None:
             context = Context.from_lists(self.context.take(chosen), table)
         private = self.backbone.split_private(self.private[chosen])
-        rep = self.backbone.represent(private, heads, context)
+        rep = self.backbone.represent_users(private, heads, context)
         group = {}
         for name, value in rep.items():
             group[name] = value[:, None]
@@ -122,6 +122,6 @@ class PersonalModels:
         idle = -len(listed) % LANES
         padded = np.pad(listed, (0, idle))
         lanes = group_lanes(table[padded])
-        logits = self.backbone.score_groups(group, heads, lanes)
+        logits = self.backbone.compute_group_logits(group, heads, lanes)
         flat = np.asarray(logits, np.float32).reshape(-1)
         return flat[: len(listed)]

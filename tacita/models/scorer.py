@@ -1,7 +1,7 @@
 """Scorer: a model that trains item rows on devices and scores (user, item) pairs with them.
 
-`represent` and `score` use only operators that numpy arrays and torch tensors share: `represent` runs once per user,
-`score` once per sample.
+`represent_users` and `compute_logits` use only operators that numpy arrays and torch tensors share: the first runs
+once per user, the second once per sample.
 """
 
 from __future__ import annotations
@@ -83,13 +83,13 @@ class Scorer(Backbone):
     """What moves in each pass of a step: every phase has its own forward pass."""
 
     grouped: ClassVar[bool] = False
-    """It scores groups of samples that share their heads (`score_groups`), as heads are too big to repeat."""
+    """It scores groups of samples that share their heads (`compute_group_logits`), as heads are too big to repeat."""
 
     has_own_loss: ClassVar[bool] = False
     """Its users add something to the loss besides their samples (`compute_own_loss`)."""
 
     heads_in_score: ClassVar[bool] = True
-    """`score` reads shared parameters; else `represent` alone does, and none is copied for a sample."""
+    """`compute_logits` reads shared parameters; else `represent_users` alone does, and none is copied for a sample."""
 
     on_graph: ClassVar[bool] = False
     """With all users in one place, it scores on the graph of their items (learn/training/central_model.py)."""
@@ -110,29 +110,29 @@ class Scorer(Backbone):
 
     # how it learns
 
-    def rates(self, n_items: int) -> dict[str, float]:
+    def list_learning_rates(self, n_items: int) -> dict[str, float]:
         """Learning rate per private or shared parameter name, plus 'rows' for the item table."""
         return {}
 
-    def item_scale(self, n_items: int) -> float:
+    def compute_item_rate_scale(self, n_items: int) -> float:
         """The factor of the item rate over the base rate."""
         return 1.0
 
     def compute_own_loss(self, rep: Tensors) -> Any:
-        """What each user adds to its client's loss (torch, users from `represent`): a mean over the batch's users."""
+        """What each user adds to its client's loss (torch, from `represent_users`): a mean over the batch's users."""
         return None
 
     # how it scores
 
-    def context(self, view: CohortView) -> Ragged | None:
-        """Per user, the items whose rows `represent` reads; a client trains and sends these rows like its samples'."""
+    def list_context_items(self, view: CohortView) -> Ragged | None:
+        """Per user, the items whose rows `represent_users` reads; a client trains and sends them like samples' rows."""
         return None
 
-    def represent(self, private: Tensors, heads: Tensors, context: Context | None) -> Tensors:
-        """What `score` needs of every user: leading dimension users, heads repeated for each."""
+    def represent_users(self, private: Tensors, heads: Tensors, context: Context | None) -> Tensors:
+        """What `compute_logits` needs of every user: leading dimension users, heads repeated for each."""
         return private
 
-    def score(self, rep: Tensors, heads: Tensors, rows: Any, inside: Any = None) -> Any:
+    def compute_logits(self, rep: Tensors, heads: Tensors, rows: Any, inside: Any = None) -> Any:
         """Logits of aligned (user, head, row) triples: leading dimension samples.
 
         `inside` is 1 where the sample's item is in the user's context, else 0; None: the model has no context.
@@ -140,10 +140,10 @@ class Scorer(Backbone):
         raise TacitaError(f"backbone '{self.name}' scores whole histories, not single pairs.")
 
     def select_heads_to_score(self, heads: Tensors) -> Tensors:
-        """Those of the shared parameters that `score` reads."""
+        """Those of the shared parameters that `compute_logits` reads."""
         return heads if self.heads_in_score else {}
 
-    def score_groups(self, private: Tensors, heads: Tensors, rows: Any) -> Any:
+    def compute_group_logits(self, private: Tensors, heads: Tensors, rows: Any) -> Any:
         """Logits (groups, samples) of private (groups, samples or 1, width), heads (groups, ...), rows (groups,
         samples, width); a leading 1 serves all groups."""
         raise TacitaError(f"backbone '{self.name}' scores single samples, not groups of them.")
@@ -173,7 +173,7 @@ class Scorer(Backbone):
     def interest_width(self) -> int:
         return self.item_width
 
-    def compare_items(self, server: ServerState, items: Floats, item: int) -> Floats:
+    def measure_similarity_to_item(self, server: ServerState, items: Floats, item: int) -> Floats:
         """The cosine of the items' rows in the table that devices score with."""
         squares = items.astype(np.float64) ** 2
         size = np.sqrt(squares.sum(axis=1))

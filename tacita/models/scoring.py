@@ -11,7 +11,7 @@ import scipy.special
 from tacita.core.errors import TacitaError
 from tacita.core.flat_indices import find_in_unsorted
 from tacita.core.types import AnyArray, Arrays, CohortView, Floats, Ints, Longs, Ragged
-from tacita.kernels.steps import add_own_moves, affine_scores
+from tacita.kernels.steps import add_own_row_logits, compute_affine_scores
 from tacita.models.lanes import (
     TILE,
     as_one_group,
@@ -31,14 +31,16 @@ CHUNK = 256  # users scored at once, padded to this shape by models that are not
 # Many users, whole catalogue
 
 
-def score_all(backbone: Scorer, private: Floats, heads: Arrays, items: Floats, context: Ragged | None = None) -> Floats:
+def score_catalogue(
+    backbone: Scorer, private: Floats, heads: Arrays, items: Floats, context: Ragged | None = None
+) -> Floats:
     """Logits (users, items). Every number depends on its own user and item only, not on the batch."""
     _check_context(backbone, context)
     reading = backbone.reduce_to_affine(private, heads)
     if reading is not None:
         return _score_affine(*reading, items)
     logits = _make_empty_logits(private, items)
-    for chunk in _split_users(len(private)):
+    for chunk in _iterate_user_chunks(len(private)):
         lists = None
         rows = None
         if context is not None:
@@ -52,9 +54,9 @@ def score_all(backbone: Scorer, private: Floats, heads: Arrays, items: Floats, c
 
 def score_samples(backbone: Scorer, view: CohortView, user: AnyArray, item: AnyArray) -> Floats:
     """Logits of some samples of a view's users, under the model that they received."""
-    context = backbone.context(view)
+    context = backbone.list_context_items(view)
     logits = np.empty(len(item), np.float32)
-    for chunk in _split_users(len(view.user)):
+    for chunk in _iterate_user_chunks(len(view.user)):
         first = int(chunk[0])
         is_in_chunk = user // CHUNK == first // CHUNK
         samples = np.flatnonzero(is_in_chunk)
@@ -101,7 +103,7 @@ def _make_empty_logits(private: Floats, items: Floats) -> Floats:
     return np.empty(shape, np.float32)
 
 
-def _split_users(n_users: int) -> Iterator[Longs]:
+def _iterate_user_chunks(n_users: int) -> Iterator[Longs]:
     """The users in chunks that are scored at once."""
     for first in range(0, n_users, CHUNK):
         end = min(first + CHUNK, n_users)
@@ -117,7 +119,7 @@ def _score_affine(a: Floats, c: Floats, rows: Floats) -> Floats:
     vectors = np.ascontiguousarray(a)
     offsets = np.ascontiguousarray(c, np.float32)
     columns = np.ascontiguousarray(rows.T)
-    return affine_scores(vectors, offsets, columns)
+    return compute_affine_scores(vectors, offsets, columns)
 
 
 def _mark_inside(lists: Ragged, owner: AnyArray, item: AnyArray) -> Floats:
@@ -135,7 +137,7 @@ def _represent_chunk(backbone: Scorer, private: Floats, heads: Arrays, context: 
         context = _pad_context(context, CHUNK - n_users)
     repeated = broadcast_heads(heads, CHUNK)
     named = backbone.split_private(padded)
-    rep = backbone.represent(named, repeated, context)
+    rep = backbone.represent_users(named, repeated, context)
     return RepresentedUsers(backbone, rep, heads)
 
 
@@ -183,11 +185,11 @@ class RepresentedUsers:
         if self.backbone.grouped:
             return self._score_in_lanes(own, rows)
         heads = self._repeat_heads(len(user))
-        logits = self.backbone.score(own, heads, rows, inside)
+        logits = self.backbone.compute_logits(own, heads, rows, inside)
         return np.asarray(logits, np.float32)
 
     def _repeat_heads(self, n_samples: int) -> Tensors:
-        """The shared parameters that `score` reads, once for every sample."""
+        """The shared parameters that `compute_logits` reads, once for every sample."""
         heads = self.backbone.select_heads_to_score(self.heads)
         repeated = {}
         for name, value in heads.items():
@@ -213,7 +215,7 @@ class RepresentedUsers:
             marks = None
             if inside is not None:
                 marks = _pad_tile(inside[:, span])
-            scored = self.backbone.score(users, heads, rows, marks)
+            scored = self.backbone.compute_logits(users, heads, rows, marks)
             table = scored.reshape(CHUNK, TILE)
             logits[:, span] = table[:, :n_left]
         return logits
@@ -238,19 +240,19 @@ class RepresentedUsers:
         heads = as_one_group(self.heads)
         n_samples = len(rows)
 
-        def score_tile(first: int) -> Floats:
+        def compute_tile_logits(first: int) -> Floats:
             span = slice(first, first + TILE)
             users = {}
             for name, value in own.items():
                 users[name] = group_lanes(value[span])
             lanes = group_lanes(rows[span])
-            logits = self.backbone.score_groups(users, heads, lanes)
+            logits = self.backbone.compute_group_logits(users, heads, lanes)
             flat = np.asarray(logits, np.float32).reshape(-1)
             n_left = n_samples - first
             return flat[:n_left]
 
         starts = range(0, n_samples, TILE)
-        return join_arrays(map_threads(score_tile, starts))
+        return join_arrays(map_threads(compute_tile_logits, starts))
 
 
 def _pad_tile(inside: Floats) -> Floats:
@@ -279,7 +281,7 @@ def score_with_own_rows(
     moved = own.values["moved"]
     reading = backbone.reduce_to_affine(private, heads)
     if reading is None:
-        scores = score_all(backbone, private, heads, items)
+        scores = score_catalogue(backbone, private, heads, items)
         users = _represent_plainly(backbone, private, heads)
         owner = own.rows()
         own_rows = items[own.ids] + moved
@@ -288,7 +290,7 @@ def score_with_own_rows(
     vectors = np.ascontiguousarray(reading[0], np.float32)
     offsets = np.ascontiguousarray(reading[1], np.float32)
     scores = _score_affine(vectors, offsets, items)
-    add_own_moves(vectors, own.ptr, own.ids, moved, scores)
+    add_own_row_logits(vectors, own.ptr, own.ids, moved, scores)
     return scores
 
 
@@ -303,7 +305,7 @@ def _score_own_in_context(
     """A user reads its own version of its context, and is scored with its own version of every row it has."""
     logits = _make_empty_logits(private, items)
     n_items = len(items)
-    for chunk in _split_users(len(private)):
+    for chunk in _iterate_user_chunks(len(private)):
         lists = context.take(chunk)
         own_rows = own.take(chunk)
         moved = own_rows.values["moved"]

@@ -47,7 +47,7 @@ class StatisticModel(Backbone):
         return 0
 
     @property
-    def layout(self) -> dict[str, int]:
+    def private_layout(self) -> dict[str, int]:
         return {}
 
     def init_items(self, draws: Draws, item_keys: Keys) -> Floats:
@@ -71,11 +71,11 @@ class StatisticModel(Backbone):
         """On the device: the statistic of the cohort's clients, by field."""
 
     @abstractmethod
-    def sum_lists(self, server: ServerState, train: Ragged, history: Ragged) -> Total:
+    def sum_statistics_of_lists(self, server: ServerState, train: Ragged, history: Ragged) -> Total:
         """The sum of the statistics of users with these lists in a block, and these before it."""
 
     @abstractmethod
-    def learn(self, server: ServerState, total: Total, question: str) -> ServerState:
+    def learn_from_sums(self, server: ServerState, total: Total, question: str) -> ServerState:
         """On the server: the state after the sum of all answers to a question."""
 
     @abstractmethod
@@ -85,11 +85,11 @@ class StatisticModel(Backbone):
     # validation
 
     @property
-    def trials(self) -> int:
+    def n_trials(self) -> int:
         """Ways of scoring among which a block's validation chooses, a round each."""
         return 1
 
-    def try_next(self, server: ServerState) -> ServerState:
+    def with_next_trial(self, server: ServerState) -> ServerState:
         """The same statistic with the next way of scoring."""
         return server
 
@@ -145,5 +145,5 @@ class StatisticModel(Backbone):
         """The server after a sum of retractions, and the rank of the update; 0: it was solved from the start."""
 
     @abstractmethod
-    def retrain_from(self, server: ServerState, block_lists: BlockLists) -> ServerState:
+    def retrain_from_lists(self, server: ServerState, block_lists: BlockLists) -> ServerState:
         """The state that the server would have if these lists were all that devices had sent."""

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from tacita.core.errors import TacitaError
-from tacita.privacy.calibration import mu_of
+from tacita.privacy.calibration import compute_max_mu
 
 Law = Literal["gaussian", "pure", "sampled", "unknown"]
 _MAX_RELEASES = 2**20  # no plan has more
@@ -161,7 +161,7 @@ def _guess_max_releases(event: Event, epsilon: float, delta: float) -> int:
     """How often an event fits a budget by the central limit theorem, at least once."""
     squared_loss = min(event.loss**2, 500.0)
     mu = event.rate * math.sqrt(math.expm1(squared_loss))  # of one release, if there are many
-    n = int((mu_of(epsilon, delta) / mu) ** 2)
+    n = int((compute_max_mu(epsilon, delta) / mu) ** 2)
     return max(1, min(_MAX_RELEASES, n))
 
 

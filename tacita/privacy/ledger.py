@@ -30,17 +30,17 @@ import numpy as np
 from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Arrays, Bools, Doubles, Longs
 from tacita.privacy.accounting import Event, compute_epsilon, find_max_releases
-from tacita.privacy.calibration import epsilon_of_mu, mu_of_pure
+from tacita.privacy.calibration import bound_mu_of_pure, compute_epsilon_of_mu
 from tacita.privacy.losses import (
     MAX_LOSS,
     MICRO,
     MICRO_UNITS,
     UNIT,
     add_losses,
-    budget_limit,
-    budget_limits,
+    compute_budget_limit,
+    compute_budget_limits,
+    compute_mean_loss,
     compute_once_each,
-    mean_loss,
     multiply_losses,
     raise_column,
     sum_losses,
@@ -139,10 +139,10 @@ class Ledger:
         column = self._find_column(what)
         old_spent = account["spent"]
         new_spent = old_spent.copy()
-        cost = self._cost(column, loss, len(new_spent))
+        cost = self._compute_cost(column, loss, len(new_spent))
         bounded_cost = np.minimum(cost, MAX_LOSS)
         new_spent[:, column] += bounded_cost
-        admitted = self._fits(new_spent, account["budget"])
+        admitted = self._is_within_budget(new_spent, account["budget"])
         is_countable = new_spent[:, column] < NO_LIMIT // 2
         admitted &= is_countable
         if participants is not None:
@@ -155,11 +155,11 @@ class Ledger:
         charged["times"] = new_times
         return charged, admitted
 
-    def epsilon(self, account: Arrays) -> Doubles:
+    def compute_spent_epsilon(self, account: Arrays) -> Doubles:
         """What each user has spent, by the same sums that refuse; infinite: no epsilon can be stated."""
         return self._compute_epsilons(account["spent"])
 
-    def tight_epsilon(self, account: Arrays, person: int) -> float:
+    def compute_tight_epsilon(self, account: Arrays, person: int) -> float:
         """The same of one user with all releases composed by dp-accounting: at most as much, and slower."""
         spent = account["spent"][person]
         times = account["times"][person]
@@ -167,20 +167,20 @@ class Ledger:
         for column, event in enumerate(self.events):
             n = times[column]
             if n:
-                loss = mean_loss(event, spent[column], n)
+                loss = compute_mean_loss(event, spent[column], n)
                 mean_event = replace(event, sensitivity=1.0, noise=1.0 / loss)
                 events.append((mean_event, int(n)))
         composed = compute_epsilon(events, self.delta)
         plain = self._compute_epsilons(spent[None])
         return min(float(plain[0]), composed)
 
-    def remaining_budget(self, account: Arrays) -> Doubles:
+    def compute_remaining_budget(self, account: Arrays) -> Doubles:
         """What each user's budget still holds; infinite: no limit was set."""
         micro = account["budget"]
         is_unlimited = micro == NO_LIMIT
         budget = micro * MICRO
         budget[is_unlimited] = np.inf
-        spent = self.epsilon(account)
+        spent = self.compute_spent_epsilon(account)
         spent = np.minimum(spent, budget)
         remaining = np.maximum(0.0, budget - spent)
         remaining[is_unlimited] = np.inf
@@ -194,7 +194,7 @@ class Ledger:
         happens_once = [event.once for event in self.events]
         price = np.where(happens_once, 0, mean_price)
         next_spent = add_losses(spent, price)
-        fits = self._fits(next_spent, account["budget"])
+        fits = self._is_within_budget(next_spent, account["budget"])
         has_price = (price > 0).any(axis=1)
         return np.asarray(has_price & ~fits)
 
@@ -210,7 +210,7 @@ class Ledger:
             column = self._find_column(EARLIER_ROUNDS)
             earlier_rounds = np.minimum(rounds, _MAX_ROUNDS)
             raise_column(times, column, earlier_rounds)
-            cost = self._cost(column, None, 1)
+            cost = self._compute_cost(column, None, 1)
             price = max(1, int(cost[0]))
             counts = times[:, column].astype(np.int64)
             raise_column(spent, column, multiply_losses(counts, price))
@@ -252,17 +252,17 @@ class Ledger:
 
         def bound_mu2(units: AnyArray) -> int:
             epsilon = float(units[0]) * UNIT
-            mu = mu_of_pure(epsilon)
+            mu = bound_mu_of_pure(epsilon)
             return to_mu2_units(mu)
 
         pure_mu2 = compute_once_each(pure[:, None], bound_mu2, np.int64)
         return add_losses(mu2, pure_mu2)
 
-    def sigma_to_fit(self, epsilon: float, releases: int) -> float:
+    def compute_sigma_to_fit(self, epsilon: float, releases: int) -> float:
         """The deviation, for sensitivity 1, at which a budget holds exactly so many gaussian releases."""
         if releases < 1:
             raise TacitaError(f"a plan has at least one release, not {releases}.")
-        limit = budget_limit(to_millionths(epsilon), self.delta)
+        limit = compute_budget_limit(to_millionths(epsilon), self.delta)
         share = limit // releases
         if share < 1:
             raise TacitaError(f"an epsilon of {epsilon} cannot be cut into {releases} releases; plan fewer.")
@@ -302,7 +302,7 @@ class Ledger:
 
     # How it is counted
 
-    def _cost(self, column: int, loss: Value | None, people: int) -> Longs:
+    def _compute_cost(self, column: int, loss: Value | None, people: int) -> Longs:
         """In whole units, rounded up."""
         event = self.events[column]
         if event.law in ("sampled", "unknown"):
@@ -322,7 +322,7 @@ class Ledger:
         bounded_units = np.minimum(units, float(MAX_LOSS))
         return np.ceil(bounded_units).astype(np.int64)
 
-    def _fits(self, spent: Longs, budget: Longs) -> Bools:
+    def _is_within_budget(self, spent: Longs, budget: Longs) -> Bools:
         """Whether spending lies within the budgets; compares whole numbers where it can."""
         losses = self._split_by_law(spent)
         pure_micro = -(-losses.pure // MICRO_UNITS)
@@ -331,16 +331,16 @@ class Ledger:
         remaining[is_unlimited] = 0
         if losses.sampled.shape[1]:
             accounts = np.column_stack([remaining, losses.mu2, losses.sampled])
-            fits = compute_once_each(accounts, self._holds, np.bool_)
+            fits = compute_once_each(accounts, self._covers_account, np.bool_)
         else:
-            limits = budget_limits(remaining, self.delta)
+            limits = compute_budget_limits(remaining, self.delta)
             fits = losses.mu2 <= limits
         fits &= remaining >= 0
         fits &= ~losses.has_unknown
         fits |= is_unlimited
         return fits
 
-    def _holds(self, account: AnyArray) -> bool:
+    def _covers_account(self, account: AnyArray) -> bool:
         """Whether a budget in millionths holds gaussian and sampled releases; one kind alone is looked up."""
         micro = int(account[0])
         mu2 = int(account[1])
@@ -393,7 +393,7 @@ class Ledger:
         squared_mu = distinct * UNIT
         squared_mu[is_unbounded] = np.inf
         mu = np.sqrt(squared_mu)
-        epsilons = epsilon_of_mu(mu, self.delta)
+        epsilons = compute_epsilon_of_mu(mu, self.delta)
         return epsilons[place]
 
     def _compose_mixed(self, mu2: int, counts: AnyArray) -> float:

@@ -11,7 +11,7 @@ import numpy as np
 
 from tacita.core.types import AnyArray, Longs
 from tacita.privacy.accounting import Event
-from tacita.privacy.calibration import mu_of
+from tacita.privacy.calibration import compute_max_mu
 
 UNIT = 1e-12  # of mu^2, and of a pure epsilon
 MICRO = 1e-6  # budgets are whole numbers of it
@@ -81,7 +81,7 @@ def sum_losses(spent: Longs) -> Longs:
     return np.asarray(total)
 
 
-def mean_loss(event: Event, spent: int, times: int) -> float:
+def compute_mean_loss(event: Event, spent: int, times: int) -> float:
     """The loss of each of some releases, as if all had cost the same; for gaussians their sum stays exact."""
     if event.law == "gaussian":
         return math.sqrt(spent * UNIT / times)
@@ -90,25 +90,25 @@ def mean_loss(event: Event, spent: int, times: int) -> float:
     return event.loss
 
 
-def budget_limits(micro: Longs, delta: float) -> Longs:
+def compute_budget_limits(micro: Longs, delta: float) -> Longs:
     """What budgets are worth in units of mu^2, rounded down; few different budgets are usual."""
     people = len(micro)
     if people and (micro == micro[0]).all():
         first = int(micro[0])
-        limit = budget_limit(first, delta)
+        limit = compute_budget_limit(first, delta)
         return np.full(people, limit, np.int64)
     distinct, place = np.unique(micro, return_inverse=True)
     limits = np.zeros(len(distinct), np.int64)
     for number, budget in enumerate(distinct):
-        limits[number] = budget_limit(int(budget), delta)
+        limits[number] = compute_budget_limit(int(budget), delta)
     return limits[place]
 
 
 @lru_cache(maxsize=65536)
-def budget_limit(micro: int, delta: float) -> int:
+def compute_budget_limit(micro: int, delta: float) -> int:
     """Below `MAX_LOSS`, since losses from there on are no longer counted exactly."""
     if micro <= 0:
         return 0
-    mu = mu_of(micro * MICRO, delta)
+    mu = compute_max_mu(micro * MICRO, delta)
     units = math.floor(mu**2 / UNIT)
     return min(MAX_LOSS - 1, units)

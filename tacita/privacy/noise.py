@@ -3,8 +3,8 @@
 Where noise is reproducible a stream follows the run's seed through a fast generator. Else it follows the secret of the
 device or of the lab run through SHAKE-256. Where a user's change is 0 the server reads the noise itself; from a
 generator that is not cryptographic it could compute the rest of it. Sums of doubles with Gaussian noise are still for
-research: rounding leaves traces that the closed forms do not count. `NoiseStream.discrete_normals` is for sums of whole
-numbers.
+research: rounding leaves traces that the closed forms do not count. `NoiseStream.draw_discrete_normals` is for
+sums of whole numbers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class NoiseStream:
             number = int.from_bytes(short_key, "little")
             self._fast = np.random.Philox(key=number)
 
-    def words(self, n: int) -> Keys:
+    def draw_words(self, n: int) -> Keys:
         """The next n words of 64 bits."""
         if self._fast is not None:
             raw = self._fast.random_raw(n)
@@ -48,32 +48,32 @@ class NoiseStream:
         self._drawn += 1
         return np.frombuffer(block, np.uint64)
 
-    def uniforms(self, n: int) -> Doubles:
+    def draw_uniforms(self, n: int) -> Doubles:
         """Uniform numbers in [0, 1)."""
-        words = self.words(n)
+        words = self.draw_words(n)
         return _to_unit_interval(words)
 
-    def integers_below(self, n: int, most: int) -> Longs:
+    def draw_integers_below(self, n: int, most: int) -> Longs:
         """Whole numbers in [0, most), each equally likely: words that would favour some are redrawn."""
         if not 0 < most <= 2**62:
             raise TacitaError(f"whole numbers are drawn below 1 to 2^62, not below {most}.")
         limit = 2**64 // most * most
-        words = self.words(n).copy()
+        words = self.draw_words(n).copy()
         while limit < 2**64:
             is_rejected = words >= np.uint64(limit)
             n_rejected = int(np.count_nonzero(is_rejected))
             if not n_rejected:
                 break
-            words[is_rejected] = self.words(n_rejected)
+            words[is_rejected] = self.draw_words(n_rejected)
         numbers = words % np.uint64(most)
         return numbers.astype(np.int64)
 
-    def normals(self, *shape: int) -> Doubles:
+    def draw_normals(self, *shape: int) -> Doubles:
         """Standard normals (Box-Muller, in double precision)."""
         size = math.prod(shape)
         half = -(-size // 2)
-        first = self.words(half)
-        second = self.words(half)
+        first = self.draw_words(half)
+        second = self.draw_words(half)
         normals = np.empty((2, half))
 
         def transform(share: slice) -> None:
@@ -94,15 +94,15 @@ class NoiseStream:
         flat = normals.reshape(-1)
         return flat[:size].reshape(shape)
 
-    def laplaces(self, *shape: int) -> Doubles:
+    def draw_laplaces(self, *shape: int) -> Doubles:
         """Laplace numbers of scale 1."""
         size = math.prod(shape)
         is_positive = self._draw_bits(size)
         sign = np.where(is_positive, 1.0, -1.0)
-        numbers = sign * self._exponentials(size)
+        numbers = sign * self._draw_exponentials(size)
         return np.asarray(numbers).reshape(shape)
 
-    def gammas(self, n: int, *shape: int) -> Doubles:
+    def draw_gammas(self, n: int, *shape: int) -> Doubles:
         """Sums of n exponential numbers each (Marsaglia and Tsang 2000)."""
         d = n - 1 / 3
         size = math.prod(shape)
@@ -110,10 +110,10 @@ class NoiseStream:
         open_places = np.arange(size)
         while open_places.size:
             n_open = open_places.size
-            x = self.normals(n_open)
+            x = self.draw_normals(n_open)
             v = 1 + x / math.sqrt(9 * d)
             v = v**3
-            log_uniform = -self._exponentials(n_open)
+            log_uniform = -self._draw_exponentials(n_open)
             with np.errstate(invalid="ignore", divide="ignore"):
                 log_v = np.log(v)
             bound = x**2 / 2 + d - d * v + d * log_v
@@ -124,7 +124,7 @@ class NoiseStream:
             open_places = open_places[~accepted]
         return numbers.reshape(shape)
 
-    def discrete_normals(self, sigma: float, *shape: int) -> Longs:
+    def draw_discrete_normals(self, sigma: float, *shape: int) -> Longs:
         """Whole numbers x with probability proportional to exp(-x^2 / 2 sigma^2): the discrete Gaussian.
 
         By rejection from the discrete Laplace law (Canonne, Kamath, Steinke 2020); every coin is right up to 2^-53.
@@ -139,7 +139,7 @@ class NoiseStream:
         open_places = np.arange(size)
         while open_places.size:
             n_open = len(open_places)
-            candidates = self._discrete_laplaces(n_open, width)
+            candidates = self._draw_discrete_laplaces(n_open, width)
             gap = np.abs(candidates) - variance / width
             exponent = gap**2 / (2 * variance)
             accepted = self._draw_coins(exponent)
@@ -148,15 +148,15 @@ class NoiseStream:
             open_places = open_places[~accepted]
         return numbers.reshape(shape)
 
-    def _discrete_laplaces(self, n: int, width: int) -> Longs:
+    def _draw_discrete_laplaces(self, n: int, width: int) -> Longs:
         """Whole numbers with probability proportional to exp(-|x| / width)."""
         numbers = np.zeros(n, np.int64)
         open_places = np.arange(n)
         while open_places.size:
             n_open = len(open_places)
-            low = self.integers_below(n_open, width)
+            low = self.draw_integers_below(n_open, width)
             accepted = self._draw_coins(low / width)
-            geometric = np.floor(self._exponentials(n_open))  # P(at least m) = e^-m
+            geometric = np.floor(self._draw_exponentials(n_open))  # P(at least m) = e^-m
             high = geometric.astype(np.int64)
             magnitude = low + width * high
             is_negative = self._draw_bits(n_open)
@@ -168,21 +168,21 @@ class NoiseStream:
             open_places = open_places[~accepted]
         return numbers
 
-    def _exponentials(self, n: int) -> Doubles:
+    def _draw_exponentials(self, n: int) -> Doubles:
         """Exponential numbers of mean 1."""
-        uniform = self.uniforms(n)
+        uniform = self.draw_uniforms(n)
         return np.asarray(-np.log(1.0 - uniform))
 
     def _draw_bits(self, n: int) -> Bools:
         """Fair coins, from the lowest bit of a word each."""
-        words = self.words(n)
+        words = self.draw_words(n)
         bits = words & np.uint64(1)
         return bits.astype(bool)
 
     def _draw_coins(self, exponent: AnyArray) -> Bools:
         """True with probability e^-exponent, each by itself."""
         probability = np.exp(-exponent)
-        uniform = self.uniforms(len(exponent))
+        uniform = self.draw_uniforms(len(exponent))
         return np.asarray(uniform < probability)
 
 

@@ -107,7 +107,7 @@ def assign_neighbours(n: int, order: Sequence[int]) -> list[list[int]]:
     return neighbours
 
 
-def share_threshold(neighbours: int) -> int:
+def compute_share_threshold(neighbours: int) -> int:
     """How many of a client's neighbours have to answer: more than half."""
     return neighbours // 2 + 1
 
@@ -125,7 +125,7 @@ class SecureSumClient:
         self._received_shares: dict[int, SeedShares] = {}
         self._revealed_for: frozenset[int] | None = None
 
-    def keyring(self) -> Keyring:
+    def make_keyring(self) -> Keyring:
         mask_key = _public_bytes(self._key)
         channel_key = _public_bytes(self._channel)
         return Keyring(mask_key, channel_key)
@@ -136,7 +136,7 @@ class SecureSumClient:
 
         self._neighbours = dict(others)
         n = len(others)
-        least = share_threshold(n)
+        least = compute_share_threshold(n)
         mask_shares = Shamir.split(least, n, self._self_mask_seed, False)
         key_shares = Shamir.split(least, n, self._key_seed, False)
         sealed = {}
@@ -145,14 +145,14 @@ class SecureSumClient:
             _, key_share = key_shares[place]
             message = bytes([number]) + mask_share + key_share
             key = self._channel_key(neighbour)
-            sealed[neighbour] = _seal(key, self.number, neighbour, message)
+            sealed[neighbour] = _seal_message(key, self.number, neighbour, message)
         return sealed
 
     def mask_numbers(self, letters: Mapping[int, bytes], numbers: Longs) -> Keys:
         """The numbers under all masks. A client that misses a letter, or holds too large a number, sends nothing."""
         if letters.keys() != self._neighbours.keys():
             raise TacitaError("a client of a secure sum heard nothing from one of its neighbours; nothing was sent.")
-        if _largest(numbers) > BOUND:
+        if _find_largest_magnitude(numbers) > BOUND:
             raise TacitaError(f"a secure sum holds whole numbers up to {BOUND:,} of a client; nothing was sent.")
         for neighbour, letter in letters.items():
             self._received_shares[neighbour] = self._open_letter(neighbour, letter)
@@ -174,7 +174,7 @@ class SecureSumClient:
             raise TacitaError("a client of a secure sum is asked twice who answered: both would open an upload.")
         n_neighbours = len(self._neighbours)
         n_answered = len(answered & self._neighbours.keys())
-        if n_answered < share_threshold(n_neighbours):
+        if n_answered < compute_share_threshold(n_neighbours):
             raise TacitaError(_describe_too_few(n_answered, n_neighbours))
         self._revealed_for = answered
         revealed = {}
@@ -193,7 +193,7 @@ class SecureSumClient:
 
     def _open_letter(self, neighbour: int, letter: bytes) -> SeedShares:
         key = self._channel_key(neighbour)
-        message = _unseal(key, neighbour, self.number, letter)
+        message = _unseal_message(key, neighbour, self.number, letter)
         number = message[0]
         shares = message[1:]
         mask_share = shares[:_SEED_BYTES]
@@ -233,7 +233,7 @@ class SecureSumServer:
                 total = self._remove_pair_masks(total, client, seed, partners)
         numbers = total.astype(np.int64)
         most = len(self.respondents) * BOUND
-        if _largest(numbers) > most:
+        if _find_largest_magnitude(numbers) > most:
             raise TacitaError("masks are left on a secure sum, so some share was wrong; the sum was not opened.")
         return numbers
 
@@ -260,7 +260,7 @@ class SecureSumServer:
             if client in shares_by_client:
                 shares.append(shares_by_client[client])
         n_neighbours = len(self.graph[client])
-        least = share_threshold(n_neighbours)
+        least = compute_share_threshold(n_neighbours)
         if len(shares) < least:
             raise TacitaError(_describe_too_few(len(shares), n_neighbours))
         return bytes(Shamir.combine(shares[:least], False))
@@ -272,7 +272,7 @@ class SecureSumResult:
     n_bytes: float  # that clients sent, all together
 
 
-def secure_sum(
+def run_secure_sum(
     numbers: Sequence[Longs | None], leave: Iterable[int] = (), order: Sequence[int] | None = None
 ) -> SecureSumResult:
     """The sum of all clients' numbers. None: drops out before it uploads; `leave`: drop out after they have."""
@@ -287,7 +287,7 @@ def secure_sum(
     server = SecureSumServer(graph)
     clients = [SecureSumClient(number) for number in range(n)]
     for client in clients:
-        server.keyrings[client.number] = client.keyring()
+        server.keyrings[client.number] = client.make_keyring()
     n_bytes = 64.0 * n
     sealed = []
     for neighbours, client in zip(graph, clients):
@@ -326,7 +326,7 @@ def check_size(n: int, size: int = 1) -> None:
         )
 
 
-def _largest(numbers: Longs) -> int:
+def _find_largest_magnitude(numbers: Longs) -> int:
     """The largest absolute value, 0 of none."""
     if not numbers.size:
         return 0
@@ -336,7 +336,7 @@ def _largest(numbers: Longs) -> int:
 
 
 def _describe_too_few(n_answered: int, n_neighbours: int) -> str:
-    least = share_threshold(n_neighbours)
+    least = compute_share_threshold(n_neighbours)
     return (
         f"only {n_answered} of the {n_neighbours} neighbours of a client of a secure sum answered, and {least} "
         "are needed; the "
@@ -394,7 +394,7 @@ def _expand_mask(key: bytes, size: int) -> Keys:
     return words.astype(np.uint64, copy=False)
 
 
-def _seal(key: bytes, sender: int, to: int, message: bytes) -> bytes:
+def _seal_message(key: bytes, sender: int, to: int, message: bytes) -> bytes:
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
     nonce = secrets.token_bytes(12)
@@ -403,7 +403,7 @@ def _seal(key: bytes, sender: int, to: int, message: bytes) -> bytes:
     return nonce + sealed
 
 
-def _unseal(key: bytes, sender: int, to: int, letter: bytes) -> bytes:
+def _unseal_message(key: bytes, sender: int, to: int, letter: bytes) -> bytes:
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 

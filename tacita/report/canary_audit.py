@@ -104,7 +104,7 @@ def _format_mu(row: AuditResult) -> str:
     return f"{row['mu']:.2f} ({row['mu_claimed']:.2f})"
 
 
-def list_outside(result: AuditResult) -> list[str]:
+def list_uncovered_entries(result: AuditResult) -> list[str]:
     """What of a transcript no epsilon covers, each once, with the reason."""
     reasons: dict[str, None] = {}
     for row in result.get("transcripts", []):
@@ -134,7 +134,7 @@ def list_exact_differences(result: AuditResult) -> list[str]:
 
 
 def list_transcript_notes(result: AuditResult) -> list[str]:
-    return [*list_outside(result), *list_uncovered(result), *list_exact_differences(result)]
+    return [*list_uncovered_entries(result), *list_uncovered(result), *list_exact_differences(result)]
 
 
 def state_verdict(result: AuditResult) -> str:

@@ -16,7 +16,7 @@ from tacita.core.errors import TacitaError
 from tacita.core.files import read_json
 from tacita.core.types import FilterEffect
 from tacita.data.filters import format_removals
-from tacita.methods import method_label
+from tacita.methods import make_method_label
 from tacita.models import find_backbone_class, list_backbones
 from tacita.report.promises import PRIVACY_KEY, find_largest_epsilon
 from tacita.report.run_data import (
@@ -46,12 +46,12 @@ PROTOCOL_DEFAULTS = {
 """Settings of an evaluation that runs must share to be compared; the values of runs that are older than a choice."""
 
 
-def _clean(value: Any) -> Any:
+def _replace_unprintable(value: Any) -> Any:
     """Names without control characters, half letters and changes of direction."""
     if isinstance(value, dict):
-        return {_clean(key): _clean(item) for key, item in value.items()}
+        return {_replace_unprintable(key): _replace_unprintable(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_clean(item) for item in value]
+        return [_replace_unprintable(item) for item in value]
     if isinstance(value, str):
         return "".join(letter if letter.isprintable() else "�" for letter in value)
     return value
@@ -201,7 +201,7 @@ def name_method(backbone: str, method: str, parts: list[Json] | None) -> str:
     is_known = backbone in list_backbones()
     trains_rows = not is_known or find_backbone_class(backbone).learner == "rows"
     if trains_rows or parts:
-        return method_label(method, parts)
+        return make_method_label(method, parts)
     return backbone
 
 
@@ -275,7 +275,7 @@ def _parse_run(folder: Path, raw: Json, settings: str, events: Curves) -> RunDat
     for name in ("la", "ra", "hm"):
         continual[name] = _parse_number(raw["continual"][name])
     return RunData(
-        folder=_clean(folder.resolve().name),
+        folder=_replace_unprintable(folder.resolve().name),
         method=name_method(backbone, str(config["method"]), config.get("parts")),
         backbone=backbone,
         seed=int(config["seed"]),
@@ -366,7 +366,7 @@ def read_run(folder: Path) -> RunData:
     events = _read_events(folder / "events.jsonl")
     _refuse_changed_settings(folder)
     try:
-        return _parse_run(folder, _clean(raw), settings, events)
+        return _parse_run(folder, _replace_unprintable(raw), settings, events)
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise TacitaError(f"{result_path} is damaged: not the result of a run ({error}); train again.") from None
 

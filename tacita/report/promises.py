@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tacita.core.config import RunConfig
-from tacita.report.threat_model import describe_rehearsal, list_outside
+from tacita.report.threat_model import describe_rehearsal, list_uncovered_sentences
 
 NO_EPSILON = "Privacy: no epsilon. Nothing that this run releases has noise with a budget."
 PRIVACY_KEY = "said_of_privacy"  # where result.json keeps these sentences
@@ -29,7 +29,7 @@ RunResult = Mapping[str, Any]
 
 def list_privacy_lines(config: RunConfig, result: RunResult) -> list[str]:
     """Of a run, from what its last block promises."""
-    promises = _read_promises(result)
+    promises = _get_last_promises(result)
     model = _name_model(config)
     model_promise = promises.get(model, {})
     budget_lines = []
@@ -42,7 +42,7 @@ def list_privacy_lines(config: RunConfig, result: RunResult) -> list[str]:
     lines = [*budget_lines, *describe_overspending(result), *part_lines]
     counts_releases = bool(budget_lines) or any("threat" in promise for promise in promises.values())
     if counts_releases:
-        lines += list_outside(config, bool(budget_lines), _covers_mean(config, promises))
+        lines += list_uncovered_sentences(config, bool(budget_lines), _covers_mean(config, promises))
     elif part_lines:
         lines.append(describe_rehearsal(config))
     deltas = []
@@ -80,7 +80,7 @@ def warn_large_delta(delta: float, people: int) -> list[str]:
 
 def summarise_privacy(config: RunConfig, result: RunResult) -> str:
     """One line next to what a run serves."""
-    promises = _read_promises(result)
+    promises = _get_last_promises(result)
     model_promise = promises.get(_name_model(config), {})
     if "epsilon_planned" in model_promise:
         epsilon = f"epsilon {model_promise['epsilon_planned']:g}"
@@ -130,12 +130,12 @@ def find_largest_epsilon(result: RunResult) -> float | None:
 def _list_epsilons(result: RunResult, keys: Sequence[str]) -> list[float]:
     """Every promised epsilon under one of these keys."""
     epsilons = []
-    for promise in _read_promises(result).values():
+    for promise in _get_last_promises(result).values():
         epsilons += [float(promise[key]) for key in keys if key in promise]
     return epsilons
 
 
-def _read_promises(result: RunResult) -> dict[str, Promise]:
+def _get_last_promises(result: RunResult) -> dict[str, Promise]:
     blocks = result.get("blocks") or [{}]
     last_block = blocks[-1]
     return dict(last_block.get("promises", {}))
@@ -219,7 +219,7 @@ def _describe_real_epsilons(promise: Promise) -> str:
 def _describe_budget(config: RunConfig, promise: Promise) -> list[str]:
     blocks = int(promise["blocks_planned"])
     releases = "one release" if blocks == 1 else f"{blocks} planned blocks, a release each"
-    fixed = _describe_fixed_settings(config, promise) + _describe_order(config, promise)
+    fixed = _describe_fixed_settings(config, promise) + _describe_order_share(config, promise)
     if fixed:
         fixed += "and "
     return [
@@ -253,7 +253,7 @@ def _describe_fixed_settings(config: RunConfig, promise: Promise) -> str:
     return f"{' and '.join(fixed)} {verb} fixed at 0, "
 
 
-def _describe_order(config: RunConfig, promise: Promise) -> str:
+def _describe_order_share(config: RunConfig, promise: Promise) -> str:
     """The share of order, and which defaults were chosen on people's data."""
     if "order_share" not in promise:
         return ""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tacita.report.charts import BOTTOM_MARGIN, Series, SeriesStyle, draw_lines, shorten_text
+from tacita.report.charts import BOTTOM_MARGIN, Series, SeriesStyle, plot_series, shorten_text
 from tacita.report.drawing import LIGHT, open_sheet
 from tacita.report.formats import format_bytes, format_metric
 from tacita.report.one_run import CONTROL_STYLES, UNKNOWN_STYLE
@@ -40,7 +40,7 @@ def draw_comparison(runs: Sequence[ComparedRun], title: str, kind: str) -> bytes
         bytes_axes = page.axes(480, 66, 72, BOTTOM_MARGIN)
         series = _list_run_series(runs, metric)
         series += _list_control_series(runs, metric)
-        draw_lines(page, quality_axes, series, first.block_names)
+        plot_series(page, quality_axes, series, first.block_names)
         quality_axes.grid(axis="y", lw=1)
         quality_axes.set_xlabel("block")
         quality_axes.set_ylabel(format_metric(metric))

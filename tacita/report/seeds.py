@@ -17,7 +17,7 @@ from typing import Any
 
 from tacita.core.errors import TacitaError
 from tacita.core.files import write_bytes
-from tacita.metrics import confidence_interval
+from tacita.metrics import compute_confidence_interval
 from tacita.report.data import read_run
 from tacita.report.formats import format_metric, format_score
 from tacita.report.labels import label_by_fields
@@ -107,10 +107,10 @@ def _make_group(runs: list[RunData]) -> SeedGroup:
     means = {}
     for metric in runs[0].metrics:
         values = [run.mean[metric] for run in distinct]
-        means[metric] = confidence_interval(values)
+        means[metric] = compute_confidence_interval(values)
     for name in CONTINUAL:
         values = [run.continual[name] for run in distinct]
-        means[name] = confidence_interval(values)
+        means[name] = compute_confidence_interval(values)
     return SeedGroup(runs, len(distinct), means)
 
 

@@ -30,7 +30,7 @@ SECRET_NOISE = "its noise followed a secret that was deleted when training ended
 REPRODUCIBLE_NOISE = "its noise follows the seed (reproducible_noise), so whoever has config.toml can take it off"
 
 
-def list_outside(config: RunConfig, is_sum: bool, has_mean: bool) -> list[str]:
+def list_uncovered_sentences(config: RunConfig, is_sum: bool, has_mean: bool) -> list[str]:
     """Sentences on a run that states an epsilon.
 
     `is_sum`: it releases sums, of which validation chooses nothing. `has_mean`: one noise covers a mean over people.

@@ -54,6 +54,6 @@ class PerClientLists:
         return selected
 
 
-def list_bytes(lists: Ragged) -> float:
+def count_list_bytes(lists: Ragged) -> float:
     """Four bytes an id and what the columns hold; the channel names the client."""
     return float(4 * len(lists.ids) + sum(column.nbytes for column in lists.values.values()))

@@ -33,7 +33,7 @@ class RoundPlayer(Protocol):
         """
         ...
 
-    def require_rounds(self, rounds: int) -> None:
+    def require_rounds_left(self, rounds: int) -> None:
         """Refuse what takes more rounds than requests may still have in this block, before anything has changed."""
         ...
 
@@ -41,7 +41,7 @@ class RoundPlayer(Protocol):
         """A block again, as after the given state; block 0: from nothing. Persistent state stays. Lab only."""
         ...
 
-    def validate(self, server: ServerState) -> float | None:
+    def measure_validation(self, server: ServerState) -> float | None:
         """The metric that picks rounds, on the validation items; None: nobody has any."""
         ...
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tacita.core.config import TrainConfig
 from tacita.core.errors import TacitaError
-from tacita.round.part import Part, forgetting_scope, implements
+from tacita.round.part import Part, implements, list_forgetting_scope
 from tacita.round.release_rules import check_accounts, check_mean, check_release_order, check_unit
 from tacita.round.serving import SINGLE_SERVER
 from tacita.round.state import Role
@@ -28,7 +28,7 @@ def check_parts(parts: Sequence[Part], train: TrainConfig, n_items: int) -> None
 def check_withdrawals(parts: Sequence[Part]) -> None:
     """Refuse a part that forgets what devices learned from, where devices would learn from it once more."""
     for part in parts:
-        scope = set(forgetting_scope(part))
+        scope = set(list_forgetting_scope(part))
         forgets_training = implements(part, "on_server") and not scope.isdisjoint({"local", "people"})
         trains_rows = part.context.backbone.learner == "rows"
         if forgets_training and trains_rows and not _keeps_withdrawn_items(parts):

@@ -70,7 +70,7 @@ class DeviceState:
         """The rows of some users."""
         return {name: array[users] for name, array in self.arrays.items()}
 
-    def part_lists(self, users: AnyArray) -> dict[str, Mapping[str, Ragged]]:
+    def read_part_lists(self, users: AnyArray) -> dict[str, Mapping[str, Ragged]]:
         """The lists that parts keep for some users: part -> name -> a list each, as it is now, read when asked for."""
         selected = {name: lists.select(users) for name, lists in self.lists.items() if name.startswith(PARTS)}
         by_part = nest_parts(selected, PARTS)
@@ -183,7 +183,7 @@ class DeviceState:
 
 def flatten_devices(clients: DeviceState, prefix: str) -> Arrays:
     """What devices hold, lists packed in the order of users: the same bytes however they came about."""
-    arrays = _plain_arrays(clients)
+    arrays = _collect_plain_arrays(clients)
     all_users = np.arange(clients.n_users)
     columns = {name: lists.take(all_users) for name, lists in clients.lists.items()}
     arrays |= _pack_lists(columns)
@@ -195,7 +195,7 @@ def stream_devices(
 ) -> dict[str, AnyArray | ChunkedArray]:
     """The same for a file, without a second copy of the lists, and without what a copy shares."""
     streamed: dict[str, AnyArray | ChunkedArray] = {}
-    for name, array in _plain_arrays(clients).items():
+    for name, array in _collect_plain_arrays(clients).items():
         if name not in without:
             streamed[f"{prefix}{name}"] = array
     for name, lists in clients.lists.items():
@@ -208,12 +208,12 @@ def stream_devices(
     return streamed
 
 
-def _plain_arrays(clients: DeviceState) -> Arrays:
+def _collect_plain_arrays(clients: DeviceState) -> Arrays:
     common = {f"{COMMON}{name}": array for name, array in clients.common.items()}
     return clients.arrays | common
 
 
-def read_devices(arrays: Arrays, prefix: str) -> DeviceState:
+def unflatten_devices(arrays: Arrays, prefix: str) -> DeviceState:
     state = DeviceState()
     selected = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
     for name, array in selected.items():
@@ -228,7 +228,7 @@ def read_devices(arrays: Arrays, prefix: str) -> DeviceState:
 
 def deep_copy_devices(clients: DeviceState) -> DeviceState:
     """The same devices in arrays of their own, persistent state included: changes of one never reach the other."""
-    copy = read_devices(flatten_devices(clients, ""), "")
+    copy = unflatten_devices(flatten_devices(clients, ""), "")
     copy.arrays = {name: array.copy() for name, array in copy.arrays.items()}
     return copy
 

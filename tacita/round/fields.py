@@ -43,14 +43,14 @@ class PartFields:
     per_client: Mapping[str, tuple[int, ...]] | None = None  # columns of single clients' lists -> shape of an entry
     read_lists: Callable[[Ragged], Ragged] | None = None  # such lists as devices read them
 
-    def accept_common(self, arrays: Arrays) -> bool:
+    def accepts_common(self, arrays: Arrays) -> bool:
         """Whether what came as a broadcast is safe to compute with."""
         specs = self.common or {}
         if self.requires_all and arrays.keys() != specs.keys():
             return False
         return all(name in specs and specs[name].fits(array) for name, array in arrays.items())
 
-    def accept_lists(self, lists: Ragged) -> bool:
+    def accepts_lists(self, lists: Ragged) -> bool:
         """Whether lists for single clients are safe to compute with; their items are in range already."""
         columns = self.per_client or {}
         if lists.values.keys() != columns.keys():

@@ -15,7 +15,7 @@ def can_fulfil(plan: Plan, kind: str) -> bool:
         return shares_items(plan)
     if can_retract(plan, kind):
         return True
-    scopes = list_scopes(plan)
+    scopes = list_unlearning_scopes(plan)
     if kind == "leave":
         return bool(scopes) or shares_items(plan)
     return bool(scopes - {"people"})
@@ -23,7 +23,7 @@ def can_fulfil(plan: Plan, kind: str) -> bool:
 
 def shares_items(plan: Plan) -> bool:
     """Whether users of the run share items with the server."""
-    return bool(plan.names_of(Role.SHARED))
+    return bool(plan.list_state_names(Role.SHARED))
 
 
 def can_retract(plan: Plan, kind: str) -> bool:
@@ -31,19 +31,19 @@ def can_retract(plan: Plan, kind: str) -> bool:
     return plan.learner.unlearning is not None and kind in UNLEARNING_KINDS
 
 
-def list_scopes(plan: Plan) -> set[Scope]:
+def list_unlearning_scopes(plan: Plan) -> set[Scope]:
     """All that the parts of a run take out of the model."""
     scopes = set[Scope]()
     for part in plan.forgetting_parts:
-        scopes.update(_scope_of(part))
+        scopes.update(_get_scopes(part))
     return scopes
 
 
-def parts_reaching(plan: Plan, *scopes: Scope) -> list[Part]:
+def list_parts_reaching(plan: Plan, *scopes: Scope) -> list[Part]:
     """The parts that take at least one of these out of the model."""
-    return [part for part in plan.forgetting_parts if not _scope_of(part).isdisjoint(scopes)]
+    return [part for part in plan.forgetting_parts if not _get_scopes(part).isdisjoint(scopes)]
 
 
-def _scope_of(part: Part) -> set[Scope]:
+def _get_scopes(part: Part) -> set[Scope]:
     unlearning = part.unlearning
     return set() if unlearning is None else set(unlearning.scope)

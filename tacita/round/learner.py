@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from tacita.core.errors import TacitaError, unknown_name_error
 from tacita.core.types import CohortView, Doubles, ServerState, StateUpdate
-from tacita.messages import CohortReply, Spec, Total, wire_bytes
+from tacita.messages import CohortReply, Spec, Total, count_wire_bytes
 from tacita.privacy.ledger import Ledger
 from tacita.round.capabilities import Unlearning
 from tacita.round.part import Part, RunContext, implements
@@ -38,7 +38,7 @@ class Learner(ABC):
         self.watching_parts = tuple(part for part in parts if implements(part, "after_training"))
 
     @classmethod
-    def find_bringer(cls, parts: Sequence[Part]) -> Part | None:
+    def find_requiring_part(cls, parts: Sequence[Part]) -> Part | None:
         """The part that brings this learner along; None: a model names it."""
         return None
 
@@ -76,9 +76,9 @@ class Learner(ABC):
         """
         return frozenset()
 
-    def model_bytes(self, server: ServerState) -> float:
+    def count_model_bytes(self, server: ServerState) -> float:
         """What of the model travels down to a client that takes part in the next round."""
-        return float(server.items.nbytes + sum(wire_bytes(head) for head in server.heads.values()))
+        return float(server.items.nbytes + sum(count_wire_bytes(head) for head in server.heads.values()))
 
     @abstractmethod
     def answer(self, task: CohortTask, question: str) -> CohortReply:
@@ -104,15 +104,15 @@ class Learner(ABC):
         return {}
 
     @abstractmethod
-    def learn(self, server: ServerState, total: Total, question: str, expected: float) -> ServerState:
+    def learn_from_total(self, server: ServerState, total: Total, question: str, expected: float) -> ServerState:
         """On the server; `expected`: how many clients were to answer, on average."""
 
-    def go_on(self, server: ServerState) -> ServerState:
+    def continue_without_question(self, server: ServerState) -> ServerState:
         """A round in which nobody was asked."""
         return server
 
 
-def ledger_of(owner: Part | Learner) -> Ledger | None:
+def find_ledger(owner: Part | Learner) -> Ledger | None:
     """What the releases of a part or learner are counted as; None: it counts nothing."""
     if isinstance(owner, Learner):
         return owner.ledger()
@@ -127,7 +127,7 @@ def register(cls: type[Learner]) -> type[Learner]:
     return cls
 
 
-def learner_class(name: str) -> type[Learner]:
+def find_learner_class(name: str) -> type[Learner]:
     if name not in _LEARNERS:
         raise unknown_name_error("learner", name, _LEARNERS)
     return _LEARNERS[name]
@@ -139,12 +139,12 @@ def build_learner(context: RunContext, parts: Sequence[Part]) -> Learner:
     kind = "backbone"
     source = context.backbone.name
     for candidate in reversed(_LEARNERS.values()):
-        bringer = candidate.find_bringer(parts)
+        bringer = candidate.find_requiring_part(parts)
         if bringer is not None:
             name = candidate.name
             kind = "part"
             source = bringer.name
-    learner = learner_class(name)
+    learner = find_learner_class(name)
     for part in parts:
         if name not in part.works_with:
             raise TacitaError(

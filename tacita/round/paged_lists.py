@@ -10,15 +10,15 @@ import numpy as np
 
 from tacita.core.codec import ChunkedArray
 from tacita.core.device_lists import ListSlices, check_slices
-from tacita.core.flat_indices import count_offsets
+from tacita.core.flat_indices import compute_offsets
 from tacita.core.types import AnyArray, Arrays, Ints, Longs, Ragged
 from tacita.kernels.pages import (
     NONE,
     PAGE,
     extend_lists,
-    find_entries,
-    find_pieces,
     link_pages,
+    locate_list_entries,
+    locate_list_pieces,
     release_lists,
     retain_lists,
 )
@@ -76,7 +76,7 @@ class _PagePool:
 
     def locate_entries(self, first: Ints, counts: Longs) -> Longs:
         places = np.empty(int(counts.sum()), np.int64)
-        find_entries(first, counts, self.next_page, places)
+        locate_list_entries(first, counts, self.next_page, places)
         return places
 
     def add_owners(self, first: Ints) -> None:
@@ -160,17 +160,17 @@ class PagedLists:
         check_slices(pieces, self.count)
         users, start, count = pieces
         places = np.empty(int(count.sum()), np.int64)
-        find_pieces(self._first[users], start, count, self._pool.next_page, places)
+        locate_list_pieces(self._first[users], start, count, self._pool.next_page, places)
         ptr, columns = self._gather_columns(count, places)
         return _to_ragged(ptr, columns)
 
     def _gather_columns(self, count: Longs, places: Longs) -> tuple[Longs, Arrays]:
         columns: Arrays = {name: column[places] for name, column in self._pool.columns.items()}
-        return count_offsets(count), columns
+        return compute_offsets(count), columns
 
     def stream_columns(self) -> tuple[Longs, dict[str, ChunkedArray]]:
         """Row borders and columns of all users' lists, which exist only while they are written."""
-        ptr = count_offsets(self.count)
+        ptr = compute_offsets(self.count)
         slab = ptr[:-1] // _SLAB
         cuts = np.flatnonzero(np.diff(slab)) + 1
         ends = [0, *cuts.tolist(), len(self.count)]

@@ -60,14 +60,14 @@ class RunContext:
         """The model of a run that trains item rows."""
         return require_scorer(self.backbone)
 
-    def part_options(self, name: str) -> dict[str, Any] | None:
+    def find_part_options(self, name: str) -> dict[str, Any] | None:
         """The options that were set for a part of the run; None: it has no such part."""
         for spec in self.part_specs:
             if spec.get("name") == name:
                 return {key: value for key, value in spec.items() if key != "name"}
         return None
 
-    def others(self, name: str) -> tuple[PartTraits, ...]:
+    def list_other_parts(self, name: str) -> tuple[PartTraits, ...]:
         """The run's parts without the one of that name."""
         return tuple(traits for traits in self.traits if traits.name != name)
 
@@ -224,12 +224,12 @@ def implements(owner: Part | Unlearning | type[Part], hook: str) -> bool:
     raise AttributeError(hook)
 
 
-def forgetting_scope(part: Part) -> tuple[str, ...]:
+def list_forgetting_scope(part: Part) -> tuple[str, ...]:
     """What a part takes out of the model when users withdraw it; nothing: it does not."""
     return () if part.unlearning is None else part.unlearning.scope
 
 
-def find_traits(cls: type[Part]) -> PartTraits:
+def describe_traits(cls: type[Part]) -> PartTraits:
     """What other parts of a run may know of a part."""
     hooks = frozenset(name for name in ALL_HOOKS if implements(cls, name))
     replays = bool(getattr(cls, "replays_rounds", False))

@@ -16,12 +16,12 @@ from tacita.messages import Spec, Total
 from tacita.models.base import Backbone
 from tacita.models.scorer import Scorer, require_scorer
 from tacita.privacy.ledger import Ledger
-from tacita.round.broadcast import Audience, PartBroadcast, PerClientLists, list_bytes
+from tacita.round.broadcast import Audience, PartBroadcast, PerClientLists, count_list_bytes
 from tacita.round.capabilities import Unlearning
 from tacita.round.clashes import check_single_owners
 from tacita.round.device_state import PARTS
 from tacita.round.fields import PartFields
-from tacita.round.learner import Learner, build_learner, ledger_of
+from tacita.round.learner import Learner, build_learner, find_ledger
 from tacita.round.part import ALL_HOOKS, Part, RunContext, implements
 from tacita.round.question import Question
 from tacita.round.release_rules import check_summed, covers_mean
@@ -85,7 +85,7 @@ class Plan:
     def serving_parts(self) -> tuple[Part, ...]:
         return self.implementing("serve")
 
-    def serving_owner(self, decision: ServingField) -> Part | None:
+    def find_serving_owner(self, decision: ServingField) -> Part | None:
         """The part that decides something of serving; None: the run's own model does."""
         return next((part for part in self.parts if decision in part.serves), None)
 
@@ -121,7 +121,7 @@ class Plan:
     @cached_property
     def part_ledgers(self) -> dict[str, Ledger]:
         """What counts the releases of parts, by part."""
-        ledgers = {part.name: ledger_of(part) for part in self.parts}
+        ledgers = {part.name: find_ledger(part) for part in self.parts}
         return {name: ledger for name, ledger in ledgers.items() if ledger is not None}
 
     @property
@@ -132,7 +132,7 @@ class Plan:
 
     # state
 
-    def state_specs(self, n_users: int = 0) -> dict[str, tuple[StateSpec, ...]]:
+    def list_state_specs(self, n_users: int = 0) -> dict[str, tuple[StateSpec, ...]]:
         """Part or learner -> what it keeps."""
         specs = {part.name: tuple(part.state(n_users)) for part in self.parts}
         specs[self.learner.name] = tuple(self.learner.state(n_users))
@@ -153,10 +153,10 @@ class Plan:
                     names.append(f"{PARTS}{part.name}/{spec.name}")
         return tuple(names)
 
-    def names_of(self, role: Role) -> tuple[str, ...]:
+    def list_state_names(self, role: Role) -> tuple[str, ...]:
         """What devices keep in a role, by its full name."""
         names = []
-        for owner, specs in self.state_specs().items():
+        for owner, specs in self.list_state_specs().items():
             for spec in specs:
                 if spec.role is role:
                     names.append(f"{PARTS}{owner}/{spec.name}")
@@ -164,7 +164,7 @@ class Plan:
 
     # questions and answers
 
-    def owner_of(self, question: Question) -> Unlearning | None:
+    def find_question_owner(self, question: Question) -> Unlearning | None:
         """Whose own question it is; None: the learner asks it in a round."""
         if question.owner is None:
             return None
@@ -172,7 +172,7 @@ class Plan:
             raise TacitaError(f"no part of this run asks '{question.name[:100]}'.")
         return self.unlearners[question.owner]
 
-    def encoders(self, question: Question, hook: str = "encode") -> tuple[Part, ...]:
+    def list_encoders(self, question: Question, hook: str = "encode") -> tuple[Part, ...]:
         """The parts that encode answers, or decode them: of another part's question only who covers all releases."""
         parts = self._parts_by_hook[hook]
         if question.owner is None:
@@ -182,8 +182,8 @@ class Plan:
     def fields(self, server: ServerState, question: Question) -> tuple[Spec, ...]:
         """What may be in the answer to a question: of whose question it is, and what the encoding parts add."""
         declared = self.declared_fields(len(server.items), server.block)
-        encoders = self.encoders(question, "fields")
-        owner = self.owner_of(question)
+        encoders = self.list_encoders(question, "fields")
+        owner = self.find_question_owner(question)
         if owner is None:
             specs = list(self.learner.fields(server, question.kind))
         else:
@@ -221,54 +221,54 @@ class Plan:
 
     def noise_sum(self, server: ServerState, total: Total, question: Question) -> Total:
         """The sum with the noise of the parts, then of the learner."""
-        for part in self.encoders(question, "noise_sum"):
+        for part in self.list_encoders(question, "noise_sum"):
             assert part.privacy is not None
             total = self._change_total(part, server, total, part.privacy.noise_sum)
         return self.learner.noise_sum(server, total, question)
 
     def decode(self, server: ServerState, total: Total, question: Question) -> Total:
         """What came back, as the parts that encoded it read it."""
-        for part in reversed(self.encoders(question, "decode")):
+        for part in reversed(self.list_encoders(question, "decode")):
             total = self._change_total(part, server, total, part.decode)
         return total
 
     # the server's side
 
-    def learn(self, server: ServerState, total: Total, question: Question, expected: float) -> ServerState:
+    def learn_from_total(self, server: ServerState, total: Total, question: Question, expected: float) -> ServerState:
         """What the learner makes of a total."""
-        visible = self.visible_state(None, server)
-        visible_total = self.visible_total(None, total)
-        learned = self.learner.learn(visible, visible_total, question.kind, expected)
+        visible = self.restrict_state_to_part(None, server)
+        visible_total = self.restrict_total_to_part(None, total)
+        learned = self.learner.learn_from_total(visible, visible_total, question.kind, expected)
         return self.merge_state(None, server, learned)
 
     def server_step(self, before: ServerState, server: ServerState, total: Total | None) -> ServerState:
         """What the parts make of the aggregated state; without a total nobody was asked, and the learner goes on."""
         if total is None:
-            learned = self.learner.go_on(self.visible_state(None, server))
+            learned = self.learner.continue_without_question(self.restrict_state_to_part(None, server))
             return self.merge_state(None, server, learned)
         for part in self._parts_by_hook["server_step"]:
-            visible_before = self.visible_state(part, before)
-            visible = self.visible_state(part, server)
-            changed = part.server_step(visible_before, visible, self.visible_total(part, total))
+            visible_before = self.restrict_state_to_part(part, before)
+            visible = self.restrict_state_to_part(part, server)
+            changed = part.server_step(visible_before, visible, self.restrict_total_to_part(part, total))
             server = self.merge_state(part, server, changed)
         return server
 
     def start_block(self, server: ServerState) -> ServerState:
         for part in self.parts:
-            visible = self.visible_state(part, server)
+            visible = self.restrict_state_to_part(part, server)
             server = server.with_part(part.name, part.server_block_start(visible))
         return server
 
     def end_block(self, server: ServerState) -> ServerState:
         for part in self.parts:
-            visible = self.visible_state(part, server)
+            visible = self.restrict_state_to_part(part, server)
             server = server.with_part(part.name, part.server_block_end(visible))
         return server
 
     def metrics(self, server: ServerState) -> dict[str, float]:
         numbers: dict[str, float] = {}
         for part in self._parts_by_hook["metrics"]:
-            numbers |= part.metrics(self.visible_state(part, server))
+            numbers |= part.metrics(self.restrict_state_to_part(part, server))
         return numbers
 
     def promises(self, server: ServerState) -> dict[str, Any]:
@@ -276,7 +276,7 @@ class Plan:
         promises: dict[str, Any] = {}
         for part in self.parts:
             if part.privacy is not None:
-                visible = self.visible_state(part, server)
+                visible = self.restrict_state_to_part(part, server)
                 promises[part.name] = dict(part.privacy.promises(visible))
             if part.name in self.part_ledgers:
                 promises[part.name]["covers_mean"] = covers_mean(part)
@@ -290,20 +290,20 @@ class Plan:
         messages: dict[str, PartBroadcast] = {}
         for part in self._parts_by_hook["broadcast"]:
             assert chosen is not None or not part.addresses_clients, "who writes to single clients has to know them"
-            visible = self.visible_state(part, server)
+            visible = self.restrict_state_to_part(part, server)
             message = part.broadcast(visible, Audience("round", chosen))
             messages[part.name] = message
             if message.server is not None:
                 server = self.merge_state(part, server, message.server)
         common = self._collect_common(messages)
-        n_bytes = self._common_bytes(server, messages)
+        n_bytes = self._count_common_bytes(server, messages)
         lists = {}
         for name, message in messages.items():
             if message.per_client is not None:
                 lists[name] = message.per_client
         if chosen is None or not lists:
             return server, Broadcast(common, n_bytes=n_bytes)
-        total_list_bytes = sum(list_bytes(part_lists) for part_lists in lists.values())
+        total_list_bytes = sum(count_list_bytes(part_lists) for part_lists in lists.values())
         n_bytes += total_list_bytes / max(1, len(chosen))
         select = PerClientLists(chosen, lists).select_lists
         return server, Broadcast(common, select, n_bytes, decode_lists=self.decode_lists)
@@ -312,7 +312,7 @@ class Plan:
         """What devices get to begin a block, to be validated, tested or served."""
         sending = self._parts_by_hook["broadcast"]
         messages = {part.name: self._serve_clients(part, server, None) for part in sending}
-        n_bytes = self._common_bytes(server, messages)
+        n_bytes = self._count_common_bytes(server, messages)
         common = self._collect_common(messages)
         writing = [part for part in self.parts if part.addresses_clients]
 
@@ -329,7 +329,7 @@ class Plan:
     def _serve_clients(
         self, part: Part, server: ServerState, clients: Keys | None, items: Ragged | None = None
     ) -> PartBroadcast:
-        return part.broadcast(self.visible_state(part, server), Audience("serving", clients, items))
+        return part.broadcast(self.restrict_state_to_part(part, server), Audience("serving", clients, items))
 
     def _collect_common(self, messages: Mapping[str, PartBroadcast]) -> dict[str, Arrays]:
         """What goes to all, by part; nothing of parts that send nothing."""
@@ -338,9 +338,9 @@ class Plan:
             common[name] = message.common
         return common
 
-    def _common_bytes(self, server: ServerState, messages: Mapping[str, PartBroadcast]) -> float:
+    def _count_common_bytes(self, server: ServerState, messages: Mapping[str, PartBroadcast]) -> float:
         """What a client gets of the model and of what goes to all."""
-        n_bytes = self.learner.model_bytes(server)
+        n_bytes = self.learner.count_model_bytes(server)
         for message in messages.values():
             if not message.once or server.round == 0:
                 n_bytes += sum(array.nbytes for array in message.common.values())
@@ -361,10 +361,10 @@ class Plan:
         """Beginnings of the names of fields that do not go to the server."""
         return ()
 
-    def visible_state(self, part: Part | None, server: ServerState) -> ServerState:
+    def restrict_state_to_part(self, part: Part | None, server: ServerState) -> ServerState:
         return server
 
-    def visible_total(self, part: Part | None, total: Total) -> Total:
+    def restrict_total_to_part(self, part: Part | None, total: Total) -> Total:
         return total
 
     def merge_state(self, part: Part | None, server: ServerState, changed: ServerState) -> ServerState:
@@ -378,8 +378,8 @@ class Plan:
     def _change_total(
         self, part: Part, server: ServerState, total: Total, change: Callable[[ServerState, Total], Total]
     ) -> Total:
-        visible_state = self.visible_state(part, server)
-        visible_total = self.visible_total(part, total)
+        visible_state = self.restrict_state_to_part(part, server)
+        visible_total = self.restrict_total_to_part(part, total)
         changed = change(visible_state, visible_total)
         return self.merge_total(part, total, changed)
 
@@ -403,7 +403,7 @@ class Federation(Plan):
     rows: Floats | None = field(default=None, kw_only=True, repr=False)  # item rows to start from; None: drawn
     homes: SiloAssignment | None = field(default=None, kw_only=True, repr=False)  # users' silos; None: by a hash
 
-    def initial_rows(self, start: int, end: int) -> Floats:
+    def init_item_rows(self, start: int, end: int) -> Floats:
         """The rows of items start..end before anybody has trained them."""
         if self.rows is not None:
             return self.rows[start:end].copy()

@@ -21,10 +21,10 @@ class Question:
         """As the owner knows it, without serial and replay."""
         return self.kind if self.owner is None else f"{self.owner}/{self.kind}"
 
-    def replayed(self, replay: RoundReplay | None) -> Question:
+    def as_replay(self, replay: RoundReplay | None) -> Question:
         return self if replay is None else replace(self, replay=replay)
 
-    def numbered(self, request: int, number: int) -> Question:
+    def with_number(self, request: int, number: int) -> Question:
         """The same under a number of its own: nodes answer each question once."""
         return replace(self, serial=(request, number))
 

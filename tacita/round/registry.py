@@ -9,7 +9,7 @@ from typing import Any
 from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError, unknown_name_error
 from tacita.models import find_backbone_class
-from tacita.round.part import Part, RunContext, find_traits
+from tacita.round.part import Part, RunContext, describe_traits
 
 Settings = dict[str, Any]
 """Nested settings of a run, as they are written."""
@@ -54,7 +54,7 @@ def resolve_config(values: Settings, where: str) -> RunConfig:
     return validate_model(RunConfig, settings, where)
 
 
-def preset_settings(method: str) -> dict[str, Any]:
+def find_preset_settings(method: str) -> dict[str, Any]:
     """The settings that a method brings along."""
     return dict(_SETTINGS.get(method, {}))
 
@@ -83,27 +83,27 @@ def _fill_missing(settings: Settings, defaults: Settings) -> Settings:
     return filled
 
 
-def part_names() -> list[str]:
+def list_part_names() -> list[str]:
     return sorted(_PARTS)
 
 
-def preset_names() -> list[str]:
+def list_preset_names() -> list[str]:
     return sorted(_PRESETS)
 
 
-def part_class(name: str) -> type[Part]:
+def find_part_class(name: str) -> type[Part]:
     if name not in _PARTS:
         raise unknown_name_error("part", name, _PARTS)
     return _PARTS[name]
 
 
-def preset_parts(name: str) -> list[PartSpec]:
+def list_preset_parts(name: str) -> list[PartSpec]:
     if name not in _PRESETS:
         raise unknown_name_error("method", name, _PRESETS)
     return [dict(spec) for spec in _PRESETS[name]]
 
 
-def method_label(method: str, parts: list[PartSpec] | None) -> str:
+def make_method_label(method: str, parts: list[PartSpec] | None) -> str:
     """What a run is called: its preset, or its parts where they are others than the preset's."""
     if parts is None:
         return method
@@ -116,7 +116,7 @@ def method_label(method: str, parts: list[PartSpec] | None) -> str:
 
 def resolve_parts(method: str, changes: list[PartSpec] | None) -> list[PartSpec]:
     """The preset's parts with options changed by name, then the parts that only `changes` names."""
-    specs = preset_parts(method)
+    specs = list_preset_parts(method)
     changes = changes or []
     changed_names = [change.get("name") for change in changes]
     for change in changes:
@@ -132,7 +132,7 @@ def resolve_parts(method: str, changes: list[PartSpec] | None) -> list[PartSpec]
 def build_parts(specs: list[PartSpec], context: RunContext) -> tuple[Part, ...]:
     """Parts from `{"name": ..., options}` tables, checked for clashes."""
     parts: list[Part] = []
-    traits = tuple(find_traits(_PARTS[name]) for name in _named(specs))
+    traits = tuple(describe_traits(_PARTS[name]) for name in _list_known_names(specs))
     part_specs = tuple(dict(spec) for spec in specs)
     context = replace(context, part_specs=part_specs, traits=traits)
     for spec in specs:
@@ -140,7 +140,7 @@ def build_parts(specs: list[PartSpec], context: RunContext) -> tuple[Part, ...]:
         name = options.pop("name", None)
         if not isinstance(name, str):
             raise TacitaError("every entry of 'parts' needs a 'name'.")
-        cls = part_class(name)
+        cls = find_part_class(name)
         if any(part.name == name for part in parts):
             raise TacitaError(f"part '{name}' is listed twice; merge its options into one entry.")
         if cls.reads_logits and context.backbone.reads_context:
@@ -153,13 +153,13 @@ def build_parts(specs: list[PartSpec], context: RunContext) -> tuple[Part, ...]:
     return tuple(parts)
 
 
-def _named(specs: list[PartSpec]) -> list[str]:
+def _list_known_names(specs: list[PartSpec]) -> list[str]:
     """The names of known parts; what is unknown is refused where it is built."""
     names = [spec.get("name") for spec in specs]
     return [name for name in names if isinstance(name, str) and name in _PARTS]
 
 
-def register_wrapper(names: set[str], wrap: Wrapper) -> None:
+def register_run_wrapper(names: set[str], wrap: Wrapper) -> None:
     """Let a lab run with a part of these names be wrapped: another party than the server plays some of it."""
     _WRAPPERS.append((names, wrap))
 

@@ -8,14 +8,14 @@ from tacita.core.config import TrainConfig
 from tacita.core.errors import TacitaError
 from tacita.messages import Spec
 from tacita.privacy.ledger import ACCOUNT_ARRAYS
-from tacita.round.learner import ledger_of
+from tacita.round.learner import find_ledger
 from tacita.round.part import Part, implements
 from tacita.round.state import Role
 
 
 def covers_mean(part: Part) -> bool:
     """Whether one noise of a part covers a sum that is divided afterwards, which only a public number may do."""
-    ledger = ledger_of(part)
+    ledger = find_ledger(part)
     if ledger is None:
         return False
     threats = {event.threat for event in ledger.events}
@@ -27,7 +27,7 @@ def covers_mean(part: Part) -> bool:
 def check_release_order(parts: Sequence[Part]) -> None:
     """Refuse parts that change, repeat or bypass what another part has noised and counted."""
     for place, part in enumerate(parts):
-        if ledger_of(part) is None:
+        if find_ledger(part) is None:
             continue
         earlier = parts[:place]
         later = parts[place + 1 :]
@@ -85,7 +85,7 @@ def _refuse_plain_weights(part: Part, others: Sequence[Part]) -> None:
 
 def check_accounts(part: Part) -> None:
     """Refuse a ledger whose accounts no device keeps, or whose unit is not what a client holds."""
-    ledger = ledger_of(part)
+    ledger = find_ledger(part)
     if ledger is None:
         return
     accounts = {spec.name for spec in part.state(0) if spec.role is Role.ACCOUNT and spec.persistent}
@@ -122,7 +122,7 @@ def _describe_participation(train: TrainConfig) -> str:
 
 def check_unit(part: Part, train: TrainConfig) -> None:
     """Refuse a promise to persons where silos train one model of all their people."""
-    ledger = ledger_of(part)
+    ledger = find_ledger(part)
     if ledger is None or not train.n_joint_silos:
         return
     units = {event.unit for event in ledger.events}

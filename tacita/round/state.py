@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from tacita.core.device_lists import update_lists
+from tacita.core.device_lists import with_updated_lists
 from tacita.core.types import AnyArray, CohortView, Ragged, StateUpdate
 
 
@@ -35,7 +35,7 @@ class StateSpec:
         return self.initial is not None
 
 
-def initial_state(specs: Sequence[StateSpec]) -> dict[str, AnyArray | Ragged]:
+def build_initial_state(specs: Sequence[StateSpec]) -> dict[str, AnyArray | Ragged]:
     """What devices keep before a user's first block, by name."""
     return {spec.name: spec.initial for spec in specs if spec.initial is not None}
 
@@ -49,5 +49,5 @@ def with_part_state(view: CohortView, name: str, update: StateUpdate) -> CohortV
     return replace(
         view,
         parts={**view.parts, name: {**view.parts.get(name, {}), **arrays}},
-        lists={**view.lists, name: update_lists(view.lists.get(name, {}), lists)},
+        lists={**view.lists, name: with_updated_lists(view.lists.get(name, {}), lists)},
     )

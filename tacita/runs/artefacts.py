@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tacita.core.codec import unpack_file
+from tacita.core.codec import unpack_array_file
 from tacita.core.draws import derive_keys
 from tacita.core.types import AnyArray, Arrays, Ints, Keys, Ragged
 from tacita.federation.evaluation import TrainedState
@@ -119,19 +119,19 @@ def _scan_file(path: Path, needles: ScanTargets) -> Iterator[tuple[str, str]]:
         for place in _search_text(path, needles):
             yield "pairs", place
         return
-    arrays, _ = unpack_file(path)
+    arrays, _ = unpack_array_file(path)
     pair_needles = needles
     if path.name == "server.safetensors":
         pair_needles = replace(needles, removed=needles.withdrawn)
-    for place in _find_pairs(arrays, pair_needles):
+    for place in _list_pair_traces(arrays, pair_needles):
         yield "pairs", place
-    for place in _find_people(arrays, needles):
+    for place in _list_people_traces(arrays, needles):
         yield "people", place
-    for place in _find_rows(arrays, needles):
+    for place in _list_row_traces(arrays, needles):
         yield "rows", place
 
 
-def _find_pairs(arrays: Arrays, needles: ScanTargets) -> list[str]:
+def _list_pair_traces(arrays: Arrays, needles: ScanTargets) -> list[str]:
     """Lists per user, and columns of senders beside items, that hold a withdrawn pair."""
     searched: Arrays = {}
     for name, array in arrays.items():
@@ -139,7 +139,7 @@ def _find_pairs(arrays: Arrays, needles: ScanTargets) -> list[str]:
         if needles.is_searched(array_name):
             searched[name] = array
     places = []
-    for name, lists in _find_lists(searched):
+    for name, lists in _collect_user_lists(searched):
         if _has_pair(lists, needles):
             places.append(name)
     for name, column in searched.items():
@@ -171,11 +171,11 @@ def _find_sender_pairs(arrays: Arrays, sender_name: str, needles: ScanTargets) -
     return places
 
 
-def _find_lists(arrays: Arrays) -> list[tuple[str, Ragged]]:
+def _collect_user_lists(arrays: Arrays) -> list[tuple[str, Ragged]]:
     """Everything that looks like a list per user."""
     lists = []
     for name, ptr in arrays.items():
-        stem = _list_stem(name)
+        stem = _find_column_prefix(name)
         if stem is None or ptr.dtype.kind != "i":
             continue
         for column in ("ids", "item"):
@@ -191,7 +191,7 @@ def _find_lists(arrays: Arrays) -> list[tuple[str, Ragged]]:
     return lists
 
 
-def _list_stem(name: str) -> str | None:
+def _find_column_prefix(name: str) -> str | None:
     """What the columns of a list begin with, if an array's name is one for the bounds of lists."""
     if name.endswith("/ptr"):
         return name.removesuffix("ptr")
@@ -205,7 +205,7 @@ def _has_pair(lists: Ragged, needles: ScanTargets) -> bool:
     return bool(removed.holds(stored.rows(), stored.ids).any())
 
 
-def _find_people(arrays: Arrays, needles: ScanTargets) -> list[str]:
+def _list_people_traces(arrays: Arrays, needles: ScanTargets) -> list[str]:
     """Arrays with the key of a user who left, or with the private vector that they had."""
     leaver_keys = needles.keys[needles.leavers]
     places = []
@@ -224,7 +224,7 @@ def _contains_key(array: AnyArray, keys: Keys) -> bool:
     return bool(np.isin(words, keys).any())
 
 
-def _find_rows(arrays: Arrays, needles: ScanTargets) -> list[str]:
+def _list_row_traces(arrays: Arrays, needles: ScanTargets) -> list[str]:
     """Arrays besides the model that hold a row as a withdrawn item had it."""
     rows = needles.rows
     item_table, head_prefix = MODEL_ARRAYS

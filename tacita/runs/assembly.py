@@ -13,20 +13,20 @@ from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.types import BlockStream
 from tacita.data.block_cuts import decouple_split, refuse_coupled_split
-from tacita.data.catalogue import FROM_DATA, apply_catalogue, find_catalogue, missing_catalogue_error
+from tacita.data.catalogue import FROM_DATA, find_catalogue, missing_catalogue_error, restrict_to_catalogue
 from tacita.data.frames import Frame, read_frame
 from tacita.data.interaction_table import Interactions
-from tacita.data.sources import count_enrolled, load
+from tacita.data.sources import find_published_user_count, load_interactions
 from tacita.data.splits import resolve_split, split
-from tacita.federation.evaluation import selection_metric
+from tacita.federation.evaluation import parse_selection_metric
 from tacita.kernels.threads import max_threads, set_threads
-from tacita.methods import Part, RunContext, build_parts, part_class, resolve_parts
+from tacita.methods import Part, RunContext, build_parts, find_part_class, resolve_parts
 from tacita.models import find_backbone_class
-from tacita.models.base import Backbone, apply_budget, apply_form
+from tacita.models.base import Backbone, apply_budget, with_chosen_form
 from tacita.privacy.secure_sum import check_installed, check_size
 from tacita.round.capabilities import Privacy
 from tacita.round.clashes import check_parts
-from tacita.round.learner import build_learner, ledger_of
+from tacita.round.learner import build_learner, find_ledger
 from tacita.round.part import implements
 from tacita.round.plan import Federation, Plan
 from tacita.round.registry import wrap_run
@@ -78,7 +78,7 @@ def load_run_table(config: RunConfig, machine: Machine, frame: Frame | None = No
     return RunTable(_load_table(config, machine, frame))
 
 
-def assemble(
+def assemble_federation(
     config: RunConfig,
     machine: Machine,
     frame: Frame | None = None,
@@ -122,7 +122,7 @@ def states_epsilon(config: RunConfig, parts: Parts) -> bool:
     """Whether a run counts releases, so that nothing may leave beside them."""
     if config.privacy.epsilon is not None:
         return True
-    return any(ledger_of(part) is not None for part in parts)
+    return any(find_ledger(part) is not None for part in parts)
 
 
 def _choose_secret(config: RunConfig, parts: Parts, noise_secret: str | None) -> str:
@@ -164,7 +164,7 @@ def _with_catalogue(config: RunConfig, parts: Parts, data: RunTable) -> RunTable
         return data
     catalogue = find_catalogue(config.catalogue, config.data, data.table)
     if catalogue is not None:
-        return RunTable(apply_catalogue(data.table, catalogue))
+        return RunTable(restrict_to_catalogue(data.table, catalogue))
     if has_budget and config.catalogue != FROM_DATA:
         raise missing_catalogue_error(data.table)
     return data
@@ -172,7 +172,7 @@ def _with_catalogue(config: RunConfig, parts: Parts, data: RunTable) -> RunTable
 
 def _with_denominator(config: RunConfig, parts: Parts, table: Interactions) -> RunConfig:
     """With a public number to divide noised sums by: how many named or synthetic data enrols, not who has rows."""
-    enrolled = count_enrolled(config.data, table)
+    enrolled = find_published_user_count(config.data, table)
     if config.train.denominator is not None or enrolled is None:
         return config
     drawn = config.train.participation
@@ -189,7 +189,7 @@ def _load_table(config: RunConfig, machine: Machine, frame: Frame | None) -> Int
     """The rows that a run learns from: of a table in memory, or of its dataset."""
     if frame is not None:
         return read_frame(frame, config.columns, config.date_format, config.decimal, config.drop_missing)
-    return load(
+    return load_interactions(
         config.data,
         data_dir=machine.data_dir,
         columns=config.columns or None,
@@ -229,7 +229,7 @@ def build_components(config: RunConfig, secret: str = "", lab_secret: str = "") 
     if config.privacy.epsilon is not None:
         _refuse_other_budgets(specs)
     backbone_config = validate_model(cls.Config, options, f"backbone '{name}'")
-    backbone = apply_form(cls(backbone_config))
+    backbone = with_chosen_form(cls(backbone_config))
     backbone = apply_budget(backbone, config.privacy)
     draws = Draws(config.seed, secret, lab_secret)
     context = RunContext(backbone, draws, config.train)
@@ -241,7 +241,7 @@ def build_components(config: RunConfig, secret: str = "", lab_secret: str = "") 
 def _refuse_other_budgets(specs: list[dict[str, Any]]) -> None:
     """Refuse a budget for sums beside a part that has its own, and name the setting of the part."""
     for spec in specs:
-        cls = part_class(spec["name"])
+        cls = find_part_class(spec["name"])
         budget_keys = [key for key in BUDGET_KEYS if key in cls.Config.model_fields]
         counts_releases = issubclass(cls, Privacy) and implements(cls, "ledger")
         if counts_releases and budget_keys:
@@ -259,7 +259,7 @@ def build_plan(config: RunConfig, secret: str = "") -> Plan:
 
 def check_settings(config: RunConfig, backbone: Backbone) -> None:
     """Refuse what cannot be trained on any data."""
-    selection_metric(config)
+    parse_selection_metric(config)
     if config.train.aggregator == "secure":
         check_installed()
         _refuse_masks_in_silos(config.train)
@@ -308,7 +308,7 @@ def check_masks(federation: Federation) -> None:
 def check_cutoffs(config: RunConfig, n_items: int) -> None:
     """Refuse lists that are longer than the catalogue."""
     cutoffs = {f"evaluate.k = {k}": k for k in config.evaluate.k}
-    _, selecting_k = selection_metric(config)
+    _, selecting_k = parse_selection_metric(config)
     cutoffs[f"evaluate.select_by = '{config.evaluate.select_by}'"] = selecting_k
     for setting, k in cutoffs.items():
         if k < 1:

@@ -19,7 +19,7 @@ from tacita.core.config import validate_model
 from tacita.core.errors import TacitaError
 from tacita.core.files import read_json
 from tacita.core.types import Bools, CohortView, Doubles, Floats, Keys, StateUpdate
-from tacita.federation.rounds import begin_block, run_round, start_run
+from tacita.federation.rounds import begin_block, make_initial_progress, run_round
 from tacita.kernels.hashing import hash_owners
 from tacita.messages import SparseRows, Upload
 from tacita.methods import Part
@@ -48,17 +48,17 @@ class CalibrationRecord(BaseModel):
     rounds: int = Field(ge=1)
 
 
-def apply_calibration(federation: Federation, folder: Path) -> Federation:
+def with_calibrated_ratio(federation: Federation, folder: Path) -> Federation:
     """A run with the ratio of its calibration: part `retraction` takes it, unless a ratio was set."""
     path = folder / FILE
     if not path.is_file():
         return federation
     record = validate_model(CalibrationRecord, read_json(path), str(path))
-    parts = tuple(_set_ratio(part, record) for part in federation.parts)
+    parts = tuple(_with_measured_ratio(part, record) for part in federation.parts)
     return replace(federation, parts=parts)
 
 
-def _set_ratio(part: Part, record: CalibrationRecord) -> Part:
+def _with_measured_ratio(part: Part, record: CalibrationRecord) -> Part:
     """Part `retraction` with a measured ratio; every other part, and one that has a ratio, stays as it is."""
     if part.name != RETRACTION:
         return part
@@ -86,7 +86,7 @@ class Calibration:
         return {"alpha": self.alpha, "ratio": round(self.ratio, 4)}
 
 
-def calibrate(
+def measure_retraction_calibration(
     federation: Federation,
     leavers: int = 20,
     groups: int = 1,
@@ -200,7 +200,7 @@ def train_rounds(federation: Federation, rounds: int, away: Keys, watched: Any =
     if len(watched):
         parts.append(_build_watcher(federation, watched, uploads))
     federation = replace(federation, parts=tuple(parts))
-    progress = start_run(federation)
+    progress = make_initial_progress(federation)
     begin_block(federation, progress, 0)
     settings = federation.config.train
     server_lr = settings.server_lr

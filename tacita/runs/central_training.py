@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tacita.core.types import Block, Floats, Ints, Ragged
-from tacita.federation.evaluation import build_mask, build_rules, selection_metric
-from tacita.kernels.sampling import draw_samples, room_for_negatives
+from tacita.federation.evaluation import build_evaluation_rules, build_ranking_mask, parse_selection_metric
+from tacita.kernels.sampling import count_possible_negatives, draw_samples
 from tacita.kernels.threads import threads_in_use
 from tacita.learn.training.central_model import CentralModel
 from tacita.learn.training.central_state import CentralState, InteractionGraph, TrainingSamples
-from tacita.metrics import Evaluation, ScoreUsers, evaluate
+from tacita.metrics import Evaluation, ScoreUsers, evaluate_ranking
 from tacita.models.lightgcn import LightGCN
 from tacita.round.plan import Federation
 from tacita.round.serving import Purpose
@@ -36,12 +36,12 @@ class CentralCheckpoint:
     valid: float | None  # the selecting metric; None: nobody has anything to validate
 
     def scorer(self) -> ScoreUsers:
-        return lambda users: self.central.score(self.state, users)
+        return lambda users: self.central.score_catalogue(self.state, users)
 
 
 def train_centrally(federation: Federation, block: Block) -> CentralCheckpoint:
     """Epochs on the training data so far until validation has not improved for `train.patience` of them."""
-    data = federation.stream.train_items(block.index)
+    data = federation.stream.collect_train_items(block.index)
     settings = federation.config.train
     every = federation.config.evaluate.every
     graph = _build_graph(federation, data, block)
@@ -52,13 +52,13 @@ def train_centrally(federation: Federation, block: Block) -> CentralCheckpoint:
     for epoch in range(1, settings.rounds + 1):
         order = federation.draws.public("central-order", block.index, epoch)
         samples = _draw_samples(federation, data, block, epoch)
-        state = central.train(state, samples, batch, [order])
+        state = central.train_epochs(state, samples, batch, [order])
         is_last = epoch == settings.rounds
         if epoch % every and not is_last:
             continue
         current = CentralCheckpoint(central, state, epoch, epoch, None)
-        score = _validate(federation, block, current)
-        if _is_better(score, best.valid):
+        score = _validate_checkpoint(federation, block, current)
+        if _is_better_score(score, best.valid):
             best = replace(current, valid=score)
         best = replace(best, epochs=epoch)
         if epoch - best.best_epoch >= settings.patience:
@@ -66,7 +66,7 @@ def train_centrally(federation: Federation, block: Block) -> CentralCheckpoint:
     return best
 
 
-def _is_better(score: float | None, best: float | None) -> bool:
+def _is_better_score(score: float | None, best: float | None) -> bool:
     """Without a score, a later epoch counts as better."""
     if score is None or best is None:
         return True
@@ -78,19 +78,19 @@ def evaluate_scorer(
 ) -> Evaluation:
     """A scorer on a block's validation or test items, under the run's protocol, or with another mask."""
     if purpose == "valid":
-        metric, k = selection_metric(federation.config)
-        rules = build_rules(federation, block, [metric], [k])
+        metric, k = parse_selection_metric(federation.config)
+        rules = build_evaluation_rules(federation, block, [metric], [k])
         targets = block.valid
     else:
-        rules = build_rules(federation, block)
+        rules = build_evaluation_rules(federation, block)
         targets = block.test
     mask = mask or federation.config.evaluate.mask
-    masked = build_mask(federation, block, purpose, mask)
+    masked = build_ranking_mask(federation, block, purpose, mask)
     user_keys = federation.stream.user_keys
-    return evaluate(scorer, targets, masked, user_keys, federation.draws, rules)
+    return evaluate_ranking(scorer, targets, masked, user_keys, federation.draws, rules)
 
 
-def _validate(federation: Federation, block: Block, checkpoint: CentralCheckpoint) -> float | None:
+def _validate_checkpoint(federation: Federation, block: Block, checkpoint: CentralCheckpoint) -> float | None:
     evaluation = evaluate_scorer(federation, block, checkpoint.scorer(), "valid")
     if not len(evaluation.users):
         return None
@@ -104,7 +104,7 @@ def _init_state(federation: Federation, central: CentralModel, block: Block) -> 
     user_keys = stream.user_keys[: block.n_users]
     item_keys = stream.item_keys[: block.n_items]
     state = central.init_state(federation.draws, user_keys, item_keys)
-    items = federation.initial_rows(0, block.n_items)
+    items = federation.init_item_rows(0, block.n_items)
     return replace(state, values={**state.values, "items": items})
 
 
@@ -121,7 +121,7 @@ def _draw_samples(federation: Federation, data: Ragged, block: Block, epoch: int
     n_users = len(data)
     n_items = block.n_items
     counts = data.counts()
-    room = room_for_negatives(data.ptr, data.ids, n_items)
+    room = count_possible_negatives(data.ptr, data.ids, n_items)
     ratio = federation.config.train.negatives
     negatives = np.where(room > 0, ratio * counts, 0)
     sizes = counts + negatives

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tacita.core.errors import TacitaError
-from tacita.core.files import parse_folder
-from tacita.data.frames import Frame, make_frame, number_column
+from tacita.core.files import to_folder_path
+from tacita.data.frames import Frame, make_frame, to_number_column
 from tacita.report.data import read_run
 from tacita.report.run_data import RunData
 from tacita.report.seeds import CONTINUAL, group_seeds, make_rows
@@ -39,12 +39,12 @@ def compare(runs: Iterable[SingleRun], over: str | None = None) -> Frame:
     columns: dict[str, Any] = {}
     for name in rows[0]:
         values = [row[name] for row in rows]
-        columns[name] = values if name in TEXT_COLUMNS else number_column(values)
+        columns[name] = values if name in TEXT_COLUMNS else to_number_column(values)
     return make_frame(columns)
 
 
 def _find_folder(run: SingleRun) -> Path:
-    return run.folder if isinstance(run, Run) else parse_folder(run)
+    return run.folder if isinstance(run, Run) else to_folder_path(run)
 
 
 def _build_rows(runs: list[RunData]) -> list[Row]:

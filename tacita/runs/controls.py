@@ -11,15 +11,20 @@ import scipy.sparse
 
 from tacita.core.sparse import matrix_of_lists
 from tacita.core.types import Block, CohortView, Doubles, Floats, Ints, Ragged
-from tacita.federation.evaluation import build_test_block, sample_lists, unmasked_means
-from tacita.kernels.hashing import uniforms
-from tacita.kernels.pairs import dense_products
+from tacita.federation.evaluation import build_test_block, rename_unmasked_means, sample_user_lists
+from tacita.kernels.hashing import draw_uniforms
+from tacita.kernels.pairs import add_dense_products
 from tacita.learn.training import train_cohort
 from tacita.messages import CooccurrenceTerms
 from tacita.metrics import ScoreUsers
 from tacita.models.scorer import Scorer
 from tacita.models.scoring import score_with_own_rows
-from tacita.models.tally.solver import available_memory, estimate_solve_bytes, invert_in_place, solve_zero_diagonal
+from tacita.models.tally.solver import (
+    estimate_available_memory,
+    estimate_solve_bytes,
+    invert_in_place,
+    solve_zero_diagonal,
+)
 from tacita.round.plan import Federation
 from tacita.round.task import CohortTask
 from tacita.runs.central_training import evaluate_scorer
@@ -37,12 +42,12 @@ ALONE_USERS = 500
 def make_random_scorer(federation: Federation, block: Block) -> ScoreUsers:
     key = federation.draws.public("random-control", block.index)
     user_keys = federation.stream.user_keys
-    return lambda users: uniforms(key, user_keys[users], block.n_items)
+    return lambda users: draw_uniforms(key, user_keys[users], block.n_items)
 
 
 def make_popular_scorer(federation: Federation, block: Block) -> ScoreUsers:
     """How many users have the item among their training items so far."""
-    train = federation.stream.train_items(block.index)
+    train = federation.stream.collect_train_items(block.index)
     chosen = build_choice_matrix(train, block.n_items)
     counts = chosen.sum(axis=0).astype(np.float32)
     return lambda users: np.repeat(counts[None], len(users), axis=0)
@@ -55,9 +60,9 @@ def make_alone_scorer(federation: Federation, block: Block) -> ScoreUsers:
     """
     backbone = _build_lone_backbone(federation, block)
     settings = federation.config.train.model_copy(update={"local_epochs": ALONE_EPOCHS, "silos": 0})
-    items = federation.initial_rows(0, block.n_items)
+    items = federation.init_item_rows(0, block.n_items)
     heads = backbone.init_heads(federation.draws)
-    data = federation.stream.train_items(block.index)
+    data = federation.stream.collect_train_items(block.index)
     test_data = build_test_block(federation, replace(block, train=data)).train
 
     def score_users(users: Ints) -> Floats:
@@ -82,7 +87,7 @@ def make_alone_scorer(federation: Federation, block: Block) -> ScoreUsers:
         local = train_cohort(CohortTask(view), backbone, (), settings, federation.draws).local
         own_rows = Ragged(local.row_start, local.row_item, {"moved": local.rows})
         test_view = replace(view, train=test_data.take(users))
-        context = backbone.context(test_view)
+        context = backbone.list_context_items(test_view)
         return score_with_own_rows(backbone, local.private, heads, items, own_rows, context)
 
     return score_users
@@ -92,7 +97,7 @@ def _build_lone_backbone(federation: Federation, block: Block) -> Scorer:
     """The run's model with the item rate of a client that trains alone."""
     has_data = block.train.counts() > 0
     n_clients = max(1, int(has_data.sum()))
-    scale = federation.scorer.item_scale(block.n_items) / n_clients
+    scale = federation.scorer.compute_item_rate_scale(block.n_items) / n_clients
     config = federation.scorer.config.model_copy(update={"item_lr_scale": scale})
     return type(federation.scorer)(config)
 
@@ -128,7 +133,7 @@ def solve_linear_weights(gram: Doubles, ridge: float) -> Floats:
 
 def make_linear_scorer(federation: Federation, block: Block) -> ScoreUsers:
     """A linear item-item model on everybody's pooled training data; scores with what the run reads of the block."""
-    train = federation.stream.train_items(block.index)
+    train = federation.stream.collect_train_items(block.index)
     weights = solve_linear_weights(compute_item_gram(train, block.n_items), RIDGE)
     test_data = build_test_block(federation, block).train
     all_items = np.arange(block.n_items, dtype=np.int32)
@@ -138,7 +143,7 @@ def make_linear_scorer(federation: Federation, block: Block) -> ScoreUsers:
         values = np.ones(len(histories.ids), np.float32)
         shape = (len(users), block.n_items)
         scores = np.zeros(shape, np.float32)
-        dense_products(histories.ptr, histories.ids, values, all_items, weights, scores)
+        add_dense_products(histories.ptr, histories.ids, values, all_items, weights, scores)
         return scores
 
     return score_users
@@ -176,7 +181,7 @@ def _find_linear_obstacle(federation: Federation) -> str | None:
     if n_items > most_cheap and not federation.config.evaluate.linear_control:
         return f"it would take longer than the run above {most_cheap:,} items (--set evaluate.linear_control=true)"
     needed = estimate_solve_bytes(n_items)
-    if needed > available_memory():
+    if needed > estimate_available_memory():
         return f"{needed / 1e9:.0f} GB of free memory are needed for it"
     return None
 
@@ -207,7 +212,7 @@ def run_controls(
             blocks.append(_evaluate_control(federation, block, scorer, most_users))
             if on_each:
                 on_each(name, block.index)
-        yield name, {"blocks": blocks, "mean": average_blocks(blocks)}
+        yield name, {"blocks": blocks, "mean": average_incremental_blocks(blocks)}
 
 
 def _evaluate_control(
@@ -217,17 +222,17 @@ def _evaluate_control(
     tested = block
     if most_users is not None:
         key = federation.draws.public("control-users", block.index)
-        tested = replace(block, test=sample_lists(block.test, federation.stream.user_keys, key, most_users))
+        tested = replace(block, test=sample_user_lists(block.test, federation.stream.user_keys, key, most_users))
     evaluation = evaluate_scorer(federation, tested, scorer)
     scores: ScoreRow = {"users": len(evaluation.users)}
-    scores |= evaluation.mean()
+    scores |= evaluation.compute_means()
     if federation.config.evaluate.unmasked:
         unmasked = evaluate_scorer(federation, tested, scorer, mask="none")
-        scores |= unmasked_means(unmasked)
+        scores |= rename_unmasked_means(unmasked)
     return scores
 
 
-def average_blocks(blocks: list[ScoreRow]) -> dict[str, float]:
+def average_incremental_blocks(blocks: list[ScoreRow]) -> dict[str, float]:
     """Means over the incremental blocks (1..) in which somebody was tested, or of the only block there is."""
     later = blocks[1:] or blocks
     tested = [block for block in later if block["users"]] or later

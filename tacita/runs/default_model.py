@@ -20,12 +20,12 @@ import numpy as np
 from tacita.core.config import RunConfig
 from tacita.core.errors import TacitaError
 from tacita.data.frames import Frame
-from tacita.federation.rounds import Progress, RoundReport, begin_block, run_block, start_run
+from tacita.federation.rounds import Progress, RoundReport, begin_block, make_initial_progress, run_block
 from tacita.methods import resolve_config
-from tacita.models.tally.solver import available_memory, estimate_solve_bytes
+from tacita.models.tally.solver import estimate_available_memory, estimate_solve_bytes
 from tacita.report.formats import format_bytes
 from tacita.round.plan import Federation
-from tacita.runs.assembly import Machine, RunTable, assemble, limit_to_catalogue, load_run_table
+from tacita.runs.assembly import Machine, RunTable, assemble_federation, limit_to_catalogue, load_run_table
 
 MOST_ORDER_ITEMS = 10_000
 """tally-order solves over all items of a catalogue."""
@@ -133,7 +133,7 @@ def describe_cost(federation: Federation) -> str:
     """What a form of tally takes: memory of the server as it solves, and what each client sends once in a block."""
     n_items = federation.stream.n_items
     backbone: Any = federation.backbone
-    upload = format_bytes(backbone.upload_bytes(n_items))
+    upload = format_bytes(backbone.count_upload_bytes(n_items))
     config = federation.config.backbone
     n_inputs = min(n_items, int(getattr(backbone.config, "most_inputs", n_items)))
     memory = estimate_solve_bytes(n_inputs)
@@ -204,15 +204,15 @@ def choose_model(
     for candidate in candidates:
         completed = complete_settings(settings, candidate, facts)
         config = resolve_config(completed, source)
-        federations[candidate.label] = assemble(config, machine, frame, data)
+        federations[candidate.label] = assemble_federation(config, machine, frame, data)
     if len(federations) == 1:
         [(label, federation)] = federations.items()
-        start = TrainingStart(federation, start_run(federation), ())
+        start = TrainingStart(federation, make_initial_progress(federation), ())
         return DefaultModel(label, f"{label}, for {facts.describe()}.", start)
     labels = " and ".join(federations)
     on_note(f"No model is named: trying {labels} on {facts.describe()}.")
     starts = {label: _try_model(federation) for label, federation in federations.items()}
-    return _take_best(starts)
+    return _choose_best_start(starts)
 
 
 def measure_data(data: RunTable, is_private: bool = False) -> DataFacts:
@@ -226,7 +226,7 @@ def measure_data(data: RunTable, is_private: bool = False) -> DataFacts:
         n_users=len(table.user_ids),
         n_items=len(table.item_ids),
         has_times=has_times,
-        free_memory=available_memory(),
+        free_memory=estimate_available_memory(),
         has_split=table.split is not None or table.block is not None,
     )
 
@@ -240,13 +240,13 @@ def _try_model(federation: Federation) -> TrainingStart:
         seconds = round(time.monotonic() - began, 3)
         records.append(RoundRecord(report, seconds))
 
-    progress = start_run(federation)
+    progress = make_initial_progress(federation)
     begin_block(federation, progress, 0)
     run_block(federation, progress, on_round)
     return TrainingStart(federation, progress, tuple(records))
 
 
-def _take_best(starts: dict[str, TrainingStart]) -> DefaultModel:
+def _choose_best_start(starts: dict[str, TrainingStart]) -> DefaultModel:
     """The model with the best validation; where nobody validates, the one that the rule prefers."""
     label = max(starts, key=lambda name: starts[name].score)  # the first of several equals
     chosen = starts[label]

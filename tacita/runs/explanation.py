@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tacita.core.types import Doubles, Floats, Ints, Ragged
-from tacita.federation.scoring import DeviceScorer, take_lists
+from tacita.federation.scoring import DeviceScorer, take_user_lists
 from tacita.models.statistic_model import StatisticModel
 from tacita.runs.loaded_run import LoadedRun
 
@@ -64,7 +64,7 @@ def explain_items(loaded: LoadedRun, user: int, items: Sequence[int]) -> list[Ex
 
 def add_reasons(loaded: LoadedRun, user: int, entries: Sequence[dict[str, Any]]) -> None:
     """Put beside each recommended item (an entry with its raw id) the person's own items that speak most for it."""
-    numbers = loaded.known_items([entry["item"] for entry in entries])
+    numbers = loaded.find_known_items([entry["item"] for entry in entries])
     explanations = explain_items(loaded, user, numbers.tolist())
     for entry, explanation in zip(entries, explanations, strict=True):
         entry["why"] = {"basis": explanation.basis, "items": list_reasons(loaded, explanation, N_REASONS)}
@@ -85,7 +85,9 @@ def list_reasons(loaded: LoadedRun, explanation: Explanation, k: int) -> list[di
 
 def _compare_items(loaded: LoadedRun, own_items: Ints, item: int) -> Doubles:
     """How much each of a person's items is like another."""
-    likeness: Floats = loaded.plan.backbone.compare_items(loaded.server, loaded.scorer.item_table(), item)
+    likeness: Floats = loaded.plan.backbone.measure_similarity_to_item(
+        loaded.server, loaded.scorer.build_item_table(), item
+    )
     effects = np.zeros(len(own_items))
     is_known = own_items < len(likeness)
     effects[is_known] = likeness[own_items[is_known]]
@@ -97,7 +99,7 @@ def _score_without_each(scorer: DeviceScorer, users: Ints, items: Ints) -> tuple
     n_users = len(scorer.block.train)
     row = int(users[0])
     current = scorer.block.train.take(users)
-    past = Ragged.empty(1) if scorer.past is None else take_lists(scorer.past, users)
+    past = Ragged.empty(1) if scorer.past is None else take_user_lists(scorer.past, users)
     history = np.concatenate([past.ids, current.ids])
     newest_first = list(dict.fromkeys(history[::-1].tolist()))
     latest = np.array(newest_first[:MOST_ITEMS][::-1], np.int32)

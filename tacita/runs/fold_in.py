@@ -17,7 +17,7 @@ import numpy as np
 from tacita.core.draws import derive_keys
 from tacita.core.errors import TacitaError
 from tacita.core.types import Block, Broadcast, Floats, Ints, Keys, Ragged
-from tacita.federation.clients import build_user_view, empty_device_state, grow_devices
+from tacita.federation.clients import build_user_view, empty_device_state, grow_devices_for_block
 from tacita.federation.scoring import DeviceScorer
 from tacita.learn.training import train_cohort
 from tacita.models.scorer import Scorer
@@ -61,7 +61,7 @@ def score_newcomers(loaded: LoadedRun, histories: Ragged, rounds: int, users: In
         n_rows=len(histories.ids),
     )
     devices = empty_device_state(plan.backbone)
-    grow_devices(devices, plan, keys)
+    grow_devices_for_block(devices, plan, keys)
     if plan.backbone.private_width:
         _train_private(loaded, devices, block, keys, rounds)
     broadcast = plan.broadcast_serving(server)
@@ -90,16 +90,16 @@ def freeze_shared(backbone: Scorer) -> Scorer:
 
     def rates(n_items: int) -> dict[str, float]:
         frozen_rates = {}
-        for name, rate in backbone.rates(n_items).items():
-            is_private = name in backbone.layout
+        for name, rate in backbone.list_learning_rates(n_items).items():
+            is_private = name in backbone.private_layout
             frozen_rates[name] = rate if is_private else 0.0
         return frozen_rates
 
-    frozen.rates = rates  # type: ignore[method-assign]
+    frozen.list_learning_rates = rates  # type: ignore[method-assign]
     return frozen
 
 
-def _reads_server(part: Part) -> bool:
+def _needs_server_state(part: Part) -> bool:
     """Whether devices score with more than a history and a vector: what was sent to them, or shared."""
     return bool(part.serves & {"scores", "view"}) or "data" in part.fills
 
@@ -107,7 +107,7 @@ def _reads_server(part: Part) -> bool:
 def check_fold_in(plan: Plan) -> None:
     """Refuse runs in which a history alone does not make a person known."""
     for part in plan.parts:
-        if _reads_server(part):
+        if _needs_server_state(part):
             raise TacitaError(
                 f"nobody can be folded into a run with part '{part.name}': its devices score with what the server sent "
                 "or was given, and a person who arrives has nothing of that; train again with them."

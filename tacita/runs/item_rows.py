@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tacita.core.errors import TacitaError
 from tacita.data.features import load_stream_features
-from tacita.models.side import build_side_rows, list_sources
+from tacita.models.side import build_side_rows, list_feature_sources
 from tacita.models.tally.features import encode_item_features
 from tacita.models.tally.private_tally import PrivateTally
 from tacita.round.plan import Federation
@@ -32,7 +32,7 @@ def with_side_rows(federation: Federation) -> Federation:
     item_ids = stream.item_ids
     codes = build_side_rows(features, item_ids, federation.scorer.code_width, federation.draws, use_sentences)
     n_known = sum(item in features.by_item for item in item_ids)
-    sources = ", ".join(list_sources(features, use_sentences))
+    sources = ", ".join(list_feature_sources(features, use_sentences))
     note = f"item rows start from {sources}: known of {n_known:,} of {stream.n_items:,} items."
     noted_stream = replace(stream, notes=(*stream.notes, note))
     return replace(federation, rows=federation.scorer.build_rows_from_codes(codes), stream=noted_stream)

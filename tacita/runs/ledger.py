@@ -16,9 +16,9 @@ from tacita.federation.state_arrays import read_server
 from tacita.learn.statistic import CONTRIBUTION_LOG, StatisticLearner
 from tacita.privacy.ledger import ACCOUNT_ARRAYS, MICRO, NO_LIMIT, Ledger, join_ledgers
 from tacita.report.promises import AGAINST
-from tacita.report.threat_model import list_outside
-from tacita.round.device_state import PARTS, read_devices
-from tacita.round.learner import Learner, ledger_of
+from tacita.report.threat_model import list_uncovered_sentences
+from tacita.round.device_state import PARTS, unflatten_devices
+from tacita.round.learner import Learner, find_ledger
 from tacita.round.part import Part
 from tacita.round.plan import Plan
 from tacita.round.release_rules import covers_mean
@@ -46,7 +46,7 @@ def join_accounts(parts: CountedParts, arrays: PartArrays) -> JoinedLedger | Non
     """The ledgers of a run's parts and learner as one, with the devices' accounts; None: nothing is counted."""
     accounts = []
     for part in parts:
-        ledger = ledger_of(part)
+        ledger = find_ledger(part)
         own_arrays = arrays.get(part.name, {})
         has_account = all(name in own_arrays for name in ACCOUNT_ARRAYS)
         if ledger is not None and has_account:
@@ -58,8 +58,8 @@ def join_accounts(parts: CountedParts, arrays: PartArrays) -> JoinedLedger | Non
 def summarise_spending(ledger: Ledger, account: Arrays) -> LedgerSummary:
     """What an operator may see: how spending is spread over people, and nobody's own."""
     has_released = account["times"].any(axis=1)
-    spent = ledger.epsilon(account)
-    remaining = ledger.remaining_budget(account)
+    spent = ledger.compute_spent_epsilon(account)
+    remaining = ledger.compute_remaining_budget(account)
     exhausted = ledger.is_exhausted(account)
     return {
         "delta": ledger.delta,
@@ -117,8 +117,8 @@ _QUANTILES = {"least": 0.0, "median": 0.5, "nine in ten at most": 0.9, "most": 1
 def describe_account(ledger: Ledger, account: Arrays, row: int) -> LedgerSummary:
     """A person's own account; only their own device may show it."""
     own = _take_rows(account, [row])
-    spent = float(ledger.epsilon(own)[0])
-    remaining = float(ledger.remaining_budget(own)[0])
+    spent = float(ledger.compute_spent_epsilon(own)[0])
+    remaining = float(ledger.compute_remaining_budget(own)[0])
     budget = own["budget"][0]
     is_limited = budget != NO_LIMIT
     times = own["times"][0]
@@ -129,7 +129,7 @@ def describe_account(ledger: Ledger, account: Arrays, row: int) -> LedgerSummary
     return {
         "delta": ledger.delta,
         "spent": _finite_or_none(spent),
-        "spent_composed": _finite_or_none(ledger.tight_epsilon(own, 0)),
+        "spent_composed": _finite_or_none(ledger.compute_tight_epsilon(own, 0)),
         "budget": float(budget) * 1e-6 if is_limited else None,
         "left": remaining if is_limited else None,
         "silent": bool(ledger.is_exhausted(own)[0]),
@@ -159,11 +159,11 @@ def _price_release(ledger: Ledger, own: Arrays, column: int) -> float | None:
     """What one kind of release would have cost by itself; together they cost less than the sum of these."""
     is_other = np.arange(len(ledger.events)) != column
     spent: AnyArray = np.where(is_other, 0, own["spent"])
-    epsilon = ledger.epsilon({**own, "spent": spent})
+    epsilon = ledger.compute_spent_epsilon({**own, "spent": spent})
     return _finite_or_none(float(epsilon[0]))
 
 
-def describe_cost(parts: CountedParts, before: PartArrays, after: PartArrays, rows: AnyArray) -> str:
+def describe_request_cost(parts: CountedParts, before: PartArrays, after: PartArrays, rows: AnyArray) -> str:
     """What a request cost those who asked, and their spending after it, in a sentence; empty if it was free."""
     joined_before = join_accounts(parts, before)
     joined_after = join_accounts(parts, after)
@@ -172,8 +172,8 @@ def describe_cost(parts: CountedParts, before: PartArrays, after: PartArrays, ro
     ledger_before, account_before = joined_before
     ledger_after, account_after = joined_after
     own = _take_rows(account_after, rows)
-    spent_before = ledger_before.epsilon(_take_rows(account_before, rows))
-    spent_after = ledger_after.epsilon(own)
+    spent_before = ledger_before.compute_spent_epsilon(_take_rows(account_before, rows))
+    spent_after = ledger_after.compute_spent_epsilon(own)
     costs = spent_after - spent_before
     if not (spent_after > spent_before).any():
         return ""
@@ -202,11 +202,11 @@ def read_run_ledger(folder: Path, user: str | None = None) -> LedgerSummary:
     joined = join_accounts(counted, nest_parts(saved.client_arrays, PARTS))
     row = None
     if user is not None:
-        row = int(saved.user_numbers([user])[0])  # an unknown user is refused even if nothing is counted
+        row = int(saved.find_user_numbers([user])[0])  # an unknown user is refused even if nothing is counted
     if joined is None:
         return {"no_epsilon": NO_EPSILON}
     ledger, account = joined
-    outside = describe_outside(saved.config, plan)
+    outside = describe_uncovered(saved.config, plan)
     if row is None:
         return {**summarise_spending(ledger, account), "lab": True, "outside": outside}
     description = describe_account(ledger, account, row)
@@ -214,11 +214,11 @@ def read_run_ledger(folder: Path, user: str | None = None) -> LedgerSummary:
     return {"user": user, "lab": True, "outside": outside, **description, **projection}
 
 
-def describe_outside(config: RunConfig, plan: Plan) -> list[str]:
+def describe_uncovered(config: RunConfig, plan: Plan) -> list[str]:
     """What no epsilon of a lab run is about, in sentences."""
     is_sum = plan.learner.ledger() is not None
     has_mean = any(covers_mean(part) for part in plan.parts)
-    return list_outside(config, is_sum, has_mean)
+    return list_uncovered_sentences(config, is_sum, has_mean)
 
 
 def _project_withdrawal(saved: SavedRun, plan: Plan, row: int) -> dict[str, float]:
@@ -230,7 +230,7 @@ def _project_withdrawal(saved: SavedRun, plan: Plan, row: int) -> dict[str, floa
     if ledger is None:
         return {}
     contribution_log = f"{PARTS}{learner.name}/{CONTRIBUTION_LOG}"
-    devices = read_devices(saved.client_arrays, "")
+    devices = unflatten_devices(saved.client_arrays, "")
     contributions = devices.read_list(contribution_log, np.array([row]))
     if not len(contributions.ids):
         return {}
@@ -240,7 +240,7 @@ def _project_withdrawal(saved: SavedRun, plan: Plan, row: int) -> dict[str, floa
     server = read_server(saved.server_arrays, saved.server_note)
     withdraws = np.ones(1, bool)
     after, _ = learner.charge_retraction(server.heads, own, withdraws)
-    epsilon = float(ledger.epsilon(after)[0])
+    epsilon = float(ledger.compute_spent_epsilon(after)[0])
     return {"if_taken_back": epsilon}
 
 

@@ -14,10 +14,10 @@ from tacita.core.errors import TacitaError
 from tacita.core.types import Block, Bools, Floats, Ints, Ragged, ServerState
 from tacita.federation.scoring import DeviceScorer
 from tacita.federation.state_arrays import read_server
-from tacita.kernels.ranking import best_items
+from tacita.kernels.ranking import find_best_items
 from tacita.metrics import ScoreUsers
 from tacita.models.base import Backbone
-from tacita.round.device_state import DeviceState, read_devices
+from tacita.round.device_state import DeviceState, unflatten_devices
 from tacita.round.plan import Plan
 from tacita.runs.assembly import build_plan
 from tacita.runs.run_folder import NEXT, SavedRun, open_saved, read_lists
@@ -89,20 +89,20 @@ class LoadedRun:
     def _item_number(self) -> dict[str, int]:
         return {item: number for number, item in enumerate(self.items)}
 
-    def item_numbers(self, items: Sequence[str]) -> Ints:
+    def find_item_numbers(self, items: Sequence[str]) -> Ints:
         """The rows of raw item ids."""
-        missing = self.unknown_items(items)
+        missing = self.list_unknown_items(items)
         if missing:
             raise self.saved.unknown_ids_error("item", missing)
-        return self.known_items(items)
+        return self.find_known_items(items)
 
-    def known_items(self, items: Sequence[str]) -> Ints:
+    def find_known_items(self, items: Sequence[str]) -> Ints:
         """The rows of those raw item ids that the run knows."""
         numbers = self._item_number
         known = [numbers[item] for item in items if item in numbers]
         return np.array(known, np.int32)
 
-    def unknown_items(self, items: Sequence[str]) -> list[str]:
+    def list_unknown_items(self, items: Sequence[str]) -> list[str]:
         """Those raw item ids that it does not know, each once."""
         numbers = self._item_number
         return [item for item in dict.fromkeys(items) if item not in numbers]
@@ -114,7 +114,7 @@ class LoadedRun:
 
     @cached_property
     def popularity(self) -> Floats:
-        return self.plan.backbone.popularity(self.server)
+        return self.plan.backbone.read_popularity(self.server)
 
     @cached_property
     def scorer(self) -> DeviceScorer:
@@ -160,22 +160,22 @@ class LoadedRun:
 
 
 def rank_similar(loaded: LoadedRun, item: int, k: int) -> tuple[Ints, Floats]:
-    """The items that are most like another, best first, and how much; see `Backbone.likeness`."""
+    """The items that are most like another, best first, and how much; see `Backbone.measure_similarity_to_item`."""
     n_others = len(loaded.items) - 1
     check_list_length(k, n_others, "find {} similar items")
-    override = loaded.plan.serving_owner("scores")
+    override = loaded.plan.find_serving_owner("scores")
     if override is not None:
         raise TacitaError(
             f"items of a run with part '{override.name}' cannot be compared: its item rows are not what answers there."
         )
     backbone = loaded.plan.backbone
-    item_table = loaded.scorer.item_table()
-    likeness = backbone.compare_items(loaded.server, item_table, item)
+    item_table = loaded.scorer.build_item_table()
+    likeness = backbone.measure_similarity_to_item(loaded.server, item_table, item)
     likeness = likeness.astype(np.float32)
     likeness[item] = -np.inf
     scores = np.where(likeness == 0, -np.inf, likeness)
     scores = scores[None].astype(np.float32)
-    top, values = best_items(scores, k)
+    top, values = find_best_items(scores, k)
     is_listed = np.isfinite(values[0])
     return top[0][is_listed], values[0][is_listed]
 
@@ -200,7 +200,7 @@ def rank_items(
     if query.include is not None:
         scores = np.ascontiguousarray(scores[:, query.include])
     n_candidates = scores.shape[1]
-    top, values = best_items(scores, min(query.k, n_candidates))
+    top, values = find_best_items(scores, min(query.k, n_candidates))
     is_listed = np.isfinite(values)
     row, place = np.nonzero(is_listed)
     item = top[is_listed]
@@ -223,7 +223,7 @@ def load_run(folder: Path) -> LoadedRun:
 def load_saved(saved: SavedRun) -> LoadedRun:
     plan = build_plan(saved.config)
     server = read_server_state(saved, plan.backbone)
-    clients = read_devices(saved.client_arrays, "")
+    clients = unflatten_devices(saved.client_arrays, "")
     return LoadedRun(saved, plan, server, clients)
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from tacita.core.config import ParticipationConfig, TrainConfig
-from tacita.methods import part_class, preset_names, preset_parts
+from tacita.methods import find_part_class, list_preset_names, list_preset_parts
 from tacita.methods.catalogue import METHODS
 from tacita.report.text_tables import render_markdown_table
 from tacita.round.capabilities import Privacy, Unlearning
-from tacita.round.registry import is_lab_only, preset_settings
+from tacita.round.registry import find_preset_settings, is_lab_only
 
 SCOPES = {"given": "what was shared", "local": "single items", "people": "whole users"}
 NO_FAMILY = "average"
@@ -68,23 +68,23 @@ def _to_markdown_row(method: MethodReference) -> dict[str, str]:
 
 def list_methods() -> list[MethodReference]:
     """Every preset, families together."""
-    methods = [describe_method(name) for name in preset_names()]
+    methods = [build_method_reference(name) for name in list_preset_names()]
     return sorted(methods, key=lambda method: (method.family, method.name))
 
 
-def describe_method(name: str) -> MethodReference:
-    specs = preset_parts(name)
+def build_method_reference(name: str) -> MethodReference:
+    specs = list_preset_parts(name)
     parts = tuple(str(spec["name"]) for spec in specs)
     info = METHODS.get(name)
     return MethodReference(
         name=name,
         family=_find_family(parts),
         paper=info.paper if info else "a method of your own",
-        about=info.about if info else _first_line(parts),
+        about=info.about if info else _read_first_doc_line(parts),
         parts=parts,
         budget=_describe_budget(parts),
         forgetting=_describe_forgetting(parts),
-        cost=_describe_cost(preset_settings(name)),
+        cost=_describe_cost(find_preset_settings(name)),
         live="lab only: it needs a third party" if any(map(is_lab_only, parts)) else "lab and live",
     )
 
@@ -92,23 +92,23 @@ def describe_method(name: str) -> MethodReference:
 def _find_family(parts: tuple[str, ...]) -> str:
     """The folder of the first part of a preset."""
     for name in parts:
-        module = part_class(name).__module__.split(".")
+        module = find_part_class(name).__module__.split(".")
         if module[:2] == ["tacita", "methods"]:
             return module[2]
         return "own"
     return NO_FAMILY
 
 
-def _first_line(parts: tuple[str, ...]) -> str:
+def _read_first_doc_line(parts: tuple[str, ...]) -> str:
     for name in parts:
-        text = part_class(name).__doc__
+        text = find_part_class(name).__doc__
         if text:
             return text.strip().splitlines()[0].rstrip(".")
     return "no description"
 
 
 def _describe_budget(parts: tuple[str, ...]) -> str:
-    private = [name for name in parts if issubclass(part_class(name), Privacy)]
+    private = [name for name in parts if issubclass(find_part_class(name), Privacy)]
     if not private:
         return "no epsilon"
     return f"an epsilon, counted by part '{private[0]}'"
@@ -117,7 +117,7 @@ def _describe_budget(parts: tuple[str, ...]) -> str:
 def _describe_forgetting(parts: tuple[str, ...]) -> str:
     scopes: list[str] = []
     for name in parts:
-        cls = part_class(name)
+        cls = find_part_class(name)
         if issubclass(cls, Unlearning):
             scopes += [SCOPES.get(scope, scope) for scope in cls.scope]
     if not scopes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tacita.data.frames import Frame, make_frame, number_column, to_integer_column
+from tacita.data.frames import Frame, make_frame, to_integer_column, to_number_column
 from tacita.report.run_data import name_control
 from tacita.runs.file_schemas import RunResult, ScoreRow
 
@@ -51,5 +51,5 @@ class _MetricsTable:
         blocks = to_integer_column(self.blocks)
         columns: Columns = {"scorer": self.scorers, "block": blocks, "users": self.users}
         for metric, values in self.values.items():
-            columns[metric] = number_column(values)
+            columns[metric] = to_number_column(values)
         return make_frame(columns)

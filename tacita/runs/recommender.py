@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from tacita.core.errors import TacitaError
-from tacita.core.files import parse_folder
+from tacita.core.files import to_folder_path
 from tacita.core.python_messages import translate_errors
-from tacita.data.frames import IN_MEMORY, Frame, is_pandas, to_frame, to_pandas, to_raw_ids
+from tacita.data.frames import IN_MEMORY, Frame, convert_to_frame_or_none, is_pandas, to_pandas, to_raw_ids
 from tacita.runs import training
 from tacita.runs.assembly import ALL_CORES
 from tacita.runs.callbacks import NO_CALLBACKS, join_callbacks, refuse_other_callbacks
@@ -89,7 +89,7 @@ class Recommender:
 
     def fit(self, X: Any, y: Any = None) -> Recommender:
         """Learn from a table with a user and an item column; ratings in `y` or in the table are optional."""
-        table = to_frame(X)
+        table = convert_to_frame_or_none(X)
         if table is None:
             raise TacitaError(
                 f"data of type {type(X).__name__} cannot be learned from; give a table of polars or pandas, or a dict "
@@ -108,7 +108,7 @@ class Recommender:
         with translate_errors(), open_trackers(settings.pop("track", None)) as trackers:
             config, start = resolve_model(settings, "the settings", ALL_CORES, table, log.info)
             earlier = [] if start is None else [record.report for record in start.rounds]
-            target = parse_folder(folder, "out")
+            target = to_folder_path(folder, "out")
             callbacks = join_callbacks(NO_CALLBACKS, [*own_callbacks, *trackers], target, earlier)
             self.run_ = training.train(config, target, ALL_CORES, callbacks, table, start)
         self.n_features_in_ = table.width
@@ -172,7 +172,7 @@ class Recommender:
 
     def _read_pairs(self, source: Any, verb: str) -> tuple[list[str], list[str]]:
         """The users and items of a table whose columns are called so, or as in the table that was learned from."""
-        table = to_frame(source)
+        table = convert_to_frame_or_none(source)
         if table is None:
             raise TacitaError(f"{verb} needs a table with the columns 'user' and 'item'.")
         names = self.settings.get("columns") or {}
@@ -188,7 +188,7 @@ class Recommender:
 
     def save(self, folder: str | Path) -> Path:
         """Copy the fitted run to a new folder, from which `load` and the command line serve it."""
-        target = parse_folder(folder, "folder")
+        target = to_folder_path(folder, "folder")
         if target.exists():
             raise TacitaError(f"{target} exists; choose another folder.")
         shutil.copytree(self.fitted_run.folder, target)
@@ -197,7 +197,7 @@ class Recommender:
     @classmethod
     def load(cls, folder: str | Path) -> Recommender:
         """A recommender with a fitted run of a folder."""
-        run = open_run(parse_folder(folder))
+        run = open_run(to_folder_path(folder))
         recommender = cls(backbone=dict(run.config.backbone), method=run.config.method, seed=run.config.seed)
         recommender.run_ = run
         recommender._gives_pandas = False

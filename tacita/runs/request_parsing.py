@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tacita.core.errors import TacitaError
-from tacita.data.frames import to_frame, to_raw_ids
+from tacita.data.frames import convert_to_frame_or_none, to_raw_ids
 from tacita.runs.forgetting.requests import RawRequest, RawRequestKind
 
 
@@ -17,7 +17,7 @@ def build_request(
 
 
 def _list_requested(kind: RawRequestKind, users: Any, items: Any) -> dict[str, list[str] | None]:
-    table = None if isinstance(users, str) else to_frame(users)
+    table = None if isinstance(users, str) else convert_to_frame_or_none(users)
     if table is not None and "item" in table.columns:
         if items is not None:
             raise TacitaError("the table names users and items; leave out items.")

@@ -23,7 +23,7 @@ from tacita.core.errors import TacitaError
 from tacita.core.files import disk_error, read_arrays, read_json, temporary_path, write_arrays, write_bytes, write_json
 from tacita.core.types import Arrays, BlockStream, Ints, Ragged
 from tacita.federation.rounds import Progress
-from tacita.federation.state_arrays import pack_server, server_note
+from tacita.federation.state_arrays import flatten_server, make_server_note
 from tacita.report.data import damaged_ids_error, missing_run_error, name_method, refuse_changed
 from tacita.round.device_state import stream_devices
 from tacita.round.plan import Federation
@@ -95,8 +95,8 @@ def write_models(federation: Federation, progress: Progress, out: Path) -> None:
         "config": federation.config.model_dump_json(),
         "fingerprint": federation.stream.fingerprint,
     }
-    note = {**server_note(server), **origin}
-    write_arrays(out / "server.safetensors", pack_server(server), note)
+    note = {**make_server_note(server), **origin}
+    write_arrays(out / "server.safetensors", flatten_server(server), note)
     devices = stream_devices(progress.clients, "")
     lists = build_lists(federation)
     write_arrays(out / "clients.safetensors", {**devices, **lists}, origin)
@@ -106,7 +106,7 @@ def build_lists(federation: Federation) -> Arrays:
     """The lists that devices score with after the last block."""
     stream = federation.stream
     backbone = federation.backbone
-    history = stream.history(len(stream.blocks))
+    history = stream.collect_history(len(stream.blocks))
     current = _read_last_block(federation)
     lists: Arrays = {
         "history/ptr": history.ptr,
@@ -114,12 +114,12 @@ def build_lists(federation: Federation) -> Arrays:
         "current/ptr": current.ptr,
         "current/ids": current.ids,
     }
-    override = federation.serving_owner("personal_scores")
+    override = federation.find_serving_owner("personal_scores")
     if backbone.reads_context or override:  # such devices read times and ratings, too
         for name, column in current.values.items():
             lists[f"current/{name}"] = column
     if backbone.reads_history:  # it scores items of earlier blocks, too
-        past = stream.history(len(stream.blocks) - 1)
+        past = stream.collect_history(len(stream.blocks) - 1)
         if backbone.reads_order:
             past = past.sort_by_time()
         lists["past/ptr"] = past.ptr
@@ -226,7 +226,7 @@ class SavedRun:
         """The row of every raw user id."""
         return {user: number for number, user in enumerate(self.ids["users"])}
 
-    def user_numbers(self, users: list[str]) -> Ints:
+    def find_user_numbers(self, users: list[str]) -> Ints:
         """The rows of raw user ids."""
         number_of = self.user_number
         missing = [user for user in users if user not in number_of]
@@ -244,10 +244,10 @@ class SavedRun:
             subject = f"{what} {listed} is"
         return TacitaError(
             f"{subject} not in {self.folder}; its {len(ids):,} {what}s have ids such as '{ids[0]}' (see ids.json)"
-            f"{self.filter_note(what)}."
+            f"{self.describe_filter(what)}."
         )
 
-    def filter_note(self, what: str) -> str:
+    def describe_filter(self, what: str) -> str:
         """That users or items of the data may be missing because of a filter, if the run had one."""
         split = self.config.split
         filters = []

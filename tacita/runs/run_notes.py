@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tacita.core.config import RunConfig
-from tacita.core.python_messages import translate_message
+from tacita.core.python_messages import replace_options_with_keywords
 from tacita.data.filters import format_data_notes
 from tacita.report.data import parse_removals
 from tacita.report.promises import NO_EPSILON, describe_leaks, list_privacy_lines, summarise_privacy
@@ -23,7 +23,7 @@ def list_notes(config: RunConfig, result: RunResult, folder: Path) -> list[str]:
     notes = list(data_notes)
     notes += list_privacy_lines(config, result)
     notes += describe_leaks(config, folder)
-    return [translate_message(note) for note in notes]
+    return [replace_options_with_keywords(note) for note in notes]
 
 
 def describe_privacy(config: RunConfig, result: RunResult) -> str:

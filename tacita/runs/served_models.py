@@ -15,7 +15,7 @@ from tacita.core.types import Arrays
 from tacita.federation.rounds import Progress
 from tacita.report.promises import summarise_privacy
 from tacita.round.plan import Federation
-from tacita.runs.assembly import Machine, assemble
+from tacita.runs.assembly import Machine, assemble_federation
 from tacita.runs.loaded_run import LoadedRun, load_run, read_stamp
 from tacita.runs.run_folder import SavedRun, build_lists, read_config, read_ids, read_result
 from tacita.runs.serving import count_rounds
@@ -97,7 +97,7 @@ def serve_newest_block(folder: Path, machine: Machine) -> ModelCache:
 def _assemble_data(folder: Path, machine: Machine) -> Federation:
     """The run with its data, which a checkpoint does not hold."""
     config = read_config(folder)
-    federation = assemble(config, machine)
+    federation = assemble_federation(config, machine)
     if read_ids(folder)["fingerprint"] != federation.stream.fingerprint:
         raise TacitaError(f"{folder} learns from other data than '{config.data}' holds now; serve it once finished.")
     return federation

@@ -12,7 +12,7 @@ import numpy as np
 
 from tacita.core.config import RunConfig
 from tacita.core.errors import TacitaError
-from tacita.core.python_messages import translate_errors, translate_message
+from tacita.core.python_messages import replace_options_with_keywords, translate_errors
 from tacita.core.types import Floats, Ints
 from tacita.data.frames import Frame, lookup_names, make_frame, to_raw_ids
 from tacita.report.data import name_method
@@ -183,8 +183,8 @@ class Run:
             models = self._load_models()
             user_id = _parse_single_id(user, "user")
             item_ids = models.items if items is None else to_raw_ids(items, "item")
-            item_numbers = models.item_numbers(item_ids)
-            user_numbers = models.saved.user_numbers([user_id])
+            item_numbers = models.find_item_numbers(item_ids)
+            user_numbers = models.saved.find_user_numbers([user_id])
             scores = models.scorer(user_numbers)[0]
             return make_frame(_build_item_columns(models, item_numbers, scores[item_numbers]))
 
@@ -199,8 +199,8 @@ class Run:
         """
         with translate_errors():
             models = self._load_models()
-            user_numbers = models.saved.user_numbers([_parse_single_id(user, "user")])
-            item_numbers = models.item_numbers([_parse_single_id(item, "item")])
+            user_numbers = models.saved.find_user_numbers([_parse_single_id(user, "user")])
+            item_numbers = models.find_item_numbers([_parse_single_id(item, "item")])
             explanation = explain_item(models, int(user_numbers[0]), int(item_numbers[0]))
             shown = explanation.items[:k]
             columns = _build_item_columns(models, shown, explanation.effects[:k].astype(np.float32))
@@ -252,7 +252,7 @@ class Run:
             rounds = count_rounds(read_result(self.folder))
             recommended = fold_in_history(models, items, rounds, query)
             for line in describe_unknown_items(models, items):
-                warnings.warn(translate_message(line), stacklevel=2)
+                warnings.warn(replace_options_with_keywords(line), stacklevel=2)
             return recommended
 
     def metrics(self) -> Frame:
@@ -307,7 +307,7 @@ class Run:
 
         result = submit_request(self.folder, request, verify)
         if not result.n_items and result.certificate is None:
-            warnings.warn(translate_message(result.message), stacklevel=3)
+            warnings.warn(replace_options_with_keywords(result.message), stacklevel=3)
         return result
 
     @property
@@ -325,7 +325,7 @@ def build_query(
 ) -> RecommendationQuery:
     """A query with items by their number."""
     excluded_ids = [] if exclude is None else to_raw_ids(exclude, "item")
-    excluded = models.known_items(excluded_ids)
+    excluded = models.find_known_items(excluded_ids)
     if include is None:
         return RecommendationQuery(k, include_seen, excluded)
     included_ids = to_raw_ids(include, "item")
@@ -337,7 +337,7 @@ def build_query(
 
 def describe_unknown_items(models: LoadedRun, history: Sequence[str]) -> list[str]:
     """Which items of a history the run does not know, in one line; none where it knows all."""
-    missing = models.unknown_items(history)
+    missing = models.list_unknown_items(history)
     if not missing:
         return []
     saved = models.saved
@@ -345,14 +345,14 @@ def describe_unknown_items(models: LoadedRun, history: Sequence[str]) -> list[st
     listed = abbreviate_ids(missing, 3)
     return [
         f"{len(missing):,} of {n_items:,} items of the history left out: {listed} not in {saved.folder}"
-        f"{saved.filter_note('item')}."
+        f"{saved.describe_filter('item')}."
     ]
 
 
 def _find_known_items(models: LoadedRun, items: Sequence[str]) -> Ints:
     """The rows of the items that the run knows; none at all is a mistake."""
-    known = models.known_items(items)
-    return known if len(known) else models.item_numbers(items)
+    known = models.find_known_items(items)
+    return known if len(known) else models.find_item_numbers(items)
 
 
 def count_rounds(result: RunResult) -> int:
@@ -363,7 +363,7 @@ def count_rounds(result: RunResult) -> int:
 
 def build_recommendations(models: LoadedRun, users: Sequence[str], query: RecommendationQuery) -> Frame:
     """The best items of some people: user, rank, item, score, title, basis."""
-    numbers = models.saved.user_numbers(list(users))
+    numbers = models.saved.find_user_numbers(list(users))
     rankings = list(models.recommend(numbers, query))
     ranked = RankedItems.concatenate(rankings or [_empty_ranking()])
     columns: Columns = {}
@@ -388,7 +388,7 @@ def fold_in_history(models: LoadedRun, history: Sequence[str], rounds: int, quer
 
 def find_similar_items(models: LoadedRun, item: str, k: int) -> Frame:
     """The items that are most like another: rank, item, score, title."""
-    number = int(models.item_numbers([item])[0])
+    number = int(models.find_item_numbers([item])[0])
     top, scores = rank_similar(models, number, k)
     rank = np.arange(1, len(top) + 1)
     item_columns = _build_item_columns(models, top, scores)
@@ -408,7 +408,7 @@ def list_recommendations(models: LoadedRun, users: Sequence[str], query: Recomme
     lists: RecommendationLists = {user: [] for user in users}
     items = models.items
     titles = models.titles
-    user_numbers = models.saved.user_numbers(users)
+    user_numbers = models.saved.find_user_numbers(users)
     for ranked in models.recommend(user_numbers, query):
         for row, item in enumerate(ranked.item.tolist()):
             user = users[ranked.user[row]]

@@ -14,7 +14,7 @@ from pydantic_core import PydanticUndefined
 
 from tacita.core.config import RunConfig
 from tacita.core.errors import TacitaError, unknown_name_error
-from tacita.methods import part_class, part_names, preset_names, resolve_parts
+from tacita.methods import find_part_class, list_part_names, list_preset_names, resolve_parts
 from tacita.models import find_backbone_class, list_backbones
 
 _KINDS = {int: "whole number", float: "number", bool: "true or false", str: "text", type(None): "not set"}
@@ -34,11 +34,11 @@ class Setting:
 
 def list_settings() -> list[Setting]:
     """Of runs, then of backbones, then of parts."""
-    settings = list(_walk_settings(RunConfig, "run"))
+    settings = list(_iterate_settings(RunConfig, "run"))
     for name in list_backbones():
-        settings += _walk_settings(find_backbone_class(name).Config, f"backbone {name}", "backbone.")
-    for name in part_names():
-        settings += _walk_settings(part_class(name).Config, f"part {name}")
+        settings += _iterate_settings(find_backbone_class(name).Config, f"backbone {name}", "backbone.")
+    for name in list_part_names():
+        settings += _iterate_settings(find_part_class(name).Config, f"part {name}")
     return settings
 
 
@@ -53,7 +53,7 @@ def find_settings(word: str | None) -> list[Setting]:
     matches = _match_word(settings, word)
     if matches:
         return matches
-    if word in preset_names():  # a method without parts
+    if word in list_preset_names():  # a method without parts
         return [setting for setting in settings if setting.key == "method"]
     raise _unknown_word_error(settings, word)
 
@@ -78,7 +78,7 @@ def _match_word(settings: list[Setting], word: str) -> list[Setting]:
 def _list_owners(word: str) -> set[str]:
     """Whose settings a word stands for, if it is the name of a backbone, a part or a method."""
     owners = {f"backbone {word}", f"part {word}"}
-    if word in preset_names():
+    if word in list_preset_names():
         for part in resolve_parts(word, None):
             owners.add(f"part {part['name']}")
     return owners
@@ -95,7 +95,7 @@ def _unknown_word_error(settings: list[Setting], word: str) -> TacitaError:
         names.update(_list_names(setting))
         names.add(_read_last_word(setting.owner, " "))
     tables = {name.rpartition(".")[0] for name in names}
-    candidates = {*names, *tables, *preset_names()}
+    candidates = {*names, *tables, *list_preset_names()}
     candidates -= {"", "run"}
     error = unknown_name_error("setting", word, candidates)
     if "did you mean" in str(error):
@@ -113,11 +113,11 @@ def _list_names(setting: Setting) -> tuple[str, ...]:
     return (owned_name, setting.key) if kind == "backbone" else (owned_name,)
 
 
-def _walk_settings(model: type[BaseModel], owner: str, prefix: str = "") -> Iterator[Setting]:
+def _iterate_settings(model: type[BaseModel], owner: str, prefix: str = "") -> Iterator[Setting]:
     for name, info in model.model_fields.items():
         kind = info.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from _walk_settings(kind, owner, f"{prefix}{name}.")
+            yield from _iterate_settings(kind, owner, f"{prefix}{name}.")
             continue
         yield Setting(
             owner=owner,

@@ -35,14 +35,14 @@ from tacita.core.files import (
 from tacita.data.frames import IN_MEMORY, Frame
 from tacita.data.silos import SiloAssignment
 from tacita.federation.evaluation import resolve_read_setting
-from tacita.federation.rounds import Progress, RoundReport, run_stream, start_run
-from tacita.federation.state_arrays import pack_progress, read_progress
+from tacita.federation.rounds import Progress, RoundReport, make_initial_progress, run_remaining_blocks
+from tacita.federation.state_arrays import flatten_progress_with_note, read_progress
 from tacita.metrics import summarise_continual
 from tacita.report.promises import PRIVACY_KEY, list_privacy_lines
 from tacita.round.plan import Federation
-from tacita.runs.assembly import ALL_CORES, Machine, assemble
+from tacita.runs.assembly import ALL_CORES, Machine, assemble_federation
 from tacita.runs.callbacks import NO_CALLBACKS, TrainingCallbacks
-from tacita.runs.controls import CONTROLS, average_blocks, run_controls
+from tacita.runs.controls import CONTROLS, average_incremental_blocks, run_controls
 from tacita.runs.default_model import RoundRecord, TrainingStart
 from tacita.runs.file_schemas import RunIds, RunResult, ScoreRow
 from tacita.runs.ledger import CountedParts, join_accounts, summarise_spending
@@ -78,8 +78,8 @@ def train(
     """
     refuse_existing_folder(out)
     if start is None:
-        federation = assemble(config, machine, frame)
-        start = TrainingStart(federation, start_run(federation), ())
+        federation = assemble_federation(config, machine, frame)
+        start = TrainingStart(federation, make_initial_progress(federation), ())
     federation = start.federation
     make_folder(out, federation.config, federation.stream)
     with lock_folder(out):
@@ -137,19 +137,21 @@ def resume(
         ids = read_ids(out)
         if is_finished(out):
             if frame is not None:
-                fingerprint = assemble(config, machine, frame).stream.fingerprint
+                fingerprint = assemble_federation(config, machine, frame).stream.fingerprint
                 _refuse_other_table(out, ids, fingerprint)
             return _publish_run(out)
         _refuse_unresumable(out, config, ids, frame)
         secret = read_secret(out)
-        federation = assemble(config, machine, frame, noise_secret=secret)
+        federation = assemble_federation(config, machine, frame, noise_secret=secret)
         if ids["fingerprint"] != federation.stream.fingerprint:
             raise TacitaError(f"{out} was trained on other data than '{config.data}' holds now; start a new run.")
         if not (out / "result.json").is_file():
             if federation.draws.lab_secret and secret is None:
                 raise missing_secret_error(out)
             checkpoint = out / CHECKPOINT
-            progress = read_checkpoint(checkpoint, config) if checkpoint.is_file() else start_run(federation)
+            progress = (
+                read_checkpoint(checkpoint, config) if checkpoint.is_file() else make_initial_progress(federation)
+            )
             spent = _trim_events(out / "events.jsonl", progress)
             _train_to_end(federation, progress, out, watcher, spent)
         run = _run_missing_controls(federation, out, watcher, controls)
@@ -192,7 +194,7 @@ class CheckpointWriter:
         return now >= self.due
 
     def write(self, progress: Progress, now: float) -> None:
-        arrays, note = pack_progress(progress)
+        arrays, note = flatten_progress_with_note(progress)
         note["config"] = self.federation.config.model_dump_json()
         write_arrays(self.path, arrays, note)
         cost = time.monotonic() - now
@@ -218,7 +220,7 @@ def _train_to_end(
                 checkpoints.write(progress, now)
             watcher.on_round(report)
 
-        run_stream(federation, progress, on_round, watcher.on_block)
+        run_remaining_blocks(federation, progress, on_round, watcher.on_block)
     write_models(federation, progress, out)
     result = _build_result(federation, progress)
     if federation.config.evaluate.controls:
@@ -291,7 +293,7 @@ def _build_result(federation: Federation, progress: Progress) -> RunResult:
         "read": resolve_read_setting(federation),
         "data": _describe_data(federation),
         "blocks": blocks,
-        "mean": average_blocks(blocks),
+        "mean": average_incremental_blocks(blocks),
         "continual": _measure_continual(blocks),
         "controls": {},
         "bytes": {

@@ -98,11 +98,11 @@ class RunAnswers:
         served = self.load_models()
         loaded = served.loaded
         items = list(dict.fromkeys(history))
-        known = loaded.known_items(items)
+        known = loaded.find_known_items(items)
         if items and not len(known):
             raise NotInRun(f"the run knows no item of this history, such as {_quote(items[0])}; name others.")
         ranked = recommend_newcomer(loaded, known, served.rounds, _build_query(loaded, options))
-        return {"items": _list_items(loaded, ranked), "ignored": loaded.unknown_items(items)}
+        return {"items": _list_items(loaded, ranked), "ignored": loaded.list_unknown_items(items)}
 
     def find_similar(self, item: str, k: int) -> JsonObject:
         loaded = self.load_models().loaded
@@ -134,7 +134,7 @@ def unknown_user_error(user: str) -> NotInRun:
 
 
 def _find_item(loaded: LoadedRun, item: str) -> int:
-    numbers = loaded.known_items([item])
+    numbers = loaded.find_known_items([item])
     if not len(numbers):
         raise NotInRun(f"item {_quote(item)} is not in this run; name one that it learned from.")
     return int(numbers[0])
@@ -148,7 +148,7 @@ def _quote(raw_id: str) -> str:
 
 def _build_query(loaded: LoadedRun, options: ListOptions) -> RecommendationQuery:
     """The query, without a word of the folder or of other ids where it is refused."""
-    if options.include is not None and not len(loaded.known_items(options.include)):
+    if options.include is not None and not len(loaded.find_known_items(options.include)):
         raise NotInRun("the run knows none of the items of `include`; name others, or leave it out.")
     return build_query(loaded, options.k, options.include_seen, options.exclude, options.include)
 
@@ -156,7 +156,7 @@ def _build_query(loaded: LoadedRun, options: ListOptions) -> RecommendationQuery
 def _list_known(loaded: LoadedRun, users: Sequence[str], options: ListOptions) -> list[JsonObject]:
     """The lists of people whom the run knows."""
     query = _build_query(loaded, options)
-    numbers = loaded.saved.user_numbers(list(users))
+    numbers = loaded.saved.find_user_numbers(list(users))
     lists: list[JsonObject] = [{"user": user, "basis": "history", "items": []} for user in users]
     for ranked in loaded.recommend(numbers, query):
         items = _list_items(loaded, ranked)

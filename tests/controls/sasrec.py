@@ -21,10 +21,10 @@ from torch.nn import functional
 
 from tacita.core.config import RunConfig, SplitConfig
 from tacita.core.types import Block, Floats, Ints, Ragged
-from tacita.federation.evaluation import build_mask
-from tacita.metrics import EvaluationRules, evaluate, sample_candidates
+from tacita.federation.evaluation import build_ranking_mask
+from tacita.metrics import EvaluationRules, evaluate_ranking, sample_candidates
 from tacita.round.plan import Federation
-from tacita.runs.assembly import ALL_CORES, assemble
+from tacita.runs.assembly import ALL_CORES, assemble_federation
 
 
 class SASRec(nn.Module):
@@ -98,14 +98,14 @@ def measured(fed: Federation, block: Block, model: SASRec, read: Ragged, purpose
             last = model(rows)[torch.arange(len(own)), torch.tensor([len(x) - 1 for x in own])]
             return (last @ model.item.weight[:-1].T).numpy()
 
-    keys, touched = fed.stream.user_keys, fed.stream.history(len(fed.stream.blocks))
-    mask = build_mask(fed, block, "test" if purpose == "test" else "valid", "block")
+    keys, touched = fed.stream.user_keys, fed.stream.collect_history(len(fed.stream.blocks))
+    mask = build_ranking_mask(fed, block, "test" if purpose == "test" else "valid", "block")
     wanted = block.test if purpose == "test" else block.valid
     few = sample_candidates(touched, 99, block.n_items, keys, fed.draws, block.index)
     result = {}
     for name, among in {"": None, "99 negatives ": few}.items() if purpose == "test" else [("", None)]:
-        entry = evaluate(score, wanted, mask, keys, fed.draws, EvaluationRules(["hr", "ndcg"], [10], among))
-        result |= {name + metric: value for metric, value in entry.mean().items()}
+        entry = evaluate_ranking(score, wanted, mask, keys, fed.draws, EvaluationRules(["hr", "ndcg"], [10], among))
+        result |= {name + metric: value for metric, value in entry.compute_means().items()}
     return result
 
 
@@ -113,7 +113,7 @@ def run(asked: argparse.Namespace) -> dict[str, object]:
     """Train until validation has not improved for `patience` epochs or the time is up; test the best epoch."""
     torch.manual_seed(asked.seed)
     rng = np.random.default_rng(asked.seed)
-    fed = assemble(RunConfig(data=asked.data, split=SplitConfig(kind="leave-one-out")), ALL_CORES)
+    fed = assemble_federation(RunConfig(data=asked.data, split=SplitConfig(kind="leave-one-out")), ALL_CORES)
     torch.set_num_threads(asked.threads)
     block, pad = fed.stream.blocks[0], fed.stream.n_items
     model = SASRec(pad, asked.dim, asked.length, asked.layers, asked.dropout)

@@ -77,5 +77,5 @@ def _isolated_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TACITA_DATA", raising=False)
     monkeypatch.setenv("TACITA_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr("tacita.data.datasets.download", offline)
+    monkeypatch.setattr("tacita.data.datasets.download_ml100k_wheel", offline)
     monkeypatch.setattr(console, "LINE_SECONDS", 3600.0)  # a slow machine must not add lines of progress

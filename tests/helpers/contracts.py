@@ -33,15 +33,23 @@ from tacita.core.types import (
     Ragged,
     ServerState,
 )
-from tacita.federation.rounds import Progress, begin_block, end_block, run_block, run_round, run_stream, start_run
+from tacita.federation.rounds import (
+    Progress,
+    begin_block,
+    end_block,
+    make_initial_progress,
+    run_block,
+    run_remaining_blocks,
+    run_round,
+)
 from tacita.federation.scoring import DeviceScorer
-from tacita.federation.state_arrays import pack_progress, read_progress
-from tacita.methods import RunContext, build_parts, part_class
+from tacita.federation.state_arrays import flatten_progress_with_note, read_progress
+from tacita.methods import RunContext, build_parts, find_part_class
 from tacita.models import Backbone, Context, find_backbone_class
 from tacita.round import registry as methods_base
 from tacita.round.device_state import flatten_devices
 from tacita.round.plan import Federation
-from tacita.round.state import initial_state
+from tacita.round.state import build_initial_state
 
 Specs = list[dict[str, Any]]
 
@@ -113,7 +121,11 @@ def refusal(specs: Specs, backbone: str) -> str | None:
         return "goes over item rows again"
     if any(spec.get("contrast_users") for spec in specs):
         result = make_backbone(backbone)
-        return None if [*result.layout.values()] == [result.item_width] else "compares people's vectors with item rows"
+        return (
+            None
+            if [*result.private_layout.values()] == [result.item_width]
+            else "compares people's vectors with item rows"
+        )
     return None
 
 
@@ -123,8 +135,8 @@ def backbone_for(specs: Specs) -> str:
 
 
 def run_blocks(fed: Federation) -> Progress:
-    progress = start_run(fed)
-    run_stream(fed, progress, lambda report, now: None)
+    progress = make_initial_progress(fed)
+    run_remaining_blocks(fed, progress, lambda report, now: None)
     return progress
 
 
@@ -193,7 +205,7 @@ class BackboneContract:
     def test_its_named_slices_cover_a_private_vector_in_order(self, name: str) -> None:
         backbone, private, _, _ = self.start(name)
         cut = backbone.split_private(private)
-        assert {k: v.shape[1] for k, v in cut.items()} == backbone.layout
+        assert {k: v.shape[1] for k, v in cut.items()} == backbone.private_layout
         assert np.array_equal(np.concatenate([*cut.values(), private[:, :0]], axis=1), private)
 
     def test_it_refuses_an_unknown_option_by_name(self, name: str) -> None:
@@ -202,8 +214,8 @@ class BackboneContract:
 
     def test_its_own_start_fits_it_as_if_it_came_from_elsewhere(self, name: str) -> None:
         backbone, _, heads, items = self.start(name)
-        assert backbone.heads_fit(heads, len(items))
-        assert not backbone.heads_fit({**heads, "more": np.zeros(1, np.float32)}, len(items))
+        assert backbone.accepts_heads(heads, len(items))
+        assert not backbone.accepts_heads({**heads, "more": np.zeros(1, np.float32)}, len(items))
 
     def test_it_learns_the_checkerboard(self, name: str) -> None:
         """Even users like even items. Two likes of each user are held out: only other users can teach them."""
@@ -221,7 +233,7 @@ class TrainedContract(BackboneContract):
         repeated = {k: np.stack([v] * 6) for k, v in heads.items()}
         context = Context.from_lists(USER_LISTS, items) if backbone.reads_context else None
         inside = USER_LISTS.holds(np.arange(6), np.arange(6)).astype(np.float32) if backbone.reads_context else None
-        rep = backbone.represent(backbone.split_private(private), repeated, context)
+        rep = backbone.represent_users(backbone.split_private(private), repeated, context)
         return backbone, rep, repeated, items[:6], inside
 
     def test_it_starts_with_finite_arrays_of_the_shapes_it_declares(self, name: str) -> None:
@@ -235,23 +247,23 @@ class TrainedContract(BackboneContract):
 
     def test_it_names_a_positive_rate_for_everything_that_moves(self, name: str) -> None:
         backbone = self.make(name)
-        rates = backbone.rates(50)
-        assert rates.keys() == {*backbone.layout, *backbone.list_head_shapes(), "rows"}
+        rates = backbone.list_learning_rates(50)
+        assert rates.keys() == {*backbone.private_layout, *backbone.list_head_shapes(), "rows"}
         assert min(rates.values()) > 0
         assert sorted(kind for phase in backbone.phases for kind in phase) == ["private", "rows"]
 
     def test_it_scores_the_same_with_numpy_and_torch(self, name: str) -> None:
         backbone, rep, heads, rows, inside = self.users(name)
-        by_numpy = backbone.score(rep, heads, rows, inside)
+        by_numpy = backbone.compute_logits(rep, heads, rows, inside)
         _, private, _, items = self.start(name)
         tensors = {k: torch.from_numpy(v) for k, v in heads.items()}
         context = None
         if backbone.reads_context:
             user, count = torch.from_numpy(USER_LISTS.rows()), torch.from_numpy(USER_LISTS.counts()).float()
             context = Context(USER_LISTS.ptr, user, count, torch.from_numpy(items[USER_LISTS.ids]), {})
-        observations = backbone.represent(backbone.split_private(torch.from_numpy(private)), tensors, context)
+        observations = backbone.represent_users(backbone.split_private(torch.from_numpy(private)), tensors, context)
         among = None if inside is None else torch.from_numpy(inside)
-        by_torch = backbone.score(observations, tensors, torch.from_numpy(rows), among)
+        by_torch = backbone.compute_logits(observations, tensors, torch.from_numpy(rows), among)
         assert by_numpy.shape == (6,)
         np.testing.assert_allclose(by_numpy, by_torch.numpy(), rtol=1e-5, atol=1e-6)
 
@@ -262,23 +274,25 @@ class TrainedContract(BackboneContract):
         assert reading is not None or backbone.affine_kind is None
         if reading is not None:
             a, c = reading
-            np.testing.assert_allclose((a * rows).sum(1) + c, backbone.score(rep, heads, rows), rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(
+                (a * rows).sum(1) + c, backbone.compute_logits(rep, heads, rows), rtol=1e-5, atol=1e-5
+            )
         outside = backbone.reduce_outside_to_affine(rep, shared, rows)
         if outside is not None:
             a, c, read = outside
-            scored = backbone.score(rep, heads, rows, None if inside is None else 0 * inside)
+            scored = backbone.compute_logits(rep, heads, rows, None if inside is None else 0 * inside)
             np.testing.assert_allclose((a * read).sum(1) + c, scored, rtol=1e-5, atol=1e-5)
 
     def test_it_reads_a_context_if_and_only_if_it_says_so(self, name: str) -> None:
         fed = federate(make_stream(make_block(0, 6, [[0, 1], [2, 3]])), backbone := self.make(name))
-        context = backbone.context(cohort(fed, started(fed)))
+        context = backbone.list_context_items(cohort(fed, started(fed)))
         assert (context is not None) == backbone.reads_context
         if context is not None:
             assert len(context) == 2
 
     def test_a_round_moves_every_parameter_it_declares(self, name: str) -> None:
         backbone = self.make(name)
-        parts = [part_class("neighbours")] if name == "fedpergnn" else []  # without, some of it has nothing to do
+        parts = [find_part_class("neighbours")] if name == "fedpergnn" else []  # without, some of it has nothing to do
         fed = federate(make_stream(make_block(0, 6, [[0, 1], [1, 3], [1, 2]])), backbone, *parts)
         progress = started(fed)
         progress.server, _ = run_round(fed, progress.server, progress.devices)
@@ -324,13 +338,13 @@ class PartContract:
     def test_it_is_found_by_its_name_and_refuses_an_unknown_option(self, name: str) -> None:
         fed = self.federation(name)
         assert [p.name for p in fed.parts] == [name]
-        assert part_class(name).name == name
+        assert find_part_class(name).name == name
         with pytest.raises(TacitaError, match="no_such_option"):
             build_parts([{"name": name, "no_such_option": 1}], fed.parts[0].context)
 
     def test_a_users_device_arrays_do_not_depend_on_how_many_users_there_are(self, name: str) -> None:
         (part,) = self.federation(name).parts
-        few, many = initial_state(part.state(4)), initial_state(part.state(7))
+        few, many = build_initial_state(part.state(4)), build_initial_state(part.state(7))
         assert few.keys() == many.keys()
         for k, v in few.items():
             assert len(v) == 4
@@ -345,9 +359,9 @@ class PartContract:
         fed = self.federation(name)
         progress = run_blocks(fed)
         assert all(np.isfinite(list(numbers_in(result))).all() for result in progress.results)
-        declared = initial_state(fed.parts[0].state(12))
+        declared = build_initial_state(fed.parts[0].state(12))
         lists = {k for k, v in declared.items() if isinstance(v, Ragged)}
-        assert progress.clients.part_lists(np.arange(12)).get(name, {}).keys() == lists
+        assert progress.clients.read_part_lists(np.arange(12)).get(name, {}).keys() == lists
         response = progress.clients.parts.get(name, {})
         kinds = {k: (v.shape, v.dtype) for k, v in declared.items() if k not in lists}
         assert {k: (v.shape, v.dtype) for k, v in response.items()} == kinds
@@ -377,24 +391,24 @@ class PartContract:
                 if rounds == stop:
                     raise InterruptedError
 
-            progress = start_run(fed)
+            progress = make_initial_progress(fed)
             with pytest.raises(InterruptedError):
-                run_stream(fed, progress, on_round)
+                run_remaining_blocks(fed, progress, on_round)
             restored = write_and_read(progress, tmp_path / f"{stop}.safetensors")
             fed = self.federation(name)
-            run_stream(fed, restored, lambda report, now: None)
+            run_remaining_blocks(fed, restored, lambda report, now: None)
             assert_same_numbers(restored, whole)
 
     def test_it_leaves_the_state_it_is_given_as_it_was(self, name: str) -> None:
         """Server states are values: the best round must still be there after later rounds."""
         fed = self.federation(name, rounds=3)
-        progress = start_run(fed)
+        progress = make_initial_progress(fed)
         observations: list[tuple[ServerState, Arrays]] = []
 
         def on_round(report: Any, now: Progress) -> None:
             observations.append((now.server, {k: v.copy() for k, v in server_arrays(now.server).items()}))
 
-        run_stream(fed, progress, on_round)
+        run_remaining_blocks(fed, progress, on_round)
         assert len(observations) == 6
         for server, copy in observations:
             for k, v in server_arrays(server).items():
@@ -439,6 +453,6 @@ def server_arrays(server: ServerState) -> Arrays:
 
 def write_and_read(progress: Progress, path: Path) -> Progress:
     """Everything that both sides hold, written and read back."""
-    arrays, note = pack_progress(progress)
+    arrays, note = flatten_progress_with_note(progress)
     write_arrays(path, arrays, note)
     return read_progress(*read_arrays(path))

@@ -37,7 +37,7 @@ class HostileServer:
             site.next_block()
 
     def asks(self, arrays: dict[str, Any] | None = None, **head: Any) -> Any:
-        state = self.node.store.model("r")
+        state = self.node.store.load_model("r")
         known = {} if state is None else {name: array for name, (_, array) in state[1].items()}
         results = {n: a for n, a in (known | self.first.arrays | (arrays or {})).items() if n in self.first.head.names}
         if "/" not in head.get("kind", self.first.head.kind):
@@ -62,5 +62,6 @@ def begin_site(folder: Path, config: RunConfig, **more: Any) -> Site:
 
 def spent_budgets(node: Any, run: str = "r") -> dict[str, float]:
     return {
-        raw: verbs.perform_verb(node, "ledger", {"user": raw})["runs"][run]["spent"] for raw in node.store.users()[1]
+        raw: verbs.perform_verb(node, "ledger", {"user": raw})["runs"][run]["spent"]
+        for raw in node.store.list_users()[1]
     }

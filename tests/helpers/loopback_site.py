@@ -14,17 +14,17 @@ from tacita.core.config import RunConfig, validate_model
 from tacita.core.draws import Draws
 from tacita.core.types import Arrays
 from tacita.data import splits
-from tacita.data.sources import load
-from tacita.federation.rounds import Progress, run_stream, start_run
+from tacita.data.sources import load_interactions
+from tacita.federation.rounds import Progress, make_initial_progress, run_remaining_blocks
 from tacita.live.node import question_handler
 from tacita.live.node.node import Node, NodeConfig
 from tacita.live.server.coordinator import STORE_FILE, continue_run
 from tacita.live.server.store import ServerStore
 from tacita.live.wire import ServerRequest, decode_reply, decode_request, encode_message, stamp_reply
-from tacita.methods import part_class, preset_names, preset_parts
+from tacita.methods import find_part_class, list_preset_names, list_preset_parts
 from tacita.round.part import implements
 from tacita.round.registry import is_lab_only
-from tacita.runs.assembly import Machine, assemble, build_plan
+from tacita.runs.assembly import Machine, assemble_federation, build_plan
 
 DATA = "synthetic:users=90,items=60,per_user=30,groups=4,drift=0.5,new=0.2"
 SPLIT = {"kind": "blocks", "n_blocks": 2, "base_share": 0.7}
@@ -48,8 +48,8 @@ def site_config(name: str, rounds: int = 3, **train: Any) -> RunConfig:
 
 def rows_of_blocks(config: RunConfig) -> list[list[tuple[str, str, float]]]:
     """The raw rows that the lab cuts into each block."""
-    table = load(config.data)
-    split = assemble(config, Machine()).config.split
+    table = load_interactions(config.data)
+    split = assemble_federation(config, Machine()).config.split
     order, cuts = splits.order_rows(table, np.arange(len(table.user)), split, Draws(split.seed))
     assert table.timestamp is not None
     rows = [(table.user_ids[table.user[r]], table.item_ids[table.item[r]], float(table.timestamp[r])) for r in order]
@@ -64,7 +64,7 @@ class Loopback:
     spoil: Any = lambda number, body, answer: answer()
     log: list[tuple[int, bytes, bytes]] = field(default_factory=list)
 
-    def nodes(self) -> list[int]:
+    def list_online_nodes(self) -> list[int]:
         return sorted(self.members)
 
     def exchange(self, requests: Mapping[int, bytes], timeout: float) -> dict[int, bytes]:
@@ -135,21 +135,21 @@ def make_site(folder: Path, config: RunConfig, **more: Any) -> Site:
             )
             members[number] = Node.open(where)
             store.add_node(f"n{number}", f"key {number}")
-            store.set_number(f"n{number}", number)
+            store.set_node_number(f"n{number}", number)
         store.create_run("r", config, PATIENT)
     return Site(folder, config, Loopback(members))
 
 
 def run_lab(config: RunConfig) -> Progress:
-    fed = assemble(config, Machine())
-    progress = start_run(fed)
-    run_stream(fed, progress, lambda report, now: None)
+    fed = assemble_federation(config, Machine())
+    progress = make_initial_progress(fed)
+    run_remaining_blocks(fed, progress, lambda report, now: None)
     return progress
 
 
 def play_blocks(site: Site) -> None:
     """Both blocks, the catalogue as the lab comes to know it."""
-    fed = assemble(site.config, Machine())
+    fed = assemble_federation(site.config, Machine())
     for block, rows in zip(fed.stream.blocks, rows_of_blocks(site.config), strict=True):
         site.publish(list(fed.stream.item_ids[: block.n_items]))
         site.collect(rows)
@@ -170,12 +170,12 @@ MODELS |= {
     f"preset {name}": {
         "backbone": _MF,
         "method": name,
-        "parts": [_CHANGED[part["name"]] for part in preset_parts(name) if part["name"] in _CHANGED] or None,
+        "parts": [_CHANGED[part["name"]] for part in list_preset_parts(name) if part["name"] in _CHANGED] or None,
     }
-    for name in preset_names()
+    for name in list_preset_names()
     if name not in MODELS
-    and not any(is_lab_only(part["name"]) for part in preset_parts(name))
-    and not any(implements(part_class(part["name"]), "noise_sum") for part in preset_parts(name))
+    and not any(is_lab_only(part["name"]) for part in list_preset_parts(name))
+    and not any(implements(find_part_class(part["name"]), "noise_sum") for part in list_preset_parts(name))
 }  # noise on a sum is drawn where the sum is made: once in the lab, on nodes once each
 MODELS["preset retraction"]["train"] = {"rounds": 3, "aggregation": "fixed"}
 MODELS["preset fedrec"]["train"] = {"rounds": 3, "objective": "squared", "aggregation": "per-row", "batch_size": 1000}
@@ -212,7 +212,7 @@ def close_nodes(site: Site) -> None:
 
 def site_with_first_block(folder: Path, name: str = "tally", **more: Any) -> Site:
     site = make_site(folder, site_config(name), **more)
-    site.publish(list(assemble(site.config, Machine()).stream.item_ids))
+    site.publish(list(assemble_federation(site.config, Machine()).stream.item_ids))
     site.collect(rows_of_blocks(site.config)[0])
     return site
 

@@ -20,6 +20,6 @@ def dpps_config(**dpps: Any) -> RunConfig:
 
 
 def release_counts(node: Node, run: str = "r") -> np.ndarray:
-    state = node.store.devices(run)
+    state = node.store.load_devices(run)
     assert state is not None
     return np.asarray(state[1]["parts/dpps/times"])

@@ -29,15 +29,15 @@ from tacita.core.types import (
     Ragged,
     ServerState,
 )
-from tacita.federation.clients import Cohort, Membership, build_membership, build_user_view, build_view
-from tacita.federation.rounds import Progress, begin_block, start_run
+from tacita.federation.clients import Cohort, Membership, build_cohort_view, build_user_view, group_users_into_clients
+from tacita.federation.rounds import Progress, begin_block, make_initial_progress
 from tacita.learn.rows import apply_total
 from tacita.learn.training import TrainedCohort, train_cohort
 from tacita.learn.training.local_models import build_local_models
 from tacita.messages import Total, Upload, add_upload, empty_total
 from tacita.methods import Part, RunContext
 from tacita.models import Backbone, find_backbone_class, list_backbones
-from tacita.models.scoring import score_all
+from tacita.models.scoring import score_catalogue
 from tacita.round.plan import Federation
 from tacita.round.question import Question
 from tacita.round.registry import wrap_run
@@ -105,14 +105,14 @@ def federate(
 
 def started(fed: Federation) -> Progress:
     """Block 0 is about to run its first round."""
-    progress = start_run(fed)
+    progress = make_initial_progress(fed)
     begin_block(fed, progress, 0)
     return progress
 
 
 def members(fed: Federation, block: int = 0) -> Membership:
     homes = None if fed.homes is None else fed.homes.silo
-    return build_membership(
+    return group_users_into_clients(
         fed.stream.blocks[block], fed.stream.user_keys, fed.config.train.silos, fed.draws, homes=homes
     )
 
@@ -124,7 +124,7 @@ def cohort(fed: Federation, progress: Progress, order: AnyArray | None = None) -
     users = all_of.users.take(chosen)
     block = fed.stream.blocks[progress.server.block]
     who = Cohort(users, all_of.keys[chosen], fed.stream.user_keys)
-    return build_view(progress.clients, progress.server, block, who, fed.broadcast_serving(progress.server))
+    return build_cohort_view(progress.clients, progress.server, block, who, fed.broadcast_serving(progress.server))
 
 
 def train_once(fed: Federation, progress: Progress, order: AnyArray | None = None) -> TrainedCohort:
@@ -142,8 +142,8 @@ def catalogue(backbone: Backbone, progress: Progress, block: Block) -> Floats:
     clients, server = progress.clients, progress.server
     users = np.arange(clients.n_users, dtype=np.int32)
     keys = np.zeros(clients.n_users, np.uint64)
-    context = backbone.context(build_user_view(clients, server, block, users, keys, Broadcast()))
-    return score_all(backbone, clients.private, server.heads, server.items, context)
+    context = backbone.list_context_items(build_user_view(clients, server, block, users, keys, Broadcast()))
+    return score_catalogue(backbone, clients.private, server.heads, server.items, context)
 
 
 def averaged(fed: Federation, server: ServerState, trained: TrainedCohort) -> ServerState:
@@ -429,15 +429,15 @@ class AnyDevice(Device):
     """A model the oracle has no formula for: its own score, rates and phases."""
 
     def cut(self) -> dict[str, int]:
-        return self.backbone.layout
+        return self.backbone.private_layout
 
     def logits(self, user: list[int], item: list[int]) -> Tensor:
         private = {name: v[user] for name, v in self.own.items()}
         heads = {name: torch.stack([v] * len(user)) for name, v in self.heads.items()}
-        return self.backbone.score(private, heads, self.items[item])
+        return self.backbone.compute_logits(private, heads, self.items[item])
 
     def passes(self) -> list[Groups]:
-        rates = self.backbone.rates(len(self.items))
+        rates = self.backbone.list_learning_rates(len(self.items))
         private = [([v], rates[name]) for name, v in [*self.own.items(), *self.heads.items()]]
         moving = {"private": private, "rows": [([self.items], rates["rows"])]}
         return [[group for kind in phase for group in moving[kind]] for phase in self.backbone.phases]

@@ -30,7 +30,7 @@ def make_server(tmp_path: Path) -> Path:
         settings = validate_model(RunConfig, {"backbone": {"name": "tally"}}, "the test")
         for number, name in ((1, "north"), (2, "south")):
             store.add_node(name, public_key_of(tmp_path, name))
-            store.set_number(name, number)
+            store.set_node_number(name, number)
         store.create_run("r", settings, {"quorum": "all", "timeout": 1.0, "give_up": 1.0})
         store.open_block("r")
         store.log_event("r", {"event": "block", "block": 0})
@@ -76,10 +76,10 @@ def play_two_blocks(folder: Path) -> Site:
     site = make_site(folder, site_config("tally"))
     play_blocks(site)
     for node in site.transport.members.values():
-        node.store.set_catalogue([(item, f"{MARKUP} {item}") for item, _ in node.store.catalogue()])
-        node.refresh()
+        node.store.extend_catalogue([(item, f"{MARKUP} {item}") for item, _ in node.store.read_catalogue()])
+        node.refresh_snapshot()
     return site
 
 
 def user_ids(node: Node) -> list[str]:
-    return node.store.users()[1]
+    return node.store.list_users()[1]

@@ -21,7 +21,7 @@ from tacita.live.node.verbs import perform_verb
 from tacita.live.wire import (
     decode_request,
 )
-from tacita.runs.assembly import Machine, assemble
+from tacita.runs.assembly import Machine, assemble_federation
 
 SHARING = "preset fedshare-local"
 Act = Callable[[], Any]
@@ -30,8 +30,8 @@ Act = Callable[[], Any]
 def collect_first_block(site: Site, **options: Any) -> None:
     """The first block's data and catalogue."""
     with site.store as store:
-        store._query("UPDATE runs SET options = ?", json.dumps(PATIENT | options))
-    fed = assemble(site.config, Machine())
+        store._fetch_rows("UPDATE runs SET options = ?", json.dumps(PATIENT | options))
+    fed = assemble_federation(site.config, Machine())
     site.publish(list(fed.stream.item_ids[: fed.stream.blocks[0].n_items]))
     site.collect(rows_of_blocks(site.config)[0])
 
@@ -39,10 +39,10 @@ def collect_first_block(site: Site, **options: Any) -> None:
 def user_with_items(site: Site, number: int = 1, nth: int = 0) -> tuple[str, list[str]]:
     """Somebody on a node, and what they have of the catalogue."""
     node = site.transport.members[number]
-    ids, raws = node.store.users()
+    ids, raws = node.store.list_users()
     with site.store as store:
-        known = {item for item, _ in store.catalogue()}
-    return raws[nth], sorted(set(node.store.history([int(ids[nth])]).item) & known)
+        known = {item for item, _ in store.read_catalogue()}
+    return raws[nth], sorted(set(node.store.read_history([int(ids[nth])]).item) & known)
 
 
 def act_at_rounds(
@@ -86,7 +86,7 @@ def site_with_leavers(folder: Path, **options: Any) -> Site:
     site = make_site(folder, fixed_tally_config())
     collect_first_block(site, **options)
     node = site.transport.members[1]
-    for raw in node.store.users()[1][:LEAVERS]:
+    for raw in node.store.list_users()[1][:LEAVERS]:
         node.store.enqueue_request("leave", "r", user=node.store.find_user(raw))
     return site
 
@@ -97,6 +97,6 @@ def is_retraction(body: bytes) -> bool:
 
 def stored_upload_sizes(site: Site) -> np.ndarray:
     """How many people of node 1 remember something that they told."""
-    state = site.transport.members[1].store.devices("r")
+    state = site.transport.members[1].store.load_devices("r")
     assert state is not None
     return np.diff(state[1]["lists/parts/statistic/told:"])

@@ -92,13 +92,14 @@ def unlearning_config(*parts: str, **more: Any) -> RunConfig:
 def history_of(folder: Path, user: str) -> list[str]:
     saved = open_saved(folder)
     return [
-        saved.ids["items"][i] for i in read_lists(saved.client_arrays, "history").row(saved.user_numbers([user])[0])
+        saved.ids["items"][i]
+        for i in read_lists(saved.client_arrays, "history").row(saved.find_user_numbers([user])[0])
     ]
 
 
 def shared_items_of(folder: Path, user: str) -> list[str]:
     saved = open_saved(folder)
-    inputs = read_server(saved.server_arrays, saved.server_note).shared.lists_of(derive_keys([user])).row(0)
+    inputs = read_server(saved.server_arrays, saved.server_note).shared.take_sender_lists(derive_keys([user])).row(0)
     return [saved.ids["items"][i] for i in inputs]
 
 

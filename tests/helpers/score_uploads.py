@@ -26,4 +26,4 @@ def candidate_lists(n: int = 3) -> Ragged:
     upload = Ragged.from_lists([[(j + 7 * k) % N_ITEMS for j in range(60)] for k in range(n)])
     logits = tied_logits(n)
     history = cand.UploadHistory.from_upload(upload, N_ITEMS)
-    return cand.find_candidates(history, upload, np.arange(n, dtype=np.int32), lambda users: logits[users])
+    return cand.find_unsent_candidates(history, upload, np.arange(n, dtype=np.int32), lambda users: logits[users])

@@ -11,13 +11,13 @@ from helpers.oracle import Lists, federate, make_block, make_stream
 from tacita.core.config import RunConfig, validate_model
 from tacita.core.types import BlockStream, Bools, Ragged
 from tacita.federation.requests import handle_requests
-from tacita.federation.rounds import Progress, run_stream, start_run
+from tacita.federation.rounds import Progress, make_initial_progress, run_remaining_blocks
 from tacita.models.tally.model import Tally
 from tacita.round.device_state import PARTS
 from tacita.round.plan import Federation
 from tacita.round.request import Request
 from tacita.round.unlearning_report import PartReports
-from tacita.runs.assembly import Machine, assemble
+from tacita.runs.assembly import Machine, assemble_federation
 
 BUDGET_DATA = "synthetic:users=120,items=50,per_user=14,groups=4,drift=0.3,new=0.2"
 SPENT_AT = f"{PARTS}statistic/spent"
@@ -31,10 +31,10 @@ def budget_config(epsilon: float | None = 4.0, blocks: int = 2, **more: Any) -> 
 
 
 def run_config(config: RunConfig, **draws: Any) -> tuple[Federation, Progress]:
-    fed = assemble(config, Machine())
+    fed = assemble_federation(config, Machine())
     fed = replace(fed, draws=replace(fed.draws, **draws))
-    progress = start_run(fed)
-    run_stream(fed, progress, lambda report, now: None)
+    progress = make_initial_progress(fed)
+    run_remaining_blocks(fed, progress, lambda report, now: None)
     return fed, progress
 
 
@@ -49,8 +49,8 @@ UNCUT: dict[str, Any] = {"min_item": 0, "min_pair": 0, "keep": 0}  # nothing is 
 
 def train_stream(stream: BlockStream, backbone: Tally) -> tuple[Federation, Progress]:
     fed = federate(stream, backbone)
-    progress = start_run(fed)
-    run_stream(fed, progress, lambda report, now: None)
+    progress = make_initial_progress(fed)
+    run_remaining_blocks(fed, progress, lambda report, now: None)
     return fed, progress
 
 

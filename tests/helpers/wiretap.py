@@ -25,7 +25,7 @@ from tacita.core.types import (
     ServerState,
     SharedRecord,
 )
-from tacita.federation.rounds import Progress, run_stream, start_run
+from tacita.federation.rounds import Progress, make_initial_progress, run_remaining_blocks
 from tacita.messages import DenseArrays, PerClientField, SparseRows, Total
 from tacita.methods import Part
 from tacita.round import registry as methods_base
@@ -157,11 +157,11 @@ def tap_server(monkeypatch: pytest.MonkeyPatch, specs: Specs, backbone: str = "m
         monkeypatch.setitem(methods_base._PARTS, cls.name, cls)
     fed = federate_parts([{"name": "spy"}, *specs, *({"name": cls.name} for cls in extra)], backbone)
     tap.secrets += [entry.ids for block in fed.stream.blocks for entry in (block.train, block.valid, block.test)]
-    progress = start_run(fed)
+    progress = make_initial_progress(fed)
 
     def on_round(report: Any, now: Progress) -> None:
         for clients in (now.clients, now.best_clients):
             tap.secrets += [clients.private, *flatten_parts(clients.parts, "").values()]
 
-    run_stream(fed, progress, on_round)
+    run_remaining_blocks(fed, progress, on_round)
     return tap

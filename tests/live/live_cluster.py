@@ -15,22 +15,22 @@ from typing import Any
 
 from tacita.live import tls_certificates
 from tacita.live.engine import unix_socket
-from tacita.live.engine.flower import SuperLink, Supernode, write_app
+from tacita.live.engine.flower import SuperLink, Supernode, write_flower_app
 from tacita.live.engine.gateway import Gateway
 
 ECHO = '''
 import hashlib, json, os, time
 from pathlib import Path
-from tacita.live.engine.grid import server_app
+from tacita.live.engine.grid import make_flower_server_app
 
 def body(transport, settings):
     """Send what the file asks for and write down what came back."""
     file = Path(settings["store"])
     asked = json.loads(file.read_text())
     end = time.monotonic() + asked["patience"]
-    while len(transport.nodes()) < asked["nodes"] and time.monotonic() < end:
+    while len(transport.list_online_nodes()) < asked["nodes"] and time.monotonic() < end:
         time.sleep(0.2)
-    nodes, told = transport.nodes(), []
+    nodes, told = transport.list_online_nodes(), []
     for size in asked["sizes"]:
         sent = os.urandom(size)
         began = time.monotonic()
@@ -41,7 +41,7 @@ def body(transport, settings):
     file.with_suffix(".side").write_text(json.dumps({"nodes": nodes, "rounds": told}))
     os.replace(file.with_suffix(".side"), file.with_suffix(".out"))
 
-app = server_app(body)
+app = make_flower_server_app(body)
 '''
 
 
@@ -75,7 +75,7 @@ class Cluster:
         tls_certificates.make_server_certificate(folder, ["localhost"])
         keys = tls_certificates.ServerKeys.in_folder(folder)
         self.ca = keys.ca
-        self.app = write_app(folder / "app")
+        self.app = write_flower_app(folder / "app")
         (self.app / "tacita_live" / "server_app.py").write_text(ECHO)
         self.link = SuperLink(folder / "link", free_port(), keys)
         self.gateway = Gateway("127.0.0.1", 0, self.link.url, keys, allowed=lambda who: who in self.allowed)
@@ -97,12 +97,12 @@ class Cluster:
     def enrol(self, name: str) -> int:
         """Make a key and let it in; the node's number."""
         public = self.key(name).with_name(name + ".pub")
-        self.allowed.add(tls_certificates.fingerprint(public.read_bytes()))
-        return self.link.register(public, name)
+        self.allowed.add(tls_certificates.compute_key_fingerprint(public.read_bytes()))
+        return self.link.register_node(public, name)
 
     def serve(self, name: str, handle: Callable[[bytes, int], bytes] = lambda body, _: body) -> Path:
         path = self.folder / f"{name}.sock"
-        self._to_stop.append(unix_socket.serve(path, handle).stop)
+        self._to_stop.append(unix_socket.serve_socket(path, handle).stop)
         return path
 
     def node(self, name: str, **other: Any) -> Supernode:
@@ -121,9 +121,9 @@ class Cluster:
         """Run the echo app; what each node sent back."""
         request = self.folder / f"asked-{time.monotonic_ns()}.json"
         request.write_text(json.dumps({"nodes": nodes, "sizes": sizes, "timeout": timeout, "patience": patience}))
-        run = self.link.submit({"store": str(request)}, self.app)
+        run = self.link.start_run({"store": str(request)}, self.app)
         end = time.monotonic() + wait
-        while not (state := self.link.run_state(run)).startswith("finished"):
+        while not (state := self.link.read_run_state(run)).startswith("finished"):
             assert time.monotonic() < end, f"the run is {state} after {wait:g} s"
             time.sleep(0.5)
         assert state == "finished:completed", (self.folder / "link" / "superlink.log").read_text()[-3000:]

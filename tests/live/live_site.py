@@ -22,14 +22,14 @@ from tacita.core.config import RunConfig, validate_model
 from tacita.core.draws import Draws
 from tacita.core.types import Arrays
 from tacita.data import splits
-from tacita.data.sources import load
+from tacita.data.sources import load_interactions
 from tacita.live.node.node import Node, NodeConfig
-from tacita.live.processes import _is_same_process, _list_descendants, _read_stat
+from tacita.live.processes import _is_same_process, _list_descendants_with_start_times, _read_stat
 from tacita.live.running import node_client
 from tacita.live.server.coordinator import STORE_FILE
 from tacita.live.server.store import ServerStore, count_done_blocks
 from tacita.live.tls_certificates import make_node_key
-from tacita.runs.assembly import Machine, assemble
+from tacita.runs.assembly import Machine, assemble_federation
 
 NODES = ("library", "cinema", "school")
 MADE = "synthetic:users=120,items=300,per_user=20,groups=4,drift=0.9,new=0.2"
@@ -71,7 +71,7 @@ def said(*words: object, timeout: float = 60.0) -> str:
 
 def make_data(folder: Path) -> Path:
     """Interactions of people whose ids and times are found wherever they are written."""
-    table = load(MADE)
+    table = load_interactions(MADE)
     assert table.timestamp is not None
     order = np.argsort(table.timestamp, kind="stable")
     lines = ["user,item,timestamp"]
@@ -95,8 +95,8 @@ def home(user: str) -> str:
 
 def rows_of_blocks(config: RunConfig) -> list[list[Row]]:
     """The raw rows that the lab cuts into each block."""
-    table = load(config.data)
-    split = assemble(config, Machine()).config.split
+    table = load_interactions(config.data)
+    split = assemble_federation(config, Machine()).config.split
     order, cuts = splits.order_rows(table, np.arange(len(table.user)), split, Draws(split.seed))
     assert table.timestamp is not None
     rows = [(table.user_ids[table.user[r]], table.item_ids[table.item[r]], int(table.timestamp[r])) for r in order]
@@ -105,7 +105,7 @@ def rows_of_blocks(config: RunConfig) -> list[list[Row]]:
 
 def items_of_blocks(config: RunConfig) -> list[list[str]]:
     """The catalogue as the lab comes to know it."""
-    stream = assemble(config, Machine()).stream
+    stream = assemble_federation(config, Machine()).stream
     return [list(stream.item_ids[: block.n_items]) for block in stream.blocks]
 
 
@@ -146,7 +146,7 @@ class Running:
 
     def family(self) -> list[int]:
         """All processes below it that live."""
-        self._family |= set(_list_descendants(self.pid))
+        self._family |= set(_list_descendants_with_start_times(self.pid))
         return [pid for pid, begun in self._family if _is_same_process(pid, begun)]
 
     def of(self, word: str) -> list[int]:
@@ -230,7 +230,7 @@ class Site:
         with self.store() as store:
 
             def ready() -> bool:
-                row, last = store.load_run(name), store.last_event(name)
+                row, last = store.load_run(name), store.find_last_event(name)
                 assert last is None or last["event"] != "stopped", last
                 return count_done_blocks(row) == row.opened
 
@@ -248,7 +248,7 @@ class Site:
 
     def events(self, run: str, kind: str = "") -> list[dict[str, Any]]:
         with self.store() as store:
-            results = [event for _, _, event in store.events(run)]
+            results = [event for _, _, event in store.list_events(run)]
         return [entry for entry in results if not kind or entry["event"] == kind]
 
     def rounds_done(self, run: str) -> int:

@@ -25,7 +25,7 @@ from tacita.live.running.server import ServerConfig, create_server
 from tacita.live.server.coordinator import STORE_FILE, continue_run
 from tacita.live.server.store import count_done_blocks
 from tacita.live.tls_certificates import make_node_key
-from tacita.runs.assembly import Machine, assemble
+from tacita.runs.assembly import Machine, assemble_federation
 
 PASSWORD = "correct horse battery"
 FIRST = ("The Quiet", "A Paper", "Northern", "The Last", "Winter", "The Glass", "Second", "A Borrowed", "Salt", "Blue")
@@ -60,9 +60,9 @@ class PagesSite:
 
     def crowd(self) -> str:
         """Somebody with 100,000 rows of history, and 1,000 nodes more; returns who it is."""
-        user = str(self.node.store.users()[1][14])
+        user = str(self.node.store.list_users()[1][14])
         self.node.store.add_interactions([(user, f"other {n}", float(n), None) for n in range(100_000)])
-        self.node.refresh()
+        self.node.refresh_snapshot()
         with self.site.store as store, store._write_transaction() as db:
             key = db.execute("SELECT public_key FROM nodes WHERE number = '1'").fetchone()[0]
             many = ((f"node-{n}", f"{key}{n}", str(n + 100), 1.0) for n in range(1000))
@@ -77,7 +77,7 @@ class PagesSite:
         """Five other people of the node take six items back: some only validate, and one at least was told."""
         request = 0
         done = {(entry.user, item) for entry in self.node.store.list_requests() for item in entry.items}
-        for number, raw in zip(*self.node.store.users(), strict=True):
+        for number, raw in zip(*self.node.store.list_users(), strict=True):
             rows = self.node.store.run_query(
                 lambda db, n=int(number): db.execute(
                     "SELECT DISTINCT item FROM interactions WHERE user = ? AND released", (n,)
@@ -102,7 +102,7 @@ class PagesSite:
             if due:
                 continue_run(self.site.folder, "films", self.site.transport)
                 for node in self.site.transport.members.values():
-                    node.refresh()
+                    node.refresh_snapshot()
 
     def close(self) -> None:
         self.stopping.set()
@@ -131,9 +131,9 @@ def pages_site(folder: Path, monkeypatch: Any) -> PagesSite:
                 db.execute("UPDATE nodes SET public_key = ?, name = ? WHERE number = ?", (key, name, str(number)))
         for run, settings in (("careful", budget_config(releases=12)), ("films", config)):
             store.create_run(run, settings, {"pause": 0.0, "give_up": 60.0})
-        fed = assemble(config, Machine())
+        fed = assemble_federation(config, Machine())
         store.add_items([(item, title_of(n)) for n, item in enumerate(fed.stream.item_ids)])
-        store._query("DELETE FROM runs WHERE name = 'r'")
+        store._fetch_rows("DELETE FROM runs WHERE name = 'r'")
     blocks = rows_of_blocks(config)
     site.collect(blocks[0])
     site.next_block()  # under a budget, which some people run out of
@@ -143,7 +143,7 @@ def pages_site(folder: Path, monkeypatch: Any) -> PagesSite:
     node = site.transport.members[1]
     node.config = node.config.model_copy(update={"name": "library"})
     for entry in site.transport.members.values():
-        entry.refresh()
+        entry.refresh_snapshot()
     OperatorCredentials(server).set_password(PASSWORD)
     monkeypatch.setattr(orders, "is_up", lambda folder: True)
     monkeypatch.setattr("tacita.live.pages.operator_service.is_up", lambda folder: True)

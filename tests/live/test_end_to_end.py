@@ -45,11 +45,11 @@ from live_site import (
 from helpers.accepted_answers import list_accepted
 from tacita.core.config import RunConfig
 from tacita.core.draws import derive_keys
-from tacita.federation.rounds import Progress, run_stream, start_run
+from tacita.federation.rounds import Progress, make_initial_progress, run_remaining_blocks
 from tacita.live import tls_certificates
 from tacita.live.node.store_file import STORE_FILE as NODE_STORE
 from tacita.live.server.coordinator import STORE_FILE
-from tacita.runs.assembly import Machine, assemble
+from tacita.runs.assembly import Machine, assemble_federation
 
 pytestmark = pytest.mark.live
 
@@ -129,9 +129,9 @@ def at_once(do: Callable[[str], object], names: Iterable[str]) -> None:
 
 
 def lab(config: RunConfig) -> Progress:
-    fed = assemble(config, Machine())
-    progress = start_run(fed)
-    run_stream(fed, progress, lambda report, now: None)
+    fed = assemble_federation(config, Machine())
+    progress = make_initial_progress(fed)
+    run_remaining_blocks(fed, progress, lambda report, now: None)
     return progress
 
 
@@ -417,7 +417,7 @@ def test_a_late_node_takes_part_in_the_next_block_until_it_is_revoked(trained: S
     site.next_block("tally")
     site.wait("tally")
     with site.store() as store:
-        number = {row.name: row.number for row in store.nodes()}
+        number = {row.name: row.number for row in store.list_nodes()}
         took_part = {(block, node) for block, _, kind, node, _ in list_accepted(store, "tally") if kind == "statistic"}
     assert took_part == {(b, number[name]) for b in (0, 1, 2) for name in NODES} | {(2, number["late"])}
     shown = json.loads(done("node", "recommend", rows[0][0], "-k", 5, "--folder", site.folder / "late", "--json"))

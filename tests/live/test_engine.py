@@ -34,7 +34,7 @@ def never_online(cluster: Cluster, one: Supernode, before: set[int]) -> None:
     """The client tries and gives up at least once, and the SuperLink has no more nodes online than before."""
     eventually(lambda: one.restarts > 0, 180, "a refused node gives up")
     assert one.node_id is None
-    assert {n for n, state in cluster.link.nodes().items() if state == "online"} == before
+    assert {n for n, state in cluster.link.list_node_states().items() if state == "online"} == before
     one.stop()
 
 
@@ -107,7 +107,7 @@ def test_a_key_that_passes_the_gateway_but_is_not_registered_is_refused(
     cluster: Cluster, three: dict[int, Supernode]
 ) -> None:
     public = cluster.key("unregistered").with_name("unregistered.pub")
-    cluster.allowed.add(tls_certificates.fingerprint(public.read_bytes()))
+    cluster.allowed.add(tls_certificates.compute_key_fingerprint(public.read_bytes()))
     entry = cluster.node("unregistered")
     never_online(cluster, entry, set(three))
     assert "enrol" in entry.reason
@@ -118,14 +118,14 @@ def test_a_revoked_key_is_cut_off_at_once(cluster: Cluster, three: dict[int, Sup
     cluster.serve("revoked")
     entry = cluster.node("revoked")
     eventually(lambda: entry.node_id == number, 180, "online")
-    cluster.allowed.discard(tls_certificates.fingerprint((cluster.folder / "revoked.pub").read_bytes()))
+    cluster.allowed.discard(tls_certificates.compute_key_fingerprint((cluster.folder / "revoked.pub").read_bytes()))
     began = time.monotonic()
     eventually(lambda: entry.restarts > 0, 180, "the revoked node stops")
     assert time.monotonic() - began < 15
     assert "enrol" in entry.reason
-    cluster.link.unregister(number)
+    cluster.link.unregister_node(number)
     never_online(cluster, entry, set(three))
-    assert number not in cluster.link.nodes()
+    assert number not in cluster.link.list_node_states()
 
 
 def test_a_wrong_authority_is_refused(cluster: Cluster, three: dict[int, Supernode], tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_plain_http_is_refused(cluster: Cluster, three: dict[int, Supernode]) ->
     entry = cluster.node("bare", insecure=True)
     time.sleep(5)
     assert entry.node_id is None
-    assert {n for n, state in cluster.link.nodes().items() if state == "online"} == set(three)
+    assert {n for n, state in cluster.link.list_node_states().items() if state == "online"} == set(three)
     entry.stop()
 
 

@@ -49,7 +49,7 @@ def browser() -> Iterator[Any]:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_person_decides_and_an_operator_watches(pages: PagesSite, browser: Any, width: str) -> None:
     node = pages.node
-    user = node.store.users()[1][{"wide": 10, "narrow": 11}[width]]
+    user = node.store.list_users()[1][{"wide": 10, "narrow": 11}[width]]
     own_values, room = opened(browser, width), opened(browser, width)
     _look(pages, own_values, user, width)
     title = _decide(own_values)
@@ -179,12 +179,12 @@ def _end(pages: PagesSite, page: Any, user: str) -> None:
     page.get_by_label("Type your id").fill(user)
     page.get_by_role("button", name="Erase", exact=True).click()
     page.get_by_text("are gone from this device").wait_for()
-    assert user not in pages.node.store.users()[1]
+    assert user not in pages.node.store.list_users()[1]
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_dark_pages_have_contrast_too(pages: PagesSite, browser: Any, width: str) -> None:
-    user = pages.node.store.users()[1][12]
+    user = pages.node.store.list_users()[1][12]
     own_values, room = opened(browser, width, "dark"), opened(browser, width, "dark")
     own_values.goto(pages.link(user))
     own_values.wait_for_url(f"{pages.person.url}/")
@@ -205,7 +205,7 @@ def test_dark_pages_have_contrast_too(pages: PagesSite, browser: Any, width: str
 
 def test_the_keyboard_is_enough(pages: PagesSite, browser: Any) -> None:
     """From the top of the page to a request and a pause, with Tab, Enter, Space and arrows."""
-    page, user = opened(browser, "wide"), pages.node.store.users()[1][15]
+    page, user = opened(browser, "wide"), pages.node.store.list_users()[1][15]
     page.goto(pages.link(user))
     page.wait_for_url(f"{pages.person.url}/")
     tab_to(page, ".skip")
@@ -269,7 +269,7 @@ def test_the_first_view_is_quick_with_much_to_show(pages: PagesSite, browser: An
 
 def test_a_site_elsewhere_reaches_nothing(pages: PagesSite, browser: Any) -> None:
     """A page of another port of this machine, in the same browser with the same cookies."""
-    user = pages.node.store.users()[1][13]
+    user = pages.node.store.list_users()[1][13]
     page = opened(browser, "wide")
     page.goto(pages.link(user))
     page.wait_for_url(f"{pages.person.url}/")

@@ -17,7 +17,7 @@ from torch import Tensor
 from tacita.core.config import TrainConfig
 from tacita.core.flat_indices import expand_spans
 from tacita.core.types import AnyArray, Floats, LocalModels, Longs, Ragged
-from tacita.learn.training.objectives import POINTWISE, bpr, sum_weighted_squares
+from tacita.learn.training.objectives import POINTWISE, compute_bpr_loss, sum_weighted_squares
 from tacita.learn.training.optimisers import OPTIMISERS, MovingArray, UsedRows
 from tacita.learn.training.stepper import CONTEXT, StepExtras, Stepper
 from tacita.models.scorer import Context, Scorer
@@ -85,7 +85,7 @@ def _select_rows(table: Tensor, which: AnyArray) -> Tensor:
     return table.index_select(0, torch.from_numpy(which))
 
 
-def _find_distinct(lists: list[Longs], n: int) -> Longs:
+def _find_distinct_numbers(lists: list[Longs], n: int) -> Longs:
     """The different numbers below n, ascending; much faster than np.unique where n is small."""
     is_present = np.zeros(n, bool)
     for numbers in lists:
@@ -103,15 +103,15 @@ class AutogradStepper(Stepper):
         self.client_of_user = np.repeat(clients, np.diff(view.user_ptr))
         first_row = np.repeat(local.row_start[:-1], np.diff(local.ptr))
         self.sample_row = local.row_of + first_row
-        self._read_context()
-        self.moving = self._wrap_arrays()
+        self._prepare_context()
+        self.moving = self._wrap_moving_arrays()
         self._bind_tables([array.tensor for array in self.moving.values()], {})
         optimiser_class = OPTIMISERS[train.optimiser]
         self.optimiser = optimiser_class(train, list(self.moving.values()), local.n_steps)
         if train.optimiser == "pfedme":
             local.personal = {name: array.tensor.numpy() for name, array in self.moving.items()}
 
-    def _read_context(self) -> None:
+    def _prepare_context(self) -> None:
         """Which rows users' models read, and which samples are among them."""
         local = self.local
         self.context: Ragged | None = None
@@ -123,22 +123,22 @@ class AutogradStepper(Stepper):
             self.context_row = row + local.row_start[client]
             self.sample_inside = self.context.holds(self.owner, local.item)
 
-    def _wrap_arrays(self) -> dict[str, MovingArray]:
+    def _wrap_moving_arrays(self) -> dict[str, MovingArray]:
         """Everything that moves, by name."""
         local = self.local
         clients = np.arange(local.view.n_clients)
         rates = self.rates
-        private_rates = [torch.full((width,), rates[name]) for name, width in self.backbone.layout.items()]
+        private_rates = [torch.full((width,), rates[name]) for name, width in self.backbone.private_layout.items()]
         private_rate = torch.cat(private_rates) if private_rates else 0.0
-        moving = {"private": self._wrap_array("private", local.private, private_rate, self.client_of_user)}
+        moving = {"private": self._wrap_moving_array("private", local.private, private_rate, self.client_of_user)}
         for name, head in local.heads.items():
             full_name = f"heads.{name}"
-            moving[full_name] = self._wrap_array(full_name, head, rates[name], clients)
+            moving[full_name] = self._wrap_moving_array(full_name, head, rates[name], clients)
         client_of_row = np.repeat(clients, np.diff(local.row_start))
-        moving["rows"] = self._wrap_array("rows", local.rows, rates["rows"], client_of_row)
+        moving["rows"] = self._wrap_moving_array("rows", local.rows, rates["rows"], client_of_row)
         return moving
 
-    def _wrap_array(self, name: str, array: AnyArray, rate: Any, client: AnyArray) -> MovingArray:
+    def _wrap_moving_array(self, name: str, array: AnyArray, rate: Any, client: AnyArray) -> MovingArray:
         """An array of the local models to be moved in place; pFedMe learns a personal one beside it."""
         own = torch.from_numpy(array)
         learning = own.clone() if self.train.optimiser == "pfedme" else own
@@ -153,7 +153,7 @@ class AutogradStepper(Stepper):
         self.heads = {name.removeprefix("heads."): table for name, table in named.items()}
         self.place = place
 
-    def _local_index(self, kind: str, which: AnyArray) -> AnyArray:
+    def _find_local_places(self, kind: str, which: AnyArray) -> AnyArray:
         if kind not in self.place:
             return which
         return self.place[kind][which]
@@ -169,7 +169,7 @@ class AutogradStepper(Stepper):
         steps = moments["steps"].copy()  # these are counted by the learner
         return mean, square, torch.from_numpy(steps)
 
-    def run(self, first: int, last: int, phase: int | None, extras: StepExtras) -> None:
+    def run_steps(self, first: int, last: int, phase: int | None, extras: StepExtras) -> None:
         phases = self.backbone.phases
         if phase is not None:
             phases = (phases[phase],)
@@ -179,10 +179,10 @@ class AutogradStepper(Stepper):
             compute_loss = partial(self._compute_loss, batch)
             for kinds in phases:
                 self.optimiser.take_step(step, kinds, compute_loss, batch.used)
-        self.optimiser.finish_pending(last)
+        self.optimiser.finish_pending_steps(last)
         self._bind_tables([array.tensor for array in self.moving.values()], {})
 
-    def row_logits(self) -> Floats:
+    def compute_row_logits(self) -> Floats:
         local = self.local
         n_rows = len(local.rows)
         client = np.repeat(np.arange(local.view.n_clients), np.diff(local.row_start))
@@ -192,7 +192,7 @@ class AutogradStepper(Stepper):
             inside = self.context.holds(owner, local.row_item)
         zeros = np.zeros(n_rows, np.float32)
         block = _SampleBlock.pad(owner, np.arange(n_rows), inside, zeros, zeros)
-        users = _find_distinct([owner], len(local.view.user))
+        users = _find_distinct_numbers([owner], len(local.view.user))
         with torch.no_grad():
             rep = self._represent_users(users)
             (scores,) = self._score_blocks(users, rep, [block])
@@ -200,7 +200,7 @@ class AutogradStepper(Stepper):
 
     def _build_batch(self, step: int, extras: StepExtras) -> _StepBatch:
         local = self.local
-        active, epoch, start, size = local.find_batches(step)
+        active, epoch, start, size = local.find_step_batches(step)
         turn = expand_spans(start, size)
         sample = local.order[np.repeat(epoch, size), turn]
         weight = np.repeat(1.0 / size, size)
@@ -214,19 +214,19 @@ class AutogradStepper(Stepper):
             positives = self._gather_samples(local.partner[sample], weight)
             used_rows.append(positives.row[: positives.n])
         owners = [own.owner[: own.n], extra.owner[: extra.n]]
-        users = _find_distinct(owners, len(local.view.user))
+        users = _find_distinct_numbers(owners, len(local.view.user))
         if self.context is not None:
             counts = self.context.counts()[users]
             entry = expand_spans(self.context.ptr[users], counts)
             used_rows.append(self.context_row[entry])
-        rows = _find_distinct(used_rows, len(local.rows))
+        rows = _find_distinct_numbers(used_rows, len(local.rows))
         used_by_kind = {"private": users, "rows": rows, "heads": active}
         used = {kind: torch.from_numpy(places) for kind, places in used_by_kind.items()}
         batch_size = np.zeros(local.view.n_clients, np.int64)
         batch_size[active] = size
-        return _StepBatch(own, positives, extra, users, used, batch_size, self._map_places(used_by_kind))
+        return _StepBatch(own, positives, extra, users, used, batch_size, self._map_used_rows(used_by_kind))
 
-    def _map_places(self, used_by_kind: dict[str, Longs]) -> dict[str, Longs]:
+    def _map_used_rows(self, used_by_kind: dict[str, Longs]) -> dict[str, Longs]:
         """Where a step's copies hold the rows that it uses; idle samples read whatever comes first."""
         sizes = {"private": len(self.local.private), "rows": len(self.local.rows)}
         places = {}
@@ -269,7 +269,7 @@ class AutogradStepper(Stepper):
             label = torch.from_numpy(batch.own.label)
             compute_own_loss = weight * pointwise(scores[0], label)
         else:
-            compute_own_loss = weight * bpr(scores[1], scores[0], self.train.bpr_scale)
+            compute_own_loss = weight * compute_bpr_loss(scores[1], scores[0], self.train.bpr_scale)
         loss = compute_own_loss.sum()
         if len(batch.extra.row):
             extra_label = torch.from_numpy(batch.extra.label)
@@ -297,8 +297,8 @@ class AutogradStepper(Stepper):
         """Every user of a batch as the model sees it, once."""
         client = self.client_of_user[users]
         heads = {name: _select_rows(tensor, client) for name, tensor in self.heads.items()}
-        private = _select_rows(self.private, self._local_index("private", users))
-        return self.backbone.represent(self.backbone.split_private(private), heads, self._build_context(users))
+        private = _select_rows(self.private, self._find_local_places("private", users))
+        return self.backbone.represent_users(self.backbone.split_private(private), heads, self._build_context(users))
 
     def _score_blocks(self, users: Longs, rep: dict[str, Tensor], blocks: list[_SampleBlock]) -> list[Tensor]:
         """The samples of all blocks, with what their users are represented by."""
@@ -312,8 +312,8 @@ class AutogradStepper(Stepper):
         sample_rep = {name: _select_rows(value, place) for name, value in rep.items()}
         heads_read = self.backbone.select_heads_to_score(self.heads)
         heads = {name: _select_rows(tensor, client) for name, tensor in heads_read.items()}
-        rows = _select_rows(self.rows, self._local_index("rows", row))
-        scores = self.backbone.score(sample_rep, heads, rows, inside)
+        rows = _select_rows(self.rows, self._find_local_places("rows", row))
+        scores = self.backbone.compute_logits(sample_rep, heads, rows, inside)
         return list(scores.split([len(block.row) for block in blocks]))
 
     def _build_context(self, users: Longs) -> Context | None:
@@ -329,7 +329,7 @@ class AutogradStepper(Stepper):
             ptr,
             torch.from_numpy(owner),
             torch.from_numpy(count.astype(np.float32)),
-            _select_rows(self.rows, self._local_index("rows", self.context_row[entry])),
+            _select_rows(self.rows, self._find_local_places("rows", self.context_row[entry])),
             columns,
         )
 
@@ -339,16 +339,16 @@ class AutogradStepper(Stepper):
         all_owners = np.concatenate([block.owner for block in batch.own_blocks])
         row, first = np.unique(all_rows, return_index=True)
         user = np.unique(all_owners)
-        rows = self._sum_squares(self.rows, "rows", row, self._penalty_weights(batch, all_owners[first]))
-        private = self._sum_squares(self.private, "private", user, self._penalty_weights(batch, user))
+        rows = self._sum_squares(self.rows, "rows", row, self._compute_penalty_weights(batch, all_owners[first]))
+        private = self._sum_squares(self.private, "private", user, self._compute_penalty_weights(batch, user))
         return torch.zeros(()) + rows + private
 
-    def _penalty_weights(self, batch: _StepBatch, owner: Longs) -> Floats:
+    def _compute_penalty_weights(self, batch: _StepBatch, owner: Longs) -> Floats:
         """l2 over the size of the batch that each of some users is in."""
         client = self.client_of_user[owner]
         weight = self.train.l2 / batch.size[client]
         return weight.astype(np.float32)
 
     def _sum_squares(self, table: Tensor, kind: str, which: Longs, weight: Floats) -> Tensor:
-        place = self._local_index(kind, which)
+        place = self._find_local_places(kind, which)
         return sum_weighted_squares(table, torch.from_numpy(place), torch.from_numpy(weight))

@@ -19,17 +19,17 @@ import numpy as np
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Arrays, Floats, Keys, Longs
-from tacita.kernels.adam import adam_rows, adam_used_rows
+from tacita.kernels.adam import adam_step_rows, adam_step_used_rows
 from tacita.kernels.graph import add_bce_slopes
-from tacita.kernels.sampling import shuffle_order
-from tacita.kernels.steps import affine_scores
+from tacita.kernels.sampling import shuffle_client_samples
+from tacita.kernels.steps import compute_affine_scores
 from tacita.kernels.threads import limit_blas_threads, threads_in_use
-from tacita.kernels.tower import tower_catalogue, tower_logits, tower_slopes
+from tacita.kernels.tower import compute_tower_logits, compute_tower_slopes, write_catalogue_logits
 from tacita.learn.training.central_state import HEADS, CentralState, InteractionGraph, TrainingSamples
 from tacita.models.base import Backbone
 from tacita.models.neural_cf import TowerModel
 from tacita.models.scorer import Scorer
-from tacita.models.scoring import score_aligned, score_all
+from tacita.models.scoring import score_aligned, score_catalogue
 
 if TYPE_CHECKING:
     import torch
@@ -78,7 +78,7 @@ class CentralModel:
             moments[f"{name}.steps"] = np.zeros(shape[0], np.int64)
         return CentralState(values, moments)
 
-    def train(
+    def train_epochs(
         self,
         state: CentralState,
         samples: TrainingSamples,
@@ -95,12 +95,12 @@ class CentralModel:
         common_owner = np.zeros(1, np.uint64)
         with limit_blas_threads(), ThreadPoolExecutor(threads_in_use()) as cores:
             for key in orders:
-                shuffle_order(key, common_owner, np.array([0, n_samples]), batch, order)
+                shuffle_client_samples(key, common_owner, np.array([0, n_samples]), batch, order)
                 for start in range(0, n_samples, batch):
                     chosen = samples.take(order[start : start + batch])
                     divisor = np.float32(len(chosen.user) if loss == "mean" else 1)
-                    trainer.step(replace(chosen, weight=chosen.weight / divisor), cores)
-        return trainer.state()
+                    trainer.take_batch_step(replace(chosen, weight=chosen.weight / divisor), cores)
+        return trainer.build_state()
 
     def _make_trainer(self, state: CentralState) -> _Trainer:
         if self.backbone.on_graph:
@@ -109,41 +109,41 @@ class CentralModel:
             return _TowerTrainer(self, state)
         return _RowTrainer(self, state)
 
-    def vectors(self, state: CentralState) -> tuple[Floats, Floats]:
+    def compute_vectors(self, state: CentralState) -> tuple[Floats, Floats]:
         """A vector of `dim` numbers for each: of NeuMF those it multiplies, of a graph model the final ones."""
         users = state.values["users"]
         items = state.values["items"]
         if self.backbone.on_graph:
             assert self.graph is not None
             layers = self.backbone.config.layers  # type: ignore[attr-defined]
-            nodes = self.graph.smooth(np.concatenate([users, items]), layers)
+            nodes = self.graph.propagate_and_average(np.concatenate([users, items]), layers)
             return nodes[: len(users)], nodes[len(users) :]
         dim = self.backbone.config.dim  # type: ignore[attr-defined]
         return users[:, :dim], items[:, :dim]
 
-    def score(self, state: CentralState, users: AnyArray) -> Floats:
+    def score_catalogue(self, state: CentralState, users: AnyArray) -> Floats:
         """Logits (users, items), in tiles of one shape."""
         if self.backbone.on_graph:
-            vectors, items = self.vectors(state)
+            vectors, items = self.compute_vectors(state)
             offsets = np.zeros(len(users), np.float32)
-            return affine_scores(vectors[users], offsets, np.ascontiguousarray(items.T))
+            return compute_affine_scores(vectors[users], offsets, np.ascontiguousarray(items.T))
         private = state.values["users"][users]
         items = state.values["items"]
         if not self.backbone.grouped:
-            return score_all(self.backbone, private, state.heads, items)
+            return score_catalogue(self.backbone, private, state.heads, items)
         n_idle = -len(items) % _SAMPLES_PER_TASK
         rows = np.pad(items, ((0, n_idle), (0, 0)))
-        tower = self._tower_arguments(state)
+        tower = self._prepare_tower_arguments(state)
         logits = np.empty((len(users), len(items)), np.float32)
 
         def score_users(start: int) -> None:
             span = slice(start, start + _USERS_PER_TASK)
-            tower_catalogue(*tower, private[span], rows, _SAMPLES_PER_TASK, logits[span])
+            write_catalogue_logits(*tower, private[span], rows, _SAMPLES_PER_TASK, logits[span])
 
         self._run_on_cores(score_users, range(0, len(users), _USERS_PER_TASK))
         return logits
 
-    def _tower_arguments(self, state: CentralState) -> tuple[Floats, Longs, int]:
+    def _prepare_tower_arguments(self, state: CentralState) -> tuple[Floats, Longs, int]:
         """A tower as compiled loops want it."""
         assert isinstance(self.backbone, TowerModel)
         heads = {name: head[None] for name, head in state.heads.items()}
@@ -158,7 +158,7 @@ class CentralModel:
     def score_pairs(self, state: CentralState, user: AnyArray, item: AnyArray) -> Floats:
         """Logits of aligned users and items."""
         if self.backbone.on_graph:
-            vectors, rows = self.vectors(state)
+            vectors, rows = self.compute_vectors(state)
             products = vectors[user] * rows[item]
             return np.asarray(products.sum(1), np.float32)
         users = state.values["users"]
@@ -167,14 +167,14 @@ class CentralModel:
             return score_aligned(self.backbone, users[user], state.heads, items[item])
         n = len(user)
         n_idle = -n % _SAMPLES_PER_TASK
-        tower = self._tower_arguments(state)
+        tower = self._prepare_tower_arguments(state)
         padded_user = np.pad(np.asarray(user, np.int64), (0, n_idle))
         padded_item = np.pad(np.asarray(item, np.int64), (0, n_idle))
         logits = np.empty(n + n_idle, np.float32)
 
         def score_samples(start: int) -> None:
             span = slice(start, start + _SAMPLES_PER_TASK)
-            logits[span] = tower_logits(*tower, users, items, padded_user[span], padded_item[span])
+            logits[span] = compute_tower_logits(*tower, users, items, padded_user[span], padded_item[span])
 
         self._run_on_cores(score_samples, range(0, n, _SAMPLES_PER_TASK))
         return logits[:n]
@@ -188,8 +188,8 @@ class _Trainer(ABC):
         self.decay = np.float32(central.weight_decay)
         self.values = {name: value.copy() for name, value in state.values.items()}
         self.moments = {name: moment.copy() for name, moment in state.moments.items()}
-        rates = self.backbone.rates(len(self.values["items"]))
-        user_rates = [np.full(width, rates[name], np.float32) for name, width in self.backbone.layout.items()]
+        rates = self.backbone.list_learning_rates(len(self.values["items"]))
+        user_rates = [np.full(width, rates[name], np.float32) for name, width in self.backbone.private_layout.items()]
         item_width = self.values["items"].shape[1]
         head_rates = [np.zeros(0, np.float32)]
         for name, shape in self.backbone.list_head_shapes().items():  # in this order: that of a file is another
@@ -206,10 +206,10 @@ class _Trainer(ABC):
         return (*moments, self.rate[name], self.decay)
 
     @abstractmethod
-    def step(self, batch: TrainingSamples, cores: ThreadPoolExecutor) -> None:
+    def take_batch_step(self, batch: TrainingSamples, cores: ThreadPoolExecutor) -> None:
         """Move everything by one batch."""
 
-    def state(self) -> CentralState:
+    def build_state(self) -> CentralState:
         return CentralState(self.values, self.moments)
 
 
@@ -237,7 +237,7 @@ class _RowTrainer(_Trainer):
         self.slots = {name: np.full(len(self.values[name]), -1, np.int64) for name in _ROWS}
         self.only_row = np.zeros(1, np.int64)
 
-    def step(self, batch: TrainingSamples, cores: ThreadPoolExecutor) -> None:
+    def take_batch_step(self, batch: TrainingSamples, cores: ThreadPoolExecutor) -> None:
         starts = range(0, len(batch.user), _SAMPLES_PER_TASK)
         pieces = [batch.take(slice(start, start + _SAMPLES_PER_TASK)) for start in starts]
         gradients = list(cores.map(self._compute_gradients, pieces))
@@ -251,25 +251,25 @@ class _RowTrainer(_Trainer):
 
         def move_heads() -> None:
             slope = sum(head_slopes[1:], head_slopes[0])
-            adam_rows(self.only_row, slope, self.flat, *self.adam_arguments("heads"))
+            adam_step_rows(self.only_row, slope, self.flat, *self.adam_arguments("heads"))
 
         moves = [move_users, move_items]
         if self.heads:
             moves.append(move_heads)
-        list(cores.map(_call, moves))
+        list(cores.map(_call_function, moves))
 
     def _move_rows(self, name: str, used: Longs, slope: Floats) -> None:
-        adam_used_rows(used, slope, self.slots[name], self.values[name], *self.adam_arguments(name))
+        adam_step_used_rows(used, slope, self.slots[name], self.values[name], *self.adam_arguments(name))
 
     def _compute_gradients(self, piece: TrainingSamples) -> tuple[Floats, Floats, Floats]:
         """Of the loss of some samples, in their users' rows, their items' rows and all heads."""
         import torch
 
-        from tacita.learn.training.objectives import bce
+        from tacita.learn.training.objectives import compute_bce_loss
 
         users = torch.from_numpy(self.values["users"][piece.user]).requires_grad_()
         items = torch.from_numpy(self.values["items"][piece.item]).requires_grad_()
-        losses = bce(self._compute_logits(users, items), torch.from_numpy(piece.label))
+        losses = compute_bce_loss(self._compute_logits(users, items), torch.from_numpy(piece.label))
         loss = (torch.from_numpy(piece.weight) * losses).sum()
         leaves = [users, items, *self.heads.values()]
         user_slope, item_slope, *head_slopes = torch.autograd.grad(loss, leaves)
@@ -281,11 +281,11 @@ class _RowTrainer(_Trainer):
     def _compute_logits(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         rep = self.backbone.split_private(users)
         heads = {name: head[None].expand(len(users), *head.shape) for name, head in self.heads.items()}
-        logits: torch.Tensor = self.backbone.score(rep, heads, items)
+        logits: torch.Tensor = self.backbone.compute_logits(rep, heads, items)
         return logits
 
 
-def _call(work: Callable[[], None]) -> None:
+def _call_function(work: Callable[[], None]) -> None:
     work()
 
 
@@ -300,7 +300,7 @@ class _TowerTrainer(_RowTrainer):
     def _compute_gradients(self, piece: TrainingSamples) -> tuple[Floats, Floats, Floats]:
         users = self.values["users"]
         items = self.values["items"]
-        user_slope, item_slope, flat_slope = tower_slopes(
+        user_slope, item_slope, flat_slope = compute_tower_slopes(
             self.flat[0], *self.sizes, users, items, piece.user, piece.item, piece.label, piece.weight
         )
         return user_slope, item_slope, flat_slope[None]
@@ -318,17 +318,17 @@ class _GraphTrainer(_Trainer):
         self.nodes = np.concatenate([self.values["users"], self.values["items"]])
         self.spans = {"users": slice(0, self.n_users), "items": slice(self.n_users, None)}
 
-    def step(self, batch: TrainingSamples, cores: ThreadPoolExecutor) -> None:
-        vectors = self.graph.smooth(self.nodes, self.layers)
+    def take_batch_step(self, batch: TrainingSamples, cores: ThreadPoolExecutor) -> None:
+        vectors = self.graph.propagate_and_average(self.nodes, self.layers)
         slope = np.zeros_like(vectors)
         item_node = batch.item + self.n_users
         add_bce_slopes(batch.user, item_node, batch.label, batch.weight, vectors, slope)
-        slope = self.graph.smooth(slope, self.layers)
+        slope = self.graph.propagate_and_average(slope, self.layers)
         for name, span in self.spans.items():
             rows = self.nodes[span]
-            adam_rows(np.arange(len(rows)), slope[span], rows, *self.adam_arguments(name))
+            adam_step_rows(np.arange(len(rows)), slope[span], rows, *self.adam_arguments(name))
 
-    def state(self) -> CentralState:
+    def build_state(self) -> CentralState:
         users = self.nodes[: self.n_users].copy()
         items = self.nodes[self.n_users :].copy()
         return CentralState({"users": users, "items": items}, self.moments)

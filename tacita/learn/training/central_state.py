@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tacita.core.flat_indices import count_offsets
+from tacita.core.flat_indices import compute_offsets
 from tacita.core.types import AnyArray, Arrays, Floats, Ints, Longs
 from tacita.kernels.graph import propagate_rows
 
@@ -42,10 +42,10 @@ class InteractionGraph:
         scale[has_edges] = degree[has_edges] ** -0.5
         scaled_weight = edge_weight * scale[source] * scale[target]
         order = np.argsort(source, kind="stable")
-        ptr = count_offsets(np.bincount(source, minlength=n_nodes))
+        ptr = compute_offsets(np.bincount(source, minlength=n_nodes))
         return InteractionGraph(ptr, target[order].astype(np.int32), scaled_weight[order].astype(np.float32))
 
-    def smooth(self, start: Floats, layers: int) -> Floats:
+    def propagate_and_average(self, start: Floats, layers: int) -> Floats:
         """The mean of the first vectors and of those after 1..layers passes.
 
         The matrix is its own transpose, so this also carries slopes back.
@@ -67,7 +67,7 @@ class CentralState:
     values: Arrays  # users (users, width), items (items, width), heads/<name>
     moments: Arrays  # users.mean, users.square, users.steps (users,), the same of items and of all heads
 
-    def arrays(self) -> Arrays:
+    def to_arrays(self) -> Arrays:
         """All of it, by names that files can hold."""
         arrays: Arrays = {f"{VALUES}{name}": value for name, value in self.values.items()}
         for name, moment in self.moments.items():

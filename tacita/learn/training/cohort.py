@@ -10,7 +10,7 @@ import numpy as np
 from tacita.core.config import TrainConfig
 from tacita.core.draws import Draws
 from tacita.core.types import Bools, CohortView, LocalModels, NormPenalty, ProximalTerm, Ragged, StateUpdate
-from tacita.kernels.steps import subtract_rows
+from tacita.kernels.steps import subtract_table_rows
 from tacita.learn.training.ego_stepper import EgoStepper
 from tacita.learn.training.implicit_steps import apply_penalty, apply_pull
 from tacita.learn.training.local_models import Workspace, build_local_models
@@ -114,7 +114,7 @@ def train_cohort(
     view = task.view
     if train.decay < 1 and view.round > 0:
         factor = train.decay**view.round
-        backbone = _scale_rate(backbone, factor)
+        backbone = _with_scaled_rate(backbone, factor)
     lists = _collect_rows_needed(task, backbone)
     joint = _JointSteps.collect(task, lists)
     is_watched = bool(parts) or not joint.is_empty
@@ -126,7 +126,7 @@ def train_cohort(
     _run_steps(joint, stepper, backbone, used, is_watched)
     outcomes = {part.name: part.after_training(view, local) for part in parts}
     if is_watched or not isinstance(stepper, FusedStepper):
-        subtract_rows(local.row_item, local.rows, view.items)
+        subtract_table_rows(local.row_item, local.rows, view.items)
     values = _collect_moves(local, used) | _collect_extras(outcomes)
     upload = Upload(values, np.ones(view.n_clients), view.client_keys)
     part_state = {name: outcome.state for name, outcome in outcomes.items() if outcome.state}
@@ -141,7 +141,7 @@ def _collect_rows_needed(task: CohortTask, backbone: Scorer) -> dict[str, Ragged
         if part_lists is not None and len(part_lists.ids):
             lists[name] = part_lists
     reads_rows = backbone.reads_context or backbone.reads_history
-    context = backbone.context(task.view) if reads_rows else None
+    context = backbone.list_context_items(task.view) if reads_rows else None
     if context is not None:
         lists[CONTEXT] = context
     return lists
@@ -161,11 +161,11 @@ def _run_steps(joint: _JointSteps, stepper: Stepper, backbone: Scorer, used: Boo
     """All steps at once where nothing joins them, else one by one."""
     local = stepper.local
     if isinstance(stepper, FusedStepper) and not is_watched:
-        stepper.train_whole()
+        stepper.train_and_diff_at_once()
     elif joint.is_empty:
         n_steps = int(local.n_steps.max(initial=0))
         no_extras = StepExtras.empty(local.view.n_clients)
-        stepper.run(0, n_steps, None, no_extras)
+        stepper.run_steps(0, n_steps, None, no_extras)
     else:
         _run_joint_steps(joint, stepper, backbone, used)
 
@@ -177,7 +177,7 @@ def _run_joint_steps(joint: _JointSteps, stepper: Stepper, backbone: Scorer, use
         for phase in range(len(backbone.phases)):
             samples = {name: draw(joint.view, local, step, phase) for name, draw in joint.samplers.items()}
             extras = StepExtras.collect(local, samples)
-            stepper.run(step, step + 1, phase, extras)
+            stepper.run_steps(step, step + 1, phase, extras)
             if used is not None:
                 first_row = np.repeat(local.row_start[:-1], np.diff(extras.ptr))
                 used[first_row + extras.row] = True
@@ -204,7 +204,7 @@ def _collect_moves(local: LocalModels, used: Bools | None) -> dict[str, Form]:
     return values
 
 
-def _scale_rate(backbone: Scorer, factor: float) -> Scorer:
+def _with_scaled_rate(backbone: Scorer, factor: float) -> Scorer:
     """The same model with a lower learning rate."""
     rate = getattr(backbone.config, "lr", 1.0) * factor
     config = backbone.config.model_copy(update={"lr": rate})

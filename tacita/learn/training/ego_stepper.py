@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tacita.core.config import TrainConfig
-from tacita.kernels.ego import ego_steps
+from tacita.kernels.ego import run_ego_steps
 from tacita.kernels.membership import mark_listed
 from tacita.learn.training.stepper import CONTEXT, StepExtras, Stepper
 from tacita.learn.training.tower_stepper import run_on_cores
@@ -23,8 +23,8 @@ class EgoStepper(Stepper):
         is_ego = type(backbone) is EgoModel  # who derives from it may read other items or weigh them
         return is_plain and cuts_samples and is_ego
 
-    def run(self, first: int, last: int, phase: int | None, extras: StepExtras) -> None:
-        self.assert_whole(first, last, extras)
+    def run_steps(self, first: int, last: int, phase: int | None, extras: StepExtras) -> None:
+        self.assert_all_steps_at_once(first, last, extras)
         local = self.local
         train = self.train
         backbone = self.backbone
@@ -39,7 +39,7 @@ class EgoStepper(Stepper):
         row_rate = np.full(backbone.item_width, self.rates["rows"], np.float32)
 
         def train_clients(clients: tuple[int, int]) -> None:
-            ego_steps(
+            run_ego_steps(
                 *clients,
                 local.batch,
                 np.float32(train.bpr_scale),

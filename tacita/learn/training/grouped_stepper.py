@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tacita.core.config import TrainConfig
 from tacita.core.types import AnyArray, Bools, Floats, LocalModels, Longs
-from tacita.kernels.adam import adam_rows
+from tacita.kernels.adam import adam_step_rows
 from tacita.kernels.threads import threads_in_use
 from tacita.learn.training.autograd_stepper import _LANES, AutogradStepper, _SampleBlock, _select_rows
 from tacita.learn.training.local_slices import slice_local
@@ -36,16 +36,16 @@ class GroupedStepper(Stepper):
         ends = _find_shard_ends(local)
         self.shards = [_ShardStepper(backbone, train, local, clients) for clients in pairwise(ends)]
 
-    def run(self, first: int, last: int, phase: int | None, extras: StepExtras) -> None:
+    def run_steps(self, first: int, last: int, phase: int | None, extras: StepExtras) -> None:
         def run_shard(shard: _ShardStepper) -> None:
-            shard.run(first, last, phase, shard.select_extras(extras))
+            shard.run_steps(first, last, phase, shard.select_extras(extras))
 
         with ThreadPoolExecutor(threads_in_use()) as pool:
             list(pool.map(run_shard, self.shards))
         if self.train.optimiser == "pfedme":
-            self._join_personal()
+            self._join_personal_models()
 
-    def _join_personal(self) -> None:
+    def _join_personal_models(self) -> None:
         """The personal models of all shards."""
         names = self.shards[0].local.personal if self.shards else {}
         personal = {}
@@ -54,9 +54,9 @@ class GroupedStepper(Stepper):
             personal[name] = np.concatenate(arrays)
         self.local.personal = personal
 
-    def row_logits(self) -> Floats:
+    def compute_row_logits(self) -> Floats:
         with ThreadPoolExecutor(threads_in_use()) as pool:
-            logits = list(pool.map(_ShardStepper.row_logits, self.shards))
+            logits = list(pool.map(_ShardStepper.compute_row_logits, self.shards))
         return np.concatenate([np.zeros(0, np.float32), *logits])
 
 
@@ -79,7 +79,7 @@ class CompiledLazyAdam(LazyAdam):
 
     def apply_gradient(self, k: int, grad: Tensor, step: int, used: Tensor) -> None:
         mean, square = self.moments[k]
-        adam_rows(
+        adam_step_rows(
             used.numpy(),
             _as_vectors(grad),
             _as_vectors(self.moving[k].tensor.detach()),
@@ -165,7 +165,7 @@ class _ShardStepper(AutogradStepper):
         """Groups of every size, and where each sample, idle ones included, finds its logit."""
         samples = self._join_samples(blocks)
         counts = np.bincount(samples.client, minlength=self.local.view.n_clients)
-        size = _group_sizes(counts)
+        size = _choose_group_sizes(counts)
         groups = []
         n_places = 0
         place = np.empty(len(samples.client), np.int64)
@@ -224,16 +224,16 @@ class _ShardStepper(AutogradStepper):
             place = np.minimum(np.searchsorted(users, owner), len(users) - 1)  # idle places may stand for anybody
             sample_rep = {name: _select_rows(value, place) for name, value in rep.items()}
         else:
-            private = _select_rows(self.private, self._local_index("private", owner))
+            private = _select_rows(self.private, self._find_local_places("private", owner))
             sample_rep = self.backbone.split_private(private)
         grouped_rep = {name: value.reshape(*groups.owner.shape, -1) for name, value in sample_rep.items()}
-        row = self._local_index("rows", groups.row.reshape(-1))
+        row = self._find_local_places("rows", groups.row.reshape(-1))
         rows = _select_rows(self.rows, row).reshape(*groups.row.shape, -1)
-        logits: Tensor = self.backbone.score_groups(grouped_rep, heads, rows)
+        logits: Tensor = self.backbone.compute_group_logits(grouped_rep, heads, rows)
         return logits.reshape(-1)
 
 
-def _group_sizes(counts: Longs) -> Longs:
+def _choose_group_sizes(counts: Longs) -> Longs:
     """How many places the group of each client has: a power of two, 0 for who has no sample."""
     exponent = np.ceil(np.log2(np.maximum(counts, 1)))
     size = np.maximum(_MIN_GROUP, 2 ** exponent.astype(np.int64))

@@ -6,7 +6,7 @@ import numpy as np
 
 from tacita.core.types import Arrays, Doubles, LocalModels, NormPenalty, ProximalTerm
 from tacita.kernels.norms import scale_moves, sum_move_squares
-from tacita.kernels.steps import pull_rows
+from tacita.kernels.steps import pull_rows_to_target
 from tacita.models.scorer import Scorer
 
 _HALVINGS = 60  # of a bracket around the length that a penalty leads to
@@ -14,11 +14,11 @@ _HALVINGS = 60  # of a bracket around the length that a penalty leads to
 
 def apply_pull(pull: ProximalTerm, backbone: Scorer, local: LocalModels, step: int) -> None:
     """The implicit step x <- (x + 2 eta s target) / (1 + 2 eta s) on the rows and vectors that took step `step`."""
-    rates = backbone.rates(local.view.n_items)
+    rates = backbone.list_learning_rates(local.view.n_items)
     is_active = step < local.n_steps
     row_strength = 2 * rates["rows"] * pull.strength
-    pull_rows(is_active, local.row_start, local.row_item, local.rows, pull.rows, row_strength)
-    widths = [np.full(width, rates[name], np.float32) for name, width in backbone.layout.items()]
+    pull_rows_to_target(is_active, local.row_start, local.row_item, local.rows, pull.rows, row_strength)
+    widths = [np.full(width, rates[name], np.float32) for name, width in backbone.private_layout.items()]
     strength = 2 * np.concatenate(widths) * pull.strength
     is_active_user = np.repeat(is_active, np.diff(local.view.user_ptr))
     users = np.flatnonzero(pull.pulls_private & is_active_user)
@@ -33,11 +33,11 @@ def apply_penalty(penalty: NormPenalty, backbone: Scorer, local: LocalModels, st
     have rates of their own shrink by 1 / (1 + 2 r s (1 - bound / n)) each, n the length that this leads to.
     """
     view = local.view
-    rates = backbone.rates(view.n_items)
-    squares = _squared_moves(local)
+    rates = backbone.list_learning_rates(view.n_items)
+    squares = _sum_squared_moves(local)
     length = np.sqrt(sum(squares.values(), np.zeros(view.n_clients)))
     strengths = {name: 2 * penalty.strength * rates[name] for name in squares}
-    reached = _solve_length(penalty.length, length, squares, strengths)
+    reached = _solve_penalised_length(penalty.length, length, squares, strengths)
     shrinks = (length > penalty.length) & (step < local.n_steps)
     factors: Arrays = {}
     excess = 1 - penalty.length / reached
@@ -52,7 +52,7 @@ def apply_penalty(penalty: NormPenalty, backbone: Scorer, local: LocalModels, st
         local.heads[name][...] = value + factor * moved
 
 
-def _squared_moves(local: LocalModels) -> dict[str, Doubles]:
+def _sum_squared_moves(local: LocalModels) -> dict[str, Doubles]:
     """How far each client's rows and shared parameters have moved, squared."""
     view = local.view
     squares = {"rows": sum_move_squares(local.row_start, local.row_item, local.rows, view.items)}
@@ -63,7 +63,9 @@ def _squared_moves(local: LocalModels) -> dict[str, Doubles]:
     return squares
 
 
-def _solve_length(bound: float, length: Doubles, squares: dict[str, Doubles], strengths: dict[str, float]) -> Doubles:
+def _solve_penalised_length(
+    bound: float, length: Doubles, squares: dict[str, Doubles], strengths: dict[str, float]
+) -> Doubles:
     """The length that the penalty leads each client to, by halving a bracket."""
     low = np.full(len(length), bound)
     high = np.maximum(length, bound)

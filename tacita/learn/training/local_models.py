@@ -11,14 +11,20 @@ import numpy as np
 
 from tacita.core.config import TrainConfig
 from tacita.core.draws import Draws
-from tacita.core.flat_indices import count_offsets, expand_spans
+from tacita.core.flat_indices import compute_offsets, expand_spans
 from tacita.core.types import AnyArray, Arrays, CohortView, Floats, Ints, LocalModels, Longs, Ragged
-from tacita.kernels.sampling import draw_samples, pack_rows, room_for_negatives, shuffle_order, touch_rows
+from tacita.kernels.sampling import (
+    count_possible_negatives,
+    draw_samples,
+    number_client_rows,
+    pack_rows,
+    shuffle_client_samples,
+)
 from tacita.kernels.steps import gather_rows
 from tacita.kernels.threads import threads_in_use
 from tacita.learn.training.part_samples import collect_part_likes, collect_part_negatives, collect_part_samples
-from tacita.learn.training.people_batches import order_by_people
-from tacita.learn.training.round_samples import RoundSamples, SampleOrder, choose_turns
+from tacita.learn.training.people_batches import order_in_people_batches
+from tacita.learn.training.round_samples import RoundSamples, SampleOrder, choose_epoch_turns
 from tacita.round.task import LocalTask, TaskField
 
 Tasks = Mapping[str, LocalTask]
@@ -33,7 +39,7 @@ class Workspace:
     def __init__(self) -> None:
         self._buffers: dict[str, AnyArray] = {}
 
-    def array(self, name: str, shape: tuple[int, ...], kind: Any) -> AnyArray:
+    def reserve_array(self, name: str, shape: tuple[int, ...], kind: Any) -> AnyArray:
         size = math.prod(int(n) for n in shape)
         buffer = self._buffers.get(name)
         if buffer is None or len(buffer) < size:
@@ -48,45 +54,45 @@ class Workspace:
 def _draw_round_samples(
     view: CohortView, train: TrainConfig, draws: Draws, space: Workspace, tasks: Tasks
 ) -> RoundSamples:
-    likes = collect_part_likes(view, tasks) if _is_filled(tasks, "likes") else None
+    likes = collect_part_likes(view, tasks) if _is_decided_by_part(tasks, "likes") else None
     weight = None
     if likes is not None:
-        view = _add_likes(view, likes)
+        view = _with_part_likes(view, likes)
         weight = view.train.values["weight"]
     positives = view.train.counts()
     negatives = _count_negatives(view, train)
     n_draws = train.local_epochs if train.redraw == "epoch" else 1
-    ptr = count_offsets(positives + n_draws * negatives)
-    item = space.array("item", (ptr[-1],), np.int32)
-    label = space.array("label", (ptr[-1],), np.float32)
+    ptr = compute_offsets(positives + n_draws * negatives)
+    item = space.reserve_array("item", (ptr[-1],), np.int32)
+    label = space.reserve_array("label", (ptr[-1],), np.float32)
     samples = RoundSamples(ptr, item, label, positives, negatives, np.zeros_like(positives), n_draws, weight)
     chosen = None
-    if _is_filled(tasks, "negatives"):
+    if _is_decided_by_part(tasks, "negatives"):
         chosen = collect_part_negatives(view, tasks, n_draws * negatives)
     if chosen is None:
-        _draw_uniformly(view, samples, draws)
+        _write_uniform_samples(view, samples, draws)
     else:
-        _write_chosen(view, samples, chosen)
+        _write_chosen_samples(view, samples, chosen)
     if train.objective == "squared" and "rating" in view.train.values:
         label[expand_spans(ptr[:-1], positives)] = view.train.values["rating"]
     for task in tasks.values():
         labels = None if task.labels is None else task.labels(view, Ragged(ptr, item, {"label": label}))
         if labels is not None:
             label[:] = labels
-    if not _is_filled(tasks, "samples"):
+    if not _is_decided_by_part(tasks, "samples"):
         return samples
     part_samples = collect_part_samples(view, tasks, Ragged(ptr, item, {"label": label}))
     if part_samples is None:
         return samples
-    return _append_part_samples(samples, part_samples)
+    return _with_part_samples(samples, part_samples)
 
 
-def _is_filled(tasks: Tasks, name: TaskField) -> bool:
+def _is_decided_by_part(tasks: Tasks, name: TaskField) -> bool:
     """Whether some part decides a field of the task."""
     return any(getattr(task, name) is not None for task in tasks.values())
 
 
-def _add_likes(view: CohortView, likes: Ragged) -> CohortView:
+def _with_part_likes(view: CohortView, likes: Ragged) -> CohortView:
     """The view with the parts' items to learn as liked, each positive with its weight."""
     weight = np.ones(len(view.train.ids), np.float32)
     own = Ragged(view.train.ptr, view.train.ids, {"weight": weight})
@@ -99,12 +105,12 @@ def _count_negatives(view: CohortView, train: TrainConfig) -> Longs:
     crowded = np.flatnonzero(view.exclude.counts() >= view.n_items)  # these may have nothing to draw from
     if len(crowded):
         lists = view.exclude.take(crowded)
-        room = room_for_negatives(lists.ptr, lists.ids, view.n_items)
+        room = count_possible_negatives(lists.ptr, lists.ids, view.n_items)
         negatives[crowded[room == 0]] = 0
     return negatives
 
 
-def _write_chosen(view: CohortView, samples: RoundSamples, chosen: Ints) -> None:
+def _write_chosen_samples(view: CohortView, samples: RoundSamples, chosen: Ints) -> None:
     """Write the positives, and the negatives that a part chose."""
     first = samples.ptr[:-1]
     positive = expand_spans(first, samples.positives)
@@ -115,11 +121,11 @@ def _write_chosen(view: CohortView, samples: RoundSamples, chosen: Ints) -> None
     samples.label[negative] = 0.0
 
 
-def _append_part_samples(samples: RoundSamples, part_samples: Ragged) -> RoundSamples:
+def _with_part_samples(samples: RoundSamples, part_samples: Ragged) -> RoundSamples:
     """The same samples, and after each user's own those of parts."""
     part_counts = part_samples.counts()
     own_counts = np.diff(samples.ptr)
-    ptr = count_offsets(own_counts + part_counts)
+    ptr = compute_offsets(own_counts + part_counts)
     own = expand_spans(ptr[:-1], own_counts)
     added = expand_spans(ptr[1:] - part_counts, part_counts)
     item = np.empty(ptr[-1], np.int32)
@@ -131,10 +137,10 @@ def _append_part_samples(samples: RoundSamples, part_samples: Ragged) -> RoundSa
     return replace(samples, ptr=ptr, item=item, label=label, part_samples=part_counts)
 
 
-def _draw_uniformly(view: CohortView, samples: RoundSamples, draws: Draws) -> None:
+def _write_uniform_samples(view: CohortView, samples: RoundSamples, draws: Draws) -> None:
     """Write the positives, and the negatives of every draw, uniform over the items each user may get."""
     lists = (view.train.ptr, view.train.ids, view.exclude.ptr, view.exclude.ids)
-    ptr = count_offsets(samples.positives + samples.negatives)  # of one draw
+    ptr = compute_offsets(samples.positives + samples.negatives)  # of one draw
     is_single_draw = ptr[-1] == samples.ptr[-1]
     item = samples.item
     label = samples.label
@@ -146,7 +152,7 @@ def _draw_uniformly(view: CohortView, samples: RoundSamples, draws: Draws) -> No
             label = np.empty(ptr[-1], np.float32)
         draw_samples(threads_in_use(), key, view.user_keys, *lists, ptr, view.n_items, item, label)
         if not is_single_draw:
-            place = samples.draw_indices(draw)
+            place = samples.list_draw_indices(draw)
             samples.item[place] = item
             samples.label[place] = label
 
@@ -179,29 +185,29 @@ def _order_samples(
     per_user = samples.negatives
     if not pairs:
         per_user = samples.positives + samples.negatives + samples.part_samples
-    ptr = count_offsets(per_user)[view.user_ptr]
-    order = space.array("order", (train.local_epochs, ptr[-1]), np.int64)
+    ptr = compute_offsets(per_user)[view.user_ptr]
+    order = space.reserve_array("order", (train.local_epochs, ptr[-1]), np.int64)
     if train.batches == "people":
-        return order_by_people(view, samples, train, draws, per_user, order, share)
+        return order_in_people_batches(view, samples, train, draws, per_user, order, share)
     draws_all_turns = not pairs and samples.draws == 1
     for epoch in range(train.local_epochs):
         key = draws.private("order", view.block, view.round, epoch)
-        shuffle_order(key, view.client_keys, ptr, train.batch_size, order[epoch])
+        shuffle_client_samples(key, view.client_keys, ptr, train.batch_size, order[epoch])
         if not draws_all_turns:
-            order[epoch] = choose_turns(samples, order[epoch], epoch, pairs)
+            order[epoch] = choose_epoch_turns(samples, order[epoch], epoch, pairs)
     if share >= 1:
         return SampleOrder(ptr, order)
-    return _cut_order(ptr, order, train.batch_size, share)
+    return _take_share_of_order(ptr, order, train.batch_size, share)
 
 
-def _cut_order(ptr: Longs, order: Longs, batch: int, share: float) -> SampleOrder:
+def _take_share_of_order(ptr: Longs, order: Longs, batch: int, share: float) -> SampleOrder:
     """A share of an epoch's steps, at least one; turns are shuffled already."""
     turns = np.diff(ptr)
     n_batches = -(-turns // batch)
     n_steps = np.ceil(share * n_batches - 1e-9).astype(np.int64)
     n_turns = np.minimum(turns, n_steps * batch)
     remaining = expand_spans(ptr[:-1], n_turns)
-    return SampleOrder(count_offsets(n_turns), np.ascontiguousarray(order[:, remaining]))
+    return SampleOrder(compute_offsets(n_turns), np.ascontiguousarray(order[:, remaining]))
 
 
 # Local models
@@ -225,13 +231,15 @@ def build_local_models(
     for part_lists in lists.values():
         merged = merged.join_rows(Ragged(part_lists.ptr, part_lists.ids))
     more_ptr = merged.ptr[view.user_ptr]
-    row_of = space.array("row_of", (len(item),), np.int32)
+    row_of = space.reserve_array("row_of", (len(item),), np.int32)
     row_of_more = np.empty(len(merged.ids), np.int32)
-    padded = space.array("padded", (len(item) + len(merged.ids),), np.int32)
-    counts = touch_rows(threads_in_use(), view.n_items, ptr, item, more_ptr, merged.ids, row_of, row_of_more, padded)
-    row_start = count_offsets(counts)
-    row_item = space.array("row_item", (row_start[-1],), np.int32)
-    rows = space.array("rows", (row_start[-1], view.items.shape[1]), np.float32)
+    padded = space.reserve_array("padded", (len(item) + len(merged.ids),), np.int32)
+    counts = number_client_rows(
+        threads_in_use(), view.n_items, ptr, item, more_ptr, merged.ids, row_of, row_of_more, padded
+    )
+    row_start = compute_offsets(counts)
+    row_item = space.reserve_array("row_item", (row_start[-1],), np.int32)
+    rows = space.reserve_array("rows", (row_start[-1], view.items.shape[1]), np.float32)
     pack_rows(ptr + more_ptr, row_start, padded, row_item)
     if gather:
         gather_rows(row_item, view.items, rows)

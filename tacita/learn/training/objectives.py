@@ -10,7 +10,7 @@ from torch.nn import functional
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-def bce(scores: Tensor, label: Tensor) -> Tensor:
+def compute_bce_loss(scores: Tensor, label: Tensor) -> Tensor:
     """Of logits; labels are hard or soft."""
     return functional.binary_cross_entropy_with_logits(scores, label, reduction="none")
 
@@ -19,12 +19,12 @@ def squared_error(scores: Tensor, label: Tensor) -> Tensor:
     return functional.mse_loss(scores, label, reduction="none")
 
 
-def bpr(positive: Tensor, negative: Tensor, scale: float) -> Tensor:
+def compute_bpr_loss(positive: Tensor, negative: Tensor, scale: float) -> Tensor:
     margin = scale * (positive - negative)
     return -functional.logsigmoid(margin)
 
 
-POINTWISE: dict[str, Loss] = {"bce": bce, "squared": squared_error}
+POINTWISE: dict[str, Loss] = {"bce": compute_bce_loss, "squared": squared_error}
 
 
 def sum_weighted_squares(table: Tensor, rows: Tensor, weight: Tensor) -> Tensor:

@@ -78,10 +78,10 @@ class Optimiser(ABC):
     def apply_gradient(self, k: int, grad: Tensor, step: int, used: Tensor) -> None:
         """By the slopes of all rows or, if the solver is sparse, of those that are used."""
 
-    def finish_pending(self, step: int) -> None:  # noqa: B027  most have nothing to make up for
+    def finish_pending_steps(self, step: int) -> None:  # noqa: B027  most have nothing to make up for
         """Whatever the steps before this one left undone."""
 
-    def active_mask(self, k: int, step: int) -> Tensor:
+    def build_active_mask(self, k: int, step: int) -> Tensor:
         """1 where the client has this step, shaped to multiply: the others have finished."""
         array = self.moving[k]
         is_active = torch.from_numpy(step < self.n_steps)
@@ -118,7 +118,7 @@ class Adam(Optimiser):
         corrected_mean = mean / (1 - 0.9 ** (step + 1))
         corrected_square = square / (1 - 0.999 ** (step + 1))
         scale = corrected_square.sqrt() + _EPS
-        direction = self.active_mask(k, step) * corrected_mean / scale
+        direction = self.build_active_mask(k, step) * corrected_mean / scale
         array.tensor.sub_(array.rate * direction)
 
 
@@ -196,7 +196,7 @@ class PFedMe(Optimiser):
         own = flatten_rows(array.own)
         step_personal_rows(used.numpy(), flatten_rows(grad), personal, own, rate, lam)
 
-    def finish_pending(self, step: int) -> None:
+    def finish_pending_steps(self, step: int) -> None:
         last_step = torch.from_numpy(np.minimum(step, self.n_steps))
         with torch.no_grad():
             for k, array in enumerate(self.moving):

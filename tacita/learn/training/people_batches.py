@@ -8,10 +8,10 @@ import numpy as np
 
 from tacita.core.config import TrainConfig
 from tacita.core.draws import Draws
-from tacita.core.flat_indices import count_offsets, expand_spans
+from tacita.core.flat_indices import compute_offsets, expand_spans
 from tacita.core.types import CohortView, Longs
-from tacita.kernels.sampling import shuffle_order
-from tacita.learn.training.round_samples import RoundSamples, SampleOrder, choose_turns
+from tacita.kernels.sampling import shuffle_client_samples
+from tacita.learn.training.round_samples import RoundSamples, SampleOrder, choose_epoch_turns
 
 
 @dataclass(frozen=True)
@@ -31,21 +31,21 @@ class _PeopleGroups:
         users = np.flatnonzero(per_user > 0)
         first_person = np.searchsorted(users, view.user_ptr)
         n_people = np.diff(first_person)
-        turns = np.diff(count_offsets(per_user)[view.user_ptr])
+        turns = np.diff(compute_offsets(per_user)[view.user_ptr])
         wanted = np.rint(turns / train.batch_size / train.held_steps).astype(np.int64)
         n_groups = np.minimum(n_people, np.maximum(1, wanted))
-        fewest = _min_per_client(per_user[users], first_person)
-        batches = _batches_per_group(train, turns, n_groups, n_people, fewest)
+        fewest = _find_min_per_client(per_user[users], first_person)
+        batches = _count_batches_per_group(train, turns, n_groups, n_people, fewest)
         client = np.repeat(np.arange(len(n_groups)), n_groups)
-        number = np.arange(len(client)) - count_offsets(n_groups)[client]
+        number = np.arange(len(client)) - compute_offsets(n_groups)[client]
         groups_of_client = np.maximum(n_groups, 1)[client]
         start = first_person[client] + number * n_people[client] // groups_of_client
         cut = np.append(start, first_person[-1])
-        batch_ptr = count_offsets(n_groups * batches)
+        batch_ptr = compute_offsets(n_groups * batches)
         return _PeopleGroups(users, first_person, client, cut, batches, batch_ptr)
 
 
-def order_by_people(
+def order_in_people_batches(
     view: CohortView,
     samples: RoundSamples,
     train: TrainConfig,
@@ -58,7 +58,7 @@ def order_by_people(
 
     With `held_steps` these are groups, and a group's batches each have a part of all its people's samples.
     """
-    first = count_offsets(per_user)
+    first = compute_offsets(per_user)
     ptr = first[view.user_ptr]
     groups = _PeopleGroups.form(view, train, per_user)
     starts = np.empty((len(order), groups.batch_ptr[-1] + 1), np.int64)
@@ -66,33 +66,33 @@ def order_by_people(
     pairs = train.objective == "bpr"
     for epoch in range(len(order)):
         key = draws.private("people", view.block, view.round, epoch)
-        shuffle_order(key, view.client_keys, groups.first_person, 1, shuffled)
+        shuffle_client_samples(key, view.client_keys, groups.first_person, 1, shuffled)
         users = groups.users[shuffled]
-        group_ends = count_offsets(per_user[users])[groups.cut]
+        group_ends = compute_offsets(per_user[users])[groups.cut]
         dealt, starts[epoch] = _deal_turns(group_ends, groups.batches[groups.client])
         turns = expand_spans(first[users], per_user[users])[dealt]
-        order[epoch] = choose_turns(samples, turns, epoch, pairs)
+        order[epoch] = choose_epoch_turns(samples, turns, epoch, pairs)
     whole = SampleOrder(ptr, order, groups.batch_ptr, starts, groups.batches)
-    return whole if share >= 1 else _cut_batches(whole, groups.batch_ptr, starts, share)
+    return whole if share >= 1 else _take_share_of_batches(whole, groups.batch_ptr, starts, share)
 
 
-def _cut_batches(whole: SampleOrder, batch_ptr: Longs, starts: Longs, share: float) -> SampleOrder:
+def _take_share_of_batches(whole: SampleOrder, batch_ptr: Longs, starts: Longs, share: float) -> SampleOrder:
     """A share of every client's batches, at least one."""
     first_turn = whole.ptr[:-1]
     first_batch = batch_ptr[:-1]
     n_batches = np.ceil(share * np.diff(batch_ptr) - 1e-9).astype(np.int64)
     ends = starts[0, first_batch + n_batches]
     n_turns = ends - first_turn
-    ptr = count_offsets(n_turns)
+    ptr = compute_offsets(n_turns)
     shift = np.repeat(first_turn - ptr[:-1], n_batches)
     batches = expand_spans(first_batch, n_batches)
     cut_starts = np.append(starts[:, batches] - shift, [[n_turns.sum()]], axis=1)
     turns = expand_spans(first_turn, n_turns)
     order = np.ascontiguousarray(whole.order[:, turns])
-    return SampleOrder(ptr, order, count_offsets(n_batches), cut_starts, whole.batches_per_group)
+    return SampleOrder(ptr, order, compute_offsets(n_batches), cut_starts, whole.batches_per_group)
 
 
-def _min_per_client(counts: Longs, ptr: Longs) -> Longs:
+def _find_min_per_client(counts: Longs, ptr: Longs) -> Longs:
     """The smallest number of each client's; 0 for who has none."""
     smallest = np.zeros(len(ptr) - 1, np.int64)
     clients = np.flatnonzero(np.diff(ptr))
@@ -101,7 +101,9 @@ def _min_per_client(counts: Longs, ptr: Longs) -> Longs:
     return smallest
 
 
-def _batches_per_group(train: TrainConfig, turns: Longs, n_groups: Longs, n_people: Longs, fewest: Longs) -> Longs:
+def _count_batches_per_group(
+    train: TrainConfig, turns: Longs, n_groups: Longs, n_people: Longs, fewest: Longs
+) -> Longs:
     """How many batches a group of each client is dealt into: none is empty, and none much smaller than asked."""
     groups = np.maximum(n_groups, 1)
     by_size = np.rint(turns / groups / train.batch_size).astype(np.int64)
@@ -116,9 +118,9 @@ def _deal_turns(ends: Longs, batches: Longs) -> tuple[Longs, Longs]:
     size = np.diff(ends)
     group = np.repeat(np.arange(len(batches)), batches)
     n_batches = batches[group]
-    number = np.arange(len(group)) - count_offsets(batches)[group]
+    number = np.arange(len(group)) - compute_offsets(batches)[group]
     batch_size = -(-(size[group] - number) // n_batches)
-    borders = count_offsets(batch_size)
+    borders = compute_offsets(batch_size)
     within = np.arange(borders[-1]) - np.repeat(borders[:-1], batch_size)
     first = np.repeat(ends[group] + number, batch_size)
     stride = np.repeat(n_batches, batch_size)

@@ -14,7 +14,7 @@ import numpy as np
 
 from tacita.core.config import TrainConfig
 from tacita.core.types import Floats, LocalModels
-from tacita.kernels.interest import interest_pfedme_steps, interest_steps
+from tacita.kernels.interest import run_interest_pfedme_steps, run_interest_steps
 from tacita.kernels.interest_states import PIECES
 from tacita.learn.training.stepper import CONTEXT, StepExtras, Stepper
 from tacita.learn.training.tower_stepper import run_on_cores
@@ -29,7 +29,7 @@ class RecurrentStepper(Stepper):
         super().__init__(backbone, train, local)
         rates = self.rates
         shapes = backbone.list_head_shapes()
-        self.form = _describe_model(backbone)
+        self.form = _prepare_model_arguments(backbone)
         self.rate = np.full(backbone.config.dim, rates["p"], np.float32)
         self.row_rate = np.full(backbone.item_width, rates["rows"], np.float32)
         flat_rates = [np.full(math.prod(shape), rates[name], np.float32) for name, shape in shapes.items()]
@@ -40,19 +40,19 @@ class RecurrentStepper(Stepper):
         is_plain = train.objective == "bce" and train.optimiser in ("lazy-adam", "pfedme") and train.l2 == 0
         return is_plain and train.batches == "people" and isinstance(backbone, InterestModel)
 
-    def run(self, first: int, last: int, phase: int | None, extras: StepExtras) -> None:
-        self.assert_whole(first, last, extras)
+    def run_steps(self, first: int, last: int, phase: int | None, extras: StepExtras) -> None:
+        self.assert_all_steps_at_once(first, last, extras)
         local = self.local
         flat = self.backbone.flatten_heads(local.heads)
-        samples = self._sample_arguments()
+        samples = self._prepare_sample_arguments()
         if self.train.optimiser == "pfedme":
-            self._run_pfedme(flat, samples)
+            self._run_pfedme_steps(flat, samples)
         else:
-            self._run_adam(flat, samples)
+            self._run_adam_steps(flat, samples)
         for name, value in self.backbone.unflatten_heads(flat).items():
             local.heads[name][...] = value
 
-    def _sample_arguments(self) -> tuple[Any, ...]:
+    def _prepare_sample_arguments(self) -> tuple[Any, ...]:
         """What both loops read and never change."""
         local = self.local
         lists, row = local.rows_needed[CONTEXT]
@@ -70,10 +70,10 @@ class RecurrentStepper(Stepper):
             local.row_start,
         )
 
-    def _run_adam(self, flat: Floats, samples: tuple[Any, ...]) -> None:
+    def _run_adam_steps(self, flat: Floats, samples: tuple[Any, ...]) -> None:
         """By lazy Adam."""
         local = self.local
-        take_steps = cast(Any, interest_steps)
+        take_steps = cast(Any, run_interest_steps)
         decay = np.float32(self.train.weight_decay)
 
         def train_clients(clients: tuple[int, int]) -> None:
@@ -94,11 +94,11 @@ class RecurrentStepper(Stepper):
 
         run_on_cores(local.turn_ptr, train_clients)
 
-    def _run_pfedme(self, flat: Floats, samples: tuple[Any, ...]) -> None:
+    def _run_pfedme_steps(self, flat: Floats, samples: tuple[Any, ...]) -> None:
         """By pFedMe: personal models learn beside those that were received."""
         local = self.local
         config = self.train.pfedme
-        take_steps = cast(Any, interest_pfedme_steps)
+        take_steps = cast(Any, run_interest_pfedme_steps)
         settings = (config.inner_steps, np.float32(config.inner_lr), np.float32(config.lam), np.float32(config.eta))
         personal_rows = local.rows.copy()
         personal_private = local.private.copy()
@@ -125,7 +125,7 @@ class RecurrentStepper(Stepper):
             local.personal[f"heads.{name}"] = value
 
 
-def _describe_model(backbone: InterestModel) -> tuple[Any, ...]:
+def _prepare_model_arguments(backbone: InterestModel) -> tuple[Any, ...]:
     """Where the pieces of the flat shared parameters begin, and the sizes, as compiled loops want them."""
     shapes = backbone.list_head_shapes()
     lengths = [math.prod(shape) for shape in shapes.values()]

@@ -26,15 +26,15 @@ class RoundSamples:
     draws: int  # one a round, or one an epoch
     weight: Floats | None = None  # of the positives, user by user; None: 1
 
-    def epoch_indices(self, draw: int) -> Longs:
+    def list_epoch_indices(self, draw: int) -> Longs:
         """The samples of one draw and those of parts, user by user."""
         return _interleave_spans(self._positive_spans, self._negative_spans(draw), self._part_spans)
 
-    def draw_indices(self, draw: int) -> Longs:
+    def list_draw_indices(self, draw: int) -> Longs:
         """The positives and the negatives of one draw, user by user."""
         return _interleave_spans(self._positive_spans, self._negative_spans(draw))
 
-    def negative_indices(self, draw: int) -> Longs:
+    def list_negative_indices(self, draw: int) -> Longs:
         """The negatives of one draw, user by user."""
         starts, counts = self._negative_spans(draw)
         return expand_spans(starts, counts)
@@ -78,10 +78,10 @@ class SampleOrder:
     batches_per_group: Longs | None = None
 
 
-def choose_turns(samples: RoundSamples, turns: Longs, epoch: int, pairs: bool) -> Longs:
+def choose_epoch_turns(samples: RoundSamples, turns: Longs, epoch: int, pairs: bool) -> Longs:
     """The samples of an epoch's turns, where an epoch does not have all of them."""
     if not pairs and samples.draws == 1:
         return turns
     draw = epoch if samples.draws > 1 else 0
-    indices = samples.negative_indices(draw) if pairs else samples.epoch_indices(draw)
+    indices = samples.list_negative_indices(draw) if pairs else samples.list_epoch_indices(draw)
     return np.asarray(indices[turns])

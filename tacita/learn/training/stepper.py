@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from tacita.core.config import TrainConfig
-from tacita.core.flat_indices import count_offsets
+from tacita.core.flat_indices import compute_offsets
 from tacita.core.types import ExtraSamples, Floats, Ints, LocalModels, Longs
-from tacita.kernels.steps import affine_steps
+from tacita.kernels.steps import run_affine_steps
 from tacita.kernels.threads import threads_in_use
 from tacita.models.scorer import Scorer
 
@@ -63,7 +63,7 @@ class StepExtras:
         clients = np.concatenate(client)
         order = np.argsort(clients, kind="stable")
         return StepExtras(
-            count_offsets(np.bincount(clients, minlength=n_clients)),
+            compute_offsets(np.bincount(clients, minlength=n_clients)),
             np.concatenate(row)[order].astype(np.int32),
             np.concatenate(owner)[order].astype(np.int32),
             np.concatenate(label)[order].astype(np.float32),
@@ -76,15 +76,15 @@ class Stepper(ABC):
         self.backbone = backbone
         self.train = train
         self.local = local
-        self.rates = backbone.rates(local.view.n_items)
+        self.rates = backbone.list_learning_rates(local.view.n_items)
 
-    def assert_whole(self, first: int, last: int, extras: StepExtras) -> None:
+    def assert_all_steps_at_once(self, first: int, last: int, extras: StepExtras) -> None:
         """For steppers that take all steps of a client at once, with nothing in between."""
         most_steps = int(self.local.n_steps.max(initial=0))
         is_whole = first == 0 and last >= most_steps and len(extras.row) == 0
         assert is_whole, "a client's steps are taken all at once"
 
-    def row_logits(self) -> Floats:
+    def compute_row_logits(self) -> Floats:
         """The logit of every local row under its client's own model, as it stands; clients are one user each."""
         reading = self.backbone.reduce_to_affine(self.local.private, {})
         assert reading is not None, "models that are not affine in the item row have steppers that say it"
@@ -96,7 +96,7 @@ class Stepper(ABC):
         return np.asarray(logits, np.float32)
 
     @abstractmethod
-    def run(self, first: int, last: int, phase: int | None, extras: StepExtras) -> None:
+    def run_steps(self, first: int, last: int, phase: int | None, extras: StepExtras) -> None:
         """Steps first..last-1 of every client that has them; one phase of them, or all in turn."""
 
 
@@ -107,7 +107,9 @@ class FusedStepper(Stepper):
         super().__init__(backbone, train, local)
         assert backbone.affine_kind is not None
         self.kind = backbone.affine_kind
-        private_rates = [np.full(width, self.rates[name], np.float32) for name, width in backbone.layout.items()]
+        private_rates = [
+            np.full(width, self.rates[name], np.float32) for name, width in backbone.private_layout.items()
+        ]
         self.rate = np.concatenate(private_rates)
 
     @staticmethod
@@ -116,13 +118,13 @@ class FusedStepper(Stepper):
         cuts_samples = train.n_joint_silos == 0 and train.batches == "samples"
         return is_plain and cuts_samples and backbone.affine_kind is not None
 
-    def run(self, first: int, last: int, phase: int | None, extras: StepExtras) -> None:
+    def run_steps(self, first: int, last: int, phase: int | None, extras: StepExtras) -> None:
         phases = (0, len(self.backbone.phases))
         if phase is not None:
             phases = (phase, phase + 1)
         self._take_steps(first, last, phases, extras, whole=False)
 
-    def train_whole(self) -> None:
+    def train_and_diff_at_once(self) -> None:
         """Gather, take all steps and diff, client by client: for models whose rows nobody looks at in between."""
         n_steps = int(self.local.n_steps.max(initial=0))
         phases = (0, len(self.backbone.phases))
@@ -131,7 +133,7 @@ class FusedStepper(Stepper):
 
     def _take_steps(self, first: int, last: int, phases: tuple[int, int], extras: StepExtras, whole: bool) -> None:
         local = self.local
-        affine_steps(
+        run_affine_steps(
             threads_in_use(),
             self.kind,
             len(self.backbone.phases) == 2,

@@ -11,8 +11,8 @@ import numpy as np
 from tacita.core.config import TrainConfig
 from tacita.core.types import AnyArray, Floats, LocalModels, Longs
 from tacita.kernels.threads import limit_blas_threads, threads_in_use
-from tacita.kernels.tower import tower_row_logits
-from tacita.kernels.tower_steps import tower_steps
+from tacita.kernels.tower import write_tower_row_logits
+from tacita.kernels.tower_steps import run_tower_steps
 from tacita.learn.training.stepper import StepExtras, Stepper
 from tacita.models.neural_cf import TowerModel
 from tacita.models.scorer import Scorer
@@ -26,7 +26,7 @@ class TowerStepper(Stepper):
     def __init__(self, backbone: TowerModel, train: TrainConfig, local: LocalModels) -> None:
         super().__init__(backbone, train, local)
         rates = self.rates
-        private_rates = [np.full(width, rates[name], np.float32) for name, width in backbone.layout.items()]
+        private_rates = [np.full(width, rates[name], np.float32) for name, width in backbone.private_layout.items()]
         self.rate = np.concatenate(private_rates)
         self.row_rate = np.full(backbone.item_width, rates["rows"], np.float32)
         head_rates = {}
@@ -42,14 +42,14 @@ class TowerStepper(Stepper):
         is_tower = isinstance(backbone, TowerModel) and not backbone.reads_context
         return is_plain and cuts_samples and is_tower
 
-    def run(self, first: int, last: int, phase: int | None, extras: StepExtras) -> None:
-        self.assert_whole(first, last, extras)
+    def run_steps(self, first: int, last: int, phase: int | None, extras: StepExtras) -> None:
+        self.assert_all_steps_at_once(first, last, extras)
         local = self.local
         flat = self.backbone.flatten_heads(local.heads)
         moments = self._load_moments(flat)
 
         def train_clients(clients: tuple[int, int]) -> None:
-            tower_steps(
+            run_tower_steps(
                 *clients,
                 local.batch,
                 *self.sizes,
@@ -103,13 +103,13 @@ class TowerStepper(Stepper):
         moments = self.local.moments
         return self.backbone.flatten_heads({name: moments[f"heads.{name}.{kind}"] for name in self.local.heads})
 
-    def row_logits(self) -> Floats:
+    def compute_row_logits(self) -> Floats:
         local = self.local
         flat = self.backbone.flatten_heads(local.heads)
         logits = np.empty(len(local.rows), np.float32)
 
         def score_clients(clients: tuple[int, int]) -> None:
-            tower_row_logits(*clients, *self.sizes, local.row_start, local.rows, local.private, flat, logits)
+            write_tower_row_logits(*clients, *self.sizes, local.row_start, local.rows, local.private, flat, logits)
 
         run_on_cores(local.turn_ptr, score_clients)
         return logits

@@ -37,7 +37,7 @@ class Connection(H11Protocol):
         self._limiter = limiter
         self._head_timer = self._start_timer(HEADER_TIMEOUT + HANDSHAKE_TIMEOUT)
         inner = self.app
-        recognise = functools.partial(limiter.recognise, self)
+        recognise = functools.partial(limiter.mark_as_enrolled, self)
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
             scope["state"]["recognise"] = recognise
@@ -47,12 +47,12 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._wait_for_head()
+        self._start_head_timer()
 
     def data_received(self, data: bytes) -> None:
         is_idle = self.cycle is None or self.cycle.response_complete
         if is_idle and self._head_timer.cancelled():
-            self._wait_for_head()
+            self._start_head_timer()
         cycle_before = self.cycle
         super().data_received(data)
         if self.cycle is not cycle_before:
@@ -63,23 +63,23 @@ class Connection(H11Protocol):
         super().on_response_complete()
         is_same_call = self.cycle is cycle_before
         if is_same_call and self.conn.trailing_data[0]:  # the next call has begun already
-            self._wait_for_head()
+            self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_timer.cancel()
-        self._limiter.remove(self)
+        self._limiter.forget_connection(self)
         super().connection_lost(exc)
 
-    def drop(self) -> None:
+    def drop_connection(self) -> None:
         if self.transport is not None:
             self.transport.abort()
 
-    def _wait_for_head(self) -> None:
+    def _start_head_timer(self) -> None:
         self._head_timer.cancel()
         self._head_timer = self._start_timer(HEADER_TIMEOUT)
 
     def _start_timer(self, seconds: float) -> asyncio.TimerHandle:
-        return asyncio.get_running_loop().call_later(seconds, self.drop)
+        return asyncio.get_running_loop().call_later(seconds, self.drop_connection)
 
 
 class ConnectionLimiter:
@@ -117,12 +117,12 @@ class ConnectionLimiter:
                 ssl_shutdown_timeout=SHUTDOWN_TIMEOUT,
             )
             if connection in self._strangers:
-                self._strangers[connection] = connection.drop
+                self._strangers[connection] = connection.drop_connection
         except (OSError, asyncio.CancelledError):  # no TLS, too slow, or evicted
-            self.remove(connection)
-            connection.drop()
+            self.forget_connection(connection)
+            connection.drop_connection()
 
-    def recognise(self, connection: Connection, key: str) -> None:
+    def mark_as_enrolled(self, connection: Connection, key: str) -> None:
         """A call on this connection carried an enrolled key."""
         if self._strangers.pop(connection, None) is None:
             return
@@ -131,7 +131,7 @@ class ConnectionLimiter:
         if len(connections) > MOST_PER_KEY:
             self._evict(next(iter(connections)))
 
-    def remove(self, connection: Connection) -> None:
+    def forget_connection(self, connection: Connection) -> None:
         self._strangers.pop(connection, None)
         for key, connections in list(self._known.items()):
             connections.pop(connection, None)
@@ -139,8 +139,8 @@ class ConnectionLimiter:
                 del self._known[key]
 
     def _evict(self, connection: Connection) -> None:
-        close = self._strangers.get(connection, connection.drop)
-        self.remove(connection)
+        close = self._strangers.get(connection, connection.drop_connection)
+        self.forget_connection(connection)
         close()
 
 

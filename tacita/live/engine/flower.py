@@ -54,7 +54,7 @@ run = ""
 }
 
 
-def write_app(folder: Path) -> Path:
+def write_flower_app(folder: Path) -> Path:
     """Write the Flower app: two files that import from this package, so Flower delivers no logic to nodes."""
     for name, text in _APP.items():
         path = folder / name
@@ -64,7 +64,7 @@ def write_app(folder: Path) -> Path:
     return folder
 
 
-def make_environment(home: Path, whole: bool = False) -> dict[str, str]:
+def make_process_environment(home: Path, whole: bool = False) -> dict[str, str]:
     """The environment of a Flower process: nothing is sent home, and its files stay under `home`.
 
     A node's process gets only what it needs; the server's, which runs our own code, gets the `whole` environment.
@@ -102,31 +102,31 @@ class SuperLinkClient:
         scheme = "http" if self.ca is None else "https"
         return f"{scheme}://127.0.0.1:{self.port}"
 
-    def register(self, public_key: Path, name: str) -> int:
+    def register_node(self, public_key: Path, name: str) -> int:
         """Enrol a node's public key; the number under which the SuperLink knows the node."""
         try:
             pem = convert_to_pem(public_key.read_bytes())
         except OSError as error:
             raise TacitaError(f"cannot read {public_key}: {error.strerror or error}.") from None
         request = control_pb2.RegisterNodeRequest(public_key=pem, name=name)
-        response = self._call("register-node", request, control_pb2.RegisterNodeResponse)
+        response = self._call_superlink("register-node", request, control_pb2.RegisterNodeResponse)
         return int(response.node_id)
 
-    def unregister(self, node: int) -> None:
+    def unregister_node(self, node: int) -> None:
         request = control_pb2.UnregisterNodeRequest(node_id=node)
-        self._call("unregister-node", request, control_pb2.UnregisterNodeResponse)
+        self._call_superlink("unregister-node", request, control_pb2.UnregisterNodeResponse)
 
-    def nodes(self) -> dict[int, str]:
+    def list_node_states(self) -> dict[int, str]:
         """The nodes that are enrolled: number -> registered, online or offline."""
-        response = self._call("list-nodes", control_pb2.ListNodesRequest(), control_pb2.ListNodesResponse)
+        response = self._call_superlink("list-nodes", control_pb2.ListNodesRequest(), control_pb2.ListNodesResponse)
         states = {}
         for node in response.nodes_info:
             if node.status != "unregistered":
                 states[int(node.node_id)] = str(node.status)
         return states
 
-    def submit(self, run_config: Mapping[str, str | int | float | bool], app: Path) -> int:
-        """Start the app of a folder (see `write_app`); the number of the run in Flower."""
+    def start_run(self, run_config: Mapping[str, str | int | float | bool], app: Path) -> int:
+        """Start the app of a folder (see `write_flower_app`); the number of the run in Flower."""
         from flwr.cli.build import build_fab_from_disk
         from flwr.common.serde import fab_to_proto, user_config_to_proto
         from flwr.supercore.fab import Fab
@@ -135,22 +135,22 @@ class SuperLinkClient:
         fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
         settings = user_config_to_proto(dict(run_config))
         request = control_pb2.StartRunRequest(fab=fab_to_proto(fab), override_config=settings, federation="")
-        response = self._call("start-run", request, control_pb2.StartRunResponse)
+        response = self._call_superlink("start-run", request, control_pb2.StartRunResponse)
         if not response.HasField("run_id"):
             raise TacitaError("the SuperLink did not start the run; its log says why.")
         return int(response.run_id)
 
-    def run_state(self, run: int) -> str:
+    def read_run_state(self, run: int) -> str:
         """pending, starting, running, or finished:completed, finished:failed, finished:stopped."""
         request = control_pb2.ListRunsRequest(run_id=run)
-        response = self._call("list-runs", request, control_pb2.ListRunsResponse)
+        response = self._call_superlink("list-runs", request, control_pb2.ListRunsResponse)
         status = response.run_dict[run].status
         return ":".join(filter(None, [status.status, status.sub_status]))
 
     def stop_run(self, run: int) -> None:
-        self._call("stop-run", control_pb2.StopRunRequest(run_id=run), control_pb2.StopRunResponse)
+        self._call_superlink("stop-run", control_pb2.StopRunRequest(run_id=run), control_pb2.StopRunResponse)
 
-    def _call(self, name: str, request: Any, response: type[Response]) -> Response:
+    def _call_superlink(self, name: str, request: Any, response: type[Response]) -> Response:
         verify = True if self.ca is None else _make_tls_context(self.ca)
         headers = {"content-type": "application/protobuf", "accept": "application/protobuf"}
         try:
@@ -162,7 +162,7 @@ class SuperLinkClient:
                 f"the SuperLink does not answer on port {self.port} ({error}); is the server up?"
             ) from None
         if reply.status_code != 200:
-            raise TacitaError(f"the SuperLink refused {name}: {_read_error(reply)}.")
+            raise TacitaError(f"the SuperLink refused {name}: {_read_error_text(reply)}.")
         parsed: Any = response()
         parsed.ParseFromString(reply.content)
         return cast(Response, parsed)
@@ -174,7 +174,7 @@ def _make_tls_context(ca: Path) -> Any:
     return ssl.create_default_context(cafile=str(ca))
 
 
-def _read_error(reply: httpx.Response) -> str:
+def _read_error_text(reply: httpx.Response) -> str:
     with contextlib.suppress(ValueError, AttributeError, TypeError):
         problem = json.loads(reply.text)
         sentences = [problem[name] for name in ("message", "public_details", "detail") if problem.get(name)]
@@ -200,13 +200,13 @@ class SuperLink(SuperLinkClient):
         (self.home / "flwr").mkdir(parents=True, exist_ok=True, mode=0o700)
         bind_listener("127.0.0.1", self.port).close()
         command = self._make_command()
-        environment = make_environment(self.home, whole=True)
+        environment = make_process_environment(self.home, whole=True)
         log_path = self.home / "superlink.log"
         self._child = ChildProcess(command, self.home, log_path, environment, None)
         end = time.monotonic() + timeout
         while True:
             with contextlib.suppress(TacitaError):
-                self.nodes()
+                self.list_node_states()
                 return
             if not self.is_alive or time.monotonic() > end:
                 self.stop()
@@ -290,7 +290,7 @@ class Supernode:
 
     def start(self) -> None:
         """Begin to connect; `state` says how far it is."""
-        command = self._prepare()
+        command = self._prepare_files_and_command()
         self._stopping.clear()
         self._thread = threading.Thread(target=self._keep_connected, args=(command,), name="supernode", daemon=True)
         self._thread.start()
@@ -330,9 +330,9 @@ class Supernode:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _prepare(self) -> list[str]:
+    def _prepare_files_and_command(self) -> list[str]:
         """Put the files that the client may read into a folder of its own; returns the command that starts it."""
-        owner = self._find_owner()
+        owner = self._find_client_user()
         for folder in (self.home, self.home / "tmp", self.home / "flwr"):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             os.chown(folder, owner, -1)
@@ -354,7 +354,7 @@ class Supernode:
         check_validity(self._keys.ca)
         return [*command, "--root-certificates", str(ca), key_option, str(key)]
 
-    def _find_owner(self) -> int:
+    def _find_client_user(self) -> int:
         """The user id under which the client runs; -1: this process's own."""
         if self._user is None:
             return -1
@@ -365,7 +365,7 @@ class Supernode:
 
     def _keep_connected(self, command: list[str]) -> None:
         pause = 1.0
-        environment = make_environment(self.home)
+        environment = make_process_environment(self.home)
         while not self._stopping.is_set():
             began = time.monotonic()
             try:
@@ -373,11 +373,11 @@ class Supernode:
             except TacitaError as error:
                 self.reason = str(error)
             else:
-                while not self._child.wait(0.2) and not self._stopping.is_set():
+                while not self._child.wait_for_end(0.2) and not self._stopping.is_set():
                     pass
                 if self._stopping.is_set():
                     break
-                self.reason = _explain_end(self._child.read_tail())
+                self.reason = _explain_client_end(self._child.read_tail())
             self.restarts += 1
             if time.monotonic() - began > 120:
                 pause = 1.0
@@ -388,7 +388,7 @@ class Supernode:
             self._child.stop()
 
 
-def _explain_end(text: str) -> str:
+def _explain_client_end(text: str) -> str:
     """Why a client ended, by the end of its log."""
     if "refuses the key" in text:
         return "the server does not know this node's key; ask its operator to enrol it (if revoked: make a new node)."

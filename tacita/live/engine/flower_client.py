@@ -39,7 +39,7 @@ _OFFLINE_SECONDS = 3.0  # longer than a round waits between two looks
 log = logging.getLogger("tacita.live")
 
 
-def pack(body: bytes) -> RecordDict:
+def pack_body(body: bytes) -> RecordDict:
     """A body as Flower carries it."""
     if len(body) <= SMALL_BODY_BYTES:
         return RecordDict({"body": ConfigRecord({"body": body})})
@@ -47,7 +47,7 @@ def pack(body: bytes) -> RecordDict:
     return RecordDict({"body": ArrayRecord({"body": array})})
 
 
-def unpack(content: RecordDict) -> bytes:
+def unpack_body(content: RecordDict) -> bytes:
     """The body of a message; ValueError if it holds something else."""
     record = content.get("body")
     if isinstance(record, ConfigRecord):
@@ -64,8 +64,8 @@ def unpack(content: RecordDict) -> bytes:
 def answer_message(message: Message, socket_path: str) -> Message:
     """The daemon's answer to a message; a failure goes back without its reason, which may name files."""
     try:
-        body = unix_socket.ask(socket_path, unpack(message.content))
-        return Message(pack(body), reply_to=message)
+        body = unix_socket.ask_socket(socket_path, unpack_body(message.content))
+        return Message(pack_body(body), reply_to=message)
     except (TacitaError, ValueError, OSError) as error:
         log.error("a message was not answered: %s", error)
         return Message(Error(ERROR_CODE, "the node did not answer"), reply_to=message)
@@ -120,7 +120,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     signal.signal(signal.SIGTERM, stop)
     try:
-        keys = _load_keys(options.key)
+        keys = _load_key_pair(options.key)
         roots = None
         if options.root_certificates is not None and not options.insecure:
             roots = options.root_certificates.read_bytes()
@@ -145,7 +145,7 @@ class _Link:
     keys: tuple[Any, Any] | None  # private and public
 
 
-def _load_keys(path: Path | None) -> tuple[Any, Any] | None:
+def _load_key_pair(path: Path | None) -> tuple[Any, Any] | None:
     from tacita.live.tls_certificates import load_node_key
 
     if path is None:
@@ -179,7 +179,7 @@ def _serve_messages(link: _Link, socket_path: str, memory: Path | None) -> None:
                 head, tree = received
                 run = head.metadata.run_id
                 began = time.monotonic()
-                message = _fetch_message(tree, functools.partial(pull, run), functools.partial(confirm, run))
+                message = _pull_message_objects(tree, functools.partial(pull, run), functools.partial(confirm, run))
                 reply = answer_message(message, socket_path)
                 _send_reply(reply, began, send, push)
             except RunNotRunningException:
@@ -210,7 +210,7 @@ def _close_last_connection(link: _Link, keys: tuple[Any, Any], memory: Path) -> 
         time.sleep(_OFFLINE_SECONDS)
 
 
-def _fetch_message(tree: Any, pull: Callable[[str], bytes], confirm: Callable[[str], None]) -> Message:
+def _pull_message_objects(tree: Any, pull: Callable[[str], bytes], confirm: Callable[[str], None]) -> Message:
     """The message of an object tree, as Flower's client process pulls it."""
     from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
 

@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tacita.core.errors import TacitaError
 from tacita.live.engine.connection_limits import Connection, ConnectionLimiter
-from tacita.live.tls_certificates import ServerKeys, fingerprint
+from tacita.live.tls_certificates import ServerKeys, compute_key_fingerprint
 
 # What a registered SuperNode calls. register-node and unregister-node are for nodes that enrol themselves.
 CALLS = (
@@ -57,7 +57,7 @@ _CALL_SECONDS = 300.0  # for a whole body
 log = logging.getLogger(__name__)
 
 
-def find_refusal(method: str, raw_path: bytes, query: bytes) -> str | None:
+def find_call_refusal(method: str, raw_path: bytes, query: bytes) -> str | None:
     """Why a call is not passed on, or None if it is one that nodes make."""
     if raw_path not in PATHS:
         return "this call is not for nodes"
@@ -71,7 +71,7 @@ def make_proxy_app(upstream: httpx.AsyncClient, allowed: Callable[[str], bool], 
 
     async def answer(request: Request) -> Response:
         raw_path = request.scope.get("raw_path") or b""
-        refusal = find_refusal(request.method, raw_path, request.scope["query_string"])
+        refusal = find_call_refusal(request.method, raw_path, request.scope["query_string"])
         if refusal is not None:
             return PlainTextResponse(refusal, 403, CLOSE_HEADERS)
         key = _read_caller_key(request)
@@ -111,13 +111,13 @@ def _read_caller_key(request: Request) -> str | None:
         return None
     try:
         public_key = base64.b64decode(values[0], validate=True)
-        return fingerprint(public_key)
+        return compute_key_fingerprint(public_key)
     except (TacitaError, binascii.Error, ValueError):
         return None
 
 
 async def _forward_call(upstream: httpx.AsyncClient, request: Request) -> Response:
-    headers = [(name, value) for name, value in request.headers.items() if _passes_on(name)]
+    headers = [(name, value) for name, value in request.headers.items() if _forwards_header(name)]
     path = request.scope["raw_path"].decode("ascii")
     forwarded = upstream.build_request("POST", path, headers=headers, content=_read_body(request))
     try:
@@ -140,7 +140,7 @@ async def _forward_call(upstream: httpx.AsyncClient, request: Request) -> Respon
     return StreamingResponse(stream_back(), reply.status_code, returned)
 
 
-def _passes_on(header: str) -> bool:
+def _forwards_header(header: str) -> bool:
     return header in HEADERS or header.startswith("flwr-")
 
 
@@ -193,7 +193,7 @@ class Gateway:
                 f"the gateway cannot use {self._keys.certificate} with {self._keys.key}: {error}."
             ) from None
         server = uvicorn.Server(config)
-        serving = _serve(server, client, listener)
+        serving = _serve_until_exit(server, client, listener)
         self._server = server
         self._thread = threading.Thread(target=asyncio.run, args=(serving,), name="gateway", daemon=True)
         self._thread.start()
@@ -247,7 +247,7 @@ class Gateway:
         self.stop()
 
 
-async def _serve(server: uvicorn.Server, client: httpx.AsyncClient, listener: socket.socket) -> None:
+async def _serve_until_exit(server: uvicorn.Server, client: httpx.AsyncClient, listener: socket.socket) -> None:
     """Serve until the server is told to exit; connections come in through a limiter, not through uvicorn."""
     limiter = ConnectionLimiter()
     tls = server.config.ssl

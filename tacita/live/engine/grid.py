@@ -14,7 +14,7 @@ from typing import Any
 from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
-from tacita.live.engine.flower_client import MESSAGE_TYPE, pack, unpack
+from tacita.live.engine.flower_client import MESSAGE_TYPE, pack_body, unpack_body
 from tacita.live.processes import configure_logging
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class _Replies:
         try:
             if reply.has_error():
                 raise ValueError(f"error {reply.error.code}, {reply.error.reason}")
-            body = unpack(reply.content)
+            body = unpack_body(reply.content)
         except ValueError as error:
             log.warning("node %s did not answer: %s", node, error)
             return
@@ -52,7 +52,7 @@ class GridTransport:
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
 
-    def nodes(self) -> list[int]:
+    def list_online_nodes(self) -> list[int]:
         """The nodes that are online."""
         return sorted(self._grid.get_node_ids())
 
@@ -61,18 +61,18 @@ class GridTransport:
         if not requests:
             return {}
         end = time.monotonic() + timeout
-        node_by_message = self._push(requests, timeout)
+        node_by_message = self._send_requests(requests, timeout)
         for node in set(requests) - set(node_by_message.values()):
             log.warning("node %s could not be addressed", node)
-        bodies = self._collect(node_by_message, end)
+        bodies = self._collect_replies(node_by_message, end)
         missing = [node for node in requests if node not in bodies]
         if missing:
             log.warning("no answer from %d of %d nodes: %s", len(missing), len(requests), missing[:20])
         return bodies
 
-    def _push(self, requests: Mapping[int, bytes], timeout: float) -> dict[str, int]:
+    def _send_requests(self, requests: Mapping[int, bytes], timeout: float) -> dict[str, int]:
         """Send each node its body; returns the node of each message that could be sent."""
-        packed = {id(body): pack(body) for body in requests.values()}  # the same body is packed and sent once
+        packed = {id(body): pack_body(body) for body in requests.values()}  # the same body is packed and sent once
         ttl = timeout + 60.0
         messages = []
         for node, body in requests.items():
@@ -82,7 +82,7 @@ class GridTransport:
         sent = zip(message_ids, requests, strict=False)
         return {message_id: node for message_id, node in sent if message_id}
 
-    def _collect(self, node_by_message: Mapping[str, int], end: float) -> dict[int, bytes]:
+    def _collect_replies(self, node_by_message: Mapping[str, int], end: float) -> dict[int, bytes]:
         """Fetch replies until a time.
 
         Flower claims a reply first and then waits for its bytes: a node that stalls or sends rubbish would hold up
@@ -94,7 +94,7 @@ class GridTransport:
         threads = []
         for k in range(n_pullers):
             part = set(message_ids[k::n_pullers])
-            threads.append(threading.Thread(target=self._pull, args=(part, replies), daemon=True))
+            threads.append(threading.Thread(target=self._pull_replies, args=(part, replies), daemon=True))
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -104,7 +104,7 @@ class GridTransport:
         with replies.lock:
             return dict(replies.bodies)
 
-    def _pull(self, message_ids: set[str], replies: _Replies) -> None:
+    def _pull_replies(self, message_ids: set[str], replies: _Replies) -> None:
         """Fetch the replies to some messages until all are there or the exchange is over."""
         began = time.monotonic()
         while message_ids and not replies.is_over.is_set():
@@ -125,10 +125,10 @@ class GridTransport:
 
 def make_server_app() -> ServerApp:
     """The Flower app of the server: continue a run of the store that the run's settings name."""
-    return server_app(_continue_run)
+    return make_flower_server_app(_continue_run)
 
 
-def server_app(body: Callable[[GridTransport, dict[str, Any]], None]) -> ServerApp:
+def make_flower_server_app(body: Callable[[GridTransport, dict[str, Any]], None]) -> ServerApp:
     """A Flower server app that hands the transport and the run's settings to a function."""
     app = ServerApp()
 
@@ -158,9 +158,9 @@ def _end_with_parent(grace: float = 2.0) -> None:
 
 
 def _continue_run(transport: GridTransport, settings: dict[str, Any]) -> None:
-    from tacita.live.database import vacuum
+    from tacita.live.database import vacuum_unless_in_use
     from tacita.live.server.coordinator import continue_run
 
     folder = Path(settings["store"])
     link_database = folder / "flower" / "link.db"
-    continue_run(folder, settings["run"], transport, lambda: vacuum(link_database))
+    continue_run(folder, settings["run"], transport, lambda: vacuum_unless_in_use(link_database))

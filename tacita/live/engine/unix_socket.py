@@ -28,7 +28,7 @@ _PIECE = 2**20
 log = logging.getLogger(__name__)
 
 
-def ask(socket_path: str | Path, body: bytes, timeout: float = 3600.0, most: int = MOST_BYTES) -> bytes:
+def ask_socket(socket_path: str | Path, body: bytes, timeout: float = 3600.0, most: int = MOST_BYTES) -> bytes:
     """Send a body to the process that serves the socket, and wait for its answer; the timeout is for both."""
     deadline = time.monotonic() + timeout
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
@@ -40,8 +40,8 @@ def ask(socket_path: str | Path, body: bytes, timeout: float = 3600.0, most: int
             reason = error.strerror or error
             raise TacitaError(f"nothing answers at {socket_path} ({reason}); is the node running?") from None
         try:
-            _send(line, body, deadline, most)
-            answer = _receive(line, deadline, most)
+            _send_framed(line, body, deadline, most)
+            answer = _receive_framed(line, deadline, most)
         except TimeoutError:
             raise TacitaError(f"no answer from {socket_path} within {timeout:g} s.") from None
         except ConnectionError:
@@ -65,7 +65,7 @@ class SocketServer:
         self._inode = os.stat(path).st_ino
         self._stopping = threading.Event()
         self._slots = threading.BoundedSemaphore(16)  # questions at a time; more wait in the listen queue
-        self._thread = threading.Thread(target=self._accept, name=f"serve {path.name}", daemon=True)
+        self._thread = threading.Thread(target=self._accept_connections, name=f"serve {path.name}", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -85,7 +85,7 @@ class SocketServer:
     def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
         self.stop()
 
-    def _accept(self) -> None:
+    def _accept_connections(self) -> None:
         self._listener.settimeout(0.2)
         while not self._stopping.is_set():
             if not self._slots.acquire(timeout=0.2):
@@ -95,15 +95,15 @@ class SocketServer:
             except OSError:
                 self._slots.release()
                 continue
-            threading.Thread(target=self._answer, args=(line,), daemon=True).start()
+            threading.Thread(target=self._answer_connection, args=(line,), daemon=True).start()
 
-    def _answer(self, line: socket.socket) -> None:
+    def _answer_connection(self, line: socket.socket) -> None:
         try:
             with line:
-                body = _receive(line, time.monotonic() + self._timeout, self._most)
+                body = _receive_framed(line, time.monotonic() + self._timeout, self._most)
                 if body is not None:
                     answer = self._handle(body, find_peer_user(line))
-                    _send(line, answer, time.monotonic() + self._timeout, self._most)
+                    _send_framed(line, answer, time.monotonic() + self._timeout, self._most)
         except (OSError, TacitaError) as error:
             log.warning("a question on %s failed: %s", self.path.name, error)
         except Exception:
@@ -112,7 +112,7 @@ class SocketServer:
             self._slots.release()
 
 
-def serve(
+def serve_socket(
     socket_path: str | Path,
     handle: Callable[[bytes, int], bytes],
     mode: int = 0o600,
@@ -198,7 +198,7 @@ def _open_address(path: Path) -> Iterator[str]:
         os.close(folder)
 
 
-def _send(line: socket.socket, body: bytes, deadline: float, most: int) -> None:
+def _send_framed(line: socket.socket, body: bytes, deadline: float, most: int) -> None:
     if len(body) > most:
         raise TacitaError(f"a message of {len(body):,} bytes is larger than the {most:,} that are allowed.")
     _send_all(line, memoryview(_LENGTH.pack(len(body))), deadline)
@@ -212,18 +212,18 @@ def _send_all(line: socket.socket, view: memoryview, deadline: float) -> None:
         done += line.send(view[done : done + _PIECE])
 
 
-def _receive(line: socket.socket, deadline: float, most: int) -> bytes | None:
+def _receive_framed(line: socket.socket, deadline: float, most: int) -> bytes | None:
     """A framed body; None if the other end closed before sending all of it."""
-    head = _read(line, _LENGTH.size, deadline)
+    head = _read_exactly(line, _LENGTH.size, deadline)
     if head is None:
         return None
     size = _LENGTH.unpack(head)[0]
     if size > most:
         raise TacitaError(f"a message of {size:,} bytes is larger than the {most:,} that are allowed.")
-    return _read(line, size, deadline)
+    return _read_exactly(line, size, deadline)
 
 
-def _read(line: socket.socket, size: int, deadline: float) -> bytes | None:
+def _read_exactly(line: socket.socket, size: int, deadline: float) -> bytes | None:
     parts: list[bytes] = []  # grows as bytes arrive, so a false length allocates nothing
     missing = size
     while missing:

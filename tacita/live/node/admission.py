@@ -15,14 +15,14 @@ from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError
 from tacita.live.node.node import Node
 from tacita.live.node.node_run import NodeRun, Refusal
-from tacita.live.node.public_counts import count_company
-from tacita.live.node.question_reader import ReceivedQuestion, normalise_config
-from tacita.live.node.request_queue import has_conflict
+from tacita.live.node.public_counts import count_people_for_minimum
+from tacita.live.node.question_reader import ReceivedQuestion, serialise_config
+from tacita.live.node.request_queue import has_answered_in_other_batch
 from tacita.live.node.withdrawal_batches import make_answer_marks, select_whole_batches
 from tacita.live.settings import check_live_settings
 from tacita.live.wire import MOST_PLAYED, RequestHead
 from tacita.messages import Spec
-from tacita.methods import part_class, resolve_parts
+from tacita.methods import find_part_class, resolve_parts
 from tacita.privacy.accounting import Event
 from tacita.round.part import implements
 from tacita.round.plan import Plan
@@ -64,7 +64,7 @@ def list_planned_epsilons(config: RunConfig, names: frozenset[str] = EPSILON_SET
     """Every epsilon that the settings of a run name: of its statistic, and of its parts with their defaults."""
     epsilons = [] if config.privacy.epsilon is None else [config.privacy.epsilon]
     for settings in resolve_parts(config.method, config.parts):
-        part_config = part_class(str(settings.get("name"))).Config
+        part_config = find_part_class(str(settings.get("name"))).Config
         for name in part_config.model_fields.keys() & names:
             value = settings.get(name, part_config.model_fields[name].default)
             epsilons += _collect_numbers(value)
@@ -89,11 +89,11 @@ def refuse_large_delta(node: Node, plan: Plan) -> None:
 
 def refuse_changed_settings(node: Node, run: str, config: RunConfig) -> None:
     """A run keeps the settings it began with."""
-    model = node.store.model(run)
+    model = node.store.load_model(run)
     if model is None:
         return
     note, _ = model
-    first_config = normalise_config(json.loads(note["config"]))
+    first_config = serialise_config(json.loads(note["config"]))
     if first_config != config.model_dump_json():
         raise Refusal("the settings of this run have changed; begin a new run.")
 
@@ -143,13 +143,13 @@ def make_withdrawal_marks(node: Node, node_run: NodeRun, question: ReceivedQuest
     if question.respondents is None:
         return {}
     federation = node_run.federation
-    is_respondent = np.isin(node_run.keys, question.respondents)
+    is_respondent = np.isin(node_run.user_keys, question.respondents)
     users = node_run.users[is_respondent].tolist()
     queue = node.store.list_requests(federation.stream.name)
     withdrawals = select_whole_batches(queue, users, node.config.min_users)
     is_retraction = owner == federation.learner.name
     marks = make_answer_marks(withdrawals, kind, each_batch=is_retraction)
-    if node.store.run_query(lambda db: has_conflict(db, marks)):
+    if node.store.run_query(lambda db: has_answered_in_other_batch(db, marks)):
         return {}
     return marks
 
@@ -242,13 +242,13 @@ def refuse_small_or_early_sum(node: Node, node_run: NodeRun, question: ReceivedQ
     respondents = node_run.devices.select_respondents(
         node_run.federation, question.server, question.question, question.respondents
     )
-    n_people = count_company(node_run, question, len(respondents.clients))
-    refusal = node.find_refusal(n_people, question.head.kind)
+    n_people = count_people_for_minimum(node_run, question, len(respondents.clients))
+    refusal = node.find_sum_refusal(n_people, question.head.kind)
     if refusal is not None:
         raise Refusal(refusal)
 
 
-def refuse_small_company(node: Node, node_run: NodeRun, admission: Admission, contributors: int) -> None:
+def refuse_few_contributors(node: Node, node_run: NodeRun, admission: Admission, contributors: int) -> None:
     """A sum to which fewer than `min_users` contribute could be read as theirs.
 
     Who has nothing to say hides nobody. A sum of nothing may be sent. A run that counts epsilon relies on its noise: a

@@ -11,7 +11,7 @@ import numpy as np
 
 from tacita.core.codec import pack, unpack
 from tacita.core.types import AnyArray, Arrays
-from tacita.live.database import put_arrays
+from tacita.live.database import replace_run_arrays
 from tacita.live.json_object import JsonObject
 from tacita.live.node import attempt_snapshot
 from tacita.live.wire import Reply, RequestHead, UserRequest
@@ -36,7 +36,7 @@ class QuestionNumber:
     kind: str
 
 
-def number_question(head: RequestHead) -> QuestionNumber:
+def make_question_number(head: RequestHead) -> QuestionNumber:
     return QuestionNumber(head.run, head.block, head.round, head.kind)
 
 
@@ -117,7 +117,7 @@ def _put_devices(db: Connection, run: str, answer: AnswerRecord, user_ids: list[
     states = (answer.now, answer.best)
     for tag, devices in zip(answer.tags, states, strict=True):
         if devices is not None:
-            note, blob = pack_rows(devices, user_ids)
+            note, blob = pack_user_rows(devices, user_ids)
             db.execute(sql, (run, tag, note, blob))
 
 
@@ -159,7 +159,7 @@ def put_reply(db: Connection, number: QuestionNumber, answer: AnswerRecord) -> N
         )
 
 
-def pack_rows(devices: StoredDevices, known_users: list[int]) -> tuple[str, bytes]:
+def pack_user_rows(devices: StoredDevices, known_users: list[int]) -> tuple[str, bytes]:
     """The rows of the users who are on the node, ready to be stored."""
     note, arrays = devices
     users = arrays["users"]
@@ -178,7 +178,7 @@ def put_model(db: Connection, run: str, model: StoredModel, at: float) -> None:
     """Replace what the server sent."""
     note, arrays = model
     db.execute("INSERT OR REPLACE INTO models (run, note, changed) VALUES (?, ?, ?)", (run, json.dumps(note), at))
-    put_arrays(db, "model_arrays", run, arrays)
+    replace_run_arrays(db, "model_arrays", run, arrays)
 
 
 def drop_user_rows(db: Connection, user: int, where: str) -> None:
@@ -220,7 +220,7 @@ def count_answers(db: Connection, number: QuestionNumber) -> int:
 # Requests in the ledger
 
 
-def request_size(request: UserRequest) -> int:
+def count_request_bytes(request: UserRequest) -> int:
     """How many bytes one request adds to the answer that carries it."""
     return len(request.model_dump_json().encode())
 
@@ -232,7 +232,7 @@ def list_request_releases(requests: Sequence[UserRequest]) -> list[tuple[str, Re
         same_kind = [request for request in requests if request.kind == kind]
         n_users = len({request.sender for request in same_kind})
         n_items = sum(len(request.items) for request in same_kind)
-        n_bytes = sum(request_size(request) for request in same_kind)
+        n_bytes = sum(count_request_bytes(request) for request in same_kind)
         subject = "1 person asks" if n_users == 1 else f"{n_users} people ask"
         sees = f"{subject} the server to {kind}: made-up names{_describe_items(n_items)} and times"
         release = ReleaseRecord(n_users, n_bytes, sees)

@@ -69,7 +69,7 @@ def end_attempt(db: Connection, run: str, failed: bool, where: str) -> None:
     db.execute("INSERT OR REPLACE INTO meta (key, value) VALUES (? || ?, ?)", ended)
 
 
-def forget_attempts(db: Connection) -> None:
+def close_all_attempts(db: Connection) -> None:
     """No attempt is open: there is nobody who could go back."""
     db.execute("DELETE FROM meta WHERE key GLOB 'attempt/*'")
 
@@ -93,7 +93,7 @@ def _restore_snapshots(db: Connection, run: str, where: str) -> None:
         db.execute(put, (run, tag, note, pack(arrays)))
 
 
-def drop_settled_users(db: Connection, run: str, users: Collection[int], where: str) -> None:
+def drop_users_from_snapshot(db: Connection, run: str, users: Collection[int], where: str) -> None:
     """The requests of these users are done: whatever becomes of the attempt, they do not go back to before it."""
     select = "SELECT tag, arrays FROM devices WHERE run = ? AND tag LIKE ? || '%'"
     update = "UPDATE devices SET arrays = ? WHERE run = ? AND tag = ?"
@@ -114,7 +114,7 @@ def _restore_with_accounts(before: Arrays, current: Arrays) -> Arrays:
     common, rows_before, current_rows = np.intersect1d(before["users"], users, return_indices=True)
     restored = dict(before)
     if len(common):
-        for name in _list_accounts(before, current):
+        for name in _list_account_names(before, current):
             account = before[name].copy()
             account[rows_before] = current[name][current_rows]
             restored[name] = account
@@ -126,7 +126,7 @@ def _restore_with_accounts(before: Arrays, current: Arrays) -> Arrays:
     return take_rows(restored, order)
 
 
-def _list_accounts(before: Arrays, current: Arrays) -> set[str]:
+def _list_account_names(before: Arrays, current: Arrays) -> set[str]:
     """Names of the account arrays that both states hold."""
     names = set[str]()
     for name in before.keys() & current.keys():

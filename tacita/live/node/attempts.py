@@ -38,7 +38,7 @@ def resolve_attempt(node: Node, head: RequestHead, config: RunConfig) -> None:
         raise Refusal("this question is older than an answer that this node gave since.")
     has_failed = _has_failed(attempt, head.failed)
     path = str(store.path)
-    store.run_withdrawal(lambda db: attempt_snapshot.end_attempt(db, run, has_failed, path))
+    store.run_withdrawing_change(lambda db: attempt_snapshot.end_attempt(db, run, has_failed, path))
     node.open_runs.pop(run, None)
 
 

@@ -17,7 +17,7 @@ def advance_run(node_run: NodeRun, question: ReceivedQuestion) -> None:
     if head.kind != "close" and head.round < node_run.round:
         raise Refusal(f"round {head.round + 1} of block {head.block} is over on this node.")
     if head.best_round >= node_run.round:
-        node_run.devices.keep_best(head.best_round)
+        node_run.devices.keep_best_round(head.best_round)
 
 
 def _refuse_past_block(node_run: NodeRun, block: int) -> None:
@@ -30,7 +30,7 @@ def _begin_block(node_run: NodeRun, question: ReceivedQuestion) -> None:
     """Begin a block; where the node missed the end of the last one, go on from its best round."""
     devices = node_run.devices
     if not node_run.has_ended:
-        devices.clients = devices.best.copy()
+        devices.clients = devices.best_devices.copy()
     first_round = replace(question.server, round=0)
     devices.begin_block(node_run.federation, first_round, question.broadcast)
     node_run.block = question.head.block

@@ -14,7 +14,7 @@ CONSENTED_SQL = """coalesce((SELECT level FROM consent c WHERE c.user = i.user A
 ALLOWED_SQL = f"({CONSENTED_SQL} AND NOT EXISTS (SELECT 1 FROM meta m WHERE m.key = 'paused/' || i.user))"
 
 
-def exclude_zero_budgets(run: str) -> str:
+def build_zero_budget_filter(run: str) -> str:
     """SQL that leaves out who declared a budget of 0, last of all for this run (an SQL expression) or for every one.
 
     They want nothing to be worked out about them, so a run that counts nothing may not have them either.
@@ -29,7 +29,7 @@ def exclude_zero_budgets(run: str) -> str:
 
 _DUE_SQL = f"""FROM interactions i
     WHERE NOT EXISTS (SELECT 1 FROM assigned a WHERE a.interaction = i.id AND a.run = :run) AND {ALLOWED_SQL}
-    AND {exclude_zero_budgets(":run")}
+    AND {build_zero_budget_filter(":run")}
     AND (:items IS NULL OR i.item IN (SELECT value FROM json_each(:items)))
     AND (:rating IS NULL OR i.rating >= :rating)"""
 # The same item at another time adds nothing to what a sum already holds of a person.
@@ -51,7 +51,7 @@ def assign_interactions(
 
     What was never in a sum joins the block only if at least `min_newcomers` people have something new in it.
     """
-    last_block = latest_block(db, run)
+    last_block = find_latest_block(db, run)
     if last_block is not None and block <= last_block:
         return None
     items = None if training_filter.items is None else json.dumps(training_filter.items)
@@ -69,7 +69,7 @@ def reopen_block(db: Connection, run: str, block: int) -> bool:
     """Take a block back if it is the last one and nothing of it left; return whether it was."""
     sql = "SELECT 1 FROM ledger WHERE run = ? AND block = ? AND users > 0"
     release = db.execute(sql, (run, block)).fetchone()
-    if block != latest_block(db, run) or release is not None:
+    if block != find_latest_block(db, run) or release is not None:
         return False
     for table in ("assigned", "blocks"):
         db.execute(f"DELETE FROM {table} WHERE run = ? AND block = ?", (run, block))
@@ -85,7 +85,7 @@ def list_assigned_items(db: Connection, run: str, user: int) -> set[str]:
     return {str(item) for (item,) in db.execute(sql, (user, run))}
 
 
-def latest_block(db: Connection, run: str) -> int | None:
+def find_latest_block(db: Connection, run: str) -> int | None:
     """The last block of a run that was opened here."""
     block: int | None
     (block,) = db.execute("SELECT max(block) FROM blocks WHERE run = ?", (run,)).fetchone()

@@ -10,11 +10,11 @@ from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Arrays, Broadcast, Longs, ServerState
 from tacita.federation.clients import build_user_view, store_part_state
 from tacita.live.json_object import JsonObject
-from tacita.live.node.erased_spending import NO_EVENT, load_accounts, read_spending
+from tacita.live.node.erased_spending import NO_EVENT, load_run_accounts, read_erased_spending
 from tacita.live.node.node import MOST_EPSILON, Node
 from tacita.live.node.node_run import NodeRun
-from tacita.live.node.row_index import find_rows, index_rows
-from tacita.live.node.threat_model import RAISED, describe_outside, warns_of_raise
+from tacita.live.node.row_index import find_user_rows, index_rows
+from tacita.live.node.threat_model import RAISED, describe_uncovered, raises_spent_budget
 from tacita.privacy.accounting import Event
 from tacita.privacy.ledger import (
     ACCOUNT_ARRAYS,
@@ -26,7 +26,7 @@ from tacita.privacy.ledger import (
     add_losses,
     to_millionths,
 )
-from tacita.round.learner import Learner, ledger_of
+from tacita.round.learner import Learner, find_ledger
 from tacita.round.part import Part
 from tacita.runs.ledger import NO_EPSILON, describe_account
 
@@ -40,7 +40,7 @@ def list_charging_parts(node_run: NodeRun) -> list[Part | Learner]:
     """The parts of a run that count what releases cost, and its learner if it does."""
     federation = node_run.federation
     parts: tuple[Part | Learner, ...] = (*federation.parts, federation.learner)
-    return [part for part in parts if ledger_of(part)]
+    return [part for part in parts if find_ledger(part)]
 
 
 def select_accounts(account: Arrays, rows: AnyArray) -> Arrays:
@@ -55,10 +55,10 @@ def carry_over_spending(node: Node, node_run: NodeRun) -> None:
     """Put what people spent in other runs on their accounts in this one: a new run is no new budget."""
     clients = node_run.devices.clients
     user_ids = node_run.federation.stream.user_ids[: clients.n_users]
-    erased_spending = read_spending(node.store, user_ids)
+    erased_spending = read_erased_spending(node.store, user_ids)
     charging_parts = []
     for part in list_charging_parts(node_run):
-        ledger = ledger_of(part)
+        ledger = find_ledger(part)
         if ledger is not None and EARLIER_RUNS in ledger.names:
             charging_parts.append((part, ledger))
     other_accounts = _load_other_accounts(node, node_run) if charging_parts else []
@@ -70,10 +70,10 @@ def _load_other_accounts(node: Node, node_run: NodeRun) -> list[UserAccounts]:
     """The accounts of every other run that counts."""
     run = node_run.federation.stream.name
     other_accounts = []
-    for other_run in node.store.runs():
+    for other_run in node.store.list_runs():
         if other_run == run:
             continue
-        accounts = load_accounts(node.store, other_run)
+        accounts = load_run_accounts(node.store, other_run)
         if accounts is not None:
             other_accounts.append(accounts)
     return other_accounts
@@ -94,7 +94,7 @@ def _carry_over_to_part(
     losses = erased_spending.copy()
     rounds = np.zeros(clients.n_users, np.int64)
     for (other_ledger, account), users in other_accounts:
-        row = find_rows(row_of_user, users)
+        row = find_user_rows(row_of_user, users)
         is_known = row >= 0
         known_rows = row[is_known]
         rounds_alike, sampled_losses = other_ledger.count_rounds_like(own_event, account)
@@ -120,7 +120,7 @@ def apply_declared_budgets(node: Node, node_run: NodeRun, server: ServerState) -
 
     Who declared nothing spends what the run plans, and no more than the node's owner allows (`max_epsilon`).
     """
-    declared_by_user = node.store.declared_budgets(node_run.federation.stream.name)
+    declared_by_user = node.store.read_declared_budgets(node_run.federation.stream.name)
     users = node_run.users[: node_run.devices.clients.n_users]
     budgets = [declared_by_user.get(user, UNDECLARED) for user in users.tolist()]
     declared = np.array(budgets, np.int64)
@@ -153,26 +153,26 @@ def set_budget(node: Node, user: str, epsilon: float, run: str | None = None) ->
     is_epsilon = 0 <= epsilon < math.inf
     if not is_epsilon or epsilon > MOST_EPSILON:
         raise TacitaError(f"a budget is an epsilon from 0 to {MOST_EPSILON:g}; more would promise nothing.")
-    note = RAISED if warns_of_raise(node, node.store.find_user(user), epsilon) else ""
+    note = RAISED if raises_spent_budget(node, node.store.find_user(user), epsilon) else ""
     millionths = to_millionths(epsilon)
     node.store.declare_budget(user, millionths, run)
     return {"user": user, "epsilon": epsilon, "run": run, "note": note}
 
 
-def declared_budget(node: Node, user: str) -> float | None:
+def read_declared_budget(node: Node, user: str) -> float | None:
     """What a person declared last for every run; None: they left that to the runs."""
     number = node.store.find_user(user)
-    millionths = node.store.declared_budgets("").get(number)
+    millionths = node.store.read_declared_budgets("").get(number)
     return None if millionths is None else millionths * MICRO
 
 
 # Accounts in words
 
 
-def describe_epsilon(node: Node, user: str | None = None) -> str:
+def describe_spent_epsilon(node: Node, user: str | None = None) -> str:
     """What the run that is served from has cost a person here, or at most anybody; or that there is no epsilon."""
-    run = node.store.latest_run()
-    accounts = None if run is None else load_accounts(node.store, run)
+    run = node.store.find_latest_run()
+    accounts = None if run is None else load_run_accounts(node.store, run)
     if accounts is None:
         return NO_NOISE
     (ledger, account), users = accounts
@@ -184,16 +184,16 @@ def describe_epsilon(node: Node, user: str | None = None) -> str:
     if not len(rows):
         return f"nothing: run '{run}' has heard nothing of user '{user}'"
     own_account = select_accounts(account, rows)
-    spent = float(ledger.epsilon(own_account).max())
+    spent = float(ledger.compute_spent_epsilon(own_account).max())
     if not math.isfinite(spent):
         return NO_NOISE
     until_now = f"at delta {ledger.delta:g} so far, in run '{run}'"
     if user is None:
         return f"at most epsilon {spent:.4g} {until_now}"
-    return f"epsilon {spent:.4g}{_describe_limit(own_account)} {until_now}"
+    return f"epsilon {spent:.4g}{_describe_budget_limit(own_account)} {until_now}"
 
 
-def _describe_limit(account: Arrays) -> str:
+def _describe_budget_limit(account: Arrays) -> str:
     budget = account["budget"]
     limit = budget[budget != NO_LIMIT] * MICRO
     return f" of a budget of {limit.max():g}" if len(limit) else ""
@@ -204,19 +204,19 @@ def read_user_accounts(node: Node, user: str) -> JsonObject:
     store = node.store
     number = store.find_user(user)
     account_by_run: JsonObject = {}
-    for run in store.runs():
-        devices = store.devices(run)
+    for run in store.list_runs():
+        devices = store.load_devices(run)
         if devices is None:
             continue
         users = devices[1]["users"]
         if number not in users:
             continue
         row = int(np.flatnonzero(users == number)[0])
-        accounts = load_accounts(store, run)
+        accounts = load_run_accounts(store, run)
         if accounts is None:
             account_by_run[run] = {"no_epsilon": NO_EPSILON}
         else:
             (ledger, account), _ = accounts
-            outside = describe_outside(node, run, number)
+            outside = describe_uncovered(node, run, number)
             account_by_run[run] = {**describe_account(ledger, account, row), "outside": outside}
     return {"user": user, "runs": account_by_run}

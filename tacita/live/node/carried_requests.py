@@ -11,8 +11,8 @@ from tacita.live.node.node import Node
 from tacita.live.node.node_run import NodeRun
 from tacita.live.node.question_reader import ReceivedQuestion
 from tacita.live.node.queued_request import QueuedRequest
-from tacita.live.node.row_index import ItemNumbers, index_rows, number_items
-from tacita.live.node.withdrawal_batches import select_due
+from tacita.live.node.row_index import ItemNumbers, index_rows, map_item_numbers
+from tacita.live.node.withdrawal_batches import select_requests_to_send
 from tacita.live.wire import RequestHead, UserRequest, decode_question
 from tacita.round.device_state import PARTS
 from tacita.round.request import Request, RequestBatch
@@ -25,11 +25,11 @@ def collect_requests(node: Node, node_run: NodeRun, question: ReceivedQuestion) 
         return []
     stream = node_run.federation.stream
     queue = node.store.list_requests(stream.name)
-    item_numbers = number_items(stream.item_ids)
+    item_numbers = map_item_numbers(stream.item_ids)
     empty_withdrawals = _find_empty_withdrawals(node_run, queue, item_numbers)
     in_batches = batches_withdrawals(node, node_run)
-    due = select_due(queue, node.config.min_users, in_batches, empty_withdrawals)
-    senders = _earlier_senders(queue)
+    due = select_requests_to_send(queue, node.config.min_users, in_batches, empty_withdrawals)
+    senders = _list_earlier_pseudonyms(queue)
     carried = []
     for queued in due:
         request = queued.sent_request
@@ -56,7 +56,7 @@ def batches_withdrawals(node: Node, node_run: NodeRun) -> bool:
     return is_asked and not node_run.is_alone and not node.config.insecure_single_user_uploads
 
 
-def _earlier_senders(queue: list[QueuedRequest]) -> dict[int | None, int]:
+def _list_earlier_pseudonyms(queue: list[QueuedRequest]) -> dict[int | None, int]:
     """The pseudonym under which each user asked first."""
     senders: dict[int | None, int] = {}
     for queued in reversed(queue):
@@ -116,28 +116,28 @@ def _prepare_request(
     items = np.array(sorted(known_items), np.int32)
     sent_items: AnyArray = items
     if queued.kind not in ("share", "unshare"):
-        sent_items = np.intersect1d(items, _shared_items(node_run, row))
+        sent_items = np.intersect1d(items, _read_shared_items(node_run, row))
     fields = {"id": queued.id, "kind": queued.kind, "items": sent_items.tolist(), "time": queued.created}
     user_request = validate_model(UserRequest, fields, "a request")
     if not len(row):
         return user_request
     first_row = row[0]
-    key = int(node_run.keys[first_row])
+    key = int(node_run.user_keys[first_row])
     request = Request(user_request.kind, key, items, user_request.time, user_request.id)
     batch = RequestBatch.from_request(request)
     encoded = node_run.devices.apply_requests(node_run.federation, question.server, batch)
     encoded_items = encoded.items.ids.tolist()
-    names = node_run.names if node.config.insecure_single_user_uploads else node_run.requester_names
+    names = node_run.pseudonyms if node.config.insecure_single_user_uploads else node_run.requester_names
     own_name = int(names[first_row])
     sender = senders.get(queued.user, own_name)
     return user_request.model_copy(update={"sender": sender, "items": encoded_items})
 
 
-def _shared_items(node_run: NodeRun, row: Longs) -> AnyArray:
+def _read_shared_items(node_run: NodeRun, row: Longs) -> AnyArray:
     """What a person shares with the server of the run."""
     clients = node_run.devices.clients
     known_row = row[row < clients.n_users]
     item_lists: list[AnyArray] = [np.zeros(0, np.int32)]
-    for name in node_run.federation.names_of(Role.SHARED):
+    for name in node_run.federation.list_state_names(Role.SHARED):
         item_lists.append(clients.read_list(name, known_row).ids)
     return np.concatenate(item_lists)

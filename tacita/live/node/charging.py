@@ -88,13 +88,13 @@ def describe_highest_cost(after: Accounts) -> str:
     if after is None:
         return NO_EPSILON
     ledger, account = after
-    highest = float(ledger.epsilon(account).max(initial=0.0))
+    highest = float(ledger.compute_spent_epsilon(account).max(initial=0.0))
     if not math.isfinite(highest):
         return NO_EPSILON
     return f"at most {highest:.4g} a person so far"
 
 
-def compute_costs(users: Longs, before: Accounts, after: Accounts) -> list[UserCost]:
+def compute_user_costs(users: Longs, before: Accounts, after: Accounts) -> list[UserCost]:
     """What a release cost each person who was charged for it; all costs add up to what is spent.
 
     None: no epsilon can be stated.
@@ -105,8 +105,8 @@ def compute_costs(users: Longs, before: Accounts, after: Accounts) -> list[UserC
     times_after = after[1]["times"][: len(times_before)]
     is_charged = (times_after != times_before).any(axis=1)
     charged = np.flatnonzero(is_charged)
-    spent = _epsilon_of_rows(after, charged)
-    earlier = _epsilon_of_rows(before, charged)
+    spent = _compute_row_epsilons(after, charged)
+    earlier = _compute_row_epsilons(before, charged)
     unstated = np.full(len(charged), np.inf)
     cost = np.subtract(spent, earlier, out=unstated, where=np.isfinite(spent))
     charged_users = users[charged].tolist()
@@ -115,9 +115,9 @@ def compute_costs(users: Longs, before: Accounts, after: Accounts) -> list[UserC
     return list(zip(charged_users, costs, totals, strict=True))
 
 
-def _epsilon_of_rows(accounts: tuple[Ledger, Arrays], rows: Longs) -> Doubles:
+def _compute_row_epsilons(accounts: tuple[Ledger, Arrays], rows: Longs) -> Doubles:
     ledger, account = accounts
-    return ledger.epsilon(select_accounts(account, rows))
+    return ledger.compute_spent_epsilon(select_accounts(account, rows))
 
 
 def _finite_or_none(values: Doubles) -> list[float | None]:
@@ -139,7 +139,7 @@ def count_budget_use(node_run: NodeRun) -> list[int]:
     budget = released["budget"]
     is_limited = budget != NO_LIMIT
     limit = np.maximum(budget[is_limited] * MICRO, MICRO)
-    used_share = ledger.epsilon(released)[is_limited] / limit
+    used_share = ledger.compute_spent_epsilon(released)[is_limited] / limit
     bin_edges = [0.0, *np.nextafter([0.25, 0.5, 0.75], 1.0), 1.0]
     counts, _ = np.histogram(np.clip(used_share, 0.0, 1.0), bin_edges)
     n_unlimited = (~is_limited).sum()

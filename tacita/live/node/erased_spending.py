@@ -33,10 +33,10 @@ SPENT_PREFIX = "spent/"
 NO_EVENT = Event("nothing that chance decides", "unknown")
 
 
-def load_accounts(store: NodeStore, run: str) -> tuple[tuple[Ledger, Arrays], AnyArray] | None:
+def load_run_accounts(store: NodeStore, run: str) -> tuple[tuple[Ledger, Arrays], AnyArray] | None:
     """The accounts of the people here in a run, and whose they are; None: it counts nothing."""
-    model = store.model(run)
-    devices = store.devices(run)
+    model = store.load_model(run)
+    devices = store.load_devices(run)
     if model is None or devices is None:
         return None
     note, _ = model
@@ -53,20 +53,20 @@ def load_accounts(store: NodeStore, run: str) -> tuple[tuple[Ledger, Arrays], An
 # Erasure
 
 
-def collect_spending(store: NodeStore, user: int | None) -> dict[str, int]:
+def collect_spending_by_digest(store: NodeStore, user: int | None) -> dict[str, int]:
     """What an erasure of somebody (None: of everybody) leaves: digest -> units of mu^2, of drawn rounds a bound."""
-    user_ids, raw_ids = store.users()
+    user_ids, raw_ids = store.list_users()
     raw_id_of = dict(zip(user_ids.tolist(), raw_ids, strict=True))
     erased_users = user_ids.tolist() if user is None else [user]
     losses = dict.fromkeys(erased_users, 0)
-    for run in store.runs():
+    for run in store.list_runs():
         for spender, run_loss in _read_run_losses(store, run):
             if spender in losses:
                 losses[spender] = _add_loss(losses[spender], run_loss)
     earlier = store.read_notes(SPENT_PREFIX)
     notes = {}
     for spender, loss in losses.items():
-        key = _spending_key(store.secret, raw_id_of[spender])
+        key = _digest_user(store.secret, raw_id_of[spender])
         total_loss = _add_loss(loss, int(earlier.get(key, 0)))
         if total_loss:
             notes[key] = total_loss
@@ -79,7 +79,7 @@ def _read_run_losses(store: NodeStore, run: str) -> list[tuple[int, int]]:
     An erasure goes before: a run whose accounts cannot be read leaves nothing.
     """
     try:
-        accounts = load_accounts(store, run)
+        accounts = load_run_accounts(store, run)
     except Exception as error:
         log.warning("what was spent in run '%s' is not kept: %s", run, str(error)[:500])
         return []
@@ -97,17 +97,17 @@ def _add_loss(loss: int, more: int) -> int:
     return int(total[0])
 
 
-def read_spending(store: NodeStore, raw_ids: Sequence[str]) -> Longs:
+def read_erased_spending(store: NodeStore, raw_ids: Sequence[str]) -> Longs:
     """What each of these users spent before they were erased, in units of mu^2."""
     notes = store.read_notes(SPENT_PREFIX)
     if not notes:
         return np.zeros(len(raw_ids), np.int64)
-    keys = [_spending_key(store.secret, raw_id) for raw_id in raw_ids]
+    keys = [_digest_user(store.secret, raw_id) for raw_id in raw_ids]
     spent = [int(notes.get(key, 0)) for key in keys]
     return np.array(spent, np.int64)
 
 
-def _spending_key(secret: str, raw_id: str) -> str:
+def _digest_user(secret: str, raw_id: str) -> str:
     key = f"spent {secret}".encode()
     digest = hmac.new(key, raw_id.encode(), hashlib.sha256)
     return SPENT_PREFIX + digest.hexdigest()

@@ -47,16 +47,16 @@ Terms = tuple[Longs, Doubles]  # places of items, and what each says
 
 def explain_item(snapshot: Snapshot, user: str, item: str) -> JsonObject:
     """What of a person's own history speaks for an item, the strongest first."""
-    row = snapshot.find_row(user)
-    place = _find_item(snapshot, item)
+    row = snapshot.find_user_row(user)
+    place = _find_item_number(snapshot, item)
     users = np.array([row], np.int32)
     score = float(snapshot.scorer(users)[0, place])
-    view = snapshot.scorer.build_view(users)
-    exact_terms = _exact_terms(snapshot, view, place)
+    view = snapshot.scorer.build_scoring_view(users)
+    exact_terms = _compute_exact_terms(snapshot, view, place)
     if exact_terms is not None and _adds_up(exact_terms, score):
         note = EXACT_NOTE + (RECENCY_NOTE if view.heads["recency"][0] else "")
         return {**_describe_terms(snapshot, item, score, exact_terms), "kind": "exact", "said": note}
-    similar_items = _similar_items(snapshot, row, place)
+    similar_items = _compute_similarity_terms(snapshot, row, place)
     if similar_items is None:
         no_terms = (np.zeros(0, np.int64), np.zeros(0))
         return {**_describe_terms(snapshot, item, score, no_terms), "kind": "none", "said": UNEXPLAINED_NOTE}
@@ -70,28 +70,28 @@ def _adds_up(terms: Terms, score: float) -> bool:
     return abs(total - score) <= TOLERANCE * max(1.0, abs(score))
 
 
-def _exact_terms(snapshot: Snapshot, view: CohortView, place: int) -> Terms | None:
+def _compute_exact_terms(snapshot: Snapshot, view: CohortView, place: int) -> Terms | None:
     """The sum that a score of tally is, term by term."""
     backbone = snapshot.scorer.plan.backbone
     server = snapshot.scorer.server
     if not isinstance(backbone, Tally):
         return None
-    latest = backbone.select_latest(view)
+    latest = backbone.select_latest_items(view)
     recency = float(view.heads["recency"][0])
     weights = compute_recency_weights(latest, recency).astype(np.float64)
-    likeness = backbone.compare_items(server, server.items, place).astype(np.float64)
+    likeness = backbone.measure_similarity_to_item(server, server.items, place).astype(np.float64)
     terms = weights * likeness[latest.ids]
     return latest.ids.astype(np.int64), terms
 
 
-def _similar_items(snapshot: Snapshot, row: int, place: int) -> Terms | None:
+def _compute_similarity_terms(snapshot: Snapshot, row: int, place: int) -> Terms | None:
     """How much a person's own items are like one, where the model has rows to compare."""
     scorer = snapshot.scorer
     server = scorer.server
     if not server.items.shape[1]:
         return None
     own_items = snapshot.own_items.row(row).astype(np.int64)
-    likeness = scorer.plan.backbone.compare_items(server, server.items, place)
+    likeness = scorer.plan.backbone.measure_similarity_to_item(server, server.items, place)
     values = likeness[own_items].astype(np.float64)
     if not np.isfinite(values).all():
         return None
@@ -105,7 +105,7 @@ def _describe_terms(snapshot: Snapshot, item: str, score: float, terms: Terms) -
     largest = float(sizes.max(initial=0.0)) or 1.0
     strongest = order[:MAX_TERMS].tolist()
     shown = [n for n in strongest if values[n]]
-    _, title = snapshot.items[_find_item(snapshot, item)]
+    _, title = snapshot.items[_find_item_number(snapshot, item)]
     described_terms = []
     for n in shown:
         term_item, term_title = snapshot.items[places[n]]
@@ -129,18 +129,18 @@ def _describe_terms(snapshot: Snapshot, item: str, score: float, terms: Terms) -
 
 def preview_removal(snapshot: Snapshot, user: str, item: str, without: str, k: int = 10) -> JsonObject:
     """What a person's list would be if one of their items were not in their history."""
-    row = snapshot.find_row(user)
-    _find_item(snapshot, item)
-    removed = _find_item(snapshot, without)
+    row = snapshot.find_user_row(user)
+    _find_item_number(snapshot, item)
+    removed = _find_item_number(snapshot, without)
     if removed not in snapshot.own_items.row(row):
         raise TacitaError(f"you have no item '{without[:100]}' on this device.")
     k = min(k, len(snapshot.items))
     before = snapshot.recommend(user, k)
     if not snapshot.scorer.plan.backbone.reads_history:
         return {"can": False, "said": NO_PREVIEW_NOTE, "before": before, "after": []}
-    after = snapshot.top_items(row, k, _score_without(snapshot, row, removed))
-    place_before = _number_items(before)
-    place_after = _number_items(after)
+    after = snapshot.list_top_items(row, k, _score_without(snapshot, row, removed))
+    place_before = _map_item_ranks(before)
+    place_after = _map_item_ranks(after)
     return {
         "can": True,
         "said": PREVIEW_NOTE,
@@ -164,12 +164,12 @@ def _score_without(snapshot: Snapshot, row: int, removed: int) -> Floats:
     return changed_scorer(np.array([row], np.int32))
 
 
-def _number_items(entries: list[JsonObject]) -> dict[str, int]:
+def _map_item_ranks(entries: list[JsonObject]) -> dict[str, int]:
     """The place of each item in a list, from 1."""
     return {entry["item"]: place for place, entry in enumerate(entries, 1)}
 
 
-def _find_item(snapshot: Snapshot, item: str) -> int:
+def _find_item_number(snapshot: Snapshot, item: str) -> int:
     for place, (raw_id, _) in enumerate(snapshot.items):
         if raw_id == item:
             return place

@@ -25,7 +25,7 @@ def drop_rare_entries(node_run: NodeRun, total: Total, min_contributors: int, se
     if federation.ledgers:
         return zero_rare_items(total, min_contributors, input_items)
     if federation.learner.unlearning is not None and "touched" in total.sums:
-        _unlog_items(node_run, np.flatnonzero(total["touched"] < min_contributors))
+        _drop_from_contribution_log(node_run, np.flatnonzero(total["touched"] < min_contributors))
     if federation.backbone.reads_order and _has_rare_items(total, min_contributors):
         _refuse_encoders(federation)
         return _rebuild_statistic(node_run, total, server)
@@ -39,10 +39,10 @@ def _has_rare_items(total: Total, min_contributors: int) -> bool:
     return bool(is_rare[touched > 0].any())
 
 
-def _unlog_items(node_run: NodeRun, rare_items: Longs) -> None:
+def _drop_from_contribution_log(node_run: NodeRun, rare_items: Longs) -> None:
     """Items that a statistic leaves out were not contributed, so nobody can take them back."""
     clients = node_run.devices.clients
-    name = _log_name(node_run.federation)
+    name = _find_log_name(node_run.federation)
     users = np.arange(clients.n_users)
     log = clients.read_list(name, users)
     is_earlier = log.values["block"] != node_run.block
@@ -50,7 +50,7 @@ def _unlog_items(node_run: NodeRun, rare_items: Longs) -> None:
     clients.put(users, {name: log.filter_entries(is_earlier | is_common)})
 
 
-def _log_name(federation: Federation) -> str:
+def _find_log_name(federation: Federation) -> str:
     return f"{PARTS}{federation.learner.name}/{CONTRIBUTION_LOG}"
 
 
@@ -69,14 +69,14 @@ def _rebuild_statistic(node_run: NodeRun, total: Total, server: ServerState) -> 
     federation = node_run.federation
     clients = node_run.devices.clients
     users = np.arange(clients.n_users)
-    log = clients.read_list(_log_name(federation), users)
+    log = clients.read_list(_find_log_name(federation), users)
     block = log.values["block"]
     items = Ragged(log.ptr, log.ids)
     current = items.filter_entries(block == node_run.block)
     earlier = items.filter_entries(block < node_run.block)
     model = federation.backbone
     assert isinstance(model, StatisticModel)
-    statistic = model.sum_lists(server, current, earlier)
+    statistic = model.sum_statistics_of_lists(server, current, earlier)
     return total.with_sums(statistic.sums)
 
 

@@ -20,9 +20,9 @@ from tacita.core.config import StrictModel, to_toml
 from tacita.core.errors import TacitaError
 from tacita.core.files import disk_error, temporary_path, write_bytes
 from tacita.data.interaction_table import Interactions
-from tacita.data.sources import load
+from tacita.data.sources import load_interactions
 from tacita.live.json_object import JsonObject
-from tacita.live.node.erased_spending import collect_spending
+from tacita.live.node.erased_spending import collect_spending_by_digest
 from tacita.live.node.serving import NO_MODEL, Snapshot, take_snapshot
 from tacita.live.node.store import Interaction, NodeStore
 from tacita.live.node.store_file import STORE_FILE
@@ -92,7 +92,7 @@ class Node:
         self.serving_error = ""  # why nothing can be served, if that is so
         self._snapshot: Snapshot | None = None
         self._refreshing = threading.Lock()
-        self.refresh()
+        self.refresh_snapshot()
 
     @staticmethod
     def create(
@@ -148,7 +148,7 @@ class Node:
 
     # Serving
 
-    def refresh(self) -> None:
+    def refresh_snapshot(self) -> None:
         """Serve from what the store holds now: after a handled request, an import, an erasure."""
         with self._refreshing:
             try:
@@ -182,10 +182,10 @@ class Node:
         decimal: str | None = None,
     ) -> JsonObject:
         """Add the interactions of a file; what is there already is not added twice."""
-        table = load(path, columns=columns or None, date_format=date_format, decimal=decimal)
-        known = {item for item, _ in self.store.catalogue()}
+        table = load_interactions(path, columns=columns or None, date_format=date_format, decimal=decimal)
+        known = {item for item, _ in self.store.read_catalogue()}
         n_users, n_rows = self.store.add_interactions(_iter_interactions(table))
-        self.refresh()
+        self.refresh_snapshot()
         n_unknown = sum(item not in known for item in table.item_ids) if known else 0
         return {
             "guessed": " ".join([table.format_note, *table.notes]),
@@ -201,25 +201,25 @@ class Node:
         self.store.set_consent(user, item, level)
         return {"user": user, "item": item, "level": level, "means": LEVEL_MEANS[level]}
 
-    def export(self, path: Path, user: str | None = None) -> JsonObject:
-        return {"lines": self.store.export(path, user), "file": str(path)}
+    def export_user_data(self, path: Path, user: str | None = None) -> JsonObject:
+        return {"lines": self.store.export_user_data(path, user), "file": str(path)}
 
-    def erase(self, user: str | None) -> JsonObject:
+    def erase_user(self, user: str | None) -> JsonObject:
         """Remove a user, or all (None), from this node; what was spent stays spent (erased_spending.py)."""
-        counts = self.store.erase(user, lambda number: collect_spending(self.store, number))
+        counts = self.store.erase_user(user, lambda number: collect_spending_by_digest(self.store, number))
         self._snapshot = None  # holds what was erased
-        self.refresh()
+        self.refresh_snapshot()
         return dict(counts)
 
-    def status(self) -> JsonObject:
+    def describe_status(self) -> JsonObject:
         """How the node is, and in plain words what the server can see."""
         snapshot = self._snapshot
-        n_today, last_release = self.store.count_releases(time.time() - DAY)
+        n_today, last_release = self.store.count_releases_since(time.time() - DAY)
         return {
             "name": self.config.name,
             "server": self.config.server,
-            **self.store.counts(),
-            "catalogue": len(self.store.catalogue()),
+            **self.store.count_rows(),
+            "catalogue": len(self.store.read_catalogue()),
             "releases today": n_today,
             "last release": last_release,
             "serving": None if snapshot is None else f"block {snapshot.block} round {snapshot.round}",
@@ -267,7 +267,7 @@ class Node:
         config = self.config
         return people < config.min_users and not config.insecure_single_user_uploads
 
-    def find_refusal(self, people: int, kind: str | None = None) -> str | None:
+    def find_sum_refusal(self, people: int, kind: str | None = None) -> str | None:
         """Why a sum over so many people may not be sent now; None: it may. The server reads it, so it counts nobody.
 
         With a kind, the pause between rounds is counted from the last release of that kind: a round has several.
@@ -275,7 +275,7 @@ class Node:
         config = self.config
         if self.is_too_few(people):
             return "fewer people than this node's minimum (min_users) take part, so nothing is sent."
-        n_today, last_release = self.store.count_releases(time.time() - DAY, kind)
+        n_today, last_release = self.store.count_releases_since(time.time() - DAY, kind)
         if n_today >= config.max_releases_per_day:
             return "this node has answered as often as it does in 24 hours (max_releases_per_day)."
         if last_release is None:

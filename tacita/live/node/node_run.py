@@ -12,15 +12,22 @@ from tacita.core.draws import derive_keys
 from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Arrays, Block, BlockStream, Bools, Keys, Longs, Ragged
 from tacita.data.splits import CollectedRows, split_collected_rows
-from tacita.federation.clients import empty_device_state, grow_devices
+from tacita.federation.clients import empty_device_state, grow_devices_for_block
 from tacita.federation.devices import LocalDevices, empty_local_devices
 from tacita.live.node.answers import StoredDevices
 from tacita.live.node.node import Node
-from tacita.live.node.row_index import ItemNumbers, find_items, find_rows, index_rows, number_items, state_arrays
+from tacita.live.node.row_index import (
+    ItemNumbers,
+    drop_user_id_column,
+    find_item_numbers,
+    find_user_rows,
+    index_rows,
+    map_item_numbers,
+)
 from tacita.live.node.store import InteractionRows, NodeStore
-from tacita.live.node.withdrawal_batches import collect_withdrawn
+from tacita.live.node.withdrawal_batches import collect_withdrawn_items
 from tacita.live.per_client_arrays import derive_pseudonyms, derive_run_secret
-from tacita.round.device_state import DeviceState, flatten_devices, read_devices, take_rows
+from tacita.round.device_state import DeviceState, flatten_devices, take_rows, unflatten_devices
 from tacita.round.plan import Federation
 from tacita.runs.assembly import build_components, build_plan
 
@@ -64,18 +71,18 @@ class NodeRun:
         return len(self.users)
 
     @property
-    def keys(self) -> Keys:
+    def user_keys(self) -> Keys:
         return self.federation.stream.user_keys
 
     @property
-    def names(self) -> Keys:
+    def pseudonyms(self) -> Keys:
         """The pseudonyms of people towards the server of this run."""
-        return derive_pseudonyms(self.federation.draws, self.keys)
+        return derive_pseudonyms(self.federation.draws, self.user_keys)
 
     @property
     def requester_names(self) -> Keys:
         """The pseudonyms of requesters, where the server may not know people: nothing else of the run has them."""
-        return derive_pseudonyms(self.federation.draws, self.keys, "requester")
+        return derive_pseudonyms(self.federation.draws, self.user_keys, "requester")
 
 
 # Loading
@@ -84,7 +91,7 @@ class NodeRun:
 def open_node_run(node: Node, run: str, block: int, config: RunConfig, items: list[str]) -> NodeRun:
     """The run as it stands on this node, with the block of the request opened."""
     store = node.store
-    last_block = max(store.last_block(run), 0)
+    last_block = max(store.find_last_block(run), 0)
     if block > last_block + MOST_AHEAD:
         raise Refusal(f"block {block} is too far ahead.")
     min_newcomers = count_newcomers_needed(node, config)
@@ -117,7 +124,7 @@ def _load_node_run(
 ) -> NodeRun:
     """The stream of this node's people and their private state, from the store."""
     store = node.store
-    users, raw_ids = store.users()
+    users, raw_ids = store.list_users()
     stream = _build_stream(store, run, block, config, items, users, raw_ids)
     secret = derive_run_secret(store.secret, run)
     backbone, parts, draws = build_components(config, secret)
@@ -151,7 +158,7 @@ def _build_stream(
 ) -> BlockStream:
     """What the people here contribute to each block so far, without what they withdrew."""
     row_of_user = index_rows(users)
-    item_numbers = number_items(items)
+    item_numbers = map_item_numbers(items)
     split = config.split
     user_keys = derive_keys(raw_ids)
     item_keys = derive_keys(items)
@@ -159,14 +166,14 @@ def _build_stream(
     fills_gaps = bool(build_plan(config).ledgers)
     blocks = []
     for index in range(block + 1):
-        stored_rows = store.block_rows(run, index)
+        stored_rows = store.read_block_rows(run, index)
         rows = _collect_rows(stored_rows, row_of_user, item_numbers, split.min_rating)
         if fills_gaps:
-            rows = _fill_gaps(rows)
+            rows = _fill_missing_columns(rows)
         is_new = ~has_earlier
         blocks.append(split_collected_rows(index, rows, is_new, user_keys, item_keys, split))
         has_earlier[rows.user] = True
-    withdrawn = collect_withdrawn(store.list_requests(run))
+    withdrawn = collect_withdrawn_items(store.list_requests(run))
     blocks = _drop_withdrawn(blocks, withdrawn, row_of_user, item_numbers)
     return BlockStream(run, tuple(blocks), tuple(raw_ids), tuple(items), user_keys, item_keys, {}, "")
 
@@ -177,7 +184,7 @@ def _collect_rows(
     """Interactions by row and item number, without unknown items and low ratings."""
     user_rows = [row_of_user[user_id] for user_id in rows.user.tolist()]
     user = np.array(user_rows, np.int32)
-    item = find_items(item_numbers, rows.item).astype(np.int32)
+    item = find_item_numbers(item_numbers, rows.item).astype(np.int32)
     is_usable: Bools = item >= 0
     if min_rating is not None:
         is_usable &= rows.rating >= min_rating
@@ -186,7 +193,7 @@ def _collect_rows(
     return CollectedRows(user[is_usable], item[is_usable], time, rating)
 
 
-def _fill_gaps(rows: CollectedRows) -> CollectedRows:
+def _fill_missing_columns(rows: CollectedRows) -> CollectedRows:
     """The same rows, each with a time and a rating.
 
     A block has these columns only if no row lacks them: one person's gap would change what is learned of all others.
@@ -221,15 +228,15 @@ def _drop_withdrawn(
 def _drop_from_block(block: Block, leaver_rows: Longs, withdrawn_items: Ragged) -> Block:
     """One block without all items of some users, and without some items of others."""
 
-    def drop(lists: Ragged) -> Ragged:
+    def drop_withdrawn(lists: Ragged) -> Ragged:
         rows = lists.rows()
         has_left = np.isin(rows, leaver_rows)
         is_withdrawn = withdrawn_items.holds(rows, lists.ids)
         return lists.filter_entries(~(has_left | is_withdrawn))
 
-    train = drop(block.train)
-    valid = drop(block.valid)
-    test = drop(block.test)
+    train = drop_withdrawn(block.train)
+    valid = drop_withdrawn(block.valid)
+    test = drop_withdrawn(block.test)
     return replace(block, train=train, valid=valid, test=test)
 
 
@@ -241,16 +248,16 @@ def _find_stored_devices(store: NodeStore, run: str, is_alone: bool) -> tuple[St
     tag_pairs = (RUN_TAGS, ALONE_TAGS) if is_alone else (RUN_TAGS,)
     candidates = []
     for current_tag, best_tag in tag_pairs:
-        current = store.devices(run, current_tag)
-        best = store.devices(run, best_tag)
+        current = store.load_devices(run, current_tag)
+        best = store.load_devices(run, best_tag)
         if current is not None and best is not None:
             candidates.append((current, best))
     if not candidates:
         return None
-    return max(candidates, key=_stored_progress)
+    return max(candidates, key=_order_by_progress)
 
 
-def _stored_progress(candidate: tuple[StoredDevices, StoredDevices]) -> tuple[int, int]:
+def _order_by_progress(candidate: tuple[StoredDevices, StoredDevices]) -> tuple[int, int]:
     current, _ = candidate
     note, _ = current
     return note["block"], note["round"]
@@ -263,22 +270,22 @@ def _restore_devices(node_run: NodeRun, current: StoredDevices, best: StoredDevi
     node_run.block = int(note["block"])
     node_run.round = int(note["round"])
     node_run.has_ended = bool(note["ended"])
-    current_state = _load_clients(current_arrays, node_run)
-    best_state = _load_clients(best_arrays, node_run)
+    current_state = _build_device_state(current_arrays, node_run)
+    best_state = _build_device_state(best_arrays, node_run)
     node_run.devices.clients = current_state.with_snapshot(best_state)
 
 
-def _load_clients(arrays: Arrays, node_run: NodeRun) -> DeviceState:
+def _build_device_state(arrays: Arrays, node_run: NodeRun) -> DeviceState:
     """Private state in the order of the run's users; newcomers start as the model has them start."""
     federation = node_run.federation
     clients = empty_device_state(federation.backbone)
-    grow_devices(clients, federation, federation.stream.user_keys)
-    stored_row = find_rows(index_rows(arrays["users"]), node_run.users)
+    grow_devices_for_block(clients, federation, federation.stream.user_keys)
+    stored_row = find_user_rows(index_rows(arrays["users"]), node_run.users)
     is_stored = stored_row >= 0
     rows = np.flatnonzero(is_stored).astype(np.int32)
     source_rows = stored_row[is_stored]
-    stored_arrays = take_rows(state_arrays(arrays), source_rows)
-    stored = read_devices(stored_arrays, "")
+    stored_arrays = take_rows(drop_user_id_column(arrays), source_rows)
+    stored = unflatten_devices(stored_arrays, "")
     stored_order = np.arange(len(source_rows))
     state: dict[str, AnyArray | Ragged] = {}
     for name, array in stored.arrays.items():

@@ -48,7 +48,7 @@ def digest_question(question: ReceivedQuestion, batches: Collection[str]) -> str
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def find_replay(store: NodeStore, batches: Collection[str], digest: str) -> bytes | None:
+def find_stored_retraction(store: NodeStore, batches: Collection[str], digest: str) -> bytes | None:
     """What these batches sent for the same question; None: nothing. Refuses the next question after too many."""
     notes_by_batch = [store.read_notes(f"{REPLAY_PREFIX}{batch}/") for batch in batches]
     same_answers = []
@@ -72,7 +72,7 @@ def make_replay_notes(batches: Collection[str], digest: str, reply: RoundReply) 
     return {f"{REPLAY_PREFIX}{batch}/{digest}": packed_sums for batch in batches}
 
 
-def replay_reply(reply: RoundReply, replay: bytes, where: str) -> RoundReply:
+def with_replayed_noise(reply: RoundReply, replay: bytes, where: str) -> RoundReply:
     """The same answer with the noise it had when it was sent first."""
     sums = unpack(replay, where)
     return replace(reply, total=reply.total.with_sums(sums))

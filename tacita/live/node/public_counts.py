@@ -18,7 +18,7 @@ def hides_presence(node_run: NodeRun) -> bool:
     return node_run.federation.learner.ledger() is not None
 
 
-def count_company(node_run: NodeRun, question: ReceivedQuestion, n_respondents: int) -> int:
+def count_people_for_minimum(node_run: NodeRun, question: ReceivedQuestion, n_respondents: int) -> int:
     """The people whom `min_users` counts: those of a sum, or under a budget all who are enrolled or named."""
     if not node_run.counts_epsilon:
         return n_respondents
@@ -27,7 +27,9 @@ def count_company(node_run: NodeRun, question: ReceivedQuestion, n_respondents: 
     return node_run.n_enrolled
 
 
-def count_told_clients(node: Node, node_run: NodeRun, question: ReceivedQuestion, total: Total) -> tuple[int, float]:
+def count_clients_in_reply(
+    node: Node, node_run: NodeRun, question: ReceivedQuestion, total: Total
+) -> tuple[int, float]:
     """How many clients a reply says that its sum is over, and their weight."""
     if not hides_presence(node_run):
         return total.n_clients, total.weight

@@ -23,15 +23,15 @@ from tacita.live.node.admission import (
     refuse_single_uploads,
     shows_single_users,
 )
-from tacita.live.node.answers import AnswerRecord, NodeAnswer, ReleaseRecord, StoredModel, number_question
+from tacita.live.node.answers import AnswerRecord, NodeAnswer, ReleaseRecord, StoredModel, make_question_number
 from tacita.live.node.attempts import resolve_attempt
 from tacita.live.node.block_progress import advance_run
 from tacita.live.node.carried_requests import batches_withdrawals, collect_requests
 from tacita.live.node.charging import suspend_charges
 from tacita.live.node.node import Node
 from tacita.live.node.node_run import NodeRun, Refusal, open_node_run, pack_devices
-from tacita.live.node.question_reader import ReceivedQuestion, assemble_model, check_catalogue, read_question
-from tacita.live.node.scores import answer_scores
+from tacita.live.node.question_reader import ReceivedQuestion, assemble_model, read_and_check_catalogue, read_question
+from tacita.live.node.scores import answer_evaluation_or_close
 from tacita.live.node.sum_release import answer_sum
 from tacita.live.per_client_arrays import NAMES, ROSTER, TAKES_PART
 from tacita.live.wire import (
@@ -71,19 +71,19 @@ def _answer_or_refuse(node: Node, body: bytes) -> bytes:
     request = decode_request(body)
     try:
         for _ in range(MAX_TRIES):
-            answer = _answer_once(node, request)
+            answer = _repeat_or_compute_answer(node, request)
             if answer is not None:
                 return answer
         raise Refusal("people are changing what they share; ask again later.")
     except Refusal as refusal:
         reason = str(refusal)[:500]
-        return encode_message(_refuse(node, request.head, reason))
+        return encode_message(_make_refusal(node, request.head, reason))
     finally:
         if len(node.open_runs) > MAX_OPEN_RUNS:
             node.open_runs.clear()
 
 
-def _answer_once(node: Node, request: ServerRequest) -> bytes | None:
+def _repeat_or_compute_answer(node: Node, request: ServerRequest) -> bytes | None:
     """The stored answer, or a new one after its commit; None: somebody withdrew while it was computed."""
     head = request.head
     config = admit_settings(node, head)
@@ -94,9 +94,9 @@ def _answer_once(node: Node, request: ServerRequest) -> bytes | None:
     resolve_attempt(node, head, config)
     model = assemble_model(node, request)
     if model is None:
-        digests = _list_digests(node, head.run)
+        digests = _list_held_digests(node, head.run)
         return encode_message(Reply(make_reply_head(head, verdict="missing", have=digests)))
-    catalogue = check_catalogue(node, _select_arrays(model))
+    catalogue = read_and_check_catalogue(node, _select_arrays(model))
     try:
         committed = _compute_and_commit(node, request, config, model, catalogue)
     except BaseException as error:
@@ -119,7 +119,7 @@ def _select_arrays(model: StoredModel) -> Arrays:
 
 def _find_stored_reply(node: Node, request: ServerRequest) -> bytes | None:
     """The answer to the same request, if there was one; refuses another request under the same number."""
-    stored = node.store.stored_reply(number_question(request.head))
+    stored = node.store.find_stored_reply(make_question_number(request.head))
     if stored is None:
         return None
     digest, reply = stored
@@ -145,8 +145,8 @@ def _compute_and_commit(
     body = _encode_with_notes(answer.reply, head, model, carried)
     note, _ = model
     note["tag"] = node_run.tags[0]
-    store.set_catalogue(catalogue)
-    record = _make_record(node, node_run, question, answer, model, carried, body)
+    store.extend_catalogue(catalogue)
+    record = _make_answer_record(node, node_run, question, answer, model, carried, body)
     if not store.commit_answer(question.number, record, unless_withdrawn_since=withdrawals_before):
         return None
     return CommittedAnswer(body, answer.is_answered)
@@ -168,7 +168,7 @@ def _encode_with_notes(reply: Reply, head: RequestHead, model: StoredModel, carr
     return encode_message(replace(reply, head=noted_head))
 
 
-def _make_record(
+def _make_answer_record(
     node: Node,
     node_run: NodeRun,
     question: ReceivedQuestion,
@@ -188,7 +188,7 @@ def _make_record(
         request_sha=question.request.sha,
         reply=body if answer.is_answered else None,
         now=pack_devices(node_run, devices.clients),
-        best=pack_devices(node_run, devices.best),
+        best=pack_devices(node_run, devices.best_devices),
         model=model,
         release=release,
         sent_requests=carried,
@@ -204,10 +204,10 @@ def _make_record(
 # Refusals
 
 
-def _refuse(node: Node, head: RequestHead, reason: str) -> Reply:
+def _make_refusal(node: Node, head: RequestHead, reason: str) -> Reply:
     """Say why nothing is sent."""
     log.info("block %d round %d %s: nothing left this node: %s", head.block, head.round, head.kind, reason)
-    digests = _list_digests(node, head.run)
+    digests = _list_held_digests(node, head.run)
     final_ids = _list_final_ids(head)
     return Reply(make_reply_head(head, verdict="refused", said=reason, have=digests, heard=final_ids))
 
@@ -217,9 +217,9 @@ def _list_final_ids(head: RequestHead) -> list[int]:
     return [outcome.id for outcome in head.told if outcome.is_final]
 
 
-def _list_digests(node: Node, run: str) -> list[str]:
+def _list_held_digests(node: Node, run: str) -> list[str]:
     """Digests of the arrays that need not travel again."""
-    model = node.store.model(run)
+    model = node.store.load_model(run)
     if model is None:
         return []
     _, arrays = model
@@ -241,7 +241,7 @@ def _compute_answer(node: Node, node_run: NodeRun, question: ReceivedQuestion) -
         return _answer_roster(node, node_run, question)
     advance_run(node_run, question)
     if kind in SCORE_QUESTIONS:
-        return answer_scores(node, node_run, question)
+        return answer_evaluation_or_close(node, node_run, question)
     return answer_sum(node, node_run, question, withdraws_together)
 
 
@@ -249,12 +249,12 @@ def _answer_roster(node: Node, node_run: NodeRun, question: ReceivedQuestion) ->
     """The pseudonyms of the people here in this run, and who of them takes part."""
     refuse_single_uploads(node)
     advance_run(node_run, question)
-    n_users = len(node_run.names)
-    participants = node_run.devices.round_participants(node_run.federation, question.server)
+    n_users = len(node_run.pseudonyms)
+    participants = node_run.devices.draw_round_participants(node_run.federation, question.server)
     all_rows = np.arange(n_users)
     takes_part = np.isin(all_rows, participants).astype(np.uint8)
     head = make_reply_head(question.head, verdict="ok", clients=n_users)
-    reply = Reply(head, {NAMES: node_run.names, TAKES_PART: takes_part})
+    reply = Reply(head, {NAMES: node_run.pseudonyms, TAKES_PART: takes_part})
     release = ReleaseRecord(n_users, 0, "made-up names of the people here, and who takes part")
     return NodeAnswer(reply, release)
 
@@ -264,8 +264,8 @@ def _train_alone(node: Node, node_run: NodeRun, question: ReceivedQuestion) -> N
     with contextlib.suppress(Refusal):  # a repeated question: they have trained already
         advance_run(node_run, question)
         _train_round_alone(node_run, question)
-    reason = node.find_refusal(0) or ""
-    return NodeAnswer(_refuse(node, question.head, reason))
+    reason = node.find_sum_refusal(0) or ""
+    return NodeAnswer(_make_refusal(node, question.head, reason))
 
 
 def _train_round_alone(node_run: NodeRun, question: ReceivedQuestion) -> None:

@@ -14,7 +14,7 @@ from tacita.core.errors import TacitaError
 from tacita.core.files import nest_parts
 from tacita.core.types import AnyArray, Arrays, Broadcast, Keys, Ragged, ServerState
 from tacita.live.json_object import JsonObject
-from tacita.live.node.answers import QuestionNumber, StoredModel, number_question
+from tacita.live.node.answers import QuestionNumber, StoredModel, make_question_number
 from tacita.live.node.node import Node
 from tacita.live.node.node_run import NodeRun, Refusal
 from tacita.live.per_client_arrays import CHOSEN, OWN_PREFIX, decode_per_client, resolve_pseudonyms
@@ -49,7 +49,7 @@ class ReceivedQuestion:
 
     @property
     def number(self) -> QuestionNumber:
-        return number_question(self.head)
+        return make_question_number(self.head)
 
 
 # The model
@@ -58,7 +58,7 @@ class ReceivedQuestion:
 def assemble_model(node: Node, request: ServerRequest) -> StoredModel | None:
     """All arrays of the model: those that travelled and those that the node has; None: some are missing."""
     head = request.head
-    stored = _stored_arrays(node, head.run)
+    stored = _load_stored_arrays(node, head.run)
     arrays = {}
     for name, sha in head.names.items():
         if name in request.arrays:
@@ -73,14 +73,14 @@ def assemble_model(node: Node, request: ServerRequest) -> StoredModel | None:
     if not has_required or arrays["items"][1].ndim != 2:
         raise Refusal("the request holds no item table and catalogue.")
     _refuse_unknown_arrays(arrays)
-    config = normalise_config(head.config)
+    config = serialise_config(head.config)
     note = {"config": config, "block": head.block, "round": head.round, "tag": "now"}
     return note, arrays
 
 
-def _stored_arrays(node: Node, run: str) -> Arrays:
+def _load_stored_arrays(node: Node, run: str) -> Arrays:
     """The arrays of the model that the node has, by digest."""
-    model = node.store.model(run)
+    model = node.store.load_model(run)
     if model is None:
         return {}
     _, named_arrays = model
@@ -99,20 +99,20 @@ def _refuse_unknown_arrays(names: Iterable[str]) -> None:
             raise Refusal("the request holds arrays that no model has.")
 
 
-def check_catalogue(node: Node, arrays: Arrays) -> Catalogue:
+def read_and_check_catalogue(node: Node, arrays: Arrays) -> Catalogue:
     """The items of the table. They must begin with those that this node knows, or the other way round."""
     try:
         items = decode_catalogue(arrays["catalogue"])
     except TacitaError as error:
         raise Refusal(str(error)) from None
-    known_items = node.store.catalogue()
+    known_items = node.store.read_catalogue()
     for (new_id, _), (known_id, _) in zip(items, known_items, strict=False):
         if new_id != known_id:
             raise Refusal("the catalogue differs from the one this node has; an operator only adds items at its end.")
     return items
 
 
-def normalise_config(config: JsonObject) -> str:
+def serialise_config(config: JsonObject) -> str:
     return validate_model(RunConfig, config, "the settings").model_dump_json()
 
 
@@ -125,10 +125,10 @@ def read_question(node_run: NodeRun, arrays: Arrays, request: ServerRequest) -> 
     head = request.head
     server = ServerState(arrays["items"], heads, head.block, head.round)
     common = nest_parts(arrays, "parts-received/")
-    _check_model(node_run, server, common)
+    _refuse_misfitting_model(node_run, server, common)
     try:
         per_client = decode_per_client(arrays, len(server.items))
-        recipients = resolve_pseudonyms(per_client.clients, node_run.names, node_run.keys)
+        recipients = resolve_pseudonyms(per_client.clients, node_run.pseudonyms, node_run.user_keys)
         respondents = _read_respondents(node_run, arrays)
     except TacitaError as error:
         raise Refusal(str(error)) from None
@@ -143,8 +143,8 @@ def _read_respondents(node_run: NodeRun, arrays: Arrays) -> Keys | None:
     """The keys of the people whom a question names; None: it names nobody."""
     if CHOSEN not in arrays:
         return None
-    names = np.append(node_run.names, node_run.requester_names)
-    keys = np.tile(node_run.keys, 2)
+    names = np.append(node_run.pseudonyms, node_run.requester_names)
+    keys = np.tile(node_run.user_keys, 2)
     return resolve_pseudonyms(arrays[CHOSEN], names, keys)
 
 
@@ -152,16 +152,16 @@ def _refuse_unreadable_lists(node_run: NodeRun, part_name: str, lists: Ragged, n
     """Lists to single people must fit the part that reads them."""
     part_by_name = {part.name: part for part in node_run.federation.parts}
     part = part_by_name.get(part_name)
-    is_bounded = all(_is_bounded(column) for column in lists.values.values())
-    if part is None or not is_bounded or not part.fields(n_items).accept_lists(lists):
+    is_bounded = all(_has_bounded_numbers(column) for column in lists.values.values())
+    if part is None or not is_bounded or not part.fields(n_items).accepts_lists(lists):
         raise Refusal("the request does not fit its own settings: it writes what no part reads.")
 
 
-def _is_bounded(array: AnyArray) -> bool:
+def _has_bounded_numbers(array: AnyArray) -> bool:
     return bool((np.abs(array) <= MOST_NUMBER).all())
 
 
-def _check_model(node_run: NodeRun, server: ServerState, common: dict[str, Arrays]) -> None:
+def _refuse_misfitting_model(node_run: NodeRun, server: ServerState, common: dict[str, Arrays]) -> None:
     """Refuse arrays that do not fit the settings: compiled loops trust shapes."""
     federation = node_run.federation
     n_items = len(server.items)
@@ -183,7 +183,7 @@ def _fits_backbone(node_run: NodeRun, server: ServerState) -> bool:
     expected_shape = (federation.stream.n_items, federation.backbone.item_width)
     if items.dtype != np.float32 or items.shape != expected_shape:
         return False
-    if not federation.backbone.heads_fit(server.heads, len(items)):
+    if not federation.backbone.accepts_heads(server.heads, len(items)):
         return False
     return _are_numbers_bounded([items, *server.heads.values()])
 
@@ -198,11 +198,11 @@ def _fits_parts(node_run: NodeRun, common: dict[str, Arrays], n_items: int) -> b
             return False
     for part in parts:
         arrays = common.get(part.name, {})
-        if not part.fields(n_items).accept_common(arrays):
+        if not part.fields(n_items).accepts_common(arrays):
             return False
     return True
 
 
 def _are_numbers_bounded(arrays: Iterable[AnyArray]) -> bool:
     float_arrays = [array for array in arrays if array.dtype.kind == "f"]
-    return all(_is_bounded(array) for array in float_arrays)
+    return all(_has_bounded_numbers(array) for array in float_arrays)

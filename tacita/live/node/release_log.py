@@ -34,7 +34,7 @@ def read_release_log(node: Node, user: str | None) -> JsonObject:
     return {**read_user_accounts(node, user), "requests": requests}
 
 
-def describe_log(log: JsonObject) -> list[str]:
+def list_log_lines(log: JsonObject) -> list[str]:
     """The log, or what left of a person's requests, a line each, oldest first."""
     if "lines" not in log:
         return [_describe_request(request) for request in log["requests"]]

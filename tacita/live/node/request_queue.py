@@ -12,14 +12,14 @@ from sqlite3 import Connection
 
 from tacita.core.config import validate_model
 from tacita.live.node import attempt_snapshot
-from tacita.live.node.answers import QuestionNumber, request_size
+from tacita.live.node.answers import QuestionNumber, count_request_bytes
 from tacita.live.node.queued_request import QueuedRequest
 from tacita.live.node.withdrawal_batches import (
     ANSWERED_PREFIX,
-    batch_users,
-    digest_alone,
     digest_batch,
-    group_batches,
+    digest_single_withdrawal,
+    group_sent_withdrawals,
+    list_batch_users,
 )
 from tacita.live.wire import RequestOutcome, UserRequest
 
@@ -28,7 +28,7 @@ BUDGET = "budget"  # what somebody is willing to spend: kept like a request, and
 _COLUMNS = "id, run, kind, payload, user, created, sent, block, round, question, wanted, outcome"
 
 
-def put_request(db: Connection, request: QueuedRequest) -> int:
+def insert_request(db: Connection, request: QueuedRequest) -> int:
     payload = json.dumps({"items": request.items})
     cursor = db.execute(
         "INSERT INTO requests (run, kind, payload, user, created) VALUES (?, ?, ?, ?, ?)",
@@ -41,10 +41,10 @@ def list_requests(db: Connection, run: str | None = None) -> list[QueuedRequest]
     """Requests for a run (None: for all), oldest first."""
     sql = f"SELECT {_COLUMNS} FROM requests WHERE (?1 IS NULL OR run = ?1) AND kind != ?2 ORDER BY id"
     rows = db.execute(sql, (run, BUDGET)).fetchall()
-    return [_read_row(*row) for row in rows]
+    return [_build_queued_request(*row) for row in rows]
 
 
-def _read_row(
+def _build_queued_request(
     id: int, run: str, kind: str, payload: str, user: int | None, created: float, *more: str | float | int | None
 ) -> QueuedRequest:
     sent, block, round, question, wanted, outcome = more
@@ -108,22 +108,22 @@ def mark_sent(db: Connection, number: QuestionNumber, requests: Sequence[UserReq
     carrier = (number.block, number.round, number.kind)
     rows = []
     for request in requests:
-        content = (request.model_dump_json(), len(request.items), request_size(request))
+        content = (request.model_dump_json(), len(request.items), count_request_bytes(request))
         rows.append((at, *carrier, *content, request.id))
     return db.executemany(sql, rows).rowcount > 0
 
 
-def join_small_batches(db: Connection, number: QuestionNumber, min_users: int) -> None:
+def move_small_batches_to_next(db: Connection, number: QuestionNumber, min_users: int) -> None:
     """Batches that fell below `min_users` because people erased themselves go with the batch that leaves now.
 
     Only where nobody of them answered anything yet: who did stays in the earlier batch.
     """
     sql = "UPDATE requests SET block = ?, round = ?, question = ? WHERE id = ?"
-    batches = group_batches(list_requests(db, number.run))
+    batches = group_sent_withdrawals(list_requests(db, number.run))
     for (carrier, kind), batch in batches.items():
         is_current = carrier == number
         has_successor = (number, kind) in batches
-        is_small = len(batch_users(batch)) < min_users
+        is_small = len(list_batch_users(batch)) < min_users
         is_open = not any(request.is_final for request in batch)
         if is_current or not has_successor or not (is_small and is_open):
             continue
@@ -159,10 +159,10 @@ def record_outcomes(db: Connection, run: str, outcomes: Iterable[RequestOutcome]
         return
     requests = [request for request in list_requests(db, run) if request.kind != "share"]
     settled_users = _find_settled_users(requests, newly_done)
-    attempt_snapshot.drop_settled_users(db, run, settled_users, where)
-    for key, batch in group_batches(requests).items():
+    attempt_snapshot.drop_users_from_snapshot(db, run, settled_users, where)
+    for key, batch in group_sent_withdrawals(requests).items():
         if all(request.is_final for request in batch):
-            alone = [digest_alone(key, request) for request in batch]
+            alone = [digest_single_withdrawal(key, request) for request in batch]
             _drop_replays(db, [digest_batch(key, batch), *alone])
 
 
@@ -202,11 +202,11 @@ def _drop_replays(db: Connection, batches: Iterable[str]) -> None:
         db.execute("DELETE FROM meta WHERE key GLOB ?", (f"retold/{batch}/*",))
 
 
-def put_notes(db: Connection, notes: Mapping[str, str]) -> None:
+def store_notes(db: Connection, notes: Mapping[str, str]) -> None:
     db.executemany("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", notes.items())
 
 
-def has_conflict(db: Connection, marks: Mapping[str, str]) -> bool:
+def has_answered_in_other_batch(db: Connection, marks: Mapping[str, str]) -> bool:
     """Whether somebody answered one of these in another batch."""
     sql = "SELECT 1 FROM json_each(?) AS said JOIN meta ON meta.key = said.key WHERE meta.value IS NOT said.value"
     text = json.dumps(dict(marks))
@@ -214,7 +214,7 @@ def has_conflict(db: Connection, marks: Mapping[str, str]) -> bool:
     return row is not None
 
 
-def erase_notes(db: Connection, user: int | None) -> None:
+def erase_answer_marks_and_replays(db: Connection, user: int | None) -> None:
     """Erase the marks of one user (None: of all), and the retractions of their batches."""
     if user is None:
         marks = f"{ANSWERED_PREFIX}*"

@@ -35,7 +35,7 @@ class RequestStatus(BaseModel):
 def list_request_statuses(node: Node, user: str | None = None) -> list[RequestStatus]:
     """Of every request, or of those of one person."""
     store = node.store
-    user_ids, raw_ids = store.users()
+    user_ids, raw_ids = store.list_users()
     raw_id_of = dict(zip(user_ids.tolist(), raw_ids, strict=True))
     queue = store.list_requests()
     requests = queue
@@ -53,7 +53,7 @@ def list_request_statuses(node: Node, user: str | None = None) -> list[RequestSt
             kind=request.kind,
             items=len(request.items),
             run=request.run,
-            state=_describe_state(node, request, queue, batching_runs),
+            state=_describe_request_state(node, request, queue, batching_runs),
             age=None if request.is_final else max(0.0, age),
             done=request.is_final,
             effect=_describe_effect(request),
@@ -82,7 +82,9 @@ def _batches_withdrawals(node: Node, run: str) -> bool:
     return bool(plan.implementing("answer_question"))
 
 
-def _describe_state(node: Node, request: QueuedRequest, queue: Sequence[QueuedRequest], batching_runs: set[str]) -> str:
+def _describe_request_state(
+    node: Node, request: QueuedRequest, queue: Sequence[QueuedRequest], batching_runs: set[str]
+) -> str:
     carrier = request.carrier
     if carrier is None:
         if request.is_withdrawal and request.run in batching_runs:

@@ -17,13 +17,20 @@ from tacita.core.errors import TacitaError
 from tacita.core.files import nest_parts
 from tacita.core.types import AnyArray, Arrays, Block, Broadcast, Floats, Keys, Ragged, ServerState
 from tacita.federation.scoring import DeviceScorer
-from tacita.kernels.ranking import best_items
+from tacita.kernels.ranking import find_best_items
 from tacita.live.json_object import JsonObject
-from tacita.live.node.row_index import ItemNumbers, find_items, find_rows, index_rows, number_items, state_arrays
+from tacita.live.node.row_index import (
+    ItemNumbers,
+    drop_user_id_column,
+    find_item_numbers,
+    find_user_rows,
+    index_rows,
+    map_item_numbers,
+)
 from tacita.live.node.store import InteractionRows, NodeStore, unknown_user_error
 from tacita.live.per_client_arrays import decode_per_client, derive_pseudonyms, derive_run_secret
 from tacita.live.wire import Catalogue, select_prefixed
-from tacita.round.device_state import DeviceState, read_devices, take_rows
+from tacita.round.device_state import DeviceState, take_rows, unflatten_devices
 from tacita.round.paged_lists import PagedLists
 from tacita.round.plan import Plan
 from tacita.runs.assembly import build_plan
@@ -49,23 +56,23 @@ class Snapshot:
 
     def recommend(self, user: str, k: int) -> list[JsonObject]:
         """Top k of what the user does not have yet: [{item, title, score}], best first."""
-        row = self.find_row(user)
+        row = self.find_user_row(user)
         check_list_length(k, len(self.items))
         scores = self.scorer(np.array([row], np.int32))
-        return self.top_items(row, k, scores)
+        return self.list_top_items(row, k, scores)
 
-    def find_row(self, user: str) -> int:
+    def find_user_row(self, user: str) -> int:
         """The row of a user; refuses who is unknown to the model."""
         row = self.row_of.get(user)
         if row is None:
             raise _waiting_user_error(user) if user in self.waiting else unknown_user_error(user)
         return row
 
-    def top_items(self, row: int, k: int, scores: Floats) -> list[JsonObject]:
+    def list_top_items(self, row: int, k: int, scores: Floats) -> list[JsonObject]:
         """The best k of one user's scores, which are overwritten where the user has the item."""
         scores[0, self.own_items.row(row)] = -np.inf
         scores[0, len(self.items) :] = -np.inf
-        places, top_scores = best_items(scores, k)
+        places, top_scores = find_best_items(scores, k)
         entries = []
         ranking = zip(places[0].tolist(), top_scores[0].tolist(), strict=True)
         for place, score in ranking:
@@ -83,19 +90,19 @@ def _waiting_user_error(user: str) -> TacitaError:
 
 def take_snapshot(store: NodeStore, before: Snapshot | None = None) -> Snapshot | None:
     """What can be served now, reusing what has not changed since `before`; None before the first model."""
-    received = _load_model(store)
+    received = _load_received_model(store)
     if received is None:
         return None
     server = received.server
-    users = _select_users(store, received)
+    users = _select_served_users(store, received)
     user_ids = users.ids.tobytes()
-    catalogue = store.catalogue()[: len(server.items)]
+    catalogue = store.read_catalogue()[: len(server.items)]
     cache_key = (store.changes, received.run, len(catalogue), user_ids)
     if before is not None and before.cache_key == cache_key:
         histories = before.histories
     else:
-        item_numbers = number_items(item for item, _ in catalogue)
-        rows = store.history(run=received.run)
+        item_numbers = map_item_numbers(item for item, _ in catalogue)
+        rows = store.read_history(run=received.run)
         histories = _UserHistories(rows, users.ids, item_numbers)
     all_rows = np.ones(len(histories.rows), bool)
     snapshot = Snapshot(
@@ -104,7 +111,7 @@ def take_snapshot(store: NodeStore, before: Snapshot | None = None) -> Snapshot 
         round=server.round,
         row_of={raw_id: row for row, raw_id in enumerate(users.raw_ids)},
         waiting=users.waiting,
-        own_items=histories.select(all_rows),
+        own_items=histories.select_entries(all_rows),
         items=catalogue,
         scorer=_make_scorer(received, users, histories),
         histories=histories,
@@ -126,9 +133,9 @@ class _ReceivedModel:
     device_arrays: Arrays  # empty: no device was stored yet
 
 
-def _load_model(store: NodeStore) -> _ReceivedModel | None:
-    run = store.latest_run()
-    model = None if run is None else store.model(run)
+def _load_received_model(store: NodeStore) -> _ReceivedModel | None:
+    run = store.find_latest_run()
+    model = None if run is None else store.load_model(run)
     if run is None or model is None:
         return None
     note, named_arrays = model
@@ -141,7 +148,7 @@ def _load_model(store: NodeStore) -> _ReceivedModel | None:
     block = int(note["block"])
     round = int(note["round"])
     server = ServerState(item_table, heads, block, round)
-    devices = store.devices(run, str(note.get("tag", "now")))
+    devices = store.load_devices(run, str(note.get("tag", "now")))
     device_arrays = {} if devices is None else devices[1]
     return _ReceivedModel(run, plan, server, arrays, device_arrays)
 
@@ -155,9 +162,9 @@ class _ServedUsers:
     waiting: frozenset[str]
 
 
-def _select_users(store: NodeStore, received: _ReceivedModel) -> _ServedUsers:
+def _select_served_users(store: NodeStore, received: _ReceivedModel) -> _ServedUsers:
     """A model that reads histories serves all users; one that trains knows those who have trained."""
-    user_ids, raw_ids = store.users()
+    user_ids, raw_ids = store.list_users()
     if received.plan.learner.model_after:
         is_known = np.ones(len(user_ids), bool)
     else:
@@ -175,8 +182,8 @@ def _make_scorer(received: _ReceivedModel, users: _ServedUsers, histories: _User
     row_block = histories.rows.block
     is_current = (row_block == server.block) | (row_block < 0)
     is_past = (row_block >= 0) & (row_block < server.block)
-    current = histories.select(is_current)
-    past = histories.select(is_past) if plan.backbone.reads_history else None
+    current = histories.select_entries(is_current)
+    past = histories.select_entries(is_past) if plan.backbone.reads_history else None
     n_users = len(users.raw_ids)
     no_items = Ragged.empty(n_users)
     block = Block(
@@ -189,7 +196,7 @@ def _make_scorer(received: _ReceivedModel, users: _ServedUsers, histories: _User
         np.zeros(n_users, bool),
         len(current.ids),
     )
-    clients = _arrange_clients(users.ids, received.device_arrays, plan.backbone.private_width)
+    clients = _arrange_device_state(users.ids, received.device_arrays, plan.backbone.private_width)
     broadcast = _read_broadcast(plan, received.arrays)
     user_keys = derive_keys(users.raw_ids)
     return DeviceScorer(plan, server, clients, block, user_keys, broadcast, "serve", past)
@@ -208,16 +215,16 @@ def _read_broadcast(plan: Plan, arrays: Arrays) -> Broadcast:
     return Broadcast(common, select_lists, decode_lists=plan.decode_lists)
 
 
-def _arrange_clients(user_ids: AnyArray, arrays: Arrays, width: int) -> DeviceState:
+def _arrange_device_state(user_ids: AnyArray, arrays: Arrays, width: int) -> DeviceState:
     """The devices' state in the order of `user_ids`; who has none starts with zeros and empty lists."""
     n_users = len(user_ids)
     clients = DeviceState.from_private(np.zeros((n_users, width), np.float32))
     if not arrays:
         return clients
-    stored_row = find_rows(index_rows(arrays["users"]), user_ids)
+    stored_row = find_user_rows(index_rows(arrays["users"]), user_ids)
     is_stored = stored_row >= 0
-    stored_arrays = take_rows(state_arrays(arrays), stored_row[is_stored])
-    stored = read_devices(stored_arrays, "")
+    stored_arrays = take_rows(drop_user_id_column(arrays), stored_row[is_stored])
+    stored = unflatten_devices(stored_arrays, "")
     for name, array in stored.arrays.items():
         shape = (n_users, *array.shape[1:])
         clients.arrays[name] = np.zeros(shape, array.dtype)
@@ -236,12 +243,12 @@ class _UserHistories:
     def __init__(self, rows: InteractionRows, user_ids: AnyArray, item_numbers: ItemNumbers) -> None:
         self.rows = rows
         self._n_users = len(user_ids)
-        self._row = find_rows(index_rows(user_ids), rows.user)
-        self._item = find_items(item_numbers, rows.item)
+        self._row = find_user_rows(index_rows(user_ids), rows.user)
+        self._item = find_item_numbers(item_numbers, rows.item)
         self._is_known = (self._row >= 0) & (self._item >= 0)
         self._order = np.argsort(rows.time, kind="stable")  # without a time: last, as imported
 
-    def select(self, where: AnyArray) -> Ragged:
+    def select_entries(self, where: AnyArray) -> Ragged:
         """Some of them, with times and ratings if all have them, as the lists that were trained on."""
         is_selected = where & self._is_known
         order = self._order[is_selected[self._order]]

@@ -21,7 +21,7 @@ import numpy as np
 from tacita.core.codec import unpack
 from tacita.core.errors import TacitaError
 from tacita.core.types import Doubles, Longs
-from tacita.live.database import mark_for_scrub, scrub
+from tacita.live.database import mark_for_scrub, scrub_deleted_bytes
 from tacita.live.json_object import JsonObject
 from tacita.live.node import answers, attempt_snapshot, blocks, request_queue
 from tacita.live.node import store_file as node_file
@@ -58,19 +58,19 @@ class NodeStore(StoreConnection):
         """A new file with its own secret; `secret` is for tests that need known draws."""
         if secret is None:
             secret = secrets.token_hex(32)
-        node_file.create_file(path, secret)
+        node_file.create_store_file(path, secret)
         return NodeStore.open(path)
 
     @staticmethod
     def open(path: Path) -> NodeStore:
         """Look at the file without touching it, then open it for this process alone."""
         with contextlib.ExitStack() as resources:
-            resources.enter_context(node_file.lock_file(path))
-            node_file.check_format(path)
-            db = node_file.connect(path)
+            resources.enter_context(node_file.lock_store_file(path))
+            node_file.refuse_unknown_format(path)
+            db = node_file.connect_store(path)
             resources.callback(db.close)
             with node_file.translate_errors(path):
-                scrub(db)  # if an erasure was cut short
+                scrub_deleted_bytes(db)  # if an erasure was cut short
             return NodeStore(db, path, resources.pop_all())
 
     # Histories
@@ -90,7 +90,7 @@ class NodeStore(StoreConnection):
         self.changes += 1
         return n_new_users, n_new_rows
 
-    def users(self) -> tuple[Longs, list[str]]:
+    def list_users(self) -> tuple[Longs, list[str]]:
         """Ids, ascending, and raw ids."""
         rows = self._fetch_all("SELECT id, raw FROM users ORDER BY id")
         user_ids = [user_id for user_id, _ in rows]
@@ -103,7 +103,7 @@ class NodeStore(StoreConnection):
             raise unknown_user_error(raw)
         return int(row[0])
 
-    def history(self, users: Sequence[int] | None = None, run: str = "") -> InteractionRows:
+    def read_history(self, users: Sequence[int] | None = None, run: str = "") -> InteractionRows:
         """Everything of some users (None: of all), whatever their consent: for what stays on this node."""
         user_filter = ""
         parameters = [run]
@@ -183,24 +183,24 @@ class NodeStore(StoreConnection):
         with self._write_transaction() as db:
             self.changes += blocks.reopen_block(db, run, block)
 
-    def last_block(self, run: str) -> int:
+    def find_last_block(self, run: str) -> int:
         """The latest block of a run that was opened here; -1: none."""
         with self._read_connection() as db:
-            block = blocks.latest_block(db, run)
+            block = blocks.find_latest_block(db, run)
         return -1 if block is None else block
 
-    def block_rows(self, run: str, block: int) -> InteractionRows:
+    def read_block_rows(self, run: str, block: int) -> InteractionRows:
         """What a block may learn from now: consent that was taken back since takes its rows out."""
         return self._query_rows(
             "SELECT i.user, i.item, i.time, i.rating, a.block FROM assigned a JOIN interactions i "
             f"ON i.id = a.interaction WHERE a.run = ?1 AND a.block = ?2 AND {blocks.ALLOWED_SQL} "
-            f"AND {blocks.exclude_zero_budgets('?1')} ORDER BY i.id",
+            f"AND {blocks.build_zero_budget_filter('?1')} ORDER BY i.id",
             (run, block),
         )
 
     # Devices and models
 
-    def devices(self, run: str, tag: str = "now") -> StoredDevices | None:
+    def load_devices(self, run: str, tag: str = "now") -> StoredDevices | None:
         """The private state of the node's users, current ("now") or of the best round ("best").
 
         Where a node has too few people for a sum, what they train alone has tags of its own.
@@ -211,7 +211,7 @@ class NodeStore(StoreConnection):
         note, blob = row
         return json.loads(note), unpack(blob, str(self.path))
 
-    def model(self, run: str) -> StoredModel | None:
+    def load_model(self, run: str) -> StoredModel | None:
         """What the server sent last."""
         with self._read_connection() as db:
             model = db.execute("SELECT note FROM models WHERE run = ?", (run,)).fetchone()
@@ -224,12 +224,12 @@ class NodeStore(StoreConnection):
             arrays[name] = (sha, content["array"])
         return json.loads(model[0]), arrays
 
-    def latest_run(self) -> str | None:
+    def find_latest_run(self) -> str | None:
         """The run whose model came last."""
         row = self._fetch_one("SELECT run FROM models ORDER BY changed DESC, run LIMIT 1")
         return None if row is None else str(row[0])
 
-    def stored_reply(self, number: QuestionNumber) -> tuple[str, bytes] | None:
+    def find_stored_reply(self, number: QuestionNumber) -> tuple[str, bytes] | None:
         """The digest of a request that was answered, and the answer."""
         with self._read_connection() as db:
             return answers.find_stored_reply(db, number)
@@ -245,10 +245,10 @@ class NodeStore(StoreConnection):
             if unless_withdrawn_since is not None and self.withdrawals != unless_withdrawn_since:
                 return False
             answers.put_answer(db, number, answer, time.time())
-            request_queue.put_notes(db, answer.marks)
+            request_queue.store_notes(db, answer.marks)
             sends_new_requests = request_queue.mark_sent(db, number, answer.sent_requests, time.time())
             if sends_new_requests and answer.min_batch:
-                request_queue.join_small_batches(db, number, answer.min_batch)
+                request_queue.move_small_batches_to_next(db, number, answer.min_batch)
             self.changes += sends_new_requests  # the data it learns from changes
         return True
 
@@ -260,7 +260,7 @@ class NodeStore(StoreConnection):
         rows = self._fetch_all(f"SELECT {', '.join(names)} FROM ledger WHERE id > ? ORDER BY id", (after,))
         return [dict(zip(names, row)) for row in rows]
 
-    def count_releases(self, at: float, kind: str | None = None) -> tuple[int, float | None]:
+    def count_releases_since(self, at: float, kind: str | None = None) -> tuple[int, float | None]:
         """How many releases there were after a moment, and when the last one was (of a kind, or of all).
 
         Requests are none: they travel with answers. Lines of nobody are refusals, which older versions wrote down.
@@ -276,7 +276,7 @@ class NodeStore(StoreConnection):
         check_request_kind(kind)
         request = QueuedRequest(0, run, kind, list(items), user, time.time())
         with self._write_transaction() as db:
-            return request_queue.put_request(db, request)
+            return request_queue.insert_request(db, request)
 
     def declare_budget(self, user: str, millionths: int, run: str | None = None) -> None:
         """How much somebody is willing to spend, in one run or in all; an answer in progress starts again."""
@@ -286,7 +286,7 @@ class NodeStore(StoreConnection):
             self.changes += 1  # who declares 0 is in no block any more
             self.withdrawals += 1
 
-    def declared_budgets(self, run: str) -> dict[int, int]:
+    def read_declared_budgets(self, run: str) -> dict[int, int]:
         """What people here are willing to spend in a run, in millionths; who declared nothing is not in it."""
         with self._read_connection() as db:
             return request_queue.read_budgets(db, run)
@@ -302,14 +302,14 @@ class NodeStore(StoreConnection):
             with self._write_transaction() as db:
                 request_queue.record_outcomes(db, run, outcomes, str(self.path))
             with self._read_connection() as db:
-                scrub(db)
+                scrub_deleted_bytes(db)
 
     def list_user_runs(self, user: int) -> list[str]:
         """The runs that learn from something of a person."""
         sql = "SELECT DISTINCT a.run FROM assigned a JOIN interactions i ON i.id = a.interaction WHERE i.user = ?"
         return sorted(run for (run,) in self._fetch_all(sql, (user,)))
 
-    def runs(self) -> list[str]:
+    def list_runs(self) -> list[str]:
         """The runs whose model has come to this node."""
         return [run for (run,) in self._fetch_all("SELECT run FROM models ORDER BY run")]
 
@@ -320,16 +320,16 @@ class NodeStore(StoreConnection):
 
     # Catalogue
 
-    def catalogue(self) -> Catalogue:
+    def read_catalogue(self) -> Catalogue:
         """The items the operator published: raw id and title, in the order of the item table."""
         row = self._fetch_one("SELECT value FROM meta WHERE key = 'catalogue'")
         if row is None:
             return []
         return [(item, title) for item, title in json.loads(row[0])]
 
-    def set_catalogue(self, items: Sequence[tuple[str, str]]) -> bool:
+    def extend_catalogue(self, items: Sequence[tuple[str, str]]) -> bool:
         """Take a longer catalogue, or new titles; known items must keep their places. Returns whether it was taken."""
-        known_items = self.catalogue()
+        known_items = self.read_catalogue()
         n_common = min(len(items), len(known_items))
         new_ids = [item for item, _ in items[:n_common]]
         known_ids = [item for item, _ in known_items[:n_common]]
@@ -349,7 +349,7 @@ class NodeStore(StoreConnection):
 
     # For the owner
 
-    def counts(self) -> dict[str, int]:
+    def count_rows(self) -> dict[str, int]:
         """How much there is of everything, for people."""
         queries = {
             "users": "SELECT count(*) FROM users",
@@ -367,19 +367,19 @@ class NodeStore(StoreConnection):
 
     def count_learning_users(self) -> int:
         """People of whom at least one interaction may take part in sums."""
-        has_budget = blocks.exclude_zero_budgets("''")
+        has_budget = blocks.build_zero_budget_filter("''")
         row = self._fetch_one(
             f"SELECT count(DISTINCT i.user) FROM interactions i WHERE {blocks.ALLOWED_SQL} AND {has_budget}"
         )
         return int(row[0])
 
-    def export(self, path: Path, user: str | None = None) -> int:
+    def export_user_data(self, path: Path, user: str | None = None) -> int:
         """Histories, consent and ledger as JSON lines; returns how many lines."""
         number = None if user is None else self.find_user(user)
         with self._read_connection() as db:
             return node_file.export_lines(db, path, number)
 
-    def erase(self, user: str | None, keep: SpendingNotes | None = None) -> dict[str, int]:
+    def erase_user(self, user: str | None, keep: SpendingNotes | None = None) -> dict[str, int]:
         """Remove a user (None: everybody) so that no byte of it stays in the file; the ledger names nobody.
 
         `keep`: numbers that stay in their place, by digests of whom they are about (erased_spending.py).
@@ -393,16 +393,16 @@ class NodeStore(StoreConnection):
             (n_rows,) = db.execute(count_rows, (number, number)).fetchone()
             n_users = db.execute("DELETE FROM users WHERE ? IS NULL OR id = ?", (number, number)).rowcount
             if number is None:
-                _erase_tables(db)
+                _erase_user_tables(db)
             else:
                 answers.drop_user_rows(db, number, str(self.path))
             blocks.resume_user(db, number)
-            request_queue.erase_notes(db, number)
+            request_queue.erase_answer_marks_and_replays(db, number)
             mark_for_scrub(db)
             self.changes += 1
             self.withdrawals += 1
         with self._read_connection() as db:
-            scrub(db)
+            scrub_deleted_bytes(db)
         return {"interactions": int(n_rows), "users": n_users}
 
 
@@ -420,11 +420,11 @@ def _enrol_users(db: Connection, raw_ids: Iterable[str]) -> tuple[dict[str, int 
     return user_ids, n_new_users
 
 
-def _erase_tables(db: Connection) -> None:
+def _erase_user_tables(db: Connection) -> None:
     """Drop what is about users in all tables that name no single one."""
     for table in ("devices", "replies", "requests", "consent_events"):
         db.execute(f"DELETE FROM {table}")
-    attempt_snapshot.forget_attempts(db)
+    attempt_snapshot.close_all_attempts(db)
 
 
 def unknown_user_error(user: str) -> TacitaError:

@@ -53,7 +53,7 @@ class StoreConnection:
         with self._read_connection() as db:
             return query(db)
 
-    def run_withdrawal(self, act: Callable[[Connection], Result]) -> Result:
+    def run_withdrawing_change(self, act: Callable[[Connection], Result]) -> Result:
         """A change to what may leave, in one transaction: an answer in progress starts again."""
         with self._write_transaction() as db:
             result = act(db)

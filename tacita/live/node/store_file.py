@@ -14,7 +14,7 @@ from sqlite3 import Connection
 from tacita.core.errors import TacitaError
 from tacita.core.files import disk_error, temporary_path
 from tacita.live import database
-from tacita.live.database import DamagedFile, connect_read_only, read_format
+from tacita.live.database import DamagedFile, connect_read_only, read_format_or_none
 from tacita.live.json_object import JsonObject
 
 STORE_FILE = "node.sqlite"
@@ -135,7 +135,7 @@ _EXPORTED = {
 }
 
 
-def create_file(path: Path, secret: str) -> None:
+def create_store_file(path: Path, secret: str) -> None:
     """A new file that appears whole or not at all."""
     if path.exists():
         raise TacitaError(f"{path} exists; a node's file is never made anew, choose another folder.")
@@ -157,7 +157,7 @@ def create_file(path: Path, secret: str) -> None:
 
 
 @contextlib.contextmanager
-def lock_file(path: Path) -> Iterator[None]:
+def lock_store_file(path: Path) -> Iterator[None]:
     """Keep a second process away from the file; the lock goes with the process, however it ends."""
     if not path.is_file():
         raise TacitaError(f"there is no node in {path.parent}: {path.name} is missing; `tacita node init` makes one.")
@@ -194,10 +194,10 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-def check_format(path: Path) -> None:
+def refuse_unknown_format(path: Path) -> None:
     """Refuse a damaged file or one of another version, without writing to it."""
     try:
-        format = read_format(path)
+        format = read_format_or_none(path)
     except sqlite3.Error as error:
         raise damaged_file_error(path, str(error)) from None
     if not isinstance(format, int):
@@ -213,7 +213,7 @@ def check_format(path: Path) -> None:
         )
 
 
-def connect(path: Path) -> Connection:
+def connect_store(path: Path) -> Connection:
     with translate_errors(path):
         db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0)
         for setting in (
@@ -242,16 +242,16 @@ def translate_errors(path: Path) -> contextlib.AbstractContextManager[None]:
 
 def export_lines(db: Connection, path: Path, user: int | None) -> int:
     """Everything that belongs to people as JSON lines; returns how many."""
-    return _write_lines(path, iter_lines(db, user))
+    return _write_new_json_lines(path, iter_export_lines(db, user))
 
 
 def salvage_lines(store: Path, path: Path) -> int:
     """What can still be read of a damaged file, which stays as it is."""
-    with lock_file(store), contextlib.closing(connect_read_only(store)) as db:
-        return _write_lines(path, iter_lines(db, None, stop_at_damage=True))
+    with lock_store_file(store), contextlib.closing(connect_read_only(store)) as db:
+        return _write_new_json_lines(path, iter_export_lines(db, None, stop_at_damage=True))
 
 
-def iter_lines(db: Connection, user: int | None, stop_at_damage: bool = False) -> Iterator[JsonObject]:
+def iter_export_lines(db: Connection, user: int | None, stop_at_damage: bool = False) -> Iterator[JsonObject]:
     """Everything that belongs to people, line by line; with a user, only theirs."""
     for kind, (names, sql) in _EXPORTED.items():
         if kind == "cost" and not _has_costs_table(db):
@@ -285,7 +285,7 @@ def _read_backwards(db: Connection, kind: str, last_id: int | None) -> Iterator[
     yield {"kind": "damage", "in": kind}
 
 
-def _write_lines(path: Path, lines: Iterator[JsonObject]) -> int:
+def _write_new_json_lines(path: Path, lines: Iterator[JsonObject]) -> int:
     """Write to the side, sync, then rename; only the owner can read the file."""
     if path.exists():
         raise TacitaError(f"{path} exists; choose another file.")

@@ -9,11 +9,11 @@ import numpy as np
 from tacita.core.types import Longs
 from tacita.federation.devices import RoundReply
 from tacita.live.node import min_contributors, noise_replay
-from tacita.live.node.admission import Admission, admit_sum, refuse_small_company
+from tacita.live.node.admission import Admission, admit_sum, refuse_few_contributors
 from tacita.live.node.answers import NodeAnswer, ReleaseRecord
 from tacita.live.node.charging import (
     OpenAccounts,
-    compute_costs,
+    compute_user_costs,
     describe_highest_cost,
     open_accounts,
     read_accounts,
@@ -21,7 +21,7 @@ from tacita.live.node.charging import (
 )
 from tacita.live.node.node import Node
 from tacita.live.node.node_run import NodeRun
-from tacita.live.node.public_counts import count_told_clients, hides_presence
+from tacita.live.node.public_counts import count_clients_in_reply, hides_presence
 from tacita.live.node.question_reader import ReceivedQuestion
 from tacita.live.node.withdrawal_batches import list_batch_digests
 from tacita.live.per_client_arrays import encode_client_fields
@@ -40,11 +40,11 @@ def answer_sum(node: Node, node_run: NodeRun, question: ReceivedQuestion, withdr
         retraction = admit_retraction(node, node_run, question, withdraws_together)
     accounts = open_accounts(node, node_run, question.server)
     reply = compute_sum(node, node_run, question)
-    refuse_small_company(node, node_run, admission, reply.contributors)
+    refuse_few_contributors(node, node_run, admission, reply.contributors)
     replay_notes: dict[str, bytes] = {}
     if retraction is not None:
-        reply, replay_notes = replay_retraction(node, node_run, retraction, reply, accounts)
-    if shares_statistic(node_run, admission):
+        reply, replay_notes = replay_or_record_retraction(node, node_run, retraction, reply, accounts)
+    if is_statistic_release(node_run, admission):
         total = min_contributors.drop_rare_entries(node_run, reply.total, node.min_contributors, question.server)
         reply = replace(reply, total=total)
     if admission.ends_round:
@@ -83,7 +83,9 @@ def is_charged_retraction(node_run: NodeRun, admission: Admission) -> bool:
     return admission.question.owner == learner.name and learner.ledger() is not None
 
 
-def _list_batches(node: Node, node_run: NodeRun, question: ReceivedQuestion, withdraws_together: bool) -> set[str]:
+def _list_retraction_batches(
+    node: Node, node_run: NodeRun, question: ReceivedQuestion, withdraws_together: bool
+) -> set[str]:
     """Digests of the batches that a retraction is about."""
     queue = node.store.list_requests(node_run.federation.stream.name)
     users = _find_respondents(node_run, question).tolist()
@@ -93,34 +95,34 @@ def _list_batches(node: Node, node_run: NodeRun, question: ReceivedQuestion, wit
 
 def _find_respondents(node_run: NodeRun, question: ReceivedQuestion) -> Longs:
     """Users whom a question is about, as ids of the store."""
-    keys = node_run.keys if question.respondents is None else question.respondents
-    return node_run.users[np.isin(node_run.keys, keys)]
+    keys = node_run.user_keys if question.respondents is None else question.respondents
+    return node_run.users[np.isin(node_run.user_keys, keys)]
 
 
 def admit_retraction(
     node: Node, node_run: NodeRun, question: ReceivedQuestion, withdraws_together: bool
 ) -> ChargedRetraction:
     """Decide whether a retraction is sent as before or is a new release; refuse a new one after too many."""
-    batches = _list_batches(node, node_run, question, withdraws_together)
+    batches = _list_retraction_batches(node, node_run, question, withdraws_together)
     digest = noise_replay.digest_question(question, batches)
-    replay = noise_replay.find_replay(node.store, batches, digest)
+    replay = noise_replay.find_stored_retraction(node.store, batches, digest)
     return ChargedRetraction(batches, digest, replay)
 
 
-def replay_retraction(
+def replay_or_record_retraction(
     node: Node, node_run: NodeRun, retraction: ChargedRetraction, reply: RoundReply, accounts: OpenAccounts
 ) -> tuple[RoundReply, dict[str, bytes]]:
     """Send a retraction that was sent before as it was, at no cost; else return notes by which it can be repeated."""
     if retraction.replay is None:
         return reply, noise_replay.make_replay_notes(retraction.batches, retraction.digest, reply)
     restore_spent(node_run, accounts.spent)
-    return noise_replay.replay_reply(reply, retraction.replay, str(node.store.path)), {}
+    return noise_replay.with_replayed_noise(reply, retraction.replay, str(node.store.path)), {}
 
 
 # Statistics
 
 
-def shares_statistic(node_run: NodeRun, admission: Admission) -> bool:
+def is_statistic_release(node_run: NodeRun, admission: Admission) -> bool:
     """Whether the sum is a statistic, in which rare items would show who has them."""
     return node_run.federation.learner.model_after and admission.is_round_question
 
@@ -139,11 +141,11 @@ def record_release(
 ) -> NodeAnswer:
     """The answer as it is sent, and the line of the ledger that says what left and what it cost."""
     total = reply.total
-    n_clients, weight = count_told_clients(node, node_run, question, total)
+    n_clients, weight = count_clients_in_reply(node, node_run, question, total)
     expected = float(n_clients) if hides_presence(node_run) else reply.expected
     head = make_reply_head(question.head, verdict="ok", clients=n_clients, expected=expected, weight=weight)
-    keys = node_run.keys.tolist()
-    pseudonyms = dict(zip(keys, node_run.names.tolist(), strict=True))
+    keys = node_run.user_keys.tolist()
+    pseudonyms = dict(zip(keys, node_run.pseudonyms.tolist(), strict=True))
     sums = encode_total(total, admission.specs)
     arrays = sums | encode_client_fields(total, pseudonyms)
     accounts_now = read_accounts(node_run)
@@ -152,7 +154,7 @@ def record_release(
         n_bytes=0,
         sees=_describe_content(node_run, admission, total),
         epsilon=describe_highest_cost(accounts_now),
-        costs=compute_costs(node_run.users, accounts.accounts, accounts_now),
+        costs=compute_user_costs(node_run.users, accounts.accounts, accounts_now),
         replay_notes=replay_notes,
     )
     return NodeAnswer(Reply(head, arrays), release)

@@ -39,7 +39,7 @@ RAISED = (
 _LIMITS = EPSILON_SETTINGS - {"activity_epsilon"}  # of which people have one, unless they declare another
 
 
-def list_outside(plan: Plan) -> list[str]:
+def list_uncovered_sentences(plan: Plan) -> list[str]:
     """Sentences on a run that counts epsilon; none on another, which promises nothing."""
     if not plan.ledgers:
         return []
@@ -56,18 +56,18 @@ def list_outside(plan: Plan) -> list[str]:
     return [*lines, OF_EVERY_RUN]
 
 
-def describe_outside(node: Node, run: str, user: int | None = None) -> list[str]:
+def describe_uncovered(node: Node, run: str, user: int | None = None) -> list[str]:
     """The same of a run that has come here, and whether a person's budget was raised in it."""
     plan = load_plan(node, run)
     if plan is None:
         return []
-    lines = list_outside(plan)
-    if lines and user is not None and count_raises(node, plan, run, user):
+    lines = list_uncovered_sentences(plan)
+    if lines and user is not None and count_budget_raises(node, plan, run, user):
         lines.append(RAISED)
     return lines
 
 
-def count_raises(node: Node, plan: Plan, run: str, user: int) -> int:
+def count_budget_raises(node: Node, plan: Plan, run: str, user: int) -> int:
     """How often a person declared more than before, after something of theirs was released in a run."""
     planned = min(list_planned_epsilons(plan.config, _LIMITS), default=node.config.max_epsilon)
     limit = to_millionths(min(planned, node.config.max_epsilon))
@@ -89,9 +89,9 @@ def count_raises(node: Node, plan: Plan, run: str, user: int) -> int:
     return node.store.run_query(count)
 
 
-def warns_of_raise(node: Node, user: int, epsilon: float) -> bool:
+def raises_spent_budget(node: Node, user: int, epsilon: float) -> bool:
     """Whether a budget of so much raises one from which something was spent already, in some run."""
-    declared = node.store.declared_budgets("").get(user)
+    declared = node.store.read_declared_budgets("").get(user)
     is_more = declared is not None and epsilon > declared * MICRO
     sql = "SELECT 1 FROM costs WHERE user = ?"
     has_released = node.store.run_query(lambda db: db.execute(sql, (user,)).fetchone()) is not None

@@ -40,15 +40,15 @@ Page = tuple[int, list[JsonObject]]  # how much there is, and a page of it
 def summarise_user(store: NodeStore, user: str) -> JsonObject:
     """How much a person has, and how much of it takes part."""
     number = store.find_user(user)
-    return store.run_query(lambda db: _summarise(db, number))
+    return store.run_query(lambda db: _query_user_summary(db, number))
 
 
-def _summarise(db: Connection, user: int) -> JsonObject:
-    level = str(_first_value(db, "SELECT level FROM users WHERE id = ?", (user,)))
-    n_items = int(_first_value(db, "SELECT count(DISTINCT item) FROM interactions WHERE user = ?", (user,)))
+def _query_user_summary(db: Connection, user: int) -> JsonObject:
+    level = str(_query_first_value(db, "SELECT level FROM users WHERE id = ?", (user,)))
+    n_items = int(_query_first_value(db, "SELECT count(DISTINCT item) FROM interactions WHERE user = ?", (user,)))
     has_item = "EXISTS (SELECT 1 FROM interactions i WHERE i.user = c.user AND i.item = c.item)"
     count_exceptions = f"SELECT count(*) FROM consent c WHERE c.user = ? AND c.level != ? AND {has_item}"
-    n_exceptions = int(_first_value(db, count_exceptions, (user, level)))
+    n_exceptions = int(_query_first_value(db, count_exceptions, (user, level)))
     is_paused = blocks.is_paused(db, user)
     learns_new_items = level == "learn"
     n_taking_part = n_items - n_exceptions if learns_new_items else n_exceptions
@@ -65,14 +65,14 @@ def _summarise(db: Connection, user: int) -> JsonObject:
     }
 
 
-def _first_value(db: Connection, sql: str, parameters: Any) -> Any:
+def _query_first_value(db: Connection, sql: str, parameters: Any) -> Any:
     return db.execute(sql, parameters).fetchone()[0]
 
 
 # Items
 
 
-def list_items(store: NodeStore, user: str, query: ItemQuery) -> Page:
+def list_user_items(store: NodeStore, user: str, query: ItemQuery) -> Page:
     """A page of what a person has, newest first, and how much there is of it."""
     parameters = {
         "user": store.find_user(user),
@@ -87,7 +87,7 @@ def _read_item_page(db: Connection, query: ItemQuery, parameters: JsonObject) ->
     among_items = "" if query.items is None else "AND i.item IN (SELECT value FROM json_each(:items))"
     consent_filters = {"all": "", "part": f"AND {blocks.CONSENTED_SQL}", "kept": f"AND NOT {blocks.CONSENTED_SQL}"}
     source = f"FROM interactions i WHERE i.user = :user {among_items} {consent_filters[query.only]}"
-    total = int(_first_value(db, f"SELECT count(DISTINCT i.item) {source}", parameters))
+    total = int(_query_first_value(db, f"SELECT count(DISTINCT i.item) {source}", parameters))
     # A group's first column is of its newest row: SQLite takes bare columns from where max() was found.
     page = (
         f"SELECT i.user, i.item, max(i.time) AS time, i.rating, max(i.released) AS released {source} "
@@ -119,13 +119,13 @@ def check_has_item(store: NodeStore, user: str, item: str) -> None:
 # Consent
 
 
-def apply_preset(store: NodeStore, user: str, preset: Preset) -> None:
+def apply_consent_preset(store: NodeStore, user: str, preset: Preset) -> None:
     """One of the three words about everything; nothing that was sent is taken back by it."""
     number = store.find_user(user)
-    store.run_withdrawal(lambda db: _put_preset(db, number, preset))
+    store.run_withdrawing_change(lambda db: _store_consent_preset(db, number, preset))
 
 
-def _put_preset(db: Connection, user: int, preset: Preset) -> None:
+def _store_consent_preset(db: Connection, user: int, preset: Preset) -> None:
     if preset == "some":
         db.execute(
             "INSERT OR REPLACE INTO consent (user, item, level) SELECT DISTINCT i.user, i.item, 'learn' "
@@ -144,9 +144,9 @@ def set_pause(store: NodeStore, user: str, paused: bool) -> None:
     """Nothing of a person leaves for now, or goes on as they had chosen."""
     number = store.find_user(user)
     if paused:
-        store.run_withdrawal(lambda db: blocks.pause_user(db, number))
+        store.run_withdrawing_change(lambda db: blocks.pause_user(db, number))
     else:
-        store.run_withdrawal(lambda db: blocks.resume_user(db, number))
+        store.run_withdrawing_change(lambda db: blocks.resume_user(db, number))
 
 
 # Releases
@@ -176,7 +176,7 @@ _RELEASE_NAMES = ("time", "run", "block", "round", "kind", "people", "bytes", "s
 
 
 def _read_release_page(db: Connection, parameters: JsonObject) -> Page:
-    total = int(_first_value(db, "SELECT count(*) FROM ledger WHERE users > 0", ()))
+    total = int(_query_first_value(db, "SELECT count(*) FROM ledger WHERE users > 0", ()))
     sql = (
         f"SELECT {_RELEASE_COLUMNS}, {_IS_YOURS_SQL}, {_COST_COLUMNS} "
         "FROM ledger l LEFT JOIN costs c ON c.release = l.id AND c.user = :user "
@@ -219,7 +219,7 @@ def list_costs(store: NodeStore, user: str, run: str, offset: int, limit: int) -
     names = ("time", "block", "round", "sees", "epsilon", "spent")
 
     def read_page(db: Connection) -> Page:
-        total = int(_first_value(db, f"SELECT count(*) {source}", (number, run)))
+        total = int(_query_first_value(db, f"SELECT count(*) {source}", (number, run)))
         sql = f"SELECT {columns} {source} ORDER BY l.id DESC LIMIT ? OFFSET ?"
         rows = db.execute(sql, (number, run, limit, offset)).fetchall()
         return total, [dict(zip(names, row)) for row in rows]
@@ -237,7 +237,7 @@ def count_released_items(store: NodeStore, user: str) -> tuple[int, list[str]]:
     )
 
     def count(db: Connection) -> tuple[int, list[str]]:
-        n_items = int(_first_value(db, count_items, (number,)))
+        n_items = int(_query_first_value(db, count_items, (number,)))
         runs = [run for (run,) in db.execute(select_runs, (number,))]
         return n_items, runs
 
@@ -255,7 +255,7 @@ def list_users(store: NodeStore, search: str, offset: int, limit: int) -> Page:
     count_rows = "(SELECT count(*) FROM interactions i WHERE i.user = u.id)"
 
     def read_page(db: Connection) -> Page:
-        total = int(_first_value(db, f"SELECT count(*) {source}", (pattern,)))
+        total = int(_query_first_value(db, f"SELECT count(*) {source}", (pattern,)))
         sql = f"SELECT u.raw, {count_rows} {source} ORDER BY u.id LIMIT ? OFFSET ?"
         rows = db.execute(sql, (pattern, limit, offset)).fetchall()
         return total, [{"user": raw, "rows": n_rows} for raw, n_rows in rows]

@@ -13,9 +13,9 @@ from tacita.live.json_object import JsonObject
 from tacita.live.node.node import Node
 from tacita.live.node.queued_request import check_request_kind
 from tacita.live.node.request_status import RequestStatus, list_request_statuses
-from tacita.live.node.row_index import ItemNumbers, number_items
+from tacita.live.node.row_index import ItemNumbers, map_item_numbers
 from tacita.live.node.user_run import UserRun, load_plan, load_user_run
-from tacita.round.fulfilment import can_fulfil, list_scopes
+from tacita.round.fulfilment import can_fulfil, list_unlearning_scopes
 from tacita.round.plan import Plan
 from tacita.round.request import REQUEST_KINDS, UNLEARNING_KINDS
 
@@ -56,22 +56,22 @@ def submit_request(
     check_request_kind(kind)
     store = node.store
     number = store.find_user(user)
-    runs = _select_runs(node, number, user, run)
+    runs = _select_requested_runs(node, number, user, run)
     user_runs = [load_user_run(node, number, name) for name in runs]
     able_runs = [user_run for user_run in user_runs if _may_support(user_run, kind)]
     if not able_runs:
         raise _unsupported_error(user_runs, kind, user)
-    item_numbers = number_items(item for item, _ in store.catalogue())
-    own_items = set(store.history([number]).item)
+    item_numbers = map_item_numbers(item for item, _ in store.read_catalogue())
+    own_items = set(store.read_history([number]).item)
     _check_items(items, user, item_numbers, own_items)
     open_runs = [user_run for user_run in able_runs if not user_run.has_left]
     if not open_runs:
-        raise TacitaError(f"user '{user[:100]}' has left {_name_runs(able_runs)} already.")
+        raise TacitaError(f"user '{user[:100]}' has left {_join_run_names(able_runs)} already.")
     request = ItemRequest(kind, user[:100], number, set(items))
     queued = []
     rejections = []
     for user_run in open_runs:
-        known_items = _select_known(own_items, item_numbers, user_run)
+        known_items = _select_known_items(own_items, item_numbers, user_run)
         try:
             selected = _select_items(node, request, user_run, known_items)
         except Rejection as rejection:
@@ -84,7 +84,7 @@ def submit_request(
     return [status for status in list_request_statuses(node) if status.request in queued]
 
 
-def _select_runs(node: Node, number: int, user: str, run: str | None) -> list[str]:
+def _select_requested_runs(node: Node, number: int, user: str, run: str | None) -> list[str]:
     """The runs that are meant: the one that is named, or all that the person takes part in."""
     if run is not None:
         return [run]
@@ -99,7 +99,7 @@ def _select_runs(node: Node, number: int, user: str, run: str | None) -> list[st
 def _list_known_runs(node: Node, number: int) -> list[str]:
     """The runs that a person takes part in and whose model has come."""
     user_runs = set(node.store.list_user_runs(number))
-    return sorted(user_runs & set(node.store.runs()))
+    return sorted(user_runs & set(node.store.list_runs()))
 
 
 def _may_support(user_run: UserRun, kind: str) -> bool:
@@ -112,7 +112,7 @@ def _unsupported_error(user_runs: Sequence[UserRun], kind: str, user: str) -> Ta
     scopes = set[str]()
     for user_run in user_runs:
         if user_run.plan is not None:
-            scopes.update(list_scopes(user_run.plan))
+            scopes.update(list_unlearning_scopes(user_run.plan))
     reason = "single" if kind == "forget" and "people" in scopes else kind
     return TacitaError(UNSUPPORTED[reason].format(user=user[:100]))
 
@@ -126,7 +126,7 @@ def _check_items(items: Sequence[str], user: str, item_numbers: ItemNumbers, own
             raise TacitaError(f"user '{user[:100]}' has no item '{item[:100]}' on this node.")
 
 
-def _select_known(own_items: set[str], item_numbers: ItemNumbers, user_run: UserRun) -> set[str]:
+def _select_known_items(own_items: set[str], item_numbers: ItemNumbers, user_run: UserRun) -> set[str]:
     """The person's items that a run knows; all of them where it has not come yet."""
     if user_run.plan is None:
         return set(own_items)
@@ -134,7 +134,7 @@ def _select_known(own_items: set[str], item_numbers: ItemNumbers, user_run: User
     return {item for item in own_items if item_numbers.get(item, n_catalogue) < user_run.n_items}
 
 
-def _name_runs(user_runs: Sequence[UserRun]) -> str:
+def _join_run_names(user_runs: Sequence[UserRun]) -> str:
     return "run " + ", ".join(f"'{user_run.run}'" for user_run in user_runs)
 
 
@@ -233,7 +233,7 @@ def read_request_options(node: Node, user: str) -> JsonObject:
     for user_run in user_runs:
         forgotten |= user_run.forgotten
         if user_run.plan is not None and not user_run.has_left:
-            kinds |= set(_list_supported(user_run.plan))
+            kinds |= set(_list_supported_kinds(user_run.plan))
     return {
         "kinds": [kind for kind in REQUEST_KINDS if kind in kinds],
         "shared": {user_run.run: sorted(user_run.shared) for user_run in user_runs if user_run.shared},
@@ -242,11 +242,11 @@ def read_request_options(node: Node, user: str) -> JsonObject:
     }
 
 
-def allowed_kinds(node: Node, run: str) -> list[str]:
+def list_allowed_kinds(node: Node, run: str) -> list[str]:
     """What the settings of a run allow people to ask for; they never change."""
     plan = load_plan(node, run)
-    return [] if plan is None else _list_supported(plan)
+    return [] if plan is None else _list_supported_kinds(plan)
 
 
-def _list_supported(plan: Plan) -> list[str]:
+def _list_supported_kinds(plan: Plan) -> list[str]:
     return [kind for kind in REQUEST_KINDS if can_fulfil(plan, kind)]

@@ -14,8 +14,8 @@ from tacita.live.json_object import JsonObject
 from tacita.live.node import blocks
 from tacita.live.node.node import Node
 from tacita.live.node.queued_request import QueuedRequest
-from tacita.live.node.row_index import state_arrays
-from tacita.round.device_state import read_devices
+from tacita.live.node.row_index import drop_user_id_column
+from tacita.round.device_state import unflatten_devices
 from tacita.round.plan import Plan
 from tacita.round.state import Role
 from tacita.runs.assembly import build_plan
@@ -51,18 +51,18 @@ def _build_plan_of_note(note: JsonObject) -> Plan:
 
 def load_user_run(node: Node, user: int, run: str) -> UserRun:
     store = node.store
-    model = store.model(run)
+    model = store.load_model(run)
     requests = [request for request in store.list_requests(run) if request.user == user]
     accepted_kinds = {request.kind for request in requests if request.phase != "refused"}
     has_left = "leave" in accepted_kinds
     if model is None:
-        shared = _apply_to_shared(set(), requests)
+        shared = _compute_shared_after(set(), requests)
         return UserRun(run, None, 0, shared, False, has_left, set())
     note, arrays = model
     _, item_table = arrays["items"]
     shared, has_contributed = _read_device_record(node, user, run, note["tag"])
     unsent = [request for request in requests if request.sent is None]
-    shared = _apply_to_shared(shared, unsent)
+    shared = _compute_shared_after(shared, unsent)
     return UserRun(
         run=run,
         plan=_build_plan_of_note(note),
@@ -70,12 +70,12 @@ def load_user_run(node: Node, user: int, run: str) -> UserRun:
         shared=shared,
         has_contributed=has_contributed or bool(shared),
         has_left=has_left,
-        forgotten=_collect_forgotten(requests),
+        forgotten=_collect_forgotten_items(requests),
         learned=store.run_query(lambda db: blocks.list_assigned_items(db, run, user)),
     )
 
 
-def _collect_forgotten(requests: Sequence[QueuedRequest]) -> set[str]:
+def _collect_forgotten_items(requests: Sequence[QueuedRequest]) -> set[str]:
     """Items that a person asked to forget."""
     forgotten = set[str]()
     for request in requests:
@@ -84,7 +84,7 @@ def _collect_forgotten(requests: Sequence[QueuedRequest]) -> set[str]:
     return forgotten
 
 
-def _apply_to_shared(shared: set[str], requests: Sequence[QueuedRequest]) -> set[str]:
+def _compute_shared_after(shared: set[str], requests: Sequence[QueuedRequest]) -> set[str]:
     """What is shared when those requests have left."""
     for request in requests:
         if request.kind == "share":
@@ -102,13 +102,13 @@ def _read_device_record(node: Node, user: int, run: str, tag: str) -> tuple[set[
     plan = load_plan(node, run)
     if lists is None or plan is None:
         return set(), False
-    catalogue = [item for item, _ in node.store.catalogue()]
+    catalogue = [item for item, _ in node.store.read_catalogue()]
     shared = set[str]()
     log_lengths = []
     for name, ids in lists.items():
-        if name in plan.names_of(Role.SHARED):
+        if name in plan.list_state_names(Role.SHARED):
             shared |= {catalogue[item] for item in ids.tolist()}
-        if name in plan.names_of(Role.REPORTED):
+        if name in plan.list_state_names(Role.REPORTED):
             log_lengths.append(len(ids))
     has_contributed = any(log_lengths) if log_lengths else True  # without a log nobody knows
     return shared, has_contributed
@@ -116,12 +116,12 @@ def _read_device_record(node: Node, user: int, run: str, tag: str) -> tuple[set[
 
 def _read_device_lists(node: Node, user: int, run: str, tag: str) -> dict[str, AnyArray] | None:
     """The lists on a person's device, by name; None: the run has nothing of the person."""
-    stored = node.store.devices(run, tag)
+    stored = node.store.load_devices(run, tag)
     if stored is None:
         return None
     _, arrays = stored
     row = np.flatnonzero(arrays["users"] == user)
     if len(row) == 0:
         return None
-    devices = read_devices(state_arrays(arrays), "")
+    devices = unflatten_devices(drop_user_id_column(arrays), "")
     return {name: devices.read_list(name, row).ids for name in devices.lists}

@@ -13,11 +13,11 @@ from pydantic import Field
 from tacita.core.config import StrictModel, validate_model
 from tacita.core.errors import TacitaError, unknown_name_error
 from tacita.live.json_object import JsonObject
-from tacita.live.node.budgets import describe_epsilon, set_budget
+from tacita.live.node.budgets import describe_spent_epsilon, set_budget
 from tacita.live.node.node import Node
 from tacita.live.node.release_log import read_release_log
 from tacita.live.node.request_status import list_request_statuses
-from tacita.live.node.threat_model import describe_outside
+from tacita.live.node.threat_model import describe_uncovered
 from tacita.live.node.user_requests import submit_request
 
 log = logging.getLogger(__name__)
@@ -83,22 +83,22 @@ class RequestArguments(StrictModel):
 # Verbs
 
 
-def _import(node: Node, arguments: ImportArguments) -> JsonObject:
+def _import_file(node: Node, arguments: ImportArguments) -> JsonObject:
     return node.import_file(arguments.file, arguments.columns, arguments.date_format, arguments.decimal)
 
 
 def _show_status(node: Node, no_arguments: NoArguments) -> JsonObject:
-    run = node.store.latest_run()
+    run = node.store.find_latest_run()
     requests = _list_requests(node, no_arguments)
-    outside = [] if run is None else describe_outside(node, run)
-    return {**node.status(), "epsilon": describe_epsilon(node), "requests": requests, "outside": outside}
+    outside = [] if run is None else describe_uncovered(node, run)
+    return {**node.describe_status(), "epsilon": describe_spent_epsilon(node), "requests": requests, "outside": outside}
 
 
 def _list_requests(node: Node, _: NoArguments) -> list[JsonObject]:
     return [status.model_dump() for status in list_request_statuses(node)]
 
 
-def _submit(node: Node, arguments: RequestArguments) -> JsonObject:
+def _submit_request(node: Node, arguments: RequestArguments) -> JsonObject:
     statuses = submit_request(node, arguments.kind, arguments.user, arguments.items, arguments.run)
     return {"requests": [status.model_dump() for status in statuses]}
 
@@ -107,12 +107,12 @@ def _recommend(node: Node, arguments: RecommendArguments) -> list[JsonObject]:
     return node.recommend(arguments.user, arguments.k)
 
 
-def _read_ledger(node: Node, arguments: LedgerArguments) -> JsonObject:
+def _read_release_log(node: Node, arguments: LedgerArguments) -> JsonObject:
     return read_release_log(node, arguments.user)
 
 
 def _describe_spending(node: Node, arguments: EpsilonArguments) -> str:
-    return describe_epsilon(node, arguments.user)
+    return describe_spent_epsilon(node, arguments.user)
 
 
 def _set_budget(node: Node, arguments: BudgetArguments) -> JsonObject:
@@ -123,27 +123,27 @@ def _set_consent(node: Node, arguments: ConsentArguments) -> JsonObject:
     return node.set_consent(arguments.user, arguments.item, arguments.level)
 
 
-def _export(node: Node, arguments: ExportArguments) -> JsonObject:
-    return node.export(Path(arguments.file), arguments.user)
+def _export_data(node: Node, arguments: ExportArguments) -> JsonObject:
+    return node.export_user_data(Path(arguments.file), arguments.user)
 
 
 def _erase(node: Node, arguments: EraseArguments) -> JsonObject:
     if (arguments.user is None) != arguments.everybody:
         raise TacitaError("say whom to erase: either a user or everybody.")
-    return node.erase(arguments.user)
+    return node.erase_user(arguments.user)
 
 
 _VERBS: dict[str, tuple[type[StrictModel], Callable[[Node, Any], Any]]] = {
-    "import": (ImportArguments, _import),
+    "import": (ImportArguments, _import_file),
     "status": (NoArguments, _show_status),
     "requests": (NoArguments, _list_requests),
-    "request": (RequestArguments, _submit),
+    "request": (RequestArguments, _submit_request),
     "recommend": (RecommendArguments, _recommend),
-    "ledger": (LedgerArguments, _read_ledger),
+    "ledger": (LedgerArguments, _read_release_log),
     "epsilon": (EpsilonArguments, _describe_spending),
     "budget": (BudgetArguments, _set_budget),
     "consent": (ConsentArguments, _set_consent),
-    "export": (ExportArguments, _export),
+    "export": (ExportArguments, _export_data),
     "erase": (EraseArguments, _erase),
 }
 
@@ -156,7 +156,7 @@ def perform_verb(node: Node, verb: str, arguments: JsonObject) -> Any:
     return act(node, validate_model(model, arguments, f"'{verb}'"))
 
 
-def answer_json(do: Callable[[str, JsonObject], Any], question: bytes) -> bytes:
+def answer_json_question(do: Callable[[str, JsonObject], Any], question: bytes) -> bytes:
     """A question {"verb": ..., ...} answered by `do`: {"ok": ...} or {"error": one sentence}."""
     try:
         verb, arguments = _parse_question(question)

@@ -22,7 +22,7 @@ BatchKey = tuple[QuestionNumber | None, str]  # the answer that a batch left wit
 # What leaves
 
 
-def select_due(
+def select_requests_to_send(
     queue: Collection[QueuedRequest], min_users: int, in_batches: bool, empty_withdrawals: Collection[int] = ()
 ) -> list[QueuedRequest]:
     """What the next answer carries: all that the server has not acknowledged.
@@ -46,14 +46,14 @@ def select_due(
 
 def may_leave_together(batch: Collection[QueuedRequest], min_users: int, empty_withdrawals: Collection[int]) -> bool:
     """Whether enough people withdraw, and enough of them, or none, take something back."""
-    withdrawing = batch_users(batch)
+    withdrawing = list_batch_users(batch)
     retracting = {request.user for request in batch if request.id not in empty_withdrawals}
     if len(withdrawing) < min_users:
         return False
     return not retracting or len(retracting) >= min_users
 
 
-def collect_withdrawn(queue: Collection[QueuedRequest]) -> dict[int, set[str] | None]:
+def collect_withdrawn_items(queue: Collection[QueuedRequest]) -> dict[int, set[str] | None]:
     """The items that nobody learns from any more, by user; None: all of theirs."""
     withdrawn: dict[int, set[str] | None] = {}
     for request in queue:
@@ -71,7 +71,7 @@ def collect_withdrawn(queue: Collection[QueuedRequest]) -> dict[int, set[str] | 
 # Batches
 
 
-def group_batches(queue: Iterable[QueuedRequest]) -> dict[BatchKey, list[QueuedRequest]]:
+def group_sent_withdrawals(queue: Iterable[QueuedRequest]) -> dict[BatchKey, list[QueuedRequest]]:
     """People's withdrawals by the answer that they left with, oldest first."""
     batches: dict[BatchKey, list[QueuedRequest]] = {}
     for request in sorted(queue, key=lambda request: request.id):
@@ -82,7 +82,7 @@ def group_batches(queue: Iterable[QueuedRequest]) -> dict[BatchKey, list[QueuedR
     return batches
 
 
-def batch_users(batch: Iterable[QueuedRequest]) -> set[int | None]:
+def list_batch_users(batch: Iterable[QueuedRequest]) -> set[int | None]:
     return {request.user for request in batch}
 
 
@@ -96,8 +96,8 @@ def select_whole_batches(
     """
     respondents = set(users)
     withdrawals: list[QueuedRequest] = []
-    for batch in group_batches(queue).values():
-        members = batch_users(batch)
+    for batch in group_sent_withdrawals(queue).values():
+        members = list_batch_users(batch)
         final_requests = [request for request in batch if request.is_final]
         is_settled = len(final_requests) == len(batch)
         if is_settled or not respondents & members:
@@ -105,7 +105,7 @@ def select_whole_batches(
         if len(members) < min_users or final_requests:
             return []
         withdrawals += batch
-    is_whole = respondents == batch_users(withdrawals)
+    is_whole = respondents == list_batch_users(withdrawals)
     if not is_whole or len(respondents) < min_users:
         return []
     return withdrawals
@@ -121,7 +121,7 @@ def digest_batch(key: BatchKey, batch: Iterable[QueuedRequest]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def digest_alone(key: BatchKey, request: QueuedRequest) -> str:
+def digest_single_withdrawal(key: BatchKey, request: QueuedRequest) -> str:
     """The name of one person's withdrawal, where the server knows who is who."""
     return f"{request.user} {digest_batch(key, [request])}"
 
@@ -137,14 +137,14 @@ def list_batch_digests(queue: Iterable[QueuedRequest], users: Collection[int], m
     """The names of the batches that answer a retraction; `min_users` 0: the server names people, so each alone."""
     if min_users:
         withdrawals = select_whole_batches(list(queue), users, min_users)
-        batches = group_batches(withdrawals)
+        batches = group_sent_withdrawals(withdrawals)
         return {digest_batch(key, batch) for key, batch in batches.items()}
     own_requests = [request for request in queue if request.user in users]
     open_requests = [request for request in own_requests if not request.is_final]
     digests = set[str]()
-    for key, batch in group_batches(open_requests).items():
-        digests |= {digest_alone(key, request) for request in batch}
-    for user in set(users) - batch_users(open_requests):
+    for key, batch in group_sent_withdrawals(open_requests).items():
+        digests |= {digest_single_withdrawal(key, request) for request in batch}
+    for user in set(users) - list_batch_users(open_requests):
         digests.add(f"{user} nothing")
     return digests
 
@@ -159,7 +159,7 @@ def make_answer_marks(withdrawals: Iterable[QueuedRequest], question: str, each_
     """
     stem = question.split("/")[: 1 if each_batch else 2]
     marks: dict[str, str] = {}
-    for key, batch in group_batches(withdrawals).items():
+    for key, batch in group_sent_withdrawals(withdrawals).items():
         digest = digest_batch(key, batch)
         scope = _flatten_key(key) if each_batch else []
         for request in batch:

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tacita.live.pages.rendering import is_htmx, render_word
+from tacita.live.pages.rendering import is_htmx, render_message_page
 from tacita.live.pages.tokens import Principal
 
 MOST_BODY = 2**20
@@ -73,16 +73,16 @@ class RequestGuard:
         if refusal is not None:
             await refusal(scope, receive, send_with_headers)
             return
-        await self.app(scope, limit_body(receive), send_with_headers)
+        await self.app(scope, make_bounded_receive(receive), send_with_headers)
 
     def _find_refusal(self, request: Request) -> Response | None:
         """The first reason not to pass a request on; None: it may pass."""
         if not _is_local_host(request.headers.getlist("host")):
-            return _make_error(request, 421, "this page answers to names of this machine only.")
+            return _make_error_response(request, 421, "this page answers to names of this machine only.")
         if _is_cross_site(request):
-            return _make_error(request, 403, "this call comes from another site.")
+            return _make_error_response(request, 403, "this call comes from another site.")
         if _is_too_long(request.headers.get("content-length", "0")):
-            return _make_error(request, 413, TOO_LONG)
+            return _make_error_response(request, 413, TOO_LONG)
         principal = self._authenticate(request)
         request.scope["state"] = {**request.scope.get("state", {}), "principal": principal}
         if self._is_open(request.method, request.url.path):
@@ -90,12 +90,12 @@ class RequestGuard:
         if principal is None:
             return self._ask_to_sign_in(request)
         if not principal.may_change and not _only_reads(request):
-            return _make_error(request, 403, "this token may only read.")
+            return _make_error_response(request, 403, "this token may only read.")
         return None
 
     def _ask_to_sign_in(self, request: Request) -> Response:
-        if _is_call(request):
-            return _make_error(request, 401, self._sign_in.message)
+        if _is_program_call(request):
+            return _make_error_response(request, 401, self._sign_in.message)
         return self._sign_in.make_page()
 
 
@@ -106,7 +106,7 @@ def _replace_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes
     return other + fixed
 
 
-def limit_body(receive: Receive) -> Receive:
+def make_bounded_receive(receive: Receive) -> Receive:
     """Bound a body whose length no header states."""
     n_bytes = 0
 
@@ -155,7 +155,7 @@ def _follows_link(request: Request) -> bool:
     return headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
 
 
-def _is_call(request: Request) -> bool:
+def _is_program_call(request: Request) -> bool:
     """Whether a program calls, and not a browser that opens a page."""
     return request.url.path.startswith("/v1/") or not _only_reads(request) or is_htmx(request)
 
@@ -168,7 +168,7 @@ def _parse_site(origin: str) -> str | None:
         return None
 
 
-def _make_error(request: Request, status: int, sentence: str) -> Response:
+def _make_error_response(request: Request, status: int, sentence: str) -> Response:
     if request.url.path.startswith("/v1/"):
         return JSONResponse({"error": sentence}, status)
-    return render_word("Not from here", sentence, "tacita", status)
+    return render_message_page("Not from here", sentence, "tacita", status)

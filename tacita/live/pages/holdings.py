@@ -39,7 +39,7 @@ def join_run_names(names: set[str]) -> str:
     return ", ".join(sorted(names))
 
 
-def describe_holdings(shown: int, n_released: int, runs: list[str], removals: CertifiedRemovals) -> list[str]:
+def describe_server_holdings(shown: int, n_released: int, runs: list[str], removals: CertifiedRemovals) -> list[str]:
     """Sentences that promise no more than is so."""
     sentences = [_describe_shown(shown), _describe_released(n_released, runs)]
     sentences += _describe_removals(removals)

@@ -16,7 +16,7 @@ MOST_NAMES = 5
 Alert = dict[str, str]
 
 
-def certificate_alerts(expiry: datetime, now: datetime) -> list[Alert]:
+def list_certificate_alerts(expiry: datetime, now: datetime) -> list[Alert]:
     days = (expiry - now).total_seconds() / 86_400
     if days >= CERTIFICATE_WARNING_DAYS:
         return []
@@ -25,7 +25,7 @@ def certificate_alerts(expiry: datetime, now: datetime) -> list[Alert]:
     return [{"kind": "certificate", "said": sentence}]
 
 
-def node_alerts(nodes: list[NodeRow], online: dict[int, str], reports: dict[int, dict[str, Any]]) -> list[Alert]:
+def list_node_alerts(nodes: list[NodeRow], online: dict[int, str], reports: dict[int, dict[str, Any]]) -> list[Alert]:
     """Nodes that are silent, whose clock is wrong, or that run another version."""
     silent = []
     wrong_clock = []
@@ -53,7 +53,7 @@ def node_alerts(nodes: list[NodeRow], online: dict[int, str], reports: dict[int,
     return alerts
 
 
-def run_alerts(row: RunRow, stopped: str | None, event: dict[str, Any] | None, n_refusals: int) -> list[Alert]:
+def list_run_alerts(row: RunRow, stopped: str | None, event: dict[str, Any] | None, n_refusals: int) -> list[Alert]:
     """What is wrong with a run, by why it stopped, its last event and the nodes that refuse it."""
     alerts = []
     if stopped is not None:

@@ -50,39 +50,39 @@ def make_routes(service: OperatorService) -> APIRouter:
 def _add_view_routes(api: APIRouter, service: OperatorService) -> None:
     @api.get("/health", response_model=response_models.Health)
     def health() -> JsonObject:
-        return {**service.health(), "version": __version__}
+        return {**service.describe_health(), "version": __version__}
 
     @api.get("/metrics", response_class=PlainTextResponse)
     def metrics() -> PlainTextResponse:
-        return PlainTextResponse(service.metrics(), media_type="text/plain; version=0.0.4")
+        return PlainTextResponse(service.render_prometheus(), media_type="text/plain; version=0.0.4")
 
     @api.get("/overview", response_model=response_models.OverviewResponse)
     def overview() -> JsonObject:
-        return service.overview()
+        return service.describe_overview()
 
     @api.get("/alerts", response_model=response_models.Alerts)
     def alerts() -> JsonObject:
-        return service.alerts()
+        return service.list_alerts()
 
     @api.get("/runs", response_model=response_models.Runs)
     def runs() -> JsonObject:
-        return service.runs()
+        return service.list_runs()
 
     @api.get("/runs/{run}/rounds", response_model=response_models.RoundPage)
     def rounds(run: Name, offset: Offset = 0, limit: Limit = 25) -> JsonObject:
-        return service.rounds(run, offset, limit)
+        return service.list_rounds(run, offset, limit)
 
     @api.get("/runs/{run}/budgets", response_model=response_models.RunSpending)
     def budgets(run: Name) -> JsonObject:
-        return service.budgets(run)
+        return service.describe_budgets(run)
 
     @api.get("/nodes", response_model=response_models.NodePage)
     def nodes(search: Search = "", offset: Offset = 0, limit: Limit = 25) -> JsonObject:
-        return service.nodes(search, offset, limit)
+        return service.list_nodes(search, offset, limit)
 
     @api.get("/requests", response_model=response_models.ServerRequestPage)
     def requests(offset: Offset = 0, limit: Limit = 25) -> JsonObject:
-        return service.requests(offset, limit)
+        return service.list_requests(offset, limit)
 
 
 def _add_order_routes(api: APIRouter, service: OperatorService) -> None:

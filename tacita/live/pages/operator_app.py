@@ -21,9 +21,9 @@ from tacita.live.pages.operator_page import BRAND, make_order_routes, make_view_
 from tacita.live.pages.operator_service import OperatorService
 from tacita.live.pages.page_server import PageServer
 from tacita.live.pages.person_api import make_api
-from tacita.live.pages.rendering import STATIC, redirect_to, render_page, static_routes
+from tacita.live.pages.rendering import STATIC, make_static_routes, redirect_to, render_page
 from tacita.live.pages.tokens import SESSION_SECONDS, OperatorCredentials, Principal, Tokens, make_cookie_name
-from tacita.live.running.server import LiveServer, is_up, online_nodes
+from tacita.live.running.server import LiveServer, is_up, read_online_nodes
 
 URL_FILE = "page.url"  # in the server's folder, while it is up
 SIGN_IN = "log in at /login, or send the read-only token of `tacita server token` as a bearer token."
@@ -39,7 +39,7 @@ def make_operator_app(folder: Path, tokens: Tokens, online: Callable[[], dict[in
     cookie = make_cookie_name("operator")
     for routes in (make_routes(service), make_view_routes(service), make_order_routes(service)):
         app.include_router(routes)
-    app.router.routes.extend(static_routes())
+    app.router.routes.extend(make_static_routes())
     _add_login_routes(app, credentials, tokens, cookie)
 
     def authenticate(request: Request) -> Principal | None:
@@ -77,7 +77,7 @@ def _add_login_routes(app: FastAPI, credentials: OperatorCredentials, tokens: To
         fields = await read_form(request)
         password = fields.get("password", "")
         try:
-            is_right = await run_in_threadpool(credentials.is_password, password)
+            is_right = await run_in_threadpool(credentials.check_password, password)
         except TacitaError as error:
             return _render_login(credentials.has_password(), 429, str(error))
         if not is_right:
@@ -102,7 +102,7 @@ def serve_operator_page(server: LiveServer) -> Iterator[PageServer]:
     config = server.config
 
     def online() -> dict[int, str]:
-        return online_nodes(folder, config)
+        return read_online_nodes(folder, config)
 
     app = make_operator_app(folder, Tokens(), online)
     with PageServer(app, config.page_port) as page_server:

@@ -24,14 +24,14 @@ class ServerHealth:
 
 def render_metrics(state: ServerHealth) -> str:
     lines = ["# TYPE tacita_up gauge", f"tacita_up {int(state.is_up)}"]
-    lines += _node_lines(state.nodes, state.n_online)
+    lines += _list_node_lines(state.nodes, state.n_online)
     lines.append("# TYPE tacita_blocks_done counter")
     for row in state.runs:
         lines.append(f'tacita_blocks_done{{run="{row.name}"}} {count_done_blocks(row)}')
     lines.append("# TYPE tacita_quality gauge")
     for row in state.runs:
         for result in list_results(row):
-            lines += _quality_lines(row.name, result)
+            lines += _list_quality_lines(row.name, result)
     lines.append("# TYPE tacita_requests gauge")
     for name, n in sorted(state.request_states.items()):
         lines.append(f'tacita_requests{{state="{name}"}} {n}')
@@ -41,7 +41,7 @@ def render_metrics(state: ServerHealth) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _node_lines(nodes: list[NodeRow], n_online: int) -> list[str]:
+def _list_node_lines(nodes: list[NodeRow], n_online: int) -> list[str]:
     n_enrolled = sum(row.revoked is None for row in nodes)
     n_revoked = len(nodes) - n_enrolled
     return [
@@ -52,7 +52,7 @@ def _node_lines(nodes: list[NodeRow], n_online: int) -> list[str]:
     ]
 
 
-def _quality_lines(run: str, result: dict[str, Any]) -> list[str]:
+def _list_quality_lines(run: str, result: dict[str, Any]) -> list[str]:
     """The metrics of one block, of the run and of its controls."""
     lines = []
     scores_by_model = {"run": result, **result.get("controls", {})}

@@ -31,7 +31,7 @@ class OperatorPage:
 
     def render_whole(self, fields: Fields, may_change: bool) -> Response:
         values = self._collect_values(fields, may_change)
-        overview = self.service.overview()
+        overview = self.service.describe_overview()
         title = f"Server {overview['address']}"
         return render_page(
             "operator.html",
@@ -52,28 +52,32 @@ class OperatorPage:
         return HTMLResponse("".join(parts))
 
     def _collect_values(self, fields: Fields, may_change: bool) -> JsonObject:
-        return {**self.runs(may_change), **self.nodes(fields, may_change), **self.requests(fields)}
+        return {
+            **self.collect_run_values(may_change),
+            **self.collect_node_values(fields, may_change),
+            **self.collect_request_values(fields),
+        }
 
-    def runs(self, may_change: bool) -> JsonObject:
-        runs = self.service.runs()["runs"][:MOST_RUNS]
+    def collect_run_values(self, may_change: bool) -> JsonObject:
+        runs = self.service.list_runs()["runs"][:MOST_RUNS]
         for run in runs:
             name = run["run"]
-            run["timeline"] = self.service.rounds(name, 0, ROUNDS)
-            run["budgets"] = self.service.budgets(name)
+            run["timeline"] = self.service.list_rounds(name, 0, ROUNDS)
+            run["budgets"] = self.service.describe_budgets(name)
             run["beside"] = _compare_blocks(run["quality"], run["controls"])
             run["metrics"] = _select_metrics(run["quality"])
-        return {"runs": runs, "alerts": self.service.alerts()["alerts"], "may_change": may_change}
+        return {"runs": runs, "alerts": self.service.list_alerts()["alerts"], "may_change": may_change}
 
-    def nodes(self, fields: Fields, may_change: bool) -> JsonObject:
+    def collect_node_values(self, fields: Fields, may_change: bool) -> JsonObject:
         search = fields.get("search", "")[:200]
         offset = parse_number(fields.get("offset", ""))
-        page = self.service.nodes(search, offset, ROWS)
-        now = self.service.health()["time"]
+        page = self.service.list_nodes(search, offset, ROWS)
+        now = self.service.describe_health()["time"]
         return {"nodes": page, "search": search, "may_change": may_change, "now": now}
 
-    def requests(self, fields: Fields) -> JsonObject:
+    def collect_request_values(self, fields: Fields) -> JsonObject:
         offset = parse_number(fields.get("requests", ""))
-        return {"requests": self.service.requests(offset, ROWS)}
+        return {"requests": self.service.list_requests(offset, ROWS)}
 
 
 def _compare_blocks(quality: list[dict[str, float]], controls: list[dict[str, dict[str, float]]]) -> list[JsonObject]:
@@ -116,7 +120,7 @@ def make_view_routes(service: OperatorService) -> APIRouter:
 
     @routes.get("/part/runs")
     def runs(request: Request) -> Response:
-        values = page.runs(may_change(request))
+        values = page.collect_run_values(may_change(request))
         n_shown = parse_number(request.query_params.get("known", ""))
         if len(values["runs"]) != n_shown:  # a run began elsewhere
             return Response(headers={"hx-refresh": "true"})
@@ -125,12 +129,12 @@ def make_view_routes(service: OperatorService) -> APIRouter:
     @routes.get("/part/rounds/{run}")
     def rounds(request: Request, run: str) -> Response:
         offset = max(ROUNDS, parse_number(request.query_params.get("offset", "")))
-        timeline = service.rounds(run, offset, ROUNDS)
+        timeline = service.list_rounds(run, offset, ROUNDS)
         return render_page("operator_older.html", run=run, timeline=timeline, first=ROUNDS)
 
     @routes.get("/part/nodes")
     def nodes(request: Request) -> Response:
-        values = page.nodes(dict(request.query_params), may_change(request))
+        values = page.collect_node_values(dict(request.query_params), may_change(request))
         return render_page("operator_nodes.html", oob=False, **values)
 
     return routes

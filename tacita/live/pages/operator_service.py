@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tacita.core.errors import TacitaError
-from tacita.live.node.threat_model import list_outside
-from tacita.live.pages.operator_alerts import certificate_alerts, node_alerts, run_alerts
+from tacita.live.node.threat_model import list_uncovered_sentences
+from tacita.live.pages.operator_alerts import list_certificate_alerts, list_node_alerts, list_run_alerts
 from tacita.live.pages.operator_metrics import ServerHealth, render_metrics
 from tacita.live.pages.response_models import JsonObject
 from tacita.live.pages.run_overview import list_results, summarize_run
@@ -24,7 +24,7 @@ from tacita.live.running.orders import RunTerms
 from tacita.live.running.server import enroll_key, find_stop_reason, is_up, open_store, read_config
 from tacita.live.server.overview import OverviewReader
 from tacita.live.server.store import STORE_FILE, NodeRow
-from tacita.live.tls_certificates import SERVER_CERT, fingerprint, read_expiry
+from tacita.live.tls_certificates import SERVER_CERT, compute_key_fingerprint, read_expiry
 from tacita.methods import resolve_config
 from tacita.runs.assembly import build_plan
 
@@ -56,54 +56,54 @@ class OperatorService:
 
     # Views
 
-    def health(self) -> JsonObject:
+    def describe_health(self) -> JsonObject:
         return {"up": is_up(self.folder), "time": time.time()}
 
-    def overview(self) -> JsonObject:
+    def describe_overview(self) -> JsonObject:
         config = read_config(self.folder)
         with open_store(self.folder) as store:
-            n_items = len(store.catalogue())
+            n_items = len(store.read_catalogue())
             return {
                 "address": f"{config.host}:{config.port}",
                 "up": is_up(self.folder),
                 "catalogue": n_items,
                 "sees": SERVER_SEES_TEXT,
-                "certificate ends": self._certificate_expiry().timestamp(),
+                "certificate ends": self._read_certificate_expiry().timestamp(),
             }
 
-    def runs(self) -> JsonObject:
+    def list_runs(self) -> JsonObject:
         """Every run with its progress and the quality of its blocks, newest first."""
         summaries = []
         with open_store(self.folder) as store:
-            for row in store.runs():
+            for row in store.list_runs():
                 stopped = find_stop_reason(store, row.name)
                 summaries.append(summarize_run(row, stopped))
         return {"runs": summaries[::-1]}
 
-    def rounds(self, run: str, offset: int, limit: int) -> JsonObject:
+    def list_rounds(self, run: str, offset: int, limit: int) -> JsonObject:
         with open_store(self.folder) as store:
             store.load_run(run)
-        total, rows = self._store_overview.rounds(run, offset, limit)
+        total, rows = self._store_overview.read_round_page(run, offset, limit)
         return {"run": run, "total": total, "offset": offset, "limit": limit, "rounds": rows}
 
-    def nodes(self, search: str, offset: int, limit: int) -> JsonObject:
+    def list_nodes(self, search: str, offset: int, limit: int) -> JsonObject:
         with open_store(self.folder) as store:
-            rows = store.nodes()
+            rows = store.list_nodes()
         matches = [row for row in rows if search.casefold() in row.name.casefold()]
         facts = _NodeFacts(
-            self._store_overview.last_answers(),
-            self._store_overview.last_errors(),
+            self._store_overview.read_last_answer_times(),
+            self._store_overview.read_last_errors(),
             self._find_online_nodes(),
-            self._store_overview.node_reports(),
+            self._store_overview.read_node_reports(),
         )
         page = [_describe_node(row, facts) for row in matches[offset : offset + limit]]
         return {"total": len(matches), "offset": offset, "limit": limit, "nodes": page}
 
-    def requests(self, offset: int, limit: int) -> JsonObject:
-        total, rows = self._store_overview.requests(offset, limit)
+    def list_requests(self, offset: int, limit: int) -> JsonObject:
+        total, rows = self._store_overview.read_request_page(offset, limit)
         return {"total": total, "offset": offset, "limit": limit, "requests": rows}
 
-    def budgets(self, run: str) -> JsonObject:
+    def describe_budgets(self, run: str) -> JsonObject:
         """How spending is spread over people, and how many can have been in how many sums; never one person's."""
         with open_store(self.folder) as store:
             row = store.load_run(run)
@@ -123,36 +123,36 @@ class OperatorService:
             "spread": spread,
             "promises": promises,
             "counts": bool(plan.ledgers),
-            "outside": list_outside(plan),
+            "outside": list_uncovered_sentences(plan),
         }
 
-    def alerts(self) -> JsonObject:
+    def list_alerts(self) -> JsonObject:
         """What an operator has to look at."""
-        alerts = certificate_alerts(self._certificate_expiry(), datetime.now(UTC))
+        alerts = list_certificate_alerts(self._read_certificate_expiry(), datetime.now(UTC))
         with open_store(self.folder) as store:
-            nodes = [row for row in store.nodes() if row.revoked is None]
-            for row in store.runs():
+            nodes = [row for row in store.list_nodes() if row.revoked is None]
+            for row in store.list_runs():
                 stopped = find_stop_reason(store, row.name)
-                event = store.last_event(row.name)
+                event = store.find_last_event(row.name)
                 n_refusals = self._store_overview.count_refusals(row.name, max(0, row.opened - 1))
-                alerts += run_alerts(row, stopped, event, n_refusals)
+                alerts += list_run_alerts(row, stopped, event, n_refusals)
         online = self._find_online_nodes()
-        reports = self._store_overview.node_reports()
-        return {"alerts": alerts + node_alerts(nodes, online, reports)}
+        reports = self._store_overview.read_node_reports()
+        return {"alerts": alerts + list_node_alerts(nodes, online, reports)}
 
-    def metrics(self) -> str:
+    def render_prometheus(self) -> str:
         """For Prometheus."""
         up = is_up(self.folder)
         with open_store(self.folder) as store:
-            nodes = store.nodes()
-            runs = store.runs()
+            nodes = store.list_nodes()
+            runs = store.list_runs()
         n_online = sum(state == "online" for state in self._find_online_nodes().values())
-        request_states = self._store_overview.request_states()
-        certificate_end = self._certificate_expiry().timestamp()
-        n_alerts = len(self.alerts()["alerts"])
+        request_states = self._store_overview.count_request_states()
+        certificate_end = self._read_certificate_expiry().timestamp()
+        n_alerts = len(self.list_alerts()["alerts"])
         return render_metrics(ServerHealth(up, nodes, n_online, runs, request_states, certificate_end, n_alerts))
 
-    def _certificate_expiry(self) -> datetime:
+    def _read_certificate_expiry(self) -> datetime:
         return read_expiry(self.folder / SERVER_CERT)
 
     def _find_online_nodes(self) -> dict[int, str]:
@@ -185,7 +185,7 @@ class OperatorService:
 
     def revoke_node(self, name: str) -> JsonObject:
         with open_store(self.folder) as store:
-            return {"name": store.revoke(name).name}
+            return {"name": store.revoke_node(name).name}
 
     def publish_items(self, items: list[tuple[str, str]]) -> JsonObject:
         for item, title in items:
@@ -194,7 +194,7 @@ class OperatorService:
                 raise TacitaError("an item has an id and may have a title, both without control characters.")
         with open_store(self.folder) as store:
             n_new = store.add_items(items)
-            return {"new": n_new, "catalogue": len(store.catalogue())}
+            return {"new": n_new, "catalogue": len(store.read_catalogue())}
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ def _describe_node(row: NodeRow, facts: _NodeFacts) -> JsonObject:
     report = facts.self_reports.get(number, {})
     return {
         "name": row.name,
-        "state": _node_state(row, facts.online.get(number)),
+        "state": _describe_node_state(row, facts.online.get(number)),
         "enrolled": row.enrolled,
         "last answer": facts.answers.get(number),
         "last seen": report.get("time"),
@@ -221,11 +221,11 @@ def _describe_node(row: NodeRow, facts: _NodeFacts) -> JsonObject:
         "clock": report.get("clock"),
         "last error": error_text,
         "error time": error_time,
-        "fingerprint": fingerprint(row.public_key.encode()),
+        "fingerprint": compute_key_fingerprint(row.public_key.encode()),
     }
 
 
-def _node_state(row: NodeRow, online: str | None) -> str:
+def _describe_node_state(row: NodeRow, online: str | None) -> str:
     if row.revoked is not None:
         return "revoked"
     if online is not None:

@@ -111,7 +111,7 @@ def _add_view_routes(api: APIRouter, service: PersonService) -> None:
 
     @api.get("/me/recommendations", response_model=response_models.RecommendationList)
     def recommendations(request: Request, k: Annotated[int, Query(ge=1, le=200)] = 10) -> JsonObject:
-        return {"recommendations": service.recommendations(require_person(request), k)}
+        return {"recommendations": service.list_recommendations(require_person(request), k)}
 
     @api.get("/me/reasons", response_model=response_models.Reasons)
     def why(request: Request, item: QueryText) -> JsonObject:
@@ -129,28 +129,28 @@ def _add_view_routes(api: APIRouter, service: PersonService) -> None:
         offset: Offset = 0,
         limit: Limit = 25,
     ) -> JsonObject:
-        return service.history(require_person(request), search, only, offset, limit)
+        return service.list_history(require_person(request), search, only, offset, limit)
 
     @api.get("/me/releases", response_model=response_models.ReleasePage)
     def releases(request: Request, offset: Offset = 0, limit: Limit = 25) -> JsonObject:
-        return service.releases(require_person(request), offset, limit)
+        return service.list_releases(require_person(request), offset, limit)
 
     @api.get("/me/held", name="held", response_model=response_models.ServerHoldings)
     def holdings(request: Request) -> JsonObject:
-        return service.describe_holdings(require_person(request))
+        return service.describe_server_holdings(require_person(request))
 
     @api.get("/me/budget", response_model=response_models.Budgets, response_model_exclude_unset=True)
     def budget(request: Request) -> JsonObject:
-        return service.budget(require_person(request))
+        return service.describe_budget(require_person(request))
 
     @api.get("/me/costs", response_model=response_models.Charges)
     def costs(request: Request, run: QueryText, offset: Offset = 0, limit: Limit = 25) -> JsonObject:
-        return service.costs(require_person(request), run, offset, limit)
+        return service.list_costs(require_person(request), run, offset, limit)
 
     @api.get("/me/requests", response_model=response_models.RequestList)
     def requests(request: Request) -> JsonObject:
         user = require_person(request)
-        return {**service.requests(user), "may": service.allowed_kinds(user)}
+        return {**service.list_requests(user), "may": service.list_allowed_kinds(user)}
 
     @api.get("/me/export", response_class=Response)
     def export(request: Request) -> Response:

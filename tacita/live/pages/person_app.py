@@ -27,7 +27,7 @@ from tacita.live.pages.person_page import (
     make_request_routes,
 )
 from tacita.live.pages.person_service import PersonService
-from tacita.live.pages.rendering import STATIC, render_page, render_word, static_routes
+from tacita.live.pages.rendering import STATIC, make_static_routes, render_message_page, render_page
 from tacita.live.pages.response_models import JsonObject
 from tacita.live.pages.tokens import SESSION_SECONDS, Principal, Tokens, make_cookie_name
 from tacita.live.running.daemon import Daemon
@@ -55,7 +55,7 @@ def make_node_app(node: Node, tokens: Tokens) -> ASGIApp:
     )
     for router in routers:
         app.include_router(router)
-    app.router.routes.extend(static_routes())
+    app.router.routes.extend(make_static_routes())
 
     def check(principal: Principal) -> Principal | None:
         return confirm_identity(node, principal)
@@ -64,7 +64,7 @@ def make_node_app(node: Node, tokens: Tokens) -> ASGIApp:
     def enter(link: str) -> Response:
         session = tokens.redeem_link(link, check)
         if session is None:
-            return render_word("No entry", DEAD_LINK, BRAND, 401)
+            return render_message_page("No entry", DEAD_LINK, BRAND, 401)
         response = render_page("entered.html", title="Welcome", brand=BRAND)
         response.set_cookie(cookie, session, int(SESSION_SECONDS), httponly=True, samesite="strict", path="/")
         return response
@@ -96,7 +96,7 @@ def _is_open(method: str, path: str) -> bool:
 
 
 def _make_sign_in_page() -> Response:
-    return render_word("This page needs a link", SIGN_IN, BRAND, 401)
+    return render_message_page("This page needs a link", SIGN_IN, BRAND, 401)
 
 
 class PageArguments(StrictModel):
@@ -123,7 +123,7 @@ def serve_node_pages(daemon: Daemon) -> Iterator[PageServer]:
             return {"user": user, "link": f"{server.url}/enter/{token}"}
 
         def make_all_links(arguments: JsonObject) -> list[JsonObject]:
-            return [make_link({"user": user}) for user in store.users()[1]]
+            return [make_link({"user": user}) for user in store.list_users()[1]]
 
         daemon.verbs |= {"page": make_link, "pages": make_all_links}
         log.info("pages are served at %s; `tacita node page USER` prints a link", server.url)

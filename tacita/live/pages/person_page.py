@@ -11,7 +11,7 @@ from tacita.live.node.user_queries import PRESETS
 from tacita.live.pages.forms import Fields, parse_decimal, parse_number, read_form
 from tacita.live.pages.person_api import BudgetBody, require_person
 from tacita.live.pages.person_service import PersonService
-from tacita.live.pages.rendering import Notice, is_htmx, redirect_to, render, render_page, render_word
+from tacita.live.pages.rendering import Notice, is_htmx, redirect_to, render, render_message_page, render_page
 from tacita.live.pages.response_models import JsonObject
 from tacita.live.pages.tokens import Principal, Tokens
 
@@ -39,7 +39,7 @@ class PersonPage:
         trouble = ""
         recommended: list[JsonObject] = []
         try:
-            recommended = self.service.recommendations(user, RECOMMENDATIONS)
+            recommended = self.service.list_recommendations(user, RECOMMENDATIONS)
         except TacitaError as error:
             trouble = str(error)
         return render_page(
@@ -71,14 +71,14 @@ class PersonPage:
 
     def render_budget(self, user: str) -> str:
         """The gauge of every run, with the last releases and what each cost."""
-        budget = self.service.budget(user)
+        budget = self.service.describe_budget(user)
         for account in budget["runs"]:
-            account["costs"] = self.service.costs(user, account["run"], 0, CHARGES)
+            account["costs"] = self.service.list_costs(user, account["run"], 0, CHARGES)
         return render("person_budget.html", budget=budget)
 
     def render_tiles(self, user: str) -> str:
         person = self.service.summarize_person(user)
-        releases = self.service.releases(user, 0, 1)
+        releases = self.service.list_releases(user, 0, 1)
         return render("person_tiles.html", me=person, left=releases, oob=True)
 
     def _read_stored_values(self, user: str, fields: Fields) -> JsonObject:
@@ -88,18 +88,18 @@ class PersonPage:
             only = "all"
         search = fields.get("search", "")[:200]
         offset = parse_number(fields.get("offset", ""))
-        history = self.service.history(user, search, only, offset, ROWS)  # type: ignore[arg-type]
+        history = self.service.list_history(user, search, only, offset, ROWS)  # type: ignore[arg-type]
         if offset and not history["items"]:
-            history = self.service.history(user, search, only, 0, ROWS)  # type: ignore[arg-type]
+            history = self.service.list_history(user, search, only, 0, ROWS)  # type: ignore[arg-type]
         return {
             "me": self.service.summarize_person(user),
-            "asked": self.service.requests(user),
+            "asked": self.service.list_requests(user),
             "history": history,
             "shown": {"search": search, "only": only},
-            "left": self.service.releases(user, 0, RELEASES),
-            "may": self.service.allowed_kinds(user),
-            "keeping": self.service.runs_without_forget(user),
-            "taken": self.service.forget_states(user),
+            "left": self.service.list_releases(user, 0, RELEASES),
+            "may": self.service.list_allowed_kinds(user),
+            "keeping": self.service.list_runs_without_forget(user),
+            "taken": self.service.list_forget_states(user),
             "presets": PRESETS,
         }
 
@@ -126,7 +126,7 @@ def make_part_routes(service: PersonService) -> APIRouter:
     @routes.get("/part/requests")
     def requests(request: Request) -> Response:
         user = require_person(request)
-        page_requests = service.requests(user)
+        page_requests = service.list_requests(user)
         html = render("person_requests.html", asked=page_requests, oob=False)
         if not all(row["done"] for row in page_requests["requests"]):
             return HTMLResponse(html)
@@ -136,12 +136,12 @@ def make_part_routes(service: PersonService) -> APIRouter:
 
     @routes.get("/part/held")
     def holdings(request: Request) -> Response:
-        values = service.describe_holdings(require_person(request))
+        values = service.describe_server_holdings(require_person(request))
         return render_page("person_held.html", held=values)
 
     @routes.get("/part/left")
     def releases(request: Request, offset: str = "0") -> Response:
-        values = service.releases(require_person(request), parse_number(offset), RELEASES)
+        values = service.list_releases(require_person(request), parse_number(offset), RELEASES)
         return render_page("person_left.html", left=values, oob=False)
 
     @routes.get("/part/budget")
@@ -150,7 +150,7 @@ def make_part_routes(service: PersonService) -> APIRouter:
 
     @routes.get("/part/costs")
     def costs(request: Request, run: str, offset: str = "0", number: str = "1") -> Response:
-        values = service.costs(require_person(request), run, parse_number(offset), CHARGES)
+        values = service.list_costs(require_person(request), run, parse_number(offset), CHARGES)
         return render_page("person_costs.html", costs=values, number=parse_number(number), spent=0)
 
     return routes
@@ -241,13 +241,13 @@ def make_exit_routes(service: PersonService, tokens: Tokens, cookie: str) -> API
         try:
             receipt = service.erase_user(user, fields.get("confirm", ""))
         except TacitaError as error:
-            return render_word("Nothing was erased", str(error), BRAND, status=400, back=True)
+            return render_message_page("Nothing was erased", str(error), BRAND, status=400, back=True)
         tokens.close_user_sessions(user)
         sentence = (
             f"{receipt['interactions']:,} rows are gone from this device, and so are your choices and requests. If you "
             "spent anything of a privacy budget, one number stays, without your name: how much."
         )
-        response = render_word("Erased", sentence, BRAND, kind="good")
+        response = render_message_page("Erased", sentence, BRAND, kind="good")
         response.delete_cookie(cookie)
         return response
 
@@ -255,7 +255,7 @@ def make_exit_routes(service: PersonService, tokens: Tokens, cookie: str) -> API
     def bye(request: Request) -> Response:
         tokens.close_session(request.cookies.get(cookie, ""))
         sentence = "This page is closed. `tacita node page` makes a new link."
-        response = render_word("Closed", sentence, BRAND, kind="good")
+        response = render_message_page("Closed", sentence, BRAND, kind="good")
         response.delete_cookie(cookie)
         return response
 

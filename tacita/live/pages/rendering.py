@@ -40,7 +40,7 @@ def _load_templates() -> Environment:
         "colours": COLOURS,
         "version": __version__,
         "htmx": json.dumps(HTMX),
-        "style": style_name(),
+        "style": make_style_name(),
     }
     environment.filters |= {
         "when": format_time,
@@ -61,13 +61,13 @@ def format_sentence(text: object) -> Markup:
     return Markup(_CODE.sub(r"<code>\1</code>", escaped))
 
 
-def style_name() -> str:
+def make_style_name() -> str:
     """A name that changes with the style sheets."""
-    content = b"".join(sheet.read_bytes() for sheet in _sheets())
+    content = b"".join(sheet.read_bytes() for sheet in _list_style_sheets())
     return hashlib.sha256(content).hexdigest()[:8]
 
 
-def _sheets() -> list[Any]:
+def _list_style_sheets() -> list[Any]:
     return [
         files("tacita.report") / "templates" / "page.css",
         files("tacita.live.pages") / "templates" / "pages.css",
@@ -82,7 +82,7 @@ def render_page(template: str, status: int = 200, **values: Any) -> HTMLResponse
     return HTMLResponse(render(template, **values), status)
 
 
-def render_word(
+def render_message_page(
     title: str, sentence: str, brand: str, status: int = 200, kind: str = "note", back: bool = False
 ) -> HTMLResponse:
     """A page with a single sentence."""
@@ -98,7 +98,7 @@ def redirect_to(path: str) -> Response:
     return RedirectResponse(path, 303)
 
 
-def static_routes() -> list[Route]:
+def make_static_routes() -> list[Route]:
     """The script and the style sheet, both from this machine."""
     script = (files("tacita.live.pages") / "static" / "htmx.min.js").read_bytes()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tacita.live.pages.response_models import JsonObject
-from tacita.live.server.store import RunRow, count_done_blocks, describe_run
+from tacita.live.server.store import RunRow, count_done_blocks, describe_run_progress
 from tacita.runs.assembly import build_plan
 
 CONTROLS_TEXT = (
@@ -29,7 +29,7 @@ def summarize_run(row: RunRow, stopped: str | None) -> JsonObject:
     has_open_block = n_done < row.opened
     return {
         "run": row.name,
-        "standing": describe_run(row),
+        "standing": describe_run_progress(row),
         "stopped": stopped,
         "under way": has_open_block and stopped is None,
         "blocks done": n_done,

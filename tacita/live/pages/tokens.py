@@ -51,7 +51,7 @@ def make_cookie_name(role: str) -> str:
     return f"tacita-{role}-{secrets.token_hex(6)}"
 
 
-def _accept(principal: Principal) -> Principal | None:
+def _accept_any(principal: Principal) -> Principal | None:
     return principal
 
 
@@ -68,11 +68,11 @@ class Tokens:
         """A token that opens one session, soon."""
         return self._store_token(self._links, principal, LINK_SECONDS)
 
-    def redeem_link(self, link: str, check: Callable[[Principal], Principal | None] = _accept) -> str | None:
+    def redeem_link(self, link: str, check: Callable[[Principal], Principal | None] = _accept_any) -> str | None:
         """The token of a new session; the link is used up. None: it was used, is too old, or `check` refuses it."""
         with self._lock:
-            entry = self._links.pop(_digest(link), None)
-        principal = self._unless_expired(entry)
+            entry = self._links.pop(_digest_token(link), None)
+        principal = self._get_unexpired(entry)
         if principal is not None:
             principal = check(principal)
         return None if principal is None else self.open_session(principal)
@@ -82,10 +82,10 @@ class Tokens:
 
     def find_principal(self, session: str) -> Principal | None:
         with self._lock:
-            entry = self._sessions.get(_digest(session))
-        return self._unless_expired(entry)
+            entry = self._sessions.get(_digest_token(session))
+        return self._get_unexpired(entry)
 
-    def _unless_expired(self, entry: tuple[Principal, float] | None) -> Principal | None:
+    def _get_unexpired(self, entry: tuple[Principal, float] | None) -> Principal | None:
         if entry is None:
             return None
         principal, end = entry
@@ -93,7 +93,7 @@ class Tokens:
 
     def close_session(self, session: str) -> None:
         with self._lock:
-            self._sessions.pop(_digest(session), None)
+            self._sessions.pop(_digest_token(session), None)
 
     def close_user_sessions(self, user: str) -> None:
         """End all sessions and links of a person who is gone from the node."""
@@ -110,7 +110,7 @@ class Tokens:
             _drop_expired(table, now)
             if len(table) >= MOST_LINKS:
                 raise TacitaError("too many links are waiting to be used; try again in ten minutes.")
-            table[_digest(token)] = (principal, now + seconds)
+            table[_digest_token(token)] = (principal, now + seconds)
         return token
 
 
@@ -120,7 +120,7 @@ def _drop_expired(table: Expiring, now: float) -> None:
             del table[digest]
 
 
-def _digest(token: str) -> str:
+def _digest_token(token: str) -> str:
     return hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()
 
 
@@ -138,23 +138,23 @@ class OperatorCredentials:
             raise TacitaError(f"a password has at least {LEAST_PASSWORD} characters.")
         salt = secrets.token_bytes(16)
         key = hashlib.scrypt(password.encode(), salt=salt, **_COST)
-        self._write({**self._read(), "salt": salt.hex(), "scrypt": key.hex()})
+        self._write_credentials({**self._read_credentials(), "salt": salt.hex(), "scrypt": key.hex()})
 
     def make_reader_token(self) -> str:
         """A new read-only token; the one before it does not work any more."""
         token = secrets.token_urlsafe(32)
-        self._write({**self._read(), "reader": _digest(token)})
+        self._write_credentials({**self._read_credentials(), "reader": _digest_token(token)})
         return token
 
     def has_password(self) -> bool:
-        return "scrypt" in self._read()
+        return "scrypt" in self._read_credentials()
 
-    def is_password(self, password: str) -> bool:
+    def check_password(self, password: str) -> bool:
         """Whether it is right; after wrong ones there is a pause, longer with each."""
         with self._lock:
             if time.monotonic() < self._not_before:
                 raise TacitaError("too many wrong passwords; wait a minute and try again.")
-            stored = self._read()
+            stored = self._read_credentials()
             if "scrypt" not in stored:
                 raise TacitaError("no password is set; `tacita server password` sets one.")
             salt = bytes.fromhex(stored["salt"])
@@ -170,13 +170,13 @@ class OperatorCredentials:
             self._not_before = time.monotonic() + pause
 
     def is_reader_token(self, token: str) -> bool:
-        digest = self._read().get("reader", "")
-        return bool(digest) and hmac.compare_digest(_digest(token), digest)
+        digest = self._read_credentials().get("reader", "")
+        return bool(digest) and hmac.compare_digest(_digest_token(token), digest)
 
-    def _read(self) -> dict[str, Any]:
+    def _read_credentials(self) -> dict[str, Any]:
         return dict(read_json(self._path)) if self._path.exists() else {}
 
-    def _write(self, values: dict[str, Any]) -> None:
+    def _write_credentials(self, values: dict[str, Any]) -> None:
         side = temporary_path(self._path)
         descriptor = os.open(side, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
         with open(descriptor, "w", encoding="utf-8") as out:

@@ -55,7 +55,7 @@ class Daemon:
             try:
                 return self._handle(self.node, body)
             finally:
-                self.node.refresh()
+                self.node.refresh_snapshot()
                 self._log_releases(time.monotonic() - began)
 
     def _refuse_other_users(self, asker: int) -> None:
@@ -65,7 +65,7 @@ class Daemon:
 
     def on_command(self, body: bytes, asker: int) -> bytes:
         """Carry out a command of the owner."""
-        return verbs.answer_json(self._run_command, body)
+        return verbs.answer_json_question(self._run_command, body)
 
     def _run_command(self, verb: str, arguments: dict[str, Any]) -> Any:
         if verb == "stop":
@@ -104,7 +104,7 @@ class Daemon:
                 release["sees"],
             )
 
-    def finish(self) -> None:
+    def finish_request(self) -> None:
         """Let a request that is being handled end; after a grace period it is abandoned."""
         self.stopping.set()
         if self._training.acquire(timeout=GRACE):
@@ -148,7 +148,7 @@ def run_daemon(
 
     `extension` serves the open node in another way too, such as its pages.
     """
-    handle = handle or _load_session()
+    handle = handle or _load_message_handler()
     engine = engine or _make_supernode
     shim_socket = folder / node_client.SHIM_SOCKET
     control_socket = folder / node_client.CONTROL_SOCKET
@@ -162,11 +162,13 @@ def run_daemon(
         shim_socket.parent.chmod(0o711)
         if extension is not None:
             stack.enter_context(extension(daemon))
-        stack.callback(daemon.finish)
+        stack.callback(daemon.finish_request)
         shim_owner = flower_user if flower_user != os.geteuid() else None
-        stack.enter_context(unix_socket.serve(shim_socket, daemon.on_request, 0o600, shim_owner))
+        stack.enter_context(unix_socket.serve_socket(shim_socket, daemon.on_request, 0o600, shim_owner))
         stack.enter_context(
-            unix_socket.serve(control_socket, daemon.on_command, 0o600, most=node_client.MOST_BYTES, timeout=10.0)
+            unix_socket.serve_socket(
+                control_socket, daemon.on_command, 0o600, most=node_client.MOST_BYTES, timeout=10.0
+            )
         )
         stack.enter_context(stop_on_signals(daemon.stopping))
         daemon.connection = stack.enter_context(engine(node, shim_socket.absolute()))
@@ -177,7 +179,7 @@ def run_daemon(
     log.info("stopped")
 
 
-def _load_session() -> Handle:
+def _load_message_handler() -> Handle:
     """The function that answers the server; loaded late, since it brings the trainer."""
     from tacita.live.node.question_handler import answer_message
 

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from tacita.core.errors import TacitaError
-from tacita.data.sources import load
+from tacita.data.sources import load_interactions
 
 RUN = "demo"
 NODES = ("library", "cinema", "school")
@@ -36,7 +36,7 @@ class DemoData:
     home: dict[str, str]  # node by person
     first_block_items: dict[str, list[str]]  # of each person
 
-    def home_of(self, user: str) -> str:
+    def find_home_node(self, user: str) -> str:
         if user not in self.home:
             raise TacitaError(f"user '{user}' is not in MovieLens-100K; choose a number from 1 to 943.")
         return self.home[user]
@@ -60,7 +60,7 @@ def make_demo_folder(out: Path | None) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def make_site(folder: Path, people: DemoData) -> None:
+def make_demo_site(folder: Path, people: DemoData) -> None:
     """Make keys, a server with a catalogue, and three enrolled nodes that hold their first block."""
     from tacita.live.running.node_setup import make_node  # late, as below: these need what tacita[live] brings
     from tacita.live.running.server import ServerConfig, create_server, enroll_node, open_store
@@ -88,7 +88,7 @@ def import_block(folder: Path, people: DemoData, block: int) -> None:
 
 
 @contextlib.contextmanager
-def run_site(folder: Path) -> Iterator[Path]:
+def run_demo_site(folder: Path) -> Iterator[Path]:
     """Run the server and the nodes while the context is open; yields the server's folder."""
     from tacita.live.running.server import is_up
 
@@ -117,9 +117,9 @@ def open_next_block(folder: Path) -> None:
     orders.open_block(folder / "server", RUN)
 
 
-def split_data(folder: Path, data_dir: Path | None) -> DemoData:
+def write_demo_data(folder: Path, data_dir: Path | None) -> DemoData:
     """MovieLens-100K as files: blocks for each node, items for the operator."""
-    table = load("ml-100k", data_dir=data_dir)
+    table = load_interactions("ml-100k", data_dir=data_dir)
     assert table.timestamp is not None
     home = {raw: NODES[n % len(NODES)] for n, raw in enumerate(table.user_ids)}
     times = table.timestamp.tolist()

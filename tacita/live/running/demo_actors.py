@@ -63,7 +63,7 @@ class DemoActors:
         if not queued_kinds:
             return ""
         if self.imported_blocks == n_opened:
-            return self._report_end_once()
+            return self._take_end_message()
         for kind in sorted(queued_kinds & set(UNLEARNING_KINDS)):
             self._add_neighbour_requests(kind)
         open_next_block(self.folder)
@@ -96,7 +96,7 @@ class DemoActors:
                 kinds.add(request["kind"])
         return kinds
 
-    def _report_end_once(self) -> str:
+    def _take_end_message(self) -> str:
         if self._has_reported_end:
             return ""
         self._has_reported_end = True
@@ -104,7 +104,7 @@ class DemoActors:
 
     @property
     def _home_folder(self) -> Path:
-        return self.folder / self.people.home_of(self.user)
+        return self.folder / self.people.find_home_node(self.user)
 
     def _read_min_users(self) -> int:
         return read_config(self._home_folder).min_users

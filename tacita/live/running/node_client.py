@@ -28,7 +28,7 @@ def ask_node(folder: Path, verb: str, **arguments: Any) -> Any:
 
 def ask_daemon(folder: Path, verb: str, **arguments: Any) -> Any:
     question = json.dumps({"verb": verb, **arguments}).encode()
-    answer = json.loads(unix_socket.ask(folder / CONTROL_SOCKET, question, most=MOST_BYTES))
+    answer = json.loads(unix_socket.ask_socket(folder / CONTROL_SOCKET, question, most=MOST_BYTES))
     if "error" in answer:
         raise TacitaError(answer["error"])
     return answer["ok"]

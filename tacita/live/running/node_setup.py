@@ -7,7 +7,7 @@ from typing import Any
 
 from tacita.core.config import validate_model
 from tacita.live.node.node import Node, NodeConfig
-from tacita.live.tls_certificates import check_authority, fingerprint, make_node_key
+from tacita.live.tls_certificates import check_authority, compute_key_fingerprint, make_node_key
 
 
 def make_node(folder: Path, values: dict[str, Any], ca: Path) -> dict[str, str]:
@@ -20,5 +20,5 @@ def make_node(folder: Path, values: dict[str, Any], ca: Path) -> dict[str, str]:
         "folder": str(folder),
         "name": config.name,
         "public key": str(public),
-        "fingerprint": fingerprint(public.read_bytes()),
+        "fingerprint": compute_key_fingerprint(public.read_bytes()),
     }

@@ -22,12 +22,14 @@ class RunTerms:
 
 def begin_run(folder: Path, run: str, settings: RunConfig, terms: RunTerms) -> None:
     """Begin a new run with its first block open."""
-    from tacita.live.server.coordinator import check_run  # late: it brings the trainer, which other orders do not need
+    from tacita.live.server.coordinator import (
+        refuse_settings_not_live,  # late: it brings the trainer, which other orders do not need
+    )
 
     with open_store(folder) as store:
-        check_run(settings, store.count_items())
-        _check_nodes(store, terms.quorum)
-        _check_up(folder)
+        refuse_settings_not_live(settings, store.count_items())
+        _check_enough_nodes(store, terms.quorum)
+        _check_server_is_up(folder)
         store.create_run(run, settings, asdict(terms))
         store.open_block(run)
 
@@ -36,7 +38,7 @@ def open_block(folder: Path, run: str) -> None:
     """Open the run's next block."""
     with open_store(folder) as store:
         store.load_run(run)
-        _check_up(folder)
+        _check_server_is_up(folder)
         store.open_block(run)
 
 
@@ -44,9 +46,9 @@ def resume_run(folder: Path, run: str) -> None:
     """Let a run that stopped try again; a run that is under way does not change."""
     with open_store(folder) as store:
         store.load_run(run)
-        _check_up(folder)
+        _check_server_is_up(folder)
         if find_stop_reason(store, run) is not None:
-            store.set_halted(run, False)
+            store.set_run_halted(run, False)
             store.log_event(run, {"event": "resumed"})
 
 
@@ -54,16 +56,16 @@ def stop_run(folder: Path, run: str) -> None:
     """Let a run stop after its last commit; `resume_run` goes on from there."""
     with open_store(folder) as store:
         store.load_run(run)
-        store.set_halted(run, True)
+        store.set_run_halted(run, True)
 
 
-def _check_up(folder: Path) -> None:
+def _check_server_is_up(folder: Path) -> None:
     if not is_up(folder):
         raise TacitaError(f"the server is not up; start it with `tacita server up --folder {folder}`.")
 
 
-def _check_nodes(store: ServerStore, quorum: int | str) -> None:
-    n_enrolled = sum(row.revoked is None for row in store.nodes())
+def _check_enough_nodes(store: ServerStore, quorum: int | str) -> None:
+    n_enrolled = sum(row.revoked is None for row in store.list_nodes())
     if n_enrolled == 0:
         raise TacitaError("no node is enrolled; `tacita server enroll KEY.pub --name NAME` lets one in.")
     if isinstance(quorum, int) and quorum > n_enrolled:

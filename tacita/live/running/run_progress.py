@@ -33,16 +33,16 @@ def follow_run(folder: Path, run: str, on_progress: Callable[[RunProgress], None
         rounds = build_plan(store.load_run(run).config).learner.rounds
         while True:
             row = store.load_run(run)
-            rows = store.events(run, last_event_id)
+            rows = store.list_events(run, last_event_id)
             node_names = {}
             if rows:
                 last_event_id = rows[-1][0]
-                node_names = {str(node.number): node.name for node in store.nodes()}
+                node_names = {str(node.number): node.name for node in store.list_nodes()}
             events = [event for _, _, event in rows]
             on_progress(RunProgress(events, node_names, rounds))
             if count_done_blocks(row) == row.opened:
                 return _list_results(row)
-            _check_goes_on(folder, store, run)
+            _check_run_goes_on(folder, store, run)
             if time.monotonic() > end:
                 raise TacitaError(f"run '{run}' did not end within {most:.0f} s; `tacita server status` tells more.")
             time.sleep(POLL_SECONDS)
@@ -54,7 +54,7 @@ def _list_results(row: RunRow) -> list[dict[str, Any]]:
     return results
 
 
-def _check_goes_on(folder: Path, store: ServerStore, run: str) -> None:
+def _check_run_goes_on(folder: Path, store: ServerStore, run: str) -> None:
     stop_reason = find_stop_reason(store, run)
     if stop_reason is not None:
         remedy = _suggest_remedy(run, stop_reason)

@@ -23,9 +23,16 @@ from tacita.core.config import StrictModel, to_toml
 from tacita.core.errors import TacitaError
 from tacita.core.files import disk_error, temporary_path, write_bytes
 from tacita.live.processes import stop_on_signals
-from tacita.live.server.store import STORE_FILE, NodeRow, RunRow, ServerStore, count_done_blocks, describe_run
+from tacita.live.server.store import STORE_FILE, NodeRow, RunRow, ServerStore, count_done_blocks, describe_run_progress
 from tacita.live.settings import read_settings
-from tacita.live.tls_certificates import CA, ServerKeys, convert_to_pem, fingerprint, make_ca, make_server_certificate
+from tacita.live.tls_certificates import (
+    CA,
+    ServerKeys,
+    compute_key_fingerprint,
+    convert_to_pem,
+    make_ca,
+    make_server_certificate,
+)
 
 VERSION = 1
 ServerExtension = Callable[["LiveServer"], contextlib.AbstractContextManager[Any]]
@@ -85,7 +92,7 @@ def enroll_key(folder: Path, public_key: bytes, name: str) -> str:
     pem = convert_to_pem(public_key)
     with open_store(folder) as store:
         store.add_node(name, pem.decode())
-    return fingerprint(pem)
+    return compute_key_fingerprint(pem)
 
 
 def is_up(folder: Path) -> bool:
@@ -140,7 +147,7 @@ class LiveServer:
         """Serve until it is stopped; `extension` serves something else meanwhile, such as the operator's page."""
         if not insecure_run_as_root:
             _refuse_root()
-        from tacita.live.engine.flower import SuperLink, write_app  # late: Flower takes a second to load
+        from tacita.live.engine.flower import SuperLink, write_flower_app  # late: Flower takes a second to load
         from tacita.live.engine.gateway import Gateway, bind_listener
 
         with contextlib.ExitStack() as stack:
@@ -151,7 +158,7 @@ class LiveServer:
             keys.check_validity()
             bind_listener(self.config.host, self.config.port).close()  # before anything is started
             log.info("starting Flower's SuperLink")
-            app = write_app(self.folder / "app")
+            app = write_flower_app(self.folder / "app")
             self.link = SuperLink(self.folder / "flower", self.config.link_port, keys)
             stack.enter_context(self.link)
             self._sync_nodes()
@@ -174,8 +181,8 @@ class LiveServer:
         """Whether a key's fingerprint may speak; a revoked one may not from the next second on."""
         with self._enrolment_lock:
             if time.monotonic() - self._enrolment_read_at > POLL_SECONDS:
-                enrolled = [row for row in self._enrolment_store.nodes() if row.revoked is None]
-                self._enrolled_keys = frozenset(fingerprint(row.public_key.encode()) for row in enrolled)
+                enrolled = [row for row in self._enrolment_store.list_nodes() if row.revoked is None]
+                self._enrolled_keys = frozenset(compute_key_fingerprint(row.public_key.encode()) for row in enrolled)
                 self._enrolment_read_at = time.monotonic()
             return key in self._enrolled_keys
 
@@ -188,53 +195,53 @@ class LiveServer:
                 self.link.stop()
                 self.link.start()
             self._sync_nodes()
-            for row in self.store.runs():
-                self._sync_run(row, app)
+            for row in self.store.list_runs():
+                self._sync_coordinator(row, app)
         except TacitaError as error:
             log.warning("%s", error)
             self.stopping.wait(2.0)
 
     def _sync_nodes(self) -> None:
         known: dict[int, str] | None = None
-        for row in self.store.nodes():
+        for row in self.store.list_nodes():
             if row.revoked is None and row.number is None:
-                self.store.set_number(row.name, self._register(row))
+                self.store.set_node_number(row.name, self._register_node(row))
                 log.info("node '%s' is enrolled", row.name)
             elif row.revoked is not None and row.number is not None:
-                known = self.link.nodes() if known is None else known
+                known = self.link.list_node_states() if known is None else known
                 if row.number in known:
-                    self.link.unregister(row.number)
+                    self.link.unregister_node(row.number)
                     log.info("node '%s' is revoked", row.name)
 
-    def _register(self, row: NodeRow) -> int:
+    def _register_node(self, row: NodeRow) -> int:
         path = self.folder / "flower" / f".{row.name}.pub"
         write_bytes(path, row.public_key.encode())
         try:
-            return self.link.register(path, row.name)
+            return self.link.register_node(path, row.name)
         finally:
             path.unlink(missing_ok=True)
 
-    def _sync_run(self, row: RunRow, app: Path) -> None:
+    def _sync_coordinator(self, row: RunRow, app: Path) -> None:
         """Keep a coordinator at work on a run with an open block, unless it stopped for a reason."""
-        if self._is_at_work(row.name):
+        if self._has_coordinator(row.name):
             return
         if row.opened == count_done_blocks(row) or find_stop_reason(self.store, row.name) is not None:
             return
         _, not_before = self._failures.get(row.name, (0, 0.0))
         if time.monotonic() >= not_before:
-            self._flower_runs[row.name] = self.link.submit({"store": str(self.folder), "run": row.name}, app)
+            self._flower_runs[row.name] = self.link.start_run({"store": str(self.folder), "run": row.name}, app)
             log.info("run '%s': block %d is under way", row.name, count_done_blocks(row))
 
-    def _is_at_work(self, run: str) -> bool:
+    def _has_coordinator(self, run: str) -> bool:
         """Whether a coordinator still works on a run; its end is noted, and a halted run is stopped."""
-        halted = self.store.is_halted(run)
+        halted = self.store.is_run_halted(run)
         flower_run = self._flower_runs.get(run)
         if flower_run is None:
             return False
         if halted:
             with contextlib.suppress(TacitaError):  # it may have ended just now
                 self.link.stop_run(flower_run)
-        state = self.link.run_state(flower_run)
+        state = self.link.read_run_state(flower_run)
         if not state.startswith("finished"):
             return True
         del self._flower_runs[run]
@@ -269,9 +276,9 @@ def _refuse_root() -> None:
 
 def find_stop_reason(store: ServerStore, run: str) -> str | None:
     """Why a run stopped for good; None: it goes on."""
-    if store.is_halted(run):
+    if store.is_run_halted(run):
         return "the operator stopped it."
-    last = store.last_event(run)
+    last = store.find_last_event(run)
     return str(last["said"]) if last is not None and last.get("event") == "stopped" else None
 
 
@@ -280,13 +287,13 @@ def read_status(folder: Path) -> dict[str, Any]:
     config = read_config(folder)
     up = is_up(folder)
     with ServerStore(folder / STORE_FILE) as store:
-        online = online_nodes(folder, config) if up else {}
-        nodes = [_describe_node(store, row, online) for row in store.nodes()]
-        runs = [_describe_run(store, row) for row in store.runs()]
+        online = read_online_nodes(folder, config) if up else {}
+        nodes = [_describe_node(store, row, online) for row in store.list_nodes()]
+        runs = [_describe_run(store, row) for row in store.list_runs()]
         return {
             "up": up,
             "address": f"{config.host}:{config.port}",
-            "catalogue": len(store.catalogue()),
+            "catalogue": len(store.read_catalogue()),
             "nodes": nodes,
             "runs": runs,
             "sees": "one sum per node and round, how many people are in it, sums of scores where no epsilon "
@@ -307,25 +314,25 @@ def _describe_node(store: ServerStore, row: NodeRow, online: dict[int, str]) -> 
         "name": row.name,
         "state": state,
         "online": is_online,
-        "fingerprint": fingerprint(row.public_key.encode()),
-        "last answer": store.last_answer(row.number),
+        "fingerprint": compute_key_fingerprint(row.public_key.encode()),
+        "last answer": store.find_last_answer_time(row.number),
     }
 
 
 def _describe_run(store: ServerStore, row: RunRow) -> dict[str, Any]:
     return {
         "name": row.name,
-        "standing": describe_run(row),
+        "standing": describe_run_progress(row),
         "stopped": find_stop_reason(store, row.name),
         "requests": store.list_pending(row.name),
         "results": [] if row.note is None else row.note["plain"]["results"],
     }
 
 
-def online_nodes(folder: Path, config: ServerConfig) -> dict[int, str]:
+def read_online_nodes(folder: Path, config: ServerConfig) -> dict[int, str]:
     """The state of each node that the engine knows; empty while it starts."""
     from tacita.live.engine.flower import SuperLinkClient
 
     with contextlib.suppress(TacitaError):
-        return SuperLinkClient(config.link_port, folder / CA).nodes()
+        return SuperLinkClient(config.link_port, folder / CA).list_node_states()
     return {}

@@ -42,7 +42,7 @@ class Attempts:
     def to_note(self) -> JsonObject:
         return {"resolved": self.resolved, "failed": self.failed, "latest": self.latest}
 
-    def begin(self) -> None:
+    def begin_attempt(self) -> None:
         self._current = self.resolved + 1
         self._was_used = False
 
@@ -51,12 +51,12 @@ class Attempts:
         """Whether requests are being carried out now."""
         return self._current > 0
 
-    def take_number(self) -> int:
+    def take_attempt_number(self) -> int:
         """The number of the attempt that a question belongs to; 0: to none."""
         self._was_used = True
         return self._current
 
-    def end(self, effective: bool) -> None:
+    def end_attempt(self, effective: bool) -> None:
         """It is over; one that asked nobody leaves no trace."""
         if self._was_used:
             self.resolved = self._current
@@ -65,11 +65,11 @@ class Attempts:
                 self.failed = failed[-MOST_REQUESTS:]
         self._current = 0
 
-    def wait_limit(self, give_up: float, timeout: float) -> float:
+    def compute_wait_limit(self, give_up: float, timeout: float) -> float:
         """Seconds to wait for answers: a request holds up a run no longer than one exchange, for it is tried again."""
         return min(give_up, timeout) if self._current else give_up
 
-    def order_time(self, claimed: float, clock: float) -> float:
+    def order_request_time(self, claimed: float, clock: float) -> float:
         """The time of a request, in the order of the server: nodes claim theirs, and may claim anything.
 
         Always after what was carried out last, since a replay takes older data for known; never later than the

@@ -14,7 +14,7 @@ from tacita.live.wire import CONTROLS, SPENT_BINS, Reply, control_score_name
 
 def check_closing_reply(reply: Reply, config: RunConfig) -> None:
     """Refuse scores that were not asked for or that nobody can have."""
-    metrics = _metric_names(config)
+    metrics = _list_metric_names(config)
     allowed_names = set(metrics)
     for control in CONTROLS:
         allowed_names |= {control_score_name(control, metric) for metric in metrics}
@@ -26,25 +26,25 @@ def check_closing_reply(reply: Reply, config: RunConfig) -> None:
 
 def merge_results(replies: Mapping[int, Reply], config: RunConfig) -> JsonObject:
     """Means over all users who were scored, and controls that were scored over the same users."""
-    sums = add_scores(replies)
-    metrics = _metric_names(config)
+    sums = sum_scores(replies)
+    metrics = _list_metric_names(config)
     own_sums = {name: value for name, value in sums.items() if name in metrics}
     controls = {}
     for control in CONTROLS:
-        control_sums = _select_control(sums, own_sums, control)
+        control_sums = _select_control_sums(sums, own_sums, control)
         if control_sums and _has_same_users(control_sums, own_sums):
             controls[control] = _compute_means(control_sums)
     result: JsonObject = {**_compute_means(own_sums)}
     user_counts = [n_users for _, n_users in own_sums.values()]
     result["users"] = max(user_counts, default=0)
     result["controls"] = controls
-    spent = _add_spent(replies)
+    spent = _sum_spent_bins(replies)
     if spent:
         result["spent"] = spent
     return result
 
 
-def _add_spent(replies: Mapping[int, Reply]) -> dict[str, int]:
+def _sum_spent_bins(replies: Mapping[int, Reply]) -> dict[str, int]:
     """How many people spent how much of their budgets, over all nodes that say so."""
     counts_by_node = []
     for reply in replies.values():
@@ -54,7 +54,7 @@ def _add_spent(replies: Mapping[int, Reply]) -> dict[str, int]:
     return dict(zip(SPENT_BINS, totals))
 
 
-def _select_control(sums: MetricSums, own_sums: MetricSums, control: str) -> MetricSums:
+def _select_control_sums(sums: MetricSums, own_sums: MetricSums, control: str) -> MetricSums:
     """The sums of a control, by the names of the run's own metrics."""
     control_sums = {}
     for name in own_sums:
@@ -72,7 +72,7 @@ def _has_same_users(control_sums: MetricSums, own_sums: MetricSums) -> bool:
     return True
 
 
-def add_scores(replies: Mapping[int, Reply]) -> MetricSums:
+def sum_scores(replies: Mapping[int, Reply]) -> MetricSums:
     """Sums over all nodes, added in the order of their numbers."""
     sums: MetricSums = {}
     for node in sorted(replies):
@@ -83,7 +83,7 @@ def add_scores(replies: Mapping[int, Reply]) -> MetricSums:
     return sums
 
 
-def _metric_names(config: RunConfig) -> set[str]:
+def _list_metric_names(config: RunConfig) -> set[str]:
     names = set()
     for metric in config.evaluate.metrics:
         for k in config.evaluate.k:

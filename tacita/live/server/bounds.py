@@ -14,7 +14,7 @@ import numpy as np
 
 from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Arrays
-from tacita.live.per_client_arrays import client_array_names, is_valid_client_field
+from tacita.live.per_client_arrays import is_valid_client_field, list_client_array_names
 from tacita.live.wire import Reply, ReplyHead, list_sum_specs
 from tacita.messages import Spec
 
@@ -42,7 +42,7 @@ def check_total(reply: Reply, expected: ExpectedSum) -> None:
     head = reply.head
     _check_shapes(reply, specs, expected.fields)
     _check_weight(head, expected)
-    if not _is_plausible(head, expected):
+    if not _is_plausible_client_count(head, expected):
         raise _excess_error("expected", head)
     arrays = reply.arrays
     weight = head.weight if expected.most_people is None else float(expected.most_people)
@@ -50,10 +50,10 @@ def check_total(reply: Reply, expected: ExpectedSum) -> None:
         name = spec.name
         if name not in arrays:
             name = f"{name}/value"
-        upper = np.array(_upper_bound(spec, weight))
+        upper = np.array(_compute_upper_bound(spec, weight))
         _check_bounds(name, arrays[name], upper, head, spec.least)
     if expected.has_item_counts:
-        _check_pairs(reply, expected)
+        _check_pair_counts(reply, expected)
 
 
 def _check_weight(head: ReplyHead, expected: ExpectedSum) -> None:
@@ -63,14 +63,14 @@ def _check_weight(head: ReplyHead, expected: ExpectedSum) -> None:
         raise _excess_error("weight", head)
 
 
-def _upper_bound(spec: Spec, weight: float) -> float:
+def _compute_upper_bound(spec: Spec, weight: float) -> float:
     """What a sum can hold at most; noise has no bound."""
     if not np.isfinite(spec.most):
         return np.inf
     return SLACK[spec.exact] * weight * spec.most
 
 
-def _is_plausible(head: ReplyHead, expected: ExpectedSum) -> bool:
+def _is_plausible_client_count(head: ReplyHead, expected: ExpectedSum) -> bool:
     """Whether so many can have taken part of those who were to: exactly they, or a number that chance may give."""
     deviation = 0.0
     if expected.is_sampled:
@@ -89,7 +89,7 @@ def _check_shapes(reply: Reply, specs: list[Spec], fields: tuple[Spec, ...]) -> 
     allowed_names: set[str] = set()
     for spec in fields:
         if spec.seen == "each":
-            allowed_names |= client_array_names(spec)
+            allowed_names |= list_client_array_names(spec)
             if not is_valid_client_field(spec, arrays, reply.head.clients):
                 raise _misfit_error(spec.name)
     for spec in specs:
@@ -108,7 +108,7 @@ def _check_shapes(reply: Reply, specs: list[Spec], fields: tuple[Spec, ...]) -> 
 
 def _is_valid_dense(spec: Spec, array: AnyArray) -> bool:
     shape = spec.shape or (1,)
-    return array.shape == shape and array.dtype == _value_type(spec)
+    return array.shape == shape and array.dtype == _find_value_type(spec)
 
 
 def _is_valid_sparse(spec: Spec, arrays: Arrays) -> bool:
@@ -120,7 +120,7 @@ def _is_valid_sparse(spec: Spec, arrays: Arrays) -> bool:
         return False
     if value.shape != place.shape:
         return False
-    if value.dtype != _value_type(spec):
+    if value.dtype != _find_value_type(spec):
         return False
     if len(place) == 0:
         return True
@@ -130,7 +130,7 @@ def _is_valid_sparse(spec: Spec, arrays: Arrays) -> bool:
     return first >= 0 and last < size
 
 
-def _value_type(spec: Spec) -> np.dtype[Any]:
+def _find_value_type(spec: Spec) -> np.dtype[Any]:
     return np.dtype(np.float64 if spec.exact else np.float32)
 
 
@@ -141,7 +141,7 @@ def _misfit_error(name: str) -> TacitaError:
 # Bounds
 
 
-def _check_pairs(reply: Reply, expected: ExpectedSum) -> None:
+def _check_pair_counts(reply: Reply, expected: ExpectedSum) -> None:
     """A pair of items is with at most as many people as either of them."""
     arrays = reply.arrays
     head = reply.head

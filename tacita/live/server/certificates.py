@@ -10,7 +10,7 @@ import numpy as np
 
 from tacita.core.codec import digest
 from tacita.core.types import ServerState
-from tacita.federation.state_arrays import pack_server
+from tacita.federation.state_arrays import flatten_server
 from tacita.live.request_certificate import RequestCertificate
 from tacita.live.server.open_requests import OpenRequest
 from tacita.round.request import WITHDRAWAL_KINDS
@@ -49,10 +49,10 @@ def build_certificate(reports: list[UnlearningReport], models: ModelPair, kind: 
         model_before=digest_before,
         model_after=digest_after,
         **_sum_costs(reports),
-        **_certify_effect(waits, is_unlearned and has_changed, model_after),
+        **_describe_effect(waits, is_unlearned and has_changed, model_after),
         purged="" if waits else _describe_purge(reports, kind),
-        residual_risk=_residual_risk(kind, is_unlearned or waits),
-        verdict=_verdict(kind, waits, is_unlearned, has_changed),
+        residual_risk=_describe_residual_risk(kind, is_unlearned or waits),
+        verdict=_describe_verdict(kind, waits, is_unlearned, has_changed),
     )
 
 
@@ -75,7 +75,7 @@ def _describe_purge(reports: list[UnlearningReport], kind: str) -> str:
     return ", ".join(dict.fromkeys(purged))
 
 
-def _certify_effect(waits: bool, is_unlearned: bool, model_after: ServerState) -> dict[str, Any]:
+def _describe_effect(waits: bool, is_unlearned: bool, model_after: ServerState) -> dict[str, Any]:
     """What happened, when, and how anybody knows."""
     if waits:
         return {"removal": "nothing yet", "verified": "nothing to verify yet"}
@@ -91,19 +91,19 @@ def _certify_effect(waits: bool, is_unlearned: bool, model_after: ServerState) -
 def _digest_model(server: ServerState) -> str:
     """A digest of what is learned, without the record of what people shared."""
     learned = {}
-    for name, array in pack_server(server).items():
+    for name, array in flatten_server(server).items():
         if not name.startswith(("parts/", "given/")):
             learned[name] = array
     return digest(learned)
 
 
-def _residual_risk(kind: str, is_unlearned: bool) -> str:
+def _describe_residual_risk(kind: str, is_unlearned: bool) -> str:
     if kind == "share":
         return ""
     return RESIDUAL if is_unlearned else f"{NOT_UNLEARNED} {RESIDUAL}"
 
 
-def _verdict(kind: str, waits: bool, is_unlearned: bool, has_changed: bool) -> str:
+def _describe_verdict(kind: str, waits: bool, is_unlearned: bool, has_changed: bool) -> str:
     if waits:
         return "waits until enough people have asked"
     if kind == "share":
@@ -118,14 +118,14 @@ def _verdict(kind: str, waits: bool, is_unlearned: bool, has_changed: bool) -> s
 # For one person
 
 
-def certify_each(
+def certify_each_user(
     certificate: RequestCertificate, models: ModelPair, group: list[OpenRequest]
 ) -> list[tuple[OpenRequest, RequestCertificate]]:
     """A certificate for each user: who withdraws together does not learn how much others had shared."""
     model_before, model_after = models
     senders = np.array([request.sender for request in group], np.uint64)
-    counts_before = model_before.shared.lists_of(senders).counts()
-    counts_after = model_after.shared.lists_of(senders).counts()
+    counts_before = model_before.shared.take_sender_lists(senders).counts()
+    counts_after = model_after.shared.take_sender_lists(senders).counts()
     certificates = []
     for request, n_taken in zip(group, counts_before - counts_after, strict=True):
         user_certificate = certify_user(certificate, request.kind, int(n_taken))

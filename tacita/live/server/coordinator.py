@@ -17,14 +17,14 @@ from tacita.core.draws import derive_keys
 from tacita.core.errors import TacitaError
 from tacita.core.types import Arrays, Block, BlockStream, Ragged
 from tacita.federation.requests import find_waiting_users
-from tacita.federation.rounds import Progress, RoundReport, begin_block, end_block, run_block, start_run
-from tacita.federation.state_arrays import json_fields, pack_server, read_server, server_note
+from tacita.federation.rounds import Progress, RoundReport, begin_block, end_block, make_initial_progress, run_block
+from tacita.federation.state_arrays import collect_json_fields, flatten_server, make_server_note, read_server
 from tacita.live.json_object import JsonObject
 from tacita.live.server.attempts import Attempts
 from tacita.live.server.node_query import QuorumPolicy, Transport
 from tacita.live.server.open_requests import ApplyResult, ReceivedRequests
 from tacita.live.server.remote_devices import RemoteDevices
-from tacita.live.server.request_service import MOST_TRIES, apply_requests, group_requests, select_due
+from tacita.live.server.request_service import MOST_TRIES, apply_requests, group_requests, select_due_requests
 from tacita.live.server.store import STORE_FILE, RunRow, ServerStore
 from tacita.live.settings import check_live_settings
 from tacita.live.wire import select_prefixed
@@ -35,7 +35,7 @@ from tacita.runs.assembly import build_components, check_settings
 log = logging.getLogger(__name__)
 
 
-def check_run(config: RunConfig, n_items: int) -> None:
+def refuse_settings_not_live(config: RunConfig, n_items: int) -> None:
     """Refuse settings that cannot be followed live, before anybody is asked anything."""
     check_live_settings(config)
     backbone, parts, _ = build_components(config)
@@ -95,7 +95,7 @@ class _Coordinator:
         self.row = row
         self._store = store
         self._scrub = scrub
-        self._federation = build_federation(store, row)
+        self._federation = build_server_federation(store, row)
         self._remote = _make_devices(store, row, transport)
         self.progress = _restore_progress(store, row, self._federation, self._remote)
         self._start = time.monotonic()
@@ -112,7 +112,7 @@ class _Coordinator:
         result = progress.results[-1]
         self._commit({"event": "block done", **result}, progress)
         self.row = self._store.load_run(self.row.name)
-        self._federation = build_federation(self._store, self.row)  # another block may have been opened
+        self._federation = build_server_federation(self._store, self.row)  # another block may have been opened
 
     def _on_round(self, report: RoundReport, progress: Progress) -> None:
         event = {"event": "round", "block": report.block, "round": report.round, "clients": report.clients}
@@ -130,7 +130,7 @@ class _Coordinator:
         remote = self._remote
         run = self.row.name
         remote.silent_nodes = set()
-        due = select_due(self._store.open_requests(run), progress.server)
+        due = select_due_requests(self._store.list_open_requests(run), progress.server)
         waiting_users: set[tuple[int, int]] = set()  # whose earlier request has to be tried again
         for group in group_requests(due):
             users = {request.user for request in group}
@@ -148,15 +148,15 @@ class _Coordinator:
 
     def _commit(self, event: JsonObject, progress: Progress, result: ApplyResult | None = None) -> None:
         remote = self._remote
-        arrays = pack_server(progress.server, "now/")
-        arrays |= pack_server(progress.best_server, "best/")
+        arrays = flatten_server(progress.server, "now/")
+        arrays |= flatten_server(progress.best_server, "best/")
         for name, array in remote.locations.to_arrays().items():
             arrays[f"homes/{name}"] = array
         _check_finite(arrays)
         note = {
-            "plain": json_fields(progress),
-            "now": server_note(progress.server),
-            "best": server_note(progress.best_server),
+            "plain": collect_json_fields(progress),
+            "now": make_server_note(progress.server),
+            "best": make_server_note(progress.best_server),
             "attempts": remote.attempts.to_note(),
         }
         seconds = time.monotonic() - self._start
@@ -168,7 +168,7 @@ class _Coordinator:
         remote.received_requests = []
         remote.acknowledged_ends = []
         if self._store.needs_scrub and self._scrub():
-            self._store.scrub()
+            self._store.scrub_deleted_bytes()
 
 
 def _check_finite(arrays: Arrays) -> None:
@@ -182,22 +182,22 @@ def _make_devices(store: ServerStore, row: RunRow, transport: Transport) -> Remo
     return RemoteDevices(
         transport,
         run,
-        store.allowed_nodes,
-        store.catalogue,
+        store.list_allowed_nodes,
+        store.read_catalogue,
         QuorumPolicy(**row.options),
         log_event=lambda event: store.log_event(run, event),
         outcomes=lambda: store.list_outcomes(run),
         attempts=Attempts.from_note(row.note),
-        record_nodes=store.note_nodes,
+        record_nodes=store.store_node_notes,
     )
 
 
-def build_federation(store: ServerStore, row: RunRow) -> Federation:
+def build_server_federation(store: ServerStore, row: RunRow) -> Federation:
     """The federation as the server knows it: items and settings, and no user."""
     backbone, parts, draws = build_components(row.config)
-    items = store.catalogue()
+    items = store.read_catalogue()
     item_ids = tuple(item for item, _ in items)
-    sizes = store.block_sizes(row.name)
+    sizes = store.list_block_sizes(row.name)
     no_lists = Ragged.empty(0)
     no_users = np.zeros(0, bool)
     blocks = []
@@ -215,9 +215,9 @@ def build_federation(store: ServerStore, row: RunRow) -> Federation:
 def _restore_progress(store: ServerStore, row: RunRow, federation: Federation, remote: RemoteDevices) -> Progress:
     """The run as it was committed after its last round."""
     if row.note is None:
-        return start_run(federation, remote)
+        return make_initial_progress(federation, remote)
     arrays = store.load_arrays(row.name)
-    remote.locations.restore(select_prefixed(arrays, "homes/"))
+    remote.locations.restore_from_arrays(select_prefixed(arrays, "homes/"))
     server = read_server(arrays, row.note["now"], "now/")
     best_server = read_server(arrays, row.note["best"], "best/")
     progress = Progress(server, remote, best_server, **row.note["plain"])

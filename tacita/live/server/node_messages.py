@@ -15,7 +15,7 @@ from tacita.live.server.node_query import NodeQuery
 from tacita.live.wire import Catalogue, RequestHead, RequestOutcome, ServerRequest, encode_catalogue, encode_message
 
 
-def collect_arrays(query: NodeQuery, catalogue: Catalogue) -> Arrays:
+def collect_common_arrays(query: NodeQuery, catalogue: Catalogue) -> Arrays:
     """What all nodes get."""
     server = query.server
     arrays: Arrays = {"items": server.items}
@@ -47,7 +47,7 @@ class NodeMessages:
         self._held_digests = held_digests
         self._per_node: dict[int, Arrays] = {}
 
-    def per_node_arrays(self, node: int) -> Arrays:
+    def collect_node_arrays(self, node: int) -> Arrays:
         """What only this node gets."""
         query = self._query
         if query.users_by_node is None:
@@ -63,7 +63,7 @@ class NodeMessages:
     def make_head(self, node: int) -> RequestHead:
         """The head of the message to a node."""
         head = self._head
-        own_digests = digest_arrays(self.per_node_arrays(node))
+        own_digests = digest_arrays(self.collect_node_arrays(node))
         changes: JsonObject = {}
         if own_digests:
             changes["names"] = {**head.names, **own_digests}
@@ -77,9 +77,9 @@ class NodeMessages:
         bodies = {}
         for node in sorted(nodes):
             head = self.make_head(node)
-            own_arrays = self.per_node_arrays(node)
+            own_arrays = self.collect_node_arrays(node)
             digests = self._held_digests(node)
-            missing = _list_missing(head, digests)
+            missing = _list_missing_arrays(head, digests)
             if own_arrays or head.told:
                 bodies[node] = _encode_request(head, self._arrays | own_arrays, missing)
                 continue
@@ -89,7 +89,7 @@ class NodeMessages:
         return bodies
 
 
-def _list_missing(head: RequestHead, digests: set[str]) -> frozenset[str]:
+def _list_missing_arrays(head: RequestHead, digests: set[str]) -> frozenset[str]:
     """Arrays of a question that a node does not hold."""
     missing = [name for name, sha in head.names.items() if sha not in digests]
     return frozenset(missing)

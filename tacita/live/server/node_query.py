@@ -15,7 +15,7 @@ UsersByNode = dict[int, Keys]
 class Transport(Protocol):
     """Carries bodies to nodes and answers back."""
 
-    def nodes(self) -> list[int]:
+    def list_online_nodes(self) -> list[int]:
         """The nodes that are online."""
         ...
 

@@ -80,7 +80,7 @@ class ApplyResult:
 # Receiving
 
 
-def put_received(db: Connection, run: str, received: ReceivedRequests, at: float) -> None:
+def store_received_requests(db: Connection, run: str, received: ReceivedRequests, at: float) -> None:
     """Store new requests until they are carried out; an outcome that a node has read is not sent again.
 
     A node with too many open requests keeps the others, and sends them again and again.
@@ -131,7 +131,7 @@ def _select_acceptable(
 # Outcomes
 
 
-def put_apply_result(db: Connection, run: str, result: ApplyResult, at: float) -> None:
+def store_apply_result(db: Connection, run: str, result: ApplyResult, at: float) -> None:
     """Store outcomes, and drop what the requests asked for: the file must not show what somebody took back."""
     rows = db.execute("SELECT id, request FROM requests WHERE run = ? AND request != ''", (run,)).fetchall()
     request_texts = dict(rows)
@@ -143,7 +143,7 @@ def put_apply_result(db: Connection, run: str, result: ApplyResult, at: float) -
         else:
             _put_outcome(db, numbered, request_texts, at)
     if result.freed_outcome is not None:
-        _put_freed(db, run, result, result.freed_outcome, at)
+        _store_freed_outcomes(db, run, result, result.freed_outcome, at)
     if result.needs_scrub:
         mark_for_scrub(db)
 
@@ -162,7 +162,7 @@ def _put_outcome(db: Connection, numbered: NumberedOutcome, request_texts: dict[
     )
 
 
-def _put_freed(db: Connection, run: str, result: ApplyResult, outcome: RequestOutcome, at: float) -> None:
+def _store_freed_outcomes(db: Connection, run: str, result: ApplyResult, outcome: RequestOutcome, at: float) -> None:
     """Store the outcome of those who waited for others, and need not any more."""
     freed = {str(name) for name in result.freed.tolist()}
     select = "SELECT id, sender, number FROM requests WHERE run = ? AND sender != ''"

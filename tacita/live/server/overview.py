@@ -42,12 +42,12 @@ class OverviewReader:
 
     # Nodes
 
-    def last_answers(self) -> dict[int, float]:
+    def read_last_answer_times(self) -> dict[int, float]:
         """When each node's answer last counted."""
         rows = self._fetch("SELECT node, max(time) FROM accepted GROUP BY node")
         return {int(node): at for node, at in rows}
 
-    def last_errors(self) -> dict[int, tuple[float, str]]:
+    def read_last_errors(self) -> dict[int, tuple[float, str]]:
         """The last error of each node: what it said, or what the server said of its answer."""
         rows = self._fetch(
             "SELECT json_extract(event, '$.node'), max(id), time, json_extract(event, '$.said') FROM events "
@@ -61,7 +61,7 @@ class OverviewReader:
                 errors[int(node)] = (at, message)
         return errors
 
-    def node_reports(self) -> dict[int, JsonObject]:
+    def read_node_reports(self) -> dict[int, JsonObject]:
         """What nodes said of themselves when they answered last: version, clock, and when that was."""
         rows = self._fetch("SELECT key, value FROM meta WHERE key LIKE 'node/%'")
         reports = {}
@@ -72,7 +72,7 @@ class OverviewReader:
 
     # Rounds
 
-    def rounds(self, run: str, offset: int, limit: int) -> Page:
+    def read_round_page(self, run: str, offset: int, limit: int) -> Page:
         """A run's rounds, the latest first: who answered, refused or was waited for, seconds and bytes."""
         return self._query(lambda db: _read_rounds(db, run, offset, limit))
 
@@ -98,11 +98,11 @@ class OverviewReader:
 
     # Requests
 
-    def requests(self, offset: int, limit: int) -> Page:
+    def read_request_page(self, offset: int, limit: int) -> Page:
         """People's requests: of which run and node, how old, how far. Neither who nor what."""
         return self._query(lambda db: _read_requests(db, offset, limit))
 
-    def request_states(self) -> dict[str, int]:
+    def count_request_states(self) -> dict[str, int]:
         return dict(self._fetch("SELECT json_extract(outcome, '$.state'), count(*) FROM requests GROUP BY 1"))
 
 
@@ -159,7 +159,7 @@ class _RoundEvents:
     n_late: int = 0
     start: float | None = None
 
-    def add(self, kind: str, event: JsonObject, at: float) -> None:
+    def add_event(self, kind: str, event: JsonObject, at: float) -> None:
         if kind == "refused":
             self.refused.add(str(event["node"]))
         elif kind == "bad reply":
@@ -170,7 +170,7 @@ class _RoundEvents:
         elif kind == "block":
             self.start = at
 
-    def describe(self, event: JsonObject, n_answered: int, at: float) -> JsonObject:
+    def describe_round(self, event: JsonObject, n_answered: int, at: float) -> JsonObject:
         shown = {name: event.get(name) for name in _ROUND_FIELDS}
         seconds = None
         if self.start is not None:
@@ -194,12 +194,12 @@ def _build_timeline(rows: list[EventRow], n_answers: AnswerCounts, first: int) -
         event = json.loads(text)
         kind = event.get("event")
         if kind != "round":
-            events.add(kind, event, at)
+            events.add_event(kind, event, at)
             continue
         if row_id > first:
             last_round = int(event["round"]) - 1
             place = (int(event["block"]), last_round)
             n_answered = n_answers.get(place, 0)
-            timeline.append(events.describe(event, n_answered, at))
+            timeline.append(events.describe_round(event, n_answered, at))
         events = _RoundEvents(start=at)
     return timeline

@@ -17,13 +17,13 @@ import numpy as np
 from tacita.core.errors import TacitaError
 from tacita.core.types import Broadcast, Keys, ServerState
 from tacita.federation.devices import RoundReply
-from tacita.federation.evaluation import MetricSums, selection_metric
+from tacita.federation.evaluation import MetricSums, parse_selection_metric
 from tacita.live.json_object import JsonObject
 from tacita.live.per_client_arrays import NAMES, ROSTER, TAKES_PART, decode_client_fields
 from tacita.live.server.attempts import Attempts, NoAnswer
-from tacita.live.server.block_result import add_scores, check_closing_reply, merge_results
+from tacita.live.server.block_result import check_closing_reply, merge_results, sum_scores
 from tacita.live.server.bounds import ExpectedSum, check_scores, check_total
-from tacita.live.server.node_messages import NodeMessages, collect_arrays, digest_arrays
+from tacita.live.server.node_messages import NodeMessages, collect_common_arrays, digest_arrays
 from tacita.live.server.node_query import AcceptedAnswer, NodeQuery, QuorumPolicy, Transport, UsersByNode
 from tacita.live.server.open_requests import NodeRequest
 from tacita.live.server.user_locations import UserLocations
@@ -93,10 +93,10 @@ class RemoteDevices:
         """Nodes open a block with its first question."""
         self.best_round = 0
 
-    def has_data(self, plan: Plan, server: ServerState) -> bool:
+    def has_training_data(self, plan: Plan, server: ServerState) -> bool:
         return True
 
-    def keep_best(self, round: int) -> None:
+    def keep_best_round(self, round: int) -> None:
         self.best_round = round
 
     def apply_requests(self, plan: Plan, server: ServerState, requests: RequestBatch) -> RequestBatch:
@@ -104,7 +104,7 @@ class RemoteDevices:
         return requests
 
     def end_block(self, plan: Plan, server: ServerState, down: Broadcast) -> None:
-        """Nodes ended the block with `evaluate_best`."""
+        """Nodes ended the block with `evaluate_best_round`."""
 
     # Who takes part
 
@@ -170,7 +170,7 @@ class RemoteDevices:
             check_total(reply, expected_sum)
             if users_by_node is not None:
                 users = users_by_node.get(node, np.zeros(0, np.uint64))
-                _check_speaks_for(reply, users, specs)
+                _check_reply_users(reply, users, specs)
 
         query = NodeQuery(encode_question(question), plan, server, broadcast, users_by_node)
         replies = self.ask_nodes(query, check)
@@ -195,17 +195,19 @@ class RemoteDevices:
 
     # Scores
 
-    def validate(self, plan: Plan, server: ServerState, down: Broadcast) -> MetricSums:
-        metric, k = selection_metric(plan.config)
+    def sum_validation(self, plan: Plan, server: ServerState, down: Broadcast) -> MetricSums:
+        metric, k = parse_selection_metric(plan.config)
         names = {f"{metric}@{k}"}
 
         def check(_: int, reply: Reply) -> None:
             check_scores(reply, names)
 
         replies = self._ask_scores("validate", plan, server, down, check)
-        return {} if plan.ledgers else add_scores(replies)
+        return {} if plan.ledgers else sum_scores(replies)
 
-    def evaluate_best(self, plan: Plan, server: ServerState, down: Broadcast) -> tuple[JsonObject, Evaluation | None]:
+    def evaluate_best_round(
+        self, plan: Plan, server: ServerState, down: Broadcast
+    ) -> tuple[JsonObject, Evaluation | None]:
         """Close the block on the nodes: they test the best round and go on from it."""
         config = plan.config
 
@@ -233,7 +235,7 @@ class RemoteDevices:
         """The answers of a quorum, without those of nodes that refused."""
         messages = self._make_messages(query)
         serves_request = self.attempts.is_open and query.users_by_node is not None
-        if serves_request and self._select_allowed(query) & self.silent_nodes:
+        if serves_request and self._select_allowed_nodes(query) & self.silent_nodes:
             raise NoAnswer("a node that was waited for in this round already is silent.")
         shas: dict[int, str] = {}
         replies = self._wait_for_quorum(query, messages, check, shas)
@@ -243,7 +245,7 @@ class RemoteDevices:
 
     def _make_messages(self, query: NodeQuery) -> NodeMessages:
         server = query.server
-        arrays = collect_arrays(query, self.catalogue())
+        arrays = collect_common_arrays(query, self.catalogue())
         head = RequestHead(
             kind=query.kind,
             run=self.run,
@@ -252,12 +254,12 @@ class RemoteDevices:
             best_round=self.best_round,
             config=query.plan.config.model_dump(mode="json"),
             names=digest_arrays(arrays),
-            attempt=self.attempts.take_number(),
+            attempt=self.attempts.take_attempt_number(),
             resolved=self.attempts.resolved,
             failed=self.attempts.failed,
         )
         outcomes = self.outcomes()
-        return NodeMessages(query, head, arrays, outcomes, self.held_digests)
+        return NodeMessages(query, head, arrays, outcomes, self.list_held_digests)
 
     def _wait_for_quorum(
         self, query: NodeQuery, messages: NodeMessages, check: CheckReply, shas: dict[int, str]
@@ -266,13 +268,13 @@ class RemoteDevices:
         replies: Replies = {}
         start = last_event = time.monotonic()
         policy = self.policy
-        limit = self.attempts.wait_limit(policy.give_up, policy.timeout)
+        limit = self.attempts.compute_wait_limit(policy.give_up, policy.timeout)
         while True:
             new_replies = self._exchange_once(query, messages, check, shas, set(replies))
             replies |= new_replies
-            allowed = self._select_allowed(query)  # somebody may have been revoked meanwhile
+            allowed = self._select_allowed_nodes(query)  # somebody may have been revoked meanwhile
             replies = {node: reply for node, reply in replies.items() if node in allowed}
-            n_needed = self._count_needed(query, allowed)
+            n_needed = self._count_needed_nodes(query, allowed)
             if len(replies) >= max(1, n_needed):
                 return replies
             now = time.monotonic()
@@ -290,8 +292,8 @@ class RemoteDevices:
         self, query: NodeQuery, messages: NodeMessages, check: CheckReply, shas: dict[int, str], answered: set[int]
     ) -> Replies:
         """Ask the nodes that are online and have not answered; return answers that fit."""
-        online = set(self.transport.nodes())
-        asked_nodes = (online & self._select_allowed(query)) - answered
+        online = set(self.transport.list_online_nodes())
+        asked_nodes = (online & self._select_allowed_nodes(query)) - answered
         bodies = messages.encode_bodies(asked_nodes)
         if query.kind not in SCORE_QUESTIONS:
             self.reached_nodes |= bodies.keys()
@@ -307,11 +309,11 @@ class RemoteDevices:
             if reply is not None:
                 replies[node] = reply
                 shas[node] = hashlib.sha256(body).hexdigest()
-                reports[node] = _report_node(reply.head, sent_at)
+                reports[node] = _make_node_report(reply.head, sent_at)
         self.record_nodes(reports)
         return replies
 
-    def _count_needed(self, query: NodeQuery, allowed: set[int]) -> int:
+    def _count_needed_nodes(self, query: NodeQuery, allowed: set[int]) -> int:
         """How many nodes a question needs: all where it names users."""
         quorum = self.policy.quorum
         if quorum == "all" or query.users_by_node is not None:
@@ -331,11 +333,11 @@ class RemoteDevices:
             answer = AcceptedAnswer(server.block, server.round, query.kind, node, sha, head.clients)
             self.accepted_answers.append(answer)
 
-    def held_digests(self, node: int) -> set[str]:
+    def list_held_digests(self, node: int) -> set[str]:
         """Digests of the arrays that a node is known to hold."""
         return self._held_digests.get(node, set())
 
-    def _select_allowed(self, query: NodeQuery) -> set[int]:
+    def _select_allowed_nodes(self, query: NodeQuery) -> set[int]:
         """Enrolled nodes, of those that the question is about."""
         allowed = self.allowed_nodes()
         if query.users_by_node is None:
@@ -346,7 +348,7 @@ class RemoteDevices:
         """An answer that fits the question; None: there is none, ask again."""
         try:
             reply = decode_reply(body)
-            _check_answers(reply.head, request)
+            _check_same_question(reply.head, request)
             self._held_digests[node] = set(reply.head.have)
             if reply.head.verdict == "missing":
                 return None
@@ -371,7 +373,7 @@ class RemoteDevices:
 # Checks of replies
 
 
-def _check_answers(reply: ReplyHead, request: RequestHead) -> None:
+def _check_same_question(reply: ReplyHead, request: RequestHead) -> None:
     """Refuse a reply to another question."""
     number = (request.kind, request.run, request.block, request.round)
     answered_number = (reply.kind, reply.run, reply.block, reply.round)
@@ -379,7 +381,7 @@ def _check_answers(reply: ReplyHead, request: RequestHead) -> None:
         raise TacitaError("the node's reply is to another question.")
 
 
-def _check_speaks_for(reply: Reply, users: Keys, specs: Specs) -> None:
+def _check_reply_users(reply: Reply, users: Keys, specs: Specs) -> None:
     """Refuse a reply over more users than were asked, or over others."""
     head = reply.head
     n_users = len(users)
@@ -432,7 +434,7 @@ def _quorum_error(server: ServerState, n_answered: int, n_needed: int, seconds: 
     )
 
 
-def _report_node(head: ReplyHead, sent_at: float) -> JsonObject:
+def _make_node_report(head: ReplyHead, sent_at: float) -> JsonObject:
     """What a node says of itself. Its clock is right if it was between question and answer; else so far off."""
     now = time.time()
     if head.time > now:

@@ -18,7 +18,7 @@ from tacita.federation.requests import handle_requests
 from tacita.federation.rounds import Progress
 from tacita.live.json_object import JsonObject
 from tacita.live.server.attempts import NoAnswer
-from tacita.live.server.certificates import build_certificate, certify_each, certify_user
+from tacita.live.server.certificates import build_certificate, certify_each_user, certify_user
 from tacita.live.server.open_requests import ApplyResult, NumberedOutcome, OpenRequest
 from tacita.live.server.remote_devices import RemoteDevices
 from tacita.live.wire import RequestOutcome
@@ -41,7 +41,7 @@ _NO_KEYS = np.zeros(0, np.uint64)
 # What is due
 
 
-def select_due(requests: RequestGroup, server: ServerState) -> RequestGroup:
+def select_due_requests(requests: RequestGroup, server: ServerState) -> RequestGroup:
     """What is to be carried out now.
 
     The service repeats what was tried in vain after ever more rounds. What its people ask for next waits for it.
@@ -49,14 +49,14 @@ def select_due(requests: RequestGroup, server: ServerState) -> RequestGroup:
     due = []
     waiting_users = set[tuple[int, int]]()
     for request in requests:
-        if request.user in waiting_users or not _is_due(request, server):
+        if request.user in waiting_users or not _is_retry_due(request, server):
             waiting_users.add(request.user)
         else:
             due.append(request)
     return due
 
 
-def _is_due(request: OpenRequest, server: ServerState) -> bool:
+def _is_retry_due(request: OpenRequest, server: ServerState) -> bool:
     last = request.outcome
     if last is None or last.state != "pending":
         return True
@@ -112,14 +112,14 @@ def apply_requests(federation: Federation, progress: Progress, group: RequestGro
         reports_by_part = _carry_out(federation, progress, fitting)
     except NoAnswer as error:
         reason = str(error)[:500]
-        return _postpone(progress, fitting, refused, reason)
+        return _postpone_requests(progress, fitting, refused, reason)
     except TacitaError as error:
         reason = str(error)[:500]
     except Exception as error:  # of a part: whatever it was, the next round must not meet it again
         log.exception("requests %s", [request.number for request in fitting])
         reason = f"it failed: {type(error).__name__}"
     else:
-        return _certify(progress, model_before, fitting, refused, reports_by_part)
+        return _certify_requests(progress, model_before, fitting, refused, reports_by_part)
     outcomes = list(refused)
     for request in fitting:
         outcomes.append(_make_outcome(progress, request, "refused", said=reason))
@@ -131,7 +131,7 @@ def _separate_misfits(progress: Progress, group: RequestGroup) -> tuple[RequestG
     fitting = []
     refused = []
     for request in group:
-        reason = _find_misfit(progress, request)
+        reason = _find_misfit_reason(progress, request)
         if reason:
             refused.append(_make_outcome(progress, request, "refused", said=reason))
         else:
@@ -139,27 +139,27 @@ def _separate_misfits(progress: Progress, group: RequestGroup) -> tuple[RequestG
     return fitting, refused
 
 
-def _find_misfit(progress: Progress, request: OpenRequest) -> str:
+def _find_misfit_reason(progress: Progress, request: OpenRequest) -> str:
     """Why a request cannot be meant; empty: it can."""
     last_item = max(request.items, default=0)
     if last_item >= len(progress.server.items):
         return "the request is about items that are not in the catalogue."
-    known_node = _remote_devices(progress).locations.find_node(request.sender)
+    known_node = _require_remote_devices(progress).locations.find_node(request.sender)
     if known_node not in (None, request.node):
         return "the request is for somebody of another node."
     return ""
 
 
-def _remote_devices(progress: Progress) -> RemoteDevices:
+def _require_remote_devices(progress: Progress) -> RemoteDevices:
     assert isinstance(progress.devices, RemoteDevices)
     return progress.devices
 
 
 def _carry_out(federation: Federation, progress: Progress, group: RequestGroup) -> PartReports:
     """Carry requests out in one attempt, which has failed unless all of it went through."""
-    remote = _remote_devices(progress)
+    remote = _require_remote_devices(progress)
     is_effective = False
-    remote.attempts.begin()
+    remote.attempts.begin_attempt()
     try:
         _refuse_absent_nodes(remote, group)
         node_by_sender = {request.sender: request.node for request in group}
@@ -169,7 +169,7 @@ def _carry_out(federation: Federation, progress: Progress, group: RequestGroup) 
         is_effective = True
         return reports_by_part
     finally:
-        remote.attempts.end(is_effective)
+        remote.attempts.end_attempt(is_effective)
 
 
 def _refuse_absent_nodes(remote: RemoteDevices, group: RequestGroup) -> None:
@@ -179,9 +179,9 @@ def _refuse_absent_nodes(remote: RemoteDevices, group: RequestGroup) -> None:
     """
     nodes = {request.node for request in group}
     was_tried = any(request.tries for request in group)
-    online = set(remote.transport.nodes())
+    online = set(remote.transport.list_online_nodes())
     if was_tried and not nodes <= online:
-        remote.attempts.take_number()
+        remote.attempts.take_attempt_number()
         raise NoAnswer("the node is away.")
 
 
@@ -189,7 +189,7 @@ def _merge_requests(group: RequestGroup, remote: RemoteDevices) -> Request | Req
     first = group[0].request
     number = group[0].number
     last_time = max(request.request.time for request in group)
-    at = remote.attempts.order_time(last_time, time.time())
+    at = remote.attempts.order_request_time(last_time, time.time())
     if len(group) == 1:
         item_numbers = np.array(first.items, np.int32)
         return Request(first.kind, first.sender, item_numbers, at, number)
@@ -201,7 +201,7 @@ def _merge_requests(group: RequestGroup, remote: RemoteDevices) -> Request | Req
 # Outcomes
 
 
-def _certify(
+def _certify_requests(
     progress: Progress,
     model_before: ServerState,
     group: RequestGroup,
@@ -217,7 +217,7 @@ def _certify(
     verdict = certificate.verdict
     state = "waits" if waits else "done"
     outcomes = list(refused)
-    for request, user_certificate in certify_each(certificate, models, group):
+    for request, user_certificate in certify_each_user(certificate, models, group):
         facts = user_certificate.to_facts()
         outcomes.append(_make_outcome(progress, request, state, said=verdict, certificate=facts))
     freed_facts = certify_user(certificate, kind, 0).to_facts()
@@ -238,7 +238,7 @@ def _collect_freed(reports: list[UnlearningReport]) -> Keys:
     return np.concatenate(freed)
 
 
-def _postpone(progress: Progress, group: RequestGroup, refused: Outcomes, reason: str) -> ApplyResult:
+def _postpone_requests(progress: Progress, group: RequestGroup, refused: Outcomes, reason: str) -> ApplyResult:
     """Requests whose nodes did not answer stay open, to be tried again."""
     first = group[0]
     kind = first.kind

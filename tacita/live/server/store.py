@@ -22,9 +22,21 @@ from tacita.core.codec import digest_array, unpack
 from tacita.core.config import RunConfig, StrictModel, validate_model
 from tacita.core.errors import TacitaError
 from tacita.core.types import Arrays
-from tacita.live.database import put_arrays, read_format, scrub, transaction, translate_errors
+from tacita.live.database import (
+    read_format_or_none,
+    replace_run_arrays,
+    scrub_deleted_bytes,
+    transaction,
+    translate_errors,
+)
 from tacita.live.json_object import JsonObject
-from tacita.live.server.open_requests import ApplyResult, OpenRequest, ReceivedRequests, put_apply_result, put_received
+from tacita.live.server.open_requests import (
+    ApplyResult,
+    OpenRequest,
+    ReceivedRequests,
+    store_apply_result,
+    store_received_requests,
+)
 from tacita.live.wire import MOST_REQUESTS, Catalogue, RequestOutcome, UserRequest
 
 if TYPE_CHECKING:
@@ -94,7 +106,7 @@ class ServerStore:
         if not path.is_file():
             raise TacitaError(f"there is no server in {path.parent}; `tacita server init` makes one.")
         with self._translate_errors():
-            format = read_format(path)
+            format = read_format_or_none(path)
         if format != str(FORMAT):
             raise _format_error(path, format)
         with self._translate_errors():
@@ -130,20 +142,20 @@ class ServerStore:
         with self._translate_errors(), transaction(self._db):
             yield self._db
 
-    def _query(self, sql: str, *parameters: Any) -> list[tuple[Any, ...]]:
+    def _fetch_rows(self, sql: str, *parameters: Any) -> list[tuple[Any, ...]]:
         with self._translate_errors():
             return self._db.execute(sql, parameters).fetchall()
 
     # Catalogue
 
-    def catalogue(self) -> Catalogue:
+    def read_catalogue(self) -> Catalogue:
         """Raw id and title of every item, in the order of the item table."""
-        rows = self._query("SELECT item, title FROM catalogue ORDER BY number")
+        rows = self._fetch_rows("SELECT item, title FROM catalogue ORDER BY number")
         return [(item, title) for item, title in rows]
 
     def count_items(self) -> int:
         """How many items a block would have now: enough to learn from, or a sentence."""
-        rows = self._query("SELECT count(*) FROM catalogue")
+        rows = self._fetch_rows("SELECT count(*) FROM catalogue")
         n_items = int(rows[0][0])
         if n_items < 2:
             raise TacitaError("the catalogue has fewer than two items; `tacita server catalogue add FILE` fills it.")
@@ -166,17 +178,17 @@ class ServerStore:
 
     # Nodes
 
-    def nodes(self) -> list[NodeRow]:
-        rows = self._query("SELECT name, public_key, number, enrolled, revoked FROM nodes ORDER BY enrolled, name")
+    def list_nodes(self) -> list[NodeRow]:
+        rows = self._fetch_rows("SELECT name, public_key, number, enrolled, revoked FROM nodes ORDER BY enrolled, name")
         nodes = []
         for name, public_key, number, enrolled, revoked in rows:
             engine_number = None if number is None else int(number)
             nodes.append(NodeRow(name, public_key, engine_number, enrolled, revoked))
         return nodes
 
-    def allowed_nodes(self) -> set[int]:
+    def list_allowed_nodes(self) -> set[int]:
         """Numbers of the nodes that may take part."""
-        enrolled = [node for node in self.nodes() if node.revoked is None]
+        enrolled = [node for node in self.list_nodes() if node.revoked is None]
         return {node.number for node in enrolled if node.number is not None}
 
     def add_node(self, name: str, public_key: str) -> None:
@@ -189,19 +201,19 @@ class ServerStore:
             row = (name, public_key, time.time())
             db.execute("INSERT INTO nodes (name, public_key, enrolled) VALUES (?, ?, ?)", row)
 
-    def set_number(self, name: str, number: int) -> None:
+    def set_node_number(self, name: str, number: int) -> None:
         with self._write_transaction() as db:
             db.execute("UPDATE nodes SET number = ? WHERE name = ?", (str(number), name))
 
-    def note_nodes(self, notes: dict[int, JsonObject]) -> None:
+    def store_node_notes(self, notes: dict[int, JsonObject]) -> None:
         """What nodes said of themselves with their last answers: their version, how far off their clock is."""
         with self._write_transaction() as db:
             for number, note in notes.items():
                 row = (str(number), json.dumps(note))
                 db.execute("INSERT OR REPLACE INTO meta (key, value) VALUES ('node/' || ?, ?)", row)
 
-    def revoke(self, name: str) -> NodeRow:
-        node_by_name = {node.name: node for node in self.nodes()}
+    def revoke_node(self, name: str) -> NodeRow:
+        node_by_name = {node.name: node for node in self.list_nodes()}
         if name not in node_by_name:
             names = ", ".join(sorted(node_by_name)) or "none"
             raise TacitaError(f"no node is named '{name}'; enrolled nodes: {names}.")
@@ -223,14 +235,14 @@ class ServerStore:
             row = (name, settings, json.dumps(options), time.time())
             db.execute("INSERT INTO runs (name, config, options, created, opened) VALUES (?, ?, ?, ?, 0)", row)
 
-    def runs(self) -> list[RunRow]:
-        rows = self._query("SELECT name, config, options, opened, note FROM runs ORDER BY created")
+    def list_runs(self) -> list[RunRow]:
+        rows = self._fetch_rows("SELECT name, config, options, opened, note FROM runs ORDER BY created")
         return [_read_run_row(*row) for row in rows]
 
     def load_run(self, name: str) -> RunRow:
-        rows = self._query("SELECT name, config, options, opened, note FROM runs WHERE name = ?", name)
+        rows = self._fetch_rows("SELECT name, config, options, opened, note FROM runs WHERE name = ?", name)
         if not rows:
-            names = [other for (other,) in self._query("SELECT name FROM runs ORDER BY created")]
+            names = [other for (other,) in self._fetch_rows("SELECT name FROM runs ORDER BY created")]
             raise TacitaError(f"there is no run '{name}' on this server; runs: {', '.join(names) or 'none yet'}.")
         return _read_run_row(*rows[0])
 
@@ -248,13 +260,13 @@ class ServerStore:
             db.execute("INSERT INTO block_items (run, block, n_items) VALUES (?, ?, ?)", block)
         return row.opened
 
-    def block_sizes(self, name: str) -> list[int]:
+    def list_block_sizes(self, name: str) -> list[int]:
         """Items of the catalogue in each opened block."""
-        rows = self._query("SELECT n_items FROM block_items WHERE run = ? ORDER BY block", name)
+        rows = self._fetch_rows("SELECT n_items FROM block_items WHERE run = ? ORDER BY block", name)
         return [n_items for (n_items,) in rows]
 
     def load_arrays(self, name: str) -> Arrays:
-        rows = self._query("SELECT name, array FROM arrays WHERE run = ?", name)
+        rows = self._fetch_rows("SELECT name, array FROM arrays WHERE run = ?", name)
         where = str(self.path)
         return {array_name: unpack(blob, where)["array"] for array_name, blob in rows}
 
@@ -278,18 +290,18 @@ class ServerStore:
         for name, array in arrays.items():
             digested[name] = (digest_array(array), array)
         with self._write_transaction() as db:
-            put_arrays(db, "arrays", run, digested)
+            replace_run_arrays(db, "arrays", run, digested)
             for answer in accepted:
                 _put_accepted(db, run, answer, at)
-            put_received(db, run, received, at)
+            store_received_requests(db, run, received, at)
             if result is not None:
-                put_apply_result(db, run, result, at)
+                store_apply_result(db, run, result, at)
             db.execute("UPDATE runs SET note = ? WHERE name = ?", (json.dumps(note), run))
             db.execute("INSERT INTO events (run, time, event) VALUES (?, ?, ?)", (run, at, json.dumps(event)))
 
-    def open_requests(self, run: str) -> list[OpenRequest]:
+    def list_open_requests(self, run: str) -> list[OpenRequest]:
         """Requests that were not carried out yet, oldest first."""
-        rows = self._query(
+        rows = self._fetch_rows(
             "SELECT id, node, request, outcome FROM requests WHERE run = ? AND request != '' ORDER BY id", run
         )
         requests = []
@@ -301,7 +313,7 @@ class ServerStore:
 
     def list_pending(self, run: str) -> list[JsonObject]:
         """Requests that are not carried out: since when, of which node, what was tried. Neither who nor what."""
-        rows = self._query(
+        rows = self._fetch_rows(
             "SELECT r.id, ifnull(n.name, r.node), r.time, r.outcome FROM requests r LEFT JOIN nodes n "
             "ON n.number = r.node WHERE r.run = ? AND r.done IS NULL ORDER BY r.id",
             run,
@@ -315,7 +327,7 @@ class ServerStore:
 
     def list_outcomes(self, run: str) -> dict[int, list[RequestOutcome]]:
         """Outcomes of requests, by the node that has not read them yet."""
-        rows = self._query("SELECT node, outcome FROM requests WHERE run = ? AND heard IS NULL ORDER BY id", run)
+        rows = self._fetch_rows("SELECT node, outcome FROM requests WHERE run = ? AND heard IS NULL ORDER BY id", run)
         outcomes_by_node: dict[int, list[RequestOutcome]] = {}
         for node, outcome_text in rows:
             outcomes = outcomes_by_node.setdefault(int(node), [])
@@ -325,22 +337,22 @@ class ServerStore:
     @property
     def needs_scrub(self) -> bool:
         """Whether there are bytes of something that was withdrawn."""
-        return bool(self._query("SELECT 1 FROM meta WHERE key = 'scrub'"))
+        return bool(self._fetch_rows("SELECT 1 FROM meta WHERE key = 'scrub'"))
 
-    def scrub(self) -> bool:
+    def scrub_deleted_bytes(self) -> bool:
         """Remove them; False: somebody reads the file, so it has to be done later."""
         with self._translate_errors():
-            return scrub(self._db)
+            return scrub_deleted_bytes(self._db)
 
-    def set_halted(self, run: str, stop: bool) -> None:
+    def set_run_halted(self, run: str, stop: bool) -> None:
         """Order that a run stops, or may go on."""
         with self._write_transaction() as db:
             db.execute("DELETE FROM meta WHERE key = 'halt/' || ?", (run,))
             if stop:
                 db.execute("INSERT INTO meta (key, value) VALUES ('halt/' || ?, '1')", (run,))
 
-    def is_halted(self, run: str) -> bool:
-        return bool(self._query("SELECT 1 FROM meta WHERE key = 'halt/' || ?", run))
+    def is_run_halted(self, run: str) -> bool:
+        return bool(self._fetch_rows("SELECT 1 FROM meta WHERE key = 'halt/' || ?", run))
 
     def log_event(self, run: str, event: JsonObject) -> None:
         """An event that changes nothing."""
@@ -348,22 +360,22 @@ class ServerStore:
             row = (run, time.time(), json.dumps(event))
             db.execute("INSERT INTO events (run, time, event) VALUES (?, ?, ?)", row)
 
-    def events(self, run: str, after: int = 0) -> list[tuple[int, float, JsonObject]]:
-        rows = self._query("SELECT id, time, event FROM events WHERE run = ? AND id > ? ORDER BY id", run, after)
+    def list_events(self, run: str, after: int = 0) -> list[tuple[int, float, JsonObject]]:
+        rows = self._fetch_rows("SELECT id, time, event FROM events WHERE run = ? AND id > ? ORDER BY id", run, after)
         events = []
         for row_id, at, text in rows:
             events.append((row_id, at, json.loads(text)))
         return events
 
-    def last_event(self, run: str) -> JsonObject | None:
-        rows = self._query("SELECT event FROM events WHERE run = ? ORDER BY id DESC LIMIT 1", run)
+    def find_last_event(self, run: str) -> JsonObject | None:
+        rows = self._fetch_rows("SELECT event FROM events WHERE run = ? ORDER BY id DESC LIMIT 1", run)
         return json.loads(rows[0][0]) if rows else None
 
-    def last_answer(self, node: int | None) -> float | None:
+    def find_last_answer_time(self, node: int | None) -> float | None:
         """When a node's answer last counted."""
         if node is None:
             return None
-        rows = self._query("SELECT max(time) FROM accepted WHERE node = ?", str(node))
+        rows = self._fetch_rows("SELECT max(time) FROM accepted WHERE node = ?", str(node))
         at: float | None = rows[0][0]
         return at
 
@@ -410,7 +422,7 @@ def _read_run_row(name: str, config_text: str, options: str, opened: int, note: 
     return RunRow(name, config, json.loads(options), opened, progress)
 
 
-def describe_run(row: RunRow) -> str:
+def describe_run_progress(row: RunRow) -> str:
     """How far a run is, for people."""
     n_done = count_done_blocks(row)
     if row.note is None:

@@ -52,16 +52,16 @@ class UserLocations:
 
     def to_arrays(self) -> Arrays:
         """All that is known, as arrays: a server that goes on has to know."""
-        participants = _write_nodes(self.participants, "")
-        requesters = _write_nodes(self._requesters, "/asked")
+        participants = _encode_nodes(self.participants, "")
+        requesters = _encode_nodes(self._requesters, "/asked")
         return participants | requesters
 
-    def restore(self, arrays: Arrays) -> None:
-        self.participants = _read_nodes(arrays, "")
-        self._requesters = _read_nodes(arrays, "/asked")
+    def restore_from_arrays(self, arrays: Arrays) -> None:
+        self.participants = _decode_nodes(arrays, "")
+        self._requesters = _decode_nodes(arrays, "/asked")
 
 
-def _write_nodes(node_by_name: Mapping[int, int], ending: str) -> Arrays:
+def _encode_nodes(node_by_name: Mapping[int, int], ending: str) -> Arrays:
     if not node_by_name:
         return {}
     arrays: Arrays = {}
@@ -72,7 +72,7 @@ def _write_nodes(node_by_name: Mapping[int, int], ending: str) -> Arrays:
     return arrays
 
 
-def _read_nodes(arrays: Arrays, ending: str) -> dict[int, int]:
+def _decode_nodes(arrays: Arrays, ending: str) -> dict[int, int]:
     nobody = np.zeros(0, np.uint64)
     names = arrays.get(f"names{ending}", nobody)
     nodes = arrays.get(f"nodes{ending}", nobody)

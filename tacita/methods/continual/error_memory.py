@@ -15,9 +15,9 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from tacita.core.flat_indices import count_offsets
+from tacita.core.flat_indices import compute_offsets
 from tacita.core.types import CohortView, Floats, LocalModels
-from tacita.kernels.memory import correct_scores, sample_scores, write_errors
+from tacita.kernels.memory import compute_sample_logits, correct_by_similar_errors, store_large_errors
 from tacita.models.scoring import sigmoid
 from tacita.round.part import Part, PartConfig
 from tacita.round.registry import register, register_preset
@@ -59,8 +59,8 @@ class ErrorMemory(Part):
         memory = {}
         for name, array in view.parts[self.name].items():
             memory[name] = array.copy()
-        probability = sigmoid(self.score_samples(view, local))
-        write_errors(
+        probability = sigmoid(self.score_round_samples(view, local))
+        store_large_errors(
             local.user_ptr,
             local.item,
             local.label,
@@ -73,7 +73,7 @@ class ErrorMemory(Part):
         )
         return TrainingOutcome(memory)
 
-    def score_samples(self, view: CohortView, local: LocalModels) -> Floats:
+    def score_round_samples(self, view: CohortView, local: LocalModels) -> Floats:
         """Logit of every sample of the round under the local model it belongs to."""
         backbone = self.context.scorer
         client_of_user = view.client_of_user
@@ -85,7 +85,7 @@ class ErrorMemory(Part):
             slope, offset = reading
             a = np.ascontiguousarray(slope, np.float32)
             c = np.ascontiguousarray(offset, np.float32)
-            return sample_scores(local.user_ptr, a, c, first_row, local.row_of, local.rows)
+            return compute_sample_logits(local.user_ptr, a, c, first_row, local.row_of, local.rows)
         owner = local.owner
         client = client_of_user[owner]
         heads = {}
@@ -94,7 +94,7 @@ class ErrorMemory(Part):
         place = first_row[owner] + local.row_of
         vectors = backbone.split_private(local.private[owner])
         rows = local.rows[place]
-        scores = backbone.score(vectors, heads, rows)
+        scores = backbone.compute_logits(vectors, heads, rows)
         return np.asarray(scores, np.float32)
 
     def serve(self, view: CohortView, purpose: Purpose) -> Serving:
@@ -115,11 +115,11 @@ class ErrorMemory(Part):
         remembered_rows = normal[remembered]
         n_entries = is_filled[users].sum(1)
         corrected = scores.copy()
-        corrected[users] = correct_scores(
+        corrected[users] = correct_by_similar_errors(
             sigmoid(scores[users]),
             normal,
             np.ascontiguousarray(remembered_rows.T),
-            count_offsets(n_entries),
+            compute_offsets(n_entries),
             place.astype(np.int32),
             memory["label"][is_filled],
             memory["base"][is_filled],

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from tacita.core.errors import TacitaError
-from tacita.core.flat_indices import count_offsets
+from tacita.core.flat_indices import compute_offsets
 from tacita.core.types import (
     Arrays,
     CohortView,
@@ -26,11 +26,11 @@ from tacita.core.types import (
     Ragged,
     ServerState,
 )
-from tacita.kernels.ranking import best_items
-from tacita.kernels.replay import local_list_ranks, pick_subset
+from tacita.kernels.ranking import find_best_items
+from tacita.kernels.replay import compute_local_list_ranks, pick_distinct_positions
 from tacita.messages import Total
 from tacita.methods.continual.last_table import LastTable
-from tacita.models.scoring import score_all, score_lists, sigmoid
+from tacita.models.scoring import score_catalogue, score_lists, sigmoid
 from tacita.round.capabilities import Unlearning
 from tacita.round.part import Part, PartConfig
 from tacita.round.registry import register, register_preset
@@ -110,11 +110,11 @@ class Replay(LastTable, Unlearning):
 
     def on_block_end(self, view: CohortView) -> Arrays:
         scorer = self.context.scorer
-        scores = score_all(scorer, view.private, view.heads, view.items)
+        scores = score_catalogue(scorer, view.private, view.heads, view.items)
         if self.config.topn_mask == "train":
             rows = view.train.rows()
             scores[rows, view.train.ids] = -np.inf
-        top, _ = best_items(scores, self.config.top_n)
+        top, _ = find_best_items(scores, self.config.top_n)
         return {"list": top, "teacher": view.private.copy()}
 
     def purge(self, server: ServerState) -> tuple[Arrays, list[str]]:
@@ -127,7 +127,7 @@ class Replay(LastTable, Unlearning):
         if view.block == 0 or self.config.weight == 0:
             return LocalTask()
         items = self.list_items(view)
-        return LocalTask(rows_needed=items, step_samples=self.draw_replay)
+        return LocalTask(rows_needed=items, step_samples=self.draw_replayed_samples)
 
     def list_items(self, view: CohortView) -> Ragged:
         """The items that every user remembers."""
@@ -136,7 +136,7 @@ class Replay(LastTable, Unlearning):
         length = lists.shape[1]
         counts = np.where(has_list, length, 0)
         items = lists[has_list].reshape(-1)
-        return Ragged(count_offsets(counts), np.ascontiguousarray(items))
+        return Ragged(compute_offsets(counts), np.ascontiguousarray(items))
 
     def measure_rank_shift(self, view: CohortView, local: LocalModels, users: Ints) -> Longs:
         """How far the remembered items have moved in the clients' current rankings (Delta)."""
@@ -158,7 +158,7 @@ class Replay(LastTable, Unlearning):
         config = self.config
         return compute_replay_sizes(shift, config.eps, config.top_n)
 
-    def draw_replay(self, view: CohortView, local: LocalModels, step: int, phase: int) -> ExtraSamples:
+    def draw_replayed_samples(self, view: CohortView, local: LocalModels, step: int, phase: int) -> ExtraSamples:
         """The replayed subset of each list, drawn again in every step and phase."""
         lists, _ = local.rows_needed[self.name]
         client_of_user = view.client_of_user
@@ -174,19 +174,19 @@ class Replay(LastTable, Unlearning):
         draws = self.context.draws
         key = draws.private("replay", view.block, view.round, step, phase)
         keys = view.user_keys[users]
-        entry = pick_subset(key, keys, self.config.top_n, sizes)
+        entry = pick_distinct_positions(key, keys, self.config.top_n, sizes)
         user = np.repeat(users, sizes)
         client = client_of_user[user]
         n_samples = np.bincount(client, minlength=view.n_clients)
         labels = view.parts[self.name]["label"]
         return ExtraSamples(
-            ptr=count_offsets(n_samples),
+            ptr=compute_offsets(n_samples),
             pick=lists.ptr[user] + entry,
             label=labels[user, entry],
-            weight=self.weigh_samples(sizes),
+            weight=self.weigh_replayed_samples(sizes),
         )
 
-    def weigh_samples(self, sizes: Longs) -> Floats:
+    def weigh_replayed_samples(self, sizes: Longs) -> Floats:
         """What each replayed sample weighs in the loss, user by user."""
         strength = self.config.weight
         if self.config.reduction == "mean":
@@ -217,7 +217,7 @@ def rank_listed_items(part: Part, view: CohortView, local: LocalModels, users: I
     n_lists = len(users) + 1
     starts = np.arange(n_lists, dtype=np.int64)
     items = lists.reshape(-1)
-    return local_list_ranks(
+    return compute_local_list_ranks(
         client_of_user[users],
         np.ascontiguousarray(slope, np.float32),
         np.ascontiguousarray(offset, np.float32),

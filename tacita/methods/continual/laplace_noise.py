@@ -59,14 +59,14 @@ class LaplaceNoise(Part, Privacy):
         return self._is_ldp
 
     @property
-    def scale(self) -> float:
+    def noise_scale(self) -> float:
         """Of the noise: a person's data may be replaced, which moves what is sent by two clips at most."""
         if self._is_ldp:
             return 2 * self.config.clip / self.config.epsilon
         return self.config.scale
 
     def _adds_noise(self, block: int) -> bool:
-        return self.scale > 0 and (self._is_ldp or block >= self.config.from_block)
+        return self.noise_scale > 0 and (self._is_ldp or block >= self.config.from_block)
 
     def fields(self, n_items: int, block: int = 0) -> PartFields:
         after_encoding = None
@@ -95,12 +95,12 @@ class LaplaceNoise(Part, Privacy):
         if not self._is_ldp:
             return None
         sensitivity = 2 * self.config.clip
-        upload = Event("upload", "laplace", sensitivity, self.scale, self._unit)
-        earlier = Event(EARLIER_RUNS, "gaussian", 1.0, 1.0, self._unit, once=True)  # in the unit of all ledgers
+        upload = Event("upload", "laplace", sensitivity, self.noise_scale, self._privacy_unit)
+        earlier = Event(EARLIER_RUNS, "gaussian", 1.0, 1.0, self._privacy_unit, once=True)  # in the unit of all ledgers
         return Ledger((upload, earlier))
 
     @property
-    def _unit(self) -> Literal["person", "silo"]:
+    def _privacy_unit(self) -> Literal["person", "silo"]:
         """Whose data a release is about."""
         if self.context.train.n_joint_silos:
             return "silo"
@@ -143,19 +143,24 @@ class LaplaceNoise(Part, Privacy):
             value = total[name]
             above = draw(total.n_clients, *value.shape)
             below = draw(total.n_clients, *value.shape)
-            noise = self.scale * (above - below)
+            noise = self.noise_scale * (above - below)
             sums[name] = value + noise
         return total.with_sums(sums)
 
     @property
     def needs_secret_noise(self) -> bool:
         """Also where no epsilon is stated: noise that follows the seed is taken off by whoever has the settings."""
-        return self.scale > 0
+        return self.noise_scale > 0
 
     def promises(self, server: ServerState) -> dict[str, float | str]:
         if not self._is_ldp:
             return {}
-        return {"unit": self._unit, "threat": "local", "delta": 0.0, "epsilon_of_a_release": self.config.epsilon}
+        return {
+            "unit": self._privacy_unit,
+            "threat": "local",
+            "delta": 0.0,
+            "epsilon_of_a_release": self.config.epsilon,
+        }
 
 
 def _build_gamma_sampler(draws: Draws, server: ServerState, nonces: tuple[int, ...]) -> Callable[..., Doubles]:
@@ -163,7 +168,7 @@ def _build_gamma_sampler(draws: Draws, server: ServerState, nonces: tuple[int, .
     moment = (server.block, server.round, *nonces)
     if draws.is_secret:
         stream = NoiseStream(draws, "laplace-noise", *moment)
-        return stream.gammas
+        return stream.draw_gammas
     key = int(draws.private("laplace-noise", *moment))
     bits = np.random.Philox(key=key)
     generator = np.random.Generator(bits)

@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from tacita.core.flat_indices import count_offsets
+from tacita.core.flat_indices import compute_offsets
 from tacita.core.types import (
     AnyArray,
     Arrays,
@@ -26,9 +26,9 @@ from tacita.core.types import (
     Ragged,
     ServerState,
 )
-from tacita.kernels.ranking import best_items, list_ranks
-from tacita.kernels.replay import weighted_picks
-from tacita.models.scoring import CHUNK, score_all, score_lists, sigmoid
+from tacita.kernels.ranking import compute_list_ranks, find_best_items
+from tacita.kernels.replay import draw_weighted_positions
+from tacita.models.scoring import CHUNK, score_catalogue, score_lists, sigmoid
 from tacita.round.broadcast import Audience, PartBroadcast
 from tacita.round.fields import ArraySpec, PartFields
 from tacita.round.part import Part, PartConfig
@@ -61,7 +61,7 @@ class Proxies(Part):
     fills = frozenset({"rows_needed", "step_samples"})
     config: ProxiesConfig
 
-    def retention(self, proxy: str) -> float:
+    def compute_retention(self, proxy: str) -> float:
         """The share that a proxy keeps of itself in a block."""
         if proxy == STABILITY:
             return self.config.w_stability
@@ -92,7 +92,7 @@ class Proxies(Part):
             for name, value in newest.items():
                 full_name = f"{proxy}.{name}"
                 earlier = state.get(full_name, value[:0])
-                share = self.retention(proxy)
+                share = self.compute_retention(proxy)
                 proxies[full_name] = average_with_newest(earlier, value, share)
         return proxies
 
@@ -124,7 +124,7 @@ class Proxies(Part):
         is_returning = state["seen"][:, None]
         proxies: Arrays = {}
         for proxy in (STABILITY, PLASTICITY):
-            share = self.retention(proxy)
+            share = self.compute_retention(proxy)
             average = average_with_newest(state[proxy], now, share)
             proxies[proxy] = np.where(is_returning, average, now)
         is_seen = np.ones(len(now), bool)
@@ -149,11 +149,11 @@ class Proxies(Part):
             item[chunk] = new_items
             label[chunk] = new_labels
         is_drawn = item >= 0
-        ptr = count_offsets(is_drawn.sum(1))
+        ptr = compute_offsets(is_drawn.sum(1))
         return LocalTask(
             state={"item": item, "label": label},
             rows_needed=Ragged(ptr, item[is_drawn]),
-            step_samples=self.list_samples,
+            step_samples=self.list_drawn_samples,
         )
 
     def _find_due_users(self, view: CohortView) -> Longs:
@@ -169,8 +169,8 @@ class Proxies(Part):
         """Items and labels for these users of the view; in block 1 both proxies coincide and one is enough."""
         vectors = view.private[users]
         scorer = self.context.scorer
-        model_scores = score_all(scorer, vectors, view.heads, view.items)
-        mask_items(model_scores, view.train.take(users))
+        model_scores = score_catalogue(scorer, vectors, view.heads, view.items)
+        mask_own_items(model_scores, view.train.take(users))
         stable_draw = self.draw_from_proxy(view, users, model_scores, STABILITY)
         draws = [stable_draw]
         if view.block > 1:
@@ -190,9 +190,9 @@ class Proxies(Part):
         heads = {}
         for name in view.heads:
             heads[name] = received[f"{proxy}.heads.{name}"]
-        scores = score_all(scorer, private, heads, table)
-        mask_items(scores, view.train.take(users))
-        best, value = best_items(scores, self.config.rank_limit)
+        scores = score_catalogue(scorer, private, heads, table)
+        mask_own_items(scores, view.train.take(users))
+        best, value = find_best_items(scores, self.config.rank_limit)
         log_weight = self._weigh_dropped_items(model_scores, best, value)
         draws = self.context.draws
         key = draws.private(f"proxies-{proxy}", view.block, view.round)
@@ -200,7 +200,7 @@ class Proxies(Part):
         if proxy == STABILITY:
             n_items = self.config.n_stability
         keys = view.user_keys[users]
-        place = weighted_picks(key, keys, log_weight, n_items)
+        place = draw_weighted_positions(key, keys, log_weight, n_items)
         position = np.maximum(place, 0)
         picked = np.take_along_axis(best, position, 1)
         chosen = np.where(place < 0, -1, picked)
@@ -216,7 +216,7 @@ class Proxies(Part):
         n_users, width = best.shape
         ptr = np.arange(n_users + 1) * width
         items = best.reshape(-1)
-        ranks = list_ranks(model_scores, ptr, items)
+        ranks = compute_list_ranks(model_scores, ptr, items)
         places = ranks.reshape(best.shape) - 1
         drop = places - np.arange(width)
         preference = self.config.eps_r * drop
@@ -224,7 +224,7 @@ class Proxies(Part):
         log_weight = np.where(is_ranked, preference, -np.inf)
         return log_weight.astype(np.float32)
 
-    def list_samples(self, view: CohortView, local: LocalModels, step: int, phase: int) -> ExtraSamples:
+    def list_drawn_samples(self, view: CohortView, local: LocalModels, step: int, phase: int) -> ExtraSamples:
         """All that is drawn, in every step."""
         lists, _ = local.rows_needed[self.name]
         state = view.parts[self.name]
@@ -243,7 +243,7 @@ class Proxies(Part):
         )
 
 
-def mask_items(scores: Floats, items: Ragged) -> None:
+def mask_own_items(scores: Floats, items: Ragged) -> None:
     """Set each user's own items to minus infinity; items without a column in the scores are left out."""
     n_columns = scores.shape[1]
     is_known = items.ids < n_columns

@@ -71,7 +71,7 @@ class Proximal(LastTable):
         """The share of the way to the old table that rows go which a client never touches."""
         if not self._has_pull(view):
             return TrainingOutcome()
-        rates = self.context.scorer.rates(view.n_items)
+        rates = self.context.scorer.list_learning_rates(view.n_items)
         rate = rates["rows"]
         step = 2 * rate * self.config.strength
         n_steps = local.n_steps.astype(np.float64)

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from tacita.core.types import AnyArray, Bools, Floats, Ints, Longs, Ragged
-from tacita.kernels.ranking import best_items
+from tacita.kernels.ranking import find_best_items
 from tacita.methods.distillation.round_draws import RoundDraws, rank_in_rows
 from tacita.models.scoring import sigmoid
 
@@ -64,7 +64,7 @@ class _PickedItems:
         self.scores.append(sigmoid(logits))
 
 
-def iterate_chunks(users: Ints, last: Ragged, logits: Logits) -> Iterator[tuple[Longs, Ragged, Floats]]:
+def iterate_client_logits(users: Ints, last: Ragged, logits: Logits) -> Iterator[tuple[Longs, Ragged, Floats]]:
     """Some clients at a time: their rows, their last uploads, their logits."""
     for start in range(0, len(users), CHUNK):
         n_users = len(users)
@@ -75,7 +75,7 @@ def iterate_chunks(users: Ints, last: Ragged, logits: Logits) -> Iterator[tuple[
         yield chunk, last.take(chunk), chunk_logits
 
 
-def find_candidates(history: UploadHistory, last: Ragged, users: Ints, logits: Logits, most: int = 30) -> Ragged:
+def find_unsent_candidates(history: UploadHistory, last: Ragged, users: Ints, logits: Logits, most: int = 30) -> Ragged:
     """Items of the history that the client did not upload itself, best server score first, ties by id, `most` at most.
 
     Columns: score, the server's probability; frequency, the share of uploads with the item.
@@ -88,7 +88,7 @@ def find_candidates(history: UploadHistory, last: Ragged, users: Ints, logits: L
     place[known] = np.arange(n_known)
     picked = _PickedItems()
     if len(known):
-        for chunk, own, chunk_logits in iterate_chunks(users, last, logits):
+        for chunk, own, chunk_logits in iterate_client_logits(users, last, logits):
             table = chunk_logits[:, known]
             row, column = _rank_unsent(table, own, place, most)
             item = known[column]
@@ -116,13 +116,13 @@ def _rank_unsent(table: Floats, own: Ragged, place: Longs, most: int) -> tuple[A
     known_column = column[is_known]
     keys[known_client, known_column] = -np.inf
     n_best = min(most, table.shape[1])
-    best, value = best_items(keys, n_best)
+    best, value = find_best_items(keys, n_best)
     is_allowed = value > -np.inf
     row, rank = np.nonzero(is_allowed)
     return row, best[row, rank]
 
 
-def schedule_candidates(candidates: Ragged, n: float, how: Literal["random", "top"], draws: RoundDraws) -> Ragged:
+def select_fixed_number(candidates: Ragged, n: float, how: Literal["random", "top"], draws: RoundDraws) -> Ragged:
     """A fixed number of each client's candidates, random or best: a control for the agent.
 
     A fraction is sent to that share of the clients: an agent's mean is seldom whole.
@@ -138,10 +138,10 @@ def schedule_candidates(candidates: Ragged, n: float, how: Literal["random", "to
     else:
         rank = rank_in_rows(rows)
     is_sent = rank < limit[rows]
-    return _select_scores(candidates, is_sent)
+    return _select_scored_entries(candidates, is_sent)
 
 
-def _select_scores(lists: Ragged, is_selected: Bools) -> Ragged:
+def _select_scored_entries(lists: Ragged, is_selected: Bools) -> Ragged:
     """Some entries of lists, with their scores alone."""
     score = lists.values["score"][is_selected]
     rows = lists.rows()[is_selected]
@@ -150,7 +150,7 @@ def _select_scores(lists: Ragged, is_selected: Bools) -> Ragged:
     return Ragged.from_pairs(rows, ids, n_clients, {"score": score})
 
 
-def select_confident(
+def select_ptf_items(
     counts: Longs, last: Ragged, users: Ints, logits: Logits, most: int = 30, truncate: Longs | None = None
 ) -> Ragged:
     """PTF-FedRec's rule: half by how often items were uploaded so far, half from the client's own top scores.
@@ -163,7 +163,7 @@ def select_confident(
     n_known = np.count_nonzero(counts > 0)
     frequent = by_frequency[:n_known]
     picked = _PickedItems()
-    for chunk, own, table in iterate_chunks(users, last, logits):
+    for chunk, own, table in iterate_client_logits(users, last, logits):
         row, item = _pick_frequent_and_best(table, own, frequent, most)
         item_logits = table[row, item]
         clients = chunk[row]
@@ -178,7 +178,7 @@ def select_confident(
     owner = lists.rows()
     rank = rank_in_rows(owner)
     is_short = rank < truncate[owner]
-    return _select_scores(lists, is_short)
+    return _select_scored_entries(lists, is_short)
 
 
 def _pick_frequent_and_best(table: Floats, own: Ragged, frequent: Longs, most: int) -> tuple[AnyArray, AnyArray]:
@@ -188,15 +188,15 @@ def _pick_frequent_and_best(table: Floats, own: Ragged, frequent: Longs, most: i
     own_rows = own.rows()
     is_excluded[own_rows, own.ids] = True
     is_free = ~is_excluded[:, frequent]
-    is_picked = mark_first(is_free, n_frequent)
+    is_picked = mark_first_in_rows(is_free, n_frequent)
     frequent_row, place = np.nonzero(is_picked)
     frequent_item = frequent[place]
     is_excluded[frequent_row, frequent_item] = True
     n_best = min(most, table.shape[1])
-    best, _ = best_items(table, n_best)
+    best, _ = find_best_items(table, n_best)
     is_taken = np.take_along_axis(is_excluded, best, axis=1)
     is_new = ~is_taken
-    is_picked_best = mark_first(is_new, most - n_frequent)
+    is_picked_best = mark_first_in_rows(is_new, most - n_frequent)
     best_row, rank = np.nonzero(is_picked_best)
     row = np.concatenate([frequent_row, best_row])
     best_item = best[best_row, rank]
@@ -204,7 +204,7 @@ def _pick_frequent_and_best(table: Floats, own: Ragged, frequent: Longs, most: i
     return row, item.astype(np.int32)
 
 
-def mark_first(marked: Bools, n: int) -> Bools:
+def mark_first_in_rows(marked: Bools, n: int) -> Bools:
     """The first n marks of every row."""
     n_so_far = np.cumsum(marked, axis=1)
     return np.asarray(marked & (n_so_far <= n))

@@ -19,7 +19,7 @@ def score_client_models(backbone: Scorer, view: CohortView) -> Floats:
         received_rows = view.items[own_rows.ids]
         moved = own_rows.values["row"] - received_rows
         moved_rows = Ragged(own_rows.ptr, own_rows.ids, {"moved": moved})
-        context = backbone.context(view)
+        context = backbone.list_context_items(view)
         return score_with_own_rows(backbone, view.private, view.heads, view.items, moved_rows, context)
     n_users = len(view.user)
     shape = (n_users, view.n_items)
@@ -52,6 +52,6 @@ def _score_chunk(backbone: Scorer, view: CohortView, users: Longs) -> Floats:
         head_name = f"{HEAD}{name}"
         own_head = view.parts[SCORES][head_name]
         heads[name] = own_head[filled]
-    logits = backbone.score_groups(private, heads, tables)
+    logits = backbone.compute_group_logits(private, heads, tables)
     scores = np.asarray(logits)
     return scores[: len(users)]

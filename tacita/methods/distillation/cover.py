@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from tacita.core.types import AnyArray, Arrays, CohortView, Doubles, Floats, Ints, Keys
-from tacita.kernels.hashing import hash_owners, normals, uniforms
+from tacita.kernels.hashing import draw_normals, draw_uniforms, hash_owners
 from tacita.messages import DenseArrays, SparseRows, Spec, Upload
 from tacita.round.fields import PartFields
 from tacita.round.part import Part, PartConfig
@@ -74,7 +74,7 @@ class Cover(Part):
         streams = _derive_streams(key, keys, item)
         width = rows.value.shape[1]
         values_key = self._derive_key(view, "values")
-        noise = normals(values_key, streams, width)
+        noise = draw_normals(values_key, streams, width)
         scaled_noise = spread[client] * noise
         value = mean[client] + scaled_noise
         clients = np.concatenate([rows.client, client])
@@ -88,7 +88,7 @@ class Cover(Part):
         """Clients and items of random rows that the clients do not send anyhow."""
         key = self._derive_key(view, "items")
         n_draws = self.config.pseudo_items
-        draws = uniforms(key, view.client_keys, n_draws)
+        draws = draw_uniforms(key, view.client_keys, n_draws)
         scaled = draws * view.n_items
         item = scaled.astype(np.int64)
         last_item = view.n_items - 1
@@ -174,7 +174,7 @@ def _compute_moments(rows: SparseRows, n_clients: int) -> tuple[Doubles, Doubles
 
 def _draw_laplace(key: np.uint64, owners: Keys, width: int) -> Floats:
     """Laplace numbers of scale 1."""
-    draws = uniforms(key, owners, width) - 0.5
+    draws = draw_uniforms(key, owners, width) - 0.5
     distance = 2 * np.abs(draws)
     tail = np.maximum(1 - distance, _SMALLEST)
     magnitude = np.log(tail)

@@ -12,7 +12,7 @@ from tacita.core.types import ServerState, SharedRecord
 from tacita.messages import Total
 from tacita.round.part import Part
 from tacita.round.plan import Federation
-from tacita.round.registry import register_wrapper
+from tacita.round.registry import register_run_wrapper
 
 MATCHER_PARTS: set[str] = set()
 """Names of parts whose server side the matcher plays."""
@@ -23,29 +23,29 @@ class MatchedFederation(Federation):
     """A federation with a matcher beside the server."""
 
     @property
-    def matched(self) -> frozenset[str]:
+    def matched_part_names(self) -> frozenset[str]:
         """Names of this run's parts whose server side the matcher plays."""
         names = {part.name for part in self.parts}
         return frozenset(names & MATCHER_PARTS)
 
     @property
     def apart_fields(self) -> tuple[str, ...]:
-        return tuple(f"{name}." for name in sorted(self.matched))
+        return tuple(f"{name}." for name in sorted(self.matched_part_names))
 
-    def visible_state(self, part: Part | None, server: ServerState) -> ServerState:
+    def restrict_state_to_part(self, part: Part | None, server: ServerState) -> ServerState:
         if self._is_matched(part):
             parts = {}
             for name, arrays in server.parts.items():
-                if name in self.matched:
+                if name in self.matched_part_names:
                     parts[name] = arrays
             return replace(server, parts=parts, shared=SharedRecord())
         parts = {}
         for name, arrays in server.parts.items():
-            if name not in self.matched:
+            if name not in self.matched_part_names:
                 parts[name] = arrays
         return replace(server, parts=parts)
 
-    def visible_total(self, part: Part | None, total: Total) -> Total:
+    def restrict_total_to_part(self, part: Part | None, total: Total) -> Total:
         is_matched = self._is_matched(part)
         sums = {}
         for name, value in total.sums.items():
@@ -59,7 +59,7 @@ class MatchedFederation(Federation):
 
     def _is_matched(self, part: Part | None) -> bool:
         """Whether the matcher plays a part's server side; None: the learner."""
-        return part is not None and part.name in self.matched
+        return part is not None and part.name in self.matched_part_names
 
     def _is_apart(self, field: str) -> bool:
         """Whether a field goes to the matcher and not to the server."""
@@ -72,7 +72,7 @@ class MatchedFederation(Federation):
         return replace(changed, parts={**server.parts, **changed.parts})
 
     def merge_total(self, part: Part, total: Total, changed: Total) -> Total:
-        visible = self.visible_total(part, total)
+        visible = self.restrict_total_to_part(part, total)
         sums = {}
         for name, value in total.sums.items():
             if name not in visible.sums:
@@ -86,7 +86,7 @@ class MatchedFederation(Federation):
         return replace(changed, sums=all_sums, each=all_each)
 
 
-def wrap_federation(federation: Federation) -> Federation:
+def wrap_with_matcher(federation: Federation) -> Federation:
     """The same run with a matcher, where one of its parts needs it."""
     names = {part.name for part in federation.parts}
     if names.isdisjoint(MATCHER_PARTS):
@@ -99,4 +99,4 @@ def wrap_federation(federation: Federation) -> Federation:
     return MatchedFederation(**values)
 
 
-register_wrapper(MATCHER_PARTS, wrap_federation)
+register_run_wrapper(MATCHER_PARTS, wrap_with_matcher)

@@ -14,7 +14,7 @@ Loss = Literal["ce", "kl"]
 _TINY = 1e-8
 
 
-def average_rows(lists: Ragged, values: AnyArray) -> Doubles:
+def average_values_per_row(lists: Ragged, values: AnyArray) -> Doubles:
     """Mean of each row's values (one per entry); 0 for a row without entries."""
     rows = lists.rows()
     n_lists = len(lists)
@@ -23,7 +23,7 @@ def average_rows(lists: Ragged, values: AnyArray) -> Doubles:
     return np.asarray(sums / counts)
 
 
-def pool_rows(lists: Ragged, table: AnyArray) -> Doubles:
+def average_item_rows(lists: Ragged, table: AnyArray) -> Doubles:
     """Mean of the table's rows of each list's items; zeros for a list without items."""
     matrix = matrix_of_lists(lists, len(table))
     values = np.asarray(table, np.float64)
@@ -54,7 +54,7 @@ def compute_mean_losses(upload: Ragged, logits: AnyArray, how: Loss = "ce") -> D
     losses = compute_cross_entropy(logits, labels)
     if how == "kl":
         losses = losses - _compute_entropy(labels)
-    return average_rows(upload, losses)
+    return average_values_per_row(upload, losses)
 
 
 def _compute_entropy(labels: Doubles) -> Doubles:

@@ -94,10 +94,10 @@ class MatcherState:
 
         They are those who follow the client in the drawn order, round and round, so all others are equally likely.
         """
-        client_of_person = self._find_clients(clients)
+        client_of_person = self._map_to_clients(clients)
         client_of_holder = client_of_person[self.holder]
         entry = np.flatnonzero(client_of_holder >= 0)
-        first, count = _find_runs(self.number)
+        first, count = _find_equal_runs(self.number)
         start = first[entry]
         size = count[entry]
         n_others = np.minimum(size - 1, most)
@@ -122,7 +122,7 @@ class MatcherState:
         number = self.number[own[order]]
         return Ragged(ptr, number, {"vector": vectors})
 
-    def _find_clients(self, clients: Keys) -> Longs:
+    def _map_to_clients(self, clients: Keys) -> Longs:
         """(people,) the place of each person among some clients; -1: not among them."""
         n_people = len(self.names)
         client_of_person = np.full(n_people, -1, np.int64)
@@ -137,7 +137,7 @@ class MatcherState:
         return client_of_person
 
 
-def _find_runs(ascending: Ints) -> tuple[Longs, Longs]:
+def _find_equal_runs(ascending: Ints) -> tuple[Longs, Longs]:
     """For every entry, where the run of its value begins, and how long it is."""
     first = np.searchsorted(ascending, ascending)
     end = np.searchsorted(ascending, ascending, side="right")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from tacita.core.types import AnyArray, Arrays
-from tacita.kernels.hashing import uniforms
+from tacita.kernels.hashing import draw_uniforms
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,7 +31,7 @@ def init_network(sizes: tuple[int, ...], key: np.uint64) -> Arrays:
     for layer, (n_in, n_out) in enumerate(pairwise(sizes)):
         owner = np.array([layer], np.uint64)
         n_numbers = (n_in + 1) * n_out
-        draws = uniforms(key, owner, n_numbers)[0]
+        draws = draw_uniforms(key, owner, n_numbers)[0]
         unit = draws.reshape(n_in + 1, n_out)
         centred = 2 * unit - 1
         numbers = centred / np.sqrt(n_in)
@@ -49,7 +49,7 @@ def init_network(sizes: tuple[int, ...], key: np.uint64) -> Arrays:
     return net
 
 
-def list_layers(net: Arrays) -> list[str]:
+def list_layer_names(net: Arrays) -> list[str]:
     """Names of weights and biases, without the optimiser's arrays."""
     names = []
     for name in net:
@@ -63,14 +63,14 @@ def to_tensors(net: Arrays) -> Layers:
     import torch
 
     layers = {}
-    for name in list_layers(net):
+    for name in list_layer_names(net):
         copied = net[name].copy()
         tensor = torch.from_numpy(copied)
         layers[name] = tensor.requires_grad_()
     return layers
 
 
-def forward(layers: Layers, x: Tensor) -> Tensor:
+def run_network(layers: Layers, x: Tensor) -> Tensor:
     """One number per row of x; ReLU between the layers."""
     import torch
 
@@ -85,14 +85,14 @@ def forward(layers: Layers, x: Tensor) -> Tensor:
     return out[..., 0]
 
 
-def predict_values(net: Arrays, x: AnyArray) -> Tensor:
+def run_network_without_gradient(net: Arrays, x: AnyArray) -> Tensor:
     """The network's answer without a gradient."""
     import torch
 
     array = np.ascontiguousarray(x, np.float32)
     inputs = torch.from_numpy(array)
     with use_single_thread(), torch.no_grad():
-        return forward(to_tensors(net), inputs)
+        return run_network(to_tensors(net), inputs)
 
 
 def take_adam_step(net: Arrays, loss: Callable[[Layers], Tensor], lr: float, clip_norm: float) -> Arrays:

@@ -35,17 +35,17 @@ PTF: dict[str, Any] = {
 _SERVER = {"name": "neuncf", "dim": 32, "tower": [32, 16], "lr": 1e-3}
 
 
-def _register_fedkdrec(name: str, **options: Any) -> None:
+def _register_fedkdrec_preset(name: str, **options: Any) -> None:
     register_preset(name, {"name": TRANSFER, **options}, settings=SETTINGS)
 
 
-_register_fedkdrec("fedkdrec")
-_register_fedkdrec("fedkdrec-paper", alpha=0.5)
-_register_fedkdrec("fedkdrec-no-mix", alpha=0.0)  # -m
-_register_fedkdrec("fedkdrec-no-weights", alpha=0.5, weighting=False)  # -c
-_register_fedkdrec("fedkdrec-no-picks", alpha=0.5, select="none")  # -s
-_register_fedkdrec("fedkdrec-confident", alpha=0.5, select="confident")  # ~s
-_register_fedkdrec("ptf-fedrec-inframe", alpha=0.0, weighting=False, select="confident")  # -m-c~s
+_register_fedkdrec_preset("fedkdrec")
+_register_fedkdrec_preset("fedkdrec-paper", alpha=0.5)
+_register_fedkdrec_preset("fedkdrec-no-mix", alpha=0.0)  # -m
+_register_fedkdrec_preset("fedkdrec-no-weights", alpha=0.5, weighting=False)  # -c
+_register_fedkdrec_preset("fedkdrec-no-picks", alpha=0.5, select="none")  # -s
+_register_fedkdrec_preset("fedkdrec-confident", alpha=0.5, select="confident")  # ~s
+_register_fedkdrec_preset("ptf-fedrec-inframe", alpha=0.0, weighting=False, select="confident")  # -m-c~s
 register_preset(
     "ptf-fedrec",
     {

@@ -13,7 +13,7 @@ import numpy as np
 from scipy.special import log_softmax
 
 from tacita.core.types import AnyArray, Bools, Doubles, Longs, Ragged
-from tacita.methods.distillation.measures import average_rows, pool_rows
+from tacita.methods.distillation.measures import average_item_rows, average_values_per_row
 from tacita.methods.distillation.round_draws import RoundDraws
 
 Diversity = Literal["softmax", "gauss"]
@@ -27,8 +27,8 @@ def measure_diversity(upload: Ragged, picked: Ragged, table: AnyArray, how: Dive
     softmax: of the two mean rows, read as logits over coordinates. gauss: of diagonal Gaussians fitted to both sets,
     which takes two items each.
     """
-    upload_mean = pool_rows(upload, table)
-    picked_mean = pool_rows(picked, table)
+    upload_mean = average_item_rows(upload, table)
+    picked_mean = average_item_rows(picked, table)
     if how == "softmax":
         min_items = 1
         p = log_softmax(upload_mean, axis=1)
@@ -40,8 +40,8 @@ def measure_diversity(upload: Ragged, picked: Ragged, table: AnyArray, how: Dive
         min_items = 2
         values_of_items = np.asarray(table, np.float64)
         squares = values_of_items**2
-        upload_variance = _fit_variance(pool_rows(upload, squares), upload_mean)
-        picked_variance = _fit_variance(pool_rows(picked, squares), picked_mean)
+        upload_variance = _fit_variance(average_item_rows(upload, squares), upload_mean)
+        picked_variance = _fit_variance(average_item_rows(picked, squares), picked_mean)
         difference = upload_mean - picked_mean
         distance = difference**2 / picked_variance
         ratio = upload_variance / picked_variance
@@ -59,7 +59,7 @@ def _fit_variance(mean_square: Doubles, mean: Doubles) -> Doubles:
     return np.maximum(mean_square - mean**2, _FLOOR)
 
 
-def measure_divergence(upload: Ragged, predicted: AnyArray, how: Divergence = "bernoulli") -> Doubles:
+def measure_upload_divergence(upload: Ragged, predicted: AnyArray, how: Divergence = "bernoulli") -> Doubles:
     """1 - cosine between a client's upload and what the server predicts for it, in [0, 1].
 
     Equation 9 takes the cosine of two positive numbers, which is always 1. bernoulli: of (r, 1 - r), item by item, then
@@ -76,10 +76,10 @@ def measure_divergence(upload: Ragged, predicted: AnyArray, how: Divergence = "b
         length = np.sqrt(r_square * s_square)
         cosine = product / length
         divergence = np.clip(1 - cosine, 0, 1)
-        return average_rows(upload, divergence)
-    product = average_rows(upload, r * s)
-    r_square = average_rows(upload, r * r)
-    s_square = average_rows(upload, s * s)
+        return average_values_per_row(upload, divergence)
+    product = average_values_per_row(upload, r * s)
+    r_square = average_values_per_row(upload, r * r)
+    s_square = average_values_per_row(upload, s * s)
     squares = r_square * s_square
     length = np.sqrt(squares)
     has_length = length > 0

@@ -8,7 +8,7 @@ import numpy as np
 
 from tacita.core.draws import Draws
 from tacita.core.types import AnyArray, Doubles, Keys, Longs
-from tacita.kernels.hashing import hash_owners, uniforms
+from tacita.kernels.hashing import draw_uniforms, hash_owners
 
 _UNIT = 2.0**-53
 
@@ -36,7 +36,7 @@ class RoundDraws:
     def draw_uniforms(self, purpose: str, width: int = 1) -> Doubles:
         """Uniform numbers in [0, 1), shape (clients, width)."""
         key = self.derive_key(purpose)
-        draws = uniforms(key, self.keys, width)
+        draws = draw_uniforms(key, self.keys, width)
         return draws.astype(np.float64)
 
     def draw_between(self, purpose: str, span: tuple[float, float]) -> Doubles:

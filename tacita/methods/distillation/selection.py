@@ -19,9 +19,9 @@ from tacita.methods.distillation.measures import Loss, compute_mean_losses, stan
 from tacita.methods.distillation.networks import (
     Layers,
     bundle_networks,
-    forward,
     init_network,
-    predict_values,
+    run_network,
+    run_network_without_gradient,
     select_network,
     take_adam_step,
 )
@@ -29,8 +29,8 @@ from tacita.methods.distillation.rewards import (
     Divergence,
     Diversity,
     adjust_by_position,
-    measure_divergence,
     measure_diversity,
+    measure_upload_divergence,
     shuffle_values,
 )
 from tacita.methods.distillation.round_draws import RoundDraws, rank_in_rows
@@ -93,7 +93,7 @@ class SelectionOutcome:
     table: AnyArray  # (items, dim) item rows
 
 
-def init_selection(how: SelectionOptions, dim: int, actor_key: np.uint64, critic_key: np.uint64) -> Arrays:
+def init_selection_networks(how: SelectionOptions, dim: int, actor_key: np.uint64, critic_key: np.uint64) -> Arrays:
     """New networks that decide (actor) and judge (critic)."""
     width = 2 * dim + 3
     sizes = (width, how.hidden, 1)
@@ -102,7 +102,7 @@ def init_selection(how: SelectionOptions, dim: int, actor_key: np.uint64, critic
     return bundle_networks(actor=actor, critic=critic)
 
 
-def walk_candidates(
+def decide_on_candidates(
     agent: Arrays,
     candidates: Ragged,
     user_rows: AnyArray,
@@ -189,7 +189,9 @@ def _draw_actions(agent: Arrays, state: Floats, length: Longs, uniform: Doubles)
     return action, log_prob
 
 
-def reward_walks(walk: CandidateWalk, outcome: SelectionOutcome, how: SelectionOptions, draws: RoundDraws) -> Doubles:
+def compute_walk_rewards(
+    walk: CandidateWalk, outcome: SelectionOutcome, how: SelectionOptions, draws: RoundDraws
+) -> Doubles:
     """The reward of each client's walk: the mean of three, each scaled over the clients; nan for those not judged."""
     upload = outcome.upload
     has_upload = upload.counts() > 0
@@ -199,7 +201,7 @@ def reward_walks(walk: CandidateWalk, outcome: SelectionOutcome, how: SelectionO
     raw = {
         "loss": -compute_mean_losses(upload, outcome.logits, how.loss),
         "diversity": measure_diversity(upload, walk.list_picks(), outcome.table, how.diversity),
-        "divergence": measure_divergence(upload, predicted, how.divergence),
+        "divergence": measure_upload_divergence(upload, predicted, how.divergence),
     }
     rewards = []
     for name, values in raw.items():
@@ -248,7 +250,7 @@ def compute_actor_loss(logits: Tensor, action: Tensor, errors: Tensor, inside: T
     return -average_over_clients(gains, inside)
 
 
-def update_selection(agent: Arrays, walk: CandidateWalk, reward: Doubles, how: SelectionOptions) -> Arrays:
+def update_selection_networks(agent: Arrays, walk: CandidateWalk, reward: Doubles, how: SelectionOptions) -> Arrays:
     """The agent after a round; clients without candidates or without a reward (nan) teach nothing."""
     import torch
 
@@ -276,18 +278,18 @@ def update_selection(agent: Arrays, walk: CandidateWalk, reward: Doubles, how: S
     actor = select_network(agent, "actor")
     critic = select_network(agent, "critic")
     client_states = walk.state[clients]
-    old_values = predict_values(critic, client_states)
+    old_values = run_network_without_gradient(critic, client_states)
     errors = compute_td_errors(old_values, rewards, inside, how.discount)
 
-    def judge_values(layers: Layers) -> Tensor:
-        values = forward(layers, state)
+    def compute_value_loss(layers: Layers) -> Tensor:
+        values = run_network(layers, state)
         new_errors = compute_td_errors(values, rewards, inside, how.discount)
         return compute_critic_loss(new_errors, inside)
 
-    def judge_actions(layers: Layers) -> Tensor:
-        logits = forward(layers, state)
+    def compute_action_loss(layers: Layers) -> Tensor:
+        logits = run_network(layers, state)
         return compute_actor_loss(logits, action, errors, inside)
 
-    critic = take_adam_step(critic, judge_values, how.lr, how.clip_norm)
-    actor = take_adam_step(actor, judge_actions, how.lr, how.clip_norm)
+    critic = take_adam_step(critic, compute_value_loss, how.lr, how.clip_norm)
+    actor = take_adam_step(actor, compute_action_loss, how.lr, how.clip_norm)
     return bundle_networks(actor=actor, critic=critic)

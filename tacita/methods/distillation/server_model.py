@@ -35,11 +35,11 @@ class Teacher:
     def new(backbone: Scorer, draws: Draws, items: Floats) -> Teacher:
         """Knows nobody; its item rows are those that clients start from, where the models are alike."""
         no_keys = np.zeros(0, np.uint64)
-        central = CentralModel(backbone, _empty_graph())
+        central = CentralModel(backbone, _make_empty_graph())
         state = central.init_state(draws, no_keys, no_keys)
         no_counts = np.zeros(0, np.int64)
         history = UploadHistory(no_counts, 0)
-        no_uploads = empty_scores(0)
+        no_uploads = make_empty_score_lists(0)
         teacher = Teacher(no_keys, state, no_uploads, history, history)
         return teacher.with_items(backbone, draws, items)
 
@@ -86,7 +86,7 @@ class Teacher:
     def n_items(self) -> int:
         return len(self.model.values["items"])
 
-    def build_graph(self, above: float = 0.0) -> InteractionGraph:
+    def build_upload_graph(self, above: float = 0.0) -> InteractionGraph:
         """Clients and the items of their last uploads, weighed by score; scores up to `above` make no edge."""
         score = self.last.values["score"]
         is_edge = score > above
@@ -121,7 +121,7 @@ class Teacher:
     def to_arrays(self) -> Arrays:
         """Everything as named arrays, as the server keeps it."""
         arrays: Arrays = {"names": self.names}
-        model_arrays = self.model.arrays()
+        model_arrays = self.model.to_arrays()
         for name, value in model_arrays.items():
             arrays[f"{MODEL}{name}"] = value
         arrays["last/ptr"] = self.last.ptr
@@ -178,7 +178,7 @@ def _append_items(history: UploadHistory, n_items: int) -> UploadHistory:
     return UploadHistory(counts, history.n_uploads)
 
 
-def empty_scores(n_clients: int) -> Ragged:
+def make_empty_score_lists(n_clients: int) -> Ragged:
     """Lists of items with scores, empty for every client."""
     ptr = np.zeros(n_clients + 1, np.int64)
     no_items = np.zeros(0, np.int32)
@@ -186,7 +186,7 @@ def empty_scores(n_clients: int) -> Ragged:
     return Ragged(ptr, no_items, {"score": no_scores})
 
 
-def _empty_graph() -> InteractionGraph:
+def _make_empty_graph() -> InteractionGraph:
     no_edges = np.zeros(0, np.int64)
     no_weights = np.zeros(0)
     return InteractionGraph.from_edges(no_edges, no_edges, no_weights, 0, 1)

@@ -22,7 +22,7 @@ from tacita.learn.scores import SCORES, PredictionPart
 from tacita.learn.training.central_model import CentralModel
 from tacita.learn.training.central_state import CentralState, TrainingSamples
 from tacita.messages import Total
-from tacita.methods.distillation.candidates import find_candidates, schedule_candidates, select_confident
+from tacita.methods.distillation.candidates import find_unsent_candidates, select_fixed_number, select_ptf_items
 from tacita.methods.distillation.client_model import score_client_models
 from tacita.methods.distillation.measures import compute_cross_entropy, compute_mean_losses
 from tacita.methods.distillation.networks import bundle_networks, select_network
@@ -30,35 +30,35 @@ from tacita.methods.distillation.round_draws import RoundDraws
 from tacita.methods.distillation.selection import (
     CandidateWalk,
     SelectionOutcome,
-    init_selection,
-    reward_walks,
-    update_selection,
-    walk_candidates,
+    compute_walk_rewards,
+    decide_on_candidates,
+    init_selection_networks,
+    update_selection_networks,
 )
-from tacita.methods.distillation.server_model import Teacher, empty_scores
+from tacita.methods.distillation.server_model import Teacher, make_empty_score_lists
 from tacita.methods.distillation.transfer_config import TransferConfig
 from tacita.methods.distillation.transfer_records import (
-    align_uploads,
-    build_samples,
+    align_uploads_with_walk,
+    build_upload_samples,
+    decode_walk_with_clients,
     drop_walk,
+    encode_walk,
     has_walk,
-    read_walk,
     sort_by_sender,
-    write_walk,
 )
 from tacita.methods.distillation.uploads import (
     Disguise,
     PtfDisguise,
     disguise_predictions,
-    disguise_ptf,
-    drop_own,
+    disguise_ptf_predictions,
+    drop_own_items,
 )
 from tacita.methods.distillation.weighting import (
-    compute_states,
-    compute_weights,
-    init_weighting,
+    compute_client_states,
+    compute_client_weights,
+    init_weighting_network,
     measure_concentration,
-    update_weighting,
+    update_weighting_network,
 )
 from tacita.models import find_backbone_class, list_backbones
 from tacita.models.lightgcn import LightGCN
@@ -121,7 +121,7 @@ class PredictionTransfer(PredictionPart):
         no_items = np.zeros(shape, np.float32)
         draws = self.context.draws
         teacher = Teacher.new(backbone, draws, no_items)
-        CentralModel(backbone, teacher.build_graph())
+        CentralModel(backbone, teacher.build_upload_graph())
 
     def check(self, n_items: int) -> None:
         if self.config.most > n_items:
@@ -135,22 +135,22 @@ class PredictionTransfer(PredictionPart):
     def state(self, n_users: int) -> Sequence[StateSpec]:
         if not self.config.accumulate:
             return ()
-        return [StateSpec("received", empty_scores(n_users))]
+        return [StateSpec("received", make_empty_score_lists(n_users))]
 
     def fields(self, n_items: int, block: int = 0) -> PartFields:
         return PartFields(per_client={"score": ()})
 
     def prepare(self, view: CohortView) -> LocalTask:
-        return LocalTask(samples=self.add_received)
+        return LocalTask(samples=self.select_received_samples)
 
-    def add_received(self, view: CohortView, own: Ragged) -> Ragged | None:
+    def select_received_samples(self, view: CohortView, own: Ragged) -> Ragged | None:
         """What was received and is not the client's own: of PTF-FedRec not its positives."""
         own_items = view.train
         if self.config.scheme == "mix":
             own_items = own
         known = Ragged(own_items.ptr, own_items.ids)
         received = self.collect_received(view)
-        new = drop_own(received, known)
+        new = drop_own_items(received, known)
         if not len(new.ids):
             return None
         score = new.values["score"]
@@ -159,7 +159,7 @@ class PredictionTransfer(PredictionPart):
 
     def collect_received(self, view: CohortView) -> Ragged:
         """Items that the server sent to each client in this round; with `accumulate`, in all rounds."""
-        no_scores = empty_scores(len(view.user))
+        no_scores = make_empty_score_lists(len(view.user))
         received = view.per_client.get(self.name, no_scores)
         if not self.config.accumulate:
             return received
@@ -170,7 +170,7 @@ class PredictionTransfer(PredictionPart):
         if not self.config.accumulate:
             return TrainingOutcome()
         own_items = Ragged(view.train.ptr, view.train.ids)
-        new = drop_own(self.collect_received(view), own_items)
+        new = drop_own_items(self.collect_received(view), own_items)
         no_score = np.zeros(0, np.float32)
         score = new.values.get("score", no_score)
         received = Ragged(new.ptr, new.ids, {"score": score})
@@ -182,15 +182,15 @@ class PredictionTransfer(PredictionPart):
         draws = RoundDraws(shared_draws, view.client_keys, view.block, view.round)
         if config.scheme == "ptf":
             ptf_disguise = PtfDisguise(swap=config.swap_options)
-            return disguise_ptf(own, received, ptf_disguise, draws)
+            return disguise_ptf_predictions(own, received, ptf_disguise, draws)
         beta = (config.beta_low, config.beta_high)
         disguise = Disguise(beta, config.alpha, config.swap_options)
         return disguise_predictions(own, received, disguise, draws)
 
     def serve(self, view: CohortView, purpose: Purpose) -> Serving:
-        return Serving(scores=partial(self.score_users, view))
+        return Serving(scores=partial(self.score_as_served, view))
 
-    def score_users(self, view: CohortView, only: Ragged | None) -> Floats | None:
+    def score_as_served(self, view: CohortView, only: Ragged | None) -> Floats | None:
         """The scores that the server sent, or those of the clients' own models."""
         if self.config.answers == "client":
             if only is not None:
@@ -212,22 +212,22 @@ class PredictionTransfer(PredictionPart):
             teacher = Teacher.from_arrays(state)
         else:
             new_teacher = Teacher.new(backbone, draws, server.items)
-            teacher = self._add_agents(new_teacher)
+            teacher = self._with_new_agents(new_teacher)
         teacher = teacher.with_items(backbone, draws, server.items)
         return teacher.to_arrays()
 
-    def _add_agents(self, teacher: Teacher) -> Teacher:
+    def _with_new_agents(self, teacher: Teacher) -> Teacher:
         """A teacher with new agents that weigh uploads and pick items."""
         draws = self.context.draws
         central = self._build_central(teacher)
-        _, item_vectors = central.vectors(teacher.model)
+        _, item_vectors = central.compute_vectors(teacher.model)
         width = int(item_vectors.shape[1])
         weighting_key = draws.public("weighting-agent")
-        weights = init_weighting(self.config.weighting_options, weighting_key)
+        weights = init_weighting_network(self.config.weighting_options, weighting_key)
         actor_key = draws.public("actor")
         critic_key = draws.public("critic")
         options = self.config.selection_options
-        picks = init_selection(options, width, actor_key, critic_key)
+        picks = init_selection_networks(options, width, actor_key, critic_key)
         agents = bundle_networks(weights=weights, picks=picks)
         return replace(teacher, agents=agents)
 
@@ -236,7 +236,7 @@ class PredictionTransfer(PredictionPart):
         backbone = self.server_backbone
         graph = None
         if isinstance(backbone, LightGCN):
-            graph = teacher.build_graph(self.config.graph_above)
+            graph = teacher.build_upload_graph(self.config.graph_above)
         return CentralModel(backbone, graph, self.config.server_decay)
 
     def _load_teacher(self, server: ServerState, clients: Keys) -> Teacher:
@@ -251,54 +251,54 @@ class PredictionTransfer(PredictionPart):
         if audience.clients is None:
             return PartBroadcast()
         if audience.occasion == "serving":
-            scores = self._serve_scores(server, audience.clients, audience.items)
+            scores = self._compute_served_scores(server, audience.clients, audience.items)
             return PartBroadcast(per_client=scores)
-        server, lists = self.select_items(server, audience.clients)
+        server, lists = self.select_items_to_send(server, audience.clients)
         return PartBroadcast(per_client=lists, server=server)
 
-    def select_items(self, server: ServerState, clients: Keys) -> tuple[ServerState, Ragged]:
+    def select_items_to_send(self, server: ServerState, clients: Keys) -> tuple[ServerState, Ragged]:
         """What every client of the round is sent; an agent's walk is kept until the round is over."""
         config = self.config
         teacher = self._load_teacher(server, clients)
         arrays = teacher.to_arrays()
         updated = server.with_part(self.name, arrays)
         if config.select == "none" or teacher.recent.n_uploads == 0:
-            return updated, empty_scores(len(clients))
+            return updated, make_empty_score_lists(len(clients))
         central = self._build_central(teacher)
         users = teacher.find_rows(clients)
         last = teacher.last.take(users)
-        draws = self._public_draws(server, clients)
+        draws = self._make_public_draws(server, clients)
 
         def score_users(some: Any) -> Floats:
-            return central.score(teacher.model, some)
+            return central.score_catalogue(teacher.model, some)
 
         if config.select == "confident":
             counts = teacher.ever.counts
-            picked = select_confident(counts, last, users, score_users, config.most)
+            picked = select_ptf_items(counts, last, users, score_users, config.most)
             return updated, picked
         history = teacher.ever
         if config.history == "last":
             history = teacher.recent
-        candidates = find_candidates(history, last, users, score_users, config.most)
+        candidates = find_unsent_candidates(history, last, users, score_users, config.most)
         if config.select != "agent":
-            scheduled = schedule_candidates(candidates, config.scheduled, config.select, draws)
+            scheduled = select_fixed_number(candidates, config.scheduled, config.select, draws)
             return updated, scheduled
-        user_vectors, item_vectors = central.vectors(teacher.model)
+        user_vectors, item_vectors = central.compute_vectors(teacher.model)
         agent = select_network(teacher.agents, "picks")
         options = config.selection_options
         vectors = user_vectors[users]
-        walk = walk_candidates(agent, candidates, vectors, item_vectors, options, draws)
-        saved_walk = write_walk(walk, clients)
+        walk = decide_on_candidates(agent, candidates, vectors, item_vectors, options, draws)
+        saved_walk = encode_walk(walk, clients)
         state = {**teacher.to_arrays(), **saved_walk}
         updated = server.with_part(self.name, state)
         return updated, walk.list_picks()
 
-    def _public_draws(self, server: ServerState, clients: Keys) -> RoundDraws:
+    def _make_public_draws(self, server: ServerState, clients: Keys) -> RoundDraws:
         """The server's own draws of a round."""
         draws = self.context.draws
         return RoundDraws(draws, clients, server.block, server.round, public=True)
 
-    def _serve_scores(self, server: ServerState, clients: Keys, items: Ragged | None) -> Ragged | None:
+    def _compute_served_scores(self, server: ServerState, clients: Keys, items: Ragged | None) -> Ragged | None:
         """The server's logits of the whole catalogue, or of some items, for each client."""
         if self.config.answers == "client":
             return None
@@ -310,7 +310,7 @@ class PredictionTransfer(PredictionPart):
             scores = central.score_pairs(teacher.model, user, items.ids)
             return Ragged(items.ptr, items.ids, {"score": scores})
         n_items = len(server.items)
-        scores = central.score(teacher.model, users)
+        scores = central.score_catalogue(teacher.model, users)
         n_clients = len(clients)
         starts = np.arange(n_clients + 1, dtype=np.int64)
         ptr = starts * n_items
@@ -330,7 +330,7 @@ class PredictionTransfer(PredictionPart):
         states, weights = self._weigh_uploads(teacher, users, uploads)
         teacher = teacher.with_uploads(users, uploads)
         central = self._build_central(teacher)
-        samples = build_samples(users, uploads, weights)
+        samples = build_upload_samples(users, uploads, weights)
         model = self._distil_uploads(central, teacher, samples, server)
         teacher = replace(teacher, model=model)
         logits = central.score_pairs(model, samples.user, samples.item)
@@ -340,15 +340,15 @@ class PredictionTransfer(PredictionPart):
             losses = compute_mean_losses(uploads, logits, kind)
             options = self.config.weighting_options
             old_agent = agents["weights"]
-            agents["weights"] = update_weighting(old_agent, states, losses, options)
+            agents["weights"] = update_weighting_network(old_agent, states, losses, options)
         notes = {}
         state = server.parts[self.name]
         if has_walk(state):
-            walk, walkers = read_walk(state)
-            _, item_vectors = central.vectors(model)
-            outcome = SelectionOutcome(*align_uploads(uploads, clients, logits, walkers), item_vectors)
+            walk, walkers = decode_walk_with_clients(state)
+            _, item_vectors = central.compute_vectors(model)
+            outcome = SelectionOutcome(*align_uploads_with_walk(uploads, clients, logits, walkers), item_vectors)
             agents["picks"] = self._update_selection(
-                agents["picks"], walk, outcome, self._public_draws(server, walkers)
+                agents["picks"], walk, outcome, self._make_public_draws(server, walkers)
             )
             n_picked = walk.action.sum()
             n_walkers = max(1, len(walkers))
@@ -370,9 +370,9 @@ class PredictionTransfer(PredictionPart):
         user = users[uploads.rows()]
         logits = central.score_pairs(teacher.model, user, uploads.ids)
         options = self.config.weighting_options
-        states = compute_states(uploads, logits, options)
+        states = compute_client_states(uploads, logits, options)
         agent = select_network(teacher.agents, "weights")
-        return states, compute_weights(agent, states)
+        return states, compute_client_weights(agent, states)
 
     def _distil_uploads(
         self, central: CentralModel, teacher: Teacher, samples: TrainingSamples, server: ServerState
@@ -385,15 +385,15 @@ class PredictionTransfer(PredictionPart):
             order = draws.public("server-order", server.block, server.round, epoch)
             orders.append(order)
         batch = config.server_batch
-        return central.train(teacher.model, samples, batch, orders, config.server_loss)
+        return central.train_epochs(teacher.model, samples, batch, orders, config.server_loss)
 
     def _update_selection(
         self, agent: Arrays, walk: CandidateWalk, outcome: SelectionOutcome, draws: RoundDraws
     ) -> Arrays:
         """The agent that picks items, after it saw what came of its picks."""
         options = self.config.selection_options
-        reward = reward_walks(walk, outcome, options, draws)
-        return update_selection(agent, walk, reward, options)
+        reward = compute_walk_rewards(walk, outcome, options, draws)
+        return update_selection_networks(agent, walk, reward, options)
 
     def metrics(self, server: ServerState) -> dict[str, float]:
         if self.name not in server.parts:

@@ -10,7 +10,7 @@ from tacita.core.types import Arrays, Doubles, Floats, Ints, Keys, Ragged
 from tacita.learn.training.central_state import TrainingSamples
 from tacita.messages import PerClientField, SparseRows
 from tacita.methods.distillation.selection import CandidateWalk
-from tacita.methods.distillation.weighting import expand_weights
+from tacita.methods.distillation.weighting import expand_weights_to_entries
 
 WALK = "walk/"
 
@@ -27,17 +27,17 @@ def sort_by_sender(sent: PerClientField) -> tuple[Keys, Ragged]:
     return senders, uploads.take(order)
 
 
-def build_samples(users: Ints, uploads: Ragged, weights: Doubles) -> TrainingSamples:
+def build_upload_samples(users: Ints, uploads: Ragged, weights: Doubles) -> TrainingSamples:
     """What the server's model learns: uploaded scores, weighed by client."""
     user_of_entry = users[uploads.rows()]
     user = user_of_entry.astype(np.int64)
     item = uploads.ids.astype(np.int64)
-    weight = expand_weights(weights, uploads)
+    weight = expand_weights_to_entries(weights, uploads)
     label = uploads.values["score"]
     return TrainingSamples(user, item, label, weight)
 
 
-def write_walk(walk: CandidateWalk, clients: Keys) -> Arrays:
+def encode_walk(walk: CandidateWalk, clients: Keys) -> Arrays:
     """A walk as named arrays, as the server keeps it until the round is over."""
     state: Arrays = {}
     for field in fields(CandidateWalk):
@@ -47,7 +47,7 @@ def write_walk(walk: CandidateWalk, clients: Keys) -> Arrays:
     return state
 
 
-def read_walk(state: Arrays) -> tuple[CandidateWalk, Keys]:
+def decode_walk_with_clients(state: Arrays) -> tuple[CandidateWalk, Keys]:
     """The walk of this round, and its clients."""
     columns = {}
     for field in fields(CandidateWalk):
@@ -71,7 +71,7 @@ def drop_walk(state: Arrays) -> Arrays:
     return rest
 
 
-def align_uploads(uploads: Ragged, clients: Keys, logits: Floats, walkers: Keys) -> tuple[Ragged, Floats]:
+def align_uploads_with_walk(uploads: Ragged, clients: Keys, logits: Floats, walkers: Keys) -> tuple[Ragged, Floats]:
     """Uploads and their logits in the order of a walk's clients; a client that sent nothing has an empty row."""
     order = np.argsort(walkers)
     senders = clients[uploads.rows()]

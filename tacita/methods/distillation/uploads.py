@@ -44,7 +44,7 @@ class PtfDisguise:
     swap: Swap | None = field(default_factory=lambda: Swap(select="top"))
 
 
-def drop_own(received: Ragged, own: Ragged) -> Ragged:
+def drop_own_items(received: Ragged, own: Ragged) -> Ragged:
     """What was received, without items of the device's own set: `own` its private set, in PTF-FedRec its positives."""
     rows = received.rows()
     is_own = own.holds(rows, received.ids)
@@ -71,10 +71,10 @@ def pool_items(own: Ragged, received: Ragged) -> Ragged:
     ids = np.concatenate([own.ids, received.ids])
     n_received = len(received.ids)
     no_label = np.full(n_received, np.nan, np.float32)
-    own_label = read_column(own, "label")
+    own_label = read_column_or_empty(own, "label")
     label = np.concatenate([own_label, no_label])
-    own_prediction = read_column(own, "prediction")
-    received_prediction = read_column(received, "prediction")
+    own_prediction = read_column_or_empty(own, "prediction")
+    received_prediction = read_column_or_empty(received, "prediction")
     prediction = np.concatenate([own_prediction, received_prediction])
     largest = int(ids.max(initial=0))
     width = 1 + largest
@@ -87,14 +87,14 @@ def pool_items(own: Ragged, received: Ragged) -> Ragged:
     return Ragged.from_pairs(first_rows, first_ids, n_clients, columns)
 
 
-def read_column(lists: Ragged, name: str) -> Floats:
+def read_column_or_empty(lists: Ragged, name: str) -> Floats:
     """A column, which lists without entries need not have."""
     if not len(lists.ids):
         return np.zeros(0, np.float32)
     return lists.values[name].astype(np.float32)
 
 
-def take_entries(pool: Ragged, entries: Longs) -> Ragged:
+def take_pool_entries(pool: Ragged, entries: Longs) -> Ragged:
     """Some entries of a pool, in its order; repeats stay."""
     entries = np.sort(entries)
     columns = {}
@@ -109,14 +109,14 @@ def take_entries(pool: Ragged, entries: Longs) -> Ragged:
 def sample_pool(pool: Ragged, beta: tuple[float, float], draws: RoundDraws) -> Ragged:
     """A random share of each client's pool, at least one item where there is one."""
     rows = pool.rows()
-    n_sampled = _draw_sizes("beta", beta, pool.counts(), draws)
+    n_sampled = _draw_share_sizes("beta", beta, pool.counts(), draws)
     order = draws.hash_entries("sample", rows, pool.ids)
     rank = rank_in_rows(rows, order)
     is_sampled = rank < n_sampled[rows]
-    return take_entries(pool, np.flatnonzero(is_sampled))
+    return take_pool_entries(pool, np.flatnonzero(is_sampled))
 
 
-def _draw_sizes(purpose: str, span: tuple[float, float], counts: Longs, draws: RoundDraws) -> Longs:
+def _draw_share_sizes(purpose: str, span: tuple[float, float], counts: Longs, draws: RoundDraws) -> Longs:
     """A random share of each count, at least 1 where there is something."""
     share = draws.draw_between(purpose, span)
     size = np.maximum(1, floor_share(share, counts))
@@ -188,7 +188,7 @@ def disguise_predictions(own: Ragged, received: Ragged, how: Disguise, draws: Ro
     return Ragged(sample.ptr, sample.ids, {"score": score})
 
 
-def sample_ptf(pool: Ragged, how: PtfDisguise, draws: RoundDraws) -> Ragged:
+def sample_ptf_pool(pool: Ragged, how: PtfDisguise, draws: RoundDraws) -> Ragged:
     """A random share of the positives, and for each of them some of the other items."""
     if how.positives is None:
         return pool
@@ -200,7 +200,7 @@ def sample_ptf(pool: Ragged, how: PtfDisguise, draws: RoundDraws) -> Ragged:
     n_positives = np.bincount(positive_rows, minlength=len(pool))
     other_rows = rows[others]
     n_others = np.bincount(other_rows, minlength=len(pool))
-    n_sampled = _draw_sizes("positives", how.positives, n_positives, draws)
+    n_sampled = _draw_share_sizes("positives", how.positives, n_positives, draws)
     sampled = _sample_entries(pool, positives, n_sampled, "positive", draws)
     # who has no positive uploads one other item all the same: an empty upload would say so
     share = draws.draw_between("negatives", how.negatives)
@@ -211,7 +211,7 @@ def sample_ptf(pool: Ragged, how: PtfDisguise, draws: RoundDraws) -> Ragged:
     else:
         negatives = _sample_entries(pool, others, n_negatives, "other", draws)
     entries = np.concatenate([sampled, negatives])
-    return take_entries(pool, entries)
+    return take_pool_entries(pool, entries)
 
 
 def _sample_entries(pool: Ragged, entries: Longs, sizes: Longs, purpose: str, draws: RoundDraws) -> Longs:
@@ -239,10 +239,10 @@ def _sample_with_replacement(pool: Ragged, entries: Longs, sizes: Longs, counts:
     return np.asarray(entries[places])
 
 
-def disguise_ptf(own: Ragged, received: Ragged, how: PtfDisguise, draws: RoundDraws) -> Ragged:
+def disguise_ptf_predictions(own: Ragged, received: Ragged, how: PtfDisguise, draws: RoundDraws) -> Ragged:
     """What each device uploads in PTF-FedRec: items by id, with the column score."""
     pool = pool_items(own, received)
-    sample = sample_ptf(pool, how, draws)
+    sample = sample_ptf_pool(pool, how, draws)
     score = sample.values["prediction"]
     if how.swap is not None:
         is_low = sample.values["label"] != 1

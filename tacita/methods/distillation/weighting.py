@@ -12,8 +12,14 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from tacita.core.types import AnyArray, Arrays, Doubles, Floats, Ragged
-from tacita.methods.distillation.measures import Loss, average_rows, compute_mean_losses, standardize_values
-from tacita.methods.distillation.networks import Layers, forward, init_network, predict_values, take_adam_step
+from tacita.methods.distillation.measures import Loss, average_values_per_row, compute_mean_losses, standardize_values
+from tacita.methods.distillation.networks import (
+    Layers,
+    init_network,
+    run_network,
+    run_network_without_gradient,
+    take_adam_step,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,14 +38,14 @@ class WeightingOptions:
     loss: Loss = "ce"  # that a client's upload has under the server's model, in states and rewards
 
 
-def init_weighting(how: WeightingOptions, key: np.uint64) -> Arrays:
+def init_weighting_network(how: WeightingOptions, key: np.uint64) -> Arrays:
     """A new network from a client's state to its logit."""
     left_out = _COLUMNS.get(how.without, ())
     width = 4 - len(left_out)
     return init_network((width, how.hidden, 1), key)
 
 
-def compute_states(upload: Ragged, logits: AnyArray, how: WeightingOptions) -> Doubles:
+def compute_client_states(upload: Ragged, logits: AnyArray, how: WeightingOptions) -> Doubles:
     """The state of each client, z-scored over the round: size, mean and variance of its labels, the server's loss.
 
     `logits`: of the server before it learns from the upload, one per entry.
@@ -47,26 +53,26 @@ def compute_states(upload: Ragged, logits: AnyArray, how: WeightingOptions) -> D
     scores = upload.values["score"]
     score = scores.astype(np.float64)
     size = np.log1p(upload.counts())
-    mean = average_rows(upload, score)
+    mean = average_values_per_row(upload, score)
     row_means = mean[upload.rows()]
     deviation = score - row_means
-    variance = average_rows(upload, deviation**2)
+    variance = average_values_per_row(upload, deviation**2)
     losses = compute_mean_losses(upload, logits, how.loss)
     columns = np.stack([size, mean, variance, losses], axis=1)
     left_out = _COLUMNS.get(how.without, ())
     return standardize_values(np.delete(columns, left_out, axis=1))
 
 
-def compute_weights(agent: Arrays, states: Doubles) -> Doubles:
+def compute_client_weights(agent: Arrays, states: Doubles) -> Doubles:
     """The weights of the round's clients; they sum to 1."""
     import torch
 
-    logits = predict_values(agent, states).double()
+    logits = run_network_without_gradient(agent, states).double()
     weights = torch.softmax(logits, 0)
     return np.asarray(weights.numpy())
 
 
-def expand_weights(weights: Doubles, upload: Ragged) -> Floats:
+def expand_weights_to_entries(weights: Doubles, upload: Ragged) -> Floats:
     """Weight of each entry in the server's loss, mean 1 over clients: equal weights give exactly 1."""
     relative = len(weights) * weights
     counts = upload.counts()
@@ -86,7 +92,7 @@ def compute_rewards(losses: Doubles, how: WeightingOptions) -> Doubles:
     return standardize_values(gains, how.reward_cap)
 
 
-def compute_objective(logits: Tensor, reward: Tensor, entropy: float) -> Tensor:
+def compute_weighting_loss(logits: Tensor, reward: Tensor, entropy: float) -> Tensor:
     """What the agent minimises: -sum R ln w, less what entropy is worth."""
     import torch
 
@@ -96,7 +102,7 @@ def compute_objective(logits: Tensor, reward: Tensor, entropy: float) -> Tensor:
     return -gain + entropy * negative_entropy
 
 
-def update_weighting(agent: Arrays, states: Doubles, losses: Doubles, how: WeightingOptions) -> Arrays:
+def update_weighting_network(agent: Arrays, states: Doubles, losses: Doubles, how: WeightingOptions) -> Arrays:
     """The agent after a round; the same where there is nothing to compare."""
     import torch
 
@@ -108,8 +114,8 @@ def update_weighting(agent: Arrays, states: Doubles, losses: Doubles, how: Weigh
     reward_array = np.ascontiguousarray(reward, np.float32)
     reward_tensor = torch.from_numpy(reward_array)
 
-    def judge_weights(layers: Layers) -> Tensor:
-        logits = forward(layers, state_tensor)
-        return compute_objective(logits, reward_tensor, how.entropy)
+    def compute_weight_loss(layers: Layers) -> Tensor:
+        logits = run_network(layers, state_tensor)
+        return compute_weighting_loss(logits, reward_tensor, how.entropy)
 
-    return take_adam_step(agent, judge_weights, how.lr, how.clip_norm)
+    return take_adam_step(agent, compute_weight_loss, how.lr, how.clip_norm)

@@ -24,22 +24,24 @@ def compute_noise_multipliers(config: DPPSConfig) -> Doubles:
     if config.policy == "activity":
         count_epsilon = config.activity_epsilon
     tiers = tuple(config.tiers)
-    multipliers = _fit_noise(tiers, count_epsilon, config.delta, config.releases)
+    multipliers = _fit_noise_multipliers(tiers, count_epsilon, config.delta, config.releases)
     return np.array(multipliers)
 
 
 @lru_cache(maxsize=1024)
-def _fit_noise(tiers: tuple[float, ...], count_epsilon: float, delta: float, releases: int) -> tuple[float, ...]:
+def _fit_noise_multipliers(
+    tiers: tuple[float, ...], count_epsilon: float, delta: float, releases: int
+) -> tuple[float, ...]:
     """The noise with which each tier lasts for so many releases; every cohort of a round needs it."""
     ledger = Ledger((), delta)
     multipliers = []
     for tier in tiers:
-        sigma = ledger.sigma_to_fit(tier - count_epsilon, releases)
+        sigma = ledger.compute_sigma_to_fit(tier - count_epsilon, releases)
         multipliers.append(sigma)
     return tuple(multipliers)
 
 
-def compute_clips(config: DPPSConfig) -> Doubles:
+def compute_tier_clips(config: DPPSConfig) -> Doubles:
     """The clip of each tier. Local: the same for all.
 
     Else clips are as far apart as budgets are, and `clip` on average: a sum is as long as if all had one budget, and
@@ -48,13 +50,13 @@ def compute_clips(config: DPPSConfig) -> Doubles:
     multipliers = compute_noise_multipliers(config)
     if not config.has_shared_noise:
         return np.full(len(multipliers), config.clip)
-    shares = normalise_shares(config)
+    shares = normalise_tier_shares(config)
     mean_inverse = float(shares @ (1 / multipliers))
     relative = config.clip / multipliers
     return np.asarray(relative / mean_inverse)
 
 
-def normalise_shares(config: DPPSConfig) -> Doubles:
+def normalise_tier_shares(config: DPPSConfig) -> Doubles:
     """The share of users in each tier; they sum to 1."""
     total = sum(config.shares)
     return np.array(config.shares) / total
@@ -71,14 +73,14 @@ def cap_weights(weights: Doubles, shares: Doubles, cap: float) -> Doubles:
         weights = np.minimum(weights, most)
 
 
-def limit_budgets(config: DPPSConfig) -> Doubles:
+def list_tier_limits(config: DPPSConfig) -> Doubles:
     """The epsilon at which users of each tier stop."""
     if config.calibration == "analytic":
         return np.array(config.tiers)
     return np.full(len(config.tiers), _NO_LIMIT)
 
 
-def choose_tiers(config: DPPSConfig, uniforms: Floats) -> Longs:
+def choose_tiers_by_share(config: DPPSConfig, uniforms: Floats) -> Longs:
     """The tiers of lab users, chosen by their shares from uniform draws."""
     cumulative = np.cumsum(config.shares)
     inner_edges = cumulative[:-1]

@@ -15,13 +15,13 @@ OWN_FIELDS = ("dpps.",)
 """How the names of DPPS's own fields begin."""
 
 
-def subtract_length(room: Doubles, used: Doubles) -> Doubles:
+def compute_remaining_length(room: Doubles, used: Doubles) -> Doubles:
     """The length that is left for the rest of a vector when one coordinate of it is in use."""
     squares = room**2 - used**2
     return np.sqrt(np.maximum(0.0, squares))
 
 
-def encode_length(norms: Doubles, room: Doubles, clips: Doubles) -> Doubles:
+def encode_update_length(norms: Doubles, room: Doubles, clips: Doubles) -> Doubles:
     """The squared length of each update within its room, as a number that takes `LENGTH_SHARE` of a clip at most."""
     clipped = np.minimum(norms, room)
     is_finite = np.isfinite(norms)
@@ -60,6 +60,6 @@ def estimate_client_variance(total: Total, noise_variance: float, clip: float) -
     return max(0.0, mean_square - squared_mean) / size
 
 
-def to_column(values: Doubles) -> DenseArrays:
+def to_scalar_field(values: Doubles) -> DenseArrays:
     """One number for each client, as a field of an upload."""
     return DenseArrays(values[:, None])

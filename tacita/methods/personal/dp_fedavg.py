@@ -69,9 +69,9 @@ class DPFedAvg(Part, Privacy):
             raise TacitaError("part 'dp-fedavg' needs an epsilon or a noise: set dp-fedavg.epsilon.")
         error = releases.bound_rounding_error(self.context, n_items)
         rounding_share = error / self.config.clip
-        releases.check_rounding(self.name, n_items, rounding_share)
+        releases.refuse_coarse_rounding(self.name, n_items, rounding_share)
         self._check_other_parts()
-        self.noise_multiplier()
+        self.compute_noise_multiplier()
 
     def _check_participation(self) -> None:
         """Refuse draws and means that depend on who else takes part."""
@@ -100,7 +100,7 @@ class DPFedAvg(Part, Privacy):
 
     def _check_other_parts(self) -> None:
         """Refuse parts whose releases are no rounds with freshly drawn people: only such rounds are counted."""
-        for other in self.context.others(self.name):
+        for other in self.context.list_other_parts(self.name):
             if "answer_question" in other.hooks:
                 raise TacitaError(
                     f"part '{other.name}' asks people besides rounds, and dp-fedavg counts rounds alone; "
@@ -117,7 +117,7 @@ class DPFedAvg(Part, Privacy):
         participation = self.context.train.participation
         return participation.kind == "poisson" and participation.rate < 1
 
-    def noise_multiplier(self) -> float:
+    def compute_noise_multiplier(self) -> float:
         """The noise, as a multiple of the clip."""
         config = self.config
         if config.noise is not None:
@@ -125,7 +125,7 @@ class DPFedAvg(Part, Privacy):
         assert config.epsilon is not None
         if not self._is_sampled:
             ledger = Ledger((), config.delta)
-            return ledger.sigma_to_fit(config.epsilon, config.releases)
+            return ledger.compute_sigma_to_fit(config.epsilon, config.releases)
         rate = self.context.train.participation.rate
         if config.adaptive:
             return calibrate_sampled_noise(config.epsilon, config.delta, rate, config.releases, "rdp")
@@ -135,7 +135,7 @@ class DPFedAvg(Part, Privacy):
         rate = 1.0
         if self._is_sampled:
             rate = self.context.train.participation.rate
-        multiplier = self.noise_multiplier()
+        multiplier = self.compute_noise_multiplier()
         event = Event("round", "gaussian", 1.0, multiplier, "person", "central", rate, "poisson")
         earlier_rounds = replace(event, what=EARLIER_ROUNDS, once=True)
         earlier_runs = Event(EARLIER_RUNS, "gaussian", 1.0, 1.0, "person", "central", once=True)
@@ -164,7 +164,7 @@ class DPFedAvg(Part, Privacy):
 
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
         if self.config.keep < 1:
-            upload = keep_largest(upload, self.config.keep)
+            upload = keep_largest_numbers(upload, self.config.keep)
         error = releases.bound_rounding_error(self.context, view.n_items)
         clip = self.config.clip - error
         upload = releases.clip_upload(upload, clip)
@@ -192,30 +192,30 @@ class DPFedAvg(Part, Privacy):
     def noise_sum(self, server: ServerState, total: Total) -> Total:
         """One noise, also where nobody was drawn: that nobody was is nobody's business."""
         stream = releases.open_noise_stream(self, "dp-fedavg-noise", server, total)
-        deviation = self.config.clip * self.noise_multiplier()
+        deviation = self.config.clip * self.compute_noise_multiplier()
         total = releases.add_noise(total, deviation, stream)
         return replace(total, n_clients=max(1, total.n_clients))
 
     def promises(self, server: ServerState) -> dict[str, float | str]:
         config = self.config
         promise: dict[str, float | str] = {"unit": "person", "threat": "central", "delta": config.delta}
-        promise["noise"] = self.noise_multiplier()
+        promise["noise"] = self.compute_noise_multiplier()
         if config.epsilon is not None:
             promise["epsilon_most"] = config.epsilon
         return promise
 
 
-def keep_largest(upload: Upload, share: float) -> Upload:
+def keep_largest_numbers(upload: Upload, share: float) -> Upload:
     """All but a client's largest numbers at 0, in item rows and shared parameters together; at least one stays."""
     forms = {}
     for name, value in upload.values.items():
         if name == "rows" or name.startswith("heads/"):
             forms[name] = _apply_factor(value)
-    owners = [_owners_of_numbers(form) for form in forms.values()]
+    owners = [_list_number_owners(form) for form in forms.values()]
     numbers = [form.value.reshape(-1) for form in forms.values()]
     owner = np.concatenate(owners)
     number = np.concatenate(numbers)
-    is_large = _find_largest(owner, number, upload.n_clients, share)
+    is_large = _mark_largest(owner, number, upload.n_clients, share)
     start = 0
     for name, form in forms.items():
         end = start + form.value.size
@@ -229,7 +229,7 @@ def keep_largest(upload: Upload, share: float) -> Upload:
     return upload
 
 
-def _find_largest(owner: AnyArray, number: AnyArray, n_owners: int, share: float) -> Bools:
+def _mark_largest(owner: AnyArray, number: AnyArray, n_owners: int, share: float) -> Bools:
     """Whether each number is among that share of its owner's numbers with the largest magnitude."""
     descending = -np.abs(number)
     order = np.lexsort((descending, owner))
@@ -253,7 +253,7 @@ def _apply_factor(form: Form) -> SparseRows | DenseArrays:
     return form
 
 
-def _owners_of_numbers(form: SparseRows | DenseArrays) -> AnyArray:
+def _list_number_owners(form: SparseRows | DenseArrays) -> AnyArray:
     """The client of each number of a field."""
     n_rows = len(form.value)
     client: AnyArray = np.arange(n_rows)

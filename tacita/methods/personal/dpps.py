@@ -25,16 +25,16 @@ from typing import ClassVar
 import numpy as np
 
 from tacita.core.types import Arrays, Bools, CohortView, Doubles, Keys, Longs, ServerState, StateUpdate
-from tacita.kernels.hashing import uniforms
+from tacita.kernels.hashing import draw_uniforms
 from tacita.messages import QUANTUM, Spec, Total, Upload
 from tacita.methods.personal import budget_tiers, clip_shares, releases
 from tacita.methods.personal.accounts import find_payers, select_account, specify_accounts
-from tacita.methods.personal.clip_shares import to_column
+from tacita.methods.personal.clip_shares import to_scalar_field
 from tacita.methods.personal.dpps_config import DPPSConfig, check_noise, check_unit
 from tacita.methods.personal.releases import reduce_by_client, repeat_by_user
 from tacita.methods.sharing.presets import FEDSHARE
 from tacita.privacy.accounting import Event
-from tacita.privacy.calibration import gaussian_delta, gaussian_epsilon
+from tacita.privacy.calibration import compute_gaussian_delta, compute_gaussian_epsilon
 from tacita.privacy.ledger import EARLIER_RUNS, Ledger
 from tacita.privacy.noise import NoiseStream
 from tacita.round.broadcast import Audience, PartBroadcast
@@ -61,10 +61,10 @@ class DPPS(Part, Privacy):
         train = self.context.train
         check_unit(self.config, train)
         check_noise(self.config, train, self._trains_rows)
-        lightest = self._tier_weights(0.0).min()
+        lightest = self._compute_tier_weights(0.0).min()
         error = self._bound_rounding_error(n_items, lightest)
-        rounding_share = error / self.clips().min()
-        releases.check_rounding(self.name, n_items, float(rounding_share))
+        rounding_share = error / self.compute_clips().min()
+        releases.refuse_coarse_rounding(self.name, n_items, float(rounding_share))
 
     def _bound_rounding_error(self, n_items: int, weight: float | Doubles) -> Doubles:
         """By how much rounding to whole numbers, after weights, can lengthen what a client of a weight sends."""
@@ -95,30 +95,30 @@ class DPPS(Part, Privacy):
         count = Event("activity", "laplace", 1.0, scale, "interaction", once=True)
         return Ledger((upload, earlier, count), config.delta)
 
-    def noise_multipliers(self) -> Doubles:
+    def compute_noise_multipliers(self) -> Doubles:
         """The noise of each tier, as a multiple of its sensitivity."""
         return budget_tiers.compute_noise_multipliers(self.config)
 
-    def noise_deviations(self) -> Doubles:
+    def compute_noise_deviations(self) -> Doubles:
         """The noise of each tier: local, of each release; else one for many, and clips differ instead."""
-        deviations = self.noise_multipliers() * self._sensitivity * self.clips()
+        deviations = self.compute_noise_multipliers() * self._sensitivity * self.compute_clips()
         if not self.config.has_shared_noise:
             return deviations
         return np.full(len(deviations), deviations.max())  # the same in all tiers, up to rounding
 
-    def clips(self) -> Doubles:
+    def compute_clips(self) -> Doubles:
         """The clip of each tier."""
-        return budget_tiers.compute_clips(self.config)
+        return budget_tiers.compute_tier_clips(self.config)
 
-    def _tier_weights(self, between: float) -> Doubles:
+    def _compute_tier_weights(self, between: float) -> Doubles:
         """What a client of each tier counts, 1 at most; `between`: the variance between clients."""
         config = self.config
         has_equal_noise = config.has_shared_noise or not self._trains_rows
         if config.weights == "equal" or has_equal_noise:
             return np.ones(len(config.tiers))
-        variance = self.noise_deviations() ** 2 + between
+        variance = self.compute_noise_deviations() ** 2 + between
         weights = variance.min() / variance
-        shares = budget_tiers.normalise_shares(config)
+        shares = budget_tiers.normalise_tier_shares(config)
         weights = budget_tiers.cap_weights(weights, shares, config.cap)
         return np.asarray(weights / weights.max())
 
@@ -155,9 +155,9 @@ class DPPS(Part, Privacy):
     def _draw_tiers(self, keys: Keys) -> Longs:
         """The tiers that these users, or silos, choose; on a device whose user said nothing, the smallest."""
         key = self.context.draws.private("budget")
-        draws = uniforms(key, keys, 1)
+        draws = draw_uniforms(key, keys, 1)
         uniform = draws[:, 0]
-        tiers = budget_tiers.choose_tiers(self.config, uniform)
+        tiers = budget_tiers.choose_tiers_by_share(self.config, uniform)
         if self.context.draws.secret:
             return np.zeros_like(tiers)
         return tiers
@@ -166,7 +166,7 @@ class DPPS(Part, Privacy):
         """All accounts, with the budget of a tier for users who are new."""
         state = view.parts[self.name]
         is_new = state["tier"] < 0
-        budgets = budget_tiers.limit_budgets(self.config)[tiers]
+        budgets = budget_tiers.list_tier_limits(self.config)[tiers]
         old_account = select_account(state)
         account = self.ledger().with_budget(old_account, budgets, is_new)
         old_tiers = state["tier"]
@@ -188,20 +188,20 @@ class DPPS(Part, Privacy):
         for key in keys:
             draws = self.context.draws
             stream = NoiseStream(draws, "activity", int(key))
-            noise.append(stream.laplaces(1)[0])
+            noise.append(stream.draw_laplaces(1)[0])
         return scale * np.array(noise, np.float64)
 
     # what leaves the device
 
     def fields(self, n_items: int, block: int = 0) -> PartFields:
         return PartFields(
-            extra=self._extra_fields(),
+            extra=self._specify_extra_fields(),
             after_encoding=self._widen_bounds,
             whole_table=True,
             common={"between": ArraySpec((1,), np.float64, least=0.0)},
         )
 
-    def _extra_fields(self) -> tuple[Spec, ...]:
+    def _specify_extra_fields(self) -> tuple[Spec, ...]:
         specs = [Spec("noise", (1,), least=0.0, about="how much noise is in the sum")]
         if self._estimates_variance:
             specs.append(Spec("length", (1,)))
@@ -218,7 +218,7 @@ class DPPS(Part, Privacy):
     @property
     def _is_weighed(self) -> bool:
         """Other parts weigh clients by their data: a secret like all the rest, to be clipped and noised with it."""
-        others = self.context.others(self.name)
+        others = self.context.list_other_parts(self.name)
         return any("weigh" in other.hooks for other in others)
 
     @property
@@ -230,11 +230,11 @@ class DPPS(Part, Privacy):
         return self._trains_rows and not config.has_shared_noise
 
     def weigh(self, view: CohortView, upload: Upload) -> Doubles:
-        tiers = self._client_tiers(view)
-        between = self._received_variance(view)
-        return self._tier_weights(between)[tiers]
+        tiers = self._find_client_tiers(view)
+        between = self._read_client_variance(view)
+        return self._compute_tier_weights(between)[tiers]
 
-    def _received_variance(self, view: CohortView) -> float:
+    def _read_client_variance(self, view: CohortView) -> float:
         """The variance between clients: as it was set, or as the server estimated it; 0 before it did."""
         if self.config.between is not None:
             return self.config.between
@@ -243,7 +243,7 @@ class DPPS(Part, Privacy):
             return 0.0
         return float(broadcast["between"][0])
 
-    def _client_tiers(self, view: CohortView) -> Longs:
+    def _find_client_tiers(self, view: CohortView) -> Longs:
         """The tier of each client: a silo's own, or, where people have theirs, that of its most careful ones."""
         if self.config.silos_choose:
             return self._draw_tiers(view.client_keys)
@@ -253,24 +253,24 @@ class DPPS(Part, Privacy):
 
     def encode(self, view: CohortView, upload: Upload) -> tuple[Upload, Arrays]:
         """Charge, then clip; noise follows on the sum. A client that cannot pay sends nothing."""
-        tiers = self._client_tiers(view)
+        tiers = self._find_client_tiers(view)
         state = view.parts[self.name]
         if self.config.silos_choose:
             user_tiers = repeat_by_user(view, tiers)
             state = self._open_accounts(view, user_tiers)
         account = select_account(state)
         account, pays = self._charge_clients(view, upload, account, tiers)
-        tier_clips = self.clips()[tiers]
-        clips = self._leave_room_for_rounding(view, upload, tier_clips)
+        tier_clips = self.compute_clips()[tiers]
+        clips = self._shrink_clips_for_rounding(view, upload, tier_clips)
         upload = self._clip_upload(view, upload, clips)
-        upload = self._add_noise_variance(upload, tiers)
+        upload = self._with_noise_variance(upload, tiers)
         upload = upload.drop_clients(~pays)
         return upload, {**account, "tier": state["tier"]}
 
     def _charge_clients(self, view: CohortView, upload: Upload, account: Arrays, tiers: Longs) -> tuple[Arrays, Bools]:
         """The accounts after a release, and the clients that pay for it. In a silo all users pay, or none does."""
         ledger = self.ledger()
-        losses = 1 / self.noise_multipliers()[tiers]
+        losses = 1 / self.compute_noise_multipliers()[tiers]
         loss = repeat_by_user(view, losses)
         takes_part = repeat_by_user(view, upload.weight > 0)
         charged, can_pay = ledger.charge(account, "upload", loss, takes_part)
@@ -280,7 +280,7 @@ class DPPS(Part, Privacy):
             charged, _ = ledger.charge(account, "upload", loss, participants)
         return charged, pays
 
-    def _leave_room_for_rounding(self, view: CohortView, upload: Upload, clips: Doubles) -> Doubles:
+    def _shrink_clips_for_rounding(self, view: CohortView, upload: Upload, clips: Doubles) -> Doubles:
         """Clips less what rounding to whole numbers may add."""
         weight = self.weigh(view, upload)
         error = self._bound_rounding_error(view.n_items, weight)
@@ -292,17 +292,17 @@ class DPPS(Part, Privacy):
         mass = None
         if self._is_weighed:
             upload, mass = self._separate_weight(view, upload, clips)
-            room = clip_shares.subtract_length(room, mass)
+            room = clip_shares.compute_remaining_length(room, mass)
         norms = releases.compute_norms(upload)
         length = None
         if self._estimates_variance and "rows" in upload.values:
-            length = clip_shares.encode_length(norms, room, clips)
-            room = clip_shares.subtract_length(room, length)
+            length = clip_shares.encode_update_length(norms, room, clips)
+            room = clip_shares.compute_remaining_length(room, length)
         upload = releases.clip_upload(upload, room, norms)
         if length is not None:
-            upload = upload.with_value("dpps.length", to_column(length))
+            upload = upload.with_value("dpps.length", to_scalar_field(length))
         if mass is not None:
-            upload = upload.with_value("dpps.mass", to_column(mass))
+            upload = upload.with_value("dpps.mass", to_scalar_field(mass))
         return upload
 
     def _separate_weight(self, view: CohortView, upload: Upload, clips: Doubles) -> tuple[Upload, Doubles]:
@@ -316,18 +316,18 @@ class DPPS(Part, Privacy):
         scaled = upload.scale(other_weight)
         return replace(scaled, weight=weight), mass
 
-    def _add_noise_variance(self, upload: Upload, tiers: Longs) -> Upload:
+    def _with_noise_variance(self, upload: Upload, tiers: Longs) -> Upload:
         """How much noise an upload is owed; its sum says how much noise the total gets."""
         variance = np.zeros(len(tiers))
         if not self.config.has_shared_noise:
-            variance = self.noise_deviations()[tiers] ** 2
+            variance = self.compute_noise_deviations()[tiers] ** 2
         noise = upload.weight * variance
-        return upload.with_value("dpps.noise", to_column(noise))
+        return upload.with_value("dpps.noise", to_scalar_field(noise))
 
     def noise_sum(self, server: ServerState, total: Total) -> Total:
         """The noise of all who sent, in one draw: sums of Gaussians are Gaussian."""
         if self.config.has_shared_noise:
-            total = self._set_shared_noise(total)
+            total = self._with_shared_noise(total)
         elif total.n_clients == 0:
             return total
         stream = releases.open_noise_stream(self, "dpps-noise", server, total)
@@ -339,12 +339,12 @@ class DPPS(Part, Privacy):
         deviation = math.sqrt(variance)
         return releases.add_integer_noise(total, deviation, stream, self._public_fields, QUANTUM)
 
-    def _set_shared_noise(self, total: Total) -> Total:
+    def _with_shared_noise(self, total: Total) -> Total:
         """A total that gets the noise of every silo, or one for all, also where nobody took part: that is hidden."""
         n_draws = 1
         if self.config.threat == "silo":
             n_draws = self.context.train.silos
-        deviation = self.noise_deviations()[-1]
+        deviation = self.compute_noise_deviations()[-1]
         variance = n_draws * deviation**2
         noise = np.array([variance])
         total = total.with_sums({"dpps.noise": noise})
@@ -365,7 +365,7 @@ class DPPS(Part, Privacy):
         variance = float(total["dpps.noise"][0])
         sums: Arrays = {}
         if self._is_weighed:
-            largest_clip = float(self.clips().max())
+            largest_clip = float(self.compute_clips().max())
             weight = clip_shares.decode_weight(total, largest_clip)
             total = replace(total, weight=weight)
         if self._estimates_variance:
@@ -394,13 +394,13 @@ class DPPS(Part, Privacy):
             largest = config.tiers[-1]
             smallest = config.tiers[0]
             return {**promise, "epsilon_most": largest, "epsilon_least": smallest}
-        multipliers = self.noise_multipliers()
+        multipliers = self.compute_noise_multipliers()
         for tier, multiplier in zip(config.tiers, multipliers):
             noise = float(multiplier)
             noise_of_all = noise / math.sqrt(config.releases)
-            epsilon = gaussian_epsilon(noise_of_all, config.delta)
+            epsilon = compute_gaussian_epsilon(noise_of_all, config.delta)
             promise[f"epsilon_{tier:g}_really"] = epsilon
-            delta = gaussian_delta(noise, tier)
+            delta = compute_gaussian_delta(noise, tier)
             promise[f"delta_at_{tier:g}_really"] = delta
         return promise
 

@@ -46,7 +46,7 @@ class VirtualRatings(Part):
             raise TacitaError("part 'virtual-ratings' makes up ratings; set train.objective = 'squared'.")
         if train.local_epochs > 1:
             raise TacitaError("part 'virtual-ratings' sends one gradient a round; set train.local_epochs = 1.")
-        has_vector_alone = backbone.layout == {"p": backbone.item_width}
+        has_vector_alone = backbone.private_layout == {"p": backbone.item_width}
         if backbone.list_head_shapes() or backbone.reads_context or not has_vector_alone:
             raise TacitaError(f"part 'virtual-ratings' predicts p . q, which '{backbone.name}' does not; use 'mf'.")
 
@@ -94,7 +94,7 @@ class VirtualRatings(Part):
         n_ratings = np.bincount(user, minlength=len(vectors))
         counts = np.maximum(n_ratings, 1)
         divisor = counts[:, None]
-        rates = self.context.scorer.rates(view.n_items)
+        rates = self.context.scorer.list_learning_rates(view.n_items)
         rate = rates["p"]
         for _ in range(self.config.local_steps):
             products = vectors[user] * rows
@@ -116,7 +116,7 @@ class VirtualRatings(Part):
         padded = np.append(of_users, 0)
         of_clients = np.add.reduceat(padded, view.user_ptr)[:-1]
         n_samples = of_clients.astype(np.float64)
-        scale = self.context.scorer.item_scale(view.n_items)
+        scale = self.context.scorer.compute_item_rate_scale(view.n_items)
         factor = n_samples / scale
         rows = upload.values["rows"].scale(factor)
         return upload.with_value("rows", rows), {}

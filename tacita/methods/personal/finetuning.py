@@ -58,15 +58,15 @@ class FineTuning(Part):
 
     def score_fine_tuned(self, view: CohortView, only: Ragged | None) -> Floats:
         """Scores by the model that the device makes for its user."""
-        private, heads, own_rows = self.fine_tune(view)
+        private, heads, own_rows = self.fine_tune_models(view)
         backbone = self.context.scorer
-        context = backbone.context(view)
+        context = backbone.list_context_items(view)
         return score_personal(backbone, private, heads, view.items, own_rows, context, only)
 
-    def fine_tune(self, view: CohortView) -> tuple[Floats, dict[str, Floats], Ragged]:
+    def fine_tune_models(self, view: CohortView) -> tuple[Floats, dict[str, Floats], Ragged]:
         """Everybody's private vector, shared parameters and moved rows after the steps."""
         task = CohortTask(view)
-        config = self._training_config()
+        config = self._make_training_config()
         scorer = self.context.scorer
         training = train_cohort(task, scorer, (), config, self.context.draws)
         local = training.local
@@ -78,7 +78,7 @@ class FineTuning(Part):
         moved_rows = Ragged(local.row_start, local.row_item, {"moved": moved})
         return local.personal["private"], heads, moved_rows
 
-    def _training_config(self) -> TrainConfig:
+    def _make_training_config(self) -> TrainConfig:
         """Settings for steps on all of a user's samples at once, towards a received model that stands still."""
         train = self.context.train
         rate = self.config.rate

@@ -24,7 +24,7 @@ def compute_gate_factors(interest: Doubles, gates: Floats) -> Doubles:
     return np.asarray(2 * probability)
 
 
-def select_arrays(server: ServerState, names: Sequence[str]) -> Arrays:
+def collect_model_arrays(server: ServerState, names: Sequence[str]) -> Arrays:
     """The arrays of a model by their names in an upload."""
     arrays: Arrays = {}
     for name in names:

@@ -19,9 +19,9 @@ import numpy as np
 from pydantic import Field
 
 from tacita.core.types import AnyArray, Arrays, CohortView, Doubles, Floats, LocalModels, ServerState
-from tacita.kernels.hashing import normals
+from tacita.kernels.hashing import draw_normals
 from tacita.messages import DenseArrays, Form, Spec, Total, Upload
-from tacita.methods.personal.gates import compute_gate_factors, measure_agreement, select_arrays
+from tacita.methods.personal.gates import collect_model_arrays, compute_gate_factors, measure_agreement
 from tacita.models.scorer import Scorer
 from tacita.models.scoring import score_samples
 from tacita.round.broadcast import Audience, PartBroadcast
@@ -69,11 +69,11 @@ class InterestWeights(Part):
     # on the device
 
     def fields(self, n_items: int, block: int = 0) -> PartFields:
-        extra = self._extra_fields()
-        common = self._broadcast_specs(n_items)
+        extra = self._specify_extra_fields()
+        common = self._specify_broadcast(n_items)
         return PartFields(extra=extra, common=common, requires_all=True)
 
-    def _extra_fields(self) -> tuple[Spec, ...]:
+    def _specify_extra_fields(self) -> tuple[Spec, ...]:
         width = self.width
         n_gates = len(self.gated_arrays)
         specs = [Spec("vector", (width,), most=self.config.length, about="the direction of a client's interests")]
@@ -86,7 +86,7 @@ class InterestWeights(Part):
             specs.append(Spec("gates", (n_gates, width), most=2.0))
         return tuple(specs)
 
-    def _broadcast_specs(self, n_items: int) -> dict[str, ArraySpec]:
+    def _specify_broadcast(self, n_items: int) -> dict[str, ArraySpec]:
         backbone = self.context.scorer
         n_gates = len(self.gated_arrays)
         shapes: dict[str, tuple[int, ...]] = {"centre": (self.width,)}
@@ -176,23 +176,23 @@ class InterestWeights(Part):
     def server_block_start(self, server: ServerState) -> Arrays:
         """Interests, and what was learned of them, last; where everybody went does not fit another catalogue."""
         earlier = server.parts.get(self.name, {})
-        state = self._initial_state()
+        state = self._make_initial_state()
         for name in state:
             if name in earlier:
                 state[name] = earlier[name]
         if self.config.fusion == "gate":
-            arrays = select_arrays(server, self.gated_arrays)
+            arrays = collect_model_arrays(server, self.gated_arrays)
             for name, value in arrays.items():
                 state[f"moved.{name}"] = 0 * value
         return state
 
-    def _initial_state(self) -> Arrays:
+    def _make_initial_state(self) -> Arrays:
         """What the server keeps from block to block, before the first one."""
         no_interest = np.zeros(self.width, np.float32)
         state: Arrays = {"centre": no_interest}
         if self.config.weights == "learned":
             key = self.context.draws.public("interest-weights")
-            start = normals(key, _HIDDEN_KEYS, self.width)
+            start = draw_normals(key, _HIDDEN_KEYS, self.width)
             state["hidden"] = start.astype(np.float32)
             state["out"] = np.zeros(_HIDDEN, np.float32)
             state["loss"] = np.zeros(1, np.float32)
@@ -210,7 +210,7 @@ class InterestWeights(Part):
         if total.weight <= 0:
             return server
         means = {}
-        for spec in self._extra_fields():
+        for spec in self._specify_extra_fields():
             total_value = total[f"{self.name}.{spec.name}"]
             means[spec.name] = total_value / total.weight
         state = dict(server.parts[self.name])
@@ -226,8 +226,8 @@ class InterestWeights(Part):
             gates = state["gates"] + step
             state["gates"] = gates.astype(np.float32)
             state["agreed"] = means["agrees"].astype(np.float32)
-            old_arrays = select_arrays(before, self.gated_arrays)
-            new_arrays = select_arrays(server, self.gated_arrays)
+            old_arrays = collect_model_arrays(before, self.gated_arrays)
+            new_arrays = collect_model_arrays(server, self.gated_arrays)
             for name, new_array in new_arrays.items():
                 state[f"moved.{name}"] = new_array - old_arrays[name]
         return server.with_part(self.name, state)

@@ -43,7 +43,7 @@ def bound_rounding_error(context: RunContext, n_items: int) -> float:
     return math.sqrt(size) * QUANTUM / 2
 
 
-def check_rounding(name: str, n_items: int, share: float) -> None:
+def refuse_coarse_rounding(name: str, n_items: int, share: float) -> None:
     """Refuse a clip of which rounding takes more than a tenth; `share`: how much of it rounding takes."""
     if share > 0.1:
         raise TacitaError(
@@ -63,7 +63,7 @@ def clip_upload(upload: Upload, bound: float | Doubles, norms: Doubles | None = 
     if diverged.any():
         cleared = {}
         for name, value in upload.values.items():
-            cleared[name] = _clear_clients(value, diverged)
+            cleared[name] = _zero_diverged_clients(value, diverged)
         upload = replace(upload, values=cleared)
         norms = np.where(diverged, 0.0, norms)
     scalar_bound = np.asarray(bound, np.float64)
@@ -104,11 +104,11 @@ def compute_l1_norms(upload: Upload) -> Doubles:
     """The L1 length of everything a client sends."""
     total = np.zeros(upload.n_clients)
     for value in upload.values.values():
-        total += _l1_norms_of_form(value, upload.n_clients)
+        total += _compute_form_l1_norms(value, upload.n_clients)
     return total
 
 
-def _l1_norms_of_form(value: Form, n_clients: int) -> Doubles:
+def _compute_form_l1_norms(value: Form, n_clients: int) -> Doubles:
     """The L1 length of one field for each client."""
     if isinstance(value, DenseArrays):
         return _sum_magnitudes(value.value, n_clients)
@@ -139,7 +139,7 @@ def _sum_magnitudes(values: AnyArray, n_rows: int) -> Doubles:
     return np.asarray(rows.sum(axis=1))
 
 
-def _clear_clients(value: Form, diverged: Bools) -> Form:
+def _zero_diverged_clients(value: Form, diverged: Bools) -> Form:
     """A field with zeros where a client's training diverged."""
     if isinstance(value, DenseArrays):
         cleared = value.value.copy()
@@ -169,7 +169,7 @@ def add_noise(total: Total, deviation: float, stream: NoiseStream, public: tuple
 
     `public`: beginnings of the names of fields that get none, as everybody may know them.
     """
-    return _add_scaled_noise(total, public, stream.normals, deviation)
+    return _add_scaled_noise(total, public, stream.draw_normals, deviation)
 
 
 def add_integer_noise(
@@ -179,7 +179,7 @@ def add_integer_noise(
     n_quanta = deviation / quantum
 
     def draw(*shape: int) -> Doubles:
-        noise = stream.discrete_normals(n_quanta, *shape)
+        noise = stream.draw_discrete_normals(n_quanta, *shape)
         return noise.astype(np.float64)
 
     return _add_scaled_noise(total, public, draw, quantum)

@@ -34,7 +34,7 @@ def accumulate_retraction(pieces: Sequence[Doubles], damping: Sequence[Damping])
     return carried
 
 
-def merge_rows(old: Ragged, factor: Doubles, new: Ragged, segment: int) -> Ragged:
+def merge_carried_rows(old: Ragged, factor: Doubles, new: Ragged, segment: int) -> Ragged:
     """Every user's list after its old rows were damped and new ones joined; an item stands once in a segment."""
     user_factor = factor.astype(np.float32)
     owner = old.rows()
@@ -42,7 +42,7 @@ def merge_rows(old: Ragged, factor: Doubles, new: Ragged, segment: int) -> Ragge
     rows = old.values["row"] * row_factor
     segments = old.values["segment"]
     in_segment = np.flatnonzero(segments == segment)
-    place, is_known = _find_pairs(old, new, in_segment)
+    place, is_known = _find_old_places(old, new, in_segment)
     new_rows = new.values["row"]
     known_places = place[is_known]
     rows[known_places] += new_rows[is_known]
@@ -51,11 +51,11 @@ def merge_rows(old: Ragged, factor: Doubles, new: Ragged, segment: int) -> Ragge
     unknown = new.filter_entries(~is_known)
     if not len(unknown.ids):
         return damped
-    unknown = _mark_segment(unknown, segment)
+    unknown = _with_segment_column(unknown, segment)
     return damped.join_rows(unknown)
 
 
-def _mark_segment(lists: Ragged, segment: int) -> Ragged:
+def _with_segment_column(lists: Ragged, segment: int) -> Ragged:
     """New rows as they are carried."""
     rows = lists.values["row"]
     n_rows = len(rows)
@@ -65,7 +65,7 @@ def _mark_segment(lists: Ragged, segment: int) -> Ragged:
     return Ragged(lists.ptr, lists.ids, columns)
 
 
-def _find_pairs(old: Ragged, new: Ragged, entries: Longs) -> tuple[Longs, Bools]:
+def _find_old_places(old: Ragged, new: Ragged, entries: Longs) -> tuple[Longs, Bools]:
     """For every new entry its place among some old ones, and whether it has one."""
     largest_old = old.ids.max(initial=0)
     largest_new = new.ids.max(initial=0)

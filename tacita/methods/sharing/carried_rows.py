@@ -14,7 +14,7 @@ import numpy as np
 
 from tacita.core.types import Arrays, Bools, CohortView, Doubles, Floats, Ragged, StateUpdate
 from tacita.messages import SparseRows, Upload
-from tacita.methods.sharing.accumulators import merge_rows
+from tacita.methods.sharing.accumulators import merge_carried_rows
 from tacita.round.state import StateSpec
 
 
@@ -86,7 +86,7 @@ class CarriedRows:
         new = Ragged.from_pairs(users, segments, n_users, columns)
         return {"vectors": self.vectors.join_rows(new)}
 
-    def add_upload(self, upload: Upload, rows: SparseRows, share: Doubles, alpha: float) -> StateUpdate:
+    def carry_upload(self, upload: Upload, rows: SparseRows, share: Doubles, alpha: float) -> StateUpdate:
         """What users carry after an upload: earlier rows damped, and the new ones."""
         damping = self.damping
         n_users = len(self.view.user)
@@ -103,7 +103,7 @@ class CarriedRows:
         since = self.since.copy()
         since[users] = damping.so_far + damping.step
         new = self._list_new_rows(rows, share, sends[rows.client])
-        carried = merge_rows(self.rows, factor, new, damping.segment)
+        carried = merge_carried_rows(self.rows, factor, new, damping.segment)
         return {"carried": carried, "since": since}
 
     def _list_new_rows(self, rows: SparseRows, share: Doubles, is_sent: Bools) -> Ragged:
@@ -124,14 +124,14 @@ class CarriedRows:
         factor_of_row = factor[owner, None]
         return np.asarray(rows.values["row"] * factor_of_row)
 
-    def clear(self, private: Floats) -> StateUpdate:
+    def forget_everything(self, private: Floats) -> StateUpdate:
         """The devices as if their users had never taken part; `private`: vectors of newcomers."""
         carried = _clear_lists(self.rows)
         vectors = _clear_lists(self.vectors)
         no_damping = np.zeros_like(self.since)
-        return self._build_update(private, carried, no_damping, vectors)
+        return self._build_state_update(private, carried, no_damping, vectors)
 
-    def return_to(self, rounds: int) -> StateUpdate:
+    def return_to_round(self, rounds: int) -> StateUpdate:
         """What was carried after so many rounds, and the private vectors of that time."""
         is_early = self.rows.values["segment"] < rounds
         carried = self.rows.filter_entries(is_early)
@@ -146,9 +146,9 @@ class CarriedRows:
         later_vectors = later.values["private"]
         private[users] = later_vectors[::-1]  # the first vector of each user is written last
         since = np.full_like(self.since, self.damping.so_far)
-        return self._build_update(private, carried, since, earlier)
+        return self._build_state_update(private, carried, since, earlier)
 
-    def _build_update(self, private: Floats, carried: Ragged, since: Doubles, vectors: Ragged) -> StateUpdate:
+    def _build_state_update(self, private: Floats, carried: Ragged, since: Doubles, vectors: Ragged) -> StateUpdate:
         prefix = f"parts/{self.name}"
         return {
             "private": private,

@@ -71,9 +71,9 @@ class Cfru(Part, Unlearning):
         return (StateSpec(_UPLOADED_ITEMS, no_items, Role.REPORTED),)
 
     def fields(self, n_items: int, block: int = 0) -> PartFields:
-        most = log.compute_max_weight(self.context, n_items)
+        most = log.bound_client_weight(self.context, n_items)
         weight = Spec("weight", (1,), seen="each", most=most, least=0.0, about="what an update counts")
-        return PartFields(extra=(weight,), after_encoding=_name_senders)
+        return PartFields(extra=(weight,), after_encoding=_to_per_client_spec)
 
     # on the device
 
@@ -126,7 +126,7 @@ class Cfru(Part, Unlearning):
         touched = np.zeros(len(server.items))
         uploads = total.each.get("rows")
         if uploads is not None:
-            weights = _read_weights(total)
+            weights = _read_client_weights(total)
             row_sums = sums["rows"]
             uploads.value.add_to(row_sums, touched, weights)
         if self.context.train.aggregation == "per-row":
@@ -140,9 +140,9 @@ class Cfru(Part, Unlearning):
             return server
         order = np.argsort(uploads.sender)  # so that the log does not depend on where users live
         rows = _reorder_clients(uploads.value, order)
-        weight = _read_weights(total)[order]
+        weight = _read_client_weights(total)[order]
         entry: Arrays = {"sender": uploads.sender[order]}
-        entry |= self._build_entry(rows, weight, total)
+        entry |= self._build_round_entry(rows, weight, total)
         train = self.context.train
         without_parts = apply_total(before, total, train, 0.0)
         server_step = server.items - without_parts.items
@@ -155,7 +155,7 @@ class Cfru(Part, Unlearning):
             state[f"{moment}.{name}"] = array
         return server.with_part(self.name, state)
 
-    def _build_entry(self, rows: SparseRows, weight: Doubles, total: Total) -> Arrays:
+    def _build_round_entry(self, rows: SparseRows, weight: Doubles, total: Total) -> Arrays:
         train = self.context.train
         n_clients = len(weight)
         denominator = choose_denominator(total, "rows", train, 0.0)
@@ -187,7 +187,7 @@ class Cfru(Part, Unlearning):
         state = server.parts[self.name]
         entries = _group_by_round(state)
         if not entries or not log.asks_to_forget(requests):
-            report = log.build_report(self.name, state)
+            report = log.build_unlearning_report(self.name, state)
             return server, report
         disturbance = np.zeros(server.items.shape)
         withdrawn = _compute_withdrawn_share(server, requests)
@@ -201,7 +201,7 @@ class Cfru(Part, Unlearning):
         table: Floats = items.astype(np.float32)
         server = server.with_items(table)
         purged = ["updates of those who asked"]
-        report = log.build_report(self.name, remaining, purged=purged)
+        report = log.build_unlearning_report(self.name, remaining, purged=purged)
         updated = server.with_part(self.name, remaining)
         return updated, report
 
@@ -235,7 +235,7 @@ class Cfru(Part, Unlearning):
             n_items = len(server_step)
             share = withdrawn[:n_items, None]
             disturbance[:n_items] -= share * server_step
-        stripped = _strip_rows(entry, removed)
+        stripped = _drop_recorded_rows(entry, removed)
         if "own" in entry:
             own_step = entry["own"]
             stripped["own"] = _strip_server_step(own_step, withdrawn)
@@ -266,7 +266,7 @@ class Cfru(Part, Unlearning):
         return np.asarray(remains[:, None])
 
 
-def _name_senders(spec: Spec) -> Spec:
+def _to_per_client_spec(spec: Spec) -> Spec:
     """Rows leave one client at a time, not as a sum."""
     if spec.name != "rows":
         return spec
@@ -302,7 +302,7 @@ def _read_uploaded_items(view: CohortView, default: Ragged | None = None) -> Rag
     return Ragged(items.ptr, items.ids)
 
 
-def _read_weights(total: Total) -> Doubles:
+def _read_client_weights(total: Total) -> Doubles:
     weights = total.each["cfru.weight"].value
     assert isinstance(weights, DenseArrays)
     column = weights.value[:, 0]
@@ -360,7 +360,7 @@ def _find_row_clients(entry: Arrays) -> Longs:
     return np.repeat(places, counts)
 
 
-def _strip_rows(entry: Arrays, removed: Bools) -> Arrays:
+def _drop_recorded_rows(entry: Arrays, removed: Bools) -> Arrays:
     """A round's record without some rows."""
     stays = ~removed
     client = _find_row_clients(entry)

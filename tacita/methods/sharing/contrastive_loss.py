@@ -16,7 +16,7 @@ import numpy as np
 from tacita.core.types import Bools, Doubles, Floats, Longs
 from tacita.kernels.hashing import choose_distinct
 from tacita.methods.sharing.graph import SharedGraph
-from tacita.methods.sharing.graph_training import UnitRows, compute_infonce
+from tacita.methods.sharing.graph_training import UnitRows, compute_infonce_with_gradients
 
 Loss = Literal["ref_hinge", "infonce_pos", "printed"]
 _SLACK = 1e-6  # at the kink of the hinge, where rounding would push
@@ -44,7 +44,7 @@ class ForgottenViews:
         for number, table in enumerate(tables):
             rows = table
             if through_graph:
-                _, rows = graph.smooth(table, people)
+                _, rows = graph.propagate_and_average(table, people)
             forgotten_rows = np.ascontiguousarray(rows[items])
             unit_rows = UnitRows.normalise(forgotten_rows)
             views[number] = unit_rows.rows
@@ -97,13 +97,13 @@ class ContrastiveLoss:
             forgotten.astype(np.float64),
         )
         if self.loss == "infonce_pos":
-            return self._compute_softplus(cosines, step)
+            return self._compute_softplus_gradients(cosines, step)
         if self.loss == "printed":
-            return self._compute_printed(cosines)
-        return self._compute_hinge(cosines)
+            return self._compute_printed_gradients(cosines)
+        return self._compute_hinge_gradients(cosines)
 
-    def _compute_hinge(self, cosines: Similarities) -> ContrastiveGradients:
-        expected = self._compute_expected(cosines.views)
+    def _compute_hinge_gradients(self, cosines: Similarities) -> ContrastiveGradients:
+        expected = self._compute_expected_similarity(cosines.views)
         excess = cosines.forgotten - expected - _SLACK
         n_tables = len(cosines.forgotten)
         n_items = len(cosines.own)
@@ -120,7 +120,7 @@ class ContrastiveLoss:
         loss = (pull + push) / scale
         return self._combine_gradients(loss, by_remaining, by_forgotten, cosines)
 
-    def _compute_expected(self, views: Floats) -> Doubles:
+    def _compute_expected_similarity(self, views: Floats) -> Doubles:
         """(tables, forgotten) how similar to forgotten views the remaining data justifies rows to be."""
         forgotten = self.forgotten.views
         forgotten_rows = views[self.where]
@@ -131,11 +131,11 @@ class ContrastiveLoss:
         is_unknown = np.isnan(self.reference)
         return np.where(is_unknown, expected, self.reference)
 
-    def _compute_printed(self, cosines: Similarities) -> ContrastiveGradients:
+    def _compute_printed_gradients(self, cosines: Similarities) -> ContrastiveGradients:
         n_items = len(cosines.own)
         scale = n_items * self.tau
         logits = cosines.forgotten / self.tau
-        push, weight = _logsumexp(logits)
+        push, weight = _logsumexp_with_gradient(logits)
         similarity = cosines.remaining.sum()
         pull = -similarity / self.tau
         total_loss = pull + push.sum()
@@ -145,7 +145,7 @@ class ContrastiveLoss:
         by_forgotten = weight / scale
         return self._combine_gradients(loss, by_remaining, by_forgotten, cosines)
 
-    def _compute_softplus(self, cosines: Similarities, step: np.uint64) -> ContrastiveGradients:
+    def _compute_softplus_gradients(self, cosines: Similarities, step: np.uint64) -> ContrastiveGradients:
         """log(1 + sum exp((n - p) / tau)) of forgotten items, in-batch InfoNCE of some others."""
         n_items = len(cosines.own)
         n_forgotten = len(self.where)
@@ -157,7 +157,7 @@ class ContrastiveLoss:
         difference = cosines.forgotten - remaining
         scaled = difference / self.tau
         logits = np.concatenate([zero, scaled])
-        losses, weight = _logsumexp(logits)
+        losses, weight = _logsumexp_with_gradient(logits)
         forgotten_weight = weight[1:]
         by_remaining = np.zeros(n_items)
         total_weight = -forgotten_weight.sum(0)
@@ -170,7 +170,7 @@ class ContrastiveLoss:
         share = len(others) / n_used
         rows = cosines.own[others]
         views = cosines.views[others]
-        agreement, by_row, by_view = compute_infonce(rows, views, self.tau, share, self.cores)
+        agreement, by_row, by_view = compute_infonce_with_gradients(rows, views, self.tau, share, self.cores)
         gradients.row_gradient[others] += by_row
         gradients.view_gradient[others] += by_view
         n_others = len(others)
@@ -202,7 +202,7 @@ class ContrastiveLoss:
         return ContrastiveGradients(float(loss), row_gradient, view_gradient)
 
 
-def _logsumexp(logits: Doubles) -> tuple[Doubles, Doubles]:
+def _logsumexp_with_gradient(logits: Doubles) -> tuple[Doubles, Doubles]:
     """Over the first axis, and its gradients."""
     if not len(logits):
         n_columns = logits.shape[1]

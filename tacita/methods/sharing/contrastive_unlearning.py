@@ -29,8 +29,13 @@ from tacita.methods.sharing.graph_training import (
     UnitRows,
     draw_batches,
 )
-from tacita.methods.sharing.shared_graph_part import NAME, pause_learning, purge_learned_state, rebuild_graph
-from tacita.methods.sharing.snapshots import count_snapshot_bytes, load_tables
+from tacita.methods.sharing.shared_graph_part import (
+    NAME,
+    purge_learned_state,
+    rebuild_learned_graph,
+    with_paused_learning,
+)
+from tacita.methods.sharing.snapshots import count_snapshot_bytes, read_snapshot_tables
 from tacita.methods.sharing.withdrawn_pairs import WithdrawnPairs
 from tacita.round.capabilities import DeviceQuery, RoundPlayer, Unlearning
 from tacita.round.part import Part, PartConfig
@@ -84,21 +89,21 @@ class ContrastiveUnlearning(Part, Unlearning):
         withdrawn = build_withdrawn_record(requests.senders, requests.withdrawn_items)
         state = server.parts.get(NAME, {})
         n_bytes_stored = count_snapshot_bytes(state)
-        forgotten_graph = rebuild_graph(server, withdrawn)
+        forgotten_graph = rebuild_learned_graph(server, withdrawn)
         if forgotten_graph is None or not len(withdrawn):  # nothing was withdrawn, or learned from it
             idle = {"edges": len(withdrawn), "stopped": "nothing to forget"}
             report = self._build_report(n_bytes_stored, [], idle)
             return server, report
         graph, people = forgotten_graph
         state = server.parts[NAME]
-        tables = load_tables(state, server.items)
+        tables = read_snapshot_tables(state, server.items)
         if not len(tables):
             tables = server.items[None]
         through_graph = self.config.forgotten == "graph"
         forgotten = ForgottenViews.compute(graph, tables, people, through_graph)
         n_items = len(server.items)
         pairs = WithdrawnPairs.from_record(withdrawn, server.shared, n_items)
-        server, progress = self._run_rounds(server, forgotten, pairs, play)
+        server, progress = self._run_forget_rounds(server, forgotten, pairs, play)
         server, purged = purge_learned_state(server, requests.senders)
         details = {
             "edges": len(withdrawn),
@@ -120,13 +125,13 @@ class ContrastiveUnlearning(Part, Unlearning):
             details=details,
         )
 
-    def _run_rounds(
+    def _run_forget_rounds(
         self, server: ServerState, forgotten: ForgottenViews, pairs: WithdrawnPairs, play: RoundPlayer
     ) -> tuple[ServerState, StoppingRule]:
         """Rounds of forgetting until the rule says stop; none of the server's other steps."""
         progress = StoppingRule(self._choose_max_rounds(server))
         draws = self.context.draws
-        server = pause_learning(server)
+        server = with_paused_learning(server)
         for turn in range(progress.most):
             if self.config.remaining_rounds:
                 server = play(server, None)
@@ -138,7 +143,7 @@ class ContrastiveUnlearning(Part, Unlearning):
             if compute_mean_cosine(after, before) < MIN_COSINE:
                 progress.stopped = "over-forgetting"
             elif (turn + 1) % self.config.check_every == 0:
-                valid = play.validate(server)
+                valid = play.measure_validation(server)
                 pair_key = draws.public(self.name)
                 auc = pairs.compute_auc(server.items, pair_key)
                 progress.record_check(valid, auc)
@@ -156,7 +161,7 @@ class ContrastiveUnlearning(Part, Unlearning):
     def run_forget_steps(self, server: ServerState, forgotten: ForgottenViews, key: np.uint64) -> Floats:
         """The table after the steps of one round, from the table as devices left it."""
         config = self.config
-        remaining_graph = rebuild_graph(server, server.shared)
+        remaining_graph = rebuild_learned_graph(server, server.shared)
         assert remaining_graph is not None
         graph, people = remaining_graph
         adam = AdamTable(server.items, config.lr)
@@ -221,7 +226,7 @@ class ContrastiveDescent:
 
     def compute_gradient(self, table: Floats, key: np.uint64) -> Floats:
         items = self.contrast.items
-        _, smoothed = self.graph.smooth(table, self.people)
+        _, smoothed = self.graph.propagate_and_average(table, self.people)
         rows = UnitRows.normalise(table)
         views = UnitRows.normalise(smoothed)
         remaining_views = views.rows[items]

@@ -31,14 +31,14 @@ from tacita.methods.sharing.graph_training import (
     BatchSizes,
     GraphObjective,
     UnitRows,
-    compute_infonce,
+    compute_infonce_with_gradients,
     copy_known_rows,
     draw_batch_keys,
     draw_batches,
-    draw_first_rows,
+    draw_xavier_rows,
     refine_table,
 )
-from tacita.methods.sharing.item_lists import deduplicate_items, find_listed, subtract_lists
+from tacita.methods.sharing.item_lists import deduplicate_items, mark_listed_entries, subtract_lists
 from tacita.methods.sharing.item_perturbation import perturb_items
 from tacita.round.broadcast import Audience, PartBroadcast
 from tacita.round.capabilities import DeviceQuery, Privacy, RoundPlayer, Unlearning
@@ -111,7 +111,7 @@ class Contribution(Part, Privacy, Unlearning):
             return self._release_items(view, requests, items)
         return self._take_back_releases(view, requests, items)
 
-    def _read_sent(self, view: CohortView) -> Ragged:
+    def _read_sent_items(self, view: CohortView) -> Ragged:
         lists = view.lists[self.name]
         sent = lists["sent"]
         return _ensure_release_column(sent)
@@ -120,7 +120,7 @@ class Contribution(Part, Privacy, Unlearning):
         self, view: CohortView, requests: RequestBatch, items: Ragged
     ) -> tuple[RequestBatch, StateUpdate]:
         """Every item is released once: a second draw would cost epsilon again."""
-        sent = self._read_sent(view)
+        sent = self._read_sent_items(view)
         new = subtract_lists(items, sent, view.n_items)
         replacements = self.draw_replacements(view, new)
         columns = {_RELEASE_KEY: replacements}
@@ -137,8 +137,8 @@ class Contribution(Part, Privacy, Unlearning):
         self, view: CohortView, requests: RequestBatch, items: Ragged
     ) -> tuple[RequestBatch, StateUpdate]:
         """A release is taken back unless it still stands for another item."""
-        sent = self._read_sent(view)
-        is_withdrawn = find_listed(sent, items, view.n_items)
+        sent = self._read_sent_items(view)
+        is_withdrawn = mark_listed_entries(sent, items, view.n_items)
         withdrawn = sent.filter_entries(is_withdrawn)
         remaining = sent.filter_entries(~is_withdrawn)
         withdrawn_releases = deduplicate_items(_read_releases(withdrawn), view.n_items)
@@ -148,11 +148,11 @@ class Contribution(Part, Privacy, Unlearning):
 
     def draw_replacements(self, view: CohortView, items: Ragged) -> Ints:
         """What is released for each item: a draw of the user's own, of which the server knows nothing."""
-        drawn = self._draw_numbers(view, items)
+        drawn = self._draw_pair_numbers(view, items)
         config = self.config
         return perturb_items(config.mechanism, config.epsilon, view.items, items.ids, drawn)
 
-    def _draw_numbers(self, view: CohortView, items: Ragged) -> Keys:
+    def _draw_pair_numbers(self, view: CohortView, items: Ragged) -> Keys:
         """A number for each pair of user and item."""
         draws = self.context.draws
         rows = items.rows()
@@ -175,7 +175,7 @@ class Contribution(Part, Privacy, Unlearning):
         received = view.per_client.get(self.name)
         if received is None or not len(received.ids):
             return None
-        is_owned = find_listed(received, view.exclude, view.n_items)
+        is_owned = mark_listed_entries(received, view.exclude, view.n_items)
         items = Ragged(received.ptr, received.ids)
         likely = items.filter_entries(~is_owned)
         n_likely = len(likely.ids)
@@ -207,7 +207,7 @@ class Contribution(Part, Privacy, Unlearning):
         refined = refine_table(graph, table, batches, objective, people)
         assert refined.people is not None
         item_key = keys[2]
-        loss, items = self.align_rows(server.items, graph, refined.table, refined.people, item_key)
+        loss, items = self.compute_alignment_gradient(server.items, graph, refined.table, refined.people, item_key)
         earlier = server.parts.get(self.name, {})
         state = dict(earlier)
         notes = np.array([refined.bpr, loss])
@@ -225,8 +225,8 @@ class Contribution(Part, Privacy, Unlearning):
         numbers = np.arange(n_items, dtype=np.uint64)
         item_key = draws.public(f"{self.name}-items")
         user_key = draws.public(f"{self.name}-people")
-        table = draw_first_rows(item_key, numbers, width)
-        people = draw_first_rows(user_key, users, width)
+        table = draw_xavier_rows(item_key, numbers, width)
+        people = draw_xavier_rows(user_key, users, width)
         state = server.parts.get(self.name, {})
         if _ITEMS in state:
             n_known = len(state[_ITEMS])
@@ -236,14 +236,14 @@ class Contribution(Part, Privacy, Unlearning):
             copy_known_rows(people, users, known_users, known_rows)
         return table, people
 
-    def align_rows(
+    def compute_alignment_gradient(
         self, items: Floats, graph: SharedGraph, table: Floats, people: Floats, key: np.uint64
     ) -> tuple[float, Floats]:
         """InfoNCE of the federated rows with what the auxiliary model makes of its own, which stand still."""
         config = self.config
         if not config.lam1:
             return 0.0, items
-        _, auxiliary = graph.smooth(table, people)
+        _, auxiliary = graph.propagate_and_average(table, people)
         views = UnitRows.normalise(auxiliary).rows
         shared_items = graph.shared_items
         n_shared = len(shared_items)
@@ -259,7 +259,7 @@ class Contribution(Part, Privacy, Unlearning):
                 unit = UnitRows.normalise(adam.table)
                 rows = unit.rows[places]
                 row_views = views[places]
-                loss, row_gradient, _ = compute_infonce(rows, row_views, config.tau, config.lam1, cores)
+                loss, row_gradient, _ = compute_infonce_with_gradients(rows, row_views, config.tau, config.lam1, cores)
                 gradient = np.zeros_like(items)
                 gradient[places] = row_gradient
                 adam.take_step(unit.backpropagate(gradient))
@@ -302,7 +302,7 @@ class Contribution(Part, Privacy, Unlearning):
     def _score_contributors(self, server: ServerState, graph: SharedGraph, place: Longs) -> Floats:
         """(contributors, items) by the auxiliary model; -inf for released items."""
         table, people = self.load_auxiliary_rows(server, graph.users)
-        users, items = graph.smooth(table, people)
+        users, items = graph.propagate_and_average(table, people)
         with limit_blas_threads():
             unit_rows = UnitRows.normalise(users).rows
             user_rows = unit_rows[place]

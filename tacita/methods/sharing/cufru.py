@@ -66,15 +66,15 @@ class Cufru(ReplayUnlearning):
         n_rounds = len(state["rounds"])
         if n_rounds % self.config.every:
             state["open"] = step
-            state |= _add_prefix("open", head_steps)
+            state |= _with_prefixed_names("open", head_steps)
             return server.with_part(self.name, state)
         entry = f"{n_rounds - 1:06d}"
-        items = _select_longest(step, self.config.keep)
+        items = _find_longest_rows(step, self.config.keep)
         stored_items = items.astype(np.int32)
         state[f"{entry}.item"] = stored_items
         rows = step[items]
         state[f"{entry}.row"] = rows
-        state |= _add_prefix(f"{entry}.head", head_steps)
+        state |= _with_prefixed_names(f"{entry}.head", head_steps)
         return server.with_part(self.name, state)
 
     def decode(self, server: ServerState, total: Total) -> Total:
@@ -107,14 +107,14 @@ class Cufru(ReplayUnlearning):
         n_rounds = self.count_block_rounds(server)
         step = self.config.every
         n_entries = math.ceil(n_rounds / step)
-        play.require_rounds(n_entries)
+        play.require_rounds_left(n_entries)
         leavers = find_leavers(requests)
         state = server.parts[self.name]
         state = log.drop_clients(state, leavers)
         rounds = list(log.iterate_rounds(state))
         server = self.restore_start(server)
         first = 0
-        for last in _list_entries(state):
+        for last in _list_entry_rounds(state):
             entry_rounds = rounds[first : last + 1]
             cohorts = [clients for _, clients in entry_rounds]
             clients = np.unique(np.concatenate(cohorts))
@@ -128,7 +128,7 @@ class Cufru(ReplayUnlearning):
             items[: len(open_step)] += open_step
             server = server.with_items(items)
         purged = ["tables after the first"]
-        report = log.build_report(self.name, state, purged=purged, **self.report_fields)
+        report = log.build_unlearning_report(self.name, state, purged=purged, **self.report_fields)
         updated = server.with_part(self.name, state)
         return updated, report
 
@@ -147,9 +147,9 @@ class Cufru(ReplayUnlearning):
         for name in server.heads:
             head_steps[name] = state[f"{key}.head.{name}"]
         if block != server.block or len(clients) == 0:
-            return _add_steps(server, step, head_steps)
+            return _with_steps_added(server, step, head_steps)
         respondents = self._draw_respondents(clients, moment)
-        replaying = {**state, "now": step, **_add_prefix("now", head_steps)}
+        replaying = {**state, "now": step, **_with_prefixed_names("now", head_steps)}
         one_epoch = 1 / self.context.train.local_epochs
         server = server.with_part(self.name, replaying)
         replay = RoundReplay(number, one_epoch)
@@ -169,19 +169,19 @@ class Cufru(ReplayUnlearning):
         return np.sort(clients[chosen])
 
 
-def _add_prefix(prefix: str, arrays: Arrays) -> Arrays:
+def _with_prefixed_names(prefix: str, arrays: Arrays) -> Arrays:
     named: Arrays = {}
     for name, array in arrays.items():
         named[f"{prefix}.{name}"] = array
     return named
 
 
-def _list_entries(state: Arrays) -> list[int]:
+def _list_entry_rounds(state: Arrays) -> list[int]:
     """The last round of every entry of the station."""
     return sorted(int(name[:6]) for name in state if name.endswith(".item"))
 
 
-def _add_steps(server: ServerState, step: Doubles, head_steps: Arrays) -> ServerState:
+def _with_steps_added(server: ServerState, step: Doubles, head_steps: Arrays) -> ServerState:
     items = server.items + step
     heads = {}
     for name, head in server.heads.items():
@@ -191,7 +191,7 @@ def _add_steps(server: ServerState, step: Doubles, head_steps: Arrays) -> Server
     return replace(server, items=rounded, heads=heads)
 
 
-def _select_longest(step: Floats, keep: float) -> Longs:
+def _find_longest_rows(step: Floats, keep: float) -> Longs:
     """The rows that moved furthest, a share of those that moved, in the order of items."""
     length = np.linalg.norm(step, axis=1)
     moved = np.flatnonzero(length > 0)

@@ -18,8 +18,8 @@ from pydantic import Field
 from tacita.core.types import Arrays, CohortView, Floats, Keys, Longs, ServerState, SharedRecord
 from tacita.kernels.hashing import choose_distinct, hash_owners
 from tacita.messages import Total
-from tacita.methods.sharing.graph import SharedGraph, list_edges
-from tacita.methods.sharing.graph_training import Batch, count_unshared, draw_negatives, refine_table
+from tacita.methods.sharing.graph import SharedGraph, list_edge_ends
+from tacita.methods.sharing.graph_training import Batch, count_unshared_items, draw_negatives, refine_table
 from tacita.methods.sharing.shared_graph_part import LearningConfig
 from tacita.round.broadcast import Audience, PartBroadcast
 from tacita.round.capabilities import DeviceQuery, RoundPlayer, Unlearning
@@ -100,7 +100,7 @@ class DecoupledLearning(Part, Unlearning):
             is_in_shard = shard_of_edge == shard
             edges = _select_edges(record, is_in_shard)
             number = int(shard)
-            residual[shard] = self.train_residual(base, edges, number, synced)
+            residual[shard] = self.train_shard_residual(base, edges, number, synced)
         n_items = len(base)
         shape = (self.config.shards, n_items)
         weight = np.zeros(shape)
@@ -115,7 +115,7 @@ class DecoupledLearning(Part, Unlearning):
         rounded = added.astype(np.float32)
         return {**state, _RESIDUAL: residual, _ADDED: rounded}
 
-    def train_residual(self, base: Floats, edges: SharedRecord, shard: int, synced: Longs) -> Floats:
+    def train_shard_residual(self, base: Floats, edges: SharedRecord, shard: int, synced: Longs) -> Floats:
         """What a shard's users change of the table: a function of their edges, the table and the seed alone."""
         n_items = len(base)
         layers = self.config.layers
@@ -133,8 +133,8 @@ class DecoupledLearning(Part, Unlearning):
 
     def _draw_batches(self, graph: SharedGraph, negative_key: np.uint64, item_key: np.uint64) -> Iterator[Batch]:
         """All edges in every step; negatives by each user's own draws."""
-        user, liked = list_edges(graph)
-        has_negatives = count_unshared(graph)[user] > 0
+        user, liked = list_edge_ends(graph)
+        has_negatives = count_unshared_items(graph)[user] > 0
         pairs = np.flatnonzero(has_negatives)
         shared_items = graph.shared_items.astype(np.int64)
         n_shared = len(shared_items)
@@ -186,7 +186,7 @@ class DecoupledLearning(Part, Unlearning):
         withdraws = withdrawn.counts() > 0
         senders = requests.senders[withdraws]
         has_withdrawn = len(senders) > 0
-        is_exact = has_withdrawn and self._is_exact(server, requests)
+        is_exact = has_withdrawn and self._unlearns_exactly(server, requests)
         state = self._drop_late_sharers(server, requests.senders)
         if state:
             server = server.with_part(self.name, state)
@@ -242,11 +242,11 @@ class DecoupledLearning(Part, Unlearning):
         remaining = state[_LATE][~is_dropped]
         return {**state, _LATE: remaining}
 
-    def _is_exact(self, server: ServerState, requests: RequestBatch) -> bool:
+    def _unlearns_exactly(self, server: ServerState, requests: RequestBatch) -> bool:
         """Whether all that is to be forgotten was learned by this part and nowhere else."""
         if requests.kind != "unshare":  # the server does not know what the devices of leavers learned from
             return False
-        sharing = self.context.part_options("sharing") or {}
+        sharing = self.context.find_part_options("sharing") or {}
         excludes_local = sharing.get("exclude") == "local"
         deletes = sharing.get("unshare", "delete") == "delete"
         still_learns = sharing.get("still_learn", False)

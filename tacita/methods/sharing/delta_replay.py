@@ -73,7 +73,7 @@ class DeltaReplay(Part, Unlearning):
     def server_block_start(self, server: ServerState) -> Arrays:
         state = server.parts.get(self.name, {})
         if not state:
-            return self._empty_state(server)
+            return self._make_empty_state(server)
         moves = state[_MOVES]
         n_known = len(state[_START])
         new_rows = server.items[n_known:]
@@ -87,7 +87,7 @@ class DeltaReplay(Part, Unlearning):
             _OPEN: np.concatenate([state[_OPEN], np.zeros_like(new_rows)]),
         }
 
-    def _empty_state(self, server: ServerState) -> Arrays:
+    def _make_empty_state(self, server: ServerState) -> Arrays:
         return {
             _START: server.items,
             _MOVES: np.zeros((0, *server.items.shape), self._dtype),
@@ -154,7 +154,7 @@ class DeltaReplay(Part, Unlearning):
         )
         if not len(withdrawn) or not len(state[_ROUNDS]):
             return server, report
-        server = self.replay_run(server, withdrawn)
+        server = self.replay_recorded_moves(server, withdrawn)
         server, purged = purge_learned_state(server, requests.senders)
         if self.config.correction:
             purged = [*purged, "delta_log"]
@@ -165,7 +165,7 @@ class DeltaReplay(Part, Unlearning):
         )
         return server, done.with_defaults(report)
 
-    def replay_run(self, server: ServerState, withdrawn: SharedRecord | None = None) -> ServerState:
+    def replay_recorded_moves(self, server: ServerState, withdrawn: SharedRecord | None = None) -> ServerState:
         """The run once more, on what is shared now; `withdrawn`: edges that went, for the correction of moves."""
         state = server.parts[self.name]
         start = state[_START]
@@ -221,7 +221,7 @@ class DeltaReplay(Part, Unlearning):
 
     def _load_graph_training(self) -> SharedGraphTraining | None:
         """The run's steps on what users shared; None: it has none."""
-        options = self.context.part_options(GRAPH)
+        options = self.context.find_part_options(GRAPH)
         if options is None:
             return None
         label = f"part '{GRAPH}'"

@@ -82,7 +82,7 @@ class Fru(ReplayUnlearning):
 
     def state(self, n_users: int) -> Sequence[StateSpec]:
         backbone = self.context.backbone
-        lists = log.empty_log(n_users, backbone.item_width)
+        lists = log.make_empty_log(n_users, backbone.item_width)
         shape = (n_users, backbone.private_width)
         start = np.zeros(shape, np.float32)
         return (
@@ -122,14 +122,14 @@ class Fru(ReplayUnlearning):
     def on_device(self, view: CohortView, requests: RequestBatch) -> StateUpdate:
         if requests.kind == "leave":
             width = self.context.backbone.item_width
-            return log.empty_log(len(view.user), width)
+            return log.make_empty_log(len(view.user), width)
         if requests.kind != "forget":
             return {}
         lists = view.lists[self.name]
         rows = lists["rows"]
         row_owners = rows.rows()
         dropped = requests.items.holds(row_owners, rows.ids)
-        return log.drop_rows(lists, dropped)
+        return log.without_rows(lists, dropped)
 
     def answer_question(self, view: CohortView, question: str) -> CohortReply:
         if question == "back":
@@ -167,10 +167,10 @@ class Fru(ReplayUnlearning):
         shape = server.items.shape
         return (Spec("stored", shape, most=MOST_MOVE, touched=per_row, about=about),)
 
-    def empty_state(self, server: ServerState) -> Arrays:
+    def make_empty_state(self, server: ServerState) -> Arrays:
         n_heads = len(server.heads)
         no_lengths = np.zeros((0, n_heads))
-        return log.empty_round_log() | {"lengths-seen": no_lengths}
+        return log.make_empty_round_log() | {"lengths-seen": no_lengths}
 
     def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
         state = server.parts[self.name]
@@ -249,7 +249,7 @@ class Fru(ReplayUnlearning):
     def replay_all(
         self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
     ) -> tuple[ServerState, UnlearningReport]:
-        play.require_rounds(self.count_block_rounds(server))
+        play.require_rounds_left(self.count_block_rounds(server))
         state = server.parts[self.name]
         leavers = find_leavers(requests)
         participants = np.unique(state["clients"])
@@ -279,7 +279,7 @@ class Fru(ReplayUnlearning):
         size = total_size / max(1, sizes.n_clients)
         purged = ["logs of those who left", "tables after the first"]
         details = {"skipped": skipped}
-        report = log.build_report(self.name, state, storage_client=size, purged=purged, details=details)
+        report = log.build_unlearning_report(self.name, state, storage_client=size, purged=purged, details=details)
         updated = server.with_part(self.name, state)
         return updated, report
 

@@ -49,7 +49,7 @@ class SharedGraph:
         ends = np.concatenate([lists.ptr, item_ends])
         targets = np.concatenate([item_nodes, people.ids])
         edges = np.concatenate([of_users, of_items])
-        degree, graph = _normalise_edges(ends, targets, edges)
+        degree, graph = _build_normalised_graph(ends, targets, edges)
         has_edges = degree > 0
         divisor = np.where(has_edges, degree, 1)
         share = 1 / divisor[:n_users]
@@ -83,7 +83,7 @@ class SharedGraph:
         if cached is not None:
             return cached
         sender = record.sender
-        users, lists, _ = _list_edges(sender, record.item, n_items)
+        users, lists, _ = _group_edges_by_sender(sender, record.item, n_items)
         graph = SharedGraph(users, lists, n_items, layers, start)
         _cache_graph(record, shape, graph)
         return graph
@@ -98,14 +98,14 @@ class SharedGraph:
         items = np.flatnonzero(self.people.counts())
         return items.astype(np.int32)
 
-    def smooth(self, table: Floats, people: Floats | None = None) -> tuple[Floats, Floats]:
+    def propagate_and_average(self, table: Floats, people: Floats | None = None) -> tuple[Floats, Floats]:
         """The final vectors of users and items: the mean of the layers; `people`: learned rows of the users."""
         users = self.init_user_vectors(table, people)
         nodes = np.concatenate([users, table])
-        smoothed = self.graph.smooth(nodes, self.layers)
-        return self._split_nodes(smoothed)
+        smoothed = self.graph.propagate_and_average(nodes, self.layers)
+        return self._split_users_and_items(smoothed)
 
-    def _split_nodes(self, rows: Floats) -> tuple[Floats, Floats]:
+    def _split_users_and_items(self, rows: Floats) -> tuple[Floats, Floats]:
         n_users = len(self.users)
         user_rows = rows[:n_users]
         return user_rows, rows[n_users:]
@@ -135,8 +135,8 @@ class SharedGraph:
     def backpropagate(self, user_gradient: Floats, item_gradient: Floats) -> tuple[Floats, Floats]:
         """The gradients in the users' first vectors and in the table."""
         nodes = np.concatenate([user_gradient, item_gradient])
-        smoothed = self.graph.smooth(nodes, self.layers)
-        users, items = self._split_nodes(smoothed)
+        smoothed = self.graph.propagate_and_average(nodes, self.layers)
+        users, items = self._split_users_and_items(smoothed)
         if self.start != "mean":
             return users, items
         table = np.empty_like(items)
@@ -151,7 +151,7 @@ def _read_edge_weights(lists: Ragged) -> AnyArray:
     return lists.values.get("weight", ones)
 
 
-def _normalise_edges(ends: Longs, targets: Ints, edges: AnyArray) -> tuple[Doubles, InteractionGraph]:
+def _build_normalised_graph(ends: Longs, targets: Ints, edges: AnyArray) -> tuple[Doubles, InteractionGraph]:
     """The degree of every node, and the graph whose edges are divided by the roots of both degrees."""
     n_nodes = len(ends) - 1
     nodes = np.arange(n_nodes)
@@ -169,7 +169,7 @@ def _normalise_edges(ends: Longs, targets: Ints, edges: AnyArray) -> tuple[Doubl
     return degree, InteractionGraph(ends, targets, edge_weight)
 
 
-def _list_edges(sender: Keys, item: AnyArray, n_items: int) -> tuple[Keys, Ragged, Longs]:
+def _group_edges_by_sender(sender: Keys, item: AnyArray, n_items: int) -> tuple[Keys, Ragged, Longs]:
     """The distinct senders, what each shared, and where each edge comes first."""
     width = max(1, n_items)
     users, user = np.unique(sender, return_inverse=True)
@@ -190,7 +190,7 @@ def _list_extended_edges(
     extra_sender, extra_item = extra_edges
     sender = np.concatenate([record.sender, extra_sender])
     item = np.concatenate([record.item, extra_item])
-    users, lists, first = _list_edges(sender, item, n_items)
+    users, lists, first = _group_edges_by_sender(sender, item, n_items)
     if extra_weight is None:
         return users, lists
     n_edges = len(record)
@@ -222,7 +222,7 @@ def _find_cached_graph(record: SharedRecord, shape: Hashable) -> SharedGraph | N
     return None
 
 
-def list_edges(graph: SharedGraph) -> tuple[Longs, Longs]:
+def list_edge_ends(graph: SharedGraph) -> tuple[Longs, Longs]:
     """Both ends of every edge, by user."""
     user = graph.lists.rows()
     item = graph.lists.ids

@@ -26,7 +26,7 @@ from tacita.learn.training.stepper import CONTEXT
 from tacita.messages import CohortReply, DenseArrays, Spec, Total, Upload
 from tacita.methods.sharing.graph import SharedGraph
 from tacita.methods.sharing.graph_training import DeviceVectors, UnitRows, draw_batch_keys, draw_batches, refine_table
-from tacita.methods.sharing.item_lists import find_listed
+from tacita.methods.sharing.item_lists import mark_listed_entries
 from tacita.methods.sharing.link_prediction import LinkPredictionOptions, propose_links
 from tacita.methods.sharing.shared_graph_part import LearningConfig
 from tacita.models.scorer import Context, Scorer
@@ -83,7 +83,7 @@ class GraphMending(Part, Unlearning):
         if self.context.train.silos:
             raise TacitaError("'contrast_users' is for clients that are one user each; train.silos must be 0.")
         backbone = self.context.backbone
-        widths = list(backbone.layout.values())
+        widths = list(backbone.private_layout.values())
         if widths != [backbone.item_width]:
             raise TacitaError(
                 f"'contrast_users' compares people's vectors with item rows, and those of backbone "
@@ -107,8 +107,8 @@ class GraphMending(Part, Unlearning):
         """The directions of sharing users' vectors, where the graph is to agree with them."""
         if not self.config.contrast_users:
             return TrainingOutcome()
-        shares = _read_shared(view).counts() > 0
-        vectors = _compute_user_vectors(self.context.scorer, view, local)
+        shares = _read_shared_items(view).counts() > 0
+        vectors = _compute_trained_user_vectors(self.context.scorer, view, local)
         directions = UnitRows.normalise(vectors).rows
         zero = np.float32(0)
         is_shared = shares[:, None]
@@ -125,7 +125,7 @@ class GraphMending(Part, Unlearning):
         n_entries = len(train.ids)
         leaves = np.zeros(n_entries, bool)
         for items in view.lists.get("sharing", {}).values():
-            leaves |= find_listed(train, items, view.n_items)
+            leaves |= mark_listed_entries(train, items, view.n_items)
         local_items = train.filter_entries(~leaves)
         has_items = local_items.counts() > 0
         keeps_some = has_items.astype(np.float32)
@@ -145,7 +145,7 @@ class GraphMending(Part, Unlearning):
         shared_graph = SharedGraph.from_record(server.shared, n_items, layers=layers)
         rounds = server.round + 1
         if rounds % config.mend_every == 0:
-            server = self.update_links(server, shared_graph)
+            server = self.with_updated_links(server, shared_graph)
         state = server.parts.get(self.name, {})
         draws = self.context.draws
         keys = draw_batch_keys(draws, self.name, server)
@@ -175,7 +175,7 @@ class GraphMending(Part, Unlearning):
         links = (sender, item)
         return SharedGraph.from_record(server.shared, n_items, links, layers, extra_weight=weight)
 
-    def update_links(self, server: ServerState, shared_graph: SharedGraph) -> ServerState:
+    def with_updated_links(self, server: ServerState, shared_graph: SharedGraph) -> ServerState:
         """With new proposals for users who share a part."""
         state = server.parts.get(self.name, {})
         remaining = _drop_links(state)
@@ -237,7 +237,7 @@ class GraphMending(Part, Unlearning):
             state[_PARTIAL] = self._update_partial_sharers(server, senders, ask)
             clients_asked = len(requests.senders)
         if requests.kind != "share":
-            denied = _find_denied(server, requests)
+            denied = _find_denied_senders(server, requests)
             if _LINK_SENDER in state:
                 purged = ("mended_edges",)
             details["denied"] = len(denied)
@@ -266,7 +266,7 @@ class GraphMending(Part, Unlearning):
         return np.union1d(others, answers.sender[keeps_some])
 
 
-def _find_denied(server: ServerState, requests: RequestBatch) -> Keys:
+def _find_denied_senders(server: ServerState, requests: RequestBatch) -> Keys:
     """The senders for whom no link may be proposed; of users who share nothing any more nothing is kept."""
     if requests.kind == "leave":
         return _NOBODY
@@ -283,18 +283,18 @@ def _drop_links(state: Arrays) -> Arrays:
     return remaining
 
 
-def _read_shared(view: CohortView) -> Ragged:
+def _read_shared_items(view: CohortView) -> Ragged:
     no_items = Ragged.empty(len(view.user))
     return view.lists.get("sharing", {}).get("shared", no_items)
 
 
-def _compute_user_vectors(scorer: Scorer, view: CohortView, local: LocalModels) -> Floats:
+def _compute_trained_user_vectors(scorer: Scorer, view: CohortView, local: LocalModels) -> Floats:
     """Each user's vector as the user's own model has it after training."""
     context = None
     if scorer.reads_context:
         context = _build_context(view, local)
     private = scorer.split_private(local.private)
-    vectors = scorer.represent(private, local.heads, context)
+    vectors = scorer.represent_users(private, local.heads, context)
     first = next(iter(vectors.values()))
     return np.ascontiguousarray(first, np.float32)
 

@@ -17,12 +17,12 @@ import numpy as np
 
 from tacita.core.draws import Draws
 from tacita.core.types import AnyArray, Floats, Keys, Longs, ServerState
-from tacita.kernels.adam import adam_rows
+from tacita.kernels.adam import adam_step_rows
 from tacita.kernels.cosine import add_bpr_slopes, backprop_unit_rows, normalise_rows
-from tacita.kernels.hashing import choose_distinct, uniforms
-from tacita.kernels.sampling import draw_samples, room_for_negatives, shuffle_order
+from tacita.kernels.hashing import choose_distinct, draw_uniforms
+from tacita.kernels.sampling import count_possible_negatives, draw_samples, shuffle_client_samples
 from tacita.kernels.threads import limit_blas_threads, threads_in_use
-from tacita.methods.sharing.graph import SharedGraph, list_edges
+from tacita.methods.sharing.graph import SharedGraph, list_edge_ends
 
 _PIECE = 128  # rows of a softmax that one core computes; the same for any number of cores, so that sums are the same
 
@@ -87,10 +87,10 @@ class AdamTable:
     def take_step(self, gradient: Floats) -> None:
         no_decay = np.float32(0.0)
         moments = (self.mean, self.square, self.steps)
-        adam_rows(self.all, gradient, self.table, *moments, self.rate, no_decay)
+        adam_step_rows(self.all, gradient, self.table, *moments, self.rate, no_decay)
 
 
-def compute_infonce(
+def compute_infonce_with_gradients(
     own: Floats, views: Floats, tau: float, weight: float, cores: ThreadPoolExecutor
 ) -> tuple[float, Floats, Floats]:
     """InfoNCE of two views of the same items, in rows of length one: its mean, and gradients times `weight` in both.
@@ -164,14 +164,14 @@ class GraphLoss:
     device_vectors: DeviceVectors | None = None  # with which the graph's users are to agree as well
 
     def compute_gradients(self, table: Floats, batch: Batch, people: Floats | None = None) -> BatchGradients:
-        user_vectors, item_vectors = self.graph.smooth(table, people)
+        user_vectors, item_vectors = self.graph.propagate_and_average(table, people)
         users = UnitRows.normalise(user_vectors)
         items = UnitRows.normalise(item_vectors)
         user_gradient = np.zeros_like(users.rows)
         item_gradient = np.zeros_like(items.rows)
-        bpr = self._add_ranking(batch, users, items, user_gradient, item_gradient)
-        cl, table_gradient = self._add_agreement(batch, table, items, item_gradient)
-        cl += self._add_device_agreement(users, user_gradient)
+        bpr = self._add_ranking_gradients(batch, users, items, user_gradient, item_gradient)
+        cl, table_gradient = self._add_agreement_gradients(batch, table, items, item_gradient)
+        cl += self._add_device_agreement_gradients(users, user_gradient)
         user_gradient = users.backpropagate(user_gradient)
         item_gradient = items.backpropagate(item_gradient)
         people_gradient, through_graph = self.graph.backpropagate(user_gradient, item_gradient)
@@ -179,7 +179,7 @@ class GraphLoss:
         self._add_weight_decay(batch, table, table_gradient, people, people_gradient)
         return BatchGradients(people_gradient, table_gradient, bpr, cl)
 
-    def _add_ranking(
+    def _add_ranking_gradients(
         self, batch: Batch, users: UnitRows, items: UnitRows, user_gradient: Floats, item_gradient: Floats
     ) -> float:
         """Add the gradients of the ranking loss in the graph's vectors; returns the loss."""
@@ -190,7 +190,7 @@ class GraphLoss:
         pairs = (batch.user, batch.liked, batch.other, self.objective.scale, share)
         return add_bpr_slopes(*pairs, users.rows, items.rows, user_gradient, item_gradient)
 
-    def _add_agreement(
+    def _add_agreement_gradients(
         self, batch: Batch, table: Floats, items: UnitRows, item_gradient: Floats
     ) -> tuple[float, Floats]:
         """Add the gradient of rows' agreement with the graph in its vectors; returns the loss and that in the table."""
@@ -201,7 +201,7 @@ class GraphLoss:
             return 0.0, table_gradient
         rows = self.anchor or UnitRows.normalise(table)
         views = items.rows[places]
-        loss, row_gradient, view_gradient = compute_infonce(
+        loss, row_gradient, view_gradient = compute_infonce_with_gradients(
             rows.rows[places], views, objective.tau, objective.lam1, self.cores
         )
         item_gradient[places] += view_gradient
@@ -210,7 +210,7 @@ class GraphLoss:
             table_gradient = rows.backpropagate(table_gradient)
         return loss, table_gradient
 
-    def _add_device_agreement(self, users: UnitRows, user_gradient: Floats) -> float:
+    def _add_device_agreement_gradients(self, users: UnitRows, user_gradient: Floats) -> float:
         """Add the gradient of the agreement of users' vectors with those of their devices; returns the loss."""
         objective = self.objective
         vectors = self.device_vectors
@@ -219,7 +219,9 @@ class GraphLoss:
         if not objective.lam1:
             return 0.0
         views = users.rows[vectors.place]
-        loss, _, view_gradient = compute_infonce(vectors.rows, views, objective.tau, objective.lam1, self.cores)
+        loss, _, view_gradient = compute_infonce_with_gradients(
+            vectors.rows, views, objective.tau, objective.lam1, self.cores
+        )
         user_gradient[vectors.place] += view_gradient
         return loss
 
@@ -324,8 +326,8 @@ def draw_batches(graph: SharedGraph, sizes: BatchSizes, keys: Keys) -> Iterator[
     `keys`: of orders, negatives and items.
     """
     order_key, negative_key, item_key = keys
-    user, liked = list_edges(graph)
-    has_negatives = count_unshared(graph)[user] > 0
+    user, liked = list_edge_ends(graph)
+    has_negatives = count_unshared_items(graph)[user] > 0
     pairs = np.flatnonzero(has_negatives)
     n_pairs = len(pairs)
     shared_items = graph.shared_items
@@ -340,7 +342,7 @@ def draw_batches(graph: SharedGraph, sizes: BatchSizes, keys: Keys) -> Iterator[
         pass_number, step_in_pass = divmod(step, steps_in_pass)
         if step_in_pass == 0:
             turn = np.uint64(pass_number)
-            _shuffle(order_key + turn, order, sizes.edges)
+            _write_shuffled_order(order_key + turn, order, sizes.edges)
             other = draw_negatives(graph, negative_key + turn)
         start = step_in_pass * sizes.edges
         end = start + sizes.edges
@@ -356,32 +358,32 @@ def draw_batches(graph: SharedGraph, sizes: BatchSizes, keys: Keys) -> Iterator[
         yield Batch(users, liked_items, other_items, items)
 
 
-def _shuffle(key: np.uint64, order: Longs, batch: int) -> None:
+def _write_shuffled_order(key: np.uint64, order: Longs, batch: int) -> None:
     """Write a drawn order of all places into `order`."""
     owner = np.zeros(1, np.uint64)
     ends = np.array([0, len(order)])
-    shuffle_order(key, owner, ends, batch, order)
+    shuffle_client_samples(key, owner, ends, batch, order)
 
 
-def count_unshared(graph: SharedGraph) -> Longs:
+def count_unshared_items(graph: SharedGraph) -> Longs:
     """How many items each user did not share."""
     lists = graph.lists
-    return room_for_negatives(lists.ptr, lists.ids, graph.n_items)
+    return count_possible_negatives(lists.ptr, lists.ids, graph.n_items)
 
 
 def draw_negatives(graph: SharedGraph, key: np.uint64) -> Longs:
     """An item for every edge that its user did not share; of a user who shared everything, no matter which."""
     counts = graph.lists.counts()
-    has_negatives = count_unshared(graph) > 0
+    has_negatives = count_unshared_items(graph) > 0
     wanted = np.where(has_negatives, counts, 0)
     n_users = len(graph)
     negatives = np.zeros(n_users, np.int64)
     has_negative = np.repeat(wanted > 0, counts)
-    negatives[has_negative] = draw_unshared(graph, wanted, key)
+    negatives[has_negative] = draw_unshared_items(graph, wanted, key)
     return negatives
 
 
-def draw_unshared(graph: SharedGraph, wanted: Longs, key: np.uint64) -> AnyArray:
+def draw_unshared_items(graph: SharedGraph, wanted: Longs, key: np.uint64) -> AnyArray:
     """So many items for each user of a graph that the user did not share, flat in the order of users."""
     n_ends = len(wanted) + 1
     ends = np.zeros(n_ends, np.int64)
@@ -413,11 +415,11 @@ def draw_unshared(graph: SharedGraph, wanted: Longs, key: np.uint64) -> AnyArray
 # Rows that the server learns itself
 
 
-def draw_first_rows(key: np.uint64, owners: Keys, width: int) -> Floats:
+def draw_xavier_rows(key: np.uint64, owners: Keys, width: int) -> Floats:
     """Rows as Xavier's start draws them."""
     fan = 1 + width
     bound = math.sqrt(6 / fan)
-    unit = uniforms(key, owners, width)
+    unit = draw_uniforms(key, owners, width)
     drawn = 2 * unit - 1
     rows = bound * drawn
     return rows.astype(np.float32)

@@ -8,13 +8,13 @@ from tacita.core.types import Bools, Floats, Ragged
 from tacita.kernels.membership import mark_listed
 
 
-def find_listed(lists: Ragged, others: Ragged, n_items: int) -> Bools:
+def mark_listed_entries(lists: Ragged, others: Ragged, n_items: int) -> Bools:
     """Which entries of the lists are also in the other list of the same user."""
     return mark_listed(n_items, lists.ptr, lists.ids, others.ptr, others.ids)
 
 
 def subtract_lists(lists: Ragged, removed: Ragged, n_items: int) -> Ragged:
-    is_removed = find_listed(lists, removed, n_items)
+    is_removed = mark_listed_entries(lists, removed, n_items)
     return lists.filter_entries(~is_removed)
 
 
@@ -38,7 +38,7 @@ def deduplicate_items(lists: Ragged, n_items: int) -> Ragged:
     return items.filter_entries(stays)
 
 
-def average_rows(lists: Ragged, table: Floats) -> Floats:
+def average_item_rows(lists: Ragged, table: Floats) -> Floats:
     """The mean of the rows in each list; none of the lists is empty."""
     starts = lists.ptr[:-1]
     rows = table[lists.ids]

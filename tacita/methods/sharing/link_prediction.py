@@ -15,7 +15,7 @@ from tacita.kernels.cosine import write_pair_features
 from tacita.kernels.hashing import hash_owners
 from tacita.kernels.threads import limit_blas_threads, threads_in_use
 from tacita.methods.sharing.graph import SharedGraph
-from tacita.methods.sharing.graph_training import AdamTable, UnitRows, count_unshared, draw_unshared
+from tacita.methods.sharing.graph_training import AdamTable, UnitRows, count_unshared_items, draw_unshared_items
 
 _CROWD = 16  # users whose items are scored together
 
@@ -52,7 +52,7 @@ class LinkVectors:
 
     @staticmethod
     def compute(graph: SharedGraph, table: Floats) -> LinkVectors:
-        users, items = graph.smooth(table)
+        users, items = graph.propagate_and_average(table)
         unit_users = UnitRows.normalise(users)
         unit_items = UnitRows.normalise(items)
         return LinkVectors(unit_users.rows, unit_items.rows)
@@ -150,10 +150,10 @@ def propose_links(
         starts = range(0, len(whom), _CROWD)
         crowds = [whom[start : start + _CROWD] for start in starts]
 
-        def propose(users: Longs) -> tuple[Longs, Longs, Floats]:
+        def propose_for_users(users: Longs) -> tuple[Longs, Longs, Floats]:
             return _propose_items(graph, scorer, vectors, users, options)
 
-        proposals = list(cores.map(propose, crowds))
+        proposals = list(cores.map(propose_for_users, crowds))
     users, items, chances = zip(*proposals, strict=True)
     user = np.concatenate(users)
     item = np.concatenate(items).astype(np.int32)
@@ -164,7 +164,7 @@ def propose_links(
 def _remove_edges(graph: SharedGraph, whom: Longs, is_hidden: Bools) -> SharedGraph:
     """The graph without some edges of some users."""
     stays = np.ones(len(graph), bool)
-    entries = _find_entries(graph.lists, whom)
+    entries = _locate_row_entries(graph.lists, whom)
     stays[entries] = ~is_hidden
     lists = graph.lists.filter_entries(stays)
     return SharedGraph(graph.users, lists, graph.n_items, graph.layers, graph.start)
@@ -177,7 +177,7 @@ def _hash_pairs(key: np.uint64, sender: Keys, item: AnyArray) -> Keys:
     return hash_owners(key, streams)
 
 
-def _find_entries(lists: Ragged, rows: Longs) -> Longs:
+def _locate_row_entries(lists: Ragged, rows: Longs) -> Longs:
     """Where the entries of some rows are."""
     n_edges = len(lists.ids)
     numbers = np.arange(n_edges, dtype=np.int32)
@@ -249,10 +249,10 @@ def _draw_negatives(graph: SharedGraph, user: Longs, each: int, key: np.uint64) 
     """Items that a user did not share, so many for each of some edges."""
     n_users = len(graph.lists)
     edges = np.bincount(user, minlength=n_users)
-    has_negatives = count_unshared(graph) > 0
+    has_negatives = count_unshared_items(graph) > 0
     n_wanted = each * edges
     wanted = np.where(has_negatives, n_wanted, 0)
-    item = draw_unshared(graph, wanted, key)
+    item = draw_unshared_items(graph, wanted, key)
     users = np.arange(n_users)
     owner = np.repeat(users, wanted)
     return owner, item

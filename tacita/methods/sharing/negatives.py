@@ -8,8 +8,8 @@ import numpy as np
 
 from tacita.core.flat_indices import expand_spans
 from tacita.core.types import Bools, CohortView, Floats, Ints, Longs, Ragged
-from tacita.kernels.hashing import uniforms
-from tacita.kernels.pairs import dense_products
+from tacita.kernels.hashing import draw_uniforms
+from tacita.kernels.pairs import add_dense_products
 
 _SLICE = 256  # users whose distances to all items are held at once
 
@@ -28,7 +28,7 @@ def draw_mixed_negatives(view: CohortView, counts: Longs, vectors: Floats | None
     for start in range(0, n_users, _SLICE):
         end = min(n_users, start + _SLICE)
         users = np.arange(start, end)
-        pools = _mark_pools(view, users, vectors, lengths, share)
+        pools = _mark_pool_items(view, users, vectors, lengths, share)
         n_drawn = counts[users]
         negatives = _draw_from_pools(view, users, pools, n_drawn, key)
         drawn.append(negatives)
@@ -37,7 +37,7 @@ def draw_mixed_negatives(view: CohortView, counts: Longs, vectors: Floats | None
     return np.concatenate(drawn)
 
 
-def _mark_pools(view: CohortView, users: Longs, vectors: Floats | None, lengths: Floats, share: float) -> Bools:
+def _mark_pool_items(view: CohortView, users: Longs, vectors: Floats | None, lengths: Floats, share: float) -> Bools:
     """(users, items) marks the items that may be drawn for some users."""
     items = view.items
     train = view.train.take(users)
@@ -62,7 +62,7 @@ def _draw_from_pools(view: CohortView, users: Longs, pools: Bools, wanted: Longs
     starts = ends - sizes
     user_keys = view.user_keys[users]
     most = int(wanted.max(initial=0))
-    numbers = uniforms(key, user_keys, most)
+    numbers = draw_uniforms(key, user_keys, most)
     places = np.arange(len(users))
     owner = np.repeat(places, wanted)
     zeros = np.zeros_like(wanted)
@@ -85,7 +85,7 @@ def _average_lists(lists: Ragged, items: Floats) -> Floats:
     all_items = np.arange(n_items, dtype=np.int32)
     n_entries = len(lists.ids)
     ones = np.ones(n_entries, np.float32)
-    dense_products(lists.ptr, lists.ids, ones, all_items, items, total)
+    add_dense_products(lists.ptr, lists.ids, ones, all_items, items, total)
     counts = lists.counts()
     divisor = np.maximum(counts, 1)
     means = total / divisor[:, None]

@@ -29,14 +29,14 @@ FEDSHARE: dict[str, Any] = {
 register_preset("fedshare-local", {"name": "sharing"}, settings=FEDSHARE)  # what is shared is learned from by nobody
 
 
-def _register_fedshare(name: str, **learning: Any) -> None:
+def _register_fedshare_preset(name: str, **learning: Any) -> None:
     parts = {"name": "sharing"}, {"name": "shared-graph", **learning}, {"name": "contrastive-unlearning"}
     register_preset(name, *parts, settings=FEDSHARE)
 
 
-_register_fedshare("fedshare")
-_register_fedshare("fedshare-no-cl", lam1=0.0)  # Table IV: without the agreement
-_register_fedshare("fedshare-no-bpr", bpr=False)
+_register_fedshare_preset("fedshare")
+_register_fedshare_preset("fedshare-no-cl", lam1=0.0)  # Table IV: without the agreement
+_register_fedshare_preset("fedshare-no-bpr", bpr=False)
 register_preset(
     "fedshare-decoupled", {"name": "sharing", "exclude": "local"}, {"name": "decoupled"}, settings=FEDSHARE
 )  # D.1
@@ -51,17 +51,17 @@ register_preset(
 # FedShare's learning, and other ways to take back what was shared (C.4 to C.7)
 
 
-def _register_unlearning(name: str, *parts: dict[str, Any]) -> None:
+def _register_unlearning_preset(name: str, *parts: dict[str, Any]) -> None:
     register_preset(name, {"name": "sharing"}, *parts, settings=FEDSHARE)
 
 
 _GRAPH = {"name": "shared-graph", "snapshots": 0}  # only contrast needs earlier tables
-_register_unlearning("fedshare-retrain", _GRAPH, {"name": "retrain"})
-_register_unlearning("fedshare-fru", {"name": "fru"}, _GRAPH)
-_register_unlearning(
+_register_unlearning_preset("fedshare-retrain", _GRAPH, {"name": "retrain"})
+_register_unlearning_preset("fedshare-fru", {"name": "fru"}, _GRAPH)
+_register_unlearning_preset(
     "fedshare-cufru", {"name": "cufru"}, _GRAPH
 )  # the station holds what devices did, not the server's steps
-_register_unlearning("fedshare-cfru", _GRAPH, {"name": "cfru"})  # the server's own steps are what it takes back
+_register_unlearning_preset("fedshare-cfru", _GRAPH, {"name": "cfru"})  # the server's own steps are what it takes back
 
 # what FedShare is compared with (C.1 to C.3)
 

@@ -2,7 +2,7 @@
 
 A part names what the server holds for it while a round is replayed (`replay_key`), so that such a round is not recorded
 as a new one, and how it replays the rounds (`replay_rounds`). Users who took part in nothing cost no round. All others
-cost as many as the block had, which nodes allow only so often (`RoundPlayer.require_rounds`).
+cost as many as the block had, which nodes allow only so often (`RoundPlayer.require_rounds_left`).
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ class ReplayUnlearning(Part, Unlearning):
     def server_block_start(self, server: ServerState) -> Arrays:
         state = server.parts.get(self.name)
         if not state:
-            state = self.empty_state(server)
+            state = self.make_empty_state(server)
         heads = {}
         for name, head in server.heads.items():
             key = f"start.{name}"
             heads[key] = state.get(key, head)
         earlier = state.get("start")
-        start = log.append_new_rows(earlier, server.items)
+        start = log.extend_first_table(earlier, server.items)
         return {**state, **heads, "start": start}
 
-    def empty_state(self, server: ServerState) -> Arrays:
+    def make_empty_state(self, server: ServerState) -> Arrays:
         """What the server holds before the first round."""
-        return log.empty_round_log()
+        return log.make_empty_round_log()
 
     def broadcast(self, server: ServerState, audience: Audience) -> PartBroadcast:
         """Nothing but empty lists; the server records who takes part."""
@@ -76,7 +76,7 @@ class ReplayUnlearning(Part, Unlearning):
         concerns_rounds = took_part.any() or requests.kind == "unshare"
         if concerns_rounds and log.asks_to_forget(requests):
             return self.replay_all(server, requests, ask, play)
-        report = log.build_report(self.name, state, **self.report_fields)
+        report = log.build_unlearning_report(self.name, state, **self.report_fields)
         return server, report
 
     @abstractmethod

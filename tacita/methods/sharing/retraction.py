@@ -67,7 +67,7 @@ class Retraction(Part, Unlearning):
     def fields(self, n_items: int, block: int = 0) -> PartFields:
         train = self.context.train
         size = n_items * self.context.backbone.item_width
-        max_weight = log.compute_max_weight(self.context, n_items)
+        max_weight = log.bound_client_weight(self.context, n_items)
         longest = train.server_lr * max_weight * MOST_MOVE
         longest = longest * size**0.5
         largest = 2.0**16 - 1
@@ -112,7 +112,7 @@ class Retraction(Part, Unlearning):
         denominator = max(device.damping.denominator, 1e-300)
         scaled_weight = self.context.train.server_lr * upload.weight
         share = scaled_weight / denominator
-        update = device.add_upload(upload, rows, share, self.config.alpha)
+        update = device.carry_upload(upload, rows, share, self.config.alpha)
         squares = rows.squared_norms(upload.n_clients)
         lengths = share * np.sqrt(squares)
         psi = DenseArrays(lengths.astype(np.float32)[:, None])
@@ -129,12 +129,12 @@ class Retraction(Part, Unlearning):
         values: dict[str, Form] = {}
         if kind == "back":  # the rounds after the checkpoint are going to be replayed
             rounds = int(options[0])
-            update = device.return_to(rounds)
+            update = device.return_to_round(rounds)
         else:
             newcomers = self.context.backbone.init_private(self.context.draws, view.user_keys)
-            update = device.clear(newcomers)
+            update = device.forget_everything(newcomers)
             if kind != "gone":
-                values = _list_carried(device)
+                values = _build_carried_fields(device)
         weight = np.ones(view.n_clients)
         upload = Upload(values, weight, view.client_keys)
         return CohortReply(upload, update)
@@ -153,7 +153,7 @@ class Retraction(Part, Unlearning):
     def server_block_start(self, server: ServerState) -> Arrays:
         state = server.parts.get(self.name)
         if not state:
-            state = record.empty_record()
+            state = record.make_empty_record()
         return state | record.make_checkpoint(state, server)
 
     def broadcast(self, server: ServerState, audience: Audience) -> PartBroadcast:
@@ -226,14 +226,14 @@ class Retraction(Part, Unlearning):
         missing = self.config.min_users - n_waiting
         if missing > 0 and not requests.is_immediate:
             state["waiting"] = waiting
-            report = log.build_report(self.name, state, waits_for=missing, subjects=_list_keys(waiting))
+            report = log.build_unlearning_report(self.name, state, waits_for=missing, subjects=_list_keys(waiting))
             updated = server.with_part(self.name, state)
             return updated, report
         state["waiting"] = np.zeros(0, np.uint64)
         server = server.with_part(self.name, state)
         took_part = np.isin(waiting, state["sender"])
         if not took_part.any():
-            report = log.build_report(self.name, state, subjects=_list_keys(waiting))
+            report = log.build_unlearning_report(self.name, state, subjects=_list_keys(waiting))
             return server, report
         reason = self._find_refusal_reason()
         if reason is None:
@@ -241,7 +241,7 @@ class Retraction(Part, Unlearning):
             if outcome is not None:
                 return outcome
             reason = "what came back is longer than all that was ever sent"
-        return self._roll_back(server, waiting, reason, ask, play)
+        return self._roll_back_and_replay(server, waiting, reason, ask, play)
 
     def _find_refusal_reason(self) -> str | None:
         """Why no retraction is accepted; None: calibration allows it."""
@@ -259,7 +259,7 @@ class Retraction(Part, Unlearning):
         """Add what the leavers carried; None: it is longer than it can be."""
         state = server.parts[self.name]
         total = ask(server, "leave", leavers)
-        bound = record.sum_lengths(state, leavers)
+        bound = record.sum_upload_lengths(state, leavers)
         norm = np.linalg.norm(total["carried"])
         length = float(norm)
         if length > bound * _SLACK:
@@ -274,7 +274,7 @@ class Retraction(Part, Unlearning):
         server = server.with_items(rounded)
         state = record.drop_leavers(state, leavers, server)
         guarantee = self._describe_guarantee() if sigma else {}
-        report = log.build_report(
+        report = log.build_unlearning_report(
             self.name,
             state,
             calibration=CalibratedPath(path="retraction", alpha=self.config.alpha, ratio=self.config.ratio),
@@ -318,7 +318,7 @@ class Retraction(Part, Unlearning):
         bits = np.random.Philox(key=number)
         return np.random.Generator(bits)
 
-    def _roll_back(
+    def _roll_back_and_replay(
         self, server: ServerState, leavers: Keys, reason: str, ask: DeviceQuery, play: RoundPlayer
     ) -> tuple[ServerState, UnlearningReport]:
         """The last checkpoint that holds little enough of the leavers, and the rounds since then without them."""
@@ -345,7 +345,7 @@ class Retraction(Part, Unlearning):
             others = clients[~has_left]
             if len(others):
                 server = play(server, others, RoundReplay(number))
-        report = log.build_report(
+        report = log.build_unlearning_report(
             self.name,
             server.parts[self.name],
             calibration=CalibratedPath(
@@ -371,7 +371,7 @@ def _refuse_single_items(requests: RequestBatch) -> None:
         )
 
 
-def _list_carried(device: CarriedRows) -> dict[str, Form]:
+def _build_carried_fields(device: CarriedRows) -> dict[str, Form]:
     """What leavers send back, and how many bytes they carried."""
     carried = device.rows
     owner = carried.rows()

@@ -15,9 +15,9 @@ _UPLOAD_COLUMNS = ("sender", "number", "psi", "commitment")  # of every upload
 _CHECKPOINT = "table."
 
 
-def empty_record() -> Arrays:
+def make_empty_record() -> Arrays:
     """Before the first round."""
-    return log.empty_round_log() | {
+    return log.make_empty_round_log() | {
         "sender": np.zeros(0, np.uint64),
         "number": np.zeros(0, np.int32),
         "psi": np.zeros(0, np.float64),
@@ -61,7 +61,7 @@ def record_uploads(state: Arrays, number: int, total: Total, name: str) -> Array
     return updated
 
 
-def sum_lengths(state: Arrays, leavers: Keys, before: int | None = None) -> float:
+def sum_upload_lengths(state: Arrays, leavers: Keys, before: int | None = None) -> float:
     """How long all uploads of some users together can be; `before`: only those of the first rounds."""
     is_counted = np.isin(state["sender"], leavers)
     if before is not None:
@@ -94,18 +94,18 @@ def make_checkpoint(state: Arrays, server: ServerState) -> Arrays:
 
 def list_checkpoints(state: Arrays) -> list[int]:
     """After how many rounds there is a checkpoint."""
-    rounds = {_read_round(name) for name in state if name.startswith(_CHECKPOINT)}
+    rounds = {_parse_checkpoint_round(name) for name in state if name.startswith(_CHECKPOINT)}
     return sorted(rounds)
 
 
-def _read_round(name: str) -> int:
+def _parse_checkpoint_round(name: str) -> int:
     return int(name.split(".")[1])
 
 
 def find_checkpoint(state: Arrays, leavers: Keys, most_psi: float) -> int | None:
     """The last checkpoint that holds little enough of some users; None: there is none."""
     for rounds in reversed(list_checkpoints(state)):
-        if sum_lengths(state, leavers, rounds) <= most_psi:
+        if sum_upload_lengths(state, leavers, rounds) <= most_psi:
             return rounds
     return None
 
@@ -130,7 +130,7 @@ def restore_checkpoint(server: ServerState, state: Arrays, rounds: int) -> Serve
 def _drop_later_checkpoints(state: Arrays, last: int) -> Arrays:
     remaining: dict[str, AnyArray] = {}
     for name, array in state.items():
-        is_later = name.startswith(_CHECKPOINT) and _read_round(name) > last
+        is_later = name.startswith(_CHECKPOINT) and _parse_checkpoint_round(name) > last
         if not is_later:
             remaining[name] = array
     return remaining

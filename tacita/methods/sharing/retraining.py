@@ -57,7 +57,7 @@ class RetrainPart(Part, Unlearning):
         if log.asks_to_forget(requests):
             purged = ["everything that was learnt"]
             server = self._retrain(server, play)
-        report = log.build_report(self.name, {}, exact=True, storage_client=0.0, purged=purged)
+        report = log.build_unlearning_report(self.name, {}, exact=True, storage_client=0.0, purged=purged)
         return server, report
 
     def _retrain(self, server: ServerState, play: RoundPlayer) -> ServerState:

@@ -79,7 +79,7 @@ class ServerClient(Part):
         others: float | Doubles = 0.0
         if total.n_clients:
             others = choose_denominator(total, "rows", train, 0.0)
-        server_weight = self._choose_weight(edges, total)
+        server_weight = self._choose_server_weight(edges, total)
         weight: float | Doubles = server_weight
         if train.aggregation == "per-row":  # a row that the server did not touch has no share of it
             is_touched = (moved != 0).any(1)
@@ -95,7 +95,7 @@ class ServerClient(Part):
         share = server_weight / clients_and_server
         return items.astype(np.float32), share
 
-    def _choose_weight(self, edges: float, total: Total) -> float:
+    def _choose_server_weight(self, edges: float, total: Total) -> float:
         """What the server counts, where a client of weight 1 counts 1."""
         cap = self.config.weight_cap
         weight = 1.0

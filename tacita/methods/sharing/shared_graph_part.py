@@ -21,16 +21,16 @@ from tacita.methods.sharing.graph_training import (
     copy_known_rows,
     draw_batch_keys,
     draw_batches,
-    draw_first_rows,
+    draw_xavier_rows,
     refine_table,
 )
 from tacita.methods.sharing.snapshots import (
     TABLES,
-    append_table,
     compute_spacing,
     count_snapshot_bytes,
-    drop_tables,
-    load_tables,
+    read_snapshot_tables,
+    with_snapshot_added,
+    without_snapshots,
 )
 from tacita.round.broadcast import Audience, PartBroadcast
 from tacita.round.fields import ArraySpec, PartFields
@@ -102,7 +102,7 @@ class SharedGraphTraining:
         if not len(graph) or config.steps == 0 or not has_objective:
             return server
         keys = draw_batch_keys(self.draws, NAME, server)
-        people = self.load_people(server, graph)
+        people = self.load_learned_user_rows(server, graph)
         batches = draw_batches(graph, config.build_batch_sizes(), keys)
         objective = config.build_objective()
         refined = refine_table(graph, server.items, batches, objective, people)
@@ -119,7 +119,7 @@ class SharedGraphTraining:
         updated = server.with_items(refined.table)
         return updated.with_part(NAME, state)
 
-    def load_people(self, server: ServerState, graph: SharedGraph) -> Floats | None:
+    def load_learned_user_rows(self, server: ServerState, graph: SharedGraph) -> Floats | None:
         """The users' rows, where these are learned."""
         if self.config.user_start != "learned":
             return None
@@ -129,7 +129,7 @@ class SharedGraphTraining:
         """The learned rows of some senders; a sender without one starts as a row of Xavier's does."""
         width = server.items.shape[1]
         key = self.draws.public(f"{NAME}-people")
-        rows = draw_first_rows(key, users, width)
+        rows = draw_xavier_rows(key, users, width)
         state = server.parts.get(NAME, {})
         if _SENDER in state:
             known_users = state[_SENDER]
@@ -157,7 +157,7 @@ class SharedGraphPart(Part):
 
     def server_block_start(self, server: ServerState) -> Arrays:
         state = server.parts.get(self.name, {})
-        tables = load_tables(state, server.items)
+        tables = read_snapshot_tables(state, server.items)
         if not len(tables):
             return state
         return {**state, TABLES: tables}
@@ -174,7 +174,7 @@ class SharedGraphPart(Part):
         state = server.parts.get(self.name, {})
         moment = (server.block, rounds)
         most = self.config.snapshots
-        state = append_table(state, server.items, moment, most)
+        state = with_snapshot_added(state, server.items, moment, most)
         return server.with_part(self.name, state)
 
     def _is_snapshot_due(self, rounds: int) -> bool:
@@ -190,12 +190,12 @@ class SharedGraphPart(Part):
         """What the graph makes of the rows, where devices score with that."""
         if self.config.serve != "glob":
             return PartBroadcast()
-        return PartBroadcast({"table": self.smooth_items(server)})
+        return PartBroadcast({"table": self.compute_smoothed_items(server)})
 
-    def smooth_items(self, server: ServerState) -> Floats:
+    def compute_smoothed_items(self, server: ServerState) -> Floats:
         graph = self.training.build_graph(server)
-        people = self.training.load_people(server, graph)
-        _, items = graph.smooth(server.items, people)
+        people = self.training.load_learned_user_rows(server, graph)
+        _, items = graph.propagate_and_average(server.items, people)
         return items
 
     def serve(self, view: CohortView, purpose: Purpose) -> Serving:
@@ -216,7 +216,7 @@ class SharedGraphPart(Part):
 # what other parts do with it
 
 
-def rebuild_graph(server: ServerState, record: SharedRecord) -> tuple[SharedGraph, Floats | None] | None:
+def rebuild_learned_graph(server: ServerState, record: SharedRecord) -> tuple[SharedGraph, Floats | None] | None:
     """A graph of other edges, built as the one that was learned on, and its users' rows; None: none was."""
     state = server.parts.get(NAME, {})
     if _SHAPE not in state:
@@ -242,7 +242,7 @@ def rebuild_graph(server: ServerState, record: SharedRecord) -> tuple[SharedGrap
     return graph, people
 
 
-def pause_learning(server: ServerState) -> ServerState:
+def with_paused_learning(server: ServerState) -> ServerState:
     """The server without steps of its own on what is shared, until `purge_learned_state`."""
     state = server.parts.get(NAME, {})
     paused = np.ones(1, bool)
@@ -255,7 +255,7 @@ def purge_learned_state(server: ServerState, senders: Keys) -> tuple[ServerState
     purged = []
     if count_snapshot_bytes(state):
         purged.append("snapshots")
-    remaining = drop_tables(state)
+    remaining = without_snapshots(state)
     remaining.pop(_LOSS, None)
     remaining.pop(_PAUSED, None)
     if _SENDER in remaining:

@@ -18,7 +18,13 @@ from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, CohortView, Doubles, Longs, Ragged, ServerState, StateUpdate
 from tacita.kernels.hashing import hash_owners
 from tacita.messages import Upload
-from tacita.methods.sharing.item_lists import average_rows, deduplicate_items, find_listed, merge_lists, subtract_lists
+from tacita.methods.sharing.item_lists import (
+    average_item_rows,
+    deduplicate_items,
+    mark_listed_entries,
+    merge_lists,
+    subtract_lists,
+)
 from tacita.round.capabilities import DeviceQuery, LabEnrolment, RoundPlayer, Unlearning
 from tacita.round.part import Part, PartConfig
 from tacita.round.registry import register
@@ -80,7 +86,7 @@ class Sharing(Part, Unlearning, LabEnrolment):
     # what a device learns from, and what it scores with
 
     def prepare(self, view: CohortView) -> LocalTask:
-        shared = self._read_shared(view)
+        shared = self._read_shared_items(view)
         withdrawn = self._read_withdrawn(view)
         removed = [withdrawn]
         if not self.config.still_learn:
@@ -96,7 +102,7 @@ class Sharing(Part, Unlearning, LabEnrolment):
     def _exclude_owned(self, view: CohortView, shared: Ragged, withdrawn: Ragged) -> Ragged:
         """All that users have and share. A withdrawn item may be drawn, as if it had never been theirs."""
         owned = self._remove_items(view, view.exclude, withdrawn)
-        is_owned = find_listed(shared, owned, view.n_items)
+        is_owned = mark_listed_entries(shared, owned, view.n_items)
         if is_owned.all():
             return owned
         not_owned = shared.filter_entries(~is_owned)
@@ -113,26 +119,26 @@ class Sharing(Part, Unlearning, LabEnrolment):
         items = self._remove_items(view, view.train, withdrawn)
         history = self._remove_from_history(view, withdrawn)
         private = view.private
-        untaught = self._find_untaught(view, items)
+        untaught = self._find_untaught_users(view, items)
         if len(untaught) and private.shape[1] == view.items.shape[1]:
             private = private.copy()
             untaught_items = items.take(untaught)
-            mean_vectors = average_rows(untaught_items, view.items)
+            mean_vectors = average_item_rows(untaught_items, view.items)
             private[untaught] = mean_vectors
         changed = replace(view, train=items, history=history, private=private)
         return Serving(view=changed)
 
-    def _find_untaught(self, view: CohortView, items: Ragged) -> Longs:
+    def _find_untaught_users(self, view: CohortView, items: Ragged) -> Longs:
         """The users who have items and share all of them, so that their devices learned from nothing."""
         if self.config.still_learn:
             return np.zeros(0, np.int64)
-        shared = self._read_shared(view)
+        shared = self._read_shared_items(view)
         local_items = self._remove_items(view, items, shared)
         has_items = items.counts() > 0
         learns_nothing = local_items.counts() == 0
         return np.flatnonzero(learns_nothing & has_items)
 
-    def _read_shared(self, view: CohortView) -> Ragged:
+    def _read_shared_items(self, view: CohortView) -> Ragged:
         return view.lists[self.name]["shared"]
 
     def _read_withdrawn(self, view: CohortView) -> Ragged:
@@ -144,7 +150,7 @@ class Sharing(Part, Unlearning, LabEnrolment):
         has_left = state["left"]
         is_removed = np.repeat(has_left, items.counts())
         for lists in removed:
-            is_removed |= find_listed(items, lists, view.n_items)
+            is_removed |= mark_listed_entries(items, lists, view.n_items)
         return items.filter_entries(~is_removed)
 
     def _remove_from_history(self, view: CohortView, *removed: Ragged) -> Ragged | None:
@@ -155,9 +161,9 @@ class Sharing(Part, Unlearning, LabEnrolment):
     # what lab users choose
 
     def enrol(self, view: CohortView) -> tuple[StateUpdate, RequestBatch | None]:
-        shared = self._read_shared(view)
+        shared = self._read_shared_items(view)
         withdrawn = self._read_withdrawn(view)
-        group = self._draw_groups(view)
+        group = self._draw_sharing_groups(view)
         local_items = self._remove_items(view, view.train, shared, withdrawn)
         local_items = deduplicate_items(local_items, view.n_items)
         chosen = self._draw_shared_items(view, local_items, group)
@@ -169,7 +175,7 @@ class Sharing(Part, Unlearning, LabEnrolment):
         requests = RequestBatch("share", keys, items, time)
         return {"group": group}, requests
 
-    def _draw_groups(self, view: CohortView) -> AnyArray:
+    def _draw_sharing_groups(self, view: CohortView) -> AnyArray:
         """What each user shares. Of users without a group, the first of a drawn order share all."""
         state = view.parts[self.name]
         earlier = state["group"]
@@ -228,24 +234,24 @@ class Sharing(Part, Unlearning, LabEnrolment):
 
     def on_device(self, view: CohortView, requests: RequestBatch) -> StateUpdate:
         if requests.kind == "leave":
-            return self._apply_leave(view)
+            return self._update_for_leave(view)
         items = deduplicate_items(requests.items, view.n_items)
         if requests.kind == "share":
-            return self._apply_share(view, items)
+            return self._update_for_share(view, items)
         if requests.kind == "unshare":
             items = self._keep_shared_only(view, items)
-        return self._apply_withdrawal(view, items, requests.kind)
+        return self._update_for_withdrawal(view, items, requests.kind)
 
-    def _apply_leave(self, view: CohortView) -> StateUpdate:
+    def _update_for_leave(self, view: CohortView) -> StateUpdate:
         n_users = len(view.user)
         nothing = Ragged.empty(n_users)
-        learned = self._store_learned(view, nothing)
+        learned = self._update_learned_items(view, nothing)
         has_left = np.ones(n_users, bool)
         return {"shared": nothing, "left": has_left, **learned}
 
-    def _apply_share(self, view: CohortView, items: Ragged) -> StateUpdate:
+    def _update_for_share(self, view: CohortView, items: Ragged) -> StateUpdate:
         n_items = view.n_items
-        shared = self._read_shared(view)
+        shared = self._read_shared_items(view)
         withdrawn = self._read_withdrawn(view)
         new = subtract_lists(items, shared, n_items)
         earlier = self._read_learned(view)
@@ -254,22 +260,22 @@ class Sharing(Part, Unlearning, LabEnrolment):
         return {
             "shared": merge_lists(shared, items, n_items),
             "gone": subtract_lists(withdrawn, items, n_items),
-            **self._store_learned(view, learned),
+            **self._update_learned_items(view, learned),
         }
 
     def _keep_shared_only(self, view: CohortView, items: Ragged) -> Ragged:
         """Only a shared item can be taken back."""
-        shared = self._read_shared(view)
-        is_shared = find_listed(items, shared, view.n_items)
+        shared = self._read_shared_items(view)
+        is_shared = mark_listed_entries(items, shared, view.n_items)
         return items.filter_entries(is_shared)
 
-    def _apply_withdrawal(self, view: CohortView, items: Ragged, kind: str) -> StateUpdate:
+    def _update_for_withdrawal(self, view: CohortView, items: Ragged, kind: str) -> StateUpdate:
         n_items = view.n_items
-        shared = self._read_shared(view)
+        shared = self._read_shared_items(view)
         remaining_shared = subtract_lists(shared, items, n_items)
         old_learned = self._read_learned(view)
         remaining_learned = subtract_lists(old_learned, items, n_items)
-        learned = self._store_learned(view, remaining_learned)
+        learned = self._update_learned_items(view, remaining_learned)
         goes_to_device = kind == "unshare" and self.config.unshare == "to_local"
         if goes_to_device:
             return {"shared": remaining_shared, **learned}
@@ -288,7 +294,7 @@ class Sharing(Part, Unlearning, LabEnrolment):
         lists = view.lists[self.name]
         return lists.get("learned", no_items)
 
-    def _store_learned(self, view: CohortView, items: Ragged) -> StateUpdate:
+    def _update_learned_items(self, view: CohortView, items: Ragged) -> StateUpdate:
         """Runs of earlier versions have no such list."""
         if "learned" not in view.lists[self.name]:
             return {}
@@ -311,7 +317,7 @@ def _find_last_time(view: CohortView, chosen: Ragged) -> float:
     times = view.train.values.get("time")
     if times is None:
         return 0.0
-    is_chosen = find_listed(view.train, chosen, view.n_items)
+    is_chosen = mark_listed_entries(view.train, chosen, view.n_items)
     times = times[is_chosen]
     if np.isnan(times).all():
         return 0.0

@@ -24,7 +24,7 @@ def compute_spacing(every: int, most: int, rounds: int) -> int:
     return math.ceil(rounds / n_tables)
 
 
-def load_tables(state: Arrays, items: Floats) -> Floats:
+def read_snapshot_tables(state: Arrays, items: Floats) -> Floats:
     """(tables, items, width), grown for items that came later."""
     tables = state.get(TABLES)
     if tables is None:
@@ -38,9 +38,9 @@ def load_tables(state: Arrays, items: Floats) -> Floats:
     return np.concatenate([tables, repeated], axis=1)
 
 
-def append_table(state: Arrays, items: Floats, when: tuple[int, int], most: int) -> Arrays:
+def with_snapshot_added(state: Arrays, items: Floats, when: tuple[int, int], most: int) -> Arrays:
     """One snapshot more, of a block and round; the oldest goes where there are too many."""
-    earlier = load_tables(state, items)
+    earlier = read_snapshot_tables(state, items)
     shape = (0, 2)
     no_moments = np.zeros(shape, np.int64)
     moments = state.get(TAKEN_AT, no_moments)
@@ -53,7 +53,7 @@ def append_table(state: Arrays, items: Floats, when: tuple[int, int], most: int)
     return {**state, TABLES: last_tables, TAKEN_AT: last_moments}
 
 
-def drop_tables(state: Arrays) -> Arrays:
+def without_snapshots(state: Arrays) -> Arrays:
     remaining: Arrays = {}
     for name, array in state.items():
         if name not in (TABLES, TAKEN_AT):

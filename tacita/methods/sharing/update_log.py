@@ -67,7 +67,7 @@ def _check_position(name: str, place: Place, other: PartTraits, hook: str) -> No
         )
 
 
-def compute_max_weight(context: RunContext, n_items: int) -> float:
+def bound_client_weight(context: RunContext, n_items: int) -> float:
     """The most that one client's upload may count, so that no node can give its users more weight."""
     if context.train.weighs_data:
         return float(n_items)
@@ -84,7 +84,7 @@ def asks_to_forget(requests: RequestBatch) -> bool:
 # On devices
 
 
-def empty_log(n_users: int, width: int) -> dict[str, Ragged]:
+def make_empty_log(n_users: int, width: int) -> dict[str, Ragged]:
     n_ends = n_users + 1
     ptr = np.zeros(n_ends, np.int64)
     ids = np.zeros(0, np.int32)
@@ -190,7 +190,7 @@ def read_round(lists: Lists, moment: BlockRound) -> tuple[SparseRows, Doubles]:
     return moved, weight
 
 
-def drop_rows(lists: Lists, dropped: Bools) -> StateUpdate:
+def without_rows(lists: Lists, dropped: Bools) -> StateUpdate:
     """The log without some rows; its rounds stay."""
     rounds = lists["rounds"]
     rows = lists["rows"]
@@ -230,7 +230,7 @@ def count_log_bytes(lists: Lists) -> Longs:
 # On the server
 
 
-def empty_round_log() -> Arrays:
+def make_empty_round_log() -> Arrays:
     return {
         "rounds": np.zeros((0, 2), np.int32),
         "ptr": np.zeros(1, np.int64),
@@ -272,7 +272,7 @@ def drop_clients(state: Arrays, dropped: Keys) -> Arrays:
     return {**state, "clients": clients[stays], "ptr": ptr}
 
 
-def append_new_rows(start: Floats | None, items: Floats) -> Floats:
+def extend_first_table(start: Floats | None, items: Floats) -> Floats:
     """The first table, and the rows of new items."""
     if start is None:
         return items.copy()
@@ -287,7 +287,7 @@ def count_packed_bytes(arrays: Arrays) -> int:
     return len(pack(arrays))
 
 
-def build_report(name: str, state: Arrays, **fields: Any) -> UnlearningReport:
+def build_unlearning_report(name: str, state: Arrays, **fields: Any) -> UnlearningReport:
     """What every method reports: its name, whether it is exact and what the server keeps for it."""
     size = count_packed_bytes(state)
     values = {"method": name, "exact": False, "storage_server": size} | fields

@@ -12,7 +12,7 @@ import numpy as np
 
 from tacita.core.types import Bools, Floats, Longs, Ragged, SharedRecord
 from tacita.kernels.cosine import normalise_rows
-from tacita.kernels.hashing import uniforms
+from tacita.kernels.hashing import draw_uniforms
 from tacita.methods.sharing.graph import SharedGraph
 
 _TRIES = 8
@@ -75,7 +75,7 @@ class WithdrawnPairs:
         high = -(next_negative // 10)
         size = high - low
         numbers = np.arange(n_pairs, dtype=np.uint64)
-        drawn = uniforms(key, numbers, _TRIES)
+        drawn = draw_uniforms(key, numbers, _TRIES)
         scaled = drawn * size[:, None]
         offset = scaled.astype(np.int64)
         position = low[:, None] + offset
@@ -91,7 +91,7 @@ class WithdrawnPairs:
         usable = has_other & has_vector
         if not usable.any():
             return None
-        users = self._compute_user_vectors(table, usable)
+        users = self._sum_other_item_rows(table, usable)
         unit = np.empty(table.shape, np.float32)
         n_items = len(table)
         length = np.empty(n_items, np.float32)
@@ -105,7 +105,7 @@ class WithdrawnPairs:
         wins = is_nearer + 0.5 * is_tied
         return float(np.mean(wins))
 
-    def _compute_user_vectors(self, table: Floats, usable: Bools) -> Floats:
+    def _sum_other_item_rows(self, table: Floats, usable: Bools) -> Floats:
         """For some pairs, the sum of the rows of the user's other items."""
         lists = self.lists
         starts = lists.ptr[:-1]

@@ -1,5 +1,5 @@
 """Item rows from what a source says of its items, as FedKDRec starts its models; a random start stands beside it."""
 
-from tacita.models.side.rows import build_side_rows, list_sources
+from tacita.models.side.rows import build_side_rows, list_feature_sources
 
-__all__ = ["build_side_rows", "list_sources"]
+__all__ = ["build_side_rows", "list_feature_sources"]

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from tacita.core.draws import Draws
 from tacita.core.types import Floats
-from tacita.kernels.hashing import uniforms
+from tacita.kernels.hashing import draw_uniforms
 from tacita.models.side.matrix import FeatureMatrix
 
 HIDDEN = 128
@@ -37,7 +37,7 @@ def encode_matrix(matrix: FeatureMatrix, dim: int, draws: Draws) -> Floats:
     for _ in range(EPOCHS):
         code = _apply_layers(table, encoder)
         logits = _apply_layers(code, decoder)
-        loss = _loss(logits, table, n_marks)
+        loss = _compute_loss(logits, table, n_marks)
         solver.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         solver.step()
@@ -52,7 +52,7 @@ def _init_weights(sizes: tuple[int, ...], draws: Draws) -> list[Tensor]:
     for layer, (into, out) in enumerate(pairwise(sizes)):
         key = draws.public("side-layer", layer)
         owners = np.arange(into, dtype=np.uint64)
-        unit = uniforms(key, owners, out)
+        unit = draw_uniforms(key, owners, out)
         bound = np.float32(math.sqrt(into))
         matrix = torch.from_numpy((2 * unit - 1) / bound)
         offsets = torch.zeros(out)
@@ -68,7 +68,7 @@ def _apply_layers(rows: Tensor, weights: list[Tensor]) -> Tensor:
     return hidden @ second + second_offsets
 
 
-def _loss(logits: Tensor, features: Tensor, n_marks: int) -> Tensor:
+def _compute_loss(logits: Tensor, features: Tensor, n_marks: int) -> Tensor:
     """The mean over all columns: cross-entropy of those that are 0 or 1, squared error of the others."""
     mark_logits = logits[:, :n_marks]
     marks = features[:, :n_marks]

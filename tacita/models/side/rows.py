@@ -53,7 +53,7 @@ def build_side_rows(
     return rows
 
 
-def list_sources(features: ItemFeatures, sentences: bool | None = None) -> tuple[str, ...]:
+def list_feature_sources(features: ItemFeatures, sentences: bool | None = None) -> tuple[str, ...]:
     """What `build_side_rows` makes rows from, in words for a result."""
     described = features.by_item.values()
     has_texts = any(item.text for item in described)

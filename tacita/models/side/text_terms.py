@@ -14,7 +14,7 @@ import scipy.sparse.linalg
 from tacita.core.draws import Draws
 from tacita.core.sparse import matrix_of_cells
 from tacita.core.types import Doubles, Longs
-from tacita.kernels.hashing import normals
+from tacita.kernels.hashing import draw_normals
 
 MOST_TERMS = 20_000
 _WORD = re.compile(r"\w+")
@@ -109,5 +109,5 @@ def _draw_start(size: int) -> Doubles:
     """The fixed start of the iteration."""
     key = Draws(0).public("svd-start")
     owners = np.arange(size, dtype=np.uint64)
-    column = normals(key, owners, 1)[:, 0]
+    column = draw_normals(key, owners, 1)[:, 0]
     return column.astype(np.float64)

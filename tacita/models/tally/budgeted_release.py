@@ -19,7 +19,7 @@ from tacita.messages import DenseArrays, OuterProducts, SparseRows, Spec, Total
 from tacita.models.statistic_model import BlockLists, Fields, Forms
 from tacita.models.tally.model import Tally
 from tacita.models.tally.options import STATISTIC, SURVEY, TallyConfig, is_set
-from tacita.models.tally.pair_statistic import expand_clients
+from tacita.models.tally.pair_statistic import list_user_clients
 from tacita.models.tally.private_math import (
     GRID,
     MOST_PEOPLE,
@@ -81,10 +81,10 @@ class BudgetedRelease(Tally):
         all_blocks = float(fades.sum())  # the length of what a user added in all blocks
         order_share = getattr(self.config, "order_share", 0.0)
         term_share = 1.0 - float(order_share)
-        first_share = term_share * budget.term_share(first=True)
-        on_terms = budget.matrix_deviation(first_share)
+        first_share = term_share * budget.compute_term_share(first=True)
+        on_terms = budget.compute_matrix_deviation(first_share)
         retraction_length = SQUARE_ROOT_2 * all_blocks
-        on_retraction = budget.matrix_deviation(term_share, retraction_length)
+        on_retraction = budget.compute_matrix_deviation(term_share, retraction_length)
         widest = max(on_terms, on_retraction)
         sigma = SQUARE_ROOT_2 * widest / GRID**2
         if sigma >= MAX_SIGMA:
@@ -97,19 +97,19 @@ class BudgetedRelease(Tally):
     # what a device encodes
 
     def encode_statistic(self, view: CohortView, question: str) -> Forms:
-        lists = self.select_counted(view.train)
+        lists = self.select_counted_items(view.train)
         return self.encode_lists(lists, view.user_ptr, view.heads, question)
 
     def encode_lists(self, lists: Ragged, user_ptr: Longs, heads: Arrays, question: str) -> Forms:
         """For the survey x / |x| of each list and that its user takes part; else its term."""
-        client = expand_clients(user_ptr)
+        client = list_user_clients(user_ptr)
         if question == SURVEY:
             return _encode_survey(lists, client, len(user_ptr) - 1)
         vectors = build_term_vectors(lists, heads)
         ones = np.ones(len(lists))
         return {"terms": OuterProducts(client, vectors, ones)}
 
-    def sum_lists(self, server: ServerState, train: Ragged, history: Ragged) -> Total:
+    def sum_statistics_of_lists(self, server: ServerState, train: Ragged, history: Ragged) -> Total:
         raise TacitaError(f"backbone '{self.name}' under privacy.epsilon makes no sum without noise.")
 
     def encode_retraction(self, view: CohortView, old_lists: BlockLists, new_lists: BlockLists) -> Forms:
@@ -135,8 +135,8 @@ class BudgetedRelease(Tally):
         changes = []
         for block, (old, new) in enumerate(zip(old_lists, new_lists, strict=True)):
             age = max(0, last - block)
-            leaving = self.select_counted(old).join_rows(nobody)
-            entering = self.select_counted(new).join_rows(nobody)
+            leaving = self.select_counted_items(old).join_rows(nobody)
+            entering = self.select_counted_items(new).join_rows(nobody)
             changes.append(ListChange(-1.0, leaving, age))
             changes.append(ListChange(1.0, entering, age))
         return changes
@@ -147,7 +147,7 @@ class BudgetedRelease(Tally):
         """No question is left once all planned blocks are released."""
         if server.block >= self.budget.blocks:
             return ()
-        if count_releases(server.heads) == 0:
+        if read_release_count(server.heads) == 0:
             return SURVEY, STATISTIC
         return (STATISTIC,)
 
@@ -155,8 +155,8 @@ class BudgetedRelease(Tally):
         if question != SURVEY:
             return *self.list_term_fields(server, question), DRAWS
         shape = (len(server.items),)
-        liked_deviation = self.budget.deviation(POPULARITY_SHARE)
-        people_deviation = self.budget.deviation(PEOPLE_SHARE)
+        liked_deviation = self.budget.compute_deviation(POPULARITY_SHARE)
+        people_deviation = self.budget.compute_deviation(PEOPLE_SHARE)
         most_liked = 1 + TAIL * liked_deviation
         most_people = 1 + TAIL * people_deviation
         about = "which items people like, with noise"
@@ -203,8 +203,8 @@ class BudgetedRelease(Tally):
         if question == SURVEY:
             return POPULARITY_SHARE + PEOPLE_SHARE
         if question == STATISTIC:
-            is_first = count_releases(heads) == 0
-            return self.budget.term_share(first=is_first)
+            is_first = read_release_count(heads) == 0
+            return self.budget.compute_term_share(first=is_first)
         return 1.0
 
     def compute_term_deviation(self, server: ServerState, question: str) -> float:
@@ -212,7 +212,7 @@ class BudgetedRelease(Tally):
         release_share = self.find_release_share(server.heads, question)
         share = self.term_share * release_share
         length = self.bound_term_length(server, question)
-        return self.budget.matrix_deviation(share, length)
+        return self.budget.compute_matrix_deviation(share, length)
 
     def add_noise(self, server: ServerState, total: Total, question: str, draws: Draws) -> Total:
         """Whole numbers and whole-number noise; `draws` counts how often noise was put into a sum of sums."""
@@ -228,8 +228,8 @@ class BudgetedRelease(Tally):
 
     def _add_survey_noise(self, total: Total, stream: NoiseStream) -> Arrays:
         liked = total["liked"]
-        liked_deviation = self.budget.deviation(POPULARITY_SHARE)
-        people_deviation = self.budget.deviation(PEOPLE_SHARE)
+        liked_deviation = self.budget.compute_deviation(POPULARITY_SHARE)
+        people_deviation = self.budget.compute_deviation(PEOPLE_SHARE)
         liked_noise = draw_whole_noise(stream, liked_deviation, POPULARITY_GRID, len(liked))
         people_noise = draw_whole_noise(stream, people_deviation, 1.0, 1)
         people = total["people"] + people_noise
@@ -250,8 +250,8 @@ class BudgetedRelease(Tally):
     def ledger(self) -> Ledger:
         """Noise is put into a sum over users, by the lab or by a node: against whoever sees the sum after that."""
         survey_share = POPULARITY_SHARE + PEOPLE_SHARE
-        survey_sigma = self.budget.deviation(survey_share)
-        sigma = self.budget.deviation(1.0)
+        survey_sigma = self.budget.compute_deviation(survey_share)
+        sigma = self.budget.compute_deviation(1.0)
         survey = Event(POPULARITY_RELEASE, "gaussian", 1.0, survey_sigma, threat="central", once=True)
         terms = Event(TERMS_RELEASE, "gaussian", 1.0, sigma, threat="central")
         retraction = replace(terms, what=RETRACTION_RELEASE, once=True)  # never refused
@@ -290,7 +290,7 @@ def refuse_settings(config: TallyConfig) -> None:
 def refuse_small_budget(budget: TallyBudget) -> None:
     """Refuse a budget under which nothing but noise would be released."""
     has_budget = budget.mu2 > 0
-    if not has_budget or budget.matrix_deviation(1.0) > LARGEST_S:
+    if not has_budget or budget.compute_matrix_deviation(1.0) > LARGEST_S:
         raise TacitaError(
             f"privacy.epsilon = {budget.epsilon} over {budget.blocks} blocks leaves nothing but noise; raise "
             "privacy.epsilon or lower privacy.blocks."
@@ -299,7 +299,7 @@ def refuse_small_budget(budget: TallyBudget) -> None:
 
 def _open_stream(server: ServerState, total: Total, question: str, draws: Draws) -> NoiseStream:
     """The noise of one release; its number is the server's word, so a node adds a number of its own."""
-    place = [server.block, server.round, count_releases(server.heads)]
+    place = [server.block, server.round, read_release_count(server.heads)]
     if total.nonce:
         place.append(total.nonce)
     return NoiseStream(draws, f"tally {question}", *place)
@@ -316,7 +316,7 @@ def _encode_survey(lists: Ragged, client: Ints, n_clients: int) -> Forms:
 
 def order_by_client(view: CohortView, n_lists: int) -> tuple[Ints, Longs]:
     """For so many lists of every user, one after the other: the clients in ascending order, and that order."""
-    client = expand_clients(view.user_ptr)
+    client = list_user_clients(view.user_ptr)
     owner = np.tile(client, n_lists)
     order = np.argsort(owner, kind="stable")
     return owner[order], order
@@ -327,7 +327,7 @@ def read_last_release(heads: Arrays) -> int:
     return int(heads["released"][0])
 
 
-def count_releases(heads: Arrays) -> int:
+def read_release_count(heads: Arrays) -> int:
     """How many releases there were so far."""
     return int(heads["released"][1])
 

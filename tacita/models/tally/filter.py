@@ -25,22 +25,22 @@ from tacita.core.errors import TacitaError
 from tacita.core.sparse import matrix_of_rows
 from tacita.core.types import Arrays, CohortView, Doubles, Floats, Ragged, ServerState
 from tacita.messages import QUANTUM
-from tacita.models.base import heads_match, make_scalar, make_zero_scores, read_scalar, register_form
+from tacita.models.base import has_expected_heads, make_scalar, make_zero_scores, read_scalar, register_form
 from tacita.models.scoring import CHUNK
 from tacita.models.statistic_model import Fields, FieldSums
 from tacita.models.tally.head_checks import MOST_WEIGHT, are_scalars, is_bounded, matrix_fits
-from tacita.models.tally.model import RECENCIES, Tally, add_repeat, with_heads
+from tacita.models.tally.model import RECENCIES, Tally, add_repeat_bonus, with_heads
 from tacita.models.tally.options import STATE, STATISTIC, TallyConfig, is_set
-from tacita.models.tally.retraction import apply_change
+from tacita.models.tally.retraction import compute_changed_sums
 from tacita.models.tally.solver import invert_in_place
-from tacita.models.tally.spectral import build_item_graph, find_leading_axes, keep_largest
+from tacita.models.tally.spectral import build_item_graph, find_leading_axes, keep_largest_per_column
 from tacita.models.tally.sums import Entries, PairShape, PairSums, number_triangle_places
 from tacita.models.tally.weights import (
     add_products,
     compute_recency_weights,
     compute_weights,
     pack_weights,
-    read_column,
+    read_item_column,
 )
 
 MAX_DENSE_ITEMS = 4_000  # items up to which sums are dense arrays, of 128 MB at most
@@ -107,9 +107,9 @@ class FilterTally(Tally):
             heads["blend"] = np.zeros(1, np.float32)
         return heads
 
-    def heads_fit(self, heads: Arrays, n_items: int) -> bool:
+    def accepts_heads(self, heads: Arrays, n_items: int) -> bool:
         own = self.init_heads(Draws(0))
-        if not heads_match(heads, own):
+        if not has_expected_heads(heads, own):
             return False
         prefixes = ("", RIDGE_PREFIX) if self.is_mixture else ("",)
         for prefix in prefixes:
@@ -118,9 +118,9 @@ class FilterTally(Tally):
                 return False
         if len(heads["inputs"]):  # it reads all items
             return False
-        return _axes_fit(heads) and self._choice_fits(heads)
+        return _axes_fit(heads) and self._has_bounded_choice(heads)
 
-    def _choice_fits(self, heads: Arrays) -> bool:
+    def _has_bounded_choice(self, heads: Arrays) -> bool:
         """Whether alpha, lift and blend are within their bounds."""
         most = {"alpha": 100.0, "lift": 1.0}
         if self.is_mixture:
@@ -139,13 +139,13 @@ class FilterTally(Tally):
         weights = 1.0 / counts
         return np.rint(weights / QUANTUM) * QUANTUM
 
-    def _fields(self, shape: PairShape) -> Fields:
-        pairs, *others = super()._fields(shape)
+    def _specify_fields(self, shape: PairShape) -> Fields:
+        pairs, *others = super()._specify_fields(shape)
         is_sparse = shape.n_items > MAX_DENSE_ITEMS
         return replace(pairs, sparse=is_sparse), *others
 
-    def upload_bytes(self, n_items: int) -> float:
-        fields = self._fields(PairShape(n_items))
+    def count_upload_bytes(self, n_items: int) -> float:
+        fields = self._specify_fields(PairShape(n_items))
         return sum(field.n_bytes for field in fields)
 
     def questions(self, server: ServerState) -> tuple[str, ...]:
@@ -180,10 +180,10 @@ class FilterTally(Tally):
         return options | set_values
 
     @property
-    def trials(self) -> int:
+    def n_trials(self) -> int:
         return len(self._trials)
 
-    def apply_trial(self, server: ServerState, trial: int) -> ServerState:
+    def with_trial(self, server: ServerState, trial: int) -> ServerState:
         choice = self._trials[trial]
         if trial == 0:
             last_values = {name: values[-1] for name, values in self._options.items()}
@@ -191,13 +191,13 @@ class FilterTally(Tally):
         heads = {name: make_scalar(value) for name, value in choice.items() if name in server.heads}
         return with_heads(server, heads)
 
-    def solve_sums(self, server: ServerState, sums: PairSums, inverse: Doubles | None = None) -> ServerState:
+    def with_solved_sums(self, server: ServerState, sums: PairSums, inverse: Doubles | None = None) -> ServerState:
         shape = PairShape(len(server.items))
         at, value = self.list_released_pairs(sums, shape)
         row, column = shape.decode_pairs(at)
         graph = build_item_graph(row, column, value, shape.n_items)
-        matrix = keep_largest(graph.matrix, self.config.keep)
-        repeat = self.choose_repeat(sums, shape.n_items)
+        matrix = keep_largest_per_column(graph.matrix, self.config.keep)
+        repeat = self.choose_repeat_bonus(sums, shape.n_items)
         heads = {
             **pack_weights(matrix),
             "axes": find_leading_axes(graph.matrix, self.config.axes),
@@ -207,13 +207,13 @@ class FilterTally(Tally):
         if self.is_mixture:
             ridge = self._solve_ridge(sums, shape, graph.root)
             heads |= _prefix_names(ridge)
-        return with_heads(server, heads).with_part(STATE, sums.arrays())
+        return with_heads(server, heads).with_part(STATE, sums.to_arrays())
 
     def list_released_pairs(self, sums: PairSums, shape: PairShape) -> Entries:
         """The lower triangle of G as far as it is out: places, ascending, and values."""
-        at = sums.places()
+        at = sums.list_places()
         if len(sums.index) > 1:
-            value = self.compute_gram(sums, shape, at)
+            value = self.compute_released_gram(sums, shape, at)
         else:
             row, column = shape.decode_pairs(at)
             least = max(1, self.config.min_item)
@@ -225,24 +225,24 @@ class FilterTally(Tally):
 
     def _solve_ridge(self, sums: PairSums, shape: PairShape, root: Doubles) -> Arrays:
         """B of the same sum. The ridge is meant for users who weigh 1, so it shrinks as the mean weight does."""
-        gram = self.compute_gram(sums, shape, None)
+        gram = self.compute_released_gram(sums, shape, None)
         items = np.arange(shape.n_items, dtype=np.int64)
         diagonal = gram[number_triangle_places(items, items)]
         n_likes = (root**2).sum()
         mean_weight = diagonal.sum() / max(n_likes, 1e-12)
         mean_weight = float(mean_weight) or 1.0
-        lower = self.add_ridge(gram, None, shape, mean_weight)
+        lower = self.build_ridge_triangle(gram, None, shape, mean_weight)
         inverse = invert_in_place(lower)
         if inverse is None:
             raise TacitaError("the sum cannot be solved by ridge regression; raise backbone.ridge, or use 'filter'.")
         weights = compute_weights(inverse, gram, None, shape, self.config.keep)
         return pack_weights(weights)
 
-    def compare_items(self, server: ServerState, items: Floats, item: int) -> Floats:
+    def measure_similarity_to_item(self, server: ServerState, items: Floats, item: int) -> Floats:
         """The weight of every item for this one in the filter."""
         heads = server.heads
         matrix = _select_matrix(heads)
-        weights = read_column(matrix, item, len(server.items))
+        weights = read_item_column(matrix, item, len(server.items))
         axes = heads["axes"]
         root = heads["root"]
         known = len(axes)
@@ -260,8 +260,8 @@ class FilterTally(Tally):
     def apply_retraction(self, server: ServerState, change: FieldSums) -> tuple[ServerState, int]:
         shape = PairShape(len(server.items))
         sums = PairSums.from_arrays(server.parts[STATE])
-        changed = apply_change(sums, change, shape)
-        return self.solve_sums(server, changed), 0
+        changed = compute_changed_sums(sums, change, shape)
+        return self.with_solved_sums(server, changed), 0
 
     # on the device
 
@@ -271,13 +271,13 @@ class FilterTally(Tally):
             return self._score_filter(view)
         if blend == 1:
             return self._score_ridge(view)
-        filtered = _standardise(self._score_filter(view))
-        solved = _standardise(self._score_ridge(view))
+        filtered = _standardise_scores(self._score_filter(view))
+        solved = _standardise_scores(self._score_ridge(view))
         return blend * solved + (1 - blend) * filtered
 
     def _score_filter(self, view: CohortView) -> Floats:
         heads = view.heads
-        latest = self.select_latest(view)
+        latest = self.select_latest_items(view)
         weight = compute_recency_weights(latest, read_scalar(heads, "recency"))
         scores = make_zero_scores(view)
         add_products(latest, weight, _select_matrix(heads), scores)
@@ -285,7 +285,7 @@ class FilterTally(Tally):
             known = len(heads["root"])
             scores[:, :known] *= _compute_lift(heads)
         _add_along_axes(latest, weight, heads, scores)
-        add_repeat(view, scores)
+        add_repeat_bonus(view, scores)
         return scores
 
     def _score_ridge(self, view: CohortView) -> Floats:
@@ -365,7 +365,7 @@ def _add_along_axes(lists: Ragged, weight: Floats, heads: Arrays, scores: Floats
         scores[users, :n_known] += added[:n_users]
 
 
-def _standardise(scores: Floats) -> Floats:
+def _standardise_scores(scores: Floats) -> Floats:
     """Each user's scores with mean 0 and deviation 1; all 0 where they are alike."""
     mean = scores.mean(axis=1, keepdims=True)
     deviation = scores.std(axis=1, keepdims=True)

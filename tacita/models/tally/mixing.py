@@ -53,17 +53,17 @@ class MixedScores:
         self.spread: Floats | None = None  # deviations of the first of them
 
     def add(self, weight: float, scores: Floats) -> None:
-        deviation = standardise(scores)
+        deviation = standardise_in_place(scores)
         if self.spread is None:
             self.spread = deviation
         self.scores += np.float32(weight) * scores
 
     def add_order(self, weight: float, scores: Floats) -> None:
         """Add scores by order, whose deviations say nothing of what a bonus weighs."""
-        standardise(scores)
+        standardise_in_place(scores)
         self.scores += np.float32(weight) * scores
 
-    def add_repeat(self, repeat: float, history: Ragged) -> None:
+    def add_repeat_bonus(self, repeat: float, history: Ragged) -> None:
         """Add the bonus or penalty of items of earlier blocks, in the terms of the first scores."""
         if self.spread is None:
             return
@@ -71,7 +71,7 @@ class MixedScores:
         self.scores[users, history.ids] += np.float32(repeat) / self.spread[users]
 
 
-def standardise(scores: Floats) -> Floats:
+def standardise_in_place(scores: Floats) -> Floats:
     """Take every row's mean out and divide it by its deviation, in place; the deviations, 1 where there is none."""
     wide = scores.astype(np.float64)  # a row adds up alike in any cohort
     mean = wide.mean(axis=1)

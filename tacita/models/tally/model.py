@@ -27,7 +27,7 @@ from tacita.messages import Total
 from tacita.models.base import (
     Backbone,
     BackboneConfig,
-    heads_match,
+    has_expected_heads,
     make_scalar,
     make_zero_scores,
     read_scalar,
@@ -36,11 +36,16 @@ from tacita.models.base import (
 from tacita.models.statistic_model import BlockLists, FieldSums, RetractionCaveats
 from tacita.models.tally.head_checks import matrix_fits
 from tacita.models.tally.options import STATE, STATISTIC, SURVEY, TallyConfig
-from tacita.models.tally.pair_statistic import PairStatistic, count_single_users, read_server_shape, sum_forms
-from tacita.models.tally.retraction import apply_change, find_changed_items, find_changed_places, update_inverse
+from tacita.models.tally.pair_statistic import PairStatistic, make_single_user_ptr, read_server_pair_shape, sum_forms
+from tacita.models.tally.retraction import (
+    compute_changed_sums,
+    find_changed_items,
+    find_changed_places,
+    update_inverse_in_place,
+)
 from tacita.models.tally.solver import (
     MOST_DOUBLINGS,
-    available_memory,
+    estimate_available_memory,
     estimate_solve_bytes,
     invert_with_doubling,
     mirror_lower,
@@ -53,7 +58,7 @@ from tacita.models.tally.weights import (
     compute_recency_weights,
     compute_weights,
     pack_weights,
-    read_column,
+    read_item_column,
 )
 
 __all__ = ["RECENCIES", "STATE", "STATISTIC", "SURVEY", "Tally", "TallyConfig", "require_tally"]
@@ -85,9 +90,9 @@ class Tally(PairStatistic):
             "repeat": np.zeros(1, np.float32),
         }
 
-    def heads_fit(self, heads: Arrays, n_items: int) -> bool:
+    def accepts_heads(self, heads: Arrays, n_items: int) -> bool:
         own = Tally.init_heads(self, Draws(0))  # forms of it hold more, and look at that themselves
-        if not heads_match(heads, own):
+        if not has_expected_heads(heads, own):
             return False
         return matrix_fits(heads, n_items)
 
@@ -95,7 +100,7 @@ class Tally(PairStatistic):
         most_inputs = self.config.most_inputs
         n_inputs = all_items if first_items <= most_inputs else most_inputs
         need = estimate_solve_bytes(n_inputs)
-        free = available_memory()
+        free = estimate_available_memory()
         if need <= free:
             return
         most_that_fit = (free / estimate_solve_bytes(1)) ** 0.5
@@ -108,7 +113,7 @@ class Tally(PairStatistic):
 
     # on the device
 
-    def select_latest(self, view: CohortView) -> Ragged:
+    def select_latest_items(self, view: CohortView) -> Ragged:
         """What each user did in this block, or earlier if that is nothing."""
         if view.history is None:
             return view.train
@@ -121,73 +126,73 @@ class Tally(PairStatistic):
 
     def score_history(self, view: CohortView) -> Floats:
         """x_u B with older items counting less, and a bonus or penalty for items of earlier blocks."""
-        latest = self.select_latest(view)
+        latest = self.select_latest_items(view)
         recency = read_scalar(view.heads, "recency")
         weight = compute_recency_weights(latest, recency)
         scores = make_zero_scores(view)
         add_products(latest, weight, view.heads, scores)
-        add_repeat(view, scores)
+        add_repeat_bonus(view, scores)
         return scores
 
     # on the server
 
-    def learn(self, server: ServerState, total: Total, question: str) -> ServerState:
+    def learn_from_sums(self, server: ServerState, total: Total, question: str) -> ServerState:
         """Choose the inputs of a large catalogue; or add the block to the sums and solve."""
         if question == SURVEY:
             inputs = choose_inputs(total["counts"], self.config.most_inputs)
             return with_heads(server, {"inputs": inputs})
         earlier = PairSums.from_arrays(server.parts.get(STATE))
-        sums = earlier.with_block(server.block, total, read_server_shape(server))
-        solved = self.solve_sums(server, sums)
-        return self.apply_trial(solved, 0)
+        sums = earlier.with_block(server.block, total, read_server_pair_shape(server))
+        solved = self.with_solved_sums(server, sums)
+        return self.with_trial(solved, 0)
 
-    def popularity(self, server: ServerState) -> Floats:
+    def read_popularity(self, server: ServerState) -> Floats:
         """Users of each item, counted again in every block in which they have it."""
         sums = PairSums.from_arrays(server.parts.get(STATE))
         touched = sums.touched.sum(axis=0)
-        return pad_items(touched, server)
+        return pad_to_catalogue(touched, server)
 
-    def compare_items(self, server: ServerState, items: Floats, item: int) -> Floats:
+    def measure_similarity_to_item(self, server: ServerState, items: Floats, item: int) -> Floats:
         """The weight of every item for this one: its column of B."""
-        return read_column(server.heads, item, len(server.items))
+        return read_item_column(server.heads, item, len(server.items))
 
     @property
-    def trials(self) -> int:
+    def n_trials(self) -> int:
         if self.config.recency == "learn":
             return len(RECENCIES)
         return 1
 
-    def try_next(self, server: ServerState) -> ServerState:
-        return self.apply_trial(server, server.round)
+    def with_next_trial(self, server: ServerState) -> ServerState:
+        return self.with_trial(server, server.round)
 
-    def apply_trial(self, server: ServerState, trial: int) -> ServerState:
+    def with_trial(self, server: ServerState, trial: int) -> ServerState:
         """The server with the way of scoring of a trial."""
         recency = self.config.recency
         if recency == "learn":
             recency = RECENCIES[trial]
         return with_heads(server, {"recency": make_scalar(recency)})
 
-    def solve_sums(self, server: ServerState, sums: PairSums, inverse: Doubles | None = None) -> ServerState:
+    def with_solved_sums(self, server: ServerState, sums: PairSums, inverse: Doubles | None = None) -> ServerState:
         """The matrix that belongs to the sums, and to the inverse where that is known already."""
-        shape = read_server_shape(server)
-        where = None if shape.inputs is None else sums.places()
+        shape = read_server_pair_shape(server)
+        where = None if shape.inputs is None else sums.list_places()
         gram = np.zeros(0)
         doublings = 0
         if inverse is None:
-            gram = self.compute_gram(sums, shape, where)
+            gram = self.compute_released_gram(sums, shape, where)
             inverse, doublings = self._invert_gram(gram, where, shape, server.block)
         weights = compute_weights(inverse, gram, where, shape, self.config.keep)
-        repeat = self.choose_repeat(sums, shape.n_items)
+        repeat = self.choose_repeat_bonus(sums, shape.n_items)
         heads = {**pack_weights(weights), "repeat": make_scalar(repeat)}
         is_updated = shape.inputs is None  # only there the inverse is ever updated
-        state = sums.arrays()
+        state = sums.to_arrays()
         state["inverse"] = pack_triangle(inverse) if is_updated else np.zeros(0)
         state["doublings"] = np.array([doublings])
         return with_heads(server, heads).with_part(STATE, state)
 
     def _invert_gram(self, gram: Doubles, where: Longs | None, shape: PairShape, block: int) -> tuple[Doubles, int]:
         """The inverse of G + ridge, and how often the ridge was doubled for there to be one."""
-        solved = invert_with_doubling(lambda factor: self.add_ridge(gram, where, shape, factor))
+        solved = invert_with_doubling(lambda factor: self.build_ridge_triangle(gram, where, shape, factor))
         if solved is None:
             raise TacitaError(
                 f"the sums of block {block} cannot be solved, though the ridge was doubled {MOST_DOUBLINGS} "
@@ -199,19 +204,19 @@ class Tally(PairStatistic):
             log.warning("the ridge was doubled %d times: without that, block %d has no solution", doublings, block)
         return solved
 
-    def choose_repeat(self, sums: PairSums, n_items: int) -> float:
+    def choose_repeat_bonus(self, sums: PairSums, n_items: int) -> float:
         """What is added to the score of items of earlier blocks."""
         if self.config.repeat != "learn":
             return self.config.repeat
         habit = sums.estimate_repeat_habit(n_items)
         return (0.0, REPEAT_BONUS, REPEAT_PENALTY)[habit]
 
-    def compute_gram(self, sums: PairSums, shape: PairShape, where: Longs | None) -> Doubles:
+    def compute_released_gram(self, sums: PairSums, shape: PairShape, where: Longs | None) -> Doubles:
         """The entries of G that are out, after everything that waits; where: None means the whole triangle."""
         config = self.config
         return sums.sum_released(shape, config.decay, config.min_item, config.min_pair, where)
 
-    def add_ridge(self, gram: Doubles, where: Longs | None, shape: PairShape, more: float) -> Doubles:
+    def build_ridge_triangle(self, gram: Doubles, where: Longs | None, shape: PairShape, more: float) -> Doubles:
         """The lower triangle of G + ridge over the inputs.
 
         G without the pairs that wait need not be positive; where the ridge does not make up for that, it doubles.
@@ -243,26 +248,26 @@ class Tally(PairStatistic):
 
     def apply_retraction(self, server: ServerState, change: FieldSums) -> tuple[ServerState, int]:
         """The server after a sum of retractions, and the rank of the update; 0: it was solved from the start."""
-        shape = read_server_shape(server)
+        shape = read_server_pair_shape(server)
         state = server.parts[STATE]
         sums = PairSums.from_arrays(state)
-        changed = apply_change(sums, change, shape)
+        changed = compute_changed_sums(sums, change, shape)
         ridge_depends_on_sums = self.config.ridge_popularity or state["doublings"][0]
         if shape.inputs is not None or ridge_depends_on_sums:
-            return self.solve_sums(server, changed), 0
+            return self.with_solved_sums(server, changed), 0
         lower = unpack_triangle(state["inverse"])
         inverse = mirror_lower(lower)
         items = find_changed_items(change, shape)
         rank = self.try_update_inverse(inverse, items, sums, changed, shape)
         if rank == 0:
-            return self.solve_sums(server, changed), 0
-        return self.solve_sums(server, changed, inverse), rank
+            return self.with_solved_sums(server, changed), 0
+        return self.with_solved_sums(server, changed, inverse), rank
 
     def replace_lists(self, server: ServerState, before: BlockLists, after: BlockLists) -> tuple[ServerState, int]:
         """The server after some users have `after`, a list for every block, instead of `before`."""
         n_users = len(before[0])
-        user_ptr = count_single_users(n_users)
-        change = self.encode_change(before, after, user_ptr, read_server_shape(server))
+        user_ptr = make_single_user_ptr(n_users)
+        change = self.encode_list_change(before, after, user_ptr, read_server_pair_shape(server))
         total = sum_forms(change, n_users, self.list_retraction_fields(server))
         return self.apply_retraction(server, total.sums)
 
@@ -274,16 +279,16 @@ class Tally(PairStatistic):
             return 0
         least = max(1, self.config.min_item, self.config.min_pair)
         where = find_changed_places(items, old, new, shape, least)
-        new_gram = self.compute_gram(new, shape, where)
-        old_gram = self.compute_gram(old, shape, where)
+        new_gram = self.compute_released_gram(new, shape, where)
+        old_gram = self.compute_released_gram(old, shape, where)
         change = new_gram - old_gram
         differs = change != 0
         row, col = shape.decode_pairs(where[differs])
-        return update_inverse(inverse, row, col, change[differs])
+        return update_inverse_in_place(inverse, row, col, change[differs])
 
-    def retrain_from(self, server: ServerState, block_lists: BlockLists) -> ServerState:
+    def retrain_from_lists(self, server: ServerState, block_lists: BlockLists) -> ServerState:
         """The state that these lists alone would lead to, with the same catalogue and inputs."""
-        shape = read_server_shape(server)
+        shape = read_server_pair_shape(server)
         summed = server.parts[STATE]["index"]
         sums = PairSums.from_arrays(None)
         past = Ragged.empty(0)
@@ -292,7 +297,7 @@ class Tally(PairStatistic):
                 total = self.sum_statistic(train, past, shape)
                 sums = sums.with_block(index, total, shape)
             past = past.join_rows(train)
-        return self.solve_sums(server, sums)
+        return self.with_solved_sums(server, sums)
 
 
 def require_tally(backbone: Backbone) -> Tally:
@@ -307,14 +312,14 @@ def with_heads(server: ServerState, heads: Arrays) -> ServerState:
     return replace(server, heads={**server.heads, **heads})
 
 
-def pad_items(values: AnyArray, server: ServerState) -> Floats:
+def pad_to_catalogue(values: AnyArray, server: ServerState) -> Floats:
     """A value for every item of the catalogue: 0 for items that came later."""
     n_new = len(server.items) - len(values)
     padded = np.pad(values, (0, n_new))
     return padded.astype(np.float32)
 
 
-def add_repeat(view: CohortView, scores: Floats) -> None:
+def add_repeat_bonus(view: CohortView, scores: Floats) -> None:
     """Add the bonus or penalty of items of earlier blocks, in place."""
     repeat = view.heads["repeat"][0]
     if not repeat or view.history is None:

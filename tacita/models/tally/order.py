@@ -21,7 +21,7 @@ from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Arrays, CohortView, Doubles, Floats, Longs, Ragged, ServerState
 from tacita.messages import SequenceTerms, SparseRows, Spec, Total
-from tacita.models.base import BackboneConfig, heads_match, make_scalar, make_zero_scores, read_scalar, register
+from tacita.models.base import BackboneConfig, has_expected_heads, make_scalar, make_zero_scores, read_scalar, register
 from tacita.models.statistic_model import BlockLists, Fields, FieldSums, Forms
 from tacita.models.tally.head_checks import matrix_fits
 from tacita.models.tally.mixing import MIXTURES, MixedScores, mix_fits
@@ -35,10 +35,10 @@ from tacita.models.tally.order_sums import (
     OrderSums,
     compute_age_weights,
     find_reordered_items,
-    interleave_signed,
+    interleave_signed_lines,
     select_latest_entries,
 )
-from tacita.models.tally.pair_statistic import expand_clients
+from tacita.models.tally.pair_statistic import list_user_clients
 from tacita.models.tally.retraction import compute_low_rank, find_changed_places
 from tacita.models.tally.solver import TILE, invert_with_doubling, mirror_lower, pack_triangle, unpack_triangle
 from tacita.models.tally.sums import PairShape, PairSums
@@ -89,9 +89,9 @@ class OrderedTally(Tally):
             "mix": np.array([0.0, 1.0, 0.0], np.float32),
         }
 
-    def heads_fit(self, heads: Arrays, n_items: int) -> bool:
+    def accepts_heads(self, heads: Arrays, n_items: int) -> bool:
         own = self.init_heads(Draws(0))
-        if not heads_match(heads, own):
+        if not has_expected_heads(heads, own):
             return False
         if not mix_fits(heads["mix"]):
             return False
@@ -115,8 +115,8 @@ class OrderedTally(Tally):
 
     def encode_block(self, train: Ragged, history: Ragged | None, user_ptr: Longs, shape: PairShape) -> Forms:
         forms = super().encode_block(train, history, user_ptr, shape)
-        client = expand_clients(user_ptr)
-        lines = self._build_lines(train, history)
+        client = list_user_clients(user_ptr)
+        lines = self._build_history_lines(train, history)
         plus = np.ones(len(train))
         forms |= self._encode_order(client, lines, plus, shape)
         owned = lines.list_distinct_items()
@@ -125,7 +125,7 @@ class OrderedTally(Tally):
         forms[ITEM_OWNERS] = SparseRows(owner, owned.ids, ones)
         return forms
 
-    def _build_lines(self, train: Ragged, history: Ragged | None) -> HistoryLines:
+    def _build_history_lines(self, train: Ragged, history: Ragged | None) -> HistoryLines:
         past = history if self.config.order_back else None
         return HistoryLines.from_blocks(train, past, self.config.order_window)
 
@@ -135,7 +135,7 @@ class OrderedTally(Tally):
         following = replace(contexts, meets="next")
         return {CONTEXTS: contexts, NEXT: following}
 
-    def _fields(self, shape: PairShape) -> Fields:
+    def _specify_fields(self, shape: PairShape) -> Fields:
         n_items = shape.n_items
         most = float(self.age_weights.sum())
         contexts = Spec(
@@ -151,7 +151,7 @@ class OrderedTally(Tally):
         about = "which item follows which"
         following = replace(contexts, name=NEXT, most=n_items * most, symmetric=False, about=about)
         owners = Spec(ITEM_OWNERS, (n_items,), most=1.0, least=0.0, exact=True)
-        return *super()._fields(shape), contexts, following, owners
+        return *super()._specify_fields(shape), contexts, following, owners
 
     def score_history(self, view: CohortView) -> Floats:
         """The mixture of the three scores; without order and one of the others, the plain score."""
@@ -163,7 +163,7 @@ class OrderedTally(Tally):
             plain = replace(view, heads={**heads, "recency": recency})
             return super().score_history(plain)
         mixture = MixedScores(make_zero_scores(view))
-        latest = self.select_latest(view)
+        latest = self.select_latest_items(view)
         repeat = read_scalar(heads, "repeat")
         if recent:
             weight = compute_recency_weights(latest, read_scalar(heads, "recency"))
@@ -181,7 +181,7 @@ class OrderedTally(Tally):
             scores = _score_lists(line, weight, view, matrix)
             mixture.add_order(order, scores)
         if repeat and view.history is not None:
-            mixture.add_repeat(repeat, view.history)
+            mixture.add_repeat_bonus(repeat, view.history)
         return mixture.scores
 
     def select_recent(self, view: CohortView) -> Ragged:
@@ -195,24 +195,24 @@ class OrderedTally(Tally):
 
     # on the server
 
-    def learn(self, server: ServerState, total: Total, question: str) -> ServerState:
-        learned = super().learn(server, total, question)
+    def learn_from_sums(self, server: ServerState, total: Total, question: str) -> ServerState:
+        learned = super().learn_from_sums(server, total, question)
         if question == SURVEY:
             return learned
         shape = PairShape(len(server.items))
         earlier = OrderSums.from_arrays(server.parts.get(STATE))
         order = earlier.with_block(server.block, total.sums, shape)
-        return self.solve_order(learned, order)
+        return self.with_solved_order(learned, order)
 
     @property
-    def trials(self) -> int:
+    def n_trials(self) -> int:
         if self.config.mix == "learn":
             return len(MIXTURES)
-        return super().trials
+        return super().n_trials
 
-    def apply_trial(self, server: ServerState, trial: int) -> ServerState:
+    def with_trial(self, server: ServerState, trial: int) -> ServerState:
         if self.config.mix != "learn":
-            server = super().apply_trial(server, trial)
+            server = super().with_trial(server, trial)
             fixed_mix = np.array(self.config.mix, np.float32)
             return with_heads(server, {"mix": fixed_mix})
         recency, *mix = MIXTURES[trial]
@@ -222,7 +222,7 @@ class OrderedTally(Tally):
         heads["mix"] = np.array(mix, np.float32)
         return with_heads(server, heads)
 
-    def solve_order(
+    def with_solved_order(
         self, server: ServerState, order: OrderSums, solved: tuple[Doubles, Doubles] | None = None
     ) -> ServerState:
         """B' that belongs to the sums; `solved`: the inverse and B' in full, where they are known already."""
@@ -238,7 +238,7 @@ class OrderedTally(Tally):
         packed = pack_weights(sparse)
         state = {
             **server.parts[STATE],
-            **order.arrays(),
+            **order.to_arrays(),
             "order_inverse": pack_triangle(inverse),
             "order_solution": solution,
             "order_doublings": np.array([doublings]),
@@ -265,13 +265,13 @@ class OrderedTally(Tally):
     def _sum_followers(self, order: OrderSums, shape: PairShape) -> Doubles:
         return order.sum_followers(shape, self.config.decay, self._min_contributors)
 
-    def _sum_side(self, side: str, order: OrderSums, shape: PairShape, where: Longs | None = None) -> Doubles:
+    def _sum_released_side(self, side: str, order: OrderSums, shape: PairShape, where: Longs | None = None) -> Doubles:
         """What is out of one side, at some places or whole."""
         return order.sum_released(side, shape, self.config.decay, self._min_contributors, where)
 
     def _add_order_ridge(self, order: OrderSums, shape: PairShape, more: float) -> Doubles:
         """The lower triangle of G' + ridge'."""
-        contexts = self._sum_side("contexts", order, shape)
+        contexts = self._sum_released_side("contexts", order, shape)
         lower = unpack_triangle(contexts)
         diagonal = np.diag_indices(len(lower))
         lower[diagonal] += more * self.config.order_ridge
@@ -279,20 +279,22 @@ class OrderedTally(Tally):
 
     # retraction
 
-    def encode_change(self, old_lists: BlockLists, new_lists: BlockLists, user_ptr: Longs, shape: PairShape) -> Forms:
+    def encode_list_change(
+        self, old_lists: BlockLists, new_lists: BlockLists, user_ptr: Longs, shape: PairShape
+    ) -> Forms:
         """The change of each block; an item that goes changes what came before in later blocks, too."""
-        change = super().encode_change(old_lists, new_lists, user_ptr, shape)
-        client = expand_clients(user_ptr)
+        change = super().encode_list_change(old_lists, new_lists, user_ptr, shape)
+        client = list_user_clients(user_ptr)
         old_past = Ragged.empty(0)
         new_past = Ragged.empty(0)
         for block, (old, new) in enumerate(zip(old_lists, new_lists, strict=True)):
-            old_lines = self._build_lines(old, old_past)
-            new_lines = self._build_lines(new, new_past)
+            old_lines = self._build_history_lines(old, old_past)
+            new_lines = self._build_history_lines(new, new_past)
             old_past = old_past.join_rows(old)
             new_past = new_past.join_rows(new)
             if len(old_lines.lists.ids) == 0:
                 continue
-            lines, sign, user = interleave_signed([(old_lines, -1.0), (new_lines, 1.0)])
+            lines, sign, user = interleave_signed_lines([(old_lines, -1.0), (new_lines, 1.0)])
             owner = client[user]
             forms = self._encode_order(owner, lines, sign, shape)
             forms[ITEM_OWNERS] = _mark_owner_change(client, old_lines, new_lines)
@@ -305,20 +307,20 @@ class OrderedTally(Tally):
         state = server.parts[STATE]
         order = OrderSums.from_arrays(state)
         after, rank = super().apply_retraction(server, change)
-        changed = order.apply_change(change, shape)
+        changed = order.with_change(change, shape)
         updated = None
         if not state["order_doublings"][0]:
             items = find_reordered_items(change, shape.n_items)
-            updated = self._try_update(state, items, order, changed)
+            updated = self._try_low_rank_update(state, items, order, changed)
         if updated is None:
-            return self.solve_order(after, changed), 0
+            return self.with_solved_order(after, changed), 0
         inverse, solution, order_rank = updated
-        solved = self.solve_order(after, changed, (inverse, solution))
+        solved = self.with_solved_order(after, changed, (inverse, solution))
         if rank == 0:
             return solved, 0
         return solved, rank + order_rank
 
-    def _try_update(
+    def _try_low_rank_update(
         self, state: Arrays, items: Longs, old: OrderSums, new: OrderSums
     ) -> tuple[Doubles, Doubles, int] | None:
         """The inverse and B' of other sums, and the rank of the update; None: a solve is cheaper, or the only way.
@@ -331,13 +333,13 @@ class OrderedTally(Tally):
             return None
         lower = unpack_triangle(state["order_inverse"])
         inverse = mirror_lower(lower)
-        row, col, value = self._find_changes("contexts", items, old, new, shape)
+        row, col, value = self._find_side_changes("contexts", items, old, new, shape)
         update = compute_low_rank(inverse, row, col, value)
         if update is None:
             return None
         self._add_followers_change(solution, inverse, items, old, new)
-        update.subtract_from(solution)
-        update.subtract_from(inverse)
+        update.subtract_in_place(solution)
+        update.subtract_in_place(inverse)
         return inverse, solution, update.rank
 
     def _add_followers_change(
@@ -345,8 +347,8 @@ class OrderedTally(Tally):
     ) -> None:
         """Add P' D to B', in place."""
         shape = PairShape(len(solution))
-        after_row, after_col, after_value = self._find_changes("after", items, old, new, shape)
-        before_col, before_row, before_value = self._find_changes("before", items, old, new, shape)
+        after_row, after_col, after_value = self._find_side_changes("after", items, old, new, shape)
+        before_col, before_row, before_value = self._find_side_changes("before", items, old, new, shape)
         row = np.concatenate([after_row, before_row])
         col = np.concatenate([after_col, before_col])
         rows, small_row = np.unique(row, return_inverse=True)
@@ -356,21 +358,21 @@ class OrderedTally(Tally):
         small[small_row, small_col] = np.concatenate([after_value, before_value])
         solution[:, columns] += inverse[:, rows] @ small
 
-    def _find_changes(
+    def _find_side_changes(
         self, side: str, items: Longs, old: OrderSums, new: OrderSums, shape: PairShape
     ) -> tuple[Longs, Longs, Doubles]:
         """Where one side differs, and by how much."""
         old_sums = old.sides[side]
         new_sums = new.sides[side]
         where = find_changed_places(items, old_sums, new_sums, shape, self._min_contributors)
-        new_values = self._sum_side(side, new, shape, where)
-        old_values = self._sum_side(side, old, shape, where)
+        new_values = self._sum_released_side(side, new, shape, where)
+        old_values = self._sum_released_side(side, old, shape, where)
         differs = new_values != old_values
         row, col = shape.decode_pairs(where[differs])
         change = new_values - old_values
         return row, col, change[differs]
 
-    def retrain_from(self, server: ServerState, block_lists: BlockLists) -> ServerState:
+    def retrain_from_lists(self, server: ServerState, block_lists: BlockLists) -> ServerState:
         """The state that these lists alone would lead to, with the same catalogue."""
         shape = PairShape(len(server.items))
         summed = server.parts[STATE]["index"]
@@ -383,8 +385,8 @@ class OrderedTally(Tally):
                 sums = sums.with_block(block, total, shape)
                 order = order.with_block(block, total.sums, shape)
             past = past.join_rows(train)
-        solved = self.solve_sums(server, sums)
-        return self.solve_order(solved, order)
+        solved = self.with_solved_sums(server, sums)
+        return self.with_solved_order(solved, order)
 
 
 def choose_age_weights(config: OrderConfig, auto_fold: float) -> Doubles:
@@ -439,5 +441,5 @@ def sparsify_solution(solution: Doubles, keep: int) -> Any:
     for lo in range(0, n_items, TILE):
         hi = lo + TILE
         tile = np.ascontiguousarray(solution[:, lo:hi].T)
-        columns.append(tile)
-    return columns.join()
+        columns.append_tile(tile)
+    return columns.join_tiles()

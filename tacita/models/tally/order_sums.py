@@ -61,7 +61,7 @@ class OrderSums:
             sides[side] = PairSums(**shared, **own)
         return OrderSums(sides)
 
-    def arrays(self) -> Arrays:
+    def to_arrays(self) -> Arrays:
         arrays = {ITEM_OWNERS: self.sides["contexts"].touched}
         for side, sums in self.sides.items():
             for name in SIDE_ARRAYS:
@@ -75,24 +75,24 @@ class OrderSums:
             sides[side] = sums.with_block(index, Total(fields), shape)
         return OrderSums(sides)
 
-    def apply_change(self, change: FieldSums, shape: PairShape) -> OrderSums:
+    def with_change(self, change: FieldSums, shape: PairShape) -> OrderSums:
         """The sums after a change of fields `NAME.BLOCK`."""
         order = self
         for index in self.sides["contexts"].index.tolist():
             own = _select_block_change(change, index)
             changes_any = any(value.any() for value in own.values())
             if changes_any:
-                order = order._apply_block_change(index, own, shape)
+                order = order._with_block_change(index, own, shape)
         sides = {}
         for side, sums in order.sides.items():
             sides[side] = sums.drop_empty_pairs()
         return OrderSums(sides)
 
-    def _apply_block_change(self, index: int, change: FieldSums, shape: PairShape) -> OrderSums:
+    def _with_block_change(self, index: int, change: FieldSums, shape: PairShape) -> OrderSums:
         sides = {}
         for side, sums in self.sides.items():
             fields = _to_pair_fields(side, change)
-            sides[side] = sums.apply_change(index, fields, shape)
+            sides[side] = sums.with_block_change(index, fields, shape)
         return OrderSums(sides)
 
     def sum_released(
@@ -183,7 +183,7 @@ def select_latest_entries(lists: Ragged, most: int) -> Ragged:
     return lists.filter_entries(is_late)
 
 
-def interleave_signed(lines: list[tuple[HistoryLines, float]]) -> tuple[HistoryLines, Doubles, Longs]:
+def interleave_signed_lines(lines: list[tuple[HistoryLines, float]]) -> tuple[HistoryLines, Doubles, Longs]:
     """Several lines of the same users, one after the other for each: the lines, their signs and their users."""
     n_lines = len(lines)
     rows, ids, starts, signs = [], [], [], []

@@ -40,7 +40,7 @@ class PairStatistic(StatisticModel):
 
     def build_user_terms(self, train: Ragged, n_items: int) -> tuple[scipy.sparse.csr_array, Doubles]:
         """What users put into the sum: binary rows of their counted items, and a weight each."""
-        lists = self.select_counted(train)
+        lists = self.select_counted_items(train)
         rows = matrix_of_lists(lists, n_items)
         return rows, self.weigh_lists(lists)
 
@@ -49,7 +49,7 @@ class PairStatistic(StatisticModel):
         counts = np.maximum(lists.counts(), 1.0)
         return counts**-self.config.length_power
 
-    def select_counted(self, train: Ragged) -> Ragged:
+    def select_counted_items(self, train: Ragged) -> Ragged:
         """The items that count: of each list the latest, where only some do."""
         most = self.config.most_items
         if not most:
@@ -70,13 +70,13 @@ class PairStatistic(StatisticModel):
 
     def list_statistic_fields(self, server: ServerState, question: str) -> Fields:
         if question != SURVEY:
-            return self._fields(read_server_shape(server))
+            return self._specify_fields(read_server_pair_shape(server))
         shape = (len(server.items),)
         about = "how many people have each item"
         counts = Spec("counts", shape, most=1.0, least=0.0, exact=True, about=about)
         return (counts,)
 
-    def _fields(self, shape: PairShape) -> Fields:
+    def _specify_fields(self, shape: PairShape) -> Fields:
         n_items = shape.n_items
         is_whole = shape.inputs is None
         touched = Spec("touched", (n_items,), most=1.0, least=0.0, exact=True)
@@ -93,44 +93,44 @@ class PairStatistic(StatisticModel):
     def encode_statistic(self, view: CohortView, question: str) -> Forms:
         """A user's term x x^T, which nobody can read once it is summed, and small counts."""
         if question == SURVEY:
-            counts = mark_items(view.train, view.user_ptr)
+            counts = mark_client_items(view.train, view.user_ptr)
             return {"counts": counts}
-        shape = read_view_shape(view)
+        shape = read_view_pair_shape(view)
         return self.encode_block(view.train, view.history, view.user_ptr, shape)
 
     def encode_block(self, train: Ragged, history: Ragged | None, user_ptr: Longs, shape: PairShape) -> Forms:
         """The statistic of a block's lists, with what users had before."""
-        lists = self.select_counted(train)
-        client = expand_clients(user_ptr)
+        lists = self.select_counted_items(train)
+        client = list_user_clients(user_ptr)
         user_repeats = count_repeats(train, history, shape.n_items)
         weight = self.weigh_lists(lists)
         terms = CooccurrenceTerms(client, lists.ptr, lists.ids, weight, shape.n_items, shape.inputs)
         forms: Forms = {"pairs": terms}
-        forms["touched"] = mark_items(lists, user_ptr)
+        forms["touched"] = mark_client_items(lists, user_ptr)
         forms["repeats"] = sum_repeats(user_repeats, user_ptr)
         if self.has_weighted_terms:
             ones = np.ones(len(lists))
             forms["count"] = replace(terms, factor=ones)
         return forms
 
-    def upload_bytes(self, n_items: int) -> float:
+    def count_upload_bytes(self, n_items: int) -> float:
         """What one client sends, whole, as it could be masked."""
         most = self.config.most_inputs
         inputs = None
         if n_items > most:
             inputs = np.arange(most, dtype=np.int32)
-        fields = self._fields(PairShape(n_items, inputs))
+        fields = self._specify_fields(PairShape(n_items, inputs))
         return sum(field.n_bytes for field in fields)
 
     def sum_statistic(self, train: Ragged, history: Ragged | None, shape: PairShape) -> Total:
         """The sum over some users."""
-        user_ptr = count_single_users(len(train))
+        user_ptr = make_single_user_ptr(len(train))
         forms = self.encode_block(train, history, user_ptr, shape)
-        fields = self._fields(shape)
+        fields = self._specify_fields(shape)
         return sum_forms(forms, len(train), fields)
 
-    def sum_lists(self, server: ServerState, train: Ragged, history: Ragged) -> Total:
-        return self.sum_statistic(train, history, read_server_shape(server))
+    def sum_statistics_of_lists(self, server: ServerState, train: Ragged, history: Ragged) -> Total:
+        return self.sum_statistic(train, history, read_server_pair_shape(server))
 
     # retraction
 
@@ -144,7 +144,7 @@ class PairStatistic(StatisticModel):
 
     def list_retraction_fields(self, server: ServerState) -> Fields:
         """A change of everything that a block's statistic holds, for every block."""
-        fields = self._fields(read_server_shape(server))
+        fields = self._specify_fields(read_server_pair_shape(server))
         changes = []
         for block in self.list_summed_blocks(server):
             for field in fields:
@@ -154,12 +154,14 @@ class PairStatistic(StatisticModel):
         return tuple(changes)
 
     def encode_retraction(self, view: CohortView, old_lists: BlockLists, new_lists: BlockLists) -> Forms:
-        shape = read_view_shape(view)
-        return self.encode_change(old_lists, new_lists, view.user_ptr, shape)
+        shape = read_view_pair_shape(view)
+        return self.encode_list_change(old_lists, new_lists, view.user_ptr, shape)
 
-    def encode_change(self, old_lists: BlockLists, new_lists: BlockLists, user_ptr: Longs, shape: PairShape) -> Forms:
+    def encode_list_change(
+        self, old_lists: BlockLists, new_lists: BlockLists, user_ptr: Longs, shape: PairShape
+    ) -> Forms:
         """The change of each block's statistic from the old to the new lists."""
-        replacements = compute_replacements(old_lists, new_lists, self.select_counted, shape.n_items)
+        replacements = compute_replacements(old_lists, new_lists, self.select_counted_items, shape.n_items)
         change: Forms = {}
         for block, replacement in enumerate(replacements):
             if len(replacement.lists.ids) == 0:
@@ -171,7 +173,7 @@ class PairStatistic(StatisticModel):
 
     def _encode_replacement(self, replacement: Replacement, user_ptr: Longs, shape: PairShape) -> Forms:
         """The change of one block's statistic."""
-        client_of_list = np.repeat(expand_clients(user_ptr), 2)
+        client_of_list = np.repeat(list_user_clients(user_ptr), 2)
         lists = replacement.lists
         row = lists.rows()
         sign = replacement.sign
@@ -186,24 +188,24 @@ class PairStatistic(StatisticModel):
         return forms
 
 
-def read_server_shape(server: ServerState) -> PairShape:
+def read_server_pair_shape(server: ServerState) -> PairShape:
     """The pairs that the server's sums are about."""
     inputs = server.heads["inputs"]
     return PairShape.from_inputs(len(server.items), inputs)
 
 
-def read_view_shape(view: CohortView) -> PairShape:
+def read_view_pair_shape(view: CohortView) -> PairShape:
     """The pairs that the sums are about, as devices know them."""
     inputs = view.heads["inputs"]
     return PairShape.from_inputs(view.n_items, inputs)
 
 
-def count_single_users(n_users: int) -> Longs:
+def make_single_user_ptr(n_users: int) -> Longs:
     """The `user_ptr` of clients of one user each."""
     return np.arange(n_users + 1, dtype=np.int64)
 
 
-def expand_clients(user_ptr: Longs) -> Ints:
+def list_user_clients(user_ptr: Longs) -> Ints:
     """The client of every user."""
     n_users = np.diff(user_ptr)
     clients = np.arange(len(n_users), dtype=np.int32)
@@ -213,15 +215,15 @@ def expand_clients(user_ptr: Longs) -> Ints:
 def sum_repeats(repeats: Doubles, user_ptr: Longs) -> DenseArrays:
     """(clients, 2) the sum of what each client's users repeat."""
     n_clients = len(user_ptr) - 1
-    client = expand_clients(user_ptr)
+    client = list_user_clients(user_ptr)
     sums = np.zeros((n_clients, 2))
     np.add.at(sums, client, repeats)
     return DenseArrays(sums)
 
 
-def mark_items(lists: Ragged, user_ptr: Longs) -> SparseRows:
+def mark_client_items(lists: Ragged, user_ptr: Longs) -> SparseRows:
     """1 for every item of a client's lists."""
-    client = expand_clients(lists.ptr[user_ptr])
+    client = list_user_clients(lists.ptr[user_ptr])
     ones = np.ones(len(lists.ids))
     return SparseRows(client, lists.ids, ones)
 

@@ -14,7 +14,7 @@ import numpy as np
 import scipy.linalg
 
 from tacita.core.types import AnyArray, Doubles, Floats, Ints, Ragged
-from tacita.privacy.calibration import epsilon_of_mu, mu_of
+from tacita.privacy.calibration import compute_epsilon_of_mu, compute_max_mu
 from tacita.privacy.ledger import MICRO, UNIT
 from tacita.privacy.noise import NoiseStream
 
@@ -52,31 +52,31 @@ class TallyBudget:
         epsilon = math.floor(steps) * MICRO
         if not epsilon:
             return 0.0
-        mu = mu_of(epsilon, self.delta)
+        mu = compute_max_mu(epsilon, self.delta)
         charges = 2 * (self.blocks + 1)
         rounding = charges * UNIT
         return (mu**2 - rounding) / self.blocks
 
-    def term_share(self, first: bool) -> float:
+    def compute_term_share(self, first: bool) -> float:
         """What of a block's mu^2 the terms take: in the first block popularity takes some, too."""
         if not first:
             return 1.0
         return 1.0 - POPULARITY_SHARE - PEOPLE_SHARE
 
-    def deviation(self, share: float, length: float = 1.0) -> float:
+    def compute_deviation(self, share: float, length: float = 1.0) -> float:
         """Of the noise of a release of vectors of this length that takes a share of a block's mu^2."""
         mu = math.sqrt(share * self.mu2)
         return length / mu
 
-    def matrix_deviation(self, share: float, length: float = 1.0) -> float:
+    def compute_matrix_deviation(self, share: float, length: float = 1.0) -> float:
         """The same for symmetric matrices: off the diagonal; on it sqrt 2 times as much."""
-        return self.deviation(share, length) / SQUARE_ROOT_2
+        return self.compute_deviation(share, length) / SQUARE_ROOT_2
 
     def compute_spent_epsilon(self, blocks: int, retractions: int = 0) -> float:
         """The epsilon of a user in so many blocks, the first among them, with so many retractions."""
         n_releases = blocks + retractions
         mu = math.sqrt(n_releases * self.mu2)
-        epsilons = epsilon_of_mu(np.array([mu]), self.delta)
+        epsilons = compute_epsilon_of_mu(np.array([mu]), self.delta)
         return float(epsilons[0])
 
 
@@ -97,7 +97,7 @@ def build_unit_vectors(lists: Ragged, inputs: Ints, scale: Doubles, centre: Doub
 
     Rounded towards 0, so that none is longer.
     """
-    place, is_input = find_inputs(lists, inputs)
+    place, is_input = locate_inputs(lists, inputs)
     rows = lists.rows()[is_input]
     columns = place[is_input]
     shape = (len(lists), len(inputs))
@@ -105,14 +105,14 @@ def build_unit_vectors(lists: Ragged, inputs: Ints, scale: Doubles, centre: Doub
     vectors[rows, columns] = scale[columns]
     along_centre = vectors @ centre
     vectors -= np.outer(along_centre, centre)
-    factor = _compute_stretch(vectors, length)
+    factor = _compute_length_factors(vectors, length)
     steps = factor / GRID
     vectors *= steps[:, None]
     whole = np.trunc(vectors, out=vectors)
     return whole * GRID
 
 
-def _compute_stretch(vectors: Doubles, length: float) -> Doubles:
+def _compute_length_factors(vectors: Doubles, length: float) -> Doubles:
     """What each vector is multiplied by to have the given length, or barely less; 0 where it has none."""
     squares = (vectors**2).sum(axis=1)
     size = np.sqrt(squares)
@@ -122,7 +122,7 @@ def _compute_stretch(vectors: Doubles, length: float) -> Doubles:
     return np.where(is_short, 0.0, stretch)
 
 
-def find_inputs(lists: Ragged, inputs: AnyArray) -> tuple[AnyArray, AnyArray]:
+def locate_inputs(lists: Ragged, inputs: AnyArray) -> tuple[AnyArray, AnyArray]:
     """The place of every entry among the inputs, and whether it is one of them."""
     place = np.searchsorted(inputs, lists.ids)
     nearest = np.append(inputs, -1)[place]
@@ -135,7 +135,7 @@ def find_inputs(lists: Ragged, inputs: AnyArray) -> tuple[AnyArray, AnyArray]:
 def draw_whole_noise(stream: NoiseStream, deviation: float, grid: float, size: int) -> Doubles:
     """Discrete Gaussian noise, in whole numbers of the grid."""
     deviation_steps = deviation / grid
-    steps = stream.discrete_normals(deviation_steps, size)
+    steps = stream.draw_discrete_normals(deviation_steps, size)
     return np.asarray(steps * grid)
 
 
@@ -221,7 +221,7 @@ def fit_smoother(gram: Doubles, centre: Doubles, s: float, basis: Doubles | None
     With a basis of public features, what lies in it is shrunk by the smaller edge of its own dimension.
     """
     root_k = math.sqrt(len(gram))
-    centred = _take_out_centre(gram, centre)
+    centred = _project_out_centre(gram, centre)
     edge = find_noise_edge(s, len(gram))
     ridge = RIDGE * s * root_k
     if basis is not None:
@@ -244,7 +244,7 @@ def find_noise_edge(s: float, k: int) -> float:
     return 2 * s * math.sqrt(k)
 
 
-def _take_out_centre(gram: Doubles, centre: Doubles) -> Doubles:
+def _project_out_centre(gram: Doubles, centre: Doubles) -> Doubles:
     """The matrix without the direction of the centre, on either side."""
     along = gram @ centre
     height = centre @ along
@@ -288,7 +288,7 @@ def build_feature_basis(codes: Floats, liked: Doubles, axes: TermAxes) -> Double
     return vectors[:, is_spanned]
 
 
-def solve_weights(smooth: Doubles, scale: Doubles) -> Floats:
+def solve_input_weights(smooth: Doubles, scale: Doubles) -> Floats:
     """B between the inputs, with a zero diagonal."""
     rest = 1.0 - np.diag(smooth)
     solution = smooth / rest[None, :]

@@ -20,24 +20,24 @@ from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Arrays, CohortView, Doubles, Floats, Longs, Ragged, ServerState
 from tacita.messages import QUANTUM, SequenceTerms, Spec, Total
-from tacita.models.base import BackboneConfig, heads_match, read_scalar, register_private
+from tacita.models.base import BackboneConfig, has_expected_heads, read_scalar, register_private
 from tacita.models.statistic_model import BlockLists, Fields, FieldSums, Forms
-from tacita.models.tally.budgeted_release import TAIL, count_releases, order_by_client, read_last_release
+from tacita.models.tally.budgeted_release import TAIL, order_by_client, read_last_release, read_release_count
 from tacita.models.tally.head_checks import MOST_WEIGHT, is_bounded, private_heads_fit, square_fits
 from tacita.models.tally.mixing import MixedScores, mix_fits
 from tacita.models.tally.model import with_heads
 from tacita.models.tally.options import STATE, SURVEY, OrderConfig, is_set
 from tacita.models.tally.order import choose_age_weights, select_recent_line
 from tacita.models.tally.order_sums import NEXT
-from tacita.models.tally.pair_statistic import expand_clients
+from tacita.models.tally.pair_statistic import list_user_clients
 from tacita.models.tally.private_math import (
     MIN_DEVIATION_STEPS,
     draw_whole_noise,
-    find_inputs,
     find_noise_edge,
+    locate_inputs,
     shrink_values,
 )
-from tacita.models.tally.private_tally import PrivateTally, count_draws, multiply_lists, multiply_weighted_lists
+from tacita.models.tally.private_tally import PrivateTally, count_noise_draws, multiply_lists, multiply_weighted_lists
 from tacita.models.tally.weights import count_entry_ages
 from tacita.privacy.noise import NoiseStream
 
@@ -94,9 +94,9 @@ class PrivateOrderedTally(PrivateTally):
             "mix": np.array(self.mix, np.float32),
         }
 
-    def heads_fit(self, heads: Arrays, n_items: int) -> bool:
+    def accepts_heads(self, heads: Arrays, n_items: int) -> bool:
         own = self.init_heads(Draws(0))
-        if not heads_match(heads, own):
+        if not has_expected_heads(heads, own):
             return False
         if not mix_fits(heads["mix"]):
             return False
@@ -115,7 +115,7 @@ class PrivateOrderedTally(PrivateTally):
             return forms
         line = map_to_inputs(lists, heads["inputs"])
         factor = compute_unit_factors(line.counts(), self.age_weights)
-        client = expand_clients(user_ptr)
+        client = list_user_clients(user_ptr)
         forms[NEXT] = self._encode_order(client, line, factor, heads)
         return forms
 
@@ -149,7 +149,7 @@ class PrivateOrderedTally(PrivateTally):
         weights = heads["weights"]
         recency = read_scalar(heads, "recency")
         whole, recent, order = heads["mix"].tolist()
-        latest = self.select_latest(view)
+        latest = self.select_latest_items(view)
         is_mixed = whole > 0 and recent > 0
         if order == 0 and not is_mixed:
             used_recency = recency if recent else 0.0
@@ -179,7 +179,7 @@ class PrivateOrderedTally(PrivateTally):
         release_share = self.find_release_share(server.heads, question)
         share = self.order_share * release_share
         length = self.bound_term_length(server, question)
-        return self.budget.deviation(share, length)
+        return self.budget.compute_deviation(share, length)
 
     def add_term_noise(self, server: ServerState, total: Total, question: str, stream: NoiseStream) -> Arrays:
         sums = super().add_term_noise(server, total, question, stream)
@@ -206,8 +206,8 @@ class PrivateOrderedTally(PrivateTally):
         following = Spec(NEXT, (k, k), most=most, exact=True, about=about)
         return *fields, following
 
-    def add_terms(self, server: ServerState, sums: FieldSums, question: str, fade: float = 1.0) -> Arrays:
-        terms = super().add_terms(server, sums, question, fade)
+    def compute_faded_sums(self, server: ServerState, sums: FieldSums, question: str, fade: float = 1.0) -> Arrays:
+        terms = super().compute_faded_sums(server, sums, question, fade)
         if not self.order_share:
             return terms
         state = server.parts[STATE]
@@ -215,13 +215,13 @@ class PrivateOrderedTally(PrivateTally):
         following = state.get(FOLLOWING, np.zeros_like(added))
         variance = state.get(FOLLOWING_VARIANCE, np.zeros(1))
         deviation = self.compute_order_deviation(server, question)
-        added_variance = count_draws(sums) * deviation**2
+        added_variance = count_noise_draws(sums) * deviation**2
         terms[FOLLOWING] = fade * following + added
         terms[FOLLOWING_VARIANCE] = fade**2 * variance + added_variance
         return terms
 
-    def solve_gram(self, server: ServerState, released: AnyArray) -> ServerState:
-        solved = super().solve_gram(server, released)
+    def with_solved_gram(self, server: ServerState, released: AnyArray) -> ServerState:
+        solved = super().with_solved_gram(server, released)
         heads = {"mix": np.array(self.mix, np.float32)}
         if self.order_share:
             state = server.parts[STATE]
@@ -229,9 +229,9 @@ class PrivateOrderedTally(PrivateTally):
             heads["order_weights"] = denoise_order(state[FOLLOWING], variance**0.5)
         return with_heads(solved, heads)
 
-    def retrain_from(self, server: ServerState, block_lists: BlockLists) -> ServerState:
+    def retrain_from_lists(self, server: ServerState, block_lists: BlockLists) -> ServerState:
         if not self.order_share:
-            return super().retrain_from(server, block_lists)
+            return super().retrain_from_lists(server, block_lists)
         heads = server.heads
         state = server.parts[STATE]
         k = len(heads["inputs"])
@@ -240,19 +240,19 @@ class PrivateOrderedTally(PrivateTally):
         no_counts = np.zeros(0)
         one_client = np.ones(1)
         for block, lists in enumerate(block_lists[: last + 1]):
-            counted = self.select_counted(lists)
+            counted = self.select_counted_items(lists)
             line = map_to_inputs(counted, heads["inputs"])
             length = self.config.decay ** (last - block)
             factor = compute_unit_factors(line.counts(), self.age_weights, length)
             client = np.zeros(len(line), np.int32)
             terms = self._encode_order(client, line, factor, heads)
             terms.add_to(following, no_counts, one_client)
-        draws = Draws(count_releases(heads))
+        draws = Draws(read_release_count(heads))
         stream = NoiseStream(draws, "tally-order trained again")
         variance = read_scalar(state, FOLLOWING_VARIANCE)
         following += _draw_square_noise(stream, variance**0.5, k)
         changed = server.with_part(STATE, {**state, FOLLOWING: following})
-        return super().retrain_from(changed, block_lists)
+        return super().retrain_from_lists(changed, block_lists)
 
     def promises(self, server: ServerState) -> dict[str, float]:
         promises = super().promises(server)
@@ -274,7 +274,7 @@ def _draw_square_noise(stream: NoiseStream, deviation: float, k: int) -> Doubles
 
 def map_to_inputs(lists: Ragged, inputs: AnyArray) -> Ragged:
     """Lists of places among the inputs, in their order, none twice: a repeated item would make T longer than 1."""
-    place, is_input = find_inputs(lists, inputs)
+    place, is_input = locate_inputs(lists, inputs)
     places = Ragged(lists.ptr, place.astype(np.int32))
     known = places.filter_entries(is_input)
     width = max(1, len(inputs))
@@ -294,10 +294,10 @@ def compute_unit_factors(counts: Longs, age_weights: Doubles, length: float = 1.
     longest = int(counts.max(initial=0))
     places = np.arange(longest + 1)
     n_before = np.minimum(places, len(age_weights))
-    square_sums = _accumulate(age_weights**2)
+    square_sums = _accumulate_sums(age_weights**2)
     context_squares = square_sums[n_before]  # of h, squared, by how many come before
-    squares = _accumulate(context_squares)[counts]
-    entries = _accumulate(n_before)[counts]
+    squares = _accumulate_sums(context_squares)[counts]
+    entries = _accumulate_sums(n_before)[counts]
     rounding = QUANTUM / 2 * np.sqrt(entries)
     room = length * (1 - 1e-9) - rounding
     size = np.sqrt(np.maximum(squares, 1e-300))
@@ -306,7 +306,7 @@ def compute_unit_factors(counts: Longs, age_weights: Doubles, length: float = 1.
     return np.where(has_entries, factors, 0.0)
 
 
-def _accumulate(values: AnyArray) -> Doubles:
+def _accumulate_sums(values: AnyArray) -> Doubles:
     """The sum of the first 0, 1, 2, ... values."""
     sums = np.cumsum(values)
     return np.append(0.0, sums)

@@ -12,9 +12,9 @@ import numpy as np
 
 from tacita.core.draws import Draws
 from tacita.core.types import AnyArray, Arrays, CohortView, Floats, Ints, Ragged, ServerState
-from tacita.kernels.pairs import dense_products
+from tacita.kernels.pairs import add_dense_products
 from tacita.messages import Total
-from tacita.models.base import heads_match, make_scalar, make_zero_scores, read_scalar, register_private
+from tacita.models.base import has_expected_heads, make_scalar, make_zero_scores, read_scalar, register_private
 from tacita.models.statistic_model import BlockLists, FieldSums, RetractionCaveats
 from tacita.models.tally.budgeted_release import (
     POPULARITY_RELEASE,
@@ -22,14 +22,14 @@ from tacita.models.tally.budgeted_release import (
     TERMS_RELEASE,
     BudgetedRelease,
     build_term_vectors,
-    count_releases,
     read_axes,
     read_last_release,
+    read_release_count,
 )
 from tacita.models.tally.head_checks import private_heads_fit
-from tacita.models.tally.model import add_repeat, pad_items, with_heads
+from tacita.models.tally.model import add_repeat_bonus, pad_to_catalogue, with_heads
 from tacita.models.tally.options import STATE, STATISTIC, SURVEY
-from tacita.models.tally.pair_statistic import count_single_users, sum_forms
+from tacita.models.tally.pair_statistic import make_single_user_ptr, sum_forms
 from tacita.models.tally.private_math import (
     MOST_PEOPLE,
     build_feature_basis,
@@ -38,7 +38,7 @@ from tacita.models.tally.private_math import (
     draw_symmetric_noise,
     fit_smoother,
     scale_outside_popularity,
-    solve_weights,
+    solve_input_weights,
 )
 from tacita.models.tally.weights import compute_recency_weights
 from tacita.privacy.noise import NoiseStream
@@ -80,9 +80,9 @@ class PrivateTally(BudgetedRelease):
             "released": np.array([-1, 0], np.int32),  # the last block that was released, and releases so far
         }
 
-    def heads_fit(self, heads: Arrays, n_items: int) -> bool:
+    def accepts_heads(self, heads: Arrays, n_items: int) -> bool:
         own = self.init_heads(Draws(0))
-        if not heads_match(heads, own):
+        if not has_expected_heads(heads, own):
             return False
         return private_heads_fit(heads, n_items, self.config.most_inputs)
 
@@ -104,33 +104,33 @@ class PrivateTally(BudgetedRelease):
         lowest = input_scores.min(axis=1, initial=0.0)
         highest_below = lowest[:, None] - 2.0
         below = highest_below + liked[None, :]
-        latest = self.select_latest(view)
+        latest = self.select_latest_items(view)
         has_items = latest.counts() > 0  # without a history nothing is scored
         scores[has_items] = below[has_items]
         scores[:, heads["inputs"]] = input_scores
-        add_repeat(view, scores)
+        add_repeat_bonus(view, scores)
         return scores
 
     def score_inputs(self, view: CohortView) -> Floats:
         """(users, k) scores of the items that terms are about."""
         recency = read_scalar(view.heads, "recency")
-        latest = self.select_latest(view)
+        latest = self.select_latest_items(view)
         return multiply_lists(latest, view, recency, view.heads["weights"])
 
     # on the server
 
-    def learn(self, server: ServerState, total: Total, question: str) -> ServerState:
-        n_draws = count_draws(total.sums)
+    def learn_from_sums(self, server: ServerState, total: Total, question: str) -> ServerState:
+        n_draws = count_noise_draws(total.sums)
         if question == SURVEY:
-            return self._choose_terms(server, total, n_draws)
-        fade = self._fade_earlier_terms(server)
-        terms = self.add_terms(server, total.sums, STATISTIC, fade)
+            return self._with_chosen_terms(server, total, n_draws)
+        fade = self._compute_fade(server)
+        terms = self.compute_faded_sums(server, total.sums, STATISTIC, fade)
         drawn = np.array([n_draws])
         state = {**server.parts[STATE], **terms, "drawn": drawn}
-        released = record_release(server.heads, server.block)
-        return self.solve_gram(server.with_part(STATE, state), released)
+        released = count_released_block(server.heads, server.block)
+        return self.with_solved_gram(server.with_part(STATE, state), released)
 
-    def _fade_earlier_terms(self, server: ServerState) -> float:
+    def _compute_fade(self, server: ServerState) -> float:
         """What earlier terms keep of their weight in this block."""
         last = read_last_release(server.heads)
         if last < 0:
@@ -138,16 +138,16 @@ class PrivateTally(BudgetedRelease):
         age = server.block - last
         return float(self.config.decay**age)
 
-    def add_terms(self, server: ServerState, sums: FieldSums, question: str, fade: float = 1.0) -> Arrays:
+    def compute_faded_sums(self, server: ServerState, sums: FieldSums, question: str, fade: float = 1.0) -> Arrays:
         """The server's sum, faded, with the terms of a release; and the noise in that."""
         state = server.parts[STATE]
         deviation = self.compute_term_deviation(server, question)
         gram = fade * state["gram"] + sums["terms"]
-        added_variance = count_draws(sums) * deviation**2
+        added_variance = count_noise_draws(sums) * deviation**2
         variance = fade**2 * state["variance"] + added_variance
         return {"gram": gram, "variance": variance}
 
-    def _choose_terms(self, server: ServerState, total: Total, n_draws: float) -> ServerState:
+    def _with_chosen_terms(self, server: ServerState, total: Total, n_draws: float) -> ServerState:
         """The items that terms are about, and in what terms."""
         deviation = self.compute_term_deviation(server, STATISTIC) * n_draws**0.5
         people = read_scalar(total.sums, "people")
@@ -171,7 +171,7 @@ class PrivateTally(BudgetedRelease):
         }
         return with_heads(server, heads).with_part(STATE, state)
 
-    def solve_gram(self, server: ServerState, released: AnyArray) -> ServerState:
+    def with_solved_gram(self, server: ServerState, released: AnyArray) -> ServerState:
         """B that belongs to the noisy sum."""
         state = server.parts[STATE]
         axes = read_axes(server.heads)
@@ -182,7 +182,7 @@ class PrivateTally(BudgetedRelease):
         smooth = fit_smoother(state["gram"], axes.centre, variance**0.5, basis)
         n_items = len(server.items)
         heads = {
-            "weights": solve_weights(smooth, axes.scale),
+            "weights": solve_input_weights(smooth, axes.scale),
             "known": np.array([n_items], np.int32),
             "released": released,
         }
@@ -191,19 +191,19 @@ class PrivateTally(BudgetedRelease):
         return with_heads(server, heads)
 
     @property
-    def trials(self) -> int:
+    def n_trials(self) -> int:
         return 1  # validation chooses nothing
 
-    def try_next(self, server: ServerState) -> ServerState:
+    def with_next_trial(self, server: ServerState) -> ServerState:
         return server
 
-    def popularity(self, server: ServerState) -> Floats:
+    def read_popularity(self, server: ServerState) -> Floats:
         state = server.parts.get(STATE, {})
         noisy = state.get("liked", np.zeros(0))
         liked = np.maximum(noisy, 0.0)
-        return pad_items(liked, server)
+        return pad_to_catalogue(liked, server)
 
-    def compare_items(self, server: ServerState, items: Floats, item: int) -> Floats:
+    def measure_similarity_to_item(self, server: ServerState, items: Floats, item: int) -> Floats:
         """The weight of every item for this one: its column of B, which is between the inputs; 0 for other items."""
         inputs = server.heads["inputs"]
         weights = server.heads["weights"]
@@ -237,12 +237,12 @@ class PrivateTally(BudgetedRelease):
         return False
 
     def apply_retraction(self, server: ServerState, change: FieldSums) -> tuple[ServerState, int]:
-        terms = self.add_terms(server, change, "retraction")
+        terms = self.compute_faded_sums(server, change, "retraction")
         state = {**server.parts[STATE], **terms}
         last = read_last_release(server.heads)
-        released = record_release(server.heads, last)
+        released = count_released_block(server.heads, last)
         changed = server.with_part(STATE, state)
-        return self.solve_gram(changed, released), 0
+        return self.with_solved_gram(changed, released), 0
 
     def describe_retraction(self) -> RetractionCaveats:
         budget = self.budget
@@ -258,46 +258,46 @@ class PrivateTally(BudgetedRelease):
             "copies of earlier models.",
         )
 
-    def retrain_from(self, server: ServerState, block_lists: BlockLists) -> ServerState:
+    def retrain_from_lists(self, server: ServerState, block_lists: BlockLists) -> ServerState:
         """The sum of these lists in the same terms, with noise of its own as large as the noise of the sum now."""
         heads = server.heads
         state = server.parts[STATE]
         last = read_last_release(heads)
         gram = np.zeros_like(state["gram"])
         for block, lists in enumerate(block_lists[: last + 1]):
-            counted = self.select_counted(lists)
+            counted = self.select_counted_items(lists)
             vectors = build_term_vectors(counted, heads)
             fade = self.config.decay ** (last - block)
             gram += fade * (vectors.T @ vectors)
-        draws = Draws(count_releases(heads))
+        draws = Draws(read_release_count(heads))
         stream = NoiseStream(draws, "tally trained again")
         variance = read_scalar(state, "variance")
         noise = draw_symmetric_noise(stream, variance**0.5, len(gram))
         retrained = server.with_part(STATE, {**state, "gram": gram + noise})
-        return self.solve_gram(retrained, heads["released"])
+        return self.with_solved_gram(retrained, heads["released"])
 
     def simulate_release(self, server: ServerState, lists: Ragged, draws: Draws) -> ServerState:
         """The server after a first block of these users and no others, with the noise of these draws."""
         n_users = len(lists)
-        user_ptr = count_single_users(n_users)
+        user_ptr = make_single_user_ptr(n_users)
         for question in (SURVEY, STATISTIC):
             fields = self.list_statistic_fields(server, question)
             forms = self.encode_lists(lists, user_ptr, server.heads, question)
             exact = sum_forms(forms, n_users, fields)
             total = self.add_noise(server, exact, question, draws)
-            server = self.learn(server, total, question)
+            server = self.learn_from_sums(server, total, question)
         return server
 
 
-def count_draws(sums: FieldSums) -> float:
+def count_noise_draws(sums: FieldSums) -> float:
     """How many draws of noise are in a sum; at least one."""
     n_draws = read_scalar(sums, "draws")
     return max(1.0, n_draws)
 
 
-def record_release(heads: Arrays, block: int) -> Ints:
+def count_released_block(heads: Arrays, block: int) -> Ints:
     """The block as the last one that was released, and one release more."""
-    n_releases = count_releases(heads) + 1
+    n_releases = read_release_count(heads) + 1
     return np.array([block, n_releases], np.int32)
 
 
@@ -315,5 +315,5 @@ def multiply_weighted_lists(lists: Ragged, weight: Floats, view: CohortView, mat
     row_of[inputs] = np.arange(k)
     shape = (len(view.user), k)
     scores = np.zeros(shape, np.float32)
-    dense_products(lists.ptr, lists.ids, weight, row_of, matrix, scores)
+    add_dense_products(lists.ptr, lists.ids, weight, row_of, matrix, scores)
     return scores

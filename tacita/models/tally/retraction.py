@@ -50,17 +50,17 @@ def interleave_lists(old: Ragged, new: Ragged) -> Ragged:
     return Ragged.from_pairs(rows, ids, 2 * len(old))
 
 
-def apply_change(sums: PairSums, change: FieldSums, shape: PairShape) -> PairSums:
+def compute_changed_sums(sums: PairSums, change: FieldSums, shape: PairShape) -> PairSums:
     """The sums after a change of fields `NAME.BLOCK`."""
     for index in sums.index.tolist():
-        own = _select_block(change, index)
+        own = _select_block_fields(change, index)
         changes_any = any(own[name].any() for name in ("touched", "pairs", "repeats"))
         if changes_any:
-            sums = sums.apply_change(index, own, shape)
+            sums = sums.with_block_change(index, own, shape)
     return sums.drop_empty_pairs()
 
 
-def _select_block(change: FieldSums, index: int) -> Arrays:
+def _select_block_fields(change: FieldSums, index: int) -> Arrays:
     """The fields of one block, by their names alone."""
     fields = {}
     for name, value in change.items():
@@ -112,7 +112,7 @@ class LowRankUpdate:
         projected = self.vectors.T @ product[self.items]
         return np.asarray(np.linalg.solve(self.core, projected))
 
-    def subtract_from(self, product: Doubles) -> None:
+    def subtract_in_place(self, product: Doubles) -> None:
         """Bring P X along, in place, some rows at a time."""
         right_factor = self.solve_right_factor(product)
         for lo in range(0, len(product), TILE):
@@ -120,7 +120,7 @@ class LowRankUpdate:
             product[rows] -= self.left_factor[rows] @ right_factor
 
 
-def update_inverse(inverse: Doubles, row: Longs, col: Longs, change: Doubles) -> int:
+def update_inverse_in_place(inverse: Doubles, row: Longs, col: Longs, change: Doubles) -> int:
     """Change entries of a matrix, given in its lower triangle, and its inverse in place (Woodbury).
 
     Returns the rank of the update; 0: nothing was done, a solve is cheaper or the only way.
@@ -128,7 +128,7 @@ def update_inverse(inverse: Doubles, row: Longs, col: Longs, change: Doubles) ->
     update = compute_low_rank(inverse, row, col, change)
     if update is None:
         return 0
-    update.subtract_from(inverse)
+    update.subtract_in_place(inverse)
     return update.rank
 
 

@@ -82,7 +82,7 @@ def estimate_solve_bytes(n_inputs: int) -> float:
     return 24.0 * n_inputs**2
 
 
-def available_memory() -> float:
+def estimate_available_memory() -> float:
     """Bytes that can be had now; endless where the system does not say."""
     try:
         return _read_available_memory()

@@ -14,7 +14,7 @@ import scipy.sparse
 from tacita.core.draws import Draws
 from tacita.core.sparse import matrix_of_cells, matrix_of_rows
 from tacita.core.types import AnyArray, Doubles, Floats, Longs
-from tacita.kernels.hashing import normals
+from tacita.kernels.hashing import draw_normals
 from tacita.kernels.pairs import find_row_thresholds, multiply_sparse
 
 MAX_DENSE = 1024  # items of a graph whose axes are read from it as a dense matrix
@@ -93,7 +93,7 @@ def _build_krylov_basis(matrix: scipy.sparse.csr_array, depth: int) -> tuple[Flo
     image = np.zeros((n, width), np.float32)
     key = Draws(0).public("filter-axes")
     rows = np.arange(n, dtype=np.uint64)
-    block = normals(key, rows, BLOCK_WIDTH)
+    block = draw_normals(key, rows, BLOCK_WIDTH)
     for start in range(0, width, BLOCK_WIDTH):
         own = slice(start, start + BLOCK_WIDTH)
         earlier = basis[:, :start]
@@ -115,7 +115,7 @@ def _orthonormalise(block: Floats, earlier: Floats) -> Floats:
     return np.asarray(vectors)
 
 
-def keep_largest(matrix: scipy.sparse.csr_array, keep: int) -> scipy.sparse.csr_array:
+def keep_largest_per_column(matrix: scipy.sparse.csr_array, keep: int) -> scipy.sparse.csr_array:
     """The matrix without its diagonal and with the `keep` largest entries of each column only; 0: all."""
     n_rows, n_columns = matrix.shape
     rows = np.arange(n_rows, dtype=np.int32)

@@ -16,7 +16,7 @@ from tacita.core.errors import TacitaError
 from tacita.core.flat_indices import find_in_sorted
 from tacita.core.sparse import SparseSum
 from tacita.core.types import AnyArray, Arrays, Bools, Doubles, Ints, Longs, Ragged
-from tacita.kernels.pairs import lower_entries
+from tacita.kernels.pairs import list_lower_entries
 from tacita.messages import QUANTUM, Total
 from tacita.models.statistic_model import FieldSums
 
@@ -46,7 +46,7 @@ class PairShape:
     def extract_entries(self, matrix: Any) -> Entries:
         """The entries of a dense or sparse (inputs, items) matrix that are not zero."""
         if self.inputs is None and isinstance(matrix, np.ndarray):
-            return lower_entries(matrix)
+            return list_lower_entries(matrix)
         if isinstance(matrix, SparseSum):
             matrix = matrix.matrix()
         cells = scipy.sparse.coo_array(matrix)
@@ -171,7 +171,7 @@ class PairSums:
             repeats=np.zeros((0, 2)),
         )
 
-    def arrays(self) -> Arrays:
+    def to_arrays(self) -> Arrays:
         arrays = {}
         for field in fields(PairSums):
             arrays[field.name] = getattr(self, field.name)
@@ -184,7 +184,7 @@ class PairSums:
             return self.count
         return self.total
 
-    def _find_span(self, k: int) -> slice:
+    def _find_block_slice(self, k: int) -> slice:
         """The entries of a block."""
         start = self.ptr[k]
         end = self.ptr[k + 1]
@@ -192,7 +192,7 @@ class PairSums:
 
     def read_block_entries(self, k: int) -> BlockEntries:
         """Places, sums and contributors of a block."""
-        span = self._find_span(k)
+        span = self._find_block_slice(k)
         return BlockEntries(self.at[span], self.total[span], self.contributors[span])
 
     def with_block(self, index: int, total: Total, shape: PairShape) -> PairSums:
@@ -222,7 +222,7 @@ class PairSums:
             repeats=np.concatenate([self.repeats, repeats]),
         )
 
-    def apply_change(self, index: int, change: FieldSums, shape: PairShape) -> PairSums:
+    def with_block_change(self, index: int, change: FieldSums, shape: PairShape) -> PairSums:
         """The sums after the terms of some users in a block changed; `drop_empty_pairs` removes what is 0 then."""
         k = self.index.tolist().index(index)
         entries = {}
@@ -248,7 +248,7 @@ class PairSums:
     def _add_entries(self, k: int, entries: Entries, column: Doubles) -> None:
         """Add entries of a block to a column, in place; every one must be a pair of the block."""
         places, value = entries
-        span = self._find_span(k)
+        span = self._find_block_slice(k)
         offset, is_known = find_in_sorted(self.at[span], places)
         if not is_known.all():
             raise TacitaError("what is to be taken back was never told; nothing was changed.")
@@ -256,7 +256,7 @@ class PairSums:
 
     def _insert_places(self, k: int, places: Longs) -> PairSums:
         """The same sums with an entry for each of the places in a block."""
-        span = self._find_span(k)
+        span = self._find_block_slice(k)
         offset, is_known = find_in_sorted(self.at[span], places)
         if is_known.all():
             return self
@@ -319,7 +319,7 @@ class PairSums:
         ages = np.diff(self.index, prepend=first)
         for k, fade in enumerate(decay**ages):
             release.fade(fade)
-            release.add_block(self._read_entries_at(k, where))
+            release.add_or_hold_block(self._read_entries_at(k, where))
             release.release_pairs(is_out[k])
         return release.gram
 
@@ -333,7 +333,7 @@ class PairSums:
         numbers = np.flatnonzero(is_known)
         return BlockEntries(numbers, entries.total[known], entries.contributors[known])
 
-    def places(self) -> Longs:
+    def list_places(self) -> Longs:
         """The places of all pairs, ascending."""
         at = self.at
         if len(self.index) > 1:
@@ -376,7 +376,7 @@ class _ReleasedSum:
             self.gram *= factor
             self.pending *= factor
 
-    def add_block(self, entries: BlockEntries) -> None:
+    def add_or_hold_block(self, entries: BlockEntries) -> None:
         at = entries.at
         if not self.waits:
             self.gram[at] += entries.total

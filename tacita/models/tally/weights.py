@@ -9,7 +9,7 @@ import scipy.sparse
 
 from tacita.core.sparse import matrix_of_rows
 from tacita.core.types import AnyArray, Arrays, Doubles, Floats, Ints, Longs, Ragged
-from tacita.kernels.pairs import dense_products, sparse_products
+from tacita.kernels.pairs import add_dense_products, add_sparse_products
 from tacita.models.tally.solver import TILE, solve_diagonal_columns
 from tacita.models.tally.sums import PairShape
 
@@ -27,8 +27,8 @@ def compute_weights(inverse: Doubles, gram: Doubles, where: Longs | None, shape:
         first, last = np.searchsorted(shape.inputs, [lo, hi])
         own = shape.inputs[first:last] - lo
         tile[own] = solve_diagonal_columns(inverse, first, last)
-        columns.append(tile)
-    return columns.join()
+        columns.append_tile(tile)
+    return columns.join_tiles()
 
 
 def _compute_whole_weights(inverse: Doubles, n_items: int, keep: int) -> Any:
@@ -36,8 +36,8 @@ def _compute_whole_weights(inverse: Doubles, n_items: int, keep: int) -> Any:
     columns = ColumnTiles(keep, n_items)
     for lo in range(0, n_items, TILE):
         hi = min(lo + TILE, n_items)
-        columns.append(solve_diagonal_columns(inverse, lo, hi))
-    return columns.join()
+        columns.append_tile(solve_diagonal_columns(inverse, lo, hi))
+    return columns.join_tiles()
 
 
 class ColumnTiles:
@@ -48,13 +48,13 @@ class ColumnTiles:
         self.is_sparse = 0 < keep < n_rows / 2  # a matrix that is not much cut is smaller as it is
         self.tiles: list[Any] = []
 
-    def append(self, tile: AnyArray) -> None:
+    def append_tile(self, tile: AnyArray) -> None:
         rows = sparsify_columns(tile, self.keep).astype(np.float32)
         if self.is_sparse:
             rows = scipy.sparse.csr_array(rows)
         self.tiles.append(rows)
 
-    def join(self) -> Any:
+    def join_tiles(self) -> Any:
         if not self.is_sparse:
             whole = np.vstack(self.tiles)
             return np.ascontiguousarray(whole.T)
@@ -107,7 +107,7 @@ def _to_dense(matrix: Any) -> Floats:
     return np.asarray(matrix)
 
 
-def read_column(heads: Arrays, item: int, n_items: int) -> Floats:
+def read_item_column(heads: Arrays, item: int, n_items: int) -> Floats:
     """The weight of every item for one item; 0 for items that are no input, or came too late for B."""
     matrix = unpack_weights(heads)
     weights = np.zeros(n_items, np.float32)
@@ -115,12 +115,12 @@ def read_column(heads: Arrays, item: int, n_items: int) -> Floats:
         return weights
     columns = _to_dense(matrix[:, [item]])
     column = columns[:, 0]
-    rows = _select_rows(heads["inputs"], len(column))
+    rows = _list_input_items(heads["inputs"], len(column))
     weights[rows] = column.astype(np.float32)
     return weights
 
 
-def _select_rows(inputs: Ints, n_items: int) -> Any:
+def _list_input_items(inputs: Ints, n_items: int) -> Any:
     """The items that B has a row for: the inputs, or the first items where all are inputs."""
     if len(inputs):
         return inputs
@@ -155,10 +155,10 @@ def add_products(lists: Ragged, weight: Floats, heads: Arrays, scores: Floats) -
     n_rows = len(inputs) or known
     n_items = scores.shape[1]
     row_of = np.full(n_items, -1, np.int32)
-    rows = _select_rows(inputs, known)
+    rows = _list_input_items(inputs, known)
     row_of[rows] = np.arange(n_rows)
     if is_dense:
-        dense_products(lists.ptr, lists.ids, weight, row_of, weights, scores)
+        add_dense_products(lists.ptr, lists.ids, weight, row_of, weights, scores)
     else:
         column = heads["column"].view(np.uint32)  # never negative, which the loop need not check then
-        sparse_products(lists.ptr, lists.ids, weight, row_of, heads["ptr"], column, weights, scores)
+        add_sparse_products(lists.ptr, lists.ids, weight, row_of, heads["ptr"], column, weights, scores)

@@ -5,7 +5,7 @@ from tacita.report.charts.curve import draw_curve, draw_curve_chart
 from tacita.report.charts.dots import draw_dot_chart, draw_dot_picture
 from tacita.report.charts.frame import BOTTOM_MARGIN, shorten_text
 from tacita.report.charts.heat_map import MOST_CELLS, draw_heat_map
-from tacita.report.charts.lines import draw_line_chart, draw_lines
+from tacita.report.charts.lines import draw_line_chart, plot_series
 from tacita.report.charts.picture import Picture, draw_picture
 from tacita.report.charts.series import GREY, Dot, Segment, Series, SeriesStyle
 
@@ -26,7 +26,7 @@ __all__ = [
     "draw_heat_map",
     "draw_level_bars",
     "draw_line_chart",
-    "draw_lines",
     "draw_picture",
+    "plot_series",
     "shorten_text",
 ]

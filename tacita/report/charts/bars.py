@@ -16,11 +16,11 @@ from tacita.report.charts.frame import (
     WIDE,
     draw_frame,
     draw_legend,
+    fit_axis_to_series,
     fit_columns,
     format_short,
     name_blocks,
     select_finite,
-    set_series_scale,
     shorten_text,
 )
 from tacita.report.charts.series import Series
@@ -81,7 +81,7 @@ def draw_bar_chart(series: Sequence[Series], names: Sequence[str], metric: str, 
             _write_numbers(axes, bars, offset, width * group_width)
             handles.append(handle)
         name_blocks(axes, names)
-        set_series_scale(axes, series)
+        fit_axis_to_series(axes, series)
         draw_frame(axes, metric, "block")
         draw_legend(page, series, handles, columns)
         return page.to_svg(alt)

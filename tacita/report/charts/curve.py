@@ -17,8 +17,8 @@ from tacita.report.charts.frame import (
     TOP_MARGIN,
     WIDE,
     draw_frame,
+    fit_axis_to_values,
     format_short,
-    set_scale,
 )
 from tacita.report.charts.series import Segment
 from tacita.report.drawing import LIGHT, Sheet, open_sheet
@@ -44,7 +44,7 @@ def draw_curve(page: Sheet, axes: Axes, segments: Sequence[Segment], wide: float
     if ringed:
         size = 9.0 if len(segments) <= MOST_LARGE_RINGS else 4.5
         _ring_best(page, axes, ringed, size)
-    set_scale(axes, _list_scores(segments))
+    fit_axis_to_values(axes, _list_scores(segments))
     axes.set_xlim(0, last)
     axes.locator_params(axis="x", nbins=6, steps=ROUND_STEPS, integer=True)
 

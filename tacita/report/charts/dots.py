@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from tacita.report.charts.frame import LETTER, SMALL, WIDE, set_scale, shorten_text
+from tacita.report.charts.frame import LETTER, SMALL, WIDE, fit_axis_to_values, shorten_text
 from tacita.report.charts.series import Dot
 from tacita.report.drawing import LIGHT, Sheet, open_sheet
 
@@ -74,7 +74,7 @@ def _draw_dots(page: Sheet, axes: Axes, rows: Sequence[Dot], layout: DotLayout) 
     page.add_tips(mean_dots, tips)
     published = _draw_published(page, axes, rows)
     values = [*lows, *highs, *published]
-    set_scale(axes, values, "x", nbins=4)
+    fit_axis_to_values(axes, values, "x", nbins=4)
     names = ["\n".join(lines) for lines in layout.names]
     axes.set_yticks(places, names)
     axes.grid(axis="x", lw=1)

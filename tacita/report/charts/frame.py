@@ -44,14 +44,14 @@ def select_finite(values: Iterable[float]) -> list[float]:
     return [value for value in values if math.isfinite(value)]
 
 
-def set_series_scale(axes: Axes, series: Sequence[Series]) -> None:
+def fit_axis_to_series(axes: Axes, series: Sequence[Series]) -> None:
     values = []
     for line in series:
         values += line.values
-    set_scale(axes, values)
+    fit_axis_to_values(axes, values)
 
 
-def set_scale(axes: Axes, values: Iterable[float], which: str = "y", nbins: int = 5) -> None:
+def fit_axis_to_values(axes: Axes, values: Iterable[float], which: str = "y", nbins: int = 5) -> None:
     """Round numbers from 0, or the lowest below it, to just past the highest."""
     axis = axes.xaxis
     if which == "y":
@@ -129,13 +129,13 @@ def fit_columns(series: Sequence[Series]) -> tuple[int, float]:
     """How many columns of names a legend has room for, and how high it is."""
     widths = [LETTER * len(name) + 46 for name in _list_legend_names(series)]
     for columns in range(len(widths), 0, -1):
-        sizes = _measure_columns(len(widths), columns)
+        sizes = _count_names_per_column(len(widths), columns)
         if _measure_legend(widths, sizes) <= WIDE:
             break
     return columns, LEGEND_LINE * sizes[0]
 
 
-def _measure_columns(n_names: int, columns: int) -> list[int]:
+def _count_names_per_column(n_names: int, columns: int) -> list[int]:
     """How many names each column has; matplotlib fills the first ones most."""
     whole, rest = divmod(n_names, columns)
     return [whole + (column < rest) for column in range(columns)]

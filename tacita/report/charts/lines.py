@@ -15,10 +15,10 @@ from tacita.report.charts.frame import (
     WIDE,
     draw_frame,
     draw_legend,
+    fit_axis_to_series,
     fit_columns,
     format_short,
     name_blocks,
-    set_series_scale,
 )
 from tacita.report.charts.series import DASHES, SHAPES, Series, SeriesStyle
 from tacita.report.drawing import LIGHT, Sheet, open_sheet
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MOST_MARKS = 40  # blocks up to which each has a mark
 
 
-def draw_lines(page: Sheet, axes: Axes, series: Sequence[Series], names: Sequence[str]) -> list[Line2D]:
+def plot_series(page: Sheet, axes: Axes, series: Sequence[Series], names: Sequence[str]) -> list[Line2D]:
     """One line a series with a mark a block, the first series on top."""
     has_marks = len(names) <= MOST_MARKS
     handles = []
@@ -51,7 +51,7 @@ def draw_lines(page: Sheet, axes: Axes, series: Sequence[Series], names: Sequenc
             page.add_tips(handle, tips)
         handles.append(handle)
     name_blocks(axes, names)
-    set_series_scale(axes, series)
+    fit_axis_to_series(axes, series)
     return handles
 
 
@@ -81,7 +81,7 @@ def draw_line_chart(series: Sequence[Series], names: Sequence[str], metric: str,
     columns, legend_height = fit_columns(series)
     with open_sheet(WIDE, HIGH + legend_height) as page:
         axes = page.axes(LEFT_MARGIN, TOP_MARGIN + legend_height, RIGHT_MARGIN, BOTTOM_MARGIN)
-        handles = draw_lines(page, axes, series, names)
+        handles = plot_series(page, axes, series, names)
         draw_frame(axes, metric, "block")
         draw_legend(page, series, handles, columns)
         return page.to_svg(alt)

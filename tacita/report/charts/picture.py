@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tacita.report.charts.curve import draw_curve
 from tacita.report.charts.frame import BOTTOM_MARGIN, draw_frame, shorten_text
-from tacita.report.charts.lines import draw_lines
+from tacita.report.charts.lines import plot_series
 from tacita.report.charts.series import Segment, Series
 from tacita.report.drawing import open_sheet
 
@@ -34,7 +34,7 @@ def draw_picture(shown: Picture, kind: str) -> bytes:
         page.text(380, 22, shorten_text(shown.title, 100), ha="center", weight="bold", size=13)
         quality_axes = page.axes(58, 70, 412, BOTTOM_MARGIN)
         curve_axes = page.axes(432, 70, 16, BOTTOM_MARGIN)
-        draw_lines(page, quality_axes, shown.series, shown.names)
+        plot_series(page, quality_axes, shown.series, shown.names)
         draw_curve(page, curve_axes, shown.segments, 312)
         draw_frame(quality_axes, "", "block")
         _caption_panel(quality_axes, "Test quality per block", shown.metric)

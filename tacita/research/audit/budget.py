@@ -16,16 +16,16 @@ from tacita.core.config import PrivacyConfig, RunConfig
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.types import Bools, Doubles, ServerState
-from tacita.federation.rounds import begin_block, run_block, start_run
+from tacita.federation.rounds import begin_block, make_initial_progress, run_block
 from tacita.models.tally.model import STATE, require_tally
 from tacita.models.tally.private_math import build_unit_vectors
 from tacita.models.tally.private_tally import PrivateTally, read_axes
 from tacita.research.audit.audit_progress import Advance, AuditTable, OnData, OnStep, StepCounter
 from tacita.research.audit.null_space import AucSamples, NullSpace
-from tacita.research.audit.reconstruction import as_lists, rebuild_inverse
-from tacita.research.audit.tally_attacks import AttackTarget, attack_membership, count_draws
+from tacita.research.audit.reconstruction import rebuild_inverse, sets_to_lists
+from tacita.research.audit.tally_attacks import AttackTarget, attack_membership, count_group_draws
 from tacita.round.plan import Federation
-from tacita.runs.assembly import Machine, assemble, build_components
+from tacita.runs.assembly import Machine, assemble_federation, build_components
 
 READERS = {
     "null_space": "null space of B",
@@ -51,13 +51,13 @@ class ReaderScores:
         known_released = known_inputs[:, release.items]
         null_space = NullSpace.from_inverse(release)
         whole_space = NullSpace(release.inverse)
-        lists = as_lists(known)
+        lists = sets_to_lists(known)
         vectors = build_unit_vectors(lists, axes.inputs, axes.scale, axes.centre)
         projected = vectors @ gram
         server_scores = np.einsum("uk,uk->u", projected, vectors)
         scores = {
-            "null_space": -null_space.energy(known_released),
-            "energy": -whole_space.energy(known_released),
+            "null_space": -null_space.compute_energy(known_released),
+            "energy": -whole_space.compute_energy(known_released),
             "server": server_scores,
         }
         return ReaderScores(scores)
@@ -77,14 +77,14 @@ def measure_membership(target: AttackTarget, backbone: PrivateTally, advance: Ad
             for number, (kind, sets) in enumerate(histories.items()):
                 purpose = f"audit {draw} {noise} {number}"
                 draws = Draws(target.seed, purpose)
-                lists = as_lists(sets)
+                lists = sets_to_lists(sets)
                 server = backbone.simulate_release(target.server, lists, draws)
                 inside_scores = ReaderScores.compute(server, known_inside).by_reader
                 absent_scores = ReaderScores.compute(server, known_absent).by_reader
                 for reader, samples in aucs.items():
-                    samples.add(kind, inside_scores[reader], absent_scores[reader])
+                    samples.add_auc(kind, inside_scores[reader], absent_scores[reader])
         advance()
-    return {reader: samples.means() for reader, samples in aucs.items()}
+    return {reader: samples.compute_means() for reader, samples in aucs.items()}
 
 
 def audit_budget(
@@ -97,23 +97,23 @@ def audit_budget(
     """A row for tally as it is, one without noise among as many items, and one for every epsilon."""
     delta = config.privacy.delta
     plain_config = config.model_copy(update={"privacy": PrivacyConfig()})
-    federation = assemble(plain_config, machine)
+    federation = assemble_federation(plain_config, machine)
     if on_data:
         on_data(federation.stream)
     n_users = count_active_users(federation)
-    n_draws = count_draws(n_users)
+    n_draws = count_group_draws(n_users)
     n_private_rows = len(epsilons) + 1
     total = 2 * n_draws + n_draws * n_private_rows
     steps = StepCounter(total, on_done)
-    rows = [_make_plain_row(federation, steps.advance)]
+    rows = [_measure_plain_row(federation, steps.advance)]
     for epsilon in [NO_NOISE, *sorted(epsilons, reverse=True)]:
-        private_config = _set_budget(plain_config, epsilon, delta)
+        private_config = _with_budget(plain_config, epsilon, delta)
         backbone = build_components(private_config)[0]
         assert isinstance(backbone, PrivateTally)
         if epsilon == NO_NOISE:
-            backbone = _match_inputs(backbone, max(epsilons), delta)
+            backbone = _build_noiseless_match(backbone, max(epsilons), delta)
         private_federation = replace(federation, config=private_config, backbone=backbone)
-        row = _make_row(private_federation, backbone, epsilon, steps.advance)
+        row = _measure_row(private_federation, backbone, epsilon, steps.advance)
         rows.append(row)
     return {
         "data": federation.stream.name,
@@ -130,7 +130,7 @@ def count_active_users(federation: Federation) -> int:
     return int((counts > 0).sum())
 
 
-def _set_budget(config: RunConfig, epsilon: float, delta: float) -> RunConfig:
+def _with_budget(config: RunConfig, epsilon: float, delta: float) -> RunConfig:
     """Plain tally with one budget for the first block."""
     privacy = PrivacyConfig(epsilon=epsilon, delta=delta, blocks=1)
     changes = {"privacy": privacy, "backbone": {"name": "tally"}}
@@ -149,7 +149,7 @@ class _MatchedInputsTally(PrivateTally):
         return self.reference.compute_term_deviation(server, question)
 
 
-def _match_inputs(backbone: PrivateTally, epsilon: float, delta: float) -> PrivateTally:
+def _build_noiseless_match(backbone: PrivateTally, epsilon: float, delta: float) -> PrivateTally:
     privacy = PrivacyConfig(epsilon=epsilon, delta=delta, blocks=1)
     matched = _MatchedInputsTally(backbone.config, backbone.privacy)
     matched.reference = PrivateTally(backbone.config, privacy)
@@ -157,7 +157,7 @@ def _match_inputs(backbone: PrivateTally, epsilon: float, delta: float) -> Priva
 
 
 def _build_target(federation: Federation) -> AttackTarget:
-    progress = start_run(federation)
+    progress = make_initial_progress(federation)
     begin_block(federation, progress, 0)
     backbone = require_tally(federation.backbone)
     train = federation.stream.blocks[0].train
@@ -167,7 +167,7 @@ def _build_target(federation: Federation) -> AttackTarget:
 
 def _measure_quality(federation: Federation) -> float | None:
     """The selecting metric on the first block's validation items."""
-    progress = start_run(federation)
+    progress = make_initial_progress(federation)
     begin_block(federation, progress, 0)
     run_block(federation, progress, lambda report, now: None)
     if progress.best_score < 0:
@@ -175,7 +175,7 @@ def _measure_quality(federation: Federation) -> float | None:
     return progress.best_score
 
 
-def _make_plain_row(federation: Federation, advance: Advance) -> AuditTable:
+def _measure_plain_row(federation: Federation, advance: Advance) -> AuditTable:
     figure = attack_membership(_build_target(federation), advance)
     if figure["found"] is None:
         raise TacitaError("too few people have five items or more in the first block, so there is nothing to audit.")
@@ -189,9 +189,9 @@ def _make_plain_row(federation: Federation, advance: Advance) -> AuditTable:
     }
 
 
-def _make_row(federation: Federation, backbone: PrivateTally, epsilon: float, advance: Advance) -> AuditTable:
+def _measure_row(federation: Federation, backbone: PrivateTally, epsilon: float, advance: Advance) -> AuditTable:
     target = _build_target(federation)
-    lists = as_lists(target.histories)
+    lists = sets_to_lists(target.histories)
     draws = Draws(target.seed)
     server = backbone.simulate_release(target.server, lists, draws)
     name = f"epsilon {epsilon:g}"

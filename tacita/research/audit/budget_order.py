@@ -17,7 +17,7 @@ from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.sparse import matrix_of_rows
 from tacita.core.types import Arrays, Bools, Doubles, Longs, Ragged, ServerState
-from tacita.federation.rounds import begin_block, start_run
+from tacita.federation.rounds import begin_block, make_initial_progress
 from tacita.models.tally.model import STATE
 from tacita.models.tally.order import OrderedTally
 from tacita.models.tally.private_order import FOLLOWING, FOLLOWING_VARIANCE, PrivateOrderedTally, map_to_inputs
@@ -26,10 +26,10 @@ from tacita.research.audit.budget import NOISE_DRAWS, ReaderScores, count_active
 from tacita.research.audit.canaries.sums import compute_order_terms
 from tacita.research.audit.null_space import AucSamples
 from tacita.research.audit.order import OrderedHistories, attack_membership
-from tacita.research.audit.tally_attacks import AttackTarget, count_draws
+from tacita.research.audit.tally_attacks import AttackTarget, count_group_draws
 from tacita.research.audit.tally_attacks import attack_membership as read_from_b
 from tacita.round.plan import Federation
-from tacita.runs.assembly import Machine, assemble, build_components
+from tacita.runs.assembly import Machine, assemble_federation, build_components
 
 READERS = {
     "null_space": "null space of B",
@@ -120,9 +120,9 @@ def measure_membership(
                 for reader, score in scores.items():
                     inside_score = score[:n_inside]
                     absent_score = score[n_inside:]
-                    aucs[reader].add(kind, inside_score, absent_score)
+                    aucs[reader].add_auc(kind, inside_score, absent_score)
         advance()
-    return {reader: samples.means() for reader, samples in aucs.items()}
+    return {reader: samples.compute_means() for reader, samples in aucs.items()}
 
 
 def _sample_known(target: AttackTarget, lists: Ragged, inside: Longs, absent: Longs) -> tuple[Bools, Ragged]:
@@ -136,7 +136,7 @@ def _sample_known(target: AttackTarget, lists: Ragged, inside: Longs, absent: Lo
     return sets, histories.filter_entries(is_known)
 
 
-def audit_order_budget(
+def audit_order_membership(
     config: RunConfig,
     machine: Machine,
     epsilons: list[float],
@@ -145,22 +145,22 @@ def audit_order_budget(
 ) -> AuditTable:
     """A row for tally-order without a budget, and one for every epsilon."""
     plain_config = config.model_copy(update={"privacy": PrivacyConfig()})
-    federation = assemble(plain_config, machine)
+    federation = assemble_federation(plain_config, machine)
     if on_data:
         on_data(federation.stream)
     if not isinstance(federation.backbone, OrderedTally):
         raise TacitaError("what follows what is told by backbone 'tally-order' alone; use a run of it.")
     n_users = count_active_users(federation)
-    total = count_draws(n_users) * (4 + len(epsilons))
+    total = count_group_draws(n_users) * (4 + len(epsilons))
     steps = StepCounter(total, on_done)
-    plain_row = _make_plain_row(federation, federation.backbone, steps.advance)
+    plain_row = _measure_plain_row(federation, federation.backbone, steps.advance)
     rows = [plain_row]
     for epsilon in sorted(epsilons, reverse=True):
-        private_config = _set_budget(plain_config, epsilon, config.privacy.delta)
+        private_config = _with_budget(plain_config, epsilon, config.privacy.delta)
         model = build_components(private_config)[0]
         assert isinstance(model, PrivateOrderedTally)
         private_federation = replace(federation, config=private_config, backbone=model)
-        row = _make_row(private_federation, model, epsilon, steps.advance)
+        row = _measure_row(private_federation, model, epsilon, steps.advance)
         rows.append(row)
     return {
         "data": federation.stream.name,
@@ -172,7 +172,7 @@ def audit_order_budget(
     }
 
 
-def _set_budget(config: RunConfig, epsilon: float, delta: float) -> RunConfig:
+def _with_budget(config: RunConfig, epsilon: float, delta: float) -> RunConfig:
     """One budget for the first block; cuts have no meaning under it, so their settings go."""
     privacy = PrivacyConfig(epsilon=epsilon, delta=delta, blocks=1)
     backbone = {name: value for name, value in config.backbone.items() if name in RELEASE_SETTINGS}
@@ -181,7 +181,7 @@ def _set_budget(config: RunConfig, epsilon: float, delta: float) -> RunConfig:
 
 def _load_first_block(federation: Federation, model: OrderedTally | PrivateOrderedTally) -> tuple[AttackTarget, Ragged]:
     """The people of the first block, and what they have in its order, row by row."""
-    progress = start_run(federation)
+    progress = make_initial_progress(federation)
     begin_block(federation, progress, 0)
     train = federation.stream.blocks[0].train
     active = np.flatnonzero(train.counts() > 0)
@@ -192,7 +192,7 @@ def _load_first_block(federation: Federation, model: OrderedTally | PrivateOrder
     return target, plain_lists
 
 
-def _make_plain_row(federation: Federation, model: OrderedTally, advance: Advance) -> AuditTable:
+def _measure_plain_row(federation: Federation, model: OrderedTally, advance: Advance) -> AuditTable:
     target, lists = _load_first_block(federation, model)
     histories = OrderedHistories(model, target.server, lists, target)
     order = attack_membership(histories, advance)
@@ -211,7 +211,7 @@ def _make_plain_row(federation: Federation, model: OrderedTally, advance: Advanc
     }
 
 
-def _make_row(federation: Federation, model: PrivateOrderedTally, epsilon: float, advance: Advance) -> AuditTable:
+def _measure_row(federation: Federation, model: PrivateOrderedTally, epsilon: float, advance: Advance) -> AuditTable:
     target, lists = _load_first_block(federation, model)
     draws = Draws(target.seed)
     server = model.simulate_release(target.server, lists, draws)

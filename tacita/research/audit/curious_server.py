@@ -17,7 +17,7 @@ from tacita.core.config import RunConfig
 from tacita.core.errors import TacitaError
 from tacita.core.types import Broadcast, Keys, Longs, Ragged, ServerState
 from tacita.federation.devices import LocalDevices, RoundReply, empty_local_devices
-from tacita.federation.rounds import begin_block, run_round, start_run
+from tacita.federation.rounds import begin_block, make_initial_progress, run_round
 from tacita.learn.scores import SCORES
 from tacita.messages import SparseRows
 from tacita.methods.distillation.round_draws import RoundDraws
@@ -27,7 +27,7 @@ from tacita.research.audit.score_attacks import AttackOptions, attack_scores
 from tacita.research.experiments.shared_base import with_parts
 from tacita.round.plan import Federation
 from tacita.round.question import Question
-from tacita.runs.assembly import Machine, assemble
+from tacita.runs.assembly import Machine, assemble_federation
 
 ALPHAS = (0.0, 0.3, 0.5)
 THRESHOLD = 0.5
@@ -86,7 +86,7 @@ def audit_scores(
     on_data: OnData = None,
 ) -> AuditTable:
     """What the server reads under each setting, with controls."""
-    federation = assemble(config, machine)
+    federation = assemble_federation(config, machine)
     part = _require_transfer(federation, config)
     if on_data:
         on_data(federation.stream)
@@ -95,7 +95,7 @@ def audit_scores(
     for done, options in enumerate(settings):
         if on_done:
             on_done(done, len(settings))
-        changed = _change_part(federation, part, options)
+        changed = _with_part_options(federation, part, options)
         findings = audit_setting(changed, rounds)
         rows.append({**options, **findings})
     if on_done:
@@ -121,7 +121,7 @@ def _require_transfer(federation: Federation, config: RunConfig) -> PredictionTr
     )
 
 
-def _change_part(federation: Federation, part: PredictionTransfer, options: dict[str, Any]) -> Federation:
+def _with_part_options(federation: Federation, part: PredictionTransfer, options: dict[str, Any]) -> Federation:
     """The federation with other options of one part."""
     specs = []
     for spec in federation.config.parts or []:
@@ -135,7 +135,7 @@ def _change_part(federation: Federation, part: PredictionTransfer, options: dict
 def audit_setting(federation: Federation, rounds: int) -> AuditTable:
     """A few rounds of the first block, then every attack on what each client uploaded last."""
     devices = RecordingDevices(empty_local_devices(federation).clients)
-    progress = start_run(federation, devices)
+    progress = make_initial_progress(federation, devices)
     begin_block(federation, progress, 0)
     for _ in range(rounds):
         progress.server, _ = run_round(federation, progress.server, devices)

@@ -22,14 +22,19 @@ from tacita.federation.evaluation import TrainedState
 from tacita.federation.rounds import Progress
 from tacita.research.audit import membership
 from tacita.research.audit.audit_progress import AuditTable
-from tacita.research.audit.withdrawal_scenario import WithdrawalScenario, draw_requests, plant_canaries, wrap_run
+from tacita.research.audit.withdrawal_scenario import (
+    WithdrawalScenario,
+    draw_requests,
+    make_scenario_of_run,
+    retrain_with_canaries,
+)
 from tacita.round.plan import Federation
 from tacita.runs.artefacts import ScanTargets, find_traces, is_clean
 from tacita.runs.assembly import ALL_CORES, Machine
 from tacita.runs.forgetting import traces
 from tacita.runs.forgetting.application import apply_request
 from tacita.runs.forgetting.reopened_run import reopen_run
-from tacita.runs.forgetting.verdict import auc_gap, run_checks, summarise_checks
+from tacita.runs.forgetting.verdict import compute_auc_gap, run_checks, summarise_checks
 from tacita.runs.forgetting.verification import AppliedRequest, retrain_reference, retrain_run
 from tacita.runs.run_folder import write_models
 
@@ -61,17 +66,17 @@ class AuditedWithdrawal:
     @property
     def has_item_table(self) -> bool:
         """Whether devices score with item rows at all."""
-        table = self.item_table("O")
+        table = self.build_item_table("O")
         return bool(table.shape[1])
 
-    def item_table(self, name: str) -> Floats:
+    def build_item_table(self, name: str) -> Floats:
         """The item rows that devices score with."""
-        return traces.item_table(self.remaining, self.models[name])
+        return traces.build_item_table(self.remaining, self.models[name])
 
-    def distance(self, first: str, second: str) -> float | None:
+    def measure_distance(self, first: str, second: str) -> float | None:
         first_model = self.models[first]
         second_model = self.models[second]
-        return traces.model_distance(self.remaining, first_model, second_model)
+        return traces.measure_model_distance(self.remaining, first_model, second_model)
 
 
 def audit_forgetting(
@@ -83,7 +88,7 @@ def audit_forgetting(
 ) -> AuditTable:
     """Let some people of a run withdraw their data, and attack what remains of it. The folder stays as it is."""
     run = reopen_run(folder, machine)
-    scenario = plant_canaries(run) if planted else wrap_run(run)
+    scenario = retrain_with_canaries(run) if planted else make_scenario_of_run(run)
     tell(1, 4)
     request = draw_requests(scenario, share)
     route = scenario.run.choose_route(request)
@@ -128,27 +133,29 @@ def run_attacks(withdrawal: AuditedWithdrawal) -> AuditTable:
     for name, model in withdrawal.models.items():
         scores[name] = traces.score_pairs(withdrawal.remaining, model, pairs)
     items = traces.sample_items(withdrawal.remaining)
-    floor = withdrawal.distance("R1", "R2")
-    far = withdrawal.distance("O", "R1")
+    floor = withdrawal.measure_distance("R1", "R2")
+    far = withdrawal.measure_distance("O", "R1")
     exposure = measure_exposure(withdrawal)
     user_aucs = attack_users(withdrawal)
     relearning = measure_relearning(withdrawal, pairs)
     reference_scores = scores["R1"]
-    reference_table = withdrawal.item_table("R1")
+    reference_table = withdrawal.build_item_table("R1")
     rows: dict[str, dict[str, Any]] = {}
     for name in withdrawal.models:
         own_scores = scores[name]
-        distance = withdrawal.distance(name, "R1")
+        distance = withdrawal.measure_distance(name, "R1")
         rows[name] = {
-            "auc_pairs": traces.pair_auc(own_scores),
-            "auc_pairs_ci": traces.pair_interval(own_scores, pairs.owner, withdrawal.seed),
-            "auc_from_r1": traces.paired_interval(own_scores, reference_scores, pairs.owner, withdrawal.seed),
-            "auc_difference": traces.difference_auc(scores["O"], own_scores),
+            "auc_pairs": traces.compute_pair_auc(own_scores),
+            "auc_pairs_ci": traces.compute_pair_interval(own_scores, pairs.owner, withdrawal.seed),
+            "auc_from_r1": traces.compute_difference_interval(
+                own_scores, reference_scores, pairs.owner, withdrawal.seed
+            ),
+            "auc_difference": traces.compute_difference_auc(scores["O"], own_scores),
             "auc_user": user_aucs.get(name),
-            "distance_ratio": _ratio(distance, far),
-            "gram_distance": traces.gram_distance(withdrawal.item_table(name), reference_table, items),
+            "distance_ratio": _compute_ratio(distance, far),
+            "gram_distance": traces.measure_gram_distance(withdrawal.build_item_table(name), reference_table, items),
             "rank_percentile": own_scores.mean_rank,
-            "jaccard20": traces.jaccard(own_scores, reference_scores),
+            "jaccard20": traces.compute_list_overlap(own_scores, reference_scores),
             "relearn_ratio": relearning.get(name),
             "canary_exposure": exposure.get(name),
         }
@@ -160,14 +167,14 @@ def run_attacks(withdrawal: AuditedWithdrawal) -> AuditTable:
 def _match_withdrawn_pairs(withdrawal: AuditedWithdrawal) -> traces.MatchedPairs:
     """What real people withdrew, each item with one that is as popular and was never theirs."""
     stream = withdrawal.done.federation.stream
-    history = stream.history(len(stream.blocks))
+    history = stream.collect_history(len(stream.blocks))
     withdrawn = withdrawal.done.withdrawn_items
     is_planted = np.isin(withdrawn.rows(), withdrawal.scenario.canaries)
     real = withdrawn.filter_entries(~is_planted)
     return traces.match_pairs(withdrawal.remaining, real, history)
 
 
-def _ratio(distance: float | None, far: float | None) -> float | None:
+def _compute_ratio(distance: float | None, far: float | None) -> float | None:
     if distance is None or not far:
         return None
     return distance / far
@@ -179,8 +186,8 @@ def summarise_attacks(
     """What the attacks come to: every check, the names of those that failed, and a sentence."""
     unlearned = rows["X"]
     retrained = rows["R1"]
-    gap = auc_gap(unlearned["auc_pairs"], retrained["auc_pairs"])
-    noise_floor = _ratio(floor, far)
+    gap = compute_auc_gap(unlearned["auc_pairs"], retrained["auc_pairs"])
+    noise_floor = _compute_ratio(floor, far)
     after = artefacts["X"]
     trace_counts = {kind: after[kind] for kind in ("pairs", "people", "rows")}
     checks = run_checks(gap, unlearned["distance_ratio"], noise_floor, trace_counts)
@@ -199,7 +206,7 @@ def measure_exposure(withdrawal: AuditedWithdrawal) -> dict[str, float]:
     scenario = withdrawal.scenario
     if len(scenario.canaries) == 0:
         return {}
-    federation = _show_known_items(withdrawal)
+    federation = _with_known_items_only(withdrawal)
     canary_rows = np.arange(len(scenario.canaries))
     exposure = {}
     for name, model in withdrawal.models.items():
@@ -216,7 +223,7 @@ def measure_exposure(withdrawal: AuditedWithdrawal) -> dict[str, float]:
     return exposure
 
 
-def _show_known_items(withdrawal: AuditedWithdrawal) -> Federation:
+def _with_known_items_only(withdrawal: AuditedWithdrawal) -> Federation:
     """The remaining federation, in which every canary has its known item and no other."""
     scenario = withdrawal.scenario
     federation = withdrawal.remaining
@@ -235,35 +242,35 @@ def _show_known_items(withdrawal: AuditedWithdrawal) -> Federation:
 def attack_users(withdrawal: AuditedWithdrawal) -> dict[str, float]:
     """AUC of telling those who withdrew from those who were never learned from, by how well they are fitted."""
     held_out = withdrawal.scenario.held_out
-    strangers = held_out.take(_find_several(held_out))
+    strangers = held_out.take(_find_users_with_several(held_out))
     withdrawn = withdrawal.done.withdrawn_items
-    users = np.setdiff1d(_find_several(withdrawn), withdrawal.scenario.canaries)
+    users = np.setdiff1d(_find_users_with_several(withdrawn), withdrawal.scenario.canaries)
     has_people = len(strangers) > 0 and len(users) > 0
     if not has_people or not withdrawal.has_item_table:
         return {}
     withdrawn_lists = withdrawn.take(users)
     owned = _list_trained_items(withdrawal.done.federation).take(users)
     remaining = _list_trained_items(withdrawal.remaining)
-    others = np.setdiff1d(_find_several(remaining), users)
+    others = np.setdiff1d(_find_users_with_several(remaining), users)
     peers = remaining.take(others[:MAX_PEERS])
     key = withdrawal.remaining.draws.public("user-level")
     aucs = {}
     for name in withdrawal.models:
-        table = withdrawal.item_table(name)
+        table = withdrawal.build_item_table(name)
         inside = membership.compute_excess_loss(table, withdrawn_lists, owned, peers, key)
         outside = membership.compute_excess_loss(table, strangers, strangers, peers, key)
         aucs[name] = traces.compute_auc(-inside, -outside)
     return aucs
 
 
-def _find_several(lists: Ragged) -> Longs:
+def _find_users_with_several(lists: Ragged) -> Longs:
     """Who has two items or more."""
     return np.flatnonzero(lists.counts() > 1)
 
 
 def _list_trained_items(federation: Federation) -> Ragged:
     n_blocks = len(federation.stream.blocks)
-    return federation.stream.train_items(n_blocks - 1)
+    return federation.stream.collect_train_items(n_blocks - 1)
 
 
 def measure_relearning(withdrawal: AuditedWithdrawal, pairs: traces.MatchedPairs) -> dict[str, float | None]:
@@ -276,12 +283,12 @@ def measure_relearning(withdrawal: AuditedWithdrawal, pairs: traces.MatchedPairs
         return {}
     n_users = len(pairs.users)
     samples = membership.PairSamples(pairs.owner, members, pairs.others.ids, n_users)
-    fitted = membership.fit_vectors(withdrawal.item_table("O"), samples)
+    fitted = membership.fit_vectors(withdrawal.build_item_table("O"), samples)
     goal = fitted.losses[-1]
     steps = {}
     for name in withdrawal.models:
-        table = withdrawal.item_table(name)
-        steps[name] = membership.count_steps_to(table, samples, goal)
+        table = withdrawal.build_item_table(name)
+        steps[name] = membership.count_steps_to_goal(table, samples, goal)
     reference_steps = steps["R1"]
     if reference_steps is None:
         reference_steps = membership.MAX_STEPS

@@ -63,7 +63,7 @@ class PairSamples:
         counts = np.bincount(self.owner, minlength=self.people)
         return np.maximum(1, counts)
 
-    def difference(self, rows: Doubles) -> Doubles:
+    def compute_differences(self, rows: Doubles) -> Doubles:
         """(pairs, width) the row of each item minus that of the other."""
         item_rows = rows[self.item]
         other_rows = rows[self.other]
@@ -73,7 +73,7 @@ class PairSamples:
 def fit_vectors(table: Floats, samples: PairSamples, steps: int = STEPS) -> FittedVectors:
     """User vectors that part people's items from the others, by plain gradient steps from zero."""
     rows = _normalise_rows(table)
-    gap = samples.difference(rows)
+    gap = samples.compute_differences(rows)
     count = samples.count_pairs()[:, None]
     width = rows.shape[1]
     vectors = np.zeros((samples.people, width))
@@ -96,7 +96,7 @@ def fit_vectors(table: Floats, samples: PairSamples, steps: int = STEPS) -> Fitt
 
 def compute_mean_losses(table: Floats, vectors: Doubles, samples: PairSamples) -> Doubles:
     """Mean loss of every person."""
-    gap = samples.difference(_normalise_rows(table))
+    gap = samples.compute_differences(_normalise_rows(table))
     products = vectors[samples.owner] * gap
     margin = products.sum(1)
     losses = np.logaddexp(0, -margin)
@@ -145,7 +145,7 @@ def _compute_rest_losses(table: Floats, lists: Ragged, owned: Ragged, key: np.ui
     return compute_mean_losses(table, vectors, rest_samples)
 
 
-def count_steps_to(table: Floats, samples: PairSamples, goal: float) -> int | None:
+def count_steps_to_goal(table: Floats, samples: PairSamples, goal: float) -> int | None:
     """Steps until the mean loss is down at the goal; None: in MAX_STEPS it does not get there."""
     losses = fit_vectors(table, samples, MAX_STEPS).losses
     for step, loss in enumerate(losses):

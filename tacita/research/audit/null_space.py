@@ -41,7 +41,7 @@ class NullSpace:
     def diagonal(self) -> Doubles:
         return np.maximum(np.diag(self.projector), TINY)
 
-    def energy(self, sets: Bools) -> Doubles:
+    def compute_energy(self, sets: Bools) -> Doubles:
         """x^T N x / sum of N_ii x_i of each set; 1 for an empty one."""
         x = sets.astype(np.float64)
         projected = x @ self.projector
@@ -137,7 +137,7 @@ class NullSpace:
             guesses.append(self.polish_guess(grown, nothing))
         table = np.array(guesses, bool)
         sets = np.unique(table.reshape(-1, n_items), axis=0)
-        energy = self.energy(sets)
+        energy = self.compute_energy(sets)
         order = np.argsort(energy, kind="stable")
         return sets[order]
 
@@ -189,7 +189,7 @@ class NullSpace:
         return guess
 
 
-def auc(inside: Doubles | Floats, outside: Doubles | Floats) -> float | None:
+def compute_auc(inside: Doubles | Floats, outside: Doubles | Floats) -> float | None:
     """How often one who is inside scores higher than one who is not; a tie is half. None: nobody to compare."""
     n_inside = len(inside)
     n_outside = len(outside)
@@ -211,13 +211,13 @@ class AucSamples:
         for kind in kinds:
             self.values[kind] = []
 
-    def add(self, kind: str, inside: Doubles | Floats, outside: Doubles | Floats) -> None:
+    def add_auc(self, kind: str, inside: Doubles | Floats, outside: Doubles | Floats) -> None:
         """Add one AUC, unless there is nobody to compare."""
-        value = auc(inside, outside)
+        value = compute_auc(inside, outside)
         if value is not None:
             self.values[kind].append(value)
 
-    def means(self) -> dict[str, float]:
+    def compute_means(self) -> dict[str, float]:
         means = {}
         for kind, values in self.values.items():
             means[kind] = float(np.mean(values))

@@ -21,7 +21,7 @@ from tacita.core.config import RunConfig
 from tacita.core.errors import TacitaError
 from tacita.core.sparse import matrix_of_rows
 from tacita.core.types import Bools, Doubles, Floats, Ints, Longs, Ragged, ServerState
-from tacita.federation.rounds import begin_block, start_run
+from tacita.federation.rounds import begin_block, make_initial_progress
 from tacita.models.tally.order import OrderedTally, select_order_matrix
 from tacita.models.tally.order_sums import select_latest_entries
 from tacita.models.tally.sums import PairShape
@@ -33,12 +33,12 @@ from tacita.research.audit.tally_attacks import (
     CANARY_ITEMS,
     AttackFigure,
     AttackTarget,
-    count_draws,
+    count_group_draws,
     make_auc_figure,
     make_share_figure,
 )
 from tacita.round.plan import Federation
-from tacita.runs.assembly import Machine, assemble
+from tacita.runs.assembly import Machine, assemble_federation
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,11 @@ class OrderedHistories:
         """How many earlier items count for the next."""
         return len(self.backbone.age_weights)
 
-    def release_matrix(self, lists: Ragged) -> Floats:
+    def build_released_matrix(self, lists: Ragged) -> Floats:
         """B' after these people and no others contributed their histories."""
         shape = PairShape(len(self.server.items))
         total = self.backbone.sum_statistic(lists, None, shape)
-        heads = self.backbone.learn(self.server, total, "statistic").heads
+        heads = self.backbone.learn_from_sums(self.server, total, "statistic").heads
         order_heads = select_order_matrix(heads)
         return unpack_dense_weights({**heads, **order_heads})
 
@@ -83,10 +83,10 @@ class OrderedHistories:
         for row in range(len(known)):
             history = known.row(row)
             if len(history) > 1:
-                means[row] = self._mean_lead(matrix, history)
+                means[row] = self._compute_mean_lead(matrix, history)
         return means
 
-    def _mean_lead(self, matrix: Floats, history: Ints) -> float:
+    def _compute_mean_lead(self, matrix: Floats, history: Ints) -> float:
         next_items = history[1:]
         earlier_items = []
         for place in range(1, len(history)):
@@ -94,14 +94,14 @@ class OrderedHistories:
             recent = earlier[-self.window :]
             earlier_items.append(recent.tolist())
         before = Ragged.from_lists(earlier_items)
-        scores = self.scores(matrix, before)
+        scores = self.compute_next_scores(matrix, before)
         places = np.arange(len(next_items))
         own_scores = scores[places, next_items]
         lead = own_scores - scores.mean(axis=1)
         spread = np.maximum(scores.std(axis=1), 1e-12)
         return float((lead / spread).mean())
 
-    def scores(self, matrix: Floats, before: Ragged) -> Doubles:
+    def compute_next_scores(self, matrix: Floats, before: Ragged) -> Doubles:
         """h B' of what came before."""
         recent = select_latest_entries(before, self.window)
         weight = self.backbone.weigh_by_age(recent)
@@ -121,10 +121,10 @@ def attack_membership(histories: OrderedHistories, advance: Advance) -> AttackFi
             "absent": histories.drop_groups(inside, absent),
         }
         for kind, lists in contributions.items():
-            matrix = histories.release_matrix(lists)
+            matrix = histories.build_released_matrix(lists)
             inside_scores = histories.score_next_items(matrix, known_inside)
             absent_scores = histories.score_next_items(matrix, known_absent)
-            aucs.add(kind, inside_scores, absent_scores)
+            aucs.add_auc(kind, inside_scores, absent_scores)
             advance()
     return make_auc_figure(aucs, n_inside)
 
@@ -170,8 +170,8 @@ def _guess_last_items(histories: OrderedHistories, lists: Ragged, canaries: Ragg
         canary = canaries.row(number)
         known_items.append(canary[:-1].tolist())
     known = Ragged.from_lists(known_items)
-    matrix = histories.release_matrix(lists)
-    scores = histories.scores(matrix, known)
+    matrix = histories.build_released_matrix(lists)
+    scores = histories.compute_next_scores(matrix, known)
     scores[known.rows(), known.ids] = -np.inf
     canary_size = len(canaries.row(0))
     if canary_size <= 1:
@@ -189,16 +189,16 @@ def audit_order(
     on_data: OnData = None,
 ) -> AuditTable:
     """What the first release of B' shows of people, under the settings of a run."""
-    federation = assemble(config, machine)
+    federation = assemble_federation(config, machine)
     if on_data:
         on_data(federation.stream)
     backbone = _require_order(federation)
-    progress = start_run(federation)
+    progress = make_initial_progress(federation)
     begin_block(federation, progress, 0)
     train = federation.stream.blocks[0].train
     histories = OrderedHistories.from_state(backbone, progress.server, train, config.seed)
     n_users = len(histories.lists)
-    total = 2 * count_draws(n_users) + 2
+    total = 2 * count_group_draws(n_users) + 2
     steps = StepCounter(total, on_done)
     attacks = {
         "membership": attack_membership(histories, steps.advance),

@@ -69,7 +69,7 @@ def guess_liked(federation: Federation, progress: Progress, uploads: ObservedUpl
     signs = []
     directions = []
     for table in uploads.tables:
-        along = split_by_sign(table, popularity, share)
+        along = score_along_main_direction(table, popularity, share)
         signs.append(along)
         directions.append(_compute_unit_direction(table, along))
     vectors = np.stack(directions)
@@ -79,7 +79,7 @@ def guess_liked(federation: Federation, progress: Progress, uploads: ObservedUpl
     return {
         "sign": moved & (np.stack(signs) > 0),
         "top": _mark_best(score, moved, share),
-        "shadow": train_shadows(federation, progress, uploads.tables, moved, vectors),
+        "shadow": label_by_shadow_models(federation, progress, uploads.tables, moved, vectors),
     }
 
 
@@ -99,7 +99,7 @@ def average_f1(uploads: ObservedUploads, guess: Bools, train: Ragged) -> dict[st
         for kind, person in uploads.pair_with_next(place).items():
             items = train.row(person)
             hits = float(guessed[items].sum())
-            score = _f1(hits, n_guessed, len(items))
+            score = _compute_f1(hits, n_guessed, len(items))
             f1[kind].append(score)
         person = int(uploads.people[place])
         own_items = train.row(person)
@@ -107,7 +107,7 @@ def average_f1(uploads: ObservedUploads, guess: Bools, train: Ragged) -> dict[st
         n_moved = max(1, moved.sum())
         n_own_moved = moved[own_items].sum()
         chance_hits = float(n_guessed * n_own_moved / n_moved)
-        chance_score = _f1(chance_hits, n_guessed, len(own_items))
+        chance_score = _compute_f1(chance_hits, n_guessed, len(own_items))
         f1["chance"].append(chance_score)
     means = {}
     for kind, values in f1.items():
@@ -115,11 +115,11 @@ def average_f1(uploads: ObservedUploads, guess: Bools, train: Ragged) -> dict[st
     return means
 
 
-def _f1(hits: float, n_guessed: int, n_items: int) -> float:
+def _compute_f1(hits: float, n_guessed: int, n_items: int) -> float:
     return 2 * hits / max(1, n_guessed + n_items)
 
 
-def split_by_sign(upload: Floats, popularity: Doubles, share: float = 0.5) -> Doubles:
+def score_along_main_direction(upload: Floats, popularity: Doubles, share: float = 0.5) -> Doubles:
     """How far every row goes along the direction that most rows go, towards the side of what is liked.
 
     `share`: how much of what moves is liked. Far below a half, the side with few rows is that side, if there is one;
@@ -178,7 +178,9 @@ class _LabelledRows(Part):
         return Ragged.from_pairs(group, ids, len(self.moved), columns)
 
 
-def train_shadows(federation: Federation, progress: Progress, tables: Floats, moved: Bools, vectors: Floats) -> Bools:
+def label_by_shadow_models(
+    federation: Federation, progress: Progress, tables: Floats, moved: Bools, vectors: Floats
+) -> Bools:
     """The labels of shadow models that end nearest to the tables."""
     seed = federation.config.seed
     rng = np.random.default_rng([seed, 20])

@@ -120,7 +120,7 @@ def compute_best_overlap(guesses: Bools, histories: Bools) -> Doubles:
     return np.asarray(overlap.max(axis=1), np.float64)
 
 
-def as_lists(sets: AnyArray) -> Ragged:
+def sets_to_lists(sets: AnyArray) -> Ragged:
     """Rows of a (users, items) table as lists."""
     rows, ids = np.nonzero(sets)
     item_ids = ids.astype(np.int32)

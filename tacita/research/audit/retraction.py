@@ -63,7 +63,7 @@ class InverseChange:
             gone=is_out & ~stays_out,
         )
 
-    def solve(self, columns: Doubles) -> Doubles:
+    def solve_columns(self, columns: Doubles) -> Doubles:
         """P^-1 times columns."""
         jitter = JITTER * self.before.max()
         jitters = jitter * np.eye(len(self.before))
@@ -125,14 +125,14 @@ def _solve_least_squares(moved: Doubles, known: Doubles, fixed: Doubles) -> Doub
     return np.asarray(solution[:, :, 0])
 
 
-def read_leaver(weights: Floats, later: Floats) -> Bools:
+def guess_leaver_history(weights: Floats, later: Floats) -> Bools:
     """The history of one who left between two releases: all above one of the largest falls, which fits best."""
     change = InverseChange.from_releases(weights, later)
     guess = change.gone.copy()
     if len(change.items) < 3 or change.is_still:
         return guess
     factor, _ = fit_low_rank(change, 1)
-    solution = change.solve(factor)
+    solution = change.solve_columns(factor)
     x = solution[:, 0]
     if not x.sum() > 0:
         x = -x
@@ -169,7 +169,7 @@ def _measure_misfit(change: InverseChange, chosen: Longs) -> float:
     return -(overlap**2) / max(norm, TINY)
 
 
-def read_item(weights: Floats, later: Floats) -> int:
+def guess_withdrawn_item(weights: Floats, later: Floats) -> int:
     """The one item that somebody took back between two releases; -1: nothing moved."""
     change = InverseChange.from_releases(weights, later)
     if change.gone.any():
@@ -177,8 +177,8 @@ def read_item(weights: Floats, later: Floats) -> int:
     if len(change.items) < 4 or change.is_still:
         return -1
     row_factor, column_factor = fit_low_rank(change, 2)
-    rows = change.solve(row_factor)
-    columns = change.solve(column_factor)
+    rows = change.solve_columns(row_factor)
+    columns = change.solve_columns(column_factor)
     inner = columns.T @ columns
     row_weights = np.einsum("ir,rs,is->i", rows, inner, rows)  # of each row of the change of G
     strongest = int(row_weights.argmax())

@@ -30,7 +30,7 @@ class GuessQuality:
     recall: Doubles
     f1: Doubles
 
-    def means(self) -> dict[str, float | None]:
+    def compute_means(self) -> dict[str, float | None]:
         return {
             "precision": average_known(self.precision),
             "recall": average_known(self.recall),
@@ -216,12 +216,12 @@ def attack_scores(
     upload: Ragged, positives: Ragged, dice: RoundDraws, how: AttackOptions, before: Ragged | None = None
 ) -> dict[str, dict[str, Any]]:
     """Every attack on a round's uploads with its control; `before`: each client's previous upload."""
-    by_attack = read_uploads(upload, positives, dice, how, before)
+    by_attack = score_attacks_per_client(upload, positives, dice, how, before)
     shuffled = shuffle_scores(upload, dice)
     shuffled_before = None
     if before is not None:
         shuffled_before = shuffle_scores(before, dice, "control-before")
-    controls = read_uploads(shuffled, positives, dice, how, shuffled_before)
+    controls = score_attacks_per_client(shuffled, positives, dice, how, shuffled_before)
     figures = {}
     for name, values in by_attack.items():
         control = controls[name]
@@ -234,7 +234,7 @@ def attack_scores(
     return figures
 
 
-def read_uploads(
+def score_attacks_per_client(
     upload: Ragged, positives: Ragged, dice: RoundDraws, how: AttackOptions, before: Ragged | None
 ) -> dict[str, Doubles]:
     """What every attack gets of each client."""

@@ -30,12 +30,12 @@ from tacita.research.audit.null_space import AucSamples, NullSpace
 from tacita.research.audit.reconstruction import (
     NEARLY_READ,
     RebuiltInverse,
-    as_lists,
     compute_best_overlap,
     compute_row_overlap,
     rebuild_inverse,
+    sets_to_lists,
 )
-from tacita.research.audit.retraction import read_item, read_leaver
+from tacita.research.audit.retraction import guess_leaver_history, guess_withdrawn_item
 
 MIN_ITEMS = 5  # items that are out, of people under attack; twice as many where half of them are known
 DRAWS = 5  # draws of two tenths of the people, at most
@@ -70,9 +70,9 @@ class AttackTarget:
         n_items = len(self.server.items)
         inputs = self.server.heads["inputs"]
         shape = PairShape.from_inputs(n_items, inputs)
-        lists = as_lists(sets)
+        lists = sets_to_lists(sets)
         total = self.backbone.sum_statistic(lists, None, shape)
-        return self.backbone.learn(self.server, total, "statistic")
+        return self.backbone.learn_from_sums(self.server, total, "statistic")
 
     def rebuild_release(self, sets: Bools) -> RebuiltInverse:
         server = self.learn_from(sets)
@@ -98,7 +98,7 @@ class AttackTarget:
         """Two tenths of the people at a time, those inside and those absent, nobody twice."""
         order = self.select_people()
         tenth = max(1, len(order) // 10)
-        n_draws = count_draws(len(self.histories))
+        n_draws = count_group_draws(len(self.histories))
         for draw in range(n_draws):
             start = 2 * draw * tenth
             end = start + 2 * tenth
@@ -115,7 +115,7 @@ class AttackTarget:
         return sample_items(self.histories[group], 0.9, self.seed)
 
 
-def count_draws(n_people: int) -> int:
+def count_group_draws(n_people: int) -> int:
     tenth = max(1, n_people // 10)
     enough = -(-ENOUGH_INSIDE // tenth)  # rounded up
     return min(DRAWS, max(1, enough))
@@ -123,7 +123,7 @@ def count_draws(n_people: int) -> int:
 
 def count_steps(n_people: int) -> int:
     """How often `run_attacks` reports a step."""
-    membership_steps = 2 * count_draws(n_people)
+    membership_steps = 2 * count_group_draws(n_people)
     retraction_steps = 2 * LEAVERS
     return membership_steps + 3 + retraction_steps + 1
 
@@ -149,19 +149,19 @@ def make_figure(value: float | None, control: float | None, of: int, of_control:
 
 
 def make_share_figure(hits: Bools | list[bool], control: Bools | list[bool]) -> AttackFigure:
-    value = _mean(hits)
-    control_value = _mean(control)
+    value = _average_or_none(hits)
+    control_value = _average_or_none(control)
     return make_figure(value, control_value, len(hits), len(control))
 
 
 def make_auc_figure(aucs: AucSamples, n_inside: int) -> AttackFigure:
     """The mean AUC of a release with those inside, and of one without them."""
-    value = _mean(aucs.values["inside"])
-    control = _mean(aucs.values["absent"])
+    value = _average_or_none(aucs.values["inside"])
+    control = _average_or_none(aucs.values["absent"])
     return make_figure(value, control, n_inside, n_inside)
 
 
-def _mean(values: Any) -> float | None:
+def _average_or_none(values: Any) -> float | None:
     if len(values) == 0:
         return None
     return float(np.mean(values))
@@ -193,9 +193,9 @@ def attack_membership(target: AttackTarget, advance: Advance = ignore_progress) 
             reader = NullSpace.from_inverse(release)
             inside_sets = known_inside[:, release.items]
             absent_sets = known_absent[:, release.items]
-            inside_energy = reader.energy(inside_sets)
-            absent_energy = reader.energy(absent_sets)
-            aucs.add(kind, -inside_energy, -absent_energy)
+            inside_energy = reader.compute_energy(inside_sets)
+            absent_energy = reader.compute_energy(absent_sets)
+            aucs.add_auc(kind, -inside_energy, -absent_energy)
             advance()
     return make_auc_figure(aucs, n_inside)
 
@@ -259,12 +259,12 @@ def attack_retractions(target: AttackTarget, advance: Advance = ignore_progress)
     for history, item in zip(whole_histories, items, strict=True):
         nothing = np.zeros_like(history)
         after_leaving = _replace_history(target, server, history, nothing)
-        leaver_guesses.append(read_leaver(before, after_leaving))
+        leaver_guesses.append(guess_leaver_history(before, after_leaving))
         advance()
         without_item = history.copy()
         without_item[item] = False
         after_item = _replace_history(target, server, history, without_item)
-        item_guesses.append(read_item(before, after_item))
+        item_guesses.append(guess_withdrawn_item(before, after_item))
         advance()
     guesses = np.array(leaver_guesses, bool).reshape(histories.shape)
     next_histories = np.roll(histories, -1, axis=0)
@@ -285,8 +285,8 @@ def _mark_equal(guesses: Sequence[int], items: Sequence[int]) -> list[bool]:
 
 def _replace_history(target: AttackTarget, server: ServerState, history: Bools, remaining: Bools) -> Floats:
     """B after one person replaced their history."""
-    old_lists = [as_lists(history[None])]
-    new_lists = [as_lists(remaining[None])]
+    old_lists = [sets_to_lists(history[None])]
+    new_lists = [sets_to_lists(remaining[None])]
     later, _ = target.backbone.replace_lists(server, old_lists, new_lists)
     return unpack_dense_weights(later.heads)
 

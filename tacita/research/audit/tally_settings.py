@@ -10,8 +10,8 @@ import numpy as np
 from tacita.core.config import RunConfig
 from tacita.core.errors import TacitaError
 from tacita.core.types import Block, BlockStream, Doubles, ServerState
-from tacita.federation.rounds import begin_block, end_block, run_block, start_run
-from tacita.messages import wire_bytes
+from tacita.federation.rounds import begin_block, end_block, make_initial_progress, run_block
+from tacita.messages import count_wire_bytes
 from tacita.models.tally.model import STATE, Tally, TallyConfig, require_tally
 from tacita.models.tally.sums import PairShape, PairSums
 from tacita.models.tally.weights import unpack_dense_weights
@@ -20,8 +20,8 @@ from tacita.research.audit.peeling_attack import guess_from_columns, peel_histor
 from tacita.research.audit.reconstruction import NEARLY_READ, compute_best_overlap, rebuild_gram
 from tacita.research.audit.tally_attacks import AttackTarget, count_steps, run_attacks
 from tacita.round.plan import Federation
-from tacita.runs.assembly import Machine, assemble, build_components
-from tacita.runs.controls import average_blocks
+from tacita.runs.assembly import Machine, assemble_federation, build_components
+from tacita.runs.controls import average_incremental_blocks
 
 BackboneOptions = dict[str, Any]
 
@@ -65,7 +65,7 @@ def audit_tally(
     on_data: OnData = None,
 ) -> AuditTable:
     """Who can be read under each setting, with controls, and what the setting costs."""
-    federation = assemble(config, machine)
+    federation = assemble_federation(config, machine)
     stream = federation.stream
     if on_data:
         on_data(stream)
@@ -79,7 +79,7 @@ def audit_tally(
     rows = []
     for done, (name, options) in enumerate(settings.items()):
         steps.reach(done * steps_each)
-        cut_federation = _apply_cuts(federation, config, options)
+        cut_federation = _with_cuts(federation, config, options)
         backbone = require_tally(cut_federation.backbone)
         findings = audit_setting(cut_federation, backbone, steps.advance)
         rows.append({"setting": name, **findings})
@@ -88,8 +88,8 @@ def audit_tally(
         "data": stream.name,
         "settings": model.config.model_dump(mode="json"),
         "users": users,
-        "bytes_up_readable": _format_bytes(stream),
-        "bytes_up_maskable": model.upload_bytes(stream.n_items),
+        "bytes_up_readable": _average_upload_bytes(stream),
+        "bytes_up_maskable": model.count_upload_bytes(stream.n_items),
         "rows": rows,
     }
 
@@ -105,7 +105,7 @@ def refuse_other_sums(config: TallyConfig, stream: BlockStream) -> None:
         )
 
 
-def _apply_cuts(federation: Federation, config: RunConfig, options: BackboneOptions) -> Federation:
+def _with_cuts(federation: Federation, config: RunConfig, options: BackboneOptions) -> Federation:
     """The federation with tally under other cuts; of tally-order, B alone."""
     tally_options = {}
     for name, value in config.backbone.items():
@@ -121,7 +121,7 @@ def _count_active(block: Block) -> int:
     return int((block.train.counts() > 0).sum())
 
 
-def _format_bytes(stream: BlockStream) -> float:
+def _average_upload_bytes(stream: BlockStream) -> float:
     """What a person sends on average where lists of items can be read."""
     block_counts = [block.train.counts() for block in stream.blocks]
     counts = np.concatenate(block_counts)
@@ -131,7 +131,7 @@ def _format_bytes(stream: BlockStream) -> float:
 
 def audit_setting(federation: Federation, backbone: Tally, advance: Advance) -> AuditTable:
     """One stream: its quality, what it sends, whom peeling reads in each block, what attacks find in the first."""
-    progress = start_run(federation)
+    progress = make_initial_progress(federation)
     gram_before = np.zeros((0, 0))
     overlaps: list[Doubles] = []
     attacks: dict[str, Any] = {}
@@ -155,12 +155,12 @@ def audit_setting(federation: Federation, backbone: Tally, advance: Advance) -> 
         overlaps.append(compute_best_overlap(guesses, histories))
         advance()
     return {
-        **_first_metric(progress.results),
+        **_find_first_metric(progress.results),
         "valid": _average_validation(progress.results),
         "attacks": attacks,
         "peeled": [int((overlap == 1).sum()) for overlap in overlaps],
         "peeled_nearly": [int((overlap >= NEARLY_READ).sum()) for overlap in overlaps],
-        "bytes_down": _broadcast_bytes(progress.server),
+        "bytes_down": _count_broadcast_bytes(progress.server),
     }
 
 
@@ -172,8 +172,8 @@ def _subtract_faded(gram: Doubles, before: Doubles, decay: float) -> Doubles:
     return added
 
 
-def _first_metric(results: list[dict[str, Any]]) -> AuditTable:
-    means = average_blocks(results)
+def _find_first_metric(results: list[dict[str, Any]]) -> AuditTable:
+    means = average_incremental_blocks(results)
     first_names = list(means)[:1]
     return {name: means[name] for name in first_names}
 
@@ -187,8 +187,8 @@ def _average_validation(results: list[dict[str, Any]]) -> float | None:
     return float(np.mean(scores))
 
 
-def _broadcast_bytes(server: ServerState) -> float:
-    sizes = [wire_bytes(array) for array in server.heads.values()]
+def _count_broadcast_bytes(server: ServerState) -> float:
+    sizes = [count_wire_bytes(array) for array in server.heads.values()]
     return float(sum(sizes))
 
 
@@ -199,7 +199,7 @@ def find_largest_count(backbone: Tally, server: ServerState) -> float:
     item = np.arange(n_items, dtype=np.int64)
     diagonal_places = item * (item + 3) // 2
     sums = PairSums.from_arrays(server.parts[STATE])
-    counts = backbone.compute_gram(sums, shape, diagonal_places)
+    counts = backbone.compute_released_gram(sums, shape, diagonal_places)
     return float(counts.max())
 
 

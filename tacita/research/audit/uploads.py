@@ -18,7 +18,7 @@ import numpy as np
 from tacita.core.config import RunConfig
 from tacita.core.errors import TacitaError
 from tacita.core.types import Doubles, Floats, Keys, Longs
-from tacita.federation.rounds import Progress, begin_block, start_run
+from tacita.federation.rounds import Progress, begin_block, make_initial_progress
 from tacita.research.audit.audit_progress import AuditTable, OnData, OnStep
 from tacita.research.audit.null_space import AucSamples
 from tacita.research.audit.preference_attacks import (
@@ -27,11 +27,11 @@ from tacita.research.audit.preference_attacks import (
     average_f1,
     compute_liked_share,
     guess_liked,
-    split_by_sign,
+    score_along_main_direction,
 )
 from tacita.round.plan import Federation
 from tacita.round.question import Question
-from tacita.runs.assembly import Machine, assemble, build_components
+from tacita.runs.assembly import Machine, assemble_federation, build_components
 
 READERS = {
     "likes": "what a person likes (AUC)",
@@ -53,7 +53,7 @@ class Defence:
     train: dict[str, Any]
     sees: Literal["each", "cohorts", "everybody"] = "each"
 
-    def apply_to(self, config: RunConfig, all_at_once: bool = False) -> RunConfig:
+    def with_defence(self, config: RunConfig, all_at_once: bool = False) -> RunConfig:
         """`all_at_once`: more people than masks are played for; exact sums are the same numbers."""
         changes = self.train
         if all_at_once and self.sees == "cohorts":
@@ -85,7 +85,7 @@ def audit_uploads(
 ) -> AuditTable:
     """A row without a defence, and one for each mechanism and epsilon."""
     plain_config = config.model_copy(update={"parts": []})
-    federation = assemble(plain_config, machine)
+    federation = assemble_federation(plain_config, machine)
     refuse_other_uploads(federation)
     if on_data:
         on_data(federation.stream)
@@ -93,7 +93,7 @@ def audit_uploads(
     if len(people) < 4:
         raise TacitaError("too few people have items in the first block, so there is nothing to audit.")
     progress = _start_first_block(federation)
-    attacked = people[: 2 * _group_size(people)]
+    attacked = people[: 2 * _choose_group_size(people)]
     single_updates = _compute_single_updates(federation, progress, attacked)
     defences = list_defences(epsilons)
     rows = []
@@ -125,16 +125,16 @@ def _attack_defence(
     federation: Federation, defence: Defence, people: Longs, single_updates: Floats
 ) -> dict[str, dict[str, float]]:
     """Every attack on what a defence leaves to be seen."""
-    defended = _apply_config(federation, defence.apply_to(federation.config))
+    defended = _with_config(federation, defence.with_defence(federation.config))
     uploads = observe_uploads(defended, defence, people)
     findings = _attack_likes(defended, uploads)
-    exact_config = defence.apply_to(federation.config, all_at_once=True)
-    summed = _apply_config(federation, exact_config)
+    exact_config = defence.with_defence(federation.config, all_at_once=True)
+    summed = _with_config(federation, exact_config)
     findings["sum"] = _attack_sum(summed, people, single_updates)
     return findings
 
 
-def _apply_config(federation: Federation, config: RunConfig) -> Federation:
+def _with_config(federation: Federation, config: RunConfig) -> Federation:
     backbone, parts, draws = build_components(config)
     return replace(federation, backbone=backbone, parts=parts, draws=draws, config=config)
 
@@ -169,17 +169,17 @@ def _attack_likes(federation: Federation, uploads: ObservedUploads) -> dict[str,
     counts = np.bincount(train.ids, minlength=n_items)
     popularity = counts.astype(np.float64)
     share = compute_liked_share(federation)
-    scores = [split_by_sign(table, popularity, share) for table in uploads.tables]
+    scores = [score_along_main_direction(table, popularity, share) for table in uploads.tables]
     aucs = AucSamples("found", "control")
     for place, group in enumerate(uploads.group):
         for kind, person in uploads.pair_with_next(place).items():
             liked = np.zeros(n_items, bool)
             liked[train.row(person)] = True
             score = scores[group]
-            aucs.add(kind, score[liked], score[~liked])
+            aucs.add_auc(kind, score[liked], score[~liked])
     progress = _start_first_block(federation)
     guesses = guess_liked(federation, progress, uploads)
-    findings = {"likes": aucs.means()}
+    findings = {"likes": aucs.compute_means()}
     for name in GUESSES:
         findings[name] = average_f1(uploads, guesses[name], train)
     return findings
@@ -202,11 +202,11 @@ def _attack_sum(federation: Federation, people: Longs, single_updates: Floats) -
             total = _sum_updates(federation, progress, keys)
             numbers = total.reshape(-1).astype(np.float32)
             score = single_updates @ numbers
-            aucs.add(kind, score[inside], score[absent])
-    return aucs.means()
+            aucs.add_auc(kind, score[inside], score[absent])
+    return aucs.compute_means()
 
 
-def _group_size(people: Longs) -> int:
+def _choose_group_size(people: Longs) -> int:
     tenth = len(people) // 10
     return max(1, min(MAX_READ, tenth))
 
@@ -229,7 +229,7 @@ def _sum_updates(federation: Federation, progress: Progress, chosen: Keys) -> Do
 
 
 def _start_first_block(federation: Federation) -> Progress:
-    progress = start_run(federation)
+    progress = make_initial_progress(federation)
     begin_block(federation, progress, 0)
     return progress
 

@@ -34,19 +34,19 @@ class WithdrawalScenario:
     partner: Ints  # (canaries,) the other
 
 
-def wrap_run(run: ReopenedRun) -> WithdrawalScenario:
+def make_scenario_of_run(run: ReopenedRun) -> WithdrawalScenario:
     """The run's own model; nobody is planted."""
     none = np.zeros(0, np.int32)
     return WithdrawalScenario(run, Ragged.empty(0), none, none, none)
 
 
-def plant_canaries(run: ReopenedRun) -> WithdrawalScenario:
+def retrain_with_canaries(run: ReopenedRun) -> WithdrawalScenario:
     """The run retrained with canaries, and without the held-out."""
     stream = run.federation.stream
     draws = run.federation.draws
     away = _draw_held_out(stream, draws)
-    trained = stream.train_items(len(stream.blocks) - 1)
-    history = stream.history(len(stream.blocks))
+    trained = stream.collect_train_items(len(stream.blocks) - 1)
+    history = stream.collect_history(len(stream.blocks))
     remaining_stream = restrict_stream(stream, _drop_users(history, away))
     item_hashes = hash_owners(draws.public("canaries"), stream.item_keys)
     known, partner = find_rare_pairs(remaining_stream, item_hashes)
@@ -91,7 +91,7 @@ def _list_canary_items(known: Ints, partner: Ints, n_users: int) -> Ragged:
 
 def find_rare_pairs(stream: BlockStream, drawn: Keys) -> tuple[Ints, Ints]:
     """Pairs of items that few people have and nobody has together; each item is in one pair."""
-    trained = stream.train_items(len(stream.blocks) - 1)
+    trained = stream.collect_train_items(len(stream.blocks) - 1)
     count = np.bincount(trained.ids, minlength=stream.n_items)
     order = np.lexsort((drawn, count))
     n_rare = max(2, len(order) // 3)
@@ -188,9 +188,9 @@ def _list_withdrawable(scenario: WithdrawalScenario, is_shared: bool) -> Ragged:
     stream = federation.stream
     lists = scenario.run.shared
     if not is_shared:
-        trained = stream.train_items(len(stream.blocks) - 1)
+        trained = stream.collect_train_items(len(stream.blocks) - 1)
         drawn = hash_owners(federation.draws.public("withdrawn"), stream.item_keys)
-        lists = draw_half(trained, drawn)
+        lists = draw_half_of_items(trained, drawn)
     return Ragged(lists.ptr, lists.ids)
 
 
@@ -202,7 +202,7 @@ def _list_canary_requests(scenario: WithdrawalScenario, is_shared: bool) -> Ragg
     return Ragged.from_pairs(np.arange(n_canaries), scenario.partner, n_canaries)
 
 
-def draw_half(lists: Ragged, drawn: Keys) -> Ragged:
+def draw_half_of_items(lists: Ragged, drawn: Keys) -> Ragged:
     """Half of everybody's items, by a draw; an only item stays."""
     rows = lists.rows()
     n_entries = len(rows)

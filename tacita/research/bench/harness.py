@@ -17,8 +17,8 @@ from tacita.core.config import ParticipationConfig, RunConfig, TrainConfig
 from tacita.core.draws import Draws, derive_keys
 from tacita.core.errors import TacitaError
 from tacita.core.types import Block, BlockStream, Ragged
-from tacita.federation.evaluation import TrainedState, build_mask, build_rules, evaluate_devices
-from tacita.federation.rounds import begin_block, start_run
+from tacita.federation.evaluation import TrainedState, build_evaluation_rules, build_ranking_mask, evaluate_devices
+from tacita.federation.rounds import begin_block, make_initial_progress
 from tacita.metrics import Evaluation
 from tacita.models import find_backbone_class
 from tacita.research.bench.round_runner import RoundRunner
@@ -31,7 +31,7 @@ from tacita.research.bench.timing import (
     measure_median_seconds,
     report_figures,
     report_repeats,
-    round_all,
+    round_scaled,
 )
 from tacita.round.plan import Federation
 
@@ -43,10 +43,10 @@ def bench_rounds(federation: Federation, repeats: int = 5) -> Report:
     _refuse_without_naive_loop(federation)
     runner = RoundRunner(federation)
     progress = runner.progress
-    fast_median, fast_times = measure_median_seconds(runner.play, repeats)
+    fast_median, fast_times = measure_median_seconds(runner.play_round, repeats)
     naive = NaiveLoop(federation, progress)
     naive_median, naive_times = measure_median_seconds(naive.run_round, repeats)
-    membership = progress.local_devices.current_membership(federation, progress.server)
+    membership = progress.local_devices.group_active_clients(federation, progress.server)
     return {
         "bench": "rounds",
         "data": federation.stream.name,
@@ -59,8 +59,8 @@ def bench_rounds(federation: Federation, repeats: int = 5) -> Report:
         "fast_ms": round(1000 * fast_median, 3),
         "naive_ms": round(1000 * naive_median, 3),
         "ratio": round(naive_median / fast_median, 1),
-        "fast_ms_all": round_all(fast_times, 3, 1000),
-        "naive_ms_all": round_all(naive_times, 3, 1000),
+        "fast_ms_all": round_scaled(fast_times, 3, 1000),
+        "naive_ms_all": round_scaled(naive_times, 3, 1000),
         "machine": describe_machine(),
     }
 
@@ -78,21 +78,26 @@ import hashlib, inspect, sys, time
 from pathlib import Path
 try:
     from tacita.core.config import RunConfig
-    from tacita.federation.rounds import begin_block, run_round, start_run
-    from tacita.runs.assembly import Machine, assemble
+    from tacita.federation.rounds import begin_block, make_initial_progress, run_round
+    from tacita.runs.assembly import Machine, assemble_federation
 except ImportError:
-    try:  # up to version 0.1.0
+    try:  # after version 0.1.0
         from tacita.core.config import RunConfig
-        from tacita.federation.rounds import begin_block, run_round, start as start_run
-        from tacita.lab.assembling import Machine, assemble
-    except ImportError:  # before there were rooms
-        from tacita.config import RunConfig
-        from tacita.rounds import begin_block, run_round, start as start_run
-        from tacita.runs import Machine, assemble
+        from tacita.federation.rounds import begin_block, run_round, start_run as make_initial_progress
+        from tacita.runs.assembly import Machine, assemble as assemble_federation
+    except ImportError:
+        try:  # up to version 0.1.0
+            from tacita.core.config import RunConfig
+            from tacita.federation.rounds import begin_block, run_round, start as make_initial_progress
+            from tacita.lab.assembling import Machine, assemble as assemble_federation
+        except ImportError:  # before there were rooms
+            from tacita.config import RunConfig
+            from tacita.rounds import begin_block, run_round, start as make_initial_progress
+            from tacita.runs import Machine, assemble as assemble_federation
 data, backbone, threads, folder = sys.argv[1:]
 machine = Machine(int(threads), data_dir=Path(folder) if folder else None)
-federation = assemble(RunConfig(data=data, backbone={"name": backbone}), machine)
-progress = start_run(federation)
+federation = assemble_federation(RunConfig(data=data, backbone={"name": backbone}), machine)
+progress = make_initial_progress(federation)
 begin_block(federation, progress, 0)
 takes_devices = "devices" in inspect.signature(run_round).parameters
 def play():
@@ -241,7 +246,7 @@ def _time_checkouts(roots: dict[str, Path], spec: BenchmarkSpec, n_rounds: int) 
 
 def bench_evaluate(federation: Federation, repeats: int = 5) -> Report:
     """Full ranking of every user's test items under an untrained model: scoring, masking, ranking, metrics."""
-    progress = start_run(federation)
+    progress = make_initial_progress(federation)
     begin_block(federation, progress, 0)
     block = federation.stream.blocks[0]
     state = TrainedState(progress.server, progress.clients)
@@ -249,8 +254,8 @@ def bench_evaluate(federation: Federation, repeats: int = 5) -> Report:
     evaluations: list[Evaluation] = []
 
     def evaluate_all() -> None:
-        mask = build_mask(federation, block, "test", "block")
-        rules = build_rules(federation, block, metrics, [20])
+        mask = build_ranking_mask(federation, block, "test", "block")
+        rules = build_evaluation_rules(federation, block, metrics, [20])
         evaluation = evaluate_devices(federation, state, block, "test", mask, rules)
         evaluations.append(evaluation)
 
@@ -262,7 +267,7 @@ def bench_evaluate(federation: Federation, repeats: int = 5) -> Report:
         "items": block.n_items,
         "metrics": metrics,
         "seconds": round(median, 4),
-        "seconds_all": round_all(times, 4),
+        "seconds_all": round_scaled(times, 4),
         "machine": describe_machine(),
     }
 
@@ -309,8 +314,8 @@ def _time_size(stream: BlockStream, participants: int, repeats: int) -> Report:
     progress = runner.progress
 
     def play_round() -> None:
-        runner.play()
-        progress.local_devices.keep_best(progress.server.round)
+        runner.play_round()
+        progress.local_devices.keep_best_round(progress.server.round)
 
     median, times = measure_median_seconds(play_round, repeats)
     peak_kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -318,7 +323,7 @@ def _time_size(stream: BlockStream, participants: int, repeats: int) -> Report:
         "users": n_users,
         "participants": participants,
         "round_ms": round(1000 * median, 2),
-        "round_ms_all": round_all(times, 2, 1000),
+        "round_ms_all": round_scaled(times, 2, 1000),
         "us_per_participant": round(1e6 * median / participants, 3),
         "peak_gb": round(peak_kilobytes / 2**20, 3),
     }

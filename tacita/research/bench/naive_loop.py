@@ -71,10 +71,10 @@ class NaiveLoop:
     def run_round(self) -> None:
         total = torch.zeros_like(self.items)
         for user in self.users:
-            total += self._train_client(int(user))
+            total += self._train_client_table(int(user))
         self.items = total / len(self.users)
 
-    def _train_client(self, user: int) -> Tensor:
+    def _train_client_table(self, user: int) -> Tensor:
         """Train a client and return its item table."""
         backbone = self.federation.scorer
         settings = self.federation.config.train
@@ -92,7 +92,7 @@ class NaiveLoop:
                 loss_of(logits, batch_label).backward()
                 optimiser.step()
         vectors = []
-        for name in backbone.layout:
+        for name in backbone.private_layout:
             vector = model.groups[name].detach()
             vectors.append(vector.reshape(-1))
         self.private[user] = torch.cat(vectors).numpy()
@@ -102,7 +102,7 @@ class NaiveLoop:
     def _make_optimisers(self, model: _ClientModule) -> Optimisers:
         """One for each phase of the backbone, with the parameters that move in it."""
         backbone = self.federation.scorer
-        rates = backbone.rates(self.n_items)
+        rates = backbone.list_learning_rates(self.n_items)
         optimisers: Optimisers = []
         for moving in backbone.phases:
             groups = []
@@ -140,5 +140,5 @@ class _ClientModule(nn.Module):
         for name, value in self.own.items():
             own[name] = value.expand(n, -1)
         rows = self.table(item)
-        scores: Tensor = self.backbone.score(own, {}, rows)
+        scores: Tensor = self.backbone.compute_logits(own, {}, rows)
         return scores

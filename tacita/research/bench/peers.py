@@ -22,11 +22,11 @@ import scipy.sparse
 from tacita.core.config import RunConfig
 from tacita.core.errors import TacitaError
 from tacita.core.types import Block, Floats, Ints
-from tacita.federation.evaluation import build_test_block, select_validators
+from tacita.federation.evaluation import build_test_block, select_validation_items
 from tacita.metrics import Evaluation, ScoreUsers
 from tacita.research.bench.timing import Report, describe_machine
 from tacita.round.plan import Federation
-from tacita.runs.assembly import Machine, assemble
+from tacita.runs.assembly import Machine, assemble_federation
 from tacita.runs.central_training import evaluate_scorer
 from tacita.runs.controls import build_choice_matrix
 from tacita.runs.run_folder import read_config
@@ -132,7 +132,7 @@ def _require_implicit() -> None:
 def tune_als(federation: Federation) -> dict[str, Any]:
     """Validate every setting, and test the best one."""
     block = federation.stream.blocks[0]
-    validators = replace(block, valid=select_validators(federation, block))
+    validators = replace(block, valid=select_validation_items(federation, block))
     best_valid = -1.0
     best = SETTINGS[0]
     for settings in SETTINGS:
@@ -170,14 +170,14 @@ def train_als(settings: AlsSettings, block: Block) -> ScoreUsers:
 
 
 def _mean_ndcg(evaluation: Evaluation) -> float:
-    return evaluation.mean()[METRIC]
+    return evaluation.compute_means()[METRIC]
 
 
 def main() -> None:
     run_folder, threads, data_dir = sys.argv[1:]
     config: RunConfig = read_config(Path(run_folder))
     machine = Machine(int(threads), data_dir=Path(data_dir) if data_dir else None)
-    federation = assemble(config, machine)
+    federation = assemble_federation(config, machine)
     print(json.dumps(tune_als(federation)))
 
 

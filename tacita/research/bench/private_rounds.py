@@ -6,7 +6,7 @@ import statistics
 import time
 
 from tacita.core.errors import TacitaError
-from tacita.federation.rounds import begin_block, start_run
+from tacita.federation.rounds import begin_block, make_initial_progress
 from tacita.research.bench.round_runner import RoundRunner
 from tacita.research.bench.timing import (
     Report,
@@ -17,10 +17,10 @@ from tacita.research.bench.timing import (
     find_side_medians,
     report_figures,
     report_repeats,
-    round_all,
+    round_scaled,
     time_in_turns,
 )
-from tacita.round.learner import ledger_of
+from tacita.round.learner import find_ledger
 from tacita.round.plan import Federation
 from tacita.round.question import Question
 
@@ -39,11 +39,11 @@ def summarise_times(wall: Times, processor: Times) -> Report:
 
 def bench_noise(plain: Federation, private: Federation, repeats: int = 15) -> Report:
     """Rounds of block 0 without and with noise, after two that compile and fill buffers."""
-    if not any(ledger_of(part) for part in private.parts):
+    if not any(find_ledger(part) for part in private.parts):
         raise TacitaError("rounds of this method have no noise that is accounted for; use --method dpps or dp-fedavg.")
     plain_runner = RoundRunner(plain, warm_up=2)
     private_runner = RoundRunner(private, warm_up=2)
-    sides = {"plain": plain_runner.play, "private": private_runner.play}
+    sides = {"plain": plain_runner.play_round, "private": private_runner.play_round}
     wall, processor = time_in_turns(sides, repeats)
     return {
         "bench": "noise",
@@ -77,7 +77,7 @@ def bench_exchange(plain: Federation, private: Federation, repeats: int = 5) -> 
 
 def _time_exchange(federation: Federation) -> tuple[float, float]:
     """Wall clock and processor time that the questions of a first block take, from the question to the sum."""
-    progress = start_run(federation)
+    progress = make_initial_progress(federation)
     begin_block(federation, progress, 0)
     server = progress.server
     wall = 0.0
@@ -89,14 +89,14 @@ def _time_exchange(federation: Federation) -> tuple[float, float]:
         reply = progress.devices.exchange(federation, server, broadcast, Question(question))
         wall += time.perf_counter() - wall_began
         processor += time.process_time() - processor_began
-        server = federation.learner.learn(server, reply.total, question, reply.expected)
+        server = federation.learner.learn_from_total(server, reply.total, question, reply.expected)
     return wall, processor
 
 
 def bench_epoch(federation: Federation, repeats: int = 3) -> Report:
     """A round with one local epoch of everybody, after one that compiles: seconds, not a ratio."""
     runner = RoundRunner(federation, warm_up=2)
-    wall, processor = time_in_turns({"round": runner.play}, repeats)
+    wall, processor = time_in_turns({"round": runner.play_round}, repeats)
     return {
         "bench": "epoch",
         "data": federation.stream.name,
@@ -106,7 +106,7 @@ def bench_epoch(federation: Federation, repeats: int = 3) -> Report:
         "positives": len(federation.stream.blocks[0].train.ids),
         "round_s": round(statistics.median(wall["round"]), 3),
         "round_cpu_s": round(statistics.median(processor["round"]), 3),
-        "round_s_all": round_all(wall["round"], 3),
+        "round_s_all": round_scaled(wall["round"], 3),
         "machine": describe_machine(),
     }
 

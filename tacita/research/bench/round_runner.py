@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tacita.federation.rounds import begin_block, run_round, start_run
+from tacita.federation.rounds import begin_block, make_initial_progress, run_round
 from tacita.round.plan import Federation
 
 
@@ -11,12 +11,12 @@ class RoundRunner:
 
     def __init__(self, federation: Federation, warm_up: int = 0) -> None:
         self.federation = federation
-        self.progress = start_run(federation)
+        self.progress = make_initial_progress(federation)
         begin_block(federation, self.progress, 0)
         for _ in range(warm_up):
-            self.play()
+            self.play_round()
 
-    def play(self) -> None:
+    def play_round(self) -> None:
         progress = self.progress
         after, _ = run_round(self.federation, progress.server, progress.devices)
         progress.server = after

@@ -13,7 +13,7 @@ from torch.optim import Adam, SparseAdam
 
 from tacita.core.errors import TacitaError
 from tacita.core.types import Arrays, Floats, Ints
-from tacita.federation.rounds import begin_block, start_run
+from tacita.federation.rounds import begin_block, make_initial_progress
 from tacita.models.scorer import Scorer
 from tacita.research.bench.naive_loop import (
     Optimisers,
@@ -44,10 +44,10 @@ def bench_scores(federation: Federation, repeats: int = 5) -> Report:
         if backbone.reads_context:
             raise TacitaError(f"the naive loop has no model '{backbone.name}'; use neumf, neuncf or mf.")
     sides: dict[str, Work] = {}
-    sides["fast"] = RoundRunner(federation, warm_up=1).play  # in the first round the server has nothing to send
+    sides["fast"] = RoundRunner(federation, warm_up=1).play_round  # in the first round the server has nothing to send
     without_agents = _drop_agents(federation)
     if without_agents is not None:
-        sides["without_agents"] = RoundRunner(without_agents, warm_up=1).play
+        sides["without_agents"] = RoundRunner(without_agents, warm_up=1).play_round
     sides["naive"] = NaiveTransfer(federation).run_round
     wall, processor = time_in_turns(sides, repeats, reset_torch_threads)
     medians = find_side_medians(wall)
@@ -97,7 +97,7 @@ class NaiveTransfer:
     """
 
     def __init__(self, federation: Federation) -> None:
-        progress = start_run(federation)
+        progress = make_initial_progress(federation)
         begin_block(federation, progress, 0)
         self.federation = federation
         self.rng = np.random.default_rng(federation.config.seed)
@@ -138,7 +138,7 @@ class NaiveTransfer:
         items = []
         labels = []
         for participant in participants:
-            sent_items, sent_labels = self._train_client(int(participant))
+            sent_items, sent_labels = self._train_client_for_upload(int(participant))
             users.append(np.full(len(sent_items), participant))
             items.append(sent_items)
             labels.append(sent_labels)
@@ -158,7 +158,7 @@ class NaiveTransfer:
                 logits = self.server(user[batch], item[batch])
                 _step_optimisers(self.server_optimisers, logits, label[batch])
 
-    def _train_client(self, user: int) -> tuple[Ints, Floats]:
+    def _train_client_for_upload(self, user: int) -> tuple[Ints, Floats]:
         """Train one client and return its upload: some items with mixed labels."""
         settings = self.federation.config.train
         model = self._find_client(user)
@@ -222,7 +222,7 @@ class _NaiveModel(nn.Module):
         for name, head in heads.items():
             shape = head.shape[1:]
             wide[name] = head.expand(n, *shape)
-        scores: Tensor = self.backbone.score(private, wide, rows)
+        scores: Tensor = self.backbone.compute_logits(private, wide, rows)
         return scores
 
     def _score_group(self, private: Tensors, heads: Tensors, rows: Tensor) -> Tensor:
@@ -230,12 +230,12 @@ class _NaiveModel(nn.Module):
         grouped = {}
         for name, value in private.items():
             grouped[name] = value[None]
-        scores: Tensor = self.backbone.score_groups(grouped, heads, rows[None])
+        scores: Tensor = self.backbone.compute_group_logits(grouped, heads, rows[None])
         return scores[0]
 
     def make_optimisers(self, n_items: int) -> Optimisers:
-        rates = self.backbone.rates(n_items)
-        first_private = next(iter(self.backbone.layout))
+        rates = self.backbone.list_learning_rates(n_items)
+        first_private = next(iter(self.backbone.private_layout))
         users = {"params": [self.users.weight], "lr": rates[first_private]}
         items = {"params": [self.items.weight], "lr": rates["rows"]}
         optimisers: Optimisers = [SparseAdam([users, items])]

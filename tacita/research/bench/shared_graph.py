@@ -15,7 +15,7 @@ from torch.optim import Adam, Optimizer, SparseAdam
 from tacita.core.config import TrainConfig
 from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Ints
-from tacita.federation.rounds import begin_block, start_run
+from tacita.federation.rounds import begin_block, make_initial_progress
 from tacita.research.bench.naive_loop import make_embedding, reset_torch_threads
 from tacita.research.bench.round_runner import RoundRunner
 from tacita.research.bench.timing import (
@@ -49,8 +49,8 @@ def bench_sharing(federation: Federation, repeats: int = 5) -> Report:
     devices = replace(federation, parts=tuple(device_parts))
     naive = NaiveSharing(federation, graph)
     sides: dict[str, Work] = {
-        "fast": RoundRunner(federation, warm_up=1).play,
-        "devices": RoundRunner(devices, warm_up=1).play,
+        "fast": RoundRunner(federation, warm_up=1).play_round,
+        "devices": RoundRunner(devices, warm_up=1).play_round,
         "naive": naive.run_round,
     }
     wall, processor = time_in_turns(sides, repeats, reset_torch_threads)
@@ -94,18 +94,18 @@ class NaiveSharing:
     """
 
     def __init__(self, federation: Federation, graph: Any) -> None:
-        progress = start_run(federation)
+        progress = make_initial_progress(federation)
         begin_block(federation, progress, 0)
         server = progress.server
         self.settings = federation.config.train
         self.graph = graph
-        self.rates = federation.scorer.rates(len(server.items))
+        self.rates = federation.scorer.list_learning_rates(len(server.items))
         self.rng = np.random.default_rng(federation.config.seed)
         self.items = torch.from_numpy(server.items.copy())
         self.vectors = torch.from_numpy(progress.clients.private.copy())
         self.own = federation.stream.blocks[0].train
         user_keys = federation.stream.user_keys[: len(self.own)]
-        shared = server.shared.lists_of(user_keys)
+        shared = server.shared.take_sender_lists(user_keys)
         is_shared = shared.holds(self.own.rows(), self.own.ids)
         self.local = self.own.filter_entries(~is_shared)
         self.users = np.flatnonzero(self.own.counts() > 0)
@@ -124,14 +124,14 @@ class NaiveSharing:
             n_local = len(local_items)
             if not n_local:  # a user who shared everything has nothing to learn from
                 continue
-            model = self._train_client(int(user), local_items)
+            model = self._train_client_model(int(user), local_items)
             total += n_local * model.rows.weight.detach()
             weight += n_local
         self.items = total / max(1, weight)
         if self.graph is not None and len(self.shared_user):
-            self._refine()
+            self._refine_shared_table()
 
-    def _train_client(self, user: int, local_items: Ints) -> _ClientModel:
+    def _train_client_model(self, user: int, local_items: Ints) -> _ClientModel:
         model = _ClientModel(self.items, self.vectors[user], local_items)
         vector_group = {"params": [model.p.weight], "lr": self.rates["p"]}
         rows_group = {"params": [model.rows.weight], "lr": self.rates["rows"]}
@@ -144,7 +144,7 @@ class NaiveSharing:
         for _ in range(n_epochs):
             negatives = to_indices(self._draw_negatives(only_user, owned))
             optimiser.zero_grad()
-            loss: Any = model.loss(positives, negatives, self.settings)
+            loss: Any = model.compute_loss(positives, negatives, self.settings)
             loss.backward()
             optimiser.step()
         self.vectors[user] = model.p.weight.detach()[0]
@@ -164,7 +164,7 @@ class NaiveSharing:
             pending = pending[np.isin(drawn_pairs, pairs)]
         return items
 
-    def _refine(self) -> None:
+    def _refine_shared_table(self) -> None:
         """One pass over the shared pairs; a user who shared everything has nothing to rank it above."""
         config = self.graph
         user = self.shared_user
@@ -238,7 +238,7 @@ class _ClientModel(nn.Module):
         self.p = make_embedding(vector[None])
         self.own_items = to_indices(own_items)
 
-    def loss(self, positives: Tensor, negatives: Tensor, settings: TrainConfig) -> Tensor:
+    def compute_loss(self, positives: Tensor, negatives: Tensor, settings: TrainConfig) -> Tensor:
         """Cosine BPR; every positive is one of the client's own items."""
         only_user = torch.zeros(1, dtype=torch.long)
         p = self.p(only_user)

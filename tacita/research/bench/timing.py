@@ -78,7 +78,7 @@ def divide_sides(figures: Figures, side: str, by: str, digits: int) -> float:
     return round(ratio, digits)
 
 
-def round_all(seconds: Sequence[float], digits: int, scale: float = 1.0) -> list[float]:
+def round_scaled(seconds: Sequence[float], digits: int, scale: float = 1.0) -> list[float]:
     return [round(scale * value, digits) for value in seconds]
 
 
@@ -96,5 +96,5 @@ def report_repeats(times: Times, unit: str, digits: int, scale: float = 1.0) -> 
     report: Report = {}
     for name, seconds in times.items():
         key = f"{name}_{unit}_all"
-        report[key] = round_all(seconds, digits, scale)
+        report[key] = round_scaled(seconds, digits, scale)
     return report

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from tacita.core.types import Arrays, Doubles, Floats, Longs, Ragged
-from tacita.federation.evaluation import TrainedState, build_mask, build_rules, evaluate_devices
+from tacita.federation.evaluation import TrainedState, build_evaluation_rules, build_ranking_mask, evaluate_devices
 from tacita.federation.rounds import Progress, begin_block, end_block, run_block, run_round
-from tacita.kernels.ranking import list_ranks
+from tacita.kernels.ranking import compute_list_ranks
 from tacita.methods.continual.f3crec import Replay
-from tacita.models.scoring import score_all
+from tacita.models.scoring import score_catalogue
 from tacita.research.experiments.experiment_spec import load_settings
 from tacita.research.experiments.shared_base import adopt_base, ignore_round, with_parts
 from tacita.round.plan import Federation
@@ -23,7 +23,7 @@ from tacita.round.plan import Federation
 GROUP_SHARE = 0.2  # the paper's static and dynamic fifths
 
 
-def split_fifths(order_by: Doubles) -> tuple[Longs, Longs]:
+def find_extreme_fifths(order_by: Doubles) -> tuple[Longs, Longs]:
     """Positions of the lowest and the highest fifth, ties by position."""
     n = int(len(order_by) * GROUP_SHARE)
     order = np.argsort(order_by, kind="stable")
@@ -46,11 +46,11 @@ def measure_preference_shift(federation: Federation, base: Progress) -> tuple[Lo
     has_list = lists[:, 0] >= 0
     users = np.flatnonzero(is_active & has_list)
     private = progress.clients.private[users]
-    scores = score_all(grouping.scorer, private, server.heads, server.items)
+    scores = score_catalogue(grouping.scorer, private, server.heads, server.items)
     length = lists.shape[1]
     ptr = _find_even_bounds(len(users), length)
     listed = lists[users].reshape(-1)
-    ranks = list_ranks(scores, ptr, np.ascontiguousarray(listed))
+    ranks = compute_list_ranks(scores, ptr, np.ascontiguousarray(listed))
     ranks = ranks.reshape(-1, length)
     old_ranks = np.arange(1, length + 1)
     shifts = np.abs(ranks - old_ranks)
@@ -79,8 +79,8 @@ def measure_forgetting(federation: Federation, base: Progress) -> dict[str, Any]
     """Tables 4 and 5: block-0 quality before and after block 1, for users whose taste moved little and much."""
     users, shift = measure_preference_shift(federation, base)
     first_block, second_block = federation.stream.blocks[:2]
-    own_mask = build_mask(federation, first_block, "test", "block")
-    released_mask = build_mask(federation, second_block, "test", "block")
+    own_mask = build_ranking_mask(federation, first_block, "test", "block")
+    released_mask = build_ranking_mask(federation, second_block, "test", "block")
     progress = adopt_base(federation, base)
     before = _score_users(federation, progress, own_mask)
     begin_block(federation, progress, 1)
@@ -95,7 +95,7 @@ def measure_forgetting(federation: Federation, base: Progress) -> dict[str, Any]
     quality = []
     released_quality = []
     groups = {}
-    fifths = split_fifths(shift.astype(np.float64))
+    fifths = find_extreme_fifths(shift.astype(np.float64))
     for name, positions in zip(("static", "dynamic"), fifths, strict=True):
         group = users[positions]
         group = group[is_scored[group]]
@@ -130,7 +130,7 @@ def _score_users(federation: Federation, progress: Progress, mask: Ragged) -> Do
     """NDCG@20 on block 0's test items per user; nan where a user has none."""
     block = federation.stream.blocks[0]
     trained = TrainedState(progress.server, progress.clients)
-    rules = build_rules(federation, block, ["ndcg"], [20])
+    rules = build_evaluation_rules(federation, block, ["ndcg"], [20])
     evaluation = evaluate_devices(federation, trained, block, "test", mask, rules)
     scores = np.full(federation.stream.n_users, np.nan)
     scores[evaluation.users] = evaluation.values["ndcg@20"]
@@ -155,10 +155,10 @@ def measure_rank_changes(federation: Federation, base: Progress) -> dict[str, An
         squares = (known_items - before.items) ** 2
         width = before.items.shape[1]
         moved = squares.sum(1) / np.sqrt(width)
-        least_moved, most_moved = split_fifths(moved.astype(np.float64))
+        least_moved, most_moved = find_extreme_fifths(moved.astype(np.float64))
         for items, changes in ((least_moved, static), (most_moved, dynamic)):
-            old = _rank_listed(federation, private, before.heads, before.items, items)
-            new = _rank_listed(federation, private, after.heads, known_items, items)
+            old = _rank_listed_items(federation, private, before.heads, before.items, items)
+            new = _rank_listed_items(federation, private, after.heads, known_items, items)
             distance = np.abs(old - new)
             relative_change = distance / old
             changes.append(float(relative_change.mean()))
@@ -179,12 +179,12 @@ def _find_absent(federation: Federation, number: int) -> Longs:
     return np.flatnonzero(is_absent)
 
 
-def _rank_listed(federation: Federation, private: Floats, heads: Arrays, items: Floats, listed: Longs) -> Doubles:
+def _rank_listed_items(federation: Federation, private: Floats, heads: Arrays, items: Floats, listed: Longs) -> Doubles:
     """The ranks of the same items for every user."""
     n_users = len(private)
     items = np.ascontiguousarray(items)
-    scores = score_all(federation.scorer, private, heads, items)
+    scores = score_catalogue(federation.scorer, private, heads, items)
     ptr = _find_even_bounds(n_users, len(listed))
     items_of_users = np.tile(listed.astype(np.int32), n_users)
-    ranks = list_ranks(scores, ptr, items_of_users)
+    ranks = compute_list_ranks(scores, ptr, items_of_users)
     return ranks.astype(np.float64)

@@ -25,16 +25,16 @@ from tacita.research.experiments.shared_base import continue_run, train_base, wi
 from tacita.research.experiments.single_block import (
     CellLines,
     Line,
+    measure_pooled_training,
+    measure_popular_ranking,
+    measure_trained_run,
+    measure_validation_of_pooled,
+    measure_validation_of_run,
     pack_scores,
-    rank_popular,
-    train_once,
-    train_pooled,
-    try_once,
-    try_pooled,
 )
-from tacita.research.experiments.withdrawals import WithdrawalJob, job_key
+from tacita.research.experiments.withdrawals import WithdrawalJob, make_job_key
 from tacita.round.plan import Federation
-from tacita.runs.assembly import Machine, assemble
+from tacita.runs.assembly import Machine, assemble_federation
 from tacita.runs.noise_secret import with_reproducible_noise
 
 
@@ -53,7 +53,7 @@ def run_job(job: CellJob) -> list[Line]:
     """The base of the cells once, then each of them; or a run by itself. In a process of its own, on one core."""
     first = job.cells[0]
     machine = Machine(threads=1, data_dir=job.data_dir)
-    federation = assemble(with_reproducible_noise(first.config), machine)
+    federation = assemble_federation(with_reproducible_noise(first.config), machine)
     measure = _choose_measure(federation, first.kind)
     lines = []
     for cell in job.cells:
@@ -121,12 +121,12 @@ _MEASURES: dict[str, Callable[[Federation, Progress], Line]] = {
     "items": measure_rank_changes,
 }
 _SINGLE_BLOCK: dict[str, Callable[[Federation], Line]] = {
-    "once": train_once,
+    "once": measure_trained_run,
     "choose": measure_choice,
-    "central": train_pooled,
-    "popular": rank_popular,
-    "once, tried": try_once,
-    "central, tried": try_pooled,
+    "central": measure_pooled_training,
+    "popular": measure_popular_ranking,
+    "once, tried": measure_validation_of_run,
+    "central, tried": measure_validation_of_pooled,
 }
 """Runs of one block: there is no block 0 to share."""
 
@@ -142,7 +142,7 @@ def _round_values(value: Any) -> Any:
 def _digest_job(cell: ExperimentCell) -> str:
     """Cells with the same key are one job."""
     if cell.kind == WITHDRAWAL:
-        return job_key(cell.config)
+        return make_job_key(cell.config)
     return cell.key if cell.kind in _SINGLE_BLOCK else _digest_base(cell.config)
 
 
@@ -173,7 +173,7 @@ class CellFile:
                 lines |= _read_lines(path)
         return lines
 
-    def append(self, lines: list[Line]) -> None:
+    def append_lines(self, lines: list[Line]) -> None:
         for line in lines:
             path = self._path(line["dataset"], line["backbone"])
             try:
@@ -220,7 +220,7 @@ def run_cells(
     unfinished = [cell for cell in cells if cell.key not in finished]
     report_progress()
     for lines in run_in_processes(run_job, _group_jobs(unfinished, data_dir), workers):
-        cell_file.append(lines)
+        cell_file.append_lines(lines)
         for line in lines:
             finished[line["key"]] = line
         report_progress()

@@ -33,7 +33,7 @@ class Need:
     least: str = ""  # the measure of which the method should have least; none: the best quality
 
 
-def write_advice(tables: DatasetRows, aside: set[str]) -> list[str]:
+def list_advice_lines(tables: DatasetRows, aside: set[str]) -> list[str]:
     """One line for each need, from all rows but those that are there to be compared with."""
     excluded = {POPULAR, *aside}
     lines = []
@@ -55,7 +55,7 @@ def _answer_need(need: Need, tables: DatasetRows, excluded: set[str]) -> list[st
             continue
         best = fitting[0]
         if need.least:
-            best = min(fitting, key=lambda row: row.mean(need.least))
+            best = min(fitting, key=lambda row: row.compute_mean(need.least))
         quality = best.format_interval()
         description = need.describe(best)
         answers.append(f"on {dataset} **{best.label}** (NDCG@10 {quality}, {description})")
@@ -69,7 +69,7 @@ def _read_popular_quality(rows: list[ChoiceRow]) -> float:
     """The quality of most popular items; 0 where that was not measured."""
     for row in rows:
         if row.name == POPULAR:
-            return row.mean(QUALITY)
+            return row.compute_mean(QUALITY)
     return 0.0
 
 
@@ -79,10 +79,10 @@ def _list_below_popular(dataset: str, rows: list[ChoiceRow], aside: set[str]) ->
     if not measured:
         return []
     popular = measured[0]
-    floor = popular.mean(QUALITY)
+    floor = popular.compute_mean(QUALITY)
     below = []
     for row in rows:
-        if row.mean(QUALITY) < floor and row.name not in aside:
+        if row.compute_mean(QUALITY) < floor and row.name not in aside:
             below.append(row.label)
     names = "; ".join(below) or "none"
     return [f"Below most popular ({popular.format_interval()}) on {dataset}: {names}."]
@@ -99,9 +99,9 @@ def _describe_upload(row: ChoiceRow) -> str:
 def _describe_odds(row: ChoiceRow) -> str:
     """An epsilon with what it bounds, so that nobody takes a large one for a protection; odds are about a person."""
     epsilon = format_epsilon(row)
-    if not row.word("promise").startswith("a person"):
+    if not row.find_word("promise").startswith("a person"):
         return f"epsilon {epsilon}"
-    growth = float(np.exp(row.mean("epsilon")))
+    growth = float(np.exp(row.compute_mean("epsilon")))
     certainty = growth / (growth + 99)  # of somebody who began with odds of 1 to 99
     guess = f"whoever thought it 1 % likely that somebody took part may be {certainty:.0%} sure after"
     caveat = ", a weak promise ([privacy.md](privacy.md))" if growth > WEAK_ODDS else ""
@@ -116,7 +116,7 @@ NEEDS = (
     ),
     Need(
         "If you need an epsilon below 10",
-        lambda row, popular: row.mean("epsilon") < 10,
+        lambda row, popular: row.compute_mean("epsilon") < 10,
         _describe_odds,
     ),
     Need(
@@ -126,17 +126,17 @@ NEEDS = (
     ),
     Need(
         "If no update may be seen by itself, and no budget is needed",
-        lambda row, popular: row.word("sees").startswith(SUM_ALONE),
+        lambda row, popular: row.find_word("sees").startswith(SUM_ALONE),
         _describe_upload,
     ),
     Need(
         "If people choose what they share and take it back",
-        lambda row, popular: row.word("sees").startswith(SHARES),
+        lambda row, popular: row.find_word("sees").startswith(SHARES),
         _describe_forgetting,
     ),
     Need(
         "If little may be sent, and more than most popular is wanted",
-        lambda row, popular: row.mean(QUALITY) > popular,
+        lambda row, popular: row.compute_mean(QUALITY) > popular,
         _describe_upload,
         least=UP,
     ),

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 
 from tacita.federation.evaluation import TrainedState
-from tacita.federation.rounds import Progress, RoundReport, run_stream, start_run
+from tacita.federation.rounds import Progress, RoundReport, make_initial_progress, run_remaining_blocks
 from tacita.methods.distillation.traffic import KILOBYTE
 from tacita.models.statistic_model import StatisticModel
 from tacita.research.experiments.single_block import (
     Line,
     find_epsilon,
-    first_metric,
+    get_first_metric,
     pack_scores,
     require_single_block,
-    round_values,
+    round_metric_values,
 )
 from tacita.round.plan import Federation
 from tacita.round.request import RequestBatch
@@ -51,22 +51,22 @@ def measure_choice(federation: Federation) -> Line:
         per_client = np.array([report.bytes_up, report.bytes_down])
         traffic[:] += report.clients * per_client
 
-    progress = start_run(federation)
+    progress = make_initial_progress(federation)
     began = time.process_time()
-    run_stream(federation, progress, on_round)
+    run_remaining_blocks(federation, progress, on_round)
     seconds = time.process_time() - began
     result = progress.results[-1]
     evaluation = progress.evaluations[-1]
     up, down = traffic / KILOBYTE / federation.stream.n_users
-    values = evaluation.mean() | find_epsilon(result)
+    values = evaluation.compute_means() | find_epsilon(result)
     values["KB up, a person"] = up
     values["KB down, a person"] = down
     values["CPU seconds"] = seconds
     outcome, price = _measure_leaving(federation, progress, seconds)
     values["forgetting, CPU seconds"] = price
-    user_scores = evaluation.values[first_metric(federation)]
+    user_scores = evaluation.values[get_first_metric(federation)]
     return {
-        "values": round_values(values),
+        "values": round_metric_values(values),
         "rounds": result["rounds"],
         "best_round": result["best_round"],
         "valid": result["valid"],
@@ -103,7 +103,7 @@ def draw_leaver(federation: Federation, progress: Progress) -> tuple[ResolvedReq
     Where people share, it is one who shares all of it: for whom the method was made.
     """
     last_block = len(federation.stream.blocks) - 1
-    trained = federation.stream.train_items(last_block)
+    trained = federation.stream.collect_train_items(last_block)
     keys = federation.stream.user_keys
     state = TrainedState(progress.server, progress.clients)
     shares = collect_shares(federation, state)

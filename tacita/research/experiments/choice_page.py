@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tacita.research.experiments.choice_advice import write_advice
+from tacita.research.experiments.choice_advice import list_advice_lines
 from tacita.research.experiments.choice_rows import (
     DOWN,
     POPULAR,
@@ -35,7 +35,7 @@ def render_choice_page(experiment: Experiment, cells: Cells, lines: CellLines) -
     aside: set[str] = set()
     for title in experiment.aside:
         aside.update(experiment.groups[title])
-    advice = write_advice(rows_of, aside)
+    advice = list_advice_lines(rows_of, aside)
     letters: Letters = {}
     text = [
         "# Which should I use?",
@@ -101,7 +101,7 @@ def _format_row(row: ChoiceRow, letters: Letters) -> str:
         row.format_median("CPU seconds"),
         format_epsilon(row),
         format_forgetting(row),
-        _find_letter(row.word("sees"), letters),
+        _find_letter(row.find_word("sees"), letters),
     )
     return _format_line(cells)
 

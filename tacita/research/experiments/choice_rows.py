@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tacita.metrics import confidence_interval
+from tacita.metrics import compute_confidence_interval
 from tacita.research.experiments.experiment_spec import Cells, Experiment
 from tacita.research.experiments.single_block import CellLines, Line
 
@@ -24,25 +24,25 @@ class ChoiceRow:
     lines: list[Line]
     same_runs: tuple[str, ...] = ()  # labels of others that are the same run under this protocol
 
-    def mean(self, metric: str) -> float:
-        values = self._values(metric)
+    def compute_mean(self, metric: str) -> float:
+        values = self._list_values(metric)
         return float(np.mean(values)) if values else float("nan")
 
     def format_interval(self, metric: str = QUALITY) -> str:
-        values = self._values(metric)
+        values = self._list_values(metric)
         if not values:
             return "–"
-        mean, half = confidence_interval(values)
+        mean, half = compute_confidence_interval(values)
         if np.isnan(half):
             return f"{mean:.4f}"
         return f"{mean:.4f} ± {half:.4f}"
 
     def format_median(self, metric: str) -> str:
         """Of what varies with the machine, and little else."""
-        values = self._values(metric)
+        values = self._list_values(metric)
         return format_short(float(np.median(values))) if values else "–"
 
-    def word(self, name: str) -> str:
+    def find_word(self, name: str) -> str:
         """What the first seed that says it says."""
         for line in self.lines:
             text = line.get("words", {}).get(name)
@@ -52,11 +52,11 @@ class ChoiceRow:
 
     @property
     def is_exact(self) -> bool:
-        return self.word("forgets").endswith(": exact")
+        return self.find_word("forgets").endswith(": exact")
 
     @property
     def is_retrained(self) -> bool:
-        return self.word("forgets").startswith(("trains again", "retrain"))
+        return self.find_word("forgets").startswith(("trains again", "retrain"))
 
     @property
     def outcome(self) -> tuple[object, ...]:
@@ -68,9 +68,9 @@ class ChoiceRow:
             traffic = tuple(measured.get(UP, ()))
             seeds.append((line["seed"], quality, traffic))
         seeds.sort()
-        return (*seeds, self.word("forgets"), self.word("sees"))
+        return (*seeds, self.find_word("forgets"), self.find_word("sees"))
 
-    def _values(self, metric: str) -> list[float]:
+    def _list_values(self, metric: str) -> list[float]:
         values = []
         for line in self.lines:
             measured = line["values"]
@@ -97,7 +97,7 @@ def build_rows(experiment: Experiment, cells: Cells, lines: CellLines) -> list[C
             same_runs = (*first.same_runs, label)
             row = replace(first, same_runs=same_runs)
         rows[outcome] = row
-    return sorted(rows.values(), key=lambda row: -row.mean(QUALITY))
+    return sorted(rows.values(), key=lambda row: -row.compute_mean(QUALITY))
 
 
 def format_short(value: float) -> str:
@@ -108,16 +108,16 @@ def format_short(value: float) -> str:
 
 
 def format_epsilon(row: ChoiceRow) -> str:
-    value = row.mean("epsilon")
+    value = row.compute_mean("epsilon")
     if np.isnan(value):
         return "none"
-    unit = row.word("promise")
+    unit = row.find_word("promise")
     return f"{value:,.4g}, {unit}" if unit else f"{value:,.4g}"
 
 
 def format_forgetting(row: ChoiceRow) -> str:
     """How one person is forgotten, and the processor's seconds."""
-    outcome = row.word("forgets")
+    outcome = row.find_word("forgets")
     if not outcome:
         return "–"
     seconds = row.format_median(PRICE)

@@ -10,10 +10,10 @@ import numpy as np
 from scipy import stats
 
 from tacita.core.types import Doubles
-from tacita.metrics import confidence_interval, summarise_continual
+from tacita.metrics import compute_confidence_interval, summarise_continual
 from tacita.research.experiments.experiment_spec import Cells, Experiment
 from tacita.research.experiments.single_block import CellLines, Line, unpack_scores
-from tacita.research.experiments.tables import Labels, group_lines
+from tacita.research.experiments.tables import Labels, group_lines_by_place
 
 Method = tuple[str, str]
 """Backbone and variant."""
@@ -138,7 +138,7 @@ def _compute_paired_p(scores: Doubles, others: Doubles) -> float:
 def summarise_streams(experiment: Experiment, cells: Cells, lines: CellLines) -> Rows:
     """Further measures of a stream as rows: means over blocks 1.. and seeds, and LA, RA, HM over all blocks."""
     rows = []
-    for place, finished in group_lines("blocks", cells, lines).items():
+    for place, finished in group_lines_by_place("blocks", cells, lines).items():
         dataset, backbone, variant = place
         means = _average_later_blocks(finished) + _average_continual(finished)
         row = [dataset, backbone, experiment.variants[variant].label]
@@ -152,7 +152,7 @@ def _average_later_blocks(finished: list[Line]) -> list[float]:
     later: list[dict[str, Any]] = []
     for line in finished:
         later += line["blocks"][1:]
-    return [_mean_of(name, later) for name in MEANS]
+    return [_average_field(name, later) for name in MEANS]
 
 
 def _average_continual(finished: list[Line]) -> list[float]:
@@ -162,15 +162,15 @@ def _average_continual(finished: list[Line]) -> list[float]:
         scores = [block["on_blocks"] for block in blocks]
         users = [block["users"] for block in blocks]
         measures.append(summarise_continual(scores, users))
-    return [_mean_of(name, measures) for name in CONTINUAL]
+    return [_average_field(name, measures) for name in CONTINUAL]
 
 
-def _mean_of(name: str, records: Sequence[Mapping[str, float]]) -> float:
+def _average_field(name: str, records: Sequence[Mapping[str, float]]) -> float:
     values = [record[name] for record in records]
     return float(np.mean(values))
 
 
-def seed_differences(experiment: Experiment, cells: Cells, lines: CellLines) -> Rows:
+def compare_seeds(experiment: Experiment, cells: Cells, lines: CellLines) -> Rows:
     """The first metric (of a stream: its mean) minus the baseline's of the same seed, as rows: a seed is a split."""
     rows = []
     all_scores = _collect_seed_scores(experiment.metrics[0], cells, lines)
@@ -182,7 +182,7 @@ def seed_differences(experiment: Experiment, cells: Cells, lines: CellLines) -> 
             if name == experiment.baseline or len(seeds) < 2:
                 continue
             differences = [own[seed] - baseline[seed] for seed in seeds]
-            mean, half = confidence_interval(differences)
+            mean, half = compute_confidence_interval(differences)
             interval = f"{mean:+.4f} ± {half:.4f}"
             verdict = _judge_difference(mean, half)
             rows.append([dataset, backbone, variant.label, interval, verdict])

@@ -23,12 +23,12 @@ from tacita.core.config import (
     SplitConfig,
     StrictModel,
     TrainConfig,
-    find_later_defaults,
+    find_unchanged_later_settings,
     read_toml,
     validate_model,
 )
 from tacita.core.errors import unknown_name_error
-from tacita.methods import preset_parts, resolve_config
+from tacita.methods import list_preset_parts, resolve_config
 from tacita.methods.distillation.presets import TRANSFER
 
 Options = dict[str, Any]
@@ -196,7 +196,7 @@ class ExperimentCell:
     @property
     def key(self) -> str:
         """Cells with the same effective config are the same cell, whichever table asks for them."""
-        later_defaults = find_later_defaults(self.config)
+        later_defaults = find_unchanged_later_settings(self.config)
         config = self.config.model_dump(mode="json", exclude={"method": True, **later_defaults})
         identity = [CELL_VERSION, self.kind, config]
         if self.withdraws:
@@ -329,7 +329,7 @@ def build_run_config(
 def _list_parts(variant: Variant, tuned: TunedChoice) -> list[Options]:
     """The parts of a variant's preset with tuned options, then its own options on top."""
     parts: list[Options] = []
-    for spec in preset_parts(variant.method):
+    for spec in list_preset_parts(variant.method):
         name = spec["name"]
         options = tuned.options.get(name, {})
         part = {"name": name, **options, **spec}

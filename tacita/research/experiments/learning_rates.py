@@ -68,7 +68,7 @@ def list_tuning_entries(
                 variant = experiment.variants[name]
                 has_backbone = backbone in (variant.backbones or backbones)
                 if has_backbone and _has_own_rates(variant):
-                    entries += _build_entry(experiment, tuning, (dataset, backbone, name), trials)
+                    entries += _build_tuning_entries(experiment, tuning, (dataset, backbone, name), trials)
     if not entries:
         raise TacitaError(f"--only {' --only '.join(only)} leaves no method with rates of its own; leave one out.")
     return entries
@@ -131,7 +131,7 @@ def _require_tuning(experiment: Experiment, rounds: int | None = None) -> Tuning
     return experiment.tune
 
 
-def _build_entry(experiment: Experiment, tuning: Tuning, place: Place, trials: int) -> list[TuningEntry]:
+def _build_tuning_entries(experiment: Experiment, tuning: Tuning, place: Place, trials: int) -> list[TuningEntry]:
     """The trials of one method; none where nothing has a rate."""
     dataset, backbone, name = place
     default_config = _build_trial_config(experiment, tuning, place, TunedChoice())

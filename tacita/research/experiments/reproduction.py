@@ -11,7 +11,7 @@ from tacita.report import accuracy
 from tacita.research.experiments import tables
 from tacita.research.experiments.cells import CellFile, run_cells
 from tacita.research.experiments.choice_page import render_choice_page
-from tacita.research.experiments.comparisons import compare_variants, seed_differences, summarise_streams
+from tacita.research.experiments.comparisons import compare_seeds, compare_variants, summarise_streams
 from tacita.research.experiments.curves import collect_points
 from tacita.research.experiments.experiment_spec import (
     Cells,
@@ -20,10 +20,10 @@ from tacita.research.experiments.experiment_spec import (
     load_experiment,
     narrow_experiment,
 )
-from tacita.research.experiments.schedules import check_schedules, with_schedules
+from tacita.research.experiments.schedules import check_schedules, with_upload_sizes
 from tacita.research.experiments.search_callbacks import OnDone
 from tacita.research.experiments.single_block import CellLines
-from tacita.research.experiments.table_html import to_html
+from tacita.research.experiments.table_html import render_html
 from tacita.research.experiments.table_markdown import to_markdown
 
 
@@ -70,7 +70,7 @@ def plan_table(table: str, only: list[str], seeds: int | None, quick: bool, resu
     return TablePlan(experiment, cells, paper, stem)
 
 
-def keep_finished(wanted: TablePlan, out: Path) -> TablePlan:
+def restrict_to_finished(wanted: TablePlan, out: Path) -> TablePlan:
     """The finished cells of a table, as a table of its own."""
     lines = CellFile(out / "cells", wanted.paper).read(wanted.cells)
     cells = []
@@ -78,7 +78,7 @@ def keep_finished(wanted: TablePlan, out: Path) -> TablePlan:
         if cell.follows is not None:
             if "values" not in lines.get(cell.follows.key, {}):
                 continue
-            (cell,) = with_schedules([cell], lines)
+            (cell,) = with_upload_sizes([cell], lines)
         if cell.key in lines:
             cells.append(cell)
     if not cells:
@@ -104,7 +104,7 @@ def reproduce_table(
     independent = [cell for cell in wanted.cells if cell.follows is None]
     lines |= run_cells(independent, cell_file, data_dir, workers, on_done)
     if len(independent) < len(wanted.cells):
-        wanted = replace(wanted, cells=with_schedules(wanted.cells, lines))
+        wanted = replace(wanted, cells=with_upload_sizes(wanted.cells, lines))
         lines |= run_cells(wanted.cells, cell_file, data_dir, workers, on_done)
     entries = tables.build_entries(wanted.experiment, wanted.cells, lines)
     folder = out / wanted.paper
@@ -128,9 +128,9 @@ def _write_pages(plan: TablePlan, lines: CellLines, entries: list[tables.TableEn
         tests,
         failures=tables.list_failed_cells(plan.cells, lines),
         streams=summarise_streams(experiment, plan.cells, lines),
-        differences=seed_differences(experiment, plan.cells, lines),
+        differences=compare_seeds(experiment, plan.cells, lines),
     )
-    html = to_html(experiment, entries, tests)
+    html = render_html(experiment, entries, tests)
     pages = {
         "md": markdown,
         "csv": tables.to_csv(entries),

@@ -27,17 +27,17 @@ def check_schedules(cells: Cells, lines: CellLines) -> None:
         )
 
 
-def with_schedules(cells: Cells, lines: CellLines) -> Cells:
+def with_upload_sizes(cells: Cells, lines: CellLines) -> Cells:
     """The same cells, those that follow an agent with the number of items that it sent."""
     scheduled = []
     for cell in cells:
         if cell.follows:
-            cell = _set_schedule(cell, lines[cell.follows.key])
+            cell = _with_upload_size(cell, lines[cell.follows.key])
         scheduled.append(cell)
     return scheduled
 
 
-def _set_schedule(cell: ExperimentCell, agent: Line) -> ExperimentCell:
+def _with_upload_size(cell: ExperimentCell, agent: Line) -> ExperimentCell:
     if "failed" in agent:
         raise TacitaError(
             f"variant '{cell.variant}' sends as many items as '{agent['variant']}', whose cell on {cell.dataset}, "

@@ -13,15 +13,15 @@ from tacita.federation.rounds import (
     RoundReport,
     begin_block,
     end_block,
+    make_initial_progress,
     run_block,
-    run_stream,
-    start_run,
+    run_remaining_blocks,
 )
 from tacita.methods import RunContext, build_parts, resolve_parts
 from tacita.round.clashes import check_parts
 from tacita.round.device_state import PARTS, DeviceState
 from tacita.round.plan import Federation
-from tacita.round.state import initial_state
+from tacita.round.state import build_initial_state
 
 _OBSERVING_PARTS = ("error-memory",)
 """Parts that observe block 0 without changing it: they are on for every method."""
@@ -47,7 +47,7 @@ def train_base(federation: Federation, on_round: OnRound = ignore_round) -> Prog
         observers = [{"name": name} for name in _OBSERVING_PARTS]
     config = federation.config.model_copy(update={"method": "fedavg", "parts": observers})
     observed = with_parts(federation, config)
-    progress = start_run(observed)
+    progress = make_initial_progress(observed)
     begin_block(observed, progress, 0)
     run_block(observed, progress, on_round)
     return progress
@@ -77,7 +77,7 @@ def _adopt_devices(federation: Federation, clients: DeviceState) -> DeviceState:
     earlier = {}
     initial = {}
     for part in federation.parts:
-        initial[part.name] = initial_state(part.state(copied.n_users))
+        initial[part.name] = build_initial_state(part.state(copied.n_users))
         if part.name in copied.parts:
             earlier[part.name] = copied.parts[part.name]
     arrays = DeviceState.from_private(copied.private, earlier, copied.took_part).arrays
@@ -89,5 +89,5 @@ def _adopt_devices(federation: Federation, clients: DeviceState) -> DeviceState:
 def continue_run(federation: Federation, base: Progress, on_round: OnRound = ignore_round) -> Progress:
     """A run of the federation's method from a trained block 0 to the end."""
     progress = adopt_base(federation, base)
-    run_stream(federation, progress, on_round)
+    run_remaining_blocks(federation, progress, on_round)
     return progress

@@ -14,8 +14,21 @@ import numpy as np
 
 from tacita.core.errors import TacitaError
 from tacita.core.types import Block, Doubles, ServerState
-from tacita.federation.evaluation import UNMASKED, TrainedState, build_mask, evaluate_devices, unmasked_means
-from tacita.federation.rounds import Progress, RoundReport, begin_block, run_block, run_stream, start_run
+from tacita.federation.evaluation import (
+    UNMASKED,
+    TrainedState,
+    build_ranking_mask,
+    evaluate_devices,
+    rename_unmasked_means,
+)
+from tacita.federation.rounds import (
+    Progress,
+    RoundReport,
+    begin_block,
+    make_initial_progress,
+    run_block,
+    run_remaining_blocks,
+)
 from tacita.learn.scores import SCORES
 from tacita.methods.distillation.traffic import KILOBYTE, MEGABYTE, PAIR_BYTES, convert_to_paper_units
 from tacita.metrics import Evaluation
@@ -47,7 +60,7 @@ def unpack_scores(text: str) -> Doubles:
     return np.frombuffer(packed, np.float16).astype(np.float64)
 
 
-def train_once(federation: Federation) -> Line:
+def measure_trained_run(federation: Federation) -> Line:
     """The run's method from its first round to its last."""
     block = require_single_block(federation)
     course: dict[str, list[float]] = {}
@@ -59,21 +72,21 @@ def train_once(federation: Federation) -> Line:
                 values = course.setdefault(name, earlier)
                 values.append(round(report.notes[name], 4))
 
-    progress = start_run(federation)
-    run_stream(federation, progress, on_round)
+    progress = make_initial_progress(federation)
+    run_remaining_blocks(federation, progress, on_round)
     result = progress.results[-1]
     evaluation = progress.evaluations[-1]
-    values = round_values(evaluation.mean())
-    values |= round_values(_evaluate_full(federation, progress, block), "full ")
-    values |= round_values(_evaluate_clients(federation, progress, block), "client ")
-    values |= round_values(_measure_traffic(federation, progress.server, result))
+    values = round_metric_values(evaluation.compute_means())
+    values |= round_metric_values(_evaluate_full_catalogue(federation, progress, block), "full ")
+    values |= round_metric_values(_evaluate_client_models(federation, progress, block), "client ")
+    values |= round_metric_values(_measure_traffic(federation, progress.server, result))
     values |= course
     for name, value in result.items():
         if name.startswith(UNMASKED):
-            values |= round_values({name: value})
-    values |= round_values(find_epsilon(result))
+            values |= round_metric_values({name: value})
+    values |= round_metric_values(find_epsilon(result))
     if federation.homes:
-        values |= round_values({"divergence": federation.homes.divergence})
+        values |= round_metric_values({"divergence": federation.homes.divergence})
     return {
         "values": values,
         "rounds": result["rounds"],
@@ -84,15 +97,15 @@ def train_once(federation: Federation) -> Line:
     }
 
 
-def train_pooled(federation: Federation) -> Line:
+def measure_pooled_training(federation: Federation) -> Line:
     """The run's model, trained on everybody's data in one place."""
     block = require_single_block(federation)
     trained = train_centrally(federation, block)
     scorer = trained.scorer()
     evaluation = evaluate_scorer(federation, block, scorer)
-    full = evaluate_scorer(_rank_catalogue(federation), block, scorer)
-    values = round_values(evaluation.mean())
-    values |= round_values(full.mean(), "full ")
+    full = evaluate_scorer(_with_full_catalogue(federation), block, scorer)
+    values = round_metric_values(evaluation.compute_means())
+    values |= round_metric_values(full.compute_means(), "full ")
     return {
         "values": values,
         "rounds": trained.epochs,
@@ -103,18 +116,18 @@ def train_pooled(federation: Federation) -> Line:
     }
 
 
-def rank_popular(federation: Federation) -> Line:
+def measure_popular_ranking(federation: Federation) -> Line:
     """The most popular items for everybody, under the run's protocol."""
     block = require_single_block(federation)
     scorer = make_popular_scorer(federation, block)
     evaluation = evaluate_scorer(federation, block, scorer)
-    scores = evaluation.mean()
+    scores = evaluation.compute_means()
     if federation.config.evaluate.unmasked:
         unmasked = evaluate_scorer(federation, block, scorer, mask="none")
-        scores = scores | unmasked_means(unmasked)
-    full = evaluate_scorer(_rank_catalogue(federation), block, scorer)
-    values = round_values(scores)
-    values |= round_values(full.mean(), "full ")
+        scores = scores | rename_unmasked_means(unmasked)
+    full = evaluate_scorer(_with_full_catalogue(federation), block, scorer)
+    values = round_metric_values(scores)
+    values |= round_metric_values(full.compute_means(), "full ")
     return {
         "values": values,
         "rounds": 0,
@@ -126,20 +139,20 @@ def rank_popular(federation: Federation) -> Line:
 
 
 def _pack_users(federation: Federation, evaluation: Evaluation) -> str:
-    scores = evaluation.values[first_metric(federation)]
+    scores = evaluation.values[get_first_metric(federation)]
     return pack_scores(scores)
 
 
-def try_once(federation: Federation) -> Line:
+def measure_validation_of_run(federation: Federation) -> Line:
     """The run's method, looked at on validation only."""
     require_single_block(federation)
-    progress = start_run(federation)
+    progress = make_initial_progress(federation)
     begin_block(federation, progress, 0)
     run_block(federation, progress, ignore_round)
     return _format_validation(progress.best_score, progress.server.round, progress.best_round)
 
 
-def try_pooled(federation: Federation) -> Line:
+def measure_validation_of_pooled(federation: Federation) -> Line:
     """The run's model on everybody's data, looked at on validation only."""
     block = require_single_block(federation)
     trained = train_centrally(federation, block)
@@ -159,34 +172,34 @@ def require_single_block(federation: Federation) -> Block:
     return federation.stream.blocks[0]
 
 
-def first_metric(federation: Federation) -> str:
+def get_first_metric(federation: Federation) -> str:
     """The metric that people are compared by."""
     evaluate = federation.config.evaluate
     return f"{evaluate.metrics[0]}@{evaluate.k[0]}"
 
 
-def round_values(values: Values, prefix: str = "") -> dict[str, list[float]]:
+def round_metric_values(values: Values, prefix: str = "") -> dict[str, list[float]]:
     rounded = {}
     for name, value in values.items():
         rounded[f"{prefix}{name}"] = [round(value, 6)]
     return rounded
 
 
-def _rank_catalogue(federation: Federation) -> Federation:
+def _with_full_catalogue(federation: Federation) -> Federation:
     """The same run that ranks the whole catalogue."""
     evaluate = federation.config.evaluate.model_copy(update={"sampled_negatives": 0})
     config = federation.config.model_copy(update={"evaluate": evaluate})
     return replace(federation, config=config)
 
 
-def _evaluate_full(federation: Federation, progress: Progress, block: Block) -> Values:
+def _evaluate_full_catalogue(federation: Federation, progress: Progress, block: Block) -> Values:
     trained = TrainedState(progress.server, progress.clients)
-    mask = build_mask(federation, block, "test", federation.config.evaluate.mask)
-    evaluation = evaluate_devices(_rank_catalogue(federation), trained, block, "test", mask)
-    return evaluation.mean()
+    mask = build_ranking_mask(federation, block, "test", federation.config.evaluate.mask)
+    evaluation = evaluate_devices(_with_full_catalogue(federation), trained, block, "test", mask)
+    return evaluation.compute_means()
 
 
-def _evaluate_clients(federation: Federation, progress: Progress, block: Block) -> Values:
+def _evaluate_client_models(federation: Federation, progress: Progress, block: Block) -> Values:
     """The clients' own models under the run's protocol, where the server's model answers."""
     if federation.learner.name != SCORES:
         return {}
@@ -198,9 +211,9 @@ def _evaluate_clients(federation: Federation, progress: Progress, block: Block) 
     config = federation.config.model_copy(update={"parts": parts})
     answering = with_parts(federation, config)
     trained = TrainedState(progress.server, progress.clients)
-    mask = build_mask(federation, block, "test", federation.config.evaluate.mask)
+    mask = build_ranking_mask(federation, block, "test", federation.config.evaluate.mask)
     evaluation = evaluate_devices(answering, trained, block, "test", mask)
-    return evaluation.mean()
+    return evaluation.compute_means()
 
 
 def find_epsilon(result: dict[str, Any]) -> Values:

@@ -25,7 +25,7 @@ VariantRows = dict[str, dict[str, TableEntry]]
 """Variant -> column -> entry."""
 
 
-def to_html(experiment: Experiment, entries: Entries, tests: list[PairedComparison]) -> str:
+def render_html(experiment: Experiment, entries: Entries, tests: list[PairedComparison]) -> str:
     from tacita.report.pages import render
 
     labels = label_variants(experiment)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tacita.metrics import confidence_interval
+from tacita.metrics import compute_confidence_interval
 from tacita.research.experiments.experiment_spec import Cells, Experiment, Place, PublishedRow
 from tacita.research.experiments.single_block import CellLines, Line
 
@@ -73,7 +73,7 @@ def label_variants(experiment: Experiment) -> Labels:
     return {name: variant.label for name, variant in experiment.variants.items()}
 
 
-def group_lines(field: str, cells: Cells, lines: CellLines) -> PlaceLines:
+def group_lines_by_place(field: str, cells: Cells, lines: CellLines) -> PlaceLines:
     """The lines of finished seeds that have a field, by place."""
     groups: PlaceLines = {}
     for cell in cells:
@@ -87,23 +87,23 @@ def group_lines(field: str, cells: Cells, lines: CellLines) -> PlaceLines:
 def build_entries(experiment: Experiment, cells: Cells, lines: CellLines) -> Entries:
     """Every (dataset, backbone, metric, variant, block) with all finished seeds, and the mean over blocks."""
     entries = []
-    for place, finished in group_lines("values", cells, lines).items():
+    for place, finished in group_lines_by_place("values", cells, lines).items():
         for metric in experiment.metrics:
             values = [line["values"] for line in finished]
             rows = [own[metric] for own in values if metric in own]
             if rows:  # a central model sends nothing
-                entries += _build_row(experiment, place, metric, rows)
+                entries += _build_variant_entries(experiment, place, metric, rows)
     return entries
 
 
-def _build_row(experiment: Experiment, place: Place, metric: str, rows: SeedRows) -> Entries:
+def _build_variant_entries(experiment: Experiment, place: Place, metric: str, rows: SeedRows) -> Entries:
     """The entries of a variant for a metric."""
     dataset, backbone, variant = place
     published_metrics = experiment.published.get(dataset, {}).get(backbone, {})
     published_row = published_metrics.get(metric, {}).get(variant, [])
     entries = []
     for column in _split_columns(experiment, published_row, rows):
-        mean, half = confidence_interval(column.values)
+        mean, half = compute_confidence_interval(column.values)
         entry = TableEntry(
             dataset=dataset,
             backbone=backbone,

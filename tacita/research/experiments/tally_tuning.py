@@ -17,13 +17,13 @@ import numpy as np
 from tacita.core.config import RunConfig
 from tacita.core.errors import TacitaError
 from tacita.core.types import BlockStream
-from tacita.federation.rounds import run_stream, start_run
+from tacita.federation.rounds import make_initial_progress, run_remaining_blocks
 from tacita.research.experiments.search_callbacks import OnDone, SearchCallbacks
 from tacita.research.experiments.shared_base import ignore_round
 from tacita.research.experiments.tuning import read_served_validation
 from tacita.round.plan import Federation
-from tacita.runs.assembly import Machine, assemble, build_components
-from tacita.runs.controls import average_blocks
+from tacita.runs.assembly import Machine, assemble_federation, build_components
+from tacita.runs.controls import average_incremental_blocks
 
 Options = dict[str, float]
 GRID: dict[str, list[float]] = {
@@ -43,14 +43,14 @@ class TallyTrial:
 DatasetTrials = dict[str, list[TallyTrial]]
 
 
-def try_grid(
+def run_grid_trials(
     config: RunConfig,
     machine: Machine,
     on_done: OnDone | None = None,
     on_data: Callable[[BlockStream], None] | None = None,
 ) -> list[TallyTrial]:
     """Every setting of the grid on one dataset; other options as in the config."""
-    federation = assemble(config, machine)
+    federation = assemble_federation(config, machine)
     if on_data:
         on_data(federation.stream)
     grid = []
@@ -61,22 +61,22 @@ def try_grid(
         if on_done:
             on_done(n_done, len(grid))
         try:
-            trials.append(_try_options(federation, config, options))
+            trials.append(_run_options_trial(federation, config, options))
         except TacitaError as error:
             trials.append(TallyTrial(options, float("nan"), {}, str(error)))
     return trials
 
 
-def _try_options(federation: Federation, config: RunConfig, options: Options) -> TallyTrial:
+def _run_options_trial(federation: Federation, config: RunConfig, options: Options) -> TallyTrial:
     backbone_options: dict[str, Any] = {**config.backbone, **options}
     changed = config.model_copy(update={"backbone": backbone_options})
-    progress = start_run(federation)
+    progress = make_initial_progress(federation)
     backbone, _, _ = build_components(changed)
-    run_stream(replace(federation, config=changed, backbone=backbone), progress, ignore_round)
-    return TallyTrial(options, read_served_validation(progress), average_blocks(progress.results))
+    run_remaining_blocks(replace(federation, config=changed, backbone=backbone), progress, ignore_round)
+    return TallyTrial(options, read_served_validation(progress), average_incremental_blocks(progress.results))
 
 
-def try_datasets(
+def run_trials_on_datasets(
     config: RunConfig,
     names: list[str],
     machine: Machine,
@@ -88,7 +88,7 @@ def try_datasets(
     for name in names:
         dataset_config = config.model_copy(update={"data": name})
         with watcher.counting(f"settings, {name}") as on_done:
-            trials[name] = try_grid(dataset_config, machine, on_done, watcher.on_data)
+            trials[name] = run_grid_trials(dataset_config, machine, on_done, watcher.on_data)
         on_tried(name, trials[name])
     return trials
 

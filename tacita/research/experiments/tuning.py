@@ -18,18 +18,18 @@ from typing import Any
 import numpy as np
 import optuna
 
-from tacita.core.config import RunConfig, find_later_defaults, read_toml, validate_model
+from tacita.core.config import RunConfig, find_unchanged_later_settings, read_toml, validate_model
 from tacita.core.errors import TacitaError
 from tacita.core.types import BlockStream
 from tacita.federation.rounds import Progress
-from tacita.methods import preset_parts
+from tacita.methods import list_preset_parts
 from tacita.models import find_backbone_class
 from tacita.research.experiments.experiment_spec import CELL_VERSION, ROOT
 from tacita.research.experiments.search_callbacks import OnDone, SearchCallbacks
 from tacita.research.experiments.shared_base import continue_run, train_base, with_parts
 from tacita.round.plan import Federation
 from tacita.round.registry import brings_settings
-from tacita.runs.assembly import Machine, assemble, states_epsilon
+from tacita.runs.assembly import Machine, assemble_federation, states_epsilon
 from tacita.runs.training import save_run
 
 Options = dict[str, dict[str, Any]]
@@ -43,16 +43,16 @@ Space = dict[str, dict[str, OptionChoices]]
 """'parts' or 'backbones' -> name -> option -> values to try."""
 
 
-def search_space() -> Space:
+def make_search_space() -> Space:
     space: Space = read_toml(ROOT / "space.toml")
     return space
 
 
 def list_open_options(method: str) -> OptionChoices:
     """'part.option' -> choices, for every option the preset does not fix."""
-    space = search_space()["parts"]
+    space = make_search_space()["parts"]
     open_options = {}
-    for spec in preset_parts(method):
+    for spec in list_preset_parts(method):
         name = spec["name"]
         for option, choices in space.get(name, {}).items():
             if option not in spec:
@@ -118,7 +118,7 @@ class Study:
     def n_tried(self) -> int:
         return len(self.scores) + len(self.failed)
 
-    def report(self, trial: optuna.Trial, key: ParamsKey) -> None:
+    def report_trial(self, trial: optuna.Trial, key: ParamsKey) -> None:
         """Tell the sampler what a trial came to."""
         if key in self.scores:
             self.study.tell(trial, self.scores[key])
@@ -163,7 +163,7 @@ def tune_method(
             _run_trial(study, trial, key, variant, base, folder / name)
             if on_trial:
                 on_trial(study.n_tried, study.scores.get(key))
-        study.report(trial, key)
+        study.report_trial(trial, key)
     reasons = study.list_failure_reasons()
     if not study.scores:
         listed = _list_reasons(reasons)
@@ -219,7 +219,7 @@ def _name_study(federation: Federation, method: str) -> str:
     """A study is about one method on one base: other data, settings or code make another."""
     config = federation.config
     stream = federation.stream
-    later_defaults = find_later_defaults(config)
+    later_defaults = find_unchanged_later_settings(config)
     base = config.model_dump_json(exclude={"method": True, "parts": True, **later_defaults})
     identity = f"{CELL_VERSION}{stream.fingerprint}{base}"
     mark = hashlib.sha256(identity.encode()).hexdigest()[:8]
@@ -240,7 +240,7 @@ def _group_options(params: Params) -> Options:
 
 def _build_variant(federation: Federation, method: str, options: Options) -> Federation:
     parts = []
-    for spec in preset_parts(method):
+    for spec in list_preset_parts(method):
         own = options.get(spec["name"], {})
         parts.append({**spec, **own})
     config = federation.config.model_copy(update={"method": method, "parts": parts})
@@ -273,7 +273,7 @@ def tune_lr(
         if on_done:
             on_done(number, len(rates))
         rate_config = config.model_copy(update={"backbone": {**config.backbone, "lr": lr}})
-        federation = assemble(rate_config, machine)
+        federation = assemble_federation(rate_config, machine)
         if on_data and number == 0:
             on_data(federation.stream)
         try:
@@ -295,7 +295,7 @@ def tune_lr(
 
 def _list_rates(backbone: str) -> list[float]:
     """The learning rates to try for a backbone."""
-    space = search_space()["backbones"]
+    space = make_search_space()["backbones"]
     rates = space.get(backbone, {}).get("lr", [])
     if not rates:
         find_backbone_class(backbone)  # refuses a misspelt name
@@ -320,7 +320,7 @@ def build_tuning_config(
 
 def _refuse_untunable(names: list[str], backbone: str, method: str, more: Params) -> None:
     """Refuse a method, a number of datasets or settings that this search is not for."""
-    preset_parts(method)  # refuses an unknown method
+    list_preset_parts(method)  # refuses an unknown method
     if len(names) > 1 and backbone != "tally":
         raise TacitaError(
             "several --data are for --backbone tally; the other models are tuned on one dataset at a time."

@@ -17,9 +17,9 @@ from typing import Any
 from tacita.core.config import RunConfig
 from tacita.core.types import ServerState
 from tacita.federation.devices import LocalDevices
-from tacita.federation.evaluation import TrainedState, build_mask, evaluate_devices, unmasked_means
-from tacita.federation.requests import RequestRounds, update_shared_record
-from tacita.federation.rounds import Progress, run_stream, start_run
+from tacita.federation.evaluation import TrainedState, build_ranking_mask, evaluate_devices, rename_unmasked_means
+from tacita.federation.requests import RequestRounds, compute_shared_record_after
+from tacita.federation.rounds import Progress, make_initial_progress, run_remaining_blocks
 from tacita.methods import resolve_parts
 from tacita.methods.sharing.contrastive_unlearning import ContrastiveUnlearning
 from tacita.methods.sharing.retraining import RetrainPart
@@ -30,10 +30,10 @@ from tacita.research.experiments.shared_base import ignore_round, with_parts
 from tacita.research.experiments.single_block import (
     Line,
     Values,
-    first_metric,
+    get_first_metric,
     pack_scores,
     require_single_block,
-    round_values,
+    round_metric_values,
 )
 from tacita.round.device_state import DeviceState, deep_copy_devices
 from tacita.round.plan import Federation
@@ -42,7 +42,7 @@ from tacita.runs.forgetting.application import apply_request
 from tacita.runs.forgetting.requests import ResolvedRequest, draw_unshare_request
 from tacita.runs.forgetting.retraining import collect_shares
 from tacita.runs.forgetting.routes import choose_route
-from tacita.runs.forgetting.verdict import auc_gap
+from tacita.runs.forgetting.verdict import compute_auc_gap
 from tacita.runs.forgetting.verification import AppliedRequest, compare_models
 from tacita.runs.storage import measure_storage
 
@@ -68,7 +68,7 @@ def build_learning_config(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"method": "fedavg", "parts": parts})
 
 
-def job_key(config: RunConfig) -> str:
+def make_job_key(config: RunConfig) -> str:
     """Cells with the same text share a trained run."""
     learning = build_learning_config(config)
     return json.dumps(["withdrawal", learning.model_dump(mode="json")], sort_keys=True)
@@ -84,15 +84,15 @@ class TrainedBase:
     results: list[dict[str, Any]]
 
     @staticmethod
-    def train(federation: Federation) -> TrainedBase:
+    def train_base_run(federation: Federation) -> TrainedBase:
         """The run to its best round; beside its own parts one counts rounds, for methods that retrain."""
         learning = build_learning_config(federation.config)
         parts = [*(learning.parts or []), {"name": RetrainPart.name}]
         counting = learning.model_copy(update={"parts": parts})
         federation = with_parts(federation, counting)
         require_single_block(federation)
-        progress = start_run(federation)
-        run_stream(federation, progress, ignore_round)
+        progress = make_initial_progress(federation)
+        run_remaining_blocks(federation, progress, ignore_round)
         return TrainedBase(federation, progress.server, progress.clients, progress.results)
 
     def restore_progress(self, federation: Federation) -> Progress:
@@ -113,13 +113,13 @@ class RetrainedReference:
     seconds: float
 
 
-def replay_run(base: TrainedBase, request: ResolvedRequest) -> RetrainedReference:
+def retrain_same_rounds(base: TrainedBase, request: ResolvedRequest) -> RetrainedReference:
     """As many rounds as the run took, with the same participants and draws."""
     federation = base.federation
     progress = base.restore_progress(federation)
     began = time.process_time()
     progress.devices.apply_requests(federation, progress.server, request.requests)
-    shared = update_shared_record(progress.server.shared, request.requests)
+    shared = compute_shared_record_after(progress.server.shared, request.requests)
     server = replace(progress.server, shared=shared)
     play_round = RequestRounds(federation, progress, server, request.requests)
     server = play_round.restart_block(server, 0)
@@ -138,7 +138,7 @@ class WithdrawalJob:
 
     @cached_property
     def base(self) -> TrainedBase:
-        return TrainedBase.train(self.federation)
+        return TrainedBase.train_base_run(self.federation)
 
     def measure_cell(self, cell: ExperimentCell) -> Line:
         """The outcome of the request by one cell's route."""
@@ -156,7 +156,7 @@ class WithdrawalJob:
 
     def _find_reference(self, share: float, request: ResolvedRequest) -> RetrainedReference:
         if share not in self.references:
-            self.references[share] = replay_run(self.base, request)
+            self.references[share] = retrain_same_rounds(self.base, request)
         return self.references[share]
 
 
@@ -178,7 +178,7 @@ def _build_line(base: TrainedBase, applied: AppliedRequest, reference: Retrained
         "pair AUC before": auc["before"],
         "pair AUC": auc["after"],
         "pair AUC retrained": auc["retrain"],
-        "pair AUC gap": auc_gap(auc["after"], auc["retrain"]),
+        "pair AUC gap": compute_auc_gap(auc["after"], auc["retrain"]),
         "distance": comparison["param_distance_ratio"],
         "CPU seconds": applied.seconds_cpu,
         "of retraining": applied.seconds_cpu / max(reference.seconds, 1e-9),
@@ -191,9 +191,9 @@ def _build_line(base: TrainedBase, applied: AppliedRequest, reference: Retrained
         if score is not None:
             measured[metric] = score
     run = base.results[-1]
-    user_scores = after.masked.values[first_metric(applied.federation)]
+    user_scores = after.masked.values[get_first_metric(applied.federation)]
     return {
-        "values": round_values(measured),
+        "values": round_metric_values(measured),
         **{name: run[name] for name in RUN_VALUES},
         "withdraw": {"people": len(applied.request.users), "edges": len(applied.request.items.ids)},
         "auc": auc["ci"],
@@ -211,17 +211,17 @@ class ModelEvaluation:
     unmasked: Values
 
     def means(self) -> Values:
-        return self.masked.mean() | self.unmasked
+        return self.masked.compute_means() | self.unmasked
 
 
 def _evaluate_model(applied: AppliedRequest, trained: TrainedState) -> ModelEvaluation:
     """With the items that devices still have; withdrawn items stay masked, so that all models rank the same."""
     federation = applied.federation
     last_block = federation.stream.blocks[-1]
-    mask = build_mask(federation, last_block, "test", federation.config.evaluate.mask)
-    no_mask = build_mask(federation, last_block, "test", "none")
+    mask = build_ranking_mask(federation, last_block, "test", federation.config.evaluate.mask)
+    no_mask = build_ranking_mask(federation, last_block, "test", "none")
     remaining = applied.remaining
     block = remaining.stream.blocks[-1]
     unmasked = evaluate_devices(remaining, trained, block, "test", no_mask)
     masked = evaluate_devices(remaining, trained, block, "test", mask)
-    return ModelEvaluation(masked, unmasked_means(unmasked))
+    return ModelEvaluation(masked, rename_unmasked_means(unmasked))

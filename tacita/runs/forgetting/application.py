@@ -17,19 +17,19 @@ from tacita.federation.evaluation import TrainedState, evaluate_block
 from tacita.federation.requests import handle_requests
 from tacita.federation.rounds import Progress, end_block
 from tacita.round.device_state import PARTS, DeviceState, deep_copy_devices
-from tacita.round.part import Part, forgetting_scope
+from tacita.round.part import Part, list_forgetting_scope
 from tacita.round.plan import Federation
 from tacita.round.request import UNLEARNING_KINDS
-from tacita.round.state import Role, initial_state
+from tacita.round.state import Role, build_initial_state
 from tacita.round.unlearning_report import PartReports
 from tacita.runs.forgetting.reopened_run import restrict_stream
 from tacita.runs.forgetting.requests import ResolvedRequest
 from tacita.runs.forgetting.retraining import (
     RetrainingCost,
-    describe_retraining,
     find_shared,
-    note_request,
+    report_retraining,
     retrain_blocks,
+    tell_parts_of_request,
 )
 from tacita.runs.forgetting.routes import REMEDY, RETRAINING, UnlearningRoute
 from tacita.runs.forgetting.verification import AppliedRequest, find_waiting_parts
@@ -61,8 +61,10 @@ def apply_request(
     seconds, seconds_cpu = stopwatch.elapsed()
     _check_handled(federation, request, reports)
     removed_items, remaining = _remove_withdrawn(federation, progress.clients, request)
-    _test_again(remaining, progress, before.server)
-    purge_devices(federation, progress.clients, removed_items, request, _list_needed(federation, progress, reports))
+    _retest_last_block(remaining, progress, before.server)
+    purge_devices(
+        federation, progress.clients, removed_items, request, _list_lists_to_spare(federation, progress, reports)
+    )
     return AppliedRequest(
         federation=federation,
         remaining=remaining,
@@ -87,7 +89,7 @@ def _apply_retraining(
 ) -> AppliedRequest:
     """The request noted by whom it concerns, and the run once more without what is withdrawn."""
     stopwatch = Stopwatch()
-    purged = note_request(federation, progress, request)
+    purged = tell_parts_of_request(federation, progress, request)
     removed_items, remaining = _remove_withdrawn(federation, progress.clients, request)
     current = TrainedState(progress.server, progress.clients)
     cost = RetrainingCost()
@@ -95,7 +97,7 @@ def _apply_retraining(
     seconds, seconds_cpu = stopwatch.elapsed()
     never_held = {name for name in retrained.clients.lists if name not in federation.persistent_names}
     purge_devices(federation, retrained.clients, removed_items, request, never_held)
-    report = describe_retraining(cost, purged, exact=not route.residue)
+    report = report_retraining(cost, purged, exact=not route.residue)
     return AppliedRequest(
         federation=federation,
         remaining=remaining,
@@ -113,7 +115,7 @@ def _apply_retraining(
 
 def _check_handled(federation: Federation, request: ResolvedRequest, reports: PartReports) -> None:
     """Refuse what every part let pass; nothing is written yet."""
-    able = {part.name for part in federation.parts if forgetting_scope(part)}
+    able = {part.name for part in federation.parts if list_forgetting_scope(part)}
     able.add(federation.learner.name)
     kind = request.requests.kind
     if kind != "share" and able.isdisjoint(reports):
@@ -129,7 +131,7 @@ def _remove_withdrawn(
 ) -> tuple[Ragged, Federation]:
     """Per user what is nobody's any more, and the run without it."""
     removed_items = _find_removed(clients, request, federation)
-    history = federation.stream.history(len(federation.stream.blocks))
+    history = federation.stream.collect_history(len(federation.stream.blocks))
     is_removed = removed_items.holds(history.rows(), history.ids)
     stream = restrict_stream(federation.stream, history.filter_entries(~is_removed))
     return removed_items, replace(federation, stream=stream)
@@ -142,14 +144,14 @@ def _find_removed(clients: DeviceState, request: ResolvedRequest, federation: Fe
     if request.requests.kind in UNLEARNING_KINDS:
         rows = [request.users[request.items.rows()]]
         ids = [request.items.ids]
-    for name in federation.names_of(Role.WITHDRAWN):
+    for name in federation.list_state_names(Role.WITHDRAWN):
         withdrawn = clients.read_list(name, request.users)
         rows.append(request.users[withdrawn.rows()])
         ids.append(withdrawn.ids)
     return Ragged.from_pairs(np.concatenate(rows), np.concatenate(ids), federation.stream.n_users)
 
 
-def _test_again(remaining: Federation, progress: Progress, server_before: ServerState) -> None:
+def _retest_last_block(remaining: Federation, progress: Progress, server_before: ServerState) -> None:
     """Measure the last block with the model as it is now; what a block's end keeps is made of it, too."""
     results = progress.results
     server = progress.server
@@ -168,7 +170,7 @@ def _test_again(remaining: Federation, progress: Progress, server_before: Server
 # Purging
 
 
-def _list_needed(federation: Federation, progress: Progress, reports: PartReports) -> set[str]:
+def _list_lists_to_spare(federation: Federation, progress: Progress, reports: PartReports) -> set[str]:
     """Lists with which something is taken back later: of the learner, and of parts that wait for others."""
     owners = {federation.learner.name} | find_waiting_parts(reports)
     prefixes = tuple(f"{PARTS}{name}/" for name in owners)
@@ -203,7 +205,7 @@ def purge_devices(
 def _reset_part(part: Part, clients: DeviceState, request: ResolvedRequest) -> None:
     """A part's arrays on devices as before one's first block, but for what lasts."""
     specs = part.state(len(request.users))
-    blank = initial_state([spec for spec in specs if not spec.persistent])
+    blank = build_initial_state([spec for spec in specs if not spec.persistent])
     arrays = {}
     for name, array in blank.items():
         if not isinstance(array, Ragged):

@@ -26,10 +26,10 @@ from tacita.runs.forgetting.certificate import (
     PurgeSection,
     RequestSection,
 )
-from tacita.runs.forgetting.pseudonyms import joint_pseudonym, pseudonym
+from tacita.runs.forgetting.pseudonyms import join_pseudonyms, make_pseudonym
 from tacita.runs.forgetting.requests import ResolvedRequest
-from tacita.runs.forgetting.verdict import auc_gap, run_checks, summarise_checks
-from tacita.runs.forgetting.verification import AppliedRequest, Verification, model_digest
+from tacita.runs.forgetting.verdict import compute_auc_gap, run_checks, summarise_checks
+from tacita.runs.forgetting.verification import AppliedRequest, Verification, digest_model
 from tacita.runs.run_folder import SavedRun
 
 NOT_COUNTED = (
@@ -87,11 +87,11 @@ class CertificateInput:
 
     @property
     def digest_before(self) -> str:
-        return model_digest(self.applied.remaining, self.applied.before)
+        return digest_model(self.applied.remaining, self.applied.before)
 
     @property
     def digest_after(self) -> str:
-        return model_digest(self.applied.remaining, self.applied.after)
+        return digest_model(self.applied.remaining, self.applied.after)
 
     def sum_reports(self, cost: Cost) -> float:
         return sum_cost(self.part_reports, cost)
@@ -99,10 +99,10 @@ class CertificateInput:
     def name_users(self, users: list[int]) -> list[str]:
         """What the certificate calls people."""
         ids = self.saved.ids["users"]
-        return [pseudonym(self.pseudonym_key, ids[user]) for user in users]
+        return [make_pseudonym(self.pseudonym_key, ids[user]) for user in users]
 
 
-def certify(case: CertificateInput) -> Certificate:
+def build_certificate(case: CertificateInput) -> Certificate:
     certificate = _describe_case(case)
     return certificate.withhold_exact_figures() if case.applied.counts_releases else certificate
 
@@ -131,13 +131,13 @@ def _describe_request(case: CertificateInput) -> RequestSection:
     subjects = case.name_users(request.users.tolist())
     co_requesters = case.name_users(_find_co_requesters(case))
     stream = case.applied.federation.stream
-    trained = stream.train_items(len(stream.blocks) - 1)
+    trained = stream.collect_train_items(len(stream.blocks) - 1)
     owners = request.users[request.items.rows()]
     is_trained = trained.holds(owners, request.items.ids)
     return RequestSection(
         id=case.number,
         received_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        subject_pseudonym=subjects[0] if len(subjects) == 1 else joint_pseudonym(subjects),
+        subject_pseudonym=subjects[0] if len(subjects) == 1 else join_pseudonyms(subjects),
         subjects=subjects,
         sent_with=co_requesters,
         scope=_describe_scope(request),
@@ -206,7 +206,7 @@ def _is_complete(case: CertificateInput) -> bool:
 
 def _is_exact(case: CertificateInput) -> bool:
     """Checked bit by bit, or, where nobody checked, exact by construction."""
-    if not _is_complete(case) or _took_nothing(case):
+    if not _is_complete(case) or _withdrew_nothing(case):
         return False
     if case.verification is not None:
         return case.verification.same_bits
@@ -223,14 +223,14 @@ def _is_exact_to_rounding(case: CertificateInput) -> bool:
     return difference is not None and difference <= MAX_SCORE_DIFFERENCE
 
 
-def _took_nothing(case: CertificateInput) -> bool:
+def _withdrew_nothing(case: CertificateInput) -> bool:
     """Whether something is taken back from the server's record, and that held nothing of it."""
     applied = case.applied
     request = case.request
     if request.requests.kind != "unshare" or applied.route.is_retraining:
         return False
     keys = applied.federation.stream.user_keys[request.users]
-    recorded = applied.before.server.shared.lists_of(keys)
+    recorded = applied.before.server.shared.take_sender_lists(keys)
     is_taken = request.items.holds(recorded.rows(), recorded.ids)
     return not is_taken.any()
 
@@ -370,7 +370,7 @@ def _is_sent_alone(case: CertificateInput) -> bool:
 def _reach_verdict(case: CertificateInput) -> str:
     if case.applied.is_waiting:
         return "waiting"
-    if _took_nothing(case):
+    if _withdrew_nothing(case):
         return "fail: the server's record held nothing of what is taken back"
     if not is_clean(case.traces):
         return "fail: the search of the folder found what was withdrawn"
@@ -389,7 +389,7 @@ def _judge_verification(case: CertificateInput, verification: Verification) -> s
         verdict = "pass" if difference <= MAX_SCORE_DIFFERENCE else "fail"
         return f"{verdict}: score difference at most {MAX_SCORE_DIFFERENCE}"
     auc = verification.audit["auc_pairs"]
-    gap = auc_gap(auc["after"], auc["retrain"])
+    gap = compute_auc_gap(auc["after"], auc["retrain"])
     trace_counts = {kind: len(places) for kind, places in case.traces.items()}
     checks = run_checks(gap, verification.audit["param_distance_ratio"], None, trace_counts)
     return summarise_checks(checks)

@@ -41,11 +41,11 @@ def create_key(folder: Path) -> bytes:
     return key
 
 
-def pseudonym(key: bytes, user: str) -> str:
+def make_pseudonym(key: bytes, user: str) -> str:
     return hashlib.blake2b(user.encode(), key=key, digest_size=8).hexdigest()
 
 
-def joint_pseudonym(pseudonyms: list[str]) -> str:
+def join_pseudonyms(pseudonyms: list[str]) -> str:
     """One name for several people."""
     text = " ".join(pseudonyms)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -54,7 +54,7 @@ def joint_pseudonym(pseudonyms: list[str]) -> str:
 def find_residual_subjects(folder: Path) -> set[str]:
     """Of whom something stayed in the model by their own certificates, since it was last retrained."""
     subjects: set[str] = set()
-    for path in sorted(list_certificates(folder), key=certificate_number):
+    for path in sorted(list_certificates(folder), key=parse_certificate_number):
         certificate = _read_certificate(path)
         if certificate is None:
             continue
@@ -74,10 +74,10 @@ def _read_certificate(path: Path) -> PastCertificate | None:
 
 
 def list_certificates(folder: Path) -> list[Path]:
-    return [path for path in folder.glob("*-*.json") if certificate_number(path)]
+    return [path for path in folder.glob("*-*.json") if parse_certificate_number(path)]
 
 
-def certificate_number(path: Path) -> int:
+def parse_certificate_number(path: Path) -> int:
     """The number of a certificate; 0: it is none."""
     verb, _, number = path.stem.rpartition("-")
     is_certificate = verb in ("forget", "unshare") and number.isdigit()

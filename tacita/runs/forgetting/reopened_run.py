@@ -11,11 +11,11 @@ from tacita.federation.devices import LocalDevices
 from tacita.federation.evaluation import TrainedState
 from tacita.federation.requests import find_waiting_users
 from tacita.federation.rounds import Progress
-from tacita.round.device_state import read_devices
+from tacita.round.device_state import unflatten_devices
 from tacita.round.plan import Federation
-from tacita.runs.assembly import ALL_CORES, Machine, assemble
-from tacita.runs.calibration import apply_calibration
-from tacita.runs.forgetting.pseudonyms import find_residual_subjects, pseudonym, read_key
+from tacita.runs.assembly import ALL_CORES, Machine, assemble_federation
+from tacita.runs.calibration import with_calibrated_ratio
+from tacita.runs.forgetting.pseudonyms import find_residual_subjects, make_pseudonym, read_key
 from tacita.runs.forgetting.requests import RequestContext, ResolvedRequest
 from tacita.runs.forgetting.retraining import collect_shares
 from tacita.runs.forgetting.routes import SharedItems, UnlearningRoute, choose_route
@@ -44,7 +44,7 @@ class ReopenedRun:
         subjects = find_residual_subjects(folder)
         if key is None or not subjects:
             return frozenset()
-        return frozenset(user for user in self.saved.ids["users"] if pseudonym(key, user) in subjects)
+        return frozenset(user for user in self.saved.ids["users"] if make_pseudonym(key, user) in subjects)
 
     @property
     def shares(self) -> SharedItems:
@@ -62,7 +62,7 @@ class ReopenedRun:
             saved=self.saved,
             keys=stream.user_keys,
             history=read_lists(self.saved.client_arrays, "history"),
-            trained=stream.train_items(len(stream.blocks) - 1),
+            trained=stream.collect_train_items(len(stream.blocks) - 1),
             shared=self.shared,
             waiting=self.waiting,
             residue_users=self.residue_users,
@@ -75,16 +75,16 @@ class ReopenedRun:
 def reopen_run(folder: Path, machine: Machine = ALL_CORES) -> ReopenedRun:
     """A finished run as it would go on."""
     saved = open_saved(folder)
-    federation = assemble(saved.config, machine)
+    federation = assemble_federation(saved.config, machine)
     if saved.ids["fingerprint"] != federation.stream.fingerprint:
         raise TacitaError(
             f"{folder} was trained on other data than '{saved.config.data}' holds now; restore it, or train again."
         )
     history = read_lists(saved.client_arrays, "history")
     stream = restrict_stream(federation.stream, history)
-    federation = replace(apply_calibration(federation, folder), stream=stream)
+    federation = replace(with_calibrated_ratio(federation, folder), stream=stream)
     server = read_server_state(saved, federation.backbone)
-    clients = read_devices(saved.client_arrays, "")
+    clients = unflatten_devices(saved.client_arrays, "")
     clients.persistent = federation.persistent_names
     clients.take_snapshot()
     results = read_result(folder)["blocks"]

@@ -22,16 +22,16 @@ from tacita.round.learner import Learner
 from tacita.round.part import Part
 from tacita.runs.artefacts import Traces, build_targets, find_traces
 from tacita.runs.assembly import ALL_CORES, Machine
-from tacita.runs.controls import average_blocks
+from tacita.runs.controls import average_incremental_blocks
 from tacita.runs.forgetting.application import apply_request
 from tacita.runs.forgetting.certificate import Certificate
-from tacita.runs.forgetting.certification import CertificateInput, certify
-from tacita.runs.forgetting.pseudonyms import certificate_number, create_key, list_certificates, read_key
+from tacita.runs.forgetting.certification import CertificateInput, build_certificate
+from tacita.runs.forgetting.pseudonyms import create_key, list_certificates, parse_certificate_number, read_key
 from tacita.runs.forgetting.reopened_run import reopen_run
 from tacita.runs.forgetting.requests import RawRequest, explain_no_change, resolve_request
 from tacita.runs.forgetting.routes import check_kind
 from tacita.runs.forgetting.verification import AppliedRequest, Verification, verify_request
-from tacita.runs.ledger import describe_cost, join_accounts, summarise_spending
+from tacita.runs.ledger import describe_request_cost, join_accounts, summarise_spending
 from tacita.runs.run_folder import SavedRun, finish_change, read_result, replace_files, write_models
 
 
@@ -104,7 +104,7 @@ def _write_result(
                 seconds=time.perf_counter() - began,
                 pseudonym_key=read_key(folder) or create_key(new_folder),
             )
-            certificate = certify(case)
+            certificate = build_certificate(case)
             write_json(new_folder / path.name, certificate.to_json())
     write_report([folder], folder / "report.html")
     return RunRequestResult(
@@ -118,7 +118,7 @@ def _write_result(
 
 
 def _next_number(folder: Path) -> int:
-    numbers = [certificate_number(path) for path in list_certificates(folder)]
+    numbers = [parse_certificate_number(path) for path in list_certificates(folder)]
     return 1 + max(numbers, default=0)
 
 
@@ -141,7 +141,7 @@ def _describe_budgets(applied: AppliedRequest) -> str:
     """What the request cost people of their budgets, in words."""
     before = applied.before.clients.parts
     after = applied.after.clients.parts
-    return describe_cost(_account_owners(applied), before, after, applied.request.users)
+    return describe_request_cost(_account_owners(applied), before, after, applied.request.users)
 
 
 def _account_owners(applied: AppliedRequest) -> list[Part | Learner]:
@@ -161,7 +161,7 @@ def _update_result(folder: Path, applied: AppliedRequest) -> dict[str, Any]:
         result["privacy"] = summarise_spending(*accounts)
     result |= {
         "blocks": blocks,
-        "mean": average_blocks(blocks),
+        "mean": average_incremental_blocks(blocks),
         "continual": {name: None if np.isnan(value) else value for name, value in continual.items()},
         "requests": result.get("requests", 0) + 1,
     }

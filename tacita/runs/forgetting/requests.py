@@ -136,7 +136,7 @@ def draw_unshare_request(shared: Ragged, keys: Keys, draws: Draws, share: float)
 
 def resolve_request(request: RawRequest, context: RequestContext) -> ResolvedRequest:
     """The request in numbers, or one sentence that says what is wrong with it."""
-    users = context.saved.user_numbers(list(request.items))
+    users = context.saved.find_user_numbers(list(request.items))
     items = _resolve_items(request, context, users)
     clears_residue = [request.retrain and user in context.residue_users for user in request.items]
     is_clearing = np.array(clears_residue, bool)
@@ -210,7 +210,7 @@ def _select_named(
 
 def _repeats_request(request: RawRequest, context: RequestContext, user: str) -> bool:
     """Whether somebody sends a request that still waits, or clears what an earlier one left in the model."""
-    if request.alone and context.is_waiting(context.saved.user_numbers([user])).any():
+    if request.alone and context.is_waiting(context.saved.find_user_numbers([user])).any():
         return True
     return request.retrain and user in context.residue_users
 
@@ -238,7 +238,7 @@ def explain_no_change(request: RawRequest, context: RequestContext) -> str:
     users = list(request.items)
     if not users:
         return f"nobody asks for anything; {folder} stays as it is."
-    is_waiting = context.is_waiting(context.saved.user_numbers(users))
+    is_waiting = context.is_waiting(context.saved.find_user_numbers(users))
     if is_waiting.any():
         first = users[int(is_waiting.argmax())]
         return f"the request of user '{first}' already waits for others; --now sends it alone."

@@ -15,12 +15,12 @@ import numpy as np
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.types import CohortView, Ragged, ServerState, StateUpdate
-from tacita.federation.clients import copy_state
+from tacita.federation.clients import copy_user_state
 from tacita.federation.devices import LocalDevices
 from tacita.federation.evaluation import TrainedState
 from tacita.federation.one_round import open_block
 from tacita.federation.requests import enrol_users, handle_requests
-from tacita.federation.rounds import Progress, RoundReport, end_block, run_block, start_run
+from tacita.federation.rounds import Progress, RoundReport, end_block, make_initial_progress, run_block
 from tacita.round.device_state import PARTS, DeviceState
 from tacita.round.part import Part
 from tacita.round.plan import RETRAINING_OVER_BUDGET, Federation
@@ -36,16 +36,16 @@ from tacita.runs.forgetting.routes import SharedItems, sends_substitutes
 
 def find_shared(federation: Federation, current: TrainedState) -> Ragged:
     """(users) what people share by their own devices' word, which may tell the server something else for it."""
-    names = federation.names_of(Role.SHARED)
+    names = federation.list_state_names(Role.SHARED)
     if names:
         return _join_lists(current, names)
     keys = federation.stream.user_keys[: current.clients.n_users]
-    return current.server.shared.lists_of(keys)
+    return current.server.shared.take_sender_lists(keys)
 
 
 def collect_shares(federation: Federation, current: TrainedState) -> SharedItems:
     """(users) the same, and what of it devices may have learned from before."""
-    learned = _join_lists(current, federation.names_of(Role.LEARNED))
+    learned = _join_lists(current, federation.list_state_names(Role.LEARNED))
     return SharedItems(find_shared(federation, current), learned)
 
 
@@ -103,7 +103,7 @@ def retrain_blocks(
     choices = Ragged.empty(len(shared)) if keeps_record else shared
     parts = tuple(fix_shares(part, choices) for part in federation.parts)
     federation = replace(federation, parts=parts)
-    progress = start_run(federation)
+    progress = make_initial_progress(federation)
     cost = cost or RetrainingCost()
     if current is not None:
         server = _restore_server(federation, progress.server, current.server, keeps_record)
@@ -176,9 +176,9 @@ def _restore_devices(
     """What lasts on the devices of those who came with a block; what they share they ask for, unless it was told."""
     clients = progress.clients
     new_users = np.arange(n_known, min(clients.n_users, current.n_users))
-    shared = () if keeps_record else federation.names_of(Role.SHARED)
+    shared = () if keeps_record else federation.list_state_names(Role.SHARED)
     names = [name for name in federation.persistent_part_names if name not in shared]
-    copy_state(clients, current, names, new_users)
+    copy_user_state(clients, current, names, new_users)
     progress.local_devices.equalise_silos(federation, progress.server)
     clients.take_snapshot()
 
@@ -214,7 +214,7 @@ def _select_own(shared: Ragged, view: CohortView) -> Ragged:
 # Requests
 
 
-def note_request(federation: Federation, progress: Progress, request: ResolvedRequest) -> list[str]:
+def tell_parts_of_request(federation: Federation, progress: Progress, request: ResolvedRequest) -> list[str]:
     """Let devices, the record and the parts that only note it hear of a request; what these dropped."""
     parts = tuple(part for part in federation.parts if part not in federation.forgetting_parts)
     recording = replace(federation, parts=parts)
@@ -227,7 +227,7 @@ def note_request(federation: Federation, progress: Progress, request: ResolvedRe
     return list_purged(reports.values())
 
 
-def describe_retraining(cost: RetrainingCost, purged: list[str], exact: bool) -> UnlearningReport:
+def report_retraining(cost: RetrainingCost, purged: list[str], exact: bool) -> UnlearningReport:
     return UnlearningReport(
         method="retrain",
         mode="all rounds from the first one on",

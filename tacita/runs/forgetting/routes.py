@@ -13,8 +13,8 @@ from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Ragged
 from tacita.models.statistic_model import StatisticModel
 from tacita.round.capabilities import Scope
-from tacita.round.fulfilment import can_fulfil, can_retract, list_scopes, parts_reaching
-from tacita.round.part import Part, forgetting_scope, implements
+from tacita.round.fulfilment import can_fulfil, can_retract, list_parts_reaching, list_unlearning_scopes
+from tacita.round.part import Part, implements, list_forgetting_scope
 from tacita.round.plan import Plan
 from tacita.round.state import Role
 from tacita.runs.forgetting.requests import ResolvedRequest
@@ -92,7 +92,7 @@ def choose_route(plan: Plan, request: ResolvedRequest, shares: SharedItems, retr
 
 def _route_share(plan: Plan) -> UnlearningRoute:
     owners = []
-    for owner, specs in plan.state_specs().items():
+    for owner, specs in plan.list_state_specs().items():
         if any(spec.role is Role.SHARED for spec in specs):
             owners.append(owner)
     reason = "what is shared goes to the server, and is no longer learned from on the device."
@@ -110,8 +110,8 @@ def _route_retraction(plan: Plan) -> UnlearningRoute:
 
 def _route_withdrawal(plan: Plan, request: ResolvedRequest, shares: SharedItems) -> UnlearningRoute:
     local_scopes: tuple[Scope, ...] = ("local", "people") if request.whole else ("local",)
-    of_shared = parts_reaching(plan, "given")
-    of_local = parts_reaching(plan, *local_scopes)
+    of_shared = list_parts_reaching(plan, "given")
+    of_local = list_parts_reaching(plan, *local_scopes)
     counts = _count_interactions(request, shares)
     late = LATE_STAYS if counts.late and not of_local else ""
     unlearners = _quote_names(plan.forgetting_parts)
@@ -127,7 +127,7 @@ def _route_withdrawal(plan: Plan, request: ResolvedRequest, shares: SharedItems)
         return UnlearningRoute(_part_names(of_shared), reason, f"{LOCAL_STAYS} {late}".strip())
     if counts.shared:
         return _route_retraining(plan, f"{unlearners} does not take back what was shared")
-    only = "whole people only" if "people" in list_scopes(plan) else "what was shared only"
+    only = "whole people only" if "people" in list_unlearning_scopes(plan) else "what was shared only"
     return _route_retraining(plan, f"none of that was shared, and {unlearners} takes back {only}")
 
 
@@ -155,7 +155,7 @@ def _route_local(plan: Plan, of_local: Sequence[Part], of_shared: Sequence[Part]
     if of_shared:
         rest = "some of it was shared and some learned from on the device"
     parts = [part for part in plan.forgetting_parts if part in of_local or part in of_shared]
-    has_people_only = all("local" not in forgetting_scope(part) for part in of_local)
+    has_people_only = all("local" not in list_forgetting_scope(part) for part in of_local)
     reach = "takes whole people out of the model" if has_people_only else "takes back what devices learned from"
     reason = f"{rest}, and {_quote_names(of_local)} {reach}."
     return UnlearningRoute(_part_names(parts), reason)
@@ -169,7 +169,7 @@ def _route_retraining(plan: Plan, because: str) -> UnlearningRoute:
 
 def sends_substitutes(plan: Plan) -> bool:
     """Whether devices tell the server something else in place of shared items, which retraining does not undo."""
-    return any(implements(part, "redact") and not forgetting_scope(part) for part in plan.parts)
+    return any(implements(part, "redact") and not list_forgetting_scope(part) for part in plan.parts)
 
 
 def _part_names(parts: Sequence[Part]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from tacita.core.errors import TacitaError
 from tacita.core.files import lock_folder, remove_temporary_files, write_json
 from tacita.round.part import Part
 from tacita.runs.assembly import ALL_CORES, Machine
-from tacita.runs.calibration import ALPHAS, FILE, RETRACTION, CalibrationRecord, calibrate
+from tacita.runs.calibration import ALPHAS, FILE, RETRACTION, CalibrationRecord, measure_retraction_calibration
 from tacita.runs.forgetting.reopened_run import ReopenedRun, reopen_run
 from tacita.runs.run_folder import finish_change, read_result
 
@@ -41,7 +41,7 @@ def _calibrate_retractions(run: ReopenedRun, leavers: int, alpha: float) -> Cali
     """What the run's own damping leaves, beside the best of others."""
     rounds = int(run.progress.results[0]["best_round"]) or None
     alphas = sorted({*ALPHAS, alpha})
-    calibration = calibrate(run.federation, leavers, rounds=rounds, alphas=alphas)
+    calibration = measure_retraction_calibration(run.federation, leavers, rounds=rounds, alphas=alphas)
     return CalibrationRecord(
         alpha=alpha,
         ratio=round(calibration.ratios[alpha], 4),

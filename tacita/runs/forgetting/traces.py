@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from tacita.core.types import AnyArray, Doubles, Floats, Ints, Longs, Ragged
-from tacita.federation.evaluation import TrainedState, build_mask, build_rules, evaluate_devices
+from tacita.federation.evaluation import TrainedState, build_evaluation_rules, build_ranking_mask, evaluate_devices
 from tacita.federation.scoring import DeviceScorer
 from tacita.kernels.hashing import hash_owners
-from tacita.kernels.ranking import best_items
+from tacita.kernels.ranking import find_best_items
 from tacita.round.plan import Federation
 
 DECILES = 10
@@ -77,7 +77,7 @@ def match_pairs(federation: Federation, withdrawn: Ragged, owned: Ragged) -> Mat
 def _rank_deciles(federation: Federation) -> Longs:
     """(items,) the tenth of the catalogue that an item is in, by how many of the remaining users have it."""
     stream = federation.stream
-    remaining = stream.train_items(len(stream.blocks) - 1)
+    remaining = stream.collect_train_items(len(stream.blocks) - 1)
     counts = np.bincount(remaining.ids, minlength=stream.n_items)
     n_items = len(counts)
     order = np.lexsort((np.arange(n_items), counts))
@@ -92,7 +92,7 @@ def _rank_deciles(federation: Federation) -> Longs:
 def build_scorer(federation: Federation, learned: TrainedState) -> DeviceScorer:
     stream = federation.stream
     block = stream.blocks[learned.server.block]
-    past = stream.history(block.index) if federation.backbone.reads_history else None
+    past = stream.collect_history(block.index) if federation.backbone.reads_history else None
     broadcast = learned.broadcast or federation.broadcast_serving(learned.server)
     return DeviceScorer(federation, learned.server, learned.clients, block, stream.user_keys, broadcast, "serve", past)
 
@@ -129,7 +129,7 @@ class ScoredChunk:
 def score_pairs(federation: Federation, learned: TrainedState, pairs: MatchedPairs) -> PairScores:
     """Scores, ranks and lists of the people who withdrew something, nothing hidden but what they still have."""
     scorer = build_scorer(federation, learned)
-    history = federation.stream.history(len(federation.stream.blocks))
+    history = federation.stream.collect_history(len(federation.stream.blocks))
     n_people = len(pairs.users)
     chunks = []
     for start in range(0, n_people, CHUNK):
@@ -159,7 +159,7 @@ def _score_chunk(scorer: DeviceScorer, pairs: MatchedPairs, history: Ragged, peo
     rank = np.array(n_below, np.float64) / max(1, n_items - 1)
     owned = history.take(users)
     scores[owned.rows(), owned.ids] = -np.inf
-    top, _ = best_items(scores.astype(np.float32), min(TOP, n_items))
+    top, _ = find_best_items(scores.astype(np.float32), min(TOP, n_items))
     return ScoredChunk(member_scores, other_scores, rank, top)
 
 
@@ -190,13 +190,13 @@ def _weighted_auc(score: Doubles, positive: Doubles, negative: Doubles) -> float
     return float(won.sum() / total)
 
 
-def pair_auc(scores: PairScores) -> float | None:
+def compute_pair_auc(scores: PairScores) -> float | None:
     """AUC of withdrawn pairs; None where none can be told from another, whatever the model knows."""
     return None if scores.is_tied else compute_auc(scores.members, scores.others)
 
 
-def pair_interval(scores: PairScores, owner: Longs, seed: int) -> list[float] | None:
-    return None if scores.is_tied else auc_interval(scores.members, scores.others, owner, seed)
+def compute_pair_interval(scores: PairScores, owner: Longs, seed: int) -> list[float] | None:
+    return None if scores.is_tied else compute_auc_interval(scores.members, scores.others, owner, seed)
 
 
 def count_wins(members: Doubles, others: Doubles, owner: Longs) -> Doubles:
@@ -233,14 +233,14 @@ def resample_aucs(scores: tuple[Doubles, Doubles], owner: Longs, seed: int) -> D
     return np.asarray(won / np.maximum(n_pairs.astype(np.float64), 1) ** 2)
 
 
-def auc_interval(members: Doubles, others: Doubles, owner: Longs, seed: int) -> list[float]:
+def compute_auc_interval(members: Doubles, others: Doubles, owner: Longs, seed: int) -> list[float]:
     """A 95 % interval of the AUC, people resampled."""
     if _count_people(owner) < 2:
         return [float("nan"), float("nan")]
     return _central_interval(resample_aucs((members, others), owner, seed))
 
 
-def paired_interval(first: PairScores, second: PairScores, owner: Longs, seed: int) -> list[float]:
+def compute_difference_interval(first: PairScores, second: PairScores, owner: Longs, seed: int) -> list[float]:
     """A 95 % interval of the difference of two models' AUCs, the same people resampled for both."""
     if _count_people(owner) < 2:
         return [float("nan"), float("nan")]
@@ -254,14 +254,14 @@ def _central_interval(values: Doubles) -> list[float]:
     return [float(low), float(high)]
 
 
-def difference_auc(before: PairScores, after: PairScores) -> float | None:
+def compute_difference_auc(before: PairScores, after: PairScores) -> float | None:
     """How well who has both models tells withdrawn pairs from others: by how much a score fell."""
     if before.is_tied and after.is_tied:
         return None
     return compute_auc(before.members - after.members, before.others - after.others)
 
 
-def jaccard(first: PairScores, second: PairScores) -> float:
+def compute_list_overlap(first: PairScores, second: PairScores) -> float:
     """Overlap of two models' best lists, mean over people."""
     n_people = len(second.top)
     if not n_people:
@@ -276,20 +276,20 @@ def jaccard(first: PairScores, second: PairScores) -> float:
 # Distances of models
 
 
-def item_table(federation: Federation, learned: TrainedState) -> Floats:
+def build_item_table(federation: Federation, learned: TrainedState) -> Floats:
     """The item rows that devices score with."""
-    return build_scorer(federation, learned).item_table()
+    return build_scorer(federation, learned).build_item_table()
 
 
 def flatten_model(federation: Federation, learned: TrainedState) -> Doubles:
     """All numbers of a model that everybody scores with."""
     heads = learned.server.heads
-    numbers = [item_table(federation, learned).ravel()]
+    numbers = [build_item_table(federation, learned).ravel()]
     numbers += [heads[name].ravel() for name in sorted(heads)]
     return np.concatenate(numbers).astype(float)
 
 
-def model_distance(federation: Federation, first: TrainedState, second: TrainedState) -> float | None:
+def measure_model_distance(federation: Federation, first: TrainedState, second: TrainedState) -> float | None:
     """Length of the difference of two models; None where they have not the same numbers."""
     first_numbers = flatten_model(federation, first)
     second_numbers = flatten_model(federation, second)
@@ -298,16 +298,16 @@ def model_distance(federation: Federation, first: TrainedState, second: TrainedS
     return float(np.linalg.norm(first_numbers - second_numbers))
 
 
-def gram_distance(first: Floats, second: Floats, items: Sequence[int] | Longs) -> float | None:
+def measure_gram_distance(first: Floats, second: Floats, items: Sequence[int] | Longs) -> float | None:
     """Mean absolute difference of the cosines of item rows, which no rotation changes; None without rows."""
     if first.shape[1] == 0 or first.shape != second.shape:
         return None
     rows = np.asarray(items)
-    difference = _cosines(first[rows]) - _cosines(second[rows])
+    difference = _compute_cosines(first[rows]) - _compute_cosines(second[rows])
     return float(np.abs(difference).mean())
 
 
-def _cosines(rows: Floats) -> Doubles:
+def _compute_cosines(rows: Floats) -> Doubles:
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     unit = rows / np.maximum(lengths, 1e-8)
     return np.asarray(unit.astype(np.float64) @ unit.T.astype(np.float64))
@@ -328,14 +328,14 @@ def measure_utility(
     """HR and NDCG at 20 for everybody, for those who asked and for the others; what was withdrawn stays hidden."""
     number = learned.server.block
     block = remaining.stream.blocks[number]
-    mask = build_mask(federation, federation.stream.blocks[number], "test", "history")
-    rules = build_rules(remaining, block, ["hr", "ndcg"], [min(TOP, block.n_items)])
+    mask = build_ranking_mask(federation, federation.stream.blocks[number], "test", "history")
+    rules = build_evaluation_rules(remaining, block, ["hr", "ndcg"], [min(TOP, block.n_items)])
     evaluation = evaluate_devices(remaining, learned, block, "test", mask, rules)
     is_requester = np.zeros(remaining.stream.n_users, bool)
     is_requester[requesters] = True
     groups = {"all": None, "remaining": ~is_requester, "requesters": is_requester}
     utility = {}
     for group, users in groups.items():
-        means = evaluation.mean(users)
+        means = evaluation.compute_means(users)
         utility[group] = {metric.replace("@", ""): value for metric, value in means.items()}
     return utility

@@ -20,7 +20,7 @@ class Check:
     message: str
 
 
-def auc_gap(after: float | None, retrained: float | None) -> float | None:
+def compute_auc_gap(after: float | None, retrained: float | None) -> float | None:
     """AUC above that of retraining; None where either could not be measured."""
     return None if after is None or retrained is None else after - retrained
 

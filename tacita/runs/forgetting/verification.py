@@ -12,7 +12,7 @@ from tacita.core.codec import digest
 from tacita.core.files import flatten_parts
 from tacita.core.types import Bools, Ragged
 from tacita.federation.evaluation import TrainedState
-from tacita.learn.statistic import CONTRIBUTION_LOG, split_by_block
+from tacita.learn.statistic import CONTRIBUTION_LOG, split_log_by_block
 from tacita.models.statistic_model import StatisticModel
 from tacita.round.device_state import OWN_ROWS, PARTS
 from tacita.round.plan import Federation, Plan
@@ -80,9 +80,9 @@ def verify_request(applied: AppliedRequest) -> Verification:
     utility = {}
     for name, model in models.items():
         utility[name] = traces.measure_utility(applied.federation, applied.remaining, model, requesters)
-    max_difference, n_compared = largest_difference(applied.remaining, applied.after, reference)
-    digest_after = model_digest(applied.remaining, applied.after)
-    digest_reference = model_digest(applied.remaining, reference)
+    max_difference, n_compared = find_largest_difference(applied.remaining, applied.after, reference)
+    digest_after = digest_model(applied.remaining, applied.after)
+    digest_reference = digest_model(applied.remaining, reference)
     return Verification(
         seconds=seconds,
         max_difference=max_difference,
@@ -93,7 +93,7 @@ def verify_request(applied: AppliedRequest) -> Verification:
     )
 
 
-def model_digest(plan: Plan, learned: TrainedState) -> str:
+def digest_model(plan: Plan, learned: TrainedState) -> str:
     """Of all that everybody gets to score with: the table, shared parameters, and what parts send beside them."""
     server = learned.server
     broadcast = flatten_parts(plan.broadcast_serving(server).common, PARTS)
@@ -113,7 +113,7 @@ def retrain_reference(applied: AppliedRequest) -> TrainedState:
     clients = applied.after.clients
     all_users = np.arange(clients.n_users)
     contributions = clients.read_list(f"{PARTS}{remaining.learner.name}/{CONTRIBUTION_LOG}", all_users)
-    server = model.retrain_from(applied.after.server, split_by_block(contributions))
+    server = model.retrain_from_lists(applied.after.server, split_log_by_block(contributions))
     return TrainedState(server, clients)
 
 
@@ -126,7 +126,7 @@ def retrain_run(federation: Federation, current: TrainedState, seed: int | None 
 # Comparison
 
 
-def largest_difference(
+def find_largest_difference(
     federation: Federation, current: TrainedState, reference: TrainedState
 ) -> tuple[float | None, int]:
     """Of any score between two models, and of how many people; without those who left with everything."""
@@ -155,7 +155,7 @@ def find_emptied(federation: Federation, current: TrainedState) -> Bools:
     if clients.private.shape[1] == 0:
         return np.zeros(n_users, bool)
     has_vector = (clients.private[:n_users] != 0).any(axis=1)
-    has_items = stream.history(len(stream.blocks)).counts()[:n_users] > 0
+    has_items = stream.collect_history(len(stream.blocks)).counts()[:n_users] > 0
     is_emptied = ~has_vector & ~has_items
     if OWN_ROWS in clients.lists:
         has_rows = clients.read_list(OWN_ROWS, np.arange(n_users)).counts() > 0
@@ -167,19 +167,19 @@ def compare_models(applied: AppliedRequest, models: dict[str, TrainedState]) -> 
     """The figures of D.4 that need no further training."""
     remaining = applied.remaining
     stream = applied.federation.stream
-    owned = stream.history(len(stream.blocks))
+    owned = stream.collect_history(len(stream.blocks))
     pairs = traces.match_pairs(remaining, applied.withdrawn_items, owned)
     scores = {name: traces.score_pairs(remaining, model, pairs) for name, model in models.items()}
     items = traces.sample_items(remaining)
-    table_after = traces.item_table(remaining, models["after"])
-    table_retrained = traces.item_table(remaining, models["retrain"])
+    table_after = traces.build_item_table(remaining, models["after"])
+    table_retrained = traces.build_item_table(remaining, models["retrain"])
     return {
         "pairs": len(pairs.members.ids),
         **_attack_pairs(scores, pairs, applied.federation.config.seed),
-        "param_distance_ratio": _distance_ratio(remaining, models),
-        "gram_distance": traces.gram_distance(table_after, table_retrained, items),
+        "param_distance_ratio": _compute_distance_ratio(remaining, models),
+        "gram_distance": traces.measure_gram_distance(table_after, table_retrained, items),
         "rank_percentile": {name: pair_scores.mean_rank for name, pair_scores in scores.items()},
-        "jaccard20": traces.jaccard(scores["after"], scores["retrain"]),
+        "jaccard20": traces.compute_list_overlap(scores["after"], scores["retrain"]),
     }
 
 
@@ -188,16 +188,16 @@ def _attack_pairs(scores: dict[str, traces.PairScores], pairs: traces.MatchedPai
     aucs: dict[str, Any] = {}
     intervals = {}
     for name, pair_scores in scores.items():
-        aucs[name] = traces.pair_auc(pair_scores)
-        intervals[name] = traces.pair_interval(pair_scores, pairs.owner, seed)
+        aucs[name] = traces.compute_pair_auc(pair_scores)
+        intervals[name] = traces.compute_pair_interval(pair_scores, pairs.owner, seed)
     aucs["ci"] = intervals
-    return {"auc_pairs": aucs, "auc_difference": traces.difference_auc(scores["before"], scores["after"])}
+    return {"auc_pairs": aucs, "auc_difference": traces.compute_difference_auc(scores["before"], scores["after"])}
 
 
-def _distance_ratio(remaining: Federation, models: dict[str, TrainedState]) -> float | None:
+def _compute_distance_ratio(remaining: Federation, models: dict[str, TrainedState]) -> float | None:
     """Distance to the retrained model after the request, where 1 is that before; None: nothing can be compared."""
-    distance_before = traces.model_distance(remaining, models["before"], models["retrain"])
-    distance_after = traces.model_distance(remaining, models["after"], models["retrain"])
+    distance_before = traces.measure_model_distance(remaining, models["before"], models["retrain"])
+    distance_after = traces.measure_model_distance(remaining, models["after"], models["retrain"])
     if distance_after is None or not distance_before:
         return None
     return distance_after / distance_before

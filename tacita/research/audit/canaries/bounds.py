@@ -19,7 +19,7 @@ from scipy.special import betaincinv, expit, ndtr, ndtri
 
 from tacita.core.types import Bools, Doubles
 from tacita.privacy.accounting import Event, compute_epsilon
-from tacita.privacy.calibration import epsilon_of_mu
+from tacita.privacy.calibration import compute_epsilon_of_mu
 
 DOUBT = 0.05  # how often a bound may be wrong
 MAX_EPSILON = 30.0  # no audit of this size shows a larger epsilon
@@ -59,7 +59,7 @@ class Claim:
     def is_pure(self) -> bool:
         return self.law == "pure"
 
-    def chance_inside(self, chance_outside: Doubles, chance_present: Doubles) -> Doubles:
+    def compute_chance_inside(self, chance_outside: Doubles, chance_present: Doubles) -> Doubles:
         """A chance for those inside, who take part at `rate` and else look like those outside."""
         absent_part = (1 - self.rate) * chance_outside
         present_part = self.rate * chance_present
@@ -99,7 +99,7 @@ def convert_mu_to_epsilon(mu: float, claim: Claim) -> float:
         return 0.0
     if claim.rate == 1:
         total_mu = mu * math.sqrt(claim.releases)
-        epsilons = epsilon_of_mu(np.array([total_mu]), claim.delta)
+        epsilons = compute_epsilon_of_mu(np.array([total_mu]), claim.delta)
         return float(epsilons[0])
     event = Event("canary", "gaussian", mu, 1.0, "person", "central", claim.rate, "poisson")
     return compute_epsilon([(event, claim.releases)], claim.delta)
@@ -111,12 +111,12 @@ def choose_threshold(claim: Claim, each: int) -> float:
     thresholds = np.linspace(-1.0, highest, 81)
     false_rates = ndtr(-thresholds)
     present_rates = ndtr(claim.mu - thresholds)
-    true_rates = claim.chance_inside(false_rates, present_rates)
+    true_rates = claim.compute_chance_inside(false_rates, present_rates)
     bounds = []
     for false_rate, true_rate in zip(false_rates, true_rates):
-        most_false = upper_bound(false_rate * each, each)
+        most_false = compute_upper_bound(false_rate * each, each)
         n_missed = (1 - true_rate) * each
-        least_true = 1 - upper_bound(n_missed, each)
+        least_true = 1 - compute_upper_bound(n_missed, each)
         mu = infer_mu(most_false, least_true, claim.rate)
         bounds.append(mu)
     best = int(np.argmax(bounds))
@@ -153,7 +153,7 @@ def _count_right_guesses(trials: Trials, claim: Claim) -> tuple[int, int]:
         n_right = int(is_right.sum())
         return n_guessed, n_right
     n_trials = len(trials)
-    share = choose_share(claim, n_trials)
+    share = choose_guess_share(claim, n_trials)
     half = max(1, int(share * n_trials / 2))
     order = np.argsort(trials.score, kind="stable")
     highest = order[-half:]
@@ -180,13 +180,13 @@ def bound_guess_chance(canaries: int, guesses: int, right: int, epsilon: float, 
     return min(1.0, pure_chance + extra_chance)
 
 
-def choose_share(claim: Claim, canaries: int) -> float:
+def choose_guess_share(claim: Claim, canaries: int) -> float:
     """The share of the canaries to guess at which the claim itself would be bounded best."""
     highest = claim.mu + 8.0
     grid = np.linspace(-8.0, highest, 4001)
     outside = ndtr(grid)
     present = ndtr(grid - claim.mu)
-    inside = claim.chance_inside(outside, present)
+    inside = claim.compute_chance_inside(outside, present)
     either = (inside + outside) / 2
     best_bound = 0.0
     best_share = 1.0
@@ -213,7 +213,7 @@ def _log_odds(share: float) -> float:
 
 
 def _bound_right_share(n: int, right: float) -> float:
-    return 1 - upper_bound((1 - right) * n, n)
+    return 1 - compute_upper_bound((1 - right) * n, n)
 
 
 def _bound_rates(trials: Trials, threshold: float) -> tuple[float, float]:
@@ -225,12 +225,12 @@ def _bound_rates(trials: Trials, threshold: float) -> tuple[float, float]:
     false_misses = float(is_missed.sum())
     n_outside = int(is_outside.sum())
     n_inside = int(trials.inside.sum())
-    most_false = upper_bound(false_passes, n_outside)
-    most_missed = upper_bound(false_misses, n_inside)
+    most_false = compute_upper_bound(false_passes, n_outside)
+    most_missed = compute_upper_bound(false_misses, n_inside)
     return most_false, 1 - most_missed
 
 
-def upper_bound(count: float, of: int) -> float:
+def compute_upper_bound(count: float, of: int) -> float:
     """The largest chance that shows so seldom; half of the doubt is for each of two such bounds."""
     if count >= of:
         return 1.0

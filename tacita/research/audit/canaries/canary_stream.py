@@ -10,7 +10,7 @@ from tacita.core.draws import derive_keys
 from tacita.core.types import Block, BlockStream, Ragged
 
 
-def make_block(lists: Ragged, n_items: int, index: int = 0) -> Block:
+def make_training_block(lists: Ragged, n_items: int, index: int = 0) -> Block:
     """One block of training items; every canary comes in the first."""
     n_users = len(lists)
     nothing = Ragged.empty(n_users)

@@ -30,7 +30,7 @@ def play_certificate(setting: LabSetting, world: World, number: int) -> Transcri
         folder = Path(name)
         data = folder / "rows.csv"
         _write_rows(data, world)
-        config = setting.config(number).model_copy(update={"data": str(data)})
+        config = setting.build_config(number).model_copy(update={"data": str(data)})
         train(config, folder / "run", ONE_THREAD)
         request = RawRequest("forget", {LEAVER: None})
         result = submit_request(folder / "run", request, verify=True, machine=ONE_THREAD)

@@ -15,12 +15,12 @@ import numpy as np
 from tacita.core.config import RunConfig, TrainConfig
 from tacita.core.draws import Draws
 from tacita.core.types import BlockStream, CohortView, Floats, Ints, Ragged
-from tacita.federation.rounds import begin_block, start_run
+from tacita.federation.rounds import begin_block, make_initial_progress
 from tacita.methods import RunContext, build_parts
 from tacita.methods.sharing.contribution import Contribution
 from tacita.models import find_backbone_class
 from tacita.research.audit.canaries.bounds import Claim, Trials
-from tacita.research.audit.canaries.canary_stream import make_block, make_stream
+from tacita.research.audit.canaries.canary_stream import make_stream, make_training_block
 from tacita.round.plan import Federation
 from tacita.round.request import RequestBatch
 
@@ -35,7 +35,7 @@ class ItemScenario:
     epsilon: float
     items: int = 1
 
-    def claim(self) -> Claim:
+    def build_claim(self) -> Claim:
         return Claim(self.epsilon * self.items, 0.0, "pure", threshold=1.0)
 
     def table(self) -> Floats:
@@ -71,7 +71,7 @@ def run_trials(setting: ItemScenario, people: int, seed: int, bug: str | None = 
     inside = rng.random(people) < 0.5
     table = setting.table()
     federation = _make_federation(setting, people, table, seed, bug)
-    progress = start_run(federation)
+    progress = make_initial_progress(federation)
     begin_block(federation, progress, 0)
     server = replace(progress.server, items=table)
     first_item = np.where(inside, 0, setting.items)
@@ -111,4 +111,4 @@ def _make_item_stream(people: int, n_items: int) -> BlockStream:
     ptr = np.arange(people + 1, dtype=np.int64)
     ids = np.arange(people) % n_items
     lists = Ragged(ptr, ids.astype(np.int32))
-    return make_stream([make_block(lists, n_items)])
+    return make_stream([make_training_block(lists, n_items)])

@@ -1,6 +1,6 @@
 """Transcripts of lab runs: what whoever gets the models, and what is handed out with them, can read.
 
-Every play goes from a table of rows through `assemble` and the loop of every run, with noise of its own.
+Every play goes from a table of rows through `assemble_federation` and the loop of every run, with noise of its own.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import numpy as np
 
 from tacita.core.config import RunConfig, validate_model
 from tacita.core.types import AnyArray, Broadcast, Doubles, Floats, Keys, ServerState
-from tacita.data.frames import IN_MEMORY, to_frame
+from tacita.data.frames import IN_MEMORY, convert_to_frame_or_none
 from tacita.federation.devices import LocalDevices, RoundReply
 from tacita.federation.one_round import Progress, RoundReport
-from tacita.federation.rounds import begin_block, run_stream, start_run
-from tacita.federation.state_arrays import pack_server, server_note
+from tacita.federation.rounds import begin_block, make_initial_progress, run_remaining_blocks
+from tacita.federation.state_arrays import flatten_server, make_server_note
 from tacita.messages import Total
 from tacita.research.audit.canaries.neighbours import CATALOGUE, PERSON, World
 from tacita.research.audit.canaries.transcripts import READER, Transcript
 from tacita.round.plan import Federation
 from tacita.round.question import Question
-from tacita.runs.assembly import Machine, RunTable, assemble, load_run_table
+from tacita.runs.assembly import Machine, RunTable, assemble_federation, load_run_table
 
 ONE_THREAD = Machine(threads=1)
 SMALL_EVALUATION = {"k": [2], "select_by": "ndcg@2", "controls": False, "every": 1000}
@@ -43,7 +43,7 @@ class LabSetting:
     values: dict[str, Any]
     catalogue: tuple[str, ...] = CATALOGUE
 
-    def config(self, number: int) -> RunConfig:
+    def build_config(self, number: int) -> RunConfig:
         """The settings of one play."""
         values = {
             "data": IN_MEMORY,
@@ -111,24 +111,24 @@ class LabPlay:
 def assemble_world(setting: LabSetting, world: World, number: int) -> Federation:
     """A run whose noise follows a secret of its own, which the number of the play stands for."""
     data = _read_world(world)
-    return assemble(setting.config(number), ONE_THREAD, data=data, noise_secret=f"play {number}")
+    return assemble_federation(setting.build_config(number), ONE_THREAD, data=data, noise_secret=f"play {number}")
 
 
 @lru_cache(maxsize=4)
 def _read_world(world: World) -> RunTable:
     """The rows of a world, read once for all plays."""
-    return load_run_table(RunConfig(data=IN_MEMORY), ONE_THREAD, to_frame(world.columns()))
+    return load_run_table(RunConfig(data=IN_MEMORY), ONE_THREAD, convert_to_frame_or_none(world.to_columns()))
 
 
 def play_lab(setting: LabSetting, world: World, number: int) -> LabPlay:
     """One run; the transcript holds the model of every round, and all that is exact of its shape."""
     federation = assemble_world(setting, world, number)
-    devices = ReleaseRecorder(start_run(federation).clients)
+    devices = ReleaseRecorder(make_initial_progress(federation).clients)
     devices.clients.take_snapshot()
-    progress = start_run(federation, devices)
+    progress = make_initial_progress(federation, devices)
     transcript = Transcript()
     recorder = RoundRecorder(transcript)
-    run_stream(federation, progress, recorder.record)
+    run_remaining_blocks(federation, progress, recorder.record)
     recorder.finish()
     _add_model(transcript, federation, progress)
     return LabPlay(federation, progress, transcript, devices.releases)
@@ -149,8 +149,8 @@ class RoundRecorder:
         if before is None or before.shape != now.shape or not now.size:
             return
         moved = (now - before).astype(np.float64)
-        self.sizes.append(mean_square(moved.ravel()))
-        add_large(self.transcript, f"block {report.block}, round {report.round}: how rows moved", moved)
+        self.sizes.append(compute_mean_square(moved.ravel()))
+        add_array_or_sample(self.transcript, f"block {report.block}, round {report.round}: how rows moved", moved)
 
     def finish(self) -> None:
         """A reader who looks for the size of the noise, whatever its direction."""
@@ -164,31 +164,31 @@ def _add_model(transcript: Transcript, federation: Federation, progress: Progres
     stream = federation.stream
     transcript.add("catalogue", " ".join(stream.item_ids))
     transcript.add("blocks", len(stream.blocks))
-    transcript.add_all("note: ", server_note(progress.server))
+    transcript.add_all("note: ", make_server_note(progress.server))
     transcript.add("fingerprint", stream.fingerprint)
-    for name, array in pack_server(progress.server).items():
-        add_large(transcript, f"model: {name}", array)
+    for name, array in flatten_server(progress.server).items():
+        add_array_or_sample(transcript, f"model: {name}", array)
 
 
-def add_large(transcript: Transcript, name: str, array: AnyArray) -> None:
+def add_array_or_sample(transcript: Transcript, name: str, array: AnyArray) -> None:
     """An array, or of a large one its shape, its size and its first numbers."""
     if array.size <= MAX_NUMBERS:
         transcript.add(name, array)
         return
     flat = np.asarray(array, np.float64).ravel()
     transcript.add(f"{name} (shape)", str(array.shape))
-    transcript.add(f"{name} (size)", mean_square(flat))
+    transcript.add(f"{name} (size)", compute_mean_square(flat))
     transcript.add(f"{name} (first numbers)", flat[:16])
 
 
-def mean_square(values: Doubles) -> float:
+def compute_mean_square(values: Doubles) -> float:
     return float(values @ values) / len(values)
 
 
 def play_own_release(setting: LabSetting, world: World, number: int) -> Transcript:
     """What a server gets of the person alone, where every release has noise of its own."""
     federation = assemble_world(setting, world, number)
-    progress = start_run(federation)
+    progress = make_initial_progress(federation)
     begin_block(federation, progress, 0)
     person = np.array([federation.stream.user_ids.index(PERSON)])
     keys = federation.stream.user_keys[person]
@@ -199,5 +199,5 @@ def play_own_release(setting: LabSetting, world: World, number: int) -> Transcri
     transcript.add("expected", reply.expected)
     transcript.add("weight", reply.total.weight)
     for name, value in reply.total.sums.items():
-        add_large(transcript, name, value)
+        add_array_or_sample(transcript, name, value)
     return transcript

@@ -49,11 +49,11 @@ class LiveSetting:
     catalogue: Sequence[str]
     min_users: int = MIN_USERS
 
-    def config(self) -> RunConfig:
+    def build_config(self) -> RunConfig:
         values = {"split": {"kind": "blocks", "n_blocks": 1}, "evaluate": SMALL_EVALUATION, **self.values}
         return validate_model(RunConfig, values, "the audit")
 
-    def node_config(self) -> NodeConfig:
+    def build_node_config(self) -> NodeConfig:
         values = {"name": "node", "server": "localhost:1", "min_users": self.min_users}
         return validate_model(NodeConfig, values, "the audit")
 
@@ -68,7 +68,7 @@ class LoopbackTransport:
     stop_at: str = ""
     last_request: ServerRequest | None = None
 
-    def nodes(self) -> list[int]:
+    def list_online_nodes(self) -> list[int]:
         return [NODE]
 
     def exchange(self, requests: Mapping[int, bytes], timeout: float) -> dict[int, bytes]:
@@ -85,7 +85,7 @@ class LoopbackTransport:
     def _note_release(self, reply: Reply) -> None:
         head = reply.head
         is_sum = head.verdict == "ok" and head.kind in (SURVEY, STATISTIC)
-        model = self.node.store.model(head.run)
+        model = self.node.store.load_model(head.run)
         if not is_sum or model is None:
             return
         _, stored = model
@@ -115,7 +115,7 @@ class LiveSite:
         interactions = [(user, item, float(time), None) for user, item, time in rows]
         self.node.store.add_interactions(interactions)
 
-    def keep_data(self, users: Collection[str]) -> None:
+    def withhold_data(self, users: Collection[str]) -> None:
         """These people are enrolled, and nothing of theirs may leave."""
         for user in users:
             self.node.set_consent(user, None, "keep")
@@ -127,7 +127,7 @@ class LiveSite:
 
     def begin_run(self, run: str) -> None:
         with self._open_store() as store:
-            store.create_run(run, self.setting.config(), PATIENCE)
+            store.create_run(run, self.setting.build_config(), PATIENCE)
 
     def run_block(self, run: str) -> None:
         """One more block; where nobody answers, it ends without a model."""
@@ -150,10 +150,10 @@ def open_site(setting: LiveSetting) -> Iterator[LiveSite]:
     with tempfile.TemporaryDirectory(prefix="tacita-audit-") as name:
         folder = Path(name)
         ServerStore.create(folder / STORE_FILE).close()
-        Node.create(folder / "node", setting.node_config())
+        Node.create(folder / "node", setting.build_node_config())
         with ServerStore(folder / STORE_FILE) as store:
             store.add_node("node", "its key")
-            store.set_number("node", NODE)
+            store.set_node_number("node", NODE)
             store.add_items([(item, item) for item in setting.catalogue])
         node = Node.open(folder / "node")
         try:
@@ -204,7 +204,7 @@ def play_block(setting: LiveSetting, rows: Sequence[Row], silent: Collection[str
     with open_site(setting) as site:
         site.begin_run(run)
         site.add_rows(rows)
-        site.keep_data(silent)
+        site.withhold_data(silent)
         site.run_block(run)
         return _end_play(site, run, 0)
 
@@ -242,7 +242,7 @@ class HostileServer:
     first: ServerRequest
     n_attempts: int = 0
 
-    def ask(self, changes: Arrays) -> Reply:
+    def ask_node(self, changes: Arrays) -> Reply:
         base = self.first.head
         attempt = base.attempt + self.n_attempts
         failed = [attempt - 1] if self.n_attempts else []
@@ -260,7 +260,7 @@ class HostileServer:
         return decode_reply(answer_message(self.node, encode_message(request)))
 
     def _collect_arrays(self, changes: Arrays) -> Arrays:
-        model = self.node.store.model(self.first.head.run)
+        model = self.node.store.load_model(self.first.head.run)
         arrays: Arrays = {}
         if model is not None:
             _, stored = model
@@ -269,7 +269,7 @@ class HostileServer:
         arrays |= changes
         return {name: array for name, array in arrays.items() if name in self.first.head.names}
 
-    def scale(self) -> Arrays:
+    def read_scale(self) -> Arrays:
         """What the node is told that inputs are multiplied by."""
         arrays = self._collect_arrays({})
         return {"heads/scale": arrays["heads/scale"]}
@@ -299,20 +299,20 @@ def play_retractions(setting: LiveSetting, world: LeavingWorld, probes: int) -> 
 
 def _probe_scales(server: HostileServer, probes: int) -> Transcript:
     transcript = Transcript()
-    honest = server.ask({})
+    honest = server.ask_node({})
     add_reply(transcript, "the honest question: ", honest)
-    scale = server.scale()["heads/scale"]
+    scale = server.read_scale()["heads/scale"]
     for probe in range(probes):
         changed = scale.copy()
         changed[probe] *= 1.001
-        reply = server.ask({"heads/scale": changed})
+        reply = server.ask_node({"heads/scale": changed})
         transcript.add(f"probe {probe}: verdict", reply.head.verdict)
-        transcript.add(f"probe {probe}: the same answer", str(_is_same(reply, honest)))
+        transcript.add(f"probe {probe}: the same answer", str(_is_same_reply(reply, honest)))
         add_reply(transcript, f"probe {probe}: ", reply)
     return transcript
 
 
-def _is_same(reply: Reply, other: Reply) -> bool:
+def _is_same_reply(reply: Reply, other: Reply) -> bool:
     if reply.arrays.keys() != other.arrays.keys():
         return False
     return all(np.array_equal(array, other.arrays[name]) for name, array in reply.arrays.items())

@@ -15,7 +15,7 @@ from tacita.core.errors import TacitaError
 from tacita.research.audit.audit_progress import AuditTable, OnStep, StepCounter
 from tacita.research.audit.canaries import items, rounds, streams, sums
 from tacita.research.audit.canaries.bounds import Claim, Trials, bound_one_run, bound_within_law
-from tacita.research.audit.canaries.transcript_scenarios import list_transcripts
+from tacita.research.audit.canaries.transcript_scenarios import list_transcript_audits
 
 HALF_NOISE_BUG = "half the noise"
 NO_CLIP_BUG = "no clip"
@@ -47,7 +47,7 @@ class MechanismAudit:
     def claim(self) -> Claim:
         return self.make_claim()
 
-    def make_row(self, seed: int, share: float) -> AuditTable:
+    def measure_row(self, seed: int, share: float) -> AuditTable:
         """What canaries show of it, and half as many of it with a bug."""
         start = time.perf_counter()
         n_canaries = int(share * self.canaries)
@@ -90,7 +90,7 @@ def _find_largest_bound(trials: Trials, claim: Claim) -> float:
     return max(one_run, within_law)
 
 
-def _audit_rounds(setting: rounds.RoundScenario, canaries: int) -> MechanismAudit:
+def _make_round_audit(setting: rounds.RoundScenario, canaries: int) -> MechanismAudit:
     def run_trials(n: int, seed: int, bug: str | None) -> Trials:
         return rounds.run_trials(setting, n, seed, bug)
 
@@ -99,14 +99,14 @@ def _audit_rounds(setting: rounds.RoundScenario, canaries: int) -> MechanismAudi
         name=setting.name,
         unit=setting.unit,
         against="who sees models" if setting.threat == "central" else "the server",
-        make_claim=setting.claim,
+        make_claim=setting.build_claim,
         run_trials=run_trials,
         canaries=canaries,
         bugs=COMMON_BUGS if reads_rows else (UNNOISED_SCALARS_BUG,),
     )
 
 
-def _audit_items(setting: items.ItemScenario) -> MechanismAudit:
+def _make_item_audit(setting: items.ItemScenario) -> MechanismAudit:
     def run_trials(n: int, seed: int, bug: str | None) -> Trials:
         return items.run_trials(setting, n, seed, bug)
 
@@ -115,14 +115,14 @@ def _audit_items(setting: items.ItemScenario) -> MechanismAudit:
         name=f"PDC-FRS, {mechanism}",
         unit="one item" if setting.items == 1 else f"person, {setting.items} items",
         against="the server",
-        make_claim=setting.claim,
+        make_claim=setting.build_claim,
         run_trials=run_trials,
         canaries=100_000,
         bugs=(HALF_NOISE_BUG,),
     )
 
 
-def _audit_sums(name: str, setting: sums.SumScenario, canaries: int) -> MechanismAudit:
+def _make_sum_audit(name: str, setting: sums.SumScenario, canaries: int) -> MechanismAudit:
     def run_trials(n: int, seed: int, bug: str | None) -> Trials:
         return sums.run_trials(setting, n, seed, bug)
 
@@ -133,14 +133,14 @@ def _audit_sums(name: str, setting: sums.SumScenario, canaries: int) -> Mechanis
         name=name,
         unit="person",
         against="the server" if setting.node else "who sees the sum",
-        make_claim=setting.claim,
+        make_claim=setting.build_claim,
         run_trials=run_trials,
         canaries=canaries,
         bugs=bugs,
     )
 
 
-def _audit_streams(name: str, setting: streams.StreamScenario, bugs: tuple[str, ...]) -> MechanismAudit:
+def _make_stream_audit(name: str, setting: streams.StreamScenario, bugs: tuple[str, ...]) -> MechanismAudit:
     def run_trials(n: int, seed: int, bug: str | None) -> Trials:
         return streams.run_trials(setting, n, seed, bug)
 
@@ -148,7 +148,7 @@ def _audit_streams(name: str, setting: streams.StreamScenario, bugs: tuple[str, 
         name=name,
         unit="person",
         against="who sees the sums",
-        make_claim=setting.claim,
+        make_claim=setting.build_claim,
         run_trials=run_trials,
         canaries=2000,
         bugs=bugs,
@@ -164,11 +164,11 @@ def _list_dpps_audits() -> list[MechanismAudit]:
     smaller_tier = scenario("DPPS, 2 releases, smaller tier", _DPPS_TWO_TIERS, 1.0, releases=2)
     larger_tier = scenario("DPPS, 2 releases, larger tier", _DPPS_TWO_TIERS, 5.0, releases=2, tier=1)
     return [
-        _audit_rounds(one_release, 1000),
-        _audit_rounds(silo_release, 1200),
+        _make_round_audit(one_release, 1000),
+        _make_round_audit(silo_release, 1200),
         *_list_default_dpps_audits(),
-        _audit_rounds(smaller_tier, 20_000),
-        _audit_rounds(larger_tier, 20_000),
+        _make_round_audit(smaller_tier, 20_000),
+        _make_round_audit(larger_tier, 20_000),
     ]
 
 
@@ -195,10 +195,10 @@ def _list_default_dpps_audits() -> list[MechanismAudit]:
     one_silo = {"silos": 1, "in_silos": "apart"}
     silo_sum = scenario("DPPS, a silo's sum, one release", silo_part, 5.0, "silo", train=one_silo)
     return [
-        _audit_rounds(whole, 1000),
-        _audit_rounds(length, 500),
-        _audit_rounds(weight, 500),
-        _audit_rounds(silo_sum, 20_000),
+        _make_round_audit(whole, 1000),
+        _make_round_audit(length, 500),
+        _make_round_audit(weight, 500),
+        _make_round_audit(silo_sum, 20_000),
     ]
 
 
@@ -211,9 +211,9 @@ def _list_round_audits() -> list[MechanismAudit]:
     quarter_drawn = scenario("DP-FedAvg, 4 rounds, a quarter drawn", four_rounds, 2.0, releases=4, rate=0.25)
     laplace = scenario("Laplace noise, one release", _LAPLACE, 2.0, "local")
     return [
-        _audit_rounds(everybody_drawn, 20_000),
-        _audit_rounds(quarter_drawn, 20_000),
-        _audit_rounds(laplace, 1000),
+        _make_round_audit(everybody_drawn, 20_000),
+        _make_round_audit(quarter_drawn, 20_000),
+        _make_round_audit(laplace, 1000),
     ]
 
 
@@ -222,7 +222,7 @@ def _list_item_audits() -> list[MechanismAudit]:
     for mechanism in ("krr", "exponential"):
         for n_items in (1, 2):
             setting = items.ItemScenario(mechanism, 1.0, n_items)
-            audits.append(_audit_items(setting))
+            audits.append(_make_item_audit(setting))
     return audits
 
 
@@ -231,12 +231,12 @@ def _list_sum_audits() -> list[MechanismAudit]:
     node_terms = scenario(4.0, node=True, one_release=True)
     order_terms = scenario(4.0, one_release=True, order=True)
     return [
-        _audit_sums("tally, all of a first block", scenario(4.0), 1000),
-        _audit_sums("tally, terms of one release", scenario(4.0, one_release=True), 2000),
-        _audit_sums("tally, a node's own sum", scenario(4.0, node=True), 1000),
-        _audit_sums("tally, terms of a node's own sum", node_terms, 2000),
-        _audit_sums("tally-order, all of a first block", scenario(4.0, order=True), 1000),
-        _audit_sums("tally-order, terms and order of one release", order_terms, 2000),
+        _make_sum_audit("tally, all of a first block", scenario(4.0), 1000),
+        _make_sum_audit("tally, terms of one release", scenario(4.0, one_release=True), 2000),
+        _make_sum_audit("tally, a node's own sum", scenario(4.0, node=True), 1000),
+        _make_sum_audit("tally, terms of a node's own sum", node_terms, 2000),
+        _make_sum_audit("tally-order, all of a first block", scenario(4.0, order=True), 1000),
+        _make_sum_audit("tally-order, terms and order of one release", order_terms, 2000),
     ]
 
 
@@ -246,13 +246,13 @@ def _list_stream_audits() -> list[MechanismAudit]:
     retractions = scenario(3.0, 1, 4)
     retraction_bugs = (HALF_NOISE_BUG, streams.FREE_RETRACTIONS_BUG)
     return [
-        _audit_streams("tally, 3 blocks together", scenario(4.0, 3), COMMON_BUGS),
-        _audit_streams("tally, what two blocks differ by", difference, (streams.SAME_NOISE_BUG,)),
-        _audit_streams("tally, a block and 4 retractions", retractions, retraction_bugs),
+        _make_stream_audit("tally, 3 blocks together", scenario(4.0, 3), COMMON_BUGS),
+        _make_stream_audit("tally, what two blocks differ by", difference, (streams.SAME_NOISE_BUG,)),
+        _make_stream_audit("tally, a block and 4 retractions", retractions, retraction_bugs),
     ]
 
 
-def list_mechanisms() -> list[MechanismAudit]:
+def list_mechanism_audits() -> list[MechanismAudit]:
     """In the order of the table."""
     return [
         *_list_dpps_audits(),
@@ -265,19 +265,19 @@ def list_mechanisms() -> list[MechanismAudit]:
 
 def audit_canaries(seed: int = 1, share: float = 1.0, on_done: OnStep = None, only: str = "") -> AuditTable:
     """A row for every mechanism, then one for every transcript; `share`: of the canaries and plays."""
-    mechanisms = [audit for audit in list_mechanisms() if only.lower() in audit.name.lower()]
-    transcripts = [audit for audit in list_transcripts() if only.lower() in audit.title.lower()]
+    mechanisms = [audit for audit in list_mechanism_audits() if only.lower() in audit.name.lower()]
+    transcripts = [audit for audit in list_transcript_audits() if only.lower() in audit.title.lower()]
     if not mechanisms and not transcripts:
         raise TacitaError(f"--only {only}: no mechanism has that in its name; leave it out to see all.")
     steps = StepCounter(len(mechanisms) + len(transcripts), on_done)
     steps.reach(0)
     rows = []
     for mechanism in mechanisms:
-        rows.append(mechanism.make_row(seed, share))
+        rows.append(mechanism.measure_row(seed, share))
         steps.advance()
     transcript_rows = []
     for transcript in transcripts:
-        transcript_rows.append(transcript.make_row(seed, share))
+        transcript_rows.append(transcript.measure_row(seed, share))
         steps.advance()
     all_rows = [*rows, *transcript_rows]
     return {

@@ -27,7 +27,7 @@ class World:
 
     rows: tuple[Row, ...]
 
-    def columns(self) -> dict[str, list[str] | list[int]]:
+    def to_columns(self) -> dict[str, list[str] | list[int]]:
         users = [user for user, _, _ in self.rows]
         items = [item for _, item, _ in self.rows]
         times = [time for _, _, time in self.rows]
@@ -50,10 +50,10 @@ def make_pair(name: str, others: Iterable[Row], own: Iterable[Row]) -> Neighbour
 
 
 def sort_rows(rows: Iterable[Row]) -> tuple[Row, ...]:
-    return tuple(sorted(rows, key=_time_of))
+    return tuple(sorted(rows, key=_get_time))
 
 
-def _time_of(row: Row) -> int:
+def _get_time(row: Row) -> int:
     return row[2]
 
 
@@ -91,10 +91,10 @@ def list_worst_cases() -> dict[str, Sequence[str]]:
 def make_block_pair(name: str, items: Sequence[str], people: int = N_OTHERS) -> NeighbourPair:
     """One block; the person's rows come last."""
     others = draw_others(people=people)
-    return make_pair(name, others, own_rows(items, 10_000))
+    return make_pair(name, others, make_own_rows(items, 10_000))
 
 
-def own_rows(items: Sequence[str], start: int) -> list[Row]:
+def make_own_rows(items: Sequence[str], start: int) -> list[Row]:
     return [(PERSON, item, start + number) for number, item in enumerate(items)]
 
 
@@ -132,14 +132,14 @@ def make_round_pair(people: int, items: int) -> NeighbourPair:
 def make_validation_pair() -> NeighbourPair:
     """Everybody else has one row, so that only the person has items for validation."""
     rows = [(f"other {number}", COMMON_ITEMS[number % N_ITEMS], number) for number in range(N_OTHERS)]
-    return make_pair("alone with items for validation", rows, own_rows(COMMON_ITEMS, 1000))
+    return make_pair("alone with items for validation", rows, make_own_rows(COMMON_ITEMS, 1000))
 
 
 def make_replaced_pair() -> NeighbourPair:
     """The person is there in both worlds, with other items."""
     others = draw_others()
-    first_world = sort_rows([*others, *own_rows(COMMON_ITEMS[:4], 10_000)])
-    second_world = sort_rows([*others, *own_rows(COMMON_ITEMS[4:], 10_000)])
+    first_world = sort_rows([*others, *make_own_rows(COMMON_ITEMS[:4], 10_000)])
+    second_world = sort_rows([*others, *make_own_rows(COMMON_ITEMS[4:], 10_000)])
     return NeighbourPair("other items", World(first_world), World(second_world))
 
 
@@ -149,7 +149,7 @@ def make_replaced_pair() -> NeighbourPair:
 def make_threshold_pair(min_users: int) -> NeighbourPair:
     """With the person as many people as a node needs have data; enrolled are as many in both worlds."""
     others = draw_others(people=min_users - 1)
-    return make_pair("the k-th person", others, own_rows(COMMON_ITEMS, 10_000))
+    return make_pair("the k-th person", others, make_own_rows(COMMON_ITEMS, 10_000))
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def make_waiting_pair(min_users: int) -> WaitingPair:
     """All newcomers have the same items, so that their rows add up."""
     items = RARE_ITEMS[:2]
     newcomers = [(f"newcomer {number}", item, 20_000) for number in range(min_users - 1) for item in items]
-    person = own_rows(items, 20_000)
+    person = make_own_rows(items, 20_000)
     return WaitingPair(draw_others(people=min_users + 5), newcomers, [*newcomers, *person])
 
 
@@ -186,6 +186,6 @@ def make_leaving_world(min_users: int, person_has_item: bool) -> LeavingWorld:
     for number, user in enumerate(leavers):
         rows += [(user, COMMON_ITEMS[(number + step) % 3], 15_000) for step in range(2)]
     last_item = COMMON_ITEMS[4] if person_has_item else COMMON_ITEMS[5]
-    rows += own_rows([COMMON_ITEMS[3], last_item], 16_000)
+    rows += make_own_rows([COMMON_ITEMS[3], last_item], 16_000)
     second = [(f"other {number}", RARE_ITEMS[0], 20_000) for number in range(N_OTHERS)]
     return LeavingWorld(rows, second, [*leavers, PERSON])

@@ -72,23 +72,23 @@ def plant_exact_replay() -> Iterator[None]:
     def admit_retraction(
         node: Node, node_run: NodeRun, question: ReceivedQuestion, withdraws_together: bool
     ) -> ChargedRetraction:
-        batches = sum_release._list_batches(node, node_run, question, withdraws_together)
+        batches = sum_release._list_retraction_batches(node, node_run, question, withdraws_together)
         return ChargedRetraction(batches, "", None)
 
-    def replay_retraction(
+    def replay_or_record_retraction(
         node: Node, node_run: NodeRun, retraction: ChargedRetraction, reply: RoundReply, accounts: OpenAccounts
     ) -> tuple[RoundReply, dict[str, bytes]]:
         digest = _digest_sum(node, exact_sums[-1])
-        replay = noise_replay.find_replay(node.store, retraction.batches, digest)
+        replay = noise_replay.find_stored_retraction(node.store, retraction.batches, digest)
         if replay is None:
             return reply, noise_replay.make_replay_notes(retraction.batches, digest, reply)
         restore_spent(node_run, accounts.spent)
-        return noise_replay.replay_reply(reply, replay, str(node.store.path)), {}
+        return noise_replay.with_replayed_noise(reply, replay, str(node.store.path)), {}
 
     with (
         replace_attribute(sum_release, "compute_sum", compute_sum),
         replace_attribute(sum_release, "admit_retraction", admit_retraction),
-        replace_attribute(sum_release, "replay_retraction", replay_retraction),
+        replace_attribute(sum_release, "replay_or_record_retraction", replay_or_record_retraction),
     ):
         yield
 
@@ -121,7 +121,7 @@ def plant_waiting_newcomers() -> Iterator[None]:
 def plant_exact_counts() -> Iterator[None]:
     """Heads say how many people are in a sum, and thresholds count those who have data."""
 
-    def count_told_clients(
+    def count_clients_in_reply(
         node: Node, node_run: NodeRun, question: ReceivedQuestion, total: Total
     ) -> tuple[int, float]:
         return total.n_clients, total.weight
@@ -129,13 +129,13 @@ def plant_exact_counts() -> Iterator[None]:
     def hides_presence(node_run: NodeRun) -> bool:
         return False
 
-    def count_company(node_run: NodeRun, question: ReceivedQuestion, n_respondents: int) -> int:
+    def count_people_for_minimum(node_run: NodeRun, question: ReceivedQuestion, n_respondents: int) -> int:
         return n_respondents
 
     with (
-        replace_attribute(sum_release, "count_told_clients", count_told_clients),
+        replace_attribute(sum_release, "count_clients_in_reply", count_clients_in_reply),
         replace_attribute(sum_release, "hides_presence", hides_presence),
-        replace_attribute(admission, "count_company", count_company),
+        replace_attribute(admission, "count_people_for_minimum", count_people_for_minimum),
     ):
         yield
 

@@ -27,20 +27,20 @@ from tacita.core.types import (
     ServerState,
     StateUpdate,
 )
-from tacita.federation.rounds import Progress, begin_block, start_run
+from tacita.federation.rounds import Progress, begin_block, make_initial_progress
 from tacita.messages import SparseRows, Total, Upload
 from tacita.methods import RunContext, build_parts
 from tacita.methods.personal.clip_shares import LENGTH_SHARE, WEIGHT_SHARE
 from tacita.models import find_backbone_class
 from tacita.privacy.accounting import calibrate_sampled_noise
-from tacita.privacy.calibration import mu_of
+from tacita.privacy.calibration import compute_max_mu
 from tacita.research.audit.canaries.bounds import Claim, Trials
-from tacita.research.audit.canaries.canary_stream import make_block, make_stream, name_canaries
+from tacita.research.audit.canaries.canary_stream import make_stream, make_training_block, name_canaries
 from tacita.round.capabilities import Privacy
-from tacita.round.part import Part, PartConfig, find_traits
+from tacita.round.part import Part, PartConfig, describe_traits
 from tacita.round.plan import Federation
 from tacita.round.question import Question
-from tacita.round.registry import part_class
+from tacita.round.registry import find_part_class
 
 CANARY_LENGTH = 3.0  # times the clip: what a canary sends before it is clipped
 DELTA = 1e-5
@@ -73,8 +73,8 @@ class RoundScenario:
             return 1.0
         tiers = self.part.get("tiers", [self.epsilon])
         largest_epsilon = tiers[-1]
-        own_mu = mu_of(self.epsilon, DELTA)
-        largest_mu = mu_of(largest_epsilon, DELTA)
+        own_mu = compute_max_mu(self.epsilon, DELTA)
+        largest_mu = compute_max_mu(largest_epsilon, DELTA)
         return own_mu / largest_mu
 
     @property
@@ -101,13 +101,13 @@ class RoundScenario:
         """A sampled round is read by itself, as the law of its score is known."""
         return 1 if self.is_sampled else self.releases
 
-    def claim(self) -> Claim:
+    def build_claim(self) -> Claim:
         if self.is_pure:
             return Claim(self.epsilon, 0.0, "pure", threshold=1.0)
         if self.is_sampled:
             noise = calibrate_sampled_noise(self.epsilon, DELTA, self.rate, self.releases)
             return Claim(self.epsilon, DELTA, mu=1 / noise, rate=self.rate, releases=self.releases)
-        mu = mu_of(self.epsilon, DELTA)
+        mu = compute_max_mu(self.epsilon, DELTA)
         return Claim(self.epsilon, DELTA, mu=mu)
 
 
@@ -131,13 +131,13 @@ class CanaryPart(Part):
         is_inside = self.inside[users]
         sign = np.where(is_inside, 1.0, outside_sign)
         weight = np.where(sign != 0, upload.weight, 0.0)
-        rows = _make_rows(view, users, sign)
+        rows = _make_canary_rows(view, users, sign)
         planted = upload.with_value("rows", rows)
         return replace(planted, weight=weight), {}
 
     def _encode_number(self, view: CohortView, upload: Upload, users: Ints) -> Upload:
         is_inside = self.inside[users]
-        rows = _make_rows(view, users, is_inside)
+        rows = _make_canary_rows(view, users, is_inside)
         planted = upload.with_value("rows", rows)
         weight: Any = 1.0
         if self.reads == "dpps.mass":
@@ -145,7 +145,7 @@ class CanaryPart(Part):
         return replace(planted, weight=upload.weight * weight)
 
 
-def _make_rows(view: CohortView, users: Ints, sign: AnyArray) -> SparseRows:
+def _make_canary_rows(view: CohortView, users: Ints, sign: AnyArray) -> SparseRows:
     """One row for every client, as long as a canary is, in its own place."""
     n_clients = len(users)
     width = view.items.shape[1]
@@ -194,7 +194,7 @@ BUGS: dict[str, type[Part]] = {
 }
 
 
-def plant_bug(part: Part, bug: str | None) -> Part:
+def with_planted_bug(part: Part, bug: str | None) -> Part:
     if bug is None:
         return part
     bases = (BUGS[bug], type(part))
@@ -210,21 +210,21 @@ def run_trials(setting: RoundScenario, canaries: int, seed: int, bug: str | None
     rng = np.random.default_rng([seed, 1])
     inside = rng.random(people) < 0.5
     federation = _make_federation(setting, people, inside, seed, bug)
-    progress = start_run(federation)
+    progress = make_initial_progress(federation)
     begin_block(federation, progress, 0)
-    judged = _choose_judged(setting, federation, progress)
+    judged = _choose_judged_users(setting, federation, progress)
     score = np.zeros(people)
     for _ in range(setting.rounds_read):
-        score += _read_rows(setting, federation, progress)
+        score += _read_canary_scores(setting, federation, progress)
         next_round = progress.server.round + 1
         progress.server = replace(progress.server, round=next_round)
     scaled = _scale_scores(setting, score[judged])
     return Trials(scaled, inside[judged])
 
 
-def _choose_judged(setting: RoundScenario, federation: Federation, progress: Progress) -> Longs:
+def _choose_judged_users(setting: RoundScenario, federation: Federation, progress: Progress) -> Longs:
     """The first user of every client, of the setting's tier where there are several."""
-    membership = progress.local_devices.current_membership(federation, progress.server)
+    membership = progress.local_devices.group_active_clients(federation, progress.server)
     users = membership.users.take(membership.active)
     starts = users.ptr[:-1]
     first_users = users.ids[starts]
@@ -235,7 +235,7 @@ def _choose_judged(setting: RoundScenario, federation: Federation, progress: Pro
     return np.asarray(first_users)
 
 
-def _read_rows(setting: RoundScenario, federation: Federation, progress: Progress) -> Doubles:
+def _read_canary_scores(setting: RoundScenario, federation: Federation, progress: Progress) -> Doubles:
     """The first number of every row after one exchange; with threat = local, of every client's release by itself."""
     broadcast = federation.broadcast_serving(progress.server)
     devices = progress.devices
@@ -243,7 +243,7 @@ def _read_rows(setting: RoundScenario, federation: Federation, progress: Progres
         reply = devices.exchange(federation, progress.server, broadcast, Question("round"))
         rows = reply.total["rows"]
         return np.array(rows[:, 0])
-    membership = progress.local_devices.current_membership(federation, progress.server)
+    membership = progress.local_devices.group_active_clients(federation, progress.server)
     numbers = np.zeros(federation.stream.n_items)
     for client in membership.active:
         key = membership.keys[[client]]
@@ -260,7 +260,7 @@ def _read_rows(setting: RoundScenario, federation: Federation, progress: Progres
 
 def _scale_scores(setting: RoundScenario, score: Doubles) -> Doubles:
     """Deviation 1 if the claim is true, around 0 outside and mu inside; pure: in clips."""
-    claim = setting.claim()
+    claim = setting.build_claim()
     if setting.is_pure:
         return score / setting.clip
     if setting.reads != "rows":  # a threshold between the two is all that is read
@@ -287,7 +287,7 @@ def _make_federation(setting: RoundScenario, people: int, inside: Bools, seed: i
     planted.inside = inside
     planted.replaced = setting.is_local
     planted.reads = setting.reads
-    parts = (planted, plant_bug(part, bug))
+    parts = (planted, with_planted_bug(part, bug))
     stream = make_canary_stream(people)
     return Federation(backbone, parts, config, draws, 1024, stream=stream)
 
@@ -310,7 +310,7 @@ def _make_part(setting: RoundScenario, context: RunContext) -> Part:
     if not setting.other_part:
         return part
     specs = ({"name": setting.other_part}, setting.part)
-    traits = (find_traits(part_class(setting.other_part)), find_traits(type(part)))
+    traits = (describe_traits(find_part_class(setting.other_part)), describe_traits(type(part)))
     wider_context = replace(part.context, part_specs=specs, traits=traits)
     return type(part)(part.config, wider_context)
 
@@ -319,5 +319,5 @@ def make_canary_stream(people: int) -> BlockStream:
     """As many items as people; everybody has one of their own."""
     ptr = np.arange(people + 1, dtype=np.int64)
     ids = np.arange(people, dtype=np.int32)
-    block = make_block(Ragged(ptr, ids), people)
+    block = make_training_block(Ragged(ptr, ids), people)
     return make_stream([block], name_canaries(people))

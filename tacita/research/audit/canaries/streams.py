@@ -20,15 +20,15 @@ from tacita.core.draws import Draws
 from tacita.core.types import Arrays, Bools, Doubles, Ragged, ServerState
 from tacita.federation.one_round import Progress
 from tacita.federation.requests import handle_requests
-from tacita.federation.rounds import begin_block, run_block, start_run
+from tacita.federation.rounds import begin_block, make_initial_progress, run_block
 from tacita.messages import OuterProducts, Total
 from tacita.models.tally.model import STATE, STATISTIC, TallyConfig
 from tacita.models.tally.private_math import build_unit_vectors
 from tacita.models.tally.private_tally import RETRACTION_RELEASE, PrivateTally, read_axes
-from tacita.privacy.calibration import mu_of
+from tacita.privacy.calibration import compute_max_mu
 from tacita.privacy.ledger import ACCOUNT_ARRAYS
 from tacita.research.audit.canaries.bounds import Claim, Trials
-from tacita.research.audit.canaries.canary_stream import make_block, make_stream
+from tacita.research.audit.canaries.canary_stream import make_stream, make_training_block
 from tacita.research.audit.canaries.sums import DELTA, HalfNoiseTally, UnclippedTally
 from tacita.round.device_state import PARTS
 from tacita.round.plan import Federation
@@ -49,15 +49,15 @@ class StreamScenario:
     retractions: int = 0
     reader: Literal["sums", "changes"] = "sums"
 
-    def claim(self) -> Claim:
+    def build_claim(self) -> Claim:
         """What a canary has spent who contributed in every block and took back as often."""
         if self.reader == "changes":  # of orthogonal terms: as much as one block loses
-            mu = mu_of(self.epsilon, DELTA)
+            mu = compute_max_mu(self.epsilon, DELTA)
             block_mu = mu / self.blocks**0.5
             return Claim(self.epsilon, DELTA, mu=block_mu)
         model = self.build_model(None)
         spent = model.budget.compute_spent_epsilon(self.blocks, self.retractions)
-        return Claim(spent, DELTA, mu=mu_of(spent, DELTA))
+        return Claim(spent, DELTA, mu=compute_max_mu(spent, DELTA))
 
     def build_model(self, bug: str | None) -> PrivateTally:
         model_class = STREAM_MODELS[bug]
@@ -105,7 +105,7 @@ class CanaryRelease:
     gone: Doubles
     s: float
 
-    def own_part(self) -> Doubles:
+    def compute_own_part(self) -> Doubles:
         """How far the change goes along each canary's vectors, less what the others put there on average."""
         along_added = _compute_quadratic_form(self.added, self.change)
         along_gone = _compute_quadratic_form(self.gone, self.change)
@@ -155,7 +155,7 @@ def run_trials(setting: StreamScenario, canaries: int, seed: int, bug: str | Non
         block_lists.append(_draw_halves(rng, canaries))
     model = setting.build_model(bug)
     federation = _make_federation(model, block_lists, inside, seed)
-    progress = start_run(federation)
+    progress = make_initial_progress(federation)
     releases = []
     for block, lists in enumerate(block_lists):
         release = _release_block(federation, progress, block, lists)
@@ -180,7 +180,7 @@ def _score_releases(releases: list[CanaryRelease]) -> Doubles:
     parts = []
     lengths = []
     for release in releases:
-        parts.append(release.own_part() / release.variance)
+        parts.append(release.compute_own_part() / release.variance)
         lengths.append(release.squared_length / release.variance)
     deviation = np.sqrt(sum(lengths))
     return sum(parts) / deviation
@@ -193,14 +193,14 @@ def _score_difference(releases: list[CanaryRelease]) -> Doubles:
     difference = replace(first, change=change, gone=second.added)
     length = np.sqrt(difference.squared_length)
     scale = 2 * first.s * length
-    return difference.own_part() / scale
+    return difference.compute_own_part() / scale
 
 
 def _make_federation(model: PrivateTally, block_lists: list[Ragged], inside: Bools, seed: int) -> Federation:
     blocks = []
     for index, lists in enumerate(block_lists):
         contributed = lists.filter_entries(inside[lists.rows()])
-        blocks.append(make_block(contributed, CATALOGUE_SIZE, index))
+        blocks.append(make_training_block(contributed, CATALOGUE_SIZE, index))
     config = RunConfig(seed=seed, backbone={"name": "tally"})
     stream = make_stream(blocks)
     return Federation(model, (), config, Draws(seed), 1024, stream=stream)
@@ -224,7 +224,7 @@ def _retract_items(
     """Everybody asks alike, also those who contributed nothing."""
     stays = remaining.holds(items.rows(), items.ids)
     gone = items.filter_entries(~stays)
-    deviation = _private_tally(federation).compute_term_deviation(progress.server, "retraction")
+    deviation = _require_private_tally(federation).compute_term_deviation(progress.server, "retraction")
     before = progress.server.parts[STATE]["gram"]
     progress.in_block = True
     lists = Ragged(gone.ptr, gone.ids)
@@ -238,7 +238,7 @@ def _retract_items(
     )
 
 
-def _private_tally(federation: Federation) -> PrivateTally:
+def _require_private_tally(federation: Federation) -> PrivateTally:
     assert isinstance(federation.backbone, PrivateTally)
     return federation.backbone
 
@@ -248,7 +248,7 @@ def _read_noise_deviation(federation: Federation, progress: Progress, block: int
     released = np.array([block - 1, block], np.int32)
     heads = {**progress.server.heads, "released": released}
     server_before = replace(progress.server, heads=heads)
-    return _private_tally(federation).compute_term_deviation(server_before, STATISTIC)
+    return _require_private_tally(federation).compute_term_deviation(server_before, STATISTIC)
 
 
 def _read_sum(progress: Progress) -> Doubles:
@@ -274,7 +274,7 @@ def _compute_vectors(lists: Ragged, progress: Progress) -> Doubles:
 def _encode_vectors(federation: Federation, lists: Ragged, progress: Progress) -> Doubles:
     """What canaries upload of these lists, as the model itself encodes it."""
     user_ptr = np.arange(len(lists) + 1, dtype=np.int64)
-    model = _private_tally(federation)
+    model = _require_private_tally(federation)
     fields = model.encode_lists(lists, user_ptr, progress.server.heads, STATISTIC)
     terms = fields["terms"]
     assert isinstance(terms, OuterProducts)
@@ -308,5 +308,5 @@ def _read_charged_epsilon(federation: Federation, progress: Progress, inside: Bo
     account = {name: arrays[prefix + name] for name in ACCOUNT_ARRAYS}
     ledger = federation.learner.ledger()
     assert ledger is not None
-    epsilons = ledger.epsilon(account)
+    epsilons = ledger.compute_spent_epsilon(account)
     return float(epsilons[inside].max())

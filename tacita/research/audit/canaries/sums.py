@@ -17,7 +17,7 @@ import numpy as np
 from tacita.core.config import PrivacyConfig, RunConfig
 from tacita.core.draws import Draws
 from tacita.core.types import Arrays, Doubles, Longs, Ragged, ServerState
-from tacita.federation.rounds import begin_block, start_run
+from tacita.federation.rounds import begin_block, make_initial_progress
 from tacita.messages import Form, OuterProducts, SequenceTerms, SparseRows, Total
 from tacita.models.tally.model import STATE, STATISTIC, SURVEY, TallyConfig
 from tacita.models.tally.options import OrderConfig
@@ -31,9 +31,9 @@ from tacita.models.tally.private_math import (
 )
 from tacita.models.tally.private_order import FOLLOWING, FOLLOWING_VARIANCE, PrivateOrderedTally
 from tacita.models.tally.private_tally import PrivateTally, read_axes
-from tacita.privacy.calibration import mu_of
+from tacita.privacy.calibration import compute_max_mu
 from tacita.research.audit.canaries.bounds import Claim, Trials
-from tacita.research.audit.canaries.canary_stream import make_block, make_stream
+from tacita.research.audit.canaries.canary_stream import make_stream, make_training_block
 from tacita.round.plan import Federation
 from tacita.round.question import Question
 
@@ -54,8 +54,8 @@ class SumScenario:
     one_release: bool = False
     order: bool = False
 
-    def claim(self) -> Claim:
-        mu = mu_of(self.epsilon, DELTA)
+    def build_claim(self) -> Claim:
+        mu = compute_max_mu(self.epsilon, DELTA)
         return Claim(self.epsilon, DELTA, mu=mu)
 
     def build_model(self, bug: str | None) -> PrivateTally:
@@ -82,10 +82,10 @@ class UnclippedTally(PrivateTally):
 
     def encode_lists(self, lists: Ragged, user_ptr: Longs, heads: Arrays, question: str) -> dict[str, Form]:
         fields = super().encode_lists(lists, user_ptr, heads, question)
-        return {name: _lengthen(form) for name, form in fields.items()}
+        return {name: _lengthen_field(form) for name, form in fields.items()}
 
 
-def _lengthen(form: Form) -> Form:
+def _lengthen_field(form: Form) -> Form:
     """The same field, EXCESS_LENGTH times as long."""
     if isinstance(form, OuterProducts):
         return replace(form, vector=EXCESS_LENGTH**0.5 * form.vector)
@@ -114,7 +114,7 @@ class SeparateClipOrder(PrivateOrderedTally):
     def compute_order_deviation(self, server: ServerState, question: str) -> float:
         share = self.find_release_share(server.heads, question)
         length = self.bound_term_length(server, question)
-        return self.budget.deviation(share, length)
+        return self.budget.compute_deviation(share, length)
 
 
 TALLY_MODELS = {
@@ -179,14 +179,14 @@ def _make_draws(setting: SumScenario, seed: int, run: int) -> Draws:
 def _score_release(model: PrivateTally, server: ServerState, known: Ragged, canary: Ragged) -> float:
     """How much of the canary is in all that was released, each part weighed by how little noise it has."""
     state = server.parts[STATE]
-    first_share = model.budget.term_share(first=True)
+    first_share = model.budget.compute_term_share(first=True)
     deviations = [  # of the noise along the canary
-        model.budget.deviation(POPULARITY_SHARE),
-        model.budget.deviation(PEOPLE_SHARE),
-        model.budget.deviation(model.term_share * first_share),
+        model.budget.compute_deviation(POPULARITY_SHARE),
+        model.budget.compute_deviation(PEOPLE_SHARE),
+        model.budget.compute_deviation(model.term_share * first_share),
     ]
     known_likes, known_vectors = _compute_known_terms(model, known, server.heads)
-    vector = _canary_vectors(canary, server.heads)[0]
+    vector = _compute_canary_vectors(canary, server.heads)[0]
     remaining_likes = state["liked"] - known_likes
     remaining_terms = state["gram"] - known_vectors.T @ known_vectors
     overlaps = [
@@ -210,14 +210,14 @@ def _score_release(model: PrivateTally, server: ServerState, known: Ragged, cana
     return float(weighed.sum() / scale)
 
 
-def _canary_vectors(lists: Ragged, heads: Arrays) -> Doubles:
+def _compute_canary_vectors(lists: Ragged, heads: Arrays) -> Doubles:
     axes = read_axes(heads)
     return build_unit_vectors(lists, axes.inputs, axes.scale, axes.centre)
 
 
 def compute_order_terms(model: PrivateOrderedTally, lists: Ragged, heads: Arrays) -> Doubles:
     """(lists, k k) what each uploads of order, as the model itself encodes it."""
-    fields = model.encode_lists(lists, _one_list_each(lists), heads, STATISTIC)
+    fields = model.encode_lists(lists, _make_single_list_ptr(lists), heads, STATISTIC)
     terms = fields[NEXT]
     assert isinstance(terms, SequenceTerms)
     n_lists = len(lists)
@@ -237,14 +237,14 @@ def compute_order_terms(model: PrivateOrderedTally, lists: Ragged, heads: Arrays
     return tables.reshape(n_lists, -1)
 
 
-def _one_list_each(lists: Ragged) -> Longs:
+def _make_single_list_ptr(lists: Ragged) -> Longs:
     """The pointer of users who have one list each."""
     return np.arange(len(lists) + 1, dtype=np.int64)
 
 
 def _compute_known_terms(model: PrivateTally, lists: Ragged, heads: Arrays) -> tuple[Doubles, Doubles]:
     """What others upload, which the reader knows: their likes together, and the vector of each."""
-    user_ptr = _one_list_each(lists)
+    user_ptr = _make_single_list_ptr(lists)
     survey_fields = model.encode_lists(lists, user_ptr, heads, SURVEY)
     list_statistic_fields = model.encode_lists(lists, user_ptr, heads, STATISTIC)
     liked = survey_fields["liked"]
@@ -275,7 +275,7 @@ def run_one_release(setting: SumScenario, canaries: int, seed: int, bug: str | N
     inside = rng.random(canaries) < 0.5
     lists = _draw_halves(setting, rng, canaries)
     contributed = lists.filter_entries(inside[lists.rows()])
-    stream = make_stream([make_block(contributed, MANY_ITEMS)])
+    stream = make_stream([make_training_block(contributed, MANY_ITEMS)])
     draws = Draws(seed)
     if setting.node:
         draws = Draws(seed, "a node's secret")
@@ -306,13 +306,13 @@ def _draw_halves(setting: SumScenario, rng: np.random.Generator, people: int) ->
 
 def _release_terms(federation: Federation, model: PrivateTally) -> OneRelease:
     """Play the first block up to the release of terms."""
-    progress = start_run(federation)
+    progress = make_initial_progress(federation)
     begin_block(federation, progress, 0)
     server = progress.server
     broadcast = federation.broadcast_serving(server)
     likes = progress.devices.exchange(federation, server, broadcast, Question(SURVEY))
     n_users = float(federation.stream.n_users)
-    server = federation.learner.learn(server, likes.total, SURVEY, n_users)
+    server = federation.learner.learn_from_total(server, likes.total, SURVEY, n_users)
     broadcast = federation.broadcast_serving(server)
     terms = progress.devices.exchange(federation, server, broadcast, Question(STATISTIC))
     term_deviation = model.compute_term_deviation(server, STATISTIC)
@@ -325,7 +325,7 @@ def _release_terms(federation: Federation, model: PrivateTally) -> OneRelease:
 def _score_terms(model: PrivateTally, lists: Ragged, release: OneRelease) -> Doubles:
     """How much of each canary's term is in the sum, less what the others put there on average."""
     heads = release.server.heads
-    vectors = _canary_vectors(lists, heads)
+    vectors = _compute_canary_vectors(lists, heads)
     _, uploaded_vectors = _compute_known_terms(model, lists, heads)
     overlap = (vectors @ uploaded_vectors.T) ** 2
     np.fill_diagonal(overlap, 0.0)

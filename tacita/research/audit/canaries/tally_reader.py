@@ -33,7 +33,7 @@ class TallyReader:
     without: BlockStream
     with_person: BlockStream
 
-    def read_lab(self, play: LabPlay) -> None:
+    def score_lab_play(self, play: LabPlay) -> None:
         """Put the score of a play into its transcript."""
         model = play.federation.backbone
         assert isinstance(model, PrivateTally)
@@ -67,7 +67,7 @@ class TallyReader:
 def sum_block(model: PrivateTally, server: ServerState, stream: BlockStream, block: int, question: str) -> Total:
     """The exact sum of one block of a world."""
     lists = stream.blocks[block].train
-    counted = model.select_counted(Ragged(lists.ptr, lists.ids))
+    counted = model.select_counted_items(Ragged(lists.ptr, lists.ids))
     user_ptr = np.arange(len(lists) + 1, dtype=np.int64)
     forms = model.encode_lists(counted, user_ptr, server.heads, question)
     return sum_forms(forms, len(lists), model.list_statistic_fields(server, question))
@@ -76,8 +76,8 @@ def sum_block(model: PrivateTally, server: ServerState, stream: BlockStream, blo
 def list_deviations(model: PrivateTally, server: ServerState, question: str) -> dict[str, float]:
     """Of the noise on each field, along a direction of length 1."""
     if question == SURVEY:
-        liked = model.budget.deviation(POPULARITY_SHARE)
-        people = model.budget.deviation(PEOPLE_SHARE)
+        liked = model.budget.compute_deviation(POPULARITY_SHARE)
+        people = model.budget.compute_deviation(PEOPLE_SHARE)
         return {"liked": liked, "people": people}
     deviations = {"terms": SQUARE_ROOT_2 * model.compute_term_deviation(server, STATISTIC)}
     if isinstance(model, PrivateOrderedTally) and model.order_share:

@@ -47,10 +47,10 @@ class TranscriptAudit:
     def title(self) -> str:
         return f"{self.name}: {self.neighbour}"
 
-    def make_row(self, seed: int, share: float) -> AuditTable:
+    def measure_row(self, seed: int, share: float) -> AuditTable:
         """What the transcripts show, and what they show with the leak."""
         start = time.process_time()
-        result = self.run(seed, self._count_plays(share))
+        result = self.run_plays(seed, self._count_plays(share))
         row: AuditTable = {
             "mechanism": self.name,
             "neighbour": self.neighbour,
@@ -77,7 +77,7 @@ class TranscriptAudit:
         row["seconds"] = time.process_time() - start
         return row
 
-    def run(self, seed: int, n_plays: int) -> TranscriptResult:
+    def run_plays(self, seed: int, n_plays: int) -> TranscriptResult:
         """Exact differences at once, or a bound by chance; without plays exact values alone."""
         play = self.prepare()
         first_number = 1 + seed * 1_000
@@ -104,7 +104,7 @@ class TranscriptAudit:
     def run_leak(self, seed: int) -> TranscriptResult:
         """The same with the leak put back, by as many plays as it takes to see it."""
         with LEAKS[self.leak]():
-            return self.run(seed, self.leak_plays if self.plays else 0)
+            return self.run_plays(seed, self.leak_plays if self.plays else 0)
 
     def _count_plays(self, share: float) -> int:
         if not self.plays:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tacita.core.types import Bools, Doubles
-from tacita.research.audit.canaries.bounds import MAX_EPSILON, upper_bound
+from tacita.research.audit.canaries.bounds import MAX_EPSILON, compute_upper_bound
 from tacita.research.audit.canaries.transcripts import READER, FeatureTable, Plays, tabulate_features
 
 MAX_FEATURES = 600  # of which a linear statistic is made; a table with more is read by its squares alone
@@ -95,25 +95,25 @@ def _list_statistics(table: FeatureTable) -> list[tuple[str, Statistic]]:
     statistics: list[tuple[str, Statistic]] = []
     for name, columns in table.groups:
         if name.startswith(READER):
-            statistics.append((name.removeprefix(READER), _pick_column(columns.start)))
+            statistics.append((name.removeprefix(READER), _make_column_statistic(columns.start)))
     n_features = table.without.shape[1]
     if n_features <= MAX_FEATURES:
-        statistics.append(("a linear reader", _fit_linear(table.without, table.with_person)))
+        statistics.append(("a linear reader", _fit_linear_statistic(table.without, table.with_person)))
     centre = np.concatenate([table.without, table.with_person]).mean(axis=0)
     for name, columns in table.groups:
         if columns.stop - columns.start > 1:
-            statistics.append((f"the size of {name}", _measure_squares(columns, centre[columns])))
+            statistics.append((f"the size of {name}", _make_square_statistic(columns, centre[columns])))
     return statistics
 
 
-def _pick_column(column: int) -> Statistic:
+def _make_column_statistic(column: int) -> Statistic:
     def statistic(values: Doubles) -> Doubles:
         return values[:, column]
 
     return statistic
 
 
-def _measure_squares(columns: slice, centre: Doubles) -> Statistic:
+def _make_square_statistic(columns: slice, centre: Doubles) -> Statistic:
     def statistic(values: Doubles) -> Doubles:
         deviations = values[:, columns] - centre
         return np.asarray((deviations**2).mean(axis=1))
@@ -121,7 +121,7 @@ def _measure_squares(columns: slice, centre: Doubles) -> Statistic:
     return statistic
 
 
-def _fit_linear(without: Doubles, with_person: Doubles) -> Statistic:
+def _fit_linear_statistic(without: Doubles, with_person: Doubles) -> Statistic:
     """The direction that separates two normal laws best, with covariances drawn towards their diagonal."""
     centre = (without.mean(axis=0) + with_person.mean(axis=0)) / 2
     pooled = np.concatenate([without - without.mean(axis=0), with_person - with_person.mean(axis=0)])
@@ -196,8 +196,8 @@ def bound_ratio(likely: Bools, unlikely: Bools, delta: float) -> float:
     """The epsilon that an event must have at least which is so much more frequent in one world than in the other."""
     n_likely, n_unlikely = len(likely), len(unlikely)
     n_missed = float(n_likely - likely.sum())
-    least_likely = 1 - upper_bound(n_missed, n_likely)
-    most_unlikely = upper_bound(float(unlikely.sum()), n_unlikely)
+    least_likely = 1 - compute_upper_bound(n_missed, n_likely)
+    most_unlikely = compute_upper_bound(float(unlikely.sum()), n_unlikely)
     if least_likely <= delta:
         return 0.0
     epsilon = math.log((least_likely - delta) / most_unlikely)

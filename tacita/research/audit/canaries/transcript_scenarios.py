@@ -8,7 +8,7 @@ from typing import Any
 
 from tacita.core.types import BlockStream
 from tacita.models.tally.private_tally import PrivateTally
-from tacita.privacy.calibration import mu_of
+from tacita.privacy.calibration import compute_max_mu
 from tacita.research.audit.canaries import neighbours, planted_leaks
 from tacita.research.audit.canaries.certificate_plays import OF_THE_MOMENT, play_certificate
 from tacita.research.audit.canaries.lab_plays import (
@@ -51,7 +51,7 @@ PlayNode = Callable[[bool], LivePlay]
 # Lab
 
 
-def _tally_setting(backbone: str, epsilon: float, **values: Any) -> LabSetting:
+def _make_tally_setting(backbone: str, epsilon: float, **values: Any) -> LabSetting:
     return LabSetting({"backbone": {"name": backbone}, "privacy": {"epsilon": epsilon}, **values})
 
 
@@ -66,13 +66,15 @@ def _prepare_tally(setting: LabSetting, pair: NeighbourPair) -> PlayWorld:
         world = pair.with_person if with_person else pair.without
         lab_play = play_lab(setting, world, number)
         if is_readable:
-            reader.read_lab(lab_play)
+            reader.score_lab_play(lab_play)
         return lab_play.transcript
 
     return play
 
 
-def _audit_tally(name: str, setting: LabSetting, pair: NeighbourPair, plays: int, leak: str = "") -> TranscriptAudit:
+def _make_tally_audit(
+    name: str, setting: LabSetting, pair: NeighbourPair, plays: int, leak: str = ""
+) -> TranscriptAudit:
     epsilon = float(setting.values["privacy"]["epsilon"])
     return TranscriptAudit(
         name=name,
@@ -84,38 +86,38 @@ def _audit_tally(name: str, setting: LabSetting, pair: NeighbourPair, plays: int
         public=LAB_PUBLIC,
         leak=leak,
         reader=SCORE,
-        mu=mu_of(epsilon, DELTA),
+        mu=compute_max_mu(epsilon, DELTA),
     )
 
 
-def list_first_blocks() -> list[TranscriptAudit]:
+def list_first_block_audits() -> list[TranscriptAudit]:
     """Seven worst-case neighbours of tally and tally-order."""
     audits = []
     for backbone in ("tally", "tally-order"):
-        setting = _tally_setting(backbone, 4.0)
+        setting = _make_tally_setting(backbone, 4.0)
         for name, items in neighbours.list_worst_cases().items():
             pair = neighbours.make_block_pair(name, items)
             leak = planted_leaks.CATALOGUE_OF_DATA if name == "all rare items" else ""
-            audits.append(_audit_tally(f"{backbone}, first block", setting, pair, 600, leak))
+            audits.append(_make_tally_audit(f"{backbone}, first block", setting, pair, 600, leak))
     return audits
 
 
-def list_streams() -> list[TranscriptAudit]:
+def list_stream_audits() -> list[TranscriptAudit]:
     blocks = {"kind": "blocks", "n_blocks": 4, "inner": "random"}
-    setting = _tally_setting("tally", 1.0, split=blocks)
+    setting = _make_tally_setting("tally", 1.0, split=blocks)
     pair = neighbours.make_border_pair(people=200, repeats=120)
-    audit = _audit_tally("tally, 4 blocks", setting, pair, 1200, planted_leaks.QUANTILE_BORDERS)
+    audit = _make_tally_audit("tally, 4 blocks", setting, pair, 1200, planted_leaks.QUANTILE_BORDERS)
     return [replace(audit, leak_plays=120)]
 
 
-def _round_setting(part: dict[str, Any], **train: Any) -> LabSetting:
+def _make_round_setting(part: dict[str, Any], **train: Any) -> LabSetting:
     settings = {"rounds": ROUNDS, "aggregation": "fixed", "batch_size": 8, "patience": 1000, **train}
     backbone = {"name": "mf", "dim": 32}
     values = {"backbone": backbone, "method": part["name"], "parts": [part], "train": settings}
     return LabSetting(values, neighbours.name_items(ROUND_ITEMS))
 
 
-def _audit_rounds(name: str, setting: LabSetting, pair: NeighbourPair, plays: int) -> TranscriptAudit:
+def _make_round_audit(name: str, setting: LabSetting, pair: NeighbourPair, plays: int) -> TranscriptAudit:
     def play(with_person: bool, number: int) -> Transcript:
         world = pair.with_person if with_person else pair.without
         return play_lab(setting, world, number).transcript
@@ -133,7 +135,7 @@ def _audit_rounds(name: str, setting: LabSetting, pair: NeighbourPair, plays: in
     )
 
 
-def list_rounds() -> list[TranscriptAudit]:
+def list_round_audits() -> list[TranscriptAudit]:
     """Rounds whose noise covers a mean: its size must not follow the number of people."""
     people = 100
     rate = 0.1
@@ -141,16 +143,16 @@ def list_rounds() -> list[TranscriptAudit]:
     sampled = {"kind": "poisson", "rate": rate}
     fedavg = {"name": "dp-fedavg", "epsilon": 1.0, "releases": ROUNDS}
     dpps = {"name": "dpps", "tiers": [1.0], "shares": [1.0], "releases": ROUNDS, "threat": "central"}
-    fedavg_setting = _round_setting(fedavg, participation=sampled, denominator=rate * people)
-    dpps_setting = _round_setting(dpps, denominator=float(people))
+    fedavg_setting = _make_round_setting(fedavg, participation=sampled, denominator=rate * people)
+    dpps_setting = _make_round_setting(dpps, denominator=float(people))
     return [
-        _audit_rounds(f"DP-FedAvg, {ROUNDS} rounds", fedavg_setting, pair, 240),
-        _audit_rounds(f"DPPS central, {ROUNDS} rounds", dpps_setting, pair, 240),
-        _audit_served_round(),
+        _make_round_audit(f"DP-FedAvg, {ROUNDS} rounds", fedavg_setting, pair, 240),
+        _make_round_audit(f"DPPS central, {ROUNDS} rounds", dpps_setting, pair, 240),
+        _make_served_round_audit(),
     ]
 
 
-def _audit_served_round() -> TranscriptAudit:
+def _make_served_round_audit() -> TranscriptAudit:
     """Which round is served is chosen on validation items, which no ledger counts."""
     part = {"name": "dp-fedavg", "epsilon": 1.0, "releases": SERVED_ROUNDS}
     values: dict[str, Any] = {
@@ -168,11 +170,11 @@ def _audit_served_round() -> TranscriptAudit:
         "evaluate": {**SMALL_EVALUATION, "every": 1},
     }
     pair = neighbours.make_validation_pair()
-    audit = _audit_rounds("DP-FedAvg, the round that is served", LabSetting(values), pair, 240)
+    audit = _make_round_audit("DP-FedAvg, the round that is served", LabSetting(values), pair, 240)
     return replace(audit, leak="", uncovered=SERVED_ROUND)
 
 
-def _audit_own_release(name: str, part: dict[str, Any], delta: float) -> TranscriptAudit:
+def _make_own_release_audit(name: str, part: dict[str, Any], delta: float) -> TranscriptAudit:
     setting = LabSetting({"backbone": {"name": "mf", "dim": 2}, "method": "fedavg", "parts": [part]})
     pair = neighbours.make_replaced_pair()
 
@@ -191,17 +193,17 @@ def _audit_own_release(name: str, part: dict[str, Any], delta: float) -> Transcr
     )
 
 
-def list_own_releases() -> list[TranscriptAudit]:
+def list_own_release_audits() -> list[TranscriptAudit]:
     """What each person sends has noise of its own."""
     dpps = {"name": "dpps", "tiers": [1.0], "shares": [1.0], "releases": 1, "clip": 0.01}
     laplace = {"name": "laplace-noise", "mode": "ldp", "epsilon": 1.0, "clip": 0.01}
     return [
-        _audit_own_release("DPPS local, one release", dpps, DELTA),
-        _audit_own_release("Laplace noise, one release", laplace, 0.0),
+        _make_own_release_audit("DPPS local, one release", dpps, DELTA),
+        _make_own_release_audit("Laplace noise, one release", laplace, 0.0),
     ]
 
 
-def _audit_seed() -> TranscriptAudit:
+def _make_seed_audit() -> TranscriptAudit:
     """An adversary who has the model and nothing else of the run."""
     n_items = 60
     values = {"backbone": {"name": "tally"}, "privacy": {"epsilon": 1.0}}
@@ -227,8 +229,8 @@ def _audit_seed() -> TranscriptAudit:
     )
 
 
-def _audit_certificate() -> TranscriptAudit:
-    setting = _tally_setting("tally", 8.0)
+def _make_certificate_audit() -> TranscriptAudit:
+    setting = _make_tally_setting("tally", 8.0)
     pair = neighbours.make_block_pair("all common items", neighbours.COMMON_ITEMS)
 
     def play(with_person: bool, number: int) -> Transcript:
@@ -250,7 +252,7 @@ def _audit_certificate() -> TranscriptAudit:
 # Live
 
 
-def _live_setting(backbone: str, epsilon: float, blocks: int = 1) -> LiveSetting:
+def _make_live_setting(backbone: str, epsilon: float, blocks: int = 1) -> LiveSetting:
     options: dict[str, Any] = {"name": backbone}
     if backbone == "tally-order":
         options["order_back"] = False
@@ -262,7 +264,7 @@ class LiveReader:
     """Reads plays of a node, once both worlds were played and their rows are known."""
 
     def __init__(self, setting: LiveSetting) -> None:
-        model = build_plan(setting.config()).backbone
+        model = build_plan(setting.build_config()).backbone
         assert isinstance(model, PrivateTally)
         self.model = model
         self.streams: dict[bool, BlockStream] = {}
@@ -289,7 +291,7 @@ def _prepare_node(setting: LiveSetting, play_world: PlayNode) -> PlayWorld:
     return play
 
 
-def _audit_node(
+def _make_node_audit(
     name: str, neighbour: str, setting: LiveSetting, play_world: PlayNode, plays: int, leak: str = ""
 ) -> TranscriptAudit:
     epsilon = float(setting.values["privacy"]["epsilon"])
@@ -302,47 +304,47 @@ def _audit_node(
         plays=plays,
         leak=leak,
         reader=SCORE,
-        mu=mu_of(epsilon, DELTA),
+        mu=compute_max_mu(epsilon, DELTA),
     )
 
 
-def _audit_node_block(backbone: str, pair: NeighbourPair, plays: int) -> TranscriptAudit:
-    setting = _live_setting(backbone, 1.0)
+def _make_node_block_audit(backbone: str, pair: NeighbourPair, plays: int) -> TranscriptAudit:
+    setting = _make_live_setting(backbone, 1.0)
 
     def play(with_person: bool) -> LivePlay:
         world = pair.with_person if with_person else pair.without
         return play_block(setting, world.rows)
 
-    return _audit_node(f"{backbone} on a node, first block", pair.name, setting, play, plays)
+    return _make_node_audit(f"{backbone} on a node, first block", pair.name, setting, play, plays)
 
 
-def _audit_threshold() -> TranscriptAudit:
+def _make_threshold_audit() -> TranscriptAudit:
     """With the person as many people as one sum needs have data; without their data one fewer."""
-    setting = _live_setting("tally", 1.0)
+    setting = _make_live_setting("tally", 1.0)
     pair = neighbours.make_threshold_pair(MIN_USERS)
 
     def play(with_person: bool) -> LivePlay:
         silent = () if with_person else (neighbours.PERSON,)
         return play_block(setting, pair.with_person.rows, silent)
 
-    return _audit_node("tally on a node, first block", pair.name, setting, play, 240, planted_leaks.EXACT_COUNTS)
+    return _make_node_audit("tally on a node, first block", pair.name, setting, play, 240, planted_leaks.EXACT_COUNTS)
 
 
-def _audit_newcomers() -> TranscriptAudit:
+def _make_newcomers_audit() -> TranscriptAudit:
     """Everybody waits until the person has fresh rows, too."""
-    setting = replace(_live_setting("tally", 1.0), min_users=MANY_USERS)
+    setting = replace(_make_live_setting("tally", 1.0), min_users=MANY_USERS)
     pair = neighbours.make_waiting_pair(MANY_USERS)
 
     def play(with_person: bool) -> LivePlay:
         return play_second_run(setting, pair.earlier, pair.with_person if with_person else pair.without)
 
     name = "tally on a node, a second run"
-    return _audit_node(name, "everybody waits", setting, play, 240, planted_leaks.WAITING_NEWCOMERS)
+    return _make_node_audit(name, "everybody waits", setting, play, 240, planted_leaks.WAITING_NEWCOMERS)
 
 
-def _audit_retractions() -> TranscriptAudit:
+def _make_retractions_audit() -> TranscriptAudit:
     """The person's item is one that nobody else who leaves has; a hostile server asks about each item."""
-    setting = _live_setting("tally", 8.0, blocks=2)
+    setting = _make_live_setting("tally", 8.0, blocks=2)
 
     def play(with_person: bool, number: int) -> Transcript:
         world = neighbours.make_leaving_world(MIN_USERS, with_person)
@@ -360,28 +362,28 @@ def _audit_retractions() -> TranscriptAudit:
     )
 
 
-def list_nodes() -> list[TranscriptAudit]:
+def list_node_audits() -> list[TranscriptAudit]:
     cases = neighbours.list_worst_cases()
     pairs = []
     for name in ("one common item", "all rare items", "all items"):
         pairs.append(neighbours.make_block_pair(name, cases[name]))
     return [
-        *(_audit_node_block("tally", pair, 240) for pair in pairs),
-        _audit_node_block("tally-order", pairs[-1], 240),
-        _audit_threshold(),
-        _audit_newcomers(),
-        _audit_retractions(),
+        *(_make_node_block_audit("tally", pair, 240) for pair in pairs),
+        _make_node_block_audit("tally-order", pairs[-1], 240),
+        _make_threshold_audit(),
+        _make_newcomers_audit(),
+        _make_retractions_audit(),
     ]
 
 
-def list_transcripts() -> list[TranscriptAudit]:
+def list_transcript_audits() -> list[TranscriptAudit]:
     """In the order of the table."""
     return [
-        *list_first_blocks(),
-        *list_streams(),
-        _audit_seed(),
-        _audit_certificate(),
-        *list_rounds(),
-        *list_own_releases(),
-        *list_nodes(),
+        *list_first_block_audits(),
+        *list_stream_audits(),
+        _make_seed_audit(),
+        _make_certificate_audit(),
+        *list_round_audits(),
+        *list_own_release_audits(),
+        *list_node_audits(),
     ]

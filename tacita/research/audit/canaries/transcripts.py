@@ -40,7 +40,7 @@ class Transcript:
         for name, value in values.items():
             self.add(prefix + name, value)
 
-    def form(self, name: str) -> str:
+    def describe_form(self, name: str) -> str:
         """What an entry is, whatever its numbers: a text, or an array of some kind and shape."""
         value = self.entries.get(name)
         if value is None:
@@ -65,7 +65,7 @@ class ExactDifference:
         return f"{self.name}: {self.without} without the person, {self.with_person} with them"
 
 
-def list_names(plays: Iterable[Transcript], public: Collection[str] = ()) -> list[str]:
+def list_entry_names(plays: Iterable[Transcript], public: Collection[str] = ()) -> list[str]:
     """The entries of some plays, without those that are public (patterns)."""
     names: dict[str, None] = {}
     for play in plays:
@@ -83,17 +83,17 @@ def is_public(name: str, public: Collection[str]) -> bool:
 def find_exact_differences(without: Plays, with_person: Plays, public: Collection[str] = ()) -> list[ExactDifference]:
     """The entries, and single numbers of arrays, that are constant in both worlds and not the same."""
     differences = []
-    for name in list_names([*without, *with_person], public):
-        forms_without = {play.form(name) for play in without}
-        forms_with = {play.form(name) for play in with_person}
+    for name in list_entry_names([*without, *with_person], public):
+        forms_without = {play.describe_form(name) for play in without}
+        forms_with = {play.describe_form(name) for play in with_person}
         if len(forms_without) > 1 or len(forms_with) > 1:
             continue
         if forms_without != forms_with:
-            differences.append(ExactDifference(name, _shorten(*forms_without), _shorten(*forms_with)))
+            differences.append(ExactDifference(name, _truncate_text(*forms_without), _truncate_text(*forms_with)))
             continue
         if isinstance(without[0].entries.get(name), str):
             continue
-        difference = _compare_numbers(name, _stack(without, name), _stack(with_person, name))
+        difference = _compare_numbers(name, _stack_plays(without, name), _stack_plays(with_person, name))
         if difference is not None:
             differences.append(difference)
     return differences
@@ -116,13 +116,13 @@ def find_constant(values: Doubles) -> Bools:
     return np.asarray((values == values[0]).all(axis=0))
 
 
-def _stack(plays: Plays, name: str) -> Doubles:
+def _stack_plays(plays: Plays, name: str) -> Doubles:
     """(plays, numbers) an array entry of the same shape in all plays."""
     rows = [np.asarray(play.entries[name], np.float64).ravel() for play in plays]
     return np.stack(rows)
 
 
-def _shorten(text: str) -> str:
+def _truncate_text(text: str) -> str:
     return text if len(text) <= MAX_WORDS else f"{text[:MAX_WORDS]}..."
 
 
@@ -144,16 +144,18 @@ def tabulate_features(without: Plays, with_person: Plays, public: Collection[str
     blocks_with: list[Doubles] = []
     groups = []
     start = 0
-    for name in list_names([*without, *with_person], public):
-        forms = {play.form(name) for play in (*without, *with_person)}
+    for name in list_entry_names([*without, *with_person], public):
+        forms = {play.describe_form(name) for play in (*without, *with_person)}
         if len(forms) > 1:
-            reference = without[0].form(name)
+            reference = without[0].describe_form(name)
             columns_without = _mark_form(without, name, reference)
             columns_with = _mark_form(with_person, name, reference)
         elif isinstance(without[0].entries.get(name), str):
             continue
         else:
-            columns_without, columns_with = _varying_columns(_stack(without, name), _stack(with_person, name))
+            columns_without, columns_with = _select_varying_columns(
+                _stack_plays(without, name), _stack_plays(with_person, name)
+            )
         width = columns_without.shape[1]
         if not width:
             continue
@@ -161,22 +163,24 @@ def tabulate_features(without: Plays, with_person: Plays, public: Collection[str
         blocks_with.append(columns_with)
         groups.append((name, slice(start, start + width)))
         start += width
-    return FeatureTable(_join(blocks_without, len(without)), _join(blocks_with, len(with_person)), groups)
+    return FeatureTable(
+        _join_columns(blocks_without, len(without)), _join_columns(blocks_with, len(with_person)), groups
+    )
 
 
 def _mark_form(plays: Plays, name: str, reference: str) -> Doubles:
     """1 where an entry has the form of the first play, else 0."""
-    marks = [[float(play.form(name) == reference)] for play in plays]
+    marks = [[float(play.describe_form(name) == reference)] for play in plays]
     return np.array(marks)
 
 
-def _varying_columns(without: Doubles, with_person: Doubles) -> tuple[Doubles, Doubles]:
+def _select_varying_columns(without: Doubles, with_person: Doubles) -> tuple[Doubles, Doubles]:
     both = np.concatenate([without, with_person])
     varies = ~find_constant(both)
     return without[:, varies], with_person[:, varies]
 
 
-def _join(blocks: list[Doubles], n_rows: int) -> Doubles:
+def _join_columns(blocks: list[Doubles], n_rows: int) -> Doubles:
     if not blocks:
         return np.zeros((n_rows, 0))
     return np.concatenate(blocks, axis=1)
