@@ -457,7 +457,7 @@ def test_counted_laplace_noise_is_clipped_in_l1_and_costs_what_it_says() -> None
     part = {"name": "laplace-noise", "mode": "ldp", "clip": 0.02, "epsilon": 0.5, "budget": 1.0}
     fed = federate_parts(part, stream=crowd_stream(5, 3000))
     (noise,) = fed.parts
-    assert noise.scale == 2 * 0.02 / 0.5  # type: ignore[attr-defined]
+    assert noise.noise_scale == 2 * 0.02 / 0.5  # type: ignore[attr-defined]
     progress = started(fed)
     total = progress.devices.exchange(fed, progress.server, serving_broadcast(fed, progress), ROUND).total
     assert total["rows"].std() == pytest.approx(0.08 * math.sqrt(2 * 5), rel=0.05)

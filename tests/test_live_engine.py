@@ -472,7 +472,7 @@ def test_uvicorn_has_the_methods_that_a_connection_overrides() -> None:
     """uvicorn's protocol is no public interface: a version that renames a method would switch the limits off."""
     functions = {name for name, value in vars(Connection).items() if inspect.isfunction(value)}
     overridden = {"connection_made", "data_received", "on_response_complete", "connection_lost"}
-    assert functions - overridden == {"__init__", "drop", "_wait_for_head", "_start_timer"}
+    assert functions - overridden == {"__init__", "drop_connection", "_start_head_timer", "_start_timer"}
     for name in overridden:
         assert name in vars(H11Protocol), name
         parameters = inspect.signature(getattr(Connection, name)).parameters

@@ -343,7 +343,7 @@ def test_the_verb_writes_a_table_and_says_what_it_is(tmp_path: Path, capsys: pyt
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "say what to audit: either --run FOLDER or --data NAME."),
+        ([], "say what to audit: either a run folder, RUN or --run RUN, or --data NAME."),
         (["--run", "nowhere"], "no run folder nowhere"),
         (["--data", SMALL, "--method", "fedavg"], "method 'fedavg' sends no scores"),
         (["--data", SMALL, "--method", "fedkdrecc"], "did you mean 'fedkdrec'?"),

@@ -229,7 +229,7 @@ def test_trials_change_the_best_one_so_far() -> None:
 
 
 def test_a_run_tries_alpha_with_its_best_recency() -> None:
-    progress = train_stream(stream_of_lists(14, lists_by_hand()), filtered(alpha="learn", recency="learn"))
+    progress = train_stream(stream_of_lists(14, lists_by_hand()), filtered(alpha="learn", recency="learn"))[1]
     heads = progress.server.heads
     assert progress.results[0]["rounds"] == len(ALPHAS) + len(RECENCIES)
     assert heads["recency"][0] in RECENCIES
