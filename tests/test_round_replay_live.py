@@ -48,11 +48,12 @@ def test_leaving_from_a_node_equals_the_lab(tmp_path: Path, part: dict[str, Any]
     key = int(fed.stream.user_keys[fed.stream.user_ids.index(person)])
     own_values = fed.stream.blocks[0].train.row(fed.stream.user_ids.index(person))[:items]
     asked_for = AskedFor("forget" if items else "leave", key, own_values)
-    progress, told = make_initial_progress(fed), []
+    progress = make_initial_progress(fed)
+    reports: list[Any] = []
 
     def on_round(report: Any, now: Progress) -> None:
-        if not told:
-            told.append(handle_requests(fed, now, asked_for))
+        if not reports:
+            reports.append(handle_requests(fed, now, asked_for))
 
     block = fed.stream.blocks[0]
     site.publish(list(fed.stream.item_ids[: block.n_items]))
@@ -74,7 +75,7 @@ def test_leaving_from_a_node_equals_the_lab(tmp_path: Path, part: dict[str, Any]
     end_block(fed, progress)
     with site.store as store:
         (event,) = [event for _, _, event in store.list_events("r") if event["event"] == "request"]
-    done, want = event["done"][part["name"]], told[0][part["name"]].to_json()
+    done, want = event["done"][part["name"]], reports[0][part["name"]].to_json()
     assert (done["rounds"], done["clients_asked"]) == (want["rounds"], want["clients_asked"])
     assert done.get("path") == want.get("path")
     assert are_close(site.arrays()["now/items"], progress.server.items)

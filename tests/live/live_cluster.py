@@ -30,15 +30,16 @@ def body(transport, settings):
     end = time.monotonic() + asked["patience"]
     while len(transport.list_online_nodes()) < asked["nodes"] and time.monotonic() < end:
         time.sleep(0.2)
-    nodes, told = transport.list_online_nodes(), []
+    nodes = transport.list_online_nodes()
+    rounds = []
     for size in asked["sizes"]:
         sent = os.urandom(size)
         began = time.monotonic()
         got = transport.exchange({node: sent for node in nodes}, asked["timeout"])
         took = time.monotonic() - began
-        told.append({"size": size, "took": took, "same": sorted(n for n, b in got.items() if b == sent),
-                     "other": {str(n): b.decode() for n, b in got.items() if b != sent}})
-    file.with_suffix(".side").write_text(json.dumps({"nodes": nodes, "rounds": told}))
+        rounds.append({"size": size, "took": took, "same": sorted(n for n, b in got.items() if b == sent),
+                       "other": {str(n): b.decode() for n, b in got.items() if b != sent}})
+    file.with_suffix(".side").write_text(json.dumps({"nodes": nodes, "rounds": rounds}))
     os.replace(file.with_suffix(".side"), file.with_suffix(".out"))
 
 app = make_flower_server_app(body)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,26 +19,26 @@ LOCAL_SETTINGS = ("data", "columns", "date_format", "decimal", "catalogue")
 SEEDS = ("seed", "split.seed")
 
 
-class Tracker(Callback):
+class Tracker(Callback, ABC):
     """Writes settings, rounds, blocks and the end of a run; a tool says how it opens, logs and closes."""
 
     name = ""
 
+    @abstractmethod
     def open(self, start: RunStart, settings: Mapping[str, str]) -> None:
         """Begin the log of a run, or go on with it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def log(self, figures: Figures, step: int) -> None:
         """Write figures of a step."""
-        raise NotImplementedError
 
     def summarise(self, figures: Figures, step: int) -> None:
         """Write the figures that a run ends with."""
         self.log(figures, step)
 
+    @abstractmethod
     def close(self, is_finished: bool) -> None:
         """End the log; a run that is not finished may go on with it."""
-        raise NotImplementedError
 
     # what is called
 
