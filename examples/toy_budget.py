@@ -28,7 +28,7 @@ EPSILON = 3.0
 @register
 class Whisper(Part, Privacy):
     name = "whisper"
-    covers_all_releases = True
+    covers = frozenset({"answers"})
 
     def check(self, n_items: int) -> None:
         if self.context.train.aggregator != "plain":

@@ -61,9 +61,9 @@ def train(
     """Train a run and return it, finished.
 
     `data` is a table of polars or pandas, a dict of columns, the path of a file, or the name of a dataset (default:
-    "ml-100k"). Columns are found as in a file; `columns={"user": "customer", "item": "sku"}` says which they are. All
-    other settings are those of a config file, tables as dicts: `train={"rounds": 50}`; the command `tacita settings`
-    lists them.
+    "ml-100k"). Without a backbone or method the model that fits it best is taken. Columns are found as in a file;
+    `columns={"user": "customer", "item": "sku"}` says which they are. All other settings are those of a config file,
+    tables as dicts: `train={"rounds": 50}`; the command `tacita settings` lists them.
 
     Without `out` the folder is made under runs/, named after data, backbone, method and seed. `resume` goes on with the
     run in `out` and takes no settings but `evaluate={"controls": False}`; a table in memory has to be given again.

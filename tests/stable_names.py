@@ -1,7 +1,7 @@
 """Strings that numbers depend on. `python tests/stable_names.py --write` notes purposes of draws and keys of cells.
 
-A purpose is one part of the key of a draw, and a cell of a table is found by a hash of its settings. A renamed one
-changes numbers, or loses cells that took hours, without any other test failing.
+A purpose is one part of the key of a draw, and a cell of a table is found by a hash of its settings and of the names of
+changes of code. A renamed one changes numbers, or loses cells that took hours, without any other test failing.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import tacita
+from tacita.research.experiments.code_changes import load_code_changes
 from tacita.research.experiments.experiment_spec import list_cells, list_experiments, load_experiment
 
 FOLDER = Path(__file__).parent / "stable"
 PURPOSES = FOLDER / "purposes.json"
 CELL_KEYS = FOLDER / "cell_keys.json"
+CODE_CHANGES = FOLDER / "code_changes.json"
 PACKAGE = Path(tacita.__file__).parent
 DRAWING = {"public", "private", "secret_key"}  # methods of `Draws`
 STREAMS = {"NoiseStream", "open_noise_stream"}  # made of draws, or of a part that has them, and a purpose
@@ -58,15 +60,21 @@ def package_purposes() -> list[str]:
 
 
 def planned_cell_keys() -> dict[str, list[str]]:
-    """Experiment -> the keys of all its cells, with the settings that the package brings."""
+    """Experiment -> the keys of all its cells by their settings alone, as the package brings them."""
     keys = {}
     for name in list_experiments():
         experiment, settings = load_experiment(name)
         cells = list_cells(experiment, settings, experiment.datasets, experiment.backbones, experiment.seeds)
-        keys[name] = sorted({cell.key for cell in cells})
+        keys[name] = sorted({cell.settings_key for cell in cells})
     return keys
+
+
+def write_code_changes() -> None:
+    names = [change.name for change in load_code_changes()]
+    CODE_CHANGES.write_text(json.dumps(names, indent=1) + "\n")
 
 
 if __name__ == "__main__" and "--write" in sys.argv:
     PURPOSES.write_text(json.dumps(package_purposes(), indent=1) + "\n")
     CELL_KEYS.write_text(json.dumps(planned_cell_keys(), indent=0) + "\n")
+    write_code_changes()

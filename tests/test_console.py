@@ -57,8 +57,9 @@ def tally(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # Lines instead of a bar
 
 
-def test_training_prints_progress_to_a_pipe() -> None:
+def test_training_prints_progress_to_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     """Block, round, validation and time left; then the controls."""
+    monkeypatch.setattr(console, "LINE_SECONDS", 0.002)  # controls of so few people take some milliseconds
     _, err = call("train", "--data", SMALL, "--rounds", "150", "--set", "train.patience=150", "--out", "x")
     place = rf"{CLOCK} block \d/4 round \d+/150"
     assert re.search(rf"(?m)^{place} · valid 0\.\d+ · .* rounds/s · ≤ {CLOCK} left \+ controls$", err)

@@ -81,7 +81,7 @@ class Budget(Part, Privacy):
 
     name = "probe-budget"
     works_with = ("rows", "statistic")
-    covers_all_releases = True
+    covers = frozenset({"answers"})
 
     def state(self, n_users: int) -> Sequence[StateSpec]:
         return [StateSpec("left", np.full(n_users, 2.0), persistent=True)]
@@ -97,7 +97,7 @@ class Clip(Part, Privacy):
 
     name = "probe-clip"
     works_with = ("rows", "statistic")
-    covers_all_releases = True
+    covers = frozenset({"answers"})
     most, noise = 0.05, 0.0
     seen: list[Doubles] = []
 

@@ -38,7 +38,7 @@ register_preset("quiet-{name}", {{"name": "quiet-{name}"}})
 @pytest.fixture(autouse=True)
 def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test registers is forgotten after it."""
-    for name in ("_PARTS", "_PRESETS", "_SETTINGS"):
+    for name in ("_PARTS", "_PRESETS"):
         monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
 
 

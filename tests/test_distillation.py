@@ -30,6 +30,7 @@ from tacita.methods.distillation.uploads import (
     disguise_predictions,
     disguise_ptf_predictions,
     drop_own_items,
+    keep_first_items,
     mix_labels,
     pool_items,
     sample_pool,
@@ -364,9 +365,9 @@ def test_g5_3_hard_selection(lists: list[list[int]], seed: int) -> None:
     upload, users = Ragged.from_lists(lists), np.arange(len(lists), dtype=np.int32)
     logits = tied_logits(len(lists), seed, 60)
     counts = cand.UploadHistory.from_upload(upload, 60).counts
-    limit = np.arange(len(lists)) * 7
     confident = cand.select_ptf_items(counts, upload, users, lambda some: logits[some])
-    cut = cand.select_ptf_items(counts, upload, users, lambda some: logits[some], truncate=limit)
+    limit = np.arange(len(lists)) * 7
+    cut = keep_first_items(confident, limit)
     for r, own in enumerate(lists):
         frequent = [i for i in sorted(range(60), key=lambda i: (-counts[i], i)) if counts[i] and i not in own][:15]
         top = sorted(range(60), key=lambda i, r=r: (-logits[r, i], i))[:30]  # type: ignore[misc]
@@ -375,6 +376,7 @@ def test_g5_3_hard_selection(lists: list[list[int]], seed: int) -> None:
         assert len(confident.row(r)) <= 30
         assert not set(confident.row(r).tolist()) & set(own)
         assert cut.row(r).tolist() == (frequent + hard)[: limit[r]]
+    assert np.isin(cut.values["score"], confident.values["score"]).all()
 
 
 # Bytes, evaluation, small things

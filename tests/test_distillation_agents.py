@@ -144,6 +144,29 @@ def test_g4_4_weights_sum_to_one_and_follow_their_clients(order: list[int], seed
     assert turned == pytest.approx(weights[order], rel=1e-5)
 
 
+@given(st.lists(st.floats(-30, 30), min_size=1, max_size=12), st.floats(1, 15))
+@settings(max_examples=200, deadline=None)
+def test_capped_weights_sum_to_one_and_the_others_keep_their_proportions(logits: list[float], cap: float) -> None:
+    free = np.exp(np.array(logits) - max(logits))
+    free /= free.sum()
+    weights = weighting.cap_weights(free, cap)
+    assert weights.sum() == pytest.approx(1)
+    assert weighting.measure_concentration(weights) <= max(1, min(cap, len(logits))) * (1 + 1e-9)
+    is_free = weights < cap / len(logits) * (1 - 1e-9)
+    if is_free.any():
+        ratio = weights[is_free] / free[is_free]
+        assert ratio == pytest.approx(ratio[0], rel=1e-6)
+        assert ratio[0] >= 1 - 1e-9  # nobody below the cap loses anything
+    if weighting.measure_concentration(free) <= cap:
+        assert weights == pytest.approx(free)
+
+
+def test_a_cap_of_one_gives_everybody_the_same_weight() -> None:
+    agent, states = lined_up(0, np.log(2), 5), np.arange(3.0)[:, None]
+    assert compute_client_weights(agent, states, cap=1.0) == pytest.approx([1 / 3] * 3)
+    assert compute_client_weights(agent, states, cap=1.5)[2] == pytest.approx(0.5)
+
+
 def test_states_hold_size_mean_variance_and_loss() -> None:
     upload, logits = uploads()
     raw = []

@@ -24,6 +24,7 @@ from tacita.research.experiments import (
     analyses,
     cells,
     comparisons,
+    experiment_cell,
     experiment_spec,
     learning_rates,
     low_discrepancy,
@@ -37,6 +38,7 @@ from tacita.research.experiments import (
     tuning,
 )
 from tacita.research.experiments.shared_base import continue_run, train_base, with_parts
+from tacita.research.experiments.workers import Workers
 from tacita.round.plan import Federation
 from tacita.runs.assembly import Machine, assemble_federation, build_components
 from tacita.runs.serving import open_run
@@ -156,9 +158,9 @@ def test_going_on_from_a_shared_block_0_equals_a_run_of_its_own(tiny: tuple[Fede
 # cells
 
 
-def some_cells(variants: dict[str, str], seeds: int) -> list[experiment_spec.ExperimentCell]:
+def some_cells(variants: dict[str, str], seeds: int) -> list[experiment_cell.ExperimentCell]:
     return [
-        experiment_spec.ExperimentCell("tiny", "mf", name, seed, tiny_config(method, seed, replay={"top_n": 5}))
+        experiment_cell.ExperimentCell("tiny", "mf", name, seed, tiny_config(method, seed, replay={"top_n": 5}))
         for seed in range(1, seeds + 1)
         for name, method in variants.items()
     ]
@@ -167,7 +169,7 @@ def some_cells(variants: dict[str, str], seeds: int) -> list[experiment_spec.Exp
 def test_finished_cells_are_kept_and_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cell_file = cells.CellFile(tmp_path, "paper")
     wanted = some_cells({"ft": "ft", "kd": "kd"}, 1)
-    first = cells.run_cells(wanted[:1], cell_file, None, workers=1)
+    first = cells.run_cells(wanted[:1], cell_file, None, workers=Workers(1))
     ran: list[str] = []
     real = cells.run_job
 
@@ -176,10 +178,10 @@ def test_finished_cells_are_kept_and_not_run_again(tmp_path: Path, monkeypatch: 
         return real(job)
 
     monkeypatch.setattr(cells, "run_job", spy)
-    both = cells.run_cells(wanted, cell_file, None, workers=1)
+    both = cells.run_cells(wanted, cell_file, None, workers=Workers(1))
     assert ran == ["kd"]
     assert both[wanted[0].key] == first[wanted[0].key]
-    assert cells.run_cells(wanted, cell_file, None, workers=1).keys() == both.keys()
+    assert cells.run_cells(wanted, cell_file, None, workers=Workers(1)).keys() == both.keys()
     assert ran == ["kd"]
 
 
@@ -203,8 +205,8 @@ def test_truncated_line_is_treated_as_missing(tmp_path: Path) -> None:
 def test_diverged_run_is_recorded_as_a_result(tmp_path: Path) -> None:
     config = tiny_config()
     config = config.model_copy(update={"parts": [{"name": "replay", "eps": 0.0, "weight": 1e30, "top_n": 5}]})
-    wanted = [experiment_spec.ExperimentCell("tiny", "mf", "bad", 1, config)]
-    lines = cells.run_cells(wanted, cells.CellFile(tmp_path, "paper"), None, workers=1)
+    wanted = [experiment_cell.ExperimentCell("tiny", "mf", "bad", 1, config)]
+    lines = cells.run_cells(wanted, cells.CellFile(tmp_path, "paper"), None, workers=Workers(1))
     assert "diverged" in lines[wanted[0].key]["failed"]
     assert "seed 1" in tables.list_failed_cells(wanted, lines)[0]
 
@@ -241,7 +243,7 @@ def test_verdicts(mean: float, half: float, published: float | None, expected: s
 
 
 def fabricated() -> tuple[
-    experiment_spec.Experiment, list[experiment_spec.ExperimentCell], dict[str, single_block.Line]
+    experiment_spec.Experiment, list[experiment_cell.ExperimentCell], dict[str, single_block.Line]
 ]:
     """Two methods, three seeds; method b is 0.01 better for every user, with a little noise."""
     experiment = experiment_spec.Experiment(
@@ -391,7 +393,7 @@ def test_table_is_written_and_printed_and_cells_run_once(
     report: list[tuple[int, int]] = []
     wanted = reproduction.plan_table("mine/table2", [], None, quick=True)
     result = reproduction.reproduce_table(
-        wanted, paper / "out", workers=1, on_done=lambda done, total: report.append((done, total))
+        wanted, paper / "out", workers=Workers(1), on_done=lambda done, total: report.append((done, total))
     )
     assert (report[0], report[-1]) == ((0, 2), (2, 2))
     assert {entry.variant for entry in result.entries} == {"a", "b"}
@@ -413,14 +415,14 @@ def test_table_is_written_and_printed_and_cells_run_once(
 
 
 def test_a_paper_is_tuned_on_each_dataset_and_backbone_with_methods_of_their_own(paper: Path) -> None:
-    [job] = paper_tuning.list_paper_jobs("mine", [], 7, paper / "study", None)
+    [job] = paper_tuning.list_paper_jobs("mine", [], 7, tuning.StudyPlace(paper / "study"), None)
     assert (job.dataset, job.backbone, job.methods, job.rounds, job.trials) == (TINY, "mf", ("ft",), 2, 7)
 
 
 def test_tuned_settings_are_stored_with_the_tables(paper: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "make_search_space", lambda: {"parts": {}, "backbones": {"mf": {"lr": [1e30, 0.5]}}})
     report: list[tuple[int, int]] = []
-    jobs = paper_tuning.list_paper_jobs("mine", [], 3, paper / "study", None)
+    jobs = paper_tuning.list_paper_jobs("mine", [], 3, tuning.StudyPlace(paper / "study"), None)
     results = paper / "results"
     (paper / "papers" / "mine").chmod(0o500)  # an installed package is nobody's to write
     path, failed = paper_tuning.tune_paper("mine", jobs, results, lambda done, total: report.append((done, total)))
@@ -454,11 +456,11 @@ def test_every_table_of_f3crec_has_its_page() -> None:
 def test_the_committed_pages_follow_from_the_committed_cells(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run_none(work: object, jobs: list[cells.CellJob], workers: int) -> list[list[single_block.Line]]:
+    def run_none(workers: Workers, work: object, jobs: list[cells.CellJob]) -> list[list[single_block.Line]]:
         assert jobs == [], "a cell is missing"
         return []
 
-    monkeypatch.setattr(cells, "run_in_processes", run_none)
+    monkeypatch.setattr(Workers, "run", run_none)
     (tmp_path / "cells").symlink_to(COMMITTED)
     result = reproduction.reproduce_table(reproduction.plan_table(name, [], None, quick=False), tmp_path)
     for suffix in ("md", "csv", "html"):
@@ -500,10 +502,10 @@ def test_a_study_goes_on_where_it_was_and_keeps_every_trial(
     fed, base = tiny
     space = {"parts": {"proximal": {"strength": [0.001, 0.01, 0.1, 1.0]}}, "backbones": {}}
     monkeypatch.setattr(tuning, "make_search_space", lambda: space)
-    first = tuning.tune_method(fed, base, "reg", 2, tmp_path)
+    first = tuning.tune_method(fed, base, "reg", 2, tuning.StudyPlace(tmp_path))
     assert first.trials == 2
     ran: list[float] = []
-    second = tuning.tune_method(fed, base, "reg", 4, tmp_path, lambda n, score: ran.append(score))
+    second = tuning.tune_method(fed, base, "reg", 4, tuning.StudyPlace(tmp_path), lambda n, score: ran.append(score))
     assert second.trials == 4
     assert len(ran) == 2
     assert second.valid >= first.valid
@@ -520,7 +522,7 @@ def test_a_trial_that_fails_is_a_sentence_and_never_a_score(
     space = {"parts": {"proximal": {"strength": [-1.0, 0.01, 0.1]}}, "backbones": {}}
     monkeypatch.setattr(tuning, "make_search_space", lambda: space)
     report: list[float | None] = []
-    result = tuning.tune_method(fed, base, "reg", 3, tmp_path, lambda n, score: report.append(score))
+    result = tuning.tune_method(fed, base, "reg", 3, tuning.StudyPlace(tmp_path), lambda n, score: report.append(score))
     assert result.trials == 3
     assert list(result.failed) == ['{"proximal": {"strength": -1.0}}']
     assert "strength" in result.failed['{"proximal": {"strength": -1.0}}']
@@ -528,16 +530,16 @@ def test_a_trial_that_fails_is_a_sentence_and_never_a_score(
     assert 0.0 not in report
     assert len(list(result.folder.glob("trial-*/result.json"))) == 2
     ran: list[float | None] = []
-    repeat = tuning.tune_method(fed, base, "reg", 3, tmp_path, lambda n, score: ran.append(score))
+    repeat = tuning.tune_method(fed, base, "reg", 3, tuning.StudyPlace(tmp_path), lambda n, score: ran.append(score))
     assert (repeat, ran) == (result, [])  # the reason is kept with the study
     space["parts"]["proximal"]["strength"] = [-1.0, -2.0]
     with pytest.raises(TacitaError, match=r"no trial of method 'reg' could be run: .*(-1\.0.*-2\.0|-2\.0.*-1\.0)"):
-        tuning.tune_method(fed, base, "reg", 2, tmp_path / "other")
+        tuning.tune_method(fed, base, "reg", 2, tuning.StudyPlace(tmp_path / "other"))
 
 
 def test_a_method_without_options_is_one_trial_with_a_folder(tiny: tuple[Federation, Progress], tmp_path: Path) -> None:
     fed, base = tiny
-    outcome = tuning.tune_method(fed, base, "fedavg", 5, tmp_path)
+    outcome = tuning.tune_method(fed, base, "fedavg", 5, tuning.StudyPlace(tmp_path))
     assert (outcome.trials, outcome.options, outcome.failed) == (1, {}, {})
     [only] = outcome.folder.glob("trial-*")
     assert outcome.valid == pytest.approx(np.mean([b["valid_served"] for b in open_run(only).result["blocks"][1:]]))
@@ -575,10 +577,10 @@ def test_tune_prints_every_trial(
 
 def test_study_of_another_base_starts_over(tiny: tuple[Federation, Progress], tmp_path: Path) -> None:
     fed, base = tiny
-    tuning.tune_method(fed, base, "reg", 1, tmp_path)
+    tuning.tune_method(fed, base, "reg", 1, tuning.StudyPlace(tmp_path))
     other = replace(fed, config=fed.config.model_copy(update={"seed": 9}))
     ran: list[float] = []
-    tuning.tune_method(other, base, "reg", 1, tmp_path, lambda n, score: ran.append(score))
+    tuning.tune_method(other, base, "reg", 1, tuning.StudyPlace(tmp_path), lambda n, score: ran.append(score))
     assert len(ran) == 1
 
 
@@ -623,7 +625,7 @@ SMALL_TOWER = {"dim": 4, "tower": [8], "lr": 0.01}
 
 @pytest.fixture(scope="module")
 def once_lines() -> tuple[
-    experiment_spec.Experiment, list[experiment_spec.ExperimentCell], dict[str, single_block.Line]
+    experiment_spec.Experiment, list[experiment_cell.ExperimentCell], dict[str, single_block.Line]
 ]:
     experiment = once_table()
     result = experiment_spec.list_cells(experiment, experiment_spec.Settings(), [ONE], ["neuncf"], 2)
@@ -643,7 +645,7 @@ def test_a_method_brings_its_paper_along_and_the_table_has_the_last_word() -> No
 
 
 def test_single_block_runs_report_quality_traffic_and_curve(
-    once_lines: tuple[experiment_spec.Experiment, list[experiment_spec.ExperimentCell], dict[str, single_block.Line]],
+    once_lines: tuple[experiment_spec.Experiment, list[experiment_cell.ExperimentCell], dict[str, single_block.Line]],
 ) -> None:
     _, result, lines = once_lines
     by = {c.variant: lines[c.key] for c in result if c.seed == 1}
@@ -660,7 +662,7 @@ def test_single_block_runs_report_quality_traffic_and_curve(
 
 
 def test_a_run_in_a_table_has_the_numbers_of_a_run_by_itself(
-    once_lines: tuple[experiment_spec.Experiment, list[experiment_spec.ExperimentCell], dict[str, single_block.Line]],
+    once_lines: tuple[experiment_spec.Experiment, list[experiment_cell.ExperimentCell], dict[str, single_block.Line]],
 ) -> None:
     _, result, lines = once_lines
     cell = next(c for c in result if c.variant == "ours")
@@ -671,7 +673,7 @@ def test_a_run_in_a_table_has_the_numbers_of_a_run_by_itself(
 
 
 def test_a_table_of_such_runs_compares_seeds_and_people(
-    once_lines: tuple[experiment_spec.Experiment, list[experiment_spec.ExperimentCell], dict[str, single_block.Line]],
+    once_lines: tuple[experiment_spec.Experiment, list[experiment_cell.ExperimentCell], dict[str, single_block.Line]],
 ) -> None:
     experiment, result, lines = once_lines
     entries = tables.build_entries(experiment, result, lines)
@@ -692,7 +694,7 @@ def test_a_table_of_such_runs_compares_seeds_and_people(
 
 
 def test_a_course_is_shown_at_the_rounds_that_are_asked_for(
-    once_lines: tuple[experiment_spec.Experiment, list[experiment_spec.ExperimentCell], dict[str, single_block.Line]],
+    once_lines: tuple[experiment_spec.Experiment, list[experiment_cell.ExperimentCell], dict[str, single_block.Line]],
 ) -> None:
     _, result, lines = once_lines
     shown = once_table(metrics=["picked"], published_columns=["round 2", "round 4", "round 9"], published={})
@@ -829,7 +831,7 @@ def test_failed_trial_is_reported_and_not_chosen(once_paper: experiment_spec.Exp
 
 
 def test_every_cell_of_the_tables_can_be_built() -> None:
-    for name in ("table1", "table2", "table3", "table4", "selection"):
+    for name in ("table1", "table2", "table3", "table4", "selection", "questions", "ptf_options"):
         experiment, settings = experiment_spec.load_experiment(f"fedkdrec/{name}")
         for cell in experiment_spec.list_cells(experiment, settings, ["ml-100k"], experiment.backbones, 1):
             build_components(cell.config)
@@ -849,13 +851,18 @@ def test_a_schedule_sends_as_much_as_the_agent_of_its_seed(
     alone = [entry for entry in result if entry.variant == "top"]
     wanted = reproduction.TablePlan(table, alone, "mine", "alone")
     with pytest.raises(TacitaError, match=r"as many items as 'ours', .*, seed 1 is not there; add --only ours"):
-        reproduction.reproduce_table(wanted, tmp_path, workers=1)
+        reproduction.reproduce_table(wanted, tmp_path, workers=Workers(1))
     report: list[tuple[int, int]] = []
     reproduction.reproduce_table(
-        replace(wanted, cells=result), tmp_path, workers=1, on_done=lambda done, total: report.append((done, total))
+        replace(wanted, cells=result),
+        tmp_path,
+        workers=Workers(1),
+        on_done=lambda done, total: report.append((done, total)),
     )
     assert report[-1] == (4, 4)
-    entries = reproduction.reproduce_table(wanted, tmp_path, workers=1).entries  # the agent's cells are there now
+    entries = reproduction.reproduce_table(
+        wanted, tmp_path, workers=Workers(1)
+    ).entries  # the agent's cells are there now
     assert {entry.variant for entry in entries} == {"top"}
     lines = [json.loads(line) for line in (tmp_path / "cells" / f"mine-{ONE}-neuncf.jsonl").read_text().splitlines()]
     for seed in (1, 2):
@@ -882,7 +889,7 @@ def test_tables_of_fedkdrec_share_their_cells() -> None:
     keys = {}
     for name in ("table1", "table2", "table3", "table4", "figure2", "selection"):
         wanted = reproduction.plan_table(f"fedkdrec/{name}", ["ml-100k", "neuncf"], 1, quick=False)
-        keys[name] = {c.variant: c.key for c in wanted.cells if c.variant == "fedkdrec_paper"}["fedkdrec_paper"]
+        keys[name] = {c.variant: c.key for c in wanted.cells if c.variant == "fedkdrec"}["fedkdrec"]
     assert len(set(keys.values())) == 1
     figure = reproduction.plan_table("fedkdrec/figure3", ["ml-100k", "neuncf"], 1, quick=False)
     assert keys["table1"] in {c.key for c in figure.cells}  # alpha 0.5, however it is said

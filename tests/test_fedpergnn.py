@@ -90,8 +90,12 @@ def test_scores_are_those_of_the_printed_formulas_user_by_user(output: str) -> N
         np.testing.assert_allclose(got[user], want, rtol=1e-4, atol=1e-5)
 
 
-def test_a_round_with_neighbours_is_what_training_clients_one_by_one_gives() -> None:
-    fed = federation(train={"local_epochs": 2})
+@pytest.mark.parametrize("stepper", ["auto", "autograd"])
+@pytest.mark.parametrize("optimiser", [{}, {"optimiser": "lazy-adam", "weight_decay": 0.2}], ids=["sgd", "lazy-adam"])
+def test_a_round_with_neighbours_is_what_training_clients_one_by_one_gives(
+    optimiser: dict[str, Any], stepper: str
+) -> None:
+    fed = federation(train={"local_epochs": 2, "stepper": stepper, **optimiser}, lr=0.02)
     progress = after_rounds(fed, 2)
     view = cohort(fed, progress)
     slow, trained = slow_round(view, fed.backbone, fed.config.train, fed.draws), train_once(fed, progress)

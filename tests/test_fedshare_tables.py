@@ -17,6 +17,7 @@ from tacita.federation.evaluation import TrainedState
 from tacita.research.experiments import (
     axes,
     cells,
+    experiment_cell,
     experiment_spec,
     learning_rates,
     low_discrepancy,
@@ -27,6 +28,7 @@ from tacita.research.experiments import (
     withdrawals,
 )
 from tacita.research.experiments.shared_base import with_parts
+from tacita.research.experiments.workers import Workers
 from tacita.runs.assembly import Machine, assemble_federation, build_components
 from tacita.runs.forgetting.application import apply_request
 from tacita.runs.forgetting.requests import draw_unshare_request
@@ -54,6 +56,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "alone", "fedshare", 0.5, options={"contrastive-unlearning": {"rounds": 1, "remaining_rounds": False}}
     ),
     "all": variant("all of them", "fedshare-retrain", 1.0, settings_of="fedshare"),
+    "rounds": variant(
+        "ordinary rounds", "fedshare-rounds", 0.5, settings_of="fedshare", options={"ordinary-rounds": {"rounds": 2}}
+    ),
+    "rollback": variant("rollback", "fedshare-rollback", 0.5, settings_of="fedshare"),
     "fru": variant("FRU", "fedshare-fru", 0.5, settings_of="fedshare"),
     "cufru": variant("CUFRU-like", "fedshare-cufru", 0.5, settings_of="fedshare"),
     "cfru": variant("CFRU", "fedshare-cfru", 0.5, settings_of="fedshare"),
@@ -85,7 +91,7 @@ def small_table(**more: Any) -> experiment_spec.Experiment:
     return experiment_spec.Experiment.model_validate(message | more)
 
 
-def planned(experiment: experiment_spec.Experiment) -> list[experiment_spec.ExperimentCell]:
+def planned(experiment: experiment_spec.Experiment) -> list[experiment_cell.ExperimentCell]:
     return experiment_spec.list_cells(experiment, experiment_spec.Settings(), [SMALL], ["ego"], 1)
 
 
@@ -96,7 +102,7 @@ def table(
     """All of it, once."""
     experiment, out = small_table(), tmp_path_factory.mktemp("tables")
     wanted = reproduction.TablePlan(experiment, planned(experiment), "mine", "small")
-    reproduction.reproduce_table(wanted, out, workers=1)
+    reproduction.reproduce_table(wanted, out, workers=Workers(1))
     text = (out / "cells" / f"mine-{SMALL}-ego.jsonl").read_text()
     lines = {line["variant"]: line for line in map(json.loads, text.splitlines())}
     return wanted, out, lines
@@ -139,8 +145,53 @@ def test_retraining_and_what_is_exact_have_no_distance_and_others_have(table: An
         assert values["distance"] == [0.0], name
         assert values["pair AUC gap"] == [0.0]
         assert values["ndcg@5"] == values["retrained ndcg@5"]
-    for name in ("contrast", "alone", "fru", "cufru", "replay", "cfru"):
+    for name in ("contrast", "alone", "rounds", "rollback", "fru", "cufru", "replay", "cfru"):
         assert lines[name]["values"]["distance"][0] > 1e-3, name
+
+
+def test_distances_stand_beside_those_of_another_seed(table: Any) -> None:
+    _, _, lines = table
+    for name in ("retrain", "decoupled", "all"):
+        assert lines[name]["values"]["Gram distance"] == [0.0], name
+    for name in TAKING_BACK:
+        values = lines[name]["values"]
+        assert values["another seed: Gram distance"][0] > 0.01, name
+        assert values["another seed: distance"][0] > 0.5, name
+    floors = {lines[name]["values"]["another seed: distance"][0] for name in ("retrain", "contrast", "rounds")}
+    assert len(floors) == 1  # one trained run, one floor
+
+
+def test_planted_items_tell_who_shared_them_until_they_are_forgotten(table: Any) -> None:
+    _, _, lines = table
+    values = {name: lines[name]["values"] for name in TAKING_BACK}
+    assert values["retrain"]["canary AUC"] == values["retrain"]["canary AUC retrained"]
+    assert values["decoupled"]["canary AUC"] == values["decoupled"]["canary AUC retrained"]
+    assert values["rounds"]["canary AUC before"][0] > values["rounds"]["canary AUC retrained"][0]
+
+
+def test_planted_items_are_their_owners_own_and_change_nothing_else() -> None:
+    [cell] = [entry for entry in planned(small_table()) if entry.variant == "contrast"]
+    fed = assemble_federation(cell.config, Machine(threads=1))
+    job = withdrawals.WithdrawalJob(fed)
+    planted = job.planted
+    block, changed = fed.stream.blocks[0], planted.stream.blocks[0]
+    assert len(planted.owners) == round(60 * 2 / 8)
+    assert changed.n_items == len(planted.stream.item_keys) == block.n_items + len(planted.owners)
+    lists = [changed.train.row(user).tolist() for user in range(60)]
+    for owner, item in zip(planted.owners.tolist(), planted.items.tolist(), strict=True):
+        assert [user for user, items in enumerate(lists) if item in items] == [owner]
+    old = changed.train.filter_entries(changed.train.ids < block.n_items)
+    np.testing.assert_array_equal(old.ids, block.train.ids)
+    np.testing.assert_array_equal(old.ptr, block.train.ptr)
+    rng = np.random.default_rng(1)
+    table = rng.normal(size=(changed.n_items, 8))
+    untold = planted.measure_auc(table, planted.owners)
+    assert untold is not None
+    assert 0.2 < untold < 0.8
+    for place, item in enumerate(planted.items):
+        table[item] = table[planted.others.row(place)].mean(axis=0)
+    assert planted.measure_auc(table, planted.owners) == pytest.approx(1.0, abs=0.05)
+    assert planted.measure_auc(table, planted.owners[:1]) is None
 
 
 def test_table_reports_the_cost_of_unlearning(table: Any) -> None:
@@ -150,7 +201,7 @@ def test_table_reports_the_cost_of_unlearning(table: Any) -> None:
     assert present == rounds * 30  # half of sixty people in every round
     for name in ("alone", "decoupled", "cfru", "replay"):
         assert values[name]["clients asked"] == [0.0], name
-    for name in ("contrast", "cufru", "cfru", "decoupled", "replay"):
+    for name in ("contrast", "rollback", "cufru", "cfru", "decoupled", "replay"):
         assert values[name]["MB on the server"][0] > 0, name
     assert values["retrain"]["MB on the server"] == [0.0]
     assert values["fru"]["kB on a device"][0] > 0 == values["contrast"]["kB on a device"][0]
@@ -162,10 +213,10 @@ def test_cells_that_learn_alike_share_the_run_and_leave_it_as_it_was(table: Any)
     jobs = {}
     for cell in wanted.cells:
         jobs.setdefault(cells._digest_job(cell), []).append(cell.variant)
-    assert ["retrain", "contrast", "alone", "all"] in jobs.values()
+    assert ["retrain", "contrast", "alone", "all", "rounds", "rollback"] in jobs.values()
     before = {json.dumps(lines[n]["values"]["before ndcg@5"]) for n in ("retrain", "contrast", "alone")}
     assert len(before) == 1
-    assert lines["retrain"]["auc"]["before"] == lines["contrast"]["auc"]["before"]
+    assert lines["retrain"]["values"]["pair AUC before"] == lines["contrast"]["values"]["pair AUC before"]
     trained = {"masked": lines["fedshare"]["best_round"], "request": lines["contrast"]["best_round"]}
     assert len(set(trained.values())) == 1  # the learning row is the same run
 
@@ -205,7 +256,7 @@ def test_the_page_has_a_line_for_every_method_and_a_column_for_every_metric(tabl
     assert f"**{SMALL}, ego**" in page
     head = next(line for line in page.splitlines() if line.startswith("| method"))
     assert head.strip("| ").split(" | ") == ["method", *wanted.experiment.metrics, "seeds"]
-    report = [line for line in page.splitlines() if line.startswith("| ")][1:13]
+    report = [line for line in page.splitlines() if line.startswith("| ")][1:15]
     assert [line.split(" | ")[0].removeprefix("| ") for line in report] == [
         entry["label"] for entry in VARIANTS.values()
     ]
@@ -239,10 +290,10 @@ def test_an_interrupted_table_goes_on_where_it_was(table: Any, tmp_path: Path, m
 
     monkeypatch.setattr(cells, "run_job", stopping)
     with pytest.raises(KeyboardInterrupt):
-        reproduction.reproduce_table(some, tmp_path, workers=1)
+        reproduction.reproduce_table(some, tmp_path, workers=Workers(1))
     assert done == [["popular"], ["retrain", "contrast"]]
     done.clear()
-    result = reproduction.reproduce_table(some, tmp_path, workers=1)
+    result = reproduction.reproduce_table(some, tmp_path, workers=Workers(1))
     assert done == [["cfru"]]
     for entry in result.entries:
         if entry.metric in ("ndcg@5", "distance", "pair AUC gap"):
@@ -253,7 +304,7 @@ def test_a_table_can_be_written_of_what_is_finished(
     table: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted, out, _ = table
-    whole = reproduction.restrict_to_finished(wanted, out)
+    whole, _ = reproduction.read_finished(wanted, out)
     assert replace(whole, planned=None) == wanted
     assert whole.planned == wanted
     (tmp_path / "cells").mkdir()
@@ -261,11 +312,11 @@ def test_a_table_can_be_written_of_what_is_finished(
     two = (out / "cells" / name).read_text().splitlines(keepends=True)[:2]
     (tmp_path / "cells" / name).write_text("".join(two))
     monkeypatch.setattr(cells, "run_job", lambda job: pytest.fail("nothing is to be run"))
-    some = reproduction.restrict_to_finished(wanted, tmp_path)
+    some, _ = reproduction.read_finished(wanted, tmp_path)
     assert (len(some.cells), some.stem) == (2, "small-part")
-    assert len({entry.variant for entry in reproduction.reproduce_table(some, tmp_path, workers=1).entries}) == 2
+    assert len({entry.variant for entry in reproduction.write_finished_table(wanted, tmp_path).entries}) == 2
     with pytest.raises(TacitaError, match="no cell of this table is finished"):
-        reproduction.restrict_to_finished(wanted, tmp_path / "elsewhere")
+        reproduction.read_finished(wanted, tmp_path / "elsewhere")
 
 
 def test_untrainable_run_is_recorded_in_all_its_cells() -> None:

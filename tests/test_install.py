@@ -28,6 +28,7 @@ ROOM_EXTRAS = {  # of the room that imports them
     "models.side": ["text"],
     "privacy": ["secure"],
     "research.bench": ["peers"],
+    "research.experiments": ["cluster"],
     "runs.trackers": ["tensorboard", "mlflow", "wandb"],
 }
 EXTRAS = {

@@ -19,6 +19,7 @@ from helpers.oracle import (
     make_block,
     make_stream,
     members,
+    slow_round,
     started,
     train_once,
 )
@@ -42,6 +43,7 @@ from tacita.federation.evaluation import draw_ranking_candidates
 from tacita.federation.rounds import Progress, run_round
 from tacita.federation.scoring import DeviceScorer
 from tacita.kernels import interest, interest_states, interest_tower
+from tacita.kernels.sampling import draw_folds
 from tacita.learn.training.local_models import build_local_models
 from tacita.learn.training.recurrent_stepper import RecurrentStepper
 from tacita.methods import RunContext, build_parts, list_preset_parts, resolve_config
@@ -50,13 +52,15 @@ from tacita.methods.personal.finetuning import FineTuning
 from tacita.methods.personal.gates import compute_gate_factors
 from tacita.methods.personal.interest import (
     InterestWeights,
+    average_by_client,
     compute_bounded_exp,
     compute_client_losses,
     normalise_vectors,
 )
 from tacita.metrics import EvaluationRules, evaluate_ranking
-from tacita.models.interest import GAP, RATING, select_recent_events
+from tacita.models.interest import GAP, RATING, STATE_PIECES, InterestModel, select_recent_events
 from tacita.models.personal_scoring import score_personal
+from tacita.models.scorer import Context, broadcast_heads
 from tacita.models.scoring import score_catalogue, score_samples
 from tacita.round.plan import Federation
 from tacita.runs.assembly import Machine, assemble_federation
@@ -252,6 +256,98 @@ def test_personal_models_lean_alike_compiled_and_by_autograd(silos: int) -> None
         assert np.abs(sent.value).max() > 1e-4, name
 
 
+@pytest.mark.parametrize(("folds", "centred"), [(2, False), (3, False), (1, True), (2, True)])
+@pytest.mark.parametrize("silos", [0, 3])
+def test_folds_and_centres_are_those_of_the_slow_oracle(silos: int, folds: int, centred: bool) -> None:
+    backbone = make_backbone("interest", lr=0.02, mu=0.5, folds=folds, centred=centred)
+    fed = federate(uneven_stream(), backbone, batch_size=8, silos=silos, **PEOPLE)
+    progress = started(fed)
+    if centred:
+        heads = {**progress.server.heads, "state_centre": np.linspace(-0.3, 0.4, 6, dtype=np.float32)}
+        progress.server = replace(progress.server, heads=heads)
+    trained = train_once(fed, progress)
+    slow = slow_round(cohort(fed, progress), fed.backbone, fed.config.train, fed.draws)
+    np.testing.assert_allclose(trained.local.private, slow.private, atol=1e-5)
+    after = averaged(fed, progress.server, trained)
+    np.testing.assert_allclose(after.items, slow.items, atol=1e-5)
+    for name, head in slow.heads.items():
+        if name not in ("gru_state", "state_centre"):  # Adam turns the rounding of a slope of 0 into a step
+            np.testing.assert_allclose(after.heads[name], head, atol=1e-5, err_msg=name)
+    plain = replace(fed, backbone=make_backbone("interest", lr=0.02, mu=0.5))
+    other = slow_round(cohort(plain, progress), plain.backbone, plain.config.train, plain.draws)
+    assert np.abs(other.items - slow.items).max() > 1e-2  # a state of all is another model
+
+
+@pytest.mark.parametrize("silos", [0, 4])
+def test_the_centre_becomes_the_mean_of_all_states_and_is_taken_from_them(silos: int) -> None:
+    how = {**PEOPLE, "silos": silos, "held_steps": 1000}
+    fed = federate(uneven_stream(), make_backbone("interest", centred=True), batch_size=8, **how)
+    progress = started(fed)
+    view = cohort(fed, progress)
+    states = fed.backbone.compute_interest(view)
+    sent = train_once(fed, progress).upload.values["heads/state_centre"]
+    np.testing.assert_allclose(sent.value, average_by_client(view, states), atol=1e-6)
+    centre = np.linspace(-0.3, 0.4, 6, dtype=np.float32)
+    context = Context.from_lists(fed.backbone.list_context_items(view), view.items)
+    heads = broadcast_heads({**view.heads, "state_centre": centre}, len(states))
+    served = fed.backbone.represent_users(fed.backbone.split_private(view.private), heads, context)
+    np.testing.assert_allclose(served["h"], states - centre, atol=1e-6)
+
+
+def test_a_fold_holds_an_item_wherever_it_is_listed() -> None:
+    keys = derive_keys(["a", "b"])
+    owner = np.array([0, 0, 1, 0], np.int32)
+    item = np.array([5, 7, 5, 5], np.int32)
+    folds = np.array([draw_folds(np.uint64(seed), keys, owner, item, 3) for seed in range(300)])
+    assert np.array_equal(folds[:, 0], folds[:, 3])
+    for other in (1, 2):  # another item, another person: drawn apart
+        assert 60 < (folds[:, 0] == folds[:, other]).sum() < 140
+    assert np.bincount(folds[:, 0], minlength=3).min() > 60
+
+
+@pytest.mark.parametrize("change", [{"stepper": "autograd"}, {"objective": "bpr"}, {"batches": "samples"}])
+@pytest.mark.parametrize(("name", "value", "plain"), [("folds", 2, "1"), ("centred", True, "False")])
+def test_steps_that_know_no_folds_and_centres_refuse_them(
+    change: dict[str, Any], name: str, value: Any, plain: str
+) -> None:
+    fed = federate(uneven_stream(), make_backbone("interest", **{name: value}), batch_size=8, **{**PEOPLE, **change})
+    with pytest.raises(TacitaError, match=rf"set backbone\.{name} to {plain}"):
+        train_once(fed, started(fed))
+
+
+def test_states_learn_at_a_rate_of_their_own() -> None:
+    result = {}
+    for share in (1.0, 0.1):
+        fed = federate(
+            uneven_stream(), make_backbone("interest", lr=1e-4, state_rate=share), batch_size=10**6, **PEOPLE
+        )
+        upload = train_once(fed, started(fed)).upload
+        result[share] = {name: np.abs(value.value).max() for name, value in upload.values.items()}
+    for name, moved in result[1.0].items():
+        is_slow = name.removeprefix("heads/") in STATE_PIECES
+        assert result[0.1][name] == pytest.approx((0.1 if is_slow else 1.0) * moved, rel=5e-3), name
+
+
+def test_compiled_states_are_those_of_numpy() -> None:
+    """What weights are made of is compiled; what people are served with is numpy."""
+    fed = federate(uneven_stream(), make_backbone("interest"))
+    view = cohort(fed, started(fed))
+    counts = view.train.counts()
+    columns = {"rating": 1.0 + np.arange(counts.sum()) % 5, "time": 7.0 ** (np.arange(counts.sum()) % 9)}
+    view = replace(view, train=replace(view.train, values=columns))
+    backbone = fed.backbone
+    assert isinstance(backbone, InterestModel)
+    context = Context.from_lists(backbone.list_context_items(view), view.items)
+    served = backbone.represent_users(
+        backbone.split_private(view.private), broadcast_heads(view.heads, len(counts)), context
+    )
+    np.testing.assert_allclose(backbone.compute_interest(view), served["h"], atol=2e-6)
+    wide = np.full(7, 30.0, np.float32) * np.arange(-3, 4, dtype=np.float32)
+    powers = wide.copy()
+    interest_states._exponentiate(powers, np.empty(7, np.int32))
+    np.testing.assert_allclose(powers, np.exp(np.clip(wide, -87, 87)), rtol=2e-7)
+
+
 def rated(stream: BlockStream, columns: dict[str, Any]) -> BlockStream:
     block = stream.blocks[0]
     train = replace(block.train, values={k: np.asarray(v, np.float32) for k, v in columns.items()})
@@ -318,6 +414,32 @@ def test_the_first_round_knows_no_mean_and_weighs_all_alike() -> None:
     weight = fed.parts[0].weigh(cohort(fed, progress), trained.upload)
     assert weight is not None
     assert np.ptp(weight) == 0
+
+
+def test_centred_interests_are_what_average_items_do_not_give() -> None:
+    """Far states that share a long common part weigh alike; without that part they do not."""
+    result = {}
+    for centred in (False, True):
+        part = {"name": "interest", "kappa": 2.0, "centred": centred}
+        fed = with_part(uneven_stream(), "interest", part, silos=5, **PEOPLE)
+        progress = play(fed, 3)
+        view = cohort(fed, progress)
+        sent = train_once(fed, progress)
+        result[centred] = sent.local.notes["weight_ratio"]
+        assert np.ptp(result[centred]) == 0
+        weights = fed.parts[0].weigh(view, sent.upload)
+        assert weights is not None
+        np.testing.assert_allclose(result[centred], weights.max() / weights.min(), rtol=1e-5)
+        mean = average_by_client(view, fed.backbone.compute_interest(view))
+        if centred:
+            last = fed.backbone.config.last
+            average = replace(view.train, ptr=np.arange(len(view.user) + 1) * last)
+            average = replace(average, ids=np.zeros(len(view.user) * last, np.int32), values={})
+            table = np.repeat(view.items.mean(axis=0, keepdims=True), len(view.items), axis=0)
+            mean = mean - fed.backbone.compute_interest(replace(view, train=average, items=table))[0]
+        directions = 0.1 * normalise_vectors(mean)
+        np.testing.assert_allclose(sent.upload.values["interest.vector"].value, directions, atol=1e-5)
+    assert result[True][0] > 1.01 * result[False][0]
 
 
 def test_a_silo_has_the_mean_interest_of_its_people() -> None:

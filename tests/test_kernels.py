@@ -12,6 +12,7 @@ from helpers.oracle import federate, make_backbone, make_block, make_stream, sta
 from tacita.core.types import CohortView, Floats, LocalModels
 from tacita.federation.rounds import run_round
 from tacita.kernels.norms import sum_row_squares
+from tacita.kernels.products import multiply_matrices, transpose_matrix
 from tacita.kernels.sampling import number_client_rows
 from tacita.kernels.steps import _FAST, NCF, _read_private_vector, add_weighted_rows
 from tacita.kernels.threads import find_share_start
@@ -126,3 +127,29 @@ def test_lengths_are_those_of_all_rows_of_a_client(rows: int, together: bool) ->
     value = rng.normal(size=(rows, 13)).astype(np.float32)
     wanted = np.bincount(client, weights=(value.astype(np.float64) ** 2).sum(axis=1), minlength=9)
     assert sum_row_squares(client, value, 9) == pytest.approx(wanted, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "shape", [(128, 64, 96), (13, 5, 48), (7, 30, 16), (9, 3, 33), (1, 1, 1), (0, 4, 8), (5, 0, 20)]
+)
+def test_a_product_is_numpys_and_its_rows_are_what_they_are_alone(shape: tuple[int, int, int]) -> None:
+    m, depth, n = shape
+    rng = np.random.default_rng(0)
+    a = rng.normal(size=(m, depth)).astype(np.float32)
+    b = rng.normal(size=(depth, n)).astype(np.float32)
+    product = np.full((m, n), np.nan, np.float32)
+    multiply_matrices(a, b, product)
+    np.testing.assert_allclose(product, a.astype(np.float64) @ b, atol=1e-4)
+    beside = rng.normal(size=(m, depth + 3)).astype(np.float32)
+    beside[:, 3:] = a
+    for view in (np.ascontiguousarray(a.T).T, beside[:, 3:]):
+        other = np.full((m, n), np.nan, np.float32)
+        multiply_matrices(view, b, other)
+        assert np.array_equal(other, product)
+    for i in range(m):
+        row = np.full((1, n), np.nan, np.float32)
+        multiply_matrices(a[i : i + 1], b, row)
+        assert np.array_equal(row[0], product[i])
+    turned = np.full((depth, m), np.nan, np.float32)
+    transpose_matrix(a, turned)
+    assert np.array_equal(turned, a.T)

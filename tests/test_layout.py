@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import code_digests
 from helpers.source_imports import MODULES, ROOT, imported_names, read_layers
 
 TESTS = Path(__file__).parent
@@ -242,3 +243,9 @@ def test_what_may_be_reordered_is_never_called_from_compiled_code() -> None:
     loose = {name for name, (_, how) in compiled.items() if "fastmath" in how and "always" not in how}
     assert "run_ego_steps" in loose
     assert {name: calls & loose for name, (calls, _) in compiled.items() if calls & loose} == {}
+
+
+def test_code_that_makes_numbers_is_the_digested_one() -> None:
+    """Otherwise cells of tables outlive the code that made them, and nobody sees it."""
+    changed = code_digests.list_changed_modules()
+    assert not changed, code_digests.explain_changes(changed)

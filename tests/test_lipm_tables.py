@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tacita.research.experiments import experiment_spec, learning_rates
-from tacita.research.experiments.experiment_spec import ExperimentCell
+from tacita.research.experiments.experiment_cell import ExperimentCell
 from tacita.runs.assembly import build_components
 
 SOURCES = {
@@ -102,7 +102,20 @@ def test_rows_of_people_differ_by_the_parts_alone() -> None:
 def test_figures_share_the_cells_of_table_2() -> None:
     two, rounds = cells("table2"), cells("figure5")
     assert two["lipm_dpps"].key == rounds["private_50"].key
-    assert two["lipm"].key == rounds["rounds_50"].key
+    assert two["lipm_plain"].key == rounds["rounds_50"].key  # the figures have LIPM as it was before folds
+
+
+def test_lipm_stands_beside_itself_without_folds_and_beside_a_baseline_of_as_many_epochs() -> None:
+    for table, name in (("table2", "lipm"), ("table3", "lipm_clean")):
+        result = cells(table)
+        row, plain = result[name].config, result[f"{name}_plain"].config
+        assert (row.backbone["folds"], row.train.local_epochs, row.train.held_steps) == (2, 1, 8)
+        assert "folds" not in plain.backbone
+        assert (plain.train.local_epochs, plain.train.held_steps) == (1, 1000)
+        for lipm, baseline, epochs in ((row, "clean", 1), (result[f"{name}_five"].config, "clean_5", 5)):
+            other = result[baseline].config.train
+            assert (other.local_epochs, other.rounds) == (lipm.train.local_epochs, lipm.train.rounds)
+            assert lipm.train.local_epochs == epochs
 
 
 def test_noise_of_figure_6_is_on_updates_of_length_1() -> None:

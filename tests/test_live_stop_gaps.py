@@ -16,8 +16,9 @@ from tacita.live import processes
 from tacita.live.node import admission, verbs
 from tacita.live.node.node import Node, NodeConfig
 from tacita.live.running import daemon
-from tacita.live.settings import check_live_settings
+from tacita.live.settings import adapt_participation, check_live_settings
 from tacita.live.wire import decode_reply
+from tacita.methods import resolve_config
 from tacita.runs.assembly import Machine, assemble_federation
 
 NODE = {"name": "n", "server": "localhost:1"}
@@ -55,6 +56,17 @@ def test_weights_of_our_own_runs_are_followed() -> None:
     values = site_config("fedavg").model_dump(mode="json") | {"parts": [{"name": "interest", "kappa": 1.37}]}
     with pytest.raises(TacitaError, match=r"interest\.kappa"):
         check_live_settings(validate_model(RunConfig, values, "the test"))
+
+
+def test_a_share_of_people_becomes_a_probability_only_where_the_method_chose_it() -> None:
+    values: dict[str, Any] = {"method": "fedshare-local", "backbone": {"name": "mf"}}
+    config = resolve_config(values, "the test")
+    assert config.train.participation.kind == "fraction"
+    check_live_settings(adapt_participation(config, values))
+    assert adapt_participation(config, values).train.participation.rate == config.train.participation.rate
+    asked = {**values, "train": {"participation": {"kind": "fraction", "rate": 0.5}}}
+    with pytest.raises(TacitaError, match="use 'poisson'"):
+        check_live_settings(adapt_participation(resolve_config(asked, "the test"), asked))
 
 
 # Large budgets

@@ -17,6 +17,8 @@ from tacita.federation.rounds import RoundReport
 from tacita.runs import noise_secret, training
 from tacita.runs.assembly import Machine, assemble_federation
 from tacita.runs.forgetting.reopened_run import reopen_run
+from tacita.runs.forgetting.request_service import submit_request
+from tacita.runs.forgetting.requests import RawRequest
 from tacita.runs.run_folder import open_saved
 from tacita.runs.training import TrainingCallbacks
 
@@ -33,6 +35,12 @@ DP_FEDAVG: dict[str, Any] = {
 LAPLACE: dict[str, Any] = {"parts": [{"name": "laplace-noise", "mode": "ldp"}]}
 PAPER_NOISE: dict[str, Any] = {"parts": [{"name": "laplace-noise", "mode": "paper"}]}
 PDC_FRS: dict[str, Any] = {"method": "pdc-frs", "backbone": {"name": "mf"}}
+COVER: dict[str, Any] = {"parts": [{"name": "cover", "noise": 0.1, "clip": 1.0}]}
+PSEUDO_ITEMS: dict[str, Any] = {"parts": [{"name": "cover", "pseudo_items": 3}]}
+RETRACTION: dict[str, Any] = {
+    "train": {"rounds": 3, "aggregation": "fixed"},
+    "parts": [{"name": "withdrawal"}, {"name": "retraction", "ratio": 0.1, "epsilon": 1.0}],
+}
 KINDS = {
     "tally": TALLY,
     "dpps": DPPS,
@@ -40,6 +48,9 @@ KINDS = {
     "laplace-noise": LAPLACE,
     "laplace-noise as printed": PAPER_NOISE,
     "pdc-frs": PDC_FRS,
+    "cover": COVER,
+    "pseudo items of cover": PSEUDO_ITEMS,
+    "retraction with an epsilon": RETRACTION,
 }
 
 
@@ -163,3 +174,25 @@ def test_lab_tiers_are_drawn_under_a_secret_and_a_devices_are_not() -> None:
     assert federation.draws.lab_secret
     assert not federation.draws.secret
     assert Draws(1, "", "s").private("budget") == Draws(1, "s").private("budget") != Draws(1).private("budget")
+
+
+def leave_run(folder: Path) -> Arrays:
+    """The model after the first person has left."""
+    user = open_saved(folder).ids["users"][0]
+    submit_request(folder, RawRequest("forget", {user: None}, alone=True), HERE)
+    return open_saved(folder).server_arrays
+
+
+@pytest.mark.parametrize("reproducible", [False, True])
+def test_a_retraction_of_a_copy_has_noise_of_its_own(tmp_path: Path, reproducible: bool) -> None:
+    """Two retractions under the same noise, subtracted, would show what was carried."""
+    train_model(config_of(reproducible=reproducible, **RETRACTION), tmp_path / "run")
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    assert equal(leave_run(tmp_path / "run"), leave_run(tmp_path / "copy")) == reproducible
+
+
+def test_parts_without_noise_follow_the_seed(tmp_path: Path, state_folder: Path) -> None:
+    parts = [{"name": "withdrawal"}, {"name": "cover", "clip": 1.0}]
+    config = config_of(parts=parts)
+    assert equal(train_model(config, tmp_path / "a"), train_model(config, tmp_path / "b"))
+    assert not list(state_folder.rglob("*.json"))

@@ -463,6 +463,54 @@ def test_clients_go_on_from_the_last_round_and_the_server_from_its_best() -> Non
     assert not np.array_equal(observations[0][1], observations[2][1])
 
 
+def test_a_cap_holds_in_every_round_and_the_log_says_so() -> None:
+    concentration: dict[float | None, list[float]] = {}
+    for cap in (None, 1.2):
+        fed = transferring(make_backbone("mf", **SMALL["mf"]), weighting_cap=cap, weighting_lr=0.5)
+        progress = started(fed)
+        for _ in range(6):
+            progress.server, report = run_round(fed, progress.server, progress.devices)
+            concentration.setdefault(cap, []).append(report.notes["weight_concentration"])
+    assert max(concentration[None]) > 1.5
+    assert max(concentration[1.2]) == pytest.approx(1.2)
+
+
+def test_options_of_ptf_fedrecs_code_reach_the_devices() -> None:
+    """Of five received items a client with three positives learns from three; without the option from all."""
+    backbone = make_backbone("mf", **SMALL["mf"])
+    for truncate, n_received in ((False, 5), (True, 3)):
+        fed = transferring(backbone, scheme="ptf", truncate=truncate, repeat_negatives=True)
+        progress = started(fed)
+        _, view = view_now(fed, progress)
+        sent = Ragged.from_lists([[7, 8, 9, 10, 11]] * len(TRAIN))
+        sent = Ragged(sent.ptr, sent.ids, {"score": np.full(len(sent.ids), 0.5, np.float32)})
+        part = fed.parts[0]
+        received = part.collect_received(replace(view, per_client={TRANSFER: sent}))  # type: ignore[attr-defined]
+        assert received.row(1).tolist() == [7, 8, 9, 10, 11][:n_received]
+        own = Ragged.from_lists([[0, 1, 2, 3, 4, 12]] * len(TRAIN))
+        label = np.tile(np.array([1, 1, 1, 1, 1, 0], np.float32), len(TRAIN))
+        own = Ragged(own.ptr, own.ids, {"label": label, "prediction": label})
+        nothing = Ragged(np.zeros(len(TRAIN) + 1, np.int64), np.zeros(0, np.int32), {})
+        told = part.choose_predictions(view, own, nothing)  # type: ignore[attr-defined]
+        assert any(np.count_nonzero(told.row(c) == 12) > 1 for c in range(len(TRAIN)))
+
+
+def test_patience_in_passes_counts_everybody_once() -> None:
+    share = {"kind": "fraction", "rate": 0.1}
+    assert TrainConfig(patience=4).patience_rounds == 4
+    assert TrainConfig(patience=4, participation=share).patience_rounds == 4  # type: ignore[arg-type]
+    assert TrainConfig(patience=4, patience_in="passes").patience_rounds == 4
+    in_passes = TrainConfig(patience=4, patience_in="passes", participation=share)  # type: ignore[arg-type]
+    assert in_passes.patience_rounds == 40
+    stream = make_stream(make_block(0, 3, [[0, 1], [0, 2]], valid=[[2], [1]]))
+    half = {"participation": {"kind": "fraction", "rate": 0.5}, "rounds": 50, "patience": 3}
+    for unit, rounds in (("rounds", 4), ("passes", 7)):
+        fed = transferring(make_backbone("mf", **SMALL["mf"]), stream, {**half, "patience_in": unit}, most=2)
+        progress = started(fed)
+        run_block(fed, progress, lambda report, now: None)
+        assert (progress.best_round, progress.server.round) == (1, rounds)
+
+
 def test_moments_are_kept_only_where_a_model_and_lazy_adam_are() -> None:
     backbone = make_backbone("mf", **SMALL["mf"])
     with pytest.raises(TacitaError, match=r"train\.moments = 'kept' is for train\.optimiser = 'lazy-adam', not 'adam'"):

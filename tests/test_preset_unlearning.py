@@ -21,6 +21,7 @@ from tacita.runs.run_folder import open_saved, read_lists
 
 DATA = "synthetic:users=30,items=36,per_user=9,groups=3"
 TRANSFER = [name for name in list_preset_names() if "prediction-transfer" in str(list_preset_parts(name))]
+REPLAYING = [name for name in list_preset_names() if "'replay'" in str(list_preset_parts(name))]
 ROWS = {"backbone": {"name": "mf", "dim": 4, "lr": 0.5}}
 OWN: dict[str, dict[str, Any]] = {
     **{name: {"backbone": {"name": "mf", "dim": 4, "lr": 0.02, "item_lr_scale": 1.0}} for name in TRANSFER},
@@ -28,6 +29,7 @@ OWN: dict[str, dict[str, Any]] = {
     "fedncf-kd": {},
     "pdc-frs": {**ROWS, "parts": [{"name": "sharing", "after": 1}]},
     "cdcgnnfed": {**ROWS, "parts": [{"name": "graph-mending", "mend_every": 1}]},
+    **{name: {**ROWS, "parts": [{"name": "replay", "top_n": 20}]} for name in REPLAYING},
     "retraction": {**ROWS, "train": {"rounds": 2, "aggregation": "fixed"}},
 }
 

@@ -275,7 +275,8 @@ def test_notes_name_skipped_columns_and_releases_as_keywords() -> None:
     assert repr(run).endswith("no epsilon: what it releases gives people away)")
     assert str(run).splitlines() == [repr(run), *(f"- {note}" for note in notes)]
     assert tc.load("mine").notes == notes
-    plain = tc.train(SMALL, out="mf", method="f3crec", **{**ONE_BLOCK, "train": {"rounds": 1}})
+    few = [{"name": "replay", "top_n": 30}]
+    plain = tc.train(SMALL, out="mf", method="f3crec", parts=few, **{**ONE_BLOCK, "train": {"rounds": 1}})
     assert repr(plain).endswith("items, no epsilon)")
     assert any("act from the second block on" in note for note in plain.notes)
     assert not any("gives people away" in note for note in plain.notes)
@@ -586,7 +587,7 @@ def test_batched_fold_in_equals_single_fold_in(mf: tc.Run) -> None:
 KINDS: dict[str, dict[str, Any]] = {
     "ncf": {"backbone": "ncf"},
     "pfedrec": {"backbone": "pfedrec"},
-    "f3crec": {"method": "f3crec"},
+    "f3crec": {"method": "f3crec", "parts": [{"name": "replay", "top_n": 30}]},
     "rlp2": {"method": "rlp2"},
     "own tables": {"backbone": "pfedrec", "evaluate": {"controls": False, "item_table": "personal"}},
     "silos": {"train": {"rounds": 1, "silos": 5}},

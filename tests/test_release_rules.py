@@ -105,7 +105,7 @@ def test_weights_that_follow_from_data_are_refused() -> None:
 
 def test_answers_that_no_ledger_counts_are_refused(whisper: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     federate_whisper({"name": "curious"}, WHISPER)
-    monkeypatch.setattr(whisper, "covers_all_releases", False)
+    monkeypatch.setattr(whisper, "covers", frozenset())
     with pytest.raises(TacitaError, match="'curious' asks people besides rounds"):
         federate_whisper({"name": "curious"}, WHISPER)
 

@@ -245,7 +245,8 @@ def test_one_block_and_no_controls(tmp_path: Path) -> None:
     bare["controls"] = {}
     first, two = make(tmp_path / "one", result(1)), make(tmp_path / "bare", bare)
     _, observations = read([first], tmp_path / "one.html")
-    assert observations.tags.count("figure") == 3  # nothing to forget
+    assert observations.tags.count("figure") == 2  # nothing to forget, and all users are new
+    assert "LA, learned" not in observations.text
     assert "1 block" in observations.text
     _, observations = read([two], tmp_path / "bare.html")
     assert "No control was run" in observations.text

@@ -245,7 +245,7 @@ def test_unshare_reverts_share(shared: Path) -> None:
     result = submit_request(shared, RawRequest("share", {user: train[:2]}))
     assert result.certificate is None
     assert sorted(shared_items_of(shared, user)) == sorted(train[:2])
-    assert "shares all of that" in submit_request(shared, RawRequest("share", {user: train[:2]})).message
+    assert "is shared already" in submit_request(shared, RawRequest("share", {user: train[:2]})).message
     model = open_saved(shared).server_arrays["items"].copy()
     outcome = certificate_of(submit_request(shared, RawRequest("unshare", {user: train[:1]})))
     assert (outcome["request"]["scope"], outcome["method"]["name"]) == ("shared_edges", "probe-shared")
@@ -256,6 +256,8 @@ def test_unshare_reverts_share(shared: Path) -> None:
     assert (open_saved(shared).server_arrays["items"] != model).any()
     with pytest.raises(TacitaError, match="never shared, or taken back"):
         submit_request(shared, RawRequest("unshare", {user: train[:1]}))
+    with pytest.raises(TacitaError, match="taken back and gone"):
+        submit_request(shared, RawRequest("share", {user: train[:1]}))
 
 
 def test_unlearning_route_depends_on_what_was_shared(shared: Path) -> None:

@@ -361,7 +361,8 @@ def test_recommend_refuses(trained: Path) -> None:
 
 
 def test_train_from_python() -> None:
-    run = tacita.train(data=SMALL, backbone="mf", method="f3crec", seed=3, train={"rounds": 2}, out="mine")
+    few = [{"name": "replay", "top_n": 30}]
+    run = tacita.train(data=SMALL, backbone="mf", method="f3crec", parts=few, seed=3, train={"rounds": 2}, out="mine")
     assert run.config.seed == 3
     assert run.result["blocks"][0]["rounds"] == 2
     assert (run.folder / "report.html").is_file()

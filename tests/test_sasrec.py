@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -56,3 +57,14 @@ def test_the_command_measures_both_ways_of_reading() -> None:
     for read in reads.values():
         assert read.keys() == {"hr@10", "ndcg@10", "99 negatives hr@10", "99 negatives ndcg@10"}
         assert all(0 <= value <= 1 for value in read.values())
+
+
+def test_a_stopped_training_goes_on_from_its_checkpoint_with_the_same_numbers(tmp_path: Path) -> None:
+    message = "--data synthetic:users=40,items=30,per_user=8 --dim 8 --length 5 --layers 1 --patience 3 --checkpoint"
+    whole = run(asked_for([*message.split(), str(tmp_path / "whole")]))
+    folder = str(tmp_path / "stopped")
+    for epochs in range(1, int(str(whole["epoch"])) + 1):
+        resumed = run(asked_for([*message.split(), folder, "--epochs", str(epochs)]))
+    assert resumed["converged"]
+    assert resumed["read"] == whole["read"]
+    assert resumed["best_epoch"] == whole["best_epoch"]

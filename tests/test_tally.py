@@ -881,7 +881,7 @@ def test_the_audit_of_a_run(folders: Path, tmp_path: Path, capsys: pytest.Captur
     with pytest.raises(SystemExit) as error:
         main(["audit", "tally"])
     assert error.value.code == 2
-    with pytest.raises(TacitaError, match="this audit is for 'tally'"):
+    with pytest.raises(TacitaError, match="this audit attacks the matrix"):
         tally_settings.audit_tally(serving.open_run(folders / "mf").config, assembly.Machine())
 
 

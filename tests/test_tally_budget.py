@@ -44,7 +44,7 @@ from tacita.models.tally.private_math import (
     build_unit_vectors,
     choose_axes,
     draw_symmetric_noise,
-    fit_smoother,
+    fit_denoising_matrix,
     shrink_values,
 )
 from tacita.models.tally.private_tally import POPULARITY_RELEASE, TERMS_RELEASE, PrivateTally
@@ -265,7 +265,7 @@ def test_no_upload_after_the_planned_blocks() -> None:
 def test_shrinkage_is_the_closed_form() -> None:
     assert shrink_values(np.array([-9.0, 1.0, 2.0, 2.5, 4.0]), 2.0) == pytest.approx([0, 0, 0, 1.5, math.sqrt(12)])
     centre = np.array([0.0, 0.0, 1.0])
-    smooth = fit_smoother(np.diag([10.0, 0.1, 50.0]), centre, 0.5)
+    smooth = fit_denoising_matrix(np.diag([10.0, 0.1, 50.0]), centre, 0.5)
     edge = 2 * 0.5 * math.sqrt(3)
     eta = math.sqrt(100 - edge**2)
     assert smooth == pytest.approx(np.diag([eta / (eta + 2 * edge), 0.0, 0.5]))
@@ -300,8 +300,8 @@ def test_features_help_what_lies_along_them() -> None:
     centre = np.zeros(k)
     centre[-1] = 1.0
     gram = 10.0 * basis @ basis.T  # the edge of all is 20, of one feature 2
-    assert np.abs(fit_smoother(gram, centre, s) - 0.5 * np.outer(centre, centre)).max() == 0
-    result = basis.T @ fit_smoother(gram, centre, s, basis) @ basis
+    assert np.abs(fit_denoising_matrix(gram, centre, s) - 0.5 * np.outer(centre, centre)).max() == 0
+    result = basis.T @ fit_denoising_matrix(gram, centre, s, basis) @ basis
     eta = math.sqrt(100 - 4)
     assert result == pytest.approx(eta / (eta + 30.0))
 

@@ -26,6 +26,7 @@ from tacita.data.sources import load_interactions
 from tacita.data.splits import split
 from tacita.federation.clients import build_user_view
 from tacita.federation.state_arrays import read_server
+from tacita.kernels.triangles import list_lower_entries, list_lower_rows
 from tacita.messages import CooccurrenceTerms, Spec, Upload, add_upload, empty_total, merge_totals
 from tacita.models.base import apply_budget, with_chosen_form
 from tacita.models.tally import filter as filtering
@@ -110,8 +111,8 @@ def test_axes_of_a_large_graph_hold_as_much_as_the_best_could(monkeypatch: pytes
     x = (rng.random((600, 500)) < 12 * taste).astype(float)
     x[np.arange(500), np.arange(500)] = 1
     gram = x.T @ (x / x.sum(axis=1)[:, None])
-    row, column = np.tril_indices(500)
-    graph = spectral.build_item_graph(row, column, gram[row, column], 500)
+    at, value = list_lower_entries(gram)
+    graph = spectral.build_item_graph(list_lower_rows(at, value, 500, np.ones(500, bool)))
     assert np.allclose(graph.root**2, x.sum(axis=0))
     best = spectral.find_leading_axes(graph.matrix, 20)
     monkeypatch.setattr(spectral, "MAX_DENSE", 1)

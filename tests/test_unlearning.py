@@ -12,7 +12,8 @@ import torch
 
 from helpers.oracle import federate, make_backbone, make_block, make_stream, no_total, started
 from helpers.shared_records import random_record, random_table, record_of_edges
-from tacita.core.types import Doubles, Floats, Keys, Longs, Ragged, ServerState
+from tacita.core.errors import TacitaError
+from tacita.core.types import Doubles, Floats, Keys, Longs, Ragged, RoundReplay, ServerState, SharedRecord
 from tacita.federation.requests import handle_requests
 from tacita.federation.rounds import Progress, run_round
 from tacita.methods import RunContext, build_parts
@@ -403,6 +404,98 @@ def test_forgetting_brings_rows_nearer_to_what_remains() -> None:
         result = UnitRows.normalise(graph.propagate_and_average(server.items)[1]).rows
         near.append((result * UnitRows.normalise(server.items).rows).sum(1)[graph.shared_items].mean())
     assert near[1] > near[0] + 0.01
+
+
+# options of ours
+
+
+def test_rollback_plays_the_rounds_since_the_oldest_table_again() -> None:
+    """With their own draws, on what remains; with no steps of contrast that is all it does."""
+    graph = {"name": "shared-graph", "snapshots": 3}
+    fed = federation(dict(graph), unlearning(rounds=None, steps=0, rollback=True, learns_on=True))
+    progress, alone = learned(fed, 6), learned(fed, 6)
+    message = told(handle_requests(fed, progress, request(progress, 3)))
+    assert message.details["turns"] == 2
+    plain = federation(graph, parts=("sharing", "shared-graph"))
+    oldest = alone.server.parts["shared-graph"]["snapshots"][0]
+    handle_requests(plain, alone, request(alone, 3))
+    server = alone.server.with_items(oldest)
+    for number in (4, 5):
+        server, _ = run_round(plain, server, alone.devices, None, RoundReplay(number))
+    np.testing.assert_array_equal(progress.server.items, server.items)
+
+
+def test_reset_takes_a_row_that_only_leavers_shared_to_where_rows_without_edges_are() -> None:
+    fed = federation({"name": "sharing", "groups": [1, 1, 6]}, unlearning(reset=2.0))
+    progress = started(fed)
+    first = progress.server.items.copy()
+    progress = learned(fed, 5)
+    server = progress.server
+    leaver = sharers(progress)[:1]
+    own = server.shared.take_sender_lists(leaver).ids
+    counts = np.bincount(server.shared.item, minlength=N_ITEMS)
+    lonely, common = own[counts[own] == 1], own[counts[own] > 1]
+    assert len(lonely)
+    assert len(common)
+    assert (counts == 0).any()
+    drift = (server.items - first)[counts == 0].mean(axis=0)
+    withdrawn = record_of_edges([(int(leaver[0]), int(item)) for item in own])
+    stays = server.shared.sender != leaver[0]
+    remaining = SharedRecord(server.shared.sender[stays], server.shared.item[stays], server.shared.time[stays])
+    part = fed.parts[2]
+    assert isinstance(part, ContrastiveUnlearning)
+    items = part._reset_rows(replace(server, shared=remaining), withdrawn)
+    np.testing.assert_allclose(items[lonely], first[lonely] + drift, atol=1e-6)
+    weight = (1 / counts[common]) ** 2
+    expected = server.items[common] + weight[:, None] * (first[common] + drift - server.items[common])
+    np.testing.assert_allclose(items[common], expected, atol=1e-6)
+    others = np.setdiff1d(np.arange(N_ITEMS), own)
+    np.testing.assert_array_equal(items[others], server.items[others])
+
+
+def test_the_first_table_is_counted_and_stays() -> None:
+    fed = federation({"name": "shared-graph", "snapshots": 2}, unlearning(reset=2.0))
+    progress = learned(fed)
+    message = told(handle_requests(fed, progress, request(progress, 3)))
+    assert message.storage_server == 3 * N_ITEMS * 6 * 4
+
+
+def test_ranking_beside_contrast_has_the_scale_of_learning() -> None:
+    part = federation({"name": "shared-graph", "bpr_scale": 7.0, "edge_batch": 33, "lam1": 0.5}, unlearning()).parts[2]
+    assert isinstance(part, ContrastiveUnlearning)
+    objective = part._build_ranking_objective()
+    assert (objective.scale, objective.lam1, objective.bpr) == (7.0, 0.0, True)
+    tables = []
+    for scale in (1.0, 7.0):
+        fed = federation({"name": "shared-graph", "bpr_scale": 7.0}, unlearning(keep_bpr=True))
+        progress = learned(fed)
+        other = federation({"name": "shared-graph", "bpr_scale": scale}, unlearning(keep_bpr=True))
+        handle_requests(other, progress, request(progress, 6))
+        tables.append(progress.server.items)
+    assert np.abs(tables[0] - tables[1]).max() > 1e-6
+
+
+def test_a_temperature_that_does_nothing_is_refused() -> None:
+    for options in ({"keep_bpr": True}, {"loss": "printed"}):
+        federation(unlearning(tau=0.5, **options)).parts[2].check(N_ITEMS)
+    with pytest.raises(TacitaError, match="'tau' changes nothing under loss = 'ref_hinge'"):
+        federation(unlearning(tau=0.5)).parts[2].check(N_ITEMS)
+
+
+def test_ordinary_rounds_are_rounds_on_what_remains() -> None:
+    control = ("sharing", "shared-graph", "ordinary-rounds")
+    fed = federation({"name": "ordinary-rounds", "rounds": 2}, parts=control)
+    progress, alone = learned(fed), learned(fed)
+    report = handle_requests(fed, progress, request(progress, 3))["ordinary-rounds"]
+    assert (report.details["turns"], report.exact) == (2, False)
+    plain = federation(parts=("sharing", "shared-graph"))
+    handle_requests(plain, alone, request(alone, 3))
+    server = alone.server
+    for _ in range(2):
+        server, _ = run_round(plain, server, alone.devices)
+    np.testing.assert_array_equal(progress.server.items, server.items)
+    idle = handle_requests(fed, progress, request(progress, 0))["ordinary-rounds"]
+    assert idle.details["turns"] == 0
 
 
 # when it stops

@@ -131,6 +131,44 @@ def bench_scale(
     result_tables.show_bench(result, as_json)
 
 
+@app.command("ranks")
+def bench_ranks(
+    data: Data = "ml-1m",
+    backbone: Annotated[str, typer.Option(help="mf, neumf, ...")] = "mf",
+    users: Annotated[int, typer.Option(min=0, help="Synthetic people instead of a dataset; 0: the dataset.")] = 0,
+    ranks: Annotated[int, typer.Option(min=2, help="Processes, of one thread each.")] = 2,
+    repeats: Repeats = 5,
+    data_dir: DataDir = None,
+    threads: Threads = 0,
+    as_json: AsJson = False,
+) -> None:
+    """A round on several ranks of one thread, in turns with one process that has one thread, or all.
+
+    Examples: `tacita bench ranks --data ml-1m --backbone neumf --json`, `tacita bench ranks --users 1000000 --json`
+    """
+    from tacita.kernels.threads import max_threads
+    from tacita.research.bench import rank_rounds
+    from tacita.runs import assembly
+    from tacita.runs import ranks as rank_processes
+
+    machine = assembly.Machine(1, data_dir=data_dir)
+    spec = rank_rounds.RankBenchSpec(data, backbone, users)
+    if rank_processes.is_service_rank():
+        rank_processes.serve_run(machine, None, lambda own: rank_rounds.make_bench_federation(spec, own))
+        return
+    rank_processes.check_ranks(ranks)
+    arguments = ["bench", "ranks", "--data", data, "--backbone", backbone, "--users", str(users)]
+    if data_dir is not None:
+        arguments += ["--data-dir", str(data_dir)]
+    all_threads = threads or max_threads()
+    with (
+        console.show_clock("timing rounds on one rank and on several", quiet=as_json),
+        rank_processes.open_ranks(ranks, None, machine, arguments) as led_machine,
+    ):
+        result = rank_rounds.bench_ranks(spec, led_machine, all_threads, repeats)
+    result_tables.show_bench(result, as_json)
+
+
 @app.command("evaluate")
 def bench_evaluate(
     data: Data = "ml-1m",

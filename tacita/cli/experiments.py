@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,11 +27,18 @@ from tacita.core.errors import TacitaError
 
 if TYPE_CHECKING:
     from tacita.core.config import RunConfig
+    from tacita.research.experiments.cell_status import CellStatus
     from tacita.research.experiments.search_callbacks import SearchCallbacks
     from tacita.research.experiments.tally_tuning import TallyTrial
+    from tacita.research.experiments.tuning import StudyPlace
+    from tacita.research.experiments.workers import Workers
     from tacita.runs.assembly import Machine
 
 TABLES = Path("docs/reproduction")
+Place = Annotated[
+    str,
+    typer.Option("--on", metavar="local|ray|ray://HOST:PORT", help="Where jobs run: this machine, or a Ray cluster."),
+]
 STUDIES = Path("runs/tune")
 
 
@@ -38,15 +46,25 @@ def reproduce(
     table: Annotated[
         str | None, typer.Argument(metavar="[PAPER/TABLE]", help="For example f3crec/table2; --list shows all.")
     ] = None,
-    list_tables: Annotated[bool, typer.Option("--list", help="The tables there are, with their titles.")] = False,
+    list_tables: Annotated[
+        bool, typer.Option("--list", help="The tables there are; of a named one, cells that are stale or did not run.")
+    ] = False,
     only: Annotated[
         list[str] | None, typer.Option("--only", help="A dataset, backbone or variant; repeat for more.")
     ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds per cell.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="One dataset, one backbone, two seeds.")] = False,
     finished: Annotated[bool, typer.Option("--finished", help="Run nothing: the table of what is finished.")] = False,
+    check: Annotated[
+        int | None, typer.Option(min=1, help="Run so many finished cells once more, drawn at random, and compare.")
+    ] = None,
+    most_seconds: Annotated[
+        float | None, typer.Option("--seconds", min=0, help="With --check: of those that took no longer.")
+    ] = None,
+    draw: Annotated[int, typer.Option(min=0, help="With --check: another number draws other cells.")] = 1,
     out: Annotated[Path, typer.Option(help="Folder for tables and finished cells.")] = TABLES,
     workers: Annotated[int, typer.Option(min=0, help="Processes; 0: one per core.")] = 0,
+    on: Place = "local",
     data_dir: DataDir = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -64,20 +82,34 @@ def reproduce(
     `tacita reproduce fedkdrec/table1 --only ml-100k --only central`
 
     `tacita reproduce fedshare/table3 --finished`
+
+    `tacita reproduce fedshare/table3 --list`
+
+    `tacita reproduce --check 30`
+
+    `tacita reproduce f3crec/table2 --on ray://127.0.0.1:10001`
     """
     from tacita.research.experiments import reproduction as reproducing
     from tacita.research.experiments import tables
+    from tacita.research.experiments.workers import Workers
 
-    if list_tables or table == "list":
+    if check is not None:
+        _check_cells(CellDraw(table, only or [], check, most_seconds, draw), out, data_dir, as_json)
+        return
+    if (list_tables and table is None) or table == "list":
         _list_tables(as_json)
         return
     if table is None:
         raise TacitaError("name a table, as in `tacita reproduce f3crec/table2`; `tacita reproduce --list` shows all.")
     plan = reproducing.plan_table(table, only or [], seeds, quick, out)
+    if list_tables:
+        _list_statuses(reproducing.list_statuses(plan, out), as_json)
+        return
     if finished:
-        plan = reproducing.restrict_to_finished(plan, out)
-    with console.show_progress("cells", quiet) as tell:
-        result = reproducing.reproduce_table(plan, out, data_dir, workers, tell)
+        result = reproducing.write_finished_table(plan, out)
+    else:
+        with console.show_progress("cells", quiet) as tell:
+            result = reproducing.reproduce_table(plan, out, data_dir, Workers(workers, on), tell)
     if as_json:
         console.print_json([vars(entry) for entry in result.entries])
         return
@@ -89,6 +121,64 @@ def reproduce(
     counts = [f"{n} {verdict}" for verdict, n in verdicts.items() if n]
     summary = ", ".join(counts) or "nothing published"
     console.print_note(f"against the paper: {summary}; wrote {result.path}.md, .csv and .html")
+
+
+@dataclass(frozen=True)
+class CellDraw:
+    """Which finished cells are run once more."""
+
+    table: str | None
+    only: list[str]
+    n_cells: int
+    most_seconds: float | None
+    seed: int
+
+
+def _check_cells(draw: CellDraw, out: Path, data_dir: Path | None, as_json: bool) -> None:
+    """Run finished cells once more; a cell that comes out otherwise ends the command with an error."""
+    from tacita.research.experiments.cell_checks import check_cell, draw_cells, list_stored_cells
+
+    stored = list_stored_cells(out, draw.only, draw.table, draw.most_seconds)
+    rows = []
+    for entry in draw_cells(stored, draw.n_cells, draw.seed):
+        check = check_cell(entry, data_dir)
+        rows.append({"cell": entry.name, "verdict": check.verdict, "identical": check.is_identical})
+        if not as_json:
+            console.print_note(f"{entry.name}: {check.verdict}")
+    if as_json:
+        console.print_json(rows)
+    n_identical = sum(bool(row["identical"]) for row in rows)
+    if not as_json:
+        console.print_note(f"{n_identical} of {len(rows)} cells come out of this code bit by bit")
+    if n_identical < len(rows):
+        raise typer.Exit(1)
+
+
+def _list_statuses(statuses: Sequence[CellStatus], as_json: bool) -> None:
+    """How many cells of a table are finished, and which are not."""
+    rows = []
+    for entry in statuses:
+        cell = entry.cell
+        row = {
+            "dataset": cell.dataset,
+            "backbone": cell.backbone,
+            "variant": cell.variant,
+            "seed": cell.seed,
+            "status": entry.status,
+            "changed since": ", ".join(entry.changes),
+        }
+        rows.append(row)
+    if as_json:
+        console.print_json(rows)
+        return
+    unfinished = [row for row in rows if row["status"] != "finished"]
+    left_aligned = ("dataset", "backbone", "variant", "status", "changed since")
+    if unfinished:
+        result_tables.show_table("cells that are not finished", unfinished, left_aligned=left_aligned)
+    n_stale = sum(entry.status == "stale" for entry in statuses)
+    n_finished = len(rows) - len(unfinished)
+    n_missing = len(unfinished) - n_stale
+    console.print_note(f"{n_finished} of {len(rows)} cells are finished; {n_stale} are stale, {n_missing} did not run")
 
 
 def _list_tables(as_json: bool) -> None:
@@ -126,6 +216,11 @@ def tune(
         int | None, typer.Option(min=1, help="With --paper: most rounds of a trial (default: the table's).")
     ] = None,
     workers: Annotated[int, typer.Option(min=0, help="With --paper: processes; 0: one per core.")] = 0,
+    on: Place = "local",
+    storage: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Optuna's database, for hosts without a folder in common (default: a file)."),
+    ] = None,
     imports: Imports = None,
     sets: Sets = None,
     columns: Columns = "",
@@ -143,13 +238,14 @@ def tune(
 
     `tacita tune --paper f3crec`
 
-    `tacita tune --paper fedkdrec --only neumf --only fedkdrec_paper --workers 1`
+    `tacita tune --paper fedkdrec --only neumf --only fedkdrec --workers 1`
 
     `tacita tune --backbone tally --data ml-100k --data ml-latest-small --data lastfm-2k`
 
     `tacita tune --data my.csv --columns user=customer,item=sku --set train.rounds=30 --json`
     """
-    from tacita.research.experiments.tuning import build_tuning_config
+    from tacita.research.experiments.tuning import StudyPlace, build_tuning_config
+    from tacita.research.experiments.workers import LOCAL, Workers
     from tacita.runs.assembly import Machine
 
     import_modules(imports)
@@ -157,9 +253,11 @@ def tune(
     if paper:
         if sets or columns:
             raise TacitaError("--set and --columns are not for --paper: its tables say every setting.")
-        budget = TuningBudget(trials, rounds, workers)
+        budget = TuningBudget(trials, rounds, Workers(workers, on), storage)
         outcome = _tune_paper(paper, only or [], budget, out, data_dir, hides_notes)
     else:
+        if on != LOCAL:
+            raise TacitaError("--on is for --paper, whose jobs are independent; a single search stays on this machine.")
         names = data or ["ml-100k"]
         machine = Machine(data_dir=data_dir)
         settings = merge_settings(None, {"columns": parse_columns(columns) or None}, sets or [])
@@ -168,11 +266,11 @@ def tune(
         if backbone == "tally":
             outcome = _tune_tally(config, names, machine, callbacks, as_json)
         else:
-            outcome = _tune_method(config, method, trials, out or STUDIES, machine, callbacks)
+            outcome = _tune_method(config, method, trials, StudyPlace(out or STUDIES, storage), machine, callbacks)
     if as_json:
         console.print_json(outcome.data)
     else:
-        _show_outcome(outcome)
+        _show_tuning_outcome(outcome)
 
 
 def _make_callbacks(quiet: bool, hides_notes: bool) -> SearchCallbacks:
@@ -191,7 +289,7 @@ class TuningOutcome:
     note: str = ""
 
 
-def _show_outcome(outcome: TuningOutcome) -> None:
+def _show_tuning_outcome(outcome: TuningOutcome) -> None:
     for line in outcome.lines:
         console.print_answer(line)
     if outcome.note:
@@ -199,11 +297,11 @@ def _show_outcome(outcome: TuningOutcome) -> None:
 
 
 def _tune_method(
-    config: RunConfig, method: str, trials: int, out: Path, machine: Machine, callbacks: SearchCallbacks
+    config: RunConfig, method: str, trials: int, place: StudyPlace, machine: Machine, callbacks: SearchCallbacks
 ) -> TuningOutcome:
     from tacita.research.experiments import tuning
 
-    base, best = tuning.tune(config, method, trials, out, machine, callbacks)
+    base, best = tuning.tune(config, method, trials, place, machine, callbacks)
     lines = []
     for lr, score in base.tried.items():
         mark = ", chosen" if lr == base.lr else ""
@@ -236,7 +334,8 @@ class TuningBudget:
 
     trials: int
     rounds: int | None
-    workers: int
+    workers: Workers
+    storage: str | None
 
 
 def _tune_paper(
@@ -244,12 +343,14 @@ def _tune_paper(
 ) -> TuningOutcome:
     from tacita.research.experiments.experiment_spec import find_settings_path, load_main_table
     from tacita.research.experiments.paper_tuning import list_paper_jobs, tune_paper
+    from tacita.research.experiments.tuning import StudyPlace
 
     results = out or TABLES
     if load_main_table(paper).tune:
         outcome = _tune_rates(paper, only, budget, results, data_dir, quiet)
     else:
-        jobs = list_paper_jobs(paper, only, budget.trials, out or STUDIES, data_dir, budget.rounds)
+        place = StudyPlace(out or STUDIES, budget.storage)
+        jobs = list_paper_jobs(paper, only, budget.trials, place, data_dir, budget.rounds)
         with console.show_progress("dataset-backbone pairs", quiet) as tell:
             _, failed = tune_paper(paper, jobs, results, tell, budget.workers)
         outcome = TuningOutcome({"failed": failed}, [f"no score: {reason}" for reason in failed])

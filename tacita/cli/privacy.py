@@ -90,7 +90,7 @@ def forget(
     request = replace(_parse_request("forget", user, items, everything, requests), alone=now, retrain=retrain)
     with console.show_clock("taking it back", quiet=as_json):
         result = submit_request(run, request, verify, machine)
-    _show_outcome(result, as_json)
+    _show_request_result(result, as_json)
 
 
 def _check_calibrates_alone(other_options: dict[str, Any]) -> None:
@@ -131,7 +131,7 @@ def unshare(
     request = replace(_parse_request("unshare", user, items, everything, requests), retrain=retrain)
     with console.show_clock("taking it back", quiet=as_json):
         result = submit_request(run, request, verify, Machine(threads, data_dir=data_dir))
-    _show_outcome(result, as_json)
+    _show_request_result(result, as_json)
 
 
 def share(
@@ -160,7 +160,7 @@ def share(
     request = _parse_request("share", user, items, everything, requests)
     with console.show_clock("sharing", quiet=as_json):
         result = submit_request(run, request, False, Machine(threads, data_dir=data_dir))
-    _show_outcome(result, as_json)
+    _show_request_result(result, as_json)
 
 
 def _calibrate(run: Path, leavers: int, machine: Machine, as_json: bool) -> None:
@@ -233,7 +233,7 @@ def _parse_request(
     return RawRequest(kind, {user or "": named_items})
 
 
-def _show_outcome(result: RunRequestResult, as_json: bool) -> None:
+def _show_request_result(result: RunRequestResult, as_json: bool) -> None:
     """Print what became of a request, for people or machines."""
     certificate = result.certificate
     if as_json:

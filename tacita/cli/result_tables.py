@@ -231,7 +231,13 @@ def show_settings(settings: Sequence[Setting]) -> None:
 def _show_setting(setting: Setting) -> None:
     key = escape(setting.key)
     default = escape(setting.default)
-    print_markup(f"  [cyan]{key}[/cyan] = {default}  [dim]({escape(setting.kind)})[/dim]")
+    kind = escape(setting.kind)
+    if setting.origin:
+        value = escape(setting.value)
+        origin = escape(setting.origin)
+        print_markup(f"  [cyan]{key}[/cyan] = {value}  {origin}  [dim]({kind}; default {default})[/dim]")
+    else:
+        print_markup(f"  [cyan]{key}[/cyan] = {default}  [dim]({kind})[/dim]")
     print_markup(f"      {escape(setting.about)}")
 
 

@@ -209,10 +209,11 @@ def train(
     """
     from tacita.core.config import read_toml
     from tacita.live.running.orders import RunTerms, begin_run
+    from tacita.live.settings import adapt_participation
     from tacita.methods import resolve_config
 
     values = read_toml(config)
-    settings = resolve_config(values, str(config))
+    settings = adapt_participation(resolve_config(values, str(config)), values)
     run = name or config.stem
     begin_run(folder, run, settings, RunTerms(_parse_quorum(quorum), timeout, give_up))
     if "data" in values and not as_json:

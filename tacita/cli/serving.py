@@ -173,6 +173,11 @@ def similar(
         _print_privacy(opened, out)
 
 
+EFFECTS = (
+    "effect: what the score loses without the item (basis 'left out'), or how alike two items are (basis 'alike')."
+)
+
+
 def explain(
     folder: RunArgument = None,
     named: RunOption = None,
@@ -208,6 +213,8 @@ def explain(
         console.print_answer(f"User {user} has no items that could speak for item {item}.")
     else:
         _output_table(table, out, as_json, f"why item {item} for user {user}")
+        if not as_json:
+            console.print_note(EFFECTS)
     if not as_json:
         _print_privacy(opened, out)
 

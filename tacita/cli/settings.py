@@ -20,7 +20,7 @@ def settings(
     """Every setting of runs, backbones and parts, with what it does and its default.
 
     Settings go to a TOML file or to --set; those of a backbone are set as backbone.NAME, those of a part in its entry
-    of `parts`.
+    of `parts`. Of a method: what it sets, and where each value comes from (its paper, tuning, us, a default).
 
     Examples:
 
@@ -29,6 +29,10 @@ def settings(
     `tacita settings train.participation`
 
     `tacita settings tally`
+
+    `tacita settings fedshare`
+
+    `tacita settings f3crec-paper`
     """
     from tacita.runs.settings_reference import find_settings
 

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from tacita.runs.serving import Run
     from tacita.runs.trackers.tracker import Tracker
 
+LOOKING = "reading the data and trying models (the first run also compiles, for a minute)"
+
 
 @dataclass(frozen=True)
 class Watching:
@@ -106,14 +108,24 @@ def train(
     data_dir: DataDir = None,
     threads: Threads = 0,
     chunk: Annotated[int, typer.Option(help="Clients trained together. Never changes a number.")] = 256,
+    ranks: Annotated[
+        int, typer.Option(help="Processes on this machine that share people out; torchrun starts them on several.")
+    ] = 1,
+    rank_interface: Annotated[
+        str | None,
+        typer.Option(help="Network of ranks on several hosts, such as eth0: they talk without encryption there."),
+    ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Train one run and write its folder.
 
-    CONFIG.toml holds settings; flags override them. The run's own config.toml lists every setting there is.
+    Without --backbone and --method it takes the model that fits the data best. CONFIG.toml holds settings; flags
+    override them. The run's own config.toml lists every setting there is.
 
     Examples:
+
+    `tacita train --data clicks.csv --out runs/first`
 
     `tacita train --data ml-100k --method f3crec --seed 1 --out runs/first`
 
@@ -124,8 +136,11 @@ def train(
     `tacita train --out runs/first --resume`
 
     `tacita train --data my.csv --track tensorboard`
+
+    `tacita train --data ml-1m --backbone mf --ranks 2`
     """
     from tacita.runs import assembly
+    from tacita.runs import ranks as rank_processes
     from tacita.runs.trackers.registry import open_trackers
 
     import_modules(imports)
@@ -145,7 +160,15 @@ def train(
     if chunk < 1:
         raise TacitaError(f"--chunk {chunk}: at least one client must be trained at a time.")
     machine = assembly.Machine(threads, chunk, data_dir)
-    with open_trackers(track) as trackers:
+    if rank_processes.is_service_rank():
+        rank_processes.serve_run(machine, rank_interface)
+        return
+    rank_processes.check_ranks(ranks)
+    arguments = _list_rank_arguments(imports, machine)
+    with (
+        rank_processes.open_ranks(ranks, rank_interface, machine, arguments) as machine,
+        open_trackers(track) as trackers,
+    ):
         watching = Watching(quiet, trackers)
         if resume:
             has_flags = any(value is not None for value in flags.values())
@@ -156,6 +179,16 @@ def train(
             settings = merge_settings(config, flags, sets or [])
             run = _train_run(settings, str(config or "the settings"), out, machine, watching)
     _show_run(run, as_json, quiet)
+
+
+def _list_rank_arguments(imports: list[str] | None, machine: Machine) -> list[str]:
+    """The command of another rank: rank 0 tells it everything but what is of this machine."""
+    arguments = ["train", "--threads", str(machine.threads)]
+    for name in imports or ():
+        arguments += ["--import", name]
+    if machine.data_dir is not None:
+        arguments += ["--data-dir", str(machine.data_dir)]
+    return arguments
 
 
 def _check_resumable(folder: Path | None, has_settings: bool) -> Path:
@@ -179,7 +212,7 @@ def _train_run(settings: dict[str, Any], source: str, out: Path | None, machine:
 
     if out is not None:
         training.refuse_existing_folder(out)
-    with console.show_clock("looking at the data", watching.quiet):
+    with console.show_clock(LOOKING, watching.quiet):
         config, start = resolve_model(settings, source, machine, None, note)
     folder = out if out is not None else find_free_folder(config)
     earlier = [] if start is None else [record.report for record in start.rounds]
@@ -209,6 +242,9 @@ def _show_run(run: Run, as_json: bool, quiet: bool) -> None:
     from tacita.report.promises import describe_leaks, list_privacy_lines
 
     result_tables.show_result(run, brief=quiet)
+    ranks = run.result.get("ranks")
+    if ranks is not None and not quiet:
+        console.print_note(f"Ranks: {ranks['ranks']} on {ranks['hosts']} host(s), {ranks['threads']} thread(s) each.")
     for line in list_privacy_lines(run.config, run.result):
         console.print_answer(line)
     if "privacy" in run.result and not quiet:

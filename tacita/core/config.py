@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,6 +89,9 @@ class TrainConfig(StrictModel):
 
     rounds: int = Field(100, ge=1, description="most rounds in a block")
     patience: int = Field(30, ge=1, description="rounds without a better validation score before a block ends")
+    patience_in: Literal["rounds", "passes"] = Field(
+        "rounds", description="passes: patience counts passes over all clients, of which a share takes part in a round"
+    )
     batch_size: int = Field(512, ge=1, description="samples, or pairs, of one local step")
     negatives: int = Field(4, ge=0, description="negatives per positive")
     redraw: Literal["round", "epoch"] = Field("round", description="how often negatives are drawn anew")
@@ -162,6 +166,14 @@ class TrainConfig(StrictModel):
     stepper: Literal["auto", "fused", "autograd"] = Field(
         "auto", description="what takes local steps: compiled loops where there are some, else autograd"
     )
+
+    @property
+    def patience_rounds(self) -> int:
+        """Rounds without a better validation score before a block ends."""
+        if self.patience_in == "rounds":
+            return self.patience
+        share = self.participation.rate if self.participation.kind != "all" else 1.0
+        return math.ceil(self.patience / share)
 
     @property
     def n_joint_silos(self) -> int:
@@ -294,6 +306,7 @@ _LATER_SETTINGS = {
     "train.l2",
     "train.moments",
     "train.objective",
+    "train.patience_in",
     "train.pfedme",
     "train.redraw",
     "train.skew",

@@ -43,16 +43,25 @@ class DiskFull(TacitaError):
 
 
 MOST_LISTED = 40  # names that an error lists
+OWN_NAMES = "One of your own is known after --import FILE.py, or from a package's entry points `tacita.parts`."
 
 
-def unknown_name_error(kind: str, name: str, known: Iterable[str]) -> TacitaError:
-    """The error for a name that is not in a registry, with the nearest known one."""
+def unknown_name_error(kind: str, name: str, known: Iterable[str], hint: str = "") -> TacitaError:
+    """The error for a name that is not in a registry, with the nearest known one; `hint`: another remedy."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1)
+    if near and hint:
+        return TacitaError(f"unknown {kind} '{name}'; did you mean '{near[0]}'? {hint}")
     if near:
         return TacitaError(f"unknown {kind} '{name}'; did you mean '{near[0]}'?")
     listed = ", ".join(names[:MOST_LISTED])
     n_more = len(names) - MOST_LISTED
     if n_more > 0:
         listed += f" and {n_more:,} more"
-    return TacitaError(f"unknown {kind} '{name}'; known: {listed}.")
+    sentence = f"unknown {kind} '{name}'; known: {listed}."
+    return TacitaError(f"{sentence} {hint}" if hint else sentence)
+
+
+def unknown_extension_error(kind: str, name: str, known: Iterable[str]) -> TacitaError:
+    """The same for a name that people may register in code of their own."""
+    return unknown_name_error(kind, name, known, OWN_NAMES)

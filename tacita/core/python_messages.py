@@ -46,10 +46,10 @@ def _replace_options(sentence: str) -> str:
     sentence = re.sub(r"^('\S+' in .* must be) a table\b", r"\1 a dict", sentence)
     sentence = re.sub(r"\bgive train --lr", "give the rate in backbone={...}", sentence)
     sentence = re.sub(r"--resume\b", "resume=True", sentence)
-    return re.sub(r"(?<![\w-])--([a-z][a-z-]*)", _format_flag, sentence)
+    return re.sub(r"(?<![\w-])--([a-z][a-z-]*)", _replace_flag_by_argument, sentence)
 
 
-def _format_flag(match: re.Match[str]) -> str:
+def _replace_flag_by_argument(match: re.Match[str]) -> str:
     return match[1].replace("-", "_")
 
 

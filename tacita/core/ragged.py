@@ -118,11 +118,20 @@ class Ragged:
 
     def sort_by_time(self) -> Ragged:
         """The same lists with their entries in order of time; unchanged where no times are known."""
-        no_time = np.zeros(len(self.ids))
-        time = self.values.get("time", no_time)
+        time = self.values.get("time")
+        if time is None or self._is_ascending(time):
+            return self
         order = np.lexsort((time, self.rows()))
         columns = _take_columns(self.values, order)
         return Ragged(self.ptr, self.ids[order], columns)
+
+    def _is_ascending(self, column: AnyArray) -> bool:
+        """Whether no entry of a list is below the one before it."""
+        follows = column[1:] >= column[:-1]
+        inner_starts = self.ptr[1:-1]
+        has_both_sides = (inner_starts > 0) & (inner_starts < len(column))
+        follows[inner_starts[has_both_sides] - 1] = True
+        return bool(follows.all())
 
     def number_entries(self, n_items: int) -> Longs:
         """A number for every entry, the same for the same row and item."""

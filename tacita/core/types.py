@@ -298,6 +298,7 @@ class LocalModels:
     heads.<name> and rows, rows.steps, and the clients' own steps so far."""
     n_part_samples: Longs | None = None  # (users,) how many of a user's last samples come from parts
     weight: Floats | None = None  # (samples,) what a sample's loss, or its pair's, is multiplied by; None: 1
+    fold: Ints | None = None  # (samples,) of its item, where a model reads histories that are cut into folds
     personal: Arrays = field(default_factory=dict)  # pFedMe: the device's own private, rows and heads.<name>
     notes: Arrays = field(default_factory=dict)  # name -> (clients,) values of parts for the lab's log; nan: none
     batch_ptr: Longs | None = None  # (clients + 1,) batches of an epoch, where they hold whole users

@@ -15,7 +15,7 @@ import numpy as np
 from tacita.core.config import SplitConfig
 from tacita.core.errors import TacitaError
 from tacita.core.types import Ints, Longs
-from tacita.data.interaction_table import SECONDS_PER_UNIT, Interactions, guess_time_unit
+from tacita.data.interaction_table import SECONDS_PER_UNIT, Interactions, guess_time_unit, select_rows
 from tacita.data.split_roles import rank_in_user
 
 PER_PERSON_NOTE = (
@@ -56,6 +56,23 @@ def decouple_split(resolved: SplitConfig) -> SplitConfig:
     if has_source_roles or (has_time_blocks and resolved.borders == "auto"):
         changes["borders"] = "person"
     return resolved.model_copy(update=changes)
+
+
+def limit_source_blocks(table: Interactions, split_config: SplitConfig, n_planned: int) -> tuple[Interactions, int]:
+    """The rows of a file that names its own blocks, and how many blocks there are: a public number.
+
+    Rows of later blocks are left out, and blocks without rows are there all the same: else one row in a block of its
+    own would show in how many models there are, and plan the noise of all. 1: the file names no blocks.
+    """
+    if split_config.kind not in ("auto", "given") or table.block is None:
+        return table, 1
+    n_blocks = split_config.n_blocks if "n_blocks" in split_config.model_fields_set else n_planned
+    if not n_blocks:
+        raise TacitaError(
+            f"{table.name} names its own blocks, so one person's rows could decide how many there are, and how much "
+            "noise; say how many there are with split.n_blocks (or privacy.blocks, which a budget is for)."
+        )
+    return select_rows(table, np.flatnonzero(table.block < n_blocks)), n_blocks
 
 
 def find_quantile_cuts(n: int, config: SplitConfig) -> list[int]:

@@ -18,7 +18,7 @@ from tacita.core.errors import TacitaError
 from tacita.data.columns import read_items_with_titles
 from tacita.data.datasets import DATASETS
 from tacita.data.file_errors import unreadable_error
-from tacita.data.interaction_table import Interactions
+from tacita.data.interaction_table import Interactions, select_rows
 from tacita.data.sources import is_synthetic
 from tacita.data.synthetic import parse_synthetic_options
 
@@ -46,7 +46,7 @@ def find_catalogue(setting: str | None, source: str, table: Interactions) -> Cat
     if table.item_file is not None:
         return read_catalogue(table.item_file)
     if source in DATASETS:
-        return Catalogue(tuple(sorted(table.item_ids)), f"{source} as published", {})
+        return Catalogue(tuple(sorted(table.item_ids)), f"{source} as published", table.titles)
     return None
 
 
@@ -68,8 +68,11 @@ def read_catalogue(path: Path) -> Catalogue:
     return Catalogue(item_ids, path.name, titles)
 
 
-def restrict_to_catalogue(table: Interactions, catalogue: Catalogue) -> Interactions:
-    """The table with the items of a catalogue, in its order; rows of other items are left out."""
+def restrict_to_catalogue(table: Interactions, catalogue: Catalogue, only_public: bool = False) -> Interactions:
+    """The table with the items of a catalogue, in its order; rows of other items are left out.
+
+    `only_public`: titles are the catalogue's, because those of the table are what somebody's row says.
+    """
     number_of = {item: number for number, item in enumerate(catalogue.item_ids)}
     numbers = np.array([number_of.get(item, -1) for item in table.item_ids], np.int32)
     item = numbers[table.item]
@@ -80,15 +83,10 @@ def restrict_to_catalogue(table: Interactions, catalogue: Catalogue) -> Interact
     listed_ids = "\n".join(catalogue.item_ids)
     digest = hashlib.sha256(listed_ids.encode()).hexdigest()
     return replace(
-        table,
-        user=table.user[rows],
+        select_rows(table, rows),
         item=item[rows],
-        rating=None if table.rating is None else table.rating[rows],
-        timestamp=None if table.timestamp is None else table.timestamp[rows],
-        split=None if table.split is None else table.split[rows],
-        block=None if table.block is None else table.block[rows],
         item_ids=catalogue.item_ids,
-        titles={**catalogue.titles, **table.titles},
+        titles=catalogue.titles if only_public else {**catalogue.titles, **table.titles},
         notes=(*table.notes, _describe_catalogue(catalogue, len(table.user) - len(rows))),
         catalogue=digest,
     )

@@ -15,13 +15,13 @@ from tacita.core.types import Floats, Ints, Longs
 from tacita.data.delimited_text import is_recbole_header
 from tacita.data.file_errors import file_error, list_names, quote_value
 from tacita.data.interaction_table import Interactions, compute_fingerprint
-from tacita.data.missing_values import drop_or_refuse_missing
+from tacita.data.missing_values import BLANK_TEXTS, drop_or_refuse_missing
 from tacita.data.roles import RequestedColumns, find_column, is_sequence_position, rank_column_name
 from tacita.data.table_files import RawTable, read_all_columns
 from tacita.data.values import parse_finite, parse_times
 
-_SPLITS = {"train": 0, "valid": 1, "validation": 1, "val": 1, "dev": 1, "test": 2}
-_MISSING = {"nan", "null", "na", "n/a", "none", "<na>"}  # as text
+SPLITS = {"train": 0, "valid": 1, "validation": 1, "val": 1, "dev": 1, "test": 2}
+MOST_BLOCK = 1000  # that a row may name under a budget, where the number of rows decides nothing
 _ITEM_FILES = {
     "interactions.csv": "items.csv",
     "u.data": "u.item",
@@ -108,7 +108,7 @@ def _list_missing_id_notes(table: RawTable, role: str, names: Sequence[str]) -> 
     """Notes on ids that other programs write for a missing value; they count as ids, since a name may be one."""
     notes = []
     for name in names:
-        if name.strip().lower() not in _MISSING:
+        if name.strip().lower() not in BLANK_TEXTS:
             continue
         ids = table.frame[role]
         is_name = ids.cast(pl.String) == name
@@ -164,7 +164,7 @@ def _parse_blocks(table: RawTable) -> Ints | None:
     values = table.frame["block"]
     numbers = values.cast(pl.Int64, strict=False)
     n_rows = table.frame.height
-    last = max(0, n_rows - 1)
+    last = MOST_BLOCK if table.hints.row_by_row else max(0, n_rows - 1)
     is_valid = numbers.is_between(0, last)
     is_valid = is_valid.fill_null(False)
     table.refuse_bad_rows("block", ~is_valid, "a block that is not one of 0, 1, 2 and so on")
@@ -200,7 +200,7 @@ def _is_false_split(table: RawTable) -> bool:
 def _encode_split_parts(table: RawTable) -> pl.Series:
     values = table.frame["split"]
     text = values.cast(pl.String).str.to_lowercase()
-    return text.replace_strict(_SPLITS, default=None, return_dtype=pl.Int8)
+    return text.replace_strict(SPLITS, default=None, return_dtype=pl.Int8)
 
 
 def _parse_splits(table: RawTable) -> NDArray[np.int8] | None:

@@ -22,6 +22,7 @@ from tacita.data.columns import make_interactions
 from tacita.data.file_errors import quote_value
 from tacita.data.interaction_table import Interactions
 from tacita.data.roles import RequestedColumns, normalise_roles
+from tacita.data.row_by_row import make_frame_table, make_interactions_row_by_row
 from tacita.data.table_files import make_raw_table, require_usable_table
 from tacita.data.values import FileHints
 
@@ -113,14 +114,18 @@ def read_frame(
     date_format: str | None,
     decimal: str | None,
     drop_missing: bool = False,
+    row_by_row: bool = False,
 ) -> Interactions:
     """Interactions of a table in memory: columns are found as in a file."""
-    hints = FileHints(normalise_roles(columns), date_format, decimal, drop_missing)
+    hints = FileHints(normalise_roles(columns), date_format, decimal, drop_missing, row_by_row)
     if not frame.height:
         raise TacitaError(f"{IN_MEMORY_PATH} has no rows; give one that has interactions in it.")
-    raw_table = make_raw_table(IN_MEMORY_PATH, "in memory", frame, hints)
-    raw_table = require_usable_table(raw_table)
-    table = make_interactions("table", raw_table)
+    if row_by_row:
+        raw_table = make_frame_table(IN_MEMORY_PATH, frame, hints)
+        table = make_interactions_row_by_row("table", raw_table)
+    else:
+        raw_table = require_usable_table(make_raw_table(IN_MEMORY_PATH, "in memory", frame, hints))
+        table = make_interactions("table", raw_table)
     return replace(table, items_from=None, item_file=None)  # no file next to it describes its items
 
 

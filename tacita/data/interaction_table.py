@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -110,6 +110,19 @@ def guess_time_unit(time: Longs) -> str | None:
 def _to_date(time: np.int64, unit: str) -> datetime:
     seconds = int(time) * SECONDS_PER_UNIT[unit]
     return _EPOCH + timedelta(seconds=seconds)
+
+
+def select_rows(table: Interactions, rows: Longs) -> Interactions:
+    """The table with some of its rows; ids, titles and the fingerprint stay."""
+    return replace(
+        table,
+        user=table.user[rows],
+        item=table.item[rows],
+        rating=None if table.rating is None else table.rating[rows],
+        timestamp=None if table.timestamp is None else table.timestamp[rows],
+        split=None if table.split is None else table.split[rows],
+        block=None if table.block is None else table.block[rows],
+    )
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from tacita.data.file_errors import file_error, unreadable_error
 from tacita.data.frames import IN_MEMORY
 from tacita.data.interaction_table import Interactions, compute_fingerprint, describe_interactions, number_by_appearance
 from tacita.data.roles import normalise_roles
+from tacita.data.row_by_row import read_interactions_row_by_row
 from tacita.data.synthetic import generate_synthetic, parse_synthetic_options
 from tacita.data.table_files import find_main_file, read_table
 from tacita.data.values import FileHints
@@ -46,12 +47,16 @@ def load_interactions(
     date_format: str | None = None,
     decimal: str | None = None,
     drop_missing: bool = False,
+    row_by_row: bool = False,
 ) -> Interactions:
-    """Interactions of a named dataset, of `synthetic:users=...`, or of a file or folder."""
+    """Interactions of a named dataset, of `synthetic:users=...`, or of a file or folder.
+
+    `row_by_row`: under a budget, where one row of a file must not decide how others are read (row_by_row.py).
+    """
     is_drawn = is_synthetic(source)
     is_file = not is_drawn and source not in DATASETS
-    hints = {"--columns": columns, "--date-format": date_format, "--decimal": decimal}
-    for flag, hint in hints.items():
+    flags = {"--columns": columns, "--date-format": date_format, "--decimal": decimal}
+    for flag, hint in flags.items():
         if hint and not is_file:
             raise TacitaError(f"{flag} is for files; '{source}' has columns that are known.")
     if source == IN_MEMORY:
@@ -71,7 +76,8 @@ def load_interactions(
     if not source or not _path_exists(path):
         raise _unknown_source_error(source)
     roles = normalise_roles(columns or {})
-    return _load_file_or_folder(path, _strip_suffixes(path), FileHints(roles, date_format, decimal, drop_missing))
+    hints = FileHints(roles, date_format, decimal, drop_missing, row_by_row)
+    return _load_file_or_folder(path, _strip_suffixes(path), hints)
 
 
 def find_published_user_count(source: str, table: Interactions) -> int | None:
@@ -117,6 +123,8 @@ def _load_file_or_folder(path: Path, name: str, hints: FileHints) -> Interaction
             raise file_error(path, "the folder has no interactions file, or several", "name one file")
         if not file.is_file():
             raise file_error(path, "not a regular file", "save the data to a file first")
+        if hints.row_by_row:
+            return read_interactions_row_by_row(file, name, hints)
         return make_interactions(name, read_table(file, hints))
     except OSError as error:
         raise unreadable_error(path, error) from None

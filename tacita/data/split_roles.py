@@ -170,7 +170,7 @@ def make_source_role_assigner(table: Interactions, rows: Longs, config: SplitCon
     assert table.split is not None
     source_role = table.split[rows]
     source_role = source_role.astype(np.int64)
-    cuts = find_source_cuts(table, rows)
+    cuts = find_source_cuts(table, rows, config)
     has_validation = source_role == VALID
     owners = table.user[rows]
     validates = np.zeros(len(table.user_ids), bool)
@@ -190,10 +190,16 @@ def make_source_role_assigner(table: Interactions, rows: Longs, config: SplitCon
     return assign_roles
 
 
-def find_source_cuts(table: Interactions, rows: Longs) -> list[int]:
-    """The borders of the source's own blocks, or of one block; a block without rows is refused."""
+def find_source_cuts(table: Interactions, rows: Longs, config: SplitConfig) -> list[int]:
+    """The borders of the source's own blocks, or of one block; a block without rows is refused.
+
+    Under a budget there are as many blocks as settings say, with rows or without: single rows would decide otherwise.
+    """
     if table.block is None:
         return [0, len(rows)]
+    if config.borders == "person":
+        sizes = np.bincount(table.block[rows], minlength=config.n_blocks)
+        return [0, *np.cumsum(sizes).tolist()]
     sizes = np.bincount(table.block[rows])
     empty_blocks = np.flatnonzero(sizes == 0)
     if len(empty_blocks):

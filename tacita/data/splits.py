@@ -217,7 +217,7 @@ def order_rows(table: Interactions, rows: Longs, config: SplitConfig, draws: Dra
         if table.block is not None:
             block = table.block[rows]
             rows = rows[np.argsort(block, kind="stable")]
-        return rows, find_source_cuts(table, rows)
+        return rows, find_source_cuts(table, rows, config)
     if config.kind != "blocks":
         return rows, [0, len(rows)]
     if cuts_by_row_quantiles(config):
@@ -346,8 +346,8 @@ def _make_blocks(
     for index, (start, end) in enumerate(pairwise(cuts)):
         block_rows = interactions.take(slice(start, end))
         n_known = n_users
-        last_user = int(block_rows.user.max())
-        last_item = int(block_rows.item.max())
+        last_user = int(block_rows.user.max(initial=-1))
+        last_item = int(block_rows.item.max(initial=-1))
         n_users = max(n_known, last_user + 1)
         n_items = max(n_items, last_item + 1)
         is_new = np.arange(n_users) >= n_known

@@ -121,7 +121,7 @@ def find_main_file(folder: Path) -> Path | None:
 
 def read_table(path: Path, hints: FileHints) -> RawTable:
     """The user, item, rating, ... columns of a Parquet, JSON lines or text file; `hints` may say which."""
-    if _is_parquet(path):
+    if is_parquet(path):
         table = _read_parquet(path, hints)
     else:
         table = _read_text_table(path, hints)
@@ -146,7 +146,7 @@ def require_usable_table(table: RawTable) -> RawTable:
 # Columns with types
 
 
-def _is_parquet(path: Path) -> bool:
+def is_parquet(path: Path) -> bool:
     with path.open("rb") as file:
         return file.read(4) == b"PAR1"
 
@@ -166,7 +166,7 @@ def _read_parquet(path: Path, hints: FileHints) -> RawTable:
         sample = read(_list_free_columns(schema, roles), SAMPLE_ROWS)
         roles, notes = find_time_and_note_columns(names, roles, hints, sample, read_column)
         frame = read([names[place] for place in roles.values()])
-        return _make_typed_table(path, "Parquet", frame, names, roles, hints, notes)
+        return make_typed_table(path, "Parquet", frame, names, roles, hints, notes)
     except POLARS_ERRORS:
         raise file_error(path, "a damaged Parquet file", "write or copy it again") from None
 
@@ -187,10 +187,10 @@ def make_raw_table(path: Path, kind: str, frame: pl.DataFrame, hints: FileHints)
     free = _list_free_columns(frame.schema, roles)
     sample = frame.select(free).head(SAMPLE_ROWS)
     roles, notes = find_time_and_note_columns(names, roles, hints, sample, frame.get_column)
-    return _make_typed_table(path, kind, frame, names, roles, hints, notes)
+    return make_typed_table(path, kind, frame, names, roles, hints, notes)
 
 
-def _make_typed_table(
+def make_typed_table(
     path: Path,
     kind: str,
     frame: pl.DataFrame,
@@ -326,7 +326,7 @@ class FileColumns(NamedTuple):
 
 def read_all_columns(path: Path, columns: RequestedColumns) -> FileColumns:
     """Every column of a Parquet or text file, which may have only one."""
-    if _is_parquet(path):
+    if is_parquet(path):
         try:
             frame = pl.read_parquet(path, glob=False)
         except POLARS_ERRORS:

@@ -33,6 +33,7 @@ class FileHints:
     date_format: str | None = None
     decimal: str | None = None
     drop_missing: bool = False  # rows without a value in a column that is read
+    row_by_row: bool = False  # under a budget: what a row holds decides on that row alone
 
 
 def parse_number(field: str) -> float | None:

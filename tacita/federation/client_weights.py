@@ -13,17 +13,30 @@ from tacita.messages import Upload
 from tacita.round.part import Part
 
 _ROUNDING = 1e-6  # by which a factor may exceed 1
+_LEAST_HIDDEN = 1e-12  # factor of a client whose weight nobody may learn: with 0 it would be seen to send nothing
 
 
-def weigh_upload(parts: Sequence[Part], view: CohortView, upload: Upload) -> Upload:
-    """Uploads with the factors of the parts that weigh clients."""
+def weigh_upload(parts: Sequence[Part], view: CohortView, upload: Upload, hides_weights: bool = False) -> Upload:
+    """Uploads with the factors of the parts that weigh clients.
+
+    `hides_weights`: factors that follow from data are noised with the rest, so nobody drops out and none is refused
+    for what a model, maybe a hostile one, made of a single person's data.
+    """
     for part in parts:
         factor = part.weigh(view, upload)
         if factor is not None:
+            if hides_weights and not part.weighs_presence:
+                factor = _keep_sending(factor)
             _check_factors(part, view, factor)
             weight = upload.weight * np.clip(factor, 0.0, 1.0)
             upload = replace(upload, weight=weight)
     return upload
+
+
+def _keep_sending(factor: Doubles) -> Doubles:
+    """Factors above 0, also where a model gave no number."""
+    is_number = np.isfinite(factor)
+    return np.where(is_number, np.maximum(factor, _LEAST_HIDDEN), _LEAST_HIDDEN)
 
 
 def _check_factors(part: Part, view: CohortView, factor: Doubles) -> None:

@@ -152,17 +152,21 @@ def draw_participants(members: Membership, config: ParticipationConfig, draws: D
         key = draws.private("participants", block, round)
         chosen = sample_owners(key, members.keys[active], config.rate)
         return active[chosen]
+    return active[draw_participant_places(len(active), config, draws, block, round)]
+
+
+def draw_participant_places(n_active: int, config: ParticipationConfig, draws: Draws, block: int, round: int) -> Longs:
+    """The places, among all active clients, of a drawn fraction of them, ascending."""
     key = draws.public("participants", block, round)
-    n_clients = int(compute_expected_clients(active, config))
-    chosen = choose_distinct(key, len(active), n_clients)
-    return active[np.sort(chosen)]
+    n_clients = int(compute_expected_clients(n_active, config))
+    return np.sort(choose_distinct(key, n_active, n_clients))
 
 
-def compute_expected_clients(active: Longs, config: ParticipationConfig) -> float:
+def compute_expected_clients(n_active: int, config: ParticipationConfig) -> float:
     """How many take part: exactly, or on average where each decides by itself."""
     if config.kind == "all":
-        return float(len(active))
-    expected = config.rate * len(active)
+        return float(n_active)
+    expected = config.rate * n_active
     if config.kind == "poisson":
         return expected
     return float(max(1, round(expected)))

@@ -7,8 +7,8 @@ best round, begin and end a block. A server whose users are elsewhere asks the s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -42,18 +42,18 @@ from tacita.federation.clients import (
     iterate_views_by_part,
     store_part_state,
 )
+from tacita.federation.device_protocol import RoundReply
 from tacita.federation.device_requests import apply_requests_on_devices
 from tacita.federation.evaluation import (
     MetricSums,
     TrainedState,
-    build_evaluation_rules,
     build_ranking_mask,
     evaluate_block,
-    evaluate_devices,
-    parse_selection_metric,
+    plan_validation,
+    run_evaluation,
 )
 from tacita.federation.scoring import take_user_lists
-from tacita.messages import CohortReply, Total, Upload, make_accumulator
+from tacita.messages import CohortReply, Spec, Total, Upload, UploadAccumulator, make_accumulator
 from tacita.metrics import Evaluation
 from tacita.privacy.ledger import Ledger
 from tacita.round.device_state import OWN_ROWS, PARTS, DeviceState
@@ -67,70 +67,23 @@ from tacita.round.task import prepare_cohort
 
 
 @dataclass(frozen=True)
-class RoundReply:
-    """What came back from the devices in one exchange."""
+class ExchangeQuery:
+    """A question, whom it goes to, and the fields of its answers where they were worked out before."""
 
-    total: Total
-    clients: int  # took part
-    expected: float  # how many were to take part on average
-    bytes_up: float = 0.0  # summed over clients
-    notes: dict[str, float] = field(default_factory=dict)
-    contributors: int = 0  # of these, whose upload weighs something and, as far as is known, holds something
+    question: Question
+    chosen: Keys | None = None  # None: those who take part by themselves
+    specs: Sequence[Spec] | None = None
 
 
-class Devices(Protocol):
-    """What a federated loop asks of the users' devices; the server's state and the broadcast are what travels down."""
+@dataclass(frozen=True)
+class DeviceAnswers:
+    """What some devices answered in one exchange, before noise and before anything is averaged."""
 
-    @property
-    def in_process(self) -> LocalDevices | None:
-        """The devices themselves, where they are in this process; None: they are on nodes."""
-        ...
-
-    @property
-    def max_request_rounds(self) -> int | None:
-        """How many rounds of a block requests may take, beside its own; None: as many as they like."""
-        ...
-
-    def begin_block(self, federation: Federation, server: ServerState, broadcast: Broadcast) -> None: ...
-
-    def has_training_data(self, federation: Federation, server: ServerState) -> bool:
-        """Whether somebody has data to learn from in this block."""
-        ...
-
-    def choose_clients(self, federation: Federation, server: ServerState) -> Keys:
-        """The keys of the clients that take part in the next round, for a server that has to know them."""
-        ...
-
-    def exchange(
-        self,
-        federation: Federation,
-        server: ServerState,
-        broadcast: Broadcast,
-        question: Question,
-        chosen: Keys | None = None,
-    ) -> RoundReply:
-        """Ask some clients, or everybody who takes part in the round by itself."""
-        ...
-
-    def apply_requests(self, federation: Federation, server: ServerState, requests: RequestBatch) -> RequestBatch:
-        """Let people's own devices do their part, where they have not done it already; what they then ask for."""
-        ...
-
-    def sum_validation(self, federation: Federation, server: ServerState, broadcast: Broadcast) -> MetricSums: ...
-
-    def keep_best_round(self, round: int) -> None:
-        """The round that has just ended is the best of the block so far."""
-        ...
-
-    def evaluate_best_round(
-        self, federation: Federation, server: ServerState, broadcast: Broadcast
-    ) -> tuple[dict[str, Any], Evaluation | None]:
-        """Test scores of the best round, and per user where that stays in one process."""
-        ...
-
-    def end_block(self, federation: Federation, server: ServerState, broadcast: Broadcast) -> None:
-        """Keep what the parts need of the best round and go on from it."""
-        ...
+    sums: UploadAccumulator  # their uploads, without noise
+    respondents: Respondents
+    notes: dict[str, AnyArray]  # name -> (clients,) in the order of clients; nan: nothing
+    contributors: int
+    senders: Longs  # (senders,) numbers of the clients whose fields are seen each by itself, ascending
 
 
 @dataclass
@@ -142,9 +95,14 @@ class LocalDevices:
     mask: Ragged | None = None  # what validation does not rank
     past: Ragged | None = None  # training items of earlier blocks, where the model reads them
     draw_nonce: Callable[[Total], int] | None = None  # a number that the noise of a sum follows, too; None: the lab
+    n_known: int = 0  # users of earlier blocks
+    remembered: DeviceState | None = None  # the devices before a request began a block again
 
     @property
-    def in_process(self) -> LocalDevices:
+    def lab(self) -> LocalDevices:
+        return self
+
+    def gather_devices(self) -> LocalDevices:
         return self
 
     @property
@@ -162,7 +120,7 @@ class LocalDevices:
         """Room for new users; let the parts prepare."""
         block = federation.stream.blocks[server.block]
         keys = federation.stream.user_keys
-        n_known = self.clients.n_users
+        self.n_known = n_known = self.clients.n_users
         grow_devices_for_block(self.clients, federation, keys[: block.n_users])
         self.equalise_silos(federation, server)
         if federation.config.train.reset_private_each_block and block.index > 0:
@@ -229,7 +187,7 @@ class LocalDevices:
             return self._select_from_all_with_data(federation, server, chosen)
         members = self.group_active_clients(federation, server)
         participants = self.draw_round_participants(federation, server)
-        expected = compute_expected_clients(members.active, federation.config.train.participation)
+        expected = compute_expected_clients(len(members.active), federation.config.train.participation)
         if chosen is None:
             return Respondents(members, participants, expected)
         clients = np.intersect1d(members.select_clients_by_key(chosen), members.active)
@@ -262,20 +220,38 @@ class LocalDevices:
         chosen: Keys | None = None,
     ) -> RoundReply:
         """The answers of all who are asked, as one total; what devices keep is changed in place."""
+        played = replay_server(server, question)
+        query = ExchangeQuery(question, chosen)
+        answers = self.collect_answers(federation, server, broadcast, query)
+        mean_notes = average_notes(answers.notes)
+        total = answers.sums.compute_total()
+        if self.draw_nonce is not None:
+            total = replace(total, nonce=total.nonce ^ self.draw_nonce(total))
+        bytes_up = federation.count_upload_bytes(answers.sums.fields, answers.sums.n_bytes)
+        total = federation.noise_sum(played, total, question)
+        respondents = answers.respondents
+        n_clients = len(respondents.clients)
+        return RoundReply(total, n_clients, respondents.expected, bytes_up, mean_notes, answers.contributors)
+
+    def collect_answers(
+        self, federation: Federation, server: ServerState, broadcast: Broadcast, query: ExchangeQuery
+    ) -> DeviceAnswers:
+        """The answers of all who are asked, summed without noise; what devices keep is changed in place."""
+        question = query.question
         encoders = federation.list_encoders(question)
         whole_table = federation.sends_whole_table(server)
         apart_fields = federation.apart_fields
-        specs = federation.fields(server, question)
+        specs = federation.fields(server, question) if query.specs is None else query.specs
         sums = make_accumulator(federation.config.train.aggregator, specs, apart_fields)
-        if question.replay is not None:
-            server = replace(server, round=question.replay.round)
-        respondents = self.select_respondents(federation, server, question, chosen)
+        server = replay_server(server, question)
+        respondents = self.select_respondents(federation, server, question, query.chosen)
         if question.owner is None:
             self._charge_eligible(federation, server, respondents.members)
         if OWN_ROWS in self.clients.lists:
             self.clients.common[OWN_ROWS] = server.items
         contributors = 0
         notes: dict[str, list[AnyArray]] = {}
+        senders = [np.zeros(0, np.int64)]
         n_clients = len(respondents.clients)
         for start in range(0, n_clients, federation.chunk):
             cohort = respondents.clients[start : start + federation.chunk]
@@ -284,15 +260,12 @@ class LocalDevices:
             reply, upload = self._answer_cohort(federation, view, question, encoders)
             sums.add(upload, whole_table)
             contributors += _count_contributors(upload, reply)
+            senders.append(cohort[upload.weight > 0])
             for name, values in reply.notes.items():
                 notes.setdefault(name, []).append(values)
-        mean_notes = _average_notes(notes)
-        total = sums.compute_total()
-        if self.draw_nonce is not None:
-            total = replace(total, nonce=total.nonce ^ self.draw_nonce(total))
-        bytes_up = federation.count_upload_bytes(specs, sums.n_bytes)
-        total = federation.noise_sum(server, total, question)
-        return RoundReply(total, n_clients, respondents.expected, bytes_up, mean_notes, contributors)
+        joined_notes = {name: np.concatenate(chunks) for name, chunks in notes.items()}
+        places = np.concatenate(senders)
+        return DeviceAnswers(sums, respondents, joined_notes, contributors, places)
 
     def _answer_cohort(
         self, federation: Federation, view: CohortView, question: Question, encoders: Sequence[Part]
@@ -312,7 +285,8 @@ class LocalDevices:
         view = _with_state_update(view, reply.state_update)
         upload = reply.upload
         if owner is None and federation.weighing_parts:
-            upload = weigh_upload(federation.weighing_parts, view, upload)
+            hides_weights = bool(federation.part_ledgers)
+            upload = weigh_upload(federation.weighing_parts, view, upload, hides_weights)
         upload, part_updates = _encode_upload(encoders, federation.part_ledgers, view, upload)
         self.clients.put(view.user, update)
         for name, part_update in part_updates.items():
@@ -367,6 +341,10 @@ class LocalDevices:
         store_part_state(self.clients, view.user, {part.name: update})
         return requests
 
+    def remember_devices(self) -> None:
+        """Persistent state is going to be restored from the devices as they are now."""
+        self.remembered = self.clients
+
     def restart_devices(self, federation: Federation) -> None:
         """Nobody has learned anything, and nobody is there yet."""
         self.clients = empty_local_devices(federation).clients
@@ -374,9 +352,11 @@ class LocalDevices:
         self.mask = None
         self.past = None
 
-    def restore_persistent_state(self, federation: Federation, before: DeviceState, known: int) -> None:
-        """Persistent state as it was before a restart, for those who came after the first `known`."""
-        users = np.arange(known, min(self.clients.n_users, before.n_users))
+    def restore_persistent_state(self, federation: Federation) -> None:
+        """Persistent state as it was remembered, for those who came with the block that has just begun."""
+        before = self.remembered
+        assert before is not None, "nothing was remembered"
+        users = np.arange(self.n_known, min(self.clients.n_users, before.n_users))
         copy_user_state(self.clients, before, federation.persistent_part_names, users)
 
     # measuring
@@ -387,10 +367,9 @@ class LocalDevices:
             return {}
         if self.mask is None:
             self.mask = build_ranking_mask(federation, block, "valid", federation.config.evaluate.mask)
-        metric, k = parse_selection_metric(federation.config)
         trained = TrainedState(server, self.clients, broadcast)
-        rules = build_evaluation_rules(federation, block, [metric], [k])
-        return evaluate_devices(federation, trained, block, "valid", self.mask, rules).compute_sums()
+        task = plan_validation(federation, block)
+        return run_evaluation(federation, trained, task, self.mask).compute_sums()
 
     def keep_best_round(self, round: int) -> None:
         self.clients.take_snapshot()
@@ -438,11 +417,15 @@ def _with_state_update(view: CohortView, update: StateUpdate) -> CohortView:
     return view
 
 
-def _average_notes(notes: dict[str, list[AnyArray]]) -> dict[str, float]:
+def replay_server(server: ServerState, question: Question) -> ServerState:
+    """The server's state as a question's draws follow it: an earlier round where that is played again."""
+    return server if question.replay is None else replace(server, round=question.replay.round)
+
+
+def average_notes(notes: Mapping[str, AnyArray]) -> dict[str, float]:
     """Mean over the clients that had something to say."""
     means = {}
-    for name, chunks in notes.items():
-        values = np.concatenate(chunks)
+    for name, values in notes.items():
         if not np.isnan(values).all():
             means[name] = float(np.nanmean(values))
     return means

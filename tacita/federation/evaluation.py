@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -54,6 +54,53 @@ class TrainedState:
     server: ServerState
     clients: DeviceState
     broadcast: Broadcast | None = None  # None: what they receive to serve
+
+
+@dataclass(frozen=True)
+class EvaluationTask:
+    """What is measured of devices' scores, in words and numbers that every process understands."""
+
+    block: int
+    purpose: Purpose
+    mask: str
+    masked_block: int  # whose items are masked
+    masked_part: Purpose  # up to which part of that block
+    metrics: tuple[str, ...] = ()  # none: those of the run
+    cutoffs: tuple[int, ...] = ()
+    ranks_valid: bool = False  # the validation items are wanted, whatever the purpose
+
+
+Measure = Callable[[EvaluationTask], Evaluation]
+
+
+def plan_validation(federation: Federation, block: Block) -> EvaluationTask:
+    """The selecting metric on a block's validation items."""
+    metric, k = parse_selection_metric(federation.config)
+    mask = federation.config.evaluate.mask
+    return EvaluationTask(block.index, "valid", mask, block.index, "valid", (metric,), (k,))
+
+
+def plan_test(block: Block, mask: str) -> EvaluationTask:
+    """The metrics of the run on a block's test items."""
+    return EvaluationTask(block.index, "test", mask, block.index, "test")
+
+
+def run_evaluation(
+    federation: Federation,
+    trained: TrainedState,
+    task: EvaluationTask,
+    mask: Ragged | None = None,
+    wanted: Ragged | None = None,
+) -> Evaluation:
+    """Measure the devices of a federation; `mask`: the task's, where it was made before; `wanted`: other items."""
+    block = federation.stream.blocks[task.block]
+    if mask is None:
+        masked = federation.stream.blocks[task.masked_block]
+        mask = build_ranking_mask(federation, masked, task.masked_part, task.mask)
+    if task.ranks_valid:
+        wanted = block.valid
+    rules = build_evaluation_rules(federation, block, task.metrics, task.cutoffs)
+    return evaluate_devices(federation, trained, block, task.purpose, mask, rules, wanted)
 
 
 def build_evaluation_rules(
@@ -154,11 +201,19 @@ def evaluate_block(
     federation: Federation, server: ServerState, clients: DeviceState, broadcast: Broadcast | None = None
 ) -> tuple[dict[str, Any], Evaluation]:
     """Test scores on this block and on every earlier block, for new and returning users, under both masks."""
-    block = federation.stream.blocks[server.block]
-    config = federation.config.evaluate
     trained = TrainedState(server, clients, broadcast)
-    mask = build_ranking_mask(federation, block, "test", config.mask)
-    evaluation = evaluate_devices(federation, trained, block, "test", mask)
+
+    def measure(task: EvaluationTask) -> Evaluation:
+        return run_evaluation(federation, trained, task)
+
+    return summarise_block(federation, server.block, measure)
+
+
+def summarise_block(federation: Federation, index: int, measure: Measure) -> tuple[dict[str, Any], Evaluation]:
+    """The scores that stand in a block's result, each measured by `measure`, and those of every user."""
+    block = federation.stream.blocks[index]
+    config = federation.config.evaluate
+    evaluation = measure(plan_test(block, config.mask))
     is_new = np.zeros(federation.stream.n_users, bool)
     is_new[: block.n_users] = block.new_users
     result: dict[str, Any] = {
@@ -170,18 +225,16 @@ def evaluate_block(
     other_mask = "history" if config.mask == "block" else "block"
     other = evaluation
     if block.index > 0 or config.mask == "none":  # before the first block there is no history
-        mask = build_ranking_mask(federation, block, "test", other_mask)
-        other = evaluate_devices(federation, trained, block, "test", mask)
+        other = measure(plan_test(block, other_mask))
     result[f"mask_{other_mask}"] = other.compute_means()
-    result["on_blocks"] = _evaluate_all_blocks(federation, trained, evaluation)
+    result["on_blocks"] = _evaluate_all_blocks(federation, block, evaluation, measure)
     if config.unmasked:
-        no_mask = build_ranking_mask(federation, block, "test", "none")
-        result |= rename_unmasked_means(evaluate_devices(federation, trained, block, "test", no_mask))
+        result |= rename_unmasked_means(measure(plan_test(block, "none")))
     corrects_serving = any(part.serves & {"correction", "personal_scores"} for part in federation.parts)
     if len(block.valid.ids) and corrects_serving:
         # with the corrections that only serving applies; what tuning looks at
-        mask = build_ranking_mask(federation, block, "valid", config.mask)
-        result["valid_served"] = _evaluate_selection_metric(federation, trained, block, mask, block.valid)
+        task = replace(plan_validation(federation, block), purpose="test", ranks_valid=True)
+        result["valid_served"] = _read_selection_metric(federation, measure(task))
     return result, evaluation
 
 
@@ -191,29 +244,22 @@ def _summarise_user_group(evaluation: Evaluation, is_chosen: Bools) -> dict[str,
     return {"users": n_users, **evaluation.compute_means(is_chosen)}
 
 
-def _evaluate_all_blocks(federation: Federation, trained: TrainedState, evaluation: Evaluation) -> list[float]:
+def _evaluate_all_blocks(federation: Federation, block: Block, evaluation: Evaluation, measure: Measure) -> list[float]:
     """The selecting metric on every block so far; `evaluation`: that of the newest one."""
-    block = federation.stream.blocks[trained.server.block]
     config = federation.config.evaluate
     metric, k = parse_selection_metric(federation.config)
-    name = f"{metric}@{k}"
     scores = []
     for earlier in federation.stream.blocks[: block.index + 1]:
         is_newest = earlier.index == block.index
-        if is_newest and name in evaluation.values:
-            scores.append(evaluation.compute_means()[name])
+        if is_newest and f"{metric}@{k}" in evaluation.values:
+            scores.append(_read_selection_metric(federation, evaluation))
             continue
         masked = earlier if config.old_block_mask == "own" or is_newest else block
-        mask = build_ranking_mask(federation, masked, "test", config.mask)
-        scores.append(_evaluate_selection_metric(federation, trained, earlier, mask))
+        task = EvaluationTask(earlier.index, "test", config.mask, masked.index, "test", (metric,), (k,))
+        scores.append(_read_selection_metric(federation, measure(task)))
     return scores
 
 
-def _evaluate_selection_metric(
-    federation: Federation, trained: TrainedState, block: Block, mask: Ragged, wanted: Ragged | None = None
-) -> float:
-    """The selecting metric on a block's test items, or on others."""
+def _read_selection_metric(federation: Federation, evaluation: Evaluation) -> float:
     metric, k = parse_selection_metric(federation.config)
-    rules = build_evaluation_rules(federation, block, [metric], [k])
-    evaluation = evaluate_devices(federation, trained, block, "test", mask, rules, wanted)
     return evaluation.compute_means()[f"{metric}@{k}"]

@@ -10,7 +10,8 @@ import numpy as np
 
 import tacita.learn  # noqa: F401  (learners register themselves)
 from tacita.core.types import Keys, RoundReplay, ServerState
-from tacita.federation.devices import Devices, LocalDevices, RoundReply, empty_local_devices
+from tacita.federation.device_protocol import Devices, RoundReply
+from tacita.federation.devices import LocalDevices, empty_local_devices
 from tacita.metrics import Evaluation
 from tacita.round.device_state import DeviceState
 from tacita.round.plan import Federation
@@ -48,10 +49,16 @@ class Progress:
 
     @property
     def local_devices(self) -> LocalDevices:
-        """The devices, where they are in this process."""
-        devices = self.devices.in_process
+        """All devices in this process; of devices in several processes a copy, at the price of gathering them."""
+        devices = self.devices.lab
         assert devices is not None, "the devices are on nodes"
-        return devices
+        local_devices = devices.gather_devices()
+        assert isinstance(local_devices, LocalDevices)
+        return local_devices
+
+    def with_local_devices(self) -> Progress:
+        """The same with all devices in this process, so that what they hold can be read several times."""
+        return replace(self, devices=self.local_devices)
 
     @property
     def clients(self) -> DeviceState:

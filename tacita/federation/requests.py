@@ -20,7 +20,6 @@ from tacita.federation.evaluation import parse_selection_metric
 from tacita.federation.one_round import Progress, make_initial_progress, open_block, run_round
 from tacita.messages import Total
 from tacita.round.capabilities import Unlearning
-from tacita.round.device_state import DeviceState
 from tacita.round.fulfilment import can_retract
 from tacita.round.part import Part
 from tacita.round.plan import Federation, Plan
@@ -114,7 +113,6 @@ class RequestRounds:
     questions_asked: int = 0
     rounds_played: int = 0
     restarted: bool = False
-    devices_before: DeviceState | None = None  # as they were before the first block began again
 
     def run_unlearning(self, name: str, unlearning: Unlearning) -> UnlearningReport | None:
         """Let one part carry the requests out; what it reports, with the price where it certifies a method."""
@@ -173,11 +171,11 @@ class RequestRounds:
             )
 
     def restart_block(self, server: ServerState, block: int) -> ServerState:
-        devices = self.progress.devices.in_process
+        devices = self.progress.devices.lab
         if devices is None:
             raise TacitaError("nodes do not go back to an earlier block; begin a new run without what was withdrawn.")
-        if self.devices_before is None:
-            self.devices_before = devices.clients
+        if not self.restarted:
+            devices.remember_devices()
         server = self.federation.merge_state(None, self.full_state, server)
         if block == 0:
             devices.restart_devices(self.federation)
@@ -187,9 +185,8 @@ class RequestRounds:
             devices.end_block(self.federation, server, self.federation.broadcast_serving(server))
             server = self.federation.end_block(server)
         reopened = Progress(server, devices, server)
-        n_known = devices.clients.n_users
         open_block(self.federation, reopened, block)
-        devices.restore_persistent_state(self.federation, self.devices_before, n_known)
+        devices.restore_persistent_state(self.federation)
         self.restarted = True
         self.full_state = reopened.server
         return self.federation.restrict_state_to_part(None, self.full_state)
@@ -289,7 +286,7 @@ def _list_withdrawn_items(record: SharedRecord, requests: RequestBatch) -> Ragge
 
 def enrol_users(federation: Federation, progress: Progress) -> None:
     """What the lab's users choose as a block begins, or some rounds later; live users choose by themselves."""
-    devices = progress.devices.in_process
+    devices = progress.devices.lab
     if devices is None:
         return
     rounds_done = progress.server.round - progress.played

@@ -45,7 +45,7 @@ def run_block(federation: Federation, progress: Progress, on_round: OnRound) -> 
     """Rounds with validation until patience runs out; leaves the best round in `progress`."""
     rounds = federation.learner.rounds
     every = federation.config.evaluate.every
-    patience = federation.config.train.patience
+    patience = federation.config.train.patience_rounds
     if federation.learner.tries:
         every = 1
         patience = rounds

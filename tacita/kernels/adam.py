@@ -53,6 +53,24 @@ def adam_step_row_at(
         rows[r, j] -= rate[j] * scale * mean[r, j] / (np.sqrt(square[r, j]) + _EPS)
 
 
+@njit(nogil=True, cache=True, error_model="numpy")
+def adam_step_vector(
+    vector: Floats,
+    grad: Floats,
+    mean: Floats,
+    square: Floats,
+    scale: np.float32,
+    rate: np.float32,
+    decay: np.float32,
+) -> None:
+    """The same for numbers with one rate, their correction at hand."""
+    for j in range(len(vector)):
+        slope = grad[j] + decay * vector[j]
+        mean[j] = _KEEP * mean[j] + _TAKE * slope
+        square[j] = _KEEP_SQUARE * square[j] + _TAKE_SQUARE * (slope * slope)
+        vector[j] -= rate * scale * mean[j] / (np.sqrt(square[j]) + _EPS)
+
+
 @njit(cache=True, nogil=True)
 def adam_step_rows(
     some: Longs,

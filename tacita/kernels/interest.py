@@ -17,7 +17,7 @@ from numba import njit
 
 from tacita.core.types import Floats, Ints, Longs
 from tacita.kernels.adam import adam_step_row, adam_step_used_rows
-from tacita.kernels.interest_states import GAPS, backprop_states, compute_states, gather_events
+from tacita.kernels.interest_states import CENTRE, GAPS, backprop_states, centre_states, compute_states, gather_events
 from tacita.kernels.interest_tower import compute_batch_slopes
 
 
@@ -36,17 +36,28 @@ def _find_batch_users(order: Longs, owner: Ints, person: Longs) -> Any:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
+def _choose_states(order: Longs, fold: Ints, n_folds: int, person: Longs) -> None:
+    """`person` becomes the state that each sample reads: that of its own fold, which was made without it."""
+    if n_folds > 1:
+        for k in range(len(order)):
+            person[k] = person[k] * n_folds + fold[order[k]]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
 def _gather_samples(order: Longs, row_of: Ints, label: Floats, rows: Floats) -> Any:
     """Rows in use, labels and the rows themselves of some samples."""
     n = len(order)
     used = np.empty(n, np.int64)
     labels = np.empty(n, np.float32)
-    item = np.empty((n, rows.shape[1]), np.float32)
+    d = rows.shape[1]
+    item = np.empty((n, d), np.float32)
     for k in range(n):
         sample = order[k]
         used[k] = row_of[sample]
         labels[k] = label[sample]
-        item[k] = rows[used[k]]
+        row = rows[used[k]]
+        for j in range(d):
+            item[k, j] = row[j]
     return used, labels, item
 
 
@@ -74,6 +85,7 @@ def run_interest_steps(
     sizes: Longs,
     g: int,
     mu: np.float32,
+    n_folds: int,
     decay: np.float32,
     batches_per_group: Longs,
     batch_ptr: Longs,
@@ -86,6 +98,8 @@ def run_interest_steps(
     context_row: Ints,
     rating: Floats,
     gap: Ints,
+    event_fold: Ints,
+    sample_fold: Ints,
     row_start: Longs,
     rows: Floats,
     user_ptr: Longs,
@@ -99,9 +113,13 @@ def run_interest_steps(
 
     The states of the people of a group are computed before the first of its batches and stand still; what they come
     from, and the rows that they read, move with the last, by the mean of all slopes. The tower moves with every batch.
+    With `n_folds` above 1 a person has a state for each fold, of the events outside it, and an item reads that of its
+    own fold: no item is scored by a state that was made of it. A centre of states becomes the mean of the client's
+    in its last epoch.
     """
     d_flat = np.empty(flats.shape[1], np.float32)
     recurrent = at[GAPS]  # the tower comes first, then all else
+    ends = at[CENTRE] if at[CENTRE] >= 0 else flats.shape[1]  # the centre is no parameter that learns
     d = rows.shape[1]
     for c in range(first, last):
         own_rows = rows[row_start[c] : row_start[c + 1]]
@@ -120,31 +138,38 @@ def run_interest_steps(
         turn = 0
         slot = np.full(len(own_rows), -1, np.int64)
         place = np.full(len(users), -1, np.int64)
+        centre = np.zeros(d, np.float32)
         for epoch in range(len(order)):
             start = batch_start[epoch]
+            centre[:] = 0
+            n_states = 0
             for begin in range(batch_ptr[c], batch_ptr[c + 1], batches_per_group[c]):
                 end = min(begin + batches_per_group[c], batch_ptr[c + 1])
                 group_order = order[epoch, start[begin] : start[end]]
                 group = _collect_users(group_order, owner, first_user, place)
                 ptr, read, events, bucket = gather_events(
-                    at, g, group, context_ptr, context_row, rating, gap, own_rows, flat
+                    at, g, n_folds, group, context_ptr, context_row, rating, gap, event_fold, own_rows, flat
                 )
-                h = np.empty((len(group), d), np.float32)
-                dh = np.zeros((len(group), d), np.float32)
+                h = np.empty((len(group) * n_folds, d), np.float32)
+                dh = np.zeros((len(group) * n_folds, d), np.float32)
                 x = np.empty((len(events), d), np.float32)
                 trace = np.empty((len(events), 5 * d), np.float32)
                 compute_states(flat, at, g, ptr, events, h, x, trace)
+                centre_states(flat, at, h, centre)
+                n_states += len(h)
                 share = np.float32(1.0 / (end - begin))
                 for b in range(begin, end):
                     batch = order[epoch, start[b] : start[b + 1]]
                     person = np.empty(len(batch), np.int64)
                     people = _find_batch_users(batch, owner, person)
+                    _choose_states(batch, sample_fold, n_folds, person)
                     used, labels, item = _gather_samples(batch, row_of, label, own_rows)
                     p = np.empty((len(people), d), np.float32)
-                    state = np.empty((len(people), d), np.float32)
+                    state = np.empty((len(people) * n_folds, d), np.float32)
                     for u in range(len(people)):
                         p[u] = private[people[u]]
-                        state[u] = h[place[people[u] - first_user]]
+                        k = place[people[u] - first_user]
+                        state[u * n_folds : (u + 1) * n_folds] = h[k * n_folds : (k + 1) * n_folds]
                     dp, d_state, d_item = compute_batch_slopes(
                         flat, at, layers, biases, sizes, mu, p, state, person, item, labels, d_flat
                     )
@@ -153,19 +178,21 @@ def run_interest_steps(
                         k = people[u] - first_user
                         user_steps[k] += 1
                         adam_step_row(users[k], dp[u], user_mean[k], user_square[k], user_steps[k], rate, decay)
-                        dh[place[k]] += share * d_state[u]
+                        for f in range(n_folds):
+                            dh[place[k] * n_folds + f] += share * d_state[u * n_folds + f]
                     if b == end - 1:
                         turn += 1
+                        d_flat[recurrent:] = 0
                         d_events = backprop_states(flat, at, g, ptr, events, bucket, x, trace, dh, d_flat)
                         used = np.concatenate((used, read))
                         d_item = np.concatenate((d_item, d_events), 0)
                         adam_step_row(
-                            flat[recurrent:],
-                            d_flat[recurrent:],
-                            flat_mean[recurrent:],
-                            flat_square[recurrent:],
+                            flat[recurrent:ends],
+                            d_flat[recurrent:ends],
+                            flat_mean[recurrent:ends],
+                            flat_square[recurrent:ends],
                             turn,
-                            flat_rate[recurrent:],
+                            flat_rate[recurrent:ends],
                             decay,
                         )
                     adam_step_row(
@@ -180,6 +207,8 @@ def run_interest_steps(
                     adam_step_used_rows(used, d_item, slot, own_rows, mean, square, steps, row_rate, decay)
                 for u in range(len(group)):
                     place[group[u] - first_user] = -1
+        if at[CENTRE] >= 0 and n_states > 0:
+            flat[ends : ends + d] = centre / np.float32(n_states)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -233,7 +262,9 @@ def run_interest_pfedme_steps(
     `rows`, `private` and `flats` are what is leaned on; the personal models begin as the same.
     """
     d_flat = np.empty(flats.shape[1], np.float32)
+    recurrent = at[GAPS]
     d = rows.shape[1]
+    centre = np.zeros(d, np.float32)
     share = eta * lam
     for c in range(first, last):
         local_rows = rows[row_start[c] : row_start[c + 1]]
@@ -255,13 +286,15 @@ def run_interest_pfedme_steps(
                 for _ in range(inner):
                     used, labels, item = _gather_samples(batch, row_of, label, own_rows)
                     ptr, read, events, bucket = gather_events(
-                        at, g, people, context_ptr, context_row, rating, gap, own_rows, flat
+                        at, g, 1, people, context_ptr, context_row, rating, gap, context_row, own_rows, flat
                     )
                     x = np.empty((len(events), d), np.float32)
                     trace = np.empty((len(events), 5 * d), np.float32)
                     for u in range(len(people)):
                         p[u] = personal_private[people[u]]
+                    d_flat[recurrent:] = 0
                     compute_states(flat, at, g, ptr, events, h, x, trace)
+                    centre_states(flat, at, h, centre)
                     dp, dh, d_item = compute_batch_slopes(
                         flat, at, layers, biases, sizes, mu, p, h, person, item, labels, d_flat
                     )

@@ -23,6 +23,15 @@ _SMALL = np.float32(1e-8)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
+def _add_people(layer: Floats, people: Floats, person: Longs, bias: Floats) -> None:
+    """What the first layer gets of each sample's person and its bias, and what remains above 0."""
+    for i in range(layer.shape[0]):
+        own = people[person[i]]
+        for j in range(layer.shape[1]):
+            layer[i, j] = max(layer[i, j] + own[j] + bias[j], np.float32(0.0))
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
 def _run_forward(
     flat: Floats,
     at: Longs,
@@ -35,14 +44,11 @@ def _run_forward(
     up: Floats,
     logit: Floats,
 ) -> None:
-    """Logits of samples; `people`: what the first layer gets of each person, `person` whose sample it is."""
+    """Logits of samples; `people`: what the first layer gets of each person and state, `person` whose sample it is."""
     n, d = item.shape
     now = view_matrix(up, 0, n, sizes[0])
     np.dot(item, view_matrix(flat, layers[0], d, sizes[0]), now)
-    for i in range(n):
-        for j in range(sizes[0]):
-            now[i, j] += people[person[i], j]
-    apply_relu(now, view_vector(flat, biases[0], sizes[0]))
+    _add_people(now, people, person, view_vector(flat, biases[0], sizes[0]))
     start = n * sizes[0]
     for k in range(1, len(sizes)):
         after = view_matrix(up, start, n, sizes[k])
@@ -95,8 +101,9 @@ def _run_backward(
     np.dot(item.T, back, view_matrix(d_flat, layers[0], d, sizes[0]))
     d_people[:] = 0
     for i in range(n):
+        own = d_people[person[i]]
         for j in range(sizes[0]):
-            d_people[person[i], j] += back[i, j]
+            own[j] += back[i, j]
     first_layer = view_matrix(flat, layers[0], d, sizes[0])
     d_item: Floats = np.dot(back, first_layer.T)
     return d_item
@@ -138,23 +145,36 @@ def compute_batch_slopes(
     label: Floats,
     d_flat: Floats,
 ) -> Any:
-    """Slopes of one batch's loss: of the people's vectors and states and of the samples' rows; fills d_flat's tower."""
+    """Slopes of one batch's loss: of the people's vectors and states and of the samples' rows; fills d_flat's tower.
+
+    A person has a state for each fold, one after another; `person` says which of all states a sample reads.
+    """
     n, d = item.shape
+    n_people = len(p)
+    n_folds = len(h) // n_people
     user_layer = view_matrix(flat, at[USER], d, sizes[0])
     state_layer = view_matrix(flat, at[STATE], d, sizes[0])
-    people = np.dot(p, user_layer) + np.dot(h, state_layer)
+    people = np.dot(h, state_layer)
+    of_person = np.dot(p, user_layer)
+    for u in range(n_people):
+        for f in range(n_folds):
+            people[u * n_folds + f] += of_person[u]
     up = np.empty(n * sizes.sum(), np.float32)
     logit = np.empty(n, np.float32)
     _run_forward(flat, at, layers, biases, sizes, people, person, item, up, logit)
     turn_logits_into_slopes(logit, label, np.full(n, np.float32(1.0 / n)))
-    d_flat[:] = 0
     d_people = np.empty_like(people)
     d_item = _run_backward(flat, at, layers, biases, sizes, item, person, up, logit, d_flat, d_people)
-    np.dot(p.T, d_people, view_matrix(d_flat, at[USER], d, sizes[0]))
     np.dot(h.T, d_people, view_matrix(d_flat, at[STATE], d, sizes[0]))
-    dp = np.dot(d_people, user_layer.T)
     dh = np.dot(d_people, state_layer.T)
-    strength = mu / np.float32(len(p))
-    for u in range(len(p)):
-        _add_cosine_slopes(p[u], h[u], strength, dp[u], dh[u])
+    for u in range(n_people):
+        of_person[u] = d_people[u * n_folds]
+        for f in range(1, n_folds):
+            of_person[u] += d_people[u * n_folds + f]
+    np.dot(p.T, of_person, view_matrix(d_flat, at[USER], d, sizes[0]))
+    dp = np.dot(of_person, user_layer.T)
+    strength = mu / np.float32(len(h))
+    for u in range(n_people):
+        for f in range(n_folds):
+            _add_cosine_slopes(p[u], h[u * n_folds + f], strength, dp[u], dh[u * n_folds + f])
     return dp, dh, d_item

@@ -2,17 +2,47 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import njit, prange
 
 from tacita.core.types import AnyArray, Doubles, Floats, Ints, Longs
 
 
+class ItemPlaces(NamedTuple):
+    """Where each item stands in lists: entries `ptr[i]:ptr[i + 1]`, the first list first."""
+
+    ptr: Longs
+    owner: Longs  # the list
+    place: Longs  # in that list
+
+
+@njit(cache=True)
+def find_item_places(ptr: Longs, item: Ints, n_items: int) -> ItemPlaces:
+    """Where each item stands in some lists."""
+    item_ptr = np.zeros(n_items + 1, np.int64)
+    for i in item:
+        item_ptr[i + 1] += 1
+    for i in range(n_items):
+        item_ptr[i + 1] += item_ptr[i]
+    cursor = item_ptr[:-1].copy()
+    owner = np.empty(len(item), np.int64)
+    place = np.empty(len(item), np.int64)
+    for u in range(len(ptr) - 1):
+        for k in range(ptr[u], ptr[u + 1]):
+            e = cursor[item[k]]
+            owner[e] = u
+            place[e] = k - ptr[u]
+            cursor[item[k]] += 1
+    return ItemPlaces(item_ptr, owner, place)
+
+
 @njit(cache=True, parallel=True)
 def add_pair_sums(
     inputs: Ints,
     holder_ptr: Longs,
-    holder: Ints,
+    holder: Longs,
     user_ptr: Longs,
     item: AnyArray,
     weight: Doubles,
@@ -28,8 +58,9 @@ def add_pair_sums(
         row = out[r]
         for h in range(holder_ptr[i], holder_ptr[i + 1]):
             u = holder[h]
+            added = weight[u]
             for k in range(user_ptr[u], user_ptr[u + 1]):
-                row[item[k]] += weight[u]
+                row[item[k]] += added
 
 
 @njit(cache=True, parallel=True)
@@ -64,81 +95,71 @@ def add_dense_products(ptr: Longs, item: Ints, weight: Floats, row_of: Ints, b: 
 
 
 @njit(cache=True, parallel=True)
-def list_lower_entries(square: Doubles) -> tuple[Longs, Doubles]:
-    """Places in the triangle, row by row, and values of what is not zero at or below the diagonal."""
-    n = len(square)
-    ptr = np.zeros(n + 1, np.int64)
-    for i in prange(n):
-        n_entries = 0
-        for j in range(i + 1):
-            n_entries += square[i, j] != 0
-        ptr[i + 1] = n_entries
-    for i in range(n):
-        ptr[i + 1] += ptr[i]
-    at = np.empty(ptr[n], np.int64)
-    value = np.empty(ptr[n])
-    for i in prange(n):
-        k = ptr[i]
-        for j in range(i + 1):
-            if square[i, j] != 0:
-                at[k] = i * (i + 1) // 2 + j
-                value[k] = square[i, j]
-                k += 1
-    return at, value
-
-
-@njit(cache=True, parallel=True)
 def add_context_sums(
-    ptr: Longs, item: Ints, start: Longs, factor: Doubles, both: Doubles, quantum: float, n_threads: int, out: Doubles
+    by_item: ItemPlaces,
+    ptr: Longs,
+    item: AnyArray,
+    start: Longs,
+    factor: Doubles,
+    both: Doubles,
+    quantum: float,
+    out: Doubles,
 ) -> None:
     """out += factor h h^T for every place of a list from its start on; h: what came before, by how long before.
 
     Two entries of a list meet in every h that holds both, so what they add is a difference of `both[d, k]`, the sum of
-    the products of weights over 1..k places after the later of two entries d places apart. Numbers are whole multiples
-    of the quantum: the sum is the same in any order, so each thread takes the rows that are its own.
+    the products of weights over 1..k places after the later of two entries d places apart. A row of the sum stays in
+    the cache while it is added up. Numbers are whole multiples of the quantum: the sum is the same in any order.
     """
     window = len(both)
-    for thread in prange(n_threads):
-        for u in range(len(ptr) - 1):
+    per_quantum = 1 / quantum  # a power of two: exact
+    item_ptr, owner, place_of = by_item
+    for i in prange(len(item_ptr) - 1):
+        row = out[i]
+        for e in range(item_ptr[i], item_ptr[i + 1]):
+            u = owner[e]
+            place = place_of[e]
             first = ptr[u]
-            n = ptr[u + 1] - ptr[u]
-            for late in range(n - 1):
+            n = ptr[u + 1] - first
+            lowest = max(0, place - window + 1)
+            highest = min(n - 1, place + window)
+            for other in range(lowest, highest):  # the last entry of a list comes before nothing
+                late = max(place, other)
+                apart = late - min(place, other)
                 least = max(start[u] - late, 1)
-                most = n - 1 - late
-                for apart in range(min(window, late + 1)):
-                    last = min(window - apart, most)
-                    if last < least:
-                        continue
-                    i = item[first + late]
-                    j = item[first + late - apart]
-                    has_row = i % n_threads == thread
-                    has_column = j % n_threads == thread
-                    if not (has_row or has_column):
-                        continue
-                    value = factor[u] * (both[apart, last] - both[apart, least - 1])
-                    value = np.rint(value / quantum) * quantum
-                    if has_row:
-                        out[i, j] += value
-                    if has_column and apart > 0:
-                        out[j, i] += value
+                last = min(window - apart, n - 1 - late)
+                if last < least:
+                    continue
+                value = factor[u] * (both[apart, last] - both[apart, least - 1])
+                row[item[first + other]] += np.rint(value * per_quantum) * quantum
 
 
 @njit(cache=True, parallel=True)
 def add_next_sums(
-    ptr: Longs, item: Ints, start: Longs, factor: Doubles, fall: Doubles, quantum: float, n_threads: int, out: Doubles
+    by_item: ItemPlaces,
+    ptr: Longs,
+    item: AnyArray,
+    start: Longs,
+    factor: Doubles,
+    fall: Doubles,
+    quantum: float,
+    out: Doubles,
 ) -> None:
     """out[i, j] += factor times the weight of i in what came before j, for every j of a list from its start on."""
-    for thread in prange(n_threads):
-        for u in range(len(ptr) - 1):
+    per_quantum = 1 / quantum
+    item_ptr, owner, place_of = by_item
+    for i in prange(len(item_ptr) - 1):
+        row = out[i]
+        for e in range(item_ptr[i], item_ptr[i + 1]):
+            u = owner[e]
+            place = place_of[e]
             first = ptr[u]
-            n = ptr[u + 1] - ptr[u]
-            for place in range(start[u], n):
-                for age in range(min(len(fall), place)):
-                    i = item[first + place - 1 - age]
-                    if i % n_threads == thread:
-                        j = item[first + place]
-                        multiples = np.rint(factor[u] * fall[age] / quantum)
-                        out[i, j] += multiples * quantum
+            n = ptr[u + 1] - first
+            lowest = max(place + 1, start[u])
+            highest = min(n, place + 1 + len(fall))
+            for later in range(lowest, highest):
+                weight = factor[u] * fall[later - place - 1]
+                row[item[first + later]] += np.rint(weight * per_quantum) * quantum
 
 
 def sum_lag_products(fall: Doubles) -> Doubles:
@@ -162,17 +183,3 @@ def multiply_sparse(ptr: Ints, column: Ints, value: Floats, right: Floats, out: 
             v = value[e]
             for j in range(width):
                 row[j] += v * other[j]
-
-
-@njit(cache=True, parallel=True)
-def find_row_thresholds(ptr: Ints, size: Floats, keep: int) -> Floats:
-    """The size of the `keep`-th largest entry of each row; 0 where a row has no more entries than that."""
-    n = len(ptr) - 1
-    out = np.zeros(n, np.float32)
-    for r in prange(n):
-        n_entries = ptr[r + 1] - ptr[r]
-        if n_entries > keep:
-            place = n_entries - keep
-            sizes = size[ptr[r] : ptr[r + 1]]
-            out[r] = np.partition(sizes, place)[place]
-    return out

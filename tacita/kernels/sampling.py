@@ -77,7 +77,7 @@ def draw_samples(
                 at += 1
             for k in range(at, end):
                 label[k] = 0.0
-            _mark_items(never, ex_ids[ex_ptr[u] : ex_ptr[u + 1]], True)
+            mark_items(never, ex_ids[ex_ptr[u] : ex_ptr[u + 1]], True)
             n_allowed = n_items - (ex_ptr[u + 1] - ex_ptr[u])
             if at < end and 8 * n_allowed < n_items:
                 rest = np.flatnonzero(~never)
@@ -91,11 +91,11 @@ def draw_samples(
                     counter += np.uint64(1)
                     item[at] = pick
                     at += not never[pick]
-            _mark_items(never, ex_ids[ex_ptr[u] : ex_ptr[u + 1]], False)
+            mark_items(never, ex_ids[ex_ptr[u] : ex_ptr[u + 1]], False)
 
 
 @njit(inline="always")
-def _mark_items(marks: Bools, items: Ints, as_: bool) -> None:
+def mark_items(marks: Bools, items: Ints, as_: bool) -> None:
     for i in items:
         if i < len(marks):
             marks[i] = as_
@@ -212,3 +212,13 @@ def pack_rows(start: Longs, row_start: Longs, padded: Ints, row_item: Ints) -> N
     for c in range(len(row_start) - 1):
         n = row_start[c + 1] - row_start[c]
         row_item[row_start[c] : row_start[c + 1]] = padded[start[c] : start[c] + n]
+
+
+@njit(cache=True)
+def draw_folds(key: np.uint64, owner_keys: Keys, owner: Ints, item: Ints, n_folds: int) -> Ints:
+    """The fold of every item, from 0 on: the same wherever it is listed, and drawn for its owner alone."""
+    fold = np.empty(len(item), np.int32)
+    for k in range(len(item)):
+        stream = derive_stream(key, owner_keys[owner[k]])
+        fold[k] = random_below(stream, np.uint64(item[k]), np.uint64(n_folds))
+    return fold

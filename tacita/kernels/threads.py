@@ -37,6 +37,12 @@ def _find_blas_libraries() -> ThreadpoolController:
     return ThreadpoolController()
 
 
+def limit_library_threads(n: int) -> AbstractContextManager[Any]:
+    """From now on, or inside it, libraries use so many cores, too: for one of several processes of a run."""
+    limit: AbstractContextManager[Any] = _find_blas_libraries().limit(limits=n)
+    return limit
+
+
 def limit_blas_threads() -> AbstractContextManager[Any]:
     """Inside it a matrix product stays on the core that asks for it: for callers that keep all cores busy."""
     limit: AbstractContextManager[Any] = _find_blas_libraries().limit(limits=1, user_api="blas")

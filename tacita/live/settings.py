@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tacita.core.config import RunConfig, StrictModel, read_toml, validate_model
 from tacita.core.errors import TacitaError
@@ -52,6 +52,15 @@ def check_live_settings(config: RunConfig) -> None:
     refuse_free_weights(config)
     _refuse_other_parties(config)
     _refuse_lab_training(config)
+
+
+def adapt_participation(config: RunConfig, values: dict[str, Any]) -> RunConfig:
+    """A method's own 'fraction' as 'poisson' with the same rate; one that `values` asks for is refused later."""
+    participation = config.train.participation
+    if participation.kind != "fraction" or "participation" in values.get("train", {}):
+        return config
+    poisson = participation.model_copy(update={"kind": "poisson"})
+    return config.model_copy(update={"train": config.train.model_copy(update={"participation": poisson})})
 
 
 def _refuse_lab_data(config: RunConfig) -> None:

@@ -1,6 +1,6 @@
 """What leaves a device: its layout (`forms`), and how uploads become a total (`totals`, `aggregation`)."""
 
-from tacita.messages.aggregation import make_accumulator
+from tacita.messages.aggregation import UploadAccumulator, make_accumulator
 from tacita.messages.forms import (
     QUANTUM,
     CooccurrenceTerms,
@@ -37,6 +37,7 @@ __all__ = [
     "Spec",
     "Total",
     "Upload",
+    "UploadAccumulator",
     "add_upload",
     "count_wire_bytes",
     "empty_total",

@@ -14,9 +14,14 @@ import scipy.sparse
 from tacita.core.errors import TacitaError
 from tacita.core.sparse import matrix_of_rows
 from tacita.core.types import AnyArray, Doubles, Ints, Longs, Ragged
-from tacita.kernels.pairs import add_context_sums, add_next_sums, add_pair_sums, sum_lag_products
+from tacita.kernels.pairs import (
+    add_context_sums,
+    add_next_sums,
+    add_pair_sums,
+    find_item_places,
+    sum_lag_products,
+)
 from tacita.kernels.steps import add_weighted_rows
-from tacita.kernels.threads import threads_in_use
 
 _SMALL_FIELD = 64  # numbers of a client that are added without a loop over clients
 QUANTUM = 2.0**-24  # of the exact sums of the aggregator `ideal`; sums stay whole numbers of it below 2^53
@@ -224,19 +229,12 @@ class CooccurrenceTerms(_Statistic):
         return self.inputs
 
     def add_to(self, total: Doubles, touched: Doubles, weight: Doubles) -> None:
-        n_lists = len(self.factor)
-        list_numbers = np.arange(n_lists, dtype=np.int32)
-        lengths = np.diff(self.ptr)
-        owner = np.repeat(list_numbers, lengths)
-        by_item = np.argsort(self.item, kind="stable")
-        counts = np.bincount(self.item, minlength=self.n_items)
-        item_ptr = np.zeros(self.n_items + 1, np.int64)
-        np.cumsum(counts, out=item_ptr[1:])
         list_weight = weight[self.client]
         factor = list_weight * self.factor
         rows = self._list_row_items()
-        list_of_entry = owner[by_item]
-        add_pair_sums(rows, item_ptr, list_of_entry, self.ptr, self.item, factor, total)
+        holders = find_item_places(self.ptr, self.item, self.n_items)
+        item = self.item.astype(np.uint32)  # never negative, which the loop need not check then
+        add_pair_sums(rows, holders.ptr, holders.owner, self.ptr, item, factor, total)
 
     def sum_lower_triangle(self, weight: Doubles) -> scipy.sparse.csr_array:
         """The lower triangle of the sum, where all items are inputs.
@@ -338,11 +336,13 @@ class SequenceTerms(_Statistic):
         ids = self.lists.ids
         list_weight = weight[self.client]
         factor = self.factor * list_weight
+        places = find_item_places(ptr, ids, self.n_items)
+        item = ids.astype(np.uint32)  # never negative, which the loops need not check then
         if self.meets == "next":
-            add_next_sums(ptr, ids, self.start, factor, self.fall, QUANTUM, threads_in_use(), total)
+            add_next_sums(places, ptr, item, self.start, factor, self.fall, QUANTUM, total)
         else:
             products = sum_lag_products(self.fall)
-            add_context_sums(ptr, ids, self.start, factor, products, QUANTUM, threads_in_use(), total)
+            add_context_sums(places, ptr, item, self.start, factor, products, QUANTUM, total)
 
     def squared_norms(self, n_clients: int) -> Doubles:
         """No h is longer than the sum of its weights; places of one client may add up at most."""
@@ -375,8 +375,9 @@ def as_column(values: Doubles, ndim: int) -> Doubles:
 
 def _scale_rows(values: AnyArray, factor: Doubles) -> AnyArray:
     """Each array along the first axis times its factor, of the same kind."""
-    scaled = as_column(factor, values.ndim) * values
-    return scaled.astype(values.dtype)
+    scaled = np.empty_like(values)
+    column = as_column(factor, values.ndim)
+    return np.multiply(column, values, out=scaled, casting="same_kind")  # in double precision, without a copy in it
 
 
 def round_to_quantum(values: AnyArray) -> AnyArray:
@@ -388,7 +389,7 @@ def round_to_quantum(values: AnyArray) -> AnyArray:
 def _sum_squares(values: AnyArray) -> Doubles:
     """The squared length of each array along the first axis."""
     other_axes = tuple(range(1, values.ndim))
-    squares = values.astype(np.float64) ** 2
+    squares = np.square(values, dtype=np.float64)
     return np.asarray(squares.sum(axis=other_axes))
 
 

@@ -3,6 +3,7 @@
 from tacita.methods.continual import error_memory as _error_memory  # noqa: F401  (each module registers its parts and presets)
 from tacita.methods.continual import f3crec as _f3crec  # noqa: F401
 from tacita.methods.continual import laplace_noise as _laplace_noise  # noqa: F401
+from tacita.methods.continual import presets as _continual_presets  # noqa: F401
 from tacita.methods.continual import proxies as _proxies  # noqa: F401
 from tacita.methods.continual import proximal as _proximal  # noqa: F401
 from tacita.methods.distillation import cover as _cover  # noqa: F401
@@ -24,6 +25,7 @@ from tacita.methods.sharing import decoupled_learning as _decoupled  # noqa: F40
 from tacita.methods.sharing import delta_replay as _delta_replay  # noqa: F401
 from tacita.methods.sharing import fru as _fru  # noqa: F401
 from tacita.methods.sharing import graph_mending as _graph_mending  # noqa: F401
+from tacita.methods.sharing import ordinary_rounds as _ordinary_rounds  # noqa: F401
 from tacita.methods.sharing import presets as _sharing_presets  # noqa: F401
 from tacita.methods.sharing import retraction as _retraction  # noqa: F401
 from tacita.methods.sharing import retraining as _retrain  # noqa: F401

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tacita.core.config import PrivacyConfig
 from tacita.core.draws import Draws
-from tacita.core.errors import TacitaError, unknown_name_error
+from tacita.core.errors import TacitaError, unknown_extension_error
 from tacita.core.types import AnyArray, Arrays, CohortView, Floats, Keys, ServerState
 
 Shapes = dict[str, tuple[int, ...]]
@@ -202,7 +202,7 @@ def list_backbones() -> list[str]:
 
 def find_backbone_class(name: str) -> type[Backbone]:
     if name not in _REGISTRY:
-        raise unknown_name_error("backbone", name, _REGISTRY)
+        raise unknown_extension_error("backbone", name, _REGISTRY)
     return _REGISTRY[name]
 
 

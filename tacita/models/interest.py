@@ -4,11 +4,15 @@ The state h_u is that of a GRU over the last interactions of the block's trainin
 the rating and how long ago the interaction before it was. It begins at 0 in every round, so that no event counts twice.
 The logit is a tower over [p_u ; q_i ; h_u]; users' own loss keeps p_u and h_u close. All but p_u is shared.
 
+In training a state can be made of other items than those it scores (`folds`). When people are served it is made of all.
+
 Batches should hold whole users (`train.batches`): then every user's state is computed once an epoch.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -17,12 +21,16 @@ from pydantic import Field
 from tacita.core.draws import Draws
 from tacita.core.flat_indices import expand_spans
 from tacita.core.types import AnyArray, Arrays, CohortView, Floats, Ints, Longs, Ragged
+from tacita.kernels.interest_states import PIECES, compute_user_states
 from tacita.models.base import BackboneConfig, Shapes, register
 from tacita.models.neural_cf import LayerFans, TowerConfig, TowerModel, linear, project, relu
-from tacita.models.scorer import Context, Tensors, broadcast_heads
+from tacita.models.scorer import Context, Tensors
 
 RATING = "rating"
 GAP = "gap"
+CENTRE = "state_centre"
+STATE_PIECES = ("gaps", "event_layer", "event_bias", "gru_in", "gru_in_bias", "gru_state", "gru_state_bias")
+"""The shared parameters that make states of histories."""
 GAP_BUCKETS = 24
 """Buckets of the time between two interactions: 0 for none before, then one for each doubling of the seconds."""
 
@@ -39,8 +47,23 @@ class InterestConfig(TowerConfig):
     gap_width: int = Field(8, ge=1, le=256, description="numbers of a bucket of time")
     most_rating: float = Field(5.0, gt=0, description="the rating that is read as 1")
     mu: float = Field(0.1, ge=0, description="weight of 1 - cos(p_u, h_u), the mean over a batch's people")
+    folds: int = Field(
+        1,
+        ge=1,
+        le=10,
+        description="above 1: in training an item is scored by a state of the history's other folds, drawn every "
+        "round, so that no state knows the item it is asked about, as when it is served; needs the compiled step",
+    )
     state_scale: float = Field(
         1.0, gt=0, le=1, description="how the state's layer begins and moves, as a share of the other layers"
+    )
+    centred: bool = Field(
+        False,
+        description="the tower reads how a state differs from the mean of everybody's, which is shared and follows "
+        "by a round; needs the compiled step",
+    )
+    state_rate: float = Field(
+        1.0, gt=0, le=1, description="the learning rate of what makes states, as a share of the others'"
     )
 
 
@@ -62,6 +85,7 @@ class InterestModel(TowerModel):
 
     def list_head_shapes(self) -> Shapes:
         dim = self.config.dim
+        centre: Shapes = {CENTRE: (dim,)} if self.config.centred else {}
         return {
             **super().list_head_shapes(),
             "state_layer": (dim, self.config.tower[0]),
@@ -72,6 +96,7 @@ class InterestModel(TowerModel):
             "gru_in_bias": (3 * dim,),
             "gru_state": (dim, 3 * dim),
             "gru_state_bias": (3 * dim,),
+            **centre,
         }
 
     def _list_layer_fans(self) -> LayerFans:
@@ -98,6 +123,8 @@ class InterestModel(TowerModel):
     def list_learning_rates(self, n_items: int) -> dict[str, float]:
         rates = super().list_learning_rates(n_items)
         rates["state_layer"] = self.config.state_scale * rates["state_layer"]
+        for name in STATE_PIECES:
+            rates[name] = self.config.state_rate * rates[name]
         return rates
 
     # what it reads
@@ -109,6 +136,8 @@ class InterestModel(TowerModel):
     def represent_users(self, private: Tensors, heads: Tensors, context: Context | None) -> Tensors:
         assert context is not None
         state = self._run_gru(heads, context)
+        if self.config.centred:
+            state = state - heads[CENTRE]
         return {"p": private["p"], "h": state}
 
     def _run_gru(self, heads: Tensors, context: Context) -> Any:
@@ -196,10 +225,39 @@ class InterestModel(TowerModel):
     def compute_interest(self, view: CohortView) -> Floats:
         """h_u under the received model."""
         lists = self.list_context_items(view)
-        heads = broadcast_heads(view.heads, len(lists))
-        context = Context.from_lists(lists, view.items)
-        state = self._run_gru(heads, context)
-        return np.asarray(state, np.float32)
+        return self._compute_states(lists, view.heads, view.items)
+
+    def compute_common_interest(self, view: CohortView) -> Floats:
+        """h of a history as long as any, in which every item is the mean of the catalogue."""
+        last = self.config.last
+        columns: Arrays = {RATING: np.ones(last, np.float32), GAP: np.zeros(last, np.int32)}
+        history = Ragged(np.array([0, last]), np.zeros(last, np.int32), columns)
+        mean_row = super().compute_common_interest(view)
+        states = self._compute_states(history, view.heads, mean_row[None])
+        return np.asarray(states[0])
+
+    def _compute_states(self, lists: Ragged, heads: Arrays, items: Floats) -> Floats:
+        """The states of histories under one model, compiled."""
+        as_one_client = {name: value[None] for name, value in heads.items()}
+        flat = self.flatten_heads(as_one_client)[0]
+        states = np.empty((len(lists), self.config.dim), np.float32)
+        columns = (lists.values[RATING], lists.values[GAP])
+        rows = np.ascontiguousarray(items, np.float32)
+        pieces = self.find_piece_starts()
+        compute_user_states(flat, pieces, self.config.gap_width, lists.ptr, lists.ids, *columns, rows, states)
+        return states
+
+    def find_piece_starts(self) -> Longs:
+        """Where the pieces of the flat shared parameters begin that compiled loops of states ask for."""
+        return self.find_starts(PIECES)
+
+    def find_starts(self, names: Sequence[str]) -> Longs:
+        """Where some of the shared parameters begin in the vector of `flatten_heads`; -1: there is none."""
+        shapes = self.list_head_shapes()
+        lengths = [math.prod(shape) for shape in shapes.values()]
+        starts = np.cumsum([0, *lengths])
+        start_of = dict(zip(shapes, starts.tolist(), strict=False))
+        return np.array([start_of.get(name, -1) for name in names], np.int64)
 
     # how it scores
 

@@ -35,6 +35,9 @@ class TowerConfig(TrainedConfig):
         [64, 128, 64], min_length=1, max_length=16, description="sizes of the hidden layers"
     )
     init_std: float = Field(0.01, ge=0, description="standard deviation of the initial vectors")
+    layer_init: Literal["xavier", "torch"] = Field(
+        "xavier", description="how layers start: Xavier's uniform and biases 0, or as torch starts a linear layer"
+    )
 
 
 class TowerModel(FactorModel):
@@ -95,7 +98,9 @@ class TowerModel(FactorModel):
         return self.config.init_std * drawn
 
     def init_heads(self, draws: Draws) -> Arrays:
-        """Xavier's uniform start of every layer; biases begin at 0."""
+        """A uniform start of every layer, as `layer_init` says."""
+        if self.config.layer_init == "torch":
+            return self._init_layers_as_torch(draws)
         fans = self._list_layer_fans()
         heads = {}
         for name, shape in self.list_head_shapes().items():
@@ -105,6 +110,20 @@ class TowerModel(FactorModel):
                 heads[name] = draw_layer(key, shape, both_fans)
             else:
                 heads[name] = np.zeros(shape, np.float32)
+        return heads
+
+    def _init_layers_as_torch(self, draws: Draws) -> Arrays:
+        """Matrices and biases uniform within 1 / sqrt(inputs of the layer)."""
+        fans = self._list_layer_fans()
+        biased_layers = {"bias_0": "item_layer", "out_bias": "out"}
+        for name in self._list_inner_layers():
+            biased_layers[name.replace("layer", "bias")] = name
+        heads = {}
+        for name, shape in self.list_head_shapes().items():
+            layer = biased_layers.get(name, name)
+            n_inputs, _ = fans[layer]
+            key = draws.public(f"init-{name}")
+            heads[name] = draw_layer(key, shape, 6 * n_inputs)  # its bound is the root of 6 over these
         return heads
 
     def list_learning_rates(self, n_items: int) -> dict[str, float]:

@@ -169,6 +169,11 @@ class Scorer(Backbone):
         mean = total / counts[:, None]
         return np.asarray(mean, np.float32)
 
+    def compute_common_interest(self, view: CohortView) -> Floats:
+        """What a user would like to whom all items are alike: what interests share, because of the model alone."""
+        mean = view.items.mean(axis=0, dtype=np.float64)
+        return np.asarray(mean, np.float32)
+
     @property
     def interest_width(self) -> int:
         return self.item_width

@@ -82,6 +82,10 @@ class StatisticModel(Backbone):
     def score_history(self, view: CohortView) -> Floats:
         """On the device: scores (users, items) from the user's own history."""
 
+    def sums_lists(self, n_items: int) -> bool:
+        """Whether lists of items are added to whole arrays, so that many clients at once need little memory."""
+        return False
+
     # validation
 
     @property

@@ -60,8 +60,8 @@ def describe_audit(result: AuditResult) -> str:
 
 def list_notes(result: AuditResult) -> list[str]:
     """What does not fit into the table."""
-    places_before = _count_places(result["artefacts"]["O"])
-    places_after = _count_places(result["artefacts"]["X"])
+    places_before = _count_traces(result["artefacts"]["O"])
+    places_after = _count_traces(result["artefacts"]["X"])
     rows = result["artefacts"]["X"]["rows"]
     floor = _format_figure(result["noise_floor"])
     return [
@@ -73,7 +73,7 @@ def list_notes(result: AuditResult) -> list[str]:
     ]
 
 
-def _count_places(artefacts: AuditResult) -> int:
+def _count_traces(artefacts: AuditResult) -> int:
     return int(artefacts["pairs"] + artefacts["people"])
 
 

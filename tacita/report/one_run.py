@@ -113,10 +113,13 @@ def _build_tiles(run: RunData) -> list[Tile]:
         change = format_change(run.score, popular)
         note = f"which reaches {format_score(popular)}"
         tiles.append(Tile(change, "against most popular", note))
+    if len(run.blocks) > 1:
+        tiles += [
+            Tile(format_score(run.continual["la"]), "LA, learned", "mean on each block just after it"),
+            Tile(format_score(run.continual["ra"]), "RA, retained", "mean on all blocks at the end"),
+            Tile(format_score(run.continual["hm"]), "HM", "harmonic mean of LA and RA"),
+        ]
     tiles += [
-        Tile(format_score(run.continual["la"]), "LA, learned", "mean on each block just after it"),
-        Tile(format_score(run.continual["ra"]), "RA, retained", "mean on all blocks at the end"),
-        Tile(format_score(run.continual["hm"]), "HM", "harmonic mean of LA and RA"),
         Tile(format_bytes(run.up), "up", exchange),
         Tile(format_bytes(run.down), "down", exchange),
     ]
@@ -228,6 +231,7 @@ def _draw_curves(run: RunData) -> list[Figure]:
     drawing = charts.draw_curve_chart(segments, f"Validation over rounds; best: {all_best}")
     title = f"Validation {format_metric(run.select_by)} over rounds"
     if exchanges_once(run.backbone):
+        title = f"Validation {format_metric(run.select_by)} of each setting tried"
         how = "Each point is a setting that was tried on the same sums: their order means nothing, and no rise is "
         how += "expected. A ring marks the setting that was kept and tested."
     else:
@@ -251,7 +255,10 @@ def _draw_memory(run: RunData) -> list[Figure]:
     return [Figure("What is remembered", drawing, how)]
 
 
-def _draw_groups(run: RunData) -> Figure:
+def _draw_groups(run: RunData) -> list[Figure]:
+    """New users beside returning ones; in a single block all are new."""
+    if len(run.blocks) == 1:
+        return []
     groups = [
         Series("new users", _group_scores(run, "new"), SeriesStyle(1)),
         Series("returning users", _group_scores(run, "returning"), SeriesStyle(0)),
@@ -260,7 +267,7 @@ def _draw_groups(run: RunData) -> Figure:
     description = describe_series(groups)
     drawing = charts.draw_bar_chart(groups, run.block_names, metric, description)
     how = "New users are seen for the first time in the block. A dash: nobody of that kind was tested."
-    return Figure("New and returning users", drawing, how)
+    return [Figure("New and returning users", drawing, how)]
 
 
 def _draw_notes(run: RunData) -> list[Figure]:
@@ -316,7 +323,7 @@ def build_run_body(run: RunData, label: str = "") -> RunBody:
         _draw_quality(run),
         *_draw_curves(run),
         *_draw_memory(run),
-        _draw_groups(run),
+        *_draw_groups(run),
         *_draw_notes(run),
     ]
     return RunBody(

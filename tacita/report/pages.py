@@ -19,7 +19,7 @@ from tacita.report.drawing import COLOURS
 from tacita.report.formats import format_metric
 from tacita.report.many_runs import compare_runs, label_runs
 from tacita.report.one_run import build_quality_series, build_run_body, describe_size, split_segments
-from tacita.report.run_data import RunData
+from tacita.report.run_data import RunData, exchanges_once
 from tacita.report.seeds import SeedGroup, group_seeds, label_groups
 
 PICTURES = (".pdf", ".png", ".svg")
@@ -74,13 +74,15 @@ def _list_datasets(runs: list[RunData]) -> str:
 
 
 def _draw_run_picture(run: RunData, kind: str) -> bytes:
+    model = "" if run.method == run.backbone else f"backbone {run.backbone} · "
     picture = Picture(
-        title=f"{run.method} · backbone {run.backbone} · {run.data} · seed {run.seed}",
+        title=f"{run.method} · {model}{run.data} · seed {run.seed}",
         metric=format_metric(run.main_metric),
         valid_metric=format_metric(run.select_by),
         names=run.block_names,
         series=build_quality_series(run),
         segments=split_segments(run, run.valid),
+        tries=exchanges_once(run.backbone),
     )
     return draw_picture(picture, kind)
 

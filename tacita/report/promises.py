@@ -56,16 +56,20 @@ def list_privacy_lines(config: RunConfig, result: RunResult) -> list[str]:
 
 def describe_leaks(config: RunConfig, folder: Path) -> list[str]:
     """That a sum without noise shows people, and which attacks show that of a run."""
-    audits = {
+    evidence = {
         "tally": f"`tacita audit tally --run {folder}` shows it",
         "tally-order": f"`tacita audit tally --run {folder}` shows it of the matrix of what goes together, "
         f"`tacita audit order --run {folder}` of the matrix of what follows what",
     }
+    if config.backbone.get("solve", "ridge") != "ridge":
+        evidence["tally"] = (
+            "a graph filter holds more than the matrix that `tacita audit tally` attacks (docs/tally.md)"
+        )
     model = _name_model(config)
     has_budget = config.privacy.epsilon is not None
-    if model not in audits or has_budget:
+    if model not in evidence or has_budget:
         return []
-    return [f"what {model} releases gives people away: {audits[model]}."]
+    return [f"what {model} releases gives people away: {evidence[model]}."]
 
 
 def warn_large_delta(delta: float, people: int) -> list[str]:

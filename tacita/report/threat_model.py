@@ -11,8 +11,12 @@ EXACT_FIGURES = (
 CHOSEN_ROUND = "The best round is chosen on private validation items, and so is what you tune: neither is charged."
 TUNED_SETTINGS = "Settings that were tuned on this data know something of it, which is not charged."
 READING_OF_FILES = (
-    "Also outside: how columns, units and formats of a file are read (one odd value may change that for all rows), and "
-    "whether a run is refused, and in which words."
+    "Also outside: the header of a file and the types of its columns (rows are read one by one), and whether a run is "
+    "refused, and in which words."
+)
+SKEWED_SILOS = (
+    "Silos are made of what everybody likes (train.skew): one person may move others to another silo, outside of the "
+    "epsilon."
 )
 ITEMS_OF_DATA = (
     "The list of items is that of the data (catalogue = 'from-data'): its length and order tell who has rare items, "
@@ -38,6 +42,8 @@ def list_uncovered_sentences(config: RunConfig, is_sum: bool, has_mean: bool) ->
     lines = [_describe_public(config, has_mean), EXACT_FIGURES, READING_OF_FILES]
     if config.catalogue == "from-data":
         lines.append(ITEMS_OF_DATA)
+    if config.train.skew != "none":
+        lines.append(SKEWED_SILOS)
     lines.append(TUNED_SETTINGS if is_sum else CHOSEN_ROUND)
     if _is_coupled(config):
         lines.append(COUPLED_SPLIT)

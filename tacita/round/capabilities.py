@@ -19,6 +19,9 @@ from tacita.round.unlearning_report import UnlearningReport
 Scope = Literal["given", "local", "people"]
 """What is taken out of a model: shared items, what devices learned from, or all of a user who leaves."""
 
+CoveredRelease = Literal["answers", "weights"]
+"""What other parts make devices send: answers to questions of theirs, and weights that follow from users' data."""
+
 DeviceQuery = Callable[[ServerState, str, Keys | None], Total]
 """One exchange between rounds: the total of what some clients (None: all) answer to a part's own question."""
 
@@ -52,14 +55,9 @@ class Privacy:
     name: ClassVar[str]
 
     @property
-    def covers_all_releases(self) -> bool:
-        """`encode`, `noise_sum` and `decode` also concern answers to other parts' questions."""
-        return False
-
-    @property
-    def noises_weights(self) -> bool:
-        """Weights of other parts that follow from users' data are in the noised release, and not beside it."""
-        return False
+    def covers(self) -> frozenset[CoveredRelease]:
+        """What of other parts it noises and counts with its own release."""
+        return frozenset()
 
     def ledger(self) -> Ledger | None:
         """What its releases are counted as; None: nothing is counted."""
@@ -91,10 +89,9 @@ class Privacy:
         """Whether its draws hide people, so that they must follow more than the seed of a run."""
         return self.ledger() is not None
 
-    @property
-    def counts_people(self) -> bool:
-        """Whether a noised sum is divided by how many enrolled people are expected, where settings do not say it."""
-        return True
+    def compute_expected_weight(self, expected_clients: float) -> float | None:
+        """What the weights of so many clients add up to, to divide a noised sum by; None: only settings can say it."""
+        return expected_clients
 
     def promises(self, server: ServerState) -> Mapping[str, float | str]:
         """What it promises, for the result of a block: an epsilon, and what it is about."""

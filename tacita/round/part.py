@@ -85,9 +85,6 @@ class Part:
     works_with: ClassVar[tuple[str, ...]] = ("rows",)
     """The learners whose rounds it can change."""
 
-    fills: ClassVar[frozenset[TaskField]] = frozenset()
-    """What of a round's task `prepare` may decide."""
-
     serves: ClassVar[frozenset[ServingField]] = frozenset()
     """What of serving `serve` may decide."""
 
@@ -107,9 +104,9 @@ class Part:
     """Its serving reads what users have (`train`) to score with, whatever the backbone does."""
 
     @property
-    def ignores_ratings(self) -> bool:
-        """It learns what users have as liked, whether they rated it or not."""
-        return False
+    def fills(self) -> frozenset[TaskField]:
+        """What of a round's task `prepare` may decide."""
+        return frozenset()
 
     def __init__(self, config: PartConfig, context: RunContext) -> None:
         self.config = config

@@ -124,6 +124,15 @@ class Plan:
         ledgers = {part.name: find_ledger(part) for part in self.parts}
         return {name: ledger for name, ledger in ledgers.items() if ledger is not None}
 
+    @cached_property
+    def public_denominator(self) -> float | None:
+        """What noised sums are divided by, where one noise covers a mean; None: no noise does.
+
+        Parts on the server divide by a sum's weight, too: the size of what they make would tell how many there are.
+        """
+        has_noised_mean = any(covers_mean(part) for part in self.parts)
+        return self.config.train.denominator if has_noised_mean else None
+
     @property
     def ledgers(self) -> tuple[Ledger, ...]:
         """What counts the releases of this run; none: nothing is counted, and there is no epsilon."""
@@ -177,7 +186,7 @@ class Plan:
         parts = self._parts_by_hook[hook]
         if question.owner is None:
             return parts
-        return tuple(part for part in parts if part.name == question.owner or _covers_all(part))
+        return tuple(part for part in parts if part.name == question.owner or _covers_answers(part))
 
     def fields(self, server: ServerState, question: Question) -> tuple[Spec, ...]:
         """What may be in the answer to a question: of whose question it is, and what the encoding parts add."""
@@ -228,6 +237,8 @@ class Plan:
 
     def decode(self, server: ServerState, total: Total, question: Question) -> Total:
         """What came back, as the parts that encoded it read it."""
+        if self.part_ledgers and question.owner is None and total.n_clients:
+            total = replace(total, weight=self.public_denominator or total.weight)
         for part in reversed(self.list_encoders(question, "decode")):
             total = self._change_total(part, server, total, part.decode)
         return total
@@ -391,8 +402,8 @@ def _declare_fields(part: Part, n_items: int, block: int) -> PartFields:
     return replace(declared, extra=extra)
 
 
-def _covers_all(part: Part) -> bool:
-    return part.privacy is not None and part.privacy.covers_all_releases
+def _covers_answers(part: Part) -> bool:
+    return part.privacy is not None and "answers" in part.privacy.covers
 
 
 @dataclass(frozen=True)

@@ -7,22 +7,25 @@ from dataclasses import replace
 from typing import Any
 
 from tacita.core.config import RunConfig, validate_model
-from tacita.core.errors import TacitaError, unknown_name_error
+from tacita.core.errors import TacitaError, unknown_extension_error
 from tacita.models import find_backbone_class
 from tacita.round.part import Part, RunContext, describe_traits
-
-Settings = dict[str, Any]
-"""Nested settings of a run, as they are written."""
-
-PartSpec = dict[str, Any]
-"""A part as it is written: its `name`, and its options."""
+from tacita.round.preset import (
+    PRINTED,
+    PartSpec,
+    Preset,
+    Settings,
+    TunedSettings,
+    change_parts,
+    fill_missing,
+    fill_tuned,
+)
 
 Wrapper = Callable[[Any], Any]
 """What puts another party beside the server of a lab run."""
 
 _PARTS: dict[str, type[Part]] = {}
-_PRESETS: dict[str, list[PartSpec]] = {"fedavg": []}
-_SETTINGS: dict[str, Settings] = {}
+_PRESETS: dict[str, Preset] = {"fedavg": Preset()}
 _WRAPPERS: list[tuple[set[str], Wrapper]] = []
 
 
@@ -31,32 +34,70 @@ def register(cls: type[Part]) -> type[Part]:
     return cls
 
 
-def register_preset(name: str, *parts: PartSpec, settings: Settings | None = None) -> None:
-    """Give a list of parts a name for `--method`; its paper's `settings` hold wherever nobody says otherwise."""
-    _PRESETS[name] = list(parts)
-    if settings:
-        _SETTINGS[name] = settings
+def register_preset(
+    name: str,
+    *parts: PartSpec,
+    settings: Settings | None = None,
+    ours: tuple[str, ...] = (),
+    printed: tuple[str, ...] = (),
+    tuned: TunedSettings | None = None,
+) -> None:
+    """Give a list of parts a name for `--method`. Its `settings` hold wherever nobody says otherwise.
+
+    They are its paper's, but for the keys that are `ours`; of its parts, the defaults that are `printed` (PART.option)
+    are the paper's. What was `tuned` comes before both; NAME-paper is the same preset without it.
+    """
+    untuned = Preset(parts, settings or {}, ours, printed, is_listed=False)
+    _PRESETS[name] = replace(untuned, tuned=tuned, is_listed=True)
+    if tuned is not None:
+        _PRESETS.setdefault(name + PRINTED, untuned)
 
 
-def resolve_config(values: Settings, where: str) -> RunConfig:
-    """The settings of a run: what is said, then what its method and its model bring along, then the defaults."""
+def resolve_config(values: Settings, where: str, with_tuned: bool = True) -> RunConfig:
+    """The settings of a run: what is said, then what its method and its model bring along, then the defaults.
+
+    Tables bring settings that were tuned for their own data, and do without a preset's.
+    """
     method = values.get("method")
     defaults: Settings = {}
-    if isinstance(method, str):
-        defaults = dict(_SETTINGS.get(method, {}))
+    if isinstance(method, str) and method in _PRESETS:
+        preset = _PRESETS[method]
+        defaults = dict(preset.settings)
+        if with_tuned:
+            values = fill_tuned(values, preset, _find_backbone_name(values, defaults))
     if _names_other_model(values, defaults):
         del defaults["backbone"]  # options of another model do not fit
-    settings = _fill_missing(values, defaults)
+    settings = fill_missing(values, defaults)
     model = settings.get("backbone")
     name = model.get("name") if isinstance(model, dict) else None
     if isinstance(name, str):
-        settings = _fill_missing(settings, find_backbone_class(name).brings)
+        settings = fill_missing(settings, find_backbone_class(name).brings)
     return validate_model(RunConfig, settings, where)
 
 
-def find_preset_settings(method: str) -> dict[str, Any]:
-    """The settings that a method brings along."""
-    return dict(_SETTINGS.get(method, {}))
+def _find_backbone_name(values: Settings, defaults: Settings) -> str:
+    """The model that a run will have."""
+    for settings in (values, defaults):
+        backbone = settings.get("backbone")
+        if isinstance(backbone, dict) and "name" in backbone:
+            return str(backbone["name"])
+    return str(RunConfig().backbone["name"])
+
+
+def has_preset(name: str) -> bool:
+    """Whether there is a preset of this name, listed or with its paper's settings."""
+    return name in _PRESETS
+
+
+def find_preset(name: str) -> Preset:
+    if name not in _PRESETS:
+        raise unknown_extension_error("method", name, _PRESETS)
+    return _PRESETS[name]
+
+
+def find_preset_settings(method: str) -> Settings:
+    """The settings that a method brings along, but for what was tuned."""
+    return dict(find_preset(method).settings)
 
 
 def _names_other_model(values: Settings, defaults: Settings) -> bool:
@@ -71,16 +112,8 @@ def _names_other_model(values: Settings, defaults: Settings) -> bool:
 
 def brings_settings(method: str) -> bool:
     """Whether a method is more than its parts: a model, a split, an optimiser of its paper."""
-    return bool(_SETTINGS.get(method))
-
-
-def _fill_missing(settings: Settings, defaults: Settings) -> Settings:
-    """Nested settings with defaults for what is not set."""
-    filled = {**defaults, **settings}
-    for name, value in defaults.items():
-        if isinstance(value, dict) and isinstance(settings.get(name), dict):
-            filled[name] = _fill_missing(settings[name], value)
-    return filled
+    preset = _PRESETS.get(method, Preset())
+    return bool(preset.settings)
 
 
 def list_part_names() -> list[str]:
@@ -88,19 +121,17 @@ def list_part_names() -> list[str]:
 
 
 def list_preset_names() -> list[str]:
-    return sorted(_PRESETS)
+    return sorted(name for name, preset in _PRESETS.items() if preset.is_listed)
 
 
 def find_part_class(name: str) -> type[Part]:
     if name not in _PARTS:
-        raise unknown_name_error("part", name, _PARTS)
+        raise unknown_extension_error("part", name, _PARTS)
     return _PARTS[name]
 
 
 def list_preset_parts(name: str) -> list[PartSpec]:
-    if name not in _PRESETS:
-        raise unknown_name_error("method", name, _PRESETS)
-    return [dict(spec) for spec in _PRESETS[name]]
+    return [dict(spec) for spec in find_preset(name).parts]
 
 
 def make_method_label(method: str, parts: list[PartSpec] | None) -> str:
@@ -108,7 +139,7 @@ def make_method_label(method: str, parts: list[PartSpec] | None) -> str:
     if parts is None:
         return method
     names = [str(part.get("name")) for part in parts]
-    own_names = [part["name"] for part in _PRESETS.get(method, [])]
+    own_names = [part["name"] for part in _PRESETS.get(method, Preset()).parts]
     if names == own_names:
         return method
     return " + ".join(names) or "no parts"
@@ -116,17 +147,7 @@ def make_method_label(method: str, parts: list[PartSpec] | None) -> str:
 
 def resolve_parts(method: str, changes: list[PartSpec] | None) -> list[PartSpec]:
     """The preset's parts with options changed by name, then the parts that only `changes` names."""
-    specs = list_preset_parts(method)
-    changes = changes or []
-    changed_names = [change.get("name") for change in changes]
-    for change in changes:
-        name = change.get("name")
-        same = [spec for spec in specs if spec["name"] == name]
-        if same and changed_names.count(name) == 1:
-            same[0].update(change)
-        else:
-            specs.append(dict(change))
-    return specs
+    return change_parts(list_preset_parts(method), changes)
 
 
 def build_parts(specs: list[PartSpec], context: RunContext) -> tuple[Part, ...]:

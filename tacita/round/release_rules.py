@@ -60,20 +60,20 @@ def _refuse_later_changes(part: Part, later_parts: Sequence[Part]) -> None:
 def _refuse_uncounted_answers(part: Part, others: Sequence[Part]) -> None:
     """Refuse parts with questions of their own where the ledger's part leaves their answers alone."""
     assert part.privacy is not None
-    if part.privacy.covers_all_releases:
+    if "answers" in part.privacy.covers:
         return
     for other in others:
         if implements(other, "answer_question"):
             raise TacitaError(
                 f"part '{other.name}' asks people besides rounds, and {part.name} noises and counts rounds alone; "
-                f"set covers_all_releases in {part.name}, or leave one of them out."
+                f"let {part.name} cover 'answers', or leave one of them out."
             )
 
 
 def _refuse_plain_weights(part: Part, others: Sequence[Part]) -> None:
     """Refuse weights that follow from users' data: a weight leaves the device without noise."""
     assert part.privacy is not None
-    if part.privacy.noises_weights:
+    if "weights" in part.privacy.covers:
         return
     for other in others:
         if implements(other, "weigh") and not other.weighs_presence:

@@ -22,8 +22,13 @@ from tacita.core.types import (
 from tacita.messages import Form
 from tacita.round.state import with_part_state
 
-TaskField = Literal["data", "negatives", "labels", "samples", "likes", "rows_needed", "step_samples", "pull", "penalty"]
-"""What a part may decide of a round; `data` stands for train, exclude and history together."""
+TaskField = Literal[
+    "data", "negatives", "labels", "ratings", "samples", "likes", "rows_needed", "step_samples", "pull", "penalty"
+]
+"""What a part may decide of a round.
+
+`data` stands for train, exclude and history together. `ratings`: the labels take the place of users' ratings, too.
+"""
 
 SINGLE_OWNER: dict[str, str] = {
     "data": "what is learned from",

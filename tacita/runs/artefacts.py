@@ -230,7 +230,7 @@ def _list_row_traces(arrays: Arrays, needles: ScanTargets) -> list[str]:
     item_table, head_prefix = MODEL_ARRAYS
     model = arrays.get(item_table)
     if model is not None:
-        rows = _drop_shared_rows(rows, model)
+        rows = _drop_rows_of_model(rows, model)
     places = []
     for name, array in arrays.items():
         is_model = name == item_table or name.startswith(head_prefix)
@@ -239,7 +239,7 @@ def _list_row_traces(arrays: Arrays, needles: ScanTargets) -> list[str]:
     return places
 
 
-def _drop_shared_rows(rows: AnyArray, model: AnyArray) -> AnyArray:
+def _drop_rows_of_model(rows: AnyArray, model: AnyArray) -> AnyArray:
     """Rows that the new model does not have: one that it has is no trace."""
     if model.shape[1:] != rows.shape[1:]:
         return rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
@@ -12,7 +12,7 @@ from tacita.core.config import RunConfig, SplitConfig, TrainConfig, validate_mod
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.types import BlockStream
-from tacita.data.block_cuts import decouple_split, refuse_coupled_split
+from tacita.data.block_cuts import decouple_split, limit_source_blocks, refuse_coupled_split
 from tacita.data.catalogue import FROM_DATA, find_catalogue, missing_catalogue_error, restrict_to_catalogue
 from tacita.data.frames import Frame, read_frame
 from tacita.data.interaction_table import Interactions
@@ -23,6 +23,7 @@ from tacita.kernels.threads import max_threads, set_threads
 from tacita.methods import Part, RunContext, build_parts, find_part_class, resolve_parts
 from tacita.models import find_backbone_class
 from tacita.models.base import Backbone, apply_budget, with_chosen_form
+from tacita.models.statistic_model import StatisticModel
 from tacita.privacy.secure_sum import check_installed, check_size
 from tacita.round.capabilities import Privacy
 from tacita.round.clashes import check_parts
@@ -35,6 +36,9 @@ from tacita.runs.item_rows import with_features, with_side_rows
 from tacita.runs.noise_secret import draw_secret
 from tacita.runs.silos import with_silos
 
+if TYPE_CHECKING:
+    from tacita.federation.ranks.rank_team import RankTeam
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -43,9 +47,12 @@ class Machine:
     threads: int = 0  # 0: all cores
     chunk: int = 256
     data_dir: Path | None = None
+    ranks: RankTeam | None = None  # processes that train beside this one
 
 
 ALL_CORES = Machine()
+LIST_CHUNKS = 16
+"""Chunks of clients that are one where what they send is lists of items."""
 Parts = tuple[Part, ...]
 BUDGET_KEYS = ("tiers", "budget", "epsilon")  # settings of parts that hold a budget
 NO_TIMES = "no times: the order of rows is taken as the order of events."
@@ -95,6 +102,7 @@ def assemble_federation(
     if data is None:
         data = load_run_table(config, machine, frame)
     data = _with_catalogue(config, parts, data)
+    config, data = _with_public_blocks(config, parts, data)
     table = data.table
     config = _with_denominator(config, parts, table)
     split_config = _choose_split(config, parts, table)
@@ -103,19 +111,26 @@ def assemble_federation(
     if backbone.reads_order and table.timestamp is None:
         stream = replace(stream, notes=(*stream.notes, NO_TIMES))
     if config.privacy.epsilon is not None and not config.privacy.blocks:
-        _refuse_counted_blocks(table, config.split)
         planned_blocks = config.privacy.model_copy(update={"blocks": len(stream.blocks)})
         config = config.model_copy(update={"privacy": planned_blocks})
     lab_secret = _choose_secret(config, parts, noise_secret)
     backbone, parts, draws = build_components(config, lab_secret=lab_secret)
     _check_catalogue(config, backbone, parts, stream)
-    federation = Federation(backbone, parts, config, draws, machine.chunk, stream=stream)
+    chunk = _choose_chunk(backbone, machine, stream.n_items)
+    federation = Federation(backbone, parts, config, draws, chunk, stream=stream)
     if config.train.aggregator == "secure":
         check_masks(federation)
     federation = with_side_rows(federation)
     federation = with_features(federation)
     wrapped: Federation = wrap_run(with_silos(federation))
     return wrapped
+
+
+def _choose_chunk(backbone: Backbone, machine: Machine, n_items: int) -> int:
+    """How many clients answer at once: more where uploads are mere lists, since each chunk goes through whole sums."""
+    if isinstance(backbone, StatisticModel) and backbone.sums_lists(n_items):
+        return LIST_CHUNKS * machine.chunk
+    return machine.chunk
 
 
 def states_epsilon(config: RunConfig, parts: Parts) -> bool:
@@ -142,13 +157,15 @@ def _choose_split(config: RunConfig, parts: Parts, table: Interactions) -> Split
     return decouple_split(resolve_split(table, config.split))
 
 
-def _refuse_counted_blocks(table: Interactions, split_config: SplitConfig) -> None:
-    """Refuse to plan a budget by how many blocks the rows of a file happen to name."""
-    if split_config.kind == "given" and table.block is not None:
-        raise TacitaError(
-            f"{table.name} names its own blocks, so one person's rows could decide how many there are, and how much "
-            "noise; say how many the budget is for with privacy.blocks."
-        )
+def _with_public_blocks(config: RunConfig, parts: Parts, data: RunTable) -> tuple[RunConfig, RunTable]:
+    """Under a budget a public number of blocks, also where rows of a file name theirs."""
+    if not states_epsilon(config, parts):
+        return config, data
+    table, n_blocks = limit_source_blocks(data.table, config.split, config.privacy.blocks)
+    if table is data.table:
+        return config, data
+    split_config = config.split.model_copy(update={"n_blocks": n_blocks})
+    return config.model_copy(update={"split": split_config}), RunTable(table)
 
 
 def limit_to_catalogue(config: RunConfig, data: RunTable) -> RunTable:
@@ -164,7 +181,7 @@ def _with_catalogue(config: RunConfig, parts: Parts, data: RunTable) -> RunTable
         return data
     catalogue = find_catalogue(config.catalogue, config.data, data.table)
     if catalogue is not None:
-        return RunTable(restrict_to_catalogue(data.table, catalogue))
+        return RunTable(restrict_to_catalogue(data.table, catalogue, only_public=has_budget))
     if has_budget and config.catalogue != FROM_DATA:
         raise missing_catalogue_error(data.table)
     return data
@@ -179,16 +196,20 @@ def _with_denominator(config: RunConfig, parts: Parts, table: Interactions) -> R
     expected = float(enrolled) if drawn.kind == "all" else drawn.rate * enrolled
     for part in parts:
         privacy = part.privacy
-        if privacy is not None and privacy.counts_people and covers_mean(part):
-            train = config.train.model_copy(update={"denominator": expected})
+        if privacy is None or not covers_mean(part):
+            continue
+        weight = privacy.compute_expected_weight(expected)
+        if weight is not None:
+            train = config.train.model_copy(update={"denominator": weight})
             return config.model_copy(update={"train": train})
     return config
 
 
 def _load_table(config: RunConfig, machine: Machine, frame: Frame | None) -> Interactions:
-    """The rows that a run learns from: of a table in memory, or of its dataset."""
+    """The rows that a run learns from: of a table in memory, or of its dataset; row by row under a budget."""
+    row_by_row = states_epsilon(config, build_components(config)[1])
     if frame is not None:
-        return read_frame(frame, config.columns, config.date_format, config.decimal, config.drop_missing)
+        return read_frame(frame, config.columns, config.date_format, config.decimal, config.drop_missing, row_by_row)
     return load_interactions(
         config.data,
         data_dir=machine.data_dir,
@@ -196,6 +217,7 @@ def _load_table(config: RunConfig, machine: Machine, frame: Frame | None) -> Int
         date_format=config.date_format,
         decimal=config.decimal,
         drop_missing=config.drop_missing,
+        row_by_row=row_by_row,
     )
 
 

@@ -42,7 +42,7 @@ BLOCK_SETTINGS = {"kind", "n_blocks", "base_share", "borders", "inner"}
 """Settings that say how a stream is cut into blocks."""
 VALID_USERS = 3_000
 """Users whose validation items decide between models and settings."""
-FILTER = "graph filter"
+FILTER = "tally as a graph filter"
 
 OnNote = Callable[[str], None]
 

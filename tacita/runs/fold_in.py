@@ -116,7 +116,7 @@ def check_fold_in(plan: Plan) -> None:
         sent = plan.learner.sends or plan.learner.name
         raise TacitaError(f"nobody can be folded into a run whose devices send {sent}; train again with them.")
     settings = plan.config.train
-    has_implicit_labels = any(part.ignores_ratings for part in plan.parts)
+    has_implicit_labels = any("ratings" in part.fills for part in plan.parts)
     if settings.objective == "squared" and not has_implicit_labels:
         raise TacitaError(
             "nobody can be folded into a run of train.objective = 'squared': it learns ratings where there are some, "

@@ -11,6 +11,7 @@ from tacita.methods import find_part_class, list_preset_names, list_preset_parts
 from tacita.methods.catalogue import METHODS
 from tacita.report.text_tables import render_markdown_table
 from tacita.round.capabilities import Privacy, Unlearning
+from tacita.round.preset import PRINTED
 from tacita.round.registry import find_preset_settings, is_lab_only
 
 SCOPES = {"given": "what was shared", "local": "single items", "people": "whole users"}
@@ -75,7 +76,7 @@ def list_methods() -> list[MethodReference]:
 def build_method_reference(name: str) -> MethodReference:
     specs = list_preset_parts(name)
     parts = tuple(str(spec["name"]) for spec in specs)
-    info = METHODS.get(name)
+    info = METHODS.get(name) or METHODS.get(name.removesuffix(PRINTED))
     return MethodReference(
         name=name,
         family=_find_family(parts),

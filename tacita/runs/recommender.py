@@ -56,10 +56,12 @@ class Recommender:
     # scikit-learn's protocol
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """What it was made with, by name; scikit-learn's `clone` reads it."""
         named = {"backbone": self.backbone, "method": self.method, "seed": self.seed, "out": self.out}
         return {**named, **self.settings}
 
     def set_params(self, **params: Any) -> Recommender:
+        """Change what it was made with; the next `fit` reads it."""
         for name, value in params.items():
             if name in ("backbone", "method", "seed", "out"):
                 setattr(self, name, value)
@@ -134,7 +136,7 @@ class Recommender:
         return self._convert(self.fitted_run.recommend(_to_ids(users), k, **options))
 
     def predict(self, X: Any) -> np.ndarray[Any, Any]:
-        """The score of every row's user and item; NaN where the run knows one of them not."""
+        """The score of every row's user and item; NaN where the run does not know one of them."""
         run = self.fitted_run
         users, items = self._read_pairs(X, "predict")
         known_users = set(run.users)
@@ -154,6 +156,7 @@ class Recommender:
         return self._convert(self.fitted_run.explain(user, item, k))
 
     def similar(self, item: Id, k: int = 10) -> Any:
+        """The items that are most like another; see `Run.similar`."""
         return self._convert(self.fitted_run.similar(item, k))
 
     def evaluate(self, holdout: Any, k: int = 10) -> dict[str, float]:
@@ -215,9 +218,13 @@ def _to_ids(users: Any) -> Any:
 
 
 def _measure_lists(lists: Frame, wanted: dict[str, set[str]], k: int) -> dict[str, float]:
+    """Means over the users who want something; who gets no list scores 0."""
+    recommended_to: dict[str, list[str]] = {user: [] for user in wanted}
+    for user, item in zip(lists["user"], lists["item"], strict=True):
+        recommended_to[user].append(item)
     recall = hits = gain = 0.0
     for user, items in wanted.items():
-        recommended = lists.filter(lists["user"] == user)["item"].to_list()
+        recommended = recommended_to[user]
         is_hit = np.array([item in items for item in recommended], bool)
         recall += is_hit.sum() / len(items)
         hits += bool(is_hit.any())

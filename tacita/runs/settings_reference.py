@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import types
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
@@ -14,8 +14,10 @@ from pydantic_core import PydanticUndefined
 
 from tacita.core.config import RunConfig
 from tacita.core.errors import TacitaError, unknown_name_error
-from tacita.methods import find_part_class, list_part_names, list_preset_names, resolve_parts
+from tacita.methods import find_part_class, list_part_names, list_preset_names
 from tacita.models import find_backbone_class, list_backbones
+from tacita.round.registry import has_preset
+from tacita.runs.preset_reference import list_preset_values
 
 _KINDS = {int: "whole number", float: "number", bool: "true or false", str: "text", type(None): "not set"}
 _LIMITS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
@@ -30,6 +32,8 @@ class Setting:
     kind: str
     default: str
     about: str
+    value: str = ""  # under a method that was asked for
+    origin: str = ""  # where that value comes from
 
 
 def list_settings() -> list[Setting]:
@@ -50,12 +54,28 @@ def find_settings(word: str | None) -> list[Setting]:
     settings = list_settings()
     if word is None:
         return settings
+    if has_preset(word):
+        own_settings = _list_settings_of_preset(settings, word)
+        if own_settings:
+            return own_settings
     matches = _match_word(settings, word)
     if matches:
         return matches
-    if word in list_preset_names():  # a method without parts
+    if has_preset(word):  # a method that sets nothing
         return [setting for setting in settings if setting.key == "method"]
     raise _unknown_word_error(settings, word)
+
+
+def _list_settings_of_preset(settings: list[Setting], method: str) -> list[Setting]:
+    """What a preset sets of runs and of its model, and all options of its parts, each with its value."""
+    by_name = {(setting.owner, setting.key): setting for setting in settings}
+    own_settings = []
+    for entry in list_preset_values(method):
+        setting = by_name.get((entry.owner, entry.key))
+        if setting is not None:
+            value = "not set" if entry.value is None else json.dumps(entry.value, default=str)
+            own_settings.append(replace(setting, value=value, origin=entry.origin))
+    return own_settings
 
 
 def _match_word(settings: list[Setting], word: str) -> list[Setting]:
@@ -76,12 +96,8 @@ def _match_word(settings: list[Setting], word: str) -> list[Setting]:
 
 
 def _list_owners(word: str) -> set[str]:
-    """Whose settings a word stands for, if it is the name of a backbone, a part or a method."""
-    owners = {f"backbone {word}", f"part {word}"}
-    if word in list_preset_names():
-        for part in resolve_parts(word, None):
-            owners.add(f"part {part['name']}")
-    return owners
+    """Whose settings a word stands for, if it is the name of a backbone or a part."""
+    return {f"backbone {word}", f"part {word}"}
 
 
 def _read_last_word(text: str, separator: str) -> str:

@@ -47,6 +47,7 @@ from tacita.runs.default_model import RoundRecord, TrainingStart
 from tacita.runs.file_schemas import RunIds, RunResult, ScoreRow
 from tacita.runs.ledger import CountedParts, join_accounts, summarise_spending
 from tacita.runs.noise_secret import delete_secret, missing_secret_error, read_secret, store_secret
+from tacita.runs.ranks import describe_ranks, explain_lost_rank, share_out
 from tacita.runs.run_folder import (
     UNFINISHED,
     is_finished,
@@ -87,7 +88,7 @@ def train(
             if federation.draws.lab_secret:
                 store_secret(out, federation.draws.lab_secret)
             spent = _write_rounds(out / "events.jsonl", start.rounds)
-            _train_to_end(federation, start.progress, out, watcher, spent)
+            _train_to_end(federation, start.progress, out, watcher, machine, spent)
         except (TacitaError, MemoryError):
             events = out / "events.jsonl"
             if not events.is_file() or events.stat().st_size == 0:
@@ -153,7 +154,7 @@ def resume(
                 read_checkpoint(checkpoint, config) if checkpoint.is_file() else make_initial_progress(federation)
             )
             spent = _trim_events(out / "events.jsonl", progress)
-            _train_to_end(federation, progress, out, watcher, spent)
+            _train_to_end(federation, progress, out, watcher, machine, spent)
         run = _run_missing_controls(federation, out, watcher, controls)
         watcher.on_end(run)
         return run
@@ -194,7 +195,7 @@ class CheckpointWriter:
         return now >= self.due
 
     def write(self, progress: Progress, now: float) -> None:
-        arrays, note = flatten_progress_with_note(progress)
+        arrays, note = flatten_progress_with_note(progress.with_local_devices())
         note["config"] = self.federation.config.model_dump_json()
         write_arrays(self.path, arrays, note)
         cost = time.monotonic() - now
@@ -203,7 +204,12 @@ class CheckpointWriter:
 
 
 def _train_to_end(
-    federation: Federation, progress: Progress, out: Path, watcher: TrainingCallbacks, spent: float = 0.0
+    federation: Federation,
+    progress: Progress,
+    out: Path,
+    watcher: TrainingCallbacks,
+    machine: Machine,
+    spent: float = 0.0,
 ) -> None:
     """All rounds, then models and numbers on disk, before anything else can fail."""
     watcher.on_start(federation, progress)
@@ -220,9 +226,17 @@ def _train_to_end(
                 checkpoints.write(progress, now)
             watcher.on_round(report)
 
-        run_remaining_blocks(federation, progress, on_round, watcher.on_block)
+        with explain_lost_rank(machine, out):
+            progress = share_out(federation, progress, machine)
+            run_remaining_blocks(federation, progress, on_round, watcher.on_block)
+            progress = progress.with_local_devices()
+            if machine.ranks is not None:
+                machine.ranks.close()
     write_models(federation, progress, out)
     result = _build_result(federation, progress)
+    ranks = describe_ranks(machine)
+    if ranks is not None:
+        result["ranks"] = ranks
     if federation.config.evaluate.controls:
         result[UNFINISHED] = "controls"
     write_json(out / "result.json", result)
@@ -264,6 +278,7 @@ def save_run(federation: Federation, progress: Progress, out: Path) -> None:
     """A run that was trained elsewhere (a trial) as a finished folder, without controls."""
     if out.exists():
         return
+    progress = progress.with_local_devices()
     make_folder(out, federation.config, federation.stream)
     write_bytes(out / "events.jsonl", b"")
     write_models(federation, progress, out)

@@ -64,6 +64,7 @@ class CallGuard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
+            return
         if scope["type"] != "http":
             return
         headers = Headers(scope=scope)

@@ -48,7 +48,7 @@ def _render_operation(method: str, path: str, operation: dict[str, Any], schemas
     if answer is not None:
         schema = _resolve(answer["schema"], schemas)
         example = json.dumps(_sketch(schema, schemas), indent=1)
-        lines.append(f"<pre>{html.escape(example)}</pre>")
+        lines.append(f"<p>It answers:</p><pre>{html.escape(example)}</pre>")
     return "\n".join(lines)
 
 
@@ -58,9 +58,16 @@ def _render_parameter(parameter: dict[str, Any]) -> str:
 
 
 def _render_field(name: str, is_required: bool, field: dict[str, Any]) -> str:
-    default = "required" if is_required else f"default {json.dumps(field.get('default'))}"
+    default = _describe_default(is_required, field.get("default"))
     about = html.escape(field.get("description", ""))
     return f"<tr><td><code>{html.escape(name)}</code></td><td>{html.escape(default)}</td><td>{about}</td></tr>"
+
+
+def _describe_default(is_required: bool, default: Any) -> str:
+    if is_required:
+        return "required"
+    is_empty = default is None or default == []
+    return "optional" if is_empty else f"default {json.dumps(default)}"
 
 
 def _resolve(schema: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 Split, masks and metrics are the package's own. The test is read twice: with the training items alone ("train"), and
 with the validation item as well ("known"), as papers on sequences do.
 
-    python tests/controls/sasrec.py --data ml-1m --minutes 50
+    python tests/controls/sasrec.py --data ml-1m --minutes 500 --checkpoint FOLDER
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ import copy
 import json
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
 
@@ -25,6 +28,8 @@ from tacita.federation.evaluation import build_ranking_mask
 from tacita.metrics import EvaluationRules, evaluate_ranking, sample_candidates
 from tacita.round.plan import Federation
 from tacita.runs.assembly import ALL_CORES, assemble_federation
+
+CHECKPOINT = "sasrec.safetensors"
 
 
 class SASRec(nn.Module):
@@ -109,41 +114,103 @@ def measured(fed: Federation, block: Block, model: SASRec, read: Ragged, purpose
     return result
 
 
-def run(asked: argparse.Namespace) -> dict[str, object]:
+class Training:
+    """Model, optimiser and the best epoch so far; a checkpoint after every epoch lets a stopped training go on."""
+
+    def __init__(self, options: argparse.Namespace, n_items: int) -> None:
+        torch.manual_seed(options.seed)
+        self.options = options
+        self.model = SASRec(n_items, options.dim, options.length, options.layers, options.dropout)
+        self.optimiser = torch.optim.Adam(self.model.parameters(), lr=options.lr, betas=(0.9, 0.98))
+        self.best_weights = copy.deepcopy(self.model.state_dict())
+        self.progress = {"epoch": 0, "best_epoch": 0, "best": 0.0, "cpu_seconds": 0.0}
+
+    def train_epoch(self, train: Ragged, n_items: int) -> None:
+        """One pass; its draws follow from seed and epoch, so that a resumed training makes the same ones."""
+        self.progress["epoch"] += 1
+        epoch = int(self.progress["epoch"])
+        torch.manual_seed(1000 * self.options.seed + epoch)
+        rng = np.random.default_rng([self.options.seed, epoch])
+        self.model.train()
+        for rows in batches(windows(train, self.options.length, rng), self.options.tokens, n_items, rng):
+            self.optimiser.zero_grad()
+            loss_of(self.model, rows, n_items, self.options.negatives).backward()
+            self.optimiser.step()
+
+    def record_validation(self, ndcg: float) -> None:
+        if ndcg > self.progress["best"]:
+            self.progress |= {"best": ndcg, "best_epoch": self.progress["epoch"]}
+            self.best_weights = copy.deepcopy(self.model.state_dict())
+
+    def is_converged(self) -> bool:
+        return self.progress["epoch"] - self.progress["best_epoch"] >= self.options.patience
+
+    def save_checkpoint(self, folder: Path) -> None:
+        tensors = {f"model/{name}": tensor for name, tensor in self.model.state_dict().items()}
+        tensors |= {f"best/{name}": tensor for name, tensor in self.best_weights.items()}
+        for index, moments in self.optimiser.state_dict()["state"].items():
+            tensors |= {f"adam/{index}/{name}": tensor for name, tensor in moments.items()}
+        folder.mkdir(parents=True, exist_ok=True)
+        settings = {"progress": json.dumps(self.progress)}
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "next", settings)
+        (folder / "next").replace(folder / CHECKPOINT)
+
+    def load_checkpoint(self, folder: Path) -> None:
+        with safe_open(folder / CHECKPOINT, "pt") as file:
+            self.progress = json.loads(file.metadata()["progress"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        self.model.load_state_dict(select_tensors(tensors, "model/"))
+        self.best_weights = select_tensors(tensors, "best/")
+        moments: dict[int, dict[str, torch.Tensor]] = {}
+        for name, tensor in select_tensors(tensors, "adam/").items():
+            index, moment = name.split("/")
+            moments.setdefault(int(index), {})[moment] = tensor
+        groups = self.optimiser.state_dict()["param_groups"]
+        self.optimiser.load_state_dict({"state": moments, "param_groups": groups})
+
+
+def select_tensors(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def run(options: argparse.Namespace) -> dict[str, object]:
     """Train until validation has not improved for `patience` epochs or the time is up; test the best epoch."""
-    torch.manual_seed(asked.seed)
-    rng = np.random.default_rng(asked.seed)
-    fed = assemble_federation(RunConfig(data=asked.data, split=SplitConfig(kind="leave-one-out")), ALL_CORES)
-    torch.set_num_threads(asked.threads)
-    block, pad = fed.stream.blocks[0], fed.stream.n_items
-    model = SASRec(pad, asked.dim, asked.length, asked.layers, asked.dropout)
-    optimiser = torch.optim.Adam(model.parameters(), lr=asked.lr, betas=(0.9, 0.98))
-    begun, best, best_epoch, epoch, state = time.perf_counter(), 0.0, 0, 0, copy.deepcopy(model.state_dict())
-    while epoch - best_epoch < asked.patience and time.perf_counter() - begun < 60 * asked.minutes:
-        epoch += 1
-        model.train()
-        for rows in batches(windows(block.train, asked.length, rng), asked.tokens, pad, rng):
-            optimiser.zero_grad()
-            loss_of(model, rows, pad, asked.negatives).backward()
-            optimiser.step()
-        result = measured(fed, block, model, block.train, "valid")["ndcg@10"]
-        print(f"epoch {epoch}: validation ndcg@10 {result:.4f}, {time.perf_counter() - begun:.0f} s", flush=True)
-        if result > best:
-            best, best_epoch, state = result, epoch, copy.deepcopy(model.state_dict())
-    spent = {"seconds": time.perf_counter() - begun, "cpu_seconds": time.process_time()}
-    model.load_state_dict(state)
+    fed = assemble_federation(RunConfig(data=options.data, split=SplitConfig(kind="leave-one-out")), ALL_CORES)
+    torch.set_num_threads(options.threads)
+    block, n_items = fed.stream.blocks[0], fed.stream.n_items
+    training = Training(options, n_items)
+    folder = Path(options.checkpoint) if options.checkpoint else None
+    if folder and (folder / CHECKPOINT).exists():
+        training.load_checkpoint(folder)
+    begun = time.perf_counter()
+    while training.progress["epoch"] < options.epochs and not training.is_converged():
+        if time.perf_counter() - begun > 60 * options.minutes:
+            break
+        cpu = time.process_time()
+        training.train_epoch(block.train, n_items)
+        ndcg = measured(fed, block, training.model, block.train, "valid")["ndcg@10"]
+        training.record_validation(ndcg)
+        training.progress["cpu_seconds"] += time.process_time() - cpu
+        spent = training.progress["cpu_seconds"]
+        print(f"epoch {training.progress['epoch']}: validation ndcg@10 {ndcg:.4f}, {spent:.0f} s of CPU", flush=True)
+        if folder:
+            training.save_checkpoint(folder)
+    training.model.load_state_dict(training.best_weights)
     reads = {"train": block.train, "known": block.train.join_rows(block.valid)}
-    test = {name: measured(fed, block, model, read, "test") for name, read in reads.items()}
-    return {**vars(asked), "epochs": epoch, "best_epoch": best_epoch, "valid": best, "read": test, **spent}
+    test = {name: measured(fed, block, training.model, read, "test") for name, read in reads.items()}
+    ended = {"converged": training.is_converged(), "read": test}
+    return {**vars(options), **training.progress, **ended}
 
 
-def asked_for(given: list[str] | None = None) -> argparse.Namespace:
+def asked_for(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="SASRec on pooled data, last item out.")
     parser.add_argument("--data", default="ml-100k")
-    whole = {"dim": 64, "length": 200, "layers": 2, "negatives": 0, "tokens": 8192, "patience": 10, "threads": 1}
+    parser.add_argument("--checkpoint", default="", help="a folder: a training that was stopped goes on from it")
+    whole = {"dim": 64, "length": 200, "layers": 2, "negatives": 0, "tokens": 8192, "patience": 10}
+    whole |= {"epochs": 1000, "threads": 1}
     for name, value in {**whole, "seed": 1, "dropout": 0.2, "lr": 1e-3, "minutes": 50.0}.items():
         parser.add_argument(f"--{name}", type=type(value), default=value)
-    return parser.parse_args(given)
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

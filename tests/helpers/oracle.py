@@ -25,12 +25,14 @@ from tacita.core.types import (
     Broadcast,
     CohortView,
     Floats,
+    Keys,
     LocalModels,
     Ragged,
     ServerState,
 )
 from tacita.federation.clients import Cohort, Membership, build_cohort_view, build_user_view, group_users_into_clients
 from tacita.federation.rounds import Progress, begin_block, make_initial_progress
+from tacita.kernels.sampling import draw_folds
 from tacita.learn.rows import apply_total
 from tacita.learn.training import TrainedCohort, train_cohort
 from tacita.learn.training.local_models import build_local_models
@@ -396,29 +398,52 @@ class AttentionDevice(Device):
 
 
 class RecurrentDevice(TowerDevice):
-    """Interest: torch's GRU cell over the last likes, event by event, and layers on [p ; q ; h] joined."""
+    """Interest: torch's GRU cell over the last likes, event by event, and layers on [p ; q ; h] joined.
 
-    def state(self, user: int) -> Tensor:
+    Where histories are cut into folds, an item is scored by the state of the likes in other folds.
+    """
+
+    fold_key: np.uint64
+    user_keys: Keys  # of its users
+
+    def fold(self, user: int, item: int) -> int:
+        if self.config.folds == 1:
+            return 0
+        cut = draw_folds(self.fold_key, self.user_keys, np.array([user]), np.array([item]), self.config.folds)
+        return int(cut[0])
+
+    def state(self, user: int, fold: int = 0) -> Tensor:
         d, h, values = self.config.dim, self.heads, torch.zeros(1, self.config.dim)
         for item in self.likes[user][-self.config.last :]:
+            if self.config.folds > 1 and self.fold(user, item) == fold:
+                continue
             event = torch.cat([self.items[item], torch.ones(1), h["gaps"][0]])  # no ratings, no times
             x = event @ h["event_layer"] + h["event_bias"]
             weights = h["gru_in"].T, h["gru_state"].T, h["gru_in_bias"], h["gru_state_bias"]
             values = torch.gru_cell(x[None], values, *weights)
         assert values.shape == (1, d)
+        if self.config.centred:
+            return values[0] - h["state_centre"].detach()
         return values[0]
 
     def logits(self, user: list[int], item: list[int]) -> Tensor:
-        states = {u: self.state(u) for u in set(user)}
+        folds = [self.fold(u, i) for u, i in zip(user, item, strict=True)]
+        wanted = list(zip(user, folds, strict=True))
+        states = {who: self.state(*who) for who in set(wanted)}
         h = self.heads
         first = torch.cat([h["user_layer"], h["item_layer"], h["state_layer"]])
-        up = torch.cat([self.own["p"][user], self.items[item], torch.stack([states[u] for u in user])], dim=1)
+        up = torch.cat([self.own["p"][user], self.items[item], torch.stack([states[who] for who in wanted])], dim=1)
         for k, weight in enumerate([first, *(h[f"layer_{k}"] for k in range(1, len(self.config.tower)))]):
             up = nn.functional.relu(nn.functional.linear(up, weight.T, h[f"bias_{k}"]))
         return nn.functional.linear(up, h["out"][None], h["out_bias"])[:, 0]
 
+    def passes(self) -> list[Groups]:
+        learning = [head for name, head in self.heads.items() if name != "state_centre"]
+        return [[([*self.own.values(), *learning], self.config.lr), ([self.items], self.table_rate)]]
+
     def compute_own_loss(self, users: list[int]) -> Tensor:
-        apart = [1 - torch.cosine_similarity(self.own["p"][u], self.state(u), dim=0) for u in users]
+        states = [(self.own["p"][u], self.state(u, fold)) for u in users for fold in range(self.config.folds)]
+        apart = [1 - torch.cosine_similarity(p, state, dim=0) for p, state in states]
         return self.config.mu * torch.stack(apart).mean()
 
     def rows_read(self, user: list[int], item: list[int]) -> list[int]:
@@ -512,6 +537,9 @@ def slow_round(
         users = list(range(view.user_ptr[client], view.user_ptr[client + 1]))
         device = DEVICES.get(backbone.name, AnyDevice)(backbone, view.items, view.private[users], view.heads)
         device.likes = [view.train.row(u).tolist() for u in users]
+        if isinstance(device, RecurrentDevice):
+            device.fold_key = draws.private("state-folds", view.block, view.round)
+            device.user_keys = view.user_keys[users]
         if isinstance(device, AttentionDevice):
             device.near = [near_of(view, u) for u in users]
         personal.append(train_device(device, users, local, client, plan, more, after_step))
@@ -628,7 +656,8 @@ class RowMover(Mover):
         used = task.used()
         for whole, rate in [(p, rate) for params, rate in self.groups for p in params]:
             rows = used.get(id(whole))  # None: a head, which is all one row
-            data, grad = (x if rows is not None else x.reshape(1, -1) for x in (whole.detach(), whole.grad))
+            slopes = torch.zeros_like(whole) if whole.grad is None else whole.grad  # None: the loss does not read it
+            data, grad = (x if rows is not None else x.reshape(1, -1) for x in (whole.detach(), slopes))
             for row in rows if rows is not None else [0]:
                 entry, optimiser = self.held.setdefault((id(whole), row), self.start(data[row : row + 1], rate))
                 slope = grad[row : row + 1] + self.plan.weight_decay * entry.detach()

@@ -29,6 +29,7 @@ from tacita.live.running import node_client
 from tacita.live.server.coordinator import STORE_FILE
 from tacita.live.server.store import ServerStore, count_done_blocks
 from tacita.live.tls_certificates import make_node_key
+from tacita.methods import resolve_config
 from tacita.runs.assembly import Machine, assemble_federation
 
 NODES = ("library", "cinema", "school")
@@ -117,7 +118,7 @@ def write_rows(path: Path, rows: Iterable[Row]) -> Path:
 
 def config_of(data: Path, rounds: int = 3, **more: Any) -> RunConfig:
     values = {"data": str(data), "split": SPLIT, "seed": 5, "train": {"rounds": rounds}, **more}
-    return validate_model(RunConfig, values, "the test")
+    return resolve_config(values, "the test")
 
 
 # Processes

@@ -70,7 +70,7 @@ def test_people_share_take_back_and_leave_through_kills(site: Site) -> None:
         site.folder / "everything.csv",
         backbone={"name": "mf", "dim": 8},
         method="fedshare-local",
-        train={"rounds": 2000, "patience": 2000},
+        train={"rounds": 2000, "patience": 2000, "participation": {"kind": "all"}},
     )
     site.train("r", config)
     user = site.rows("library", "SELECT raw FROM users ORDER BY id LIMIT 1")[0][0]

@@ -7,14 +7,16 @@ from collections.abc import Sequence
 from tacita.core.config import TrainConfig
 from tacita.core.errors import TacitaError
 from tacita.learn.training.ego_stepper import EgoStepper
+from tacita.learn.training.pergnn_stepper import PerGNNStepper
 from tacita.learn.training.recurrent_stepper import RecurrentStepper
+from tacita.learn.training.silo_stepper import SiloStepper
 from tacita.learn.training.stepper import FusedStepper
 from tacita.learn.training.tower_stepper import TowerStepper
 from tacita.models.scorer import Scorer
 from tacita.round.clashes import check_objective
 from tacita.round.part import Part
 
-COMPILED_STEPPERS = (FusedStepper, TowerStepper, EgoStepper, RecurrentStepper)
+COMPILED_STEPPERS = (FusedStepper, TowerStepper, SiloStepper, EgoStepper, PerGNNStepper, RecurrentStepper)
 
 
 def check_training(backbone: Scorer, parts: Sequence[Part], train: TrainConfig) -> None:
@@ -36,9 +38,10 @@ def _check_stepper(backbone: Scorer, train: TrainConfig) -> None:
         return
     if not any(stepper.supports(backbone, train) for stepper in COMPILED_STEPPERS):
         raise TacitaError(
-            f"no fused step for backbone '{backbone.name}' with these settings (no silos; bce and no l2: sgd for "
-            "models that are affine in the item row, lazy-adam for towers; bpr and lazy-adam for ego; bce, lazy-adam "
-            "and batches of people for interest); "
+            f"no fused step for backbone '{backbone.name}' with these settings (bce and no l2: sgd and no silos for "
+            "models that are affine in the item row, lazy-adam or pfedme for towers; bpr, lazy-adam and no silos for "
+            "ego; bce, lazy-adam and no silos for fedpergnn; bce, lazy-adam or pfedme, and batches of people for "
+            "interest); "
             "use train.stepper = 'autograd'."
         )
 

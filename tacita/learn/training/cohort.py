@@ -14,11 +14,14 @@ from tacita.kernels.steps import subtract_table_rows
 from tacita.learn.training.ego_stepper import EgoStepper
 from tacita.learn.training.implicit_steps import apply_penalty, apply_pull
 from tacita.learn.training.local_models import Workspace, build_local_models
-from tacita.learn.training.recurrent_stepper import RecurrentStepper
+from tacita.learn.training.pergnn_stepper import PerGNNStepper
+from tacita.learn.training.recurrent_stepper import RecurrentStepper, draw_item_folds, refuse_plain_steps
+from tacita.learn.training.silo_stepper import SiloStepper
 from tacita.learn.training.stepper import CONTEXT, FusedStepper, StepExtras, Stepper
 from tacita.learn.training.tower_stepper import TowerStepper
 from tacita.messages import DenseArrays, Form, SparseRows, Upload
 from tacita.models.ego import EgoModel
+from tacita.models.fedpergnn import FedPerGNN
 from tacita.models.interest import InterestModel
 from tacita.models.neural_cf import TowerModel
 from tacita.models.scorer import Scorer
@@ -48,6 +51,7 @@ def choose_stepper(backbone: Scorer, train: TrainConfig, local: LocalModels, alo
         compiled = _choose_compiled(backbone, train, local, is_plain)
         if compiled is not None:
             return compiled
+    refuse_plain_steps(backbone)
     # torch takes seconds to import; the compiled steppers need none
     if backbone.grouped:
         from tacita.learn.training.grouped_stepper import GroupedStepper
@@ -60,15 +64,24 @@ def choose_stepper(backbone: Scorer, train: TrainConfig, local: LocalModels, alo
 
 def _choose_compiled(backbone: Scorer, train: TrainConfig, local: LocalModels, is_plain: bool) -> Stepper | None:
     """A compiled stepper that takes all steps at once; None: there is none for this model."""
-    if is_plain and TowerStepper.supports(backbone, train):
-        assert isinstance(backbone, TowerModel)
-        return TowerStepper(backbone, train, local)
-    if EgoStepper.supports(backbone, train) and CONTEXT in local.rows_needed:
-        assert isinstance(backbone, EgoModel)
+    has_context = CONTEXT in local.rows_needed
+    if isinstance(backbone, EgoModel) and EgoStepper.supports(backbone, train) and has_context:
         return EgoStepper(backbone, train, local)
-    if is_plain and RecurrentStepper.supports(backbone, train):
-        assert isinstance(backbone, InterestModel)
+    if not is_plain:
+        return None
+    if isinstance(backbone, FedPerGNN) and PerGNNStepper.supports(backbone, train) and has_context:
+        return PerGNNStepper(backbone, train, local)
+    if isinstance(backbone, InterestModel) and RecurrentStepper.supports(backbone, train):
         return RecurrentStepper(backbone, train, local)
+    if isinstance(backbone, TowerModel):
+        return _choose_tower_stepper(backbone, train, local)
+    return None
+
+
+def _choose_tower_stepper(backbone: TowerModel, train: TrainConfig, local: LocalModels) -> Stepper | None:
+    for stepper in (TowerStepper, SiloStepper):
+        if stepper.supports(backbone, train):
+            return stepper(backbone, train, local)
     return None
 
 
@@ -112,25 +125,51 @@ def train_cohort(
     With a workspace, all of it lives until the next cohort only.
     """
     view = task.view
+    training = _train_local_models(task, backbone, train, draws, space, is_watched=bool(parts))
+    local = training.stepper.local
+    outcomes = {part.name: part.after_training(view, local) for part in parts}
+    if training.is_watched or not isinstance(training.stepper, FusedStepper):
+        subtract_table_rows(local.row_item, local.rows, view.items)
+    values = _collect_moves(local, training.used) | _collect_extras(outcomes)
+    upload = Upload(values, np.ones(view.n_clients), view.client_keys)
+    part_state = {name: outcome.state for name, outcome in outcomes.items() if outcome.state}
+    return TrainedCohort(upload, local, part_state)
+
+
+def train_without_upload(task: CohortTask, backbone: Scorer, train: TrainConfig, draws: Draws) -> LocalModels:
+    """The local models of a cohort after their steps, for devices that use them and send nothing."""
+    return _train_local_models(task, backbone, train, draws, None, is_watched=True).stepper.local
+
+
+@dataclass(frozen=True)
+class _LocalTraining:
+    """A cohort's local models after their steps."""
+
+    stepper: Stepper
+    used: Bools | None  # rows that were used or read; None: all of them
+    is_watched: bool  # rows were gathered, and are as they were trained
+
+
+def _train_local_models(
+    task: CohortTask, backbone: Scorer, train: TrainConfig, draws: Draws, space: Workspace | None, is_watched: bool
+) -> _LocalTraining:
+    """gather -> step."""
+    view = task.view
     if train.decay < 1 and view.round > 0:
         factor = train.decay**view.round
         backbone = _with_scaled_rate(backbone, factor)
     lists = _collect_rows_needed(task, backbone)
     joint = _JointSteps.collect(task, lists)
-    is_watched = bool(parts) or not joint.is_empty
+    is_watched = is_watched or not joint.is_empty
     weighs_samples = any(part_task.likes is not None for part_task in task.tasks.values())
     gathers = is_watched or weighs_samples or not can_fuse(backbone, train)
     local = build_local_models(view, lists, train, draws, space, task.tasks, gathers)
+    if isinstance(backbone, InterestModel):
+        local = draw_item_folds(backbone, local, draws)
     stepper = choose_stepper(backbone, train, local, alone=joint.is_empty)
     used = _mark_used_rows(local) if lists else None
     _run_steps(joint, stepper, backbone, used, is_watched)
-    outcomes = {part.name: part.after_training(view, local) for part in parts}
-    if is_watched or not isinstance(stepper, FusedStepper):
-        subtract_table_rows(local.row_item, local.rows, view.items)
-    values = _collect_moves(local, used) | _collect_extras(outcomes)
-    upload = Upload(values, np.ones(view.n_clients), view.client_keys)
-    part_state = {name: outcome.state for name, outcome in outcomes.items() if outcome.state}
-    return TrainedCohort(upload, local, part_state)
+    return _LocalTraining(stepper, used, is_watched)
 
 
 def _collect_rows_needed(task: CohortTask, backbone: Scorer) -> dict[str, Ragged]:

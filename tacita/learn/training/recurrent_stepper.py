@@ -8,18 +8,52 @@ only setting in which the two differ by more than rounding.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 
 from tacita.core.config import TrainConfig
-from tacita.core.types import Floats, LocalModels
+from tacita.core.draws import Draws
+from tacita.core.errors import TacitaError
+from tacita.core.types import Floats, Ints, LocalModels, Ragged
 from tacita.kernels.interest import run_interest_pfedme_steps, run_interest_steps
-from tacita.kernels.interest_states import PIECES
+from tacita.kernels.sampling import draw_folds
 from tacita.learn.training.stepper import CONTEXT, StepExtras, Stepper
 from tacita.learn.training.tower_stepper import run_on_cores
 from tacita.models.interest import GAP, RATING, InterestModel
 from tacita.models.scorer import Scorer
+
+FOLD = "fold"
+"""The column of a model's own lists that says which fold of its user's history an entry is in."""
+
+
+def draw_item_folds(backbone: InterestModel, local: LocalModels, draws: Draws) -> LocalModels:
+    """The same models; where the model cuts histories into folds, samples and entries of histories say theirs."""
+    if backbone.config.folds == 1 or CONTEXT not in local.rows_needed:
+        return local
+    view = local.view
+    n_folds = backbone.config.folds
+    key = draws.private("state-folds", view.block, view.round)
+    lists, row = local.rows_needed[CONTEXT]
+    entry_fold = draw_folds(key, view.user_keys, lists.rows(), lists.ids, n_folds)
+    cut_lists = Ragged(lists.ptr, lists.ids, {**lists.values, FOLD: entry_fold})
+    rows_needed = {**local.rows_needed, CONTEXT: (cut_lists, row)}
+    fold = draw_folds(key, view.user_keys, local.owner, local.item, n_folds)
+    return replace(local, rows_needed=rows_needed, fold=fold)
+
+
+def refuse_plain_steps(backbone: Scorer) -> None:
+    """Only the compiled step knows folds and centres; the others would score items by states made of them."""
+    if not isinstance(backbone, InterestModel):
+        return
+    for name, plain in (("folds", 1), ("centred", False)):
+        value = getattr(backbone.config, name)
+        if value != plain:
+            raise TacitaError(
+                f"backbone.{name} = {value} needs the compiled step of '{backbone.name}' (bce, lazy-adam, no l2, "
+                f"batches of people, no part that joins single steps); set backbone.{name} to {plain}."
+            )
 
 
 class RecurrentStepper(Stepper):
@@ -49,8 +83,18 @@ class RecurrentStepper(Stepper):
             self._run_pfedme_steps(flat, samples)
         else:
             self._run_adam_steps(flat, samples)
-        for name, value in self.backbone.unflatten_heads(flat).items():
-            local.heads[name][...] = value
+        local.heads.update(self.backbone.unflatten_heads(flat))  # views: with a person a client a copy is dear
+
+    def _prepare_fold_arguments(self) -> tuple[Ints, Ints]:
+        """Folds of the events and of the samples; empty where all events make one state."""
+        lists, _ = self.local.rows_needed[CONTEXT]
+        if self.backbone.config.folds == 1:
+            no_folds = np.zeros(0, np.int32)
+            return no_folds, no_folds
+        if self.local.fold is None:
+            refuse_plain_steps(self.backbone)
+        assert self.local.fold is not None
+        return lists.values[FOLD], self.local.fold
 
     def _prepare_sample_arguments(self) -> tuple[Any, ...]:
         """What both loops read and never change."""
@@ -67,7 +111,6 @@ class RecurrentStepper(Stepper):
             row,
             lists.values[RATING],
             lists.values[GAP],
-            local.row_start,
         )
 
     def _run_adam_steps(self, flat: Floats, samples: tuple[Any, ...]) -> None:
@@ -75,14 +118,18 @@ class RecurrentStepper(Stepper):
         local = self.local
         take_steps = cast(Any, run_interest_steps)
         decay = np.float32(self.train.weight_decay)
+        folds = self._prepare_fold_arguments()
 
         def train_clients(clients: tuple[int, int]) -> None:
             take_steps(
                 *clients,
                 *self.form,
+                self.backbone.config.folds,
                 decay,
                 local.batches_per_group,
                 *samples,
+                *folds,
+                local.row_start,
                 local.rows,
                 local.view.user_ptr,
                 local.private,
@@ -110,6 +157,7 @@ class RecurrentStepper(Stepper):
                 *self.form,
                 *settings,
                 *samples,
+                local.row_start,
                 local.view.user_ptr,
                 local.rows,
                 local.private,
@@ -127,17 +175,13 @@ class RecurrentStepper(Stepper):
 
 def _prepare_model_arguments(backbone: InterestModel) -> tuple[Any, ...]:
     """Where the pieces of the flat shared parameters begin, and the sizes, as compiled loops want them."""
-    shapes = backbone.list_head_shapes()
-    lengths = [math.prod(shape) for shape in shapes.values()]
-    starts = np.cumsum([0, *lengths])
-    start_of = dict(zip(shapes, starts.tolist(), strict=False))
     sizes = backbone.config.tower
     layers = ["item_layer", *(f"layer_{k}" for k in range(1, len(sizes)))]
     biases = [f"bias_{k}" for k in range(len(sizes))]
     return (
-        np.array([start_of[name] for name in PIECES]),
-        np.array([start_of[name] for name in layers]),
-        np.array([start_of[name] for name in biases]),
+        backbone.find_piece_starts(),
+        backbone.find_starts(layers),
+        backbone.find_starts(biases),
         np.array(sizes, np.int64),
         backbone.config.gap_width,
         np.float32(backbone.config.mu),

@@ -89,7 +89,7 @@ class AnswerRecord:
 def put_answer(db: Connection, number: QuestionNumber, answer: AnswerRecord, at: float) -> None:
     """Store everything of an answer; people who were erased meanwhile do not come back."""
     if answer.releases_block:
-        _mark_released(db, number, answer.has_noise)
+        _mark_released_interactions(db, number, answer.has_noise)
     if answer.attempt:
         attempt_snapshot.save_snapshot(db, number.run, answer.attempt, number.block)
     user_ids = [user for (user,) in db.execute("SELECT id FROM users")]
@@ -105,7 +105,7 @@ def put_answer(db: Connection, number: QuestionNumber, answer: AnswerRecord, at:
         _put_release(db, number, kind, request_release, at, set(user_ids))
 
 
-def _mark_released(db: Connection, number: QuestionNumber, has_noise: bool) -> None:
+def _mark_released_interactions(db: Connection, number: QuestionNumber, has_noise: bool) -> None:
     """The rows of a block were part of a sum that left: 1 of an exact one, 2 of noised ones only."""
     assigned = "SELECT interaction FROM assigned WHERE run = ? AND block = ?"
     mark = "2 WHERE released = 0 AND" if has_noise else "1 WHERE"
@@ -234,13 +234,13 @@ def list_request_releases(requests: Sequence[UserRequest]) -> list[tuple[str, Re
         n_items = sum(len(request.items) for request in same_kind)
         n_bytes = sum(count_request_bytes(request) for request in same_kind)
         subject = "1 person asks" if n_users == 1 else f"{n_users} people ask"
-        sees = f"{subject} the server to {kind}: made-up names{_describe_items(n_items)} and times"
+        sees = f"{subject} the server to {kind}: made-up names{_describe_item_count(n_items)} and times"
         release = ReleaseRecord(n_users, n_bytes, sees)
         lines.append((f"{REQUEST_PREFIX}{kind}", release))
     return lines
 
 
-def _describe_items(n_items: int) -> str:
+def _describe_item_count(n_items: int) -> str:
     if n_items == 0:
         return ", no item"
     return f", {n_items} item number{'s' if n_items != 1 else ''}"

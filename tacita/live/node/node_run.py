@@ -254,10 +254,10 @@ def _find_stored_devices(store: NodeStore, run: str, is_alone: bool) -> tuple[St
             candidates.append((current, best))
     if not candidates:
         return None
-    return max(candidates, key=_order_by_progress)
+    return max(candidates, key=_read_progress_of_candidate)
 
 
-def _order_by_progress(candidate: tuple[StoredDevices, StoredDevices]) -> tuple[int, int]:
+def _read_progress_of_candidate(candidate: tuple[StoredDevices, StoredDevices]) -> tuple[int, int]:
     current, _ = candidate
     note, _ = current
     return note["block"], note["round"]

@@ -19,7 +19,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from tacita.core.codec import pack, unpack
-from tacita.federation.devices import RoundReply
+from tacita.federation.device_protocol import RoundReply
 from tacita.live.node.answers import QuestionNumber, count_answers
 from tacita.live.node.node_run import Refusal
 from tacita.live.node.question_reader import ReceivedQuestion

@@ -88,7 +88,7 @@ def _describe_request_state(
     carrier = request.carrier
     if carrier is None:
         if request.is_withdrawal and request.run in batching_runs:
-            return "queued" + _describe_shortfall(node, request, queue)
+            return "queued" + _describe_wait_for_min_users(node, request, queue)
         return "queued"
     if request.outcome is None:
         return f"carried with block {carrier.block} round {carrier.round + 1}"
@@ -121,7 +121,7 @@ def _describe_effect(request: QueuedRequest) -> str:
     return f"{since}, {place}{route}; verified {certificate.verified}"
 
 
-def _describe_shortfall(node: Node, request: QueuedRequest, queue: Sequence[QueuedRequest]) -> str:
+def _describe_wait_for_min_users(node: Node, request: QueuedRequest, queue: Sequence[QueuedRequest]) -> str:
     """How many people have asked so far, of those whose withdrawals leave together."""
     min_users = node.config.min_users
     group = (request.run, request.kind)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tacita.core.types import Longs
-from tacita.federation.devices import RoundReply
+from tacita.federation.device_protocol import RoundReply
 from tacita.live.node import min_contributors, noise_replay
 from tacita.live.node.admission import Admission, admit_sum, refuse_few_contributors
 from tacita.live.node.answers import NodeAnswer, ReleaseRecord

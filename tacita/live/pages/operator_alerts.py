@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from tacita import __version__
-from tacita.live.pages.run_overview import describe_shortfall, list_results
+from tacita.live.pages.run_overview import describe_defeat_by_popularity, list_results
 from tacita.live.server.store import NodeRow, RunRow
 
 CERTIFICATE_WARNING_DAYS = 30.0  # an alert appears so long before the certificate ends
@@ -63,7 +63,7 @@ def list_run_alerts(row: RunRow, stopped: str | None, event: dict[str, Any] | No
         needed = event["needed"]
         sentence = f"Run '{row.name}' waits: {answered} of the {needed} nodes that a round needs answered."
         alerts.append({"kind": "quorum", "said": sentence})
-    shortfall = describe_shortfall(row, list_results(row))
+    shortfall = describe_defeat_by_popularity(row, list_results(row))
     if shortfall:
         alerts.append({"kind": "quality", "said": f"Run '{row.name}' is below most popular: {shortfall}."})
     if n_refusals:

@@ -40,7 +40,7 @@ def summarize_run(row: RunRow, stopped: str | None) -> JsonObject:
         "method": row.config.method,
         "quality": [_select_numbers(result) for result in results],
         "controls": [result.get("controls", {}) for result in results],
-        "below most popular": describe_shortfall(row, results),
+        "below most popular": describe_defeat_by_popularity(row, results),
         "controls said": CONTROLS_TEXT,
     }
 
@@ -57,7 +57,7 @@ def _select_numbers(result: JsonObject) -> dict[str, float]:
     return {name: value for name, value in result.items() if is_number(value)}
 
 
-def describe_shortfall(row: RunRow, results: list[JsonObject]) -> str:
+def describe_defeat_by_popularity(row: RunRow, results: list[JsonObject]) -> str:
     """Where the last block of a run was ranked worse than by popularity, by the metric that chooses its rounds."""
     if not results:
         return ""

@@ -16,7 +16,7 @@ import numpy as np
 
 from tacita.core.errors import TacitaError
 from tacita.core.types import Broadcast, Keys, ServerState
-from tacita.federation.devices import RoundReply
+from tacita.federation.device_protocol import RoundReply
 from tacita.federation.evaluation import MetricSums, parse_selection_metric
 from tacita.live.json_object import JsonObject
 from tacita.live.per_client_arrays import NAMES, ROSTER, TAKES_PART, decode_client_fields
@@ -82,7 +82,7 @@ class RemoteDevices:
     _held_digests: dict[int, set[str]] = field(default_factory=dict)
 
     @property
-    def in_process(self) -> None:
+    def lab(self) -> None:
         return None
 
     @property

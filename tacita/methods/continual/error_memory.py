@@ -20,7 +20,7 @@ from tacita.core.types import CohortView, Floats, LocalModels
 from tacita.kernels.memory import compute_sample_logits, correct_by_similar_errors, store_large_errors
 from tacita.models.scoring import sigmoid
 from tacita.round.part import Part, PartConfig
-from tacita.round.registry import register, register_preset
+from tacita.round.registry import register
 from tacita.round.serving import Purpose, Serving
 from tacita.round.state import StateSpec
 from tacita.round.task import TrainingOutcome
@@ -137,6 +137,3 @@ def normalise_rows(items: Floats) -> Floats:
     length = np.sqrt(squares.sum(1, keepdims=True))
     normalised = items / np.maximum(length, 1e-30)
     return np.asarray(normalised, np.float32)
-
-
-register_preset("rlp2", {"name": "error-memory"})

@@ -33,7 +33,7 @@ from tacita.methods.continual.last_table import LastTable
 from tacita.models.scoring import score_catalogue, score_lists, sigmoid
 from tacita.round.capabilities import Unlearning
 from tacita.round.part import Part, PartConfig
-from tacita.round.registry import register, register_preset
+from tacita.round.registry import register
 from tacita.round.state import StateSpec
 from tacita.round.task import LocalTask
 
@@ -291,12 +291,3 @@ class TemporalMean(Part, Unlearning):
         if "gamma" not in state:
             return {}
         return {"gamma": float(state["gamma"][0])}
-
-
-register_preset("ft")
-register_preset("kd", {"name": "replay", "eps": 0.0})
-register_preset("f3crec", {"name": "replay"}, {"name": "temporal-mean"})
-register_preset("f3crec-no-client", {"name": "temporal-mean"})
-register_preset("f3crec-fixed-replay", {"name": "replay", "eps": 0.0}, {"name": "temporal-mean"})
-register_preset("f3crec-no-server", {"name": "replay"})
-register_preset("f3crec-uniform-mean", {"name": "replay"}, {"name": "temporal-mean", "itemwise": False})

@@ -25,7 +25,7 @@ from tacita.methods.personal.releases import repeat_by_user
 from tacita.privacy.accounting import Event
 from tacita.privacy.ledger import EARLIER_RUNS, Ledger
 from tacita.privacy.noise import NoiseStream
-from tacita.round.capabilities import Privacy
+from tacita.round.capabilities import CoveredRelease, Privacy
 from tacita.round.fields import PartFields
 from tacita.round.part import Part, PartConfig
 from tacita.round.registry import register
@@ -54,9 +54,9 @@ class LaplaceNoise(Part, Privacy):
         return self.config.mode == "ldp"
 
     @property
-    def covers_all_releases(self) -> bool:
+    def covers(self) -> frozenset[CoveredRelease]:
         """Noise as the paper has it minds its own rounds, and keeps nothing."""
-        return self._is_ldp
+        return frozenset({"answers"}) if self._is_ldp else frozenset()
 
     @property
     def noise_scale(self) -> float:

@@ -32,7 +32,7 @@ from tacita.models.scoring import CHUNK, score_catalogue, score_lists, sigmoid
 from tacita.round.broadcast import Audience, PartBroadcast
 from tacita.round.fields import ArraySpec, PartFields
 from tacita.round.part import Part, PartConfig
-from tacita.round.registry import register, register_preset
+from tacita.round.registry import register
 from tacita.round.state import StateSpec
 from tacita.round.task import LocalTask
 
@@ -281,6 +281,3 @@ def merge_draws(item: Ints, label: Floats, width: int) -> tuple[Ints, Floats]:
         items[rows, column] = -1
         labels[rows, column] = 0
     return items, labels
-
-
-register_preset("spp", {"name": "proxies"})

@@ -20,7 +20,7 @@ from tacita.messages import DenseArrays, SparseRows, Spec, Total, Upload, touche
 from tacita.methods.continual.last_table import LastTable
 from tacita.round.fields import PartFields
 from tacita.round.part import PartConfig
-from tacita.round.registry import register, register_preset
+from tacita.round.registry import register
 from tacita.round.state import StateSpec
 from tacita.round.task import LocalTask, TrainingOutcome
 
@@ -110,6 +110,3 @@ class Proximal(LastTable):
             touched[:known] = total.weight  # every client moves every old row
             sums[touched_field] = touched
         return total.with_sums(sums)
-
-
-register_preset("reg", {"name": "proximal"})

@@ -150,13 +150,10 @@ def _select_scored_entries(lists: Ragged, is_selected: Bools) -> Ragged:
     return Ragged.from_pairs(rows, ids, n_clients, {"score": score})
 
 
-def select_ptf_items(
-    counts: Longs, last: Ragged, users: Ints, logits: Logits, most: int = 30, truncate: Longs | None = None
-) -> Ragged:
+def select_ptf_items(counts: Longs, last: Ragged, users: Ints, logits: Logits, most: int = 30) -> Ragged:
     """PTF-FedRec's rule: half by how often items were uploaded so far, half from the client's own top scores.
 
-    Nothing of the client's last upload; the frequent ones stand first. `truncate` cuts each list to a number per
-    client, as the released code does with the number of the client's positives, which a server cannot know.
+    Nothing of the client's last upload; the frequent ones stand first.
     """
     item_ids = np.arange(len(counts))
     by_frequency = np.lexsort((item_ids, -counts))
@@ -172,13 +169,7 @@ def select_ptf_items(
     rows = np.concatenate(picked.rows)
     ids = np.concatenate(picked.ids)
     n_users = len(users)
-    lists = Ragged.from_pairs(rows, ids, n_users, columns)
-    if truncate is None:
-        return lists
-    owner = lists.rows()
-    rank = rank_in_rows(owner)
-    is_short = rank < truncate[owner]
-    return _select_scored_entries(lists, is_short)
+    return Ragged.from_pairs(rows, ids, n_users, columns)
 
 
 def _pick_frequent_and_best(table: Floats, own: Ragged, frequent: Longs, most: int) -> tuple[AnyArray, AnyArray]:

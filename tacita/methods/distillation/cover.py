@@ -2,7 +2,8 @@
 
 Items that a client has nothing to do with get moves that look like those of its own items; then the whole move is cut
 to a length and every number of it gets noise. All are off unless asked for. No epsilon is claimed: the noise covers
-only the rows that are sent, so which rows those are is not hidden, and nothing is counted over rounds.
+only the rows that are sent, so which rows those are is not hidden, and nothing is counted over rounds. In the lab
+pseudo items and noise follow the secret of the run (`needs_secret_noise`): whoever has its seed would take them off.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pydantic import Field
 from tacita.core.types import AnyArray, Arrays, CohortView, Doubles, Floats, Ints, Keys
 from tacita.kernels.hashing import draw_normals, draw_uniforms, hash_owners
 from tacita.messages import DenseArrays, SparseRows, Spec, Upload
+from tacita.round.capabilities import Privacy
 from tacita.round.fields import PartFields
 from tacita.round.part import Part, PartConfig
 from tacita.round.registry import register
@@ -31,7 +33,7 @@ class CoverConfig(PartConfig):
 
 
 @register
-class Cover(Part):
+class Cover(Part, Privacy):
     """Sends more items than a client used, no longer a move than so long, and every number with noise."""
 
     name = "cover"
@@ -52,6 +54,10 @@ class Cover(Part):
 
     def fields(self, n_items: int, block: int = 0) -> PartFields:
         return PartFields(after_encoding=self._widen_bounds)
+
+    @property
+    def needs_secret_noise(self) -> bool:
+        return self.config.noise > 0 or self.config.pseudo_items > 0
 
     def _widen_bounds(self, spec: Spec) -> Spec:
         """A field as it leaves with noise."""

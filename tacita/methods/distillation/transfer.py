@@ -52,6 +52,7 @@ from tacita.methods.distillation.uploads import (
     disguise_predictions,
     disguise_ptf_predictions,
     drop_own_items,
+    keep_first_items,
 )
 from tacita.methods.distillation.weighting import (
     compute_client_states,
@@ -161,6 +162,8 @@ class PredictionTransfer(PredictionPart):
         """Items that the server sent to each client in this round; with `accumulate`, in all rounds."""
         no_scores = make_empty_score_lists(len(view.user))
         received = view.per_client.get(self.name, no_scores)
+        if self.config.truncate:
+            received = keep_first_items(received, view.train.counts())
         if not self.config.accumulate:
             return received
         earlier = view.lists[self.name]["received"]
@@ -181,7 +184,7 @@ class PredictionTransfer(PredictionPart):
         shared_draws = self.context.draws
         draws = RoundDraws(shared_draws, view.client_keys, view.block, view.round)
         if config.scheme == "ptf":
-            ptf_disguise = PtfDisguise(swap=config.swap_options)
+            ptf_disguise = PtfDisguise(replace=config.repeat_negatives, swap=config.swap_options)
             return disguise_ptf_predictions(own, received, ptf_disguise, draws)
         beta = (config.beta_low, config.beta_high)
         disguise = Disguise(beta, config.alpha, config.swap_options)
@@ -372,7 +375,7 @@ class PredictionTransfer(PredictionPart):
         options = self.config.weighting_options
         states = compute_client_states(uploads, logits, options)
         agent = select_network(teacher.agents, "weights")
-        return states, compute_client_weights(agent, states)
+        return states, compute_client_weights(agent, states, options.cap)
 
     def _distil_uploads(
         self, central: CentralModel, teacher: Teacher, samples: TrainingSamples, server: ServerState

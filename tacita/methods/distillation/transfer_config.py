@@ -22,6 +22,12 @@ class TransferConfig(PartConfig):
     swap_select: Literal["random", "top"] = Field("random", description="which values are swapped")
     scheme: Literal["mix", "ptf"] = Field("mix", description="how predictions are told: FedKDRec's way or PTF-FedRec's")
     accumulate: bool = Field(False, description="received items stay with a client for good, as PTF-FedRec's code does")
+    repeat_negatives: bool = Field(
+        False, description="scheme ptf: told negatives are drawn with replacement, as PTF-FedRec's code does"
+    )
+    truncate: bool = Field(
+        False, description="a client learns from as many received items as it has positives, as PTF-FedRec's code does"
+    )
     server: dict[str, Any] = Field(
         {}, description="the server's model; without a name the clients' own, with options changed"
     )
@@ -32,6 +38,9 @@ class TransferConfig(PartConfig):
     server_decay: float = Field(1e-6, ge=0, description="weight decay of the server's model")
     weighting: bool = Field(True, description="an agent weighs the uploads (false: -c)")
     weighting_without: Literal["", "size", "statistics", "loss"] = Field("", description="state it does without")
+    weighting_cap: float | None = Field(
+        None, ge=1, description="largest weight of an upload, as a multiple of an equal share; default: no bound"
+    )
     weighting_lr: float = Field(1e-3, gt=0, description="learning rate of the agent that weighs teachers")
     agent_loss: Loss = Field("ce", description="what the agents are told of a client's upload: cross entropy, or KL")
     select: Literal["agent", "confident", "random", "top", "none"] = Field(
@@ -55,7 +64,12 @@ class TransferConfig(PartConfig):
 
     @property
     def weighting_options(self) -> WeightingOptions:
-        return WeightingOptions(lr=self.weighting_lr, without=self.weighting_without, loss=self.agent_loss)
+        return WeightingOptions(
+            lr=self.weighting_lr,
+            cap=self.weighting_cap,
+            without=self.weighting_without,
+            loss=self.agent_loss,
+        )
 
     @property
     def selection_options(self) -> SelectionOptions:

@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from tacita.core.flat_indices import expand_spans
+from tacita.core.flat_indices import compute_offsets, expand_spans
 from tacita.core.types import AnyArray, Bools, Floats, Longs, Ragged
 from tacita.methods.distillation.round_draws import RoundDraws, floor_share, rank_in_rows
 
@@ -56,6 +56,21 @@ def drop_own_items(received: Ragged, own: Ragged) -> Ragged:
     new_ids = received.ids[is_new]
     n_clients = len(received)
     return Ragged.from_pairs(new_rows, new_ids, n_clients, columns)
+
+
+def keep_first_items(received: Ragged, n_items: Longs) -> Ragged:
+    """The first items of each list, so many of them.
+
+    PTF-FedRec's code cuts on the server, at the number of the client's positives. A server does not know that number,
+    so the device cuts.
+    """
+    counts = np.minimum(received.counts(), n_items)
+    starts = received.ptr[:-1]
+    entries = expand_spans(starts, counts)
+    columns = {}
+    for name, column in received.values.items():
+        columns[name] = column[entries]
+    return Ragged(compute_offsets(counts), received.ids[entries], columns)
 
 
 def pool_items(own: Ragged, received: Ragged) -> Ragged:

@@ -1,7 +1,7 @@
 """The agent that weighs uploads (spec E.3 steps 5 to 7): clients whose labels the server fits well weigh more.
 
 There is no sampling and no baseline in its objective: it is pushed to give more weight to lower losses without bound.
-A small reward for entropy is ours; `measure_concentration` tells whether the weights collapsed.
+A small reward for entropy and a cap on the weights are ours; `measure_concentration` tells whether they collapsed.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class WeightingOptions:
     entropy: float = 0.01  # what the entropy of the weights is worth
     clip_norm: float = 1.0  # of the gradient
     reward_cap: float = 3.0
+    cap: float | None = None  # largest weight as a multiple of an equal share; None: no bound
     without: Literal["", "size", "statistics", "loss"] = ""  # part of the state that is left out (Table 4)
     loss: Loss = "ce"  # that a client's upload has under the server's model, in states and rewards
 
@@ -63,13 +64,34 @@ def compute_client_states(upload: Ragged, logits: AnyArray, how: WeightingOption
     return standardize_values(np.delete(columns, left_out, axis=1))
 
 
-def compute_client_weights(agent: Arrays, states: Doubles) -> Doubles:
-    """The weights of the round's clients; they sum to 1."""
+def compute_client_weights(agent: Arrays, states: Doubles, cap: float | None = None) -> Doubles:
+    """The weights of the round's clients; they sum to 1, and none is above `cap` equal shares."""
     import torch
 
     logits = run_network_without_gradient(agent, states).double()
-    weights = torch.softmax(logits, 0)
-    return np.asarray(weights.numpy())
+    weights = np.asarray(torch.softmax(logits, 0).numpy())
+    if cap is None:
+        return weights
+    return cap_weights(weights, cap)
+
+
+def cap_weights(weights: Doubles, cap: float) -> Doubles:
+    """Weights that sum to 1 with none above `cap` equal shares: what is cut off goes to the others in proportion."""
+    n_clients = len(weights)
+    if n_clients <= cap:
+        return weights
+    bound = cap / n_clients
+    capped = weights.copy()
+    is_capped = np.zeros(n_clients, bool)
+    is_above = capped > bound
+    while is_above.any():  # at most once for each client: the others grow by what is cut off
+        is_capped |= is_above
+        capped[is_capped] = bound
+        is_free = ~is_capped
+        remainder = 1 - bound * np.count_nonzero(is_capped)
+        capped[is_free] *= remainder / capped[is_free].sum()
+        is_above = capped > bound * (1 + 1e-12)
+    return capped
 
 
 def expand_weights_to_entries(weights: Doubles, upload: Ragged) -> Floats:

@@ -60,7 +60,7 @@ class DPFedAvg(Part, Privacy):
     Config: ClassVar[type[PartConfig]] = DPFedAvgConfig
     config: DPFedAvgConfig
     fills = frozenset({"penalty"})
-    covers_all_releases = True
+    covers = frozenset({"answers"})
 
     def check(self, n_items: int) -> None:
         self._check_participation()
@@ -185,9 +185,9 @@ class DPFedAvg(Part, Privacy):
         """A field as it leaves with noise."""
         return replace(spec, most=np.inf, least=-np.inf)
 
-    @property
-    def counts_people(self) -> bool:
-        return self.config.full_weight is None
+    def compute_expected_weight(self, expected_clients: float) -> float | None:
+        """With full_weight a client weighs what its data are, and how much that is on average is not public."""
+        return expected_clients if self.config.full_weight is None else None
 
     def noise_sum(self, server: ServerState, total: Total) -> Total:
         """One noise, also where nobody was drawn: that nobody was is nobody's business."""

@@ -53,8 +53,7 @@ class DPPS(Part, Privacy):
     Config: ClassVar[type[PartConfig]] = DPPSConfig
     config: DPPSConfig
     works_with = ("rows", "statistic")
-    covers_all_releases = True
-    noises_weights = True
+    covers = frozenset({"answers", "weights"})
     _public_fields: ClassVar[tuple[str, ...]] = ("dpps.noise",)
 
     def check(self, n_items: int) -> None:

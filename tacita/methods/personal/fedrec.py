@@ -19,7 +19,7 @@ from tacita.core.types import Arrays, Bools, CohortView, Doubles, Floats, Ints, 
 from tacita.messages import Upload
 from tacita.round.part import Part, PartConfig
 from tacita.round.registry import register
-from tacita.round.task import LocalTask
+from tacita.round.task import LocalTask, TaskField
 
 
 class VirtualRatingsConfig(PartConfig):
@@ -31,13 +31,14 @@ class VirtualRatingsConfig(PartConfig):
 @register
 class VirtualRatings(Part):
     name = "virtual-ratings"
-    fills = frozenset({"labels"})
     Config: ClassVar[type[PartConfig]] = VirtualRatingsConfig
     config: VirtualRatingsConfig
 
     @property
-    def ignores_ratings(self) -> bool:
-        return self.config.implicit
+    def fills(self) -> frozenset[TaskField]:
+        if self.config.implicit:
+            return frozenset({"labels", "ratings"})
+        return frozenset({"labels"})
 
     def check(self, n_items: int) -> None:
         backbone = self.context.scorer

@@ -18,7 +18,7 @@ from pydantic import Field
 from tacita.core.config import PFedMeConfig, TrainConfig
 from tacita.core.errors import TacitaError
 from tacita.core.types import CohortView, Floats, Ragged
-from tacita.learn.training import train_cohort
+from tacita.learn.training import train_without_upload
 from tacita.models.personal_scoring import score_personal
 from tacita.round.part import Part, PartConfig
 from tacita.round.registry import register
@@ -68,8 +68,7 @@ class FineTuning(Part):
         task = CohortTask(view)
         config = self._make_training_config()
         scorer = self.context.scorer
-        training = train_cohort(task, scorer, (), config, self.context.draws)
-        local = training.local
+        local = train_without_upload(task, scorer, config, self.context.draws)
         heads = {}
         for name in local.heads:
             heads[name] = local.personal[f"heads.{name}"]

@@ -39,6 +39,11 @@ _HIDDEN_KEYS = np.arange(_HIDDEN, dtype=np.uint64)
 
 class InterestWeightsConfig(PartConfig):
     kappa: float = Field(1.0, ge=0, le=20, description="how much the cosine of an interest with everybody's counts")
+    centred: bool = Field(
+        False,
+        description="take from every interest, before the cosine, what a history of average items would give: what "
+        "all interests share because of the model",
+    )
     weights: Literal["cosine", "learned"] = Field(
         "cosine", description="learned: g = w . tanh(W u_i), by one step of the server a round on the clients' losses"
     )
@@ -106,10 +111,13 @@ class InterestWeights(Part):
         received = view.received.get(self.name, {})
         of_users = self.context.scorer.compute_interest(view)
         interest = average_by_client(view, of_users)
+        if self.config.centred:
+            interest = interest - self.context.scorer.compute_common_interest(view)
         direction = normalise_vectors(interest)
         scaled = self.config.length * direction
         vector = scaled.astype(np.float32)
         extras: dict[str, AnyArray | Form] = {"vector": vector}
+        local.notes["weight_ratio"] = _compare_weights(self._weigh_directions(direction, received))
         if self.config.weights == "learned":
             extras |= self._compute_weight_gradients(view, local, direction, received)
         if self.config.fusion == "gate":
@@ -142,7 +150,10 @@ class InterestWeights(Part):
 
     def weigh(self, view: CohortView, upload: Upload) -> Doubles:
         received = view.received.get(self.name, {})
-        direction = self._read_direction(upload)
+        return self._weigh_directions(self._read_direction(upload), received)
+
+    def _weigh_directions(self, direction: Doubles, received: Arrays) -> Doubles:
+        """exp(g) of each client, as it travels."""
         if self.config.weights == "learned":
             out_weights = received["out"].astype(np.float64)
             g = _compute_hidden(direction, received) @ out_weights
@@ -231,6 +242,13 @@ class InterestWeights(Part):
             for name, new_array in new_arrays.items():
                 state[f"moved.{name}"] = new_array - old_arrays[name]
         return server.with_part(self.name, state)
+
+
+def _compare_weights(weights: Doubles) -> Doubles:
+    """The largest weight of a cohort over the smallest, once for each client: for the log."""
+    if not len(weights):
+        return weights
+    return np.full(len(weights), weights.max() / weights.min())
 
 
 def _compute_hidden(direction: Doubles, received: Arrays) -> Doubles:

@@ -3,20 +3,24 @@
 After a round on what remains, steps bring every row near to what the remaining graph makes of it, and away from what
 the graph of the withdrawn edges made of earlier tables. It is not exact: the certificate says so. What was kept of
 earlier rounds still holds what was withdrawn and is dropped at the end.
+
+Three options of ours bring it nearer to retraining. With `rollback` it begins at the oldest table that was kept, and
+the rounds since then are played again with their own draws, as retraining plays them. With `reset` rows that stood on
+withdrawn edges go back to where rows without any are. With `learns_on` the server goes on learning from what remains.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
-from tacita.core.types import AnyArray, Bools, Floats, Longs, Ragged, ServerState, SharedRecord
+from tacita.core.errors import TacitaError
+from tacita.core.types import AnyArray, Arrays, Bools, Floats, Longs, Ragged, RoundReplay, ServerState, SharedRecord
 from tacita.kernels.threads import limit_blas_threads, threads_in_use
 from tacita.methods.sharing.contrastive_loss import ContrastiveLoss, ForgottenViews, estimate_background
 from tacita.methods.sharing.graph import SharedGraph
@@ -29,13 +33,16 @@ from tacita.methods.sharing.graph_training import (
     UnitRows,
     draw_batches,
 )
+from tacita.methods.sharing.ordinary_rounds import count_forget_rounds
 from tacita.methods.sharing.shared_graph_part import (
     NAME,
+    SharedGraphConfig,
     purge_learned_state,
     rebuild_learned_graph,
     with_paused_learning,
 )
-from tacita.methods.sharing.snapshots import count_snapshot_bytes, read_snapshot_tables
+from tacita.methods.sharing.snapshots import TAKEN_AT, count_snapshot_bytes, read_snapshot_tables
+from tacita.methods.sharing.update_log import extend_first_table
 from tacita.methods.sharing.withdrawn_pairs import WithdrawnPairs
 from tacita.round.capabilities import DeviceQuery, RoundPlayer, Unlearning
 from tacita.round.part import Part, PartConfig
@@ -43,6 +50,8 @@ from tacita.round.registry import register
 from tacita.round.request import RequestBatch
 from tacita.round.unlearning_report import UnlearningReport
 
+FIRST = "first"  # the first table, among what the server keeps
+DEFAULT_TAU = 0.2
 MIN_COSINE = 0.5  # mean cosine of forgotten items with what devices left, below which a round took too much
 _AUC_TOLERANCE = 0.01  # a move of the AUC that counts
 _MIN_GAIN = 0.005  # a relative gain of the validation metric that counts
@@ -52,7 +61,7 @@ class ContrastiveUnlearningConfig(PartConfig):
     loss: Literal["ref_hinge", "infonce_pos", "printed"] = Field(
         "ref_hinge", description="only what remaining data does not justify is pushed away; softplus; or as printed"
     )
-    tau: float = Field(0.2, gt=0, description="temperature")
+    tau: float = Field(DEFAULT_TAU, gt=0, description="temperature; under ref_hinge only beside keep_bpr")
     mu: float = Field(1.0, ge=0, description="weight of pushing away, for ref_hinge")
     rounds: int | None = Field(None, ge=0, description="most rounds; default: a tenth of those that led to the model")
     steps: int = Field(20, ge=0, description="steps in a round, each on all shared and forgotten items")
@@ -64,6 +73,11 @@ class ContrastiveUnlearningConfig(PartConfig):
         "graph", description="what to get away from: what the forgotten graph makes of earlier tables, or their rows"
     )
     remaining_rounds: bool = Field(True, description="devices take part; false: the server works by itself")
+    learns_on: bool = Field(False, description="in every round the server learns from what is still shared, as before")
+    reset: float = Field(
+        0.0, ge=0, description="rows go back to their start by (withdrawn / shared edges) to this power; 0: no"
+    )
+    rollback: bool = Field(False, description="begin at the oldest kept table and play the rounds since then again")
     check_every: int = Field(2, ge=1, description="rounds between two looks at whether to stop")
 
     @property
@@ -71,6 +85,11 @@ class ContrastiveUnlearningConfig(PartConfig):
         if self.glob_grad is None:
             return self.loss != "ref_hinge"
         return self.glob_grad
+
+    @property
+    def ignores_tau(self) -> bool:
+        """A temperature that only scales the whole loss is undone by Adam."""
+        return self.loss == "ref_hinge" and not self.keep_bpr
 
 
 @register
@@ -81,6 +100,13 @@ class ContrastiveUnlearning(Part, Unlearning):
     Config: ClassVar[type[PartConfig]] = ContrastiveUnlearningConfig
     config: ContrastiveUnlearningConfig
 
+    def check(self, n_items: int) -> None:
+        if self.config.ignores_tau and self.config.tau != DEFAULT_TAU:
+            raise TacitaError(
+                "part 'contrastive-unlearning': 'tau' changes nothing under loss = 'ref_hinge', whose scale Adam takes "
+                "out; leave it away, or set keep_bpr or another loss."
+            )
+
     def on_server(
         self, server: ServerState, requests: RequestBatch, ask: DeviceQuery, play: RoundPlayer
     ) -> tuple[ServerState, UnlearningReport] | None:
@@ -88,7 +114,7 @@ class ContrastiveUnlearning(Part, Unlearning):
             return None
         withdrawn = build_withdrawn_record(requests.senders, requests.withdrawn_items)
         state = server.parts.get(NAME, {})
-        n_bytes_stored = count_snapshot_bytes(state)
+        n_bytes_stored = count_snapshot_bytes(state) + self._count_first_bytes(server)
         forgotten_graph = rebuild_learned_graph(server, withdrawn)
         if forgotten_graph is None or not len(withdrawn):  # nothing was withdrawn, or learned from it
             idle = {"edges": len(withdrawn), "stopped": "nothing to forget"}
@@ -103,7 +129,13 @@ class ContrastiveUnlearning(Part, Unlearning):
         forgotten = ForgottenViews.compute(graph, tables, people, through_graph)
         n_items = len(server.items)
         pairs = WithdrawnPairs.from_record(withdrawn, server.shared, n_items)
-        server, progress = self._run_forget_rounds(server, forgotten, pairs, play)
+        replays: list[RoundReplay] = []
+        if self.config.rollback:
+            server, replays = _roll_back(server)
+            play.require_rounds_left(len(replays))
+        if self.config.reset:
+            server = server.with_items(self._reset_rows(server, withdrawn))
+        server, progress = self._run_forget_rounds(server, forgotten, pairs, play, replays)
         server, purged = purge_learned_state(server, requests.senders)
         details = {
             "edges": len(withdrawn),
@@ -114,6 +146,35 @@ class ContrastiveUnlearning(Part, Unlearning):
         }
         report = self._build_report(n_bytes_stored, purged, details)
         return server, report
+
+    def server_block_start(self, server: ServerState) -> Arrays:
+        """The first table, where rows are to go back to it."""
+        state = server.parts.get(self.name, {})
+        if not self.config.reset:
+            return state
+        return {**state, FIRST: extend_first_table(state.get(FIRST), server.items)}
+
+    def _count_first_bytes(self, server: ServerState) -> int:
+        state = server.parts.get(self.name, {})
+        return int(state[FIRST].nbytes) if self.config.reset else 0
+
+    def _reset_rows(self, server: ServerState, withdrawn: SharedRecord) -> Floats:
+        """The table with rows as near to where they would be without shared edges as their edges were withdrawn.
+
+        That is their first value, moved as the rows that nobody shared have moved since.
+        """
+        first = server.parts[self.name][FIRST]
+        n_items = len(first)
+        n_withdrawn = np.bincount(withdrawn.item, minlength=n_items)
+        n_remaining = np.bincount(server.shared.item, minlength=n_items)
+        share = n_withdrawn / np.maximum(1, n_withdrawn + n_remaining)
+        weight = np.where(share > 0, share**self.config.reset, 0.0)
+        is_unshared = (n_withdrawn + n_remaining) == 0
+        target = first
+        if is_unshared.any():
+            target = first + (server.items - first)[is_unshared].mean(axis=0)
+        items = server.items + weight[:, None] * (target - server.items)
+        return items.astype(np.float32)
 
     def _build_report(self, storage_server: float, purged: list[str], details: dict[str, Any]) -> UnlearningReport:
         return UnlearningReport(
@@ -126,15 +187,22 @@ class ContrastiveUnlearning(Part, Unlearning):
         )
 
     def _run_forget_rounds(
-        self, server: ServerState, forgotten: ForgottenViews, pairs: WithdrawnPairs, play: RoundPlayer
+        self,
+        server: ServerState,
+        forgotten: ForgottenViews,
+        pairs: WithdrawnPairs,
+        play: RoundPlayer,
+        replays: list[RoundReplay],
     ) -> tuple[ServerState, StoppingRule]:
         """Rounds of forgetting until the rule says stop; none of the server's other steps."""
-        progress = StoppingRule(self._choose_max_rounds(server))
+        progress = StoppingRule(self._choose_max_rounds(server, len(replays)))
         draws = self.context.draws
-        server = with_paused_learning(server)
+        if not self.config.learns_on:
+            server = with_paused_learning(server)
         for turn in range(progress.most):
             if self.config.remaining_rounds:
-                server = play(server, None)
+                replay = replays[turn] if turn < len(replays) else None
+                server = play(server, None, replay)
             before = server.items[forgotten.items]
             key = draws.public(self.name, server.block, server.round, turn)
             items = self.run_forget_steps(server, forgotten, key)
@@ -142,7 +210,7 @@ class ContrastiveUnlearning(Part, Unlearning):
             after = server.items[forgotten.items]
             if compute_mean_cosine(after, before) < MIN_COSINE:
                 progress.stopped = "over-forgetting"
-            elif (turn + 1) % self.config.check_every == 0:
+            elif not replays and (turn + 1) % self.config.check_every == 0:
                 valid = play.measure_validation(server)
                 pair_key = draws.public(self.name)
                 auc = pairs.compute_auc(server.items, pair_key)
@@ -152,11 +220,11 @@ class ContrastiveUnlearning(Part, Unlearning):
                 break
         return server, progress
 
-    def _choose_max_rounds(self, server: ServerState) -> int:
-        if self.config.rounds is not None:
-            return self.config.rounds
-        tenth = math.ceil(0.1 * server.round)
-        return max(1, tenth)
+    def _choose_max_rounds(self, server: ServerState, n_replays: int) -> int:
+        """After a rollback the rounds since then, unless more are set."""
+        if n_replays:
+            return max(self.config.rounds or 0, n_replays)
+        return count_forget_rounds(self.config.rounds, server)
 
     def run_forget_steps(self, server: ServerState, forgotten: ForgottenViews, key: np.uint64) -> Floats:
         """The table after the steps of one round, from the table as devices left it."""
@@ -168,8 +236,7 @@ class ContrastiveUnlearning(Part, Unlearning):
         batches = self._draw_batches(graph, key)
         with ThreadPoolExecutor(threads_in_use()) as cores:
             contrast = self._build_descent(server.items, graph, people, forgotten, cores, key)
-            objective = GraphObjective(lam1=0.0, lam=0.0)
-            ranking = GraphLoss(graph, objective, cores)
+            ranking = GraphLoss(graph, self._build_ranking_objective(), cores)
             with limit_blas_threads():
                 for step in range(config.steps):
                     step_key = key + np.uint64(step)
@@ -180,6 +247,16 @@ class ContrastiveUnlearning(Part, Unlearning):
                         gradient += slopes.table
                     adam.take_step(_clip_gradient(gradient, config.clip))
         return adam.table
+
+    def _read_learning_config(self) -> SharedGraphConfig:
+        """The settings that the server learns with."""
+        options = self.context.find_part_options(NAME) or {}
+        return SharedGraphConfig(**options)
+
+    def _build_ranking_objective(self) -> GraphObjective:
+        """The ranking of learning, on the scale that learning has."""
+        learning = self._read_learning_config().build_objective()
+        return replace(learning, lam1=0.0, lam=0.0, bpr=True)
 
     def _build_descent(
         self,
@@ -209,7 +286,8 @@ class ContrastiveUnlearning(Part, Unlearning):
         stride = np.uint64(1 << 32)
         offsets = numbers * stride
         keys = key + offsets
-        sizes = BatchSizes(items=1, steps=self.config.steps)
+        edges = self._read_learning_config().edge_batch
+        sizes = BatchSizes(edges, items=1, steps=self.config.steps)
         return draw_batches(graph, sizes, keys)
 
 
@@ -305,6 +383,17 @@ class StoppingRule:
     def build_summary(self) -> dict[str, Any]:
         stopped = self.stopped or "at most"
         return {"turns": self.rounds, "stopped": stopped, "valid": self.valid, "pair_auc": self.auc}
+
+
+def _roll_back(server: ServerState) -> tuple[ServerState, list[RoundReplay]]:
+    """The server with the oldest table that it kept of the open block, and the rounds since then."""
+    state = server.parts[NAME]
+    tables = read_snapshot_tables(state, server.items)
+    for (block, rounds), table in zip(state.get(TAKEN_AT, []), tables, strict=True):
+        if block == server.block and rounds < server.round:
+            replays = [RoundReplay(number) for number in range(int(rounds), server.round)]
+            return server.with_items(table), replays
+    return server, []
 
 
 def build_withdrawn_record(senders: AnyArray, withdrawn: Ragged) -> SharedRecord:

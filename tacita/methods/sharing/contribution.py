@@ -22,7 +22,7 @@ from pydantic import Field
 from tacita.core.draws import hash_rows
 from tacita.core.errors import TacitaError
 from tacita.core.types import Arrays, CohortView, Floats, Ints, Keys, Longs, Ragged, ServerState, StateUpdate
-from tacita.kernels.hashing import choose_distinct, hash_owners
+from tacita.kernels.hashing import hash_owners
 from tacita.kernels.threads import limit_blas_threads, threads_in_use
 from tacita.messages import Total
 from tacita.methods.sharing.graph import SharedGraph
@@ -31,6 +31,7 @@ from tacita.methods.sharing.graph_training import (
     BatchSizes,
     GraphObjective,
     UnitRows,
+    choose_shared_items,
     compute_infonce_with_gradients,
     copy_known_rows,
     draw_batch_keys,
@@ -245,17 +246,13 @@ class Contribution(Part, Privacy, Unlearning):
             return 0.0, items
         _, auxiliary = graph.propagate_and_average(table, people)
         views = UnitRows.normalise(auxiliary).rows
-        shared_items = graph.shared_items
-        n_shared = len(shared_items)
-        n_steps = math.ceil(n_shared / config.item_batch)
-        n_chosen = min(config.item_batch, n_shared)
+        n_steps = math.ceil(len(graph.shared_items) / config.item_batch)
         adam = AdamTable(items, config.agree_lr)
         losses = []
         with limit_blas_threads(), ThreadPoolExecutor(threads_in_use()) as cores:
             for step in range(n_steps):
                 step_key = key + np.uint64(step)
-                chosen = choose_distinct(step_key, n_shared, n_chosen)
-                places = shared_items[chosen]
+                places = choose_shared_items(graph, step_key, config.item_batch)
                 unit = UnitRows.normalise(adam.table)
                 rows = unit.rows[places]
                 row_views = views[places]

@@ -16,10 +16,16 @@ import numpy as np
 from pydantic import Field
 
 from tacita.core.types import Arrays, CohortView, Floats, Keys, Longs, ServerState, SharedRecord
-from tacita.kernels.hashing import choose_distinct, hash_owners
+from tacita.kernels.hashing import hash_owners
 from tacita.messages import Total
 from tacita.methods.sharing.graph import SharedGraph, list_edge_ends
-from tacita.methods.sharing.graph_training import Batch, count_unshared_items, draw_negatives, refine_table
+from tacita.methods.sharing.graph_training import (
+    Batch,
+    choose_shared_items,
+    count_unshared_items,
+    draw_negatives,
+    refine_table,
+)
 from tacita.methods.sharing.shared_graph_part import LearningConfig
 from tacita.round.broadcast import Audience, PartBroadcast
 from tacita.round.capabilities import DeviceQuery, RoundPlayer, Unlearning
@@ -132,21 +138,17 @@ class DecoupledLearning(Part, Unlearning):
         return refined.table - base
 
     def _draw_batches(self, graph: SharedGraph, negative_key: np.uint64, item_key: np.uint64) -> Iterator[Batch]:
-        """All edges in every step; negatives by each user's own draws."""
+        """All edges in every step; negatives by each edge's own draws."""
         user, liked = list_edge_ends(graph)
         has_negatives = count_unshared_items(graph)[user] > 0
         pairs = np.flatnonzero(has_negatives)
-        shared_items = graph.shared_items.astype(np.int64)
-        n_shared = len(shared_items)
-        n_chosen = min(self.config.item_batch, n_shared)
         for step in range(self.config.steps):
             number = np.uint64(step)
             other = draw_negatives(graph, negative_key + number)
-            chosen = choose_distinct(item_key + number, n_shared, n_chosen)
             users = user[pairs]
             liked_items = liked[pairs]
             other_items = other[pairs]
-            contrasted = shared_items[chosen]
+            contrasted = choose_shared_items(graph, item_key + number, self.config.item_batch)
             yield Batch(users, liked_items, other_items, contrasted)
 
     def assign_shards(self, senders: Keys) -> Longs:

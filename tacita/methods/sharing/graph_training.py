@@ -16,11 +16,12 @@ from typing import Literal
 import numpy as np
 
 from tacita.core.draws import Draws
-from tacita.core.types import AnyArray, Floats, Keys, Longs, ServerState
+from tacita.core.types import AnyArray, Bools, Floats, Keys, Longs, ServerState
 from tacita.kernels.adam import adam_step_rows
 from tacita.kernels.cosine import add_bpr_slopes, backprop_unit_rows, normalise_rows
-from tacita.kernels.hashing import choose_distinct, draw_uniforms
-from tacita.kernels.sampling import count_possible_negatives, draw_samples, shuffle_client_samples
+from tacita.kernels.edge_draws import assign_edge_batches, draw_edge_negatives, hash_numbers
+from tacita.kernels.hashing import draw_uniforms
+from tacita.kernels.sampling import count_possible_negatives, draw_samples
 from tacita.kernels.threads import limit_blas_threads, threads_in_use
 from tacita.methods.sharing.graph import SharedGraph, list_edge_ends
 
@@ -321,48 +322,51 @@ def draw_batch_keys(draws: Draws, name: str, server: ServerState) -> Keys:
 
 
 def draw_batches(graph: SharedGraph, sizes: BatchSizes, keys: Keys) -> Iterator[Batch]:
-    """Edges in an order that is drawn in every pass, a negative each, and some of the shared items in every step.
+    """Edges in batches that are drawn in every pass, a negative each, and some of the shared items in every step.
 
-    `keys`: of orders, negatives and items.
+    `keys`: of batches, negatives and items. All three are drawn by user and item, never by position, so a withdrawn
+    edge leaves the draws of all others as they were. Batches hold `sizes.edges` edges on average, or fewer.
     """
-    order_key, negative_key, item_key = keys
+    batch_key, negative_key, item_key = keys
     user, liked = list_edge_ends(graph)
     has_negatives = count_unshared_items(graph)[user] > 0
-    pairs = np.flatnonzero(has_negatives)
-    n_pairs = len(pairs)
-    shared_items = graph.shared_items
-    n_shared = len(shared_items)
-    n_chosen = min(sizes.items, n_shared)
+    n_pairs = int(has_negatives.sum())
     n_batches = math.ceil(n_pairs / sizes.edges)
     steps_in_pass = max(1, n_batches)
     n_steps = steps_in_pass if sizes.steps is None else sizes.steps
-    order = np.zeros(n_pairs, np.int64)
+    batches: list[Longs] = []
     other = np.zeros(0, np.int64)
     for step in range(n_steps):
         pass_number, step_in_pass = divmod(step, steps_in_pass)
         if step_in_pass == 0:
             turn = np.uint64(pass_number)
-            _write_shuffled_order(order_key + turn, order, sizes.edges)
+            batches = _split_edges(graph, has_negatives, batch_key + turn, steps_in_pass)
             other = draw_negatives(graph, negative_key + turn)
-        start = step_in_pass * sizes.edges
-        end = start + sizes.edges
-        turns = order[start:end]
-        places = pairs[turns]
-        step_key = item_key + np.uint64(step)
-        chosen = choose_distinct(step_key, n_shared, n_chosen)
-        chosen_items = shared_items[chosen]
-        items = chosen_items.astype(np.int64)
-        users = user[places]
-        liked_items = liked[places]
-        other_items = other[places]
-        yield Batch(users, liked_items, other_items, items)
+        edges = batches[step_in_pass]
+        items = choose_shared_items(graph, item_key + np.uint64(step), sizes.items)
+        yield Batch(user[edges], liked[edges], other[edges], items)
 
 
-def _write_shuffled_order(key: np.uint64, order: Longs, batch: int) -> None:
-    """Write a drawn order of all places into `order`."""
-    owner = np.zeros(1, np.uint64)
-    ends = np.array([0, len(order)])
-    shuffle_client_samples(key, owner, ends, batch, order)
+def _split_edges(graph: SharedGraph, is_used: Bools, key: np.uint64, n_batches: int) -> list[Longs]:
+    """The edges of every batch."""
+    lists = graph.lists
+    batch = assign_edge_batches(key, graph.users, lists.ptr, lists.ids, n_batches)
+    edges = np.flatnonzero(is_used)
+    batch_of_edge = batch[edges]
+    order = np.argsort(batch_of_edge, kind="stable")
+    numbers = np.arange(1, n_batches)
+    cuts = np.searchsorted(batch_of_edge[order], numbers)
+    return np.split(edges[order], cuts)
+
+
+def choose_shared_items(graph: SharedGraph, key: np.uint64, n_wanted: int) -> Longs:
+    """Some of the items with an edge, or all of them: those whose hashes come first."""
+    shared_items = graph.shared_items
+    n_chosen = min(n_wanted, len(shared_items))
+    hashes = hash_numbers(key, shared_items)
+    order = np.argsort(hashes)
+    chosen = shared_items[order[:n_chosen]]
+    return chosen.astype(np.int64)
 
 
 def count_unshared_items(graph: SharedGraph) -> Longs:
@@ -373,13 +377,10 @@ def count_unshared_items(graph: SharedGraph) -> Longs:
 
 def draw_negatives(graph: SharedGraph, key: np.uint64) -> Longs:
     """An item for every edge that its user did not share; of a user who shared everything, no matter which."""
-    counts = graph.lists.counts()
-    has_negatives = count_unshared_items(graph) > 0
-    wanted = np.where(has_negatives, counts, 0)
-    n_users = len(graph)
-    negatives = np.zeros(n_users, np.int64)
-    has_negative = np.repeat(wanted > 0, counts)
-    negatives[has_negative] = draw_unshared_items(graph, wanted, key)
+    lists = graph.lists
+    negatives = np.zeros(len(graph), np.int64)
+    n_threads = threads_in_use()
+    draw_edge_negatives(n_threads, key, graph.users, lists.ptr, lists.ids, graph.n_items, negatives)
     return negatives
 
 

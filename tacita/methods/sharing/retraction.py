@@ -28,8 +28,9 @@ from tacita.methods.sharing import retraction_record as record
 from tacita.methods.sharing import update_log as log
 from tacita.methods.sharing.accumulators import COMMITMENT_SIZE, compute_commitments, find_gaussian_multiplier
 from tacita.methods.sharing.carried_rows import CarriedRows, specify_carried_rows
+from tacita.privacy.noise import NoiseStream
 from tacita.round.broadcast import Audience, PartBroadcast
-from tacita.round.capabilities import DeviceQuery, RoundPlayer, Unlearning
+from tacita.round.capabilities import DeviceQuery, Privacy, RoundPlayer, Unlearning
 from tacita.round.fields import ArraySpec, PartFields
 from tacita.round.part import Part, PartConfig
 from tacita.round.registry import register, register_preset
@@ -55,7 +56,7 @@ class RetractionConfig(PartConfig):
 
 
 @register
-class Retraction(Part, Unlearning):
+class Retraction(Part, Privacy, Unlearning):
     name = "retraction"
     scope = ("people",)
     replays_rounds = True
@@ -267,8 +268,7 @@ class Retraction(Part, Unlearning):
         items = server.items + total["carried"]
         sigma = self._compute_sigma(bound)
         if self.config.epsilon is not None:
-            generator = self._make_noise_generator(server, leavers)
-            noise = generator.normal(size=items.shape)
+            noise = self._open_noise_stream(server, leavers).draw_normals(*items.shape)
             items = items + sigma * noise
         rounded = np.asarray(items, np.float32)
         server = server.with_items(rounded)
@@ -304,19 +304,25 @@ class Retraction(Part, Unlearning):
             "guarantee": "bounded",
             "assumptions": [
                 "what is left is at most the calibrated share of what was sent",
-                "nobody has the run's seed, which the noise follows",
+                self._describe_noise_source(),
             ],
         }
 
-    def _make_noise_generator(self, server: ServerState, leavers: Keys) -> np.random.Generator:
+    def _describe_noise_source(self) -> str:
+        if self.context.draws.is_secret:
+            return "the noise followed a secret that nobody has any more"
+        return "nobody has the run's seed, which the noise follows"
+
+    @property
+    def needs_secret_noise(self) -> bool:
+        """Where a retraction has noise: whoever has the settings would take off what follows the seed."""
+        return self.config.epsilon is not None
+
+    def _open_noise_stream(self, server: ServerState, leavers: Keys) -> NoiseStream:
         """Fresh for every retraction: two with the same noise, subtracted, would show what was carried."""
         ordered = np.sort(leavers)
         leaver_keys = [int(key) for key in ordered]
-        draws = self.context.draws
-        key = draws.private("retraction", server.block, server.round, *leaver_keys)
-        number = int(key)
-        bits = np.random.Philox(key=number)
-        return np.random.Generator(bits)
+        return NoiseStream(self.context.draws, "retraction", server.block, server.round, *leaver_keys)
 
     def _roll_back_and_replay(
         self, server: ServerState, leavers: Keys, reason: str, ask: DeviceQuery, play: RoundPlayer

@@ -179,7 +179,7 @@ class BudgetedRelease(Tally):
     # how much noise
 
     @property
-    def term_share(self) -> float:
+    def share_of_budget_for_terms(self) -> float:
         """What the terms have of a user's length, squared; other fields of the same release have the rest."""
         return 1.0
 
@@ -210,7 +210,7 @@ class BudgetedRelease(Tally):
     def compute_term_deviation(self, server: ServerState, question: str) -> float:
         """Of the noise on terms, off the diagonal."""
         release_share = self.find_release_share(server.heads, question)
-        share = self.term_share * release_share
+        share = self.share_of_budget_for_terms * release_share
         length = self.bound_term_length(server, question)
         return self.budget.compute_matrix_deviation(share, length)
 

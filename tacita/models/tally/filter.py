@@ -23,7 +23,8 @@ import numpy as np
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.sparse import matrix_of_rows
-from tacita.core.types import Arrays, CohortView, Doubles, Floats, Ragged, ServerState
+from tacita.core.types import AnyArray, Arrays, CohortView, Doubles, Floats, Ragged, ServerState
+from tacita.kernels.triangles import LowerRows, list_lower_rows
 from tacita.messages import QUANTUM
 from tacita.models.base import has_expected_heads, make_scalar, make_zero_scores, read_scalar, register_form
 from tacita.models.scoring import CHUNK
@@ -34,7 +35,7 @@ from tacita.models.tally.options import STATE, STATISTIC, TallyConfig, is_set
 from tacita.models.tally.retraction import compute_changed_sums
 from tacita.models.tally.solver import invert_in_place
 from tacita.models.tally.spectral import build_item_graph, find_leading_axes, keep_largest_per_column
-from tacita.models.tally.sums import Entries, PairShape, PairSums, number_triangle_places
+from tacita.models.tally.sums import PairShape, PairSums, number_triangle_places
 from tacita.models.tally.weights import (
     add_products,
     compute_recency_weights,
@@ -144,6 +145,9 @@ class FilterTally(Tally):
         is_sparse = shape.n_items > MAX_DENSE_ITEMS
         return replace(pairs, sparse=is_sparse), *others
 
+    def sums_lists(self, n_items: int) -> bool:
+        return n_items <= MAX_DENSE_ITEMS
+
     def count_upload_bytes(self, n_items: int) -> float:
         fields = self._specify_fields(PairShape(n_items))
         return sum(field.n_bytes for field in fields)
@@ -193,9 +197,8 @@ class FilterTally(Tally):
 
     def with_solved_sums(self, server: ServerState, sums: PairSums, inverse: Doubles | None = None) -> ServerState:
         shape = PairShape(len(server.items))
-        at, value = self.list_released_pairs(sums, shape)
-        row, column = shape.decode_pairs(at)
-        graph = build_item_graph(row, column, value, shape.n_items)
+        released = self.list_released_rows(sums, shape)
+        graph = build_item_graph(released)
         matrix = keep_largest_per_column(graph.matrix, self.config.keep)
         repeat = self.choose_repeat_bonus(sums, shape.n_items)
         heads = {
@@ -209,19 +212,17 @@ class FilterTally(Tally):
             heads |= _prefix_names(ridge)
         return with_heads(server, heads).with_part(STATE, sums.to_arrays())
 
-    def list_released_pairs(self, sums: PairSums, shape: PairShape) -> Entries:
-        """The lower triangle of G as far as it is out: places, ascending, and values."""
-        at = sums.list_places()
+    def list_released_rows(self, sums: PairSums, shape: PairShape) -> LowerRows:
+        """The lower triangle of G as far as it is out."""
+        at: AnyArray = sums.at
+        value = sums.total
+        least = max(1, self.config.min_item)
+        is_out = sums.find_released_items(least)[0]
         if len(sums.index) > 1:
+            at = sums.list_places()
             value = self.compute_released_gram(sums, shape, at)
-        else:
-            row, column = shape.decode_pairs(at)
-            least = max(1, self.config.min_item)
-            is_out = sums.find_released_items(least)[0]
-            both_out = is_out[row] & is_out[column]
-            value = np.where(both_out, sums.total, 0.0)
-        counts = value != 0
-        return at[counts], value[counts]
+            is_out = np.ones(shape.n_items, bool)
+        return list_lower_rows(at, value, shape.n_items, is_out)
 
     def _solve_ridge(self, sums: PairSums, shape: PairShape, root: Doubles) -> Arrays:
         """B of the same sum. The ridge is meant for users who weigh 1, so it shrinks as the mean weight does."""

@@ -75,7 +75,9 @@ def standardise_in_place(scores: Floats) -> Floats:
     """Take every row's mean out and divide it by its deviation, in place; the deviations, 1 where there is none."""
     wide = scores.astype(np.float64)  # a row adds up alike in any cohort
     mean = wide.mean(axis=1)
-    deviation = wide.std(axis=1)
+    wide -= mean[:, None]
+    np.square(wide, out=wide)
+    deviation = np.sqrt(wide.mean(axis=1))
     deviation[deviation < 1e-12] = 1.0
     scores -= mean.astype(np.float32)[:, None]
     scores /= deviation.astype(np.float32)[:, None]

@@ -303,7 +303,11 @@ class Tally(PairStatistic):
 def require_tally(backbone: Backbone) -> Tally:
     """The backbone of a run that releases B."""
     if not isinstance(backbone, Tally) or backbone.form != "ridge":
-        raise TacitaError(f"backbone '{backbone.name}' releases no B; this audit is for 'tally'.")
+        released = f"'{backbone.name}' with solve = '{backbone.form}'" if backbone.form else f"'{backbone.name}'"
+        raise TacitaError(
+            "this audit attacks the matrix of backbone 'tally' with solve = 'ridge', and the run releases that of "
+            f"{released}; train one with `--backbone tally`."
+        )
     return backbone
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from tacita.core.types import Arrays, Doubles, Longs, Ragged
+from tacita.kernels.triangles import join_triangles
 from tacita.messages import Total
 from tacita.models.statistic_model import FieldSums
-from tacita.models.tally.solver import unpack_triangle
 from tacita.models.tally.sums import PairShape, PairSums
 from tacita.models.tally.weights import count_entry_ages
 
@@ -104,13 +104,9 @@ class OrderSums:
 
     def sum_followers(self, shape: PairShape, decay: float, least: int) -> Doubles:
         """C' as it is out, whole."""
-        packed_after = self.sum_released("after", shape, decay, least)
-        packed_before = self.sum_released("before", shape, decay, least)
-        after = unpack_triangle(packed_after)
-        before = unpack_triangle(packed_before)
-        lower = np.tril(after)
-        upper = np.tril(before, -1).T
-        return lower + upper
+        after = self.sum_released("after", shape, decay, least)
+        before = self.sum_released("before", shape, decay, least)
+        return join_triangles(after, before, shape.n_items)
 
 
 def _select_block_change(change: FieldSums, index: int) -> Arrays:

@@ -122,6 +122,9 @@ class PairStatistic(StatisticModel):
         fields = self._specify_fields(PairShape(n_items, inputs))
         return sum(field.n_bytes for field in fields)
 
+    def sums_lists(self, n_items: int) -> bool:
+        return self.ledger() is None
+
     def sum_statistic(self, train: Ragged, history: Ragged | None, shape: PairShape) -> Total:
         """The sum over some users."""
         user_ptr = make_single_user_ptr(len(train))

@@ -215,7 +215,7 @@ def shrink_values(values: Doubles, edge: float) -> Doubles:
     return np.where(is_signal, shrunk, 0.0)
 
 
-def fit_smoother(gram: Doubles, centre: Doubles, s: float, basis: Doubles | None = None) -> Doubles:
+def fit_denoising_matrix(gram: Doubles, centre: Doubles, s: float, basis: Doubles | None = None) -> Doubles:
     """K: what of each direction is signal, and a half of the centre.
 
     With a basis of public features, what lies in it is shrunk by the smaller edge of its own dimension.

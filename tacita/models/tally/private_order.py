@@ -84,7 +84,7 @@ class PrivateOrderedTally(PrivateTally):
         return settings
 
     @property
-    def term_share(self) -> float:
+    def share_of_budget_for_terms(self) -> float:
         return 1.0 - self.order_share
 
     def init_heads(self, draws: Draws) -> Arrays:

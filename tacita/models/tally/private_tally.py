@@ -36,7 +36,7 @@ from tacita.models.tally.private_math import (
     choose_axes,
     choose_n_inputs,
     draw_symmetric_noise,
-    fit_smoother,
+    fit_denoising_matrix,
     scale_outside_popularity,
     solve_input_weights,
 )
@@ -179,7 +179,7 @@ class PrivateTally(BudgetedRelease):
         if self.codes is not None:
             basis = build_feature_basis(self.codes, state["liked"], axes)
         variance = read_scalar(state, "variance")
-        smooth = fit_smoother(state["gram"], axes.centre, variance**0.5, basis)
+        smooth = fit_denoising_matrix(state["gram"], axes.centre, variance**0.5, basis)
         n_items = len(server.items)
         heads = {
             "weights": solve_input_weights(smooth, axes.scale),

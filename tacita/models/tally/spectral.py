@@ -12,10 +12,17 @@ import scipy.linalg
 import scipy.sparse
 
 from tacita.core.draws import Draws
-from tacita.core.sparse import matrix_of_cells, matrix_of_rows
-from tacita.core.types import AnyArray, Doubles, Floats, Longs
+from tacita.core.sparse import matrix_of_rows
+from tacita.core.types import Doubles, Floats
 from tacita.kernels.hashing import draw_normals
-from tacita.kernels.pairs import find_row_thresholds, multiply_sparse
+from tacita.kernels.pairs import multiply_sparse
+from tacita.kernels.triangles import (
+    LowerRows,
+    keep_largest_per_row,
+    mirror_lower_rows,
+    normalise_lower_rows,
+    sum_symmetric_rows,
+)
 
 MAX_DENSE = 1024  # items of a graph whose axes are read from it as a dense matrix
 BLOCK_WIDTH = 16  # axes that grow together: the fewer, the more steps the same room takes, and the better they are
@@ -29,31 +36,14 @@ class ItemGraph(NamedTuple):
     root: Doubles  # (items,) 0 where an item has no neighbour, not even itself
 
 
-def build_item_graph(row: Longs, column: Longs, value: Doubles, n_items: int) -> ItemGraph:
-    """From the lower triangle of G, row by row. Where a term is x x^T / |x|, D counts the users of each item."""
-    on_diagonal = row == column
-    degree = _sum_rows(row, column, value, n_items)
+def build_item_graph(rows: LowerRows) -> ItemGraph:
+    """From the lower triangle of G. Where a term is x x^T / |x|, D counts the users of each item."""
+    degree = sum_symmetric_rows(rows)
     root = np.sqrt(np.maximum(degree, 0.0))
-    roots = root[row] * root[column]
-    scaled = (value / roots).astype(np.float32)
-    rows = np.arange(n_items + 1)
-    ptr = np.searchsorted(row, rows)
-    lower = matrix_of_rows(ptr, column.astype(np.int32), scaled, n_items)
-    items = row[on_diagonal]
-    shape = (n_items, n_items)
-    diagonal = matrix_of_cells(items, items, scaled[on_diagonal], shape)
-    upper = lower.T.tocsr()
-    matrix = lower + upper - diagonal
-    return ItemGraph(matrix.tocsr(), root)
-
-
-def _sum_rows(row: Longs, column: Longs, value: Doubles, n_items: int) -> Doubles:
-    """The row sums of a symmetric matrix, from its lower triangle."""
-    below = row != column
-    sums: AnyArray = np.bincount(row, weights=value, minlength=n_items)
-    mirrored_rows = column[below]
-    sums += np.bincount(mirrored_rows, weights=value[below], minlength=n_items)
-    return sums
+    scaled = normalise_lower_rows(rows, root)
+    ptr, column, value = mirror_lower_rows(scaled)
+    matrix = matrix_of_rows(ptr, column, value, len(root))
+    return ItemGraph(matrix, root)
 
 
 def find_leading_axes(matrix: scipy.sparse.csr_array, wanted: int) -> Floats:
@@ -116,21 +106,9 @@ def _orthonormalise(block: Floats, earlier: Floats) -> Floats:
 
 
 def keep_largest_per_column(matrix: scipy.sparse.csr_array, keep: int) -> scipy.sparse.csr_array:
-    """The matrix without its diagonal and with the `keep` largest entries of each column only; 0: all."""
-    n_rows, n_columns = matrix.shape
-    rows = np.arange(n_rows, dtype=np.int32)
-    row = np.repeat(rows, np.diff(matrix.indptr))
-    stays: AnyArray = row != matrix.indices
-    if keep:
-        sizes = np.where(stays, np.abs(matrix.data), 0.0)
-        size = sizes.astype(np.float32)
-        thresholds = find_row_thresholds(matrix.indptr, size, keep)
-        least = thresholds[row] * (1 - 1e-6)  # as large up to rounding is as large
-        stays &= size >= least
-    n_before = np.append(0, np.cumsum(stays))
-    ptr = n_before[matrix.indptr]
-    column = matrix.indices[stays]
-    rest = matrix_of_rows(ptr, column, matrix.data[stays], n_columns)
+    """A symmetric matrix without its diagonal and with the `keep` largest entries of each column only; 0: all."""
+    ptr, column, value = keep_largest_per_row(matrix.indptr, matrix.indices, matrix.data, keep)
+    rest = matrix_of_rows(ptr, column, value, matrix.shape[1])
     if not keep:
         return rest
-    return rest.T.tocsr()  # it is symmetric, so rows were cut for columns
+    return rest.T.tocsr()  # rows were cut for columns

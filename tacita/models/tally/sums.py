@@ -16,7 +16,12 @@ from tacita.core.errors import TacitaError
 from tacita.core.flat_indices import find_in_sorted
 from tacita.core.sparse import SparseSum
 from tacita.core.types import AnyArray, Arrays, Bools, Doubles, Ints, Longs, Ragged
-from tacita.kernels.pairs import list_lower_entries
+from tacita.kernels.triangles import (
+    add_at_places,
+    list_lower_entries,
+    number_lower_entries,
+    release_pairs_of_items,
+)
 from tacita.messages import QUANTUM, Total
 from tacita.models.statistic_model import FieldSums
 
@@ -43,21 +48,18 @@ class PairShape:
             return self.n_items
         return len(self.inputs)
 
-    def extract_entries(self, matrix: Any) -> Entries:
-        """The entries of a dense or sparse (inputs, items) matrix that are not zero."""
-        if self.inputs is None and isinstance(matrix, np.ndarray):
-            return list_lower_entries(matrix)
+    def extract_entries(self, matrix: AnyArray | SparseSum) -> Entries:
+        """The entries of a dense (inputs, items) matrix or of a sparse lower triangle that are not zero."""
         if isinstance(matrix, SparseSum):
-            matrix = matrix.matrix()
+            triangle = matrix.matrix()
+            return number_lower_entries(triangle.indptr, triangle.indices), triangle.data
+        if self.inputs is None:
+            return list_lower_entries(matrix)
         cells = scipy.sparse.coo_array(matrix)
         row = cells.row.astype(np.int64)
         col = cells.col.astype(np.int64)
-        if self.inputs is not None:
-            places = col * self.n_inputs + row
-            return _sort_entries(places, cells.data)
-        is_lower = row >= col
-        places = number_triangle_places(row[is_lower], col[is_lower])
-        return _sort_entries(places, cells.data[is_lower])
+        places = col * self.n_inputs + row
+        return _sort_entries(places, cells.data)
 
     def decode_pairs(self, at: AnyArray) -> tuple[Longs, Longs]:
         """Input (its number among the inputs) and item of each place."""
@@ -204,7 +206,7 @@ class PairSums:
             count = total["count"][row, col]  # of these very pairs: counts of other pairs are left out
         n_pairs = shape.n_inputs * shape.n_items
         fits = np.int32 if n_pairs < 2**31 else np.int64
-        places = [self.at.astype(fits), at.astype(fits)]
+        places = [self.at.astype(fits, copy=False), at.astype(fits, copy=False)]
         n_blocks, n_before = self.touched.shape
         touched = np.zeros((n_blocks + 1, shape.n_items))
         touched[:-1, :n_before] = self.touched
@@ -379,24 +381,24 @@ class _ReleasedSum:
     def add_or_hold_block(self, entries: BlockEntries) -> None:
         at = entries.at
         if not self.waits:
-            self.gram[at] += entries.total
+            add_at_places(at, entries.total, self.gram)
             return
-        self.pending[at] += entries.total
-        self.contributors[at] += entries.contributors
+        add_at_places(at, entries.total, self.pending)
+        add_at_places(at, entries.contributors, self.contributors)
 
     def release_pairs(self, is_out: Bools) -> None:
         """Add what waits long enough, of items that are out, to G."""
         if not self.waits:
+            return
+        if self.where is None:
+            release_pairs_of_items(is_out, self.min_pair, self.pending, self.contributors, self.gram)
             return
         if self.min_pair > 1:
             has_enough = self.contributors >= self.min_pair
         else:
             has_enough = self.contributors > 0
         ready = np.flatnonzero(has_enough)
-        places = ready
-        if self.where is not None:
-            places = self.where[ready]
-        row, col = self.shape.decode_pairs(places)
+        row, col = self.shape.decode_pairs(self.where[ready])
         item: AnyArray = row
         if self.shape.inputs is not None:
             item = self.shape.inputs[row]

@@ -104,7 +104,7 @@ def _write_numbers(axes: Axes, bars: Series, offset: float, pixels: float) -> No
         needed = ROOM_FOR_NUMBER if math.isfinite(value) else ROOM_FOR_DASH
         if pixels >= needed:
             top = (block + offset, _height(value))
-            axes.annotate(format_short(value), top, (0, 3), "data", "offset pixels", ha="center", size=SMALL)
+            axes.annotate(format_short(value), top, (0, 3), "data", "offset points", ha="center", size=SMALL)
 
 
 def _height(value: float) -> float:

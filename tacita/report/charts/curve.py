@@ -60,7 +60,7 @@ def _name_segment(axes: Axes, segment: Segment, pixel: float, label_end: float) 
     if middle - half <= label_end + 4:
         return label_end
     place = (segment.middle, 1.0)
-    axes.annotate(words, place, (0, 4), ("data", "axes fraction"), "offset pixels", ha="center", size=SMALL)
+    axes.annotate(words, place, (0, 4), ("data", "axes fraction"), "offset points", ha="center", size=SMALL)
     return middle + half
 
 

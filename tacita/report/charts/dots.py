@@ -84,7 +84,7 @@ def _draw_dots(page: Sheet, axes: Axes, rows: Sequence[Dot], layout: DotLayout) 
     for place, dot in enumerate(rows):
         words = f"{dot.mean:.4f}"
         at_edge = ("axes fraction", "data")
-        axes.annotate(words, (1, place), (52, -4), at_edge, "offset pixels", ha="right")
+        axes.annotate(words, (1, place), (52, -4), at_edge, "offset points", ha="right")
 
 
 def _draw_published(page: Sheet, axes: Axes, rows: Sequence[Dot]) -> list[float]:

@@ -96,7 +96,7 @@ def draw_frame(axes: Axes, metric: str, x_title: str) -> None:
     axes.set_xlabel(x_title, labelpad=5)
     if metric:
         corner = (2 - LEFT_MARGIN, 10)
-        axes.annotate(metric, (0, 1), corner, "axes fraction", "offset pixels", color=LIGHT["soft"])
+        axes.annotate(metric, (0, 1), corner, "axes fraction", "offset points", color=LIGHT["soft"])
 
 
 def name_blocks(axes: Axes, names: Sequence[str]) -> None:

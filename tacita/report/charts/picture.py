@@ -25,6 +25,7 @@ class Picture:
     names: list[str]  # of the blocks
     series: list[Series]
     segments: list[Segment]
+    tries: bool = False  # what is validated are settings that are tried, not rounds that teach the model
 
 
 def draw_picture(shown: Picture, kind: str) -> bytes:
@@ -38,8 +39,10 @@ def draw_picture(shown: Picture, kind: str) -> bytes:
         draw_curve(page, curve_axes, shown.segments, 312)
         draw_frame(quality_axes, "", "block")
         _caption_panel(quality_axes, "Test quality per block", shown.metric)
-        draw_frame(curve_axes, "", "round, counted over all blocks")
-        _caption_panel(curve_axes, "Validation quality over rounds", shown.valid_metric)
+        step = "setting" if shown.tries else "round"
+        draw_frame(curve_axes, "", f"{step}, counted over all blocks")
+        caption = "Validation of each setting tried" if shown.tries else "Validation quality over rounds"
+        _caption_panel(curve_axes, caption, shown.valid_metric)
         return page.save(kind)
 
 

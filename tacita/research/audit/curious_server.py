@@ -16,7 +16,8 @@ import numpy as np
 from tacita.core.config import RunConfig
 from tacita.core.errors import TacitaError
 from tacita.core.types import Broadcast, Keys, Longs, Ragged, ServerState
-from tacita.federation.devices import LocalDevices, RoundReply, empty_local_devices
+from tacita.federation.device_protocol import RoundReply
+from tacita.federation.devices import LocalDevices, empty_local_devices
 from tacita.federation.rounds import begin_block, make_initial_progress, run_round
 from tacita.learn.scores import SCORES
 from tacita.messages import SparseRows

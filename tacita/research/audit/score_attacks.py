@@ -19,7 +19,7 @@ import numpy as np
 
 from tacita.core.types import AnyArray, Bools, Doubles, Longs, Ragged
 from tacita.methods.distillation.round_draws import RoundDraws, floor_share, rank_in_rows
-from tacita.research.audit.tally_attacks import make_figure
+from tacita.research.audit.tally_attacks import build_attack_figure
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ def attack_scores(
     figures = {}
     for name, values in by_attack.items():
         control = controls[name]
-        figures[name] = make_figure(
+        figures[name] = build_attack_figure(
             value=average_known(values),
             control=average_known(control),
             of=count_known(values),

@@ -143,7 +143,7 @@ def sample_items(sets: Bools, share: float, seed: int) -> Bools:
     return np.asarray(is_chosen) & sets
 
 
-def make_figure(value: float | None, control: float | None, of: int, of_control: int) -> AttackFigure:
+def build_attack_figure(value: float | None, control: float | None, of: int, of_control: int) -> AttackFigure:
     """What an attack finds, and what it finds where there is nothing: AUCs, or shares of so many."""
     return {"found": value, "control": control, "of": of, "of_control": of_control}
 
@@ -151,14 +151,14 @@ def make_figure(value: float | None, control: float | None, of: int, of_control:
 def make_share_figure(hits: Bools | list[bool], control: Bools | list[bool]) -> AttackFigure:
     value = _average_or_none(hits)
     control_value = _average_or_none(control)
-    return make_figure(value, control_value, len(hits), len(control))
+    return build_attack_figure(value, control_value, len(hits), len(control))
 
 
 def make_auc_figure(aucs: AucSamples, n_inside: int) -> AttackFigure:
     """The mean AUC of a release with those inside, and of one without them."""
     value = _average_or_none(aucs.values["inside"])
     control = _average_or_none(aucs.values["absent"])
-    return make_figure(value, control, n_inside, n_inside)
+    return build_attack_figure(value, control, n_inside, n_inside)
 
 
 def _average_or_none(values: Any) -> float | None:

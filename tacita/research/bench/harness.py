@@ -286,8 +286,8 @@ def bench_scale(
     """Training rounds with a fixed number of participants while the number of users grows."""
     rows = []
     for n_users in users:
-        stream = _make_stream(n_users, items, per_user)
-        rows.append(_time_size(stream, min(participants, n_users), repeats))
+        federation = make_scale_federation(n_users, items, per_user, participants)
+        rows.append(_time_size(federation, min(participants, n_users), repeats))
         if on_each:
             on_each(n_users)
     microseconds = [row["us_per_participant"] for row in rows]
@@ -302,14 +302,19 @@ def bench_scale(
     }
 
 
-def _time_size(stream: BlockStream, participants: int, repeats: int) -> Report:
-    """Rounds with so many participants of a stream."""
-    n_users = stream.blocks[0].n_users
-    participation = ParticipationConfig(kind="fraction", rate=participants / n_users)
+def make_scale_federation(n_users: int, n_items: int, per_user: int, participants: int) -> Federation:
+    """Synthetic users who train MF, so many of them in a round."""
+    stream = _make_stream(n_users, n_items, per_user)
+    participation = ParticipationConfig(kind="fraction", rate=min(participants, n_users) / n_users)
     config = RunConfig(train=TrainConfig(participation=participation))
     cls = find_backbone_class("mf")
     backbone = cls(cls.Config())
-    federation = Federation(backbone, (), config, Draws(1), stream=stream)
+    return Federation(backbone, (), config, Draws(1), stream=stream)
+
+
+def _time_size(federation: Federation, participants: int, repeats: int) -> Report:
+    """Rounds with so many participants."""
+    n_users = federation.stream.blocks[0].n_users
     runner = RoundRunner(federation)
     progress = runner.progress
 

@@ -16,10 +16,10 @@ from tacita.core.config import RunConfig
 from tacita.core.errors import TacitaError
 from tacita.core.files import disk_error, write_bytes
 from tacita.federation.rounds import Progress
+from tacita.kernels.processor import name_processor
 from tacita.research.experiments.analyses import measure_forgetting, measure_rank_changes
 from tacita.research.experiments.choice_measures import measure_choice
-from tacita.research.experiments.experiment_spec import WITHDRAWAL, Cells, ExperimentCell
-from tacita.research.experiments.process_pool import run_in_processes
+from tacita.research.experiments.experiment_cell import WITHDRAWAL, Cells, ExperimentCell
 from tacita.research.experiments.search_callbacks import OnDone
 from tacita.research.experiments.shared_base import continue_run, train_base, with_parts
 from tacita.research.experiments.single_block import (
@@ -33,6 +33,7 @@ from tacita.research.experiments.single_block import (
     pack_scores,
 )
 from tacita.research.experiments.withdrawals import WithdrawalJob, make_job_key
+from tacita.research.experiments.workers import THIS_MACHINE, Workers
 from tacita.round.plan import Federation
 from tacita.runs.assembly import Machine, assemble_federation
 from tacita.runs.noise_secret import with_reproducible_noise
@@ -76,6 +77,7 @@ def _describe_cell(cell: ExperimentCell, seconds: float) -> Line:
         "variant": cell.variant,
         "seed": cell.seed,
         "tacita": tacita.__version__,
+        "processor": name_processor(),
         "seconds": round(seconds, 2),
         "parts": cell.config.parts,
         "lr": cell.config.backbone.get("lr"),
@@ -206,7 +208,7 @@ def run_cells(
     cells: Cells,
     cell_file: CellFile,
     data_dir: Path | None,
-    workers: int = 0,
+    workers: Workers = THIS_MACHINE,
     on_done: OnDone | None = None,
 ) -> CellLines:
     """All cells, from the file where finished, run and appended where not."""
@@ -219,7 +221,7 @@ def run_cells(
 
     unfinished = [cell for cell in cells if cell.key not in finished]
     report_progress()
-    for lines in run_in_processes(run_job, _group_jobs(unfinished, data_dir), workers):
+    for lines in workers.run(run_job, _group_jobs(unfinished, data_dir)):
         cell_file.append_lines(lines)
         for line in lines:
             finished[line["key"]] = line

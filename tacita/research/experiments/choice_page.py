@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tacita.research.experiments.cell_status import list_earlier_rows
 from tacita.research.experiments.choice_advice import list_advice_lines
 from tacita.research.experiments.choice_rows import (
     DOWN,
@@ -12,8 +13,10 @@ from tacita.research.experiments.choice_rows import (
     format_epsilon,
     format_forgetting,
 )
-from tacita.research.experiments.experiment_spec import Cells, Experiment
+from tacita.research.experiments.experiment_cell import Cells
+from tacita.research.experiments.experiment_spec import Experiment
 from tacita.research.experiments.single_block import CellLines, Line
+from tacita.research.experiments.tables import label_variants
 
 HEAD = ("method", "NDCG@10", "HR@10", "up", "down", "seconds", "epsilon", "forgetting one person", "sees")
 OTHERS = "Others"
@@ -58,6 +61,7 @@ def render_choice_page(experiment: Experiment, cells: Cells, lines: CellLines) -
         "## How it was measured",
         "",
         *_format_list(experiment.notes),
+        *_format_list(list_earlier_rows(cells, lines, label_variants(experiment))),
         "- `tacita reproduce choose` makes this page; finished cells are kept under docs/reproduction/cells.",
     ]
     return "\n".join(text).rstrip() + "\n"
@@ -116,6 +120,8 @@ def _format_name(row: ChoiceRow) -> str:
         n_seeds = len(row.lines)
         plural = "s" if n_seeds > 1 else ""
         name += f" ({n_seeds} seed{plural})"
+    if row.is_earlier:
+        name += " †"
     if row.same_runs:
         name += f"; the same run: {', '.join(row.same_runs)}"
     return name

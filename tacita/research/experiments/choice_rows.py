@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tacita.metrics import compute_confidence_interval
-from tacita.research.experiments.experiment_spec import Cells, Experiment
+from tacita.research.experiments.cell_status import EARLIER
+from tacita.research.experiments.experiment_cell import Cells
+from tacita.research.experiments.experiment_spec import Experiment
 from tacita.research.experiments.single_block import CellLines, Line
 
 QUALITY, UP, DOWN, PRICE = "ndcg@10", "KB up, a person", "KB down, a person", "forgetting, CPU seconds"
@@ -49,6 +51,11 @@ class ChoiceRow:
             if text:
                 return str(text)
         return ""
+
+    @property
+    def is_earlier(self) -> bool:
+        """Whether earlier code made it."""
+        return any(EARLIER in line for line in self.lines)
 
     @property
     def is_exact(self) -> bool:

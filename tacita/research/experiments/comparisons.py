@@ -11,7 +11,8 @@ from scipy import stats
 
 from tacita.core.types import Doubles
 from tacita.metrics import compute_confidence_interval, summarise_continual
-from tacita.research.experiments.experiment_spec import Cells, Experiment
+from tacita.research.experiments.experiment_cell import Cells
+from tacita.research.experiments.experiment_spec import Experiment
 from tacita.research.experiments.single_block import CellLines, Line, unpack_scores
 from tacita.research.experiments.tables import Labels, group_lines_by_place
 

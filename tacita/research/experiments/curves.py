@@ -5,7 +5,8 @@ from __future__ import annotations
 import statistics
 
 from tacita.report.accuracy import AccuracyPoint
-from tacita.research.experiments.experiment_spec import Cells, Experiment
+from tacita.research.experiments.experiment_cell import Cells
+from tacita.research.experiments.experiment_spec import Experiment
 from tacita.research.experiments.single_block import CellLines
 
 EPSILON = "epsilon"

@@ -7,10 +7,7 @@ is read first. Copied into the package, and deleted from the results, it is what
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -23,20 +20,18 @@ from tacita.core.config import (
     SplitConfig,
     StrictModel,
     TrainConfig,
-    find_unchanged_later_settings,
     read_toml,
     validate_model,
 )
 from tacita.core.errors import unknown_name_error
 from tacita.methods import list_preset_parts, resolve_config
 from tacita.methods.distillation.presets import TRANSFER
+from tacita.research.experiments.experiment_cell import WITHDRAWAL, Cells, ExperimentCell, Place
 
 Options = dict[str, Any]
 """Settings by name."""
 
 ROOT = Path(str(resources.files("tacita.research.experiments")))
-WITHDRAWAL = "withdrawal"  # the kind of a cell in which people take back what they shared
-CELL_VERSION = 1  # raise it when a change makes earlier cells incomparable
 
 
 class Variant(StrictModel):
@@ -119,9 +114,13 @@ class Experiment(StrictModel):
     tolerance: float = Field(0.1, description="relative difference that still counts as agreement")
     rounds: dict[str, int] = Field({}, description="dataset -> most rounds in a block")
     train: Options = Field({}, description="settings of all variants; their own come on top")
+    backbone_options: dict[str, Options] = Field({}, description="backbone -> its settings in all variants")
     split: Options = {}
     splits: dict[str, Options] = Field({}, description="dataset -> what is split otherwise")
     evaluate: Options = {}
+    models: dict[str, dict[str, Options]] = Field(
+        {}, description="dataset -> backbone -> options that the paper's model has there"
+    )
     item_rows: Literal["random", "side", "sentences"] = "random"
     compare: list[str] = Field([], description="variant tested per user against the best of the others")
     across: bool = Field(False, description="the others are those of all backbones")
@@ -178,36 +177,6 @@ class Settings(StrictModel):
         """The choices for methods on a dataset and backbone, to be changed in place."""
         backbones = self.chosen.setdefault(dataset, {})
         return backbones.setdefault(backbone, {})
-
-
-@dataclass(frozen=True)
-class ExperimentCell:
-    """One number to find: a variant on a dataset with a backbone and a seed."""
-
-    dataset: str
-    backbone: str
-    variant: str
-    seed: int
-    config: RunConfig
-    kind: str = "stream"
-    withdraws: float = 0.0
-    follows: ExperimentCell | None = None  # finished first: the items that it sent complete this one's config
-
-    @property
-    def key(self) -> str:
-        """Cells with the same effective config are the same cell, whichever table asks for them."""
-        later_defaults = find_unchanged_later_settings(self.config)
-        config = self.config.model_dump(mode="json", exclude={"method": True, **later_defaults})
-        identity = [CELL_VERSION, self.kind, config]
-        if self.withdraws:
-            identity.append(self.withdraws)
-        text = json.dumps(identity, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-Cells = list[ExperimentCell]
-Place = tuple[str, str, str]
-"""Dataset, backbone and variant."""
 
 
 def list_experiments() -> list[str]:
@@ -297,6 +266,9 @@ def build_run_config(
     backbone_options: Options = {"name": backbone}
     if lr is not None:
         backbone_options["lr"] = lr
+    backbone_options |= experiment.models.get(dataset, {}).get(backbone, {})
+    if variant.backbone.get("name", backbone) == backbone:
+        backbone_options |= experiment.backbone_options.get(backbone, {})
     backbone_options |= variant.backbone
     train = dict(experiment.train)
     if dataset in experiment.rounds:
@@ -323,7 +295,7 @@ def build_run_config(
         "evaluate": validate_model(EvaluateConfig, evaluate, source).model_dump(),
     }
     validate_model(TrainConfig, train, source)
-    return resolve_config(config, source)
+    return resolve_config(config, source, with_tuned=False)
 
 
 def _list_parts(variant: Variant, tuned: TunedChoice) -> list[Options]:

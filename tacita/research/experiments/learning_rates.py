@@ -16,11 +16,9 @@ from tacita.core.errors import TacitaError
 from tacita.methods.distillation.transfer import PredictionTransfer
 from tacita.models.base import Backbone, TrainedConfig
 from tacita.research.experiments.axes import list_combinations, sample_around
+from tacita.research.experiments.experiment_cell import Cells, ExperimentCell, Place
 from tacita.research.experiments.experiment_spec import (
-    Cells,
     Experiment,
-    ExperimentCell,
-    Place,
     Settings,
     TunedChoice,
     Tuning,

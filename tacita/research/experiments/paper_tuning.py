@@ -24,10 +24,10 @@ from tacita.research.experiments.experiment_spec import (
     narrow_experiment,
 )
 from tacita.research.experiments.learning_rates import TuningEntry, add_second_step, choose_rates, interleave_cells
-from tacita.research.experiments.process_pool import run_in_processes
 from tacita.research.experiments.search_callbacks import OnDone
 from tacita.research.experiments.single_block import CellLines
-from tacita.research.experiments.tuning import tune_lr, tune_method
+from tacita.research.experiments.tuning import StudyPlace, tune_lr, tune_method
+from tacita.research.experiments.workers import THIS_MACHINE, Workers
 from tacita.runs.assembly import Machine
 
 
@@ -40,7 +40,7 @@ class PairJob:
     methods: tuple[str, ...]
     rounds: int
     trials: int
-    folder: Path
+    place: StudyPlace
     data_dir: Path | None
 
 
@@ -62,14 +62,14 @@ def tune_pair(job: PairJob) -> tuple[PairJob, PairResult]:
         evaluate=EvaluateConfig(controls=False),
     )
     base = tune_lr(config, Machine(threads=1, data_dir=job.data_dir))
-    folder = job.folder / f"{job.dataset}-{job.backbone}"
+    place = job.place.enter(f"{job.dataset}-{job.backbone}")
     chosen = {}
     failed = []
     for lr, reason in base.failed.items():
         failed.append(f"learning rate {lr}: {reason}")
     for method in job.methods:
         try:
-            result = tune_method(base.federation, base.progress, method, job.trials, folder)
+            result = tune_method(base.federation, base.progress, method, job.trials, place)
         except TacitaError as error:
             failed.append(str(error))
             continue
@@ -81,14 +81,14 @@ def tune_pair(job: PairJob) -> tuple[PairJob, PairResult]:
             trials=result.trials,
         )
         chosen[method] = choice
-    place = f"{job.dataset}, {job.backbone}"
-    sentences = [f"{place}, {failure}" for failure in failed]
+    pair = f"{job.dataset}, {job.backbone}"
+    sentences = [f"{pair}, {failure}" for failure in failed]
     base_valid = round(base.tried[base.lr], 6)
     return job, PairResult(base.lr, base_valid, chosen, sentences)
 
 
 def list_paper_jobs(
-    paper: str, only: list[str], trials: int, folder: Path, data_dir: Path | None, rounds: int | None = None
+    paper: str, only: list[str], trials: int, place: StudyPlace, data_dir: Path | None, rounds: int | None = None
 ) -> list[PairJob]:
     """A job for each dataset and backbone of the paper's main table that the words leave."""
     experiment = load_main_table(paper)
@@ -108,7 +108,7 @@ def list_paper_jobs(
                 methods=tuple(methods),
                 rounds=n_rounds,
                 trials=trials,
-                folder=folder,
+                place=place,
                 data_dir=data_dir,
             )
             jobs.append(job)
@@ -116,7 +116,7 @@ def list_paper_jobs(
 
 
 def tune_paper(
-    paper: str, jobs: list[PairJob], results: Path, on_done: OnDone | None = None, workers: int = 0
+    paper: str, jobs: list[PairJob], results: Path, on_done: OnDone | None = None, workers: Workers = THIS_MACHINE
 ) -> tuple[Path, list[str]]:
     """Tune every (dataset, backbone) on its own core and store the choices among the results.
 
@@ -126,7 +126,7 @@ def tune_paper(
     failed: list[str] = []
     if on_done:
         on_done(0, len(jobs))
-    finished = run_in_processes(tune_pair, jobs, workers)
+    finished = workers.run(tune_pair, jobs)
     for n_done, (job, result) in enumerate(finished, 1):
         _note_result(settings, job, result)
         store_settings(paper, settings, results)
@@ -154,7 +154,7 @@ class RateSearch:
     results: Path
     cell_file: CellFile
     data_dir: Path | None
-    workers: int = 0
+    workers: Workers = THIS_MACHINE
     trials: int = 0  # of a method in all, where there is a second step
     rounds: int | None = None  # of a trial, where it is not the table's budget
 

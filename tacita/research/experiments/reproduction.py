@@ -9,22 +9,24 @@ from tacita.core.errors import TacitaError
 from tacita.core.files import write_bytes
 from tacita.report import accuracy
 from tacita.research.experiments import tables
+from tacita.research.experiments.cell_status import (
+    CellStatus,
+    list_cell_statuses,
+    list_earlier_rows,
+    with_earlier_lines,
+)
 from tacita.research.experiments.cells import CellFile, run_cells
 from tacita.research.experiments.choice_page import render_choice_page
 from tacita.research.experiments.comparisons import compare_seeds, compare_variants, summarise_streams
 from tacita.research.experiments.curves import collect_points
-from tacita.research.experiments.experiment_spec import (
-    Cells,
-    Experiment,
-    list_cells,
-    load_experiment,
-    narrow_experiment,
-)
+from tacita.research.experiments.experiment_cell import Cells
+from tacita.research.experiments.experiment_spec import Experiment, list_cells, load_experiment, narrow_experiment
 from tacita.research.experiments.schedules import check_schedules, with_upload_sizes
 from tacita.research.experiments.search_callbacks import OnDone
 from tacita.research.experiments.single_block import CellLines
 from tacita.research.experiments.table_html import render_html
 from tacita.research.experiments.table_markdown import to_markdown
+from tacita.research.experiments.workers import THIS_MACHINE, Workers
 
 
 @dataclass(frozen=True)
@@ -70,31 +72,50 @@ def plan_table(table: str, only: list[str], seeds: int | None, quick: bool, resu
     return TablePlan(experiment, cells, paper, stem)
 
 
-def restrict_to_finished(wanted: TablePlan, out: Path) -> TablePlan:
-    """The finished cells of a table, as a table of its own."""
+def list_statuses(wanted: TablePlan, out: Path) -> list[CellStatus]:
+    """Which cells of a table are finished under `out`, which earlier code made, and which did not run."""
     lines = CellFile(out / "cells", wanted.paper).read(wanted.cells)
-    cells = []
-    for cell in wanted.cells:
-        if cell.follows is not None:
-            if "values" not in lines.get(cell.follows.key, {}):
-                continue
+    return list_cell_statuses(_with_known_sizes(wanted.cells, lines), lines)
+
+
+def _with_known_sizes(cells: Cells, lines: CellLines) -> Cells:
+    """The same cells; those that follow an agent are complete where it is finished."""
+    known = []
+    for cell in cells:
+        if cell.follows is not None and "values" in lines.get(cell.follows.key, {}):
             (cell,) = with_upload_sizes([cell], lines)
-        if cell.key in lines:
-            cells.append(cell)
+        known.append(cell)
+    return known
+
+
+def read_finished(wanted: TablePlan, out: Path) -> tuple[TablePlan, CellLines]:
+    """The finished cells of a table, as a table of its own; with marked ones where only earlier code ran."""
+    lines = CellFile(out / "cells", wanted.paper).read(wanted.cells)
+    independent = [cell for cell in wanted.cells if cell.follows is None]
+    lines = with_earlier_lines(independent, lines)
+    known = [cell for cell in _with_known_sizes(wanted.cells, lines) if cell.follows is None]
+    lines = with_earlier_lines(known, lines)
+    cells = [cell for cell in known if cell.key in lines]
     if not cells:
         raise TacitaError(f"no cell of this table is finished under {out}; leave out --finished.")
     stem = wanted.stem
     is_complete = len(cells) == len(wanted.cells)
     if not is_complete and not stem.endswith(("-part", "-quick")):
         stem = f"{stem}-part"
-    return replace(wanted, cells=cells, stem=stem, planned=wanted)
+    return replace(wanted, cells=cells, stem=stem, planned=wanted), lines
+
+
+def write_finished_table(wanted: TablePlan, out: Path) -> ReproducedTable:
+    """Run nothing: the table of what is finished."""
+    plan, lines = read_finished(wanted, out)
+    return _write_table(plan, lines, out)
 
 
 def reproduce_table(
     wanted: TablePlan,
     out: Path,
     data_dir: Path | None = None,
-    workers: int = 0,
+    workers: Workers = THIS_MACHINE,
     on_done: OnDone | None = None,
 ) -> ReproducedTable:
     """Run what is not finished under `out` and write the table beside it."""
@@ -106,44 +127,52 @@ def reproduce_table(
     if len(independent) < len(wanted.cells):
         wanted = replace(wanted, cells=with_upload_sizes(wanted.cells, lines))
         lines |= run_cells(wanted.cells, cell_file, data_dir, workers, on_done)
-    entries = tables.build_entries(wanted.experiment, wanted.cells, lines)
-    folder = out / wanted.paper
+    return _write_table(wanted, lines, out)
+
+
+def _write_table(plan: TablePlan, lines: CellLines, out: Path) -> ReproducedTable:
+    folder = out / plan.paper
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise TacitaError(f"cannot write to {folder}: {error.strerror}.") from None
-    path = folder / wanted.stem
-    _write_pages(wanted, lines, entries, path)
-    if wanted.experiment.kind == "choose":
-        _write_choice_page(wanted, lines, out)
+    path = folder / plan.stem
+    for suffix, text in render_pages(plan, lines).items():
+        page_path = path.with_name(path.name + suffix)
+        write_bytes(page_path, text.encode())
+    points_path = path.with_name(f"{path.name}-points.csv")
+    if collect_points(plan.experiment, plan.cells, lines):
+        accuracy.write_picture(points_path, path.with_suffix(".png"))
+    if plan.experiment.kind == "choose":
+        _write_choice_page(plan, lines, out)
+    entries = tables.build_entries(plan.experiment, plan.cells, lines)
     return ReproducedTable(entries, path)
 
 
-def _write_pages(plan: TablePlan, lines: CellLines, entries: list[tables.TableEntry], path: Path) -> None:
+def render_pages(plan: TablePlan, lines: CellLines) -> dict[str, str]:
+    """What a name of pages ends with -> the text."""
     experiment = plan.experiment
+    entries = tables.build_entries(experiment, plan.cells, lines)
     tests = compare_variants(experiment, plan.cells, lines)
+    earlier = list_earlier_rows(plan.cells, lines, tables.label_variants(experiment))
+    failures = tables.list_failed_cells(plan.cells, lines)
     markdown = to_markdown(
         experiment,
         entries,
         tests,
-        failures=tables.list_failed_cells(plan.cells, lines),
+        failures=[*failures, *earlier],
         streams=summarise_streams(experiment, plan.cells, lines),
         differences=compare_seeds(experiment, plan.cells, lines),
     )
-    html = render_html(experiment, entries, tests)
     pages = {
-        "md": markdown,
-        "csv": tables.to_csv(entries),
-        "html": html,
+        ".md": markdown,
+        ".csv": tables.to_csv(entries),
+        ".html": render_html(experiment, entries, tests, earlier),
     }
-    for suffix, text in pages.items():
-        page_path = path.with_name(f"{path.name}.{suffix}")
-        write_bytes(page_path, text.encode())
     points = collect_points(experiment, plan.cells, lines)
     if points:
-        points_path = path.with_name(f"{path.name}-points.csv")
-        write_bytes(points_path, accuracy.to_csv(points).encode())
-        accuracy.write_picture(points_path, path.with_suffix(".png"))
+        pages["-points.csv"] = accuracy.to_csv(points)
+    return pages
 
 
 def _write_choice_page(plan: TablePlan, lines: CellLines, out: Path) -> None:

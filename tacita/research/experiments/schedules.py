@@ -8,7 +8,7 @@ import numpy as np
 
 from tacita.core.errors import TacitaError
 from tacita.methods.distillation.presets import TRANSFER
-from tacita.research.experiments.experiment_spec import Cells, ExperimentCell
+from tacita.research.experiments.experiment_cell import Cells, ExperimentCell
 from tacita.research.experiments.single_block import CellLines, Line
 
 

@@ -46,7 +46,7 @@ CellLines = dict[str, Line]
 Values = dict[str, float]
 """Metrics by name."""
 
-ROUND_NOTES = ("picked", "server_loss", "loss")  # notes that are stored round by round
+ROUND_NOTES = ("picked", "server_loss", "loss", "weight_concentration")  # notes that are stored round by round
 
 
 def pack_scores(values: Doubles) -> str:
@@ -81,6 +81,9 @@ def measure_trained_run(federation: Federation) -> Line:
     values |= round_metric_values(_evaluate_client_models(federation, progress, block), "client ")
     values |= round_metric_values(_measure_traffic(federation, progress.server, result))
     values |= course
+    if "weight_concentration" in course:
+        largest = max(course["weight_concentration"])
+        values |= round_metric_values({"weight concentration": largest})
     for name, value in result.items():
         if name.startswith(UNMASKED):
             values |= round_metric_values({name: value})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tacita.report import elements
 from tacita.report.charts import Dot, draw_dot_chart
 from tacita.report.elements import Figure, PageTable, TableCell
@@ -25,7 +27,9 @@ VariantRows = dict[str, dict[str, TableEntry]]
 """Variant -> column -> entry."""
 
 
-def render_html(experiment: Experiment, entries: Entries, tests: list[PairedComparison]) -> str:
+def render_html(
+    experiment: Experiment, entries: Entries, tests: list[PairedComparison], earlier: Sequence[str] = ()
+) -> str:
     from tacita.report.pages import render
 
     labels = label_variants(experiment)
@@ -49,7 +53,7 @@ def render_html(experiment: Experiment, entries: Entries, tests: list[PairedComp
         about=about,
         version="",
         how=reading,
-        notes=experiment.notes,
+        notes=[*experiment.notes, *earlier],
         drawn=_draw_figures(experiment, entries, labels),
         tables=page_tables,
     )

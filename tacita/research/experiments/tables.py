@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tacita.metrics import compute_confidence_interval
-from tacita.research.experiments.experiment_spec import Cells, Experiment, Place, PublishedRow
+from tacita.research.experiments.cell_status import EARLIER
+from tacita.research.experiments.experiment_cell import Cells, Place
+from tacita.research.experiments.experiment_spec import Experiment, PublishedRow
 from tacita.research.experiments.single_block import CellLines, Line
 
 VERDICTS = ("agrees", "higher", "lower", "unclear")
@@ -39,6 +41,7 @@ class TableEntry:
     seeds: int
     published: float | None
     verdict: str  # agrees, higher, lower, or "" where nothing was published
+    earlier: int = 0  # of the seeds, those that earlier code made
 
 
 Entries = list[TableEntry]
@@ -92,7 +95,9 @@ def build_entries(experiment: Experiment, cells: Cells, lines: CellLines) -> Ent
             values = [line["values"] for line in finished]
             rows = [own[metric] for own in values if metric in own]
             if rows:  # a central model sends nothing
-                entries += _build_variant_entries(experiment, place, metric, rows)
+                n_earlier = sum(EARLIER in line for line in finished)
+                own_entries = _build_variant_entries(experiment, place, metric, rows)
+                entries += [replace(entry, earlier=n_earlier) for entry in own_entries]
     return entries
 
 
@@ -173,13 +178,14 @@ def list_failed_cells(cells: Cells, lines: CellLines) -> list[str]:
 
 
 def format_entry(entry: TableEntry) -> str:
-    """Four decimals, or none where a loss has left all bounds."""
+    """Four decimals, or none where a loss has left all bounds; with a mark where earlier code made it."""
     number_format = ".4f" if abs(entry.mean) < 1000 else ",.0f"
     mean = format(entry.mean, number_format)
+    mark = " †" if entry.earlier else ""
     if np.isnan(entry.half):
-        return mean
+        return mean + mark
     half = format(entry.half, number_format)
-    return f"{mean} ± {half}"
+    return f"{mean} ± {half}{mark}"
 
 
 def explain_reading(experiment: Experiment, entries: Entries, where: str) -> str:
@@ -211,12 +217,15 @@ CSV_COLUMNS = (
     "published",
     "verdict",
 )
+EARLIER_COLUMN = "earlier_code"  # seeds that earlier code made; only where there are any
 
 
 def to_csv(entries: Entries) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(CSV_COLUMNS)
+    has_earlier = any(entry.earlier for entry in entries)
+    head = [*CSV_COLUMNS, EARLIER_COLUMN] if has_earlier else CSV_COLUMNS
+    writer.writerow(head)
     for entry in entries:
         row = [
             entry.dataset,
@@ -230,5 +239,7 @@ def to_csv(entries: Entries) -> str:
             "" if entry.published is None else entry.published,
             entry.verdict,
         ]
+        if has_earlier:
+            row.append(entry.earlier)
         writer.writerow(row)
     return out.getvalue()

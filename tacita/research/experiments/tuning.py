@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,8 @@ from tacita.core.types import BlockStream
 from tacita.federation.rounds import Progress
 from tacita.methods import list_preset_parts
 from tacita.models import find_backbone_class
-from tacita.research.experiments.experiment_spec import CELL_VERSION, ROOT
+from tacita.research.experiments.experiment_cell import CELL_VERSION
+from tacita.research.experiments.experiment_spec import ROOT
 from tacita.research.experiments.search_callbacks import OnDone, SearchCallbacks
 from tacita.research.experiments.shared_base import continue_run, train_base, with_parts
 from tacita.round.plan import Federation
@@ -84,6 +85,22 @@ class TuningResult:
 ParamsKey = tuple[tuple[str, Any], ...]
 
 
+@dataclass(frozen=True)
+class StudyPlace:
+    """Where the trials' runs are kept, and the database of the studies."""
+
+    folder: Path
+    database: str | None = None  # a URL; None: a file in the folder
+
+    @property
+    def url(self) -> str:
+        return self.database or f"sqlite:///{self.folder / 'study.db'}"
+
+    def enter(self, name: str) -> StudyPlace:
+        """A folder in this one, with the same database."""
+        return replace(self, folder=self.folder / name)
+
+
 @dataclass
 class Study:
     """The trials of a method: those with a score, and those that failed with a reason."""
@@ -93,12 +110,12 @@ class Study:
     failed: dict[ParamsKey, str]
 
     @staticmethod
-    def open(name: str, folder: Path, seed: int, trials: int) -> Study:
-        """A study as it stands in its file; a new one if there is none."""
+    def open(name: str, place: StudyPlace, seed: int, trials: int) -> Study:
+        """A study as it stands in its database; a new one if there is none."""
         n_startup = max(4, trials // 2)
         sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=n_startup)
         study = optuna.create_study(
-            storage=f"sqlite:///{folder / 'study.db'}",
+            storage=_open_storage(place.url),
             study_name=name,
             load_if_exists=True,
             direction="maximize",
@@ -139,7 +156,7 @@ def tune_method(
     base: Progress,
     method: str,
     trials: int,
-    folder: Path,
+    place: StudyPlace,
     on_trial: Callable[[int, float | None], None] | None = None,
 ) -> TuningResult:
     """Search a method's options from one trained block 0; going on with an interrupted study."""
@@ -147,8 +164,9 @@ def tune_method(
     _refuse_counted_method(federation, method)
     name = _name_study(federation, method)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
+    folder = place.folder
     folder.mkdir(parents=True, exist_ok=True)
-    study = Study.open(name, folder, federation.config.seed, trials)
+    study = Study.open(name, place, federation.config.seed, trials)
     n_combinations = math.prod(len(values) for values in choices.values())  # 1 where there is nothing to choose
     for _ in range(10 * trials):  # the sampler may come back to earlier params
         if study.n_tried >= min(trials, n_combinations):
@@ -175,6 +193,15 @@ def tune_method(
         failed=reasons,
         folder=folder / name,
     )
+
+
+def _open_storage(url: str) -> optuna.storages.RDBStorage:
+    """Optuna's database, or one sentence where nobody can open it."""
+    try:
+        return optuna.storages.RDBStorage(url)
+    except Exception as error:  # of the driver that the URL names, whichever that is
+        reason = str(error).splitlines()[0][:200]
+        raise TacitaError(f"Optuna cannot open the database of the studies: {reason}; see --storage.") from None
 
 
 def _refuse_counted_method(federation: Federation, method: str) -> None:
@@ -336,7 +363,7 @@ def _refuse_untunable(names: list[str], backbone: str, method: str, more: Params
 
 
 def tune(
-    config: RunConfig, method: str, trials: int, folder: Path, machine: Machine, watcher: SearchCallbacks
+    config: RunConfig, method: str, trials: int, place: StudyPlace, machine: Machine, watcher: SearchCallbacks
 ) -> tuple[TunedBase, TuningResult]:
     """The learning rate first, then the method's options from the block 0 it gave."""
     with watcher.counting("learning rates") as on_done:
@@ -347,5 +374,5 @@ def tune(
         def on_trial(n_tried: int, score: float | None) -> None:
             on_done(min(n_tried, trials), trials)
 
-        result = tune_method(base.federation, base.progress, method, trials, folder, on_trial)
+        result = tune_method(base.federation, base.progress, method, trials, place, on_trial)
     return base, result

@@ -3,7 +3,7 @@
 All routes of unlearning get the same request: a drawn share of those who share take everything back. The reference is
 the method itself from its first round on, with the same people, draws and number of rounds; it never had what was
 withdrawn. Cells that learn alike share the trained run and the reference. Times are of the processor, because wall
-clocks depend on who else uses the machine.
+clocks depend on who else uses the machine. A distance counts beside that of retraining with other draws, its floor.
 """
 
 from __future__ import annotations
@@ -14,18 +14,23 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from tacita.core.config import RunConfig
-from tacita.core.types import ServerState
+from tacita.core.draws import Draws
+from tacita.core.types import Floats, ServerState
 from tacita.federation.devices import LocalDevices
 from tacita.federation.evaluation import TrainedState, build_ranking_mask, evaluate_devices, rename_unmasked_means
 from tacita.federation.requests import RequestRounds, compute_shared_record_after
 from tacita.federation.rounds import Progress, make_initial_progress, run_remaining_blocks
 from tacita.methods import resolve_parts
 from tacita.methods.sharing.contrastive_unlearning import ContrastiveUnlearning
+from tacita.methods.sharing.ordinary_rounds import OrdinaryRounds
 from tacita.methods.sharing.retraining import RetrainPart
 from tacita.methods.sharing.shared_graph_part import NAME as GRAPH
 from tacita.metrics import Evaluation
-from tacita.research.experiments.experiment_spec import ExperimentCell
+from tacita.research.experiments.experiment_cell import ExperimentCell
+from tacita.research.experiments.planted_items import PlantedItems
 from tacita.research.experiments.shared_base import ignore_round, with_parts
 from tacita.research.experiments.single_block import (
     Line,
@@ -42,26 +47,35 @@ from tacita.runs.forgetting.application import apply_request
 from tacita.runs.forgetting.requests import ResolvedRequest, draw_unshare_request
 from tacita.runs.forgetting.retraining import collect_shares
 from tacita.runs.forgetting.routes import choose_route
+from tacita.runs.forgetting.traces import build_item_table, measure_gram_distance, sample_items
 from tacita.runs.forgetting.verdict import compute_auc_gap
 from tacita.runs.forgetting.verification import AppliedRequest, compare_models
 from tacita.runs.storage import measure_storage
 
-_IDLE_PARTS = (ContrastiveUnlearning.name, RetrainPart.name)
+_IDLE_PARTS = (ContrastiveUnlearning.name, OrdinaryRounds.name, RetrainPart.name)
 """Parts that change nothing before a request comes."""
+
+_TABLE_FREE_PARTS = (OrdinaryRounds.name, RetrainPart.name)
+"""Those of them that read no earlier tables."""
+
+_OTHER_SEED = 1_000_003  # from a run's seed to that of its floor
+
+Measured = dict[str, float | None]
+"""Values by metric; None: could not be measured."""
 
 RUN_VALUES = ("rounds", "best_round", "valid")
 REPORT_VALUES = ("turns", "stopped", "exact", "shards", "segments", "skipped")
 
 
 def build_learning_config(config: RunConfig) -> RunConfig:
-    """The same run without what only a request needs; a retraining run keeps the tables that others learn with."""
+    """The same run without what only a request needs; runs that need no earlier tables keep those of the others."""
     specs = resolve_parts(config.method, config.parts)
     names = [spec["name"] for spec in specs]
-    retrains = RetrainPart.name in names
+    needs_no_tables = any(name in _TABLE_FREE_PARTS for name in names)
     parts = []
     for spec in map(dict, specs):
         is_graph = spec["name"] == GRAPH
-        if retrains and is_graph and not spec.get("snapshots", 1):
+        if needs_no_tables and is_graph and not spec.get("snapshots", 1):
             spec.pop("snapshots")
         if spec["name"] not in _IDLE_PARTS:
             parts.append(spec)
@@ -85,9 +99,13 @@ class TrainedBase:
 
     @staticmethod
     def train_base_run(federation: Federation) -> TrainedBase:
-        """The run to its best round; beside its own parts one counts rounds, for methods that retrain."""
+        """The run to its best round; beside its own parts it keeps what requests need: rounds, the first table."""
         learning = build_learning_config(federation.config)
-        parts = [*(learning.parts or []), {"name": RetrainPart.name}]
+        parts = [
+            *(learning.parts or []),
+            {"name": RetrainPart.name},
+            {"name": ContrastiveUnlearning.name, "reset": 1.0},
+        ]
         counting = learning.model_copy(update={"parts": parts})
         federation = with_parts(federation, counting)
         require_single_block(federation)
@@ -113,9 +131,11 @@ class RetrainedReference:
     seconds: float
 
 
-def retrain_same_rounds(base: TrainedBase, request: ResolvedRequest) -> RetrainedReference:
-    """As many rounds as the run took, with the same participants and draws."""
+def retrain_same_rounds(base: TrainedBase, request: ResolvedRequest, draws: Draws | None = None) -> RetrainedReference:
+    """As many rounds as the run took, with the same participants and draws; or with others."""
     federation = base.federation
+    if draws is not None:
+        federation = with_parts(replace(federation, draws=draws), federation.config)
     progress = base.restore_progress(federation)
     began = time.process_time()
     progress.devices.apply_requests(federation, progress.server, request.requests)
@@ -129,9 +149,27 @@ def retrain_same_rounds(base: TrainedBase, request: ResolvedRequest) -> Retraine
     return RetrainedReference(trained, time.process_time() - began)
 
 
+@dataclass(frozen=True)
+class CarriedRequest:
+    """A request that was carried out on a trained run, and the models that it is compared with."""
+
+    applied: AppliedRequest
+    reference: RetrainedReference
+    device_bytes: float  # that a device keeps for the route
+
+    @property
+    def models(self) -> dict[str, TrainedState]:
+        return {"before": self.applied.before, "after": self.applied.after, "retrain": self.reference.learned}
+
+    def build_tables(self) -> dict[str, Floats]:
+        """The item rows that devices score with."""
+        remaining = self.applied.remaining
+        return {name: build_item_table(remaining, model) for name, model in self.models.items()}
+
+
 @dataclass
-class WithdrawalJob:
-    """The cells of a job: one trained run, and a reference for each share of people who withdraw."""
+class RequestedRun:
+    """A trained run, and a reference for each share of people who withdraw."""
 
     federation: Federation  # of any of the cells
     references: dict[float, RetrainedReference] = field(default_factory=dict)
@@ -140,8 +178,8 @@ class WithdrawalJob:
     def base(self) -> TrainedBase:
         return TrainedBase.train_base_run(self.federation)
 
-    def measure_cell(self, cell: ExperimentCell) -> Line:
-        """The outcome of the request by one cell's route."""
+    def carry_out(self, cell: ExperimentCell) -> CarriedRequest:
+        """The request of a cell, by its route."""
         federation = with_parts(self.federation, cell.config)
         progress = self.base.restore_progress(federation)
         state = TrainedState(progress.server, progress.clients)
@@ -151,52 +189,106 @@ class WithdrawalJob:
         route = choose_route(federation, request, shares.take(request.users))
         storage = measure_storage(route.by[0], progress.server, progress.clients)
         applied = apply_request(federation, progress, request, route)
-        reference = self._find_reference(cell.withdraws, request)
-        return _build_line(self.base, applied, reference, storage.device_mean)
-
-    def _find_reference(self, share: float, request: ResolvedRequest) -> RetrainedReference:
-        if share not in self.references:
-            self.references[share] = retrain_same_rounds(self.base, request)
-        return self.references[share]
+        if cell.withdraws not in self.references:
+            self.references[cell.withdraws] = retrain_same_rounds(self.base, request)
+        return CarriedRequest(applied, self.references[cell.withdraws], storage.device_mean)
 
 
-def _build_line(base: TrainedBase, applied: AppliedRequest, reference: RetrainedReference, device_bytes: float) -> Line:
-    models = {"before": applied.before, "after": applied.after, "retrain": reference.learned}
-    evaluations = {}
-    for name, model in models.items():
-        evaluations[name] = _evaluate_model(applied, model)
-    comparison = compare_models(applied, models)
-    auc = comparison["auc_pairs"]
-    report = applied.part_reports[applied.route.by[0]]
-    content = report.to_json()
-    after = evaluations["after"]
-    values: dict[str, float | None] = dict(after.means())
+@dataclass
+class WithdrawalJob:
+    """The cells of a job: one trained run, and the same with planted items, which no other figure is measured on."""
+
+    federation: Federation  # of any of the cells
+    floors: dict[float, RetrainedReference] = field(default_factory=dict)  # with other draws
+
+    @cached_property
+    def run(self) -> RequestedRun:
+        return RequestedRun(self.federation)
+
+    @cached_property
+    def planted(self) -> PlantedItems:
+        base = self.run.base
+        state = TrainedState(base.server, base.clients)
+        return PlantedItems.plant(self.federation.stream, collect_shares(base.federation, state).shared)
+
+    @cached_property
+    def planted_run(self) -> RequestedRun:
+        return RequestedRun(replace(self.federation, stream=self.planted.stream))
+
+    def measure_cell(self, cell: ExperimentCell) -> Line:
+        """The outcome of the request by one cell's route."""
+        carried = self.run.carry_out(cell)
+        evaluations = {name: _evaluate_model(carried.applied, model) for name, model in carried.models.items()}
+        values = _measure_request(carried, evaluations)
+        values |= self._measure_distances(carried, cell.withdraws)
+        values |= self._measure_planted_items(cell)
+        return _build_line(self.run.base, carried.applied, values, evaluations["after"])
+
+    def _measure_distances(self, carried: CarriedRequest, share: float) -> Measured:
+        """Distances to the retrained model, where 1 is that of the model before; and those of another seed."""
+        request = carried.applied.request
+        if share not in self.floors:
+            draws = replace(self.federation.draws, seed=self.federation.draws.seed + _OTHER_SEED)
+            self.floors[share] = retrain_same_rounds(self.run.base, request, draws)
+        remaining = carried.applied.remaining
+        tables = carried.build_tables()
+        tables["another seed"] = build_item_table(remaining, self.floors[share].learned)
+        items = sample_items(remaining)
+        gram = {name: measure_gram_distance(table, tables["retrain"], items) for name, table in tables.items()}
+        straight = {name: float(np.linalg.norm(table - tables["retrain"])) for name, table in tables.items()}
+        return {
+            "Gram distance": _divide(gram["after"], gram["before"]),
+            "another seed: distance": _divide(straight["another seed"], straight["before"]),
+            "another seed: Gram distance": _divide(gram["another seed"], gram["before"]),
+        }
+
+    def _measure_planted_items(self, cell: ExperimentCell) -> Measured:
+        if not len(self.planted.owners):
+            return {}
+        carried = self.planted_run.carry_out(cell)
+        users = carried.applied.request.users.astype(np.int64)
+        tables = carried.build_tables()
+        auc = {name: self.planted.measure_auc(table, users) for name, table in tables.items()}
+        return {"canary AUC before": auc["before"], "canary AUC": auc["after"], "canary AUC retrained": auc["retrain"]}
+
+
+def _divide(value: float | None, by: float | None) -> float | None:
+    return None if value is None or not by else value / by
+
+
+def _measure_request(carried: CarriedRequest, evaluations: dict[str, ModelEvaluation]) -> Measured:
+    """Quality, cost, and the distance of the whole model."""
+    applied = carried.applied
+    values: Measured = dict(evaluations["after"].means())
     for name, prefix in (("before", "before "), ("retrain", "retrained ")):
         for metric, value in evaluations[name].means().items():
             values[f"{prefix}{metric}"] = value
-    values |= {
+    comparison = compare_models(applied, carried.models)
+    auc = comparison["auc_pairs"]
+    report = applied.part_reports[applied.route.by[0]]
+    return values | {
         "pair AUC before": auc["before"],
         "pair AUC": auc["after"],
         "pair AUC retrained": auc["retrain"],
         "pair AUC gap": compute_auc_gap(auc["after"], auc["retrain"]),
         "distance": comparison["param_distance_ratio"],
         "CPU seconds": applied.seconds_cpu,
-        "of retraining": applied.seconds_cpu / max(reference.seconds, 1e-9),
+        "of retraining": applied.seconds_cpu / max(carried.reference.seconds, 1e-9),
         "clients asked": sum_cost([report], "clients_asked"),
         "MB on the server": sum_cost([report], "storage_server") / 1e6,
-        "kB on a device": device_bytes / 1e3,
+        "kB on a device": carried.device_bytes / 1e3,
     }
-    measured: Values = {}
-    for metric, score in values.items():
-        if score is not None:
-            measured[metric] = score
+
+
+def _build_line(base: TrainedBase, applied: AppliedRequest, values: Measured, evaluation: ModelEvaluation) -> Line:
+    measured: Values = {metric: value for metric, value in values.items() if value is not None}
+    content = applied.part_reports[applied.route.by[0]].to_json()
     run = base.results[-1]
-    user_scores = after.masked.values[get_first_metric(applied.federation)]
+    user_scores = evaluation.masked.values[get_first_metric(applied.federation)]
     return {
         "values": round_metric_values(measured),
         **{name: run[name] for name in RUN_VALUES},
         "withdraw": {"people": len(applied.request.users), "edges": len(applied.request.items.ids)},
-        "auc": auc["ci"],
         "said": {name: content[name] for name in REPORT_VALUES if name in content},
         "notes": list(applied.federation.stream.notes),
         "users": pack_scores(user_scores),

@@ -217,7 +217,7 @@ def _repeats_request(request: RawRequest, context: RequestContext, user: str) ->
 
 _MISSING_ITEM = {
     "forget": "has no item '{item}' in {folder}: never liked or forgotten.",
-    "share": "has no item '{item}' to share in {folder}: never learned from, or forgotten.",
+    "share": "has no item '{item}' to share in {folder}: never learned from, forgotten, or taken back and gone.",
     "unshare": "does not share item '{item}' in {folder}: never shared, or taken back.",
 }
 
@@ -227,7 +227,7 @@ _MISSING_ITEM = {
 
 NO_CHANGE = {
     "forget": "nothing of {whom} is left in {folder}: it is already forgotten.",
-    "share": "{whom} shares all of that in {folder} already.",
+    "share": "{whom} shares nothing more in {folder}: all of that is shared already, or was taken back and is gone.",
     "unshare": "{whom} shares nothing in {folder}: it was never shared, or is taken back.",
 }
 

@@ -104,7 +104,7 @@ def _route_retraction(plan: Plan) -> UnlearningRoute:
     model = plan.backbone
     assert isinstance(model, StatisticModel)
     noise = "" if model.retracts_exactly else ", with noise of its own, which is charged"
-    reason = f"{model.name} is a function of a sum over people, so what was told is taken out of the sum{noise}."
+    reason = f"{model.name} is a function of a sum over people, so what they sent is taken out of the sum{noise}."
     return UnlearningRoute((model.name,), reason)
 
 

@@ -16,7 +16,8 @@ import numpy as np
 from tacita.core.config import RunConfig, validate_model
 from tacita.core.types import AnyArray, Broadcast, Doubles, Floats, Keys, ServerState
 from tacita.data.frames import IN_MEMORY, convert_to_frame_or_none
-from tacita.federation.devices import LocalDevices, RoundReply
+from tacita.federation.device_protocol import RoundReply
+from tacita.federation.devices import LocalDevices
 from tacita.federation.one_round import Progress, RoundReport
 from tacita.federation.rounds import begin_block, make_initial_progress, run_remaining_blocks
 from tacita.federation.state_arrays import flatten_server, make_server_note
@@ -129,7 +130,7 @@ def play_lab(setting: LabSetting, world: World, number: int) -> LabPlay:
     transcript = Transcript()
     recorder = RoundRecorder(transcript)
     run_remaining_blocks(federation, progress, recorder.record)
-    recorder.finish()
+    recorder.add_mean_noise_size()
     _add_model(transcript, federation, progress)
     return LabPlay(federation, progress, transcript, devices.releases)
 
@@ -152,7 +153,7 @@ class RoundRecorder:
         self.sizes.append(compute_mean_square(moved.ravel()))
         add_array_or_sample(self.transcript, f"block {report.block}, round {report.round}: how rows moved", moved)
 
-    def finish(self) -> None:
+    def add_mean_noise_size(self) -> None:
         """A reader who looks for the size of the noise, whatever its direction."""
         if self.sizes:
             mean_size = float(np.mean(self.sizes))

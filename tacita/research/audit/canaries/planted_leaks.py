@@ -15,7 +15,7 @@ from tacita.core.codec import pack
 from tacita.core.config import RunConfig, SplitConfig, TrainConfig
 from tacita.data.interaction_table import Interactions
 from tacita.data.splits import resolve_split
-from tacita.federation.devices import RoundReply
+from tacita.federation.device_protocol import RoundReply
 from tacita.learn import rows
 from tacita.live.node import admission, answers, noise_replay, sum_release
 from tacita.live.node import node_run as node_run_module
@@ -109,10 +109,10 @@ def plant_waiting_newcomers() -> Iterator[None]:
     def mark_released(db: Any, number: QuestionNumber, has_noise: bool) -> None:
         marked(db, number, False)
 
-    marked = answers._mark_released
+    marked = answers._mark_released_interactions
     with (
         replace_attribute(node_run_module, "count_newcomers_needed", count_newcomers_needed),
-        replace_attribute(answers, "_mark_released", mark_released),
+        replace_attribute(answers, "_mark_released_interactions", mark_released),
     ):
         yield
 

@@ -163,7 +163,7 @@ def run_trials(setting: StreamScenario, canaries: int, seed: int, bug: str | Non
     items = block_lists[-1]
     for number in range(setting.retractions):
         is_last = number == setting.retractions - 1
-        remaining = _draw_remaining(rng, items, is_last)
+        remaining = _draw_remaining_items(rng, items, is_last)
         release = _retract_items(federation, progress, items, remaining, number)
         releases.append(release)
         items = remaining
@@ -288,7 +288,7 @@ def _draw_halves(rng: np.random.Generator, people: int) -> Ragged:
     return Ragged.from_lists(lists)
 
 
-def _draw_remaining(rng: np.random.Generator, lists: Ragged, is_last: bool) -> Ragged:
+def _draw_remaining_items(rng: np.random.Generator, lists: Ragged, is_last: bool) -> Ragged:
     """One item of so many of each list; in the end nothing."""
     if is_last:
         return Ragged.empty(len(lists))

@@ -108,7 +108,7 @@ class SeparateClipOrder(PrivateOrderedTally):
     """A planted bug: terms and order have length 1 each, and each the noise that one of them alone would need."""
 
     @property
-    def term_share(self) -> float:
+    def share_of_budget_for_terms(self) -> float:
         return 1.0
 
     def compute_order_deviation(self, server: ServerState, question: str) -> float:
@@ -183,7 +183,7 @@ def _score_release(model: PrivateTally, server: ServerState, known: Ragged, cana
     deviations = [  # of the noise along the canary
         model.budget.compute_deviation(POPULARITY_SHARE),
         model.budget.compute_deviation(PEOPLE_SHARE),
-        model.budget.compute_deviation(model.term_share * first_share),
+        model.budget.compute_deviation(model.share_of_budget_for_terms * first_share),
     ]
     known_likes, known_vectors = _compute_known_terms(model, known, server.heads)
     vector = _compute_canary_vectors(canary, server.heads)[0]

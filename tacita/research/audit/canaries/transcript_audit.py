@@ -107,8 +107,8 @@ class TranscriptAudit:
             return self.run_plays(seed, self.leak_plays if self.plays else 0)
 
     def _count_plays(self, share: float) -> int:
-        if not self.plays:
-            return 0
+        if not self.plays:  # more are asked for: a bound beside what is exact
+            return int(share * 2 * self.exact_plays) if share > 1 else 0
         return max(MIN_PLAYS, int(share * self.plays))
 
 

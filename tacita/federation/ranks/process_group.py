@@ -1,0 +1,258 @@
+"""RankGroup: processes that exchange arrays and add them up; the home of torch.distributed.
+
+gloo neither authenticates nor encrypts: whoever reaches its ports reads what ranks exchange. So ranks of one machine
+use its loopback interface and a file as meeting place, and any other interface has to be named. Nothing is pickled:
+bytes travel as tensors, after their length.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed import FileStore, PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
+
+from tacita.core.errors import TacitaError
+from tacita.core.types import AnyArray, Doubles, Longs
+from tacita.federation.ranks.rank_place import RankPlace
+
+TIMEOUT = timedelta(minutes=30)  # for which a rank waits for another
+ROLL_CALL_SECONDS = 5.0  # in which ranks that live say so, after one was lost
+MOST_BYTES = 2**40  # of one message
+_SPARSE_ROWS = 1024  # arrays with fewer rows travel whole
+_SAMPLE_ROWS = 512  # looked at first: going over all rows costs as much as sending them
+
+
+class RankLost(TacitaError):
+    """A rank ended or did not answer in time."""
+
+
+def find_loopback() -> str:
+    """The interface that no other machine reaches."""
+    names = [name for _, name in socket.if_nameindex()]
+    for name in ("lo", "lo0"):
+        if name in names:
+            return name
+    raise TacitaError("this machine has no loopback interface; name another one with --rank-interface.")
+
+
+def _check_interface(interface: str) -> None:
+    names = [name for _, name in socket.if_nameindex()]
+    if interface not in names:
+        raise TacitaError(f"--rank-interface {interface}: this machine has {', '.join(names)}.")
+
+
+def open_launched_group(place: RankPlace, interface: str | None) -> RankGroup:
+    """The group of processes that torchrun started."""
+    chosen = interface or os.environ.get("GLOO_SOCKET_IFNAME")
+    if chosen is None and place.local_size < place.size:
+        raise TacitaError(
+            "ranks on several hosts exchange people's sums without encryption; name the interface of a network that "
+            "you trust with --rank-interface, such as eth0."
+        )
+    chosen = chosen or find_loopback()
+    _check_interface(chosen)
+    os.environ["GLOO_SOCKET_IFNAME"] = chosen
+    with _explain_loss("the ranks did not meet"):
+        meeting, _, _ = next(rendezvous("env://"))
+        store = PrefixStore("tacita", meeting)
+    return _join_group(place, store)
+
+
+def _join_group(place: RankPlace, store: Store) -> RankGroup:
+    with _explain_loss("the ranks did not meet"):
+        dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.size, timeout=TIMEOUT)
+    return RankGroup(place, store)
+
+
+def open_local_group(place: RankPlace, folder: Path, check_others: Callable[[], None]) -> RankGroup:
+    """A group on this machine that meets in a folder; `check_others` raises an error if one of them has ended."""
+    store = FileStore(str(folder / "store"), place.size)
+    store.set(f"there/{place.rank}", "yes")
+    others = [f"there/{rank}" for rank in range(place.size)]
+    while not store.check(others):
+        check_others()
+        time.sleep(0.02)
+    os.environ["GLOO_SOCKET_IFNAME"] = find_loopback()
+    return _join_group(place, store)
+
+
+@contextmanager
+def _explain_loss(what: str) -> Iterator[None]:
+    """What gloo says of a lost peer, as an error of this package."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0][:200]
+        raise RankLost(f"{what} ({reason}).") from None
+
+
+class RankGroup:
+    """All ranks of a run, as one of them sees them. All call the same methods in the same order."""
+
+    def __init__(self, place: RankPlace, store: Store) -> None:
+        self.store = store
+        self.rank = place.rank
+        self.size = place.size
+        self.place = place
+
+    def broadcast_bytes(self, content: bytes | None = None) -> bytes:
+        """What rank 0 sends to all others."""
+        length = np.array([0 if content is None else len(content)], np.int64)
+        self.broadcast_array(length)
+        buffer = np.empty(_check_length(int(length[0])), np.uint8)
+        if content is not None:
+            buffer[:] = np.frombuffer(content, np.uint8)
+        self.broadcast_array(buffer)
+        return buffer.tobytes()
+
+    def broadcast_array(self, array: AnyArray) -> None:
+        """The array of rank 0 to all others, into arrays of the same kind and shape."""
+        if not array.size:
+            return
+        with _explain_loss("a rank was lost"):
+            dist.broadcast(_view_bytes(array), src=0)
+
+    def share_numbers(self, numbers: Sequence[int]) -> Longs:
+        """(ranks, numbers) what every rank says."""
+        own = torch.tensor(list(numbers), dtype=torch.int64)
+        shared = [torch.empty_like(own) for _ in range(self.size)]
+        with _explain_loss("a rank was lost"):
+            dist.all_gather(shared, own)
+        return torch.stack(shared).numpy()
+
+    def send_bytes(self, content: bytes, rank: int) -> None:
+        """To a rank that knows how many there are."""
+        if content:
+            self._send(np.frombuffer(content, np.uint8), rank)
+
+    def receive_bytes(self, length: int, rank: int) -> bytes:
+        buffer = np.empty(_check_length(length), np.uint8)
+        if length:
+            self._receive(buffer, rank)
+        return buffer.tobytes()
+
+    def scatter_bytes(self, contents: Sequence[bytes] | None = None) -> bytes:
+        """What rank 0 has for each rank."""
+        lengths = np.zeros(self.size, np.int64)
+        if contents is not None:
+            lengths[:] = [len(content) for content in contents]
+        self.broadcast_array(lengths)
+        if contents is None:
+            return self.receive_bytes(int(lengths[self.rank]), 0)
+        for rank in range(1, self.size):
+            self.send_bytes(contents[rank], rank)
+        return contents[0]
+
+    def add_up(self, arrays: Sequence[Doubles]) -> None:
+        """Sums over all ranks, in place at rank 0; the number of ranks alone decides the order of additions."""
+        step = 1
+        while step < self.size:
+            place = self.rank % (2 * step)
+            if place == step:
+                for array in arrays:
+                    self._send_addend(array, self.rank - step)
+                return
+            if self.rank + step < self.size:
+                for array in arrays:
+                    self._add_received(array, self.rank + step)
+            step *= 2
+
+    def _send_addend(self, array: Doubles, rank: int) -> None:
+        """Only the rows that hold something, where that is less."""
+        rows = _find_nonzero_rows(array)
+        n_rows = -1 if rows is None else len(rows)
+        self._send(np.array([n_rows], np.int64), rank)
+        if rows is None:
+            self._send(np.ascontiguousarray(array), rank)
+        elif len(rows):
+            self._send(rows, rank)
+            self._send(array[rows], rank)
+
+    def _add_received(self, array: Doubles, rank: int) -> None:
+        count = np.zeros(1, np.int64)
+        self._receive(count, rank)
+        n_rows = int(count[0])
+        if n_rows < 0:
+            addend = np.empty(array.shape, array.dtype)
+            self._receive(addend, rank)
+            np.add(array, addend, out=array)
+        elif n_rows:
+            rows = np.empty(n_rows, np.int64)
+            values = np.empty((n_rows, *array.shape[1:]), array.dtype)
+            self._receive(rows, rank)
+            self._receive(values, rank)
+            array[rows] += values
+
+    def _send(self, array: AnyArray, rank: int) -> None:
+        if array.size:
+            with _explain_loss("a rank was lost"):
+                dist.send(_view_bytes(array), dst=rank)
+
+    def _receive(self, array: AnyArray, rank: int) -> None:
+        if array.size:
+            with _explain_loss("a rank was lost"):
+                dist.recv(_view_bytes(array), src=rank)
+
+    # after a loss
+
+    def answer_roll_call(self) -> None:
+        """Say that this rank lives, so that others can tell who does not."""
+        try:
+            self.store.set(f"lives/{self.rank}", "yes")
+        except RuntimeError:  # the meeting place is gone with rank 0
+            return
+
+    def call_roll(self) -> list[int]:
+        """The ranks that do not say that they live."""
+        missing = list(range(1, self.size))
+        until = time.monotonic() + ROLL_CALL_SECONDS
+        try:
+            while missing and time.monotonic() < until:
+                missing = [rank for rank in missing if not self.store.check([f"lives/{rank}"])]
+                time.sleep(0.05)
+        except RuntimeError:
+            return missing
+        return missing
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+
+def limit_torch_threads(threads: int) -> None:
+    torch.set_num_threads(threads)
+
+
+def _view_bytes(array: AnyArray) -> torch.Tensor:
+    """The bytes of an array, in place; of what is only read a copy is not needed either."""
+    flat = array.reshape(-1).view(np.uint8)
+    if not flat.flags.writeable:
+        flat = flat.copy()
+    return torch.from_numpy(flat)
+
+
+def _check_length(length: int) -> int:
+    if not 0 <= length <= MOST_BYTES:
+        raise RankLost(f"a rank announces {length} bytes, which makes no sense.")
+    return length
+
+
+def _find_nonzero_rows(array: Doubles) -> Longs | None:
+    """The rows that are not zero; None: too many, or the array is small."""
+    if array.ndim == 0 or len(array) < _SPARSE_ROWS:
+        return None
+    flat = array.reshape(len(array), -1)
+    sample = flat[:: len(flat) // _SAMPLE_ROWS]
+    if 2 * np.count_nonzero(sample.any(axis=1)) >= len(sample):
+        return None
+    rows = np.flatnonzero(flat.any(axis=1))
+    return rows if 2 * len(rows) < len(array) else None

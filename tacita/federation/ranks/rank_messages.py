@@ -1,0 +1,177 @@
+"""What rank 0 tells the others, and what they reply: JSON and arrays.
+
+Arrays of the server's state and of broadcasts travel only when they have changed since they were last sent.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tacita.core.codec import pack, unpack
+from tacita.core.errors import TacitaError
+from tacita.core.types import AnyArray, Arrays, Doubles
+from tacita.federation.ranks.process_group import RankGroup
+
+Fields = dict[str, Any]
+"""What is no array: JSON."""
+
+REMEMBERED = ("server/", "common/")  # arrays that a receiver keeps until they change
+_SAMPLE_BYTES = 4096  # of two arrays that are compared first
+_INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+_KINDS = ("bool", *_INTEGERS, "float16", "float32", "float64")
+
+
+@dataclass(frozen=True)
+class RankMessage:
+    """One command, the same for all ranks."""
+
+    kind: str
+    fields: Fields = field(default_factory=dict)
+    arrays: Arrays = field(default_factory=dict)
+    per_rank: tuple[Arrays, ...] = ()  # what each rank gets alone; a receiver finds its own in `arrays`
+
+
+@dataclass(frozen=True)
+class RankReply:
+    """What one rank says."""
+
+    fields: Fields = field(default_factory=dict)
+    arrays: Arrays = field(default_factory=dict)
+    sums: tuple[Doubles, ...] = ()  # added up over ranks at rank 0
+
+
+@dataclass(frozen=True)
+class _ArrayNote:
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    is_known: bool  # the receiver has it from an earlier message
+
+
+class MessageChannel:
+    """Sends messages from rank 0 and receives them elsewhere; remembers what the others have already."""
+
+    def __init__(self, group: RankGroup) -> None:
+        self.group = group
+        self._remembered: Arrays = {}
+
+    def send(self, message: RankMessage) -> None:
+        notes = []
+        sent = []
+        for name, array in message.arrays.items():
+            is_known = self._is_remembered(name, array)
+            notes.append(_ArrayNote(name, array.dtype.name, array.shape, is_known))
+            if not is_known:
+                sent.append(np.ascontiguousarray(array))
+        table = [asdict(note) for note in notes]
+        has_own = bool(message.per_rank)
+        head = {"kind": message.kind, "fields": message.fields, "arrays": table, "has_own": has_own}
+        self.group.broadcast_bytes(json.dumps(head).encode())
+        for array in sent:
+            self.group.broadcast_array(array)
+        if has_own:
+            self.group.scatter_bytes([pack(arrays) for arrays in message.per_rank])
+
+    def _is_remembered(self, name: str, array: AnyArray) -> bool:
+        """Whether the others have these very bytes; if not, they will."""
+        if not name.startswith(REMEMBERED):
+            return False
+        before = self._remembered.get(name)
+        self._remembered[name] = array
+        return before is not None and (before is array or _are_same_bytes(before, array))
+
+    def receive(self) -> RankMessage:
+        head = json.loads(self.group.broadcast_bytes())
+        arrays: Arrays = {}
+        for fields in head["arrays"]:
+            note = _ArrayNote(**fields)
+            if note.is_known:
+                arrays[note.name] = self._remembered[note.name]
+                continue
+            array = _make_empty(note)
+            self.group.broadcast_array(array)
+            arrays[note.name] = array
+            if note.name.startswith(REMEMBERED):
+                self._remembered[note.name] = array
+        if head["has_own"]:
+            arrays |= unpack(self.group.scatter_bytes(), "a message of rank 0")
+        return RankMessage(head["kind"], head["fields"], arrays)
+
+    def collect_replies(self, reply: RankReply | None, problem: Fields | None = None) -> list[RankReply]:
+        """The replies of all ranks at rank 0, sums added up in its own; `problem`: why a rank has none.
+
+        Elsewhere nothing comes back. Where one rank has a problem, nobody adds anything.
+        """
+        body = _encode_reply(RankReply(problem or {}) if reply is None else reply)
+        statuses = self.group.share_numbers([int(reply is None), len(body)])
+        replies = []
+        problems = []
+        for rank in range(1, self.group.size):
+            if self.group.rank == rank:
+                self.group.send_bytes(body, 0)
+            elif self.group.rank == 0:
+                received = _decode_reply(self.group.receive_bytes(int(statuses[rank, 1]), rank))
+                replies.append(received)
+                if statuses[rank, 0]:
+                    problems.append(_explain_problem(rank, received.fields))
+        if self.group.rank == 0 and reply is not None and problems:
+            raise problems[0]
+        if reply is None or statuses[:, 0].any():
+            return []
+        self.group.add_up(reply.sums)
+        return [reply, *replies]
+
+
+def describe_problem(error: Exception) -> Fields:
+    """An error as a rank reports it; what people can mend is a sentence already."""
+    if isinstance(error, TacitaError):
+        return {"sentence": str(error)}
+    return {"failure": f"{type(error).__name__}: {error}"}
+
+
+def _explain_problem(rank: int, problem: Fields) -> TacitaError:
+    if "sentence" in problem:
+        return TacitaError(str(problem["sentence"]))
+    return TacitaError(f"rank {rank} failed: {problem.get('failure', 'it does not say why')}.")
+
+
+def _encode_reply(reply: RankReply) -> bytes:
+    return pack(reply.arrays, {"fields": json.dumps(reply.fields)})
+
+
+def _decode_reply(body: bytes) -> RankReply:
+    size = int.from_bytes(body[:8], "little")
+    header = json.loads(body[8 : 8 + size])
+    fields = json.loads(header["__metadata__"]["fields"])
+    return RankReply(fields, unpack(body, "the reply of a rank"))
+
+
+def _make_empty(note: _ArrayNote) -> AnyArray:
+    if note.kind not in _KINDS:
+        raise TacitaError(f"rank 0 sent '{note.name}' of kind {note.kind}, which is no number.")
+    return np.empty(tuple(note.shape), np.dtype(note.kind))
+
+
+def _are_same_bytes(first: AnyArray, second: AnyArray) -> bool:
+    if first.dtype != second.dtype or first.shape != second.shape:
+        return False
+    first_bytes = np.ascontiguousarray(first).reshape(-1).view(np.uint8)
+    second_bytes = np.ascontiguousarray(second).reshape(-1).view(np.uint8)
+    step = max(1, len(first_bytes) // _SAMPLE_BYTES)
+    if not np.array_equal(first_bytes[::step], second_bytes[::step]):  # most arrays that changed did so everywhere
+        return False
+    return np.array_equal(first_bytes, second_bytes)
+
+
+def select_below(arrays: Mapping[str, AnyArray], prefix: str) -> Arrays:
+    """The arrays whose names begin so, without the prefix."""
+    selected = {}
+    for name, array in arrays.items():
+        if name.startswith(prefix):
+            selected[name.removeprefix(prefix)] = array
+    return selected

@@ -1,0 +1,238 @@
+"""Several processes for one run: started here on this machine, or by torchrun on many."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tacita.core.config import RunConfig, validate_model
+from tacita.core.errors import TacitaError
+from tacita.federation.ranks.rank_place import RankPlace, read_launcher_place
+from tacita.federation.rounds import Progress
+from tacita.kernels.threads import limit_library_threads, max_threads
+from tacita.round.plan import Federation
+from tacita.runs.assembly import Machine, assemble_federation, use_threads
+
+if TYPE_CHECKING:
+    from tacita.federation.ranks.process_group import RankGroup
+    from tacita.federation.ranks.rank_messages import Fields
+
+MakeOwn = Callable[[Machine], Federation]
+
+MOST_RANKS = 256  # processes on one machine
+_FOLDER = "TACITA_RANK_FOLDER"
+_PLACE = "TACITA_RANK"  # of a process that was started here: rank, number of ranks, process of rank 0
+_LOST_CODE = 3  # with which a process ends that was started here and lost another rank
+_END_SECONDS = 10.0  # for which processes that were let go may take to end
+_NOTICE_SECONDS = 2.0  # until a process that ended is seen to have ended
+
+
+def is_service_rank() -> bool:
+    """Whether this process serves a run that another one leads."""
+    if _PLACE in os.environ:
+        return True
+    place = read_launcher_place()
+    return place is not None and place.rank > 0
+
+
+def serve_run(machine: Machine, interface: str | None, make_own: MakeOwn | None = None) -> None:
+    """Do what rank 0 asks until its run has ended; `make_own`: of the machine, where rank 0 does not say of what."""
+    from tacita.federation.ranks.process_group import RankLost, limit_torch_threads
+    from tacita.federation.ranks.rank_team import serve_rank
+
+    if _PLACE in os.environ:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 hears Ctrl-C, and this process of rank 0's end
+        place, group = _join_started_group()
+    else:
+        place, group = _join_launched_group(interface)
+    own_machine = _share_threads(machine, place)
+    limit_library_threads(own_machine.threads)
+    limit_torch_threads(own_machine.threads)
+
+    def make_federation(setup: Fields) -> Federation:
+        if make_own is not None:
+            return make_own(own_machine)
+        config = validate_model(RunConfig, setup["config"], "the settings of rank 0")
+        rank_machine = replace(own_machine, chunk=int(setup["chunk"]))
+        return assemble_federation(config, rank_machine, noise_secret=setup["secret"] or None)
+
+    try:
+        serve_rank(group, make_federation)
+    except RankLost:
+        if _PLACE not in os.environ:
+            raise
+        raise SystemExit(_LOST_CODE) from None  # rank 0 says what happened, if it lives
+
+
+@contextlib.contextmanager
+def open_ranks(n_ranks: int, interface: str | None, machine: Machine, arguments: Sequence[str]) -> Iterator[Machine]:
+    """The machine with the ranks of a run; `arguments`: of the command that starts another rank here."""
+    launched = read_launcher_place()
+    if launched is not None and launched.size > 1:
+        if n_ranks > 1:
+            raise TacitaError("torchrun has started the ranks already; leave out --ranks.")
+        with _lead_launched_ranks(machine, interface) as led:
+            yield led
+    elif n_ranks == 1:
+        yield machine
+    else:
+        with _lead_started_ranks(n_ranks, machine, arguments) as led:
+            yield led
+
+
+def check_ranks(n_ranks: int) -> None:
+    if not 1 <= n_ranks <= MOST_RANKS:
+        raise TacitaError(f"--ranks {n_ranks}: one machine runs 1 to {MOST_RANKS}; use torchrun for more hosts.")
+
+
+def share_out(federation: Federation, progress: Progress, machine: Machine) -> Progress:
+    """The same run with its people on the ranks of the machine; unchanged where there are none."""
+    if machine.ranks is None:
+        return progress
+    setup: Fields = {
+        "config": federation.config.model_dump(mode="json"),
+        "secret": federation.draws.lab_secret,
+        "chunk": machine.chunk,
+    }
+    devices = machine.ranks.share_out(federation, progress.local_devices, setup)
+    return replace(progress, devices=devices)
+
+
+@contextlib.contextmanager
+def explain_lost_rank(machine: Machine, out: Path) -> Iterator[None]:
+    """Say which rank ended, and how to go on."""
+    if machine.ranks is None:
+        yield
+        return
+    from tacita.federation.ranks.process_group import RankLost
+
+    try:
+        yield
+    except RankLost as lost:
+        remedy = f"go on with `tacita train --out {out} --resume`, on any number of ranks"
+        raise machine.ranks.explain_loss(lost, remedy) from None
+
+
+def _share_threads(machine: Machine, place: RankPlace) -> Machine:
+    """The machine with as many threads as are this rank's, unless it was said how many."""
+    threads = machine.threads or max(1, max_threads() // place.local_size)
+    use_threads(threads)
+    return replace(machine, threads=threads)
+
+
+# ranks that torchrun started
+
+
+def _join_launched_group(interface: str | None) -> tuple[RankPlace, RankGroup]:
+    from tacita.federation.ranks.process_group import open_launched_group
+
+    place = read_launcher_place()
+    assert place is not None, "torchrun did not start this process"
+    return place, open_launched_group(place, interface)
+
+
+@contextlib.contextmanager
+def _lead_launched_ranks(machine: Machine, interface: str | None) -> Iterator[Machine]:
+    from tacita.federation.ranks.rank_team import RankTeam
+
+    place, group = _join_launched_group(interface)
+    team = RankTeam(lambda: group)
+    yield replace(_share_threads(machine, place), ranks=team)
+    team.close()
+
+
+# ranks that are started here
+
+
+def _join_started_group() -> tuple[RankPlace, RankGroup]:
+    from tacita.federation.ranks.process_group import open_local_group
+
+    rank, size, leader = (int(number) for number in os.environ[_PLACE].split("/"))
+
+    def check_leader() -> None:
+        if os.getppid() != leader:
+            raise TacitaError("rank 0 has ended before the run began.")
+
+    place = RankPlace(rank, size, rank, size)
+    return place, open_local_group(place, Path(os.environ[_FOLDER]), check_leader)
+
+
+@contextlib.contextmanager
+def _lead_started_ranks(n_ranks: int, machine: Machine, arguments: Sequence[str]) -> Iterator[Machine]:
+    from tacita.federation.ranks.process_group import open_local_group
+    from tacita.federation.ranks.rank_team import RankTeam
+
+    place = RankPlace(0, n_ranks, 0, n_ranks)
+    own_machine = _share_threads(machine, place)
+    folder = Path(tempfile.mkdtemp(prefix="tacita-ranks-"))
+    processes = _start_processes(n_ranks, folder, own_machine.threads, arguments)
+    try:
+        team = RankTeam(
+            lambda: open_local_group(place, folder, lambda: _check_processes(processes)),
+            lambda: _list_ended_ranks(processes),
+        )
+        yield replace(own_machine, ranks=team)
+        team.close()
+        _wait_for_end(processes)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start_processes(
+    n_ranks: int, folder: Path, threads: int, arguments: Sequence[str]
+) -> list[subprocess.Popen[bytes]]:
+    """Ranks 1 and up, which make nothing visible but their errors."""
+    command = [sys.executable, "-m", "tacita", *arguments]
+    counts = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    processes = []
+    for rank in range(1, n_ranks):
+        place = {_FOLDER: str(folder), _PLACE: f"{rank}/{n_ranks}/{os.getpid()}"}
+        process = subprocess.Popen(command, env={**os.environ, **counts, **place}, stdout=subprocess.DEVNULL)
+        processes.append(process)
+    return processes
+
+
+def _check_processes(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Refuse to wait for a process that has ended before it joined."""
+    for number, process in enumerate(processes):
+        if process.poll() is not None:
+            raise TacitaError(f"rank {number + 1} ended with code {process.returncode} before the run began.")
+
+
+def _list_ended_ranks(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:
+    """The ranks that ended without having lost another one; gloo may see such an end before the system tells it."""
+    until = time.monotonic() + _NOTICE_SECONDS
+    while time.monotonic() < until:
+        ended = [rank for rank, process in enumerate(processes, 1) if process.poll() not in (None, _LOST_CODE)]
+        if ended:
+            return ended
+        time.sleep(0.05)
+    return []
+
+
+def _wait_for_end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    until = time.monotonic() + _END_SECONDS
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, until - time.monotonic()))
+
+
+def describe_ranks(machine: Machine) -> dict[str, int] | None:
+    """Who took part in a run, for its result; None: this process alone."""
+    if machine.ranks is None:
+        return None
+    summary = machine.ranks.summary
+    return {"ranks": summary.ranks, "hosts": summary.hosts, "threads": summary.threads}
