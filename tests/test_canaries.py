@@ -209,6 +209,7 @@ def test_broken_claim_is_reported_with_exit_code_1(monkeypatch: pytest.MonkeyPat
         if mechanism.name == "PDC-FRS, randomised response" and mechanism.unit == "one item"
     ]
     monkeypatch.setattr(mechanism_audit, "list_mechanism_audits", lambda: broken)
+    monkeypatch.setattr(mechanism_audit, "list_transcript_audits", list)
     with pytest.raises(SystemExit) as ended:
         main(["audit", "canary", "--quiet"])
     assert ended.value.code == 1

@@ -12,6 +12,7 @@ from tacita.cli.options import AsJson, DataDir, Imports, RunArgument, RunOption,
 from tacita.core.errors import TacitaError
 
 if TYPE_CHECKING:
+    from tacita.research.bench.rank_rounds import RankBenchSpec
     from tacita.runs.assembly import Machine
 
 app = typer.Typer(no_args_is_help=True, help="Speed and memory, as ratios in one run.")
@@ -136,6 +137,8 @@ def bench_ranks(
     data: Data = "ml-1m",
     backbone: Annotated[str, typer.Option(help="mf, neumf, ...")] = "mf",
     users: Annotated[int, typer.Option(min=0, help="Synthetic people instead of a dataset; 0: the dataset.")] = 0,
+    items: Annotated[int, typer.Option(min=2, help="Items of synthetic people.")] = 100_000,
+    participants: Annotated[int, typer.Option(min=1, help="Of synthetic people, in each round.")] = 10_000,
     ranks: Annotated[int, typer.Option(min=2, help="Processes, of one thread each.")] = 2,
     repeats: Repeats = 5,
     data_dir: DataDir = None,
@@ -152,12 +155,12 @@ def bench_ranks(
     from tacita.runs import ranks as rank_processes
 
     machine = assembly.Machine(1, data_dir=data_dir)
-    spec = rank_rounds.RankBenchSpec(data, backbone, users)
+    spec = rank_rounds.RankBenchSpec(data, backbone, users, participants, items)
     if rank_processes.is_service_rank():
         rank_processes.serve_run(machine, None, lambda own: rank_rounds.make_bench_federation(spec, own))
         return
     rank_processes.check_ranks(ranks)
-    arguments = ["bench", "ranks", "--data", data, "--backbone", backbone, "--users", str(users)]
+    arguments = _list_rank_arguments(spec)
     if data_dir is not None:
         arguments += ["--data-dir", str(data_dir)]
     all_threads = threads or max_threads()
@@ -166,6 +169,42 @@ def bench_ranks(
         rank_processes.open_ranks(ranks, None, machine, arguments) as led_machine,
     ):
         result = rank_rounds.bench_ranks(spec, led_machine, all_threads, repeats)
+    result_tables.show_bench(result, as_json)
+
+
+def _list_rank_arguments(spec: RankBenchSpec) -> list[str]:
+    """What a further rank of a benchmark is started with."""
+    return [
+        *("bench", "ranks", "--data", spec.data, "--backbone", spec.backbone),
+        *("--users", str(spec.users), "--items", str(spec.items), "--participants", str(spec.participants)),
+    ]
+
+
+@app.command("cost")
+def bench_cost(repeats: Repeats = 5, as_json: AsJson = False) -> None:
+    """A cost model of rounds, fitted on measured points: computing on one thread, exchange of two ranks, evaluation.
+
+    It is tried on other points than those it was fitted on, and says what larger runs would take. Some three minutes.
+
+    Example: `tacita bench cost --json`
+    """
+    from tacita.kernels.threads import limit_library_threads, set_threads
+    from tacita.research.bench import cost_model
+    from tacita.research.bench.rank_rounds import EXCHANGED_SIZES, RankBenchSpec, measure_exchange
+    from tacita.runs.assembly import Machine
+    from tacita.runs.ranks import open_ranks
+
+    exchanges = []
+    with console.show_progress("exchanges", quiet=as_json) as tell:
+        for number, (items, participants) in enumerate(EXCHANGED_SIZES):
+            spec = RankBenchSpec("ml-1m", "mf", 20_000, participants, items)
+            with open_ranks(2, None, Machine(1), _list_rank_arguments(spec)) as machine:
+                seconds = measure_exchange(spec, machine, repeats)
+            exchanges.append((cost_model.RoundSize(spec.users, items, participants), seconds))
+            tell(number + 1, len(EXCHANGED_SIZES))
+    set_threads(1)
+    with console.show_progress("points", quiet=as_json) as tell, limit_library_threads(1):
+        result = cost_model.bench_costs(exchanges, repeats, tell)
     result_tables.show_bench(result, as_json)
 
 

@@ -302,13 +302,16 @@ def bench_scale(
     }
 
 
-def make_scale_federation(n_users: int, n_items: int, per_user: int, participants: int) -> Federation:
+def make_scale_federation(
+    n_users: int, n_items: int, per_user: int, participants: int, dim: int | None = None
+) -> Federation:
     """Synthetic users who train MF, so many of them in a round."""
     stream = _make_stream(n_users, n_items, per_user)
     participation = ParticipationConfig(kind="fraction", rate=min(participants, n_users) / n_users)
     config = RunConfig(train=TrainConfig(participation=participation))
     cls = find_backbone_class("mf")
-    backbone = cls(cls.Config())
+    options = {} if dim is None else {"dim": dim}
+    backbone = cls(cls.Config.model_validate(options))
     return Federation(backbone, (), config, Draws(1), stream=stream)
 
 

@@ -19,6 +19,15 @@ from tacita.runs.ranks import share_out
 SINGLE_RANK = "one_rank_one_thread"
 THREADS = "one_rank_all_threads"
 RANKS = "ranks"
+EXCHANGED_SIZES = (
+    (3_000, 1_000),
+    (30_000, 1_000),
+    (20_000, 5_000),
+    (100_000, 5_000),
+    (200_000, 1_000),
+    (150_000, 5_000),
+)
+"""Items and participants of the rounds whose exchange a cost model is made of."""
 
 
 @dataclass(frozen=True)
@@ -29,12 +38,13 @@ class RankBenchSpec:
     backbone: str
     users: int  # of synthetic people; 0: the dataset
     participants: int = 10_000
+    items: int = 100_000  # of synthetic people
 
 
 def make_bench_federation(spec: RankBenchSpec, machine: Machine) -> Federation:
     """Whole numbers are summed, so that all sides have the same bits."""
     if spec.users:
-        federation = make_scale_federation(spec.users, 100_000, 20, spec.participants)
+        federation = make_scale_federation(spec.users, spec.items, 20, spec.participants)
         train = federation.config.train.model_copy(update={"aggregator": "ideal"})
         config = federation.config.model_copy(update={"train": train})
         return replace(federation, config=config)
@@ -110,6 +120,20 @@ def bench_ranks(spec: RankBenchSpec, machine: Machine, threads: int, repeats: in
         report[f"{name}_ms_all"] = round_scaled(values, 2, 1000)
     report["machine"] = describe_machine()
     return report
+
+
+def measure_exchange(spec: RankBenchSpec, machine: Machine, repeats: int) -> float:
+    """Seconds of a round in which no rank computes, the middle one of several."""
+    federation = make_bench_federation(spec, machine)
+    side = _open_side(federation, share_out(federation, make_initial_progress(federation), machine), 1)
+    side.play_round()
+    overheads = []
+    for _ in range(repeats):
+        side.play_round()
+        devices = side.progress.devices
+        assert isinstance(devices, ShardedDevices)
+        overheads.append(devices.exchange_overhead)
+    return sorted(overheads)[len(overheads) // 2]
 
 
 def _open_side(federation: Federation, progress: Progress, threads: int) -> _Side:
