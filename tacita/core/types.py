@@ -6,7 +6,7 @@ of itself. Nothing of the former may refer to a history or to a private paramete
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -79,7 +79,7 @@ class BlockStream:
 
     name: str
     blocks: tuple[Block, ...]
-    user_ids: tuple[str, ...]
+    user_ids: Sequence[str]
     item_ids: tuple[str, ...]
     user_keys: Keys  # hash of the raw id: random streams do not depend on numbering
     item_keys: Keys

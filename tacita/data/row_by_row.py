@@ -134,20 +134,24 @@ def _to_text(value: object) -> str | None:
         return None
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
-    return str(value)
+    text = str(value)
+    has_half_character = any("\ud800" <= letter <= "\udfff" for letter in text)
+    return None if has_half_character else text
 
 
 def _read_delimited_rows(path: Path, hints: FileHints) -> RawTable:
     lines = _read_lines(path)
     if _names_only_numbers(hints.columns):
         separator = _ENDINGS.get(Path(path.name.removesuffix(".gz")).suffix.lower(), ",")
-        names: Sequence[str] = name_columns_by_number(len(_cut_line(lines[0], separator)))
-        roles = _keep_requested(find_roles_by_name(path, names, hints.columns), hints.columns)
+        roles = _place_numbers(path, hints.columns)
+        names: Sequence[str] = name_columns_by_number(1 + max(roles.values()))
+        fields = _cut_rows(lines, separator, least=len(names))
     else:
         separator, names, roles = _read_header(path, lines[0], hints.columns)
-        lines = lines[1:]
-    frame = _cut_rows(lines, separator, len(names))
-    frame = frame.select(pl.nth(place).alias(role) for role, place in roles.items())
+        fields = _cut_rows(lines[1:], separator, least=len(names), most=len(names))
+    _refuse_blocks_without_parts(path, hints.columns, roles)
+    columns = {role: fields.list.get(place).str.strip_chars() for role, place in roles.items()}
+    frame = pl.DataFrame(columns)
     role_names = {role: names[place] for role, place in roles.items()}
     places = set(roles.values())
     unused = tuple(name for place, name in enumerate(names) if place not in places)
@@ -161,8 +165,22 @@ def _names_only_numbers(columns: RequestedColumns) -> bool:
     return {"user", "item"} <= columns.keys() and all(name.isdigit() for name in chosen)
 
 
-def _keep_requested(roles: RolePlaces, columns: RequestedColumns) -> RolePlaces:
-    return {role: place for role, place in roles.items() if role in columns}
+def _place_numbers(path: Path, columns: RequestedColumns) -> RolePlaces:
+    """The places of columns without a header, by what was asked for alone: no row says how many there are."""
+    roles = {role: int(number) - 1 for role, number in columns.items() if number != "-"}
+    if min(roles.values()) < 0:
+        raise file_error(path, "columns are counted from 1, so there is no column 0", "correct --columns")
+    if len(set(roles.values())) < len(roles):
+        raise file_error(path, "two roles ask for one column", "give each role its own column")
+    return roles
+
+
+def _refuse_blocks_without_parts(path: Path, columns: RequestedColumns, roles: RolePlaces) -> None:
+    asks_for_blocks = columns.get("block", "-") != "-"
+    if asks_for_blocks and "split" not in roles:
+        raise file_error(
+            path, "blocks without parts", "say which column holds train, valid or test with --columns part=NAME"
+        )
 
 
 def _read_header(path: Path, line: str, columns: RequestedColumns) -> tuple[str, list[str], RolePlaces]:
@@ -199,17 +217,18 @@ def _cut_line(line: str, separator: str) -> list[str]:
     return [field.strip() for field in fields]
 
 
-def _cut_rows(lines: list[str], separator: str, width: int) -> pl.DataFrame:
-    """The rows that have as many fields as there are columns."""
+def _cut_rows(lines: list[str], separator: str, least: int, most: int | None = None) -> pl.Series:
+    """The fields of the rows that have enough of them, and not more than there may be."""
     texts = [_FIELD_END.join(_cut_line(line, separator)) if '"' in line else line for line in lines]
     series = pl.Series(texts, dtype=pl.String)
     is_cut = pl.Series(['"' in line for line in lines], dtype=pl.Boolean)
     cut = series.str.replace_all(separator, _FIELD_END, literal=True)
     fields = cut.zip_with(~is_cut, series).str.split(_FIELD_END)
-    fields = fields.filter(fields.list.len() == width)
-    numbers = name_columns_by_number(width)
-    columns = {number: fields.list.get(place).str.strip_chars() for place, number in enumerate(numbers)}
-    return pl.DataFrame(columns)
+    n_fields = fields.list.len()
+    is_whole = n_fields >= least
+    if most is not None:
+        is_whole &= n_fields <= most
+    return fields.filter(is_whole)
 
 
 # Values

@@ -16,6 +16,7 @@ from tacita.data.block_cuts import decouple_split, limit_source_blocks, refuse_c
 from tacita.data.catalogue import FROM_DATA, find_catalogue, missing_catalogue_error, restrict_to_catalogue
 from tacita.data.frames import Frame, read_frame
 from tacita.data.interaction_table import Interactions
+from tacita.data.shards.folder import is_shard_folder, open_shards, read_listing, refuse_shard_folder
 from tacita.data.sources import find_published_user_count, load_interactions
 from tacita.data.splits import resolve_split, split
 from tacita.federation.evaluation import parse_selection_metric
@@ -99,16 +100,18 @@ def assemble_federation(
     """
     backbone, parts, draws = build_components(config)
     check_settings(config, backbone)
-    if data is None:
-        data = load_run_table(config, machine, frame)
-    data = _with_catalogue(config, parts, data)
-    config, data = _with_public_blocks(config, parts, data)
-    table = data.table
-    config = _with_denominator(config, parts, table)
-    split_config = _choose_split(config, parts, table)
-    config = expand_config(config.model_copy(update={"split": split_config}), backbone, parts)
-    stream = data.split(config.split)
-    if backbone.reads_order and table.timestamp is None:
+    if frame is None and is_shard_folder(config.data):
+        config, stream = _open_split_data(config, parts)
+        config = expand_config(config, backbone, parts)
+        has_times = "time" in stream.blocks[0].train.values
+    else:
+        if data is None:
+            data = load_run_table(config, machine, frame)
+        config, data = _prepare_table(config, parts, data)
+        config = expand_config(config, backbone, parts)
+        stream = data.split(config.split)
+        has_times = data.table.timestamp is not None
+    if backbone.reads_order and not has_times:
         stream = replace(stream, notes=(*stream.notes, NO_TIMES))
     if config.privacy.epsilon is not None and not config.privacy.blocks:
         planned_blocks = config.privacy.model_copy(update={"blocks": len(stream.blocks)})
@@ -124,6 +127,41 @@ def assemble_federation(
     federation = with_features(federation)
     wrapped: Federation = wrap_run(with_silos(federation))
     return wrapped
+
+
+def _prepare_table(config: RunConfig, parts: Parts, data: RunTable) -> tuple[RunConfig, RunTable]:
+    """The rows that a run may read, and its settings with what depends on them decided."""
+    data = _with_catalogue(config, parts, data)
+    config, data = _with_public_blocks(config, parts, data)
+    config = _with_denominator(config, parts, data.table)
+    split_config = _choose_split(config, parts, data.table)
+    return config.model_copy(update={"split": split_config}), data
+
+
+def _open_split_data(config: RunConfig, parts: Parts) -> tuple[RunConfig, BlockStream]:
+    """Data that was split when it was imported; the run takes the settings of that split."""
+    folder = Path(config.data)
+    if states_epsilon(config, parts):
+        raise TacitaError(
+            f"{folder} has a list of items made of everybody's rows, which no epsilon counts; train on the file "
+            "itself, with a public list of items (--set catalogue=FILE)."
+        )
+    for name in ("catalogue", "columns", "date_format", "decimal", "drop_missing"):
+        if getattr(config, name):
+            raise TacitaError(f"{folder} was read when it was imported, so {name} comes too late; leave it out.")
+    split_config = read_listing(folder).split
+    changed = sorted(name for name in config.split.model_fields_set if _differs(config.split, split_config, name))
+    if changed:
+        raise TacitaError(
+            f"{folder} was split when it was imported, so split.{changed[0]} comes too late; leave it out, or import "
+            f"the data again with --set split.{changed[0]}=..."
+        )
+    return config.model_copy(update={"split": split_config}), open_shards(folder)
+
+
+def _differs(requested: SplitConfig, actual: SplitConfig, name: str) -> bool:
+    value = getattr(requested, name)
+    return value not in (getattr(actual, name), SplitConfig.model_fields[name].default)
 
 
 def _choose_chunk(backbone: Backbone, machine: Machine, n_items: int) -> int:
@@ -208,6 +246,8 @@ def _with_denominator(config: RunConfig, parts: Parts, table: Interactions) -> R
 def _load_table(config: RunConfig, machine: Machine, frame: Frame | None) -> Interactions:
     """The rows that a run learns from: of a table in memory, or of its dataset; row by row under a budget."""
     row_by_row = states_epsilon(config, build_components(config)[1])
+    if frame is None:
+        refuse_shard_folder(config.data)
     if frame is not None:
         return read_frame(frame, config.columns, config.date_format, config.decimal, config.drop_missing, row_by_row)
     return load_interactions(

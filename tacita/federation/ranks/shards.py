@@ -6,19 +6,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tacita.core.types import AnyArray, Block, BlockStream, Ints, Keys, Longs
+from tacita.core.types import AnyArray, Block, BlockStream, Ints, Longs, Ragged
+from tacita.data.shards.placement import assign_places
+from tacita.data.shards.stored_ids import take_ids
 from tacita.federation.clients import assign_silos
-from tacita.kernels.hashing import hash_owners
 from tacita.round.plan import Federation
-
-_SALT = np.uint64(0x7261_6E6B)  # ranks follow the key alone, not the seed of a run
-
-
-def assign_ranks(keys: Keys, n_ranks: int) -> Ints:
-    """The rank of each key, by a hash of the key alone."""
-    hashes = hash_owners(_SALT, keys)
-    ranks = hashes % np.uint64(n_ranks)
-    return ranks.astype(np.int32)
 
 
 def assign_user_ranks(federation: Federation, n_ranks: int) -> Ints:
@@ -26,9 +18,9 @@ def assign_user_ranks(federation: Federation, n_ranks: int) -> Ints:
     keys = federation.stream.user_keys
     silos = federation.config.train.n_joint_silos
     if not silos:
-        return assign_ranks(keys, n_ranks)
+        return assign_places(keys, n_ranks)
     home = assign_silos(keys, silos, federation.draws) if federation.homes is None else federation.homes.silo
-    silo_ranks = assign_ranks(np.arange(silos, dtype=np.uint64), n_ranks)
+    silo_ranks = assign_places(np.arange(silos, dtype=np.uint64), n_ranks)
     return silo_ranks[home]
 
 
@@ -57,9 +49,7 @@ def take_shard(federation: Federation, rank: int, n_ranks: int) -> Shard:
 
 
 def _take_users(stream: BlockStream, users: Longs) -> BlockStream:
-    user_ids = ()
-    if stream.user_ids:
-        user_ids = tuple(stream.user_ids[user] for user in users.tolist())
+    user_ids = take_ids(stream.user_ids, users) if stream.user_ids else ()
     low_rated = stream.low_rated
     if low_rated is not None:
         low_rated = low_rated.take(users[users < len(low_rated)])
@@ -77,8 +67,19 @@ def _take_block_users(block: Block, users: Longs) -> Block:
     return replace(
         block,
         n_users=len(known),
-        train=block.train.take(known),
-        valid=block.valid.take(known),
-        test=block.test.take(known),
+        train=_take_lists(block.train, known),
+        valid=_take_lists(block.valid, known),
+        test=_take_lists(block.test, known),
         new_users=block.new_users[known],
     )
+
+
+def _take_lists(lists: Ragged, users: Longs) -> Ragged:
+    """The lists of some users, ascending; without a copy where they stand side by side, as on disk in shards."""
+    if not len(users) or users[-1] - users[0] + 1 != len(users):
+        return lists.take(users)
+    first = int(users[0])
+    ptr = lists.ptr[first : first + len(users) + 1]
+    entries = slice(ptr[0], ptr[-1])
+    values = {name: column[entries] for name, column in lists.values.items()}
+    return Ragged(ptr - ptr[0], lists.ids[entries], values)

@@ -321,7 +321,7 @@ def _list_scan_targets(applied: AppliedRequest) -> ScanTargets:
         applied.removed_items,
         applied.withdrawn_items,
         stream.user_keys,
-        stream.user_ids,
+        tuple(stream.user_ids),
         stream.item_ids,
         rows=applied.before.server.items[withdrawn_ids],
         persistent=None,
