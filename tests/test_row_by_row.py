@@ -115,6 +115,29 @@ def test_without_a_header_columns_are_numbers(tmp_path: Path) -> None:
     assert read(path, columns=columns).fingerprint == read(write_rows(tmp_path / "clean.csv")).fingerprint
 
 
+@pytest.mark.parametrize("at", [0, 3])
+@pytest.mark.parametrize("kind", ODD_ROWS)
+def test_without_a_header_an_odd_row_changes_nothing_of_others(kind: str, at: int, tmp_path: Path) -> None:
+    columns = {"user": "1", "item": "2", "rating": "3", "timestamp": "4"}
+    clean = read(write_rows(tmp_path / "clean.csv", header=b""), columns=columns)
+    odd = read(write_rows(tmp_path / "odd.csv", ODD_ROWS[kind], at=at, header=b""), columns=columns)
+    assert len(rows_of_others(clean)) == 20
+    assert rows_of_others(odd) == rows_of_others(clean)
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"user": "1", "item": "1"}, "two roles ask for one column"),
+        ({"user": "0", "item": "2"}, "no column 0"),
+        ({"user": "1", "item": "2", "block": "3"}, "blocks without parts"),
+    ],
+)
+def test_wrong_numbers_of_columns_are_refused(columns: dict[str, str], words: str, tmp_path: Path) -> None:
+    with pytest.raises(TacitaError, match=words):
+        read(write_rows(tmp_path / "rows.csv", header=b""), columns=columns)
+
+
 def test_columns_by_name_need_that_header(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "rows.csv", header=b"who,what,rating,time\n")
     with pytest.raises(TacitaError, match="names no columns"):
@@ -173,7 +196,16 @@ def test_numbers_with_fractions_rename_nobody_else(odd: dict[str, float | None],
     assert rows_of_others(read(path)) == expected
 
 
-@pytest.mark.parametrize("odd", ["nonsense", "[1, 2]", '{"user": 5.5, "item": {"a": 1}, "time": "x"}', '{"item": "1"}'])
+@pytest.mark.parametrize(
+    "odd",
+    [
+        "nonsense",
+        "[1, 2]",
+        '{"user": 5.5, "item": {"a": 1}, "time": "x"}',
+        '{"item": "1"}',
+        r'{"user": "\ud800", "item": "1", "time": 3}',
+    ],
+)
 def test_json_lines_are_read_one_by_one(odd: str, tmp_path: Path) -> None:
     rows = [json.dumps({"user": number % 4, "item": str(number % 5), "time": 9 + number}) for number in range(8)]
     columns = {"user": "user", "item": "item", "timestamp": "time"}

@@ -13,7 +13,10 @@ from typing import Any
 
 import pytest
 
-from helpers.command_line import assert_refused
+from helpers.command_line import (
+    _isolated_folder,  # noqa: F401  (a fixture that every test here uses)
+    assert_refused,
+)
 from tacita.core.config import RunConfig
 from tacita.core.errors import TacitaError
 from tacita.research.experiments import cells

@@ -15,8 +15,10 @@ import tacita
 from tacita.core.config import RunConfig
 from tacita.core.errors import TacitaError
 from tacita.core.files import disk_error, write_bytes
+from tacita.federation.ranks.process_group import limit_torch_threads
 from tacita.federation.rounds import Progress
 from tacita.kernels.processor import name_processor
+from tacita.kernels.threads import limit_library_threads
 from tacita.research.experiments.analyses import measure_forgetting, measure_rank_changes
 from tacita.research.experiments.choice_measures import measure_choice
 from tacita.research.experiments.experiment_cell import WITHDRAWAL, Cells, ExperimentCell
@@ -51,7 +53,13 @@ MeasureCell = Callable[[ExperimentCell], Line]
 
 
 def run_job(job: CellJob) -> list[Line]:
-    """The base of the cells once, then each of them; or a run by itself. In a process of its own, on one core."""
+    """The base of the cells once, then each of them; or a run by itself. On one core, libraries too."""
+    limit_torch_threads(1)
+    with limit_library_threads(1):
+        return _measure_cells(job)
+
+
+def _measure_cells(job: CellJob) -> list[Line]:
     first = job.cells[0]
     machine = Machine(threads=1, data_dir=job.data_dir)
     federation = assemble_federation(with_reproducible_noise(first.config), machine)

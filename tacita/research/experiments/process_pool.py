@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from typing import TypeVar
+
+from tacita.core.errors import TacitaError
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -25,6 +28,11 @@ def run_in_processes(work: Callable[[Job], Result], jobs: list[Job], workers: in
         try:
             for future in as_completed(futures):
                 yield future.result()
+        except BrokenProcessPool:
+            raise TacitaError(
+                "a worker ended before its job was done, maybe for lack of memory; what is finished is kept: run the "
+                "command again with fewer --workers."
+            ) from None
         finally:
             for future in futures:
                 future.cancel()
