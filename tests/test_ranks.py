@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 import json
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,22 +18,27 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tacita
 from frozen import ADAM, DATA, INTEREST, LIPM, MATCHED, MF
 from helpers import rank_runs
 from tacita.core.codec import unpack_array_file
 from tacita.core.draws import derive_keys
 from tacita.core.errors import TacitaError
-from tacita.core.types import RoundReplay
+from tacita.core.types import AnyArray, Doubles, Longs, RoundReplay
+from tacita.data.shards.placement import assign_places
 from tacita.federation.ranks.broadcast_codec import decode_question, decode_specs, encode_question, encode_specs
 from tacita.federation.ranks.client_fields import join_client_fields
-from tacita.federation.ranks.rank_messages import RankReply
+from tacita.federation.ranks.process_group import RankLost
+from tacita.federation.ranks.rank_messages import MessageChannel, RankMessage, RankReply, describe_problem
 from tacita.federation.ranks.rank_place import RankPlace, read_launcher_place
+from tacita.federation.ranks.rank_team import RankTeam, compare_ranks, describe_rank
 from tacita.federation.ranks.sharded_devices import check_rank_settings
-from tacita.federation.ranks.shards import assign_ranks, take_shard
+from tacita.federation.ranks.shards import take_shard
 from tacita.messages import DenseArrays, SparseRows, Spec
 from tacita.round.question import Question
-from tacita.runs.assembly import assemble_federation
-from tacita.runs.ranks import check_ranks, is_service_rank
+from tacita.runs import ranks as rank_processes
+from tacita.runs.assembly import Machine, assemble_federation
+from tacita.runs.ranks import check_ranks, is_service_rank, open_ranks
 
 FILES = ("result.json", "server.safetensors", "clients.safetensors")
 RANDOM = {"kind": "random"}
@@ -79,6 +92,7 @@ ROUNDED = {
     "plain tally": make_run(False, backbone={"name": "tally"}),
 }
 RANKS = (1, 2, 4)
+MOST_SECONDS = 1800.0  # for all runs on one number of ranks, on a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +101,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("ranks")
     for n_ranks in RANKS:
         processes = rank_runs.start_ranks(place, n_ranks, EXACT | ROUNDED)
-        codes = [process.wait(300) for process in processes]
-        assert codes == [0] * n_ranks
+        assert rank_runs.wait_for_ranks(processes, MOST_SECONDS) == [0] * n_ranks
     return place
 
 
@@ -121,9 +134,9 @@ def test_requests_change_something(folder: Path) -> None:
 
 def test_everybody_has_one_rank() -> None:
     keys = derive_keys(str(user) for user in range(4000))
-    ranks = assign_ranks(keys, 4)
+    ranks = assign_places(keys, 4)
     assert np.bincount(ranks).min() > 900
-    assert np.array_equal(ranks[1000:], assign_ranks(keys[1000:], 4))  # whoever else is there
+    assert np.array_equal(ranks[1000:], assign_places(keys[1000:], 4))  # whoever else is there
 
 
 def test_a_rank_has_its_own_people_alone() -> None:
@@ -203,3 +216,213 @@ def test_only_torchrun_places_a_process(monkeypatch: pytest.MonkeyPatch) -> None
     assert not is_service_rank()
     monkeypatch.setenv("MASTER_PORT", "29500")
     assert read_launcher_place() == RankPlace(1, 1, 1, 1)
+
+
+def test_a_rank_that_fails_ends_the_others() -> None:
+    """Else they wait for it, and the test for them."""
+    scripts = ["raise SystemExit(3)", "import time; time.sleep(600)"]
+    processes = [subprocess.Popen([sys.executable, "-c", script]) for script in scripts]
+    assert rank_runs.wait_for_ranks(processes, 60) == [3, None]
+    assert processes[1].returncode is not None
+
+
+# what ranks say to each other
+
+
+class ThreadGroup:
+    """One of two ranks in this process, each in a thread of its own."""
+
+    def __init__(self, rank: int, inboxes: Sequence[queue.Queue[Any]]) -> None:
+        self.rank = rank
+        self.size = 2
+        self.place = RankPlace(rank, 2, rank, 2)
+        self.n_arrays = 0  # that this rank sent to all
+        self.is_abandoned = False
+        self._inbox = inboxes[rank]
+        self._outbox = inboxes[1 - rank]
+
+    def _take(self) -> Any:
+        return self._inbox.get(timeout=60)
+
+    def broadcast_bytes(self, content: bytes | None = None) -> Any:
+        if content is None:
+            return self._take()
+        self._outbox.put(content)
+        return content
+
+    def broadcast_array(self, array: AnyArray) -> None:
+        if self.rank == 0:
+            self.n_arrays += 1
+            self._outbox.put(array.copy())
+        else:
+            array[...] = self._take()
+
+    def share_numbers(self, numbers: Sequence[int]) -> Longs:
+        self._outbox.put(list(numbers))
+        rows = [list(numbers), self._take()]
+        return np.array(rows if self.rank == 0 else rows[::-1])
+
+    def send_bytes(self, content: bytes, rank: int) -> None:
+        self._outbox.put(content)
+
+    def receive_bytes(self, length: int, rank: int) -> Any:
+        content = self._take()
+        assert len(content) == length
+        return content
+
+    def add_up(self, arrays: Sequence[Doubles]) -> None:
+        for array in arrays:
+            if self.rank == 1:
+                self._outbox.put(array)
+            else:
+                array += self._take()
+
+    def abandon(self) -> None:
+        self.is_abandoned = True
+
+    def call_roll(self) -> list[int]:
+        return [1, 5]
+
+
+def open_channels(serve: Callable[[MessageChannel], None]) -> tuple[MessageChannel, Any, threading.Thread]:
+    """The channel of rank 0 and its group; `serve`: what rank 1 does in its thread."""
+    inboxes: list[queue.Queue[Any]] = [queue.Queue(), queue.Queue()]
+    groups: list[Any] = [ThreadGroup(rank, inboxes) for rank in range(2)]
+    thread = threading.Thread(target=serve, args=(MessageChannel(groups[1]),), daemon=True)
+    thread.start()
+    return MessageChannel(groups[0]), groups[0], thread
+
+
+def test_after_a_problem_ranks_go_on_together() -> None:
+    """Nobody adds anything, and all wait for the next message."""
+
+    def serve(channel: MessageChannel) -> None:
+        channel.receive()
+        channel.report_problem(describe_problem(TacitaError("there is no such file.")))
+        for _ in range(2):
+            channel.receive()
+            channel.send_reply(RankReply({"rank": 1}, sums=(np.ones(3),)))
+
+    channel, _, thread = open_channels(serve)
+    channel.send(RankMessage("first"))
+    assert not channel.is_idle
+    with pytest.raises(TacitaError, match="there is no such file"):
+        channel.gather_replies(RankReply(sums=(np.ones(3),)))
+    assert channel.is_idle
+    channel.send(RankMessage("second"))
+    channel.discard_replies()
+    assert channel.is_idle
+    channel.send(RankMessage("third"))
+    replies = channel.gather_replies(RankReply(sums=(np.ones(3),)))
+    assert [reply.fields for reply in replies] == [{}, {"rank": 1}]
+    assert replies[0].sums[0].tolist() == [2.0, 2.0, 2.0]
+    thread.join(60)
+
+
+def test_arrays_travel_when_they_are_new() -> None:
+    received = []
+
+    def serve(channel: MessageChannel) -> None:
+        for _ in range(3):
+            received.append(channel.receive().arrays["server/items"])
+
+    channel, group, thread = open_channels(serve)
+    items = np.arange(6.0)
+    for array in (items, items.copy(), items + 1):
+        channel.send(RankMessage("round", arrays={"server/items": array}))
+    thread.join(60)
+    assert group.n_arrays == 2
+    assert [array[0] for array in received] == [0.0, 0.0, 1.0]
+
+
+def test_a_team_in_the_middle_of_something_sends_nothing_more() -> None:
+    """Others would take it for what they wait for."""
+    group: Any = ThreadGroup(0, [queue.Queue(), queue.Queue()])
+    team = RankTeam(lambda: group)
+    team.open().is_idle = False
+    team.close()
+    assert group.is_abandoned
+    assert group._outbox.empty()
+
+
+def test_lost_ranks_are_named_in_a_sentence() -> None:
+    group: Any = ThreadGroup(0, [queue.Queue(), queue.Queue()])
+    team = RankTeam(lambda: group, lambda: [1])
+    team.open()
+    assert str(team.explain_loss(RankLost("silence."), "go on")) == (
+        "rank 1 of 2 has ended or does not answer, so the run stopped; go on."
+    )
+    group.size = 8
+    team = RankTeam(lambda: group)
+    team.open()
+    assert str(team.explain_loss(RankLost("silence."), "go on")) == (
+        "ranks 1 and 5 of 8 have ended or do not answer, so the run stopped; go on."
+    )
+
+
+def test_ranks_that_would_compute_something_else_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = RankPlace(0, 2, 0, 2)
+    federations = []
+    for method in ("fedavg", "f3crec"):
+        config = rank_runs.read_config(make_run(method=method)["config"])
+        federations.append(assemble_federation(config, rank_runs.MACHINE))
+    own = describe_rank(place, federations[0])
+    compare_ranks([own, describe_rank(place, federations[0])])
+    with pytest.raises(TacitaError, match="rank 1 has other parts or fields"):
+        compare_ranks([own, describe_rank(place, federations[1])])
+    with pytest.raises(TacitaError, match="rank 2 reads other data"):
+        compare_ranks([own, own, {**own, "data": "another"}])
+    monkeypatch.setattr(tacita, "__version__", "0.0.0")
+    with pytest.raises(TacitaError, match="rank 1 has another version of tacita"):
+        compare_ranks([own, describe_rank(place, federations[0])])
+
+
+# processes
+
+
+@pytest.fixture
+def sleepers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[subprocess.Popen[bytes]]:
+    """Ranks that never do anything, as they are started; the folder where they meet is in `tmp_path`."""
+    processes: list[subprocess.Popen[bytes]] = []
+    start_process = subprocess.Popen
+
+    def start_sleeper(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        if len(processes) == 2:
+            raise OSError("no more processes")
+        process: subprocess.Popen[bytes] = start_process([sys.executable, "-c", "import time; time.sleep(600)"])
+        processes.append(process)
+        return process
+
+    monkeypatch.setattr(rank_processes.subprocess, "Popen", start_sleeper)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return processes
+
+
+def assert_ended(processes: list[subprocess.Popen[bytes]], folder: Path) -> None:
+    assert processes
+    assert all(process.returncode is not None for process in processes)
+    assert list(folder.iterdir()) == []
+
+
+def test_ranks_that_nobody_needed_are_not_waited_for(sleepers: list[subprocess.Popen[bytes]], tmp_path: Path) -> None:
+    """A finished run that is resumed shares nothing out."""
+    began = time.monotonic()
+    with open_ranks(2, None, Machine(1), ["train"]):
+        assert len(list(tmp_path.iterdir())) == 1
+    assert time.monotonic() - began < rank_processes._END_SECONDS
+    assert_ended(sleepers, tmp_path)
+
+
+def test_a_rank_that_cannot_start_ends_the_others(sleepers: list[subprocess.Popen[bytes]], tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="no more processes"), open_ranks(4, None, Machine(1), ["train"]):
+        pass
+    assert len(sleepers) == 2
+    assert_ended(sleepers, tmp_path)
+
+
+@pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals go to the main thread")
+def test_sigterm_ends_ranks_and_removes_their_folder(sleepers: list[subprocess.Popen[bytes]], tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), open_ranks(2, None, Machine(1), ["train"]):
+        signal.raise_signal(signal.SIGTERM)
+    assert_ended(sleepers, tmp_path)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

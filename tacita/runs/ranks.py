@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -33,8 +33,13 @@ MOST_RANKS = 256  # processes on one machine
 _FOLDER = "TACITA_RANK_FOLDER"
 _PLACE = "TACITA_RANK"  # of a process that was started here: rank, number of ranks, process of rank 0
 _LOST_CODE = 3  # with which a process ends that was started here and lost another rank
+_STOP_CODE = 130  # with which a process ends that is stopped by a signal
 _END_SECONDS = 10.0  # for which processes that were let go may take to end
 _NOTICE_SECONDS = 2.0  # until a process that ended is seen to have ended
+
+
+class Termination(KeyboardInterrupt):
+    """SIGTERM, with which torchrun ends the other ranks of its host when one has ended."""
 
 
 def is_service_rank() -> bool:
@@ -50,11 +55,17 @@ def serve_run(machine: Machine, interface: str | None, make_own: MakeOwn | None 
     from tacita.federation.ranks.process_group import RankLost, limit_torch_threads
     from tacita.federation.ranks.rank_team import serve_rank
 
-    if _PLACE in os.environ:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 hears Ctrl-C, and this process of rank 0's end
-        place, group = _join_started_group()
-    else:
-        place, group = _join_launched_group(interface)
+    is_started = _PLACE in os.environ
+    try:
+        if is_started:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 hears Ctrl-C, and this process of rank 0's end
+            place, group = _join_started_group()
+        else:
+            place, group = _join_launched_group(interface)
+    except RankLost:
+        if not is_started:
+            raise
+        raise SystemExit(_LOST_CODE) from None  # rank 0 says what happened, if it lives
     own_machine = _share_threads(machine, place)
     limit_library_threads(own_machine.threads)
     limit_torch_threads(own_machine.threads)
@@ -67,11 +78,17 @@ def serve_run(machine: Machine, interface: str | None, make_own: MakeOwn | None 
         return assemble_federation(config, rank_machine, noise_secret=setup["secret"] or None)
 
     try:
-        serve_rank(group, make_federation)
+        with _hear_termination(Termination):
+            serve_rank(group, make_federation)
     except RankLost:
-        if _PLACE not in os.environ:
-            raise
-        raise SystemExit(_LOST_CODE) from None  # rank 0 says what happened, if it lives
+        if is_started:
+            raise SystemExit(_LOST_CODE) from None
+        raise TacitaError(
+            f"rank {place.rank} of {place.size} lost its connection to the others, so it stopped; go on with "
+            "`tacita train --out FOLDER --resume`."
+        ) from None
+    except KeyboardInterrupt:
+        raise SystemExit(_STOP_CODE) from None  # rank 0 says so
 
 
 @contextlib.contextmanager
@@ -116,11 +133,41 @@ def explain_lost_rank(machine: Machine, out: Path) -> Iterator[None]:
         return
     from tacita.federation.ranks.process_group import RankLost
 
+    remedy = f"go on with `tacita train --out {out} --resume`, on any number of ranks"
     try:
         yield
     except RankLost as lost:
-        remedy = f"go on with `tacita train --out {out} --resume`, on any number of ranks"
+        _ignore_termination()  # torchrun sends it soon after the loss
         raise machine.ranks.explain_loss(lost, remedy) from None
+    except Termination:
+        _ignore_termination()
+        end = machine.ranks.explain_end(remedy)
+        if end is None:
+            raise
+        raise end from None
+
+
+@contextlib.contextmanager
+def _hear_termination(error: type[KeyboardInterrupt]) -> Iterator[None]:
+    """End on SIGTERM as on Ctrl-C, so that what was opened is closed first; a second one changes nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(*_: object) -> None:
+        _ignore_termination()
+        raise error
+
+    handler_before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, handler_before)
+
+
+def _ignore_termination() -> None:
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _share_threads(machine: Machine, place: RankPlace) -> Machine:
@@ -147,8 +194,12 @@ def _lead_launched_ranks(machine: Machine, interface: str | None) -> Iterator[Ma
 
     place, group = _join_launched_group(interface)
     team = RankTeam(lambda: group)
-    yield replace(_share_threads(machine, place), ranks=team)
-    team.close()
+    team.open()
+    with _hear_termination(Termination):
+        try:
+            yield replace(_share_threads(machine, place), ranks=team)
+        finally:
+            team.close()  # also after an error: the others wait
 
 
 # ranks that are started here
@@ -174,41 +225,46 @@ def _lead_started_ranks(n_ranks: int, machine: Machine, arguments: Sequence[str]
 
     place = RankPlace(0, n_ranks, 0, n_ranks)
     own_machine = _share_threads(machine, place)
-    folder = Path(tempfile.mkdtemp(prefix="tacita-ranks-"))
-    processes = _start_processes(n_ranks, folder, own_machine.threads, arguments)
-    try:
+    with (
+        _hear_termination(KeyboardInterrupt),
+        tempfile.TemporaryDirectory(prefix="tacita-ranks-", ignore_cleanup_errors=True) as folder,
+        _run_processes(n_ranks, Path(folder), own_machine.threads, arguments) as processes,
+    ):
         team = RankTeam(
-            lambda: open_local_group(place, folder, lambda: _check_processes(processes)),
+            lambda: open_local_group(place, Path(folder), lambda: _check_processes(processes)),
             lambda: _list_ended_ranks(processes),
         )
         yield replace(own_machine, ranks=team)
         team.close()
-        _wait_for_end(processes)
+        if team.has_met:
+            _wait_for_end(processes)
+
+
+@contextlib.contextmanager
+def _run_processes(
+    n_ranks: int, folder: Path, threads: int, arguments: Sequence[str]
+) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Ranks 1 and up, which make nothing visible but their errors; none outlives this process's need for it."""
+    command = [sys.executable, "-m", "tacita", *arguments]
+    counts = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank in range(1, n_ranks):
+            place = {_FOLDER: str(folder), _PLACE: f"{rank}/{n_ranks}/{os.getpid()}"}
+            process = subprocess.Popen(command, env={**os.environ, **counts, **place}, stdout=subprocess.DEVNULL)
+            processes.append(process)
+        yield processes
     finally:
         for process in processes:
             process.kill()
+        for process in processes:
             process.wait()
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _start_processes(
-    n_ranks: int, folder: Path, threads: int, arguments: Sequence[str]
-) -> list[subprocess.Popen[bytes]]:
-    """Ranks 1 and up, which make nothing visible but their errors."""
-    command = [sys.executable, "-m", "tacita", *arguments]
-    counts = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    processes = []
-    for rank in range(1, n_ranks):
-        place = {_FOLDER: str(folder), _PLACE: f"{rank}/{n_ranks}/{os.getpid()}"}
-        process = subprocess.Popen(command, env={**os.environ, **counts, **place}, stdout=subprocess.DEVNULL)
-        processes.append(process)
-    return processes
 
 
 def _check_processes(processes: Sequence[subprocess.Popen[bytes]]) -> None:
     """Refuse to wait for a process that has ended before it joined."""
     for number, process in enumerate(processes):
-        if process.poll() is not None:
+        if process.poll() not in (None, _LOST_CODE):
             raise TacitaError(f"rank {number + 1} ended with code {process.returncode} before the run began.")
 
 

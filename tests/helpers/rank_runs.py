@@ -9,12 +9,15 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tacita.core.config import RunConfig, validate_model
+from tacita.core.errors import TacitaError
 from tacita.core.types import Ragged
 from tacita.federation.ranks.process_group import open_local_group
 from tacita.federation.ranks.rank_place import RankPlace
@@ -93,12 +96,33 @@ def start_ranks(folder: Path, n_ranks: int, runs: dict[str, Run]) -> list[subpro
     return processes
 
 
+def wait_for_ranks(processes: Sequence[subprocess.Popen[bytes]], most_seconds: float) -> list[int | None]:
+    """Exit codes when all have ended, one has failed or time is up; whoever still runs then has none, and is killed."""
+    until = time.monotonic() + most_seconds
+    codes = [process.poll() for process in processes]
+    try:
+        while None in codes and not any(codes) and time.monotonic() < until:
+            time.sleep(0.05)
+            codes = [process.poll() for process in processes]
+        return codes
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
 def main(folder: Path, rank: int, n_ranks: int) -> None:
     if n_ranks == 1:
         train_all(folder, 1)
         return
     place = RankPlace(rank, n_ranks, rank, n_ranks)
-    group = open_local_group(place, folder / str(n_ranks), lambda: None)
+    parent = os.getppid()
+
+    def check_parent() -> None:
+        if os.getppid() != parent:
+            raise TacitaError("the test has ended before the ranks met.")
+
+    group = open_local_group(place, folder / str(n_ranks), check_parent)
     if rank > 0:
         serve_rank(group, make_federation)
         return

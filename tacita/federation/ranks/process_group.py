@@ -3,15 +3,20 @@
 gloo neither authenticates nor encrypts: whoever reaches its ports reads what ranks exchange. So ranks of one machine
 use its loopback interface and a file as meeting place, and any other interface has to be named. Nothing is pickled:
 bytes travel as tensors, after their length.
+
+gloo hears no signal while it waits. So operations of all ranks are waited for in slices, between which Python hears
+Ctrl-C. Only a transfer from one rank to another, which both have begun, is waited for in one piece.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -19,15 +24,22 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed import FileStore, PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import Work
 from torch.distributed.rendezvous import rendezvous
 
 from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Doubles, Longs
 from tacita.federation.ranks.rank_place import RankPlace
 
-TIMEOUT = timedelta(minutes=30)  # for which a rank waits for another
+JOIN_SECONDS = 1800.0  # in which all processes of torchrun have to come
+CONNECT_SECONDS = 60.0  # in which ranks that are all there have to connect
+REPLY_SECONDS = 1800.0  # for which rank 0 waits for what it asked others
+IDLE_SECONDS = 7 * 86400.0  # for which other ranks wait for rank 0, which may read data or solve for hours
 ROLL_CALL_SECONDS = 5.0  # in which ranks that live say so, after one was lost
 MOST_BYTES = 2**40  # of one message
+_SLICE = timedelta(seconds=0.2)  # of a wait, after which Python hears signals
+_ABANDONED = timedelta(milliseconds=1)  # a wait that gloo is to give up
+_UNUSED_TAG = 1  # of messages that nobody sends
 _SPARSE_ROWS = 1024  # arrays with fewer rows travel whole
 _SAMPLE_ROWS = 512  # looked at first: going over all rows costs as much as sending them
 
@@ -62,38 +74,85 @@ def open_launched_group(place: RankPlace, interface: str | None) -> RankGroup:
     chosen = chosen or find_loopback()
     _check_interface(chosen)
     os.environ["GLOO_SOCKET_IFNAME"] = chosen
-    with _explain_loss("the ranks did not meet"):
+    with _explain_loss("the ranks did not meet; check that all hosts reach --master-addr and --master-port"):
         meeting, _, _ = next(rendezvous("env://"))
         store = PrefixStore("tacita", meeting)
-    return _join_group(place, store)
-
-
-def _join_group(place: RankPlace, store: Store) -> RankGroup:
-    with _explain_loss("the ranks did not meet"):
-        dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.size, timeout=TIMEOUT)
-    return RankGroup(place, store)
+        _wait_for_all(place, store, _ask_nobody, JOIN_SECONDS)
+    return _join_group(place, store, _ask_nobody)
 
 
 def open_local_group(place: RankPlace, folder: Path, check_others: Callable[[], None]) -> RankGroup:
     """A group on this machine that meets in a folder; `check_others` raises an error if one of them has ended."""
     store = FileStore(str(folder / "store"), place.size)
-    store.set(f"there/{place.rank}", "yes")
-    others = [f"there/{rank}" for rank in range(place.size)]
-    while not store.check(others):
-        check_others()
-        time.sleep(0.02)
+    _wait_for_all(place, store, check_others)
     os.environ["GLOO_SOCKET_IFNAME"] = find_loopback()
-    return _join_group(place, store)
+    return _join_group(place, store, check_others)
+
+
+def _ask_nobody() -> None:
+    """Processes on other hosts are not seen from here."""
+
+
+def _wait_for_all(
+    place: RankPlace, store: Store, check_others: Callable[[], None], most_seconds: float = math.inf
+) -> None:
+    """Wait until all ranks are at the meeting place."""
+    store.set(f"there/{place.rank}", "yes")
+    names = [f"there/{rank}" for rank in range(place.size)]
+    until = time.monotonic() + most_seconds
+    while not store.check(names):
+        check_others()
+        if time.monotonic() > until:
+            absent = [rank for rank, name in enumerate(names) if not store.check([name])]
+            raise RankLost(f"{name_ranks(absent, place.size)} did not come within {most_seconds / 60:.0f} minutes.")
+        time.sleep(0.02)
+
+
+def _join_group(place: RankPlace, store: Store, check_others: Callable[[], None]) -> RankGroup:
+    """Connect with ranks that are at the meeting place; one may have ended since.
+
+    torch waits for such a rank, and the only timeout of a group that all versions keep to is for everything: a week.
+    So it connects in a thread, and this one watches.
+    """
+    errors: list[Exception] = []
+
+    def connect() -> None:
+        timeout = timedelta(seconds=IDLE_SECONDS)
+        try:
+            dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.size, timeout=timeout)
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    until = time.monotonic() + CONNECT_SECONDS
+    while thread.is_alive() and time.monotonic() < until:
+        check_others()
+        thread.join(0.02)
+    if thread.is_alive() or errors:
+        check_others()
+        raise RankLost(
+            "the ranks came but did not connect; check that none has ended, and that --rank-interface names the "
+            "network between hosts."
+        )
+    return RankGroup(place, store)
 
 
 @contextmanager
-def _explain_loss(what: str) -> Iterator[None]:
-    """What gloo says of a lost peer, as an error of this package."""
+def _explain_loss(sentence: str = "a rank has ended or its connection broke") -> Iterator[None]:
+    """An error of gloo as one of this package, in words that people know."""
     try:
         yield
     except (RuntimeError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0][:200]
-        raise RankLost(f"{what} ({reason}).") from None
+        raise RankLost(f"{sentence}.") from error
+
+
+def name_ranks(ranks: Sequence[int], size: int) -> str:
+    """Some of a run's ranks as the subject of a sentence."""
+    *first, last = [str(rank) for rank in ranks]
+    if not first:
+        return f"rank {last} of {size}"
+    return f"ranks {', '.join(first)} and {last} of {size}"
 
 
 class RankGroup:
@@ -104,6 +163,7 @@ class RankGroup:
         self.rank = place.rank
         self.size = place.size
         self.place = place
+        self._most_seconds = REPLY_SECONDS if self.rank == 0 else IDLE_SECONDS
 
     def broadcast_bytes(self, content: bytes | None = None) -> bytes:
         """What rank 0 sends to all others."""
@@ -119,15 +179,15 @@ class RankGroup:
         """The array of rank 0 to all others, into arrays of the same kind and shape."""
         if not array.size:
             return
-        with _explain_loss("a rank was lost"):
-            dist.broadcast(_view_bytes(array), src=0)
+        with _explain_loss():
+            self._finish(dist.broadcast(_view_bytes(array), src=0, async_op=True))
 
     def share_numbers(self, numbers: Sequence[int]) -> Longs:
         """(ranks, numbers) what every rank says."""
         own = torch.tensor(list(numbers), dtype=torch.int64)
         shared = [torch.empty_like(own) for _ in range(self.size)]
-        with _explain_loss("a rank was lost"):
-            dist.all_gather(shared, own)
+        with _explain_loss():
+            self._finish(dist.all_gather(shared, own, async_op=True))
         return torch.stack(shared).numpy()
 
     def send_bytes(self, content: bytes, rank: int) -> None:
@@ -195,15 +255,42 @@ class RankGroup:
 
     def _send(self, array: AnyArray, rank: int) -> None:
         if array.size:
-            with _explain_loss("a rank was lost"):
-                dist.send(_view_bytes(array), dst=rank)
+            with _explain_loss():
+                self._finish_transfer(dist.isend(_view_bytes(array), dst=rank))
 
     def _receive(self, array: AnyArray, rank: int) -> None:
         if array.size:
-            with _explain_loss("a rank was lost"):
-                dist.recv(_view_bytes(array), src=rank)
+            with _explain_loss():
+                self._finish_transfer(dist.irecv(_view_bytes(array), src=rank))
+
+    def _finish(self, work: Work | None) -> None:
+        """Wait for an operation of all ranks, and hear signals meanwhile."""
+        assert work is not None, "this process is a rank"
+        until = time.monotonic() + self._most_seconds
+        while not work.is_completed():
+            if time.monotonic() > until:
+                raise RankLost(f"a rank did not answer for {self._most_seconds / 60:.0f} minutes.")
+            with suppress(RuntimeError):  # the slice is over; or the operation failed, which the last wait says
+                work.wait(_SLICE)
+        work.wait()
+
+    def _finish_transfer(self, work: Work | None) -> None:
+        assert work is not None, "this process is a rank"
+        work.wait(timedelta(seconds=self._most_seconds))
 
     # after a loss
+
+    def abandon(self) -> None:
+        """Close all connections, so that nobody waits any longer, here or on another rank.
+
+        gloo has no call for this. It closes all connections when one wait takes too long.
+        """
+        for rank in range(self.size):
+            if rank != self.rank:
+                with suppress(RuntimeError):
+                    work = dist.irecv(torch.empty(1, dtype=torch.uint8), src=rank, tag=_UNUSED_TAG)
+                    assert work is not None, "this process is a rank"
+                    work.wait(_ABANDONED)
 
     def answer_roll_call(self) -> None:
         """Say that this rank lives, so that others can tell who does not."""

@@ -54,19 +54,29 @@ class _ArrayNote:
 
 
 class MessageChannel:
-    """Sends messages from rank 0 and receives them elsewhere; remembers what the others have already."""
+    """Sends messages from rank 0 and receives them elsewhere; remembers what the others have already.
+
+    Every message but the last is replied to: on rank 0 by `gather_replies` or `discard_replies`, elsewhere by
+    `send_reply` or `report_problem`. Where one rank has a problem, nobody adds anything.
+    """
 
     def __init__(self, group: RankGroup) -> None:
         self.group = group
+        self.is_idle = True  # on rank 0: all others wait for the next message
         self._remembered: Arrays = {}
 
     def send(self, message: RankMessage) -> None:
+        """Send a message to all ranks.
+
+        Arrays below `REMEMBERED` must never be changed in place afterwards: the same array counts as the same bytes.
+        """
+        self.is_idle = False
         notes = []
         sent = []
         for name, array in message.arrays.items():
-            is_known = self._is_remembered(name, array)
-            notes.append(_ArrayNote(name, array.dtype.name, array.shape, is_known))
-            if not is_known:
+            is_new = self._note_if_new(name, array)
+            notes.append(_ArrayNote(name, array.dtype.name, array.shape, not is_new))
+            if is_new:
                 sent.append(np.ascontiguousarray(array))
         table = [asdict(note) for note in notes]
         has_own = bool(message.per_rank)
@@ -77,13 +87,15 @@ class MessageChannel:
         if has_own:
             self.group.scatter_bytes([pack(arrays) for arrays in message.per_rank])
 
-    def _is_remembered(self, name: str, array: AnyArray) -> bool:
-        """Whether the others have these very bytes; if not, they will."""
+    def _note_if_new(self, name: str, array: AnyArray) -> bool:
+        """Whether the others lack these very bytes; notes that they are about to have them."""
         if not name.startswith(REMEMBERED):
-            return False
+            return True
         before = self._remembered.get(name)
         self._remembered[name] = array
-        return before is not None and (before is array or _are_same_bytes(before, array))
+        if before is None:
+            return True
+        return before is not array and not _are_same_bytes(before, array)
 
     def receive(self) -> RankMessage:
         head = json.loads(self.group.broadcast_bytes())
@@ -102,29 +114,53 @@ class MessageChannel:
             arrays |= unpack(self.group.scatter_bytes(), "a message of rank 0")
         return RankMessage(head["kind"], head["fields"], arrays)
 
-    def collect_replies(self, reply: RankReply | None, problem: Fields | None = None) -> list[RankReply]:
-        """The replies of all ranks at rank 0, sums added up in its own; `problem`: why a rank has none.
+    # on all ranks but 0
 
-        Elsewhere nothing comes back. Where one rank has a problem, nobody adds anything.
-        """
-        body = _encode_reply(RankReply(problem or {}) if reply is None else reply)
-        statuses = self.group.share_numbers([int(reply is None), len(body)])
+    def send_reply(self, reply: RankReply) -> None:
+        has_problem = self._send_body(reply, False)
+        if not has_problem:
+            self.group.add_up(reply.sums)
+
+    def report_problem(self, problem: Fields) -> None:
+        """Say why this rank has no reply."""
+        self._send_body(RankReply(problem), True)
+
+    def _send_body(self, reply: RankReply, is_problem: bool) -> bool:
+        """Send all but the sums; returns whether any rank has a problem."""
+        body = _encode_reply(reply)
+        statuses = self.group.share_numbers([int(is_problem), len(body)])
+        self.group.send_bytes(body, 0)
+        return bool(statuses[:, 0].any())
+
+    # on rank 0
+
+    def gather_replies(self, reply: RankReply) -> list[RankReply]:
+        """The replies of all ranks, with sums added up in rank 0's own."""
+        replies, problems = self._receive_bodies(False)
+        if problems:
+            self.is_idle = True
+            raise problems[0]
+        self.group.add_up(reply.sums)
+        self.is_idle = True
+        return [reply, *replies]
+
+    def discard_replies(self) -> None:
+        """Take what the others reply, where rank 0 itself has a problem."""
+        self._receive_bodies(True)
+        self.is_idle = True
+
+    def _receive_bodies(self, has_problem: bool) -> tuple[list[RankReply], list[TacitaError]]:
+        """What all other ranks sent, and what is wrong there."""
+        statuses = self.group.share_numbers([int(has_problem), 0])
         replies = []
         problems = []
         for rank in range(1, self.group.size):
-            if self.group.rank == rank:
-                self.group.send_bytes(body, 0)
-            elif self.group.rank == 0:
-                received = _decode_reply(self.group.receive_bytes(int(statuses[rank, 1]), rank))
-                replies.append(received)
-                if statuses[rank, 0]:
-                    problems.append(_explain_problem(rank, received.fields))
-        if self.group.rank == 0 and reply is not None and problems:
-            raise problems[0]
-        if reply is None or statuses[:, 0].any():
-            return []
-        self.group.add_up(reply.sums)
-        return [reply, *replies]
+            is_problem, n_bytes = statuses[rank].tolist()
+            reply = _decode_reply(self.group.receive_bytes(n_bytes, rank))
+            replies.append(reply)
+            if is_problem:
+                problems.append(_explain_problem(rank, reply.fields))
+        return replies, problems
 
 
 def describe_problem(error: Exception) -> Fields:

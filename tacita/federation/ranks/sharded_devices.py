@@ -29,13 +29,7 @@ from tacita.federation.ranks.broadcast_codec import (
 )
 from tacita.federation.ranks.client_fields import join_client_fields, join_notes, join_sums
 from tacita.federation.ranks.gathered_state import cut_devices, join_devices
-from tacita.federation.ranks.rank_messages import (
-    Fields,
-    MessageChannel,
-    RankMessage,
-    RankReply,
-    describe_problem,
-)
+from tacita.federation.ranks.rank_messages import Fields, MessageChannel, RankMessage, RankReply
 from tacita.federation.ranks.rank_worker import RankWorker
 from tacita.federation.ranks.shards import assign_user_ranks, take_shard
 from tacita.kernels.threads import limit_library_threads, threads_in_use
@@ -87,10 +81,10 @@ class ShardedDevices:
         try:
             with limit_library_threads(threads_in_use()):  # the server's own work has all cores
                 reply = self.worker.perform(own)
-        except Exception as error:
-            self.channel.collect_replies(None, describe_problem(error))
+        except Exception:
+            self.channel.discard_replies()
             raise
-        return self.channel.collect_replies(reply)
+        return self.channel.gather_replies(reply)
 
     # a block
 
