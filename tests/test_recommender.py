@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import pickle
 import re
+import shutil
+import tempfile
 import warnings
 from functools import partial
 from pathlib import Path
@@ -230,17 +233,25 @@ def test_evaluate_equals_a_count_by_hand(fitted: tc.Recommender) -> None:
     assert scores["ndcg@4"] == pytest.approx(0.5 / np.log2(3))
 
 
-def test_an_explanation_is_what_the_score_loses(fitted: tc.Recommender) -> None:
-    run = fitted.fitted_run
-    explained = fitted.explain("u1", "i4", k=20)
+@pytest.mark.parametrize("recency", [0.0, 40.0])  # a plain sum over the items, and one in which their order counts
+def test_an_explanation_is_what_the_score_loses(recency: float) -> None:
+    """Each effect is the score less that of a person who did the same, but for the item."""
+    model = tc.Recommender({"name": "tally", "recency": recency}, seed=2, split={"kind": "random"}, evaluate=EVALUATE)
+    run = model.fit(CLICKS).fitted_run
+    scorer = run._load_models().scorer
+    history = [run.items[number] for number in scorer.block.train.row(run.users.index("u1"))]
+    item = next(item for item in ("i1", "i3", "i5", "i7", "i9", "i11") if item not in history)
+    explained = model.explain("u1", item, k=20)
     assert set(explained["basis"]) == {"left out"}
-    models = run._load_models()
-    recency = float(models.server.heads["recency"][0])
-    if recency == 0:  # then a score is a plain sum over the items
-        total = sum(explained["effect"].to_list())
-        assert total == pytest.approx(run.scores("u1", ["i4"])["score"][0], rel=1e-4, abs=1e-5)
-    strongest = explained["item"][0]
-    assert strongest in set(CLICKS.filter(pl.col("user") == "u1")["item"])
+    assert sorted(explained["item"]) == sorted(history)
+    whole = run.scores("u1", [item])["score"][0]
+    for own_item, effect in explained.select("item", "effect").iter_rows():
+        others = [other for other in history if other != own_item]
+        without = run.fold_in(others, k=1, include=[item], seen=True)["score"][0]
+        assert effect == pytest.approx(whole - without, abs=1e-6)
+    assert explained["effect"].is_sorted(descending=True)
+    assert explained["effect"].n_unique() > 2
+    assert explained["effect"].abs().max() > 1e-3
 
 
 def test_an_explanation_reaches_items_of_earlier_blocks(tmp_path: Path) -> None:
@@ -271,6 +282,43 @@ def test_folders_are_saved_and_loaded(fitted: tc.Recommender, tmp_path: Path) ->
         fitted.save(folder)
 
 
+def test_a_loaded_recommender_has_the_settings_of_its_run(tmp_path: Path) -> None:
+    """It reads the columns that were learned from, and learns again as the run did."""
+    names = {"user": "customer", "item": "book"}
+    renamed = CLICKS.rename(names)
+    settings: dict[str, Any] = {"columns": names, "split": {"kind": "random", "seed": 5}, "evaluate": EVALUATE}
+    model = tc.Recommender(method="fedavg", seed=2, train={"rounds": 2}, **settings).fit(renamed)
+    loaded = tc.Recommender.load(model.save(tmp_path / "saved"))
+    np.testing.assert_array_equal(loaded.predict(renamed), model.predict(renamed))
+    assert loaded.evaluate(renamed, 4) == model.evaluate(renamed, 4)
+    assert loaded.fit(renamed).fitted_run.config == model.fitted_run.config
+    assert loaded.recommend(k=3).equals(model.recommend(k=3))
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(
+    fitted: tc.Recommender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(TacitaError, match=r"cannot write .*file/run: .*\.$"):
+        fitted.save(tmp_path / "file" / "run")
+
+    def fill_disk(source: str, target: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copy2", fill_disk)
+    with pytest.raises(TacitaError, match=r"no space left to write .*run; free some"):
+        fitted.save(tmp_path / "run")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_run_whose_folder_is_gone_cannot_be_saved(tmp_path: Path) -> None:
+    model = tc.Recommender("tally", out=tmp_path / "run", evaluate=EVALUATE).fit(CLICKS)
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(TacitaError, match=r"no run folder .*run"):
+        model.save(tmp_path / "copy")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_run_is_copied_to_other_processes_as_its_folder(fitted: tc.Recommender) -> None:
     run = fitted.fitted_run
     copy = pickle.loads(pickle.dumps(run))  # noqa: S301
@@ -281,3 +329,45 @@ def test_a_run_is_copied_to_other_processes_as_its_folder(fitted: tc.Recommender
 def test_what_is_no_table_is_refused() -> None:
     with pytest.raises(TacitaError, match="cannot be learned from"):
         tc.Recommender().fit(7)
+
+
+def test_a_fit_that_fails_leaves_the_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    model = tc.Recommender(backbone="tally", seed=2, evaluate=EVALUATE).fit(CLICKS)
+    before = model.recommend(k=3)
+    folders = list(tmp_path.iterdir())
+    model.set_params(backbone="no such model")
+    with pytest.raises(TacitaError, match="unknown backbone") as failure:
+        model.fit(pd.DataFrame(CLICKS.to_dict(as_series=False)))
+    assert list(tmp_path.iterdir()) == folders
+    after = model.recommend(k=3)
+    assert isinstance(after, pl.DataFrame)
+    assert after.equals(before)
+    assert failure.value.__traceback__ is not None  # what it holds would keep the new folder
+
+
+def test_a_second_fit_needs_another_folder(tmp_path: Path) -> None:
+    model = tc.Recommender("tally", seed=2, out=tmp_path / "first", evaluate=EVALUATE).fit(CLICKS)
+    before = model.recommend(k=3)
+    with pytest.raises(TacitaError, match=r"first exists; .* choose another out"):
+        model.fit(CLICKS)
+    assert before.equals(model.recommend(k=3))
+    model.set_params(out=tmp_path / "second").fit(CLICKS)
+    assert model.fitted_run.folder == tmp_path / "second"
+
+
+@pytest.mark.parametrize(
+    "ratings",
+    [[1, 2], [3], [], 5, object(), [[4]] * CLICKS.height, [[1], [2, 3]], np.ones(CLICKS.height + 1)],
+)
+def test_ratings_that_do_not_fit_the_table_are_one_sentence(ratings: Any) -> None:
+    with pytest.raises(TacitaError, match=r"^y is no list of 360 ratings, one for each row of the table; .*\.$"):
+        tc.Recommender(backbone="tally", evaluate=EVALUATE).fit(CLICKS, ratings)
+
+
+def test_ratings_are_learned_from() -> None:
+    """Of people who rate half of their items low, only the other half counts."""
+    ratings = [5 if place < 5 else 1 for place in CLICKS["timestamp"]]
+    split = {"kind": "random", "min_rating": 4}
+    model = tc.Recommender("tally", seed=2, split=split, evaluate=EVALUATE).fit(CLICKS, ratings)
+    assert model.fitted_run._load_models().histories.counts().tolist() == [5] * 40

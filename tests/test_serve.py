@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -28,15 +29,15 @@ from starlette.testclient import TestClient
 import tacita as tc
 from helpers.command_line import SMALL_DATA, assert_one_sentence, call
 from tacita.core.errors import TacitaError
-from tacita.runs import training
+from tacita.runs import served_models, serving, training
 from tacita.runs.assembly import ALL_CORES
 from tacita.runs.default_model import resolve_model
-from tacita.runs.served_models import serve_finished_run, serve_newest_block
+from tacita.runs.served_models import ModelCache, serve_finished_run, serve_newest_block
 from tacita.web import guard, limits
 from tacita.web.answers import ListOptions, RunAnswers
 from tacita.web.api import make_serving_app
 from tacita.web.http_server import HttpServer, check_address, is_loopback, read_token
-from tacita.web.scoring_queue import ScoringQueue
+from tacita.web.scoring_queue import ScoringQueue, count_calls_together
 
 TOKEN = "0123456789abcdef-a-token"
 QUICK: dict[str, Any] = {"train": {"rounds": 2}, "evaluate": {"controls": False}}
@@ -328,6 +329,76 @@ def test_what_is_forgotten_is_not_served_from_memory(tally: tc.Run, tmp_path: Pa
         assert after["items"] == plain(run.recommend("u1", 5, seen=True))
 
 
+def forget_during_next_read(monkeypatch: pytest.MonkeyPatch, module: ModuleType, folder: Path, user: str) -> None:
+    """Somebody is forgotten after the files were read and before the models are there."""
+    plain_load = module.load_run
+    waiting = [user]
+
+    def load_run(path: Path) -> Any:
+        loaded = plain_load(path)
+        while waiting:
+            assert call("forget", "--run", str(folder), "--user", waiting.pop(), "--all").code == 0
+        return loaded
+
+    monkeypatch.setattr(module, "load_run", load_run)
+
+
+def test_who_is_forgotten_while_the_folder_is_read_is_not_served(
+    tally: tc.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(shutil.copytree(tally.folder, tmp_path / "run"))
+    answers = RunAnswers(serve_finished_run(folder))
+    forget_during_next_read(monkeypatch, served_models, folder, "u1")
+    for _ in range(2):
+        entry = answers.recommend(["u1"], ListOptions(5, include_seen=True))[0]
+        assert entry is not None
+        assert entry["basis"] == "popularity"
+    run = tc.load(folder)
+    forget_during_next_read(monkeypatch, serving, folder, "u2")
+    for _ in range(2):
+        assert set(run.recommend("u2", 5, seen=True)["basis"]) == {"popularity"}
+
+
+def test_models_of_a_folder_that_changes_in_every_read_are_read_again_by_the_next_call() -> None:
+    version = 0
+    n_reads = 0
+
+    def read_models() -> Any:
+        nonlocal version, n_reads
+        before = version
+        version = min(version + 1, serving.MOST_READS)  # somebody changes the folder before the read ends
+        n_reads += 1
+        return before
+
+    models = ModelCache(read_models, lambda: (version,))
+    assert models.load() == serving.MOST_READS - 1
+    assert n_reads == serving.MOST_READS
+    for _ in range(2):
+        assert models.load() == serving.MOST_READS
+    assert n_reads == serving.MOST_READS + 1
+
+
+def test_a_checkpoint_that_goes_while_its_stamp_is_read_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that ends takes its checkpoint away at any moment."""
+    checkpoint = tmp_path / training.CHECKPOINT
+    checkpoint.write_bytes(b"x")
+    models = serve_newest_block(tmp_path, ALL_CORES)
+    plain_is_file = Path.is_file
+
+    def is_file(path: Path) -> bool:
+        exists = plain_is_file(path)
+        if path == checkpoint:
+            path.unlink(missing_ok=True)
+        return exists
+
+    monkeypatch.setattr(Path, "is_file", is_file)
+    models._read_stamp()
+    checkpoint.unlink(missing_ok=True)
+    assert models._read_stamp() == ()
+
+
 def test_a_folder_that_is_gone_is_no_fault_of_the_caller(tally: tc.Run, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tally.folder, tmp_path / "run"))
     with TestClient(make_app(tc.load(folder))) as client:
@@ -409,6 +480,51 @@ def test_calls_that_wait_are_scored_together(tally: tc.Run) -> None:
     assert all(isinstance(error, TacitaError) for error in results[30:])
 
 
+def score_together(answers: RunAnswers, calls: list[tuple[str, ListOptions]]) -> tuple[list[Any], list[Any]]:
+    """Answers to calls that wait together, and the batches that they were scored in: options and people."""
+    batches: list[Any] = []
+    plain_recommend = answers.recommend
+
+    def recommend(users: Any, options: ListOptions) -> Any:
+        batches.append((options, list(users)))
+        return plain_recommend(users, options)
+
+    answers.recommend = recommend  # type: ignore[method-assign]
+
+    async def call_all() -> list[Any]:
+        queue = ScoringQueue(answers)
+        results = await asyncio.gather(*[queue.recommend(user, options) for user, options in calls])
+        queue.close()
+        return results
+
+    return asyncio.run(call_all()), batches
+
+
+def test_calls_that_take_long_let_others_in_between(tally: tc.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reasons of many people are several batches, and so are lists that are long together."""
+    monkeypatch.setattr("tacita.web.scoring_queue.MOST_TOGETHER", 4)
+    monkeypatch.setattr("tacita.web.scoring_queue.MOST_ROWS", 30)
+    explained, short, long = ListOptions(3, why=True), ListOptions(3), ListOptions(10)
+    calls = [(user, explained) for user in tally.users[:5]]
+    calls += [(user, short) for user in tally.users[5:15]]
+    calls += [(user, long) for user in tally.users[15:20]]
+    results, batches = score_together(RunAnswers(serve_finished_run(tally.folder)), calls)
+    sizes = [(options, len(users)) for options, users in batches]
+    in_turn = [(explained, 1), (short, 4), (long, 3), (explained, 1), (short, 4), (long, 2), (explained, 1), (short, 2)]
+    assert sizes == [*in_turn, (explained, 1), (explained, 1)]
+    for (user, options), answer in zip(calls, results, strict=True):
+        assert answer["user"] == user
+        entries = [{name: entry[name] for name in entry if name != "why"} for entry in answer["items"]]
+        assert entries == plain(tally.recommend(user, options.k))
+        assert all(("why" in entry) == options.why for entry in answer["items"])
+
+
+def test_a_batch_is_no_larger_than_one_call_may_be() -> None:
+    assert count_calls_together(ListOptions(10)) == limits.MOST_TOGETHER < limits.MOST_WAITING
+    assert count_calls_together(ListOptions(limits.MOST_K)) * limits.MOST_K <= limits.MOST_ROWS
+    assert count_calls_together(ListOptions(1, why=True)) == 1
+
+
 def fetch(url: str, token: str = "") -> tuple[int, Any]:
     request = urllib.request.Request(url, headers={"authorization": f"Bearer {token}"} if token else {})
     try:
@@ -479,6 +595,8 @@ def test_the_command_refuses_in_one_sentence(tally: tc.Run, tmp_path: Path, monk
         (run, "--host", "0.0.0.0"): "--token-file FILE, or say --without-token",
         (run, "--token-file", str(tmp_path / "no")): "cannot be read",
         (run, "--host", "203.0.113.9", "--without-token"): "choose another --host or --port",
+        (run, "--host", "a..b", "--without-token"): "no name of a host",
+        (run, "--host", "a" * 64, "--without-token"): "choose another --host or --port",
     }.items():
         assert_one_sentence(call("serve", *arguments), words)
     monkeypatch.setattr("tacita.cli.serve.find_spec", lambda name: None)

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 
 from tacita.core.errors import TacitaError
-from tacita.core.files import to_folder_path
+from tacita.core.files import disk_error, temporary_path, to_folder_path
 from tacita.core.python_messages import translate_errors
 from tacita.data.frames import IN_MEMORY, Frame, convert_to_frame_or_none, is_pandas, to_pandas, to_raw_ids
 from tacita.runs import training
 from tacita.runs.assembly import ALL_CORES
 from tacita.runs.callbacks import NO_CALLBACKS, join_callbacks, refuse_other_callbacks
 from tacita.runs.default_model import resolve_model
+from tacita.runs.run_folder import read_result
 from tacita.runs.serving import Id, Ids, Run, open_run
 from tacita.runs.trackers.registry import open_trackers
 
@@ -30,7 +31,8 @@ class Recommender:
 
     Without a model or method it takes the form of tally that fits the table best. `settings` are those of a config
     file, such as `train={"rounds": 50}`, and `callbacks` and `track` as in `tacita.train`. What is fitted is a run
-    folder: in `out`, or in a temporary one.
+    folder: in `out`, or in a temporary one. A folder in `out` has to be new, so before a second `fit` name another one
+    with `set_params(out=...)`. A `fit` that fails leaves what was fitted before as it is.
 
     >>> import tacita as tc
     >>> clicks = {"user": ["ann", "ann", "ann", "bob", "bob", "bob"] * 5, "item": list("abcdefghij") * 3}
@@ -98,12 +100,25 @@ class Recommender:
                 "of columns."
             )
         if y is not None:
-            table = table.with_columns(rating=np.asarray(y))
-        self._gives_pandas = is_pandas(X)
+            table = _add_ratings(table, y)
+        temporary = None
         folder = self.out
         if folder is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="tacita-")
-            folder = Path(self._temporary.name) / "run"
+            temporary = tempfile.TemporaryDirectory(prefix="tacita-")
+            folder = Path(temporary.name) / "run"
+        try:
+            run = self._train(table, folder)
+        except BaseException:
+            if temporary is not None:
+                temporary.cleanup()
+            raise
+        self._temporary = temporary  # the folder of an earlier fit goes only now
+        self._gives_pandas = is_pandas(X)
+        self.run_ = run
+        self.n_features_in_ = table.width
+        return self
+
+    def _train(self, table: Frame, folder: str | Path) -> Run:
         settings = self._settings()
         own_callbacks = list(settings.pop("callbacks", None) or ())
         refuse_other_callbacks(own_callbacks)
@@ -112,9 +127,7 @@ class Recommender:
             earlier = [] if start is None else [record.report for record in start.rounds]
             target = to_folder_path(folder, "out")
             callbacks = join_callbacks(NO_CALLBACKS, [*own_callbacks, *trackers], target, earlier)
-            self.run_ = training.train(config, target, ALL_CORES, callbacks, table, start)
-        self.n_features_in_ = table.width
-        return self
+            return training.train(config, target, ALL_CORES, callbacks, table, start)
 
     def _settings(self) -> dict[str, Any]:
         backbone = {"name": self.backbone} if isinstance(self.backbone, str) else self.backbone
@@ -191,17 +204,22 @@ class Recommender:
 
     def save(self, folder: str | Path) -> Path:
         """Copy the fitted run to a new folder, from which `load` and the command line serve it."""
+        source = self.fitted_run.folder
         target = to_folder_path(folder, "folder")
         if target.exists():
             raise TacitaError(f"{target} exists; choose another folder.")
-        shutil.copytree(self.fitted_run.folder, target)
+        with translate_errors():
+            read_result(source)  # a temporary folder may be gone
+            _copy_folder(source, target)
         return target
 
     @classmethod
     def load(cls, folder: str | Path) -> Recommender:
-        """A recommender with a fitted run of a folder."""
-        run = open_run(to_folder_path(folder))
-        recommender = cls(backbone=dict(run.config.backbone), method=run.config.method, seed=run.config.seed)
+        """A recommender with a fitted run of a folder, and with its settings."""
+        with translate_errors():
+            run = open_run(to_folder_path(folder))
+        settings = run.config.model_dump(mode="json", exclude={"data"})
+        recommender = cls(**settings)
         recommender.run_ = run
         recommender._gives_pandas = False
         return recommender
@@ -209,6 +227,38 @@ class Recommender:
     def _convert(self, frame: Frame) -> Any:
         """Pandas where pandas went in."""
         return to_pandas(frame) if self._gives_pandas else frame
+
+
+def _add_ratings(table: Frame, ratings: Any) -> Frame:
+    """The table with a column of ratings."""
+    try:
+        column = np.asarray(ratings)
+    except ValueError:  # lists of several lengths
+        column = np.zeros((0, 0))
+    if column.shape != (table.height,):
+        raise TacitaError(
+            f"y is no list of {table.height:,} ratings, one for each row of the table; give one, or leave y out."
+        )
+    return table.with_columns(rating=column)
+
+
+def _copy_folder(source: Path, target: Path) -> None:
+    """A copy that appears whole or not at all."""
+    side = temporary_path(target)
+
+    def copy_file(original: str, copy: str) -> None:
+        try:
+            shutil.copy2(original, copy)
+        except OSError as error:  # copytree would gather it in a list
+            raise disk_error(target, error) from None
+
+    try:
+        shutil.copytree(source, side, copy_function=copy_file)
+        side.rename(target)
+    except OSError as error:
+        raise disk_error(target, error) from None
+    finally:
+        shutil.rmtree(side, ignore_errors=True)
 
 
 def _to_ids(users: Any) -> Any:

@@ -18,7 +18,7 @@ from tacita.round.plan import Federation
 from tacita.runs.assembly import Machine, assemble_federation
 from tacita.runs.loaded_run import LoadedRun, load_run, read_stamp
 from tacita.runs.run_folder import SavedRun, build_lists, read_config, read_ids, read_result
-from tacita.runs.serving import count_rounds
+from tacita.runs.serving import Stamp, count_rounds, read_settled
 from tacita.runs.training import CHECKPOINT, read_checkpoint
 
 
@@ -32,7 +32,7 @@ class ServedModels:
 
 
 ModelReader = Callable[[], ServedModels]
-StampReader = Callable[[], tuple[object, ...]]
+StampReader = Callable[[], Stamp]
 
 
 class ModelCache:
@@ -41,7 +41,7 @@ class ModelCache:
     def __init__(self, read_models: ModelReader, read_stamp: StampReader) -> None:
         self._read_models = read_models
         self._read_stamp = read_stamp
-        self._stamp: tuple[object, ...] = ()
+        self._stamp: Stamp = ()
         self._models: ServedModels | None = None
 
     def load(self) -> ServedModels:
@@ -49,8 +49,8 @@ class ModelCache:
         stamp = self._read_stamp()
         is_current = stamp == self._stamp
         if self._models is None or not stamp or not is_current:
-            self._models = self._read_models()
-            self._stamp = self._read_stamp()
+            models, self._stamp = read_settled(self._read_models, self._read_stamp)
+            self._models = models
         return self._models
 
 
@@ -84,11 +84,13 @@ def serve_newest_block(folder: Path, machine: Machine) -> ModelCache:
             federations.append(_assemble_data(folder, machine))
         return _read_newest_block(folder, federations[0])
 
-    def read_both_stamps() -> tuple[object, ...]:
-        checkpoint = folder / CHECKPOINT
-        if (folder / "result.json").is_file() or not checkpoint.is_file():
+    def read_both_stamps() -> Stamp:
+        if (folder / "result.json").is_file():
             return read_stamp(folder)
-        stat = checkpoint.stat()
+        try:
+            stat = (folder / CHECKPOINT).stat()
+        except OSError:  # there is none yet, or the run has just ended
+            return ()
         return (stat.st_ino, stat.st_size, stat.st_mtime_ns)
 
     return ModelCache(read_models, read_both_stamps)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -54,6 +54,10 @@ Recommendation = dict[str, Any]
 RecommendationLists = dict[str, list[Recommendation]]
 """user -> [{rank, item, score, title, basis}], best first."""
 
+T = TypeVar("T")
+Stamp = tuple[object, ...]
+MOST_READS = 5  # of a folder that changes again while it is read
+
 
 @dataclass(frozen=True)
 class Run:
@@ -99,10 +103,10 @@ class Run:
         is_current = self._cache.get("stamp") == stamp
         if not stamp or not is_current:
             self._cache.clear()
-            self._cache["models"] = load_run(self.folder)
-            self._cache["stamp"] = read_stamp(self.folder)
-        models: LoadedRun = self._cache["models"]
-        return models
+            models, stamp = read_settled(lambda: load_run(self.folder), lambda: read_stamp(self.folder))
+            self._cache.update(models=models, stamp=stamp)
+        loaded: LoadedRun = self._cache["models"]
+        return loaded
 
     @property
     def users(self) -> list[str]:
@@ -265,8 +269,7 @@ class Run:
         """
         with translate_errors():
             result = read_result(self.folder)
-            config = self.config
-            method = name_method(self._backbone_name, config.method, config.parts)
+            method = name_method(self._backbone_name, self.config.method, self.config.parts)
             return build_metrics(result, method)
 
     def forget(
@@ -313,6 +316,16 @@ class Run:
     @property
     def _backbone_name(self) -> str:
         return str(self.config.backbone.get("name", "mf"))
+
+
+def read_settled(read: Callable[[], T], read_stamp: Callable[[], Stamp]) -> tuple[T, Stamp]:
+    """What a folder holds while it does not change, and its stamp from before: a later one could hide a change."""
+    for _ in range(MOST_READS):
+        stamp = read_stamp()
+        content = read()
+        if read_stamp() == stamp:
+            break
+    return content, stamp
 
 
 def open_run(folder: Path) -> Run:
@@ -406,21 +419,9 @@ def list_recommendations(models: LoadedRun, users: Sequence[str], query: Recomme
     """The best items of some people as plain lists: user -> [{rank, item, score, title, basis}], best first."""
     users = list(dict.fromkeys(users))
     lists: RecommendationLists = {user: [] for user in users}
-    items = models.items
-    titles = models.titles
-    user_numbers = models.saved.find_user_numbers(users)
-    for ranked in models.recommend(user_numbers, query):
-        for row, item in enumerate(ranked.item.tolist()):
-            user = users[ranked.user[row]]
-            is_popular = bool(ranked.popular[row])
-            entry = {
-                "rank": len(lists[user]) + 1,
-                "item": items[item],
-                "score": float(ranked.score[row]),
-                "title": titles[item],
-                "basis": "popularity" if is_popular else "history",
-            }
-            lists[user].append(entry)
+    for entry in build_recommendations(models, users, query).iter_rows(named=True):
+        user = entry.pop("user")
+        lists[user].append(entry)
     return lists
 
 

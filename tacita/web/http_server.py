@@ -120,18 +120,19 @@ class HttpServer:
                 self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )[0]
             listener = socket.socket(family, kind, protocol)
+        except UnicodeError:  # a label that is empty or too long
+            raise self._address_error("this is no name of a host") from None
         except OSError as error:
-            raise self._address_error(error) from None
+            raise self._address_error(error.strerror or error) from None
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
         except OSError as error:
             listener.close()
-            raise self._address_error(error) from None
+            raise self._address_error(error.strerror or error) from None
         return listener
 
-    def _address_error(self, error: OSError) -> TacitaError:
-        reason = error.strerror or error
+    def _address_error(self, reason: object) -> TacitaError:
         return TacitaError(f"cannot serve at {self.url} ({reason}); choose another --host or --port.")
 
     def stop(self) -> None:

@@ -18,6 +18,8 @@ MOST_REASONS = 100
 """Items that explain another."""
 MOST_LETTERS = 1000
 """Of an id."""
+MOST_TOGETHER = 100
+"""Calls for one person that are scored together; more of them cost as much each, and keep other calls waiting."""
 MOST_WAITING = 1000
 """Calls that wait for an answer; more are turned away."""
 

@@ -1,7 +1,8 @@
 """Calls that wait for scores: those that wait together are scored together, on one thread.
 
 A person's scores cost a tenth as much in a batch. So while one batch is scored, calls with the same options gather and
-become the next one. Nobody's list depends on who else is in the batch.
+become the next one. Nobody's list depends on who else is in the batch. A batch holds only so many calls that others
+need not wait long for it; the rest of them stand last in the queue.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from tacita.web.answers import JsonObject, ListOptions, RunAnswers
-from tacita.web.limits import MOST_WAITING
+from tacita.web.limits import MOST_ROWS, MOST_TOGETHER, MOST_WAITING
 
 T = TypeVar("T")
 
@@ -28,6 +29,13 @@ class _WaitingCalls:
 
     users: list[str] = field(default_factory=list)
     futures: list[asyncio.Future[JsonObject | None]] = field(default_factory=list)
+
+    def split_off(self, most: int) -> _WaitingCalls:
+        """Take out all calls after the first `most`."""
+        rest = _WaitingCalls(self.users[most:], self.futures[most:])
+        del self.users[most:]
+        del self.futures[most:]
+        return rest
 
 
 class ScoringQueue:
@@ -78,8 +86,7 @@ class ScoringQueue:
         loop = asyncio.get_running_loop()
         try:
             while self._waiting:
-                options = next(iter(self._waiting))
-                calls = self._waiting.pop(options)
+                options, calls = self._take_batch()
                 try:
                     lists: Sequence[JsonObject | None] = await loop.run_in_executor(
                         self._thread, self._answers.recommend, calls.users, options
@@ -91,8 +98,25 @@ class ScoringQueue:
         finally:
             self._is_scoring = False
 
+    def _take_batch(self) -> tuple[ListOptions, _WaitingCalls]:
+        """The calls whose options have waited longest; those that are too many wait again, behind all others."""
+        options = next(iter(self._waiting))
+        calls = self._waiting.pop(options)
+        rest = calls.split_off(count_calls_together(options))
+        if rest.users:
+            self._waiting[options] = rest
+        return options, calls
+
     def close(self) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)
+
+
+def count_calls_together(options: ListOptions) -> int:
+    """How many calls a batch may hold; reasons are found person by person, so gathering makes them no cheaper."""
+    if options.why:
+        return 1
+    most_people = MOST_ROWS // max(1, options.k)
+    return max(1, min(MOST_TOGETHER, most_people))
 
 
 def _answer_all(calls: _WaitingCalls, lists: Sequence[JsonObject | None]) -> None:
