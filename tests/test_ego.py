@@ -199,7 +199,7 @@ class Plain(EgoModel):
 
     name = "plain"
 
-    def reduce_outside_to_affine(self, rep: Any, heads: Any, items: Any) -> None:
+    def build_affine_scores_outside_context(self, rep: Any, heads: Any, items: Any) -> None:
         return None
 
 

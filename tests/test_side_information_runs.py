@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tacita.core.config import RunConfig, find_unchanged_later_settings, validate_model
+from tacita.core.config import RunConfig, list_newer_settings_at_default, validate_model
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.data.features import load_stream_features
@@ -80,8 +80,8 @@ def test_without_features_rows_or_a_lab_it_is_refused_in_a_sentence(told: Path) 
 
 
 def test_the_setting_changes_no_earlier_hash() -> None:
-    assert find_unchanged_later_settings(RunConfig())["item_rows"]
-    assert "item_rows" not in find_unchanged_later_settings(RunConfig(item_rows="side"))
+    assert list_newer_settings_at_default(RunConfig())["item_rows"]
+    assert "item_rows" not in list_newer_settings_at_default(RunConfig(item_rows="side"))
 
 
 # The model trained centrally

@@ -328,7 +328,7 @@ def test_k_and_the_order_of_items() -> None:
     fed, progress = run_config(budget_config(50.0, 1))
     heads, n = progress.server.heads, fed.stream.n_items
     model = private(50.0)
-    assert model.accepts_heads(heads, n)
+    assert model.has_valid_heads(heads, n)
     k = len(heads["inputs"])
     assert 2 <= k <= n
     assert heads["weights"].shape == (k, k)
@@ -338,7 +338,7 @@ def test_k_and_the_order_of_items() -> None:
         ("centre", 2 * heads["centre"]),
         ("weights", heads["weights"][1:]),
     ):
-        assert not model.accepts_heads({**heads, name: bad}, n)
+        assert not model.has_valid_heads({**heads, name: bad}, n)
 
 
 def test_items_without_released_sums_rank_last() -> None:
@@ -609,10 +609,10 @@ def test_budget_audit_identifies_users_only_without_noise() -> None:
 
 def test_settings_without_a_budget_keep_their_hash() -> None:
     """A hash of a config from before there were budgets is still its hash."""
-    from tacita.core.config import find_unchanged_later_settings
+    from tacita.core.config import list_newer_settings_at_default
 
-    assert find_unchanged_later_settings(RunConfig())["privacy"] is True
-    assert "epsilon" not in str(find_unchanged_later_settings(budget_config(2.0)))
+    assert list_newer_settings_at_default(RunConfig())["privacy"] is True
+    assert "epsilon" not in str(list_newer_settings_at_default(budget_config(2.0)))
     assert isinstance(build_components(budget_config(2.0))[0], PrivateTally)
     assert not isinstance(build_components(budget_config(None))[0], PrivateTally)
 
@@ -639,5 +639,5 @@ def test_server_work_is_bounded_whatever_user_count_nodes_claim() -> None:
     assert len(after.heads["inputs"]) == 300
     wide = {**after.heads, "inputs": np.arange(301, dtype=np.int32)}
     wide |= {name: np.pad(after.heads[name], (0, 1)) for name in ("scale", "centre")}
-    assert model.accepts_heads(after.heads, n)
-    assert not model.accepts_heads(wide, n)
+    assert model.has_valid_heads(after.heads, n)
+    assert not model.has_valid_heads(wide, n)

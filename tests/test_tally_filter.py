@@ -208,10 +208,10 @@ def test_a_run_with_sparse_sums_is_the_run_with_dense_ones_and_forgets(
 
 
 def test_validation_chooses_among_open_settings() -> None:
-    assert filtered(alpha="learn").n_trials == len(ALPHAS)
-    assert filtered(alpha="learn", recency="learn").n_trials == len(ALPHAS) + len(RECENCIES)
-    assert filtered(lift="learn").n_trials == len(LIFTS)
-    assert filtered(solve="mixture", lift="learn").n_trials == len(BLENDS)
+    assert filtered(alpha="learn").n_validation_candidates == len(ALPHAS)
+    assert filtered(alpha="learn", recency="learn").n_validation_candidates == len(ALPHAS) + len(RECENCIES)
+    assert filtered(lift="learn").n_validation_candidates == len(LIFTS)
+    assert filtered(solve="mixture", lift="learn").n_validation_candidates == len(BLENDS)
     mixed = filtered(solve="mixture", alpha="learn")
     assert {0.0, 1.0} <= set(BLENDS)  # either alone is among the choices
     server = train_stream(stream_of_lists(14, lists_by_hand()), mixed)[1].server
@@ -272,7 +272,7 @@ def test_an_item_waits_for_contributors() -> None:
 def test_what_a_device_receives_is_checked() -> None:
     backbone = filtered(solve="mixture")
     heads = train_stream(stream_of_lists(14, lists_by_hand()), backbone)[1].server.heads
-    assert backbone.accepts_heads(heads, 14)
+    assert backbone.has_valid_heads(heads, 14)
     wrong: dict[str, Any] = {
         "axes": heads["axes"][:-1],
         "root": -heads["root"],
@@ -283,10 +283,10 @@ def test_what_a_device_receives_is_checked() -> None:
         "weights": heads["weights"] * np.float32(1e9),
     }
     for name, value in wrong.items():
-        assert not backbone.accepts_heads({**heads, name: value}, 14), name
+        assert not backbone.has_valid_heads({**heads, name: value}, 14), name
     tiny = np.full_like(heads["root"], 1e-40)  # of which the inverse is no number
     assert np.isinf(np.float32(1) / tiny).all()
-    assert not backbone.accepts_heads({**heads, "root": tiny}, 14)
+    assert not backbone.has_valid_heads({**heads, "root": tiny}, 14)
 
 
 def test_similar_items_are_those_that_co_occur() -> None:

@@ -386,7 +386,7 @@ def test_a_catalogue_that_is_read_in_part_is_refused() -> None:
 def test_matrices_that_do_not_fit_are_refused() -> None:
     backbone = ordered(keep=3)
     heads = learned(backbone, 12, random_lists(3, 40, 12, most=8)).heads
-    assert backbone.accepts_heads(heads, 12)
+    assert backbone.has_valid_heads(heads, 12)
     for name, wrong in (
         ("order_column", heads["order_column"] + 1),
         ("order_ptr", heads["order_ptr"][:-1]),
@@ -394,5 +394,5 @@ def test_matrices_that_do_not_fit_are_refused() -> None:
         ("mix", np.array([0.0, 2.0, 0.0], np.float32)),
         ("mix", np.zeros(2, np.float32)),
     ):
-        assert not backbone.accepts_heads({**heads, name: wrong}, 12), name
-    assert backbone.accepts_heads(backbone.init_heads(Draws(0)), 5)
+        assert not backbone.has_valid_heads({**heads, name: wrong}, 12), name
+    assert backbone.has_valid_heads(backbone.init_heads(Draws(0)), 5)

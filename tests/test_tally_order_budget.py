@@ -158,11 +158,11 @@ def test_both_fields_are_one_charge_and_a_retraction_another() -> None:
     assert progress.results[-1]["promises"]["tally-order"]["order_share"] == SHARE
     report = [Ragged.from_lists([[1, 2, 3]] * fed.stream.n_users)] * 2
     repeat = model.retrain_from_lists(progress.server, report)
-    assert model.accepts_heads(repeat.heads, fed.stream.n_items)
-    assert not model.accepts_heads(
+    assert model.has_valid_heads(repeat.heads, fed.stream.n_items)
+    assert not model.has_valid_heads(
         {**repeat.heads, "order_weights": repeat.heads["order_weights"][1:]}, fed.stream.n_items
     )
-    assert not model.accepts_heads({**repeat.heads, "mix": np.ones(2, np.float32)}, fed.stream.n_items)
+    assert not model.has_valid_heads({**repeat.heads, "mix": np.ones(2, np.float32)}, fed.stream.n_items)
 
 
 class HalfTheNoise(PrivateOrderedTally):

@@ -316,7 +316,7 @@ _LATER_SETTINGS = {
 """Settings that are newer than results stored under a hash of their config."""
 
 
-def find_unchanged_later_settings(config: BaseModel, prefix: str = "") -> dict[str, Any]:
+def list_newer_settings_at_default(config: BaseModel, prefix: str = "") -> dict[str, Any]:
     """Later settings at their default, for `exclude`: without them a hash stays as before they existed."""
     excluded: dict[str, Any] = {}
     for name, info in type(config).model_fields.items():
@@ -325,7 +325,7 @@ def find_unchanged_later_settings(config: BaseModel, prefix: str = "") -> dict[s
         if key in _LATER_SETTINGS and value == info.default:
             excluded[name] = True
         elif isinstance(value, BaseModel):
-            excluded[name] = find_unchanged_later_settings(value, f"{key}.")
+            excluded[name] = list_newer_settings_at_default(value, f"{key}.")
     return excluded
 
 

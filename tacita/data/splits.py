@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tacita.core.config import SplitConfig, find_unchanged_later_settings
+from tacita.core.config import SplitConfig, list_newer_settings_at_default
 from tacita.core.draws import Draws, derive_keys
 from tacita.core.errors import TacitaError
 from tacita.core.types import AnyArray, Arrays, Block, BlockStream, Bools, Doubles, Ints, Keys, Longs, Ragged
@@ -134,7 +134,7 @@ def _count_block_entries(blocks: tuple[Block, ...]) -> int:
 
 def _compute_split_fingerprint(table: Interactions, config: SplitConfig) -> str:
     """A hash of the data and of the settings; settings that came later count only where they are not the default."""
-    excluded = find_unchanged_later_settings(config, "split.")
+    excluded = list_newer_settings_at_default(config, "split.")
     excluded["kind"] = True
     excluded["k_core"] = True
     settings = config.model_dump_json(exclude=excluded)

@@ -74,7 +74,7 @@ class StatisticLearner(Learner, Unlearning):
 
     @property
     def rounds(self) -> int:
-        return self.model.n_trials
+        return self.model.n_validation_candidates
 
     def questions(self, server: ServerState) -> tuple[str, ...]:
         return self.model.questions(server) if server.round == 0 else ()

@@ -108,7 +108,7 @@ class Backbone(ABC):
         """The initial shared parameters."""
         return {}
 
-    def accepts_heads(self, heads: Arrays, n_items: int) -> bool:
+    def has_valid_heads(self, heads: Arrays, n_items: int) -> bool:
         """Whether shared parameters that came from elsewhere are safe to compute with."""
         own = self.init_heads(Draws(0))
         if not has_expected_heads(heads, own):

@@ -64,7 +64,7 @@ class EgoModel(TwoVectorModel):
         squares = _compute_squared_norm(u) * _compute_squared_norm(v)
         return product / (squares + _TINY) ** 0.5
 
-    def reduce_outside_to_affine(self, rep: Tensors, heads: Arrays, items: Floats) -> TableReading:
+    def build_affine_scores_outside_context(self, rep: Tensors, heads: Arrays, items: Floats) -> TableReading:
         users = _normalise_rows(rep["u"])
         offsets = np.zeros(len(users), np.float32)
         rows = _normalise_rows(items)

@@ -107,7 +107,7 @@ class FedPerGNN(TwoVectorModel):
         upper_w5, lower_w5 = _split_halves(heads["w5"], dim)
         user = _multiply_per_user(private["p"], heads["w4"])
         near = self._attend_neighbours(heads, context)
-        share = self._attend_items(heads, context, user, near)
+        share = self._compute_item_attention(heads, context, user, near)
         around = self._sum_items(heads, context, share, near)
         from_items = _multiply_per_user(around, upper_w5)
         from_user = _multiply_per_user(user, lower_w5)
@@ -139,7 +139,7 @@ class FedPerGNN(TwoVectorModel):
         weighted = weights[:, :, None] * vectors
         return weighted.sum(1)
 
-    def _attend_items(self, heads: Tensors, context: Context, user: Any, near: Any) -> Any:
+    def _compute_item_attention(self, heads: Tensors, context: Context, user: Any, near: Any) -> Any:
         """b_i of every item of every user, as a column."""
         dim = self.config.dim
         user_w, item_w = _split_halves(heads["w"], dim)
@@ -173,7 +173,7 @@ class FedPerGNN(TwoVectorModel):
     def compute_logits(self, rep: Tensors, heads: Tensors, rows: Any, inside: Any = None) -> Any:
         return _multiply_rows(rep["u"], rows) + rep["added"]
 
-    def reduce_outside_to_affine(self, rep: Tensors, heads: Arrays, items: Floats) -> TableReading:
+    def build_affine_scores_outside_context(self, rep: Tensors, heads: Arrays, items: Floats) -> TableReading:
         vectors = np.asarray(rep["u"], np.float32)
         offsets = np.asarray(rep["added"], np.float32)
         return vectors, offsets, items
@@ -244,7 +244,7 @@ def _exp(x: Any) -> Any:
 
 def _softmax_per_user(attention: Any, context: Context) -> Any:
     """Over the entries of each user."""
-    largest = context.find_max_per_user(attention)
+    largest = context.find_largest_value_per_user(attention)
     top = context.repeat_per_entry(largest)
     force = _exp(attention - top)
     total = context.sum_per_user(force)

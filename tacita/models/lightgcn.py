@@ -72,7 +72,7 @@ class LightGCN(TwoVectorModel):
         products = rep["u"] * (own + passed)
         return products.sum(-1)
 
-    def reduce_outside_to_affine(self, rep: Tensors, heads: Arrays, items: Floats) -> TableReading:
+    def build_affine_scores_outside_context(self, rep: Tensors, heads: Arrays, items: Floats) -> TableReading:
         scaled = rep["u"] / (self.config.layers + 1)
         reading = np.asarray(scaled, np.float32)
         offsets = np.zeros(len(reading), np.float32)

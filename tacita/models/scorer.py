@@ -59,7 +59,7 @@ class Context:
             return users[self.user]
         return users.index_select(0, self.user)
 
-    def find_max_per_user(self, entries: Any) -> Any:
+    def find_largest_value_per_user(self, entries: Any) -> Any:
         """The largest of each user's entries, as a constant; 0 for a user without entries."""
         n_users = len(self.ptr) - 1
         if isinstance(entries, np.ndarray):
@@ -152,7 +152,7 @@ class Scorer(Backbone):
         """How to score every item at once, where the model is affine in the item row."""
         return None
 
-    def reduce_outside_to_affine(self, rep: Tensors, heads: Arrays, items: Floats) -> TableReading | None:
+    def build_affine_scores_outside_context(self, rep: Tensors, heads: Arrays, items: Floats) -> TableReading | None:
         """How to score every item outside a user's context at once, where that is affine in some rows."""
         return None
 

@@ -165,7 +165,7 @@ class RepresentedUsers:
         """Logits of a chunk of users; `lists`: which items are in their contexts."""
         if lists is None:
             return self._score_tiles(items, None)
-        outside = self.backbone.reduce_outside_to_affine(self.rep, self.heads, items)
+        outside = self.backbone.build_affine_scores_outside_context(self.rep, self.heads, items)
         user = lists.rows()
         item = lists.ids
         if outside is None:

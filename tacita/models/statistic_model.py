@@ -89,7 +89,7 @@ class StatisticModel(Backbone):
     # validation
 
     @property
-    def n_trials(self) -> int:
+    def n_validation_candidates(self) -> int:
         """Ways of scoring among which a block's validation chooses, a round each."""
         return 1
 

@@ -44,7 +44,7 @@ def compare_runs(runs: Sequence[RunData], labels: Sequence[str]) -> RunCompariso
     else:
         warnings.append(NO_COMMON_METRIC)
     tables = [_build_means_table(runs, labels, is_fair)]
-    tables += _seed_tables(runs)
+    tables += _build_seed_spread_table(runs)
     return RunComparison(" ".join(warnings), figures, tables)
 
 
@@ -112,7 +112,7 @@ def _describe_exchange(runs: Sequence[RunData]) -> str:
 # Seeds
 
 
-def _seed_tables(runs: Sequence[RunData]) -> list[PageTable]:
+def _build_seed_spread_table(runs: Sequence[RunData]) -> list[PageTable]:
     """Mean, interval and range where the same thing was run with several seeds or splits."""
     groups = group_seeds(runs)
     rows = []

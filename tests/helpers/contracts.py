@@ -214,8 +214,8 @@ class BackboneContract:
 
     def test_its_own_start_fits_it_as_if_it_came_from_elsewhere(self, name: str) -> None:
         backbone, _, heads, items = self.start(name)
-        assert backbone.accepts_heads(heads, len(items))
-        assert not backbone.accepts_heads({**heads, "more": np.zeros(1, np.float32)}, len(items))
+        assert backbone.has_valid_heads(heads, len(items))
+        assert not backbone.has_valid_heads({**heads, "more": np.zeros(1, np.float32)}, len(items))
 
     def test_it_learns_the_checkerboard(self, name: str) -> None:
         """Even users like even items. Two likes of each user are held out: only other users can teach them."""
@@ -277,7 +277,7 @@ class TrainedContract(BackboneContract):
             np.testing.assert_allclose(
                 (a * rows).sum(1) + c, backbone.compute_logits(rep, heads, rows), rtol=1e-5, atol=1e-5
             )
-        outside = backbone.reduce_outside_to_affine(rep, shared, rows)
+        outside = backbone.build_affine_scores_outside_context(rep, shared, rows)
         if outside is not None:
             a, c, read = outside
             scored = backbone.compute_logits(rep, heads, rows, None if inside is None else 0 * inside)

@@ -52,7 +52,7 @@ class Optimiser(ABC):
 
     def take_step(self, step: int, phase: tuple[str, ...], loss: Loss, used: UsedRows) -> None:
         """One step of what moves in this phase."""
-        leaves = [self._make_leaf(array, used[array.kind]) for array in self.moving]
+        leaves = [self._make_gradient_leaf(array, used[array.kind]) for array in self.moving]
         chosen = [k for k, array in enumerate(self.moving) if array.phase in phase]
         moved = [leaves[k] for k in chosen]
         grads = torch.autograd.grad(loss(leaves), moved, allow_unused=True, materialize_grads=True)  # unused: none
@@ -67,7 +67,7 @@ class Optimiser(ABC):
         """Whether a step reads a copy of the rows it uses, so that slopes are not as long as the table."""
         return self.sparse and kind != "heads" and 0 < n_used < n
 
-    def _make_leaf(self, array: MovingArray, used: Tensor) -> Tensor:
+    def _make_gradient_leaf(self, array: MovingArray, used: Tensor) -> Tensor:
         """What a step differentiates."""
         table = array.tensor.detach()
         if self.copies_rows(array.kind, len(table), len(used)):

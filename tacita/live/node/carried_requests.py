@@ -53,7 +53,7 @@ def batches_withdrawals(node: Node, node_run: NodeRun) -> bool:
     federation = node_run.federation
     parts_ask = bool(federation.implementing("answer_question"))
     is_asked = federation.learner.unlearning is not None or parts_ask
-    return is_asked and not node_run.is_alone and not node.config.insecure_single_user_uploads
+    return is_asked and not node_run.has_too_few_users and not node.config.insecure_single_user_uploads
 
 
 def _list_earlier_pseudonyms(queue: list[QueuedRequest]) -> dict[int | None, int]:

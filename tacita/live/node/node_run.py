@@ -56,7 +56,7 @@ class NodeRun:
     has_ended: bool = True
 
     @property
-    def is_alone(self) -> bool:
+    def has_too_few_users(self) -> bool:
         """Whether the people here are too few for a sum, and train for themselves."""
         return self.tags == ALONE_TAGS
 

@@ -140,7 +140,7 @@ def _compute_and_commit(
     question = read_question(node_run, _select_arrays(model), request)
     answer = _compute_or_refuse(node, node_run, question)
     carried: list[UserRequest] = []
-    if answer.is_answered or node_run.is_alone:
+    if answer.is_answered or node_run.has_too_few_users:
         carried = collect_requests(node, node_run, question)
     body = _encode_with_notes(answer.reply, head, model, carried)
     note, _ = model
@@ -235,7 +235,7 @@ def _compute_answer(node: Node, node_run: NodeRun, question: ReceivedQuestion) -
     withdraws_together = bool(make_withdrawal_marks(node, node_run, question))
     if shows_single_users(node_run, question) and not withdraws_together:
         refuse_single_uploads(node)
-    if node_run.is_alone and kind != "close" and not withdraws_together:
+    if node_run.has_too_few_users and kind != "close" and not withdraws_together:
         return _train_alone(node, node_run, question)
     if kind == ROSTER:
         return _answer_roster(node, node_run, question)

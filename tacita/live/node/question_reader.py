@@ -183,7 +183,7 @@ def _fits_backbone(node_run: NodeRun, server: ServerState) -> bool:
     expected_shape = (federation.stream.n_items, federation.backbone.item_width)
     if items.dtype != np.float32 or items.shape != expected_shape:
         return False
-    if not federation.backbone.accepts_heads(server.heads, len(items)):
+    if not federation.backbone.has_valid_heads(server.heads, len(items)):
         return False
     return _are_numbers_bounded([items, *server.heads.values()])
 

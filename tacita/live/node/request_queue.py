@@ -202,7 +202,7 @@ def _drop_replays(db: Connection, batches: Iterable[str]) -> None:
         db.execute("DELETE FROM meta WHERE key GLOB ?", (f"retold/{batch}/*",))
 
 
-def store_notes(db: Connection, notes: Mapping[str, str]) -> None:
+def store_answer_marks(db: Connection, notes: Mapping[str, str]) -> None:
     db.executemany("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", notes.items())
 
 

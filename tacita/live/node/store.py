@@ -245,7 +245,7 @@ class NodeStore(StoreConnection):
             if unless_withdrawn_since is not None and self.withdrawals != unless_withdrawn_since:
                 return False
             answers.put_answer(db, number, answer, time.time())
-            request_queue.store_notes(db, answer.marks)
+            request_queue.store_answer_marks(db, answer.marks)
             sends_new_requests = request_queue.mark_sent(db, number, answer.sent_requests, time.time())
             if sends_new_requests and answer.min_batch:
                 request_queue.move_small_batches_to_next(db, number, answer.min_batch)

@@ -60,7 +60,7 @@ def load_user_run(node: Node, user: int, run: str) -> UserRun:
         return UserRun(run, None, 0, shared, False, has_left, set())
     note, arrays = model
     _, item_table = arrays["items"]
-    shared, has_contributed = _read_device_record(node, user, run, note["tag"])
+    shared, has_contributed = _read_shared_and_contributed(node, user, run, note["tag"])
     unsent = [request for request in requests if request.sent is None]
     shared = _compute_shared_after(shared, unsent)
     return UserRun(
@@ -96,7 +96,7 @@ def _compute_shared_after(shared: set[str], requests: Sequence[QueuedRequest]) -
     return shared
 
 
-def _read_device_record(node: Node, user: int, run: str, tag: str) -> tuple[set[str], bool]:
+def _read_shared_and_contributed(node: Node, user: int, run: str, tag: str) -> tuple[set[str], bool]:
     """What a person's device shares, and whether it contributed anything that could be taken back."""
     lists = _read_device_lists(node, user, run, tag)
     plan = load_plan(node, run)

@@ -24,7 +24,7 @@ async def read_form(request: Request) -> Fields:
     return {name: values[-1] for name, values in values_by_name.items()}
 
 
-def parse_number(text: str) -> int:
+def parse_count_or_zero(text: str) -> int:
     """A count as a query names it; 0 for everything else."""
     is_number = text.isascii() and text.isdecimal() and len(text) < 10
     return int(text) if is_number else 0

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, Response
 
 from tacita.core.errors import TacitaError
-from tacita.live.pages.forms import Fields, parse_number, read_form
+from tacita.live.pages.forms import Fields, parse_count_or_zero, read_form
 from tacita.live.pages.operator_service import OperatorService
 from tacita.live.pages.rendering import Notice, is_htmx, redirect_to, render, render_page
 from tacita.live.pages.response_models import JsonObject
@@ -70,13 +70,13 @@ class OperatorPage:
 
     def collect_node_values(self, fields: Fields, may_change: bool) -> JsonObject:
         search = fields.get("search", "")[:200]
-        offset = parse_number(fields.get("offset", ""))
+        offset = parse_count_or_zero(fields.get("offset", ""))
         page = self.service.list_nodes(search, offset, ROWS)
         now = self.service.describe_health()["time"]
         return {"nodes": page, "search": search, "may_change": may_change, "now": now}
 
     def collect_request_values(self, fields: Fields) -> JsonObject:
-        offset = parse_number(fields.get("requests", ""))
+        offset = parse_count_or_zero(fields.get("requests", ""))
         return {"requests": self.service.list_requests(offset, ROWS)}
 
 
@@ -121,14 +121,14 @@ def make_view_routes(service: OperatorService) -> APIRouter:
     @routes.get("/part/runs")
     def runs(request: Request) -> Response:
         values = page.collect_run_values(may_change(request))
-        n_shown = parse_number(request.query_params.get("known", ""))
+        n_shown = parse_count_or_zero(request.query_params.get("known", ""))
         if len(values["runs"]) != n_shown:  # a run began elsewhere
             return Response(headers={"hx-refresh": "true"})
         return render_page("operator_beat.html", **values)  # in pieces, so that unfolded details stay unfolded
 
     @routes.get("/part/rounds/{run}")
     def rounds(request: Request, run: str) -> Response:
-        offset = max(ROUNDS, parse_number(request.query_params.get("offset", "")))
+        offset = max(ROUNDS, parse_count_or_zero(request.query_params.get("offset", "")))
         timeline = service.list_rounds(run, offset, ROUNDS)
         return render_page("operator_older.html", run=run, timeline=timeline, first=ROUNDS)
 
@@ -220,7 +220,7 @@ def _publish_items(service: OperatorService, fields: Fields) -> str:
 def _parse_quorum(text: str) -> int | str:
     if text in ("", "all"):
         return "all"
-    n_nodes = parse_number(text)
+    n_nodes = parse_count_or_zero(text)
     if not n_nodes:
         raise TacitaError("a quorum is 'all' or a number of nodes.")
     return n_nodes

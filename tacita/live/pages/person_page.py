@@ -8,7 +8,7 @@ from fastapi.responses import HTMLResponse, Response
 from tacita.core.config import validate_model
 from tacita.core.errors import TacitaError
 from tacita.live.node.user_queries import PRESETS
-from tacita.live.pages.forms import Fields, parse_decimal, parse_number, read_form
+from tacita.live.pages.forms import Fields, parse_count_or_zero, parse_decimal, read_form
 from tacita.live.pages.person_api import BudgetBody, require_person
 from tacita.live.pages.person_service import PersonService
 from tacita.live.pages.rendering import Notice, is_htmx, redirect_to, render, render_message_page, render_page
@@ -87,7 +87,7 @@ class PersonPage:
         if only not in ("all", "part", "kept"):
             only = "all"
         search = fields.get("search", "")[:200]
-        offset = parse_number(fields.get("offset", ""))
+        offset = parse_count_or_zero(fields.get("offset", ""))
         history = self.service.list_history(user, search, only, offset, ROWS)  # type: ignore[arg-type]
         if offset and not history["items"]:
             history = self.service.list_history(user, search, only, 0, ROWS)  # type: ignore[arg-type]
@@ -141,7 +141,7 @@ def make_part_routes(service: PersonService) -> APIRouter:
 
     @routes.get("/part/left")
     def releases(request: Request, offset: str = "0") -> Response:
-        values = service.list_releases(require_person(request), parse_number(offset), RELEASES)
+        values = service.list_releases(require_person(request), parse_count_or_zero(offset), RELEASES)
         return render_page("person_left.html", left=values, oob=False)
 
     @routes.get("/part/budget")
@@ -150,8 +150,8 @@ def make_part_routes(service: PersonService) -> APIRouter:
 
     @routes.get("/part/costs")
     def costs(request: Request, run: str, offset: str = "0", number: str = "1") -> Response:
-        values = service.list_costs(require_person(request), run, parse_number(offset), CHARGES)
-        return render_page("person_costs.html", costs=values, number=parse_number(number), spent=0)
+        values = service.list_costs(require_person(request), run, parse_count_or_zero(offset), CHARGES)
+        return render_page("person_costs.html", costs=values, number=parse_count_or_zero(number), spent=0)
 
     return routes
 
@@ -291,7 +291,7 @@ def _require_owner(request: Request) -> None:
 def _render_people(service: PersonService, request: Request, template: str) -> Response:
     _require_owner(request)
     search = request.query_params.get("search", "")[:200]
-    offset = parse_number(request.query_params.get("offset", ""))
+    offset = parse_count_or_zero(request.query_params.get("offset", ""))
     people = service.list_people(search, offset, ROWS)
     return render_page(
         template,

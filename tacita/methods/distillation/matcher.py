@@ -23,25 +23,25 @@ class MatchedFederation(Federation):
     """A federation with a matcher beside the server."""
 
     @property
-    def matched_part_names(self) -> frozenset[str]:
+    def matcher_part_names(self) -> frozenset[str]:
         """Names of this run's parts whose server side the matcher plays."""
         names = {part.name for part in self.parts}
         return frozenset(names & MATCHER_PARTS)
 
     @property
     def apart_fields(self) -> tuple[str, ...]:
-        return tuple(f"{name}." for name in sorted(self.matched_part_names))
+        return tuple(f"{name}." for name in sorted(self.matcher_part_names))
 
     def restrict_state_to_part(self, part: Part | None, server: ServerState) -> ServerState:
         if self._is_matched(part):
             parts = {}
             for name, arrays in server.parts.items():
-                if name in self.matched_part_names:
+                if name in self.matcher_part_names:
                     parts[name] = arrays
             return replace(server, parts=parts, shared=SharedRecord())
         parts = {}
         for name, arrays in server.parts.items():
-            if name not in self.matched_part_names:
+            if name not in self.matcher_part_names:
                 parts[name] = arrays
         return replace(server, parts=parts)
 
@@ -59,7 +59,7 @@ class MatchedFederation(Federation):
 
     def _is_matched(self, part: Part | None) -> bool:
         """Whether the matcher plays a part's server side; None: the learner."""
-        return part is not None and part.name in self.matched_part_names
+        return part is not None and part.name in self.matcher_part_names
 
     def _is_apart(self, field: str) -> bool:
         """Whether a field goes to the matcher and not to the server."""

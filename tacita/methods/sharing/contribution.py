@@ -169,9 +169,9 @@ class Contribution(Part, Privacy, Unlearning):
         return hash_owners(item_key, streams)
 
     def prepare(self, view: CohortView) -> LocalTask:
-        return LocalTask(likes=self._choose_likes)
+        return LocalTask(likes=self._select_soft_positives)
 
-    def _choose_likes(self, view: CohortView) -> Ragged | None:
+    def _select_soft_positives(self, view: CohortView) -> Ragged | None:
         """The items that the auxiliary model finds likely and the user does not have already."""
         received = view.per_client.get(self.name)
         if received is None or not len(received.ids):

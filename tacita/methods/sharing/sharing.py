@@ -254,7 +254,7 @@ class Sharing(Part, Unlearning, LabEnrolment):
         shared = self._read_shared_items(view)
         withdrawn = self._read_withdrawn(view)
         new = subtract_lists(items, shared, n_items)
-        earlier = self._read_learned(view)
+        earlier = self._read_learned_items(view)
         newly_learned = self._select_learned(view, new)
         learned = merge_lists(earlier, newly_learned, n_items)
         return {
@@ -273,7 +273,7 @@ class Sharing(Part, Unlearning, LabEnrolment):
         n_items = view.n_items
         shared = self._read_shared_items(view)
         remaining_shared = subtract_lists(shared, items, n_items)
-        old_learned = self._read_learned(view)
+        old_learned = self._read_learned_items(view)
         remaining_learned = subtract_lists(old_learned, items, n_items)
         learned = self._update_learned_items(view, remaining_learned)
         goes_to_device = kind == "unshare" and self.config.unshare == "to_local"
@@ -289,7 +289,7 @@ class Sharing(Part, Unlearning, LabEnrolment):
             return items
         return subtract_lists(items, view.train, view.n_items)
 
-    def _read_learned(self, view: CohortView) -> Ragged:
+    def _read_learned_items(self, view: CohortView) -> Ragged:
         no_items = Ragged.empty(len(view.user))
         lists = view.lists[self.name]
         return lists.get("learned", no_items)

@@ -108,7 +108,7 @@ class FilterTally(Tally):
             heads["blend"] = np.zeros(1, np.float32)
         return heads
 
-    def accepts_heads(self, heads: Arrays, n_items: int) -> bool:
+    def has_valid_heads(self, heads: Arrays, n_items: int) -> bool:
         own = self.init_heads(Draws(0))
         if not has_expected_heads(heads, own):
             return False
@@ -184,7 +184,7 @@ class FilterTally(Tally):
         return options | set_values
 
     @property
-    def n_trials(self) -> int:
+    def n_validation_candidates(self) -> int:
         return len(self._trials)
 
     def with_trial(self, server: ServerState, trial: int) -> ServerState:

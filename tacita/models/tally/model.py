@@ -90,7 +90,7 @@ class Tally(PairStatistic):
             "repeat": np.zeros(1, np.float32),
         }
 
-    def accepts_heads(self, heads: Arrays, n_items: int) -> bool:
+    def has_valid_heads(self, heads: Arrays, n_items: int) -> bool:
         own = Tally.init_heads(self, Draws(0))  # forms of it hold more, and look at that themselves
         if not has_expected_heads(heads, own):
             return False
@@ -157,7 +157,7 @@ class Tally(PairStatistic):
         return read_item_column(server.heads, item, len(server.items))
 
     @property
-    def n_trials(self) -> int:
+    def n_validation_candidates(self) -> int:
         if self.config.recency == "learn":
             return len(RECENCIES)
         return 1

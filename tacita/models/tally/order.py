@@ -89,7 +89,7 @@ class OrderedTally(Tally):
             "mix": np.array([0.0, 1.0, 0.0], np.float32),
         }
 
-    def accepts_heads(self, heads: Arrays, n_items: int) -> bool:
+    def has_valid_heads(self, heads: Arrays, n_items: int) -> bool:
         own = self.init_heads(Draws(0))
         if not has_expected_heads(heads, own):
             return False
@@ -205,10 +205,10 @@ class OrderedTally(Tally):
         return self.with_solved_order(learned, order)
 
     @property
-    def n_trials(self) -> int:
+    def n_validation_candidates(self) -> int:
         if self.config.mix == "learn":
             return len(MIXTURES)
-        return super().n_trials
+        return super().n_validation_candidates
 
     def with_trial(self, server: ServerState, trial: int) -> ServerState:
         if self.config.mix != "learn":

@@ -94,7 +94,7 @@ class PrivateOrderedTally(PrivateTally):
             "mix": np.array(self.mix, np.float32),
         }
 
-    def accepts_heads(self, heads: Arrays, n_items: int) -> bool:
+    def has_valid_heads(self, heads: Arrays, n_items: int) -> bool:
         own = self.init_heads(Draws(0))
         if not has_expected_heads(heads, own):
             return False

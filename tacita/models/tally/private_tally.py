@@ -80,7 +80,7 @@ class PrivateTally(BudgetedRelease):
             "released": np.array([-1, 0], np.int32),  # the last block that was released, and releases so far
         }
 
-    def accepts_heads(self, heads: Arrays, n_items: int) -> bool:
+    def has_valid_heads(self, heads: Arrays, n_items: int) -> bool:
         own = self.init_heads(Draws(0))
         if not has_expected_heads(heads, own):
             return False
@@ -191,7 +191,7 @@ class PrivateTally(BudgetedRelease):
         return with_heads(server, heads)
 
     @property
-    def n_trials(self) -> int:
+    def n_validation_candidates(self) -> int:
         return 1  # validation chooses nothing
 
     def with_next_trial(self, server: ServerState) -> ServerState:

@@ -45,7 +45,7 @@ def render_choice_page(experiment: Experiment, cells: Cells, lines: CellLines) -
         "",
         "Every method of this project under one protocol, one table for each dataset.",
         "",
-        *_format_list(advice),
+        *_format_bullets(advice),
         "",
     ]
     for dataset, rows in rows_of.items():
@@ -56,18 +56,18 @@ def render_choice_page(experiment: Experiment, cells: Cells, lines: CellLines) -
     text += [
         "## What the server sees of a person",
         "",
-        *_format_list([f"**{letter}**: {sees}" for sees, letter in letters.items()]),
+        *_format_bullets([f"**{letter}**: {sees}" for sees, letter in letters.items()]),
         "",
         "## How it was measured",
         "",
-        *_format_list(experiment.notes),
-        *_format_list(list_earlier_rows(cells, lines, label_variants(experiment))),
+        *_format_bullets(experiment.notes),
+        *_format_bullets(list_earlier_rows(cells, lines, label_variants(experiment))),
         "- `tacita reproduce choose` makes this page; finished cells are kept under docs/reproduction/cells.",
     ]
     return "\n".join(text).rstrip() + "\n"
 
 
-def _format_list(sentences: list[str]) -> list[str]:
+def _format_bullets(sentences: list[str]) -> list[str]:
     return [f"- {sentence}" for sentence in sentences]
 
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 
-from tacita.core.config import RunConfig, find_unchanged_later_settings
+from tacita.core.config import RunConfig, list_newer_settings_at_default
 from tacita.research.experiments.code_changes import list_changes_of_cell
 
 WITHDRAWAL = "withdrawal"  # the kind of a cell in which people take back what they shared
@@ -52,7 +52,7 @@ class ExperimentCell:
         return list_changes_of_cell(self.config, self.kind)
 
     def _digest_identity(self, code_changes: list[str]) -> str:
-        later_defaults = find_unchanged_later_settings(self.config)
+        later_defaults = list_newer_settings_at_default(self.config)
         config = self.config.model_dump(mode="json", exclude={"method": True, **later_defaults})
         identity = [CELL_VERSION, self.kind, config]
         if self.withdraws:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import optuna
 
-from tacita.core.config import RunConfig, find_unchanged_later_settings, read_toml, validate_model
+from tacita.core.config import RunConfig, list_newer_settings_at_default, read_toml, validate_model
 from tacita.core.errors import TacitaError
 from tacita.core.types import BlockStream
 from tacita.federation.rounds import Progress
@@ -246,7 +246,7 @@ def _name_study(federation: Federation, method: str) -> str:
     """A study is about one method on one base: other data, settings or code make another."""
     config = federation.config
     stream = federation.stream
-    later_defaults = find_unchanged_later_settings(config)
+    later_defaults = list_newer_settings_at_default(config)
     base = config.model_dump_json(exclude={"method": True, "parts": True, **later_defaults})
     identity = f"{CELL_VERSION}{stream.fingerprint}{base}"
     mark = hashlib.sha256(identity.encode()).hexdigest()[:8]

@@ -232,8 +232,8 @@ def _retract_items(
     handle_requests(federation, progress, batch)
     return CanaryRelease(
         change=_read_growth(progress, before),
-        added=_compute_vectors(remaining, progress),
-        gone=_compute_vectors(items, progress),
+        added=_build_list_vectors(remaining, progress),
+        gone=_build_list_vectors(items, progress),
         s=deviation,
     )
 
@@ -266,7 +266,7 @@ def _read_growth(progress: Progress, before: Doubles) -> Doubles:
     return gram - before
 
 
-def _compute_vectors(lists: Ragged, progress: Progress) -> Doubles:
+def _build_list_vectors(lists: Ragged, progress: Progress) -> Doubles:
     axes = read_axes(progress.server.heads)
     return build_unit_vectors(lists, axes.inputs, axes.scale, axes.centre)
 
