@@ -29,6 +29,7 @@ from tacita.privacy.ledger import EARLIER_ROUNDS, EARLIER_RUNS, Ledger
 from tacita.round.capabilities import Privacy
 from tacita.round.fields import PartFields
 from tacita.round.part import Part, PartConfig
+from tacita.round.preset import TunedSettings
 from tacita.round.registry import register, register_preset
 from tacita.round.state import StateSpec
 from tacita.round.task import LocalTask
@@ -264,8 +265,15 @@ def _list_number_owners(form: SparseRows | DenseArrays) -> AnyArray:
     return np.repeat(client, row_size)
 
 
+TUNED = TunedSettings(
+    "lipm-dpps/table2:dp_fedavg",
+    "ml-100k",
+    {"mf": {"backbone": {"dim": 20}, "train": {"rounds": 50, "patience": 50}, "parts": {"dp-fedavg": {"clip": 10.0}}}},
+)
+
 register_preset(
     "dp-fedavg",
     {"name": "dp-fedavg"},
     settings={"train": {"aggregation": "fixed", "participation": {"kind": "poisson", "rate": 0.1}}},
+    tuned=TUNED,
 )
