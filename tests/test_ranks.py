@@ -85,6 +85,9 @@ EXACT: dict[str, rank_runs.Run] = {
     "tally filter": make_run(backbone={"name": "tally", "solve": "filter", "axes": 16}, requests=(FORGET,)),
     "tally-order": make_run(backbone={"name": "tally-order", "order_window": 6}),
     "tally under a budget": make_run(backbone={"name": "tally"}, privacy={"epsilon": 20.0, "reproducible_noise": True}),
+    "plain tally under a budget": make_run(
+        False, backbone={"name": "tally-order"}, privacy={"epsilon": 20.0, "reproducible_noise": True}
+    ),
 }
 ROUNDED = {
     "plain fedavg": make_run(False, method="fedavg"),

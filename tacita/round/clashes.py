@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tacita.core.config import TrainConfig
 from tacita.core.errors import TacitaError
 from tacita.round.part import Part, implements, list_forgetting_scope
-from tacita.round.release_rules import check_accounts, check_mean, check_release_order, check_unit
+from tacita.round.release_rules import check_accounts, check_mean, check_participation, check_release_order, check_unit
 from tacita.round.serving import SINGLE_SERVER
 from tacita.round.state import Role
 from tacita.round.task import SINGLE_OWNER
@@ -20,6 +20,7 @@ def check_parts(parts: Sequence[Part], train: TrainConfig, n_items: int) -> None
         part.check(n_items)
     for part in parts:
         check_unit(part, train)
+        check_participation(part, train)
         check_mean(part, train)
         check_accounts(part)
     check_withdrawals(parts)

@@ -104,6 +104,11 @@ class Part:
     """Its serving reads what users have (`train`) to score with, whatever the backbone does."""
 
     @property
+    def asks_exact_share(self) -> bool:
+        """Whether it asks so many of those who took part that one person more changes who else is asked."""
+        return False
+
+    @property
     def fills(self) -> frozenset[TaskField]:
         """What of a round's task `prepare` may decide."""
         return frozenset()

@@ -15,13 +15,17 @@ from tacita.round.state import Role
 
 def covers_mean(part: Part) -> bool:
     """Whether one noise of a part covers a sum that is divided afterwards, which only a public number may do."""
+    trains_rows = part.context.backbone.learner == "rows"
+    return shares_noise(part) and trains_rows
+
+
+def shares_noise(part: Part) -> bool:
+    """Whether one noise of a part hides many people, and not each client its own."""
     ledger = find_ledger(part)
     if ledger is None:
         return False
     threats = {event.threat for event in ledger.events}
-    has_shared_noise = not threats <= {"local"}
-    trains_rows = part.context.backbone.learner == "rows"
-    return has_shared_noise and trains_rows
+    return not threats <= {"local"}
 
 
 def check_release_order(parts: Sequence[Part]) -> None:
@@ -36,6 +40,7 @@ def check_release_order(parts: Sequence[Part]) -> None:
         _refuse_later_changes(part, later)
         _refuse_uncounted_answers(part, others)
         _refuse_plain_weights(part, others)
+        _refuse_exact_shares(part, others)
 
 
 def _refuse_release_records(part: Part, others: Sequence[Part]) -> None:
@@ -83,6 +88,16 @@ def _refuse_plain_weights(part: Part, others: Sequence[Part]) -> None:
             )
 
 
+def _refuse_exact_shares(part: Part, others: Sequence[Part]) -> None:
+    """Refuse parts that ask an exact share of those who took part: with one person more, others would be in the sum."""
+    for other in others:
+        if other.asks_exact_share and shares_noise(part):
+            raise TacitaError(
+                f"part '{other.name}' asks a share of those who took part, so that one person decides who else is in "
+                f"the sum, and {part.name} makes noise for what one person adds; set {other.name}.asked = 1."
+            )
+
+
 def check_accounts(part: Part) -> None:
     """Refuse a ledger whose accounts no device keeps, or whose unit is not what a client holds."""
     ledger = find_ledger(part)
@@ -110,6 +125,20 @@ def check_mean(part: Part, train: TrainConfig) -> None:
             f"{part.name} divides a noised sum, and how many people have data is no public number; set "
             "train.denominator: how many of the people you enrolled take part in a round on average "
             f"({_describe_participation(train)})."
+        )
+
+
+def check_participation(part: Part, train: TrainConfig) -> None:
+    """Refuse to draw an exact share of all: with one person more, others would be in the sum.
+
+    Noise that is shared is made for what one person adds. Where each client has noise of its own, who takes part is
+    seen anyway.
+    """
+    if train.participation.kind == "fraction" and shares_noise(part):
+        raise TacitaError(
+            f"part '{part.name}' noises a sum for what one person adds to it, and train.participation.kind = "
+            "'fraction' draws from all who have data, so that one person decides who else is in the sum; use "
+            "'poisson', with which everybody decides alone, or 'all'."
         )
 
 

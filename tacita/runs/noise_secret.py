@@ -70,6 +70,16 @@ def read_secret(folder: Path) -> str | None:
     return secret if isinstance(secret, str) and secret else None
 
 
+def hold_ranks(folder: Path, n_ranks: int) -> int:
+    """On how many ranks a run with a secret began; the first call says so."""
+    place = _secret_path(folder)
+    stored = read_json(place)
+    if "ranks" not in stored:
+        write_json(place, {**stored, "ranks": n_ranks})
+        return n_ranks
+    return int(stored["ranks"])
+
+
 def delete_secret(folder: Path) -> None:
     """Nobody needs the secret of a run that is trained, or that failed."""
     with contextlib.suppress(OSError):

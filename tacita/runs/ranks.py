@@ -125,15 +125,30 @@ def share_out(federation: Federation, progress: Progress, machine: Machine) -> P
     return replace(progress, devices=devices)
 
 
+def count_ranks(machine: Machine) -> int:
+    """The ranks that a run was shared out over; 1: this process alone."""
+    return 1 if machine.ranks is None else machine.ranks.summary.ranks
+
+
+def rounds_under_secret_noise(federation: Federation) -> bool:
+    """Whether another number of ranks would put the same secret noise on sums with other last digits.
+
+    Their difference would hold no noise at all, and later rounds make it larger.
+    """
+    has_whole_sums = federation.config.train.aggregator != "plain" or federation.config.privacy.epsilon is not None
+    return bool(federation.draws.lab_secret) and not has_whole_sums
+
+
 @contextlib.contextmanager
-def explain_lost_rank(machine: Machine, out: Path) -> Iterator[None]:
-    """Say which rank ended, and how to go on."""
+def explain_lost_rank(machine: Machine, out: Path, on_same_number: bool = False) -> Iterator[None]:
+    """Say which rank ended, and how to go on; `on_same_number`: of ranks."""
     if machine.ranks is None:
         yield
         return
     from tacita.federation.ranks.process_group import RankLost
 
-    remedy = f"go on with `tacita train --out {out} --resume`, on any number of ranks"
+    number = "as many ranks" if on_same_number else "any number of ranks"
+    remedy = f"go on with `tacita train --out {out} --resume`, on {number}"
     try:
         yield
     except RankLost as lost:

@@ -46,8 +46,8 @@ from tacita.runs.controls import CONTROLS, average_incremental_blocks, run_contr
 from tacita.runs.default_model import RoundRecord, TrainingStart
 from tacita.runs.file_schemas import RunIds, RunResult, ScoreRow
 from tacita.runs.ledger import CountedParts, join_accounts, summarise_spending
-from tacita.runs.noise_secret import delete_secret, missing_secret_error, read_secret, store_secret
-from tacita.runs.ranks import describe_ranks, explain_lost_rank, share_out
+from tacita.runs.noise_secret import delete_secret, hold_ranks, missing_secret_error, read_secret, store_secret
+from tacita.runs.ranks import count_ranks, describe_ranks, explain_lost_rank, rounds_under_secret_noise, share_out
 from tacita.runs.run_folder import (
     UNFINISHED,
     is_finished,
@@ -226,8 +226,11 @@ def _train_to_end(
                 checkpoints.write(progress, now)
             watcher.on_round(report)
 
-        with explain_lost_rank(machine, out):
+        needs_same_ranks = rounds_under_secret_noise(federation)
+        with explain_lost_rank(machine, out, needs_same_ranks):
             progress = share_out(federation, progress, machine)
+            if needs_same_ranks:
+                _refuse_other_ranks(out, count_ranks(machine))
             run_remaining_blocks(federation, progress, on_round, watcher.on_block)
             progress = progress.with_local_devices()
             if machine.ranks is not None:
@@ -242,6 +245,18 @@ def _train_to_end(
     write_json(out / "result.json", result)
     (out / CHECKPOINT).unlink(missing_ok=True)
     delete_secret(out)
+
+
+def _refuse_other_ranks(out: Path, n_ranks: int) -> None:
+    """Go on with the number of ranks that a run began with, where another one would show sums without their noise."""
+    n_first = hold_ranks(out, n_ranks)
+    if n_first == n_ranks:
+        return
+    raise TacitaError(
+        f"{out} draws its noise from a secret and began on {n_first} rank(s). On {n_ranks} its sums would have other "
+        "last digits under the same noise, and the difference would hold no noise; go on with as many ranks as before. "
+        "Runs with train.aggregator = 'ideal' go on with any number."
+    )
 
 
 def _run_missing_controls(

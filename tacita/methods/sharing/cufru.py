@@ -49,6 +49,10 @@ class Cufru(ReplayUnlearning):
     Config: ClassVar[type[PartConfig]] = CufruConfig
     config: CufruConfig
 
+    @property
+    def asks_exact_share(self) -> bool:
+        return self.config.asked < 1
+
     def server_step(self, before: ServerState, server: ServerState, total: Total) -> ServerState:
         """An entry of the station; between two entries the steps add up."""
         old_state = server.parts[self.name]
