@@ -32,7 +32,7 @@ from tacita.research.experiments.workers import Workers
 from tacita.runs.assembly import Machine, assemble_federation, build_components
 from tacita.runs.forgetting.application import apply_request
 from tacita.runs.forgetting.requests import draw_unshare_request
-from tacita.runs.forgetting.retraining import collect_shares, find_shared
+from tacita.runs.forgetting.retraining import find_shared_and_learned_items, find_shared_items
 from tacita.runs.forgetting.routes import choose_route
 
 SMALL = "synthetic:users=60,items=50,per_user=14,groups=4"
@@ -125,7 +125,7 @@ def test_the_same_people_withdraw_the_same_items_whatever_the_method() -> None:
         if cell.variant in ("contrast", "fru", "decoupled"):
             fed = assemble_federation(cell.config, Machine(threads=1))
             base = withdrawals.TrainedBase.train_base_run(fed)
-            shared = find_shared(fed, TrainedState(base.server, base.clients))
+            shared = find_shared_items(fed, TrainedState(base.server, base.clients))
             unshare_request = draw_unshare_request(shared, fed.stream.user_keys, fed.draws, 0.5)
             result.append(
                 (
@@ -228,7 +228,7 @@ def test_results_before_a_request_are_independent_of_it() -> None:
     private = base.clients.private.copy()
     fed = with_parts(fed, cell.config)
     progress = base.restore_progress(fed)
-    shares = collect_shares(fed, TrainedState(progress.server, progress.clients))
+    shares = find_shared_and_learned_items(fed, TrainedState(progress.server, progress.clients))
     unshare_request = draw_unshare_request(shares.shared, fed.stream.user_keys, fed.draws, 0.5)
     done = apply_request(
         fed, progress, unshare_request, choose_route(fed, unshare_request, shares.take(unshare_request.users))

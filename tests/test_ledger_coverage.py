@@ -29,7 +29,7 @@ from tacita.round.broadcast import Audience
 from tacita.round.question import Question
 from tacita.round.request import RequestBatch
 from tacita.runs.assembly import Machine, assemble_federation
-from tacita.runs.forgetting.retraining import find_shared, retrain_blocks
+from tacita.runs.forgetting.retraining import find_shared_items, retrain_blocks
 
 POISSON = {"aggregation": "fixed", "denominator": 10.0, "participation": {"kind": "poisson", "rate": 0.3}}
 ALL = {"aggregation": "fixed", "denominator": 30.0}
@@ -143,13 +143,13 @@ def test_retraining_redraws_participants(monkeypatch: pytest.MonkeyPatch) -> Non
     run_remaining_blocks(fed, progress, lambda report, now: None)
     first, now = request.copy(), TrainedState(progress.server, progress.clients)
     request.clear()
-    repeat = retrain_blocks(fed, find_shared(fed, now), None, now)
+    repeat = retrain_blocks(fed, find_shared_items(fed, now), None, now)
     assert request
     assert not any(entry in first for entry in request)
     assert (repeat.clients.parts["dp-fedavg"]["times"][:, 0] == 6).all()
     request.clear()
     twice = TrainedState(repeat.server, repeat.clients)
-    retrain_blocks(fed, find_shared(fed, twice), None, twice)
+    retrain_blocks(fed, find_shared_items(fed, twice), None, twice)
     assert not any(entry in first for entry in request)
 
 
@@ -226,7 +226,7 @@ def test_silo_keeps_its_spending_through_retraining(part: str, monkeypatch: pyte
     run_remaining_blocks(fed, progress, lambda report, now: None)
     now = TrainedState(progress.server, progress.clients)
     for _ in range(2):
-        repeat = retrain_blocks(fed, find_shared(fed, now), None, now)
+        repeat = retrain_blocks(fed, find_shared_items(fed, now), None, now)
         now = TrainedState(repeat.server, repeat.clients)
     assert max(released.values()) == 9  # of 18 rounds
 
@@ -258,7 +258,7 @@ def test_private_tally_is_released_once_per_block() -> None:
     run_remaining_blocks(fed, progress, lambda report, now: None)
     now = TrainedState(progress.server, progress.clients)
     with pytest.raises(TacitaError, match="beyond the budget"):
-        retrain_blocks(fed, find_shared(fed, now), None, now)
+        retrain_blocks(fed, find_shared_items(fed, now), None, now)
 
 
 def test_counted_laplace_noise_refuses_per_client_fields() -> None:

@@ -196,10 +196,10 @@ def test_a_planted_leak_is_caught(leak: str) -> None:
 
 
 def test_a_planted_leak_ends_with_its_context() -> None:
-    before = planted_leaks.sum_release.admit_retraction
+    before = planted_leaks.sum_release.decide_retraction_replay
     with planted_leaks.plant_exact_replay():
-        assert planted_leaks.sum_release.admit_retraction is not before
-    assert planted_leaks.sum_release.admit_retraction is before
+        assert planted_leaks.sum_release.decide_retraction_replay is not before
+    assert planted_leaks.sum_release.decide_retraction_replay is before
 
 
 # The report

@@ -29,7 +29,7 @@ def cuts_by_row_quantiles(config: SplitConfig) -> bool:
     return config.kind == "blocks" and config.borders in ("auto", "quantile")
 
 
-def refuse_coupled_split(config: SplitConfig) -> None:
+def refuse_split_across_people(config: SplitConfig) -> None:
     """Refuse what lets one person's rows decide on another person's, under a budget."""
     if config.k_core is not None and config.k_core > 1:
         raise TacitaError(
@@ -48,7 +48,7 @@ def refuse_coupled_split(config: SplitConfig) -> None:
         )
 
 
-def decouple_split(resolved: SplitConfig) -> SplitConfig:
+def isolate_people_in_split(resolved: SplitConfig) -> SplitConfig:
     """The split of a run that states an epsilon: nobody's rows are filtered or cut by those of others."""
     changes: dict[str, object] = {"k_core": 0}
     has_time_blocks = resolved.kind == "blocks" and resolved.n_blocks > 1
@@ -79,7 +79,7 @@ def find_quantile_cuts(n: int, config: SplitConfig) -> list[int]:
     """Block borders by count: the base share, then equal blocks, the last one takes the rest."""
     if config.n_blocks == 1:
         return [0, n]
-    share = _base_share(config)
+    share = _read_base_share(config)
     n_later = config.n_blocks - 1
     base = int(share * n)
     later_share = (1 - share) / n_later
@@ -90,7 +90,7 @@ def find_quantile_cuts(n: int, config: SplitConfig) -> list[int]:
     return [0, *borders, n]
 
 
-def _base_share(config: SplitConfig) -> Fraction:
+def _read_base_share(config: SplitConfig) -> Fraction:
     share = Fraction(str(config.base_share))
     if share == 1 and config.n_blocks > 1:
         raise TacitaError("split.base_share = 1 leaves nothing for later blocks; lower it or set split.n_blocks = 1.")
@@ -113,7 +113,7 @@ def _cut_each_person(user: Ints, config: SplitConfig) -> Longs:
     """The first share of everybody's own rows, then equal parts of the rest; the middle of a row decides."""
     n = np.bincount(user)[user]
     rank = rank_in_user(user, np.arange(len(user)))
-    share = _base_share(config)
+    share = _read_base_share(config)
     n_later = config.n_blocks - 1
     block = np.zeros(len(user), np.int64)
     for number in range(n_later):

@@ -17,7 +17,14 @@ from numba import njit
 
 from tacita.core.types import Floats, Ints, Longs
 from tacita.kernels.adam import adam_step_row, adam_step_used_rows
-from tacita.kernels.interest_states import CENTRE, GAPS, backprop_states, centre_states, compute_states, gather_events
+from tacita.kernels.interest_states import (
+    CENTRE,
+    GAPS,
+    add_to_total_and_centre,
+    backprop_states,
+    compute_states,
+    gather_events,
+)
 from tacita.kernels.interest_tower import compute_batch_slopes
 
 
@@ -155,7 +162,7 @@ def run_interest_steps(
                 x = np.empty((len(events), d), np.float32)
                 trace = np.empty((len(events), 5 * d), np.float32)
                 compute_states(flat, at, g, ptr, events, h, x, trace)
-                centre_states(flat, at, h, centre)
+                add_to_total_and_centre(flat, at, h, centre)
                 n_states += len(h)
                 share = np.float32(1.0 / (end - begin))
                 for b in range(begin, end):
@@ -294,7 +301,7 @@ def run_interest_pfedme_steps(
                         p[u] = personal_private[people[u]]
                     d_flat[recurrent:] = 0
                     compute_states(flat, at, g, ptr, events, h, x, trace)
-                    centre_states(flat, at, h, centre)
+                    add_to_total_and_centre(flat, at, h, centre)
                     dp, dh, d_item = compute_batch_slopes(
                         flat, at, layers, biases, sizes, mu, p, h, person, item, labels, d_flat
                     )

@@ -203,7 +203,7 @@ def backprop_states(
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def centre_states(flat: Floats, at: Longs, h: Floats, total: Floats) -> None:
+def add_to_total_and_centre(flat: Floats, at: Longs, h: Floats, total: Floats) -> None:
     """Adds the states to `total`, and takes the centre from them, where the model has one."""
     first = at[CENTRE]
     if first < 0:

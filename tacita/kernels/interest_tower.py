@@ -23,7 +23,7 @@ _SMALL = np.float32(1e-8)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _add_people(layer: Floats, people: Floats, person: Longs, bias: Floats) -> None:
+def _activate_first_layer(layer: Floats, people: Floats, person: Longs, bias: Floats) -> None:
     """What the first layer gets of each sample's person and its bias, and what remains above 0."""
     for i in range(layer.shape[0]):
         own = people[person[i]]
@@ -48,7 +48,7 @@ def _run_forward(
     n, d = item.shape
     now = view_matrix(up, 0, n, sizes[0])
     np.dot(item, view_matrix(flat, layers[0], d, sizes[0]), now)
-    _add_people(now, people, person, view_vector(flat, biases[0], sizes[0]))
+    _activate_first_layer(now, people, person, view_vector(flat, biases[0], sizes[0]))
     start = n * sizes[0]
     for k in range(1, len(sizes)):
         after = view_matrix(up, start, n, sizes[k])

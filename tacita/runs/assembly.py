@@ -12,7 +12,7 @@ from tacita.core.config import RunConfig, SplitConfig, TrainConfig, validate_mod
 from tacita.core.draws import Draws
 from tacita.core.errors import TacitaError
 from tacita.core.types import BlockStream
-from tacita.data.block_cuts import decouple_split, limit_source_blocks, refuse_coupled_split
+from tacita.data.block_cuts import isolate_people_in_split, limit_source_blocks, refuse_split_across_people
 from tacita.data.catalogue import FROM_DATA, find_catalogue, missing_catalogue_error, restrict_to_catalogue
 from tacita.data.frames import Frame, read_frame
 from tacita.data.interaction_table import Interactions
@@ -191,8 +191,8 @@ def _choose_split(config: RunConfig, parts: Parts, table: Interactions) -> Split
     """The split with what depends on the data decided; under a budget everybody's rows are split by themselves."""
     if not states_epsilon(config, parts):
         return resolve_split(table, config.split)
-    refuse_coupled_split(config.split)
-    return decouple_split(resolve_split(table, config.split))
+    refuse_split_across_people(config.split)
+    return isolate_people_in_split(resolve_split(table, config.split))
 
 
 def _with_public_blocks(config: RunConfig, parts: Parts, data: RunTable) -> tuple[RunConfig, RunTable]:

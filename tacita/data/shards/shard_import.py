@@ -22,7 +22,7 @@ from tacita.core.draws import derive_keys
 from tacita.core.errors import TacitaError
 from tacita.core.files import disk_error, read_arrays, write_arrays, write_json
 from tacita.core.types import AnyArray, Block, BlockStream, Longs, Ragged
-from tacita.data.block_cuts import PER_PERSON_NOTE, decouple_split
+from tacita.data.block_cuts import PER_PERSON_NOTE, isolate_people_in_split
 from tacita.data.catalogue import Catalogue, restrict_to_catalogue
 from tacita.data.columns import make_interactions
 from tacita.data.file_errors import file_error, unreadable_error
@@ -207,7 +207,7 @@ def _write_shards(staged: _StagedRows, out: Path, settings: SplitConfig, hints: 
         n_dropped += raw_table.frame.height - len(table.user)
         titles |= {item: title for item, title in table.titles.items() if item not in titles}
         table = restrict_to_catalogue(table, catalogue)
-        resolved = decouple_split(resolve_split(table, settings))
+        resolved = isolate_people_in_split(resolve_split(table, settings))
         if resolved.kind == "blocks" and resolved.n_blocks > 1 and resolved.borders == "auto":
             resolved = resolved.model_copy(update={"borders": "person"})
         shards.append(_store_shard(split(table, resolved), staged.stage / f"split-{shard}"))

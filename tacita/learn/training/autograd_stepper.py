@@ -73,7 +73,7 @@ class _StepBatch:
     place: dict[str, Longs]  # kind -> where the step's copy holds each row, if it has one
 
     @property
-    def own_blocks(self) -> list[_SampleBlock]:
+    def blocks_without_parts(self) -> list[_SampleBlock]:
         """Without the samples of parts."""
         if self.positives is None:
             return [self.own]
@@ -207,7 +207,7 @@ class AutogradStepper(Stepper):
         if local.weight is not None:
             weight = weight * local.weight[sample]
         own = self._gather_samples(sample, weight)
-        extra = self._gather_extras(step, extras)
+        extra = self._gather_part_samples(step, extras)
         used_rows = [own.row[: own.n], extra.row[: extra.n]]
         positives = None
         if local.partner is not None:
@@ -245,7 +245,7 @@ class AutogradStepper(Stepper):
         label = self.local.label[sample]
         return _SampleBlock.pad(owner, row, inside, label, weight)
 
-    def _gather_extras(self, step: int, extras: StepExtras) -> _SampleBlock:
+    def _gather_part_samples(self, step: int, extras: StepExtras) -> _SampleBlock:
         """The parts' samples of the clients that have this step."""
         local = self.local
         counts = np.diff(extras.ptr)
@@ -262,15 +262,15 @@ class AutogradStepper(Stepper):
         """The sum over clients of the means over their batches, and of the parts' weighted samples."""
         self._bind_tables(tables, batch.place)
         rep = self._represent_users(batch.users)
-        scores = self._score_blocks(batch.users, rep, [*batch.own_blocks, batch.extra])
+        scores = self._score_blocks(batch.users, rep, [*batch.blocks_without_parts, batch.extra])
         pointwise = POINTWISE.get(self.train.objective, POINTWISE["bce"])  # a part's labels are probabilities
         weight = torch.from_numpy(batch.own.weight)
         if batch.positives is None:
             label = torch.from_numpy(batch.own.label)
-            compute_own_loss = weight * pointwise(scores[0], label)
+            own_loss = weight * pointwise(scores[0], label)
         else:
-            compute_own_loss = weight * compute_bpr_loss(scores[1], scores[0], self.train.bpr_scale)
-        loss = compute_own_loss.sum()
+            own_loss = weight * compute_bpr_loss(scores[1], scores[0], self.train.bpr_scale)
+        loss = own_loss.sum()
         if len(batch.extra.row):
             extra_label = torch.from_numpy(batch.extra.label)
             extra_weight = torch.from_numpy(batch.extra.weight)
@@ -335,8 +335,8 @@ class AutogradStepper(Stepper):
 
     def _compute_penalty(self, batch: _StepBatch) -> Tensor:
         """l2 times the squared lengths of the rows and private vectors of a batch's own samples, over its size."""
-        all_rows = np.concatenate([block.row for block in batch.own_blocks])
-        all_owners = np.concatenate([block.owner for block in batch.own_blocks])
+        all_rows = np.concatenate([block.row for block in batch.blocks_without_parts])
+        all_owners = np.concatenate([block.owner for block in batch.blocks_without_parts])
         row, first = np.unique(all_rows, return_index=True)
         user = np.unique(all_owners)
         rows = self._sum_squares(self.rows, "rows", row, self._compute_penalty_weights(batch, all_owners[first]))

@@ -101,7 +101,7 @@ def put_answer(db: Connection, number: QuestionNumber, answer: AnswerRecord, at:
     if release is not None:
         db.executemany("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", release.replay_notes.items())
         _put_release(db, number, number.kind, release, at, set(user_ids))
-    for kind, request_release in list_request_releases(answer.sent_requests):
+    for kind, request_release in make_request_log_lines(answer.sent_requests):
         _put_release(db, number, kind, request_release, at, set(user_ids))
 
 
@@ -225,7 +225,7 @@ def count_request_bytes(request: UserRequest) -> int:
     return len(request.model_dump_json().encode())
 
 
-def list_request_releases(requests: Sequence[UserRequest]) -> list[tuple[str, ReleaseRecord]]:
+def make_request_log_lines(requests: Sequence[UserRequest]) -> list[tuple[str, ReleaseRecord]]:
     """Lines of the ledger for carried requests: a line for each kind, which names nobody."""
     lines = []
     for kind in sorted({request.kind for request in requests}):

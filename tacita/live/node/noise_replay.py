@@ -48,7 +48,7 @@ def digest_question(question: ReceivedQuestion, batches: Collection[str]) -> str
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def find_stored_retraction(store: NodeStore, batches: Collection[str], digest: str) -> bytes | None:
+def find_replay_or_refuse(store: NodeStore, batches: Collection[str], digest: str) -> bytes | None:
     """What these batches sent for the same question; None: nothing. Refuses the next question after too many."""
     notes_by_batch = [store.read_notes(f"{REPLAY_PREFIX}{batch}/") for batch in batches]
     same_answers = []

@@ -142,7 +142,7 @@ def _compute_and_commit(
     carried: list[UserRequest] = []
     if answer.is_answered or node_run.has_too_few_users:
         carried = collect_requests(node, node_run, question)
-    body = _encode_with_notes(answer.reply, head, model, carried)
+    body = _encode_reply_with_notes(answer.reply, head, model, carried)
     note, _ = model
     note["tag"] = node_run.tags[0]
     store.extend_catalogue(catalogue)
@@ -159,7 +159,7 @@ def _compute_or_refuse(node: Node, node_run: NodeRun, question: ReceivedQuestion
         raise Refusal("the arrays of the request do not fit each other.") from None
 
 
-def _encode_with_notes(reply: Reply, head: RequestHead, model: StoredModel, carried: list[UserRequest]) -> bytes:
+def _encode_reply_with_notes(reply: Reply, head: RequestHead, model: StoredModel, carried: list[UserRequest]) -> bytes:
     """A reply with what the node holds of the model, the requests it carries, and the outcomes it has read."""
     _, model_arrays = model
     digests = [sha for sha, _ in model_arrays.values()]
@@ -236,7 +236,7 @@ def _compute_answer(node: Node, node_run: NodeRun, question: ReceivedQuestion) -
     if shows_single_users(node_run, question) and not withdraws_together:
         refuse_single_uploads(node)
     if node_run.has_too_few_users and kind != "close" and not withdraws_together:
-        return _train_alone(node, node_run, question)
+        return _refuse_and_train_alone(node, node_run, question)
     if kind == ROSTER:
         return _answer_roster(node, node_run, question)
     advance_run(node_run, question)
@@ -259,7 +259,7 @@ def _answer_roster(node: Node, node_run: NodeRun, question: ReceivedQuestion) ->
     return NodeAnswer(reply, release)
 
 
-def _train_alone(node: Node, node_run: NodeRun, question: ReceivedQuestion) -> NodeAnswer:
+def _refuse_and_train_alone(node: Node, node_run: NodeRun, question: ReceivedQuestion) -> NodeAnswer:
     """Send nothing where there are too few people for any sum; they train for themselves, once a round."""
     with contextlib.suppress(Refusal):  # a repeated question: they have trained already
         advance_run(node_run, question)

@@ -37,7 +37,7 @@ def answer_sum(node: Node, node_run: NodeRun, question: ReceivedQuestion, withdr
     admission = admit_sum(node, node_run, question, withdraws_together)
     retraction = None
     if is_charged_retraction(node_run, admission):
-        retraction = admit_retraction(node, node_run, question, withdraws_together)
+        retraction = decide_retraction_replay(node, node_run, question, withdraws_together)
     accounts = open_accounts(node, node_run, question.server)
     reply = compute_sum(node, node_run, question)
     refuse_few_contributors(node, node_run, admission, reply.contributors)
@@ -99,13 +99,13 @@ def _find_respondents(node_run: NodeRun, question: ReceivedQuestion) -> Longs:
     return node_run.users[np.isin(node_run.user_keys, keys)]
 
 
-def admit_retraction(
+def decide_retraction_replay(
     node: Node, node_run: NodeRun, question: ReceivedQuestion, withdraws_together: bool
 ) -> ChargedRetraction:
     """Decide whether a retraction is sent as before or is a new release; refuse a new one after too many."""
     batches = _list_retraction_batches(node, node_run, question, withdraws_together)
     digest = noise_replay.digest_question(question, batches)
-    replay = noise_replay.find_stored_retraction(node.store, batches, digest)
+    replay = noise_replay.find_replay_or_refuse(node.store, batches, digest)
     return ChargedRetraction(batches, digest, replay)
 
 

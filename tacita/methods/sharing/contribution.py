@@ -33,10 +33,10 @@ from tacita.methods.sharing.graph_training import (
     UnitRows,
     choose_shared_items,
     compute_infonce_with_gradients,
-    copy_known_rows,
     draw_batch_keys,
     draw_batches,
     draw_xavier_rows,
+    overwrite_known_rows,
     refine_table,
 )
 from tacita.methods.sharing.item_lists import deduplicate_items, mark_listed_entries, subtract_lists
@@ -234,7 +234,7 @@ class Contribution(Part, Privacy, Unlearning):
             table[:n_known] = state[_ITEMS]
             known_users = state[_SENDER]
             known_rows = state[_PEOPLE]
-            copy_known_rows(people, users, known_users, known_rows)
+            overwrite_known_rows(people, users, known_users, known_rows)
         return table, people
 
     def compute_alignment_gradient(

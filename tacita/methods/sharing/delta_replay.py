@@ -206,7 +206,7 @@ class DeltaReplay(Part, Unlearning):
         """One segment: the devices' move, then the server's steps of its rounds on what was shared by then."""
         items = server.items + move
         server = server.with_items(items)
-        graph_training = self._load_graph_training()
+        graph_training = self._make_graph_training()
         if graph_training is None:
             return server
         for index in rounds:
@@ -219,7 +219,7 @@ class DeltaReplay(Part, Unlearning):
             server = replace(server, items=trained.items, parts=trained.parts)
         return server
 
-    def _load_graph_training(self) -> SharedGraphTraining | None:
+    def _make_graph_training(self) -> SharedGraphTraining | None:
         """The run's steps on what users shared; None: it has none."""
         options = self.context.find_part_options(GRAPH)
         if options is None:

@@ -426,7 +426,7 @@ def draw_xavier_rows(key: np.uint64, owners: Keys, width: int) -> Floats:
     return rows.astype(np.float32)
 
 
-def copy_known_rows(rows: Floats, owners: Keys, known_owners: Keys, known_rows: Floats) -> None:
+def overwrite_known_rows(rows: Floats, owners: Keys, known_owners: Keys, known_rows: Floats) -> None:
     """Write the rows of known owners over those of the same owners."""
     _, place, known = np.intersect1d(owners, known_owners, assume_unique=True, return_indices=True)
     rows[place] = known_rows[known]

@@ -332,12 +332,12 @@ class Retraction(Part, Privacy, Unlearning):
         most = self.config.most_psi
         checkpoint = record.find_checkpoint(state, leavers, most)
         rounds = list(log.iterate_rounds(state))
-        if checkpoint is None or record.reaches_earlier_block(state, checkpoint, server.block):
+        if checkpoint is None or record.has_rounds_of_other_blocks(state, checkpoint, server.block):
             raise TacitaError(
                 "part 'retraction' cannot go back to before these people took part, in an earlier block; in a run "
                 "folder forget with --again."
             )
-        truncated = record.truncate_record(state, leavers, checkpoint)
+        truncated = record.truncate_and_drop_leavers(state, leavers, checkpoint)
         server = record.restore_checkpoint(server, state, checkpoint)
         server = server.with_part(self.name, truncated)
         is_leaver = np.isin(state["clients"], leavers)

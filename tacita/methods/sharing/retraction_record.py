@@ -110,7 +110,7 @@ def find_checkpoint(state: Arrays, leavers: Keys, most_psi: float) -> int | None
     return None
 
 
-def reaches_earlier_block(state: Arrays, checkpoint: int, block: int) -> bool:
+def has_rounds_of_other_blocks(state: Arrays, checkpoint: int, block: int) -> bool:
     """Whether some round after a checkpoint is not of this block."""
     rounds = state["rounds"]
     blocks = rounds[checkpoint:, 0]
@@ -151,7 +151,7 @@ def drop_leavers(state: Arrays, leavers: Keys, server: ServerState) -> Arrays:
     return remaining | make_checkpoint(remaining, server)
 
 
-def truncate_record(state: Arrays, leavers: Keys, rounds: int) -> Arrays:
+def truncate_and_drop_leavers(state: Arrays, leavers: Keys, rounds: int) -> Arrays:
     """The record as it was after some rounds, without the leavers."""
     is_leaver = np.isin(state["sender"], leavers)
     is_early = state["number"] < rounds

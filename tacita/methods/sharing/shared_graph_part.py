@@ -18,10 +18,10 @@ from tacita.methods.sharing.graph import SharedGraph, UserStart
 from tacita.methods.sharing.graph_training import (
     BatchSizes,
     GraphObjective,
-    copy_known_rows,
     draw_batch_keys,
     draw_batches,
     draw_xavier_rows,
+    overwrite_known_rows,
     refine_table,
 )
 from tacita.methods.sharing.snapshots import (
@@ -134,7 +134,7 @@ class SharedGraphTraining:
         if _SENDER in state:
             known_users = state[_SENDER]
             known_rows = state[_PEOPLE]
-            copy_known_rows(rows, users, known_users, known_rows)
+            overwrite_known_rows(rows, users, known_users, known_rows)
         return rows
 
 

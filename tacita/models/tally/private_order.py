@@ -71,7 +71,7 @@ class PrivateOrderedTally(PrivateTally):
             )
 
     @property
-    def mix(self) -> tuple[float, ...]:
+    def fixed_mix(self) -> tuple[float, ...]:
         if self.config.mix != "learn":
             return tuple(self.config.mix)
         return MIX_WITH_ORDER if self.order_share else MIX
@@ -91,7 +91,7 @@ class PrivateOrderedTally(PrivateTally):
         return {
             **super().init_heads(draws),
             "order_weights": np.zeros((0, 0), np.float32),
-            "mix": np.array(self.mix, np.float32),
+            "mix": np.array(self.fixed_mix, np.float32),
         }
 
     def has_valid_heads(self, heads: Arrays, n_items: int) -> bool:
@@ -138,7 +138,7 @@ class PrivateOrderedTally(PrivateTally):
             lines.append(line)
             factors.append(change.sign * factor)
         owner, order = order_by_client(view, len(changes))
-        sorted_lines = _stack_lines(lines).take(order)
+        sorted_lines = _concatenate_lists(lines).take(order)
         sorted_factors = np.concatenate(factors)[order]
         forms[NEXT] = self._encode_order(owner, sorted_lines, sorted_factors, view.heads)
         return forms
@@ -222,7 +222,7 @@ class PrivateOrderedTally(PrivateTally):
 
     def with_solved_gram(self, server: ServerState, released: AnyArray) -> ServerState:
         solved = super().with_solved_gram(server, released)
-        heads = {"mix": np.array(self.mix, np.float32)}
+        heads = {"mix": np.array(self.fixed_mix, np.float32)}
         if self.order_share:
             state = server.parts[STATE]
             variance = read_scalar(state, FOLLOWING_VARIANCE)
@@ -259,7 +259,7 @@ class PrivateOrderedTally(PrivateTally):
         return {**promises, "order_share": self.order_share}
 
 
-def _stack_lines(lines: list[Ragged]) -> Ragged:
+def _concatenate_lists(lines: list[Ragged]) -> Ragged:
     """All lists, one after the other."""
     ids = np.concatenate([line.ids for line in lines])
     counts = np.concatenate([line.counts() for line in lines])

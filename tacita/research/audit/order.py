@@ -113,8 +113,8 @@ def attack_membership(histories: OrderedHistories, advance: Advance) -> AttackFi
     aucs = AucSamples("inside", "absent")
     n_inside = 0
     for inside, absent in histories.target.draw_groups():
-        known_inside = _sample_history(histories, inside)
-        known_absent = _sample_history(histories, absent)
+        known_inside = _sample_known_entries(histories, inside)
+        known_absent = _sample_known_entries(histories, absent)
         n_inside += len(inside)
         contributions = {
             "inside": histories.drop_groups(absent),
@@ -129,7 +129,7 @@ def attack_membership(histories: OrderedHistories, advance: Advance) -> AttackFi
     return make_auc_figure(aucs, n_inside)
 
 
-def _sample_history(histories: OrderedHistories, group: Longs) -> Ragged:
+def _sample_known_entries(histories: OrderedHistories, group: Longs) -> Ragged:
     """What a reader knows of a group: 90 % of each history, in its order."""
     known_sets = histories.target.sample_known(group)
     lists = histories.lists.take(group)

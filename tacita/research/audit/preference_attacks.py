@@ -45,12 +45,12 @@ class ObservedUploads:
     people: Longs  # (people,)
 
     @property
-    def moved(self) -> Bools:
+    def moved_rows(self) -> Bools:
         """(groups, items) rows that changed at all."""
         largest = np.abs(self.tables).max(axis=2)
         return np.asarray(largest > 0)
 
-    def pair_with_next(self, place: int) -> dict[str, int]:
+    def pick_person_and_control(self, place: int) -> dict[str, int]:
         """The person whose upload is read, and the next one as a control."""
         next_place = (place + 1) % len(self.people)
         person = int(self.people[place])
@@ -64,7 +64,7 @@ def guess_liked(federation: Federation, progress: Progress, uploads: ObservedUpl
     n_items = uploads.tables.shape[1]
     counts = np.bincount(train.ids, minlength=n_items)
     popularity = counts.astype(np.float64)
-    moved = uploads.moved
+    moved = uploads.moved_rows
     share = compute_liked_share(federation)
     signs = []
     directions = []
@@ -91,12 +91,12 @@ def compute_liked_share(federation: Federation) -> float:
 
 def average_f1(uploads: ObservedUploads, guess: Bools, train: Ragged) -> dict[str, float]:
     """Means over people: of what they have, of what the next person has, and of as many items drawn from what moved."""
-    all_moved = uploads.moved
+    all_moved = uploads.moved_rows
     f1: dict[str, list[float]] = {"found": [], "control": [], "chance": []}
     for place, group in enumerate(uploads.group):
         guessed = guess[group]
         n_guessed = guessed.sum()
-        for kind, person in uploads.pair_with_next(place).items():
+        for kind, person in uploads.pick_person_and_control(place).items():
             items = train.row(person)
             hits = float(guessed[items].sum())
             score = _compute_f1(hits, n_guessed, len(items))

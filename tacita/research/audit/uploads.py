@@ -172,7 +172,7 @@ def _attack_likes(federation: Federation, uploads: ObservedUploads) -> dict[str,
     scores = [score_along_main_direction(table, popularity, share) for table in uploads.tables]
     aucs = AucSamples("found", "control")
     for place, group in enumerate(uploads.group):
-        for kind, person in uploads.pair_with_next(place).items():
+        for kind, person in uploads.pick_person_and_control(place).items():
             liked = np.zeros(n_items, bool)
             liked[train.row(person)] = True
             score = scores[group]

@@ -28,7 +28,7 @@ from tacita.round.request import RequestBatch
 from tacita.round.unlearning_report import are_exact
 from tacita.runs.forgetting.application import apply_request
 from tacita.runs.forgetting.requests import ResolvedRequest, sample_requesters
-from tacita.runs.forgetting.retraining import collect_shares
+from tacita.runs.forgetting.retraining import find_shared_and_learned_items
 from tacita.runs.forgetting.routes import UnlearningRoute, choose_route
 from tacita.runs.forgetting.verification import AppliedRequest
 from tacita.runs.server_view import describe_server_view
@@ -106,7 +106,7 @@ def draw_leaver(federation: Federation, progress: Progress) -> tuple[ResolvedReq
     trained = federation.stream.collect_train_items(last_block)
     keys = federation.stream.user_keys
     state = TrainedState(progress.server, progress.clients)
-    shares = collect_shares(federation, state)
+    shares = find_shared_and_learned_items(federation, state)
     has_data = trained.counts() > 0
     shares_all = has_data & (shares.shared.counts() >= trained.counts())
     candidates = shares_all if shares_all.any() else has_data

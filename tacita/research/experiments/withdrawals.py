@@ -45,7 +45,7 @@ from tacita.round.plan import Federation
 from tacita.round.unlearning_report import sum_cost
 from tacita.runs.forgetting.application import apply_request
 from tacita.runs.forgetting.requests import ResolvedRequest, draw_unshare_request
-from tacita.runs.forgetting.retraining import collect_shares
+from tacita.runs.forgetting.retraining import find_shared_and_learned_items
 from tacita.runs.forgetting.routes import choose_route
 from tacita.runs.forgetting.traces import build_item_table, measure_gram_distance, sample_items
 from tacita.runs.forgetting.verdict import compute_auc_gap
@@ -183,7 +183,7 @@ class RequestedRun:
         federation = with_parts(self.federation, cell.config)
         progress = self.base.restore_progress(federation)
         state = TrainedState(progress.server, progress.clients)
-        shares = collect_shares(federation, state)
+        shares = find_shared_and_learned_items(federation, state)
         user_keys = federation.stream.user_keys
         request = draw_unshare_request(shares.shared, user_keys, federation.draws, cell.withdraws)
         route = choose_route(federation, request, shares.take(request.users))
@@ -209,7 +209,7 @@ class WithdrawalJob:
     def planted(self) -> PlantedItems:
         base = self.run.base
         state = TrainedState(base.server, base.clients)
-        return PlantedItems.plant(self.federation.stream, collect_shares(base.federation, state).shared)
+        return PlantedItems.plant(self.federation.stream, find_shared_and_learned_items(base.federation, state).shared)
 
     @cached_property
     def planted_run(self) -> RequestedRun:

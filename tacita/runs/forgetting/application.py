@@ -26,7 +26,7 @@ from tacita.runs.forgetting.reopened_run import restrict_stream
 from tacita.runs.forgetting.requests import ResolvedRequest
 from tacita.runs.forgetting.retraining import (
     RetrainingCost,
-    find_shared,
+    find_shared_items,
     report_retraining,
     retrain_blocks,
     tell_parts_of_request,
@@ -93,7 +93,7 @@ def _apply_retraining(
     removed_items, remaining = _remove_withdrawn(federation, progress.clients, request)
     current = TrainedState(progress.server, progress.clients)
     cost = RetrainingCost()
-    retrained = retrain_blocks(remaining, find_shared(federation, current), None, current, cost)
+    retrained = retrain_blocks(remaining, find_shared_items(federation, current), None, current, cost)
     seconds, seconds_cpu = stopwatch.elapsed()
     never_held = {name for name in retrained.clients.lists if name not in federation.persistent_names}
     purge_devices(federation, retrained.clients, removed_items, request, never_held)

@@ -17,7 +17,7 @@ from tacita.runs.assembly import ALL_CORES, Machine, assemble_federation
 from tacita.runs.calibration import with_calibrated_ratio
 from tacita.runs.forgetting.pseudonyms import find_residual_subjects, make_pseudonym, read_key
 from tacita.runs.forgetting.requests import RequestContext, ResolvedRequest
-from tacita.runs.forgetting.retraining import collect_shares
+from tacita.runs.forgetting.retraining import find_shared_and_learned_items
 from tacita.runs.forgetting.routes import SharedItems, UnlearningRoute, choose_route
 from tacita.runs.loaded_run import read_server_state
 from tacita.runs.run_folder import SavedRun, open_saved, read_lists, read_result
@@ -50,7 +50,7 @@ class ReopenedRun:
     def shares(self) -> SharedItems:
         """(users) What people share."""
         current = TrainedState(self.progress.server, self.progress.clients)
-        return collect_shares(self.federation, current)
+        return find_shared_and_learned_items(self.federation, current)
 
     @property
     def shared(self) -> Ragged:

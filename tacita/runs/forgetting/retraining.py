@@ -34,7 +34,7 @@ from tacita.runs.forgetting.routes import SharedItems, sends_substitutes
 # What people share
 
 
-def find_shared(federation: Federation, current: TrainedState) -> Ragged:
+def find_shared_items(federation: Federation, current: TrainedState) -> Ragged:
     """(users) what people share by their own devices' word, which may tell the server something else for it."""
     names = federation.list_state_names(Role.SHARED)
     if names:
@@ -43,10 +43,10 @@ def find_shared(federation: Federation, current: TrainedState) -> Ragged:
     return current.server.shared.take_sender_lists(keys)
 
 
-def collect_shares(federation: Federation, current: TrainedState) -> SharedItems:
-    """(users) the same, and what of it devices may have learned from before."""
+def find_shared_and_learned_items(federation: Federation, current: TrainedState) -> SharedItems:
+    """What people share, and what of it their devices may have learned from before."""
     learned = _join_lists(current, federation.list_state_names(Role.LEARNED))
-    return SharedItems(find_shared(federation, current), learned)
+    return SharedItems(find_shared_items(federation, current), learned)
 
 
 def _join_lists(current: TrainedState, names: Sequence[str]) -> Ragged:

@@ -19,7 +19,7 @@ from tacita.round.plan import Federation, Plan
 from tacita.round.unlearning_report import PartReports
 from tacita.runs.forgetting import traces
 from tacita.runs.forgetting.requests import ResolvedRequest
-from tacita.runs.forgetting.retraining import find_shared, retrain_blocks
+from tacita.runs.forgetting.retraining import find_shared_items, retrain_blocks
 from tacita.runs.forgetting.routes import UnlearningRoute
 
 
@@ -119,7 +119,7 @@ def retrain_reference(applied: AppliedRequest) -> TrainedState:
 
 def retrain_run(federation: Federation, current: TrainedState, seed: int | None = None) -> TrainedState:
     """What the run comes to from its beginning, where people share what they share now; maybe with other draws."""
-    progress = retrain_blocks(federation, find_shared(federation, current), seed, current)
+    progress = retrain_blocks(federation, find_shared_items(federation, current), seed, current)
     return TrainedState(progress.server, progress.clients)
 
 

@@ -69,7 +69,7 @@ def plant_exact_replay() -> Iterator[None]:
             node_run.federation, question.server, question.broadcast, question.question, question.respondents
         )
 
-    def admit_retraction(
+    def decide_retraction_replay(
         node: Node, node_run: NodeRun, question: ReceivedQuestion, withdraws_together: bool
     ) -> ChargedRetraction:
         batches = sum_release._list_retraction_batches(node, node_run, question, withdraws_together)
@@ -79,7 +79,7 @@ def plant_exact_replay() -> Iterator[None]:
         node: Node, node_run: NodeRun, retraction: ChargedRetraction, reply: RoundReply, accounts: OpenAccounts
     ) -> tuple[RoundReply, dict[str, bytes]]:
         digest = _digest_sum(node, exact_sums[-1])
-        replay = noise_replay.find_stored_retraction(node.store, retraction.batches, digest)
+        replay = noise_replay.find_replay_or_refuse(node.store, retraction.batches, digest)
         if replay is None:
             return reply, noise_replay.make_replay_notes(retraction.batches, digest, reply)
         restore_spent(node_run, accounts.spent)
@@ -87,7 +87,7 @@ def plant_exact_replay() -> Iterator[None]:
 
     with (
         replace_attribute(sum_release, "compute_sum", compute_sum),
-        replace_attribute(sum_release, "admit_retraction", admit_retraction),
+        replace_attribute(sum_release, "decide_retraction_replay", decide_retraction_replay),
         replace_attribute(sum_release, "replay_or_record_retraction", replay_or_record_retraction),
     ):
         yield

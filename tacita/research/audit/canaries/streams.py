@@ -152,7 +152,7 @@ def run_trials(setting: StreamScenario, canaries: int, seed: int, bug: str | Non
     inside = rng.random(canaries) < 0.5
     block_lists = []
     for _ in range(setting.blocks):
-        block_lists.append(_draw_halves(rng, canaries))
+        block_lists.append(_draw_half_catalogues(rng, canaries))
     model = setting.build_model(bug)
     federation = _make_federation(model, block_lists, inside, seed)
     progress = make_initial_progress(federation)
@@ -281,7 +281,7 @@ def _encode_vectors(federation: Federation, lists: Ragged, progress: Progress) -
     return terms.vector
 
 
-def _draw_halves(rng: np.random.Generator, people: int) -> Ragged:
+def _draw_half_catalogues(rng: np.random.Generator, people: int) -> Ragged:
     lists = []
     for is_chosen in rng.random((people, CATALOGUE_SIZE)) < 0.5:
         lists.append(np.flatnonzero(is_chosen).tolist())

@@ -142,7 +142,7 @@ def run_trials(setting: SumScenario, canaries: int, seed: int, bug: str | None =
 def run_repeated_block(setting: SumScenario, runs: int, seed: int, bug: str | None) -> Trials:
     model = setting.build_model(bug)
     rng = np.random.default_rng([seed, 3])
-    others = _draw_others(rng)
+    others = _draw_histories_of_others(rng)
     canary = [5, 0, 2] if setting.order else [0, 2, 5]
     known = Ragged.from_lists(others)
     with_canary = Ragged.from_lists([*others, canary])
@@ -159,7 +159,7 @@ def run_repeated_block(setting: SumScenario, runs: int, seed: int, bug: str | No
     return Trials(score, inside)
 
 
-def _draw_others(rng: np.random.Generator) -> list[list[int]]:
+def _draw_histories_of_others(rng: np.random.Generator) -> list[list[int]]:
     """About half of the items for everybody, at least one."""
     lists = []
     for _ in range(OTHERS):
@@ -273,7 +273,7 @@ def run_one_release(setting: SumScenario, canaries: int, seed: int, bug: str | N
     model = setting.build_model(bug)
     rng = np.random.default_rng([seed, 4])
     inside = rng.random(canaries) < 0.5
-    lists = _draw_halves(setting, rng, canaries)
+    lists = _draw_half_catalogues(setting, rng, canaries)
     contributed = lists.filter_entries(inside[lists.rows()])
     stream = make_stream([make_training_block(contributed, MANY_ITEMS)])
     draws = Draws(seed)
@@ -281,7 +281,7 @@ def run_one_release(setting: SumScenario, canaries: int, seed: int, bug: str | N
         draws = Draws(seed, "a node's secret")
     config = RunConfig(seed=seed, backbone={"name": "tally"})
     federation = Federation(model, (), config, draws, 1024, stream=stream)
-    release = _release_terms(federation, model)
+    release = _play_until_release(federation, model)
     term_score = _score_terms(model, lists, release)
     if not isinstance(model, PrivateOrderedTally):
         return Trials(term_score / (SQUARE_ROOT_2 * release.term_deviation), inside)
@@ -294,7 +294,7 @@ def run_one_release(setting: SumScenario, canaries: int, seed: int, bug: str | N
     return Trials(both / scale, inside)
 
 
-def _draw_halves(setting: SumScenario, rng: np.random.Generator, people: int) -> Ragged:
+def _draw_half_catalogues(setting: SumScenario, rng: np.random.Generator, people: int) -> Ragged:
     """A random half of the items for everybody, in a random order where order counts."""
     lists = []
     for is_chosen in rng.random((people, MANY_ITEMS)) < 0.5:
@@ -304,7 +304,7 @@ def _draw_halves(setting: SumScenario, rng: np.random.Generator, people: int) ->
     return Ragged.from_lists([items.tolist() for items in lists])
 
 
-def _release_terms(federation: Federation, model: PrivateTally) -> OneRelease:
+def _play_until_release(federation: Federation, model: PrivateTally) -> OneRelease:
     """Play the first block up to the release of terms."""
     progress = make_initial_progress(federation)
     begin_block(federation, progress, 0)

@@ -55,7 +55,7 @@ def _make_tally_setting(backbone: str, epsilon: float, **values: Any) -> LabSett
     return LabSetting({"backbone": {"name": backbone}, "privacy": {"epsilon": epsilon}, **values})
 
 
-def _prepare_tally(setting: LabSetting, pair: NeighbourPair) -> PlayWorld:
+def _make_tally_play(setting: LabSetting, pair: NeighbourPair) -> PlayWorld:
     """Plays of a private tally, each read by the best reader there is."""
     stream_without = assemble_world(setting, pair.without, 0).stream
     stream_with = assemble_world(setting, pair.with_person, 0).stream
@@ -81,7 +81,7 @@ def _make_tally_audit(
         neighbour=pair.name,
         against=MODEL_READER,
         epsilon=epsilon,
-        prepare=lambda: _prepare_tally(setting, pair),
+        prepare=lambda: _make_tally_play(setting, pair),
         plays=plays,
         public=LAB_PUBLIC,
         leak=leak,
@@ -280,7 +280,7 @@ class LiveReader:
         return play.transcript
 
 
-def _prepare_node(setting: LiveSetting, play_world: PlayNode) -> PlayWorld:
+def _make_node_play(setting: LiveSetting, play_world: PlayNode) -> PlayWorld:
     reader = LiveReader(setting)
     for with_person in (False, True):
         reader.learn_rows(with_person, play_world(with_person))
@@ -300,7 +300,7 @@ def _make_node_audit(
         neighbour=neighbour,
         against=SERVER,
         epsilon=epsilon,
-        prepare=lambda: _prepare_node(setting, play_world),
+        prepare=lambda: _make_node_play(setting, play_world),
         plays=plays,
         leak=leak,
         reader=SCORE,
