@@ -5,7 +5,8 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -256,4 +257,51 @@ def test_damage_is_refused_in_a_sentence(clicks: Path, tmp_path: Path, damage: s
     else:
         (folder / "users.parquet").write_bytes(b"PAR1")
     with pytest.raises(TacitaError):
+        open_shards(folder)
+
+
+def change_listing(folder: Path, **values: object) -> None:
+    listing = folder / "shards.json"
+    listing.write_text(json.dumps(json.loads(listing.read_text()) | values), encoding="utf-8")
+
+
+def change_table(path: Path, column: pl.Expr | None, drop: str = "") -> None:
+    frame = pl.read_parquet(path)
+    changed = frame.drop(drop) if column is None else frame.with_columns(column)
+    changed.write_parquet(path)
+
+
+def plant_pipe(folder: Path) -> None:
+    (folder / "users.parquet").unlink()
+    os.mkfifo(folder / "users.parquet")
+
+
+def plant_overflow(folder: Path) -> None:
+    """Pointers whose differences run over 64 bits: read as lists, they lie outside of every array."""
+    ptr = folder / "block-0-train-ptr.bin"
+    pointers = np.fromfile(ptr, "<i8")
+    pointers[1:3] = (2**62, -(2**62) - 1)
+    pointers.tofile(ptr)
+
+
+HOSTILE: dict[str, Callable[[Path], object]] = {
+    "pointers that run over": plant_overflow,
+    "a pipe": plant_pipe,
+    "half a character in a name": lambda folder: change_listing(folder, name="\ud800"),
+    "half a character in a note": lambda folder: change_listing(folder, notes=["\ud800"]),
+    "no titles": lambda folder: change_table(folder / "items.parquet", None, "title"),
+    "titles of bytes": lambda folder: change_table(folder / "items.parquet", pl.lit(b"\xff").alias("title")),
+    "titles of lists": lambda folder: change_table(folder / "items.parquet", pl.lit([["x"]]).alias("title")),
+    "an item twice": lambda folder: change_table(folder / "items.parquet", pl.lit("i1").alias("item")),
+    "a person twice": lambda folder: change_table(folder / "users.parquet", pl.lit("p1").alias("user")),
+}
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_folders_made_to_do_harm_are_refused_in_a_sentence(clicks: Path, tmp_path: Path, kind: str) -> None:
+    """One ended the process by reading outside of an array, one waited forever, the others ended in a traceback."""
+    folder = write_shards(clicks, tmp_path / "shards")
+    HOSTILE[kind](folder)
+    with pytest.raises(TacitaError, match="import the data again"):
         open_shards(folder)

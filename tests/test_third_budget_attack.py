@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from helpers.forced_sums import compare_worlds, play_request
@@ -12,7 +13,9 @@ from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError
 from tacita.core.files import read_json, write_json
 from tacita.federation.rounds import RoundReport
+from tacita.live.per_client_arrays import OWN_PREFIX, RECIPIENTS, decode_per_client
 from tacita.methods import resolve_config
+from tacita.models.tally.head_checks import inputs_fit, matrix_fits
 from tacita.runs import noise_secret, training
 from tacita.runs.assembly import Machine, assemble_federation
 from tacita.runs.callbacks import TrainingCallbacks
@@ -167,3 +170,37 @@ def test_whole_sums_go_on_with_any_number_of_ranks(tmp_path: Path, state_folder:
     begin_run(out, aggregator="ideal")
     assert "ranks" not in read_json(noise_secret._secret_path(out))
     training.resume(out, ONE_THREAD)
+
+
+# Borders of lists that a hostile server writes
+
+
+OVERFLOWING = np.array([0, 2**62, -(2**62) - 1, 4], np.int64)  # their differences run over, and are all positive
+
+
+def test_a_node_reads_no_lists_outside_of_their_array() -> None:
+    """Compiled loops trust borders: such a message ended the node's process."""
+    arrays = {
+        RECIPIENTS: np.arange(3, dtype=np.uint64),
+        f"{OWN_PREFIX}sharing/ptr": OVERFLOWING,
+        f"{OWN_PREFIX}sharing/ids": np.zeros(4, np.int32),
+    }
+    with pytest.raises(TacitaError, match="do not fit each other"):
+        decode_per_client(arrays, 10)
+
+
+def test_a_device_reads_no_matrix_outside_of_its_array() -> None:
+    one = np.zeros(1)
+    heads = {
+        "weights": np.ones(4, np.float32),
+        "column": np.zeros(4, np.int32),
+        "ptr": OVERFLOWING,
+        "inputs": np.zeros(0, np.int32),
+        "known": np.array([3]),
+        "recency": one,
+        "repeat": one,
+    }
+    assert not matrix_fits(heads, 3)
+    heads["ptr"] = np.array([0, 1, 2, 4])
+    assert matrix_fits(heads, 3)
+    assert not inputs_fit(np.array([0, 2**62, -(2**62) - 1, 1]), 4)

@@ -21,6 +21,16 @@ AnyArray = NDArray[Any]
 Arrays = dict[str, AnyArray]
 
 
+def are_borders(ptr: AnyArray, n_entries: int) -> bool:
+    """Whether borders cut so many entries into lists, as compiled loops trust.
+
+    Borders are compared: a difference of numbers of 64 bits may run over and look right.
+    """
+    if len(ptr) == 0 or ptr[0] != 0 or ptr[-1] != n_entries:
+        return False
+    return bool((ptr[1:] >= ptr[:-1]).all())
+
+
 @dataclass(frozen=True)
 class Ragged:
     """One list of item ids per row, stored flat: row r is `ids[ptr[r]:ptr[r + 1]]`, oldest first."""

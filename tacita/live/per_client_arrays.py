@@ -14,6 +14,7 @@ import numpy as np
 from tacita.core.draws import Draws, hash_rows
 from tacita.core.errors import TacitaError
 from tacita.core.files import nest_parts
+from tacita.core.ragged import are_borders
 from tacita.core.types import AnyArray, Arrays, Broadcast, Keys, Ragged
 from tacita.messages import DenseArrays, Form, PerClientField, SparseRows, Spec, Total
 from tacita.round.broadcast import PerClientLists
@@ -119,10 +120,7 @@ def _are_valid_borders(ptr: AnyArray, ids: AnyArray, n_recipients: int) -> bool:
         return False
     if ptr.shape != (n_recipients + 1,):
         return False
-    if ptr[0] != 0 or ptr[-1] != len(ids):
-        return False
-    sizes = np.diff(ptr)
-    return bool((sizes >= 0).all())
+    return are_borders(ptr, len(ids))
 
 
 def _are_within_range(ids: AnyArray, n: int) -> bool:

@@ -6,6 +6,7 @@ Nothing in the folder is executed when it is read.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tacita.core.config import SplitConfig, StrictModel, validate_model
 from tacita.core.draws import derive_keys
 from tacita.core.errors import TacitaError
 from tacita.core.files import read_json
+from tacita.core.ragged import are_borders
 from tacita.core.types import AnyArray, Arrays, Block, BlockStream, Ragged
 from tacita.data.delimited_text import POLARS_ERRORS
 from tacita.data.shards.stored_ids import StoredIds
@@ -86,14 +88,23 @@ def read_listing(folder: Path) -> ShardListing:
     raw: Any = read_json(folder / LISTING)
     if not isinstance(raw, dict) or raw.get("format") != FORMAT:
         raise TacitaError(f"{folder} holds shards of another version of tacita; import the data again.")
-    return validate_model(ShardListing, raw, str(folder / LISTING))
+    listing = validate_model(ShardListing, raw, str(folder / LISTING))
+    texts = [listing.name, listing.fingerprint, listing.source, *listing.notes]
+    if not all(_is_text(text) for text in texts):
+        raise _damage_error(folder, f"{LISTING} holds half a character")
+    return listing
+
+
+def _is_text(text: str) -> bool:
+    """Whether a text of JSON can be written in UTF-8."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def open_shards(folder: Path) -> BlockStream:
     """The stream of a folder; its lists stay on disk until they are used."""
     listing = read_listing(folder)
-    users = _read_ids(folder / USERS, "user", listing.users)
-    items = _read_ids(folder / ITEMS, "item", listing.items)
+    users = _read_ids(folder / USERS, ("user",), listing.users)
+    items = _read_ids(folder / ITEMS, ("item", "title"), listing.items)
     item_ids = tuple(items["item"].to_list())
     titled = items.drop_nulls("title")
     blocks = []
@@ -147,8 +158,7 @@ def _map_lists(path: Path, n_rows: int, n_items: int, sizes: ListSizes) -> Ragge
     """Lists on disk, checked: a number out of range would be read outside of an array later."""
     ptr = np.array(_map_array(name_array(path, "ptr"), _POINTERS, n_rows + 1))
     ids = _map_array(name_array(path, "ids"), _NUMBERS, sizes.entries)
-    is_whole = ptr[0] == 0 and ptr[-1] == len(ids) and bool(np.all(np.diff(ptr) >= 0))
-    if not is_whole:
+    if not are_borders(ptr, len(ids)):
         raise _damage_error(path.parent, f"the lists of {path.name} do not fit their items")
     if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= n_items):
         raise _damage_error(path.parent, f"{path.name} names an item that there is not")
@@ -173,14 +183,20 @@ def _map_array(path: Path, kind: np.dtype[Any], length: int) -> AnyArray:
         raise TacitaError(f"cannot read {path}: {error.strerror or error}; import the data again.") from None
 
 
-def _read_ids(path: Path, column: str, length: int) -> pl.DataFrame:
+def _read_ids(path: Path, columns: Sequence[str], length: int) -> pl.DataFrame:
+    """A table of texts whose first column is an id, each once."""
+    if not path.is_file():  # a pipe would be waited for
+        raise _damage_error(path.parent, f"{path.name} is no file")
     try:
         frame = pl.read_parquet(path, glob=False)
     except (*POLARS_ERRORS, OSError):
         raise _damage_error(path.parent, f"{path.name} cannot be read") from None
-    is_whole = frame.height == length and frame.schema.get(column) == pl.String and not frame[column].null_count()
+    if any(frame.schema.get(column) != pl.String for column in columns):
+        raise _damage_error(path.parent, f"{path.name} has not the columns {', '.join(columns)}, all of them texts")
+    ids = frame[columns[0]]
+    is_whole = len(ids) == length and not ids.null_count() and ids.n_unique() == length and (ids != "").all()
     if not is_whole:
-        raise _damage_error(path.parent, f"{path.name} has not {length:,} ids")
+        raise _damage_error(path.parent, f"{path.name} has not {length:,} ids, each once")
     return frame
 
 

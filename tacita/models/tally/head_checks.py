@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from tacita.core.ragged import are_borders
 from tacita.core.types import AnyArray, Arrays
 
 MOST_WEIGHT = 1e6  # of an entry of B that a device computes with: what a solve gives lies far below
@@ -33,8 +34,8 @@ def inputs_fit(inputs: AnyArray, n_items: int) -> bool:
         return False
     if len(inputs) == 0:
         return True
-    gaps = np.diff(inputs.astype(np.int64))
-    if not (gaps > 0).all():
+    ascends = inputs[1:] > inputs[:-1]  # a difference could run over and look right
+    if not ascends.all():
         return False
     first = inputs[0]
     last = inputs[-1]
@@ -85,10 +86,7 @@ def _sparse_fits(heads: Arrays, n_rows: int, known: int) -> bool:
     n_entries = len(column)
     if len(weights) != n_entries or len(ptr) != n_rows + 1:
         return False
-    if ptr[0] != 0 or ptr[-1] != n_entries:
-        return False
-    steps = np.diff(ptr.astype(np.int64))  # in 32 bits a difference may wrap and look right
-    if not (steps >= 0).all():
+    if not are_borders(ptr, n_entries):
         return False
     if n_entries == 0:
         return True
