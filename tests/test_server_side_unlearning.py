@@ -18,6 +18,8 @@ from tacita.methods import RunContext, build_parts
 from tacita.methods.sharing.decoupled_learning import DecoupledLearning
 from tacita.methods.sharing.delta_replay import DeltaReplay
 from tacita.methods.sharing.graph import SharedGraph
+from tacita.methods.sharing.sharing import Sharing
+from tacita.round import registry
 from tacita.round.broadcast import Audience
 from tacita.round.plan import Federation
 from tacita.round.request import RequestBatch
@@ -218,6 +220,38 @@ def test_items_also_learned_on_devices_are_not_certified_exact(kind: str) -> Non
     asking = some_sharers(progress.server, 1)
     items = Ragged.empty(1) if kind == "leave" else Ragged.from_lists([list(range(N_ITEMS))])
     assert not handle_requests(fed, progress, RequestBatch(kind, asking, items))["decoupled"].exact
+
+
+class RenamedSharing(Sharing):
+    name = "renamed-sharing"
+
+
+@pytest.mark.parametrize(
+    ("options", "exact"),
+    [({}, True), ({"exclude": "owned"}, False), ({"unshare": "to_local"}, False), ({"still_learn": True}, False)],
+    ids=["apart", "owned", "to_local", "still_learn"],
+)
+def test_exact_where_devices_learn_from_nothing_shared_whichever_part_keeps_it(
+    options: dict[str, Any], exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(registry._PARTS, RenamedSharing.name, RenamedSharing)
+    sharing, learning = decoupled()
+    fed = federation({**sharing, **options, "name": RenamedSharing.name}, learning)
+    progress = started(fed)
+    play(fed, progress, 2)
+    gone = all_of(progress.server, some_sharers(progress.server, 1))
+    assert handle_requests(fed, progress, gone)["decoupled"].exact is exact
+
+
+def test_nothing_is_exact_beside_a_part_whose_devices_learn_from_what_they_told() -> None:
+    sharing, learning = decoupled()
+    fed = federation({"name": "contribution"}, sharing, learning)
+    progress = started(fed)
+    play(fed, progress, 2)
+    gone = RequestBatch("unshare", fed.stream.user_keys, Ragged.from_lists([list(range(N_ITEMS))] * 24))
+    report = handle_requests(fed, progress, gone)["decoupled"]
+    assert report.details["shards"] > 0
+    assert report.exact is False
 
 
 def test_late_sharing_is_not_certified_exact() -> None:

@@ -30,7 +30,8 @@ from tacita.methods.sharing.graph_training import Batch, DeviceVectors, GraphLos
 from tacita.methods.sharing.item_perturbation import Mechanism, compute_probabilities, perturb_items
 from tacita.methods.sharing.link_prediction import LinkPredictionOptions, LinkScorer, propose_links
 from tacita.methods.sharing.server_client import ServerClient
-from tacita.methods.sharing.sharing import SHARE_SOME
+from tacita.methods.sharing.sharing import SHARE_SOME, Sharing
+from tacita.round import registry
 from tacita.round.broadcast import Audience
 from tacita.round.plan import Federation
 from tacita.round.question import Question
@@ -251,6 +252,22 @@ def test_partial_sharers_are_known_to_the_server() -> None:
     group = progress.clients.parts["sharing"]["group"]
     keys = fed.stream.user_keys[: progress.clients.n_users]
     assert set(progress.server.parts["graph-mending"]["partial"]) == set(keys[group == SHARE_SOME])
+
+
+class RenamedSharing(Sharing):
+    name = "renamed-sharing"
+
+
+def test_mending_finds_what_users_share_whichever_part_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry._PARTS, RenamedSharing.name, RenamedSharing)
+    mending = {**MENDING, "contrast_users": True}
+    fed = fed_with({"name": RenamedSharing.name, "groups": [3, 4, 3]}, mending)
+    usual = fed_with({"name": "sharing", "groups": [3, 4, 3]}, mending)
+    progress, usual_progress = started(fed), started(usual)
+    partial = progress.server.parts["graph-mending"]["partial"]
+    assert set(partial) == set(usual_progress.server.parts["graph-mending"]["partial"])
+    server, usual_server = play(fed, progress, 2), play(usual, usual_progress, 2)
+    np.testing.assert_array_equal(server.items, usual_server.items)
 
 
 def pairs_of(server: ServerState) -> set[tuple[int, int]]:

@@ -9,7 +9,7 @@ snapshotted, restored with the best round and saved for resume.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from inspect import isfunction
 from typing import Any, ClassVar
@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict
 
 from tacita.core.config import TrainConfig
 from tacita.core.draws import Draws
-from tacita.core.types import Arrays, CohortView, Doubles, LocalModels, ServerState, StateUpdate
+from tacita.core.types import Arrays, CohortView, Doubles, LocalModels, Ragged, ServerState, StateUpdate
 from tacita.messages import Total, Upload
 from tacita.models.base import Backbone
 from tacita.models.scorer import Scorer, require_scorer
@@ -26,19 +26,45 @@ from tacita.round.broadcast import Audience, PartBroadcast
 from tacita.round.capabilities import LabEnrolment, Privacy, Unlearning
 from tacita.round.fields import PartFields
 from tacita.round.serving import Purpose, Serving, ServingField
-from tacita.round.state import StateSpec
+from tacita.round.state import Role, StateSpec
 from tacita.round.task import LocalTask, TaskField, TrainingOutcome
 
 
 @dataclass(frozen=True)
 class PartTraits:
-    """What parts may know of another part of the run: what it does, never its class."""
+    """What parts may know of another part of the run: what it does, never its class. Asked when needed."""
 
-    name: str
-    hooks: frozenset[str]  # of `Part` and of its capabilities that it overrides
-    observes_only: bool
-    weighs_presence: bool
-    replays_rounds: bool
+    _part: Part = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        return self._part.name
+
+    @property
+    def observes_only(self) -> bool:
+        return self._part.observes_only
+
+    @property
+    def replays_rounds(self) -> bool:
+        unlearning = self._part.unlearning
+        return unlearning is not None and unlearning.replays_rounds
+
+    @property
+    def learns_from_shared(self) -> bool:
+        return self._part.learns_from_shared
+
+    @cached_property
+    def hooks(self) -> frozenset[str]:
+        """Of `Part` and of its capabilities, those that it overrides."""
+        return frozenset(name for name in ALL_HOOKS if implements(self._part, name))
+
+    @cached_property
+    def _state_specs(self) -> tuple[StateSpec, ...]:
+        return tuple(self._part.state(0))
+
+    def list_state_names(self, role: Role) -> tuple[str, ...]:
+        """What it keeps in a role."""
+        return tuple(spec.name for spec in self._state_specs if spec.role is role)
 
     @property
     def changes_uploads(self) -> bool:
@@ -70,6 +96,17 @@ class RunContext:
     def list_other_parts(self, name: str) -> tuple[PartTraits, ...]:
         """The run's parts without the one of that name."""
         return tuple(traits for traits in self.traits if traits.name != name)
+
+    def select_lists(self, view: CohortView, *roles: Role) -> tuple[Ragged, ...]:
+        """What devices keep in some roles for the users of a view, whichever part keeps it."""
+        selected = []
+        for role in roles:
+            for traits in self.traits:
+                part_lists = view.lists.get(traits.name, {})
+                for name in traits.list_state_names(role):
+                    if name in part_lists:  # runs of earlier versions may not have all of them
+                        selected.append(part_lists[name])
+        return tuple(selected)
 
 
 class PartConfig(BaseModel):
@@ -107,6 +144,11 @@ class Part:
     def asks_exact_share(self) -> bool:
         """Whether it asks so many of those who took part that one person more changes who else is asked."""
         return False
+
+    @property
+    def learns_from_shared(self) -> bool:
+        """Rounds on devices depend on items that their users share with the server, or have taken back."""
+        return any(spec.role is Role.SHARED for spec in self.state(0))
 
     @property
     def fills(self) -> frozenset[TaskField]:
@@ -229,10 +271,3 @@ def implements(owner: Part | Unlearning | type[Part], hook: str) -> bool:
 def list_forgetting_scope(part: Part) -> tuple[str, ...]:
     """What a part takes out of the model when users withdraw it; nothing: it does not."""
     return () if part.unlearning is None else part.unlearning.scope
-
-
-def describe_traits(cls: type[Part]) -> PartTraits:
-    """What other parts of a run may know of a part."""
-    hooks = frozenset(name for name in ALL_HOOKS if implements(cls, name))
-    replays = bool(getattr(cls, "replays_rounds", False))
-    return PartTraits(cls.name, hooks, cls.observes_only, cls.weighs_presence, replays)

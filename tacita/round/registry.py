@@ -9,7 +9,7 @@ from typing import Any
 from tacita.core.config import RunConfig, validate_model
 from tacita.core.errors import TacitaError, unknown_extension_error
 from tacita.models import find_backbone_class
-from tacita.round.part import Part, RunContext, describe_traits
+from tacita.round.part import Part, PartTraits, RunContext
 from tacita.round.preset import (
     PRINTED,
     PartSpec,
@@ -151,11 +151,16 @@ def resolve_parts(method: str, changes: list[PartSpec] | None) -> list[PartSpec]
 
 
 def build_parts(specs: list[PartSpec], context: RunContext) -> tuple[Part, ...]:
-    """Parts from `{"name": ..., options}` tables, checked for clashes."""
-    parts: list[Part] = []
-    traits = tuple(describe_traits(_PARTS[name]) for name in _list_known_names(specs))
+    """Parts from `{"name": ..., options}` tables, checked for clashes. Every part knows the traits of all."""
     part_specs = tuple(dict(spec) for spec in specs)
-    context = replace(context, part_specs=part_specs, traits=traits)
+    context = replace(context, part_specs=part_specs)
+    described = _make_parts(specs, context)
+    traits = tuple(PartTraits(part) for part in described)
+    return tuple(_make_parts(specs, replace(context, traits=traits)))
+
+
+def _make_parts(specs: list[PartSpec], context: RunContext) -> list[Part]:
+    parts: list[Part] = []
     for spec in specs:
         options = dict(spec)
         name = options.pop("name", None)
@@ -171,13 +176,7 @@ def build_parts(specs: list[PartSpec], context: RunContext) -> tuple[Part, ...]:
             )
         config = validate_model(cls.Config, options, f"part '{name}'")
         parts.append(cls(config, context))
-    return tuple(parts)
-
-
-def _list_known_names(specs: list[PartSpec]) -> list[str]:
-    """The names of known parts; what is unknown is refused where it is built."""
-    names = [spec.get("name") for spec in specs]
-    return [name for name in names if isinstance(name, str) and name in _PARTS]
+    return parts
 
 
 def register_run_wrapper(names: set[str], wrap: Wrapper) -> None:

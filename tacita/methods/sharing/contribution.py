@@ -82,6 +82,7 @@ class Contribution(Part, Privacy, Unlearning):
     name = "contribution"
     fills = frozenset({"likes"})
     scope = ()  # the auxiliary model ends; what agreed with it stays in the federated rows
+    learns_from_shared = True  # devices go on learning from their own items, whatever leaves in their place
     addresses_clients = True
     Config: ClassVar[type[PartConfig]] = ContributionConfig
     config: ContributionConfig

@@ -248,14 +248,12 @@ class DecoupledLearning(Part, Unlearning):
         """Whether all that is to be forgotten was learned by this part and nowhere else."""
         if requests.kind != "unshare":  # the server does not know what the devices of leavers learned from
             return False
-        sharing = self.context.find_part_options("sharing") or {}
-        excludes_local = sharing.get("exclude") == "local"
-        deletes = sharing.get("unshare", "delete") == "delete"
-        still_learns = sharing.get("still_learn", False)
+        others = self.context.list_other_parts(self.name)
+        if any(other.learns_from_shared for other in others):
+            return False
         late = self._read_late_sharers(server)
         is_late = np.isin(requests.senders, late)
-        learns_apart = excludes_local and deletes and not still_learns
-        return bool(learns_apart and not is_late.any())
+        return not is_late.any()
 
 
 def _select_edges(record: SharedRecord, selected: Any) -> SharedRecord:

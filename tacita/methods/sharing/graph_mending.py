@@ -21,7 +21,7 @@ import numpy as np
 from pydantic import Field
 
 from tacita.core.errors import TacitaError
-from tacita.core.types import Arrays, CohortView, Floats, Keys, LocalModels, Ragged, ServerState
+from tacita.core.types import Arrays, Bools, CohortView, Floats, Keys, LocalModels, Ragged, ServerState
 from tacita.learn.training.stepper import CONTEXT
 from tacita.messages import CohortReply, DenseArrays, Spec, Total, Upload
 from tacita.methods.sharing.graph import SharedGraph
@@ -35,7 +35,7 @@ from tacita.round.fields import PartFields
 from tacita.round.part import Part, PartConfig
 from tacita.round.registry import register
 from tacita.round.request import RequestBatch
-from tacita.round.state import StateSpec
+from tacita.round.state import Role, StateSpec
 from tacita.round.task import TrainingOutcome
 from tacita.round.unlearning_report import UnlearningReport
 
@@ -107,13 +107,20 @@ class GraphMending(Part, Unlearning):
         """The directions of sharing users' vectors, where the graph is to agree with them."""
         if not self.config.contrast_users:
             return TrainingOutcome()
-        shares = _read_shared_items(view).counts() > 0
+        shares = self._find_sharers(view)
         vectors = _compute_trained_user_vectors(self.context.scorer, view, local)
         directions = UnitRows.normalise(vectors).rows
         zero = np.float32(0)
         is_shared = shares[:, None]
         sent = np.where(is_shared, directions, zero)
         return TrainingOutcome(extras={"vector": sent})
+
+    def _find_sharers(self, view: CohortView) -> Bools:
+        """(users) who shares something."""
+        is_sharer = np.zeros(len(view.user), bool)
+        for items in self.context.select_lists(view, Role.SHARED):
+            is_sharer |= items.counts() > 0
+        return is_sharer
 
     def question_fields(self, server: ServerState, question: str) -> tuple[Spec, ...]:
         about = "whether a person keeps some of what they have to themselves"
@@ -124,7 +131,7 @@ class GraphMending(Part, Unlearning):
         train = view.train
         n_entries = len(train.ids)
         leaves = np.zeros(n_entries, bool)
-        for items in view.lists.get("sharing", {}).values():
+        for items in self.context.select_lists(view, Role.SHARED, Role.WITHDRAWN):
             leaves |= mark_listed_entries(train, items, view.n_items)
         local_items = train.filter_entries(~leaves)
         has_items = local_items.counts() > 0
@@ -281,11 +288,6 @@ def _drop_links(state: Arrays) -> Arrays:
         if name not in _LINK_KEYS:
             remaining[name] = array
     return remaining
-
-
-def _read_shared_items(view: CohortView) -> Ragged:
-    no_items = Ragged.empty(len(view.user))
-    return view.lists.get("sharing", {}).get("shared", no_items)
 
 
 def _compute_trained_user_vectors(scorer: Scorer, view: CohortView, local: LocalModels) -> Floats:

@@ -65,6 +65,12 @@ class Sharing(Part, Unlearning, LabEnrolment):
     config: SharingConfig
 
     @property
+    def learns_from_shared(self) -> bool:
+        config = self.config
+        is_apart = config.exclude == "local" and config.unshare == "delete"
+        return config.still_learn or not is_apart
+
+    @property
     def enrolment_round(self) -> int:
         return self.config.after
 

@@ -37,10 +37,9 @@ from tacita.privacy.calibration import compute_max_mu
 from tacita.research.audit.canaries.bounds import Claim, Trials
 from tacita.research.audit.canaries.canary_stream import make_stream, make_training_block, name_canaries
 from tacita.round.capabilities import Privacy
-from tacita.round.part import Part, PartConfig, describe_traits
+from tacita.round.part import Part, PartConfig, PartTraits
 from tacita.round.plan import Federation
 from tacita.round.question import Question
-from tacita.round.registry import find_part_class
 
 CANARY_LENGTH = 3.0  # times the clip: what a canary sends before it is clipped
 DELTA = 1e-5
@@ -309,8 +308,10 @@ def _make_part(setting: RoundScenario, context: RunContext) -> Part:
     (part,) = build_parts([setting.part], context)
     if not setting.other_part:
         return part
-    specs = ({"name": setting.other_part}, setting.part)
-    traits = (describe_traits(find_part_class(setting.other_part)), describe_traits(type(part)))
+    other_spec = {"name": setting.other_part}
+    (other,) = build_parts([other_spec], context)
+    specs = (other_spec, setting.part)
+    traits = (PartTraits(other), PartTraits(part))
     wider_context = replace(part.context, part_specs=specs, traits=traits)
     return type(part)(part.config, wider_context)
 
