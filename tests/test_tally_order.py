@@ -133,7 +133,7 @@ def test_an_upload_counts_its_bytes_and_is_never_longer_than_it_says() -> None:
     for meets, size in (("itself", 2.0 * (n * n + n)), ("next", 4.0 * n * n)):
         form = SequenceTerms(client, lines.lists, lines.start, np.array([1.0, 1.0, 1.0, -1.0]), fall, n, meets)  # type: ignore[arg-type]
         field = Spec("told", (n, n), symmetric=meets == "itself")
-        assert form.count_bytes(field) == 3 * size
+        assert form.count_total_bytes(field) == 3 * size
         for c in range(3):
             total, values = np.zeros((n, n)), np.zeros(3)
             values[c] = 1.0

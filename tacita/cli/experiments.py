@@ -97,13 +97,13 @@ def reproduce(
         _check_cells(CellDraw(table, only or [], check, most_seconds, draw), out, data_dir, as_json)
         return
     if (list_tables and table is None) or table == "list":
-        _list_tables(as_json)
+        _show_tables(as_json)
         return
     if table is None:
         raise TacitaError("name a table, as in `tacita reproduce f3crec/table2`; `tacita reproduce --list` shows all.")
     plan = reproducing.plan_table(table, only or [], seeds, quick, out)
     if list_tables:
-        _list_statuses(reproducing.list_statuses(plan, out), as_json)
+        _show_statuses(reproducing.list_statuses(plan, out), as_json)
         return
     if finished:
         result = reproducing.write_finished_table(plan, out)
@@ -154,7 +154,7 @@ def _check_cells(draw: CellDraw, out: Path, data_dir: Path | None, as_json: bool
         raise typer.Exit(1)
 
 
-def _list_statuses(statuses: Sequence[CellStatus], as_json: bool) -> None:
+def _show_statuses(statuses: Sequence[CellStatus], as_json: bool) -> None:
     """How many cells of a table are finished, and which are not."""
     rows = []
     for entry in statuses:
@@ -181,7 +181,7 @@ def _list_statuses(statuses: Sequence[CellStatus], as_json: bool) -> None:
     console.print_note(f"{n_finished} of {len(rows)} cells are finished; {n_stale} are stale, {n_missing} did not run")
 
 
-def _list_tables(as_json: bool) -> None:
+def _show_tables(as_json: bool) -> None:
     from tacita.research.experiments.experiment_spec import list_experiments, load_experiment
 
     titles = {name: load_experiment(name)[0].title for name in list_experiments()}

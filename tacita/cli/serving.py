@@ -81,13 +81,13 @@ def recommend(
         table = serving.fold_in_history(models, items, serving.count_rounds(opened.result), query)
         for line in serving.describe_unknown_items(models, items):
             console.print_note(f"Note: {line}")
-        _output_table(table, out, as_json, "for somebody with this history")
+        _write_or_print_table(table, out, as_json, "for somebody with this history")
     elif all_users or out is not None:
         selected = models.users if all_users else list(dict.fromkeys(users))
         if out is None and not as_json:
             _check_readable(len(selected) * k)
         table = serving.build_recommendations(models, selected, query)
-        _output_table(table, out, as_json, f"for {len(selected):,} users")
+        _write_or_print_table(table, out, as_json, f"for {len(selected):,} users")
     else:
         lists = serving.list_recommendations(models, users, query)
         if why:
@@ -168,7 +168,7 @@ def similar(
         reason = "; under a budget only popular items are told of" if has_budget else ""
         console.print_answer(f"Nothing is known of what is like item {item}{reason}.")
     if not is_empty or as_json or out is not None:
-        _output_table(table, out, as_json, f"like item {item}")
+        _write_or_print_table(table, out, as_json, f"like item {item}")
     if not as_json:
         _print_privacy(opened, out)
 
@@ -212,7 +212,7 @@ def explain(
     if is_silent:
         console.print_answer(f"User {user} has no items that could speak for item {item}.")
     else:
-        _output_table(table, out, as_json, f"why item {item} for user {user}")
+        _write_or_print_table(table, out, as_json, f"why item {item} for user {user}")
         if not as_json:
             console.print_note(EFFECTS)
     if not as_json:
@@ -227,7 +227,7 @@ def _show_users(recommendations: dict[str, list[dict[str, Any]]], k: int, as_jso
         result_tables.show_recommendations(user, items, k)
 
 
-def _output_table(table: Frame, out: Path | None, as_json: bool, title: str) -> None:
+def _write_or_print_table(table: Frame, out: Path | None, as_json: bool, title: str) -> None:
     """Write a table to a file, or print it for people or machines."""
     from tacita.data.frames import has_formula_text, write_frame
 

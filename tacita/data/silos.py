@@ -217,14 +217,14 @@ def measure_label_divergence(label: Longs, silo: Longs) -> float:
     overall = table.sum(0) / table.sum()
     overall = np.broadcast_to(overall, own.shape)
     mixture = (own + overall) / 2
-    separate = _entropy(own) + _entropy(overall)
-    divergence = _entropy(mixture) - separate / 2
+    separate = _compute_entropy(own) + _compute_entropy(overall)
+    divergence = _compute_entropy(mixture) - separate / 2
     has_users = table.sum(1) > 0
     mean = divergence[has_users].mean()
     return float(mean)
 
 
-def _entropy(shares: Doubles) -> Doubles:
+def _compute_entropy(shares: Doubles) -> Doubles:
     positive = np.where(shares > 0, shares, 1)
     terms = shares * np.log2(positive)
     return np.asarray(-terms.sum(1))

@@ -49,7 +49,7 @@ def handle_requests(federation: Federation, progress: Progress, request: Request
         progress.server = replace(progress.server, round=progress.server.round + rounds.rounds_played)
         progress.played += rounds.rounds_played
     server = rounds.full_state
-    if not rounds.rounds_played and not _model_changed(before, server, federation.learner.name):
+    if not rounds.rounds_played and not _has_model_changed(before, server, federation.learner.name):
         _keep_best_round(federation, progress, server)
     else:
         _continue_block_from(progress, server, rounds.restarted)
@@ -214,7 +214,7 @@ def find_waiting_users(plan: Plan, server: ServerState) -> Keys:
     return np.concatenate(keys)
 
 
-def _model_changed(before: ServerState, after: ServerState, learner: str) -> bool:
+def _has_model_changed(before: ServerState, after: ServerState, learner: str) -> bool:
     """Whether a request changed more than the record of what users shared, and of who waits to take some back."""
     if before.items is not after.items or before.heads is not after.heads:
         return True

@@ -226,7 +226,7 @@ def _step_personal(personal: Floats, grad: Floats, own: Floats, rate: np.float32
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _move_local(own: Floats, personal: Floats, share: np.float32) -> None:
+def _pull_to_personal(own: Floats, personal: Floats, share: np.float32) -> None:
     for j in range(len(own)):
         own[j] -= share * (own[j] - personal[j])
 
@@ -317,6 +317,6 @@ def run_interest_pfedme_steps(
                     _step_personal(flat, d_flat, flats[c], rate, lam)
                     _step_personal(own_rows.reshape(-1), d_rows.reshape(-1), local_rows.reshape(-1), rate, lam)
                     _step_personal(users.reshape(-1), d_users.reshape(-1), local_users.reshape(-1), rate, lam)
-                _move_local(flats[c], flat, share)
-                _move_local(local_rows.reshape(-1), own_rows.reshape(-1), share)
-                _move_local(local_users.reshape(-1), users.reshape(-1), share)
+                _pull_to_personal(flats[c], flat, share)
+                _pull_to_personal(local_rows.reshape(-1), own_rows.reshape(-1), share)
+                _pull_to_personal(local_users.reshape(-1), users.reshape(-1), share)

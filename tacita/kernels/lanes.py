@@ -18,7 +18,7 @@ _WORD = ir.IntType(64)
 _INDEX = ir.IntType(32)
 
 
-def _vector_address(context: Any, builder: Any, kind: Any, array: Any, row: Any, column: Any) -> Any:
+def _compute_vector_address(context: Any, builder: Any, kind: Any, array: Any, row: Any, column: Any) -> Any:
     """The address of LANES numbers of a row, and the bytes of one."""
     assert kind.layout == "C"
     assert kind.ndim == 2
@@ -41,8 +41,8 @@ def _build_add_lanes(typing: Any, target: Any, t: Any, source: Any, s: Any, firs
         to = signature.args[0]
         from_ = signature.args[2]
         lanes = ir.VectorType(context.get_data_type(to.dtype), LANES)
-        target_address, target_width = _vector_address(context, builder, to, args[0], args[1], args[4])
-        source_address, source_width = _vector_address(context, builder, from_, args[2], args[3], args[4])
+        target_address, target_width = _compute_vector_address(context, builder, to, args[0], args[1], args[4])
+        source_address, source_width = _compute_vector_address(context, builder, from_, args[2], args[3], args[4])
         more = builder.load(source_address, align=source_width)
         if from_.dtype != to.dtype:
             more = builder.fpext(more, lanes)

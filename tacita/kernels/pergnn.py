@@ -61,19 +61,19 @@ def _add_outer(x: Floats, y: Floats, matrix: Floats) -> None:
 
 
 @njit(inline="always")
-def _bend(x: np.float32) -> np.float32:
+def _leaky_relu(x: np.float32) -> np.float32:
     return x if x > _ZERO else _BENT * x
 
 
 @njit(inline="always")
-def _bend_slope(x: np.float32) -> np.float32:
+def _compute_leaky_relu_slope(x: np.float32) -> np.float32:
     if x == _ZERO:
         return _MIDDLE
     return _UNIT if x > _ZERO else _BENT
 
 
 @njit(inline="always")
-def _turn_into_shares(force: Floats) -> None:
+def _softmax_in_place(force: Floats) -> None:
     """Softmax, in place."""
     top = np.float32(-np.inf)
     for k in range(len(force)):
@@ -87,7 +87,7 @@ def _turn_into_shares(force: Floats) -> None:
 
 
 @njit(inline="always")
-def _turn_into_force_slopes(share: Floats, slope: Floats) -> None:
+def _backprop_softmax_in_place(share: Floats, slope: Floats) -> None:
     """Slopes of shares become those of what softmax was taken of, in place."""
     mean = np.float32(0.0)
     for k in range(len(share)):
@@ -246,15 +246,15 @@ def run_pergnn_steps(
                     near[i] = _ZERO
                     for k in range(count):
                         force = item_part + _dot(neighbours[entry + i, k], to_near)
-                        near_bend[i, k] = _bend_slope(force)
-                        near_share[i, k] = _bend(force)
-                    _turn_into_shares(near_share[i, :count])
+                        near_bend[i, k] = _compute_leaky_relu_slope(force)
+                        near_share[i, k] = _leaky_relu(force)
+                    _softmax_in_place(near_share[i, :count])
                     for k in range(count):
                         _add(near_share[i, k], neighbours[entry + i, k], near[i])
                     force = user_part + _dot(row, to_row) + _dot(near[i], to_mean)
-                    bend[i] = _bend_slope(force)
-                    share[i] = _bend(force)
-                _turn_into_shares(share[:n_read])
+                    bend[i] = _compute_leaky_relu_slope(force)
+                    share[i] = _leaky_relu(force)
+                _softmax_in_place(share[:n_read])
                 row_sum[:] = _ZERO
                 near_sum[:] = _ZERO
                 for i in range(n_read):
@@ -308,7 +308,7 @@ def run_pergnn_steps(
                 _write_after(w2, d_near_hidden, d_near_sum)
                 for i in range(n_read):
                     d_share[i] = _dot(d_row_sum, own_rows[read[i]]) + _dot(d_near_sum, near[i])
-                _turn_into_force_slopes(share[:n_read], d_share[:n_read])
+                _backprop_softmax_in_place(share[:n_read], d_share[:n_read])
                 d_user_part = _ZERO
                 d_to_row[:] = _ZERO
                 d_to_mean[:] = _ZERO
@@ -326,7 +326,7 @@ def run_pergnn_steps(
                         d_near[j] = share[i] * d_near_sum[j] + d_item_force * to_mean[j]
                     for k in range(count):
                         d_force[k] = _dot(d_near, neighbours[entry + i, k])
-                    _turn_into_force_slopes(near_share[i, :count], d_force[:count])
+                    _backprop_softmax_in_place(near_share[i, :count], d_force[:count])
                     d_item_part = _ZERO
                     for k in range(count):
                         d_force[k] *= near_bend[i, k]

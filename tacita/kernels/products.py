@@ -52,7 +52,7 @@ def _declare(builder: Any, kind: Any, name: str) -> Any:
     return cgutils.get_or_insert_function(builder.module, kind, name)  # type: ignore[no-untyped-call]
 
 
-def _fill_lanes(builder: Any, number: Any) -> Any:
+def _broadcast_to_lanes(builder: Any, number: Any) -> Any:
     undefined = ir.Constant(_VECTOR, ir.Undefined)
     single = builder.insert_element(undefined, number, ir.Constant(_SHORT, 0))
     return builder.shuffle_vector(single, undefined, ir.Constant(ir.VectorType(_SHORT, LANES), [0] * LANES))
@@ -84,7 +84,7 @@ def _make_tile(tall: int, wide: int) -> Any:
         columns = [builder.load(_point(builder, _VECTOR, b_place, vector_bytes, v), align=4) for v in range(wide)]
         totals = []
         for r in range(tall):
-            factor = _fill_lanes(builder, builder.load(_point(builder, _NUMBER, a_place, a_row, r), align=4))
+            factor = _broadcast_to_lanes(builder, builder.load(_point(builder, _NUMBER, a_place, a_row, r), align=4))
             for v in range(wide):
                 totals.append(builder.call(multiply_add, [factor, columns[v], sums[r * wide + v]]))
         further = builder.add(k, ir.Constant(_INDEX, 1))

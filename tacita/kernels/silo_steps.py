@@ -259,7 +259,7 @@ def _take_shared_step(
 
 
 @njit(nogil=True, cache=True)
-def _lean(personal: Floats, own: Floats, missed: int, inner: float, share: float) -> None:
+def _apply_missed_pulls(personal: Floats, own: Floats, missed: int, inner: float, share: float) -> None:
     """What some steps without a sample do to a personal vector and the local one it leans on, in closed form."""
     per_step = inner * (1 - share)
     remaining = per_step**missed
@@ -273,7 +273,7 @@ def _lean(personal: Floats, own: Floats, missed: int, inner: float, share: float
 
 
 @njit(nogil=True, cache=True)
-def _lean_listed(
+def _apply_missed_pulls_to_rows(
     which: Longs, step: int, personal: Floats, own: Floats, last_step: Longs, inner: float, share: float
 ) -> None:
     """Makes up for the steps that did not use these rows; from now on they wait at the step after this one."""
@@ -281,7 +281,7 @@ def _lean_listed(
         r = which[k]
         missed = step - last_step[r]
         if missed > 0:
-            _lean(personal[r], own[r], missed, inner, share)
+            _apply_missed_pulls(personal[r], own[r], missed, inner, share)
         last_step[r] = step + 1
 
 
@@ -295,7 +295,7 @@ def _step_personal(
 
 
 @njit(nogil=True, cache=True)
-def _follow_personal(which: Longs, personal: Floats, own: Floats, share: np.float32) -> None:
+def _pull_to_personal(which: Longs, personal: Floats, own: Floats, share: np.float32) -> None:
     for k in range(len(which)):
         target = own[which[k]]
         leader = personal[which[k]]
@@ -378,8 +378,8 @@ def run_silo_pfedme_steps(
                 n_rows = _list_distinct(row_number[:m], row_slot, used)
                 _prefetch_rows(own_rows, used[:n_rows])
                 _prefetch_rows(my_rows, used[:n_rows])
-                _lean_listed(users[:n_users], step, my_users, own_users, last_users, inner, eta * lam)
-                _lean_listed(used[:n_rows], step, my_rows, own_rows, last_rows, inner, eta * lam)
+                _apply_missed_pulls_to_rows(users[:n_users], step, my_users, own_users, last_users, inner, eta * lam)
+                _apply_missed_pulls_to_rows(used[:n_rows], step, my_rows, own_rows, last_rows, inner, eta * lam)
                 for _ in range(n_inner):
                     _gather_rows(my_rows, row[:m], item[:m])
                     _gather_rows(my_users, users[:n_users], people[:n_users])
@@ -405,9 +405,9 @@ def run_silo_pfedme_steps(
                     _add_rows(d_item[:m], row_number[:m], d_rows[:n_rows])
                     _step_personal(users[:n_users], d_people, my_users, own_users, rate, pull)
                     _step_personal(used[:n_rows], d_rows, my_rows, own_rows, rate, pull)
-                _follow_personal(whole, flat, own_flat, share)
-                _follow_personal(users[:n_users], my_users, own_users, share)
-                _follow_personal(used[:n_rows], my_rows, own_rows, share)
+                _pull_to_personal(whole, flat, own_flat, share)
+                _pull_to_personal(users[:n_users], my_users, own_users, share)
+                _pull_to_personal(used[:n_rows], my_rows, own_rows, share)
                 step += 1
-        _lean_listed(np.arange(len(own_users)), step, my_users, own_users, last_users, inner, eta * lam)
-        _lean_listed(np.arange(len(own_rows)), step, my_rows, own_rows, last_rows, inner, eta * lam)
+        _apply_missed_pulls_to_rows(np.arange(len(own_users)), step, my_users, own_users, last_users, inner, eta * lam)
+        _apply_missed_pulls_to_rows(np.arange(len(own_rows)), step, my_rows, own_rows, last_rows, inner, eta * lam)

@@ -41,7 +41,7 @@ def _add_scaled(target: Floats, factor: np.float32, source: Floats) -> None:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _climb_layer(layer: Floats, bias: Floats) -> None:
+def _activate_layer(layer: Floats, bias: Floats) -> None:
     """A layer's products become its output."""
     for i in range(layer.shape[0]):
         row = layer[i]
@@ -50,7 +50,7 @@ def _climb_layer(layer: Floats, bias: Floats) -> None:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _climb_first_layer(layer: Floats, people: Floats, person: Longs) -> None:
+def _activate_first_layer(layer: Floats, people: Floats, person: Longs) -> None:
     """The same of the first layer, where the bias is each person's own."""
     for i in range(layer.shape[0]):
         row = layer[i]
@@ -60,7 +60,7 @@ def _climb_first_layer(layer: Floats, people: Floats, person: Longs) -> None:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _descend_layer(slope: Floats, layer: Floats, d_bias: Floats) -> None:
+def _backprop_layer(slope: Floats, layer: Floats, d_bias: Floats) -> None:
     """Slopes of a layer's output become those of its products, and add up to those of its bias."""
     d_bias[:] = 0
     for i in range(slope.shape[0]):
@@ -89,12 +89,12 @@ def run_silo_forward(
         _add_scaled(before_layer[p], np.float32(1.0), bias)
     layer = view_matrix(up, 0, n, sizes[0])
     multiply_matrices(item[:, g:], view_matrix(flat, at[1], d, sizes[0]), layer)
-    _climb_first_layer(layer, before_layer, person)
+    _activate_first_layer(layer, before_layer, person)
     start = n * sizes[0]
     for k in range(1, n_layers):
         above = view_matrix(up, start, n, sizes[k])
         multiply_matrices(layer, view_matrix(flat, at[k + 1], sizes[k - 1], sizes[k]), above)
-        _climb_layer(above, view_vector(flat, biases[k], sizes[k]))
+        _activate_layer(above, view_vector(flat, biases[k], sizes[k]))
         start += n * sizes[k]
         layer = above
     out = flat[ends[0] : ends[1]]
@@ -195,7 +195,7 @@ def run_silo_backward(
     slopes[0] = slope.sum()
     _move_piece(adam, flat, ends[1], slopes[:1], first, second, rates[2 * k + 4], factor, decay)
     d_bias = slopes[: sizes[k]]
-    _descend_layer(back, layer, d_bias)
+    _backprop_layer(back, layer, d_bias)
     _move_piece(adam, flat, biases[k], d_bias, first, second, rates[2 + 2 * k], factor, decay)
     while k > 0:
         start -= n * sizes[k - 1]
@@ -207,7 +207,7 @@ def run_silo_backward(
         _move_piece(adam, flat, at[k + 1], d_layer, first, second, rates[k + 1], factor, decay)
         k -= 1
         d_bias = slopes[: sizes[k]]
-        _descend_layer(further, below, d_bias)
+        _backprop_layer(further, below, d_bias)
         _move_piece(adam, flat, biases[k], d_bias, first, second, rates[1 + len(sizes) + k], factor, decay)
         back = further
     s = sizes[0]
@@ -222,12 +222,12 @@ def run_silo_backward(
     multiply_matrices(people[:, g:].T, of_people, d_layer.reshape((d, s)))
     _move_piece(adam, flat, at[0], d_layer, first, second, rates[0], factor, decay)
     d_product = slopes[:g]
-    _descend_products(flat[ends[2] : ends[3]], people, person, item, slope, d_product, d_people, d_item)
+    _backprop_elementwise_products(flat[ends[2] : ends[3]], people, person, item, slope, d_product, d_people, d_item)
     _move_piece(adam, flat, ends[2], d_product, first, second, rates[len(rates) - 1], factor, decay)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _descend_products(
+def _backprop_elementwise_products(
     product: Floats,
     people: Floats,
     person: Longs,

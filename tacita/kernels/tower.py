@@ -71,7 +71,7 @@ def sum_columns(table: Floats, out: Floats) -> None:
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _triple_dot(a: Floats, b: Floats, c: Floats) -> np.float32:
+def _compute_triple_dot(a: Floats, b: Floats, c: Floats) -> np.float32:
     # four sums in turn, so that no addition waits for the one before it
     s = np.float32(0.0)
     t = np.float32(0.0)
@@ -130,11 +130,11 @@ def run_forward(
     np.dot(now, out, logit)
     for i in range(n):
         user_met = own_met[0] if len(own_met) == 1 else own_met[i]
-        logit[i] += out_bias + _triple_dot(user_met, item_met[i], product)
+        logit[i] += out_bias + _compute_triple_dot(user_met, item_met[i], product)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _backprop_products(
+def _backprop_elementwise_products(
     slope: Floats, product: Floats, own: Floats, item: Floats, d_product: Floats, d_own: Floats, d_item: Floats
 ) -> None:
     """Of the products: each pair of numbers meets with a weight."""
@@ -212,7 +212,7 @@ def run_backward(
     np.dot(user_back, user_layer.T, d_own)
     product = flat[ends[2] : ends[3]]
     d_product = d_flat[ends[2] : ends[3]]
-    _backprop_products(slope, product, own_met, item_met, d_product, d_own_met, d_item_met)
+    _backprop_elementwise_products(slope, product, own_met, item_met, d_product, d_own_met, d_item_met)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -224,7 +224,7 @@ def turn_logits_into_slopes(logit: Floats, label: Floats, weight: Floats) -> Non
 
 
 @njit(nogil=True, cache=True)
-def gather_split_rows(rows: Floats, which: Longs, met: Floats, item: Floats) -> None:
+def gather_product_and_tower_rows(rows: Floats, which: Longs, met: Floats, item: Floats) -> None:
     """Rows of a table, in two: what is multiplied, and what climbs."""
     g = met.shape[1]
     w = rows.shape[1]
@@ -257,8 +257,8 @@ def compute_tower_slopes(
     own_met = np.empty((n, g), np.float32)
     item_climb = np.empty((n, d), np.float32)
     item_met = np.empty((n, g), np.float32)
-    gather_split_rows(users, user, own_met, own)
-    gather_split_rows(items, item, item_met, item_climb)
+    gather_product_and_tower_rows(users, user, own_met, own)
+    gather_product_and_tower_rows(items, item, item_met, item_climb)
     up = np.empty(n * sizes.sum(), np.float32)
     logit = np.empty(n, np.float32)
     run_forward(flat, at, sizes, own, own_met, item_climb, item_met, up, logit)
@@ -301,8 +301,8 @@ def compute_tower_logits(
     own_met = np.empty((len(user), g), np.float32)
     item_climb = np.empty((n, d), np.float32)
     item_met = np.empty((n, g), np.float32)
-    gather_split_rows(users, user, own_met, own)
-    gather_split_rows(items, item, item_met, item_climb)
+    gather_product_and_tower_rows(users, user, own_met, own)
+    gather_product_and_tower_rows(items, item, item_met, item_climb)
     up = np.empty(n * sizes.sum(), np.float32)
     logit = np.empty(n, np.float32)
     run_forward(flat, compute_piece_offsets(sizes, d, g), sizes, own, own_met, item_climb, item_met, up, logit)

@@ -9,7 +9,7 @@ from tacita.core.types import Floats, Ints, Longs
 from tacita.kernels.adam import adam_step_row, adam_step_used_rows
 from tacita.kernels.tower import (
     compute_piece_offsets,
-    gather_split_rows,
+    gather_product_and_tower_rows,
     run_backward,
     run_forward,
     turn_logits_into_slopes,
@@ -94,7 +94,7 @@ def run_tower_steps(
                 own[0] = private[c, g:]
                 item = np.empty((m, d), np.float32)
                 item_met = np.empty((m, g), np.float32)
-                gather_split_rows(own_rows, used, item_met, item)
+                gather_product_and_tower_rows(own_rows, used, item_met, item)
                 up = np.empty(m * many, np.float32)
                 logit = np.empty(m, np.float32)
                 run_forward(shared, at, sizes, own, own_met, item, item_met, up, logit)

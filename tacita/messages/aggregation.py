@@ -36,7 +36,7 @@ class UploadAccumulator:
             return
         for name, value in upload.values.items():
             spec = self.specs[name]
-            self.n_bytes += value.count_bytes(spec)
+            self.n_bytes += value.count_total_bytes(spec)
 
     def compute_total(self) -> Total:
         return self.sum

@@ -130,7 +130,7 @@ class SparseRows:
             value=np.concatenate([first.value, second.value]),
         )
 
-    def count_bytes(self, field: Spec) -> float:
+    def count_total_bytes(self, field: Spec) -> float:
         """Four per number and per id; the channel names the client."""
         n_numbers = self.value.size + self.item.size
         return 4.0 * n_numbers
@@ -183,7 +183,7 @@ class DenseArrays:
         value = np.concatenate([other.value, self.value])
         return DenseArrays(value)
 
-    def count_bytes(self, field: Spec) -> float:
+    def count_total_bytes(self, field: Spec) -> float:
         return 4.0 * self.value.size
 
 
@@ -199,7 +199,7 @@ class _Statistic:
     def prepend(self, other: Any, shift: int) -> Any:
         raise TacitaError("a person's statistic is their history: it is summed, never seen by itself.")
 
-    def count_bytes(self, field: Spec) -> float:
+    def count_total_bytes(self, field: Spec) -> float:
         n_clients = len(np.unique(self.client))
         return field.n_bytes * n_clients
 

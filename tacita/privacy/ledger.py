@@ -226,7 +226,7 @@ class Ledger:
         n_like = np.zeros(people, np.int64)
         other_loss = np.zeros(people, np.int64)
         for column in self._find_columns_by_law("sampled"):
-            if self._short_name(column) == EARLIER_ROUNDS:
+            if self._shorten_name(column) == EARLIER_ROUNDS:
                 continue
             own_event = self.events[column]
             counts = spent[:, column]
@@ -245,7 +245,7 @@ class Ledger:
         """
         columns = []
         for column in self._find_columns_by_law("gaussian"):
-            if self._short_name(column) not in (what, EARLIER_ROUNDS):
+            if self._shorten_name(column) not in (what, EARLIER_ROUNDS):
                 columns.append(column)
         mu2 = sum_spent(account, columns)
         pure = sum_spent(account, self._find_columns_by_law("pure"))
@@ -270,7 +270,7 @@ class Ledger:
 
     # Which column counts what
 
-    def _short_name(self, column: int) -> str:
+    def _shorten_name(self, column: int) -> str:
         """The name of a release without that of its ledger, where several were joined."""
         return self.names[column].rpartition(": ")[2]
 

@@ -126,8 +126,8 @@ class SecureSumClient:
         self._revealed_for: frozenset[int] | None = None
 
     def make_keyring(self) -> Keyring:
-        mask_key = _public_bytes(self._key)
-        channel_key = _public_bytes(self._channel)
+        mask_key = _encode_public_key(self._key)
+        channel_key = _encode_public_key(self._channel)
         return Keyring(mask_key, channel_key)
 
     def share_secrets(self, others: Mapping[int, Keyring]) -> SealedMessages:
@@ -144,7 +144,7 @@ class SecureSumClient:
             number, mask_share = mask_shares[place]
             _, key_share = key_shares[place]
             message = bytes([number]) + mask_share + key_share
-            key = self._channel_key(neighbour)
+            key = self._derive_channel_key(neighbour)
             sealed[neighbour] = _seal_message(key, self.number, neighbour, message)
         return sealed
 
@@ -186,13 +186,13 @@ class SecureSumClient:
             revealed[neighbour] = (shares.number, share)
         return revealed
 
-    def _channel_key(self, neighbour: int) -> bytes:
+    def _derive_channel_key(self, neighbour: int) -> bytes:
         """The key of letters between this client and a neighbour."""
         other = self._neighbours[neighbour].channel
         return _agree_secret(self._channel, other, "letter")
 
     def _open_letter(self, neighbour: int, letter: bytes) -> SeedShares:
-        key = self._channel_key(neighbour)
+        key = self._derive_channel_key(neighbour)
         message = _unseal_message(key, neighbour, self.number, letter)
         number = message[0]
         shares = message[1:]
@@ -240,7 +240,7 @@ class SecureSumServer:
     def _remove_pair_masks(self, total: Keys, client: int, seed: bytes, partners: Sequence[int]) -> Keys:
         """Remove the masks that partners added for a client whose own upload does not cancel them."""
         key = _derive_key(seed)
-        if _public_bytes(key) != self.keyrings[client].mask:
+        if _encode_public_key(key) != self.keyrings[client].mask:
             raise TacitaError("the shares of a client's key do not fit together; the sum was not opened.")
         for partner in partners:
             keyring = self.keyrings[partner]
@@ -360,7 +360,7 @@ def _derive_key(seed: bytes) -> Any:
     return X25519PrivateKey.from_private_bytes(secret)
 
 
-def _public_bytes(key: Any) -> bytes:
+def _encode_public_key(key: Any) -> bytes:
     public_key = key.public_key()
     return bytes(public_key.public_bytes_raw())
 

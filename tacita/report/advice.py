@@ -19,14 +19,16 @@ def list_advice(config: RunConfig, result: Mapping[str, Any]) -> list[str]:
     if capped:
         listed = ", ".join(map(str, capped))
         plural = "s" if len(capped) > 1 else ""
-        command = f"{_command(config)} --rounds {2 * config.train.rounds}"
+        command = f"{_format_command(config)} --rounds {2 * config.train.rounds}"
         advice.append(
             f"Not converged: validation still rose at the last rounds of block{plural} {listed} "
             f"(train.rounds = {config.train.rounds}). Go further with `{command}`."
         )
     backbone = str(config.backbone.get("name", "mf"))
     if _is_beaten(config, result) and not exchanges_once(backbone):
-        advice.append(f"A control is better. Try what fits these data best: `tacita train --data {_data(config)}`.")
+        advice.append(
+            f"A control is better. Try what fits these data best: `tacita train --data {_format_data(config)}`."
+        )
     return advice
 
 
@@ -52,10 +54,10 @@ def _is_beaten(config: RunConfig, result: Mapping[str, Any]) -> bool:
     return any(score > own for score in scores)
 
 
-def _command(config: RunConfig) -> str:
+def _format_command(config: RunConfig) -> str:
     backbone = str(config.backbone.get("name", "mf"))
-    return f"tacita train --data {_data(config)} --backbone {backbone} --method {config.method}"
+    return f"tacita train --data {_format_data(config)} --backbone {backbone} --method {config.method}"
 
 
-def _data(config: RunConfig) -> str:
+def _format_data(config: RunConfig) -> str:
     return shlex.quote(config.data)

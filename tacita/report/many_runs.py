@@ -119,7 +119,7 @@ def _build_seed_spread_table(runs: Sequence[RunData]) -> list[PageTable]:
     for group in groups:
         if len(group.runs) > 1:
             metrics = group.runs[0].metrics
-            rows += [_seed_row(group, metric) for metric in metrics]
+            rows += [_make_seed_row(group, metric) for metric in metrics]
     if not rows:
         return []
     head = cells("what", "metric", "runs", "mean ± 95 %", "lowest", "highest")
@@ -134,7 +134,7 @@ def _build_seed_spread_table(runs: Sequence[RunData]) -> list[PageTable]:
     return [PageTable(". ".join(sentences), head, rows)]
 
 
-def _seed_row(group: SeedGroup, metric: str) -> list[TableCell]:
+def _make_seed_row(group: SeedGroup, metric: str) -> list[TableCell]:
     mean, half = group.means[metric]
     values = [run.mean[metric] for run in group.runs]
     names = dict.fromkeys([group.method, group.backbone])

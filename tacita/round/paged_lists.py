@@ -201,7 +201,7 @@ class PagedLists:
         first = self._first[users]
         count = self.count[users]
         is_longer = np.diff(ptr) > 0
-        is_longest = self._longest_copies(first) == count
+        is_longest = self._find_longest_copy_lengths(first) == count
         added = _to_ragged(ptr, columns)
         apart = np.flatnonzero(is_longer & ~is_longest)
         in_place = np.flatnonzero(is_longer & is_longest)
@@ -212,7 +212,7 @@ class PagedLists:
             self._pool.extend(first[in_place], count[in_place], entries.ptr, _to_columns(entries))
             self.count[users[in_place]] += entries.counts()
 
-    def _longest_copies(self, first: Ints) -> Longs:
+    def _find_longest_copy_lengths(self, first: Ints) -> Longs:
         """The length of the longest copy of each list; -1 for one without pages."""
         longest = np.full(len(first), -1)
         has_pages = first != NONE

@@ -125,14 +125,14 @@ class LoadedRun:
             self.plan,
             self.server,
             self.clients,
-            self._last_block(),
+            self._build_last_block(),
             derive_keys(self.saved.ids["users"]),
             self.plan.broadcast_serving(self.server),
             "serve",
             past,
         )
 
-    def _last_block(self) -> Block:
+    def _build_last_block(self) -> Block:
         """The block after which the run ended, with what devices read of it and nothing to test."""
         n_users = self.clients.n_users
         current = read_lists(self.saved.client_arrays, "current")

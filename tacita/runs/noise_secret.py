@@ -45,7 +45,7 @@ def with_reproducible_noise(config: RunConfig) -> RunConfig:
 
 def store_secret(folder: Path, secret: str) -> None:
     """Keep the secret of a run that begins, for as long as it trains."""
-    place = _secret_path(folder)
+    place = _find_secret_path(folder)
     try:
         place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         place.parent.chmod(0o700)
@@ -60,7 +60,7 @@ def store_secret(folder: Path, secret: str) -> None:
 
 def read_secret(folder: Path) -> str | None:
     """The secret of a run that was killed; None: this folder has none here."""
-    place = _secret_path(folder)
+    place = _find_secret_path(folder)
     if not place.is_file():
         return None
     stored = read_json(place)
@@ -72,7 +72,7 @@ def read_secret(folder: Path) -> str | None:
 
 def hold_ranks(folder: Path, n_ranks: int) -> int:
     """On how many ranks a run with a secret began; the first call says so."""
-    place = _secret_path(folder)
+    place = _find_secret_path(folder)
     stored = read_json(place)
     if "ranks" not in stored:
         write_json(place, {**stored, "ranks": n_ranks})
@@ -83,7 +83,7 @@ def hold_ranks(folder: Path, n_ranks: int) -> int:
 def delete_secret(folder: Path) -> None:
     """Nobody needs the secret of a run that is trained, or that failed."""
     with contextlib.suppress(OSError):
-        _secret_path(folder).unlink(missing_ok=True)
+        _find_secret_path(folder).unlink(missing_ok=True)
 
 
 def missing_secret_error(folder: Path) -> TacitaError:
@@ -93,7 +93,7 @@ def missing_secret_error(folder: Path) -> TacitaError:
     )
 
 
-def _secret_path(folder: Path) -> Path:
+def _find_secret_path(folder: Path) -> Path:
     name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()
     return state_dir() / "noise" / f"{name[:32]}.json"
 

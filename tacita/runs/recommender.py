@@ -146,7 +146,7 @@ class Recommender:
 
     def recommend(self, users: Ids | None = None, k: int = 10, **options: Any) -> Any:
         """The k best items of one user, of several, or of everybody; see `Run.recommend`."""
-        return self._convert(self.fitted_run.recommend(_to_ids(users), k, **options))
+        return self._to_pandas_if_given(self.fitted_run.recommend(_to_ids(users), k, **options))
 
     def predict(self, X: Any) -> np.ndarray[Any, Any]:
         """The score of every row's user and item; NaN where the run does not know one of them."""
@@ -166,11 +166,11 @@ class Recommender:
 
     def explain(self, user: Id, item: Id, k: int = 5) -> Any:
         """The user's own items that speak most for an item; see `Run.explain`."""
-        return self._convert(self.fitted_run.explain(user, item, k))
+        return self._to_pandas_if_given(self.fitted_run.explain(user, item, k))
 
     def similar(self, item: Id, k: int = 10) -> Any:
         """The items that are most like another; see `Run.similar`."""
-        return self._convert(self.fitted_run.similar(item, k))
+        return self._to_pandas_if_given(self.fitted_run.similar(item, k))
 
     def evaluate(self, holdout: Any, k: int = 10) -> dict[str, float]:
         """Recall, hit rate and NDCG at k on a table of held-out interactions of users that the run knows."""
@@ -224,7 +224,7 @@ class Recommender:
         recommender._gives_pandas = False
         return recommender
 
-    def _convert(self, frame: Frame) -> Any:
+    def _to_pandas_if_given(self, frame: Frame) -> Any:
         """Pandas where pandas went in."""
         return to_pandas(frame) if self._gives_pandas else frame
 

@@ -17,7 +17,7 @@ from tacita import __version__
 from tacita.core.errors import TacitaError
 from tacita.web import schemas
 from tacita.web.answers import ListOptions, NotInRun, RunAnswers, RunUnreadable, unknown_user_error
-from tacita.web.guard import CallGuard, JsonAnswer, refuse
+from tacita.web.guard import CallGuard, JsonAnswer, make_refusal
 from tacita.web.limits import MOST_ITEMS, MOST_K, MOST_LETTERS, MOST_REASONS, check_batch
 from tacita.web.reference_page import render_reference
 from tacita.web.scoring_queue import Busy, ScoringQueue
@@ -173,24 +173,24 @@ def to_texts(raw_ids: list[str] | list[str | int] | None) -> list[str]:
 def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(NotInRun)
     async def unknown_id(request: Request, error: NotInRun) -> Response:
-        return refuse(404, str(error))
+        return make_refusal(404, str(error))
 
     @app.exception_handler(TacitaError)
     async def refused_call(request: Request, error: TacitaError) -> Response:
-        return refuse(400, str(error))
+        return make_refusal(400, str(error))
 
     @app.exception_handler(Busy)
     async def busy(request: Request, error: Busy) -> Response:
-        return refuse(503, "too many calls are waiting; try again in a second.")
+        return make_refusal(503, "too many calls are waiting; try again in a second.")
 
     @app.exception_handler(RunUnreadable)
     async def unreadable_run(request: Request, error: RunUnreadable) -> Response:
-        return refuse(503, "the run cannot be read just now; the server's log says why.")
+        return make_refusal(503, "the run cannot be read just now; the server's log says why.")
 
     @app.exception_handler(AnyHTTPException)
     async def http_error(request: Request, error: AnyHTTPException) -> Response:
         reason = HTTP_REASONS.get(error.status_code, str(error.detail))
-        return refuse(error.status_code, f"{reason}; /docs lists the calls.")
+        return make_refusal(error.status_code, f"{reason}; /docs lists the calls.")
 
     @app.exception_handler(RequestValidationError)
     async def malformed_call(request: Request, error: RequestValidationError) -> Response:
@@ -198,11 +198,11 @@ def _add_error_handlers(app: FastAPI) -> None:
         place = problem["loc"][1:]
         is_body = not place or problem["type"] == "json_invalid"
         if is_body:
-            return refuse(422, NO_JSON)
+            return make_refusal(422, NO_JSON)
         reason = problem["msg"][:200]
-        return refuse(422, f"{str(place[0])[:100]}: {reason}; /docs lists the calls.")
+        return make_refusal(422, f"{str(place[0])[:100]}: {reason}; /docs lists the calls.")
 
     @app.exception_handler(Exception)
     async def failure(request: Request, error: Exception) -> Response:
         log.error("a call to %s failed: %s", request.url.path, type(error).__name__, exc_info=error)
-        return refuse(500, "this call failed for a reason of the server's own; its log says why.")
+        return make_refusal(500, "this call failed for a reason of the server's own; its log says why.")

@@ -44,7 +44,7 @@ class JsonAnswer(Response):
         return text.encode("utf-8", "replace")
 
 
-def refuse(status: int, sentence: str) -> JsonAnswer:
+def make_refusal(status: int, sentence: str) -> JsonAnswer:
     headers = {"www-authenticate": "Bearer"} if status == 401 else {}
     return JsonAnswer({"error": sentence}, status, headers)
 
@@ -74,9 +74,9 @@ class CallGuard:
                 async with asyncio.timeout(BODY_SECONDS):
                     receive = await _read_body(receive)
             except BodyTooLong:
-                refusal = refuse(413, TOO_LONG)
+                refusal = make_refusal(413, TOO_LONG)
             except TimeoutError:
-                refusal = refuse(408, TOO_SLOW)
+                refusal = make_refusal(408, TOO_SLOW)
         if refusal is not None:
             await refusal(scope, receive, send)
             return
@@ -85,11 +85,11 @@ class CallGuard:
     def _find_refusal(self, path: str, headers: Headers) -> JsonAnswer | None:
         """The first reason not to pass a call on; None: it may pass."""
         if self._local_only and not _names_this_machine(headers.getlist("host")):
-            return refuse(421, NOT_LOCAL)
+            return make_refusal(421, NOT_LOCAL)
         if path not in OPEN_PATHS and not self._admits_token(headers.getlist("authorization")):
-            return refuse(401, NEEDS_TOKEN)
+            return make_refusal(401, NEEDS_TOKEN)
         if _is_too_long(headers.get("content-length", "0")):
-            return refuse(413, TOO_LONG)
+            return make_refusal(413, TOO_LONG)
         return None
 
     def _admits_token(self, credentials: list[str]) -> bool:

@@ -107,7 +107,7 @@ class ShardedDevices:
         fields, arrays = encode_model(server)
         replies = self.ask("list-active", fields, arrays)
         active = np.sort(np.concatenate([reply.arrays["active"] for reply in replies]))
-        last = _find_last_validator(replies, self.federation.config.evaluate.valid_users)
+        last = _find_validator_hash_limit(replies, self.federation.config.evaluate.valid_users)
         self.ask("open-roll", {**fields, "last_validator": last}, {**arrays, "active": active})
         self._roll = (server.block, len(active))
         return len(active)
@@ -277,7 +277,7 @@ def _join_lists(lists: Sequence[Ragged]) -> Ragged:
     return joined
 
 
-def _find_last_validator(replies: Sequence[RankReply], most: int) -> int | None:
+def _find_validator_hash_limit(replies: Sequence[RankReply], most: int) -> int | None:
     """The largest hash among the users who validate; None: all do."""
     if not most:
         return None

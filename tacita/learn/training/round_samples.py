@@ -28,15 +28,15 @@ class RoundSamples:
 
     def list_epoch_indices(self, draw: int) -> Longs:
         """The samples of one draw and those of parts, user by user."""
-        return _interleave_spans(self._positive_spans, self._negative_spans(draw), self._part_spans)
+        return _interleave_spans(self._positive_spans, self._find_negative_spans(draw), self._part_spans)
 
     def list_draw_indices(self, draw: int) -> Longs:
         """The positives and the negatives of one draw, user by user."""
-        return _interleave_spans(self._positive_spans, self._negative_spans(draw))
+        return _interleave_spans(self._positive_spans, self._find_negative_spans(draw))
 
     def list_negative_indices(self, draw: int) -> Longs:
         """The negatives of one draw, user by user."""
-        starts, counts = self._negative_spans(draw)
+        starts, counts = self._find_negative_spans(draw)
         return expand_spans(starts, counts)
 
     @property
@@ -47,7 +47,7 @@ class RoundSamples:
     def _part_spans(self) -> Spans:
         return self.ptr[1:] - self.part_samples, self.part_samples
 
-    def _negative_spans(self, draw: int) -> Spans:
+    def _find_negative_spans(self, draw: int) -> Spans:
         starts = self.ptr[:-1] + self.positives + draw * self.negatives
         return starts, self.negatives
 

@@ -208,7 +208,7 @@ def _send_framed(line: socket.socket, body: bytes, deadline: float, most: int) -
 def _send_all(line: socket.socket, view: memoryview, deadline: float) -> None:
     done = 0
     while done < len(view):
-        line.settimeout(_remaining_seconds(deadline))
+        line.settimeout(_count_remaining_seconds(deadline))
         done += line.send(view[done : done + _PIECE])
 
 
@@ -227,7 +227,7 @@ def _read_exactly(line: socket.socket, size: int, deadline: float) -> bytes | No
     parts: list[bytes] = []  # grows as bytes arrive, so a false length allocates nothing
     missing = size
     while missing:
-        line.settimeout(_remaining_seconds(deadline))
+        line.settimeout(_count_remaining_seconds(deadline))
         part = line.recv(min(missing, _PIECE))
         if not part:
             return None
@@ -236,7 +236,7 @@ def _read_exactly(line: socket.socket, size: int, deadline: float) -> bytes | No
     return b"".join(parts)
 
 
-def _remaining_seconds(deadline: float) -> float:
+def _count_remaining_seconds(deadline: float) -> float:
     remaining = deadline - time.monotonic()
     if remaining <= 0:
         raise TimeoutError

@@ -34,7 +34,7 @@ def summarize_run(row: RunRow, stopped: str | None) -> JsonObject:
         "under way": has_open_block and stopped is None,
         "blocks done": n_done,
         "blocks opened": row.opened,
-        "round": _current_round(row) if has_open_block else 0,
+        "round": _find_current_round(row) if has_open_block else 0,
         "rounds": build_plan(row.config).learner.rounds,
         "backbone": str(row.config.backbone["name"]),
         "method": row.config.method,
@@ -45,7 +45,7 @@ def summarize_run(row: RunRow, stopped: str | None) -> JsonObject:
     }
 
 
-def _current_round(row: RunRow) -> int:
+def _find_current_round(row: RunRow) -> int:
     """The round of the block that is being trained; 0: none has ended."""
     if row.note is None or not row.note["plain"]["in_block"]:
         return 0

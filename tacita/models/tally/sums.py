@@ -130,17 +130,17 @@ def _find_triangle_rows(at: Longs) -> Longs:
     """The row of each place in a lower triangle."""
     is_ascending = len(at) > 1 and (at[1:] >= at[:-1]).all()
     if is_ascending:  # rows follow each other: find where each begins
-        last_row = int(_solve_triangle_row(at[-1]))
+        last_row = int(_compute_fractional_row(at[-1]))
         rows = np.arange(last_row + 3, dtype=np.int64)
         starts = np.searchsorted(at, count_triangle(rows))
         sizes = np.diff(starts)
         return np.repeat(rows[:-1], sizes)
-    row: Longs = _solve_triangle_row(at).astype(np.int64)
+    row: Longs = _compute_fractional_row(at).astype(np.int64)
     row -= count_triangle(row) > at  # the root may have been rounded up
     return row
 
 
-def _solve_triangle_row(at: Any) -> Any:
+def _compute_fractional_row(at: Any) -> Any:
     """The row in which a place of a lower triangle lies, with a fraction."""
     root = np.sqrt(8.0 * at + 1)
     return (root - 1) / 2

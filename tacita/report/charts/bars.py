@@ -90,7 +90,7 @@ def draw_bar_chart(series: Sequence[Series], names: Sequence[str], metric: str, 
 def _draw_bars(page: Sheet, axes: Axes, bars: Series, names: Sequence[str], offset: float, width: float) -> Any:
     """One bar for every block, each with its tip."""
     places = [block + offset for block in range(len(names))]
-    heights = [_height(value) for value in bars.values]
+    heights = [_zero_if_not_finite(value) for value in bars.values]
     handle = axes.bar(places, heights, width * 0.95, color=bars.style.hex)
     for value, patch, name in zip(bars.values, handle, names, strict=True):
         tip = f"{bars.name}, block {name}: {format_short(value)}"
@@ -103,9 +103,9 @@ def _write_numbers(axes: Axes, bars: Series, offset: float, pixels: float) -> No
     for block, value in enumerate(bars.values):
         needed = ROOM_FOR_NUMBER if math.isfinite(value) else ROOM_FOR_DASH
         if pixels >= needed:
-            top = (block + offset, _height(value))
+            top = (block + offset, _zero_if_not_finite(value))
             axes.annotate(format_short(value), top, (0, 3), "data", "offset points", ha="center", size=SMALL)
 
 
-def _height(value: float) -> float:
+def _zero_if_not_finite(value: float) -> float:
     return value if math.isfinite(value) else 0.0

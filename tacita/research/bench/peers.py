@@ -137,7 +137,7 @@ def tune_als(federation: Federation) -> dict[str, Any]:
     best = SETTINGS[0]
     for settings in SETTINGS:
         scorer = train_als(settings, block)
-        valid = _mean_ndcg(evaluate_scorer(federation, validators, scorer, "valid"))
+        valid = _compute_mean_ndcg(evaluate_scorer(federation, validators, scorer, "valid"))
         print(f"ALS, {settings.describe()}: validation {valid:.4f}", file=sys.stderr)
         if valid > best_valid:
             best_valid = valid
@@ -145,7 +145,7 @@ def tune_als(federation: Federation) -> dict[str, Any]:
     began = time.perf_counter()
     scorer = train_als(best, build_test_block(federation, block))
     seconds = time.perf_counter() - began
-    ndcg = _mean_ndcg(evaluate_scorer(federation, block, scorer))
+    ndcg = _compute_mean_ndcg(evaluate_scorer(federation, block, scorer))
     return {"settings": best.describe(), "valid": best_valid, "ndcg": ndcg, "seconds": seconds}
 
 
@@ -169,7 +169,7 @@ def train_als(settings: AlsSettings, block: Block) -> ScoreUsers:
     return score_users
 
 
-def _mean_ndcg(evaluation: Evaluation) -> float:
+def _compute_mean_ndcg(evaluation: Evaluation) -> float:
     return evaluation.compute_means()[METRIC]
 
 

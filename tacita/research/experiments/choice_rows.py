@@ -66,7 +66,7 @@ class ChoiceRow:
         return self.find_word("forgets").startswith(("trains again", "retrain"))
 
     @property
-    def outcome(self) -> tuple[object, ...]:
+    def run_identity(self) -> tuple[object, ...]:
         """Rows that agree in this are one run."""
         seeds = []
         for line in self.lines:
@@ -98,12 +98,12 @@ def build_rows(experiment: Experiment, cells: Cells, lines: CellLines) -> list[C
     for (name, backbone), finished in groups.items():
         label = experiment.variants[name].label
         row = ChoiceRow(name, label, backbone, finished)
-        outcome = row.outcome
-        if outcome in rows:
-            first = rows[outcome]
+        identity = row.run_identity
+        if identity in rows:
+            first = rows[identity]
             same_runs = (*first.same_runs, label)
             row = replace(first, same_runs=same_runs)
-        rows[outcome] = row
+        rows[identity] = row
     return sorted(rows.values(), key=lambda row: -row.compute_mean(QUALITY))
 
 

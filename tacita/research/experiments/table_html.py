@@ -46,7 +46,7 @@ def render_html(
     else:
         reading = reading.partition(";")[0] + "."
     page_tables = _build_value_tables(experiment, entries, labels)
-    page_tables += _test_tables(experiment, tests, labels)
+    page_tables += _build_test_tables(experiment, tests, labels)
     page = render(
         "paper.html",
         title=experiment.title,
@@ -142,7 +142,7 @@ def _build_cell(entry: TableEntry | None) -> TableCell:
     return TableCell(format_entry(entry), note=note, note_kind=entry.verdict)
 
 
-def _test_tables(experiment: Experiment, tests: list[PairedComparison], labels: Labels) -> list[PageTable]:
+def _build_test_tables(experiment: Experiment, tests: list[PairedComparison], labels: Labels) -> list[PageTable]:
     if not tests:
         return []
     rows = [format_test(test, labels) for test in tests]

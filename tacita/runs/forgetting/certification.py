@@ -319,10 +319,10 @@ def _list_assumptions(case: CertificateInput) -> list[str]:
         assumptions += report.assumptions
     if case.applied.counts_releases:
         assumptions.append(NOT_COUNTED)
-    return [*_retraining_assumptions(case), *dict.fromkeys(assumptions)]
+    return [*_list_retraining_assumptions(case), *dict.fromkeys(assumptions)]
 
 
-def _retraining_assumptions(case: CertificateInput) -> tuple[str, ...]:
+def _list_retraining_assumptions(case: CertificateInput) -> tuple[str, ...]:
     """What retraining means for the model of this run."""
     if case.applied.remaining.learner.unlearning is None:
         return RETRAINING_ASSUMPTIONS

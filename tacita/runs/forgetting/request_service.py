@@ -93,7 +93,7 @@ def _write_result(
         write_models(applied.remaining, progress, new_folder)
         write_json(new_folder / "result.json", _update_result(folder, applied))
         if request.requests.kind != "share":
-            number = _next_number(folder)
+            number = _find_next_number(folder)
             path = folder / _name_certificate(applied, number)
             case = CertificateInput(
                 saved=saved,
@@ -117,7 +117,7 @@ def _write_result(
     )
 
 
-def _next_number(folder: Path) -> int:
+def _find_next_number(folder: Path) -> int:
     numbers = [parse_certificate_number(path) for path in list_certificates(folder)]
     return 1 + max(numbers, default=0)
 

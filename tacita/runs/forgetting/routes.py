@@ -124,7 +124,7 @@ def _route_withdrawal(plan: Plan, request: ResolvedRequest, shares: SharedItems)
     if counts.shared and of_shared:
         sharers = _quote_names(of_shared)
         reason = f"{counts.shared} of the interactions were shared, and {sharers} takes shared ones back."
-        return UnlearningRoute(_part_names(of_shared), reason, f"{LOCAL_STAYS} {late}".strip())
+        return UnlearningRoute(_list_part_names(of_shared), reason, f"{LOCAL_STAYS} {late}".strip())
     if counts.shared:
         return _route_retraining(plan, f"{unlearners} does not take back what was shared")
     only = "whole people only" if "people" in list_unlearning_scopes(plan) else "what was shared only"
@@ -146,7 +146,7 @@ def _route_shared(plan: Plan, of_shared: Sequence[Part], n_shared: int, late: st
         unlearners = _quote_names(plan.forgetting_parts)
         return _route_retraining(plan, f"{unlearners} does not take back what was shared")
     reason = f"all {n_shared} interactions were shared, and {_quote_names(of_shared)} takes shared ones back."
-    return UnlearningRoute(_part_names(of_shared), reason, late)
+    return UnlearningRoute(_list_part_names(of_shared), reason, late)
 
 
 def _route_local(plan: Plan, of_local: Sequence[Part], of_shared: Sequence[Part]) -> UnlearningRoute:
@@ -158,7 +158,7 @@ def _route_local(plan: Plan, of_local: Sequence[Part], of_shared: Sequence[Part]
     has_people_only = all("local" not in list_forgetting_scope(part) for part in of_local)
     reach = "takes whole people out of the model" if has_people_only else "takes back what devices learned from"
     reason = f"{rest}, and {_quote_names(of_local)} {reach}."
-    return UnlearningRoute(_part_names(parts), reason)
+    return UnlearningRoute(_list_part_names(parts), reason)
 
 
 def _route_retraining(plan: Plan, because: str) -> UnlearningRoute:
@@ -172,7 +172,7 @@ def sends_substitutes(plan: Plan) -> bool:
     return any(implements(part, "redact") and not list_forgetting_scope(part) for part in plan.parts)
 
 
-def _part_names(parts: Sequence[Part]) -> tuple[str, ...]:
+def _list_part_names(parts: Sequence[Part]) -> tuple[str, ...]:
     return tuple(part.name for part in parts)
 
 

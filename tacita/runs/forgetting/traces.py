@@ -170,10 +170,10 @@ def compute_auc(members: Doubles, others: Doubles) -> float:
     """How often a member's score is above another's, ties half; groups of any size."""
     scores = np.concatenate([members, others])
     is_member = np.append(np.ones(len(members)), np.zeros(len(others)))
-    return _weighted_auc(scores, is_member, 1.0 - is_member)
+    return _compute_weighted_auc(scores, is_member, 1.0 - is_member)
 
 
-def _weighted_auc(score: Doubles, positive: Doubles, negative: Doubles) -> float:
+def _compute_weighted_auc(score: Doubles, positive: Doubles, negative: Doubles) -> float:
     order = np.argsort(score, kind="stable")
     scores = score[order]
     positives = positive[order]
@@ -237,7 +237,7 @@ def compute_auc_interval(members: Doubles, others: Doubles, owner: Longs, seed: 
     """A 95 % interval of the AUC, people resampled."""
     if _count_people(owner) < 2:
         return [float("nan"), float("nan")]
-    return _central_interval(resample_aucs((members, others), owner, seed))
+    return _compute_central_interval(resample_aucs((members, others), owner, seed))
 
 
 def compute_difference_interval(first: PairScores, second: PairScores, owner: Longs, seed: int) -> list[float]:
@@ -246,10 +246,10 @@ def compute_difference_interval(first: PairScores, second: PairScores, owner: Lo
         return [float("nan"), float("nan")]
     first_aucs = resample_aucs((first.members, first.others), owner, seed)
     second_aucs = resample_aucs((second.members, second.others), owner, seed)
-    return _central_interval(first_aucs - second_aucs)
+    return _compute_central_interval(first_aucs - second_aucs)
 
 
-def _central_interval(values: Doubles) -> list[float]:
+def _compute_central_interval(values: Doubles) -> list[float]:
     low, high = np.percentile(values, [2.5, 97.5])
     return [float(low), float(high)]
 
