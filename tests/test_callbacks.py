@@ -190,6 +190,16 @@ def test_under_a_budget_only_the_place_in_the_run_is_tracked(memory: Memory) -> 
     assert "test/ndcg@20" in without_budget.names
 
 
+def test_the_seed_of_reproducible_noise_is_not_tracked(memory: Memory) -> None:
+    """Items told by PDC-FRS have an epsilon each and no ledger."""
+    tc.train(
+        DATA, out="run", track="memory", backbone="tally", split={"kind": "random"},
+        privacy={"reproducible_noise": True},
+    )  # fmt: skip
+    assert memory.settings["privacy.reproducible_noise"] == "True"
+    assert not {"seed", "split.seed"} & memory.settings.keys()
+
+
 def test_a_tracker_of_a_run_that_fails_is_closed(memory: Memory) -> None:
     with pytest.raises(KeyboardInterrupt):
         tc.train(DATA, out="run", track=["memory"], callbacks=[Diary(most_rounds=1)], **QUICK)

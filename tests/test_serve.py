@@ -8,9 +8,11 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 import warnings
@@ -33,7 +35,7 @@ from tacita.runs import served_models, serving, training
 from tacita.runs.assembly import ALL_CORES
 from tacita.runs.default_model import resolve_model
 from tacita.runs.served_models import ModelCache, serve_finished_run, serve_newest_block
-from tacita.web import guard, limits
+from tacita.web import connections, guard, limits
 from tacita.web.answers import ListOptions, RunAnswers
 from tacita.web.api import make_serving_app
 from tacita.web.http_server import HttpServer, check_address, is_loopback, read_token
@@ -553,6 +555,30 @@ def test_a_server_on_loopback_answers_many_at_once_and_stops(tally: tc.Run) -> N
     with pytest.raises(urllib.error.URLError):
         fetch(f"{server.url}/health")
     assert not set(threading.enumerate()) - before
+
+
+def test_heads_of_calls_end(tally: tc.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head without end was kept in memory, and callers who send none kept all connections, both without a token."""
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.5)
+    with HttpServer(make_app(tally, TOKEN)) as server:
+
+        def connect(first: bytes) -> socket.socket:
+            caller = socket.create_connection((server.host, server.port), timeout=30)
+            caller.sendall(first)
+            return caller
+
+        with connect(b"GET /health HTTP/1.1\r\n") as endless, pytest.raises((ConnectionResetError, BrokenPipeError)):
+            endless.sendall((b"X-A: " + b"a" * 20_000 + b"\r\n") * 500)
+        for first in (b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: a\r\nX-A: "):
+            with connect(first) as silent:
+                assert silent.recv(100) == b""
+        with connect(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n") as caller:
+            assert b" 200 " in caller.recv(1000)
+            time.sleep(0.7)
+            caller.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert b" 200 " in caller.recv(1000)
+            caller.sendall(b"GET /hea")
+            assert caller.recv(100) == b""
 
 
 @contextlib.contextmanager

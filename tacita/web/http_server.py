@@ -19,6 +19,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from tacita.core.errors import TacitaError
+from tacita.web.connections import BoundedConnection
 
 LOOPBACK = "127.0.0.1"
 TOKEN_VARIABLE = "TACITA_SERVE_TOKEN"
@@ -96,6 +97,7 @@ class HttpServer:
         self.port = int(listener.getsockname()[1])
         config = uvicorn.Config(
             self._app,
+            http=BoundedConnection,
             ws="none",
             log_config=None,
             access_log=False,  # a log of calls would say who was recommended to

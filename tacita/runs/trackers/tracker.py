@@ -77,11 +77,11 @@ def withhold_exact_figures(figures: Figures) -> Figures:
 
 
 def list_tracked_settings(start: RunStart) -> dict[str, str]:
-    """Settings by their dotted names, as text; seeds of a run with a budget could take its noise off."""
+    """Settings by their dotted names, as text, without seeds that could take noise off."""
     values = start.config.model_dump(mode="json", exclude=set(LOCAL_SETTINGS))
     settings: dict[str, str] = {"data": start.data}
     _flatten(values, "", settings)
-    if start.states_epsilon:
+    if start.states_epsilon or start.config.privacy.reproducible_noise:
         for seed in SEEDS:
             settings.pop(seed, None)
     return settings
