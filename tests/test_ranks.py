@@ -28,7 +28,7 @@ from tacita.core.types import AnyArray, Doubles, Longs, RoundReplay
 from tacita.data.shards.placement import assign_places
 from tacita.federation.ranks.broadcast_codec import decode_question, decode_specs, encode_question, encode_specs
 from tacita.federation.ranks.client_fields import join_client_fields
-from tacita.federation.ranks.process_group import RankLost
+from tacita.federation.ranks.process_group import RankLost, open_launched_group
 from tacita.federation.ranks.rank_messages import MessageChannel, RankMessage, RankReply, describe_problem
 from tacita.federation.ranks.rank_place import RankPlace, read_launcher_place
 from tacita.federation.ranks.rank_team import RankTeam, compare_ranks, describe_rank
@@ -221,6 +221,15 @@ def test_only_torchrun_places_a_process(monkeypatch: pytest.MonkeyPatch) -> None
     assert read_launcher_place() == RankPlace(1, 1, 1, 1)
 
 
+def test_hosts_want_an_interface_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ranks exchange is not encrypted."""
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    with pytest.raises(TacitaError, match="--rank-interface"):
+        open_launched_group(RankPlace(0, 2, 0, 1), None)
+    with pytest.raises(TacitaError, match="this machine has"):
+        open_launched_group(RankPlace(0, 2, 0, 1), "no-such-network")
+
+
 def test_a_rank_that_fails_ends_the_others() -> None:
     """Else they wait for it, and the test for them."""
     scripts = ["raise SystemExit(3)", "import time; time.sleep(600)"]
@@ -272,6 +281,12 @@ class ThreadGroup:
         content = self._take()
         assert len(content) == length
         return content
+
+    def send_array(self, array: AnyArray, rank: int) -> None:
+        self._outbox.put(array.copy())
+
+    def receive_array(self, array: AnyArray, rank: int) -> None:
+        array[...] = self._take()
 
     def add_up(self, arrays: Sequence[Doubles]) -> None:
         for array in arrays:

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,17 +15,22 @@ import polars as pl
 import pytest
 
 from helpers.command_line import call
+from tacita.core import ragged
 from tacita.core.config import RunConfig, SplitConfig
+from tacita.core.draws import derive_keys
 from tacita.core.errors import TacitaError
-from tacita.core.types import BlockStream
-from tacita.data.shards import row_batches
+from tacita.core.types import BlockStream, Keys, Ragged
+from tacita.data.shards import row_batches, shard_import
 from tacita.data.shards.folder import is_shard_folder, open_shards
 from tacita.data.shards.placement import assign_places, order_shards
 from tacita.data.shards.shard_import import import_shards
 from tacita.data.sources import load_interactions
 from tacita.data.splits import split
 from tacita.data.values import FileHints
+from tacita.federation.evaluation import TrainedState, plan_test, run_evaluation
 from tacita.federation.ranks.shards import take_shard
+from tacita.federation.rounds import begin_block, make_initial_progress
+from tacita.runs import assembly
 from tacita.runs.assembly import Machine, assemble_federation
 from tacita.runs.training import train
 
@@ -105,6 +111,23 @@ def test_files_of_every_kind_have_the_same_shards(clicks: Path, tmp_path: Path, 
     assert collect_lists(open_shards(tmp_path / "other")) == collect_lists(open_shards(tmp_path / "text"))
 
 
+def test_each_person_is_hashed_once_and_not_in_every_batch(
+    clicks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key takes microseconds, and there may be ten million people in a hundred batches."""
+    n_hashed = 0
+
+    def count_hashed(owners: Sequence[str]) -> Keys:
+        nonlocal n_hashed
+        n_hashed += len(owners)
+        return derive_keys(owners)
+
+    monkeypatch.setattr(row_batches, "BATCH_BYTES", 1000)
+    monkeypatch.setattr(shard_import, "derive_keys", count_hashed)
+    import_shards(clicks, tmp_path / "shards", 4, SplitConfig(kind="random"), FileHints())
+    assert n_hashed == N_USERS
+
+
 def test_people_of_a_rank_stand_side_by_side(clicks: Path, tmp_path: Path) -> None:
     """So that a rank maps its own rows and copies none."""
     import_shards(clicks, tmp_path / "shards", 8, SplitConfig(kind="random"), FileHints())
@@ -142,6 +165,7 @@ def test_a_run_on_shards_has_the_same_bits_on_ranks(clicks: Path, tmp_path: Path
     import_shards(clicks, shards, 4, SplitConfig(), FileHints())
     arguments = ["train", "--data", shards, "--backbone", "mf", "--method", method, "--rounds", 2]
     arguments += ["--set", "train.aggregator=ideal", "--no-controls", "--quiet"]
+    arguments += ["--set", "evaluate.valid_users=10", "--set", "evaluate.test_users=15"]
     if method == "f3crec":
         arguments += ["--set", "replay.top_n=10"]
     for n_ranks in (1, 2):
@@ -150,6 +174,74 @@ def test_a_run_on_shards_has_the_same_bits_on_ranks(clicks: Path, tmp_path: Path
         assert result.code == 0, result.err
     for name in ("server.safetensors", "clients.safetensors"):
         assert (tmp_path / "run-1" / name).read_bytes() == (tmp_path / "run-2" / name).read_bytes()
+    blocks, blocks_of_ranks = (read_blocks(tmp_path / f"run-{n_ranks}") for n_ranks in (1, 2))
+    assert blocks == blocks_of_ranks
+    assert blocks[0]["users"] == 15
+
+
+def read_blocks(run: Path) -> list[dict[str, object]]:
+    result = json.loads((run / "result.json").read_text(encoding="utf-8"))
+    blocks: list[dict[str, object]] = result["blocks"]
+    return blocks
+
+
+def test_of_some_users_each_has_the_score_they_have_among_all(clicks: Path) -> None:
+    """A test of a sample joins, masks and draws from the lists of the sample alone."""
+    evaluate = {"sampled_negatives": 10, "read": "known"}
+    config = RunConfig.model_validate({"data": str(clicks), "evaluate": evaluate})
+    federation = assemble_federation(config, Machine(1))
+    some = config.evaluate.model_copy(update={"test_users": 9})
+    sampled = replace(federation, config=config.model_copy(update={"evaluate": some}))
+    progress = make_initial_progress(federation)
+    for block in federation.stream.blocks:
+        begin_block(federation, progress, block.index)
+        trained = TrainedState(progress.server, progress.clients)
+        whole = run_evaluation(federation, trained, plan_test(federation, block, "history"))
+        part = run_evaluation(sampled, trained, plan_test(sampled, block, "history"))
+        assert 5 < len(part.users) <= 9  # the mask hides all that a few want
+        for name, values in part.values.items():
+            assert np.array_equal(values, whole.values[name][np.isin(whole.users, part.users)])
+
+
+@pytest.mark.parametrize("kind", ["times", "mixed", "empty"])
+def test_joined_lists_are_those_of_pairs_joined_in_turn(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr(ragged, "_ROWS_AT_ONCE", 3)
+    rng = np.random.default_rng(5)
+    lists = []
+    for number, n_rows in enumerate((4, 7, 7)):
+        counts = rng.integers(0, 4, n_rows) * (kind != "empty")
+        n = int(counts.sum())
+        columns = {"time": rng.integers(0, 99, n), "rating": rng.random(n, np.float32)}
+        if kind == "mixed" and number == 1:
+            del columns["rating"]
+        ptr = np.concatenate([[0], np.cumsum(counts)])
+        lists.append(Ragged(ptr, rng.integers(0, 9, n).astype(np.int32), columns))
+    expected = Ragged.empty(0)
+    for some in lists:
+        expected = expected.join_rows(some)
+    joined = ragged.join_lists(lists)
+    assert np.array_equal(joined.ptr, expected.ptr)
+    assert np.array_equal(joined.ids, expected.ids)
+    assert joined.values.keys() == expected.values.keys()
+    for name, column in expected.values.items():
+        assert joined.values[name].dtype == column.dtype
+        assert np.array_equal(joined.values[name], column)
+    assert ragged.join_lists(lists, with_columns=False).values == {}
+
+
+def test_of_many_people_samples_are_measured(clicks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = str(write_shards(clicks, tmp_path / "shards"))
+    monkeypatch.setattr(assembly, "MANY_USERS", N_USERS)
+    sampled = assemble_federation(RunConfig(data=folder), Machine(1))
+    assert sampled.config.evaluate.test_users == assembly.SAMPLED["test_users"]
+    assert not sampled.config.evaluate.controls
+    assert "evaluate.test_users" in sampled.stream.notes[-1]
+    whole = {"valid_users": 0, "test_users": 0, "controls": True}
+    requested = assemble_federation(RunConfig.model_validate({"data": folder, "evaluate": whole}), Machine(1))
+    assert requested.config.evaluate.test_users == 0
+    assert requested.config.evaluate.controls
+    monkeypatch.setattr(assembly, "MANY_USERS", N_USERS + 1)
+    assert assemble_federation(RunConfig(data=folder), Machine(1)).config.evaluate.test_users == 0
 
 
 def test_a_run_on_shards_recommends_and_forgets(clicks: Path, tmp_path: Path) -> None:

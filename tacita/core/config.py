@@ -224,6 +224,7 @@ class EvaluateConfig(StrictModel):
     valid_users: int = Field(
         0, ge=0, description="users, drawn by their key, who validate a round or a trial; 0: all who can"
     )
+    test_users: int = Field(0, ge=0, description="users, drawn by their key, who are tested in a block; 0: all who can")
     controls: bool = Field(True, description="run the controls beside the method")
     linear_control: bool = Field(
         False, description="run the centralised linear control also where it takes longer than the run"
@@ -288,6 +289,7 @@ _LATER_SETTINGS = {
     "evaluate.hidden_items",
     "evaluate.linear_control",
     "evaluate.read",
+    "evaluate.test_users",
     "evaluate.ties",
     "evaluate.unmasked",
     "evaluate.valid_users",

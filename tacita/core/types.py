@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from tacita.core.flat_indices import find_in_sorted
-from tacita.core.ragged import AnyArray, Arrays, Bools, Doubles, Floats, Ints, Keys, Longs, Ragged
+from tacita.core.ragged import AnyArray, Arrays, Bools, Doubles, Floats, Ints, Keys, Longs, Ragged, join_lists
 
 __all__ = [
     "AnyArray",
@@ -99,21 +99,16 @@ class BlockStream:
     def n_users(self) -> int:
         return len(self.user_ids)
 
-    def collect_history(self, before: int) -> Ragged:
+    def collect_history(self, before: int, with_columns: bool = True) -> Ragged:
         """Everything each user did in blocks 0..before-1, every split, oldest block first."""
-        past = Ragged.empty(0)
+        lists = []
         for block in self.blocks[:before]:
-            past = past.join_rows(block.train)
-            past = past.join_rows(block.valid)
-            past = past.join_rows(block.test)
-        return past
+            lists += [block.train, block.valid, block.test]
+        return join_lists(lists, with_columns)
 
     def collect_train_items(self, up_to: int) -> Ragged:
         """The training items of blocks 0..up_to, per user."""
-        past = Ragged.empty(0)
-        for block in self.blocks[: up_to + 1]:
-            past = past.join_rows(block.train)
-        return past
+        return join_lists([block.train for block in self.blocks[: up_to + 1]])
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,7 @@ from tacita.federation.evaluation import (
     evaluate_block,
     plan_validation,
     run_evaluation,
+    select_validation_items,
 )
 from tacita.federation.scoring import take_user_lists
 from tacita.messages import CohortReply, Spec, Total, Upload, UploadAccumulator, make_accumulator
@@ -93,6 +94,7 @@ class LocalDevices:
     clients: DeviceState
     membership: Membership | None = None
     mask: Ragged | None = None  # what validation does not rank
+    validated: Ragged | None = None  # the validation items of those who validate
     past: Ragged | None = None  # training items of earlier blocks, where the model reads them
     draw_nonce: Callable[[Total], int] | None = None  # a number that the noise of a sum follows, too; None: the lab
     n_known: int = 0  # users of earlier blocks
@@ -133,6 +135,7 @@ class LocalDevices:
             store_part_state(self.clients, view.user, {part.name: part.on_block_start(view)})
         self.membership = None
         self.mask = None
+        self.validated = None
         self.past = None
         self.clients.take_snapshot()
 
@@ -309,6 +312,8 @@ class LocalDevices:
 
     def _charge_eligible(self, federation: Federation, server: ServerState, members: Membership) -> None:
         """What it costs those who could take part, whether they do or not, before anybody answers."""
+        if not federation.charging_parts:
+            return
         block = federation.stream.blocks[server.block]
         users = members.users.take(members.active).ids
         for part in federation.charging_parts:
@@ -350,6 +355,7 @@ class LocalDevices:
         self.clients = empty_local_devices(federation).clients
         self.membership = None
         self.mask = None
+        self.validated = None
         self.past = None
 
     def restore_persistent_state(self, federation: Federation) -> None:
@@ -369,7 +375,9 @@ class LocalDevices:
             self.mask = build_ranking_mask(federation, block, "valid", federation.config.evaluate.mask)
         trained = TrainedState(server, self.clients, broadcast)
         task = plan_validation(federation, block)
-        return run_evaluation(federation, trained, task, self.mask).compute_sums()
+        if self.validated is None:
+            self.validated = select_validation_items(federation, block)
+        return run_evaluation(federation, trained, task, self.mask, self.validated).compute_sums()
 
     def keep_best_round(self, round: int) -> None:
         self.clients.take_snapshot()

@@ -10,7 +10,7 @@ import numpy as np
 
 from tacita.core.config import RunConfig
 from tacita.core.errors import TacitaError
-from tacita.core.types import Block, Bools, Broadcast, Keys, Ragged, ServerState
+from tacita.core.types import Block, Bools, Broadcast, Keys, Longs, Ragged, ServerState
 from tacita.federation.scoring import DeviceScorer
 from tacita.kernels.hashing import hash_owners
 from tacita.metrics import Evaluation, EvaluationRules, evaluate_ranking, sample_candidates
@@ -68,6 +68,7 @@ class EvaluationTask:
     metrics: tuple[str, ...] = ()  # none: those of the run
     cutoffs: tuple[int, ...] = ()
     ranks_valid: bool = False  # the validation items are wanted, whatever the purpose
+    last_tester: int | None = None  # the largest hash of a user who is tested; None: all are
 
 
 Measure = Callable[[EvaluationTask], Evaluation]
@@ -80,9 +81,47 @@ def plan_validation(federation: Federation, block: Block) -> EvaluationTask:
     return EvaluationTask(block.index, "valid", mask, block.index, "valid", (metric,), (k,))
 
 
-def plan_test(block: Block, mask: str) -> EvaluationTask:
+def plan_test(federation: Federation, block: Block, mask: str) -> EvaluationTask:
     """The metrics of the run on a block's test items."""
-    return EvaluationTask(block.index, "test", mask, block.index, "test")
+    last = find_last_tester(federation, block)
+    return EvaluationTask(block.index, "test", mask, block.index, "test", last_tester=last)
+
+
+def find_last_tester(federation: Federation, block: Block) -> int | None:
+    """The largest hash among the `evaluate.test_users` users who are tested in a block; None: all are.
+
+    A number instead of a list, so that every rank knows its own among them.
+    """
+    most = federation.config.evaluate.test_users
+    _, hashes = _hash_testers(federation, block)
+    if not most:
+        return None
+    if len(hashes) <= most:  # of nobody, too: then nobody's lists are joined
+        return int(hashes.max(initial=0))
+    return int(np.partition(hashes, most - 1)[most - 1])
+
+
+def _hash_testers(federation: Federation, block: Block) -> tuple[Longs, Keys]:
+    """The users with test items, and the hashes that decide who is tested."""
+    users = np.flatnonzero(block.test.counts())
+    key = federation.draws.public("testers", block.index)
+    return users, hash_owners(key, federation.stream.user_keys[users])
+
+
+def restrict_to_testers(federation: Federation, block: Block, last_tester: int) -> Federation:
+    """The same with the lists of a block's testers alone, which then are all that is joined and sorted."""
+    users, hashes = _hash_testers(federation, block)
+    testers = users[hashes <= np.uint64(last_tester)]
+    stream = federation.stream
+    blocks = []
+    for other in stream.blocks:
+        known = testers[testers < other.n_users]
+        lists = {role: getattr(other, role).keep_rows(known) for role in ("train", "valid", "test")}
+        blocks.append(replace(other, **lists))
+    low_rated = stream.low_rated
+    if low_rated is not None:
+        low_rated = low_rated.keep_rows(testers[testers < len(low_rated)])
+    return replace(federation, stream=replace(stream, blocks=tuple(blocks), low_rated=low_rated))
 
 
 def run_evaluation(
@@ -94,6 +133,9 @@ def run_evaluation(
 ) -> Evaluation:
     """Measure the devices of a federation; `mask`: the task's, where it was made before; `wanted`: other items."""
     block = federation.stream.blocks[task.block]
+    if task.last_tester is not None:
+        federation = restrict_to_testers(federation, block, task.last_tester)
+        block = federation.stream.blocks[task.block]
     if mask is None:
         masked = federation.stream.blocks[task.masked_block]
         mask = build_ranking_mask(federation, masked, task.masked_part, task.mask)
@@ -213,7 +255,7 @@ def summarise_block(federation: Federation, index: int, measure: Measure) -> tup
     """The scores that stand in a block's result, each measured by `measure`, and those of every user."""
     block = federation.stream.blocks[index]
     config = federation.config.evaluate
-    evaluation = measure(plan_test(block, config.mask))
+    evaluation = measure(plan_test(federation, block, config.mask))
     is_new = np.zeros(federation.stream.n_users, bool)
     is_new[: block.n_users] = block.new_users
     result: dict[str, Any] = {
@@ -225,11 +267,11 @@ def summarise_block(federation: Federation, index: int, measure: Measure) -> tup
     other_mask = "history" if config.mask == "block" else "block"
     other = evaluation
     if block.index > 0 or config.mask == "none":  # before the first block there is no history
-        other = measure(plan_test(block, other_mask))
+        other = measure(plan_test(federation, block, other_mask))
     result[f"mask_{other_mask}"] = other.compute_means()
     result["on_blocks"] = _evaluate_all_blocks(federation, block, evaluation, measure)
     if config.unmasked:
-        result |= rename_unmasked_means(measure(plan_test(block, "none")))
+        result |= rename_unmasked_means(measure(plan_test(federation, block, "none")))
     corrects_serving = any(part.serves & {"correction", "personal_scores"} for part in federation.parts)
     if len(block.valid.ids) and corrects_serving:
         # with the corrections that only serving applies; what tuning looks at
@@ -255,7 +297,8 @@ def _evaluate_all_blocks(federation: Federation, block: Block, evaluation: Evalu
             scores.append(_read_selection_metric(federation, evaluation))
             continue
         masked = earlier if config.old_block_mask == "own" or is_newest else block
-        task = EvaluationTask(earlier.index, "test", config.mask, masked.index, "test", (metric,), (k,))
+        plan = plan_test(federation, earlier, config.mask)
+        task = replace(plan, masked_block=masked.index, metrics=(metric,), cutoffs=(k,))
         scores.append(_read_selection_metric(federation, measure(task)))
     return scores
 

@@ -59,6 +59,11 @@ BUDGET_KEYS = ("tiers", "budget", "epsilon")  # settings of parts that hold a bu
 NO_TIMES = "no times: the order of rows is taken as the order of events."
 
 
+MANY_USERS = 200_000
+SAMPLED = {"valid_users": 3_000, "test_users": 10_000, "controls": False}
+"""What of a run on shards is measured with so many users, where its settings say nothing."""
+
+
 def use_threads(threads: int) -> None:
     most = max_threads()
     if threads < 0 or threads > most:
@@ -156,7 +161,23 @@ def _open_split_data(config: RunConfig, parts: Parts) -> tuple[RunConfig, BlockS
             f"{folder} was split when it was imported, so split.{changed[0]} comes too late; leave it out, or import "
             f"the data again with --set split.{changed[0]}=..."
         )
-    return config.model_copy(update={"split": split_config}), open_shards(folder)
+    config, note = _measure_samples(config.model_copy(update={"split": split_config}), read_listing(folder).users)
+    stream = open_shards(folder)
+    return config, replace(stream, notes=(*stream.notes, *note))
+
+
+def _measure_samples(config: RunConfig, n_users: int) -> tuple[RunConfig, tuple[str, ...]]:
+    """Where measuring everybody would take hours, samples of people are measured, unless the settings decide."""
+    unset = {name: value for name, value in SAMPLED.items() if name not in config.evaluate.model_fields_set}
+    if n_users < MANY_USERS or not unset:
+        return config, ()
+    evaluate = config.evaluate.model_copy(update=unset)
+    note = (
+        f"{n_users:,} people are many, so samples are measured: evaluate.valid_users = {evaluate.valid_users}, "
+        f"evaluate.test_users = {evaluate.test_users}, evaluate.controls = {str(evaluate.controls).lower()}; "
+        "--set changes each, and 0 measures all."
+    )
+    return config.model_copy(update={"evaluate": evaluate}), (note,)
 
 
 def _differs(requested: SplitConfig, actual: SplitConfig, name: str) -> bool:

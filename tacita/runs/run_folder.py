@@ -106,7 +106,7 @@ def build_lists(federation: Federation) -> Arrays:
     """The lists that devices score with after the last block."""
     stream = federation.stream
     backbone = federation.backbone
-    history = stream.collect_history(len(stream.blocks))
+    history = stream.collect_history(len(stream.blocks), with_columns=False)
     current = _read_last_block(federation)
     lists: Arrays = {
         "history/ptr": history.ptr,

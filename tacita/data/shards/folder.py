@@ -156,7 +156,7 @@ def name_array(lists: Path, array: str) -> Path:
 
 def _map_lists(path: Path, n_rows: int, n_items: int, sizes: ListSizes) -> Ragged:
     """Lists on disk, checked: a number out of range would be read outside of an array later."""
-    ptr = np.array(_map_array(name_array(path, "ptr"), _POINTERS, n_rows + 1))
+    ptr = _map_array(name_array(path, "ptr"), _POINTERS, n_rows + 1)
     ids = _map_array(name_array(path, "ids"), _NUMBERS, sizes.entries)
     if not are_borders(ptr, len(ids)):
         raise _damage_error(path.parent, f"the lists of {path.name} do not fit their items")

@@ -128,11 +128,11 @@ class _StagedRows:
     item_numbers: dict[str, int] = field(default_factory=dict)  # every raw id, in order of appearance
 
     def read_shard(self, shard: int, hints: FileHints) -> RawTable:
-        """The rows of a shard in the order of the file."""
-        pieces = sorted(self.stage.glob(f"{shard}-*.parquet"))
+        """The rows of a shard, those of each person in the order of the file."""
+        pieces = sorted(self.stage.glob(f"rows-*-{shard}.parquet"))
         if not pieces:
             raise TacitaError(f"shard {shard} of {self.n_shards} has no people; use fewer --shards.")
-        frame = pl.concat([pl.read_parquet(piece, glob=False) for piece in pieces])
+        frame = _read_pieces(pieces)
         chosen = dict.fromkeys(("rating", "timestamp", "title", "split"), "-") | self.batches.columns
         own_hints = FileHints(chosen, hints.date_format, hints.decimal, hints.drop_missing)
         path = self.batches.path.with_name(f"{self.batches.path.name}, shard {shard}")
@@ -140,23 +140,47 @@ class _StagedRows:
 
 
 def _stage_rows(batches: RowBatches, stage: Path, n_shards: int, on_batch: OnBatch | None) -> _StagedRows:
-    """The streaming pass: every row goes to the shard of its person."""
+    """The streaming pass, and a second one over what it wrote: every row goes to the shard of its person.
+
+    A person's shard follows a key that takes microseconds. So people are gathered first, and each key is made once.
+    """
     staged = _StagedRows(batches, stage, n_shards)
-    user = batches.columns["user"]
     item = batches.columns["item"]
     for number, raw_batch in enumerate(batches):
-        batch = _normalise_ids(raw_batch, (user, item))
+        batch = _normalise_ids(raw_batch, (batches.columns["user"], item))
         for raw_id in batch[item].drop_nulls().unique(maintain_order=True):
             staged.item_numbers.setdefault(raw_id, len(staged.item_numbers))
-        batch = batch.with_columns(_assign_rows(batch[user], n_shards))
-        for (shard,), rows in batch.partition_by("_shard", as_dict=True, include_key=False).items():
-            rows.write_parquet(stage / f"{shard}-{number:06}.parquet", compression="lz4")
+        _write_groups(batch, _gather_people(staged, batch), stage, f"people-{number:06}")
         staged.n_rows += batch.height
         if on_batch:
             on_batch(staged.n_rows)
     if not staged.n_rows:
         raise file_error(batches.path, "a header but no rows", "give a file that has interactions in it")
+    for gathered in range(n_shards):
+        pieces = sorted(stage.glob(f"people-*-{gathered}.parquet"))
+        if pieces:
+            rows = _read_pieces(pieces)
+            _write_groups(rows, _assign_rows(rows[batches.columns["user"]], n_shards), stage, f"rows-{gathered:06}")
+        for piece in pieces:
+            piece.unlink()
     return staged
+
+
+def _gather_people(staged: _StagedRows, batch: pl.DataFrame) -> pl.Series:
+    """A number for each row that is the same for all rows of a person, by any quick hash."""
+    hashes = batch[staged.batches.columns["user"]].hash(0)
+    return (hashes % staged.n_shards).cast(pl.Int32)
+
+
+def _write_groups(rows: pl.DataFrame, group: pl.Series, stage: Path, name: str) -> None:
+    """The rows of each group to a file of its own, in their order."""
+    grouped = rows.with_columns(group.alias("_group"))
+    for (number,), own_rows in grouped.partition_by("_group", as_dict=True, include_key=False).items():
+        own_rows.write_parquet(stage / f"{name}-{number}.parquet", compression="lz4")
+
+
+def _read_pieces(pieces: Sequence[Path]) -> pl.DataFrame:
+    return pl.concat([pl.read_parquet(piece, glob=False) for piece in pieces])
 
 
 def _normalise_ids(batch: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
@@ -177,7 +201,7 @@ def _assign_rows(users: pl.Series, n_shards: int) -> pl.Series:
     distinct = users.drop_nulls().unique(maintain_order=True)
     shards = assign_places(derive_keys(distinct), n_shards)
     shard_of = users.replace_strict(distinct, pl.Series(shards), default=0, return_dtype=pl.Int32)
-    return shard_of.fill_null(0).alias("_shard")
+    return shard_of.fill_null(0)
 
 
 # Shards to one folder

@@ -40,6 +40,7 @@ MOST_BYTES = 2**40  # of one message
 _SLICE = timedelta(seconds=0.2)  # of a wait, after which Python hears signals
 _ABANDONED = timedelta(milliseconds=1)  # a wait that gloo is to give up
 _UNUSED_TAG = 1  # of messages that nobody sends
+_PIECE_BYTES = 2**22  # of sums that are added up while more arrives
 _SPARSE_ROWS = 1024  # arrays with fewer rows travel whole
 _SAMPLE_ROWS = 512  # looked at first: going over all rows costs as much as sending them
 
@@ -201,6 +202,13 @@ class RankGroup:
             self._receive(buffer, rank)
         return buffer.tobytes()
 
+    def send_array(self, array: AnyArray, rank: int) -> None:
+        """To a rank that has an array of the same kind and shape."""
+        self._send(np.ascontiguousarray(array), rank)
+
+    def receive_array(self, array: AnyArray, rank: int) -> None:
+        self._receive(array, rank)
+
     def scatter_bytes(self, contents: Sequence[bytes] | None = None) -> bytes:
         """What rank 0 has for each rank."""
         lengths = np.zeros(self.size, np.int64)
@@ -233,7 +241,7 @@ class RankGroup:
         n_rows = -1 if rows is None else len(rows)
         self._send(np.array([n_rows], np.int64), rank)
         if rows is None:
-            self._send(np.ascontiguousarray(array), rank)
+            self._send_pieces(np.ascontiguousarray(array).reshape(-1), rank)
         elif len(rows):
             self._send(rows, rank)
             self._send(array[rows], rank)
@@ -243,15 +251,35 @@ class RankGroup:
         self._receive(count, rank)
         n_rows = int(count[0])
         if n_rows < 0:
-            addend = np.empty(array.shape, array.dtype)
-            self._receive(addend, rank)
-            np.add(array, addend, out=array)
+            flat = array.reshape(-1)
+            assert np.shares_memory(flat, array), "sums are whole arrays"
+            self._add_received_pieces(flat, rank)
         elif n_rows:
             rows = np.empty(n_rows, np.int64)
             values = np.empty((n_rows, *array.shape[1:]), array.dtype)
             self._receive(rows, rank)
             self._receive(values, rank)
             array[rows] += values
+
+    def _send_pieces(self, numbers: Doubles, rank: int) -> None:
+        """In pieces, so that the receiver adds one up while the next is on its way."""
+        with _explain_loss():
+            works = [dist.isend(_view_bytes(piece), dst=rank) for piece in _cut_pieces(numbers)]
+            for work in works:
+                self._finish_transfer(work)
+
+    def _add_received_pieces(self, numbers: Doubles, rank: int) -> None:
+        pieces = _cut_pieces(numbers)
+        if not pieces:
+            return
+        buffers = [np.empty(pieces[0].shape, numbers.dtype) for _ in range(2)]
+        with _explain_loss():
+            work = _begin_piece(buffers[0], pieces[0], rank)
+            for number, piece in enumerate(pieces):
+                self._finish_transfer(work)
+                if number + 1 < len(pieces):
+                    work = _begin_piece(buffers[(number + 1) % 2], pieces[number + 1], rank)
+                piece += buffers[number % 2][: len(piece)]
 
     def _send(self, array: AnyArray, rank: int) -> None:
         if array.size:
@@ -325,6 +353,17 @@ def _view_bytes(array: AnyArray) -> torch.Tensor:
     if not flat.flags.writeable:
         flat = flat.copy()
     return torch.from_numpy(flat)
+
+
+def _cut_pieces(numbers: Doubles) -> list[Doubles]:
+    """All of some numbers in views of the same length; the last may be shorter."""
+    step = _PIECE_BYTES // numbers.itemsize
+    return [numbers[start : start + step] for start in range(0, len(numbers), step)]
+
+
+def _begin_piece(buffer: Doubles, piece: Doubles, rank: int) -> Work | None:
+    """Begin to receive as many numbers as a piece has."""
+    return dist.irecv(_view_bytes(buffer[: len(piece)]), src=rank)
 
 
 def _check_length(length: int) -> int:

@@ -127,9 +127,11 @@ class MessageChannel:
 
     def _send_body(self, reply: RankReply, is_problem: bool) -> bool:
         """Send all but the sums; returns whether any rank has a problem."""
-        body = _encode_reply(reply)
-        statuses = self.group.share_numbers([int(is_problem), len(body)])
-        self.group.send_bytes(body, 0)
+        head = _encode_reply_head(reply)
+        statuses = self.group.share_numbers([int(is_problem), len(head)])
+        self.group.send_bytes(head, 0)
+        for array in reply.arrays.values():
+            self.group.send_array(array, 0)
         return bool(statuses[:, 0].any())
 
     # on rank 0
@@ -156,11 +158,21 @@ class MessageChannel:
         problems = []
         for rank in range(1, self.group.size):
             is_problem, n_bytes = statuses[rank].tolist()
-            reply = _decode_reply(self.group.receive_bytes(n_bytes, rank))
+            reply = self._receive_reply(n_bytes, rank)
             replies.append(reply)
             if is_problem:
                 problems.append(_explain_problem(rank, reply.fields))
         return replies, problems
+
+    def _receive_reply(self, n_bytes: int, rank: int) -> RankReply:
+        """A reply but for its sums; each array goes where it stays, so that large ones are in memory once."""
+        head = json.loads(self.group.receive_bytes(n_bytes, rank))
+        arrays: Arrays = {}
+        for fields in head["arrays"]:
+            note = _ArrayNote(**fields)
+            arrays[note.name] = _make_empty(note, f"rank {rank}")
+            self.group.receive_array(arrays[note.name], rank)
+        return RankReply(head["fields"], arrays)
 
 
 def describe_problem(error: Exception) -> Fields:
@@ -176,20 +188,16 @@ def _explain_problem(rank: int, problem: Fields) -> TacitaError:
     return TacitaError(f"rank {rank} failed: {problem.get('failure', 'it does not say why')}.")
 
 
-def _encode_reply(reply: RankReply) -> bytes:
-    return pack(reply.arrays, {"fields": json.dumps(reply.fields)})
+def _encode_reply_head(reply: RankReply) -> bytes:
+    notes = []
+    for name, array in reply.arrays.items():
+        notes.append(asdict(_ArrayNote(name, array.dtype.name, array.shape, is_known=False)))
+    return json.dumps({"fields": reply.fields, "arrays": notes}).encode()
 
 
-def _decode_reply(body: bytes) -> RankReply:
-    size = int.from_bytes(body[:8], "little")
-    header = json.loads(body[8 : 8 + size])
-    fields = json.loads(header["__metadata__"]["fields"])
-    return RankReply(fields, unpack(body, "the reply of a rank"))
-
-
-def _make_empty(note: _ArrayNote) -> AnyArray:
+def _make_empty(note: _ArrayNote, sender: str = "rank 0") -> AnyArray:
     if note.kind not in _KINDS:
-        raise TacitaError(f"rank 0 sent '{note.name}' of kind {note.kind}, which is no number.")
+        raise TacitaError(f"{sender} sent '{note.name}' of kind {note.kind}, which is no number.")
     return np.empty(tuple(note.shape), np.dtype(note.kind))
 
 

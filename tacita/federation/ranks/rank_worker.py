@@ -9,7 +9,7 @@ import numpy as np
 
 from tacita.core.types import Arrays, Keys, Ragged
 from tacita.federation.devices import DeviceAnswers, ExchangeQuery, empty_local_devices, replay_server
-from tacita.federation.evaluation import EvaluationTask, TrainedState, run_evaluation
+from tacita.federation.evaluation import EvaluationTask, TrainedState, build_ranking_mask, run_evaluation
 from tacita.federation.ranks.broadcast_codec import (
     decode_down,
     decode_lists,
@@ -172,9 +172,13 @@ class RankWorker:
         clients = self.devices.best_devices if fields["best"] else self.devices.clients
         trained = TrainedState(server, clients, broadcast)
         wanted: Ragged | None = None
+        mask: Ragged | None = None
         if task.purpose == "valid":
             wanted = self.devices.select_validators(federation, block)
-        evaluation = run_evaluation(federation, trained, task, wanted=wanted)
+            mask = self.devices.mask
+            if mask is None:
+                mask = self.devices.mask = build_ranking_mask(federation, block, "valid", task.mask)
+        evaluation = run_evaluation(federation, trained, task, mask, wanted)
         arrays: Arrays = {"users": self.shard.users[evaluation.users]}
         for name, values in evaluation.values.items():
             arrays[f"values/{name}"] = values

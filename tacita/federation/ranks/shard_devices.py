@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tacita.core.flat_indices import find_in_sorted
 from tacita.core.types import Block, Keys, Longs, Ragged, ServerState
 from tacita.federation.clients import Respondents, draw_participant_places
 from tacita.federation.devices import LocalDevices
@@ -36,8 +37,8 @@ class ShardDevices(LocalDevices):
             return super().draw_round_participants(federation, server)
         assert self.roll is not None, "the roll of the block comes first"
         drawn = draw_participant_places(self.roll.n_active, config, federation.draws, server.block, server.round)
-        is_own = np.isin(self.roll.places, drawn, assume_unique=True)
-        return self.group_active_clients(federation, server).active[is_own]
+        places, is_own = find_in_sorted(self.roll.places, drawn)
+        return self.group_active_clients(federation, server).active[places[is_own]]
 
     def select_respondents(
         self, federation: Federation, server: ServerState, question: Question, chosen: Keys | None
@@ -56,10 +57,11 @@ class ShardDevices(LocalDevices):
         assert self.roll is not None, "the roll of the block comes first"
         if self.roll.last_validator is None:
             return block.valid
-        users, hashes = hash_validators(federation, block)
-        is_drawn = np.zeros(block.n_users, bool)
-        is_drawn[users] = hashes <= np.uint64(self.roll.last_validator)
-        return block.valid.filter_entries(is_drawn[block.valid.rows()])
+        if self.validated is None:
+            users, hashes = hash_validators(federation, block)
+            drawn = users[hashes <= np.uint64(self.roll.last_validator)]
+            self.validated = block.valid.keep_rows(drawn)
+        return self.validated
 
 
 def hash_validators(federation: Federation, block: Block) -> tuple[Longs, Keys]:

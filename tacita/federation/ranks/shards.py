@@ -82,4 +82,5 @@ def _take_lists(lists: Ragged, users: Longs) -> Ragged:
     ptr = lists.ptr[first : first + len(users) + 1]
     entries = slice(ptr[0], ptr[-1])
     values = {name: column[entries] for name, column in lists.values.items()}
-    return Ragged(ptr - ptr[0], lists.ids[entries], values)
+    own_ptr = ptr - ptr[0] if ptr[0] else ptr
+    return Ragged(own_ptr, lists.ids[entries], values)
