@@ -217,8 +217,8 @@ def test_joined_lists_are_those_of_pairs_joined_in_turn(monkeypatch: pytest.Monk
         ptr = np.concatenate([[0], np.cumsum(counts)])
         lists.append(Ragged(ptr, rng.integers(0, 9, n).astype(np.int32), columns))
     expected = Ragged.empty(0)
-    for some in lists:
-        expected = expected.join_rows(some)
+    for added in lists:
+        expected = expected.join_rows(added)
     joined = ragged.join_lists(lists)
     assert np.array_equal(joined.ptr, expected.ptr)
     assert np.array_equal(joined.ids, expected.ids)

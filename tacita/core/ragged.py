@@ -88,11 +88,11 @@ class Ragged:
 
     def keep_rows(self, rows: Longs) -> Ragged:
         """The lists of some rows, ascending; the others become empty. The cost grows with what stays."""
-        kept = self.take(rows)
+        selected = self.take(rows)
         counts = np.zeros(len(self), np.int64)
-        counts[rows] = kept.counts()
+        counts[rows] = selected.counts()
         ptr = np.concatenate([[0], np.cumsum(counts)])
-        return Ragged(ptr, kept.ids, kept.values)
+        return Ragged(ptr, selected.ids, selected.values)
 
     def slice_entries(self, starts: Longs, counts: Longs) -> Ragged:
         """One list for each start: so many entries from it on, wherever lists begin and end."""
@@ -178,10 +178,10 @@ _ROWS_AT_ONCE = 500_000  # whose places in the joined lists are worked out toget
 
 def join_lists(lists: Sequence[Ragged], with_columns: bool = True) -> Ragged:
     """Row by row, each list followed by the next, as `join_rows` does for two, without sorting all entries."""
-    n_rows = max((len(some) for some in lists), default=0)
+    n_rows = max((len(added) for added in lists), default=0)
     counts = np.zeros(n_rows, np.int64)
-    for some in lists:
-        counts[: len(some)] += some.counts()
+    for added in lists:
+        counts[: len(added)] += added.counts()
     ptr = np.concatenate([[0], np.cumsum(counts)])
     ids = np.empty(int(ptr[-1]), np.int32)
     columns: Arrays = {}
@@ -189,25 +189,25 @@ def join_lists(lists: Sequence[Ragged], with_columns: bool = True) -> Ragged:
         for name, kind in _list_common_columns(lists).items():
             columns[name] = np.empty(len(ids), kind)
     filled = ptr[:-1].copy()  # where the next list of each row begins
-    for some in lists:
-        for first in range(0, len(some), _ROWS_AT_ONCE):
-            last = min(first + _ROWS_AT_ONCE, len(some))
-            n_entries = np.diff(some.ptr[first : last + 1])
+    for added in lists:
+        for first in range(0, len(added), _ROWS_AT_ONCE):
+            last = min(first + _ROWS_AT_ONCE, len(added))
+            n_entries = np.diff(added.ptr[first : last + 1])
             places = expand_spans(filled[first:last], n_entries)
-            entries = slice(some.ptr[first], some.ptr[last])
-            ids[places] = some.ids[entries]
+            entries = slice(added.ptr[first], added.ptr[last])
+            ids[places] = added.ids[entries]
             for name, column in columns.items():
                 if len(places):
-                    column[places] = some.values[name][entries]
+                    column[places] = added.values[name][entries]
             filled[first:last] += n_entries
     return Ragged(ptr, ids, columns)
 
 
 def _list_common_columns(lists: Sequence[Ragged]) -> dict[str, np.dtype[Any]]:
     """The columns that all lists with entries have, and their kinds."""
-    filled = [some for some in lists if len(some.ids)]
+    filled = [added for added in lists if len(added.ids)]
     if not filled:
         return {}
     first = filled[0]
-    common = [name for name in first.values if all(name in some.values for some in filled)]
-    return {name: np.result_type(*(some.values[name] for some in filled)) for name in common}
+    common = [name for name in first.values if all(name in added.values for added in filled)]
+    return {name: np.result_type(*(added.values[name] for added in filled)) for name in common}
