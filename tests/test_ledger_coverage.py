@@ -196,15 +196,15 @@ def test_devices_weigh_by_the_variance_that_the_server_sends() -> None:
 
 def test_changing_budgets_need_more_noise_and_fit_the_plan() -> None:
     plain, careful = (
-        next(iter(federate_parts({**DP, "releases": 10, "adaptive": candidate}, **POISSON).parts))
+        next(iter(federate_parts({**DP, "epsilon": 1.0, "releases": 10, "adaptive": candidate}, **POISSON).parts))
         for candidate in (False, True)
     )
     assert isinstance(plain, DPFedAvg)
     assert isinstance(careful, DPFedAvg)
     assert careful.compute_noise_multiplier() > plain.compute_noise_multiplier()
     event = careful.ledger().events[0]
-    assert 4.9 < compute_epsilon([(event, 10)], 1e-5, "rdp") <= 5.0
-    account = careful.ledger().open_accounts(1, 5.0)
+    assert 0.98 < compute_epsilon([(event, 10)], 1e-5, "rdp") <= 1.0
+    account = careful.ledger().open_accounts(1, 1.0)
     for _ in range(10):
         account, goes = careful.ledger().charge(account, "round")
         assert goes.all()
