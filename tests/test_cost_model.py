@@ -42,6 +42,14 @@ def test_no_term_takes_negative_seconds() -> None:
     assert fit.seconds["useful"] > 0
 
 
+def test_rows_of_large_tables_come_from_further_away() -> None:
+    small = count_round_terms(RoundSize(1_000, 1_000, 10))
+    large = count_round_terms(RoundSize(1_000, 10_000_000, 10))
+    name = "a number of a sample past the cache"
+    assert small[name] == 0
+    assert large[name] == pytest.approx(large["a number of a sample"], rel=0.01)
+
+
 def test_counts_follow_what_a_round_touches() -> None:
     small = RoundSize(1_000, 500, 10)
     assert small.samples == 10 * 20 * 5

@@ -139,6 +139,7 @@ def test_people_of_a_rank_stand_side_by_side(clicks: Path, tmp_path: Path) -> No
             assert np.array_equal(shard.users, np.arange(shard.users[0], shard.users[-1] + 1))
             lists = shard.federation.stream.blocks[0].train
             assert np.shares_memory(lists.ids, federation.stream.blocks[0].train.ids)
+            assert np.shares_memory(shard.federation.stream.user_keys, federation.stream.user_keys)
             expected = federation.stream.blocks[0].train.take(shard.users)
             assert np.array_equal(lists.ptr, expected.ptr)
             assert np.array_equal(lists.ids, expected.ids)

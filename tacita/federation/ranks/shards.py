@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tacita.core.types import AnyArray, Block, BlockStream, Ints, Longs, Ragged
+from tacita.core.types import AnyArray, Block, BlockStream, Ints, Keys, Longs, Ragged
 from tacita.data.shards.placement import assign_places
-from tacita.data.shards.stored_ids import take_ids
+from tacita.data.shards.stored_ids import are_side_by_side, take_ids
 from tacita.federation.clients import assign_silos
 from tacita.round.plan import Federation
 
@@ -57,9 +57,15 @@ def _take_users(stream: BlockStream, users: Longs) -> BlockStream:
         stream,
         blocks=tuple(_take_block_users(block, users) for block in stream.blocks),
         user_ids=user_ids,
-        user_keys=stream.user_keys[users],
+        user_keys=_take_keys(stream.user_keys, users),
         low_rated=low_rated,
     )
+
+
+def _take_keys(keys: Keys, users: Longs) -> Keys:
+    if are_side_by_side(users):
+        return keys[users[0] : users[-1] + 1]
+    return keys[users]
 
 
 def _take_block_users(block: Block, users: Longs) -> Block:
@@ -76,7 +82,7 @@ def _take_block_users(block: Block, users: Longs) -> Block:
 
 def _take_lists(lists: Ragged, users: Longs) -> Ragged:
     """The lists of some users, ascending; without a copy where they stand side by side, as on disk in shards."""
-    if not len(users) or users[-1] - users[0] + 1 != len(users):
+    if not are_side_by_side(users):
         return lists.take(users)
     first = int(users[0])
     ptr = lists.ptr[first : first + len(users) + 1]

@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from scipy.optimize import nnls
 
-from tacita.core.types import Doubles, Ragged
+from tacita.core.types import Ragged
 from tacita.federation.evaluation import TrainedState, build_evaluation_rules, evaluate_devices
 from tacita.federation.rounds import begin_block, make_initial_progress
 from tacita.research.bench.harness import make_scale_federation
@@ -28,6 +29,7 @@ Terms = Mapping[str, float]
 
 BYTES_OF_WEIGHT = 4  # float32, sent to every rank
 BYTES_OF_SUM = 8  # float64, added up over ranks
+CACHE_BYTES = 2**22  # that one rank has for itself, about; rows of larger tables come from further away
 
 
 @dataclass(frozen=True)
@@ -73,12 +75,25 @@ def count_round_terms(size: RoundSize) -> Terms:
         "a participant": size.participants,
         "a sample": size.samples,
         "a number of a sample": size.samples * size.dim,
+        "a number of a sample past the cache": size.samples * size.dim * _find_share_past_cache(size, BYTES_OF_SUM),
     }
+
+
+def _find_share_past_cache(size: RoundSize | EvaluationSize, bytes_of_number: int) -> float:
+    """How much of an item table does not fit into the processor's cache."""
+    return max(0.0, 1 - CACHE_BYTES / (size.items * size.dim * bytes_of_number))
 
 
 def count_evaluation_terms(size: EvaluationSize) -> Terms:
     scores = size.people * size.items
-    return {"an evaluation": 1.0, "a person": size.people, "a score": scores, "a product of a score": scores * size.dim}
+    products = scores * size.dim
+    return {
+        "an evaluation": 1.0,
+        "a person": size.people,
+        "a score": scores,
+        "a product of a score": products,
+        "a product past the cache": products * _find_share_past_cache(size, BYTES_OF_WEIGHT),
+    }
 
 
 def count_exchange_bytes(size: RoundSize) -> float:
@@ -105,27 +120,14 @@ class CostFit:
 
 
 def fit_costs(terms: Sequence[Terms], seconds: Sequence[float]) -> CostFit:
-    """The fit with the least squares of relative errors; a term that would be negative is left out."""
+    """The fit with the least squares of relative errors, none of its seconds negative."""
     names = list(terms[0])
     measured = np.array(seconds)
     counts = np.array([[point[name] for name in names] for point in terms])
     relative = counts / measured[:, None]
-    sizes = np.abs(relative).max(axis=0)
-    scaled = relative / sizes
-    is_used = np.ones(len(names), bool)
-    solution = np.zeros(len(names))
-    while is_used.any():
-        solution[:] = 0
-        solution[is_used] = _solve_least_squares(scaled[:, is_used])
-        if solution.min() >= 0:
-            break
-        is_used[int(solution.argmin())] = False
-    return CostFit(dict(zip(names, (np.maximum(solution, 0) / sizes).tolist())))
-
-
-def _solve_least_squares(scaled: Doubles) -> Doubles:
-    solution, *_ = np.linalg.lstsq(scaled, np.ones(len(scaled)), rcond=None)
-    return np.asarray(solution)
+    sizes = np.maximum(np.abs(relative).max(axis=0), np.finfo(np.float64).tiny)
+    solution, _ = nnls(relative / sizes, np.ones(len(measured)))
+    return CostFit(dict(zip(names, (solution / sizes).tolist())))
 
 
 # measuring
