@@ -68,7 +68,7 @@ def demo(
     )
     result_tables.show_recommendations(user, best.run.recommend(user, 10).to_dicts())
     console.print_note(f"Both runs: {folder} (open {folder / demo_script.PAGE} in a browser)")
-    console.print_note(f"Go on with: tacita recommend --run {best.run.folder} --user {user} -k 20")
+    console.print_note(f"Go on with: tacita recommend {best.run.folder} --user {user} -k 20")
     console.print_note(f"One picture of both: {folder / demo_script.PICTURE}")
 
 

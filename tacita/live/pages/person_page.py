@@ -44,7 +44,7 @@ class PersonPage:
             trouble = str(error)
         return render_page(
             "person.html",
-            title="What is known, and what leaves",
+            title="Your items, and who may learn from them",
             brand=BRAND,
             recommended=recommended,
             trouble=trouble,
