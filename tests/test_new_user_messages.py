@@ -138,6 +138,13 @@ def test_tally_says_that_train_rounds_does_not_apply() -> None:
         assert (message in err) == bool(rounds)
 
 
+def test_a_method_that_takes_its_rounds_says_nothing_of_them() -> None:
+    ask = ["train", "--data", SMALL, "--method", "fedkdrec", "--rounds", "2", "--no-controls", "--out", "run"]
+    _, err = call(*ask)
+    assert "is not used" not in err
+    assert max(block["rounds"] for block in json.loads(Path("run/result.json").read_text())["blocks"]) == 2
+
+
 @pytest.mark.parametrize("method", ["f3crec", "kd", "reg", "spp", "rlp2", "fedavg"])
 def test_parts_that_need_an_earlier_block_say_so_where_there_is_one_block(method: str) -> None:
     """And what is said is true: every number is that of plain averaging."""

@@ -270,7 +270,7 @@ def _list_run_notes(federation: Federation) -> list[str]:
     config = federation.config
     notes = list_data_notes(federation.stream, [part.name for part in federation.parts])
     has_other_rounds = config.train.rounds != TrainConfig().rounds
-    if federation.learner.name != "rows" and has_other_rounds:
+    if federation.learner.name == "statistic" and has_other_rounds:
         backbone = federation.backbone.name
         notes.append(f"backbone '{backbone}' has its own rounds: train.rounds (--rounds) is not used.")
     deltas = [float(getattr(part.config, "delta", 0.0)) for part in federation.parts if find_ledger(part) is not None]
