@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 from pydantic import BaseModel
@@ -25,7 +27,9 @@ from tacita.core.config import RunConfig
 from tacita.core.config_errors import list_keys
 from tacita.methods import find_part_class, list_part_names, list_preset_names
 from tacita.models import find_backbone_class, list_backbones
+from tacita.runs.served_models import serve_finished_run
 from tacita.runs.settings_reference import find_settings, list_settings
+from tacita.web.answers import ListOptions, RunAnswers
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +123,40 @@ def test_reasons_stand_beside_recommendations(runs: list[Path]) -> None:
     assert strongest["item"] in output.out
     for more in ("--all", "--history i3", "--user u1 --out x.csv"):
         assert_refused(["recommend", str(runs[3]), "--why", *more.split()], "--why goes with --user")
+
+
+def test_the_only_item_of_a_block_is_the_reason(runs: list[Path]) -> None:
+    """Without it a device would read earlier blocks, whose scores say nothing of it."""
+    run = tc.load(runs[3])
+    models = run._load_models()
+    only_one = np.flatnonzero(models.scorer.block.train.counts() == 1)
+    assert len(only_one)
+    for number in only_one[:5].tolist():
+        user = models.users[number]
+        best = run.recommend(user, 1)
+        reason = run.explain(user, best["item"][0], 1)
+        assert reason["item"][0] == models.items[models.scorer.block.train.row(number)[0]]
+        assert reason["effect"][0] == pytest.approx(best["score"][0], rel=1e-5)
+
+
+def test_a_list_without_history_says_what_it_follows(runs: list[Path]) -> None:
+    """The server of mf does not learn what is popular."""
+    for folder, basis, message in (
+        (runs[2], "catalogue", "first items of the catalogue, nothing is known of this person or of what is popular"),
+        (runs[3], "popularity", "popular items, nothing is known of this person"),
+    ):
+        copy = shutil.copytree(folder, Path(f"left-{basis}"))
+        assert call("forget", str(copy), "--user", "u1", "--all").code == 0
+        run = tc.load(copy)
+        table = run.recommend("u1", 3)
+        assert set(table["basis"]) == {basis}
+        assert (table["score"] > 0).all() == (basis == "popularity")
+        output = call("recommend", str(copy), "--user", "u1", "-k", "3").out
+        assert message in " ".join(output.split())
+        assert ("popularity" in output) == (basis == "popularity")
+        served = RunAnswers(serve_finished_run(copy)).recommend(["u1"], ListOptions(3))[0]
+        assert served is not None
+        assert served["basis"] == basis
 
 
 def test_an_item_is_explained(runs: list[Path]) -> None:

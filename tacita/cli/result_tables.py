@@ -175,10 +175,13 @@ def _format_reasons(why: Row) -> str:
 
 def show_recommendations(user: str, items: Sequence[Row], wanted: int = 0) -> None:
     has_titles = any(item["title"] for item in items)
-    is_popularity = any(item.get("basis") == "popularity" for item in items)
+    bases = {item.get("basis") for item in items}
+    is_popularity = "popularity" in bases
     title = f"for user {user}"
     if is_popularity:
         title += ": popular items, nothing is known of this person"
+    if "catalogue" in bases:
+        title += ": first items of the catalogue, nothing is known of this person or of what is popular"
     table = Table(title=escape(title), title_justify="left")
     value = "popularity" if is_popularity else "score"  # decayed over blocks, noisy under a budget: no count of people
     table.add_column("", justify="right", overflow="fold")

@@ -105,8 +105,12 @@ def _score_without_each(scorer: DeviceScorer, users: Ints, items: Ints) -> tuple
     latest = np.array(newest_first[:MOST_ITEMS][::-1], np.int32)
     scores = np.zeros((len(latest), len(items)))
     for number, item in enumerate(latest):
-        block = replace(scorer.block, train=_place_row(_drop_item(current, item), row, n_users))
-        other_past = None if scorer.past is None else _place_row(_drop_item(past, item), row, n_users)
+        other_current = _drop_item(current, item)
+        is_all_that_counts = len(current.ids) > 0 and not len(other_current.ids)
+        # without its only item of the block a device would read earlier ones, which say nothing of this item
+        kept_past = Ragged.empty(1) if is_all_that_counts else _drop_item(past, item)
+        block = replace(scorer.block, train=_place_row(other_current, row, n_users))
+        other_past = None if scorer.past is None else _place_row(kept_past, row, n_users)
         without = replace(scorer, block=block, past=other_past)(users)
         scores[number] = without[0, items]
     return latest, scores

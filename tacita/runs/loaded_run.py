@@ -23,6 +23,8 @@ from tacita.runs.assembly import build_plan
 from tacita.runs.run_folder import NEXT, SavedRun, open_saved, read_lists
 
 MAX_SCORES = 2**24  # scores that are in memory together
+HISTORY, POPULARITY, CATALOGUE = "history", "popularity", "catalogue"
+"""What a list follows: the person's own items, what most people have, or nothing but the order of the catalogue."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class RankedItems:
     rank: Ints  # from 1
     item: Ints
     score: Floats
-    popular: Bools  # a popular item, because nothing is known of the person
+    is_unknown: Bools  # nothing is known of the person
 
     @staticmethod
     def concatenate(rankings: Sequence[RankedItems]) -> RankedItems:
@@ -116,6 +118,11 @@ class LoadedRun:
     def popularity(self) -> Floats:
         return self.plan.backbone.read_popularity(self.server)
 
+    @property
+    def basis_without_history(self) -> str:
+        """What a list follows where nothing is known of the person; most servers do not learn what is popular."""
+        return POPULARITY if self.popularity.any() else CATALOGUE
+
     @cached_property
     def scorer(self) -> DeviceScorer:
         """Scores as people's own devices would compute them, from saved state alone, without the dataset."""
@@ -185,6 +192,8 @@ def rank_items(
 ) -> RankedItems:
     """The best items of some people by their scores; a person with none gets popular items: zeros are no taste.
 
+    Where the server does not learn what is popular, that is the catalogue in its order.
+
     `first`: the place of the first of them among all requested users.
     """
     scores = score(users)
@@ -211,7 +220,7 @@ def rank_items(
         rank=(place + 1).astype(np.int32),
         item=item,
         score=values[is_listed],
-        popular=is_unknown[row],
+        is_unknown=is_unknown[row],
     )
 
 

@@ -20,6 +20,7 @@ from tacita.runs.explanation import explain_item
 from tacita.runs.file_schemas import RunResult
 from tacita.runs.fold_in import recommend_newcomer
 from tacita.runs.loaded_run import (
+    HISTORY,
     LoadedRun,
     RankedItems,
     RecommendationQuery,
@@ -151,8 +152,9 @@ class Run:
     ) -> Frame:
         """The k best items of one person, of several, or (None) of everybody, as a table with a row for each item.
 
-        Columns: user, rank (from 1), item, score, title (null where there is none) and basis. The basis is "history",
-        or "popularity" for people of whom nothing is known. Items of a person's history are left out unless `seen`.
+        Columns: user, rank (from 1), item, score, title (null where there is none) and basis. The basis is "history".
+        For people of whom nothing is known it is "popularity", or "catalogue" (its first items) where the server does
+        not learn what is popular. Items of a person's history are left out unless `seen`.
         `exclude` are items that nobody gets, `include` the only ones that anybody gets. Items that the run does not
         know count for nothing in both, and an `include` of no others is refused. Nobody's list depends on the other
         users of the call.
@@ -383,7 +385,7 @@ def build_recommendations(models: LoadedRun, users: Sequence[str], query: Recomm
     columns["user"] = lookup_names(users, ranked.user)
     columns["rank"] = ranked.rank.astype(np.int64)
     columns |= _build_item_columns(models, ranked.item, ranked.score)
-    columns["basis"] = lookup_names(["history", "popularity"], ranked.popular)
+    columns["basis"] = lookup_names([HISTORY, models.basis_without_history], ranked.is_unknown)
     return make_frame(columns)
 
 

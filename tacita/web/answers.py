@@ -17,7 +17,7 @@ from tacita.core.errors import TacitaError
 from tacita.report.data import name_method
 from tacita.runs.explanation import add_reasons, explain_item, list_reasons
 from tacita.runs.fold_in import recommend_newcomer
-from tacita.runs.loaded_run import LoadedRun, RankedItems, RecommendationQuery, rank_similar
+from tacita.runs.loaded_run import HISTORY, LoadedRun, RankedItems, RecommendationQuery, rank_similar
 from tacita.runs.served_models import ModelCache, ServedModels
 from tacita.runs.serving import build_query
 
@@ -157,15 +157,15 @@ def _list_known(loaded: LoadedRun, users: Sequence[str], options: ListOptions) -
     """The lists of people whom the run knows."""
     query = _build_query(loaded, options)
     numbers = loaded.saved.find_user_numbers(list(users))
-    lists: list[JsonObject] = [{"user": user, "basis": "history", "items": []} for user in users]
+    lists: list[JsonObject] = [{"user": user, "basis": HISTORY, "items": []} for user in users]
     for ranked in loaded.recommend(numbers, query):
         items = _list_items(loaded, ranked)
         places = ranked.user.tolist()
-        is_popular = ranked.popular.tolist()
-        for place, popular, item in zip(places, is_popular, items, strict=True):
+        is_unknown = ranked.is_unknown.tolist()
+        for place, has_no_history, item in zip(places, is_unknown, items, strict=True):
             lists[place]["items"].append(item)
-            if popular:
-                lists[place]["basis"] = "popularity"
+            if has_no_history:
+                lists[place]["basis"] = loaded.basis_without_history
     if options.why:
         for number, entry in zip(numbers, lists, strict=True):
             add_reasons(loaded, int(number), entry["items"])

@@ -96,7 +96,9 @@ class RecommendedItem(AnswerModel):
 
 class PersonList(AnswerModel):
     user: str
-    basis: str = Field(description='"history", or "popularity" for a person of whom nothing is known.')
+    basis: str = Field(
+        description='"history"; for a person of whom nothing is known "popularity", or "catalogue" (its first items).'
+    )
     items: list[RecommendedItem]
 
 
