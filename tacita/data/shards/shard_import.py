@@ -184,15 +184,16 @@ def _read_pieces(pieces: Sequence[Path]) -> pl.DataFrame:
 
 
 def _normalise_ids(batch: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
-    """Ids as text, as other readers of files have them: whole numbers without a point, no spaces around."""
+    """Ids as text, each by itself, as other batches hold others: whole numbers without a point, null for nothing."""
     texts = []
     for name in columns:
-        kind = batch.schema[name]
         ids = pl.col(name)
-        if kind.is_float():
-            is_whole = bool((batch[name].drop_nulls() % 1 == 0).all())
-            ids = ids.cast(pl.Int64) if is_whole else ids
-        texts.append(ids.cast(pl.String).str.strip_chars().alias(name))
+        text = ids.cast(pl.String).str.strip_chars()
+        if batch.schema[name].is_float():
+            whole = ids.cast(pl.Int64, strict=False)
+            is_whole = whole.cast(pl.Float64) == ids
+            text = pl.when(is_whole).then(whole.cast(pl.String)).when(ids.is_not_nan()).then(text)
+        texts.append(pl.when(text != "").then(text).alias(name))
     return batch.with_columns(texts)
 
 
