@@ -188,14 +188,15 @@ class CellFile:
             path = self._path(line["dataset"], line["backbone"])
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                with open(path, "a", encoding="utf-8") as out:
-                    out.write(json.dumps(line) + "\n")
+                _remove_unfinished_line(path)
+                with open(path, "ab", buffering=0) as out:  # a line at once: others may read or append meanwhile
+                    out.write(f"{json.dumps(line)}\n".encode())
             except OSError as error:
                 raise disk_error(path, error) from None
 
 
 def _read_lines(path: Path) -> CellLines:
-    """The cells of a file; a last line that a kill cut off is removed, as if it had not been begun."""
+    """The cells of a file, without a last line that was cut off: by a kill, or as another process is writing it."""
     lines: CellLines = {}
     whole = path.read_text(encoding="utf-8")
     for number, text in enumerate(whole.splitlines(keepends=True), 1):
@@ -206,10 +207,16 @@ def _read_lines(path: Path) -> CellLines:
             is_cut_off = not text.endswith("\n")
             if not is_cut_off:
                 raise TacitaError(f"{path}, line {number}: not a finished cell; delete that line.") from None
-            finished = whole[: len(whole) - len(text)]
-            write_bytes(path, finished.encode())
             break
     return lines
+
+
+def _remove_unfinished_line(path: Path) -> None:
+    """What a kill left of a last line, as if it had not been begun."""
+    whole = path.read_bytes() if path.is_file() else b""
+    finished = whole[: whole.rfind(b"\n") + 1]
+    if len(finished) < len(whole):
+        write_bytes(path, finished)
 
 
 def run_cells(

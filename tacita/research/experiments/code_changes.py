@@ -15,6 +15,7 @@ from pydantic import Field
 
 from tacita.core.config import RunConfig, StrictModel, read_toml, validate_model
 from tacita.methods import find_part_class
+from tacita.models import find_backbone_class
 
 FILE = Path(str(resources.files("tacita.research.experiments"))) / "code_changes.toml"
 
@@ -69,6 +70,10 @@ def _read_setting(config: RunConfig, key: str) -> Any:
     owner, _, option = key.partition(".")
     values: Any = config.model_dump(mode="json")
     path = key
+    if owner == "backbone":
+        options = {name: value for name, value in config.backbone.items() if name != "name"}
+        defaults = find_backbone_class(config.backbone["name"]).Config(**options).model_dump(mode="json")
+        values["backbone"] = defaults | config.backbone
     if owner not in values:
         specs = [part for part in config.parts or [] if part["name"] == owner]
         if not specs:
