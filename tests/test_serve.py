@@ -31,7 +31,7 @@ from starlette.testclient import TestClient
 import tacita as tc
 from helpers.command_line import SMALL_DATA, assert_one_sentence, call
 from tacita.core.errors import TacitaError
-from tacita.runs import served_models, serving, training
+from tacita.runs import loaded_run, served_models, serving, training
 from tacita.runs.assembly import ALL_CORES
 from tacita.runs.default_model import resolve_model
 from tacita.runs.served_models import ModelCache, serve_finished_run, serve_newest_block
@@ -368,16 +368,16 @@ def test_models_of_a_folder_that_changes_in_every_read_are_read_again_by_the_nex
     def read_models() -> Any:
         nonlocal version, n_reads
         before = version
-        version = min(version + 1, serving.MOST_READS)  # somebody changes the folder before the read ends
+        version = min(version + 1, loaded_run.MOST_READS)  # somebody changes the folder before the read ends
         n_reads += 1
         return before
 
     models = ModelCache(read_models, lambda: (version,))
-    assert models.load() == serving.MOST_READS - 1
-    assert n_reads == serving.MOST_READS
+    assert models.load() == loaded_run.MOST_READS - 1
+    assert n_reads == loaded_run.MOST_READS
     for _ in range(2):
-        assert models.load() == serving.MOST_READS
-    assert n_reads == serving.MOST_READS + 1
+        assert models.load() == loaded_run.MOST_READS
+    assert n_reads == loaded_run.MOST_READS + 1
 
 
 def test_a_checkpoint_that_goes_while_its_stamp_is_read_is_no_failure(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -22,7 +23,10 @@ from tacita.round.plan import Plan
 from tacita.runs.assembly import build_plan
 from tacita.runs.run_folder import NEXT, SavedRun, open_saved, read_lists
 
+T = TypeVar("T")
+Stamp = tuple[object, ...]
 MAX_SCORES = 2**24  # scores that are in memory together
+MOST_READS = 5  # of a folder that changes again while it is read
 HISTORY, POPULARITY, CATALOGUE = "history", "popularity", "catalogue"
 """What a list follows: the person's own items, what most people have, or nothing but the order of the catalogue."""
 
@@ -249,7 +253,17 @@ def read_server_state(saved: SavedRun, backbone: Backbone) -> ServerState:
     return server
 
 
-def read_stamp(folder: Path) -> tuple[object, ...]:
+def read_settled(read: Callable[[], T], read_stamp: Callable[[], Stamp]) -> tuple[T, Stamp]:
+    """What a folder holds while it does not change, and its stamp from before: a later one could hide a change."""
+    for _ in range(MOST_READS):
+        stamp = read_stamp()
+        content = read()
+        if read_stamp() == stamp:
+            break
+    return content, stamp
+
+
+def read_stamp(folder: Path) -> Stamp:
     """What changes when a run folder does: a request may have made it forget meanwhile."""
     names = ("ids.json", "result.json", "server.safetensors", "clients.safetensors")
     try:

@@ -16,9 +16,9 @@ from tacita.federation.rounds import Progress
 from tacita.report.promises import summarise_privacy
 from tacita.round.plan import Federation
 from tacita.runs.assembly import Machine, assemble_federation
-from tacita.runs.loaded_run import LoadedRun, load_run, read_stamp
+from tacita.runs.loaded_run import LoadedRun, Stamp, load_run, read_settled, read_stamp
 from tacita.runs.run_folder import SavedRun, build_lists, read_config, read_ids, read_result
-from tacita.runs.serving import Stamp, count_rounds, read_settled
+from tacita.runs.serving import count_rounds
 from tacita.runs.training import CHECKPOINT, read_checkpoint
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from tacita.runs.loaded_run import (
     load_run,
     load_saved,
     rank_similar,
+    read_settled,
     read_stamp,
 )
 from tacita.runs.metrics_table import build_metrics
@@ -54,10 +55,6 @@ Columns = dict[str, Any]
 Recommendation = dict[str, Any]
 RecommendationLists = dict[str, list[Recommendation]]
 """user -> [{rank, item, score, title, basis}], best first."""
-
-T = TypeVar("T")
-Stamp = tuple[object, ...]
-MOST_READS = 5  # of a folder that changes again while it is read
 
 
 @dataclass(frozen=True)
@@ -318,16 +315,6 @@ class Run:
     @property
     def _backbone_name(self) -> str:
         return str(self.config.backbone.get("name", "mf"))
-
-
-def read_settled(read: Callable[[], T], read_stamp: Callable[[], Stamp]) -> tuple[T, Stamp]:
-    """What a folder holds while it does not change, and its stamp from before: a later one could hide a change."""
-    for _ in range(MOST_READS):
-        stamp = read_stamp()
-        content = read()
-        if read_stamp() == stamp:
-            break
-    return content, stamp
 
 
 def open_run(folder: Path) -> Run:
