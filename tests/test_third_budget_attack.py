@@ -143,7 +143,7 @@ def begin_run(out: Path, **train: Any) -> None:
 
 def pretend_ranks(out: Path, n_ranks: int) -> None:
     """The run began on so many ranks."""
-    place = noise_secret._secret_path(out)
+    place = noise_secret._find_secret_path(out)
     stored = read_json(place)
     assert stored["ranks"] == 1
     write_json(place, {**stored, "ranks": n_ranks})
@@ -158,7 +158,7 @@ def test_rounded_sums_go_on_with_as_many_ranks(tmp_path: Path, state_folder: Pat
     with pytest.raises(TacitaError, match="began on 2 rank"):
         training.resume(out, ONE_THREAD)
     assert (out / "config.toml").is_file()
-    place = noise_secret._secret_path(out)
+    place = noise_secret._find_secret_path(out)
     write_json(place, {**read_json(place), "ranks": 1})
     training.resume(out, ONE_THREAD)
     assert not list(state_folder.rglob("*.json"))
@@ -168,7 +168,7 @@ def test_rounded_sums_go_on_with_as_many_ranks(tmp_path: Path, state_folder: Pat
 def test_whole_sums_go_on_with_any_number_of_ranks(tmp_path: Path, state_folder: Path) -> None:
     out = tmp_path / "run"
     begin_run(out, aggregator="ideal")
-    assert "ranks" not in read_json(noise_secret._secret_path(out))
+    assert "ranks" not in read_json(noise_secret._find_secret_path(out))
     training.resume(out, ONE_THREAD)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,7 @@ def test_wandb_reads_the_run_back(monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[dict[str, Any]] = []
     summary: dict[str, Any] = {}
     kinds = set()
-    for record in read_wandb(log):
+    for record in read_finished_wandb(log):
         kinds.add(record.WhichOneof("record_type"))
         settings |= {item.key: json.loads(item.value_json) for item in record.run.config.update if item.key}
         if record.HasField("history"):
@@ -109,6 +110,18 @@ def test_wandb_reads_the_run_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _name(item: Any) -> str:
     return str(item.key or "/".join(item.nested_key))
+
+
+def read_finished_wandb(path: Path) -> list[Any]:
+    """The records of a log that wandb's service, another process, has written to its end."""
+    until = time.monotonic() + 30
+    records: list[Any] = []
+    while time.monotonic() < until:
+        records = list(read_wandb(path))
+        if "exit" in [record.WhichOneof("record_type") for record in records]:
+            return records
+        time.sleep(0.1)
+    raise AssertionError(f"{len(records)} records in 30 s, and none says that the run has ended")
 
 
 def read_wandb(path: Path) -> Iterator[Any]:
