@@ -197,9 +197,12 @@ def test_truncated_line_is_treated_as_missing(tmp_path: Path) -> None:
     cell_file = cells.CellFile(tmp_path, "paper")
     wanted = some_cells({"ft": "ft"}, 1)
     path = tmp_path / "paper-tiny-mf.jsonl"
-    path.write_text('{"key": "x"}\n{"key": "y", "da')
+    unfinished = '{"key": "x"}\n{"key": "y", "da'
+    path.write_text(unfinished)
     assert cell_file.read(wanted).keys() == {"x"}
-    assert path.read_text() == '{"key": "x"}\n'
+    assert path.read_text() == unfinished  # another process may be writing it
+    cell_file.append_lines([{"key": "z", "dataset": "tiny", "backbone": "mf"}])
+    assert cell_file.read(wanted).keys() == {"x", "z"}
 
 
 def test_diverged_run_is_recorded_as_a_result(tmp_path: Path) -> None:
